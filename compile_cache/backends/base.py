@@ -1,0 +1,92 @@
+"""The interface of a backend. Adding one means one file here and one line in the registry."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+
+from ..config import CacheConfig
+from ..errors import BypassReason
+from ..keys import GraphKey
+from ..regions import HookBuilder, Monitor, SilentMonitor
+from ..stats import Stats
+
+
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """What a backend can do on a device, and if it cannot run there, why and what to do about it."""
+
+    available: bool
+    compiles: bool = False
+    captures: bool = False
+    reason: str = ""
+    remedy: str = ""
+
+
+@dataclass(frozen=True, eq=False)
+class Call:
+    """One call of a module: its key, its tensors in the order of the signature, and how to call with other tensors.
+
+    `invoke(tensors)` calls the module's original code with `tensors` in place of the originals; it may be called more
+    than once and must not keep or change them.
+    """
+
+    key: GraphKey
+    tensors: Sequence[torch.Tensor]
+    invoke: Callable[[Sequence[torch.Tensor]], Any]
+    device: str
+    epoch: int = 0
+    forward_bypass: BypassReason | None = None
+    capture_blocker: BypassReason | None = None
+    monitor: Monitor = field(default_factory=SilentMonitor)
+
+
+class Graph(Protocol):
+    """A whole forward for one exact signature."""
+
+    bytes: int
+
+    def replay(self, tensors: Sequence[torch.Tensor]) -> Any:
+        """Run with `tensors`; the result is the caller's own, never a static buffer."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class Program(ABC):
+    """One module bound to one backend."""
+
+    def __init__(self, owner: int, capabilities: Capabilities) -> None:
+        self.owner = owner  # in-process number of the module, for CaptureKey
+        self.capabilities = capabilities
+
+    @property
+    def regions(self) -> tuple[int, int]:
+        """(compiled, total) distinct regions of this module."""
+        return (0, 0)
+
+    @abstractmethod
+    def run(self, call: Call) -> Any:
+        """Run through whatever the backend compiled; compiles what is missing."""
+
+    def capture(self, call: Call) -> Graph:
+        """Make a graph for this call's signature; a `run` of the same call came right before."""
+        raise NotImplementedError(f"{type(self).__name__} does not capture")
+
+
+class Backend(ABC):
+    name: str
+
+    @abstractmethod
+    def probe(self, device: str) -> Capabilities:
+        """Whether it can run on this type of device; cheap, and without side effects."""
+
+    @abstractmethod
+    def bind(
+        self, owner: int, capabilities: Capabilities, build_hooks: HookBuilder, stats: Stats, config: CacheConfig
+    ) -> Program:
+        """Prepare to run one module. Compiles nothing yet."""

@@ -1,0 +1,132 @@
+"""Capture a forward as a CUDA graph, on every allocator that ComfyUI may have chosen.
+
+Inputs and outputs live in ordinary memory, allocated before the capture; what the forward allocates inside is given
+back inside. So a replay owns nothing between two runs, graphs may share their memory, and under cudaMallocAsync
+(ComfyUI's default) no allocation node of the graph outlives it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.utils._pytree as pytree
+
+from ..errors import CaptureError, first_line
+
+logger = logging.getLogger(__name__)
+
+Invoke = Callable[[Sequence[torch.Tensor]], Any]
+
+# Errors of failed captures, kept for good. Their frames hold tensors that were allocated inside the broken capture;
+# freeing one under cudaMallocAsync ends the process from a destructor, where nothing can catch it.
+_quarantine: list[BaseException] = []
+
+
+class CapturedGraph:
+    """One captured forward. Single-threaded: the cache's lock guards capture and replay."""
+
+    def __init__(
+        self,
+        graph: torch.cuda.CUDAGraph,
+        inputs: list[torch.Tensor],
+        outputs: list[Any],
+        spec: pytree.TreeSpec,
+        size: int,
+    ) -> None:
+        self.bytes = size
+        self._graph = graph
+        self._inputs = inputs
+        self._outputs = outputs
+        self._spec = spec
+
+    def replay(self, tensors: Sequence[torch.Tensor]) -> Any:
+        torch._foreach_copy_(self._inputs, list(tensors))
+        self._graph.replay()
+        results = [leaf.clone() if isinstance(leaf, torch.Tensor) else leaf for leaf in self._outputs]
+        return pytree.tree_unflatten(results, self._spec)
+
+    def close(self) -> None:
+        self._graph.reset()
+        self._inputs, self._outputs = [], []
+
+
+class _Pools:
+    """One memory pool per device for all captures: they never run at the same time, so they may share it.
+
+    torch forgets a pool when its last graph dies and then fails on its handle, so a tiny graph anchors each one.
+    """
+
+    def __init__(self) -> None:
+        self._anchors: dict[int, torch.cuda.CUDAGraph] = {}
+        self._streams: dict[int, torch.cuda.Stream] = {}
+
+    def stream(self, device: int) -> torch.cuda.Stream:
+        return self._streams.setdefault(device, torch.cuda.Stream(device))
+
+    def pool(self, device: int) -> Any:
+        if device not in self._anchors:
+            anchor = torch.cuda.CUDAGraph()
+            with torch.cuda.stream(self.stream(device)):
+                anchor.capture_begin(capture_error_mode="thread_local")
+                torch.zeros(1, device=f"cuda:{device}")
+                anchor.capture_end()
+            self._anchors[device] = anchor
+        return self._anchors[device].pool()
+
+
+_pools = _Pools()
+
+
+def capture(invoke: Invoke, tensors: Sequence[torch.Tensor]) -> CapturedGraph:
+    """Capture `invoke(tensors)`. It ran once right before, so that every kernel is compiled, tuned and loaded.
+
+    Raises CaptureError with the cause; whatever was half made is cleaned up or quarantined.
+    """
+    device = tensors[0].device.index
+    stream = _pools.stream(device)
+    torch.cuda.synchronize(device)
+    inputs = [tensor.clone() for tensor in tensors]
+    stream.wait_stream(torch.cuda.current_stream(device))
+    with torch.cuda.stream(stream):
+        outputs, spec = pytree.tree_flatten(invoke(inputs))  # on the capture stream: its workspaces come into being
+        outputs = [leaf.clone() if isinstance(leaf, torch.Tensor) else leaf for leaf in outputs]
+        torch.cuda.synchronize(device)
+        free_before = torch.cuda.mem_get_info(device)[0]
+        graph = _capture_on_current_stream(invoke, inputs, outputs, _pools.pool(device))
+        graph.replay()  # physical memory is mapped by the first launch
+        torch.cuda.synchronize(device)
+        growth = free_before - torch.cuda.mem_get_info(device)[0]
+    torch.cuda.current_stream(device).wait_stream(stream)
+    static = sum(leaf.nbytes for leaf in (*inputs, *outputs) if isinstance(leaf, torch.Tensor))
+    return CapturedGraph(graph, inputs, outputs, spec, max(growth, 0) + static)
+
+
+def _capture_on_current_stream(
+    invoke: Invoke, inputs: list[torch.Tensor], outputs: list[Any], pool: Any
+) -> torch.cuda.CUDAGraph:
+    graph = torch.cuda.CUDAGraph()
+    # "thread_local", as core does: under the default another thread's CUDA call kills the capture.
+    graph.capture_begin(pool=pool, capture_error_mode="thread_local")
+    try:
+        results, _ = pytree.tree_flatten(invoke(inputs))
+        for target, result in zip(outputs, results, strict=True):
+            if isinstance(target, torch.Tensor):
+                target.copy_(result)
+        del results, result
+        graph.capture_end()
+    except Exception as error:
+        _quarantine.append(error)
+        _abandon(graph)
+        raise CaptureError(f"{type(error).__name__}: {first_line(error)}") from error
+    return graph
+
+
+def _abandon(graph: torch.cuda.CUDAGraph) -> None:
+    try:
+        graph.capture_end()
+    except RuntimeError as error:
+        _quarantine.append(error)
+        logger.debug("the broken capture ended with: %s", first_line(error))

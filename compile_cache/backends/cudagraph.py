@@ -1,0 +1,35 @@
+"""CUDA graphs of the unmodified forward: no compile at all, the very kernels that eager runs, without their launches."""
+
+from __future__ import annotations
+
+import torch
+
+from ..config import CacheConfig
+from ..regions import HookBuilder
+from ..stats import Stats
+from .base import Backend, Call, Capabilities, Graph, Program
+from .capture import capture
+from .eager import EagerProgram
+
+
+class CudaGraphProgram(EagerProgram):
+    def capture(self, call: Call) -> Graph:
+        return capture(call.invoke, call.tensors)
+
+
+class CudaGraphBackend(Backend):
+    name = "cudagraph"
+
+    def probe(self, device: str) -> Capabilities:
+        if device == "cuda" and torch.cuda.is_available() and torch.version.hip is None:
+            return Capabilities(available=True, captures=True)
+        return Capabilities(
+            available=False,
+            reason=f"CUDA graphs need an NVIDIA GPU, and this model runs on '{device}'",
+            remedy="Choose 'auto' or 'inductor'.",
+        )
+
+    def bind(
+        self, owner: int, capabilities: Capabilities, build_hooks: HookBuilder, stats: Stats, config: CacheConfig
+    ) -> Program:
+        return CudaGraphProgram(owner, capabilities)

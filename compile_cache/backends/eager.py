@@ -1,0 +1,27 @@
+"""The original forward with the cache's bookkeeping: the reference for parity and for A/B."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..config import CacheConfig
+from ..regions import HookBuilder
+from ..stats import Stats
+from .base import Backend, Call, Capabilities, Program
+
+
+class EagerProgram(Program):
+    def run(self, call: Call) -> Any:
+        return call.invoke(call.tensors)
+
+
+class EagerBackend(Backend):
+    name = "eager"
+
+    def probe(self, device: str) -> Capabilities:
+        return Capabilities(available=True)
+
+    def bind(
+        self, owner: int, capabilities: Capabilities, build_hooks: HookBuilder, stats: Stats, config: CacheConfig
+    ) -> Program:
+        return EagerProgram(owner, capabilities)

@@ -1,0 +1,1 @@
+"""Regions compiled by inductor with dynamic shapes, then a capture of the whole forward per signature on CUDA."""

@@ -1,0 +1,138 @@
+"""The default backend: regions compiled once for every shape, captures of the whole forward on CUDA."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import sys
+from collections.abc import Sequence
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+
+from ...config import CacheConfig
+from ...errors import BypassCode, BypassReason
+from ...regions import Hook, HookBuilder, Monitor, RegionSite, SilentMonitor, installed
+from ...stats import Stats
+from ..base import Backend, Call, Capabilities, Graph, Program
+
+logger = logging.getLogger(__name__)
+
+# The oldest torch whose make_fx and inductor take the path of `tracing`; tests run on it.
+OLDEST_TORCH = (2, 7)
+
+
+class InductorBackend(Backend):
+    name = "inductor"
+
+    def __init__(self) -> None:
+        from .region_table import RegionTable
+
+        self.table = RegionTable()
+
+    def probe(self, device: str) -> Capabilities:
+        version = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
+        if version < OLDEST_TORCH:
+            oldest = ".".join(map(str, OLDEST_TORCH))
+            return _missing(f"it needs torch {oldest} or newer, and this is {torch.__version__}", "Update torch.")
+        if device == "cuda":
+            return _probe_cuda()
+        if device == "cpu":
+            return _probe_cpu()
+        return _missing(f"it was not tried on '{device}'", "Choose 'auto' or 'eager'.")
+
+    def bind(
+        self, owner: int, capabilities: Capabilities, build_hooks: HookBuilder, stats: Stats, config: CacheConfig
+    ) -> Program:
+        return InductorProgram(owner, capabilities, self.table, build_hooks, stats, config)
+
+
+def _missing(reason: str, remedy: str) -> Capabilities:
+    return Capabilities(available=False, reason=reason, remedy=remedy)
+
+
+def _probe_cuda() -> Capabilities:
+    if find_spec("triton") is None:
+        return _missing("Triton is not installed", "Install it ('triton', on Windows 'triton-windows').")
+    if sys.platform != "win32" and not _on_path(os.environ.get("CC"), "cc", "gcc", "clang"):
+        return _missing("Triton finds no C compiler", "Install one, for example 'apt install gcc', or choose 'auto'.")
+    return Capabilities(available=True, compiles=True, captures=torch.version.hip is None)
+
+
+def _probe_cpu() -> Capabilities:
+    compilers = ("cl",) if sys.platform == "win32" else ("g++", "c++", "clang++")
+    if not _on_path(os.environ.get("CXX"), *compilers):
+        return _missing("there is no C++ compiler", "Install one, for example 'apt install g++', or choose 'auto'.")
+    return Capabilities(available=True, compiles=True)
+
+
+def _on_path(*names: str | None) -> bool:
+    return any(name is not None and shutil.which(name) is not None for name in names)
+
+
+class InductorProgram(Program):
+    """One module's hooks over the shared table of regions."""
+
+    def __init__(
+        self,
+        owner: int,
+        capabilities: Capabilities,
+        table: Any,
+        build_hooks: HookBuilder,
+        stats: Stats,
+        config: CacheConfig,
+    ) -> None:
+        super().__init__(owner, capabilities)
+        from .bound_region import BoundRegions
+
+        self._stats = stats
+        self._bypassed: set[BypassReason] = set()
+        self._monitor: Monitor = SilentMonitor()
+        self._bound = BoundRegions(table, stats, config, self._announce)
+        self._hooks: Sequence[Hook] = build_hooks(self._run_region, self._bypass)
+        self._bound.survey(site for hook in self._hooks for site in hook.sites)
+
+    @property
+    def regions(self) -> tuple[int, int]:
+        return self._bound.progress
+
+    def run(self, call: Call) -> Any:
+        if not self._hooks:
+            self._bypass(BypassReason(BypassCode.NO_REGIONS, "the model has no block that Resolute knows"))
+            return call.invoke(call.tensors)
+        self._monitor = call.monitor
+        self._bypassed.clear()
+        try:
+            with installed(self._hooks):
+                result = call.invoke(call.tensors)
+        finally:
+            self._monitor = SilentMonitor()
+        return result
+
+    def capture(self, call: Call) -> Graph:
+        from ..capture import capture
+
+        with installed(self._hooks):
+            return capture(call.invoke, call.tensors)
+
+    def _run_region(self, site: RegionSite, *tensors: torch.Tensor) -> Any:
+        result = self._bound.run(site, tensors)
+        if isinstance(result, BypassReason):
+            self._bypass(result)
+            return site.function(site.module, *tensors)
+        return result
+
+    def _announce(self, kind: str) -> None:
+        done, total = self._bound.progress
+        self._monitor.checkpoint()
+        self._monitor.progress(done, total, f"compiling {min(done + 1, total)} of {total} regions ({kind})")
+
+    def _bypass(self, reason: BypassReason) -> None:
+        # Once per call and reason: a model has seventy blocks, and one patch concerns them all.
+        if reason in self._bypassed:
+            return
+        self._bypassed.add(reason)
+        if self._stats.bypass(reason):
+            logger.info("Resolute: %s", reason)

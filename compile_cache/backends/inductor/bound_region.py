@@ -1,0 +1,125 @@
+"""The regions of one module: which group each site belongs to, where its weights are, and the call itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from ...config import CacheConfig
+from ...errors import BypassCode, BypassReason
+from ...regions import RegionSite
+from ...stats import Stats
+from .region_table import RegionGroup, RegionTable, group_key
+from .structure import structure_digest
+from .tracing import WeightSlot, weight_slots
+
+_STREAMED = BypassReason(
+    BypassCode.STREAMED_WEIGHTS,
+    "weights are not all on the device (low VRAM); blocks with such weights run as they are",
+)
+
+
+@dataclass(eq=False)
+class BoundSite:
+    structure: str
+    slots: list[WeightSlot]
+    casting: list[torch.nn.Module]  # modules of ComfyUI that may cast or patch their weights on the way
+    groups: dict[tuple[Any, ...], RegionGroup] = field(default_factory=dict)
+
+
+class BoundRegions:
+    """Runs sites through the table. `announce(kind)` is called before each compile and may raise to cancel it."""
+
+    def __init__(self, table: RegionTable, stats: Stats, config: CacheConfig, announce: Callable[[str], None]) -> None:
+        self._table = table
+        self._stats = stats
+        self._verify = config.verify
+        self._announce = announce
+        self._sites: dict[RegionSite, BoundSite] = {}
+        self._distinct: set[tuple[str, str]] = set()
+        self._groups: dict[int, RegionGroup] = {}
+
+    def survey(self, sites: Iterable[RegionSite]) -> None:
+        """Find the distinct groups before anything is compiled: they are the N of "7 of N"."""
+        for site in sites:
+            casting = [module for module in site.module.modules() if hasattr(module, "comfy_cast_weights")]
+            bound = BoundSite(structure_digest(site.module), weight_slots(site.module), casting)
+            self._sites[site] = bound
+            self._distinct.add((site.kind, bound.structure))
+
+    @property
+    def progress(self) -> tuple[int, int]:
+        """(compiled, distinct) groups of this module."""
+        done = sum(bool(group.variants) for group in self._groups.values())
+        return done, max(len(self._distinct), done)
+
+    def run(self, site: RegionSite, tensors: Sequence[torch.Tensor]) -> Any:
+        """The result of the region, or the BypassReason for which the original must run."""
+        bound = self._sites[site]
+        weights = [slots[name] for slots, name in bound.slots]
+        state = _weights_state(bound, weights, tensors[0].device)
+        if state is None:
+            return _STREAMED
+        tensors = [_laid_out(tensor) for tensor in tensors]
+        group = self._group(site, bound, tensors, state)
+        shapes = tuple(tuple(tensor.shape) for tensor in tensors)
+        variant: Any = group.by_shapes.get(shapes)
+        if variant is None:
+            variant = self._table.resolve(
+                group, site, weights, tensors, self._stats, self._verify, lambda: self._announce(site.kind)
+            )
+            if isinstance(variant, BypassReason):
+                return variant
+        try:
+            result = variant(weights, tensors)
+        except (AssertionError, RuntimeError) as error:
+            if isinstance(error, torch.cuda.OutOfMemoryError) or torch.cuda.is_current_stream_capturing():
+                raise
+            return self._table.refuse(group, shapes, error)
+        self._stats.counters.region_calls += 1
+        return result
+
+    def _group(self, site: RegionSite, bound: BoundSite, tensors: Sequence[torch.Tensor], state: str) -> RegionGroup:
+        key = (state, *((tensor.dtype, tensor.ndim) for tensor in tensors))
+        group = bound.groups.get(key)
+        if group is None:
+            group = self._table.group(group_key(site, bound.structure, tensors, state), site.kind)
+            bound.groups[key] = group
+            self._groups[id(group)] = group
+        return group
+
+
+def _laid_out(tensor: torch.Tensor) -> torch.Tensor:
+    """The one memory layout that regions of this device take: channels-last feature maps on CUDA, else contiguous."""
+    if tensor.ndim == 4 and tensor.is_cuda:
+        return tensor.contiguous(memory_format=torch.channels_last)
+    return tensor.contiguous()
+
+
+def _weights_state(bound: BoundSite, weights: Sequence[torch.Tensor], device: torch.device) -> str | None:
+    """How the block's weights come to the computation, or None where they do not lie ready on the device.
+
+    ComfyUI casts or patches weights on the way in (`comfy_cast_weights`, `weight_function`); a cast is traced as part
+    of the region, a patch is Python that changes under our feet.
+    """
+    cast = ""
+    for module in bound.casting:
+        if (
+            module.comfy_cast_weights
+            or getattr(module, "weight_function", None)
+            or getattr(module, "bias_function", None)
+        ):
+            if getattr(module, "weight_function", None) or getattr(module, "bias_function", None):
+                return None
+            cast += "c"
+        else:
+            cast += "-"
+        if hasattr(module, "_v"):
+            return None
+    for weight in weights:
+        if weight.device != device or type(weight) not in (torch.nn.Parameter, torch.Tensor):
+            return None
+    return cast if "c" in cast else "plain"

@@ -1,0 +1,196 @@
+"""All regions of the process: one compiled artifact per distinct group, shared by every model that has such blocks."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.utils._pytree as pytree
+
+from ...errors import BypassCode, BypassReason, RegionCompileError
+from ...keys import digest
+from ...regions import RegionSite
+from ...stats import Stats
+from .assumptions import Assumptions, Verdict
+from .lowering import Compiled, compile_trace
+from .tracing import Trace, bind_dims, trace
+
+logger = logging.getLogger(__name__)
+
+Shapes = tuple[tuple[int, ...], ...]
+
+# Relative error between a region and its original that rounding explains, by dtype of the result.
+_TOLERANCE = {torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 1e-1}
+
+# On the CPU the meta kernel of a convolution asks whether the batch is 1 and whether it is under 16; a hint above
+# both leaves the symbol unbounded from above.
+_CPU_BATCH_HINT = 17
+
+
+@dataclass(eq=False)
+class Variant:
+    """One compiled artifact. A group has one, unless sizes were met that its assumptions exclude."""
+
+    compiled: Compiled
+    assumptions: Assumptions
+    static: Shapes  # sizes of the dimensions without a name, 0 elsewhere
+    output_spec: pytree.TreeSpec
+
+    def __call__(self, weights: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]) -> Any:
+        return pytree.tree_unflatten(list(self.compiled(*weights, *tensors)), self.output_spec)
+
+
+@dataclass(eq=False)
+class RegionGroup:
+    """Sites of one kind, structure, dtypes and device."""
+
+    label: str
+    variants: list[Variant] = field(default_factory=list)
+    by_shapes: dict[Shapes, Variant] = field(default_factory=dict)
+    failure: BypassReason | None = None
+    refused: dict[Shapes, BypassReason] = field(default_factory=dict)
+
+
+def group_key(site: RegionSite, structure: str, tensors: Sequence[torch.Tensor], weights_state: str) -> str:
+    """What sites must have in common to share an artifact."""
+    inputs = tuple((str(tensor.dtype), tensor.device.type, tensor.ndim) for tensor in tensors)
+    return digest((site.kind, site.dims, structure, inputs, weights_state))
+
+
+class RegionTable:
+    """Thread-safe. `resolve` is the only way in; it compiles at most once per group and set of assumptions."""
+
+    def __init__(self) -> None:
+        self._groups: dict[str, RegionGroup] = {}
+        self._lock = threading.RLock()
+
+    def group(self, key: str, label: str) -> RegionGroup:
+        with self._lock:
+            return self._groups.setdefault(key, RegionGroup(label))
+
+    def __len__(self) -> int:
+        return sum(bool(group.variants) for group in self._groups.values())
+
+    def resolve(
+        self,
+        group: RegionGroup,
+        site: RegionSite,
+        weights: Sequence[torch.Tensor],
+        tensors: Sequence[torch.Tensor],
+        stats: Stats,
+        verify: bool,
+        before_compile: Callable[[], None],
+    ) -> Variant | BypassReason:
+        """The artifact for these sizes, or why there is none. `before_compile` may raise to cancel."""
+        shapes = tuple(tuple(tensor.shape) for tensor in tensors)
+        with self._lock:
+            known = group.by_shapes.get(shapes) or group.refused.get(shapes) or group.failure
+            if known is not None:
+                return known
+            sizes = bind_dims(site.dims, shapes)
+            if sizes is None:
+                return self._refuse(group, shapes, f"{group.label}: inputs {shapes} do not fit {site.dims}")
+            static = _static_sizes(site, shapes)
+            for variant in group.variants:
+                if variant.static == static and self._admits(variant, site, weights, tensors, sizes, stats, verify):
+                    group.by_shapes[shapes] = variant
+                    return variant
+            before_compile()
+            try:
+                variant = _compile(site, tensors, sizes, static, stats)
+            except RegionCompileError as error:
+                stats.counters.compile_failures += 1
+                logger.warning("Resolute: %s; it runs as it is", error, exc_info=logger.isEnabledFor(logging.DEBUG))
+                group.failure = BypassReason(BypassCode.COMPILE_FAILED, str(error))
+                return group.failure
+            group.variants.append(variant)
+            group.by_shapes[shapes] = variant
+            return variant
+
+    def refuse(self, group: RegionGroup, shapes: Shapes, error: BaseException) -> BypassReason:
+        """Latch a failure at run time: these sizes run the original from now on."""
+        with self._lock:
+            group.by_shapes.pop(shapes, None)
+            return self._refuse(group, shapes, f"{group.label} failed at {shapes}: {error}")
+
+    @staticmethod
+    def _refuse(group: RegionGroup, shapes: Shapes, detail: str) -> BypassReason:
+        logger.warning("Resolute: %s; it runs as it is", detail)
+        return group.refused.setdefault(shapes, BypassReason(BypassCode.COMPILE_FAILED, detail))
+
+    @staticmethod
+    def _admits(
+        variant: Variant,
+        site: RegionSite,
+        weights: Sequence[torch.Tensor],
+        tensors: Sequence[torch.Tensor],
+        sizes: dict[str, int],
+        stats: Stats,
+        verify: bool,
+    ) -> bool:
+        verdict = variant.assumptions.check(sizes)
+        if verdict is Verdict.BROKEN:
+            return False
+        if verdict is Verdict.HOLDS and not verify:
+            return True
+        stats.counters.verifications += 1
+        error = _compare(variant, site, weights, tensors)
+        if error is None:
+            return True
+        logger.info("Resolute: %s does not carry over to %s (%s)", site.kind, sizes, error)
+        return False
+
+
+def _static_sizes(site: RegionSite, shapes: Shapes) -> Shapes:
+    return tuple(
+        tuple(size if name is None else 0 for name, size in zip(names, shape, strict=True))
+        for names, shape in zip(site.dims, shapes, strict=True)
+    )
+
+
+def _compile(
+    site: RegionSite, tensors: Sequence[torch.Tensor], sizes: dict[str, int], static: Shapes, stats: Stats
+) -> Variant:
+    started = time.perf_counter()
+    hints = dict(sizes)
+    on_cpu = tensors[0].device.type == "cpu"
+    if on_cpu and "b" in hints:
+        hints["b"] = max(hints["b"], _CPU_BATCH_HINT)
+    try:
+        traced: Trace = trace(site.function, site.module, tensors, site.dims, hints)
+        # Activations stay channels-last between regions on CUDA: convolutions want it, and tokens are then a view.
+        compiled = compile_trace(traced, {} if on_cpu else {"force_layout_optimization": True})
+    except torch.cuda.OutOfMemoryError:
+        raise
+    except Exception as error:
+        raise RegionCompileError(site.kind, error) from error
+    seconds = time.perf_counter() - started
+    stats.counters.region_compiles += 1
+    stats.counters.stall_seconds += seconds
+    stats.event("compile", f"{site.kind} ({site.name})", seconds)
+    return Variant(compiled, Assumptions(traced.assumptions, traced.symbols), static, traced.output_spec)
+
+
+def _compare(
+    variant: Variant, site: RegionSite, weights: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]
+) -> str | None:
+    """None where the artifact agrees with the original on this input, else what is wrong."""
+    with torch.no_grad():
+        expected = pytree.tree_leaves(site.function(site.module, *tensors))
+        try:
+            actual = pytree.tree_leaves(variant(weights, tensors))
+        except (AssertionError, RuntimeError) as error:
+            return f"it fails: {error}"
+    for a, b in zip(actual, expected, strict=True):
+        if a.shape != b.shape:
+            return f"shape {tuple(a.shape)} instead of {tuple(b.shape)}"
+        scale = b.float().norm()
+        error_norm = (a.float() - b.float()).norm()
+        if not bool(error_norm <= _TOLERANCE.get(b.dtype, 1e-4) * scale):
+            return f"error {float(error_norm):.3g} at norm {float(scale):.3g}"
+    return None

@@ -1,0 +1,123 @@
+"""Turn a block of a model into an ATen graph whose chosen dimensions are symbols.
+
+The graph is made by `make_fx` over fake tensors, not by Dynamo. Dynamo guards every attribute that it meets and
+recompiles when one moves; here the caller names the inputs and their dynamic dimensions, weights become inputs of the
+graph, and every assumption that tracing had to make comes back as an explicit list (`Trace.assumptions`). One graph
+then serves every module of the same structure, in inference mode and in no_grad alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import sympy
+import torch
+import torch.fx.experimental._config as symbolic_shape_config
+import torch.utils._pytree as pytree
+from torch._dynamo.source import ConstantSource
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
+from torch.nn.utils import stateless
+
+from ...regions import Dims, RegionFunction
+
+# Where a weight lives: its module's dictionary of parameters or buffers, and its name there.
+WeightSlot = tuple[dict[str, Any], str]
+
+
+@dataclass(frozen=True, eq=False)
+class Trace:
+    """An ATen graph over `weights + inputs`, with the symbols and the assumptions behind it."""
+
+    graph: torch.fx.GraphModule
+    fakes: list[torch.Tensor]
+    fake_mode: FakeTensorMode
+    shape_env: ShapeEnv
+    symbols: dict[str, sympy.Symbol]
+    output_spec: pytree.TreeSpec
+
+    @property
+    def assumptions(self) -> list[sympy.Basic]:
+        """What has to hold for the symbols. Lowering adds to it, so read it after compiling."""
+        return [guard.expr for guard in self.shape_env.guards]
+
+
+def bind_dims(dims: Sequence[Dims], shapes: Sequence[Sequence[int]]) -> dict[str, int] | None:
+    """Sizes of the named dimensions, or None where ranks differ or one name would need two sizes."""
+    sizes: dict[str, int] = {}
+    for names, shape in zip(dims, shapes, strict=True):
+        if len(names) != len(shape):
+            return None
+        for name, size in zip(names, shape, strict=True):
+            if name is not None and sizes.setdefault(name, size) != size:
+                return None
+    return sizes
+
+
+def weight_slots(module: torch.nn.Module) -> list[WeightSlot]:
+    """Where the weights of `module` live, each once, in the order in which a trace takes them.
+
+    Reading the slots again before each call, instead of keeping tensors, is what makes a rebound Parameter (a LoRA,
+    an unload) take effect at once.
+    """
+    slots: list[WeightSlot] = []
+    for member in ("_parameters", "_buffers"):
+        seen: set[int] = set()
+        for submodule in module.modules():
+            own = getattr(submodule, member)
+            for name, tensor in own.items():
+                if tensor is not None and id(tensor) not in seen:
+                    seen.add(id(tensor))
+                    slots.append((own, name))
+    return slots
+
+
+def trace(
+    function: RegionFunction,
+    module: torch.nn.Module,
+    inputs: Sequence[torch.Tensor],
+    dims: Sequence[Dims],
+    hints: Mapping[str, int],
+) -> Trace:
+    """Trace `function(module, *inputs)` with `dims` symbolic; strides are taken over as channels-last or contiguous.
+
+    `hints` are the sizes that heuristics may look at; they are not part of the result. Raises whatever the traced
+    code raises, and torch's own errors where a symbol would have to be read as a number.
+    """
+    # No duck shaping: two dimensions that happen to be equal in the example stay two symbols.
+    shape_env = ShapeEnv(specialize_zero_one=False, duck_shape=False)
+    fake_mode = FakeTensorMode(shape_env=shape_env)
+    sizes = {
+        name: shape_env.create_unspecified_symint_and_symbol(hint, ConstantSource(f"dim_{name}"), DimDynamic.DYNAMIC)
+        for name, hint in hints.items()
+    }
+    weights = dict(module.named_parameters()) | dict(module.named_buffers())
+    fakes = [fake_mode.from_tensor(weight.detach(), static_shapes=True) for weight in weights.values()]
+    with fake_mode:
+        fakes += [_symbolic_like(tensor, names, sizes) for tensor, names in zip(inputs, dims, strict=True)]
+    output_specs: list[pytree.TreeSpec] = []
+
+    def flat(*tensors: torch.Tensor) -> list[Any]:
+        own = dict(zip(weights, tensors[: len(weights)], strict=True))
+        with stateless._reparametrize_module(module, own):
+            leaves, spec = pytree.tree_flatten(function(module, *tensors[len(weights) :]))
+        output_specs.append(spec)
+        return leaves
+
+    with fake_mode, torch.no_grad(), symbolic_shape_config.patch(backed_size_oblivious=True):
+        traced = make_fx(flat, tracing_mode="symbolic")(*fakes)
+    traced.graph.eliminate_dead_code()
+    # A fresh module: make_fx hangs its ShapeEnv on the graph, which inductor's disk cache then cannot pickle.
+    graph = torch.fx.GraphModule(torch.nn.Module(), traced.graph)
+    symbols = {name: size.node.expr for name, size in sizes.items()}
+    return Trace(graph, fakes, fake_mode, shape_env, symbols, output_specs[-1])
+
+
+def _symbolic_like(tensor: torch.Tensor, names: Dims, sizes: Mapping[str, Any]) -> torch.Tensor:
+    shape = [size if name is None else sizes[name] for name, size in zip(names, tensor.shape, strict=True)]
+    channels_last = tensor.ndim == 4 and not tensor.is_contiguous()
+    layout = torch.channels_last if channels_last else torch.contiguous_format
+    return torch.empty(shape, dtype=tensor.dtype, device=tensor.device, memory_format=layout)

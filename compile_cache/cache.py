@@ -1,0 +1,219 @@
+"""GraphCache: the one cache of a process. Every compiled call goes through `run`."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from .backends.base import Call, Graph, Program
+from .config import CacheConfig
+from .dispatcher import Action, Decision, Situation, decide
+from .errors import BypassCode, BypassReason, CaptureError
+from .keys import CaptureKey, Component
+from .memory_cache import ByteLRU
+from .stats import Stats, explain_miss
+
+logger = logging.getLogger(__name__)
+
+
+class GraphCache:
+    """Captures by key, bounded by bytes, with their bookkeeping.
+
+    One lock guards every capture and replay: captures share memory and static buffers, and ComfyUI samples on one
+    thread; a second thread (multi-GPU) waits here for a launch, not for the GPU.
+    """
+
+    def __init__(self, config: CacheConfig | None = None) -> None:
+        self.config = config or CacheConfig.from_environment()
+        self.stats = Stats()
+        self._graphs: ByteLRU[CaptureKey, Graph] = ByteLRU(self.config.budget_bytes, self._close)
+        self._latched: dict[CaptureKey, BypassReason] = {}
+        self._sessions: dict[int, list[CaptureKey]] = {}
+        self._lock = threading.RLock()
+
+    # --- calls -------------------------------------------------------------------------------------------------
+
+    def run(self, program: Program, call: Call) -> Any:
+        """Answer a call by the fastest right path. Raises only what the original forward raises."""
+        key = CaptureKey(call.key, call.device, program.owner, call.epoch)
+        with self._lock:
+            decision = self._decide(program, call, key)
+            if decision.reason is not None:
+                self._note(decision.reason)
+            if decision.action is Action.REPLAY:
+                return self._replay(key, call)
+            if decision.action is Action.EAGER:
+                self.stats.counters.eager_calls += 1
+                return call.invoke(call.tensors)
+            try:
+                result = program.run(call)
+            except torch.cuda.OutOfMemoryError as error:
+                return self._retry_without_graphs(call, key, error)
+            self.stats.counters.graph_calls += 1
+            if decision.action is Action.CAPTURE:
+                self._capture(program, call, key)
+            return result
+
+    def _decide(self, program: Program, call: Call, key: CaptureKey) -> Decision:
+        return decide(
+            Situation(
+                compiles=program.capabilities.compiles,
+                captures=program.capabilities.captures and self.config.capture,
+                ready=key in self._graphs,
+                forward_bypass=call.forward_bypass,
+                capture_blocker=call.capture_blocker or self._latched.get(key),
+            )
+        )
+
+    def _replay(self, key: CaptureKey, call: Call) -> Any:
+        graph = self._graphs.get(key)
+        assert graph is not None, "the decision saw it under the same lock"
+        self._pin(key)
+        self.stats.counters.replays += 1
+        return graph.replay(call.tensors)
+
+    def _capture(self, program: Program, call: Call, key: CaptureKey) -> None:
+        started = time.perf_counter()
+        why = explain_miss(key.components(), self._components(key.owner))
+        self._drop_stale(key)
+        call.monitor.checkpoint()
+        try:
+            graph = program.capture(call)
+        except (CaptureError, torch.cuda.OutOfMemoryError) as error:
+            self._latch(key, BypassReason(BypassCode.CAPTURE_FAILED, str(error)))
+            return
+        seconds = time.perf_counter() - started
+        self.stats.counters.captures += 1
+        self.stats.counters.stall_seconds += seconds
+        self.stats.event("capture", f"{_shape(key)}: {why}", seconds)
+        if not self._graphs.put(key, graph, graph.bytes):
+            graph.close()
+            self._latch(
+                key,
+                BypassReason(
+                    BypassCode.OUT_OF_MEMORY,
+                    f"a capture of {_shape(key)} takes {graph.bytes >> 20} MiB, more than the cache may use beside the "
+                    f"ones in use; raise RESOLUTE_BUDGET_MB (now {self._graphs.budget >> 20})",
+                ),
+            )
+            return
+        self._pin(key)
+        self.stats.counters.evictions = self._graphs.evictions
+
+    def _retry_without_graphs(self, call: Call, key: CaptureKey, error: torch.cuda.OutOfMemoryError) -> Any:
+        freed = self._graphs.trim(0)
+        if not freed:
+            raise error
+        del error
+        torch.cuda.empty_cache()
+        self._latch(key, BypassReason(BypassCode.OUT_OF_MEMORY, f"out of memory at {_shape(key)}; captures were freed"))
+        self.stats.counters.eager_calls += 1
+        return call.invoke(call.tensors)
+
+    def _latch(self, key: CaptureKey, reason: BypassReason) -> None:
+        self._latched[key] = reason
+        self._note(reason)
+
+    def _note(self, reason: BypassReason) -> None:
+        if self.stats.bypass(reason):
+            logger.info("Resolute: %s", reason)
+
+    # --- sessions ----------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def session(self, owner: int) -> Iterator[None]:
+        """Keep the captures that one sampling run uses until it ends."""
+        self.open_session(owner)
+        try:
+            yield
+        finally:
+            self.close_session(owner)
+
+    def open_session(self, owner: int) -> None:
+        """Start pinning for a module; a session that was left open (a cancelled run) is closed first."""
+        with self._lock:
+            self.close_session(owner)
+            self._sessions[owner] = []
+
+    def close_session(self, owner: int) -> None:
+        with self._lock:
+            for key in self._sessions.pop(owner, []):
+                self._graphs.unpin(key)
+
+    def _pin(self, key: CaptureKey) -> None:
+        session = self._sessions.get(key.owner)
+        if session is not None and key not in session:
+            self._graphs.pin(key)
+            session.append(key)
+
+    # --- memory ------------------------------------------------------------------------------------------------
+
+    @property
+    def bytes(self) -> int:
+        return self._graphs.bytes
+
+    def trim(self, bytes_to_free: int | None = None) -> int:
+        """Free captures that no session uses, oldest first; all of them by default. Returns the bytes freed."""
+        with self._lock:
+            limit = 0 if bytes_to_free is None else max(0, self._graphs.bytes - bytes_to_free)
+            freed = self._graphs.trim(limit)
+            self._latched.clear()
+            self.stats.counters.evictions = self._graphs.evictions
+            return freed
+
+    def forget(self, owner: int) -> None:
+        """Drop everything of a module that is gone."""
+        with self._lock:
+            self.close_session(owner)
+            for key, _ in self._graphs:
+                if key.owner == owner:
+                    self._graphs.discard(key)
+            self._latched = {key: reason for key, reason in self._latched.items() if key.owner != owner}
+
+    def _drop_stale(self, key: CaptureKey) -> None:
+        """A new weights epoch makes the module's older captures useless."""
+        for other, _ in self._graphs:
+            if other.owner == key.owner and other.device == key.device and other.epoch != key.epoch:
+                self._graphs.discard(other)
+
+    @staticmethod
+    def _close(graph: Graph) -> None:
+        graph.close()
+
+    # --- reports -----------------------------------------------------------------------------------------------
+
+    def _components(self, owner: int) -> list[list[Component]]:
+        return [key.components() for key, _ in self._graphs if key.owner == owner]
+
+    def report(self) -> dict[str, Any]:
+        """Plain data for `GET /resolute/cache` and the report node."""
+        with self._lock:
+            entries = [
+                {
+                    "model": key.graph.model[:12],
+                    "role": key.graph.role.value,
+                    "latent_shape": list(key.graph.signature.latent_shape),
+                    "signature": {name: str(spec) for name, spec in key.graph.signature.tensors},
+                    "backend": key.graph.backend,
+                    "state": "captured",
+                    "bytes": entry.bytes,
+                    "hits": entry.hits,
+                }
+                for key, entry in self._graphs
+            ]
+            return {
+                "counters": self.stats.snapshot(),
+                "bytes": self._graphs.bytes,
+                "budget_bytes": self._graphs.budget,
+                "entries": entries,
+            }
+
+
+def _shape(key: CaptureKey) -> str:
+    return "x".join(map(str, key.graph.signature.latent_shape))

@@ -1,0 +1,50 @@
+"""Settings of the cache. This is the only place that reads environment variables."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from .errors import UserError
+
+_MIB = 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class CacheConfig:
+    """`budget_bytes` bounds the device memory that captures may hold; `capture` off leaves the compiled regions;
+    `verify` compares every region with its original at each new shape, not only where a bound was passed."""
+
+    budget_bytes: int = 4096 * _MIB
+    capture: bool = True
+    verify: bool = False
+
+    @staticmethod
+    def from_environment(environment: Mapping[str, str] | None = None) -> CacheConfig:
+        """Read RESOLUTE_BUDGET_MB, RESOLUTE_CAPTURE and RESOLUTE_VERIFY. Raises UserError for a value it cannot use."""
+        env = os.environ if environment is None else environment
+        defaults = CacheConfig()
+        return CacheConfig(
+            budget_bytes=_megabytes(env, "RESOLUTE_BUDGET_MB", defaults.budget_bytes),
+            capture=_flag(env, "RESOLUTE_CAPTURE", defaults.capture),
+            verify=_flag(env, "RESOLUTE_VERIFY", defaults.verify),
+        )
+
+
+def _megabytes(env: Mapping[str, str], name: str, default: int) -> int:
+    text = env.get(name, "").strip()
+    if not text:
+        return default
+    if not text.isdigit():
+        raise UserError(f"{name}={text!r} is not a whole number of megabytes; for example {name}=4096.")
+    return int(text) * _MIB
+
+
+def _flag(env: Mapping[str, str], name: str, default: bool) -> bool:
+    text = env.get(name, "").strip().lower()
+    if not text:
+        return default
+    if text not in ("0", "1", "true", "false", "on", "off"):
+        raise UserError(f"{name}={text!r} is neither on nor off; use 1 or 0.")
+    return text in ("1", "true", "on")

@@ -1,0 +1,50 @@
+"""What a compiled artifact depends on besides its inputs: the environment it was built in and the model's structure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
+
+from .keys import Component, Literal, differing, digest
+
+# Raise it whenever the meaning of a key or of a stored artifact changes.
+FORMAT_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class EnvironmentFingerprint:
+    """Where compiled code is valid. Paths, times and names of machines are no part of it."""
+
+    torch: str
+    triton: str
+    python: str  # major.minor: generated code is Python
+    platform: str  # operating system and machine type
+    device: str  # GPU name and architecture, or the CPU's vector instructions
+    precision: str  # flags that change the numbers: TF32, reduced-precision reductions
+    format: int = FORMAT_VERSION
+
+    def components(self) -> list[Component]:
+        return [(field.name, getattr(self, field.name)) for field in fields(self)]
+
+    def digest(self) -> str:
+        return digest(tuple(self.components()))
+
+    def difference(self, other: EnvironmentFingerprint) -> list[str]:
+        """One sentence per component that differs, for a report to people."""
+        return [f"{name}: {a} here, {b} there" for name, a, b in differing(self.components(), other.components())]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFingerprint:
+    """The structure of a model: its classes, parameters and settings, never its weights' values or its file."""
+
+    name: str
+    structure: str  # digest over (module path, class, parameter shapes and dtypes, settings)
+
+    @property
+    def digest(self) -> str:
+        return digest((self.name, self.structure))
+
+    @staticmethod
+    def of(name: str, modules: Iterable[Literal]) -> ModelFingerprint:
+        return ModelFingerprint(name, digest(tuple(modules)))

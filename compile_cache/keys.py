@@ -1,0 +1,124 @@
+"""What a graph is keyed by.
+
+Every key is a small frozen dataclass with a *named* list of components, so that a miss can say which one differed,
+and a canonical digest that is the same in every process. Nothing here imports torch: dtypes and devices are strings.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, Union
+
+Literal = Union[None, bool, int, float, str, tuple["Literal", ...]]
+Component = tuple[str, Literal]
+
+
+class Role(str, Enum):
+    """What a compiled module is to the workflow."""
+
+    UNET = "unet"
+    VAE_DECODE = "vae_decode"
+
+
+def digest(value: Literal) -> str:
+    """A canonical SHA-256 of plain data: the same in every process, on every platform."""
+    text = json.dumps(_plain(value), separators=(",", ":"), ensure_ascii=True, allow_nan=True)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _plain(value: Any) -> Any:
+    # The type is kept beside the value: 1, 1.0, True and "1" are four different things to a traced graph.
+    if isinstance(value, tuple):
+        return ["tuple", [_plain(item) for item in value]]
+    if value is None or isinstance(value, (bool, int, str)):
+        return [type(value).__name__, value]
+    if isinstance(value, float):
+        return ["float", value.hex()]
+    raise TypeError(f"{type(value).__name__} cannot be part of a key; use plain values and tuples of them")
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """What a graph may know of a tensor: everything but its contents and its address."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    device: str  # type only ("cuda"), the index belongs to CaptureKey
+    memory_format: str = "contiguous"
+
+    def literal(self) -> Literal:
+        return (self.shape, self.dtype, self.device, self.memory_format)
+
+    def __str__(self) -> str:
+        return f"{'x'.join(map(str, self.shape))} {self.dtype}"
+
+
+@dataclass(frozen=True, slots=True)
+class Signature:
+    """One call's inputs: the specs of its tensors by name, and the plain values that change what is computed."""
+
+    tensors: tuple[tuple[str, TensorSpec], ...]
+    values: tuple[Component, ...] = ()
+
+    @property
+    def latent_shape(self) -> tuple[int, ...]:
+        """Shape of the first tensor: the latent in every role."""
+        return self.tensors[0][1].shape if self.tensors else ()
+
+    def components(self) -> list[Component]:
+        return [(name, spec.literal()) for name, spec in self.tensors] + list(self.values)
+
+
+@dataclass(frozen=True, slots=True)
+class GraphKey:
+    """One graph. Latent shape comes first because it is what people see. Survives a restart."""
+
+    signature: Signature
+    role: Role
+    model: str  # ModelFingerprint.digest
+    backend: str
+    options: tuple[Component, ...] = ()
+
+    def components(self) -> list[Component]:
+        return [
+            *self.signature.components(),
+            ("role", self.role.value),
+            ("model", self.model),
+            ("backend", self.backend),
+            *self.options,
+        ]
+
+    def digest(self) -> str:
+        return digest(tuple(self.components()))
+
+
+@dataclass(frozen=True, slots=True)
+class CaptureKey:
+    """One capture of a graph in this process: it bakes addresses, so it also depends on where the weights are.
+
+    `owner` tells two modules of one structure apart; it is an in-process number and never leaves the process.
+    """
+
+    graph: GraphKey
+    device: str
+    owner: int
+    epoch: int
+
+    def components(self) -> list[Component]:
+        return [
+            *self.graph.components(),
+            ("device", self.device),
+            ("module", self.owner),
+            ("weights epoch", self.epoch),
+        ]
+
+
+def differing(left: Iterable[Component], right: Iterable[Component]) -> list[tuple[str, Literal, Literal]]:
+    """Components that differ, as (name, left value, right value); a missing one counts as None."""
+    a, b = dict(left), dict(right)
+    names = list(a) + [name for name in b if name not in a]
+    return [(name, a.get(name), b.get(name)) for name in names if a.get(name) != b.get(name)]

@@ -1,0 +1,94 @@
+"""A least-recently-used cache bounded by bytes, whose pinned entries stay."""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Hashable, Iterator
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+K = TypeVar("K", bound=Hashable)
+V = TypeVar("V")
+
+
+@dataclass(slots=True)
+class Entry(Generic[V]):
+    value: V
+    bytes: int
+    hits: int = 0
+
+
+class ByteLRU(Generic[K, V]):
+    """`on_evict` is called once for each value that leaves, whatever the cause. Not locked: the owner is."""
+
+    def __init__(self, budget: int, on_evict: Callable[[V], None] | None = None) -> None:
+        self.budget = budget
+        self.evictions = 0
+        self._on_evict = on_evict
+        self._entries: OrderedDict[K, Entry[V]] = OrderedDict()
+        self._pins: Counter[K] = Counter()
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __contains__(self, key: K) -> bool:
+        return key in self._entries
+
+    def __iter__(self) -> Iterator[tuple[K, Entry[V]]]:
+        return iter(list(self._entries.items()))
+
+    @property
+    def bytes(self) -> int:
+        return sum(entry.bytes for entry in self._entries.values())
+
+    def get(self, key: K) -> V | None:
+        """The value, counted as a hit and now the most recently used, or None."""
+        entry = self._entries.get(key)
+        if entry is None:
+            return None
+        entry.hits += 1
+        self._entries.move_to_end(key)
+        return entry.value
+
+    def put(self, key: K, value: V, size: int) -> bool:
+        """Keep `value`, evicting others to stay in the budget. False where it cannot fit beside the pinned ones."""
+        self.discard(key)
+        if not self.make_room(size):
+            return False
+        self._entries[key] = Entry(value, size)
+        return True
+
+    def make_room(self, size: int) -> bool:
+        """Evict unpinned entries, oldest first, until `size` more bytes fit. Evicts nothing where it is no use."""
+        pinned = sum(entry.bytes for key, entry in self._entries.items() if self._pins[key])
+        if pinned + size > self.budget:
+            return False
+        self.trim(self.budget - size)
+        return True
+
+    def trim(self, limit: int) -> int:
+        """Evict unpinned entries, oldest first, down to `limit` bytes. Returns the bytes freed."""
+        before = self.bytes
+        left = before
+        for key in list(self._entries):
+            if left <= limit:
+                break
+            if not self._pins[key]:
+                left -= self._entries[key].bytes
+                self.evictions += 1
+                self.discard(key)
+        return before - left
+
+    def discard(self, key: K) -> None:
+        entry = self._entries.pop(key, None)
+        if entry is not None and self._on_evict is not None:
+            self._on_evict(entry.value)
+
+    def pin(self, key: K) -> None:
+        self._pins[key] += 1
+
+    def unpin(self, key: K) -> None:
+        if self._pins[key] <= 1:
+            del self._pins[key]
+        else:
+            self._pins[key] -= 1

@@ -1,0 +1,105 @@
+"""Image sizes as a person writes them: presets, multiples, and the nearest size that is valid."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+CUSTOM = "custom"
+MINIMUM = 64
+MAXIMUM = 8192
+DEFAULT = 1024
+MULTIPLES = ("8", "16", "32", "64")
+# A preset's size is the last word of its name: there is no second list to keep in step.
+# SDXL's are the sizes it was trained at (Podell et al. 2023, appendix I).
+PRESETS = (
+    CUSTOM,
+    "SD1.5 512x512",
+    "SD1.5 512x768",
+    "SD1.5 768x512",
+    "SDXL 1024x1024",
+    "SDXL 1152x896",
+    "SDXL 896x1152",
+    "SDXL 1216x832",
+    "SDXL 832x1216",
+    "SDXL 1344x768",
+    "SDXL 768x1344",
+    "SDXL 1536x640",
+    "SDXL 640x1536",
+    "960x720",
+    "896x768",
+    "720x720",
+    "640x960",
+    "1280x720",
+)
+_SIZE = re.compile(r"(\d+)\s*[xX×]\s*(\d+)")
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """Width and height in pixels."""
+
+    width: int
+    height: int
+
+    def __str__(self) -> str:
+        return f"{self.width}x{self.height}"
+
+
+def parse_size(text: str) -> Size:
+    """The size that ``text`` names, for example ``"960x720"``; ValueError if it names none."""
+    match = _SIZE.fullmatch(text.strip())
+    if match is None:
+        raise ValueError(f"{text!r} is not a size. Write width x height in pixels, like 960x720.")
+    return Size(int(match[1]), int(match[2]))
+
+
+def preset_size(preset: str) -> Size:
+    """The size of a preset other than ``custom``; ValueError names the choices."""
+    if preset == CUSTOM or preset not in PRESETS:
+        choices = ", ".join(PRESETS[1:])
+        raise ValueError(f"{preset!r} is not a preset with a size. Choose one of: {choices}.")
+    return parse_size(preset.split()[-1])
+
+
+def is_valid(size: Size, multiple: int) -> bool:
+    """Whether both sides are multiples of ``multiple`` and within MINIMUM and MAXIMUM."""
+    return all(side % multiple == 0 and MINIMUM <= side <= MAXIMUM for side in (size.width, size.height))
+
+
+def nearest_valid(size: Size, multiple: int) -> Size:
+    """The nearest size that ``is_valid``; a side halfway between two goes up."""
+    return Size(_nearest_side(size.width, multiple), _nearest_side(size.height, multiple))
+
+
+def resolve_size(preset: str, width: int, height: int, multiple: int | str) -> Size:
+    """The size that was asked for: the preset's, or width and height when it is ``custom``.
+
+    Raises ValueError, naming the size, the multiple and the nearest valid size, when a
+    side is no multiple of ``multiple`` (pixels) or is out of range. Never rounds by itself.
+    """
+    step = _checked_multiple(multiple)
+    size = Size(width, height) if preset == CUSTOM else preset_size(preset)
+    if is_valid(size, step):
+        return size
+    remedy = f"The nearest valid size is {nearest_valid(size, step)}"
+    if is_valid(size, int(MULTIPLES[0])):
+        remedy += f"; or set multiple to {_largest_multiple(size)}, which {size} satisfies"
+    raise ValueError(
+        f"Size {size}: width and height must be multiples of {step} between {MINIMUM} and {MAXIMUM}. {remedy}."
+    )
+
+
+def _checked_multiple(multiple: int | str) -> int:
+    if str(multiple) not in MULTIPLES:
+        raise ValueError(f"Multiple {multiple!r} is not a choice. Use {', '.join(MULTIPLES)}.")
+    return int(multiple)
+
+
+def _largest_multiple(size: Size) -> int:
+    return max(int(multiple) for multiple in MULTIPLES if is_valid(size, int(multiple)))
+
+
+def _nearest_side(side: int, multiple: int) -> int:
+    rounded = (side + multiple // 2) // multiple * multiple
+    return min(max(rounded, MINIMUM), MAXIMUM)

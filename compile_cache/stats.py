@@ -1,0 +1,83 @@
+"""Counters and events: what the cache did, and why a call had to wait."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter, deque
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from .errors import BypassReason
+from .keys import Component, Literal, differing
+
+_KEPT_EVENTS = 512
+
+
+@dataclass
+class Counters:
+    """Totals since the process started (or since `reset`). `stall_seconds` is time spent compiling and capturing."""
+
+    region_compiles: int = 0
+    compile_failures: int = 0
+    verifications: int = 0
+    captures: int = 0
+    replays: int = 0
+    region_calls: int = 0
+    graph_calls: int = 0  # forwards that ran through compiled regions, without a replay
+    eager_calls: int = 0
+    evictions: int = 0
+    stall_seconds: float = 0.0
+    bypasses: Counter[str] = field(default_factory=Counter)
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Something worth telling: `kind` is one of compile, capture, bypass, evict, session; times are Unix seconds."""
+
+    kind: str
+    text: str
+    seconds: float = 0.0
+    at: float = field(default_factory=time.time)
+
+
+class Stats:
+    def __init__(self) -> None:
+        self.counters = Counters()
+        self.events: deque[Event] = deque(maxlen=_KEPT_EVENTS)
+        self._seen_bypasses: set[str] = set()
+
+    def event(self, kind: str, text: str, seconds: float = 0.0) -> None:
+        self.events.append(Event(kind, text, seconds))
+
+    def bypass(self, reason: BypassReason) -> bool:
+        """Count a bypass. True the first time that this very reason occurs: then it is worth a line in the log."""
+        self.counters.bypasses[reason.code.value] += 1
+        text = str(reason)
+        if text in self._seen_bypasses:
+            return False
+        self._seen_bypasses.add(text)
+        self.event("bypass", text)
+        return True
+
+    def snapshot(self) -> dict[str, Any]:
+        """The counters as plain data."""
+        return {**asdict(self.counters), "bypasses": dict(self.counters.bypasses)}
+
+
+def explain_miss(wanted: list[Component], known: Iterable[list[Component]]) -> str:
+    """Name what differs from the nearest known key: "latent shape (2, 4, 64, 64) -> (2, 4, 90, 120)".
+
+    The nearest key is the one with the fewest differing components. Says "first graph" where none is known.
+    """
+    nearest = min((differing(other, wanted) for other in known), key=len, default=None)
+    if nearest is None:
+        return "first graph of this module"
+    if not nearest:
+        return "nothing differs: the graph was evicted or freed"
+    return ", ".join(f"{name} {_short(old)} -> {_short(new)}" for name, old, new in nearest)
+
+
+def _short(value: Literal) -> str:
+    text = str(value)
+    return text if len(text) <= 60 else text[:57] + "..."

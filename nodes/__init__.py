@@ -1,0 +1,1 @@
+"""Everything that knows ComfyUI: thin node classes here, the work in `adapters`."""

@@ -1,0 +1,102 @@
+"""What the families share: recognising core's own blocks, and attention as tracing can see it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from ....compile_cache.errors import BypassCode, BypassReason
+
+Bypass = Callable[[BypassReason], None]
+
+# Feature maps: batch, channels, height, width. Tokens: batch, tokens, channels.
+FEATURES = ("b", None, "h", "w")
+TOKENS = ("b", "n", None)
+
+
+def is_core(module: torch.nn.Module, where: str, name: str) -> bool:
+    """Whether a module is exactly core's class, with core's own forward: a subclass may do anything."""
+    kind = type(module)
+    return (
+        kind.__module__ == where
+        and kind.__name__ == name
+        and getattr(kind.forward, "__module__", None) == where
+        and "forward" not in module.__dict__
+    )
+
+
+def original(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+    """The class's forward, past any hook on the instance."""
+    return type(module).forward(module, *args, **kwargs)
+
+
+def traced_attention(
+    function: Callable[..., Any],
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    heads: int,
+    mask: torch.Tensor | None = None,
+    attn_precision: Any = None,
+    skip_reshape: bool = False,
+    skip_output_reshape: bool = False,
+    **kwargs: Any,
+) -> torch.Tensor:
+    """Core's `attention_pytorch` without its branches on size, as an `optimized_attention_override`.
+
+    q, k, v: (batch, tokens, heads * width), or (batch, heads, tokens, width) with `skip_reshape`. Core's other choices
+    on plain torch (sub-quadratic, split) compute the same by slices that depend on free memory.
+    """
+    batch = q.shape[0]
+    if not skip_reshape:
+        q, k, v = (t.reshape(batch, -1, heads, t.shape[-1] // heads).transpose(1, 2) for t in (q, k, v))
+    if mask is not None:
+        mask = mask[None, None] if mask.ndim == 2 else mask[:, None] if mask.ndim == 3 else mask
+    extra = {name: kwargs[name] for name in ("scale", "enable_gqa") if name in kwargs}
+    with _preferred_kernels(q):
+        out = torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, **extra)
+    if skip_output_reshape:
+        return out
+    return out.transpose(1, 2).reshape(batch, -1, heads * out.shape[-1])
+
+
+def _preferred_kernels(q: torch.Tensor) -> Any:
+    """Core's own order of kernels on CUDA: flash attention first."""
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    order = [SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+    if q.device.type == "cuda":
+        return sdpa_kernel(order, set_priority=True)
+    return sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.MATH])
+
+
+# What a region sees of transformer_options: this, and nothing of the caller's.
+TRACED_OPTIONS: dict[str, Any] = {"optimized_attention_override": traced_attention}
+
+_ATTENTION_PATCHES = ("attn1_patch", "attn1_output_patch", "attn2_patch", "attn2_output_patch", "middle_patch")
+
+
+def attention_patch(options: Mapping[str, Any]) -> BypassReason | None:
+    """The patch of another node that acts inside this transformer block, if there is one.
+
+    Core's block reads three things: `patches` of attention, `patches_replace` for its own position, and the attention
+    override. Whatever else stands in the options cannot reach it.
+    """
+    if "optimized_attention_override" in options:
+        return BypassReason(
+            BypassCode.PATCHED_BLOCK, "another node overrides attention; transformer blocks run as they are"
+        )
+    patches = options.get("patches") or {}
+    found = [name for name in _ATTENTION_PATCHES if patches.get(name)]
+    if not found:
+        replacements = options.get("patches_replace") or {}
+        block = options.get("block")
+        here = {block, (*block, options.get("block_index", 0))} if block is not None else set()
+        found = [name for name in ("attn1", "attn2") if here & set(replacements.get(name) or ())]
+    if not found:
+        return None
+    return BypassReason(
+        BypassCode.PATCHED_BLOCK, f"another node patches {found[0]} inside transformer blocks; they run as they are"
+    )

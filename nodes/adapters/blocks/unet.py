@@ -1,0 +1,140 @@
+"""UNetModel of SD1.5, SD2, SDXL: residual blocks, transformer blocks and what stands around them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ....compile_cache.errors import BypassCode, BypassReason
+from ....compile_cache.regions import Hook, RegionRunner, RegionSite
+from .. import compat
+from .common import FEATURES, TOKENS, TRACED_OPTIONS, Bypass, attention_patch, is_core, original
+
+_UNET = "comfy.ldm.modules.diffusionmodules.openaimodel"
+_ATTENTION = "comfy.ldm.modules.attention"
+_CONTEXT = ("b", "m", None)
+_EMBEDDING = ("b", None)
+
+
+def hooks(module: torch.nn.Module, run: RegionRunner, bypass: Bypass) -> list[Hook]:
+    """Hooks for every block of a UNetModel; empty for other models."""
+    if type(module).__module__ != _UNET:
+        return []
+    found: list[Hook] = []
+    for name, block in module.named_modules():
+        if "forward" in block.__dict__:
+            kind = type(block).__name__
+            bypass(BypassReason(BypassCode.REPLACED_FORWARD, f"another pack replaced the forward of {kind}"))
+        elif is_core(block, _UNET, "ResBlock"):
+            found.append(_residual(name, block, run))
+        elif is_core(block, _ATTENTION, "SpatialTransformer") and compat.attention_is_traceable():
+            found.append(_spatial_transformer(name, block, run))
+        elif is_core(block, _ATTENTION, "BasicTransformerBlock") and compat.attention_is_traceable():
+            found.append(_transformer_block(name, block, run, bypass))
+    if isinstance(getattr(module, "out", None), torch.nn.Sequential):
+        found.append(_output(module.out, run))
+    return found
+
+
+def _residual(name: str, block: torch.nn.Module, run: RegionRunner) -> Hook:
+    site = RegionSite(name, "ResBlock", block, original, (FEATURES, _EMBEDDING))
+
+    def forward(x: torch.Tensor, emb: torch.Tensor) -> Any:
+        if x.ndim != 4 or emb.ndim != 2:
+            return original(block, x, emb)
+        return run(site, x, emb)
+
+    return Hook(block, forward, (site,))
+
+
+def _transformer_block(name: str, block: torch.nn.Module, run: RegionRunner, bypass: Bypass) -> Hook:
+    site = RegionSite(name, "BasicTransformerBlock", block, _traced_block, (TOKENS, _CONTEXT))
+
+    def forward(x: torch.Tensor, context: Any = None, transformer_options: dict[str, Any] | None = None) -> Any:
+        options = {} if transformer_options is None else transformer_options
+        patch = attention_patch(options)
+        if patch is not None:
+            bypass(patch)
+        if patch is not None or type(context) is not torch.Tensor:
+            return original(block, x, context=context, transformer_options=options)
+        return run(site, x, context)
+
+    return Hook(block, forward, (site,))
+
+
+def _traced_block(block: torch.nn.Module, x: torch.Tensor, context: torch.Tensor) -> Any:
+    return original(block, x, context=context, transformer_options=dict(TRACED_OPTIONS))
+
+
+def _spatial_transformer(name: str, block: Any, run: RegionRunner) -> Hook:
+    """The part before the transformer blocks and the part after them are a region each.
+
+    Both are cut out of core's own forward, so that nothing of it is written here a second time.
+    """
+    enter = RegionSite(name, "SpatialTransformer.enter", block, _enter, (FEATURES,))
+    leave = RegionSite(name, "SpatialTransformer.exit", block, _leave, (FEATURES, TOKENS))
+
+    def forward(x: torch.Tensor, context: Any = None, transformer_options: dict[str, Any] | None = None) -> Any:
+        options = {} if transformer_options is None else transformer_options
+        contexts = context if isinstance(context, list) else [context] * len(block.transformer_blocks)
+        options["activations_shape"] = list(x.shape)
+        tokens = run(enter, x)
+        for index, inner in enumerate(block.transformer_blocks):
+            options["block_index"] = index
+            tokens = inner(tokens, context=contexts[index], transformer_options=options)
+        return run(leave, x, tokens)
+
+    return Hook(block, forward, (enter, leave))
+
+
+class _Reached(Exception):
+    """Carries the tokens out of core's forward at the point where the transformer blocks begin."""
+
+    def __init__(self, tokens: torch.Tensor) -> None:
+        super().__init__("reached the transformer blocks")
+        self.tokens = tokens
+
+
+class _Stop(torch.nn.Module):
+    def forward(self, x: torch.Tensor, context: Any = None, transformer_options: Any = None) -> torch.Tensor:
+        raise _Reached(x)
+
+
+class _Resume(torch.nn.Module):
+    def __init__(self, tokens: torch.Tensor) -> None:
+        super().__init__()
+        self.tokens = tokens
+
+    def forward(self, x: torch.Tensor, context: Any = None, transformer_options: Any = None) -> torch.Tensor:
+        return self.tokens
+
+
+def _enter(block: Any, x: torch.Tensor) -> torch.Tensor:
+    try:
+        _with_blocks(block, _Stop(), x)
+    except _Reached as reached:
+        return reached.tokens
+    raise AssertionError("core's SpatialTransformer did not call its blocks")
+
+
+def _leave(block: Any, x: torch.Tensor, tokens: torch.Tensor) -> Any:
+    return _with_blocks(block, _Resume(tokens), x)
+
+
+def _with_blocks(block: Any, stand_in: torch.nn.Module, x: torch.Tensor) -> Any:
+    blocks = block.transformer_blocks
+    block.transformer_blocks = torch.nn.ModuleList([stand_in])
+    try:
+        return original(block, x, None, {})
+    finally:
+        block.transformer_blocks = blocks
+
+
+def _output(out: torch.nn.Sequential, run: RegionRunner) -> Hook:
+    site = RegionSite("out", "UNetModel.out", out, original, (FEATURES,))
+
+    def forward(x: torch.Tensor) -> Any:
+        return run(site, x) if x.ndim == 4 else original(out, x)
+
+    return Hook(out, forward, (site,))

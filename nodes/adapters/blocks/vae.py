@@ -1,0 +1,43 @@
+"""The decoder of AutoencoderKL: residual blocks, attention, upsampling and the last norm."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ....compile_cache.regions import Hook, RegionRunner, RegionSite
+from .. import compat
+from .common import FEATURES, Bypass, is_core, original
+
+_MODEL = "comfy.ldm.modules.diffusionmodules.model"
+
+
+def hooks(module: torch.nn.Module, run: RegionRunner, bypass: Bypass) -> list[Hook]:
+    """Hooks for the blocks of an image decoder; empty for other decoders."""
+    if not is_decoder(module):
+        return []
+    found: list[Hook] = []
+    for name, block in module.named_modules():
+        for kind in ("ResnetBlock", "AttnBlock", "Upsample"):
+            if is_core(block, _MODEL, kind) and (kind != "AttnBlock" or compat.vae_attention_is_traceable()):
+                found.append(_feature_block(name, kind, block, run))
+    found.append(_feature_block("norm_out", "GroupNorm", module.norm_out, run))
+    return found
+
+
+def is_decoder(module: torch.nn.Module) -> bool:
+    return type(module).__module__ == _MODEL and type(module).__name__ == "Decoder"
+
+
+def _feature_block(name: str, kind: str, block: Any, run: RegionRunner) -> Hook:
+    site = RegionSite(name, kind, block, original, (FEATURES,))
+
+    def forward(x: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        # More than the feature map: a time embedding, or the carried frames of a video decoder.
+        plain = all(value is None for value in (*args, *kwargs.values()))
+        if x.ndim != 4 or not plain:
+            return original(block, x, *args, **kwargs)
+        return run(site, x)
+
+    return Hook(block, forward, (site,))

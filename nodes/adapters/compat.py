@@ -1,0 +1,48 @@
+"""Differences between ComfyUI versions. Nothing else in the pack asks which version it runs on."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import comfy.model_management
+import comfy.ops
+
+
+def cancellation() -> type[BaseException]:
+    """The exception by which ComfyUI stops a prompt: an Exception in 0.8, a BaseException later."""
+    error: type[BaseException] = comfy.model_management.InterruptProcessingException
+    return error
+
+
+def is_dynamic(patcher: Any) -> bool:
+    """Whether the patcher pages its weights (DynamicVRAM, absent in 0.8)."""
+    return bool(getattr(patcher, "is_dynamic", lambda: False)())
+
+
+def supports_static_clone(patcher: Any) -> bool:
+    """Whether `clone` can give a patcher whose weights are not paged."""
+    return "disable_dynamic" in inspect.signature(patcher.clone).parameters
+
+
+def attention_is_traceable() -> bool:
+    """Whether core's chosen attention is plain torch: SageAttention and others bring kernels that tracing cannot see."""
+    mm = comfy.model_management
+    foreign = (
+        "sage_attention_enabled",
+        "flash_attention_enabled",
+        "xformers_enabled",
+        "comfy_kitchen_attention_enabled",
+    )
+    return not any(getattr(mm, name, lambda: False)() for name in foreign)
+
+
+def vae_attention_is_traceable() -> bool:
+    """Whether the VAE's attention is torch's own; the others slice by free memory, which a trace would freeze."""
+    return bool(comfy.model_management.pytorch_attention_enabled_vae())
+
+
+def upcasts_attention() -> bool:
+    """Whether `--force-upcast-attention` (or a device that needs it) changes attention's precision."""
+    forced = getattr(comfy.model_management, "force_upcast_attention_dtype", lambda: None)()
+    return bool(forced)

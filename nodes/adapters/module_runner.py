@@ -1,0 +1,69 @@
+"""Run one module of ComfyUI's through the cache: what the diffusion model and the VAE decoder have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from ...compile_cache.backends.base import Call, Program
+from ...compile_cache.errors import BypassCode, BypassReason
+from ...compile_cache.keys import GraphKey, Role
+from ...compile_cache.regions import HookBuilder
+from . import service
+from .monitor import ComfyMonitor
+from .residency import Residency
+from .signature import Description
+
+
+class ModuleRunner:
+    """One module, one backend, one role.
+
+    `backend` was checked for the device where the module will run; a module that turns up on another device is bound
+    again there, and `auto` is resolved again.
+    """
+
+    def __init__(
+        self, module: torch.nn.Module, backend: str, role: Role, build_hooks: HookBuilder, node_id: str | None
+    ) -> None:
+        self.monitor = ComfyMonitor(node_id)
+        self.residency = Residency(module)
+        self.owner = service.owner_of(module)
+        self._module = module
+        self._backend = backend
+        self._role = role
+        self._build_hooks = build_hooks
+        self._programs: dict[str, tuple[Program, str]] = {}
+
+    def program(self, device: str) -> tuple[Program, str]:
+        """The program for a type of device and the name of its backend."""
+        if device not in self._programs:
+            self._programs[device] = service.program_for(self._module, self._backend, device, self._build_hooks)
+        return self._programs[device]
+
+    def run(self, description: Description, invoke: Callable[[Sequence[torch.Tensor]], Any]) -> Any:
+        """Answer one call; `invoke` calls the original forward with other tensors in place of the described ones."""
+        device = description.tensors[0].device
+        program, backend = self.program(device.type)
+        self.residency.refresh()
+        fingerprint = service.fingerprint_of(self._module, type(self._module).__name__)
+        call = Call(
+            key=GraphKey(description.signature(), self._role, fingerprint.digest, backend),
+            tensors=description.tensors,
+            invoke=invoke,
+            device=str(device),
+            epoch=self.residency.epoch,
+            forward_bypass=_forward_bypass(),
+            capture_blocker=description.blocker or self.residency.blocker,
+            monitor=self.monitor,
+        )
+        return service.cache().run(program, call)
+
+
+def _forward_bypass() -> BypassReason | None:
+    if torch.is_grad_enabled():
+        return BypassReason(BypassCode.GRADIENT, "gradients are on: a compiled graph has no backward pass")
+    if torch.compiler.is_compiling():
+        return BypassReason(BypassCode.OBSERVED_INPUT, "another pack is compiling this model")
+    return None

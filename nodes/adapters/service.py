@@ -1,0 +1,91 @@
+"""The one cache of the process, and the programs that run through it."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import weakref
+from typing import Any
+
+import torch
+
+from ...compile_cache.backends import registry
+from ...compile_cache.backends.base import Program
+from ...compile_cache.cache import GraphCache
+from ...compile_cache.fingerprint import ModelFingerprint
+from ...compile_cache.regions import HookBuilder
+
+_lock = threading.Lock()
+_cache: GraphCache | None = None
+_owners: weakref.WeakKeyDictionary[torch.nn.Module, int] = weakref.WeakKeyDictionary()
+_programs: dict[tuple[int, str], Program] = {}
+_fingerprints: dict[int, ModelFingerprint] = {}
+_numbers = itertools.count(1)
+
+
+def cache() -> GraphCache:
+    """The process's GraphCache, made at first use."""
+    global _cache
+    with _lock:
+        if _cache is None:
+            _cache = GraphCache()
+        return _cache
+
+
+def owner_of(module: torch.nn.Module) -> int:
+    """A number for a module of this process. When the module dies, everything that belongs to it goes too."""
+    with _lock:
+        number = _owners.get(module)
+        if number is None:
+            number = next(_numbers)
+            _owners[module] = number
+            weakref.finalize(module, _forget, number)
+        return number
+
+
+def program_for(module: torch.nn.Module, backend: str, device: str, build_hooks: HookBuilder) -> tuple[Program, str]:
+    """The program that runs `module` through a backend, made once, and the name of the backend that it is.
+
+    Raises UnknownBackendError or BackendUnavailableError for a backend that was asked for by name.
+    """
+    chosen, capabilities, _ = registry.resolve(backend, device)
+    owner = owner_of(module)
+    program = _programs.get((owner, chosen.name))
+    if program is None:
+        graph_cache = cache()
+        program = chosen.bind(owner, capabilities, build_hooks, graph_cache.stats, graph_cache.config)
+        _programs[owner, chosen.name] = program
+    return program, chosen.name
+
+
+def fingerprint_of(module: torch.nn.Module, name: str) -> ModelFingerprint:
+    """The structure of a module, computed once."""
+    owner = owner_of(module)
+    if owner not in _fingerprints:
+        _fingerprints[owner] = ModelFingerprint.of(name, (_entry(path, tensor) for path, tensor in _tensors(module)))
+    return _fingerprints[owner]
+
+
+def report() -> dict[str, Any]:
+    """The cache's report, with the regions of each module that has a program."""
+    modules = [
+        {"module": owner, "backend": backend, "regions_compiled": program.regions[0], "regions": program.regions[1]}
+        for (owner, backend), program in list(_programs.items())
+    ]
+    return {**cache().report(), "modules": modules}
+
+
+def _tensors(module: torch.nn.Module) -> list[tuple[str, Any]]:
+    return [*module.named_parameters(), *module.named_buffers()]
+
+
+def _entry(path: str, tensor: torch.Tensor) -> tuple[str, tuple[int, ...]]:
+    return path, tuple(tensor.shape)
+
+
+def _forget(owner: int) -> None:
+    _fingerprints.pop(owner, None)
+    for key in [key for key in _programs if key[0] == owner]:
+        _programs.pop(key, None)
+    if _cache is not None:
+        _cache.forget(owner)

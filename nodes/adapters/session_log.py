@@ -1,0 +1,55 @@
+"""One line for each sampling run: what it did, what it waited for, and why."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+from . import service
+
+if TYPE_CHECKING:
+    from .module_runner import ModuleRunner
+
+logger = logging.getLogger(__name__)
+
+_COUNTED = {
+    "replays": "replays",
+    "graph_calls": "calls through regions",
+    "eager_calls": "eager calls",
+    "captures": "captures",
+    "region_compiles": "region compiles",
+}
+
+
+class SessionLog:
+    def __init__(self, runner: ModuleRunner) -> None:
+        self._runner = runner
+        self._before: dict[str, Any] = {}
+
+    def begin(self) -> None:
+        self._before = service.cache().stats.snapshot()
+
+    def end(self) -> None:
+        """Log the summary and show it on the node."""
+        if not self._before:
+            return
+        after = service.cache().stats.snapshot()
+        parts = [
+            f"{after[key] - self._before[key]} {text}"
+            for key, text in _COUNTED.items()
+            if after[key] > self._before[key]
+        ]
+        bypasses = [
+            f"{count - self._before['bypasses'].get(reason, 0)}x {reason}"
+            for reason, count in after["bypasses"].items()
+            if count > self._before["bypasses"].get(reason, 0)
+        ]
+        waited = after["stall_seconds"] - self._before["stall_seconds"]
+        line = ", ".join(parts) or "no calls"
+        if waited >= 0.05:
+            line += f", waited {waited:.1f} s"
+        if bypasses:
+            line += f"; bypassed: {', '.join(bypasses)}"
+        self._before = {}
+        logger.info("Resolute: %s", line)
+        self._runner.monitor.show(line)

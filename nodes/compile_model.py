@@ -1,0 +1,34 @@
+"""Compile Model: MODEL -> MODEL."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from comfy_api.latest import io
+
+from .adapters.diffusion_model import compile_diffusion_model
+from .inputs import CATEGORY, backend_input
+
+
+class CompileModel(io.ComfyNode):
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        return io.Schema(
+            node_id="ResoluteCompileModel",
+            display_name="Compile Model",
+            category=CATEGORY,
+            description=(
+                "Sample with compiled blocks and CUDA graphs. The first prompt compiles; after that, any size, batch, "
+                "prompt or LoRA runs without compiling again. The model that goes in stays as it is."
+            ),
+            inputs=[
+                io.Model.Input("model", tooltip="The diffusion model (UNet or DiT) to compile."),
+                backend_input(),
+            ],
+            outputs=[io.Model.Output(tooltip="The same model, sampled through the graph cache.")],
+            hidden=[io.Hidden.unique_id],
+        )
+
+    @classmethod
+    def execute(cls, model: Any, backend: str) -> io.NodeOutput:
+        return io.NodeOutput(compile_diffusion_model(model, backend, cls.hidden.unique_id))

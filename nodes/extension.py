@@ -1,0 +1,19 @@
+"""The list of nodes and the routes, registered when ComfyUI asks for them."""
+
+from __future__ import annotations
+
+from comfy_api.latest import ComfyExtension, io
+
+from . import routes
+from .compile_model import CompileModel
+from .compile_vae_decode import CompileVAEDecode
+from .free_graphs import FreeGraphs
+from .load_checkpoint import LoadCheckpointCompiled
+from .report import GraphCacheReport
+from .resolution import ResoluteResolution
+
+
+class ResoluteExtension(ComfyExtension):
+    async def get_node_list(self) -> list[type[io.ComfyNode]]:
+        routes.register()
+        return [CompileModel, CompileVAEDecode, LoadCheckpointCompiled, ResoluteResolution, GraphCacheReport, FreeGraphs]

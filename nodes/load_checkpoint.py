@@ -1,0 +1,53 @@
+"""Load Checkpoint (Compiled): a checkpoint file -> MODEL, CLIP, VAE."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import folder_paths
+from comfy_api.latest import io
+
+from nodes import CheckpointLoaderSimple
+
+from .adapters.diffusion_model import compile_diffusion_model
+from .adapters.vae_decode import compile_vae_decode
+from .inputs import CATEGORY, backend_input
+
+
+class LoadCheckpointCompiled(io.ComfyNode):
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        return io.Schema(
+            node_id="ResoluteLoadCheckpoint",
+            display_name="Load Checkpoint (Compiled)",
+            category=CATEGORY,
+            description="Load Checkpoint, Compile Model and Compile VAE Decode in one node.",
+            inputs=[
+                io.Combo.Input(
+                    "ckpt_name",
+                    options=folder_paths.get_filename_list("checkpoints"),
+                    tooltip="The checkpoint file, from ComfyUI's models/checkpoints folder.",
+                ),
+                backend_input(),
+                io.Boolean.Input(
+                    "compile_vae",
+                    default=True,
+                    tooltip="Compile the VAE's decoder too. Switch it off to decode with ComfyUI's own code.",
+                ),
+            ],
+            outputs=[
+                io.Model.Output(tooltip="The diffusion model, compiled."),
+                io.Clip.Output(tooltip="The text encoder, as it is in the file."),
+                io.Vae.Output(tooltip="The VAE, with a compiled decoder if asked for."),
+            ],
+            hidden=[io.Hidden.unique_id],
+        )
+
+    @classmethod
+    def execute(cls, ckpt_name: str, backend: str, compile_vae: bool) -> io.NodeOutput:
+        model, clip, vae = CheckpointLoaderSimple().load_checkpoint(ckpt_name)
+        node_id: Any = cls.hidden.unique_id
+        model = compile_diffusion_model(model, backend, node_id)
+        if compile_vae and vae is not None:
+            vae = compile_vae_decode(vae, backend, node_id)
+        return io.NodeOutput(model, clip, vae)

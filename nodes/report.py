@@ -1,0 +1,41 @@
+"""Graph Cache Report: what the cache did, as text and as a chart."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from comfy_api.latest import io
+
+from .adapters import report, service
+from .inputs import CATEGORY
+
+
+class GraphCacheReport(io.ComfyNode):
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        return io.Schema(
+            node_id="ResoluteReport",
+            display_name="Graph Cache Report",
+            category=CATEGORY,
+            description="A table and a chart of the graphs in the cache: shapes, hits, stalls and bytes.",
+            inputs=[
+                io.AnyType.Input(
+                    "any", optional=True, tooltip="Connect the last image or latent, so that the report comes after it."
+                )
+            ],
+            outputs=[
+                io.String.Output(display_name="text", tooltip="The report as a table."),
+                io.Image.Output(display_name="image", tooltip="The report as a chart."),
+            ],
+            is_output_node=True,
+        )
+
+    @classmethod
+    def fingerprint_inputs(cls, **kwargs: Any) -> float:
+        return float("nan")  # the cache changes without the inputs
+
+    @classmethod
+    def execute(cls, any: Any = None) -> io.NodeOutput:
+        data = service.report()
+        text = report.table(data)
+        return io.NodeOutput(text, report.chart(data), ui={"text": (text,)})

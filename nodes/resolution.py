@@ -1,0 +1,63 @@
+"""Resolution: width and height that the model can take, checked before anything runs."""
+
+from __future__ import annotations
+
+from comfy_api.latest import io
+
+from ..compile_cache import sizes
+from .inputs import CATEGORY
+
+
+class ResoluteResolution(io.ComfyNode):
+    """Hands out width and height, from a preset or typed in."""
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        """Inputs: preset, width, height (pixels), multiple. Outputs: width, height."""
+        return io.Schema(
+            node_id="ResoluteResolution",
+            display_name="Resolution",
+            category=CATEGORY,
+            description="Width and height for a latent or an image. A size that the model "
+            "cannot take is refused, with the nearest one that it can.",
+            inputs=[
+                io.Combo.Input(
+                    "preset",
+                    options=list(sizes.PRESETS),
+                    default=sizes.CUSTOM,
+                    tooltip="A common size. It replaces width and height; choose 'custom' to use those.",
+                ),
+                _side("width"),
+                _side("height"),
+                io.Combo.Input(
+                    "multiple",
+                    options=list(sizes.MULTIPLES),
+                    default=sizes.MULTIPLES[0],
+                    tooltip="Width and height must be multiples of this. 8 suits SD1.5 and SDXL, "
+                    "16 suits Flux and SD3; anything else stops with the nearest valid size.",
+                ),
+            ],
+            outputs=[
+                io.Int.Output(display_name="width", tooltip="Width in pixels."),
+                io.Int.Output(display_name="height", tooltip="Height in pixels."),
+            ],
+        )
+
+    @classmethod
+    def execute(cls, preset: str, width: int, height: int, multiple: str) -> io.NodeOutput:
+        """Raises ValueError when the size is no multiple of ``multiple``."""
+        size = sizes.resolve_size(preset, width, height, multiple)
+        return io.NodeOutput(size.width, size.height)
+
+
+def _side(name: str) -> io.Int.Input:
+    # The arrows step by 8, but any number can be typed: the node then says what is wrong,
+    # where the front end would have rounded without a word.
+    return io.Int.Input(
+        name,
+        default=sizes.DEFAULT,
+        min=sizes.MINIMUM,
+        max=sizes.MAXIMUM,
+        step=1,
+        tooltip=f"The image's {name} in pixels; used when preset is 'custom'.",
+    )

@@ -1,0 +1,61 @@
+"""The set-up that every command begins with: ComfyUI checkouts, then the environment."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from . import comfyui, environment
+from .errors import PromptError, ServerError, SetupError
+from .places import ROOT
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """A ready interpreter and the ComfyUI checkouts, by version."""
+
+    python: Path
+    checkouts: dict[str, Path]
+
+    @property
+    def comfyui(self) -> Path:
+        """The checkout of the target version."""
+        return self.checkouts[comfyui.TARGET]
+
+
+def prepare(versions: Sequence[str] = (comfyui.TARGET,), say: Callable[[str], None] | None = None) -> Setup:
+    """Makes what is missing and says so; ready things cost a fraction of a second.
+
+    The target is always among the checkouts: its requirements are the environment's.
+    """
+    say = say or _say
+    environment.check_python(sys.version_info[:2])
+    wanted = dict.fromkeys((comfyui.TARGET, *versions))
+    checkouts = {version: comfyui.ensure(ROOT, version, say) for version in wanted}
+    return Setup(environment.ensure(ROOT, checkouts[comfyui.TARGET], say), checkouts)
+
+
+def as_command(main: Callable[[], int]) -> int:
+    """Runs a command; an expected error becomes one sentence on stderr and exit code 1."""
+    try:
+        return main()
+    except (SetupError, ServerError, PromptError) as error:
+        print(f"error: {error}", file=sys.stderr, flush=True)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+
+
+def _say(text: str) -> None:
+    print(text, flush=True)
+
+
+if __name__ == "__main__":
+    # For shell scripts: progress on stderr, the interpreter's path alone on stdout.
+    def _main() -> int:
+        print(prepare(say=lambda text: print(text, file=sys.stderr, flush=True)).python)
+        return 0
+
+    sys.exit(as_command(_main))

@@ -1,0 +1,196 @@
+"""The virtual environment of tests and demo.
+
+It lives outside the checkout, named by Python version and a hash of the requirement
+files, so that a second checkout does not install 6 GB again; ``.venv`` links to it.
+"""
+
+from __future__ import annotations
+
+import collections
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from .errors import SetupError
+from .places import environments_root, locked
+
+OLDEST_PYTHON = (3, 10)
+NEWEST_PYTHON = (3, 13)
+REQUIREMENTS = ("requirements.txt", "requirements-test.txt", "requirements-dev.txt")
+STAMP = "resolute-environment.txt"
+
+Say = Callable[[str], None]
+
+
+def ensure(root: Path, comfyui: Path, say: Say = print) -> Path:
+    """The Python of an environment with everything installed; makes it when needed.
+
+    ``RESOLUTE_PYTHON`` names a ready interpreter instead (a machine without network);
+    nothing is installed then. Raises SetupError with the remedy.
+    """
+    given = os.environ.get("RESOLUTE_PYTHON")
+    if given:
+        return _accept_given(Path(given).expanduser())
+    check_python(sys.version_info[:2])
+    files = [root / name for name in REQUIREMENTS] + [comfyui / "requirements.txt"]
+    key = environment_key(sys.version_info[:2], files)
+    folder = environments_root() / key
+    linked = _link(root / ".venv", folder)
+    if not linked:
+        folder = root / ".venv"
+    lock = folder.with_name(folder.name + ".lock")
+    if not is_ready(folder, key):
+        with locked(lock, "the virtual environment"):
+            if not is_ready(folder, key):
+                _build(folder, key, files, say)
+    return python_of(folder)
+
+
+def check_python(version: tuple[int, int]) -> None:
+    """Raises SetupError for a Python that the pinned torch has no builds for."""
+    if not OLDEST_PYTHON <= version <= NEWEST_PYTHON:
+        raise SetupError(
+            f"Python {version[0]}.{version[1]} cannot run this: it needs Python 3.10 to 3.13. "
+            "Start the command with one of those, for example `python3.11 scripts/test`."
+        )
+
+
+def environment_key(version: tuple[int, int], files: Sequence[Path]) -> str:
+    """``<X.Y>-<hash>`` of the requirement files, whatever their line endings."""
+    digest = hashlib.sha256()
+    for file in files:
+        if not file.is_file():
+            raise SetupError(f"{file} is missing. Restore it with `git checkout`.")
+        digest.update(b"\n".join(file.read_bytes().splitlines()) + b"\0")
+    return f"{version[0]}.{version[1]}-{digest.hexdigest()[:12]}"
+
+
+def python_of(folder: Path) -> Path:
+    """The interpreter inside a virtual environment."""
+    return folder / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
+
+
+def is_ready(folder: Path, key: str) -> bool:
+    """Whether ``folder`` was finished for ``key`` and its base Python still exists."""
+    if _stamp_of(folder) != f"ready {key}":
+        return False
+    try:
+        done = subprocess.run([str(python_of(folder)), "-c", ""], capture_output=True, check=False)
+    except OSError:
+        return False
+    return done.returncode == 0
+
+
+def has_cuda(python: Path) -> bool:
+    """Whether torch in that environment sees an NVIDIA GPU (asks a short process)."""
+    question = "import torch, sys; sys.exit(0 if torch.cuda.is_available() else 3)"
+    done = subprocess.run([str(python), "-c", question], capture_output=True, check=False)
+    return done.returncode == 0
+
+
+def _accept_given(python: Path) -> Path:
+    try:
+        done = subprocess.run([str(python), "-c", "import torch"], capture_output=True, check=False)
+    except OSError:
+        raise SetupError(f"RESOLUTE_PYTHON names {python}, which cannot be started.") from None
+    if done.returncode != 0:
+        raise SetupError(
+            f"RESOLUTE_PYTHON names {python}, where torch cannot be imported. Install "
+            "ComfyUI's requirements there, or unset it to have an environment made."
+        )
+    return python
+
+
+def _link(link: Path, folder: Path) -> bool:
+    """Points ``.venv`` to the environment; False where the file system has no links.
+
+    A real ``.venv`` that is not ours is left alone: the environment works without it.
+    """
+    if link.exists() and not link.is_symlink():
+        return _stamp_of(link) is None and os.name != "nt"
+    try:
+        if link.is_symlink():
+            if Path(os.readlink(link)) == folder:
+                return True
+            link.unlink()
+        link.symlink_to(folder, target_is_directory=True)
+    except FileExistsError:
+        return True  # another process was faster
+    except (OSError, NotImplementedError):
+        return False
+    return True
+
+
+def _stamp_of(folder: Path) -> str | None:
+    try:
+        return (folder / STAMP).read_text("utf-8").strip()
+    except OSError:
+        return None
+
+
+def _build(folder: Path, key: str, files: Sequence[Path], say: Say) -> None:
+    """Builds in place (an environment cannot be renamed); the stamp becomes "ready" last."""
+    if folder.exists():
+        if _stamp_of(folder) is None and any(folder.iterdir()):
+            raise SetupError(f"{folder} exists but was not made by this project. Move it away.")
+        say("Environment: an unfinished or outdated one is removed.")
+        shutil.rmtree(folder)
+    folder.mkdir(parents=True)
+    (folder / STAMP).write_text(f"building {key}\n", "utf-8")
+    say(f"Environment: making {folder} (about 6 GB, a few minutes, once).")
+    _make_venv(folder)
+    _install(python_of(folder), files, say)
+    (folder / STAMP).write_text(f"ready {key}\n", "utf-8")
+
+
+def _make_venv(folder: Path) -> None:
+    command = [sys.executable, "-m", "venv", str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise SetupError(
+            f"`{' '.join(command)}` failed: {(done.stderr or done.stdout).strip()[-400:]}\n"
+            f"Python's venv module is incomplete. On Debian or Ubuntu: `sudo apt install "
+            f"python3.{sys.version_info[1]}-venv`; elsewhere use a Python from python.org."
+        )
+
+
+def _install(python: Path, files: Sequence[Path], say: Say) -> None:
+    command = [str(python), "-m", "pip", "install", "--no-input", "--progress-bar", "off"]
+    command += ["--disable-pip-version-check"]
+    for file in files:
+        command += ["-r", str(file)]
+    tail: collections.deque[str] = collections.deque(maxlen=12)
+    with subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        encoding="utf-8",
+        errors="replace",
+    ) as process:
+        for line in process.stdout or ():
+            tail.append(line.rstrip())
+            _report(line.strip(), say)
+    if process.returncode != 0:
+        raise SetupError(
+            "pip could not install the requirements. Its last lines:\n  "
+            + "\n  ".join(tail)
+            + "\nCheck the network (a proxy may need https_proxy) and that about 10 GB of disk "
+            "are free, then run this again."
+        )
+
+
+def _report(line: str, say: Say) -> None:
+    """Passes on only what takes time: downloads of 10 MB and more, and the last step."""
+    download = re.match(r"(?:Downloading|Using cached) (\S+) \((\d+(?:\.\d+)?) MB\)", line)
+    if download and float(download[2]) >= 10:
+        name = "-".join(download[1].rsplit("/", 1)[-1].split("-")[:2])
+        say(f"  {name} ({float(download[2]):.0f} MB)")
+    elif line.startswith("Installing collected packages:"):
+        say(f"  installing {line.count(',') + 1} packages")

@@ -1,0 +1,250 @@
+"""One graph, two forms: what the front end opens (UI form) and what the server runs (API form)."""
+
+from __future__ import annotations
+
+import uuid
+from dataclasses import dataclass, field
+from typing import Any
+
+from .workflow_nodes import FRONT_END_ONLY, NODE_TYPES, NOTE, NodeType, WidgetValue
+
+# Pixels on the canvas, measured in the front end of ComfyUI 0.33.0.
+TITLE, ROW, WIDGET, TEXT, PICTURE, PAD = 30, 20, 24, 90, 220, 20
+GAP, RIGHTWARD_GAP, GROUP_TITLE = 20, 80, 50
+OURS_COLORS = {"color": "#233", "bgcolor": "#355"}
+NOTE_COLORS = {"color": "#432", "bgcolor": "#653"}
+SHOWS_PICTURE = frozenset({"LoadImage", "PreviewImage", "SaveImage"})
+NAMESPACE = uuid.UUID("6d2ab0c5-7e0c-5d39-9a1e-3a1d1c8f5b10")
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """A socket that another node's input may be linked to."""
+
+    node: int
+    slot: int
+    type: str
+
+
+@dataclass(slots=True)
+class Node:
+    """A node of a graph; ``values`` are its widgets', ``links`` its inputs'."""
+
+    id: int
+    type: NodeType
+    title: str
+    values: dict[str, WidgetValue]
+    links: dict[str, Output]
+    width: int
+    position: tuple[int, int] = (0, 0)
+    text_height: int = TEXT
+
+    def __getitem__(self, output: str) -> Output:
+        for slot, (name, kind) in enumerate(self.type.outputs):
+            if name == output:
+                return Output(self.id, slot, kind)
+        raise KeyError(f"{self.type.id} has no output {output!r}")
+
+    @property
+    def height(self) -> int:
+        """Pixels below the title, enough for every socket and widget."""
+        rows = max(len(self.type.inputs), len(self.type.outputs))
+        height = PAD + ROW * rows
+        for widget in self.type.widgets:
+            is_text = widget.name == "text"
+            height += self.text_height if is_text else WIDGET
+        return height + (PICTURE if self.type.id in SHOWS_PICTURE else 0)
+
+
+@dataclass(slots=True)
+class Group:
+    """A titled frame; its nodes stand in one line, downward or to the right."""
+
+    title: str
+    position: tuple[int, int]
+    color: str
+    rightward: bool
+    nodes: list[Node] = field(default_factory=list)
+
+    def next_position(self) -> tuple[int, int]:
+        """Where the next node's body begins."""
+        x, y = self.position[0] + GAP, self.position[1] + GROUP_TITLE + TITLE
+        for node in self.nodes:
+            if self.rightward:
+                x += node.width + RIGHTWARD_GAP
+            else:
+                y += node.height + TITLE + GAP
+        return x, y
+
+    def bounding(self) -> list[int]:
+        """Left, top, width and height around the nodes."""
+        left, top = self.position
+        right = max(node.position[0] + node.width for node in self.nodes) + GAP
+        bottom = max(node.position[1] + node.height for node in self.nodes) + GAP
+        return [left, top, right - left, bottom - top]
+
+
+class Graph:
+    """A workflow under construction; nodes get ids in the order in which they are added."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.nodes: list[Node] = []
+        self.groups: list[Group] = []
+
+    def group(self, title: str, at: tuple[int, int], color: str, rightward: bool = False) -> Group:
+        """A frame whose top left corner is ``at``; hand it to ``add``."""
+        group = Group(title, at, color, rightward)
+        self.groups.append(group)
+        return group
+
+    def add(
+        self,
+        group: Group,
+        type_id: str,
+        *,
+        title: str = "",
+        wide: int = 300,
+        **inputs: WidgetValue | Output,
+    ) -> Node:
+        """Adds a node; inputs are widget values or outputs of other nodes.
+
+        Raises KeyError for an input that the type does not have, and TypeError for an
+        output of another type.
+        """
+        node_type = NODE_TYPES[type_id]
+        kinds = dict(node_type.inputs) | {w.name: w.type for w in node_type.widgets}
+        values = {widget.name: widget.default for widget in node_type.widgets}
+        links: dict[str, Output] = {}
+        for name, value in inputs.items():
+            if name not in kinds:
+                raise KeyError(f"{type_id} has no input {name!r}")
+            if not isinstance(value, Output):
+                values[name] = value
+            elif "*" in (kinds[name], value.type) or kinds[name] == value.type:
+                links[name] = value
+            else:
+                raise TypeError(f"{type_id}.{name} takes {kinds[name]}, not {value.type}")
+        node = Node(
+            len(self.nodes) + 1,
+            node_type,
+            title or node_type.title,
+            values,
+            links,
+            wide,
+        )
+        node.position = group.next_position()
+        group.nodes.append(node)
+        self.nodes.append(node)
+        return node
+
+    def note(self, text: str, at: tuple[int, int], width: int, height: int) -> None:
+        """Adds a note in Markdown; it belongs to no group."""
+        node_type = NODE_TYPES[NOTE]
+        node = Node(len(self.nodes) + 1, node_type, "What to look at", {"text": text}, {}, width)
+        node.position, node.text_height = (at[0], at[1] + TITLE), height
+        self.nodes.append(node)
+
+    def api(self) -> dict[str, dict[str, Any]]:
+        """The prompt that ``POST /prompt`` takes, as the front end exports it."""
+        return {str(node.id): _api(node) for node in self.nodes if not node.type.is_front_end_only}
+
+    def ui(self) -> dict[str, Any]:
+        """The graph in the front end's own form (LiteGraph, schema version 0.4)."""
+        links = self._links()
+        return {
+            "id": str(uuid.uuid5(NAMESPACE, self.name)),
+            "revision": 0,
+            "last_node_id": len(self.nodes),
+            "last_link_id": len(links),
+            "nodes": [_ui(node, order, links) for order, node in enumerate(self.nodes)],
+            "links": links,
+            "groups": [_ui_group(number, group) for number, group in enumerate(self.groups, 1)],
+            "config": {},
+            "extra": {"ds": {"scale": 0.6, "offset": [80, 120]}},
+            "version": 0.4,
+        }
+
+    def _links(self) -> list[list[Any]]:
+        """Each link: its id, source node and slot, target node and slot, type."""
+        links: list[list[Any]] = []
+        for node in self.nodes:
+            for slot, name in enumerate(_socket_names(node)):
+                if name in node.links:
+                    source = node.links[name]
+                    ends = [source.node, source.slot, node.id, slot, source.type]
+                    links.append([len(links) + 1, *ends])
+        return links
+
+
+def _socket_names(node: Node) -> list[str]:
+    """Inputs first, then the widgets: each of them has a socket too, except texts in the browser."""
+    widgets = [w.name for w in node.type.widgets if w.name not in FRONT_END_ONLY]
+    return [
+        *(name for name, _ in node.type.inputs),
+        *([] if node.type.is_front_end_only else widgets),
+    ]
+
+
+def _api(node: Node) -> dict[str, Any]:
+    values = {name: v for name, v in node.values.items() if name not in FRONT_END_ONLY}
+    linked = {name: [str(link.node), link.slot] for name, link in node.links.items()}
+    return {
+        "inputs": values | linked,
+        "class_type": node.type.id,
+        "_meta": {"title": node.title},
+    }
+
+
+def _ui(node: Node, order: int, links: list[list[Any]]) -> dict[str, Any]:
+    colors = OURS_COLORS if node.type.is_ours else {}
+    return {
+        "id": node.id,
+        "type": node.type.id,
+        "pos": list(node.position),
+        "size": [node.width, node.height],
+        "flags": {},
+        "order": order,
+        "mode": 0,
+        "inputs": [_ui_input(node, slot, links) for slot in range(len(_socket_names(node)))],
+        "outputs": [
+            {
+                "name": name,
+                "type": kind,
+                "slot_index": slot,
+                "links": [link[0] for link in links if link[1:3] == [node.id, slot]] or None,
+            }
+            for slot, (name, kind) in enumerate(node.type.outputs)
+        ],
+        "title": node.title,
+        "properties": _properties(node),
+        "widgets_values": list(node.values.values()),
+        **(NOTE_COLORS if node.type.is_front_end_only else colors),
+    }
+
+
+def _properties(node: Node) -> dict[str, str]:
+    if node.type.is_front_end_only:
+        return {}
+    origin = {} if node.type.is_ours else {"cnr_id": "comfy-core"}
+    return {**origin, "Node name for S&R": node.type.id}
+
+
+def _ui_input(node: Node, slot: int, links: list[list[Any]]) -> dict[str, Any]:
+    name = _socket_names(node)[slot]
+    link = next((link[0] for link in links if link[3:5] == [node.id, slot]), None)
+    widget = node.type.widget(name)
+    if widget is None:
+        return {"name": name, "type": dict(node.type.inputs)[name], "link": link}
+    return {"name": name, "type": widget.type, "widget": {"name": name}, "link": link}
+
+
+def _ui_group(number: int, group: Group) -> dict[str, Any]:
+    return {
+        "id": number,
+        "title": group.title,
+        "bounding": group.bounding(),
+        "color": group.color,
+        "font_size": 24,
+        "flags": {},
+    }

@@ -1,0 +1,205 @@
+"""The node types that bundled workflows use: sockets, widgets and titles.
+
+Stock types as in ComfyUI 0.33.0, Resolute's as in ``nodes/``; a browser test compares
+both with what a running server says.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+Slot = tuple[str, str]  # name, type
+WidgetValue = str | int | float | bool
+
+# What the front end adds to a seed widget; it is saved in UI form and never queued.
+AFTER_GENERATE = "control_after_generate"
+UPLOAD = "upload"
+FRONT_END_ONLY = frozenset({AFTER_GENERATE, UPLOAD})
+NOTE = "MarkdownNote"
+
+
+@dataclass(frozen=True, slots=True)
+class Widget:
+    """A value that is edited on the node; type and default as the server declares them."""
+
+    name: str
+    type: str
+    default: WidgetValue
+
+
+@dataclass(frozen=True, slots=True)
+class NodeType:
+    """Sockets and widgets in the order in which the front end shows them."""
+
+    id: str
+    title: str
+    inputs: tuple[Slot, ...] = ()
+    widgets: tuple[Widget, ...] = ()
+    outputs: tuple[Slot, ...] = ()
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether this pack provides the type."""
+        return self.id.startswith("Resolute")
+
+    @property
+    def is_front_end_only(self) -> bool:
+        """Whether the type exists in the browser only, so that no prompt holds it."""
+        return self.id == NOTE
+
+    def widget(self, name: str) -> Widget | None:
+        """The widget of that name, or None."""
+        return next((widget for widget in self.widgets if widget.name == name), None)
+
+
+def _size(default: int) -> tuple[Widget, Widget]:
+    return Widget("width", "INT", default), Widget("height", "INT", default)
+
+
+_MODEL, _CLIP, _VAE = ("MODEL", "MODEL"), ("CLIP", "CLIP"), ("VAE", "VAE")
+_IMAGE, _LATENT = ("IMAGE", "IMAGE"), ("LATENT", "LATENT")
+_BACKEND = Widget("backend", "COMBO", "auto")
+
+STOCK = (
+    NodeType(
+        "CheckpointLoaderSimple",
+        "Load Checkpoint",
+        widgets=(Widget("ckpt_name", "COMBO", ""),),
+        outputs=(_MODEL, _CLIP, _VAE),
+    ),
+    NodeType(
+        "CLIPTextEncode",
+        "CLIP Text Encode (Prompt)",
+        inputs=(("clip", "CLIP"),),
+        widgets=(Widget("text", "STRING", ""),),
+        outputs=(("CONDITIONING", "CONDITIONING"),),
+    ),
+    NodeType(
+        "EmptyLatentImage",
+        "Empty Latent Image",
+        widgets=(*_size(512), Widget("batch_size", "INT", 1)),
+        outputs=(_LATENT,),
+    ),
+    NodeType(
+        "KSampler",
+        "KSampler",
+        inputs=(
+            ("model", "MODEL"),
+            ("positive", "CONDITIONING"),
+            ("negative", "CONDITIONING"),
+            ("latent_image", "LATENT"),
+        ),
+        widgets=(
+            Widget("seed", "INT", 0),
+            Widget(AFTER_GENERATE, "COMBO", "fixed"),
+            Widget("steps", "INT", 20),
+            Widget("cfg", "FLOAT", 8.0),
+            Widget("sampler_name", "COMBO", "euler"),
+            Widget("scheduler", "COMBO", "normal"),
+            Widget("denoise", "FLOAT", 1.0),
+        ),
+        outputs=(_LATENT,),
+    ),
+    NodeType(
+        "VAEDecode",
+        "VAE Decode",
+        inputs=(("samples", "LATENT"), ("vae", "VAE")),
+        outputs=(_IMAGE,),
+    ),
+    NodeType(
+        "VAEEncode",
+        "VAE Encode",
+        inputs=(("pixels", "IMAGE"), ("vae", "VAE")),
+        outputs=(_LATENT,),
+    ),
+    NodeType(
+        "LoadImage",
+        "Load Image",
+        widgets=(
+            Widget("image", "COMBO", "example.png"),
+            Widget(UPLOAD, "IMAGEUPLOAD", "image"),
+        ),
+        outputs=(_IMAGE, ("MASK", "MASK")),
+    ),
+    NodeType(
+        "ImageScale",
+        "Upscale Image",
+        inputs=(("image", "IMAGE"),),
+        widgets=(
+            Widget("upscale_method", "COMBO", "nearest-exact"),
+            *_size(512),
+            Widget("crop", "COMBO", "disabled"),
+        ),
+        outputs=(_IMAGE,),
+    ),
+    NodeType(
+        "ImageStitch",
+        "Stitch Images",
+        inputs=(("image1", "IMAGE"), ("image2", "IMAGE")),
+        widgets=(
+            Widget("direction", "COMBO", "right"),
+            Widget("match_image_size", "BOOLEAN", True),
+            Widget("spacing_width", "INT", 0),
+            Widget("spacing_color", "COMBO", "white"),
+        ),
+        outputs=(_IMAGE,),
+    ),
+    NodeType(
+        "SaveImage",
+        "Save Image",
+        inputs=(("images", "IMAGE"),),
+        widgets=(Widget("filename_prefix", "STRING", "ComfyUI"),),
+    ),
+    NodeType("PreviewImage", "Preview Image", inputs=(("images", "IMAGE"),)),
+    NodeType(
+        "PreviewAny",
+        "Preview as Text",
+        inputs=(("source", "*"),),
+        outputs=(("STRING", "STRING"),),
+    ),
+    NodeType(NOTE, "Note", widgets=(Widget("text", "STRING", ""),)),
+)
+OURS = (
+    NodeType(
+        "ResoluteCompileModel",
+        "Compile Model",
+        inputs=(("model", "MODEL"),),
+        widgets=(_BACKEND,),
+        outputs=(_MODEL,),
+    ),
+    NodeType(
+        "ResoluteCompileVAEDecode",
+        "Compile VAE Decode",
+        inputs=(("vae", "VAE"),),
+        widgets=(_BACKEND,),
+        outputs=(_VAE,),
+    ),
+    NodeType(
+        "ResoluteLoadCheckpoint",
+        "Load Checkpoint (Compiled)",
+        widgets=(
+            Widget("ckpt_name", "COMBO", ""),
+            _BACKEND,
+            Widget("compile_vae", "BOOLEAN", True),
+        ),
+        outputs=(_MODEL, _CLIP, _VAE),
+    ),
+    NodeType(
+        "ResoluteResolution",
+        "Resolution",
+        widgets=(
+            Widget("preset", "COMBO", "custom"),
+            *_size(1024),
+            Widget("multiple", "COMBO", "8"),
+        ),
+        outputs=(("width", "INT"), ("height", "INT")),
+    ),
+    NodeType(
+        "ResoluteReport",
+        "Graph Cache Report",
+        inputs=(("any", "*"),),
+        outputs=(("text", "STRING"), ("image", "IMAGE")),
+    ),
+    NodeType("ResoluteFree", "Free Graphs", inputs=(("any", "*"),), outputs=(("any", "*"),)),
+)
+NODE_TYPES = {node_type.id: node_type for node_type in STOCK + OURS}

@@ -1,0 +1,88 @@
+"""Thumbnails of the bundled workflows and the README's picture, taken in a real browser.
+
+``python -m scripts.support.workflow_pictures --url http://127.0.0.1:8188`` needs a
+running ComfyUI with the pack in it, playwright, Chromium and Pillow. Each picture shows
+the graph as the front end draws it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import sys
+from pathlib import Path
+
+from PIL import Image
+
+from .build_workflows import FOLDER, WORKFLOWS
+from .front_end import FrontEnd, front_end, missing_requirement
+from .places import ROOT
+from .workflow_graph import Graph
+
+THUMBNAIL = (640, 400)
+THUMBNAIL_BYTES = 40_000
+README_PICTURE = ROOT / "docs" / "graph.png"
+README_WORKFLOW = "sd15_text_to_image"
+README_BYTES = 300_000
+BACKGROUND = (20, 20, 20)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--url", required=True, help="of a running ComfyUI")
+    parser.add_argument("--source", default="resolute", help="the pack's name in custom_nodes")
+    options = parser.parse_args(arguments)
+    problem = missing_requirement()
+    if problem:
+        print(f"error: {problem}", file=sys.stderr)
+        return 2
+    with front_end(options.url, pixel_ratio=1.5) as browser:
+        for build in WORKFLOWS:
+            _take(browser, build(), options.source)
+    return 0
+
+
+def _take(browser: FrontEnd, graph: Graph, source: str) -> None:
+    browser.open_template(graph.name, source, len(graph.nodes))
+    complaints = browser.complaints()
+    if complaints:
+        raise RuntimeError(f"{graph.name} does not open cleanly: {complaints}")
+    wide = len(graph.groups) > 6
+    picture = Image.open(io.BytesIO(browser.picture(0.4 if wide else 0.75))).convert("RGB")
+    _save_thumbnail(picture, FOLDER / f"{graph.name}.jpg")
+    if graph.name == README_WORKFLOW:
+        _save_readme_picture(picture, README_PICTURE)
+
+
+def _save_thumbnail(picture: Image.Image, path: Path) -> None:
+    """The whole picture in a 16:10 frame, with the best quality that the limit allows."""
+    small = picture.copy()
+    small.thumbnail(THUMBNAIL, Image.Resampling.LANCZOS)
+    framed = Image.new("RGB", THUMBNAIL, BACKGROUND)
+    corner = ((THUMBNAIL[0] - small.width) // 2, (THUMBNAIL[1] - small.height) // 2)
+    framed.paste(small, corner)
+    for quality in range(90, 30, -5):
+        data = io.BytesIO()
+        framed.save(data, "JPEG", quality=quality, optimize=True)
+        if len(data.getvalue()) <= THUMBNAIL_BYTES:
+            break
+    _write(path, data.getvalue())
+
+
+def _save_readme_picture(picture: Image.Image, path: Path) -> None:
+    data = io.BytesIO()
+    picture.save(data, "PNG", optimize=True)
+    if len(data.getvalue()) > README_BYTES:
+        raise RuntimeError(f"{path.name} has {len(data.getvalue())} bytes, over {README_BYTES}.")
+    _write(path, data.getvalue())
+
+
+def _write(path: Path, data: bytes) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(data)
+    print(f"{path.relative_to(ROOT)}: {len(data) / 1000:.0f} kB")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,42 @@
+"""A ComfyUI server with the pack, and Chromium with its front end."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from scripts.support import comfyui, front_end
+from scripts.support.build_workflows import SD15, SDXL
+from scripts.support.front_end import FrontEnd
+from scripts.support.server import ComfyServer
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Registers the marker here, so that a test file works without other settings."""
+    config.addinivalue_line("markers", "browser: needs chromium and playwright")
+
+
+@pytest.fixture(scope="session")
+def server(
+    make_server: Callable[..., ComfyServer], comfyui_folder: Callable[[str], Path]
+) -> ComfyServer:
+    """The target ComfyUI, with files of the names that the workflows mention.
+
+    Nothing is sampled here, so the checkpoints are empty.
+    """
+    server = make_server()
+    example = comfyui_folder(comfyui.TARGET) / "input" / "example.png"
+    shutil.copyfile(example, server.input_folder / example.name)
+    for name in (SD15, SDXL):
+        (server.folder / "models" / "checkpoints" / name).touch()
+    return server
+
+
+@pytest.fixture(scope="session")
+def browser(server: ComfyServer) -> Iterator[FrontEnd]:
+    """One tab, used by all tests in turn; each of them loads the page anew."""
+    with front_end.front_end(server.url) as opened:
+        yield opened

@@ -1,0 +1,108 @@
+"""The bundled workflows in ComfyUI's own front end: they open, and mean what the API form says."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from scripts.support import front_end
+from scripts.support.build_workflows import FOLDER, WORKFLOWS
+from scripts.support.front_end import FrontEnd
+from scripts.support.server import ComfyServer
+from scripts.support.workflow_graph import Graph
+from scripts.support.workflow_nodes import FRONT_END_ONLY, NODE_TYPES, OURS
+
+MISSING = front_end.missing_requirement()
+pytestmark = [pytest.mark.browser, pytest.mark.skipif(bool(MISSING), reason=str(MISSING))]
+PACK = "resolute"
+GRAPHS = {graph.name: graph for graph in (build() for build in WORKFLOWS)}
+
+
+@pytest.fixture(params=sorted(GRAPHS))
+def graph(request: pytest.FixtureRequest) -> Graph:
+    """Each bundled workflow."""
+    return GRAPHS[request.param]
+
+
+def written_prompt(name: str) -> dict[str, Any]:
+    """The API form on disk."""
+    loaded: dict[str, Any] = json.loads((FOLDER / "api" / f"{name}.json").read_text("utf-8"))
+    return loaded
+
+
+def test_a_template_opens_cleanly_and_queues_the_api_form(browser: FrontEnd, graph: Graph) -> None:
+    browser.open_template(graph.name, PACK, len(graph.nodes))
+    assert browser.unknown_types() == []
+    assert browser.complaints() == []
+    assert browser.prompt() == written_prompt(graph.name)
+
+
+def test_a_dropped_file_opens_as_well(browser: FrontEnd) -> None:
+    name = "sd15_text_to_image"
+    browser.drop(FOLDER / f"{name}.json", len(GRAPHS[name].nodes))
+    assert browser.complaints() == []
+    assert browser.prompt() == written_prompt(name)
+
+
+def test_a_missing_node_would_be_noticed(browser: FrontEnd) -> None:
+    name = "sd15_text_to_image"
+    browser.open_template(name, PACK, len(GRAPHS[name].nodes))
+    workflow = GRAPHS[name].ui()
+    workflow["nodes"][1]["type"] = "ResoluteNoSuchNode"
+    browser.load(workflow, "broken")
+    assert browser.unknown_types() == ["ResoluteNoSuchNode"]
+    assert any("ResoluteNoSuchNode" in text for text in browser.complaints())
+
+
+def test_the_template_browser_lists_each_workflow_with_a_thumbnail(server: ComfyServer) -> None:
+    listed = server.client.get("/api/workflow_templates")
+    assert sorted(listed[PACK]) == sorted(GRAPHS)
+    for name in GRAPHS:
+        thumbnail = server.client.raw(f"/api/workflow_templates/{PACK}/{name}.jpg")
+        assert thumbnail == (FOLDER / f"{name}.jpg").read_bytes()
+
+
+@pytest.mark.parametrize("node_type", OURS, ids=lambda node_type: node_type.id)
+def test_the_help_page_of_a_node_is_served(server: ComfyServer, node_type: Any) -> None:
+    page = server.client.raw(f"/extensions/{PACK}/docs/{node_type.id}.md").decode()
+    assert page.startswith(f"# {node_type.title}\n")
+
+
+@pytest.mark.parametrize("type_id", sorted(NODE_TYPES))
+def test_the_description_of_a_node_type_is_the_servers(server: ComfyServer, type_id: str) -> None:
+    node_type = NODE_TYPES[type_id]
+    if node_type.is_front_end_only:
+        return
+    about = server.client.get(f"/object_info/{type_id}")[type_id]
+    declared = {**about["input"].get("required", {}), **about["input"].get("optional", {})}
+    kinds = {name: "COMBO" if isinstance(d[0], list) else d[0] for name, d in declared.items()}
+    ours = dict(node_type.inputs)
+    ours |= {w.name: w.type for w in node_type.widgets if w.name not in FRONT_END_ONLY}
+    assert ours == kinds
+    # Newer versions may append outputs; the ones that links use come first.
+    assert [kind for _, kind in node_type.outputs] == about["output"][: len(node_type.outputs)]
+    if node_type.is_ours:
+        assert about["display_name"] == node_type.title
+        assert about["category"] == "Resolute"
+        assert [name for name, _ in node_type.outputs] == about["output_name"]
+
+
+@pytest.mark.parametrize("node_type", OURS, ids=lambda node_type: node_type.id)
+def test_every_input_and_output_of_our_nodes_has_a_tooltip(
+    server: ComfyServer, node_type: Any
+) -> None:
+    about = server.client.get(f"/object_info/{node_type.id}")[node_type.id]
+    for group in about["input"].values():
+        for name, declaration in group.items():
+            assert declaration[1].get("tooltip"), name
+    assert all(about["output_tooltips"])
+
+
+@pytest.mark.parametrize("type_id", ["ResoluteLoadCheckpoint", "ResoluteResolution"])
+def test_choices_and_defaults_are_the_servers(server: ComfyServer, type_id: str) -> None:
+    inputs = server.client.get(f"/object_info/{type_id}")[type_id]["input"]["required"]
+    for widget in NODE_TYPES[type_id].widgets:
+        if widget.name != "ckpt_name":
+            assert inputs[widget.name][1]["default"] == widget.default

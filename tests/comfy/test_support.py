@@ -1,0 +1,159 @@
+"""Set-up recovers from interruptions and says what to do; no server, no network."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from scripts.support import comfyui, environment, models
+from scripts.support.errors import SetupError
+from scripts.support.places import ROOT, locked
+from scripts.support.server import ComfyServer
+
+
+def git(folder: Path, *arguments: str) -> str:
+    identity = ("-c", "user.name=test", "-c", "user.email=test@example.org")
+    command = ["git", *identity, *arguments]
+    return subprocess.run(command, cwd=folder, check=True, capture_output=True, text=True).stdout
+
+
+@pytest.fixture
+def upstream(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A small repository in the place of ComfyUI's; the pinned commit is not its newest."""
+    source = tmp_path / "upstream"
+    source.mkdir()
+    git(source, "init", "--quiet")
+    (source / "main.py").write_text("pinned")
+    big = source / comfyui.LEFT_OUT[0].lstrip("/")
+    big.parent.mkdir(parents=True)
+    big.write_text("big")
+    git(source, "add", ".")
+    git(source, "commit", "--quiet", "-m", "pinned")
+    pinned = git(source, "rev-parse", "HEAD").strip()
+    (source / "main.py").write_text("newer")
+    git(source, "commit", "--quiet", "-am", "newer")
+    monkeypatch.delenv("COMFYUI_PATH", raising=False)
+    monkeypatch.setattr(comfyui, "URL", str(source))
+    monkeypatch.setitem(comfyui.VERSIONS, comfyui.TARGET, pinned)
+    return source
+
+
+@pytest.mark.usefixtures("upstream")
+def test_comfyui_is_checked_out_at_the_pinned_commit_without_the_large_files(
+    tmp_path: Path,
+) -> None:
+    folder = comfyui.ensure(tmp_path)
+    assert (folder / "main.py").read_text() == "pinned"
+    assert not (folder / comfyui.LEFT_OUT[0].lstrip("/")).exists()
+
+
+def test_a_second_checkout_needs_no_network(upstream: Path, tmp_path: Path) -> None:
+    folder = comfyui.ensure(tmp_path)
+    upstream.rename(tmp_path / "gone")
+    assert comfyui.ensure(tmp_path) == folder
+
+
+@pytest.mark.usefixtures("upstream")
+def test_a_half_clone_is_replaced(tmp_path: Path) -> None:
+    for name in (".comfyui", ".comfyui.partial"):
+        (tmp_path / name / ".git").mkdir(parents=True)
+    assert (comfyui.ensure(tmp_path) / "main.py").read_text() == "pinned"
+    assert not (tmp_path / ".comfyui.partial").exists()
+
+
+@pytest.mark.usefixtures("upstream")
+def test_a_folder_that_is_not_ours_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / ".comfyui").mkdir()
+    (tmp_path / ".comfyui" / "mine.txt").write_text("keep")
+    with pytest.raises(SetupError, match="Move it away"):
+        comfyui.ensure(tmp_path)
+    assert (tmp_path / ".comfyui" / "mine.txt").read_text() == "keep"
+
+
+def test_an_unreachable_comfyui_names_the_address(upstream: Path, tmp_path: Path) -> None:
+    upstream.rename(tmp_path / "gone")
+    with pytest.raises(SetupError, match="can be reached"):
+        comfyui.ensure(tmp_path)
+
+
+@pytest.mark.usefixtures("upstream")
+def test_a_missing_git_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(SetupError, match="Install git"):
+        comfyui.ensure(tmp_path)
+
+
+def test_a_comfyui_path_without_comfyui_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COMFYUI_PATH", str(tmp_path))
+    with pytest.raises(SetupError, match=r"no main\.py"):
+        comfyui.ensure(ROOT)
+
+
+def test_the_environment_key_follows_python_and_the_requirements(tmp_path: Path) -> None:
+    file = tmp_path / "requirements.txt"
+    file.write_bytes(b"numpy\ntorch\n")
+    key = environment.environment_key((3, 11), [file])
+    file.write_bytes(b"numpy\r\ntorch\r\n")
+    assert environment.environment_key((3, 11), [file]) == key
+    assert environment.environment_key((3, 12), [file]) != key
+    file.write_bytes(b"numpy\n")
+    assert environment.environment_key((3, 11), [file]) != key
+
+
+@pytest.mark.parametrize("version", [(3, 9), (3, 14)])
+def test_an_unsuitable_python_names_those_that_work(version: tuple[int, int]) -> None:
+    with pytest.raises(SetupError, match=r"3\.10 to 3\.13"):
+        environment.check_python(version)
+
+
+def test_an_environment_without_its_final_stamp_is_not_ready(tmp_path: Path) -> None:
+    stamp = tmp_path / environment.STAMP
+    assert not environment.is_ready(tmp_path, "key")
+    environment.python_of(tmp_path).parent.mkdir()
+    environment.python_of(tmp_path).symlink_to(sys.executable)
+    stamp.write_text("building key\n")
+    assert not environment.is_ready(tmp_path, "key")
+    stamp.write_text("ready key\n")
+    assert environment.is_ready(tmp_path, "key")
+    assert not environment.is_ready(tmp_path, "other")
+
+
+HOLD_A_LOCK = """
+import sys, time
+from pathlib import Path
+from scripts.support.places import locked
+with locked(Path(sys.argv[1]), "a test"):
+    print("locked", flush=True)
+    time.sleep(60)
+"""
+
+
+def test_a_lock_is_exclusive_and_ends_with_its_process(tmp_path: Path) -> None:
+    path = tmp_path / "lock"
+    command = [sys.executable, "-c", HOLD_A_LOCK, str(path)]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "locked\n"
+        with (
+            pytest.raises(SetupError, match="busy with a test"),
+            locked(path, "a test", timeout=0.1),
+        ):
+            pass
+        holder.kill()
+    with locked(path, "a test", timeout=5):
+        pass
+
+
+def test_an_unknown_model_names_the_choices(tmp_path: Path) -> None:
+    with pytest.raises(SetupError, match="sd15-mini, "):
+        models.ensure("sd9", Path(sys.executable), tmp_path)
+
+
+def test_on_cuda_no_flag_changes_how_comfyui_computes(tmp_path: Path) -> None:
+    server = ComfyServer(Path("python"), tmp_path, tmp_path, models=tmp_path, cpu=False)
+    flags = {part for part in server.command() if part.startswith("--")}
+    addresses = {"--listen", "--port", "--base-directory", "--database-url"}
+    assert flags == addresses | {"--extra-model-paths-config"}

@@ -1,0 +1,106 @@
+"""Fixtures of every kind of test: markers, ComfyUI checkouts, models, servers.
+
+Nothing here runs until a test asks for it, so unit tests need no ComfyUI. A checkout
+or a server that cannot be had raises: the test fails, it is not skipped.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+import pytest
+
+from scripts.support import comfyui, models
+from scripts.support.places import ROOT, inductor_cache
+from scripts.support.server import ComfyServer
+
+MARKERS = (
+    "old: runs on the oldest supported ComfyUI",
+    "long: takes minutes; run with scripts/test --long",
+)
+PACK_NAME = "resolute"
+TEST_PACK_NAME = "resolute-test-pack"
+
+MakeServer = Callable[..., ComfyServer]
+MakeModel = Callable[[str], str]
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Registers the markers here, so that a test file works without other settings."""
+    for marker in MARKERS:
+        config.addinivalue_line("markers", marker)
+
+
+def server_environment() -> dict[str, str | None]:
+    """One thread, and one inductor cache for all tests (those about cold starts use their own)."""
+    return {
+        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
+        "TORCHINDUCTOR_CACHE_DIR": os.environ.get("TORCHINDUCTOR_CACHE_DIR", str(inductor_cache())),
+    }
+
+
+def linked_packs() -> dict[str, Path]:
+    """The test pack, and the pack itself as soon as it exists."""
+    packs = {TEST_PACK_NAME: ROOT / "tests" / "pack"}
+    if (ROOT / "__init__.py").is_file():
+        packs[PACK_NAME] = ROOT
+    return packs
+
+
+@pytest.fixture(scope="session")
+def comfyui_folder() -> Callable[[str], Path]:
+    """``comfyui_folder("0.33.0")``: a checkout at the pinned commit."""
+    return lambda version: comfyui.ensure(ROOT, version)
+
+
+@pytest.fixture(scope="session")
+def make_model(comfyui_folder: Callable[[str], Path]) -> MakeModel:
+    """``make_model("sd15-mini")``: makes it if needed, returns the name for a loader node."""
+
+    def make(kind: str) -> str:
+        target = comfyui_folder(comfyui.TARGET)
+        return models.ensure(kind, Path(sys.executable), target).name
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def make_server(
+    tmp_path_factory: pytest.TempPathFactory, comfyui_folder: Callable[[str], Path]
+) -> Iterator[MakeServer]:
+    """Starts servers that end with the session; ``stop()`` one earlier to free memory.
+
+    ``environment`` is added to ``server_environment()``; a value of None removes a name.
+    """
+    servers: list[ComfyServer] = []
+    numbers = itertools.count()
+
+    def make(
+        version: str = comfyui.TARGET,
+        *,
+        environment: Mapping[str, str | None] | None = None,
+        arguments: Sequence[str] = (),
+        packs: Mapping[str, Path] | None = None,
+        cpu: bool = True,
+    ) -> ComfyServer:
+        server = ComfyServer(
+            Path(sys.executable),
+            comfyui_folder(version),
+            tmp_path_factory.mktemp(f"comfyui-{next(numbers)}"),
+            packs=linked_packs() if packs is None else packs,
+            models=models.folder(),
+            cpu=cpu,
+            arguments=arguments,
+            environment={**server_environment(), **(environment or {})},
+        )
+        server.start()
+        servers.append(server)
+        return server
+
+    yield make
+    for server in servers:
+        server.stop()

@@ -1,0 +1,19 @@
+"""A test-only node pack: tiny models, exact latents, and a failure on request.
+
+ComfyUI loads it as a custom node; it never ships. V1 nodes, because one file then
+works on every supported ComfyUI.
+"""
+
+from .conditioning import ResoluteTestConditioning
+from .failing import ResoluteTestFailingPatch
+from .latents import ResoluteTestSaveLatent
+from .models import ResoluteTestTinyModel, ResoluteTestTinyVAE
+
+NODES = (
+    ResoluteTestConditioning,
+    ResoluteTestFailingPatch,
+    ResoluteTestSaveLatent,
+    ResoluteTestTinyModel,
+    ResoluteTestTinyVAE,
+)
+NODE_CLASS_MAPPINGS = {node.__name__: node for node in NODES}

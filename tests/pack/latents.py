@@ -1,0 +1,39 @@
+"""Latents as files, so that a test can compare them exactly."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import folder_paths
+import numpy
+
+
+class ResoluteTestSaveLatent:
+    """Writes the samples to the output folder as a float32 ``.npy`` file."""
+
+    CATEGORY = "resolute/test"
+    RETURN_TYPES = ()
+    FUNCTION = "save"
+    OUTPUT_NODE = True
+
+    @classmethod
+    def INPUT_TYPES(cls) -> dict[str, Any]:
+        return {
+            "required": {
+                "samples": ("LATENT",),
+                "filename_prefix": ("STRING", {"default": "latent"}),
+            }
+        }
+
+    def save(self, samples: dict[str, Any], filename_prefix: str) -> dict[str, Any]:
+        """Shows ``latents``: the same kind of entry as SaveImage's, so /view serves it."""
+        folder, name, counter, subfolder, _ = folder_paths.get_save_image_path(
+            filename_prefix, folder_paths.get_output_directory()
+        )
+        # get_save_image_path counts images only; skip what earlier calls wrote.
+        while (path := Path(folder) / f"{name}_{counter:05}_.npy").exists():
+            counter += 1
+        numpy.save(path, samples["samples"].float().cpu().numpy())
+        entry = {"filename": path.name, "subfolder": subfolder, "type": "output"}
+        return {"ui": {"latents": [entry]}}

@@ -1,0 +1,122 @@
+"""A UNet of about 4 MB and a VAE of about 1 MB, with the classes of the real ones."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import comfy.model_base
+import comfy.model_management
+import comfy.model_patcher
+import comfy.sd
+import comfy.supported_models
+import comfy.supported_models_base
+import torch
+
+from .noise import fill
+
+UNET: dict[str, Any] = {
+    "image_size": 32,
+    "in_channels": 4,
+    "out_channels": 4,
+    "model_channels": 32,
+    "num_res_blocks": [1, 1, 1],
+    "channel_mult": [1, 2, 2],
+    "transformer_depth": [1, 1, 0],
+    "transformer_depth_output": [1, 1, 1, 1, 0, 0],
+    "transformer_depth_middle": 1,
+    "use_spatial_transformer": True,
+    "use_linear_in_transformer": False,
+    "use_checkpoint": False,
+    "legacy": False,
+    "context_dim": 768,
+    "num_heads": 4,
+    "num_head_channels": -1,
+    "adm_in_channels": None,
+}
+KINDS: dict[str, dict[str, Any]] = {
+    "sd": {},
+    "sdxl": {"context_dim": 2048, "adm_in_channels": 2816, "num_classes": "sequential"},
+}
+VAE: dict[str, Any] = {
+    "double_z": True,
+    "z_channels": 4,
+    "resolution": 256,
+    "in_channels": 3,
+    "out_ch": 3,
+    "ch": 32,
+    "ch_mult": [1, 1, 1, 1],
+    "num_res_blocks": 1,
+    "attn_resolutions": [],
+    "dropout": 0.0,
+}
+
+
+class ResoluteTestTinyModel:
+    """A tiny UNet of the SD1.5 or the SDXL family."""
+
+    CATEGORY = "resolute/test"
+    RETURN_TYPES = ("MODEL",)
+    FUNCTION = "build"
+
+    @classmethod
+    def INPUT_TYPES(cls) -> dict[str, Any]:
+        return {
+            "required": {
+                "seed": ("INT", {"default": 0, "min": 0, "max": 2**31}),
+                "kind": (list(KINDS), {"default": "sd"}),
+            }
+        }
+
+    def build(self, seed: int, kind: str) -> tuple[Any]:
+        """Builds the model the way that ComfyUI's checkpoint loader does."""
+        config = _config(kind)
+        load_device = comfy.model_management.get_torch_device()
+        offload_device = comfy.model_management.unet_offload_device()
+        family = comfy.model_base.SDXL if kind == "sdxl" else comfy.model_base.BaseModel
+        model = family(config, device=offload_device)
+        # 0.8.0 has one patcher class; later versions page weights with another on NVIDIA.
+        patcher_class = getattr(comfy.model_patcher, "CoreModelPatcher", comfy.model_patcher.ModelPatcher)
+        patcher = patcher_class(model, load_device=load_device, offload_device=offload_device)
+        options = {}
+        if "assign" in inspect.signature(model.load_model_weights).parameters:
+            options["assign"] = patcher.is_dynamic()
+        dtype = model.get_dtype()
+        weights = {name: weight.to(dtype) for name, weight in fill(model.diffusion_model, seed).items()}
+        model.load_model_weights(weights, "", **options)
+        return (patcher,)
+
+
+class ResoluteTestTinyVAE:
+    """A small AutoencoderKL, encoder and decoder."""
+
+    CATEGORY = "resolute/test"
+    RETURN_TYPES = ("VAE",)
+    FUNCTION = "build"
+
+    @classmethod
+    def INPUT_TYPES(cls) -> dict[str, Any]:
+        return {"required": {"seed": ("INT", {"default": 0, "min": 0, "max": 2**31})}}
+
+    def build(self, seed: int) -> tuple[Any]:
+        """Builds the VAE through ComfyUI's own class from a random state dict."""
+        config = {"params": {"ddconfig": dict(VAE), "embed_dim": 4}}
+        empty = comfy.sd.AutoencoderKL(**config["params"])
+        return (comfy.sd.VAE(sd=fill(empty, seed), config=config),)
+
+
+def _config(kind: str) -> Any:
+    unet = {**UNET, **KINDS[kind]}
+    if kind == "sdxl":
+        config = comfy.supported_models.SDXL(unet)
+        config.unet_config.update(num_heads=4, num_head_channels=-1)
+    else:
+        config = comfy.supported_models_base.BASE(unet)
+        config.unet_config.update(num_heads=4, num_head_channels=-1)
+        config.latent_format = comfy.supported_models.SD15.latent_format()
+    device = comfy.model_management.get_torch_device()
+    dtype = comfy.model_management.unet_dtype(device=device, supported_dtypes=config.supported_inference_dtypes)
+    config.set_inference_dtype(dtype, None)
+    config.memory_usage_factor = 1.0
+    assert isinstance(dtype, torch.dtype)
+    return config
