@@ -38,5 +38,8 @@ def server(
 @pytest.fixture(scope="session")
 def browser(server: ComfyServer) -> Iterator[FrontEnd]:
     """One tab, used by all tests in turn; each of them loads the page anew."""
+    missing = front_end.missing_requirement()
+    if missing:
+        pytest.skip(missing)
     with front_end.front_end(server.url) as opened:
         yield opened

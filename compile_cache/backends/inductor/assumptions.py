@@ -31,18 +31,18 @@ class Assumptions:
         self._symbols = dict(symbols)
         self._expressions = list(dict.fromkeys(expressions))
 
-    def check(self, sizes: Mapping[str, int]) -> Verdict:
-        """Evaluate for sizes by dimension name."""
+    def check(self, sizes: Mapping[str, int]) -> tuple[Verdict, str]:
+        """Evaluate for sizes by dimension name. The text is the assumption that decided, for the log."""
         values = {symbol: sympy.Integer(sizes[name]) for name, symbol in self._symbols.items()}
-        verdict = Verdict.HOLDS
+        verdict, decided = Verdict.HOLDS, ""
         for expression in self._expressions:
             result = expression.xreplace(values)
             if result == sympy.true:
                 continue
             if result != sympy.false or _is_essential(expression):
-                return Verdict.BROKEN
-            verdict = Verdict.UNPROVEN
-        return verdict
+                return Verdict.BROKEN, str(expression)
+            verdict, decided = Verdict.UNPROVEN, str(expression)
+        return verdict, decided
 
 
 def _is_essential(expression: sympy.Basic) -> bool:

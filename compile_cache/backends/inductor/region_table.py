@@ -133,8 +133,9 @@ class RegionTable:
         stats: Stats,
         verify: bool,
     ) -> bool:
-        verdict = variant.assumptions.check(sizes)
+        verdict, decided = variant.assumptions.check(sizes)
         if verdict is Verdict.BROKEN:
+            logger.info("Resolute: %s compiles again at %s, for it was compiled for %s", site.kind, sizes, decided)
             return False
         if verdict is Verdict.HOLDS and not verify:
             return True

@@ -94,6 +94,8 @@ def trace(
         name: shape_env.create_unspecified_symint_and_symbol(hint, ConstantSource(f"dim_{name}"), DimDynamic.DYNAMIC)
         for name, hint in hints.items()
     }
+    # Before tracing: an equality that it finds replaces one symbol by others.
+    symbols = {name: size.node.expr for name, size in sizes.items()}
     weights = dict(module.named_parameters()) | dict(module.named_buffers())
     fakes = [fake_mode.from_tensor(weight.detach(), static_shapes=True) for weight in weights.values()]
     with fake_mode:
@@ -112,7 +114,6 @@ def trace(
     traced.graph.eliminate_dead_code()
     # A fresh module: make_fx hangs its ShapeEnv on the graph, which inductor's disk cache then cannot pickle.
     graph = torch.fx.GraphModule(torch.nn.Module(), traced.graph)
-    symbols = {name: size.node.expr for name, size in sizes.items()}
     return Trace(graph, fakes, fake_mode, shape_env, symbols, output_specs[-1])
 
 
