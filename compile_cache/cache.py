@@ -57,7 +57,7 @@ class GraphCache:
                 return self._retry_without_graphs(call, key, error)
             self.stats.counters.graph_calls += 1
             if decision.action is Action.CAPTURE:
-                self._capture(program, call, key)
+                self._capture(program, call, key, result)
             return result
 
     def _decide(self, program: Program, call: Call, key: CaptureKey) -> Decision:
@@ -78,13 +78,13 @@ class GraphCache:
         self.stats.counters.replays += 1
         return graph.replay(call.tensors)
 
-    def _capture(self, program: Program, call: Call, key: CaptureKey) -> None:
+    def _capture(self, program: Program, call: Call, key: CaptureKey, result: Any) -> None:
         started = time.perf_counter()
         why = explain_miss(key.components(), self._components(key.owner))
-        self._drop_stale(key)
+        self.drop_stale(key.owner, key.epoch)
         call.monitor.checkpoint()
         try:
-            graph = program.capture(call)
+            graph = program.capture(call, result)
         except (CaptureError, torch.cuda.OutOfMemoryError) as error:
             self._latch(key, BypassReason(BypassCode.CAPTURE_FAILED, str(error)))
             return
@@ -176,11 +176,13 @@ class GraphCache:
                     self._graphs.discard(key)
             self._latched = {key: reason for key, reason in self._latched.items() if key.owner != owner}
 
-    def _drop_stale(self, key: CaptureKey) -> None:
-        """A new weights epoch makes the module's older captures useless."""
-        for other, _ in self._graphs:
-            if other.owner == key.owner and other.device == key.device and other.epoch != key.epoch:
-                self._graphs.discard(other)
+    def drop_stale(self, owner: int, epoch: int) -> None:
+        """A new weights epoch makes the module's older captures useless: drop them."""
+        with self._lock:
+            for key, _ in self._graphs:
+                if key.owner == owner and key.epoch != epoch:
+                    self._graphs.discard(key)
+            self._latched = {k: r for k, r in self._latched.items() if k.owner != owner or k.epoch == epoch}
 
     @staticmethod
     def _close(graph: Graph) -> None:

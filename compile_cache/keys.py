@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Union
 
-Literal = Union[None, bool, int, float, str, tuple["Literal", ...]]
+Literal = Union[None, bool, int, float, str, tuple["Literal", ...]]  # noqa: UP007 (a recursive alias cannot use |)
 Component = tuple[str, Literal]
 
 

@@ -16,4 +16,11 @@ from .resolution import ResoluteResolution
 class ResoluteExtension(ComfyExtension):
     async def get_node_list(self) -> list[type[io.ComfyNode]]:
         routes.register()
-        return [CompileModel, CompileVAEDecode, LoadCheckpointCompiled, ResoluteResolution, GraphCacheReport, FreeGraphs]
+        return [
+            CompileModel,
+            CompileVAEDecode,
+            LoadCheckpointCompiled,
+            ResoluteResolution,
+            GraphCacheReport,
+            FreeGraphs,
+        ]

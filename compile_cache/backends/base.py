@@ -73,8 +73,8 @@ class Program(ABC):
     def run(self, call: Call) -> Any:
         """Run through whatever the backend compiled; compiles what is missing."""
 
-    def capture(self, call: Call) -> Graph:
-        """Make a graph for this call's signature; a `run` of the same call came right before."""
+    def capture(self, call: Call, result: Any) -> Graph:
+        """Make a graph for this call's signature; a `run` of the same call came right before and gave `result`."""
         raise NotImplementedError(f"{type(self).__name__} does not capture")
 
 

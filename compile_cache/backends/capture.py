@@ -63,13 +63,17 @@ class _Pools:
         self._anchors: dict[int, torch.cuda.CUDAGraph] = {}
         self._streams: dict[int, torch.cuda.Stream] = {}
 
-    def stream(self, device: int) -> torch.cuda.Stream:
-        return self._streams.setdefault(device, torch.cuda.Stream(device))
+    def stream(self, device: int) -> tuple[torch.cuda.Stream, bool]:
+        """The stream on which all captures of a device are made, and whether it is new."""
+        is_new = device not in self._streams
+        if is_new:
+            self._streams[device] = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        return self._streams[device], is_new
 
     def pool(self, device: int) -> Any:
         if device not in self._anchors:
             anchor = torch.cuda.CUDAGraph()
-            with torch.cuda.stream(self.stream(device)):
+            with torch.cuda.stream(self.stream(device)[0]):
                 anchor.capture_begin(capture_error_mode="thread_local")
                 torch.zeros(1, device=f"cuda:{device}")
                 anchor.capture_end()
@@ -80,23 +84,25 @@ class _Pools:
 _pools = _Pools()
 
 
-def capture(invoke: Invoke, tensors: Sequence[torch.Tensor]) -> CapturedGraph:
-    """Capture `invoke(tensors)`. It ran once right before, so that every kernel is compiled, tuned and loaded.
+def capture(invoke: Invoke, tensors: Sequence[torch.Tensor], result: Any) -> CapturedGraph:
+    """Capture `invoke(tensors)`, which ran once right before and gave `result`: every kernel is compiled and loaded.
 
     Raises CaptureError with the cause; whatever was half made is cleaned up or quarantined.
     """
     device = tensors[0].device.index
-    stream = _pools.stream(device)
-    torch.cuda.synchronize(device)
+    leaves, spec = pytree.tree_flatten(result)
     inputs = [tensor.clone() for tensor in tensors]
+    outputs = [leaf.clone() if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
+    stream, is_new = _pools.stream(device)
     stream.wait_stream(torch.cuda.current_stream(device))
     with torch.cuda.stream(stream):
-        outputs, spec = pytree.tree_flatten(invoke(inputs))  # on the capture stream: its workspaces come into being
-        outputs = [leaf.clone() if isinstance(leaf, torch.Tensor) else leaf for leaf in outputs]
+        if is_new:
+            invoke(inputs)  # cuBLAS keeps a workspace per stream; allocated inside a capture it would die with it
+        pool = _pools.pool(device)
         torch.cuda.synchronize(device)
         free_before = torch.cuda.mem_get_info(device)[0]
-        graph = _capture_on_current_stream(invoke, inputs, outputs, _pools.pool(device))
-        graph.replay()  # physical memory is mapped by the first launch
+        graph = _capture_on_current_stream(invoke, inputs, outputs, pool)
+        graph.replay()  # the first launch maps the memory
         torch.cuda.synchronize(device)
         growth = free_before - torch.cuda.mem_get_info(device)[0]
     torch.cuda.current_stream(device).wait_stream(stream)

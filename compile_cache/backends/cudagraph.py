@@ -1,6 +1,8 @@
-"""CUDA graphs of the unmodified forward: no compile at all, the very kernels that eager runs, without their launches."""
+"""CUDA graphs of the unmodified forward: nothing to compile, the very kernels that eager runs, without their launches."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 
@@ -13,8 +15,8 @@ from .eager import EagerProgram
 
 
 class CudaGraphProgram(EagerProgram):
-    def capture(self, call: Call) -> Graph:
-        return capture(call.invoke, call.tensors)
+    def capture(self, call: Call, result: Any) -> Graph:
+        return capture(call.invoke, call.tensors, result)
 
 
 class CudaGraphBackend(Backend):

@@ -42,7 +42,7 @@ def resolve(name: str, device: str) -> tuple[Backend, Capabilities, str]:
         if not capabilities.available:
             raise BackendUnavailableError(name, capabilities.reason, capabilities.remedy)
         return backend, capabilities, f"{name}, as chosen"
-    refused = []
+    refused: list[str] = []
     for candidate in _AUTO_ORDER:
         backend = get(candidate)
         capabilities = backend.probe(device)

@@ -7,6 +7,7 @@ are not used.
 from __future__ import annotations
 
 import contextlib
+import importlib
 import importlib.util
 import json
 import shutil
@@ -153,8 +154,8 @@ class FrontEnd:
 @contextlib.contextmanager
 def front_end(url: str, pixel_ratio: float = 1.0) -> Iterator[FrontEnd]:
     """A fresh browser profile with one tab; closed at the end."""
-    from playwright.sync_api import sync_playwright
-
+    # By name, so that type checks pass with and without the package.
+    sync_playwright = importlib.import_module("playwright.sync_api").sync_playwright
     # Chromium may still write into its profile while it is being removed.
     with (
         tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile,

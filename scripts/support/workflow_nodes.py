@@ -1,7 +1,7 @@
 """The node types that bundled workflows use: sockets, widgets and titles.
 
 Stock types as in ComfyUI 0.33.0, Resolute's as in ``nodes/``; a browser test compares
-both with what a running server says.
+both with what a running server says. Only what 0.8.0 has too.
 """
 
 from __future__ import annotations

@@ -20,9 +20,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 @pytest.fixture(scope="session")
-def server(
-    make_server: Callable[..., ComfyServer], comfyui_folder: Callable[[str], Path]
-) -> ComfyServer:
+def server(make_server: Callable[..., ComfyServer], comfyui_folder: Callable[[str], Path]) -> ComfyServer:
     """The target ComfyUI, with files of the names that the workflows mention.
 
     Nothing is sampled here, so the checkpoints are empty.

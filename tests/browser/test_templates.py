@@ -88,9 +88,7 @@ def test_the_description_of_a_node_type_is_the_servers(server: ComfyServer, type
 
 
 @pytest.mark.parametrize("node_type", OURS, ids=lambda node_type: node_type.id)
-def test_every_input_and_output_of_our_nodes_has_a_tooltip(
-    server: ComfyServer, node_type: Any
-) -> None:
+def test_every_input_and_output_of_our_nodes_has_a_tooltip(server: ComfyServer, node_type: Any) -> None:
     about = server.client.get(f"/object_info/{node_type.id}")[node_type.id]
     for kind in ("required", "optional"):
         for name, declaration in about["input"].get(kind, {}).items():

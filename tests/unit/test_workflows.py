@@ -165,10 +165,7 @@ def test_the_thumbnail_is_a_small_jpeg(name: str) -> None:
 
 def test_the_tour_visits_five_sizes_with_one_model() -> None:
     prompt = read_api("resolution_tour")
-    visited = [
-        sizes.resolve_size(**prompt[node]["inputs"])
-        for node in nodes_of(prompt, "ResoluteResolution")
-    ]
+    visited = [sizes.resolve_size(**prompt[node]["inputs"]) for node in nodes_of(prompt, "ResoluteResolution")]
     assert {str(size) for size in visited} >= {"960x720", "896x768", "720x720"}
     assert len(set(visited)) == 5
     assert any(size.height > size.width for size in visited)
@@ -222,9 +219,4 @@ def overlap(first: tuple[float, ...], second: tuple[float, ...]) -> bool:
 
 
 def inside(inner: tuple[float, ...], outer: tuple[float, ...]) -> bool:
-    return (
-        inner[0] >= outer[0]
-        and inner[1] >= outer[1]
-        and inner[2] <= outer[2]
-        and inner[3] <= outer[3]
-    )
+    return inner[0] >= outer[0] and inner[1] >= outer[1] and inner[2] <= outer[2] and inner[3] <= outer[3]

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from enum import Enum
 
-import sympy
+import sympy  # type: ignore[import-untyped]
 
 _INT32_LIMIT = 2**31 - 1
 
@@ -32,17 +32,17 @@ class Assumptions:
         self._expressions = list(dict.fromkeys(expressions))
 
     def check(self, sizes: Mapping[str, int]) -> tuple[Verdict, str]:
-        """Evaluate for sizes by dimension name. The text is the assumption that decided, for the log."""
+        """Evaluate for sizes by dimension name. The text names the assumptions that decided."""
         values = {symbol: sympy.Integer(sizes[name]) for name, symbol in self._symbols.items()}
-        verdict, decided = Verdict.HOLDS, ""
+        passed: list[str] = []
         for expression in self._expressions:
             result = expression.xreplace(values)
             if result == sympy.true:
                 continue
             if result != sympy.false or _is_essential(expression):
                 return Verdict.BROKEN, str(expression)
-            verdict, decided = Verdict.UNPROVEN, str(expression)
-        return verdict, decided
+            passed.append(str(expression))
+        return (Verdict.UNPROVEN if passed else Verdict.HOLDS), ", ".join(passed)
 
 
 def _is_essential(expression: sympy.Basic) -> bool:

@@ -104,6 +104,7 @@ class InductorProgram(Program):
             return call.invoke(call.tensors)
         self._monitor = call.monitor
         self._bypassed.clear()
+        self._bound.begin(call.epoch)
         try:
             with installed(self._hooks):
                 result = call.invoke(call.tensors)
@@ -111,11 +112,11 @@ class InductorProgram(Program):
             self._monitor = SilentMonitor()
         return result
 
-    def capture(self, call: Call) -> Graph:
+    def capture(self, call: Call, result: Any) -> Graph:
         from ..capture import capture
 
         with installed(self._hooks):
-            return capture(call.invoke, call.tensors)
+            return capture(call.invoke, call.tensors, result)
 
     def _run_region(self, site: RegionSite, *tensors: torch.Tensor) -> Any:
         result = self._bound.run(site, tensors)

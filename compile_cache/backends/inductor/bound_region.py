@@ -14,7 +14,7 @@ from ...regions import RegionSite
 from ...stats import Stats
 from .region_table import RegionGroup, RegionTable, group_key
 from .structure import structure_digest
-from .tracing import WeightSlot, weight_slots
+from .tracing import WeightSlot, region_format, weight_slots
 
 _STREAMED = BypassReason(
     BypassCode.STREAMED_WEIGHTS,
@@ -28,6 +28,8 @@ class BoundSite:
     slots: list[WeightSlot]
     casting: list[torch.nn.Module]  # modules of ComfyUI that may cast or patch their weights on the way
     groups: dict[tuple[Any, ...], RegionGroup] = field(default_factory=dict)
+    epoch: int = -1
+    state: str | None = None
 
 
 class BoundRegions:
@@ -41,6 +43,11 @@ class BoundRegions:
         self._sites: dict[RegionSite, BoundSite] = {}
         self._distinct: set[tuple[str, str]] = set()
         self._groups: dict[int, RegionGroup] = {}
+        self._epoch = 0
+
+    def begin(self, epoch: int) -> None:
+        """A call starts; how weights come to the computation is looked up again when the weights epoch changed."""
+        self._epoch = epoch
 
     def survey(self, sites: Iterable[RegionSite]) -> None:
         """Find the distinct groups before anything is compiled: they are the N of "7 of N"."""
@@ -60,11 +67,12 @@ class BoundRegions:
         """The result of the region, or the BypassReason for which the original must run."""
         bound = self._sites[site]
         weights = [slots[name] for slots, name in bound.slots]
-        state = _weights_state(bound, weights, tensors[0].device)
-        if state is None:
+        if bound.epoch != self._epoch:
+            bound.epoch, bound.state = self._epoch, _weights_state(bound, weights, tensors[0].device)
+        if bound.state is None:
             return _STREAMED
-        tensors = [_laid_out(tensor) for tensor in tensors]
-        group = self._group(site, bound, tensors, state)
+        tensors = [tensor.contiguous(memory_format=region_format(tensor)) for tensor in tensors]
+        group = self._group(site, bound, tensors, bound.state)
         shapes = tuple(tuple(tensor.shape) for tensor in tensors)
         variant: Any = group.by_shapes.get(shapes)
         if variant is None:
@@ -92,34 +100,18 @@ class BoundRegions:
         return group
 
 
-def _laid_out(tensor: torch.Tensor) -> torch.Tensor:
-    """The one memory layout that regions of this device take: channels-last feature maps on CUDA, else contiguous."""
-    if tensor.ndim == 4 and tensor.is_cuda:
-        return tensor.contiguous(memory_format=torch.channels_last)
-    return tensor.contiguous()
-
-
 def _weights_state(bound: BoundSite, weights: Sequence[torch.Tensor], device: torch.device) -> str | None:
     """How the block's weights come to the computation, or None where they do not lie ready on the device.
 
     ComfyUI casts or patches weights on the way in (`comfy_cast_weights`, `weight_function`); a cast is traced as part
     of the region, a patch is Python that changes under our feet.
     """
-    cast = ""
+    casts = ""
     for module in bound.casting:
-        if (
-            module.comfy_cast_weights
-            or getattr(module, "weight_function", None)
-            or getattr(module, "bias_function", None)
-        ):
-            if getattr(module, "weight_function", None) or getattr(module, "bias_function", None):
-                return None
-            cast += "c"
-        else:
-            cast += "-"
-        if hasattr(module, "_v"):
+        if "_v" in module.__dict__ or any(getattr(module, name, None) for name in ("weight_function", "bias_function")):
             return None
+        casts += "c" if module.comfy_cast_weights else "-"
     for weight in weights:
         if weight.device != device or type(weight) not in (torch.nn.Parameter, torch.Tensor):
             return None
-    return cast if "c" in cast else "plain"
+    return casts if "c" in casts else "plain"

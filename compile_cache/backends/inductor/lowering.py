@@ -5,15 +5,14 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, cast
 
 import torch
-import torch.fx.experimental._config as symbolic_shape_config
 from torch._inductor import config as inductor_config
 from torch._inductor.codecache import PyCodeCache
 from torch._inductor.compile_fx import compile_fx, compile_fx_inner
 
-from .tracing import Trace
+from .tracing import Trace, oblivious_to_size_one
 
 # A function of `weights + inputs`, flat, in the order of the trace; returns the flat outputs.
 Compiled = Callable[..., Any]
@@ -35,12 +34,12 @@ def compile_trace(trace: Trace, options: dict[str, Any]) -> Compiled:
         _quiet(),
         torch._guards.tracing(torch._guards.TracingContext(trace.fake_mode)),
         torch.no_grad(),
-        symbolic_shape_config.patch(backed_size_oblivious=True),
+        oblivious_to_size_one(),
         inductor_config.patch(options),
     ):
-        compiled: Compiled = compile_fx(trace.graph, trace.fakes, inner_compile=compile_inner)
+        compiled: Any = compile_fx(trace.graph, trace.fakes, inner_compile=compile_inner)
     _launch_by_address(keys)
-    return compiled
+    return cast(Compiled, compiled)
 
 
 class AddressedKernel:

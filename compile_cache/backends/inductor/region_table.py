@@ -39,10 +39,14 @@ class Variant:
     compiled: Compiled
     assumptions: Assumptions
     static: Shapes  # sizes of the dimensions without a name, 0 elsewhere
+    used_weights: tuple[int, ...]
     output_spec: pytree.TreeSpec
+    shown: set[str] = field(default_factory=set)  # unproven assumptions that a comparison has shown not to matter
 
     def __call__(self, weights: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]) -> Any:
-        return pytree.tree_unflatten(list(self.compiled(*weights, *tensors)), self.output_spec)
+        """Run on all weights of the block, in the order of `weight_slots`, and its inputs."""
+        flat = self.compiled(*[weights[index] for index in self.used_weights], *tensors)
+        return pytree.tree_unflatten(list(flat), self.output_spec)
 
 
 @dataclass(eq=False)
@@ -137,14 +141,15 @@ class RegionTable:
         if verdict is Verdict.BROKEN:
             logger.info("Resolute: %s compiles again at %s, for it was compiled for %s", site.kind, sizes, decided)
             return False
-        if verdict is Verdict.HOLDS and not verify:
+        if not verify and (verdict is Verdict.HOLDS or decided in variant.shown):
             return True
         stats.counters.verifications += 1
         error = _compare(variant, site, weights, tensors)
-        if error is None:
-            return True
-        logger.info("Resolute: %s does not carry over to %s (%s)", site.kind, sizes, error)
-        return False
+        if error is not None:
+            logger.info("Resolute: %s does not carry over to %s (%s)", site.kind, sizes, error)
+            return False
+        variant.shown.add(decided)
+        return True
 
 
 def _static_sizes(site: RegionSite, shapes: Shapes) -> Shapes:
@@ -174,7 +179,8 @@ def _compile(
     stats.counters.region_compiles += 1
     stats.counters.stall_seconds += seconds
     stats.event("compile", f"{site.kind} ({site.name})", seconds)
-    return Variant(compiled, Assumptions(traced.assumptions, traced.symbols), static, traced.output_spec)
+    assumptions = Assumptions(traced.assumptions, traced.symbols)
+    return Variant(compiled, assumptions, static, traced.used_weights, traced.output_spec)
 
 
 def _compare(

@@ -9,10 +9,11 @@ then serves every module of the same structure, in inference mode and in no_grad
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
-import sympy
+import sympy  # type: ignore[import-untyped]
 import torch
 import torch.fx.experimental._config as symbolic_shape_config
 import torch.utils._pytree as pytree
@@ -33,7 +34,8 @@ class Trace:
     """An ATen graph over `weights + inputs`, with the symbols and the assumptions behind it."""
 
     graph: torch.fx.GraphModule
-    fakes: list[torch.Tensor]
+    fakes: Sequence[torch.Tensor]
+    used_weights: tuple[int, ...]  # which of `weight_slots` the graph takes: a part of a block needs a part of them
     fake_mode: FakeTensorMode
     shape_env: ShapeEnv
     symbols: dict[str, sympy.Symbol]
@@ -82,7 +84,7 @@ def trace(
     dims: Sequence[Dims],
     hints: Mapping[str, int],
 ) -> Trace:
-    """Trace `function(module, *inputs)` with `dims` symbolic; strides are taken over as channels-last or contiguous.
+    """Trace `function(module, *inputs)` with `dims` symbolic and every input in its `region_format`.
 
     `hints` are the sizes that heuristics may look at; they are not part of the result. Raises whatever the traced
     code raises, and torch's own errors where a symbol would have to be read as a number.
@@ -97,7 +99,7 @@ def trace(
     # Before tracing: an equality that it finds replaces one symbol by others.
     symbols = {name: size.node.expr for name, size in sizes.items()}
     weights = dict(module.named_parameters()) | dict(module.named_buffers())
-    fakes = [fake_mode.from_tensor(weight.detach(), static_shapes=True) for weight in weights.values()]
+    fakes: list[Any] = [fake_mode.from_tensor(weight.detach(), static_shapes=True) for weight in weights.values()]
     with fake_mode:
         fakes += [_symbolic_like(tensor, names, sizes) for tensor, names in zip(inputs, dims, strict=True)]
     output_specs: list[pytree.TreeSpec] = []
@@ -109,16 +111,37 @@ def trace(
         output_specs.append(spec)
         return leaves
 
-    with fake_mode, torch.no_grad(), symbolic_shape_config.patch(backed_size_oblivious=True):
+    with fake_mode, torch.no_grad(), oblivious_to_size_one():
         traced = make_fx(flat, tracing_mode="symbolic")(*fakes)
     traced.graph.eliminate_dead_code()
+    used = _drop_unused_weights(traced.graph, len(weights))
     # A fresh module: make_fx hangs its ShapeEnv on the graph, which inductor's disk cache then cannot pickle.
     graph = torch.fx.GraphModule(torch.nn.Module(), traced.graph)
-    return Trace(graph, fakes, fake_mode, shape_env, symbols, output_specs[-1])
+    fakes = [fakes[index] for index in used] + fakes[len(weights) :]
+    return Trace(graph, fakes, used, fake_mode, shape_env, symbols, output_specs[-1])
+
+
+def oblivious_to_size_one() -> AbstractContextManager[None]:
+    """Treat a dynamic dimension as general even where the example's size is 1."""
+    patched: AbstractContextManager[None] = symbolic_shape_config.patch(backed_size_oblivious=True)  # type: ignore[attr-defined]
+    return patched
+
+
+def region_format(tensor: torch.Tensor) -> torch.memory_format:
+    """The one memory layout that regions take: channels-last feature maps on CUDA, where convolutions want it and
+    tokens are a view of it; contiguous for everything else."""
+    return torch.channels_last if tensor.ndim == 4 and tensor.is_cuda else torch.contiguous_format
+
+
+def _drop_unused_weights(graph: torch.fx.Graph, weights: int) -> tuple[int, ...]:
+    placeholders = [node for node in graph.nodes if node.op == "placeholder"][:weights]
+    used = tuple(index for index, node in enumerate(placeholders) if node.users)
+    for node in placeholders:
+        if not node.users:
+            graph.erase_node(node)
+    return used
 
 
 def _symbolic_like(tensor: torch.Tensor, names: Dims, sizes: Mapping[str, Any]) -> torch.Tensor:
     shape = [size if name is None else sizes[name] for name, size in zip(names, tensor.shape, strict=True)]
-    channels_last = tensor.ndim == 4 and not tensor.is_contiguous()
-    layout = torch.channels_last if channels_last else torch.contiguous_format
-    return torch.empty(shape, dtype=tensor.dtype, device=tensor.device, memory_format=layout)
+    return torch.empty(shape, dtype=tensor.dtype, device=tensor.device, memory_format=region_format(tensor))
