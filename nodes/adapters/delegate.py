@@ -21,10 +21,12 @@ logger = logging.getLogger(__name__)
 _delegates: weakref.WeakKeyDictionary[torch.nn.Module, Any] = weakref.WeakKeyDictionary()
 
 
-def static_clone(patcher: Any) -> Any:
+def static_clone(patcher: Any, dtype: torch.dtype | None = None) -> Any:
     """A clone of a model patcher with ordinary weights, where ComfyUI can make one; else a plain clone.
 
-    A plain clone of a paging patcher still samples: its weights are then a counted reason against compiling.
+    `dtype`: what the weights are computed in, where the loader leaves them as they are in the file because paging
+    casts them on the way (a VAE's). A plain clone of a paging patcher still samples: its weights are then a counted
+    reason against compiling.
     """
     if not compat.is_dynamic(patcher) or not compat.supports_static_clone(patcher):
         return patcher.clone()
@@ -39,5 +41,7 @@ def static_clone(patcher: Any) -> Any:
         )
         return patcher.clone()
     clone = patcher.clone(disable_dynamic=True)
+    if dtype is not None:
+        clone.model.to(dtype)
     _delegates[patcher.model] = clone.get_clone_model_override()
     return clone

@@ -27,7 +27,7 @@ def compile_vae_decode(vae: Any, backend: str, node_id: str | None = None) -> An
     Raises UnknownBackendError or BackendUnavailableError, and ValueError for a VAE without a decoder that we know.
     """
     registry.resolve(backend, torch.device(vae.device).type)
-    patcher = static_clone(vae.patcher)
+    patcher = static_clone(vae.patcher, vae.vae_dtype)
     model = patcher.model
     name = next((name for name in _DECODERS if isinstance(getattr(model, name, None), torch.nn.Module)), None)
     if name is None:

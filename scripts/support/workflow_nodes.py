@@ -151,12 +151,7 @@ STOCK = (
         widgets=(Widget("filename_prefix", "STRING", "ComfyUI"),),
     ),
     NodeType("PreviewImage", "Preview Image", inputs=(("images", "IMAGE"),)),
-    NodeType(
-        "PreviewAny",
-        "Preview as Text",
-        inputs=(("source", "*"),),
-        outputs=(("STRING", "STRING"),),
-    ),
+    NodeType("PreviewAny", "Preview as Text", inputs=(("source", "*"),)),
     NodeType(NOTE, "Note", widgets=(Widget("text", "STRING", ""),)),
 )
 OURS = (

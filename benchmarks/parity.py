@@ -1,0 +1,127 @@
+"""Relative error of one UNet call, by backend and size, against eager fp16 and against fp32.
+
+    python -m benchmarks.parity [--out FILE]
+
+A full SDXL UNet with random weights, run in this process with ComfyUI's modules (COMFYUI_PATH or `.comfyui`), through
+the pack's own adapters. Needs CUDA.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import importlib.util
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+SIZES = [(1024, 1024, 2, 77), (960, 720, 2, 77), (720, 720, 2, 77), (264, 200, 1, 154), (256, 256, 2, 77)]
+
+SDXL = {
+    "image_size": 32, "in_channels": 4, "out_channels": 4, "model_channels": 320, "num_res_blocks": [2, 2, 2],
+    "channel_mult": [1, 2, 4], "num_head_channels": 64, "num_heads": -1, "transformer_depth": [0, 0, 2, 2, 10, 10],
+    "transformer_depth_middle": 10, "transformer_depth_output": [0, 0, 0, 2, 2, 2, 10, 10, 10],
+    "use_linear_in_transformer": True, "context_dim": 2048, "num_classes": "sequential", "adm_in_channels": 2816,
+    "use_spatial_transformer": True, "use_checkpoint": False, "legacy": False, "use_temporal_attention": False,
+}  # fmt: skip
+
+
+def load_pack() -> Any:
+    """Import the pack by path under a name of its own, as ComfyUI does."""
+    comfyui = Path(os.environ.get("COMFYUI_PATH") or ROOT / ".comfyui")
+    sys.path.insert(0, str(comfyui))
+    spec = importlib.util.spec_from_file_location(
+        "resolute_pack", ROOT / "__init__.py", submodule_search_locations=[str(ROOT)]
+    )
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["resolute_pack"] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def make_unet() -> Any:
+    import comfy.ldm.modules.diffusionmodules.openaimodel as openaimodel
+    import comfy.ops
+    import torch
+
+    unet = openaimodel.UNetModel(**SDXL, dtype=torch.float16, device="cuda", operations=comfy.ops.disable_weight_init)
+    torch.manual_seed(0)
+    for name, weight in unet.named_parameters():
+        weight.requires_grad_(False)
+        if weight.ndim > 1:
+            weight.normal_(0, weight[0].numel() ** -0.5)
+        else:
+            weight.fill_(1.0 if name.endswith("weight") else 0.0)
+    return unet.eval()
+
+
+def relative(a: Any, b: Any) -> float:
+    return float((a.double() - b.double()).norm() / b.double().norm())
+
+
+def measure(unet: Any, reference: Any) -> dict[str, dict[str, float]]:
+    import torch
+    from resolute_pack.nodes.adapters.diffusion_model import CompiledForward  # type: ignore[import-not-found]
+
+    eager = unet._forward
+    compiled = {name: CompiledForward(unet, eager, name, None) for name in ("cudagraph", "inductor")}
+    rows: dict[str, dict[str, float]] = {}
+    for width, height, batch, tokens in SIZES:
+        generator = torch.Generator("cuda").manual_seed(width * height + batch)
+
+        def noise(*shape: int, generator: Any = generator) -> Any:
+            return torch.randn(*shape, device="cuda", dtype=torch.float16, generator=generator)
+
+        inputs = (
+            noise(batch, 4, height // 8, width // 8), torch.full((batch,), 500.0, device="cuda"),
+            noise(batch, tokens, 2048), noise(batch, 2816), None,
+        )  # fmt: skip
+        plain = eager(*inputs, {})
+        exact = reference._forward(*(x.float() if torch.is_tensor(x) else x for x in inputs), {})
+        row = {"eager_to_fp32": relative(plain, exact)}
+        for name, forward in compiled.items():
+            first, replayed = forward(*inputs, {}), forward(*inputs, {})
+            row[name] = max(relative(first, plain), relative(replayed, plain))
+            row[f"{name}_to_fp32"] = relative(replayed, exact)
+        rows[f"{width}x{height} batch {batch} tokens {tokens}"] = row
+        print(width, height, batch, tokens, {key: f"{value:.1e}" for key, value in row.items()}, flush=True)
+    return rows
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    sys.argv = sys.argv[:1]
+    load_pack()
+    import copy
+
+    import torch
+
+    with torch.inference_mode():
+        unet = make_unet()
+        reference = copy.deepcopy(unet).float()
+        reference.dtype = torch.float32
+        rows = measure(unet, reference)
+    from resolute_pack.nodes.adapters import service
+
+    result = {
+        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        "gpu": torch.cuda.get_device_name(),
+        "torch": torch.__version__,
+        "allocator": torch.cuda.get_allocator_backend(),
+        "counters": service.cache().stats.snapshot(),
+        "rows": rows,
+    }
+    print(result["counters"])
+    if options.out:
+        options.out.write_text(json.dumps(result, indent=1) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

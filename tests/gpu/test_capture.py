@@ -1,0 +1,110 @@
+"""Captures on both of ComfyUI's allocators, and what happens when one fails. Each case is a process of its own:
+the allocator is chosen at start, and the failure to rule out is the end of the process."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+from scripts.support.places import ROOT
+
+ALLOCATORS = {"cudaMallocAsync": "backend:cudaMallocAsync", "native": "backend:native"}
+
+PRELUDE = """
+    import torch
+    from compile_cache.backends.capture import capture
+    from compile_cache.errors import CaptureError
+    torch.set_grad_enabled(False)
+    weight = torch.randn(256, 256, device="cuda")
+
+    def forward(tensors):
+        x = tensors[0]
+        for _ in range(4):
+            x = torch.relu(x @ weight) * 0.1
+        return x
+
+    def check(rows):
+        x = torch.randn(rows, 256, device="cuda")
+        graph = capture(forward, [x], forward([x]))
+        for _ in range(3):
+            y = torch.randn(rows, 256, device="cuda")
+            assert torch.equal(graph.replay([y]), forward([y])), rows
+        assert graph.bytes > 0
+        return graph
+"""
+
+
+def run(allocator: str, body: str) -> str:
+    code = textwrap.dedent(PRELUDE) + textwrap.dedent(body) + "\nprint('survived')\n"
+    environment = {**os.environ, "PYTORCH_CUDA_ALLOC_CONF": ALLOCATORS[allocator], "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        env=environment,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.rstrip().endswith("survived")
+    return done.stdout
+
+
+@pytest.mark.parametrize("allocator", ALLOCATORS)
+def test_replays_are_bit_identical_and_graphs_of_many_sizes_live_side_by_side(allocator: str) -> None:
+    run(
+        allocator,
+        """
+        graphs = [check(rows) for rows in (64, 1, 777, 4096)]
+        x = torch.randn(777, 256, device="cuda")
+        assert torch.equal(graphs[2].replay([x]), forward([x]))
+        for graph in graphs:
+            graph.close()
+        check(64)
+        """,
+    )
+
+
+@pytest.mark.parametrize("allocator", ALLOCATORS)
+@pytest.mark.parametrize(
+    "failure",
+    ["x.sum().item()", "x.cpu()", "1 / 0", "torch.empty(2**50, device='cuda')"],
+    ids=["item", "copy", "python", "memory"],
+)
+def test_a_failed_capture_is_an_error_and_the_process_goes_on(allocator: str, failure: str) -> None:
+    run(
+        allocator,
+        f"""
+        calls = []
+
+        def broken(tensors):
+            x = forward(tensors) + 1
+            kept = [x * i for i in range(3)]
+            if calls:
+                {failure}
+            return x + kept[1]
+
+        x = torch.randn(64, 256, device="cuda")
+        check(8)
+        for _ in range(2):
+            result = broken([x]) if not calls else result
+            calls.append(1)
+            try:
+                capture(broken, [x], result)
+            except CaptureError as error:
+                print(error)
+            else:
+                raise AssertionError("it did not fail")
+        y = torch.randn(64, 256, device="cuda")
+        torch.cuda.synchronize()
+        assert torch.isfinite(forward([y])).all()
+        check(64)
+        del x, y, result
+        import gc; gc.collect(); torch.cuda.empty_cache(); torch.cuda.synchronize()
+        """,
+    )

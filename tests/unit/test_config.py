@@ -1,0 +1,76 @@
+"""Settings: sensible without any, readable from the environment, refused with the remedy where they are wrong."""
+
+from __future__ import annotations
+
+from dataclasses import FrozenInstanceError
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from compile_cache.config import CacheConfig
+from compile_cache.errors import UserError
+
+MIB = 1024 * 1024
+FLAGS = {"RESOLUTE_CAPTURE": "capture", "RESOLUTE_VERIFY": "verify"}
+
+
+def test_an_empty_environment_gives_the_defaults() -> None:
+    assert CacheConfig.from_environment({}) == CacheConfig()
+
+
+def test_without_an_argument_the_environment_of_the_process_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RESOLUTE_BUDGET_MB", "7")
+    assert CacheConfig.from_environment().budget_bytes == 7 * MIB
+
+
+@pytest.mark.parametrize(("text", "megabytes"), [("0", 0), ("1", 1), (" 512 ", 512), ("100000", 100000)])
+def test_the_budget_is_read_in_megabytes(text: str, megabytes: int) -> None:
+    assert CacheConfig.from_environment({"RESOLUTE_BUDGET_MB": text}).budget_bytes == megabytes * MIB
+
+
+@pytest.mark.parametrize("name", ["RESOLUTE_BUDGET_MB", *FLAGS])
+@pytest.mark.parametrize("text", ["", "  "])
+def test_an_empty_variable_counts_as_absent(name: str, text: str) -> None:
+    assert CacheConfig.from_environment({name: text}) == CacheConfig()
+
+
+@pytest.mark.parametrize("text", ["-1", "1.5", "4 GB", "lots", "0x10", "1_000", "²", "①"])
+def test_a_budget_that_is_no_whole_number_is_refused_by_name_and_value(text: str) -> None:
+    with pytest.raises(UserError) as caught:
+        CacheConfig.from_environment({"RESOLUTE_BUDGET_MB": text})
+    assert "RESOLUTE_BUDGET_MB" in str(caught.value)
+    assert text in str(caught.value)
+    assert "for example" in str(caught.value)
+
+
+@given(st.text(max_size=6))
+def test_any_text_is_a_budget_or_a_user_error(text: str) -> None:
+    try:
+        assert CacheConfig.from_environment({"RESOLUTE_BUDGET_MB": text}).budget_bytes >= 0
+    except UserError as error:
+        assert "RESOLUTE_BUDGET_MB" in str(error)
+
+
+@pytest.mark.parametrize(("name", "field"), FLAGS.items())
+@pytest.mark.parametrize(
+    ("text", "value"), [("1", True), ("true", True), ("ON", True), ("0", False), ("False", False), (" off ", False)]
+)
+def test_a_flag_is_read_as_people_write_it(name: str, field: str, text: str, value: bool) -> None:
+    assert getattr(CacheConfig.from_environment({name: text}), field) is value
+
+
+@pytest.mark.parametrize("name", FLAGS)
+@pytest.mark.parametrize("text", ["2", "yes please", "-", "truee"])
+def test_a_flag_that_is_neither_on_nor_off_is_refused_with_the_remedy(name: str, text: str) -> None:
+    with pytest.raises(UserError, match=f"{name}=.*use 1 or 0"):
+        CacheConfig.from_environment({name: text})
+
+
+def test_foreign_variables_do_not_matter() -> None:
+    assert CacheConfig.from_environment({"TORCH_COMPILE_DEBUG": "1", "BUDGET_MB": "3"}) == CacheConfig()
+
+
+def test_settings_do_not_change_under_a_running_cache() -> None:
+    with pytest.raises(FrozenInstanceError):
+        CacheConfig().capture = False  # type: ignore[misc]

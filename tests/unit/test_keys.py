@@ -1,0 +1,210 @@
+"""Keys: everything that changes a computation changes the key, nothing else does, in every process alike."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import subprocess
+import sys
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from compile_cache.keys import CaptureKey, GraphKey, Role, Signature, TensorSpec, differing, digest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+BASE: dict[str, Any] = {
+    "shape": (2, 4, 64, 64),
+    "dtype": "float16",
+    "device": "cuda",
+    "memory_format": "contiguous",
+    "tensor name": "latent",
+    "value": 1,
+    "value name": "scale",
+    "role": Role.UNET,
+    "model": "a" * 64,
+    "backend": "inductor",
+    "options": (("mode", "fast"),),
+}
+OTHER: list[tuple[str, Any]] = [
+    ("shape", (2, 4, 64, 72)),
+    ("shape", (1, 4, 64, 64)),
+    ("shape", (2, 4, 64, 64, 1)),
+    ("shape", (2, 4, 4096)),
+    ("dtype", "bfloat16"),
+    ("device", "cpu"),
+    ("memory_format", "channels_last"),
+    ("tensor name", "context"),
+    ("value", 2),
+    ("value", None),
+    ("value", "1"),
+    ("value", (1,)),
+    ("value name", "strength"),
+    ("role", Role.VAE_DECODE),
+    ("model", "b" * 64),
+    ("backend", "cudagraph"),
+    ("options", (("mode", "slow"),)),
+    ("options", (("depth", "fast"),)),
+    ("options", ()),
+]
+IN_PROCESS: dict[str, Any] = {"device": "cuda:0", "owner": 1, "epoch": 1}
+IN_PROCESS_OTHER: list[tuple[str, Any]] = [("device", "cuda:1"), ("owner", 2), ("epoch", 2)]
+
+# Four values that Python calls equal, and their neighbours: a traced graph tells each from every other.
+PLAIN_VALUES = [None, False, True, 0, 1, 0.0, -0.0, 1.0, "", "0", "1", "True", "None", (), (0,), (1,), (True,), ((1,),)]
+
+
+def graph_key(**changes: Any) -> GraphKey:
+    c = {**BASE, **changes}
+    spec = TensorSpec(c["shape"], c["dtype"], c["device"], c["memory_format"])
+    signature = Signature(((c["tensor name"], spec),), ((c["value name"], c["value"]),))
+    return GraphKey(signature, c["role"], c["model"], c["backend"], c["options"])
+
+
+def capture_key(graph: GraphKey | None = None, **changes: Any) -> CaptureKey:
+    c = {**IN_PROCESS, **changes}
+    return CaptureKey(graph or graph_key(), c["device"], c["owner"], c["epoch"])
+
+
+@pytest.mark.parametrize(("factor", "value"), OTHER)
+def test_each_factor_changes_the_graph_key_and_its_digest(factor: str, value: Any) -> None:
+    changed = graph_key(**{factor: value})
+    assert changed != graph_key()
+    assert changed.digest() != graph_key().digest()
+
+
+@pytest.mark.parametrize(("factor", "value"), IN_PROCESS_OTHER)
+def test_each_in_process_factor_changes_the_capture_key_and_not_the_graph_key(factor: str, value: Any) -> None:
+    changed = capture_key(**{factor: value})
+    assert changed != capture_key()
+    assert changed.components() != capture_key().components()
+    assert changed.graph.digest() == capture_key().graph.digest()
+
+
+def test_a_changed_graph_changes_the_capture_key() -> None:
+    for factor, value in OTHER:
+        assert capture_key(graph_key(**{factor: value})) != capture_key(), factor
+
+
+def test_the_tables_hold_every_field_of_the_keys() -> None:
+    named = {factor for factor, _ in OTHER}
+    assert {field.name for field in fields(TensorSpec)} <= named
+    assert {field.name for field in fields(GraphKey)} - {"signature"} <= named
+    assert {field.name for field in fields(CaptureKey)} - {"graph"} == {factor for factor, _ in IN_PROCESS_OTHER}
+
+
+@pytest.mark.parametrize(("a", "b"), itertools.combinations(PLAIN_VALUES, 2))
+def test_plain_values_of_another_type_or_sign_have_another_digest(a: Any, b: Any) -> None:
+    assert digest(a) != digest(b)
+    assert graph_key(value=a).digest() != graph_key(value=b).digest()
+
+
+@pytest.mark.parametrize(("a", "b"), itertools.combinations(PLAIN_VALUES, 2))
+def test_a_capture_is_never_found_under_a_value_of_another_type(a: Any, b: Any) -> None:
+    kept = {capture_key(graph_key(value=a)): "graph"}
+    assert capture_key(graph_key(value=b)) not in kept
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+def test_a_capture_is_found_again_under_a_number_without_a_finite_value(value: float) -> None:
+    kept = {capture_key(graph_key(value=value)): "graph"}
+    assert capture_key(graph_key(value=float(str(value)))) in kept
+
+
+def test_the_identity_of_objects_is_no_part_of_a_key() -> None:
+    shape = tuple(int(size) for size in "2 4 64 64".split())
+    again = graph_key(shape=shape, dtype="".join(["float", "16"]), model="".join(["a"] * 64))
+    assert again == graph_key()
+    assert hash(capture_key(again)) == hash(capture_key())
+    assert again.digest() == graph_key().digest()
+
+
+def test_the_order_of_inputs_is_part_of_the_key_because_a_capture_takes_them_in_order() -> None:
+    spec = TensorSpec((1,), "float32", "cpu")
+    forth, back = Signature((("a", spec), ("b", spec))), Signature((("b", spec), ("a", spec)))
+    keys = [GraphKey(signature, Role.UNET, "m", "eager") for signature in (forth, back)]
+    assert keys[0] != keys[1]
+    assert keys[0].digest() != keys[1].digest()
+
+
+literals = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3).map(tuple),
+    max_leaves=6,
+)
+
+
+@given(literals, literals)
+def test_digests_are_equal_exactly_where_type_and_value_are(a: Any, b: Any) -> None:
+    assert (digest(a) == digest(b)) == (repr(a) == repr(b))
+
+
+@given(literals)
+def test_nesting_and_concatenation_never_collide(a: Any) -> None:
+    assert len({digest(a), digest((a,)), digest((a, a)), digest(((a,), a)), digest((a, (a,)))}) == 5
+
+
+@pytest.mark.parametrize("value", [[1], {"a": 1}, {1}, b"1", object(), 1j, (1, [2])], ids=repr)
+def test_what_is_no_plain_data_is_refused(value: Any) -> None:
+    with pytest.raises(TypeError, match=r"cannot be part of a key"):
+        digest(value)
+
+
+DIGEST_IN_ANOTHER_PROCESS = """
+from compile_cache.keys import GraphKey, Role, Signature, TensorSpec, digest
+spec = TensorSpec((2, 4, 64, 64), "float16", "cuda")
+signature = Signature((("latent", spec),), (("control", ("b", "a")), ("scale", 1.0), ("on", True), ("who", "\\u00e9")))
+print(GraphKey(signature, Role.UNET, "m", "inductor", (("mode", None),)).digest())
+print(len({digest(name) for name in ("a", "b", "c")}))
+"""
+
+
+def test_a_digest_is_the_same_in_every_process() -> None:
+    def run(seed: str) -> str:
+        environment = {**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": str(ROOT)}
+        command = [sys.executable, "-c", DIGEST_IN_ANOTHER_PROCESS]
+        return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
+
+    outputs = {run(seed) for seed in ("0", "1", "4242")}
+    assert len(outputs) == 1
+    assert len(outputs.pop().split()[0]) == 64
+
+
+def test_the_latent_shape_is_the_shape_of_the_first_tensor() -> None:
+    latent, context = TensorSpec((2, 4, 8, 8), "float32", "cpu"), TensorSpec((2, 77, 768), "float32", "cpu")
+    assert Signature((("latent", latent), ("context", context))).latent_shape == (2, 4, 8, 8)
+    assert Signature(()).latent_shape == ()
+
+
+def test_a_tensor_reads_as_shape_and_dtype() -> None:
+    assert str(TensorSpec((2, 4, 90, 45), "float16", "cuda")) == "2x4x90x45 float16"
+
+
+def test_equal_keys_differ_in_nothing() -> None:
+    assert differing(graph_key().components(), graph_key().components()) == []
+
+
+@pytest.mark.parametrize(
+    ("factor", "value", "name"),
+    [
+        ("shape", (1, 4, 64, 64), "latent"),
+        ("value", 3, "scale"),
+        ("role", Role.VAE_DECODE, "role"),
+        ("model", "b", "model"),
+        ("backend", "eager", "backend"),
+        ("options", (("mode", "slow"),), "mode"),
+    ],
+)
+def test_a_difference_is_named(factor: str, value: Any, name: str) -> None:
+    found = differing(graph_key().components(), graph_key(**{factor: value}).components())
+    assert [entry[0] for entry in found] == [name]
+
+
+@pytest.mark.parametrize(("a", "b"), [(1, True), (1, 1.0), (0, False), (0.0, -0.0)])
+def test_values_of_different_type_count_as_a_difference(a: Any, b: Any) -> None:
+    assert [name for name, *_ in differing([("scale", a)], [("scale", b)])] == ["scale"]

@@ -1,0 +1,241 @@
+"""The cache in memory: bounded by bytes, oldest out first, pinned entries stay, each value is let go once."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from compile_cache.memory_cache import ByteLRU
+
+BUDGET = 10
+
+
+@pytest.fixture
+def evicted() -> list[str]:
+    return []
+
+
+@pytest.fixture
+def cache(evicted: list[str]) -> ByteLRU[str, str]:
+    return ByteLRU(BUDGET, evicted.append)
+
+
+def keys(cache: ByteLRU[str, str]) -> list[str]:
+    return [key for key, _ in cache]
+
+
+def test_a_value_is_found_and_its_hits_are_counted(cache: ByteLRU[str, str]) -> None:
+    cache.put("a", "A", 4)
+    assert cache.get("a") == "A"
+    assert cache.get("a") == "A"
+    assert next(iter(cache))[1].hits == 2
+    assert cache.get("b") is None
+
+
+def test_the_oldest_leaves_first(cache: ByteLRU[str, str], evicted: list[str]) -> None:
+    for name in "abc":
+        cache.put(name, name.upper(), 4)
+    assert evicted == ["A"]
+    assert keys(cache) == ["b", "c"]
+
+
+def test_a_value_that_was_used_is_young_again(cache: ByteLRU[str, str], evicted: list[str]) -> None:
+    cache.put("a", "A", 4)
+    cache.put("b", "B", 4)
+    cache.get("a")
+    cache.put("c", "C", 4)
+    assert evicted == ["B"]
+
+
+def test_looking_whether_a_key_is_there_is_no_use_of_it(cache: ByteLRU[str, str], evicted: list[str]) -> None:
+    cache.put("a", "A", 4)
+    cache.put("b", "B", 4)
+    assert "a" in cache
+    cache.put("c", "C", 4)
+    assert evicted == ["A"]
+
+
+def test_no_more_leaves_than_has_to(cache: ByteLRU[str, str], evicted: list[str]) -> None:
+    for name, size in (("a", 2), ("b", 5), ("c", 3)):
+        cache.put(name, name, size)
+    cache.put("d", "d", 2)
+    assert evicted == ["a"]
+    assert cache.bytes == BUDGET
+
+
+def test_a_value_over_the_budget_is_refused_and_evicts_nothing(cache: ByteLRU[str, str], evicted: list[str]) -> None:
+    cache.put("a", "A", 4)
+    assert not cache.put("b", "B", BUDGET + 1)
+    assert keys(cache) == ["a"]
+    assert evicted == []
+
+
+def test_a_value_that_exactly_fills_the_budget_is_kept(cache: ByteLRU[str, str]) -> None:
+    assert cache.put("a", "A", BUDGET)
+    assert cache.bytes == BUDGET
+
+
+def test_what_cannot_fit_beside_the_pinned_is_refused_and_evicts_nothing(
+    cache: ByteLRU[str, str], evicted: list[str]
+) -> None:
+    cache.put("a", "A", 6)
+    cache.put("b", "B", 2)
+    cache.pin("a")
+    assert not cache.put("c", "C", 5)
+    assert keys(cache) == ["a", "b"]
+    assert evicted == []
+
+
+def test_a_pinned_entry_stays_though_it_is_the_oldest(cache: ByteLRU[str, str], evicted: list[str]) -> None:
+    cache.put("a", "A", 4)
+    cache.put("b", "B", 4)
+    cache.pin("a")
+    cache.put("c", "C", 4)
+    assert evicted == ["B"]
+    assert cache.trim(0) == 4
+    assert keys(cache) == ["a"]
+
+
+def test_pins_are_counted(cache: ByteLRU[str, str]) -> None:
+    cache.put("a", "A", 4)
+    cache.pin("a")
+    cache.pin("a")
+    cache.unpin("a")
+    assert cache.trim(0) == 0
+    cache.unpin("a")
+    assert cache.trim(0) == 4
+
+
+def test_one_unpin_too_many_does_not_owe_a_pin(cache: ByteLRU[str, str]) -> None:
+    cache.put("a", "A", 4)
+    cache.unpin("a")
+    cache.pin("a")
+    assert cache.trim(0) == 0
+
+
+def test_a_replaced_value_is_let_go(cache: ByteLRU[str, str], evicted: list[str]) -> None:
+    cache.put("a", "old", 4)
+    cache.put("a", "new", 6)
+    assert evicted == ["old"]
+    assert cache.bytes == 6
+
+
+def test_trim_goes_down_to_the_limit_and_says_what_it_freed(cache: ByteLRU[str, str], evicted: list[str]) -> None:
+    for name in "abc":
+        cache.put(name, name, 3)
+    assert cache.trim(5) == 6
+    assert evicted == ["a", "b"]
+    assert cache.evictions == 2
+
+
+def test_discarding_what_is_not_there_does_nothing(cache: ByteLRU[str, str], evicted: list[str]) -> None:
+    cache.discard("a")
+    assert evicted == []
+
+
+def test_entries_may_be_discarded_while_walking_over_them(cache: ByteLRU[str, str]) -> None:
+    for name in "abc":
+        cache.put(name, name, 1)
+    for key, _ in cache:
+        cache.discard(key)
+    assert len(cache) == 0
+
+
+def test_a_cache_without_anyone_to_tell_evicts_too() -> None:
+    cache: ByteLRU[str, str] = ByteLRU(4)
+    cache.put("a", "A", 4)
+    cache.put("b", "B", 4)
+    assert keys(cache) == ["b"]
+
+
+NAMES = st.sampled_from("abcde")
+SIZES = st.integers(0, BUDGET + 2)
+
+
+class AgainstANaiveModel(RuleBasedStateMachine):
+    """The same operations on a plain list; what is kept, in which order, and what left must agree after each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.evicted: list[int] = []
+        self.cache: ByteLRU[str, int] = ByteLRU(BUDGET, self.evicted.append)
+        self.kept: list[tuple[str, int, int]] = []  # key, value, size; oldest first
+        self.left: list[int] = []
+        self.pins: Counter[str] = Counter()
+        self.made = 0
+        self.refused = 0
+
+    def drop(self, key: str) -> None:
+        self.left += [value for name, value, _ in self.kept if name == key]
+        self.kept = [entry for entry in self.kept if entry[0] != key]
+
+    def shrink(self, limit: int) -> int:
+        freed = 0
+        for name, _, size in list(self.kept):
+            if sum(entry[2] for entry in self.kept) <= limit:
+                break
+            if self.pins[name] == 0:
+                freed += size
+                self.drop(name)
+        return freed
+
+    @rule(key=NAMES, size=SIZES)
+    def put(self, key: str, size: int) -> None:
+        value = self.made = self.made + 1
+        self.drop(key)
+        fits = size + sum(entry[2] for entry in self.kept if self.pins[entry[0]]) <= BUDGET
+        assert self.cache.put(key, value, size) == fits
+        if fits:
+            self.shrink(BUDGET - size)
+            self.kept.append((key, value, size))
+        else:
+            self.refused += 1
+
+    @rule(key=NAMES)
+    def get(self, key: str) -> None:
+        found = next((entry for entry in self.kept if entry[0] == key), None)
+        assert self.cache.get(key) == (found[1] if found else None)
+        if found:
+            self.kept.remove(found)
+            self.kept.append(found)
+
+    @rule(key=NAMES)
+    def pin(self, key: str) -> None:
+        self.cache.pin(key)
+        self.pins[key] += 1
+
+    @rule(key=NAMES)
+    def unpin(self, key: str) -> None:
+        self.cache.unpin(key)
+        self.pins[key] = max(0, self.pins[key] - 1)
+
+    @rule(limit=SIZES)
+    def trim(self, limit: int) -> None:
+        assert self.cache.trim(limit) == self.shrink(limit)
+
+    @rule(key=NAMES)
+    def discard(self, key: str) -> None:
+        self.cache.discard(key)
+        self.drop(key)
+
+    @invariant()
+    def the_same_is_kept_in_the_same_order(self) -> None:
+        assert [(key, entry.value, entry.bytes) for key, entry in self.cache] == self.kept
+
+    @invariant()
+    def the_budget_holds(self) -> None:
+        assert self.cache.bytes == sum(size for _, _, size in self.kept) <= BUDGET
+
+    @invariant()
+    def each_value_that_left_was_let_go_once(self) -> None:
+        assert self.evicted == self.left
+        assert len(set(self.evicted)) == len(self.evicted)
+        assert len(self.evicted) + len(self.kept) + self.refused == self.made
+
+
+TestAgainstANaiveModel = AgainstANaiveModel.TestCase
+TestAgainstANaiveModel.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
