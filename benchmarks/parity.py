@@ -80,9 +80,10 @@ def measure(unet: Any, reference: Any) -> dict[str, dict[str, float]]:
             noise(batch, 4, height // 8, width // 8), torch.full((batch,), 500.0, device="cuda"),
             noise(batch, tokens, 2048), noise(batch, 2816), None,
         )  # fmt: skip
+        eager(*inputs, {})  # the very first call of a process may pick other convolution kernels than later ones
         plain = eager(*inputs, {})
         exact = reference._forward(*(x.float() if torch.is_tensor(x) else x for x in inputs), {})
-        row = {"eager_to_fp32": relative(plain, exact)}
+        row = {"eager_to_fp32": relative(plain, exact), "eager_again": relative(eager(*inputs, {}), plain)}
         for name, forward in compiled.items():
             first, replayed = forward(*inputs, {}), forward(*inputs, {})
             row[name] = max(relative(first, plain), relative(replayed, plain))

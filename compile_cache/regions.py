@@ -50,7 +50,12 @@ class RegionRunner(Protocol):
 
 
 class Monitor(Protocol):
-    """Watches a run from outside: shows progress, and may stop it between two units of work by raising."""
+    """Watches a run from outside: shows progress, and may stop it between two units of work by raising.
+
+    `cancellations` are the exceptions that mean "stop", whoever raises them: they are never taken for a failure.
+    """
+
+    cancellations: tuple[type[BaseException], ...]
 
     def checkpoint(self) -> None: ...
 
@@ -58,6 +63,8 @@ class Monitor(Protocol):
 
 
 class SilentMonitor:
+    cancellations: tuple[type[BaseException], ...] = ()
+
     def checkpoint(self) -> None:
         pass
 

@@ -18,6 +18,7 @@ def backend_input() -> Any:
         default=AUTO,
         tooltip=(
             "auto: the fastest that runs here. inductor: compiled blocks, and CUDA graphs on NVIDIA. "
-            "cudagraph: CUDA graphs of the original code, nothing to compile (NVIDIA only). eager: the original, for comparison."
+            "cudagraph: CUDA graphs of the original code, nothing to compile (NVIDIA only). "
+            "eager: the original, for comparison."
         ),
     )

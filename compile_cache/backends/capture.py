@@ -7,6 +7,7 @@ back inside. So a replay owns nothing between two runs, graphs may share their m
 
 from __future__ import annotations
 
+import ctypes
 import logging
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -20,9 +21,14 @@ logger = logging.getLogger(__name__)
 
 Invoke = Callable[[Sequence[torch.Tensor]], Any]
 
-# Errors of failed captures, kept for good. Their frames hold tensors that were allocated inside the broken capture;
-# freeing one under cudaMallocAsync ends the process from a destructor, where nothing can catch it.
-_quarantine: list[BaseException] = []
+
+def _keep_for_good(error: BaseException) -> None:
+    """Never free what a broken capture allocated; the frames of its error hold it.
+
+    Freeing such memory under cudaMallocAsync ends the process, from a destructor where nothing can catch it. A list
+    would be emptied when the interpreter ends; a reference that nobody owns is not.
+    """
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(error))
 
 
 class CapturedGraph:
@@ -87,7 +93,7 @@ _pools = _Pools()
 def capture(invoke: Invoke, tensors: Sequence[torch.Tensor], result: Any) -> CapturedGraph:
     """Capture `invoke(tensors)`, which ran once right before and gave `result`: every kernel is compiled and loaded.
 
-    Raises CaptureError with the cause; whatever was half made is cleaned up or quarantined.
+    Raises CaptureError with the cause; whatever was half made is abandoned.
     """
     device = tensors[0].device.index
     leaves, spec = pytree.tree_flatten(result)
@@ -124,7 +130,7 @@ def _capture_on_current_stream(
         del results, result
         graph.capture_end()
     except Exception as error:
-        _quarantine.append(error)
+        _keep_for_good(error)
         _abandon(graph)
         raise CaptureError(f"{type(error).__name__}: {first_line(error)}") from error
     return graph
@@ -134,5 +140,5 @@ def _abandon(graph: torch.cuda.CUDAGraph) -> None:
     try:
         graph.capture_end()
     except RuntimeError as error:
-        _quarantine.append(error)
+        _keep_for_good(error)
         logger.debug("the broken capture ended with: %s", first_line(error))

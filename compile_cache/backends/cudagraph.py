@@ -1,4 +1,4 @@
-"""CUDA graphs of the unmodified forward: nothing to compile, the very kernels that eager runs, without their launches."""
+"""CUDA graphs of the unmodified forward: nothing to compile, eager's very kernels without their launches."""
 
 from __future__ import annotations
 

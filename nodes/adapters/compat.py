@@ -9,12 +9,6 @@ import comfy.model_management
 import comfy.ops
 
 
-def cancellation() -> type[BaseException]:
-    """The exception by which ComfyUI stops a prompt: an Exception in 0.8, a BaseException later."""
-    error: type[BaseException] = comfy.model_management.InterruptProcessingException
-    return error
-
-
 def is_dynamic(patcher: Any) -> bool:
     """Whether the patcher pages its weights (DynamicVRAM, absent in 0.8)."""
     return bool(getattr(patcher, "is_dynamic", lambda: False)())
@@ -26,7 +20,7 @@ def supports_static_clone(patcher: Any) -> bool:
 
 
 def attention_is_traceable() -> bool:
-    """Whether core's chosen attention is plain torch: SageAttention and others bring kernels that tracing cannot see."""
+    """Whether core's attention is plain torch: SageAttention and others bring kernels that tracing cannot see."""
     mm = comfy.model_management
     foreign = (
         "sage_attention_enabled",

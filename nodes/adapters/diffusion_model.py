@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,7 +13,7 @@ from ...compile_cache.backends import registry
 from ...compile_cache.keys import Role
 from ...compile_cache.regions import Hook, RegionRunner
 from . import service
-from .blocks import unet
+from .blocks import flux, unet
 from .blocks.common import Bypass
 from .delegate import static_clone
 from .module_runner import ModuleRunner
@@ -20,7 +21,7 @@ from .session_log import SessionLog
 from .signature import Description
 
 _KEY = "resolute"
-_FAMILIES = (unet,)
+_FAMILIES = (unet, flux)
 
 
 def compile_diffusion_model(model: Any, backend: str, node_id: str | None = None) -> Any:
@@ -37,10 +38,14 @@ def compile_diffusion_model(model: Any, backend: str, node_id: str | None = None
         inner = inner.inner
     forward = CompiledForward(clone.get_model_object("diffusion_model"), inner, backend, node_id)
     clone.add_object_patch(name, forward)
-    clone.remove_callbacks_with_key(CallbacksMP.ON_PRE_RUN, _KEY)
-    clone.remove_callbacks_with_key(CallbacksMP.ON_CLEANUP, _KEY)
-    clone.add_callback_with_key(CallbacksMP.ON_PRE_RUN, _KEY, lambda _: forward.begin())
-    clone.add_callback_with_key(CallbacksMP.ON_CLEANUP, _KEY, lambda _: forward.end())
+    moments = {
+        CallbacksMP.ON_PRE_RUN: lambda *_: forward.begin(),
+        CallbacksMP.ON_CLEANUP: lambda *_: forward.end(),
+        CallbacksMP.ON_DETACH: lambda *_: forward.weights_left(),
+    }
+    for moment, callback in moments.items():
+        clone.remove_callbacks_with_key(moment, _KEY)
+        clone.add_callback_with_key(moment, _KEY, callback)
     return clone
 
 
@@ -58,6 +63,10 @@ class CompiledForward:
         self._module = module
         self._runner = ModuleRunner(module, backend, Role.UNET, self._hooks, node_id)
         self._log = SessionLog(self._runner)
+        # Families order their arguments differently, and core calls by position.
+        self._names = [
+            name for name, kind in inspect.signature(inner).parameters.items() if kind.kind != kind.VAR_KEYWORD
+        ]
 
     def _hooks(self, run: RegionRunner, bypass: Bypass) -> Sequence[Hook]:
         return [hook for family in _FAMILIES for hook in family.hooks(self._module, run, bypass)]
@@ -77,30 +86,23 @@ class CompiledForward:
             del self._module.__dict__["_forward"]
         self._log.end()
 
+    def weights_left(self) -> None:
+        """ComfyUI took the model down (unload, free memory, another clone's turn): stale captures go at once."""
+        self._runner.residency.refresh(thorough=True)
+        service.cache().drop_stale(self._runner.owner, self._runner.residency.epoch)
+
     @torch.compiler.disable
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Same arguments as core's `_forward(x, timesteps, context, y, control, transformer_options, **kwargs)`."""
-        names = ("latent", "timesteps", "context", "y", "control", "transformer_options")
-        options = kwargs.get("transformer_options", args[5] if len(args) > 5 else {})
+        """Same arguments as core's `_forward`: the latent, then whatever the model family takes."""
+        given = {self._names[index]: value for index, value in enumerate(args)} | kwargs
+        options = given.pop("transformer_options", None) or {}
         description = Description()
-        positional = [
-            _fixed(value)
-            if value is options
-            else description.take(names[i] if i < len(names) else f"argument {i}", value)
-            for i, value in enumerate(args)
-        ]
-        keywords = {
-            name: _fixed(value) if value is options else description.take(name, value) for name, value in kwargs.items()
-        }
+        builders = {name: description.take(name, value) for name, value in given.items()}
         description.take_options(options)
 
         def invoke(tensors: Sequence[torch.Tensor]) -> Any:
-            return self.inner(
-                *(build(tensors) for build in positional), **{name: build(tensors) for name, build in keywords.items()}
-            )
+            inputs = {name: build(tensors) for name, build in builders.items()}
+            first = inputs.pop(self._names[0])
+            return self.inner(first, **inputs, transformer_options=options)
 
         return self._runner.run(description, invoke)
-
-
-def _fixed(value: Any) -> Any:
-    return lambda tensors: value

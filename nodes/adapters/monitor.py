@@ -12,6 +12,8 @@ logger = logging.getLogger(__name__)
 class ComfyMonitor:
     """Shows text on one node; without a server (in tests) it only logs."""
 
+    cancellations = (comfy.model_management.InterruptProcessingException,)
+
     def __init__(self, node_id: str | None) -> None:
         self._node_id = node_id
 

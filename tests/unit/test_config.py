@@ -52,7 +52,7 @@ def test_any_text_is_a_budget_or_a_user_error(text: str) -> None:
         assert "RESOLUTE_BUDGET_MB" in str(error)
 
 
-@pytest.mark.parametrize(("name", "field"), FLAGS.items())
+@pytest.mark.parametrize(("name", "field"), list(FLAGS.items()))
 @pytest.mark.parametrize(
     ("text", "value"), [("1", True), ("true", True), ("ON", True), ("0", False), ("False", False), (" off ", False)]
 )
@@ -60,7 +60,7 @@ def test_a_flag_is_read_as_people_write_it(name: str, field: str, text: str, val
     assert getattr(CacheConfig.from_environment({name: text}), field) is value
 
 
-@pytest.mark.parametrize("name", FLAGS)
+@pytest.mark.parametrize("name", list(FLAGS))
 @pytest.mark.parametrize("text", ["2", "yes please", "-", "truee"])
 def test_a_flag_that_is_neither_on_nor_off_is_refused_with_the_remedy(name: str, text: str) -> None:
     with pytest.raises(UserError, match=f"{name}=.*use 1 or 0"):

@@ -104,7 +104,7 @@ class InductorProgram(Program):
             return call.invoke(call.tensors)
         self._monitor = call.monitor
         self._bypassed.clear()
-        self._bound.begin(call.epoch)
+        self._bound.begin(call.epoch, call.monitor)
         try:
             with installed(self._hooks):
                 result = call.invoke(call.tensors)

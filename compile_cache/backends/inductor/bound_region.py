@@ -10,7 +10,7 @@ import torch
 
 from ...config import CacheConfig
 from ...errors import BypassCode, BypassReason
-from ...regions import RegionSite
+from ...regions import Monitor, RegionSite, SilentMonitor
 from ...stats import Stats
 from .region_table import RegionGroup, RegionTable, group_key
 from .structure import structure_digest
@@ -44,10 +44,11 @@ class BoundRegions:
         self._distinct: set[tuple[str, str]] = set()
         self._groups: dict[int, RegionGroup] = {}
         self._epoch = 0
+        self._monitor: Monitor = SilentMonitor()
 
-    def begin(self, epoch: int) -> None:
+    def begin(self, epoch: int, monitor: Monitor) -> None:
         """A call starts; how weights come to the computation is looked up again when the weights epoch changed."""
-        self._epoch = epoch
+        self._epoch, self._monitor = epoch, monitor
 
     def survey(self, sites: Iterable[RegionSite]) -> None:
         """Find the distinct groups before anything is compiled: they are the N of "7 of N"."""
@@ -77,7 +78,14 @@ class BoundRegions:
         variant: Any = group.by_shapes.get(shapes)
         if variant is None:
             variant = self._table.resolve(
-                group, site, weights, tensors, self._stats, self._verify, lambda: self._announce(site.kind)
+                group,
+                site,
+                weights,
+                tensors,
+                self._stats,
+                self._verify,
+                self._monitor,
+                lambda: self._announce(site.kind),
             )
             if isinstance(variant, BypassReason):
                 return variant

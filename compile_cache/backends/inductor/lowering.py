@@ -5,14 +5,15 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Callable, Iterator
+from types import ModuleType
 from typing import Any, cast
 
 import torch
 from torch._inductor import config as inductor_config
 from torch._inductor.codecache import PyCodeCache
-from torch._inductor.compile_fx import compile_fx, compile_fx_inner
+from torch._inductor.compile_fx import compile_fx
 
-from .tracing import Trace, oblivious_to_size_one
+from .tracing import Trace, size_one_is_general
 
 # A function of `weights + inputs`, flat, in the order of the trace; returns the flat outputs.
 Compiled = Callable[..., Any]
@@ -23,22 +24,17 @@ _NOISY_LOGGERS = ("torch.utils._sympy.interp", "torch.fx.experimental.symbolic_s
 
 def compile_trace(trace: Trace, options: dict[str, Any]) -> Compiled:
     """Compile for every size that meets the trace's assumptions. `options` are settings of inductor."""
-    keys: list[str] = []
-
-    def compile_inner(*args: Any, **kwargs: Any) -> Any:
-        output = compile_fx_inner(*args, **kwargs)
-        keys.append(getattr(output, "cache_key", ""))
-        return output
-
+    loaded = len(PyCodeCache.modules)
     with (
         _quiet(),
         torch._guards.tracing(torch._guards.TracingContext(trace.fake_mode)),
         torch.no_grad(),
-        oblivious_to_size_one(),
+        size_one_is_general(trace.oblivious),
         inductor_config.patch(options),
     ):
-        compiled: Any = compile_fx(trace.graph, trace.fakes, inner_compile=compile_inner)
-    _launch_by_address(keys)
+        compiled: Any = compile_fx(trace.graph, trace.fakes)
+    for module in PyCodeCache.modules[loaded:]:  # whether generated now or found in inductor's disk cache
+        _launch_by_address(module)
     return cast(Compiled, compiled)
 
 
@@ -62,14 +58,10 @@ class AddressedKernel:
         return self._kernel.run(*args, **kwargs)
 
 
-def _launch_by_address(keys: list[str]) -> None:
-    """Wrap the kernels of our own generated modules; code that others compiled is left alone."""
-    for module in PyCodeCache.modules:
-        if getattr(module, "key", None) not in keys:
-            continue
-        for name, value in list(vars(module).items()):
-            if type(value).__name__ == "CachingAutotuner":
-                setattr(module, name, AddressedKernel(value))
+def _launch_by_address(module: ModuleType) -> None:
+    for name, value in list(vars(module).items()):
+        if type(value).__name__ == "CachingAutotuner":
+            setattr(module, name, AddressedKernel(value))
 
 
 @contextlib.contextmanager

@@ -14,7 +14,7 @@ import torch.utils._pytree as pytree
 
 from ...errors import BypassCode, BypassReason, RegionCompileError
 from ...keys import digest
-from ...regions import RegionSite
+from ...regions import Monitor, RegionSite
 from ...stats import Stats
 from .assumptions import Assumptions, Verdict
 from .lowering import Compiled, compile_trace
@@ -88,9 +88,10 @@ class RegionTable:
         tensors: Sequence[torch.Tensor],
         stats: Stats,
         verify: bool,
-        before_compile: Callable[[], None],
+        monitor: Monitor,
+        announce: Callable[[], None],
     ) -> Variant | BypassReason:
-        """The artifact for these sizes, or why there is none. `before_compile` may raise to cancel."""
+        """The artifact for these sizes, or why there is none. `announce` comes before a compile, and may cancel it."""
         shapes = tuple(tuple(tensor.shape) for tensor in tensors)
         with self._lock:
             known = group.by_shapes.get(shapes) or group.refused.get(shapes) or group.failure
@@ -104,9 +105,9 @@ class RegionTable:
                 if variant.static == static and self._admits(variant, site, weights, tensors, sizes, stats, verify):
                     group.by_shapes[shapes] = variant
                     return variant
-            before_compile()
+            announce()
             try:
-                variant = _compile(site, tensors, sizes, static, stats)
+                variant = _compile(site, tensors, sizes, static, stats, monitor.cancellations)
             except RegionCompileError as error:
                 stats.counters.compile_failures += 1
                 logger.warning("Resolute: %s; it runs as it is", error, exc_info=logger.isEnabledFor(logging.DEBUG))
@@ -160,21 +161,31 @@ def _static_sizes(site: RegionSite, shapes: Shapes) -> Shapes:
 
 
 def _compile(
-    site: RegionSite, tensors: Sequence[torch.Tensor], sizes: dict[str, int], static: Shapes, stats: Stats
+    site: RegionSite,
+    tensors: Sequence[torch.Tensor],
+    sizes: dict[str, int],
+    static: Shapes,
+    stats: Stats,
+    cancellations: tuple[type[BaseException], ...],
 ) -> Variant:
     started = time.perf_counter()
-    hints = dict(sizes)
     on_cpu = tensors[0].device.type == "cpu"
-    if on_cpu and "b" in hints:
-        hints["b"] = max(hints["b"], _CPU_BATCH_HINT)
-    try:
-        traced: Trace = trace(site.function, site.module, tensors, site.dims, hints)
-        # Activations stay channels-last between regions on CUDA: convolutions want it, and tokens are then a view.
-        compiled = compile_trace(traced, {} if on_cpu else {"force_layout_optimization": True})
-    except torch.cuda.OutOfMemoryError:
-        raise
-    except Exception as error:
-        raise RegionCompileError(site.kind, error) from error
+    # Never 1: an example of size 1 invites a special case. See _CPU_BATCH_HINT for the other bound.
+    hints = {name: max(size, _CPU_BATCH_HINT if on_cpu and name == "b" else 2) for name, size in sizes.items()}
+    # Activations stay channels-last between regions on CUDA: convolutions want it, and tokens are then a view.
+    options = {} if on_cpu else {"force_layout_optimization": True}
+    failures: list[Exception] = []
+    for oblivious in (True, False):
+        try:
+            traced: Trace = trace(site.function, site.module, tensors, site.dims, hints, oblivious)
+            compiled = compile_trace(traced, options)
+            break
+        except Exception as error:  # noqa: BLE001 (torch raises anything at all; the block then runs as it is)
+            if isinstance(error, (torch.cuda.OutOfMemoryError, *cancellations)):
+                raise
+            failures.append(error)
+    else:
+        raise RegionCompileError(site.kind, failures[0]) from failures[0]
     seconds = time.perf_counter() - started
     stats.counters.region_compiles += 1
     stats.counters.stall_seconds += seconds
@@ -188,7 +199,7 @@ def _compare(
 ) -> str | None:
     """None where the artifact agrees with the original on this input, else what is wrong."""
     with torch.no_grad():
-        expected = pytree.tree_leaves(site.function(site.module, *tensors))
+        expected = pytree.tree_leaves(site.function(site.module, *[tensor.clone() for tensor in tensors]))
         try:
             actual = pytree.tree_leaves(variant(weights, tensors))
         except (AssertionError, RuntimeError) as error:

@@ -40,6 +40,7 @@ class Trace:
     shape_env: ShapeEnv
     symbols: dict[str, sympy.Symbol]
     output_spec: pytree.TreeSpec
+    oblivious: bool
 
     @property
     def assumptions(self) -> list[sympy.Basic]:
@@ -83,10 +84,12 @@ def trace(
     inputs: Sequence[torch.Tensor],
     dims: Sequence[Dims],
     hints: Mapping[str, int],
+    oblivious: bool = True,
 ) -> Trace:
     """Trace `function(module, *inputs)` with `dims` symbolic and every input in its `region_format`.
 
-    `hints` are the sizes that heuristics may look at; they are not part of the result. Raises whatever the traced
+    `hints` are the sizes that heuristics may look at; they are not part of the result. `oblivious`: see
+    `size_one_is_general`. Raises whatever the traced
     code raises, and torch's own errors where a symbol would have to be read as a number.
     """
     # No duck shaping: two dimensions that happen to be equal in the example stay two symbols.
@@ -111,19 +114,23 @@ def trace(
         output_specs.append(spec)
         return leaves
 
-    with fake_mode, torch.no_grad(), oblivious_to_size_one():
+    with fake_mode, torch.no_grad(), size_one_is_general(oblivious):
         traced = make_fx(flat, tracing_mode="symbolic")(*fakes)
     traced.graph.eliminate_dead_code()
     used = _drop_unused_weights(traced.graph, len(weights))
     # A fresh module: make_fx hangs its ShapeEnv on the graph, which inductor's disk cache then cannot pickle.
     graph = torch.fx.GraphModule(torch.nn.Module(), traced.graph)
     fakes = [fakes[index] for index in used] + fakes[len(weights) :]
-    return Trace(graph, fakes, used, fake_mode, shape_env, symbols, output_specs[-1])
+    return Trace(graph, fakes, used, fake_mode, shape_env, symbols, output_specs[-1], oblivious)
 
 
-def oblivious_to_size_one() -> AbstractContextManager[None]:
-    """Treat a dynamic dimension as general even where the example's size is 1."""
-    patched: AbstractContextManager[None] = symbolic_shape_config.patch(backed_size_oblivious=True)  # type: ignore[attr-defined]
+def size_one_is_general(wanted: bool) -> AbstractContextManager[None]:
+    """Whether a dynamic dimension counts as general even where the example's size is 1.
+
+    It makes tracing leave out the question "is it 1?", at the price of operations that inductor cannot lower (slices
+    by symbols). Without it the question becomes an assumption, which a comparison can settle.
+    """
+    patched: AbstractContextManager[None] = symbolic_shape_config.patch(backed_size_oblivious=wanted)  # type: ignore[attr-defined]
     return patched
 
 

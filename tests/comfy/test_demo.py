@@ -1,0 +1,205 @@
+"""The demo command: a real run of it, and what its verdict rests on."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import struct
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from scripts.support.demo_checkpoint import family_of
+from scripts.support.demo_machine import Machine
+from scripts.support.demo_plan import Job, make_plan
+from scripts.support.demo_report import Verdict, judge
+from scripts.support.demo_run import COUNTED, PromptRun, Row
+from scripts.support.errors import SetupError
+from scripts.support.places import ROOT, inductor_cache
+
+STEPS = 3
+INDUCTOR = Machine("cpu", "CPU", "2.11.0", "inductor", "inductor")
+NO_COMPILER = Machine("cpu", "CPU", "2.11.0", "eager", "eager (not inductor: there is no C++ compiler)")
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory: pytest.TempPathFactory) -> tuple[subprocess.CompletedProcess[str], dict[str, Any], Path]:
+    """One run of ``scripts/demo --quick`` on the CPU: the process, its JSON, and the folder of images."""
+    folder = tmp_path_factory.mktemp("demo")
+    result = folder / "demo.json"
+    command = [sys.executable, str(ROOT / "scripts" / "demo"), "--cpu", "--quick", "--steps", str(STEPS)]
+    environment = {"TORCHINDUCTOR_CACHE_DIR": str(inductor_cache()), **os.environ, "RESOLUTE_PYTHON": sys.executable}
+    done = subprocess.run(
+        [*command, "--json", str(result), "--output", str(folder / "images")],
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert result.is_file(), done.stdout + done.stderr
+    return done, json.loads(result.read_text("utf-8")), folder / "images"
+
+
+def compiled_prompts(result: dict[str, Any]) -> list[dict[str, Any]]:
+    """The counters of every compiled prompt, in order."""
+    return [run["counters"] for row in result["rows"] for run in row["compiled"]]
+
+
+def test_the_demo_passes_and_ends_with_its_verdict(demo: Any) -> None:
+    done, result, _ = demo
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert result["verdict"]["passed"], result["verdict"]
+    assert done.stdout.splitlines()[-1] == result["verdict"]["sentence"]
+    assert result["verdict"]["sentence"].startswith("PASSED: ")
+
+
+def test_the_demo_compiles_in_its_first_prompt_only(demo: Any) -> None:
+    compiles = [counters["region_compiles"] for counters in compiled_prompts(demo[1])]
+    assert compiles[0] > 0
+    assert compiles[1:] == [0] * (len(compiles) - 1)
+
+
+def test_every_forward_of_the_demo_ran_compiled(demo: Any) -> None:
+    for counters in compiled_prompts(demo[1]):
+        assert counters["graph_calls"] + counters["replays"] == STEPS + 1
+        assert (counters["eager_calls"], counters["compile_failures"], counters["bypasses"]) == (0, 0, {})
+
+
+def test_the_demo_covers_odd_sizes_batches_and_long_prompts(demo: Any) -> None:
+    rows = demo[1]["rows"]
+    assert len({size for row in rows for size in row["sizes"]}) >= 4
+    assert "264x200" in {size for row in rows for size in row["sizes"]}
+    assert {row["batch"] for row in rows} == {1, 2, 3}
+    assert {row["tokens"] for row in rows} == {77, 154}
+
+
+def test_the_images_of_the_demo_are_right(demo: Any) -> None:
+    _, result, folder = demo
+    for row in result["rows"]:
+        assert row["max_error"] <= 1, row
+        assert len(row["images"]) == row["batch"]
+        for name in row["images"]:
+            with Image.open(folder / name) as image:
+                assert f"{image.width}x{image.height}" == row["sizes"][0]
+
+
+def a_run(**counters: Any) -> PromptRun:
+    usual = {**dict.fromkeys(COUNTED, 0), "graph_calls": STEPS + 1, "bypasses": {}}
+    return PromptRun(1, 1.0, {**usual, **counters})
+
+
+def two_rows(**second: Any) -> list[Row]:
+    """A first row that compiles and a second row whose first prompt is changed."""
+    runs = [[a_run(region_compiles=15), a_run()], [a_run(**second), a_run()]]
+    jobs = make_plan("cpu", "sd15", quick=True).jobs
+    image = [Path("image.png")]
+    return [Row(job, [a_run()] * 2, own, image, image, 1) for job, own in zip(jobs, runs, strict=False)]
+
+
+def verdict_on(rows: list[Row], machine: Machine = INDUCTOR) -> Verdict:
+    return judge(rows, machine, STEPS, ["patched_block: another node patches attn1"])
+
+
+def test_the_verdict_passes_what_is_right() -> None:
+    assert verdict_on(two_rows()).passed
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"region_compiles": 1}, "1 regions compiled after the first prompt .*264x200"),
+        ({"graph_calls": STEPS}, "264x200.* 3 forwards ran compiled .at least 4"),
+        ({"eager_calls": 1}, "1 ran eagerly"),
+        ({"compile_failures": 1}, "1 compiles failed"),
+        ({"bypasses": {"patched_block": 2}}, "bypassed: patched_block: another node patches attn1"),
+        ({"bypasses": {"gradient": 1}}, "bypassed: gradient"),
+    ],
+)
+def test_the_verdict_fails_and_says_why(change: dict[str, Any], said: str) -> None:
+    verdict = verdict_on(two_rows(**change))
+    assert not verdict.passed
+    assert verdict.sentence.startswith("FAILED: ")
+    assert re.search(said, verdict.sentence), verdict.sentence
+
+
+def test_the_verdict_wants_a_first_prompt_that_compiled() -> None:
+    rows = two_rows()
+    rows[0].compiled[0] = a_run()
+    assert "the first prompt compiled nothing" in verdict_on(rows).problems
+
+
+def test_a_wrong_image_fails_on_the_cpu_and_is_only_told_on_cuda() -> None:
+    rows = two_rows()
+    rows[1].max_error = 2
+    assert "differs from eager by 2 of 255" in verdict_on(rows).sentence
+    assert "at most 2 of 255" in verdict_on(rows, Machine("cuda", "GPU", "2.11.0", "inductor", "inductor")).sentence
+
+
+def test_without_a_compiler_the_verdict_says_that_nothing_was_compiled() -> None:
+    rows = two_rows()
+    for row in rows:
+        row.compiled = [a_run(graph_calls=0, eager_calls=STEPS + 1)] * 2
+    verdict = verdict_on(rows, NO_COMPILER)
+    assert verdict.passed
+    assert "Nothing was compiled here" in verdict.sentence
+    assert "there is no C++ compiler" in verdict.sentence
+
+
+@pytest.mark.parametrize(
+    ("device", "family", "present", "absent"),
+    [
+        ("cpu", "sd15", "sd15_text_to_image", "sdxl_text_to_image"),
+        ("cuda", "sdxl", "sdxl_text_to_image", "sd15_text_to_image"),
+    ],
+)
+def test_every_bundled_workflow_is_run_or_left_out_with_a_reason(
+    device: str, family: str, present: str, absent: str
+) -> None:
+    bundled = {path.stem for path in (ROOT / "workflows" / "api").glob("*.json")}
+    plan = make_plan(device, family, quick=False)
+    run = {job.workflow for job in plan.jobs}
+    assert present in run
+    assert list(plan.left_out) == [absent]
+    assert run | set(plan.left_out) == bundled
+    assert len({job.name for job in plan.jobs}) == len(plan.jobs)
+
+
+def a_checkpoint(path: Path, *, width: int | None = 768, vae: bool = True) -> Path:
+    """A safetensors file with the header of a checkpoint and no weights."""
+    names: dict[str, Any] = {}
+    if width is not None:
+        name = "model.diffusion_model.input_blocks.1.1.transformer_blocks.0.attn2.to_k.weight"
+        names[name] = {"dtype": "F16", "shape": [320, width], "data_offsets": [0, 0]}
+    if vae:
+        names["first_stage_model.post_quant_conv.weight"] = {"dtype": "F16", "shape": [4], "data_offsets": [0, 0]}
+    header = json.dumps(names).encode()
+    path.write_bytes(struct.pack("<Q", len(header)) + header)
+    return path
+
+
+@pytest.mark.parametrize(("width", "family"), [(768, "sd15"), (1024, "sd15"), (2048, "sdxl")])
+def test_the_family_of_a_checkpoint_is_read_from_its_header(tmp_path: Path, width: int, family: str) -> None:
+    assert family_of(a_checkpoint(tmp_path / "file.safetensors", width=width)) == family
+
+
+def test_an_unsuitable_checkpoint_says_what_to_give(tmp_path: Path) -> None:
+    with pytest.raises(SetupError, match="There is no checkpoint"):
+        family_of(tmp_path / "missing.safetensors")
+    with pytest.raises(SetupError, match=r"no UNet of SD1\.5, SD2 or SDXL"):
+        family_of(a_checkpoint(tmp_path / "other.safetensors", width=None))
+    with pytest.raises(SetupError, match="holds no VAE"):
+        family_of(a_checkpoint(tmp_path / "unet.safetensors", vae=False))
+    (tmp_path / "old.ckpt").write_bytes(b"PK\3\4" * 10)
+    with pytest.raises(SetupError, match="no safetensors file"):
+        family_of(tmp_path / "old.ckpt")
+
+
+def test_a_job_names_its_size_batch_and_tokens() -> None:
+    assert str(Job("tour", ((64, 64), (72, 64)), 2, 154)) == "tour, 2 sizes, batch 2, 154 tokens"
+    assert Job("w", ((264, 200),)).name == "w_264x200_batch1_tokens77"

@@ -1,0 +1,53 @@
+"""Real backends on small modules; no ComfyUI."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from compile_cache.backends.inductor.backend import InductorBackend
+
+from .rig import Rig
+
+ROOT = Path(__file__).resolve().parents[2]
+PACK = "resolute_under_test"
+
+
+@pytest.fixture(scope="module")
+def inductor() -> InductorBackend:
+    """One backend, and so one table of compiled regions, for all tests of a file."""
+    return InductorBackend()
+
+
+@pytest.fixture
+def rig(inductor: InductorBackend) -> Rig:
+    """Regions compiled by earlier tests of the file, counters at zero."""
+    return Rig(inductor)
+
+
+@pytest.fixture
+def cold() -> Rig:
+    """No region compiled yet."""
+    return Rig(InductorBackend())
+
+
+@pytest.fixture(scope="session")
+def adapter() -> Iterator[Callable[[str], ModuleType]]:
+    """`adapter("signature")`: a module of nodes/adapters, imported as part of the pack, as ComfyUI does it.
+
+    Only for modules that need no ComfyUI. The pack's own copy of `compile_cache` comes with it: compare codes by value.
+    """
+    spec = importlib.util.spec_from_file_location(PACK, ROOT / "__init__.py", submodule_search_locations=[str(ROOT)])
+    assert spec is not None
+    assert spec.loader is not None
+    sys.modules[PACK] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(sys.modules[PACK])
+    yield lambda name: importlib.import_module(f"{PACK}.nodes.adapters.{name}")
+    for name in [name for name in sys.modules if name.partition(".")[0] == PACK]:
+        del sys.modules[name]

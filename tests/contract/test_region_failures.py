@@ -1,0 +1,287 @@
+"""Regions that cannot be compiled, artifacts that do not carry over, and calls that are cancelled."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from compile_cache.backends.inductor.backend import InductorBackend
+
+from .rig import TOKENS, Rig, random, seeded
+
+TOLERANCE = 1e-4
+
+
+class DataDependent(nn.Module):
+    """Python that reads a value out of a tensor: no trace can follow both ways."""
+
+    dims = (TOKENS,)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * 2 if x.sum() > 0 else x * 3
+
+
+class PlainTensor(nn.Module):
+    """Holds a tensor that is neither parameter nor buffer: a trace would bake its value in."""
+
+    dims = (TOKENS,)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = torch.arange(4.0)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.table
+
+
+class EqualTokens(nn.Module):
+    """Runs other code where two dimensions with different names are equal."""
+
+    dims = (TOKENS, ("b", "m", None))
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return x + y if x.shape[1] == y.shape[1] else x * y.mean(1, keepdim=True)
+
+
+class BranchOnTokens(nn.Module):
+    """Runs other code for short inputs, with another result."""
+
+    dims = (TOKENS,)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.sin() if x.shape[1] > 8 else x.cos()
+
+
+class HeuristicOnTokens(nn.Module):
+    """Chooses how to compute by size, not what."""
+
+    dims = (TOKENS,)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.exp() + x.exp() if x.shape[1] > 8 else x.exp() * 2
+
+
+class BranchOnBatch(nn.Module):
+    """Runs other code for small batches, with another result."""
+
+    dims = (TOKENS,)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.sin() if x.shape[0] > 4 else x.cos()
+
+
+class UntraceableUnlessEqual(nn.Module):
+    """Has a trace only where its two inputs have the same number of tokens."""
+
+    dims = (TOKENS, ("b", "m", None))
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return x + y if x.shape[1] == y.shape[1] else x * float(y.mean())
+
+
+class InPlace(nn.Module):
+    """Writes into its input and returns something else."""
+
+    dims = (TOKENS,)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x.mul_(2)
+        return x + 1
+
+
+class Identity(nn.Module):
+    """Computes nothing."""
+
+    dims = (TOKENS,)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x
+
+
+class Plain(nn.Module):
+    dims = (TOKENS,)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(x).tanh()
+
+
+def tokens(count: int = 5, batch: int = 2) -> torch.Tensor:
+    return random(batch, count, 4)
+
+
+class TestNoArtifact:
+    @pytest.mark.parametrize("kind", [DataDependent, PlainTensor])
+    def test_what_cannot_be_traced_runs_as_it_is_and_is_not_tried_again(self, cold: Rig, kind: Any) -> None:
+        bound = cold.bind(seeded(kind))
+        with cold.expect({"compile_failed": 4}, compile_failures=1, graph_calls=4):
+            for x in (tokens(), -tokens(), tokens(), tokens(9)):
+                assert bound.error(x) == 0
+
+    def test_the_reason_names_the_region_once(self, cold: Rig) -> None:
+        bound = cold.bind(seeded(DataDependent))
+        for _ in range(3):
+            bound(tokens())
+        assert len(cold.details) == 1
+        assert "DataDependent" in cold.details[0]
+
+    def test_inputs_that_do_not_fit_the_names_run_as_they_are(self, cold: Rig) -> None:
+        bound = cold.bind(seeded(EqualTokens))
+        x, y = random(2, 5, 4), random(1, 5, 4)  # one name, "b", and two sizes
+        with cold.expect({"compile_failed": 1}, graph_calls=1):
+            assert bound.error(x, y) == 0
+
+    def test_a_module_without_blocks_says_so(self, cold: Rig) -> None:
+        bound = cold.bind(nn.Linear(4, 4))
+        with cold.expect({"no_regions": 1}, graph_calls=1):
+            assert bound.error(tokens()) == 0
+
+    def test_an_error_of_the_block_itself_is_the_callers(self, cold: Rig) -> None:
+        bound = cold.bind(seeded(Plain))
+        with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+            bound(random(2, 5, 3))
+
+
+class TestArtifactsThatDoNotCarryOver:
+    def test_where_an_equality_fails_a_second_artifact_is_compiled(self, cold: Rig) -> None:
+        bound = cold.bind(seeded(EqualTokens))
+        with cold.expect(region_compiles=1, region_calls=1, graph_calls=1):
+            assert bound.error(random(2, 5, 4), random(2, 5, 4, seed=1)) <= TOLERANCE
+        with cold.expect(region_compiles=1, region_calls=1, graph_calls=1):
+            assert bound.error(random(2, 5, 4), random(2, 7, 4, seed=1)) <= TOLERANCE
+        with cold.expect(region_calls=1, graph_calls=1):
+            assert bound.error(random(3, 9, 4), random(3, 9, 4, seed=1)) <= TOLERANCE
+
+    def test_a_bound_that_matters_is_found_by_comparing(self, cold: Rig) -> None:
+        bound = cold.bind(seeded(BranchOnTokens))
+        with cold.expect(region_compiles=1, region_calls=1, graph_calls=1):
+            assert bound.error(tokens(16)) <= TOLERANCE
+        with cold.expect(region_compiles=1, verifications=1, region_calls=1, graph_calls=1):
+            assert bound.error(tokens(4)) <= TOLERANCE
+        with cold.expect(region_calls=2, graph_calls=2):
+            assert bound.error(tokens(16)) <= TOLERANCE
+            assert bound.error(tokens(4)) <= TOLERANCE
+
+    def test_a_bound_that_does_not_matter_is_shown_once_by_comparing(self, cold: Rig) -> None:
+        bound = cold.bind(seeded(HeuristicOnTokens))
+        bound(tokens(16))
+        with cold.expect(verifications=1, region_calls=1, graph_calls=1):
+            assert bound.error(tokens(4)) <= TOLERANCE
+        with cold.expect(region_calls=2, graph_calls=2):
+            assert bound.error(tokens(4)) <= TOLERANCE
+            assert bound.error(tokens(3)) <= TOLERANCE
+
+    @pytest.mark.parametrize("batches", [(2, 8), (8, 2), (3, 20, 1)])
+    def test_code_that_branches_on_the_batch_is_right_on_both_sides(self, cold: Rig, batches: tuple[int, ...]) -> None:
+        bound = cold.bind(seeded(BranchOnBatch))
+        errors = {batch: bound.error(tokens(5, batch)) for batch in batches}
+        assert {batch: error for batch, error in errors.items() if error > TOLERANCE} == {}
+        assert cold.cache.stats.counters.region_compiles > 0
+
+    def test_a_size_that_cannot_be_compiled_leaves_the_artifact_to_the_others(self, cold: Rig) -> None:
+        bound = cold.bind(seeded(UntraceableUnlessEqual))
+        bound(random(2, 5, 4), random(2, 5, 4))
+        with cold.expect({"compile_failed": 1}, compile_failures=1, graph_calls=1):
+            assert bound.error(random(2, 5, 4), random(2, 7, 4)) == 0
+        with cold.expect(region_calls=1, graph_calls=1):
+            assert bound.error(random(3, 9, 4), random(3, 9, 4)) <= TOLERANCE
+
+
+class TestInputs:
+    def test_a_block_may_hand_its_input_through(self, cold: Rig) -> None:
+        bound = cold.bind(seeded(Identity))
+        with cold.expect(region_compiles=1, region_calls=2, graph_calls=2):
+            assert bound.error(tokens()) == 0
+            assert bound.error(tokens(9)) == 0
+
+    @pytest.mark.parametrize("layout", ["contiguous", "transposed"])
+    def test_a_block_that_writes_into_its_input_does_so_to_the_callers(self, rig: Rig, layout: str) -> None:
+        bound = rig.bind(seeded(InPlace))
+        x = tokens() if layout == "contiguous" else random(2, 4, 5).transpose(1, 2)
+        expected = x * 2
+        assert torch.equal(bound(x), expected + 1)
+        assert torch.equal(x, expected)
+
+
+class TestWrongArtifacts:
+    """What happens if an artifact is broken, by a bug of ours or of the compiler."""
+
+    def variant(self, rig: Rig) -> Any:
+        (group,) = (group for group in rig.backend.table._groups.values() if group.label == "Plain")
+        return group.variants[0]
+
+    def test_with_verify_a_wrong_result_is_refused_and_compiled_again(self) -> None:
+        rig = Rig(InductorBackend(), verify=True)
+        bound = rig.bind(seeded(Plain))
+        bound(tokens())
+        self.variant(rig).compiled = lambda *tensors: [torch.zeros_like(tensors[-1])]
+        with rig.expect(region_compiles=1, verifications=1, region_calls=1, graph_calls=1):
+            assert bound.error(tokens(7)) <= TOLERANCE
+
+    def test_with_verify_every_new_size_is_compared_once(self) -> None:
+        rig = Rig(InductorBackend(), verify=True)
+        bound = rig.bind(seeded(Plain))
+        bound(tokens())
+        with rig.expect(verifications=2, region_calls=4, graph_calls=4):
+            for count in (7, 9, 7, 9):
+                assert bound.error(tokens(count)) <= TOLERANCE
+
+    @pytest.mark.parametrize("error", [RuntimeError("bad pointer"), AssertionError("expected size 5")], ids=repr)
+    def test_an_artifact_that_fails_when_run_gives_way_to_the_original_for_that_size(self, error: Exception) -> None:
+        rig = Rig(InductorBackend())
+        bound = rig.bind(seeded(Plain))
+        bound(tokens())
+        variant = self.variant(rig)
+        right = variant.compiled
+
+        def compiled(*tensors: torch.Tensor) -> Any:
+            if tensors[-1].shape[1] == 7:
+                raise error
+            return right(*tensors)
+
+        variant.compiled = compiled
+        with rig.expect({"compile_failed": 2}, region_calls=1, graph_calls=3):
+            assert bound.error(tokens(7)) == 0
+            assert bound.error(tokens(7)) == 0
+            assert bound.error(tokens(9)) <= TOLERANCE
+
+
+class Stopper:
+    """Somebody presses Cancel while the first region compiles."""
+
+    def __init__(self, presses: int = 1) -> None:
+        self.presses = presses
+        self.shown: list[tuple[int, int]] = []
+
+    def checkpoint(self) -> None:
+        if self.presses:
+            self.presses -= 1
+            raise InterruptedError("cancelled")
+
+    def progress(self, done: int, total: int, text: str) -> None:
+        self.shown.append((done, total))
+
+
+class TestCancel:
+    def test_a_cancel_before_a_compile_propagates_and_the_next_call_works(self, cold: Rig) -> None:
+        bound = cold.bind(seeded(Plain))
+        monitor = Stopper()
+        with cold.expect(), pytest.raises(InterruptedError):
+            bound(tokens(), monitor=monitor)
+        assert "forward" not in bound.module.__dict__
+        with cold.expect(region_compiles=1, region_calls=1, graph_calls=1):
+            bound(tokens(), monitor=monitor)
+        assert bound.error(tokens()) <= TOLERANCE
+
+    def test_progress_is_shown_before_each_compile_and_not_after(self, cold: Rig) -> None:
+        bound = cold.bind(seeded(Plain))
+        monitor = Stopper(presses=0)
+        bound(tokens(), monitor=monitor)
+        bound(tokens(9), monitor=monitor)
+        assert monitor.shown == [(0, 1)]

@@ -1,0 +1,185 @@
+"""The structure of a module: whatever a trace of it depends on changes the digest, and nothing else does."""
+
+from __future__ import annotations
+
+import enum
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from compile_cache.backends.inductor.structure import structure_digest
+
+from .rig import Attention, Convolution, Model, seeded
+
+
+class Mode(enum.Enum):
+    FAST = 1
+    EXACT = 2
+
+
+class Block(nn.Module):
+    """Settings of every kind that a block may hold."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.plain: Any = None
+        for name, value in settings.items():
+            setattr(self, name, value)
+
+
+class Subclass(Block):
+    pass
+
+
+def block(change: Callable[[Any], None] = lambda module: None, **settings: Any) -> nn.Module:
+    module = seeded(lambda: Block(**settings))
+    change(module)
+    return module
+
+
+def double(x: torch.Tensor) -> torch.Tensor:
+    return x * 2
+
+
+def power(x: torch.Tensor, exponent: int) -> torch.Tensor:
+    return x**exponent
+
+
+SETTINGS: list[tuple[Any, Any]] = [
+    (1, 2),
+    (1, 1.0),
+    (1, True),
+    (None, False),
+    ("a", "b"),
+    ((1, 2), (2, 1)),
+    ([1, 2], [1, 3]),
+    ((1, (2, 3)), (1, (2, 4))),
+    (torch.float16, torch.float32),
+    (torch.nn.functional.relu, torch.nn.functional.gelu),
+    (double, torch.sin),
+    (torch.Size((1, 2)), torch.Size((2, 2))),
+    ({"scale": 1}, {"scale": 2}),
+    ({1, 2}, {1, 3}),
+    (Mode.FAST, Mode.EXACT),
+    (slice(0, 2), slice(0, 3)),
+    (functools.partial(power, exponent=2), functools.partial(power, exponent=3)),
+    ((1, {"a": 1}), (1, {"a": 2})),
+]
+
+
+@pytest.mark.parametrize(("a", "b"), SETTINGS, ids=lambda value: repr(value)[:40])
+def test_a_setting_of_any_kind_counts(a: Any, b: Any) -> None:
+    assert structure_digest(block(plain=a)) != structure_digest(block(plain=b))
+
+
+def test_a_private_setting_counts() -> None:
+    assert structure_digest(block(_scale=1)) != structure_digest(block(_scale=2))
+
+
+def tie(module: Any) -> None:
+    module.k.weight = module.q.weight
+
+
+def add_buffer(module: Any) -> None:
+    module.register_buffer("table", torch.zeros(3))
+
+
+def drop_bias(module: Any) -> None:
+    module.linear.bias = None
+
+
+def replace_forward(module: Any) -> None:
+    module.linear.forward = double
+
+
+def replace_forward_by_a_partial(module: Any) -> None:
+    module.linear.forward = functools.partial(power, exponent=2)
+
+
+def hook(module: Any) -> None:
+    module.linear.register_forward_hook(lambda module, inputs, output: output * 2)
+
+
+def hook_before(module: Any) -> None:
+    module.linear.register_forward_pre_hook(lambda module, inputs: (inputs[0] * 2,))
+
+
+def exchange(module: Any) -> None:
+    module.linear = nn.Linear(4, 4, bias=False)
+
+
+def convert(module: Any) -> None:
+    module.to(torch.float16)
+
+
+def parametrize(module: Any) -> None:
+    torch.nn.utils.parametrizations.weight_norm(module.linear)
+
+
+CHANGES = [
+    add_buffer, drop_bias, replace_forward, replace_forward_by_a_partial, hook, hook_before, exchange, convert,
+    parametrize,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
+def test_a_change_of_the_computation_counts(change: Callable[[Any], None]) -> None:
+    assert structure_digest(block(change)) != structure_digest(block())
+
+
+def test_the_class_counts() -> None:
+    assert structure_digest(seeded(Subclass)) != structure_digest(seeded(Block))
+
+
+def test_a_shared_weight_is_told_from_two_weights() -> None:
+    shared = seeded(Attention)
+    tie(shared)
+    assert structure_digest(shared) != structure_digest(seeded(Attention))
+
+
+@pytest.mark.parametrize(
+    ("a", "b"),
+    [
+        (lambda: Attention(heads=2), lambda: Attention(heads=4)),
+        (lambda: Attention(eps=1e-5), lambda: Attention(eps=1e-6)),
+        (lambda: Attention(16), lambda: Attention(32)),
+        (lambda: Convolution(8, stride=1), lambda: Convolution(8, stride=2)),
+        (lambda: nn.Conv2d(4, 4, 3, padding=1), lambda: nn.Conv2d(4, 4, 3, padding=1, padding_mode="circular")),
+        (lambda: nn.GELU(), lambda: nn.GELU(approximate="tanh")),
+        (lambda: nn.Sequential(nn.SiLU(), nn.Tanh()), lambda: nn.Sequential(nn.Tanh(), nn.SiLU())),
+    ],
+    ids=["heads", "eps", "width", "stride", "padding", "approximate", "order"],
+)
+def test_blocks_with_other_settings_have_other_structures(a: Any, b: Any) -> None:
+    assert structure_digest(seeded(a)) != structure_digest(seeded(b))
+
+
+class TestWhatDoesNotCount:
+    def test_the_values_of_weights(self) -> None:
+        assert structure_digest(seeded(Model, 0)) == structure_digest(seeded(Model, 1))
+
+    def test_gradients(self) -> None:
+        module = seeded(Model)
+        module.requires_grad_(False)
+        assert structure_digest(module) == structure_digest(seeded(Model))
+
+    def test_whether_weights_are_cast_on_the_way_for_that_is_read_with_the_weights(self) -> None:
+        modules = [block(), block()]
+        for module, casts in zip(modules, (True, False), strict=True):
+            module.linear.comfy_cast_weights = casts  # type: ignore[union-attr]
+        assert structure_digest(modules[0]) == structure_digest(modules[1])
+
+    def test_where_weights_are(self) -> None:
+        assert structure_digest(seeded(Model).to("meta")) == structure_digest(seeded(Model))
+
+    def test_bookkeeping_of_comfyui(self) -> None:
+        module = block(seed_key="blocks.0.linear", comfy_patched_weights=True, prev_comfy_cast_weights=False)
+        assert structure_digest(module) == structure_digest(block())
+
+    def test_identity(self) -> None:
+        assert structure_digest(block(plain=[1, 2])) == structure_digest(block(plain=[1, 2]))

@@ -1,0 +1,157 @@
+"""The rules of the layout, read from the source: who may import whom, who reads the environment, what never occurs."""
+
+from __future__ import annotations
+
+import ast
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+CORE = ROOT / "compile_cache"
+NODES = ROOT / "nodes"
+ADAPTERS = NODES / "adapters"
+FILES = sorted([ROOT / "__init__.py", *CORE.rglob("*.py"), *NODES.rglob("*.py")])
+
+# Top-level modules of ComfyUI's own; `nodes` is one of them and would shadow ours.
+COMFYUI = {
+    "app", "comfy", "comfy_api", "comfy_config", "comfy_execution", "comfy_extras", "execution", "folder_paths",
+    "latent_preview", "node_helpers", "nodes", "server",
+}  # fmt: skip
+# What a node class may take from ComfyUI: the node interface, file names, core's own nodes, the server's routes.
+FOR_NODES = {"comfy_api", "folder_paths", "nodes", "server"}
+WITHOUT_TORCH = ["keys", "config", "errors", "stats", "dispatcher", "memory_cache", "fingerprint", "sizes"]
+READS_THE_ENVIRONMENT = {CORE / "config.py"}
+# Whether Triton and inductor would find a compiler: the variables are theirs, not settings of ours.
+PROBES = {CORE / "backends" / "inductor" / "backend.py": {"CC", "CXX"}}
+MOST_LINES = 300
+
+
+def name_of(file: Path) -> str:
+    return file.relative_to(ROOT).as_posix()
+
+
+def tree_of(file: Path) -> ast.Module:
+    return ast.parse(file.read_text(encoding="utf-8"), str(file))
+
+
+def absolute_imports(file: Path) -> set[str]:
+    """Full names of the modules that a file imports, wherever in the file, relative ones left out."""
+    found: set[str] = set()
+    for node in ast.walk(tree_of(file)):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module is not None:
+            found.add(node.module)
+    return found
+
+
+def relative_imports(file: Path) -> Iterator[Path]:
+    """The folder or file (without suffix) that each relative import names."""
+    for node in ast.walk(tree_of(file)):
+        if isinstance(node, ast.ImportFrom) and node.level > 0:
+            base = file.parents[node.level - 1]
+            if node.module is not None:
+                yield base.joinpath(*node.module.split("."))
+            else:
+                for alias in node.names:
+                    yield base / alias.name
+
+
+def top_level(file: Path) -> set[str]:
+    return {name.partition(".")[0] for name in absolute_imports(file)}
+
+
+def test_the_rules_are_applied_to_the_whole_package() -> None:
+    names = {name_of(file) for file in FILES}
+    assert {"__init__.py", "compile_cache/cache.py", "nodes/adapters/service.py"} <= names
+
+
+@pytest.mark.parametrize("file", FILES, ids=name_of)
+class TestEveryFile:
+    def test_the_core_knows_nothing_of_comfyui(self, file: Path) -> None:
+        if file.is_relative_to(CORE):
+            assert top_level(file) & COMFYUI == set()
+            assert [target for target in relative_imports(file) if not target.is_relative_to(CORE)] == []
+
+    def test_only_adapters_reach_into_comfyui(self, file: Path) -> None:
+        if file.is_relative_to(NODES) and not file.is_relative_to(ADAPTERS):
+            assert top_level(file) & COMFYUI <= FOR_NODES
+
+    def test_the_root_imports_nothing_before_comfyui_asks(self, file: Path) -> None:
+        if file.parent == ROOT:
+            imported = {
+                alias.name
+                for node in tree_of(file).body
+                if isinstance(node, (ast.Import, ast.ImportFrom))
+                for alias in node.names
+            }
+            assert imported <= {"annotations", "Any"}
+
+    def test_only_the_root_and_the_nodes_themselves_import_nodes(self, file: Path) -> None:
+        inside = [target for target in relative_imports(file) if target.is_relative_to(NODES)]
+        if not file.is_relative_to(NODES) and file.parent != ROOT:
+            assert inside == []
+        if file.is_relative_to(ADAPTERS):
+            assert [target for target in inside if not target.is_relative_to(ADAPTERS)] == []
+
+    def test_our_own_packages_are_imported_relatively(self, file: Path) -> None:
+        names = absolute_imports(file)
+        assert {name for name in names if name.partition(".")[0] in ("compile_cache", "resolute", "scripts")} == set()
+        # ComfyUI's own `nodes` is one module without submodules: `nodes.adapters` would be meant for ours.
+        assert {name for name in names if name.startswith("nodes.")} == set()
+
+    def test_the_environment_is_read_in_one_place(self, file: Path) -> None:
+        if file in READS_THE_ENVIRONMENT:
+            return
+        allowed = PROBES.get(file, set())
+        for node in ast.walk(tree_of(file)):
+            if isinstance(node, ast.Call) and ast.unparse(node.func) == "os.environ.get":
+                assert ast.literal_eval(node.args[0]) in allowed
+        reads = [node for node in ast.walk(tree_of(file)) if _reads_environment(node)]
+        assert len(reads) == len(allowed)
+
+    def test_nothing_is_printed(self, file: Path) -> None:
+        assert calls(file) & {"print", "sys.stdout.write", "sys.stderr.write"} == set()
+
+    def test_nothing_is_executed_from_data(self, file: Path) -> None:
+        assert calls(file) & {"eval", "exec", "compile", "__import__", "torch.load", "os.system"} == set()
+        assert top_level(file) & {"pickle", "marshal", "shelve", "dill", "cloudpickle", "subprocess"} == set()
+
+    def test_no_error_is_caught_without_a_name(self, file: Path) -> None:
+        handlers = [node for node in ast.walk(tree_of(file)) if isinstance(node, ast.ExceptHandler)]
+        assert [handler.lineno for handler in handlers if handler.type is None] == []
+
+    def test_a_file_says_what_it_is_for(self, file: Path) -> None:
+        assert ast.get_docstring(tree_of(file))
+
+    def test_a_file_stays_readable_in_one_go(self, file: Path) -> None:
+        assert len(file.read_text(encoding="utf-8").splitlines()) <= MOST_LINES
+
+
+def _reads_environment(node: ast.AST) -> bool:
+    if isinstance(node, ast.Attribute):
+        return ast.unparse(node) in ("os.environ", "os.environb", "os.getenv", "os.putenv", "os.unsetenv")
+    return isinstance(node, ast.ImportFrom) and node.module == "os" and node.level == 0
+
+
+def calls(file: Path) -> set[str]:
+    """What a file calls, as written."""
+    return {ast.unparse(node.func) for node in ast.walk(tree_of(file)) if isinstance(node, ast.Call)}
+
+
+@pytest.mark.parametrize("module", WITHOUT_TORCH)
+def test_it_does_not_import_torch_itself(module: str) -> None:
+    assert "torch" not in top_level(CORE / f"{module}.py")
+
+
+def test_they_do_not_import_torch_through_others_either() -> None:
+    imports = "".join(f"import compile_cache.{module}\n" for module in WITHOUT_TORCH)
+    code = imports + "import sys\nprint(sorted(sys.modules.keys() & {'torch', 'numpy', 'sympy', 'comfy', 'nodes'}))"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
