@@ -49,7 +49,10 @@ def judge(rows: Sequence[Row], machine: Machine, steps: int, bypasses: Sequence[
     if problems:
         return Verdict(False, f"FAILED: {'; '.join(problems)}.", problems)
     if machine.backend != "inductor":
-        sentence = f"Nothing was compiled here: `auto` chose {machine.why}. The images are right."
+        sentence = (
+            f"Nothing was compiled here: `auto` chose {machine.why}. The images are right. "
+            "Install what is missing, then run this again to see it compile."
+        )
         return Verdict(True, sentence, [])
     return Verdict(True, _passed(rows, machine), [])
 

@@ -13,7 +13,7 @@ import pytest
 
 from compile_cache.backends.inductor.backend import InductorBackend
 
-from .rig import Rig
+from .rig import Bound, Model, Rig, inputs, seeded
 
 ROOT = Path(__file__).resolve().parents[2]
 PACK = "resolute_under_test"
@@ -35,6 +35,15 @@ def rig(inductor: InductorBackend) -> Rig:
 def cold() -> Rig:
     """No region compiled yet."""
     return Rig(InductorBackend())
+
+
+@pytest.fixture
+def warm(rig: Rig) -> Bound:
+    """The model, its two distinct regions compiled."""
+    bound = rig.bind(seeded(Model))
+    bound(*inputs())
+    assert bound.program.regions == (2, 2)
+    return bound
 
 
 @pytest.fixture(scope="session")

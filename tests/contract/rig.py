@@ -21,6 +21,9 @@ TOKENS: Dims = ("b", "n", None)
 CONTEXT: Dims = ("b", "m", None)
 FEATURES: Dims = ("b", None, "h", "w")
 
+# What fp32 on the CPU may differ from the original, relatively.
+TOLERANCE = 1e-4
+
 COUNTED = (
     "region_compiles",
     "compile_failures",
@@ -99,6 +102,11 @@ def random(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> to
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
+def inputs(batch: int = 2, height: int = 8, width: int = 8, tokens: int = 7) -> tuple[torch.Tensor, torch.Tensor]:
+    """For `Model`: a feature map and a context."""
+    return random(batch, 16, height, width), random(batch, tokens, 16, seed=1)
+
+
 def relative_error(actual: torch.Tensor, expected: torch.Tensor) -> float:
     assert actual.shape == expected.shape
     assert actual.dtype == expected.dtype
@@ -126,6 +134,7 @@ class Bound:
         self.module = module
         self.cache = cache
         self.epoch = 1
+        self.mode: Callable[[], Any] = torch.inference_mode  # how ComfyUI calls; older versions use no_grad
         capabilities = backend.probe("cpu")
         self.program = backend.bind(next(_owners), capabilities, hooks or hooks_of(module), cache.stats, cache.config)
         self._backend = backend.name
@@ -143,13 +152,13 @@ class Bound:
             device="cpu",
             epoch=self.epoch,
         )
-        with torch.inference_mode():
+        with self.mode():
             return self.cache.run(self.program, replace(call, **changes))
 
     def error(self, *tensors: torch.Tensor) -> float:
         """Relative error of a call against the module itself."""
         actual = self(*tensors)
-        with torch.inference_mode():
+        with self.mode():
             return relative_error(actual, self.module(*tensors))
 
 

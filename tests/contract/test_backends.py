@@ -13,13 +13,9 @@ from compile_cache.backends.base import Backend
 from compile_cache.backends.inductor import backend as inductor_backend
 from compile_cache.errors import BackendUnavailableError, UnknownBackendError
 
-from .rig import Model, Rig, random, seeded
+from .rig import TOLERANCE, Model, Rig, inputs, seeded
 
 COMPILER_VARIABLES = ("CC", "CXX")
-
-
-def model_inputs(batch: int = 2, height: int = 8, width: int = 8, tokens: int = 7) -> tuple[torch.Tensor, ...]:
-    return random(batch, 16, height, width), random(batch, tokens, 16, seed=1)
 
 
 @pytest.fixture
@@ -39,7 +35,7 @@ class TestEveryBackend:
         rig = Rig(backend)
         bound = rig.bind(seeded(Model))
         for size in ((2, 8, 8, 7), (1, 9, 5, 77), (2, 8, 8, 7)):
-            assert bound.error(*model_inputs(*size)) <= (1e-4 if capabilities.compiles else 0)
+            assert bound.error(*inputs(*size)) <= (TOLERANCE if capabilities.compiles else 0)
         counters = rig.cache.report()["counters"]
         assert counters["bypasses"] == {}
         answered = counters["graph_calls"] if capabilities.compiles else counters["eager_calls"]

@@ -10,9 +10,7 @@ from torch import nn
 
 from compile_cache.backends.inductor.backend import InductorBackend
 
-from .rig import TOKENS, Rig, random, seeded
-
-TOLERANCE = 1e-4
+from .rig import TOKENS, TOLERANCE, Rig, random, seeded
 
 
 class DataDependent(nn.Module):
@@ -90,6 +88,15 @@ class InPlace(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x.mul_(2)
         return x + 1
+
+
+class BranchOnOneToken(nn.Module):
+    """Runs other code for a single token, with another result."""
+
+    dims = (TOKENS,)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.sin() if x.shape[1] == 1 else x.cos()
 
 
 class Identity(nn.Module):
@@ -184,6 +191,15 @@ class TestArtifactsThatDoNotCarryOver:
         assert {batch: error for batch, error in errors.items() if error > TOLERANCE} == {}
         assert cold.cache.stats.counters.region_compiles > 0
 
+    @pytest.mark.parametrize("counts", [(1, 5), (5, 1)])
+    def test_code_that_branches_on_a_size_of_one_is_right_on_both_sides(
+        self, cold: Rig, counts: tuple[int, ...]
+    ) -> None:
+        bound = cold.bind(seeded(BranchOnOneToken))
+        errors = {count: bound.error(tokens(count)) for count in counts}
+        assert {count: error for count, error in errors.items() if error > TOLERANCE} == {}
+        assert cold.cache.stats.counters.region_compiles > 0
+
     def test_a_size_that_cannot_be_compiled_leaves_the_artifact_to_the_others(self, cold: Rig) -> None:
         bound = cold.bind(seeded(UntraceableUnlessEqual))
         bound(random(2, 5, 4), random(2, 5, 4))
@@ -252,8 +268,26 @@ class TestWrongArtifacts:
             assert bound.error(tokens(9)) <= TOLERANCE
 
 
+class CancelledOnce(nn.Module):
+    """Somebody presses Cancel while its trace is made."""
+
+    dims = (TOKENS,)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._presses = [1]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self._presses:
+            self._presses.pop()
+            raise InterruptedError("cancelled")
+        return x.tanh()
+
+
 class Stopper:
-    """Somebody presses Cancel while the first region compiles."""
+    """Somebody presses Cancel before the first region is compiled."""
+
+    cancellations = (InterruptedError,)
 
     def __init__(self, presses: int = 1) -> None:
         self.presses = presses
@@ -278,6 +312,14 @@ class TestCancel:
         with cold.expect(region_compiles=1, region_calls=1, graph_calls=1):
             bound(tokens(), monitor=monitor)
         assert bound.error(tokens()) <= TOLERANCE
+
+    def test_a_cancel_in_the_middle_of_a_compile_is_no_failure_of_it(self, cold: Rig) -> None:
+        bound = cold.bind(seeded(CancelledOnce))
+        monitor = Stopper(presses=0)
+        with cold.expect(), pytest.raises(InterruptedError):
+            bound(tokens(), monitor=monitor)
+        with cold.expect(region_compiles=1, region_calls=1, graph_calls=1):
+            bound(tokens(), monitor=monitor)
 
     def test_progress_is_shown_before_each_compile_and_not_after(self, cold: Rig) -> None:
         bound = cold.bind(seeded(Plain))

@@ -174,6 +174,13 @@ class TestWhatDoesNotCount:
             module.linear.comfy_cast_weights = casts  # type: ignore[union-attr]
         assert structure_digest(modules[0]) == structure_digest(modules[1])
 
+    @pytest.mark.parametrize("name", ["weight_function", "bias_function"])
+    def test_patches_of_weights_on_the_way_for_they_are_read_with_the_weights(self, name: str) -> None:
+        # ComfyUI leaves an empty list on the instance when a low-VRAM patch is taken back.
+        module = block()
+        setattr(module.linear, name, [])
+        assert structure_digest(module) == structure_digest(block())
+
     def test_where_weights_are(self) -> None:
         assert structure_digest(seeded(Model).to("meta")) == structure_digest(seeded(Model))
 

@@ -1,0 +1,25 @@
+"""A cache, a module and a program that pretends to compile it."""
+
+from __future__ import annotations
+
+import pytest
+
+from compile_cache.cache import GraphCache
+from compile_cache.config import CacheConfig
+
+from .fakes import BUDGET, FakeProgram, Module
+
+
+@pytest.fixture
+def cache() -> GraphCache:
+    return GraphCache(CacheConfig(budget_bytes=BUDGET))
+
+
+@pytest.fixture
+def module() -> Module:
+    return Module()
+
+
+@pytest.fixture
+def program() -> FakeProgram:
+    return FakeProgram()

@@ -1,0 +1,136 @@
+"""A program and graphs that only pretend, for tests of GraphCache on small CPU tensors."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+
+from compile_cache.backends.base import Call, Capabilities, Program
+from compile_cache.cache import GraphCache
+from compile_cache.errors import BypassCode, BypassReason
+from compile_cache.keys import GraphKey, Role, Signature, TensorSpec
+
+MIB = 1024 * 1024
+BUDGET = 10 * MIB
+FULL = Capabilities(available=True, compiles=True, captures=True)
+GRADIENT = BypassReason(BypassCode.GRADIENT, "gradients are on")
+OBSERVED = BypassReason(BypassCode.OBSERVED_INPUT, "another node patches the model")
+COUNTED = ("captures", "replays", "graph_calls", "eager_calls")
+
+
+def oom() -> Exception:
+    return torch.cuda.OutOfMemoryError("out of memory")
+
+
+class FakeGraph:
+    """Answers like the module did when it was captured, so that a stale one gives itself away."""
+
+    def __init__(self, forward: Callable[..., Any], size: int) -> None:
+        self.bytes = size
+        self.closed = 0
+        self.failure: BaseException | None = None
+        self._forward = forward
+
+    def replay(self, tensors: Sequence[torch.Tensor]) -> Any:
+        assert not self.closed, "a closed graph was replayed"
+        if self.failure is not None:
+            raise self.failure
+        return self._forward(*tensors)
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+@dataclass(eq=False)
+class Module:
+    """A forward that multiplies; `factor` plays the weights, `epoch` their residency."""
+
+    factor: float = 2.0
+    epoch: int = 1
+    failure: BaseException | None = None
+    calls: int = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        if self.failure is not None:
+            raise self.failure
+        return x * self.factor
+
+    def load(self, factor: float) -> None:
+        """New weights at new addresses."""
+        self.factor, self.epoch = factor, self.epoch + 1
+
+    def call(self, side: int = 8, **changes: Any) -> Call:
+        signature = Signature((("latent", TensorSpec((1, 4, side, side), "float32", "cpu")),))
+        call = Call(
+            key=GraphKey(signature, Role.UNET, "model" * 8, "fake"),
+            tensors=[torch.full((1, 4, side, side), 3.0)],
+            invoke=lambda tensors: self.forward(*tensors),
+            device="cpu",
+            epoch=self.epoch,
+        )
+        return replace(call, **changes)
+
+
+class FakeProgram(Program):
+    def __init__(self, owner: int = 1, capabilities: Capabilities = FULL, size: int = 4 * MIB) -> None:
+        super().__init__(owner, capabilities)
+        self.size = size
+        self.graphs: list[FakeGraph] = []
+        self.run_failures: list[BaseException] = []
+        self.capture_failure: BaseException | None = None
+        self.capture_attempts = 0
+
+    def run(self, call: Call) -> Any:
+        if self.run_failures:
+            raise self.run_failures.pop(0)
+        return call.invoke(call.tensors)
+
+    def capture(self, call: Call, result: Any) -> FakeGraph:
+        self.capture_attempts += 1
+        assert torch.equal(result, call.invoke(call.tensors)), "the result of the run that came right before"
+        if self.capture_failure is not None:
+            raise self.capture_failure
+        factor = float(call.invoke([torch.ones(1)]))
+        graph = FakeGraph(lambda x: x * factor, self.size)
+        self.graphs.append(graph)
+        return graph
+
+    @property
+    def open_graphs(self) -> int:
+        return sum(not graph.closed for graph in self.graphs)
+
+
+@dataclass
+class StoppingMonitor:
+    """Somebody presses Cancel."""
+
+    cancellations = (InterruptedError,)
+    presses: Iterator[bool] = field(default_factory=lambda: itertools.chain([True], itertools.repeat(False)))
+
+    def checkpoint(self) -> None:
+        if next(self.presses):
+            raise InterruptedError("cancelled")
+
+    def progress(self, done: int, total: int, text: str) -> None: ...
+
+
+@contextmanager
+def expect(cache: GraphCache, bypasses: dict[str, int] | None = None, **counts: int) -> Iterator[None]:
+    """Exactly these counts are added in the block: a counter that is not named stays, and so do the bypasses."""
+    before = cache.stats.snapshot()
+    yield
+    after = cache.stats.snapshot()
+    assert {name: after[name] - before[name] for name in COUNTED} == {name: counts.get(name, 0) for name in COUNTED}
+    added = {code: n - before["bypasses"].get(code, 0) for code, n in after["bypasses"].items()}
+    assert {code: n for code, n in added.items() if n} == (bypasses or {})
+
+
+def answer(result: torch.Tensor) -> float:
+    """The factor that the result was made with."""
+    return float(result.flatten()[0]) / 3.0
