@@ -14,7 +14,7 @@ import torch
 from .backends.base import Call, Graph, Program
 from .config import CacheConfig
 from .dispatcher import Action, Decision, Situation, decide
-from .errors import BypassCode, BypassReason, CaptureError
+from .errors import BypassCode, BypassReason
 from .keys import CaptureKey, Component
 from .memory_cache import ByteLRU
 from .stats import Stats, explain_miss
@@ -46,12 +46,13 @@ class GraphCache:
             decision = self._decide(program, call, key)
             if decision.reason is not None:
                 self._note(decision.reason)
-            if decision.action is Action.REPLAY:
-                return self._replay(key, call)
-            if decision.action is Action.EAGER:
-                self.stats.counters.eager_calls += 1
-                return call.invoke(call.tensors)
             try:
+                if decision.action is Action.REPLAY:
+                    return self._replay(key, call)
+                if decision.action is Action.EAGER:
+                    result = call.invoke(call.tensors)
+                    self.stats.counters.eager_calls += 1
+                    return result
                 result = program.run(call)
             except torch.cuda.OutOfMemoryError as error:
                 return self._retry_without_graphs(call, key, error)
@@ -75,8 +76,9 @@ class GraphCache:
         graph = self._graphs.get(key)
         assert graph is not None, "the decision saw it under the same lock"
         self._pin(key)
+        result = graph.replay(call.tensors)
         self.stats.counters.replays += 1
-        return graph.replay(call.tensors)
+        return result
 
     def _capture(self, program: Program, call: Call, key: CaptureKey, result: Any) -> None:
         started = time.perf_counter()
@@ -85,7 +87,9 @@ class GraphCache:
         call.monitor.checkpoint()
         try:
             graph = program.capture(call, result)
-        except (CaptureError, torch.cuda.OutOfMemoryError) as error:
+        except Exception as error:
+            if isinstance(error, call.monitor.cancellations):
+                raise
             self._latch(key, BypassReason(BypassCode.CAPTURE_FAILED, str(error)))
             return
         seconds = time.perf_counter() - started
@@ -108,6 +112,7 @@ class GraphCache:
 
     def _retry_without_graphs(self, call: Call, key: CaptureKey, error: torch.cuda.OutOfMemoryError) -> Any:
         freed = self._graphs.trim(0)
+        self.stats.counters.evictions = self._graphs.evictions
         if not freed:
             raise error
         del error
@@ -194,27 +199,26 @@ class GraphCache:
         return [key.components() for key, _ in self._graphs if key.owner == owner]
 
     def report(self) -> dict[str, Any]:
-        """Plain data for `GET /resolute/cache` and the report node."""
-        with self._lock:
-            entries = [
-                {
-                    "model": key.graph.model[:12],
-                    "role": key.graph.role.value,
-                    "latent_shape": list(key.graph.signature.latent_shape),
-                    "signature": {name: str(spec) for name, spec in key.graph.signature.tensors},
-                    "backend": key.graph.backend,
-                    "state": "captured",
-                    "bytes": entry.bytes,
-                    "hits": entry.hits,
-                }
-                for key, entry in self._graphs
-            ]
-            return {
-                "counters": self.stats.snapshot(),
-                "bytes": self._graphs.bytes,
-                "budget_bytes": self._graphs.budget,
-                "entries": entries,
+        """Plain data for `GET /resolute/cache` and the report node. Never waits for a call that is running."""
+        entries = [
+            {
+                "model": key.graph.model[:12],
+                "role": key.graph.role.value,
+                "latent_shape": list(key.graph.signature.latent_shape),
+                "signature": {name: str(spec) for name, spec in key.graph.signature.tensors},
+                "backend": key.graph.backend,
+                "state": "captured",
+                "bytes": entry.bytes,
+                "hits": entry.hits,
             }
+            for key, entry in self._graphs
+        ]
+        return {
+            "counters": self.stats.snapshot(),
+            "bytes": self._graphs.bytes,
+            "budget_bytes": self._graphs.budget,
+            "entries": entries,
+        }
 
 
 def _shape(key: CaptureKey) -> str:

@@ -36,7 +36,7 @@ def _megabytes(env: Mapping[str, str], name: str, default: int) -> int:
     text = env.get(name, "").strip()
     if not text:
         return default
-    if not text.isdigit():
+    if not (text.isascii() and text.isdigit()):
         raise UserError(f"{name}={text!r} is not a whole number of megabytes; for example {name}=4096.")
     return int(text) * _MIB
 

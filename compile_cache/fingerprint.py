@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, fields
 
-from .keys import Component, Literal, differing, digest
+from .keys import Component, differing, digest
 
 # Raise it whenever the meaning of a key or of a stored artifact changes.
 FORMAT_VERSION = 1
@@ -44,7 +43,3 @@ class ModelFingerprint:
     @property
     def digest(self) -> str:
         return digest((self.name, self.structure))
-
-    @staticmethod
-    def of(name: str, modules: Iterable[Literal]) -> ModelFingerprint:
-        return ModelFingerprint(name, digest(tuple(modules)))

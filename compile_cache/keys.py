@@ -50,19 +50,27 @@ class TensorSpec:
     device: str  # type only ("cuda"), the index belongs to CaptureKey
     memory_format: str = "contiguous"
 
-    def literal(self) -> Literal:
-        return (self.shape, self.dtype, self.device, self.memory_format)
-
     def __str__(self) -> str:
-        return f"{'x'.join(map(str, self.shape))} {self.dtype}"
+        layout = "" if self.memory_format == "contiguous" else f" {self.memory_format}"
+        return f"{'x'.join(map(str, self.shape))} {self.dtype} {self.device}{layout}"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Signature:
     """One call's inputs: the specs of its tensors by name, and the plain values that change what is computed."""
 
     tensors: tuple[tuple[str, TensorSpec], ...]
     values: tuple[Component, ...] = ()
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Signature) and self._exact() == other._exact()
+
+    def __hash__(self) -> int:
+        return hash(self._exact())
+
+    def _exact(self) -> tuple[Any, ...]:
+        # Python calls 1, 1.0 and True equal; a traced graph does not. repr tells plain values apart.
+        return (self.tensors, repr(self.values))
 
     @property
     def latent_shape(self) -> tuple[int, ...]:
@@ -70,10 +78,10 @@ class Signature:
         return self.tensors[0][1].shape if self.tensors else ()
 
     def components(self) -> list[Component]:
-        return [(name, spec.literal()) for name, spec in self.tensors] + list(self.values)
+        return [(name, str(spec)) for name, spec in self.tensors] + list(self.values)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class GraphKey:
     """One graph. Latent shape comes first because it is what people see. Survives a restart."""
 
@@ -82,6 +90,15 @@ class GraphKey:
     model: str  # ModelFingerprint.digest
     backend: str
     options: tuple[Component, ...] = ()
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, GraphKey) and self._exact() == other._exact()
+
+    def __hash__(self) -> int:
+        return hash(self._exact())
+
+    def _exact(self) -> tuple[Any, ...]:
+        return (self.signature, self.role, self.model, self.backend, repr(self.options))
 
     def components(self) -> list[Component]:
         return [
@@ -121,4 +138,8 @@ def differing(left: Iterable[Component], right: Iterable[Component]) -> list[tup
     """Components that differ, as (name, left value, right value); a missing one counts as None."""
     a, b = dict(left), dict(right)
     names = list(a) + [name for name in b if name not in a]
-    return [(name, a.get(name), b.get(name)) for name in names if a.get(name) != b.get(name)]
+    return [
+        (name, a.get(name), b.get(name))
+        for name in names
+        if (name in a) != (name in b) or repr(a.get(name)) != repr(b.get(name))
+    ]

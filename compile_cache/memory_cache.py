@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
@@ -19,7 +20,10 @@ class Entry(Generic[V]):
 
 
 class ByteLRU(Generic[K, V]):
-    """`on_evict` is called once for each value that leaves, whatever the cause. Not locked: the owner is."""
+    """`on_evict` is called once for each value that leaves, whatever the cause.
+
+    Thread-safe, by a lock of its own that is never held for long: a report must not wait for a forward pass.
+    """
 
     def __init__(self, budget: int, on_evict: Callable[[V], None] | None = None) -> None:
         self.budget = budget
@@ -27,6 +31,7 @@ class ByteLRU(Generic[K, V]):
         self._on_evict = on_evict
         self._entries: OrderedDict[K, Entry[V]] = OrderedDict()
         self._pins: Counter[K] = Counter()
+        self._lock = threading.RLock()
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -35,60 +40,68 @@ class ByteLRU(Generic[K, V]):
         return key in self._entries
 
     def __iter__(self) -> Iterator[tuple[K, Entry[V]]]:
-        return iter(list(self._entries.items()))
+        with self._lock:
+            return iter(list(self._entries.items()))
 
     @property
     def bytes(self) -> int:
-        return sum(entry.bytes for entry in self._entries.values())
+        return sum(entry.bytes for _, entry in self)
 
     def get(self, key: K) -> V | None:
         """The value, counted as a hit and now the most recently used, or None."""
-        entry = self._entries.get(key)
-        if entry is None:
-            return None
-        entry.hits += 1
-        self._entries.move_to_end(key)
-        return entry.value
+        with self._lock:
+            entry = self._entries.get(key)
+            if entry is None:
+                return None
+            entry.hits += 1
+            self._entries.move_to_end(key)
+            return entry.value
 
     def put(self, key: K, value: V, size: int) -> bool:
         """Keep `value`, evicting others to stay in the budget. False where it cannot fit beside the pinned ones."""
-        self.discard(key)
-        if not self.make_room(size):
-            return False
-        self._entries[key] = Entry(value, size)
-        return True
+        with self._lock:
+            self.discard(key)
+            if not self.make_room(size):
+                return False
+            self._entries[key] = Entry(value, size)
+            return True
 
     def make_room(self, size: int) -> bool:
         """Evict unpinned entries, oldest first, until `size` more bytes fit. Evicts nothing where it is no use."""
-        pinned = sum(entry.bytes for key, entry in self._entries.items() if self._pins[key])
-        if pinned + size > self.budget:
-            return False
-        self.trim(self.budget - size)
-        return True
+        with self._lock:
+            pinned = sum(entry.bytes for key, entry in self._entries.items() if self._pins[key])
+            if pinned + size > self.budget:
+                return False
+            self.trim(self.budget - size)
+            return True
 
     def trim(self, limit: int) -> int:
         """Evict unpinned entries, oldest first, down to `limit` bytes. Returns the bytes freed."""
-        before = self.bytes
-        left = before
-        for key in list(self._entries):
-            if left <= limit:
-                break
-            if not self._pins[key]:
-                left -= self._entries[key].bytes
-                self.evictions += 1
-                self.discard(key)
-        return before - left
+        with self._lock:
+            before = self.bytes
+            left = before
+            for key in list(self._entries):
+                if left <= limit:
+                    break
+                if not self._pins[key]:
+                    left -= self._entries[key].bytes
+                    self.evictions += 1
+                    self.discard(key)
+            return before - left
 
     def discard(self, key: K) -> None:
-        entry = self._entries.pop(key, None)
+        with self._lock:
+            entry = self._entries.pop(key, None)
         if entry is not None and self._on_evict is not None:
             self._on_evict(entry.value)
 
     def pin(self, key: K) -> None:
-        self._pins[key] += 1
+        with self._lock:
+            self._pins[key] += 1
 
     def unpin(self, key: K) -> None:
-        if self._pins[key] <= 1:
-            del self._pins[key]
-        else:
-            self._pins[key] -= 1
+        with self._lock:
+            if self._pins[key] <= 1:
+                del self._pins[key]
+            else:
+                self._pins[key] -= 1

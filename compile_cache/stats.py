@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import Counter, deque
 from collections.abc import Iterable
@@ -44,11 +45,19 @@ class Event:
 class Stats:
     def __init__(self) -> None:
         self.counters = Counters()
-        self.events: deque[Event] = deque(maxlen=_KEPT_EVENTS)
+        self._events: deque[Event] = deque(maxlen=_KEPT_EVENTS)
+        self._lock = threading.Lock()
         self._seen_bypasses: set[str] = set()
 
     def event(self, kind: str, text: str, seconds: float = 0.0) -> None:
-        self.events.append(Event(kind, text, seconds))
+        with self._lock:
+            self._events.append(Event(kind, text, seconds))
+
+    @property
+    def events(self) -> list[Event]:
+        """The latest events, oldest first."""
+        with self._lock:
+            return list(self._events)
 
     def bypass(self, reason: BypassReason) -> bool:
         """Count a bypass. True the first time that this very reason occurs: then it is worth a line in the log."""

@@ -69,17 +69,16 @@ class _Pools:
         self._anchors: dict[int, torch.cuda.CUDAGraph] = {}
         self._streams: dict[int, torch.cuda.Stream] = {}
 
-    def stream(self, device: int) -> tuple[torch.cuda.Stream, bool]:
-        """The stream on which all captures of a device are made, and whether it is new."""
-        is_new = device not in self._streams
-        if is_new:
+    def stream(self, device: int) -> torch.cuda.Stream:
+        """The stream on which all captures of a device are made."""
+        if device not in self._streams:
             self._streams[device] = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        return self._streams[device], is_new
+        return self._streams[device]
 
     def pool(self, device: int) -> Any:
         if device not in self._anchors:
             anchor = torch.cuda.CUDAGraph()
-            with torch.cuda.stream(self.stream(device)[0]):
+            with torch.cuda.stream(self.stream(device)):
                 anchor.capture_begin(capture_error_mode="thread_local")
                 torch.zeros(1, device=f"cuda:{device}")
                 anchor.capture_end()
@@ -99,11 +98,10 @@ def capture(invoke: Invoke, tensors: Sequence[torch.Tensor], result: Any) -> Cap
     leaves, spec = pytree.tree_flatten(result)
     inputs = [tensor.clone() for tensor in tensors]
     outputs = [leaf.clone() if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
-    stream, is_new = _pools.stream(device)
+    stream = _pools.stream(device)
     stream.wait_stream(torch.cuda.current_stream(device))
     with torch.cuda.stream(stream):
-        if is_new:
-            invoke(inputs)  # cuBLAS keeps a workspace per stream; allocated inside a capture it would die with it
+        _rehearse(invoke, inputs)
         pool = _pools.pool(device)
         torch.cuda.synchronize(device)
         free_before = torch.cuda.mem_get_info(device)[0]
@@ -114,6 +112,25 @@ def capture(invoke: Invoke, tensors: Sequence[torch.Tensor], result: Any) -> Cap
     torch.cuda.current_stream(device).wait_stream(stream)
     static = sum(leaf.nbytes for leaf in (*inputs, *outputs) if isinstance(leaf, torch.Tensor))
     return CapturedGraph(graph, inputs, outputs, spec, max(growth, 0) + static)
+
+
+def _rehearse(invoke: Invoke, inputs: list[torch.Tensor]) -> None:
+    """Run once more, on the stream of the capture, with every wait for the GPU turned into an error.
+
+    Code that waits (`.item()`, a copy to the CPU) would break the capture, and under cudaMallocAsync the first
+    temporary that is freed after that ends the process. It also lets cuBLAS make its workspace for this stream: made
+    inside a capture, it would die with it.
+    """
+    mode = torch.cuda.get_sync_debug_mode()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        invoke(inputs)
+    except torch.cuda.OutOfMemoryError:
+        raise
+    except RuntimeError as error:
+        raise CaptureError(f"the forward waits for the GPU: {first_line(error)}") from error
+    finally:
+        torch.cuda.set_sync_debug_mode(mode)
 
 
 def _capture_on_current_stream(

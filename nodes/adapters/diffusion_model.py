@@ -97,7 +97,9 @@ class CompiledForward:
         given = {self._names[index]: value for index, value in enumerate(args)} | kwargs
         options = given.pop("transformer_options", None) or {}
         description = Description()
-        builders = {name: description.take(name, value) for name, value in given.items()}
+        builders = {
+            name: description.take("latent" if name == self._names[0] else name, value) for name, value in given.items()
+        }
         description.take_options(options)
 
         def invoke(tensors: Sequence[torch.Tensor]) -> Any:

@@ -13,7 +13,6 @@ from ...compile_cache.keys import GraphKey, Role
 from ...compile_cache.regions import HookBuilder
 from . import service
 from .monitor import ComfyMonitor
-from .residency import Residency
 from .signature import Description
 
 
@@ -28,7 +27,7 @@ class ModuleRunner:
         self, module: torch.nn.Module, backend: str, role: Role, build_hooks: HookBuilder, node_id: str | None
     ) -> None:
         self.monitor = ComfyMonitor(node_id)
-        self.residency = Residency(module)
+        self.residency = service.residency_of(module)
         self.owner = service.owner_of(module)
         self._module = module
         self._backend = backend
@@ -42,12 +41,17 @@ class ModuleRunner:
             self._programs[device] = service.program_for(self._module, self._backend, device, self._build_hooks)
         return self._programs[device]
 
-    def run(self, description: Description, invoke: Callable[[Sequence[torch.Tensor]], Any]) -> Any:
-        """Answer one call; `invoke` calls the original forward with other tensors in place of the described ones."""
+    def run(
+        self, description: Description, invoke: Callable[[Sequence[torch.Tensor]], Any], thorough: bool = False
+    ) -> Any:
+        """Answer one call; `invoke` calls the original forward with other tensors in place of the described ones.
+
+        `thorough`: look at the module closely, where no session did so at its start.
+        """
         device = description.tensors[0].device
         program, backend = self.program(device.type)
-        self.residency.refresh()
-        fingerprint = service.fingerprint_of(self._module, type(self._module).__name__)
+        self.residency.refresh(thorough)
+        fingerprint = service.fingerprint_of(self._module)
         call = Call(
             key=GraphKey(description.signature(), self._role, fingerprint.digest, backend),
             tensors=description.tensors,

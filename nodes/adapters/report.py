@@ -18,7 +18,8 @@ def table(data: dict[str, Any]) -> str:
     counters = data["counters"]
     lines = [
         f"{counters['region_compiles']} region compiles, {counters['captures']} captures, "
-        f"{counters['replays']} replays, {counters['graph_calls']} calls through regions, {counters['eager_calls']} eager calls",
+        f"{counters['replays']} replays, {counters['graph_calls']} calls through regions, "
+        f"{counters['eager_calls']} eager calls",
         f"{counters['stall_seconds']:.1f} s spent compiling and capturing; "
         f"{data['bytes'] >> 20} of {data['budget_bytes'] >> 20} MiB held by graphs",
     ]

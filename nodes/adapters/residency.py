@@ -12,18 +12,19 @@ from typing import Any
 import torch
 
 from ...compile_cache.errors import BypassCode, BypassReason
+from ...compile_cache.structure import settings
 
 _epochs = itertools.count(1)
 
 
 class Residency:
-    """Watches one module's weights."""
+    """Watches one module's weights. All clones of a model share one: their epochs must agree."""
 
     def __init__(self, module: torch.nn.Module) -> None:
         self._module = module
-        self._slots = _slots(module)
-        self._addresses: list[int] = []
-        self._state: tuple[Any, ...] = ()
+        self._slots: list[tuple[dict[str, Any], str]] = []
+        self._addresses: list[int] | None = None
+        self._state: tuple[Any, ...] | None = None
         self.epoch = 0
         self.blocker: BypassReason | None = None
 
@@ -31,37 +32,33 @@ class Residency:
         """Bring `epoch` and `blocker` up to date.
 
         Reading the addresses takes a fraction of a millisecond; `thorough` (when a run starts) also looks for changes
-        that leave addresses alone: weights that are cast or patched on the way, modules that were exchanged.
+        that leave addresses alone: weights that are cast or patched on the way, settings, modules that were exchanged.
         """
-        try:
-            addresses = [slots[name].data_ptr() for slots, name in self._slots]
-        except (KeyError, AttributeError, RuntimeError):  # a weight was removed, or has no storage (meta, quantized)
-            thorough, addresses = True, []
-        if not thorough and addresses == self._addresses:
+        addresses = self._read_addresses()
+        if not thorough and addresses is not None and addresses == self._addresses:
             return
-        self._slots = _slots(self._module)
+        modules = list(self._module.modules())
+        self._slots = [
+            (slots, name)
+            for submodule in modules
+            for slots in (submodule._parameters, submodule._buffers)
+            for name, tensor in slots.items()
+            if tensor is not None
+        ]
+        self._addresses = self._read_addresses()
         tensors = [slots[name] for slots, name in self._slots]
-        state = (_fingerprint(tensors), _casting(self._module))
-        self._addresses = addresses
-        if state == self._state:
-            return
-        self._state = state
-        self.epoch = next(_epochs)
-        self.blocker = _blocker(tensors, self._module)
+        placed = tuple((_address(tensor), tensor.dtype, tensor.device) for tensor in tensors)
+        state = (placed, tuple(_condition(submodule) for submodule in modules))
+        if state != self._state:
+            self._state = state
+            self.epoch = next(_epochs)
+            self.blocker = _blocker(tensors, modules)
 
-
-def _slots(module: torch.nn.Module) -> list[tuple[dict[str, Any], str]]:
-    return [
-        (slots, name)
-        for submodule in module.modules()
-        for slots in (submodule._parameters, submodule._buffers)
-        for name, tensor in slots.items()
-        if tensor is not None
-    ]
-
-
-def _fingerprint(tensors: list[torch.Tensor]) -> tuple[Any, ...]:
-    return tuple((_address(tensor), tensor.dtype, tensor.device) for tensor in tensors)
+    def _read_addresses(self) -> list[int] | None:
+        try:
+            return [slots[name].data_ptr() for slots, name in self._slots]
+        except (KeyError, AttributeError, RuntimeError):  # a weight was removed, or has no storage (meta, quantized)
+            return None
 
 
 def _address(tensor: torch.Tensor) -> int:
@@ -71,28 +68,31 @@ def _address(tensor: torch.Tensor) -> int:
         return 0
 
 
-def _casting(module: torch.nn.Module) -> tuple[Any, ...]:
-    """For each of ComfyUI's ops: does it cast its weights, and what patches them on the way."""
-    return tuple(
-        (bool(op.comfy_cast_weights), len(getattr(op, "weight_function", ())), len(getattr(op, "bias_function", ())))
-        for op in module.modules()
-        if hasattr(op, "comfy_cast_weights")
+def _condition(module: torch.nn.Module) -> tuple[Any, ...]:
+    """What decides how a module computes, besides its weights: its identity, its settings, how weights come in."""
+    attributes = vars(module)
+    return (
+        id(module),
+        id(attributes.get("forward")),
+        settings(module),
+        bool(getattr(module, "comfy_cast_weights", False)) if hasattr(type(module), "comfy_cast_weights") else None,
+        len(attributes.get("weight_function") or ()),
+        len(attributes.get("bias_function") or ()),
+        "_v" in attributes,
     )
 
 
-def _blocker(tensors: list[torch.Tensor], module: torch.nn.Module) -> BypassReason | None:
+def _blocker(tensors: list[torch.Tensor], modules: list[torch.nn.Module]) -> BypassReason | None:
     devices = {tensor.device.type for tensor in tensors}
-    if len(devices) > 1:
+    if len(devices) > 1 or "meta" in devices:
         return BypassReason(
             BypassCode.STREAMED_WEIGHTS,
             f"weights are on {' and '.join(sorted(devices))} (low VRAM), so the forward cannot be captured",
         )
-    for op in module.modules():
-        if "_v" in op.__dict__:
-            return BypassReason(
-                BypassCode.STREAMED_WEIGHTS,
-                "ComfyUI pages these weights (DynamicVRAM) and its loader offers no other way",
-            )
-        if getattr(op, "weight_function", None) or getattr(op, "bias_function", None):
+    for module in modules:
+        attributes = vars(module)
+        if "_v" in attributes:
+            return BypassReason(BypassCode.STREAMED_WEIGHTS, "ComfyUI pages these weights in as it goes (DynamicVRAM)")
+        if attributes.get("weight_function") or attributes.get("bias_function"):
             return BypassReason(BypassCode.STREAMED_WEIGHTS, "weights are patched on their way in (low VRAM)")
     return None

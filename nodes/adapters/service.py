@@ -14,12 +14,15 @@ from ...compile_cache.backends.base import Program
 from ...compile_cache.cache import GraphCache
 from ...compile_cache.fingerprint import ModelFingerprint
 from ...compile_cache.regions import HookBuilder
+from ...compile_cache.structure import structure_digest
+from .residency import Residency
 
 _lock = threading.Lock()
 _cache: GraphCache | None = None
 _owners: weakref.WeakKeyDictionary[torch.nn.Module, int] = weakref.WeakKeyDictionary()
 _programs: dict[tuple[int, str], Program] = {}
-_fingerprints: dict[int, ModelFingerprint] = {}
+_fingerprints: dict[int, tuple[int, ModelFingerprint]] = {}  # by owner, with the epoch that it was taken in
+_residencies: dict[int, Residency] = {}
 _numbers = itertools.count(1)
 
 
@@ -58,12 +61,23 @@ def program_for(module: torch.nn.Module, backend: str, device: str, build_hooks:
     return program, chosen.name
 
 
-def fingerprint_of(module: torch.nn.Module, name: str) -> ModelFingerprint:
-    """The structure of a module, computed once."""
+def residency_of(module: torch.nn.Module) -> Residency:
+    """The one Residency of a module, shared by every clone that runs it."""
     owner = owner_of(module)
-    if owner not in _fingerprints:
-        _fingerprints[owner] = ModelFingerprint.of(name, (_entry(path, tensor) for path, tensor in _tensors(module)))
-    return _fingerprints[owner]
+    with _lock:
+        if owner not in _residencies:
+            _residencies[owner] = Residency(module)
+        return _residencies[owner]
+
+
+def fingerprint_of(module: torch.nn.Module) -> ModelFingerprint:
+    """The structure of a module, computed once per weights epoch: a setting of it may change."""
+    owner, epoch = owner_of(module), residency_of(module).epoch
+    known = _fingerprints.get(owner)
+    if known is None or known[0] != epoch:
+        known = (epoch, ModelFingerprint(type(module).__name__, structure_digest(module)))
+        _fingerprints[owner] = known
+    return known[1]
 
 
 def report() -> dict[str, Any]:
@@ -75,16 +89,9 @@ def report() -> dict[str, Any]:
     return {**cache().report(), "modules": modules}
 
 
-def _tensors(module: torch.nn.Module) -> list[tuple[str, Any]]:
-    return [*module.named_parameters(), *module.named_buffers()]
-
-
-def _entry(path: str, tensor: torch.Tensor) -> tuple[str, tuple[int, ...]]:
-    return path, tuple(tensor.shape)
-
-
 def _forget(owner: int) -> None:
     _fingerprints.pop(owner, None)
+    _residencies.pop(owner, None)
     for key in [key for key in _programs if key[0] == owner]:
         _programs.pop(key, None)
     if _cache is not None:

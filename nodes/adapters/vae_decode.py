@@ -66,4 +66,4 @@ class CompiledDecoder:
         def invoke(tensors: Sequence[torch.Tensor]) -> Any:
             return self.inner(latent(tensors), **{name: build(tensors) for name, build in keywords.items()})
 
-        return self._runner.run(description, invoke)
+        return self._runner.run(description, invoke, thorough=True)

@@ -181,8 +181,9 @@ def test_the_latent_shape_is_the_shape_of_the_first_tensor() -> None:
     assert Signature(()).latent_shape == ()
 
 
-def test_a_tensor_reads_as_shape_and_dtype() -> None:
-    assert str(TensorSpec((2, 4, 90, 45), "float16", "cuda")) == "2x4x90x45 float16"
+def test_a_tensor_reads_as_everything_that_a_graph_may_know_of_it() -> None:
+    assert str(TensorSpec((2, 4, 90, 45), "float16", "cuda")) == "2x4x90x45 float16 cuda"
+    assert str(TensorSpec((2,), "float32", "cpu", "channels_last")) == "2 float32 cpu channels_last"
 
 
 def test_equal_keys_differ_in_nothing() -> None:

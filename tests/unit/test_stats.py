@@ -35,8 +35,8 @@ def test_the_first_graph_says_so() -> None:
 @pytest.mark.parametrize(
     ("wanted", "name", "old", "new"),
     [
-        (key(latent=(2, 4, 90, 120)), "latent", "(2, 4, 64, 64)", "(2, 4, 90, 120)"),
-        (key(tokens=154), "context", "(2, 77, 768)", "(2, 154, 768)"),
+        (key(latent=(2, 4, 90, 120)), "latent", "2x4x64x64 float16", "2x4x90x120 float16"),
+        (key(tokens=154), "context", "2x77x768", "2x154x768"),
         (key(epoch=2), "weights epoch", "1", "2"),
         (key(device="cuda:1"), "device", "cuda:0", "cuda:1"),
         (key(owner=3), "module", "1", "3"),

@@ -91,26 +91,35 @@ class InductorProgram(Program):
         self._bypassed: set[BypassReason] = set()
         self._monitor: Monitor = SilentMonitor()
         self._bound = BoundRegions(table, stats, config, self._announce)
-        self._hooks: Sequence[Hook] = build_hooks(self._run_region, self._bypass)
-        self._bound.survey(site for hook in self._hooks for site in hook.sites)
+        self._build_hooks = build_hooks
+        self._hooks: Sequence[Hook] = ()
+        self._epoch: int | None = None
 
     @property
     def regions(self) -> tuple[int, int]:
         return self._bound.progress
 
     def run(self, call: Call) -> Any:
+        self._survey(call.epoch)
         if not self._hooks:
             self._bypass(BypassReason(BypassCode.NO_REGIONS, "the model has no block that Resolute knows"))
             return call.invoke(call.tensors)
         self._monitor = call.monitor
         self._bypassed.clear()
-        self._bound.begin(call.epoch, call.monitor)
+        self._bound.begin(call.monitor)
         try:
             with installed(self._hooks):
                 result = call.invoke(call.tensors)
         finally:
             self._monitor = SilentMonitor()
         return result
+
+    def _survey(self, epoch: int) -> None:
+        """Look at the module again whenever something about it changed: another pack may have exchanged a block."""
+        if epoch != self._epoch:
+            self._hooks = self._build_hooks(self._run_region, self._bypass)
+            self._bound.survey(site for hook in self._hooks for site in hook.sites)
+            self._epoch = epoch
 
     def capture(self, call: Call, result: Any) -> Graph:
         from ..capture import capture

@@ -12,10 +12,11 @@ from ...config import CacheConfig
 from ...errors import BypassCode, BypassReason
 from ...regions import Monitor, RegionSite, SilentMonitor
 from ...stats import Stats
+from ...structure import structure_digest
 from .region_table import RegionGroup, RegionTable, group_key
-from .structure import structure_digest
 from .tracing import WeightSlot, region_format, weight_slots
 
+_NOT_READY = "not ready"
 _STREAMED = BypassReason(
     BypassCode.STREAMED_WEIGHTS,
     "weights are not all on the device (low VRAM); blocks with such weights run as they are",
@@ -28,8 +29,8 @@ class BoundSite:
     slots: list[WeightSlot]
     casting: list[torch.nn.Module]  # modules of ComfyUI that may cast or patch their weights on the way
     groups: dict[tuple[Any, ...], RegionGroup] = field(default_factory=dict)
-    epoch: int = -1
-    state: str | None = None
+    refused: BypassReason | None = None
+    state: str | None = None  # how its weights come to the computation, once that was looked up
 
 
 class BoundRegions:
@@ -43,18 +44,31 @@ class BoundRegions:
         self._sites: dict[RegionSite, BoundSite] = {}
         self._distinct: set[tuple[str, str]] = set()
         self._groups: dict[int, RegionGroup] = {}
-        self._epoch = 0
         self._monitor: Monitor = SilentMonitor()
 
-    def begin(self, epoch: int, monitor: Monitor) -> None:
-        """A call starts; how weights come to the computation is looked up again when the weights epoch changed."""
-        self._epoch, self._monitor = epoch, monitor
+    def begin(self, monitor: Monitor) -> None:
+        """A call starts."""
+        self._monitor = monitor
 
     def survey(self, sites: Iterable[RegionSite]) -> None:
-        """Find the distinct groups before anything is compiled: they are the N of "7 of N"."""
+        """Find the distinct groups before anything is compiled: they are the N of "7 of N".
+
+        Done again when anything about the module changed (its weights epoch): structures and weights are read anew.
+        """
+        self._sites.clear()
+        self._distinct.clear()
+        self._groups.clear()
         for site in sites:
+            foreign = any(
+                "forward" in vars(m) or m._forward_hooks or m._forward_pre_hooks for m in site.module.modules()
+            )
             casting = [module for module in site.module.modules() if hasattr(module, "comfy_cast_weights")]
             bound = BoundSite(structure_digest(site.module), weight_slots(site.module), casting)
+            if foreign:  # its code is a closure that no key can describe
+                bound.refused = BypassReason(
+                    BypassCode.REPLACED_FORWARD,
+                    f"another pack replaced code inside {site.kind}; such blocks run as they are",
+                )
             self._sites[site] = bound
             self._distinct.add((site.kind, bound.structure))
 
@@ -68,9 +82,11 @@ class BoundRegions:
         """The result of the region, or the BypassReason for which the original must run."""
         bound = self._sites[site]
         weights = [slots[name] for slots, name in bound.slots]
-        if bound.epoch != self._epoch:
-            bound.epoch, bound.state = self._epoch, _weights_state(bound, weights, tensors[0].device)
+        if bound.refused is not None:
+            return bound.refused
         if bound.state is None:
+            bound.state = _weights_state(bound, weights, tensors[0].device)
+        if bound.state == _NOT_READY:
             return _STREAMED
         tensors = [tensor.contiguous(memory_format=region_format(tensor)) for tensor in tensors]
         group = self._group(site, bound, tensors, bound.state)
@@ -92,7 +108,8 @@ class BoundRegions:
         try:
             result = variant(weights, tensors)
         except (AssertionError, RuntimeError) as error:
-            if isinstance(error, torch.cuda.OutOfMemoryError) or torch.cuda.is_current_stream_capturing():
+            capturing = tensors[0].is_cuda and torch.cuda.is_current_stream_capturing()
+            if capturing or isinstance(error, (torch.cuda.OutOfMemoryError, *self._monitor.cancellations)):
                 raise
             return self._table.refuse(group, shapes, error)
         self._stats.counters.region_calls += 1
@@ -108,8 +125,8 @@ class BoundRegions:
         return group
 
 
-def _weights_state(bound: BoundSite, weights: Sequence[torch.Tensor], device: torch.device) -> str | None:
-    """How the block's weights come to the computation, or None where they do not lie ready on the device.
+def _weights_state(bound: BoundSite, weights: Sequence[torch.Tensor], device: torch.device) -> str:
+    """How the block's weights come to the computation, `_NOT_READY` where they do not lie ready on the device.
 
     ComfyUI casts or patches weights on the way in (`comfy_cast_weights`, `weight_function`); a cast is traced as part
     of the region, a patch is Python that changes under our feet.
@@ -117,9 +134,9 @@ def _weights_state(bound: BoundSite, weights: Sequence[torch.Tensor], device: to
     casts = ""
     for module in bound.casting:
         if "_v" in module.__dict__ or any(getattr(module, name, None) for name in ("weight_function", "bias_function")):
-            return None
+            return _NOT_READY
         casts += "c" if module.comfy_cast_weights else "-"
     for weight in weights:
         if weight.device != device or type(weight) not in (torch.nn.Parameter, torch.Tensor):
-            return None
+            return _NOT_READY
     return casts if "c" in casts else "plain"

@@ -109,13 +109,14 @@ def trace(
 
     def flat(*tensors: torch.Tensor) -> list[Any]:
         own = dict(zip(weights, tensors[: len(weights)], strict=True))
-        with stateless._reparametrize_module(module, own):
+        with stateless._reparametrize_module(module, own, tie_weights=True):
             leaves, spec = pytree.tree_flatten(function(module, *tensors[len(weights) :]))
         output_specs.append(spec)
         return leaves
 
     with fake_mode, torch.no_grad(), size_one_is_general(oblivious):
         traced = make_fx(flat, tracing_mode="symbolic")(*fakes)
+    _refuse_writes_to_inputs(traced.graph)
     traced.graph.eliminate_dead_code()
     used = _drop_unused_weights(traced.graph, len(weights))
     # A fresh module: make_fx hangs its ShapeEnv on the graph, which inductor's disk cache then cannot pickle.
@@ -138,6 +139,18 @@ def region_format(tensor: torch.Tensor) -> torch.memory_format:
     """The one memory layout that regions take: channels-last feature maps on CUDA, where convolutions want it and
     tokens are a view of it; contiguous for everything else."""
     return torch.channels_last if tensor.ndim == 4 and tensor.is_cuda else torch.contiguous_format
+
+
+def _refuse_writes_to_inputs(graph: torch.fx.Graph) -> None:
+    """A region may be handed a copy of its input in another layout; what it wrote there would be lost."""
+    for node in graph.nodes:
+        if not isinstance(node.target, torch._ops.OpOverload) or not node.target._schema.is_mutable:
+            continue
+        written = node.args[0]
+        while isinstance(written.target, torch._ops.OpOverload) and written.target.is_view:
+            written = written.args[0]
+        if written.op == "placeholder":
+            raise ValueError(f"it writes into its input ({node.target})")
 
 
 def _drop_unused_weights(graph: torch.fx.Graph, weights: int) -> tuple[int, ...]:
