@@ -3,7 +3,9 @@
     python -m benchmarks.parity [--out FILE]
 
 A full SDXL UNet with random weights, run in this process with ComfyUI's modules (COMFYUI_PATH or `.comfyui`), through
-the pack's own adapters. Needs CUDA.
+the pack's own adapters. Two kinds of weights: `random` preserves variance in every layer, which amplifies rounding more
+than a trained network does; `damped` scales the last layer of each residual branch by 0.2, as training from a zero start
+leaves them small. Needs CUDA.
 """
 
 from __future__ import annotations
@@ -43,7 +45,11 @@ def load_pack() -> Any:
     return module
 
 
-def make_unet() -> Any:
+# The last layer of each residual branch of a UNetModel.
+LAST_LAYERS = ("out_layers.3.", "proj_out.", "to_out.0.", "ff.net.2.")
+
+
+def make_unet(damping: float) -> Any:
     import comfy.ldm.modules.diffusionmodules.openaimodel as openaimodel
     import comfy.ops
     import torch
@@ -53,7 +59,8 @@ def make_unet() -> Any:
     for name, weight in unet.named_parameters():
         weight.requires_grad_(False)
         if weight.ndim > 1:
-            weight.normal_(0, weight[0].numel() ** -0.5)
+            last = any(layer in name for layer in LAST_LAYERS)
+            weight.normal_(0, weight[0].numel() ** -0.5 * (damping if last else 1.0))
         else:
             weight.fill_(1.0 if name.endswith("weight") else 0.0)
     return unet.eval()
@@ -103,11 +110,14 @@ def main() -> int:
 
     import torch
 
+    rows: dict[str, dict[str, float]] = {}
     with torch.inference_mode():
-        unet = make_unet()
-        reference = copy.deepcopy(unet).float()
-        reference.dtype = torch.float32
-        rows = measure(unet, reference)
+        for name, damping in (("random", 1.0), ("damped", 0.2)):
+            unet = make_unet(damping)
+            reference = copy.deepcopy(unet).float()
+            reference.dtype = torch.float32
+            rows |= {f"{name} {size}": row for size, row in measure(unet, reference).items()}
+            del unet, reference
     from resolute_pack.nodes.adapters import service
 
     result = {
