@@ -88,6 +88,8 @@ class GraphCache:
         try:
             graph = program.capture(call, result)
         except Exception as error:
+            if isinstance(error.__cause__, call.monitor.cancellations):
+                raise error.__cause__ from None
             if isinstance(error, call.monitor.cancellations):
                 raise
             self._latch(key, BypassReason(BypassCode.CAPTURE_FAILED, str(error)))

@@ -125,10 +125,8 @@ def _rehearse(invoke: Invoke, inputs: list[torch.Tensor]) -> None:
     torch.cuda.set_sync_debug_mode("error")
     try:
         invoke(inputs)
-    except torch.cuda.OutOfMemoryError:
-        raise
-    except RuntimeError as error:
-        raise CaptureError(f"the forward waits for the GPU: {first_line(error)}") from error
+    except Exception as error:
+        raise CaptureError(f"the forward cannot be captured: {first_line(error)}") from error
     finally:
         torch.cuda.set_sync_debug_mode(mode)
 

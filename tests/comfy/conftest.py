@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy
@@ -12,15 +14,21 @@ from PIL import Image
 
 from scripts.support import comfyui
 from scripts.support.client import Client, History
+from scripts.support.places import ROOT
 from scripts.support.server import ComfyServer
 
-PromptDict = dict[str, dict[str, Any]]
+from ..conftest import linked_packs
+
+pytest.register_assert_rewrite(f"{__package__}.rig")
+from .rig import Bench, PromptDict, Run, compiled  # noqa: E402 (after the line that has its assertions explained)
+
+SCENARIO_PACK = ROOT / "tests" / "comfy" / "pack"
 
 
 @pytest.fixture(scope="session")
 def server(make_server: Callable[..., ComfyServer]) -> ComfyServer:
-    """The target ComfyUI, shared by the session."""
-    return make_server()
+    """The target ComfyUI, shared by the session, with the nodes of ``tests/comfy/pack`` too."""
+    return make_server(packs={**linked_packs(), "resolute-scenario-pack": SCENARIO_PACK})
 
 
 @pytest.fixture(scope="session")
@@ -39,6 +47,30 @@ def client(server: ComfyServer) -> Client:
 def old_client(old_server: ComfyServer) -> Client:
     """A client of the shared oldest server."""
     return old_server.client
+
+
+@pytest.fixture(scope="session")
+def bench(server: ComfyServer) -> Bench:
+    """Runs prompts on the shared target server and tells what each cost."""
+    return Bench(server.client)
+
+
+@pytest.fixture(scope="session")
+def seeds() -> Iterator[int]:
+    """Seeds that no other prompt of the session has: ComfyUI would answer a repeated one without sampling."""
+    return itertools.count(1000)
+
+
+@pytest.fixture
+def seed(seeds: Iterator[int]) -> int:
+    """A seed for this test alone."""
+    return next(seeds)
+
+
+@pytest.fixture(scope="session")
+def warm(bench: Bench, seeds: Iterator[int]) -> Run:
+    """The first compiled prompt of the tiny model and VAE on the shared server, at 256x256: the one that compiles."""
+    return bench.run(compiled(_tiny_prompt(seed=next(seeds))))
 
 
 @pytest.fixture(scope="session")

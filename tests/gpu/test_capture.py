@@ -70,41 +70,48 @@ def test_replays_are_bit_identical_and_graphs_of_many_sizes_live_side_by_side(al
     )
 
 
+# What goes wrong, and in which run of the forward: the 2nd is the rehearsal, the 3rd the capture itself.
+FAILURES = {
+    "item": ("x.sum().item()", 2),
+    "copy": ("x.cpu()", 2),
+    "python": ("1 / 0", 3),
+    "memory": ("torch.empty(2**50, device='cuda')", 3),
+}
+
+
 @pytest.mark.parametrize("allocator", ALLOCATORS)
-@pytest.mark.parametrize(
-    "failure",
-    ["x.sum().item()", "x.cpu()", "1 / 0", "torch.empty(2**50, device='cuda')"],
-    ids=["item", "copy", "python", "memory"],
-)
+@pytest.mark.parametrize("failure", FAILURES)
 def test_a_failed_capture_is_an_error_and_the_process_goes_on(allocator: str, failure: str) -> None:
+    code, when = FAILURES[failure]
     run(
         allocator,
         f"""
-        calls = []
+        def attempt():
+            calls = []
 
-        def broken(tensors):
-            x = forward(tensors) + 1
-            kept = [x * i for i in range(3)]
-            if calls:
-                {failure}
-            return x + kept[1]
+            def broken(tensors):
+                calls.append(1)
+                x = forward(tensors) + 1
+                kept = [x * i for i in range(3)]
+                if len(calls) >= {when}:
+                    {code}
+                return x + kept[1]
 
-        x = torch.randn(64, 256, device="cuda")
-        check(8)
-        for _ in range(2):
-            result = broken([x]) if not calls else result
-            calls.append(1)
+            x = torch.randn(64, 256, device="cuda")
             try:
-                capture(broken, [x], result)
+                capture(broken, [x], broken([x]))
             except CaptureError as error:
                 print(error)
             else:
                 raise AssertionError("it did not fail")
+            assert len(calls) == {when}
+
+        check(8)
+        attempt()
+        attempt()
         y = torch.randn(64, 256, device="cuda")
-        torch.cuda.synchronize()
         assert torch.isfinite(forward([y])).all()
         check(64)
-        del x, y, result
         import gc; gc.collect(); torch.cuda.empty_cache(); torch.cuda.synchronize()
         """,
     )
