@@ -4,8 +4,8 @@
 
 A full SDXL UNet with random weights, run in this process with ComfyUI's modules (COMFYUI_PATH or `.comfyui`), through
 the pack's own adapters. Two kinds of weights: `random` preserves variance in every layer, which amplifies rounding more
-than a trained network does; `damped` scales the last layer of each residual branch by 0.2, as training from a zero start
-leaves them small. Needs CUDA.
+than a trained network does; `damped` scales the last layer of each residual branch by 0.2, as training from a zero
+start leaves them small. Needs CUDA.
 """
 
 from __future__ import annotations

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
+import urllib.parse
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -59,7 +60,7 @@ def compiled(prompt: PromptDict, backend: str = "inductor") -> PromptDict:
 
 @dataclass(frozen=True)
 class Run:
-    """A finished prompt: what it made, and by how much each counter rose. ``bypasses`` holds those that rose."""
+    """A finished prompt: the latents and images that it saved, previews left out, and by how much each counter rose."""
 
     latents: list[Array]
     images: list[Array]
@@ -107,7 +108,8 @@ class Bench:
         return [numpy.load(io.BytesIO(data)) for data in self.client.images(history, "latents")]
 
     def _images(self, history: History) -> list[Array]:
-        files = self.client.images(history)
+        saved = [image for image in self.client.outputs(history, "images") if image["type"] == "output"]
+        files = [self.client.raw("/view?" + urllib.parse.urlencode(image)) for image in saved]
         return [numpy.asarray(Image.open(io.BytesIO(data)).convert("RGB")).astype(int) for data in files]
 
 

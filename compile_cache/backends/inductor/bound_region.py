@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,7 +14,7 @@ from ...errors import BypassCode, BypassReason
 from ...regions import Monitor, RegionSite, SilentMonitor
 from ...stats import Stats
 from ...structure import structure_digest
-from .region_table import RegionGroup, RegionTable, group_key
+from .region_table import RegionGroup, RegionTable, Request, group_key
 from .tracing import WeightSlot, region_format, weight_slots
 
 _NOT_READY = "not ready"
@@ -93,16 +94,9 @@ class BoundRegions:
         shapes = tuple(tuple(tensor.shape) for tensor in tensors)
         variant: Any = group.by_shapes.get(shapes)
         if variant is None:
-            variant = self._table.resolve(
-                group,
-                site,
-                weights,
-                tensors,
-                self._stats,
-                self._verify,
-                self._monitor,
-                lambda: self._announce(site.kind),
-            )
+            announce = functools.partial(self._announce, site.kind)
+            request = Request(site, weights, tensors, self._stats, self._monitor, announce, self._verify)
+            variant = self._table.resolve(group, request)
             if isinstance(variant, BypassReason):
                 return variant
         try:

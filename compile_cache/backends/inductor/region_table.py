@@ -70,6 +70,23 @@ def group_key(site: RegionSite, structure: str, tensors: Sequence[torch.Tensor],
     return digest((site.kind, site.dims, structure, inputs, weights_state))
 
 
+@dataclass(frozen=True, eq=False)
+class Request:
+    """One call of a region that has no artifact for its sizes yet."""
+
+    site: RegionSite
+    weights: Sequence[torch.Tensor]
+    tensors: Sequence[torch.Tensor]
+    stats: Stats
+    monitor: Monitor
+    announce: Callable[[], None]  # called before a compile; may cancel it by raising
+    verify: bool = False
+
+    @property
+    def shapes(self) -> Shapes:
+        return tuple(tuple(tensor.shape) for tensor in self.tensors)
+
+
 class RegionTable:
     """Thread-safe. `resolve` is the only way in; it compiles at most once per group and set of assumptions."""
 
@@ -81,67 +98,36 @@ class RegionTable:
         with self._lock:
             return self._groups.setdefault(key, RegionGroup(label))
 
-    def __len__(self) -> int:
-        return sum(bool(group.variants) for group in self._groups.values())
-
-    def resolve(
-        self,
-        group: RegionGroup,
-        site: RegionSite,
-        weights: Sequence[torch.Tensor],
-        tensors: Sequence[torch.Tensor],
-        stats: Stats,
-        verify: bool,
-        monitor: Monitor,
-        announce: Callable[[], None],
-    ) -> Variant | BypassReason:
-        """The artifact for these sizes, or why there is none. `announce` comes before a compile, and may cancel it."""
-        shapes = tuple(tuple(tensor.shape) for tensor in tensors)
+    def resolve(self, group: RegionGroup, request: Request) -> Variant | BypassReason:
+        """The artifact for the request's sizes, or why there is none."""
+        shapes = request.shapes
         with self._lock:
             known = group.by_shapes.get(shapes) or group.refused.get(shapes)
             if known is not None:
                 return known
-            sizes = bind_dims(site.dims, shapes)
+            sizes = bind_dims(request.site.dims, shapes)
             if sizes is None:
-                return self._refuse(group, shapes, f"{group.label}: inputs {shapes} do not fit {site.dims}")
-            static = _static_sizes(site, shapes)
+                return self._refuse(group, shapes, f"{group.label}: inputs {shapes} do not fit {request.site.dims}")
+            static = _static_sizes(request.site, shapes)
             for variant in group.variants:
-                if variant.static == static and self._admits(variant, site, weights, tensors, sizes, stats, verify):
+                if variant.static == static and _admits(variant, request, sizes, request.verify):
                     group.by_shapes[shapes] = variant
                     return variant
             if group.failure is not None:
                 return group.failure
             if len(group.variants) >= _MOST_VARIANTS:
                 return self._refuse(group, shapes, f"{group.label} was compiled {_MOST_VARIANTS} times already")
-            announce()
+            request.announce()
             try:
-                variant = self._compile(group, site, weights, tensors, sizes, stats, monitor)
+                variant = _compile_for(request, sizes)
             except RegionCompileError as error:
-                stats.counters.compile_failures += 1
+                request.stats.counters.compile_failures += 1
                 logger.warning("Resolute: %s; it runs as it is", error, exc_info=logger.isEnabledFor(logging.DEBUG))
                 group.failure = BypassReason(BypassCode.COMPILE_FAILED, str(error))
                 return group.failure
+            group.variants.append(variant)
             group.by_shapes[shapes] = variant
             return variant
-
-    def _compile(
-        self,
-        group: RegionGroup,
-        site: RegionSite,
-        weights: Sequence[torch.Tensor],
-        tensors: Sequence[torch.Tensor],
-        sizes: dict[str, int],
-        stats: Stats,
-        monitor: Monitor,
-    ) -> Variant:
-        """Compile for hints that keep the code general; only where that does not fit these sizes, for these alone."""
-        general = _general_hints(sizes, tensors[0].device)
-        for hints in (general, sizes):
-            variant = _compile(site, tensors, hints, stats, monitor.cancellations)
-            group.variants.append(variant)
-            if hints == sizes or self._admits(variant, site, weights, tensors, sizes, stats, verify=False):
-                break
-        return variant
 
     def refuse(self, group: RegionGroup, shapes: Shapes, error: BaseException) -> BypassReason:
         """Latch a failure at run time: these sizes run the original from now on."""
@@ -154,29 +140,36 @@ class RegionTable:
         logger.warning("Resolute: %s; it runs as it is", detail)
         return group.refused.setdefault(shapes, BypassReason(BypassCode.COMPILE_FAILED, detail))
 
-    @staticmethod
-    def _admits(
-        variant: Variant,
-        site: RegionSite,
-        weights: Sequence[torch.Tensor],
-        tensors: Sequence[torch.Tensor],
-        sizes: dict[str, int],
-        stats: Stats,
-        verify: bool,
-    ) -> bool:
-        verdict, decided = variant.assumptions.check(sizes)
-        if verdict is Verdict.BROKEN:
-            logger.info("Resolute: %s compiles again at %s, for it was compiled for %s", site.kind, sizes, decided)
-            return False
-        if not verify and (verdict is Verdict.HOLDS or decided in variant.shown):
-            return True
-        stats.counters.verifications += 1
-        error = _compare(variant, site, weights, tensors)
-        if error is not None:
-            logger.info("Resolute: %s does not carry over to %s (%s)", site.kind, sizes, error)
-            return False
-        variant.shown.add(decided)
+
+def _compile_for(request: Request, sizes: dict[str, int]) -> Variant:
+    """Compile for hints that keep the code general; only where that does not fit these sizes, for these alone.
+
+    A new artifact is compared with its original once before it is used.
+    """
+    general = _general_hints(sizes, request.tensors[0].device)
+    for hints in [general] if general == sizes else [general, sizes]:
+        variant = _compile(request, hints)
+        if _admits(variant, request, sizes, verify=True):
+            return variant
+    raise RegionCompileError(request.site.kind, AssertionError("its results differ from the original's"))
+
+
+def _admits(variant: Variant, request: Request, sizes: dict[str, int], verify: bool) -> bool:
+    """Whether an artifact may run at `sizes`: by its assumptions, and by comparing results where they do not tell."""
+    kind = request.site.kind
+    verdict, decided = variant.assumptions.check(sizes)
+    if verdict is Verdict.BROKEN:
+        logger.info("Resolute: %s compiles again at %s, for it was compiled for %s", kind, sizes, decided)
+        return False
+    if not verify and (verdict is Verdict.HOLDS or decided in variant.shown):
         return True
+    request.stats.counters.verifications += 1
+    error = _compare(variant, request)
+    if error is not None:
+        logger.info("Resolute: %s does not carry over to %s (%s)", kind, sizes, error)
+        return False
+    variant.shown.add(decided)
+    return True
 
 
 def _static_sizes(site: RegionSite, shapes: Shapes) -> Shapes:
@@ -192,13 +185,8 @@ def _general_hints(sizes: dict[str, int], device: torch.device) -> dict[str, int
     return {name: max(size, lowest.get(name, 2)) for name, size in sizes.items()}
 
 
-def _compile(
-    site: RegionSite,
-    tensors: Sequence[torch.Tensor],
-    hints: dict[str, int],
-    stats: Stats,
-    cancellations: tuple[type[BaseException], ...],
-) -> Variant:
+def _compile(request: Request, hints: dict[str, int]) -> Variant:
+    site, tensors = request.site, request.tensors
     started = time.perf_counter()
     # Activations stay channels-last between regions on CUDA: convolutions want it, and tokens are then a view.
     options = {} if tensors[0].device.type == "cpu" else {"force_layout_optimization": True}
@@ -209,24 +197,23 @@ def _compile(
             compiled = compile_trace(traced, options)
             break
         except Exception as error:
-            if isinstance(error, (torch.cuda.OutOfMemoryError, *cancellations)):
+            if isinstance(error, (torch.cuda.OutOfMemoryError, *request.monitor.cancellations)):
                 raise
             failures.append(error)
     else:
         raise RegionCompileError(site.kind, failures[0]) from failures[0]
     seconds = time.perf_counter() - started
-    stats.counters.region_compiles += 1
-    stats.counters.stall_seconds += seconds
-    stats.event("compile", f"{site.kind} ({site.name})", seconds)
+    request.stats.counters.region_compiles += 1
+    request.stats.counters.stall_seconds += seconds
+    request.stats.event("compile", f"{site.kind} ({site.name})", seconds)
     assumptions = Assumptions(traced.assumptions, traced.symbols)
-    static = _static_sizes(site, tuple(tuple(tensor.shape) for tensor in tensors))
+    static = _static_sizes(site, request.shapes)
     return Variant(compiled, assumptions, static, traced.used_weights, traced.output_spec)
 
 
-def _compare(
-    variant: Variant, site: RegionSite, weights: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]
-) -> str | None:
+def _compare(variant: Variant, request: Request) -> str | None:
     """None where the artifact agrees with the original on this input, else what is wrong."""
+    site, weights, tensors = request.site, request.weights, request.tensors
     with torch.no_grad():
         expected = pytree.tree_leaves(site.function(site.module, *[tensor.clone() for tensor in tensors]))
         try:

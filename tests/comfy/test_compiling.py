@@ -1,0 +1,147 @@
+"""While regions compile: the node counts them, the server answers, and Cancel stops between two of them.
+
+The one file whose server has an empty inductor cache, so that every compile takes its time.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from scripts.support.client import Client
+from scripts.support.errors import PromptError
+from scripts.support.events import Events, run_with_events
+
+from .rig import (
+    Bench,
+    PromptDict,
+    Run,
+    assert_ran_compiled,
+    assert_same,
+    assert_through_regions,
+    compile_model,
+    with_model,
+)
+
+STEPS = 3
+COMPILING = re.compile(r"compiling (\d+) of (\d+) regions")
+
+
+@dataclass
+class Story:
+    """A plain prompt, the compiled one cancelled after its first region, and the same once more to its end."""
+
+    expected: Run
+    cancelled: str = ""
+    compiled_when_cancelled: int = 0
+    resumed: Run | None = None
+    events: Events | None = None
+    # What the server answered while the second prompt ran: regions compiled, of how many, prompts running.
+    answers: list[tuple[int, int, int]] = field(default_factory=list)
+
+    @property
+    def progress(self) -> list[tuple[int, int]]:
+        """The (n, total) of each "compiling n of total regions" on the Compile Model node."""
+        assert self.events is not None
+        texts = [text for name, text in self.events.texts if name == "sample-model-0"]
+        return [(int(found[1]), int(found[2])) for found in map(COMPILING.search, texts) if found]
+
+
+@pytest.fixture(scope="module")
+def cold(make_server: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
+    """A server that has never compiled anything."""
+    empty: Path = tmp_path_factory.mktemp("inductor-cold")
+    server = make_server(environment={"TORCHINDUCTOR_CACHE_DIR": str(empty)})
+    yield Bench(server.client)
+    server.stop()
+
+
+@pytest.fixture(scope="module")
+def prompt(tiny_prompt: Any) -> PromptDict:
+    """Latents of the tiny model."""
+    whole = tiny_prompt(width=136, height=104, steps=STEPS)
+    return {name: part for name, part in whole.items() if name not in ("vae", "decode", "image")}
+
+
+@pytest.fixture(scope="module")
+def story(cold: Bench, prompt: PromptDict) -> Story:
+    told = Story(expected=cold.run(prompt))
+    cancel_after_the_first_region(cold, with_model(prompt, compile_model()), told)
+    watch_to_the_end(cold, with_model(prompt, compile_model()), told)
+    return told
+
+
+def compiles(client: Client) -> int:
+    return sum(event["kind"] == "compile" for event in client.get("/resolute/events")["events"])
+
+
+def cancel_after_the_first_region(cold: Bench, prompt: PromptDict, told: Story) -> None:
+    prompt_id = cold.client.queue(prompt)
+    while compiles(cold.client) < 1 and cold.client.get("/queue")["queue_running"]:
+        time.sleep(0.05)
+    cold.client.interrupt()
+    with pytest.raises(PromptError) as caught:
+        cold.client.wait(prompt_id)
+    told.cancelled = str(caught.value)
+    told.compiled_when_cancelled = cold.counters()["region_compiles"]
+
+
+def watch_to_the_end(cold: Bench, prompt: PromptDict, told: Story) -> None:
+    before = cold.counters()
+
+    def run() -> None:
+        told.events = run_with_events(cold.client, prompt)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    while thread.is_alive():
+        report, queue = cold.client.get("/resolute/cache"), cold.client.get("/queue")
+        regions = [(module["regions_compiled"], module["regions"]) for module in report["modules"]]
+        told.answers += [(done, total, len(queue["queue_running"])) for done, total in regions]
+        time.sleep(0.2)
+    assert told.events is not None, "the prompt after the cancelled one failed"
+    told.resumed = cold.finished(told.events.history, before)
+
+
+def test_a_cancelled_compile_ends_the_prompt_as_interrupted(story: Story) -> None:
+    assert story.cancelled == "The prompt was interrupted in node sample."
+
+
+def test_a_cancel_stops_between_two_regions(story: Story) -> None:
+    _, total, _ = story.answers[-1]
+    assert 0 < story.compiled_when_cancelled < total
+
+
+def test_the_prompt_after_a_cancelled_one_compiles_the_rest_and_is_right(story: Story) -> None:
+    assert story.resumed is not None
+    assert_same(story.resumed, story.expected)
+    assert_through_regions(story.resumed, STEPS)
+    _, total, _ = story.answers[-1]
+    assert story.resumed.rise["region_compiles"] == total - story.compiled_when_cancelled
+
+
+def test_the_node_counts_the_regions_while_they_compile(story: Story) -> None:
+    first = story.compiled_when_cancelled + 1
+    _, total, _ = story.answers[-1]
+    assert story.progress == [(number, total) for number in range(first, total + 1)]
+
+
+def test_the_report_and_the_queue_answer_while_a_region_compiles(story: Story) -> None:
+    during = {done for done, total, running in story.answers if running and done < total}
+    # Were they to wait for the forward, they would say what was true before it, or after it.
+    assert during - {story.compiled_when_cancelled}, story.answers
+
+
+def test_nothing_compiles_once_all_is_compiled(cold: Bench, story: Story, prompt: PromptDict) -> None:
+    assert story.resumed is not None
+    other = {**prompt, "latent": {**prompt["latent"], "inputs": {"width": 72, "height": 120, "batch_size": 2}}}
+    plain, ours = cold.run(other), cold.run(with_model(other, compile_model()))
+    assert_same(ours, plain)
+    assert_ran_compiled(ours, STEPS)

@@ -1,0 +1,142 @@
+"""Several backends and the original on one checkpoint, in one graph: none of them gets in another's way."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+
+from .rig import (
+    Array,
+    Bench,
+    PromptDict,
+    assert_ran_compiled,
+    assert_same,
+    compile_model,
+    compiled,
+    latent_error,
+    with_model,
+    with_vae,
+)
+
+STEPS = 4
+TOLERANCE = 1e-4
+pytestmark = pytest.mark.usefixtures("warm")
+
+
+@pytest.fixture
+def prompt(tiny_prompt: Any, seed: int) -> PromptDict:
+    """Latents of the tiny model, without a decoder."""
+    whole = tiny_prompt(seed=seed, width=136, height=104, steps=STEPS)
+    return {name: part for name, part in whole.items() if name not in ("vae", "decode", "image")}
+
+
+def branched(prompt: PromptDict, branches: dict[str, str | None]) -> PromptDict:
+    """One sampler for each branch, each with a Compile Model of its backend, or none; all on one model.
+
+    Their latents are saved in the order of the branches' names, which must be of one length.
+    """
+    changed = {name: part for name, part in prompt.items() if name not in ("sample", "samples")}
+    for name, backend in branches.items():
+        changed[name] = copy.deepcopy(prompt["sample"])
+        changed[f"{name}-samples"] = copy.deepcopy(prompt["samples"])
+        changed[f"{name}-samples"]["inputs"]["samples"] = [name, 0]
+        if backend is not None:
+            changed = with_model(changed, compile_model(backend), sampler=name)
+    return changed
+
+
+def assert_all_are(latents: list[Array], expected: Array) -> None:
+    for latent in latents:
+        assert latent_error(latent, expected) <= TOLERANCE
+
+
+@pytest.mark.parametrize(
+    "order", [(None, "eager", "inductor"), ("inductor", None, "eager"), ("eager", "inductor", None)], ids=str
+)
+def test_the_original_and_two_backends_in_one_graph(
+    bench: Bench, prompt: PromptDict, order: tuple[str | None, ...]
+) -> None:
+    expected = bench.run(prompt).latents[0]
+    prompt["sample"]["inputs"]["denoise"] = 0.999999  # the same steps, and no result to take from ComfyUI's cache
+    ours = bench.run(branched(prompt, dict(zip("abc", order, strict=True))))
+    assert len(ours.latents) == 3
+    assert_all_are(ours.latents, expected)
+    # The original made none of these calls.
+    assert (ours.rise["eager_calls"], ours.rise["graph_calls"]) == (STEPS, STEPS)
+    assert (ours.rise["region_compiles"], ours.bypasses) == (0, {})
+
+
+def test_two_compiled_copies_of_one_model_in_one_graph(bench: Bench, prompt: PromptDict) -> None:
+    expected = bench.run(prompt).latents[0]
+    copies = branched(prompt, {"a": "inductor", "b": "inductor"})
+    # ComfyUI merges nothing here: the second sampler has a seed of its own, the third the first one's steps.
+    copies["b"]["inputs"]["seed"] += 10_000
+    ours = bench.run(copies)
+    assert_all_are(ours.latents[:1], expected)
+    assert latent_error(ours.latents[1], expected) > TOLERANCE
+    assert_ran_compiled(ours, 2 * STEPS)
+
+
+def test_the_original_makes_no_call_after_a_compiled_prompt(bench: Bench, prompt: PromptDict, seeds: Any) -> None:
+    assert_ran_compiled(bench.run(with_model(prompt, compile_model())), STEPS)
+    prompt["sample"]["inputs"]["seed"] = next(seeds)
+    assert not bench.run(prompt).touched_the_cache
+
+
+@pytest.mark.parametrize(
+    ("chain", "counter"), [(("eager", "inductor"), "graph_calls"), (("inductor", "eager"), "eager_calls")]
+)
+def test_of_two_compile_nodes_in_a_row_the_last_decides(
+    bench: Bench, prompt: PromptDict, chain: tuple[str, str], counter: str
+) -> None:
+    expected, ours = bench.run(prompt), bench.run(with_model(prompt, *map(compile_model, chain)))
+    assert_same(ours, expected)
+    calls = {name: ours.rise[name] for name in ("graph_calls", "eager_calls")}
+    assert calls == {"graph_calls": 0, "eager_calls": 0} | {counter: STEPS}
+    assert (ours.rise["region_compiles"], ours.bypasses) == (0, {})
+
+
+@pytest.mark.parametrize("chain", [("eager", "inductor"), ("inductor", "eager")])
+def test_of_two_chained_vae_nodes_the_last_decides(
+    bench: Bench, tiny_prompt: Any, seed: int, chain: tuple[str, str]
+) -> None:
+    prompt = tiny_prompt(seed=seed, width=136, height=104)
+    expected = bench.run(prompt)
+    first = with_vae(prompt, chain[0])
+    first["first-vae"] = first.pop("compiled-vae")
+    first["decode"]["inputs"]["vae"] = ["first-vae", 0]
+    ours = bench.run(with_vae(first, chain[1]))
+    assert_same(ours, expected)
+    assert (ours.rise["graph_calls"], ours.rise["eager_calls"]) == ((1, 0) if chain[1] == "inductor" else (0, 1))
+
+
+def test_the_original_vae_stays_as_it_is_beside_a_compiled_one(
+    bench: Bench, tiny_prompt: Any, node: Any, seed: int
+) -> None:
+    prompt = tiny_prompt(seed=seed, width=136, height=104)
+    expected = bench.run(prompt)
+    both = with_vae(prompt)
+    both["decode-original"] = node("VAEDecode", samples=["sample", 0], vae=["vae", 0])
+    both["image-original"] = node("SaveImage", images=["decode-original", 0], filename_prefix="original")
+    ours = bench.run(both)
+    assert len(ours.images) == 2
+    for image in ours.images:
+        assert abs(image - expected.images[0]).max() <= 1
+    assert (ours.rise["graph_calls"], ours.rise["eager_calls"]) == (1, 0)
+    # And alone, after the compiled one has run.
+    prompt["sample"]["inputs"]["seed"] += 10_000
+    assert not bench.run(prompt).touched_the_cache
+
+
+def test_encoding_with_a_compiled_vae_stays_comfyuis_own(bench: Bench, tiny_prompt: Any, node: Any, seed: int) -> None:
+    prompt = tiny_prompt(seed=seed, width=136, height=104)
+    prompt["encode"] = node("VAEEncode", pixels=["decode", 0], vae=["vae", 0])
+    prompt["encoded"] = node("ResoluteTestSaveLatent", samples=["encode", 0], filename_prefix="encoded")
+    expected = bench.run(prompt)
+    changed = compiled(prompt)
+    changed["encode"]["inputs"]["vae"] = changed["decode"]["inputs"]["vae"]
+    ours = bench.run(changed)
+    assert_same(ours, expected)
+    assert_ran_compiled(ours, STEPS + 1)

@@ -1,0 +1,83 @@
+"""The oldest supported ComfyUI: every node is there, and a bundled workflow runs compiled."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from scripts.support.demo_plan import Job, prompt_for
+from scripts.support.errors import PromptError
+from scripts.support.server import ComfyServer
+
+from .rig import Bench, assert_ran_compiled, assert_same, assert_through_regions, compiled
+
+pytestmark = pytest.mark.old
+
+STEPS = 2
+NODES = {
+    "ResoluteCompileModel": "Compile Model",
+    "ResoluteCompileVAEDecode": "Compile VAE Decode",
+    "ResoluteLoadCheckpoint": "Load Checkpoint (Compiled)",
+    "ResoluteResolution": "Resolution",
+    "ResoluteReport": "Graph Cache Report",
+    "ResoluteFree": "Free Graphs",
+}
+
+
+@pytest.fixture(scope="module")
+def old(old_server: ComfyServer) -> Bench:
+    return Bench(old_server.client)
+
+
+def test_every_node_is_registered(old: Bench, old_server: ComfyServer) -> None:
+    known = old.client.get("/object_info")
+    assert {name: known[name]["display_name"] for name in NODES if name in known} == NODES
+    assert "IMPORT FAILED" not in old_server.log()
+
+
+def test_a_bundled_workflow_is_right_and_compiles_in_its_first_prompt_only(
+    old: Bench, make_model: Any, node: Any, seed: int
+) -> None:
+    job = Job("sd15_text_to_image", ((136, 104),))
+    checkpoint = make_model("sd15-mini-full-vae")
+
+    def prompt(backend: str | None, its_seed: int, number: int = 0) -> Any:
+        built = prompt_for(job, checkpoint, backend, its_seed, STEPS)
+        sampler = next(name for name, part in built.items() if part["class_type"] == "KSampler")
+        built["latent"] = node("ResoluteTestSaveLatent", samples=[sampler, 0], filename_prefix="old")
+        return built
+
+    eager, first = old.run(prompt("eager", seed)), old.run(prompt(None, seed))
+    assert_same(first, eager)
+    assert_through_regions(first, STEPS + 1)
+    assert first.rise["region_compiles"] > 0
+    eager, second = old.run(prompt("eager", seed + 10_000)), old.run(prompt(None, seed + 10_000))
+    assert_same(second, eager)
+    assert_ran_compiled(second, STEPS + 1)
+
+
+def test_the_nodes_without_a_model_work(old: Bench, tiny_prompt: Any, node: Any, seed: int) -> None:
+    prompt = tiny_prompt(seed=seed, steps=1)
+    prompt["size"] = node("ResoluteResolution", preset="custom", width=136, height=104, multiple="8")
+    prompt["latent"]["inputs"].update(width=["size", 0], height=["size", 1])
+    prompt["free"] = node("ResoluteFree", any=["decode", 0])
+    prompt["report"] = node("ResoluteReport", any=["free", 0])
+    run = old.run(prompt)
+    assert [latent.shape for latent in run.latents] == [(1, 4, 13, 17)]
+    assert "region compiles" in run.history["outputs"]["report"]["text"][0]
+
+
+def test_a_compiled_prompt_can_be_cancelled_and_the_next_one_is_right(old: Bench, tiny_prompt: Any, seed: int) -> None:
+    prompt = tiny_prompt(seed=seed, steps=STEPS, width=136, height=104)
+    expected = old.run(prompt)
+    before = old.counters()["graph_calls"]
+    prompt_id = old.client.queue(compiled(tiny_prompt(seed=seed, steps=2000, width=136, height=104)))
+    while old.counters()["graph_calls"] < before + 3:
+        pass
+    old.client.interrupt()
+    with pytest.raises(PromptError, match="interrupted in node sample"):
+        old.client.wait(prompt_id, timeout=60)
+    ours = old.run(compiled(prompt))
+    assert_same(ours, expected)
+    assert_through_regions(ours, STEPS + 1)

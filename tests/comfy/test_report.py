@@ -1,0 +1,114 @@
+"""What the cache tells about itself: the report node, Free Graphs, and the HTTP interface."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from scripts.support.server import ComfyServer
+
+from .rig import Bench, Run, assert_ran_compiled, assert_same, compiled
+
+STEPS = 4
+
+COUNTERS = {
+    "region_compiles",
+    "compile_failures",
+    "verifications",
+    "captures",
+    "replays",
+    "region_calls",
+    "graph_calls",
+    "eager_calls",
+    "evictions",
+    "stall_seconds",
+    "bypasses",
+}
+
+
+@pytest.fixture
+def reported(bench: Bench, warm: Run, tiny_prompt: Any, node: Any, seed: int) -> Run:
+    """A compiled prompt with the report behind its image; its images: the picture, then the chart."""
+    prompt = compiled(tiny_prompt(seed=seed, steps=STEPS))
+    prompt["report"] = node("ResoluteReport", any=["decode", 0])
+    prompt["text"] = node("PreviewAny", source=["report", 0])
+    prompt["x-report-chart"] = node("SaveImage", images=["report", 1], filename_prefix="chart")
+    return bench.run(prompt)
+
+
+def test_the_report_is_a_text_with_the_counters(bench: Bench, reported: Run) -> None:
+    shown = {name: output.get("text") for name, output in reported.history["outputs"].items()}
+    assert len(shown["report"]) == 1
+    assert shown["text"] == shown["report"]
+    counters = bench.counters()
+    for counted in ("region_compiles", "graph_calls", "eager_calls"):
+        assert str(counters[counted]) in shown["report"][0]
+    assert "region compiles" in shown["report"][0]
+
+
+def test_the_report_is_an_image_with_something_on_it(reported: Run) -> None:
+    _, chart = reported.images
+    assert chart.shape[2] == 3
+    assert min(chart.shape[:2]) > 50
+    assert chart.std() > 5
+
+
+def test_the_report_is_made_anew_when_only_the_cache_has_changed(
+    bench: Bench, reported: Run, tiny_prompt: Any, node: Any
+) -> None:
+    alone = {"report": node("ResoluteReport")}
+    first = bench.run(alone).history["outputs"]["report"]["text"]
+    bench.run(compiled(tiny_prompt(seed=1, steps=STEPS + 1)))
+    second = bench.run(alone).history["outputs"]["report"]["text"]
+    assert first != second
+
+
+@pytest.mark.usefixtures("warm")
+def test_free_graphs_passes_its_input_through_and_compiles_nothing(
+    bench: Bench, tiny_prompt: Any, node: Any, seed: int
+) -> None:
+    prompt = compiled(tiny_prompt(seed=seed, steps=STEPS))
+    expected = bench.run(prompt)
+    prompt["sample"]["inputs"]["denoise"] = 0.999999  # the same steps, and no result to take from ComfyUI's cache
+    for name, source in (("free-latent", "sample"), ("free-image", "decode")):
+        prompt[name] = node("ResoluteFree", any=[source, 0])
+    prompt["decode"]["inputs"]["samples"] = prompt["samples"]["inputs"]["samples"] = ["free-latent", 0]
+    prompt["image"]["inputs"]["images"] = ["free-image", 0]
+    freed = bench.run(prompt)
+    assert_same(freed, expected)
+    assert_ran_compiled(freed, STEPS + 1)
+
+
+def test_free_graphs_runs_each_time(server: ComfyServer, bench: Bench, tiny_prompt: Any, node: Any, seed: int) -> None:
+    prompt = tiny_prompt(seed=seed, steps=1)
+    prompt["free"] = node("ResoluteFree", any=["decode", 0])
+    prompt["image"]["inputs"]["images"] = ["free", 0]
+    bench.run(prompt)
+    before = server.log().count("of captured graphs")
+    bench.run(prompt)
+    assert server.log().count("of captured graphs") == before + 1
+
+
+@pytest.mark.usefixtures("warm")
+@pytest.mark.parametrize("path", ["/resolute/cache", "/api/resolute/cache"])
+def test_the_cache_tells_its_counters_bytes_and_entries(bench: Bench, path: str) -> None:
+    told = bench.client.get(path)
+    assert told.keys() >= {"counters", "bytes", "budget_bytes", "entries", "modules"}
+    assert told["counters"].keys() >= COUNTERS
+    assert isinstance(told["counters"]["bypasses"], dict)
+    assert told["counters"]["region_compiles"] > 0
+    assert told["counters"]["stall_seconds"] > 0
+    assert 0 <= told["bytes"] <= told["budget_bytes"]
+    assert told["entries"] == []  # nothing is captured on a CPU
+    for module in told["modules"]:
+        assert module.keys() >= {"module", "backend", "regions_compiled", "regions"}
+
+
+@pytest.mark.usefixtures("warm")
+def test_events_tell_what_was_compiled_and_how_long_it_took(bench: Bench) -> None:
+    events = bench.client.get("/resolute/events")["events"]
+    assert all(event.keys() >= {"kind", "text", "seconds", "at"} for event in events)
+    compiled_regions = [event for event in events if event["kind"] == "compile"]
+    assert len(compiled_regions) == bench.counters()["region_compiles"]
+    assert all(event["text"] and event["seconds"] > 0 for event in compiled_regions)

@@ -1,0 +1,86 @@
+"""Every bundled workflow runs on a real server, compiled and eager alike, and compiles in its first prompt only."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from scripts.support import comfyui
+from scripts.support.demo_plan import Job, make_plan, prompt_for
+from scripts.support.places import ROOT
+from scripts.support.server import ComfyServer
+
+from .rig import Bench, PromptDict, assert_ran_compiled, assert_same, assert_through_regions, node
+
+STEPS = 2
+WORKFLOWS = sorted(path.stem for path in (ROOT / "workflows" / "api").glob("*.json"))
+# image_to_image encodes a picture, for which the small VAE has no encoder.
+CHECKPOINTS = {
+    "sd15_text_to_image": "sd15-mini",
+    "resolution_tour": "sd15-mini",
+    "image_to_image": "sd15-mini-full-vae",
+    "sdxl_text_to_image": "sdxl-mini",
+}
+
+
+def job_of(workflow: str) -> Job:
+    """A job of the demo's own plan for the CPU: small sizes, odd latents stay odd; the largest batch of several."""
+    jobs = [job for family in ("sd15", "sdxl") for job in make_plan("cpu", family, quick=False).jobs]
+    return max((job for job in jobs if job.workflow == workflow), key=lambda job: (job.tokens, job.batch))
+
+
+def saved(prompt: PromptDict) -> PromptDict:
+    """The prompt with the latents of each sampler saved too."""
+    samplers = [name for name, part in prompt.items() if part["class_type"] == "KSampler"]
+    for name in samplers:
+        prompt[f"{name}-latent"] = node("ResoluteTestSaveLatent", samples=[name, 0], filename_prefix="workflow")
+    return prompt
+
+
+def with_stand_ins_for_text(prompt: PromptDict, tokens: int) -> PromptDict:
+    """SDXL's text encoders are gigabytes: random embeddings of their shape take their place."""
+    texts = [name for name, part in prompt.items() if part["class_type"] == "CLIPTextEncode"]
+    for seed, name in enumerate(texts):
+        shape = {"tokens": tokens, "width": 2048, "pooled_width": 1280, "batch": 1}
+        prompt[name] = node("ResoluteTestConditioning", seed=seed, **shape)
+    return prompt
+
+
+@pytest.fixture(scope="module")
+def with_example_picture(server: ComfyServer, comfyui_folder: Callable[[str], Path]) -> None:
+    """ComfyUI's own example picture, where LoadImage looks for it."""
+    example = comfyui_folder(comfyui.TARGET) / "input" / "example.png"
+    shutil.copyfile(example, server.input_folder / example.name)
+
+
+def test_every_bundled_workflow_is_run_here() -> None:
+    assert sorted(CHECKPOINTS) == WORKFLOWS
+
+
+@pytest.mark.usefixtures("with_example_picture")
+@pytest.mark.parametrize("workflow", WORKFLOWS)
+def test_a_bundled_workflow_is_right_and_compiles_in_its_first_prompt_only(
+    bench: Bench, make_model: Any, seed: int, workflow: str
+) -> None:
+    job, checkpoint = job_of(workflow), make_model(CHECKPOINTS[workflow])
+
+    def prompt(backend: str | None, its_seed: int) -> PromptDict:
+        built = saved(prompt_for(job, checkpoint, backend, its_seed, STEPS))
+        return with_stand_ins_for_text(built, job.tokens) if workflow.startswith("sdxl") else built
+
+    forwards = len(job.sizes) * (STEPS + 1)
+    eager = bench.run(prompt("eager", seed))
+    assert (eager.rise["eager_calls"], eager.rise["graph_calls"]) == (forwards, 0)
+    # None leaves what the file says: `auto`.
+    first = bench.run(prompt(None, seed))
+    assert_same(first, eager)
+    assert_through_regions(first, forwards)
+    second, eager_second = bench.run(prompt(None, seed + 10_000)), bench.run(prompt("eager", seed + 10_000))
+    assert_ran_compiled(second, forwards)
+    assert_same(second, eager_second)
+    assert len(first.latents) == len(job.sizes)
+    assert len(first.images) == len(job.sizes) * job.batch
