@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import enum
 import functools
+import hashlib
 
 import torch
 
-from .keys import Literal, digest
+from .keys import Literal
 
 # Attributes that move without changing the computation: bookkeeping of torch and of ComfyUI's weight loading.
 # `comfy_cast_weights` does matter; its effective value is part of the region key, where the weights are read.
@@ -25,20 +26,63 @@ _VOLATILE = frozenset(vars(torch.nn.Module())) | {
 }
 
 
-def structure_digest(module: torch.nn.Module) -> str:
-    """A digest of classes, weights, their ties and the settings of `module` and everything below it."""
-    modules = tuple(_describe(path, submodule) for path, submodule in module.named_modules())
-    return digest((_ties(module), *modules))
+# Where a module that runs through the cache is hooked: what stands there, or is left there by an object patch that
+# ComfyUI took back, says nothing about the module itself.
+_HOOKED = frozenset({"forward", "_forward"})
 
 
-def settings(module: torch.nn.Module) -> tuple[tuple[str, Literal], ...]:
-    """The plain attributes of one module, by name, in the order in which they were set."""
+# Digests by id(module), good for one survey: nothing may change in between.
+Memo = dict[int, str]
+
+
+def structure_digest(module: torch.nn.Module, memo: Memo | None = None) -> str:
+    """A digest of classes, weights, their ties and the settings of `module` and everything below it.
+
+    With `memo`, digests of parts are shared between calls: a survey of a whole model looks at each module once.
+    """
+    return _hash((_ties(module), _digest(module, {} if memo is None else memo, is_root=True)))
+
+
+def _digest(module: torch.nn.Module, memo: Memo, is_root: bool = False) -> str:
+    known = None if is_root else memo.get(id(module))
+    if known is not None:
+        return known
+    kind = type(module)
+    weights = tuple(
+        (name, tuple(tensor.shape), tensor.stride(), str(tensor.dtype), type(tensor).__name__)
+        for slots in (module._parameters, module._buffers)
+        for name, tensor in slots.items()
+        if tensor is not None
+    )
+    # Somebody's function runs before or after this module: never the same as any other module.
+    hooks = tuple(id(hook) for hooks in (module._forward_hooks, module._forward_pre_hooks) for hook in hooks.values())
+    children = tuple((name, _digest(child, memo)) for name, child in module._modules.items() if child is not None)
+    own = sorted(settings(module, is_root), key=lambda setting: setting[0])
+    result = _hash((kind.__module__, kind.__qualname__, weights, tuple(own), hooks, children))
+    if not is_root:
+        memo[id(module)] = result
+    return result
+
+
+def _hash(plain: tuple[object, ...]) -> str:
+    # repr tells plain values apart to the last bit (1, 1.0, True, "1"), and everything here is plain.
+    return hashlib.sha256(repr(plain).encode()).hexdigest()
+
+
+def settings(module: torch.nn.Module, is_root: bool) -> tuple[tuple[str, Literal], ...]:
+    """The plain attributes of one module, by name, in the order in which they were set.
+
+    `is_root`: it is the module that runs through the cache itself, not a part of it.
+    """
     return tuple(
-        (name, literal) for name, value in vars(module).items() if name not in _VOLATILE for literal in _literal(value)
+        (name, literal)
+        for name, value in vars(module).items()
+        if name not in _VOLATILE and not (is_root and name in _HOOKED)
+        for literal in _literal(value)
     )
 
 
-def _ties(module: torch.nn.Module) -> Literal:
+def _ties(module: torch.nn.Module) -> tuple[int, ...]:
     """Which weights are one and the same tensor."""
     numbers: dict[int, int] = {}
     return tuple(
@@ -48,19 +92,6 @@ def _ties(module: torch.nn.Module) -> Literal:
         for tensor in slots.values()
         if tensor is not None
     )
-
-
-def _describe(path: str, module: torch.nn.Module) -> Literal:
-    kind = type(module)
-    weights: tuple[Literal, ...] = tuple(
-        (name, tuple(tensor.shape), tuple(tensor.stride()), str(tensor.dtype), type(tensor).__name__)
-        for slots in (module._parameters, module._buffers)
-        for name, tensor in slots.items()
-        if tensor is not None
-    )
-    # Somebody's function runs before or after this module: never the same as any other module.
-    hooks = tuple(id(hook) for hooks in (module._forward_hooks, module._forward_pre_hooks) for hook in hooks.values())
-    return (path, f"{kind.__module__}.{kind.__qualname__}", weights, tuple(sorted(settings(module))), hooks)
 
 
 def _literal(value: object) -> list[Literal]:

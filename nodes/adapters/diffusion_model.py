@@ -80,14 +80,14 @@ class CompiledForward:
     def end(self) -> None:
         """The run is over, however it ended."""
         service.cache().close_session(self._runner.owner)
-        # Restoring an object patch leaves a bound method in the module's dictionary: a cycle that keeps it alive.
-        own = self._module.__dict__.get("_forward")
-        if own is not self and getattr(own, "__self__", None) is self._module:
-            del self._module.__dict__["_forward"]
         self._log.end()
 
     def weights_left(self) -> None:
         """ComfyUI took the model down (unload, free memory, another clone's turn): stale captures go at once."""
+        # Restoring an object patch leaves a bound method in the module's dictionary: a cycle that keeps it alive.
+        for name in ("_forward", "forward"):
+            if getattr(self._module.__dict__.get(name), "__self__", None) is self._module:
+                del self._module.__dict__[name]
         self._runner.residency.refresh(thorough=True)
         service.cache().drop_stale(self._runner.owner, self._runner.residency.epoch)
 

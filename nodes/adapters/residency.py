@@ -48,7 +48,7 @@ class Residency:
         self._addresses = self._read_addresses()
         tensors = [slots[name] for slots, name in self._slots]
         placed = tuple((_address(tensor), tensor.dtype, tensor.device) for tensor in tensors)
-        state = (placed, tuple(_condition(submodule) for submodule in modules))
+        state = (placed, tuple(_condition(submodule, submodule is self._module) for submodule in modules))
         if state != self._state:
             self._state = state
             self.epoch = next(_epochs)
@@ -68,13 +68,13 @@ def _address(tensor: torch.Tensor) -> int:
         return 0
 
 
-def _condition(module: torch.nn.Module) -> tuple[Any, ...]:
+def _condition(module: torch.nn.Module, is_root: bool) -> tuple[Any, ...]:
     """What decides how a module computes, besides its weights: its identity, its settings, how weights come in."""
     attributes = vars(module)
     return (
         id(module),
-        id(attributes.get("forward")),
-        settings(module),
+        None if is_root else id(attributes.get("forward")),
+        settings(module, is_root),
         bool(getattr(module, "comfy_cast_weights", False)) if hasattr(type(module), "comfy_cast_weights") else None,
         len(attributes.get("weight_function") or ()),
         len(attributes.get("bias_function") or ()),

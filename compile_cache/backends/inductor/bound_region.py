@@ -13,7 +13,7 @@ from ...config import CacheConfig
 from ...errors import BypassCode, BypassReason
 from ...regions import Monitor, RegionSite, SilentMonitor
 from ...stats import Stats
-from ...structure import structure_digest
+from ...structure import Memo, structure_digest
 from .region_table import RegionGroup, RegionTable, Request, group_key
 from .tracing import WeightSlot, region_format, weight_slots
 
@@ -59,12 +59,13 @@ class BoundRegions:
         self._sites.clear()
         self._distinct.clear()
         self._groups.clear()
+        memo: Memo = {}
         for site in sites:
             foreign = any(
                 "forward" in vars(m) or m._forward_hooks or m._forward_pre_hooks for m in site.module.modules()
             )
             casting = [module for module in site.module.modules() if hasattr(module, "comfy_cast_weights")]
-            bound = BoundSite(structure_digest(site.module), weight_slots(site.module), casting)
+            bound = BoundSite(structure_digest(site.module, memo), weight_slots(site.module), casting)
             if foreign:  # its code is a closure that no key can describe
                 bound.refused = BypassReason(
                     BypassCode.REPLACED_FORWARD,
