@@ -16,6 +16,7 @@ import torch
 import torch.utils._pytree as pytree
 
 from ..errors import CaptureError, first_line
+from .base import Call
 
 logger = logging.getLogger(__name__)
 
@@ -89,7 +90,26 @@ class _Pools:
 _pools = _Pools()
 
 
-def capture(invoke: Invoke, tensors: Sequence[torch.Tensor], result: Any) -> CapturedGraph:
+class Recorder:
+    """Captures the calls of one program.
+
+    Each form of call is rehearsed once: the same tensors by name and the same plain values run the same Python, and
+    another shape of them only launches other sizes.
+    """
+
+    def __init__(self) -> None:
+        self._rehearsed: set[Any] = set()
+
+    def capture(self, call: Call, result: Any) -> CapturedGraph:
+        """Capture a call that ran once right before and gave `result`. Raises CaptureError."""
+        signature = call.key.signature
+        form = (tuple(name for name, _ in signature.tensors), repr(signature.values))
+        graph = capture(call.invoke, call.tensors, result, rehearse=form not in self._rehearsed)
+        self._rehearsed.add(form)
+        return graph
+
+
+def capture(invoke: Invoke, tensors: Sequence[torch.Tensor], result: Any, rehearse: bool = True) -> CapturedGraph:
     """Capture `invoke(tensors)`, which ran once right before and gave `result`: every kernel is compiled and loaded.
 
     Raises CaptureError with the cause; whatever was half made is abandoned.
@@ -101,7 +121,8 @@ def capture(invoke: Invoke, tensors: Sequence[torch.Tensor], result: Any) -> Cap
     stream = _pools.stream(device)
     stream.wait_stream(torch.cuda.current_stream(device))
     with torch.cuda.stream(stream):
-        _rehearse(invoke, inputs)
+        if rehearse:
+            _rehearse(invoke, inputs)
         pool = _pools.pool(device)
         torch.cuda.synchronize(device)
         free_before = torch.cuda.mem_get_info(device)[0]

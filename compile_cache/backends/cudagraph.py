@@ -10,13 +10,17 @@ from ..config import CacheConfig
 from ..regions import HookBuilder
 from ..stats import Stats
 from .base import Backend, Call, Capabilities, Graph, Program
-from .capture import capture
+from .capture import Recorder
 from .eager import EagerProgram
 
 
 class CudaGraphProgram(EagerProgram):
+    def __init__(self, owner: int, capabilities: Capabilities) -> None:
+        super().__init__(owner, capabilities)
+        self._recorder = Recorder()
+
     def capture(self, call: Call, result: Any) -> Graph:
-        return capture(call.invoke, call.tensors, result)
+        return self._recorder.capture(call, result)
 
 
 class CudaGraphBackend(Backend):

@@ -17,11 +17,12 @@ from ...errors import BypassCode, BypassReason
 from ...regions import Hook, HookBuilder, Monitor, RegionSite, SilentMonitor, installed
 from ...stats import Stats
 from ..base import Backend, Call, Capabilities, Graph, Program
+from ..capture import Recorder
 
 logger = logging.getLogger(__name__)
 
 # The oldest torch whose make_fx and inductor take the path of `tracing`; tests run on it.
-OLDEST_TORCH = (2, 7)
+OLDEST_TORCH = (2, 8)
 
 
 class InductorBackend(Backend):
@@ -88,6 +89,7 @@ class InductorProgram(Program):
         from .bound_region import BoundRegions
 
         self._stats = stats
+        self._recorder = Recorder()
         self._bypassed: set[BypassReason] = set()
         self._monitor: Monitor = SilentMonitor()
         self._bound = BoundRegions(table, stats, config, self._announce)
@@ -122,10 +124,8 @@ class InductorProgram(Program):
             self._epoch = epoch
 
     def capture(self, call: Call, result: Any) -> Graph:
-        from ..capture import capture
-
         with installed(self._hooks):
-            return capture(call.invoke, call.tensors, result)
+            return self._recorder.capture(call, result)
 
     def _run_region(self, site: RegionSite, *tensors: torch.Tensor) -> Any:
         result = self._bound.run(site, tensors)
