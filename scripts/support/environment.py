@@ -1,7 +1,7 @@
-"""The virtual environment of tests and demo.
+"""The virtual environments: of tests and demo, and one with the oldest supported torch.
 
-It lives outside the checkout, named by Python version and a hash of the requirement
-files, so that a second checkout does not install 6 GB again; ``.venv`` links to it.
+They live outside the checkout, named by Python version and a hash of the requirement files,
+so that a second checkout does not install 6 GB again; ``.venv`` links to the first.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ from .places import environments_root, locked
 OLDEST_PYTHON = (3, 10)
 NEWEST_PYTHON = (3, 13)
 REQUIREMENTS = ("requirements.txt", "requirements-test.txt", "requirements-dev.txt")
+OLDEST_TORCH_PIN = "requirements-oldest-torch.txt"
+OLDEST_TORCH_REQUIREMENTS = ("requirements.txt", OLDEST_TORCH_PIN, "requirements-dev.txt")
 STAMP = "resolute-environment.txt"
 
 Say = Callable[[str], None]
@@ -43,12 +45,31 @@ def ensure(root: Path, comfyui: Path, say: Say = print) -> Path:
     linked = _link(root / ".venv", folder)
     if not linked:
         folder = root / ".venv"
-    lock = folder.with_name(folder.name + ".lock")
-    if not is_ready(folder, key):
-        with locked(lock, "the virtual environment"):
-            if not is_ready(folder, key):
-                _build(folder, key, files, say)
-    return python_of(folder)
+    return _built(folder, key, files, say)
+
+
+def ensure_oldest_torch(root: Path, say: Say = print) -> Path:
+    """The Python of an environment with the oldest supported torch, without ComfyUI.
+
+    ``RESOLUTE_PYTHON`` replaces it only if its torch is that one. Raises SetupError.
+    """
+    given = os.environ.get("RESOLUTE_PYTHON")
+    if given:
+        python = _accept_given(Path(given).expanduser())
+        _demand_torch(python, oldest_torch(root))
+        return python
+    check_python(sys.version_info[:2])
+    files = [root / name for name in OLDEST_TORCH_REQUIREMENTS]
+    key = environment_key(sys.version_info[:2], files)
+    return _built(environments_root() / key, key, files, say)
+
+
+def oldest_torch(root: Path) -> str:
+    """The version that the requirement file pins, such as "2.8.0"."""
+    pin = re.search(r"^torch==(\S+)$", (root / OLDEST_TORCH_PIN).read_text("utf-8"), re.MULTILINE)
+    if pin is None:
+        raise SetupError(f"{OLDEST_TORCH_PIN} pins no torch. Restore it with `git checkout`.")
+    return pin[1]
 
 
 def check_python(version: tuple[int, int]) -> None:
@@ -104,6 +125,26 @@ def _accept_given(python: Path) -> Path:
             "ComfyUI's requirements there, or unset it to have an environment made."
         )
     return python
+
+
+def _demand_torch(python: Path, version: str) -> None:
+    question = "import torch; print(torch.__version__.split('+')[0])"
+    done = subprocess.run([str(python), "-c", question], capture_output=True, text=True, check=False)
+    found = done.stdout.strip()
+    if found != version:
+        raise SetupError(
+            f"RESOLUTE_PYTHON names {python}, which has torch {found}, and this needs torch {version}. "
+            "Name one that has it, or unset it to have an environment made."
+        )
+
+
+def _built(folder: Path, key: str, files: Sequence[Path], say: Say) -> Path:
+    """The interpreter of the environment in ``folder``, built first unless it is ready."""
+    if not is_ready(folder, key):
+        with locked(folder.with_name(folder.name + ".lock"), "the virtual environment"):
+            if not is_ready(folder, key):
+                _build(folder, key, files, say)
+    return python_of(folder)
 
 
 def _link(link: Path, folder: Path) -> bool:

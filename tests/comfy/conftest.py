@@ -23,17 +23,22 @@ from .rig import Bench, PromptDict, Run, compiled  # noqa: E402 (after the line 
 
 SCENARIO_PACK = ROOT / "tests" / "comfy" / "pack"
 
+# To see which vector instructions the compiler and the CPU have, inductor starts ten processes that import torch: 15 s
+# for each server. The demo's test and the contract tests leave it at that.
+QUICK_START = {"TORCHINDUCTOR_VEC_ISA_OK": "1"}
+
 
 @pytest.fixture(scope="session")
 def server(make_server: Callable[..., ComfyServer]) -> ComfyServer:
     """The target ComfyUI, shared by the session, with the nodes of ``tests/comfy/pack`` too."""
-    return make_server(packs={**linked_packs(), "resolute-scenario-pack": SCENARIO_PACK})
+    packs = {**linked_packs(), "resolute-scenario-pack": SCENARIO_PACK}
+    return make_server(packs=packs, environment=QUICK_START)
 
 
 @pytest.fixture(scope="session")
 def old_server(make_server: Callable[..., ComfyServer]) -> ComfyServer:
     """The oldest supported ComfyUI, shared by the session."""
-    return make_server(comfyui.OLDEST)
+    return make_server(comfyui.OLDEST, environment=QUICK_START)
 
 
 @pytest.fixture

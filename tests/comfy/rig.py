@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import copy
 import io
+import time
 import urllib.parse
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy
+import pytest
 from PIL import Image
 
 from scripts.support.client import Client, History
+from scripts.support.errors import PromptError
 
 PromptDict = dict[str, dict[str, Any]]
 Array = numpy.ndarray[Any, Any]
@@ -95,6 +98,19 @@ class Bench:
         before = self.counters()
         history = self.client.run(prompt)
         return self.finished(history, before)
+
+    def cancel_once(self, prompt: PromptDict, reached: Callable[[], bool]) -> str:
+        """Queues a prompt, interrupts it as soon as ``reached()``, and returns the message with which it ended.
+
+        A prompt that ends by itself fails the test with that message, or with pytest's for no error at all.
+        """
+        prompt_id = self.client.queue(prompt)
+        while not reached() and prompt_id not in self.client.get(f"/history/{prompt_id}"):
+            time.sleep(0.02)
+        self.client.interrupt()
+        with pytest.raises(PromptError) as caught:
+            self.client.wait(prompt_id, timeout=120)
+        return str(caught.value)
 
     def finished(self, history: History, before: Mapping[str, Any]) -> Run:
         """The Run of a prompt that was queued when the counters stood at ``before``."""

@@ -153,13 +153,18 @@ def test_a_core_node_that_patches_attention_costs_those_blocks_only(
 
 
 @before_and_after
-def test_a_block_whose_forward_another_node_replaced_runs_as_replaced(bench: Bench, prompt: Any, place: str) -> None:
+def test_a_block_whose_forward_another_node_replaced_runs_as_replaced(
+    bench: Bench, prompt: Any, seeds: Any, place: str
+) -> None:
     replaced = a_patch("replaced_forward")
     untouched, expected = bench.run(prompt), bench.run(with_model(prompt, replaced))
     assert_different(expected, untouched)
     ours = bench.run(placed(prompt, replaced, place))
     assert_same(ours, expected)
     assert_ran_compiled(ours, STEPS, bypasses=("replaced_forward",))
+    prompt["sample"]["inputs"]["seed"] = next(seeds)
+    again = bench.run(placed(prompt, replaced, place))
+    assert again.bypasses == ours.bypasses, "a bypass is counted in the first prompt only"
 
 
 def test_a_block_runs_compiled_again_once_its_forward_is_its_own(bench: Bench, prompt: Any, seeds: Any) -> None:

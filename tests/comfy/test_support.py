@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import importlib.util
 import subprocess
 import sys
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
+from compile_cache.backends.inductor.backend import OLDEST_TORCH
 from scripts.support import comfyui, environment, models
 from scripts.support.errors import SetupError
 from scripts.support.places import ROOT, locked
@@ -107,6 +111,75 @@ def test_the_environment_key_follows_python_and_the_requirements(tmp_path: Path)
 def test_an_unsuitable_python_names_those_that_work(version: tuple[int, int]) -> None:
     with pytest.raises(SetupError, match=r"3\.10 to 3\.13"):
         environment.check_python(version)
+
+
+START_AS_PYTHON_3_9 = """
+import runpy, sys
+sys.version_info = (3, 9, 18)
+sys.argv = [sys.argv[1], "--help"]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+@pytest.mark.parametrize("command", ["test", "demo"])
+def test_a_command_started_with_an_old_python_says_so_in_one_sentence(command: str) -> None:
+    arguments = [sys.executable, "-c", START_AS_PYTHON_3_9, str(ROOT / "scripts" / command)]
+    done = subprocess.run(arguments, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: ")
+    assert "3.10 to 3.13" in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_the_pinned_oldest_torch_is_the_one_that_the_backend_accepts() -> None:
+    pinned = tuple(map(int, environment.oldest_torch(ROOT).split(".")))
+    assert len(pinned) == 3
+    assert pinned[: len(OLDEST_TORCH)] == OLDEST_TORCH
+
+
+def test_a_given_python_with_another_torch_is_not_taken_for_the_oldest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / environment.OLDEST_TORCH_PIN).write_text("# the oldest\ntorch==1.0.0\n")
+    monkeypatch.setenv("RESOLUTE_PYTHON", sys.executable)
+    with pytest.raises(SetupError, match=r"has torch \d.*needs torch 1\.0\.0"):
+        environment.ensure_oldest_torch(tmp_path)
+
+
+@pytest.fixture
+def test_command() -> ModuleType:
+    """`scripts/test`, imported: it has no .py in its name."""
+    loader = SourceFileLoader("scripts_test", str(ROOT / "scripts" / "test"))
+    spec = importlib.util.spec_from_loader(loader.name, loader)
+    assert spec is not None
+    module = importlib.util.module_from_spec(spec)
+    loader.exec_module(module)
+    return module
+
+
+def test_a_missing_test_folder_is_an_error(
+    test_command: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options, _ = test_command.parse([])
+    assert {folder.name for folder in test_command.chosen_folders(options)} == {"unit", "contract", "comfy"}
+    monkeypatch.setattr(test_command, "ROOT", tmp_path)
+    with pytest.raises(SetupError, match="is missing"):
+        test_command.chosen_folders(options)
+
+
+@pytest.mark.parametrize(
+    ("flags", "names"),
+    [
+        (["--gpu"], ["gpu"]),
+        (["--browser"], ["browser"]),
+        (["--oldest-torch"], ["contract"]),
+        (["--quick", "--gpu"], ["unit", "gpu"]),
+    ],
+)
+def test_a_choice_runs_its_folders_alone(test_command: ModuleType, flags: list[str], names: list[str]) -> None:
+    options, passed = test_command.parse([*flags, "--", "-x"])
+    assert [folder.name for folder in test_command.chosen_folders(options)] == names
+    assert passed == ["-x"]
 
 
 def test_an_environment_without_its_final_stamp_is_not_ready(tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ CHECKPOINTS = {
 
 
 def job_of(workflow: str) -> Job:
-    """The tour with the demo's sizes for the CPU; for the others a latent of 17x13 and, where there is one, a long text."""
+    """The tour with the demo's sizes for the CPU; for the others a latent of 17x13 and a text of 154 tokens."""
     tour = next(job for job in make_plan("cpu", "sd15", quick=False).jobs if job.workflow == TOUR_NAME)
     return tour if workflow == TOUR_NAME else Job(workflow, ((136, 104),), tokens=154)
 

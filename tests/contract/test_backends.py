@@ -124,7 +124,7 @@ def test_a_torch_that_is_too_old_is_named_with_the_oldest_that_works(
     assert ".".join(map(str, inductor_backend.OLDEST_TORCH)) in capabilities.reason
 
 
-@pytest.mark.parametrize("version", ["2.7.0", "2.11.0+cu130", "2.12.0a0+git1234", "3.0.0"])
+@pytest.mark.parametrize("version", ["2.8.0", "2.11.0+cu130", "2.12.0a0+git1234", "3.0.0"])
 def test_a_newer_torch_is_not_refused_for_its_version(monkeypatch: pytest.MonkeyPatch, version: str) -> None:
     monkeypatch.setattr(torch, "__version__", version)
     assert registry.get("inductor").probe("cpu").available
