@@ -9,14 +9,13 @@ from typing import Any
 import torch
 from comfy.patcher_extension import CallbacksMP
 
-from ...compile_cache.backends import registry
 from ...compile_cache.keys import Role
 from ...compile_cache.regions import Hook, RegionRunner
 from . import service
 from .blocks import flux, unet
 from .blocks.common import Bypass
 from .delegate import static_clone
-from .module_runner import ModuleRunner
+from .module_runner import ModuleRunner, announce_backend
 from .session_log import SessionLog
 from .signature import Description
 
@@ -30,7 +29,7 @@ def compile_diffusion_model(model: Any, backend: str, node_id: str | None = None
     The hook is an object patch, innermost and restored by ComfyUI for each clone, so wrappers of other packs compose
     with it in either order. Raises UnknownBackendError or BackendUnavailableError.
     """
-    registry.resolve(backend, model.load_device.type)
+    announce_backend(backend, model.load_device.type, node_id)
     clone = static_clone(model)
     name = _hook_name(clone)
     inner = clone.get_model_object(name)

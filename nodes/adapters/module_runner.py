@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
+from ...compile_cache.backends import registry
 from ...compile_cache.backends.base import Call, Program
 from ...compile_cache.errors import BypassCode, BypassReason
 from ...compile_cache.keys import GraphKey, Role
@@ -14,6 +16,18 @@ from ...compile_cache.regions import HookBuilder
 from . import service
 from .monitor import ComfyMonitor
 from .signature import Description
+
+logger = logging.getLogger(__name__)
+
+
+def announce_backend(name: str, device: str, node_id: str | None) -> None:
+    """Check a backend for a type of device and say on the node what runs, and why it is not something faster.
+
+    Raises UnknownBackendError or BackendUnavailableError.
+    """
+    _, _, why = registry.resolve(name, device)
+    logger.info("Resolute: backend %s", why)
+    ComfyMonitor(node_id).show(f"backend: {why}")
 
 
 class ModuleRunner:

@@ -38,6 +38,11 @@ class Residency:
         if not thorough and addresses is not None and addresses == self._addresses:
             return
         modules = list(self._module.modules())
+        for submodule in modules:
+            # What ComfyUI leaves behind when it restores an object patch: the class's own forward, bound.
+            own = vars(submodule).get("forward")
+            if getattr(own, "__self__", None) is submodule and own.__func__ is type(submodule).forward:
+                del submodule.__dict__["forward"]
         self._slots = [
             (slots, name)
             for submodule in modules

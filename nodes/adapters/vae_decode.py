@@ -8,13 +8,12 @@ from typing import Any
 
 import torch
 
-from ...compile_cache.backends import registry
 from ...compile_cache.keys import Role
 from ...compile_cache.regions import Hook, RegionRunner
 from .blocks import vae as vae_blocks
 from .blocks.common import Bypass
 from .delegate import static_clone
-from .module_runner import ModuleRunner
+from .module_runner import ModuleRunner, announce_backend
 from .signature import Description
 
 # Image decoders by the attribute that holds them: AutoencoderKL, and TAESD.
@@ -26,7 +25,7 @@ def compile_vae_decode(vae: Any, backend: str, node_id: str | None = None) -> An
 
     Raises UnknownBackendError or BackendUnavailableError, and ValueError for a VAE without a decoder that we know.
     """
-    registry.resolve(backend, torch.device(vae.device).type)
+    announce_backend(backend, torch.device(vae.device).type, node_id)
     patcher = static_clone(vae.patcher, vae.vae_dtype)
     model = patcher.model
     name = next((name for name in _DECODERS if isinstance(getattr(model, name, None), torch.nn.Module)), None)

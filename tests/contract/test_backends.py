@@ -113,7 +113,7 @@ class TestWithoutACompiler:
         assert registry.get("inductor").probe("cpu").available
 
 
-@pytest.mark.parametrize("version", ["2.6.0", "2.0.1+cu118", "1.13.1"])
+@pytest.mark.parametrize("version", ["2.7.1", "2.0.1+cu118", "1.13.1"])
 def test_a_torch_that_is_too_old_is_named_with_the_oldest_that_works(
     monkeypatch: pytest.MonkeyPatch, version: str
 ) -> None:

@@ -91,6 +91,7 @@ class InductorProgram(Program):
         self._stats = stats
         self._recorder = Recorder()
         self._bypassed: set[BypassReason] = set()
+        self._lasting: frozenset[BypassReason] = frozenset()  # found when hooks were built; they concern every call
         self._monitor: Monitor = SilentMonitor()
         self._bound = BoundRegions(table, stats, config, self._announce)
         self._build_hooks = build_hooks
@@ -102,12 +103,12 @@ class InductorProgram(Program):
         return self._bound.progress
 
     def run(self, call: Call) -> Any:
+        self._bypassed.clear()
         self._survey(call.epoch)
         if not self._hooks:
             self._bypass(BypassReason(BypassCode.NO_REGIONS, "the model has no block that Resolute knows"))
             return call.invoke(call.tensors)
         self._monitor = call.monitor
-        self._bypassed.clear()
         self._bound.begin(call.monitor)
         try:
             with installed(self._hooks):
@@ -118,10 +119,14 @@ class InductorProgram(Program):
 
     def _survey(self, epoch: int) -> None:
         """Look at the module again whenever something about it changed: another pack may have exchanged a block."""
-        if epoch != self._epoch:
-            self._hooks = self._build_hooks(self._run_region, self._bypass)
-            self._bound.survey(site for hook in self._hooks for site in hook.sites)
-            self._epoch = epoch
+        if epoch == self._epoch:
+            for reason in self._lasting:
+                self._bypass(reason)
+            return
+        self._hooks = self._build_hooks(self._run_region, self._bypass)
+        self._lasting = frozenset(self._bypassed)
+        self._bound.survey(site for hook in self._hooks for site in hook.sites)
+        self._epoch = epoch
 
     def capture(self, call: Call, result: Any) -> Graph:
         with installed(self._hooks):
