@@ -15,9 +15,10 @@ from .backends.base import Call, Graph, Program
 from .config import CacheConfig
 from .dispatcher import Action, Decision, Situation, decide
 from .errors import BypassCode, BypassReason
-from .keys import CaptureKey, Component
+from .keys import CaptureKey
 from .memory_cache import ByteLRU
-from .stats import Stats, explain_miss
+from .misses import FREED, SignatureBook
+from .stats import Stats
 
 logger = logging.getLogger(__name__)
 
@@ -34,6 +35,7 @@ class GraphCache:
         self.stats = Stats()
         self._graphs: ByteLRU[CaptureKey, Graph] = ByteLRU(self.config.budget_bytes, self._close)
         self._latched: dict[CaptureKey, BypassReason] = {}
+        self._book = SignatureBook()
         self._sessions: dict[int, list[CaptureKey]] = {}
         self._lock = threading.RLock()
 
@@ -46,6 +48,7 @@ class GraphCache:
             decision = self._decide(program, call, key)
             if decision.reason is not None:
                 self._note(decision.reason)
+            news = None if decision.action is Action.REPLAY else self._notice(program, key)
             try:
                 if decision.action is Action.REPLAY:
                     return self._replay(key, call)
@@ -58,8 +61,18 @@ class GraphCache:
                 return self._retry_without_graphs(call, key, error)
             self.stats.counters.graph_calls += 1
             if decision.action is Action.CAPTURE:
-                self._capture(program, call, key, result)
+                self._capture(program, call, key, result, news or FREED)
             return result
+
+    def _notice(self, program: Program, key: CaptureKey) -> str | None:
+        """Why this signature is new, told as an event; None where it was met before."""
+        # Where nothing is captured, it does not matter where the weights are.
+        exact = key if program.capabilities.captures else key.graph
+        why = self._book.notice(key.owner, exact, exact.components())
+        if why is not None:
+            self.stats.counters.signatures += 1
+            self.stats.event("signature", f"{key.graph.role.value} {_shape(key)}: {why}")
+        return why
 
     def _decide(self, program: Program, call: Call, key: CaptureKey) -> Decision:
         return decide(
@@ -80,9 +93,8 @@ class GraphCache:
         self.stats.counters.replays += 1
         return result
 
-    def _capture(self, program: Program, call: Call, key: CaptureKey, result: Any) -> None:
+    def _capture(self, program: Program, call: Call, key: CaptureKey, result: Any, why: str) -> None:
         started = time.perf_counter()
-        why = explain_miss(key.components(), self._components(key.owner))
         self.drop_stale(key.owner, key.epoch)
         call.monitor.checkpoint()
         try:
@@ -178,6 +190,7 @@ class GraphCache:
         """Drop everything of a module that is gone."""
         with self._lock:
             self.close_session(owner)
+            self._book.forget(owner)
             for key, _ in self._graphs:
                 if key.owner == owner:
                     self._graphs.discard(key)
@@ -196,9 +209,6 @@ class GraphCache:
         graph.close()
 
     # --- reports -----------------------------------------------------------------------------------------------
-
-    def _components(self, owner: int) -> list[list[Component]]:
-        return [key.components() for key, _ in self._graphs if key.owner == owner]
 
     def report(self) -> dict[str, Any]:
         """Plain data for `GET /resolute/cache` and the report node. Never waits for a call that is running."""

@@ -41,6 +41,10 @@ def _plain(value: Any) -> Any:
     raise TypeError(f"{type(value).__name__} cannot be part of a key; use plain values and tuples of them")
 
 
+# Names of dimensions by rank, for people: feature maps, tokens, vectors.
+_DIMENSIONS = {4: ("batch", "channels", "height", "width"), 3: ("batch", "tokens", "width"), 2: ("batch", "width")}
+
+
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
     """What a graph may know of a tensor: everything but its contents and its address."""
@@ -49,6 +53,19 @@ class TensorSpec:
     dtype: str
     device: str  # type only ("cuda"), the index belongs to CaptureKey
     memory_format: str = "contiguous"
+
+    def components(self, name: str) -> list[Component]:
+        """One component per dimension, "context tokens", and one for each of the other properties."""
+        rank = len(self.shape)
+        names = _DIMENSIONS.get(rank) or ("batch", *(f"size {index}" for index in range(1, rank)))
+        parts: list[Component] = [(f"{name} {part}", size) for part, size in zip(names[:rank], self.shape, strict=True)]
+        return [
+            *parts,
+            (f"{name} rank", rank),
+            (f"{name} dtype", self.dtype),
+            (f"{name} device", self.device),
+            (f"{name} memory format", self.memory_format),
+        ]
 
     def __str__(self) -> str:
         layout = "" if self.memory_format == "contiguous" else f" {self.memory_format}"
@@ -78,7 +95,7 @@ class Signature:
         return self.tensors[0][1].shape if self.tensors else ()
 
     def components(self) -> list[Component]:
-        return [(name, str(spec)) for name, spec in self.tensors] + list(self.values)
+        return [part for name, spec in self.tensors for part in spec.components(name)] + list(self.values)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -1,16 +1,14 @@
-"""Counters and events: what the cache did, and why a call had to wait."""
+"""Counters and events: what the cache did."""
 
 from __future__ import annotations
 
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from .errors import BypassReason
-from .keys import Component, Literal, differing
 
 _KEPT_EVENTS = 512
 
@@ -19,6 +17,7 @@ _KEPT_EVENTS = 512
 class Counters:
     """Totals since the process started (or since `reset`). `stall_seconds` is time spent compiling and capturing."""
 
+    signatures: int = 0  # distinct calls met: each costs one capture at most
     region_compiles: int = 0
     compile_failures: int = 0
     verifications: int = 0
@@ -34,7 +33,7 @@ class Counters:
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Something worth telling: `kind` is one of compile, capture, bypass, evict, session; times are Unix seconds."""
+    """Something worth telling: `kind` is one of signature, compile, capture, bypass; times are Unix seconds."""
 
     kind: str
     text: str
@@ -72,21 +71,3 @@ class Stats:
     def snapshot(self) -> dict[str, Any]:
         """The counters as plain data."""
         return {**asdict(self.counters), "bypasses": dict(self.counters.bypasses)}
-
-
-def explain_miss(wanted: list[Component], known: Iterable[list[Component]]) -> str:
-    """Name what differs from the nearest known key: "latent shape (2, 4, 64, 64) -> (2, 4, 90, 120)".
-
-    The nearest key is the one with the fewest differing components. Says "first graph" where none is known.
-    """
-    nearest = min((differing(other, wanted) for other in known), key=len, default=None)
-    if nearest is None:
-        return "first graph of this module"
-    if not nearest:
-        return "nothing differs: the graph was evicted or freed"
-    return ", ".join(f"{name} {_short(old)} -> {_short(new)}" for name, old, new in nearest)
-
-
-def _short(value: Literal) -> str:
-    text = str(value)
-    return text if len(text) <= 60 else text[:57] + "..."

@@ -29,6 +29,15 @@ MakeServer = Callable[..., ComfyServer]
 MakeModel = Callable[[str], str]
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Where the server tests run, and where `tests/comfy/matrix` writes what it saw."""
+    group = parser.getgroup("resolute")
+    group.addoption("--on-cuda", action="store_true", help="servers run on CUDA, on ComfyUI's default command line")
+    group.addoption("--server-argument", action="append", default=[], help="one more argument for the shared server")
+    group.addoption("--backend", default="inductor", help="what tests/comfy/matrix compiles with")
+    group.addoption("--record", type=Path, help="a JSON file for the results of tests/comfy/matrix")
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Registers the markers here, so that a test file works without other settings."""
     for marker in MARKERS:

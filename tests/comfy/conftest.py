@@ -29,10 +29,14 @@ QUICK_START = {"TORCHINDUCTOR_VEC_ISA_OK": "1"}
 
 
 @pytest.fixture(scope="session")
-def server(make_server: Callable[..., ComfyServer]) -> ComfyServer:
+def server(make_server: Callable[..., ComfyServer], pytestconfig: pytest.Config) -> ComfyServer:
     """The target ComfyUI, shared by the session, with the nodes of ``tests/comfy/pack`` too."""
-    packs = {**linked_packs(), "resolute-scenario-pack": SCENARIO_PACK}
-    return make_server(packs=packs, environment=QUICK_START)
+    return make_server(
+        packs={**linked_packs(), "resolute-scenario-pack": SCENARIO_PACK},
+        environment=QUICK_START,
+        cpu=not pytestconfig.getoption("--on-cuda"),
+        arguments=pytestconfig.getoption("--server-argument"),
+    )
 
 
 @pytest.fixture(scope="session")

@@ -193,7 +193,7 @@ def test_equal_keys_differ_in_nothing() -> None:
 @pytest.mark.parametrize(
     ("factor", "value", "name"),
     [
-        ("shape", (1, 4, 64, 64), "latent"),
+        ("shape", (1, 4, 64, 64), "latent batch"),
         ("value", 3, "scale"),
         ("role", Role.VAE_DECODE, "role"),
         ("model", "b", "model"),

@@ -1,80 +1,14 @@
-"""Counters, events, and the sentence that explains a miss."""
+"""Counters and events."""
 
 from __future__ import annotations
 
 import json
 from dataclasses import replace
-from typing import Any
-
-import pytest
 
 from compile_cache.errors import BypassCode, BypassReason
-from compile_cache.keys import CaptureKey, GraphKey, Role, Signature, TensorSpec
-from compile_cache.stats import Stats, explain_miss
+from compile_cache.stats import Stats
 
 STREAMED = BypassReason(BypassCode.STREAMED_WEIGHTS, "low VRAM")
-
-
-def key(latent: tuple[int, ...] = (2, 4, 64, 64), tokens: int = 77, epoch: int = 1, **changes: Any) -> CaptureKey:
-    tensors = (
-        ("latent", TensorSpec(latent, "float16", "cuda")),
-        ("context", TensorSpec((2, tokens, 768), "float16", "cuda")),
-    )
-    graph = GraphKey(Signature(tensors, changes.pop("values", ())), Role.UNET, "m", "inductor")
-    return replace(CaptureKey(graph, "cuda:0", 1, epoch), **changes)
-
-
-def explain(wanted: CaptureKey, *known: CaptureKey) -> str:
-    return explain_miss(wanted.components(), [other.components() for other in known])
-
-
-def test_the_first_graph_says_so() -> None:
-    assert explain(key()) == "first graph of this module"
-
-
-@pytest.mark.parametrize(
-    ("wanted", "name", "old", "new"),
-    [
-        (key(latent=(2, 4, 90, 120)), "latent", "2x4x64x64 float16", "2x4x90x120 float16"),
-        (key(tokens=154), "context", "2x77x768", "2x154x768"),
-        (key(epoch=2), "weights epoch", "1", "2"),
-        (key(device="cuda:1"), "device", "cuda:0", "cuda:1"),
-        (key(owner=3), "module", "1", "3"),
-    ],
-)
-def test_a_miss_names_the_one_component_that_differs(wanted: CaptureKey, name: str, old: str, new: str) -> None:
-    text = explain(wanted, key())
-    assert text.startswith(f"{name} ")
-    before, after = text.split(" -> ")
-    assert old in before
-    assert new in after
-
-
-def test_a_miss_is_compared_with_the_nearest_graph() -> None:
-    far, near = key(latent=(1, 4, 8, 8), tokens=231, epoch=9), key(tokens=154)
-    for known in ((far, near), (near, far)):
-        assert explain(key(), *known).startswith("context ")
-
-
-def test_every_difference_from_the_nearest_graph_is_named() -> None:
-    text = explain(key(tokens=154, epoch=2), key())
-    assert "context" in text
-    assert "weights epoch 1 -> 2" in text
-    assert "latent" not in text
-
-
-def test_a_graph_that_was_freed_is_told_from_one_that_never_was() -> None:
-    assert explain(key(), key()) == "nothing differs: the graph was evicted or freed"
-
-
-@pytest.mark.parametrize("values", [(("y", None),), (("y", False),)])
-def test_an_input_that_was_not_there_before_is_a_difference(values: Any) -> None:
-    assert explain(key(values=values), key()).startswith("y ")
-
-
-def test_long_values_are_shortened() -> None:
-    many = tuple(range(100))
-    assert len(explain(key(values=(("tiles", many),)), key(values=(("tiles", many[1:]),)))) < 150
 
 
 def test_a_reason_is_news_once_and_counted_always() -> None:

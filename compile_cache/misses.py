@@ -1,0 +1,82 @@
+"""Why a call met no graph: the signatures that were seen, and the difference in words."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Hashable, Iterable
+
+from .keys import Component, Literal, differing
+
+# Signatures remembered for each module: enough for a day of sizes, and a bound.
+_REMEMBERED = 256
+
+FIRST = "first graph of this module"
+FREED = "nothing differs: the graph was evicted or freed"
+
+
+class SignatureBook:
+    """The signatures that each module was called with, the latest ones."""
+
+    def __init__(self) -> None:
+        self._seen: dict[int, OrderedDict[Hashable, list[Component]]] = {}
+
+    def notice(self, owner: int, key: Hashable, components: list[Component]) -> str | None:
+        """None for a signature that was seen before, else what differs from the nearest that was."""
+        seen = self._seen.setdefault(owner, OrderedDict())
+        if key in seen:
+            seen.move_to_end(key)
+            return None
+        why = explain_miss(components, seen.values())
+        seen[key] = components
+        if len(seen) > _REMEMBERED:
+            seen.popitem(last=False)
+        return why
+
+    def forget(self, owner: int) -> None:
+        """The module is gone."""
+        self._seen.pop(owner, None)
+
+
+def explain_miss(wanted: list[Component], known: Iterable[list[Component]]) -> str:
+    """Name what differs from the nearest known key: "context tokens 77 -> 154".
+
+    The nearest key is the one with the fewest differences. Says "first graph" where none is known.
+    """
+    nearest = min((_differences(other, wanted) for other in known), key=len, default=None)
+    if nearest is None:
+        return FIRST
+    if not nearest:
+        return FREED
+    more = f" and {len(nearest) - 3} more" if len(nearest) > 3 else ""
+    return ", ".join(nearest[:3]) + more
+
+
+def _differences(known: list[Component], wanted: list[Component]) -> list[str]:
+    """One phrase per difference. One size that changed everywhere, such as the batch, is one difference."""
+    names, known_names = {name for name, _ in wanted}, {name for name, _ in known}
+    phrases: dict[str, str] = {}
+    for name, old, new in differing(known, wanted):
+        if name not in known_names:
+            if not _is_part(name, names - known_names):
+                phrases[name] = f"{name} added"
+        elif name not in names:
+            if not _is_part(name, known_names - names):
+                phrases[name] = f"{name} gone"
+        elif name == "weights epoch":
+            phrases[name] = "weights moved or changed"
+        else:
+            # "context batch" and "latent batch" move together, and so do a level's heights.
+            dimension = f"{name.rpartition(' ')[2]} {_short(old)} -> {_short(new)}"
+            phrases.setdefault(dimension, f"{name} {_short(old)} -> {_short(new)}")
+    return list(phrases.values())
+
+
+def _is_part(name: str, others: set[str]) -> bool:
+    """Whether `name` is a part ("control.output[0] width") of one of the others ("control")."""
+    parents = (name[:index] for index, character in enumerate(name) if character in ". [")
+    return any(parent in others for parent in parents)
+
+
+def _short(value: Literal) -> str:
+    text = str(value)
+    return text if len(text) <= 60 else text[:57] + "..."

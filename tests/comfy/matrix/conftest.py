@@ -1,0 +1,38 @@
+"""The matrix: one thing changes between two prompts, and the picture is ComfyUI's own without a compile."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.register_assert_rewrite(f"{__package__}.kit")
+from ..rig import Bench, Run  # noqa: E402
+from .kit import Check, Recorder  # noqa: E402 (after the line that has its assertions explained)
+
+
+@pytest.fixture(scope="session")
+def recorder(pytestconfig: pytest.Config, bench: Bench) -> Iterator[Recorder]:
+    """Keeps what each check saw; written at the end of the session where ``--record`` names a file."""
+    kept = Recorder(backend=pytestconfig.getoption("--backend"), on_cuda=pytestconfig.getoption("--on-cuda"))
+    yield kept
+    path: Path | None = pytestconfig.getoption("--record")
+    if path is not None:
+        system = bench.client.get("/system_stats")
+        path.write_text(json.dumps(kept.as_json(system), indent=1) + "\n", "utf-8")
+
+
+@pytest.fixture
+def check(bench: Bench, warm: Run, recorder: Recorder, request: pytest.FixtureRequest) -> Check:
+    """``check(prompt, forwards=5)``: see ``kit.Check``. The tiny model and VAE are compiled by then."""
+    return Check(bench, recorder, request.node.name)
+
+
+@pytest.fixture
+def prompt(tiny_prompt: Any, seed: int) -> Any:
+    """Four steps of the tiny model at an odd size (latent 17x13), without a decoder."""
+    whole = tiny_prompt(seed=seed, width=136, height=104, steps=4)
+    return {name: part for name, part in whole.items() if name not in ("vae", "decode", "image")}

@@ -1,0 +1,116 @@
+"""One check of the matrix: a prompt as ComfyUI runs it and the same prompt compiled, with the same seed."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy
+
+from ..rig import IMAGE_TOLERANCE, LATENT_TOLERANCE, Bench, PromptDict, Run, compiled, latent_error
+
+# fp16 on a GPU rounds at every kernel, and other kernels round otherwise; replays of eager's own kernels do not differ.
+CUDA_TOLERANCE = {"inductor": (3e-2, 24), "cudagraph": (1e-6, 0), "eager": (1e-6, 0)}
+
+
+@dataclass
+class Recorder:
+    """Every check of a session: its name, its errors, and by how much each counter rose."""
+
+    backend: str
+    on_cuda: bool
+    cases: list[dict[str, Any]] = field(default_factory=list)
+
+    @property
+    def tolerance(self) -> tuple[float, int]:
+        """What latents may differ by, relatively, and images, in levels of 255."""
+        return CUDA_TOLERANCE[self.backend] if self.on_cuda else (LATENT_TOLERANCE, IMAGE_TOLERANCE)
+
+    def add(self, name: str, plain: Run, ours: Run) -> None:
+        """Keep one check, whether or not it goes on to pass."""
+        latents = [latent_error(mine, theirs) for mine, theirs in zip(ours.latents, plain.latents, strict=True)]
+        images = [int(abs(mine - theirs).max()) for mine, theirs in zip(ours.images, plain.images, strict=True)]
+        self.cases.append({"case": name, "latent_errors": latents, "image_errors": images, "rise": ours.rise})
+
+    def as_json(self, system: Mapping[str, Any]) -> dict[str, Any]:
+        """With the machine and the versions, as ComfyUI tells them."""
+        kept = ("os", "comfyui_version", "python_version", "pytorch_version", "argv")
+        about = {name: value for name, value in system["system"].items() if name in kept}
+        about["argv"] = [part for part in about.get("argv", []) if part.startswith("--") and "/" not in part]
+        return {
+            "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+            "backend": self.backend,
+            "system": about,
+            "devices": [device["name"] for device in system["devices"]],
+            "tolerance": {"latent": self.tolerance[0], "image": self.tolerance[1]},
+            "cases": self.cases,
+        }
+
+
+class Check:
+    """Runs a prompt both ways and compares pictures and counters."""
+
+    def __init__(self, bench: Bench, recorder: Recorder, name: str) -> None:
+        self.bench = bench
+        self._recorder = recorder
+        self._name = name
+
+    @property
+    def backend(self) -> str:
+        """For a Compile node that a test places itself."""
+        return self._recorder.backend
+
+    def __call__(
+        self,
+        plain: PromptDict,
+        ours: PromptDict | None = None,
+        *,
+        forwards: int,
+        bypasses: Mapping[str, int] | None = None,
+        eager_calls: int = 0,
+        compiles: bool = False,
+    ) -> Run:
+        """Run `plain` and `ours` (default: `plain` with Compile Model, and Compile VAE Decode where it decodes).
+
+        forwards: calls of compiled modules in `ours`, each of them replayed or through regions.
+        bypasses: code -> count, exactly; none by default. eager_calls: whole forwards that ran as they are.
+        compiles: whether this is the first prompt of an architecture; otherwise nothing may compile.
+        """
+        expected = self.bench.run(plain)
+        actual = self.bench.run(compiled(plain, self.backend) if ours is None else ours)
+        self._recorder.add(self._name, expected, actual)
+        assert not expected.touched_the_cache, "the prompt without our nodes went through the cache"
+        self._compare(actual, expected)
+        self._count(actual, forwards, dict(bypasses or {}), eager_calls, compiles)
+        return actual
+
+    def _compare(self, actual: Run, expected: Run) -> None:
+        latent, image = self._recorder.tolerance
+        assert len(expected.latents) + len(expected.images) > 0, "the prompt saves nothing that could be compared"
+        assert (len(actual.latents), len(actual.images)) == (len(expected.latents), len(expected.images))
+        for mine, theirs in zip(actual.latents, expected.latents, strict=True):
+            assert mine.shape == theirs.shape
+            assert numpy.isfinite(theirs).all() and theirs.std() > 0, "the latents to compare with are empty"
+            assert latent_error(mine, theirs) <= latent, latent_error(mine, theirs)
+        for mine, theirs in zip(actual.images, expected.images, strict=True):
+            assert mine.shape == theirs.shape
+            assert theirs.std() > 5, f"the image to compare with is flat: deviation {theirs.std():.2f}"
+            assert abs(mine - theirs).max() <= image, f"images differ by {abs(mine - theirs).max()} of 255"
+
+    def _count(self, run: Run, forwards: int, bypasses: dict[str, int], eager_calls: int, compiles: bool) -> None:
+        rise = run.rise
+        if self.backend != "inductor":  # no regions: what cannot be captured runs eagerly
+            assert rise["graph_calls"] + rise["replays"] + rise["eager_calls"] == forwards + eager_calls
+            return
+        assert rise["graph_calls"] + rise["replays"] == forwards, rise
+        assert rise["eager_calls"] == eager_calls, rise
+        assert rise["compile_failures"] == 0, rise
+        assert compiles == (rise["region_compiles"] > 0), rise
+        assert rise["captures"] <= rise["signatures"], rise
+        if self._recorder.on_cuda:  # what forbids a capture is a reason too, and only a GPU meets it
+            missing = {code: count for code, count in bypasses.items() if run.bypasses.get(code, 0) < count}
+            assert not missing, run.bypasses
+        else:
+            assert run.bypasses == bypasses, rise
