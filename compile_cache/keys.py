@@ -22,6 +22,7 @@ class Role(str, Enum):
 
     UNET = "unet"
     VAE_DECODE = "vae_decode"
+    CONTROLNET = "controlnet"
 
 
 def digest(value: Literal) -> str:

@@ -23,7 +23,10 @@ _VOLATILE = frozenset(vars(torch.nn.Module())) | {
     "weight_function",
     "bias_function",
     "seed_key",
+    "comfy_need_lazy_init_bias",
 }
+# ComfyUI's note of the dtype that a weight is loaded in; the weight itself says so too.
+_LOADED_AS = "_comfy_model_dtype"
 
 
 # Where a module that runs through the cache is hooked: what stands there, or is left there by an object patch that
@@ -77,7 +80,7 @@ def settings(module: torch.nn.Module, is_root: bool) -> tuple[tuple[str, Literal
     return tuple(
         (name, literal)
         for name, value in vars(module).items()
-        if name not in _VOLATILE and not (is_root and name in _HOOKED)
+        if name not in _VOLATILE and not name.endswith(_LOADED_AS) and not (is_root and name in _HOOKED)
         for literal in _literal(value)
     )
 

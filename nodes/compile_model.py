@@ -6,8 +6,9 @@ from typing import Any
 
 from comfy_api.latest import io
 
+from .adapters.batching import AUTO
 from .adapters.diffusion_model import compile_diffusion_model
-from .inputs import CATEGORY, backend_input
+from .inputs import CATEGORY, backend_input, batching_input
 
 
 class CompileModel(io.ComfyNode):
@@ -24,11 +25,12 @@ class CompileModel(io.ComfyNode):
             inputs=[
                 io.Model.Input("model", tooltip="The diffusion model (UNet or DiT) to compile."),
                 backend_input(),
+                batching_input(),
             ],
             outputs=[io.Model.Output(tooltip="The same model, sampled through the graph cache.")],
             hidden=[io.Hidden.unique_id],
         )
 
     @classmethod
-    def execute(cls, model: Any, backend: str) -> io.NodeOutput:
-        return io.NodeOutput(compile_diffusion_model(model, backend, cls.hidden.unique_id))
+    def execute(cls, model: Any, backend: str, batching: str = AUTO) -> io.NodeOutput:
+        return io.NodeOutput(compile_diffusion_model(model, backend, cls.hidden.unique_id, batching))

@@ -5,6 +5,8 @@ from __future__ import annotations
 from comfy_api.latest import ComfyExtension, io
 
 from . import routes
+from .compare_images import CompareImages
+from .compile_controlnet import CompileControlNet
 from .compile_model import CompileModel
 from .compile_vae_decode import CompileVAEDecode
 from .free_graphs import FreeGraphs
@@ -19,8 +21,10 @@ class ResoluteExtension(ComfyExtension):
         return [
             CompileModel,
             CompileVAEDecode,
+            CompileControlNet,
             LoadCheckpointCompiled,
             ResoluteResolution,
             GraphCacheReport,
+            CompareImages,
             FreeGraphs,
         ]

@@ -7,6 +7,7 @@ from typing import Any
 from comfy_api.latest import io
 
 from ..compile_cache.backends.registry import AUTO, CHOICES
+from .adapters import batching
 
 CATEGORY = "Resolute"
 
@@ -20,5 +21,19 @@ def backend_input() -> Any:
             "auto: the fastest that runs here. inductor: compiled blocks, and CUDA graphs on NVIDIA. "
             "cudagraph: CUDA graphs of the original code, nothing to compile (NVIDIA only). "
             "eager: the original, for comparison."
+        ),
+    )
+
+
+def batching_input() -> Any:
+    return io.Combo.Input(
+        "batching",
+        options=list(batching.POLICIES),
+        default=batching.AUTO,
+        optional=True,
+        tooltip=(
+            "Positive and negative prompt in one batch, or one after the other. auto: ComfyUI's choice by free memory. "
+            "always merge: one batch, the faster way where memory allows. always split: one after the other, for less "
+            "memory."
         ),
     )

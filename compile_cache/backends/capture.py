@@ -52,7 +52,9 @@ class CapturedGraph:
     def replay(self, tensors: Sequence[torch.Tensor]) -> Any:
         torch._foreach_copy_(self._inputs, list(tensors))
         self._graph.replay()
-        results = [leaf.clone() if isinstance(leaf, torch.Tensor) else leaf for leaf in self._outputs]
+        # A tensor that the original hands out twice (ControlNet residuals, scaled in place) is handed out twice here.
+        copies = {id(leaf): leaf.clone() for leaf in self._outputs if isinstance(leaf, torch.Tensor)}
+        results = [copies.get(id(leaf), leaf) for leaf in self._outputs]
         return pytree.tree_unflatten(results, self._spec)
 
     def close(self) -> None:
@@ -117,7 +119,8 @@ def capture(invoke: Invoke, tensors: Sequence[torch.Tensor], result: Any, rehear
     device = tensors[0].device.index
     leaves, spec = pytree.tree_flatten(result)
     inputs = [tensor.clone() for tensor in tensors]
-    outputs = [leaf.clone() if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
+    copies = {id(leaf): leaf.clone() for leaf in leaves if isinstance(leaf, torch.Tensor)}
+    outputs = [copies.get(id(leaf), leaf) for leaf in leaves]
     stream = _pools.stream(device)
     stream.wait_stream(torch.cuda.current_stream(device))
     with torch.cuda.stream(stream):

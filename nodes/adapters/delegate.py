@@ -2,20 +2,22 @@
 
 With DynamicVRAM, ComfyUI's default on NVIDIA, weights are paged in per operation and have no stable address. Core's way
 out, `clone(disable_dynamic=True)`, reads the file again and builds a second model on *every* call. Here that happens
-once per loaded model: later clones share the first one's.
+once per loaded model: later clones share the first one's. Where the loader left core no way to read the file again (a
+ControlNet's, and those of other packs), the second model is a copy around the same host memory.
 """
 
 from __future__ import annotations
 
-import logging
+import copy
+import inspect
 import weakref
 from typing import Any
 
+import comfy.model_management
+import comfy.model_patcher
 import torch
 
 from . import compat
-
-logger = logging.getLogger(__name__)
 
 # The original model -> what `clone(model_override=...)` takes. The delegate lives as long as the original does.
 _delegates: weakref.WeakKeyDictionary[torch.nn.Module, Any] = weakref.WeakKeyDictionary()
@@ -25,8 +27,7 @@ def static_clone(patcher: Any, dtype: torch.dtype | None = None) -> Any:
     """A clone of a model patcher with ordinary weights, where ComfyUI can make one; else a plain clone.
 
     `dtype`: what the weights are computed in, where the loader leaves them as they are in the file because paging
-    casts them on the way (a VAE's). A plain clone of a paging patcher still samples: its weights are then a counted
-    reason against compiling.
+    casts them on the way (a VAE's). Without `supports_static_clone` (older versions do not page) the clone is plain.
     """
     if not compat.is_dynamic(patcher) or not compat.supports_static_clone(patcher):
         return patcher.clone()
@@ -34,14 +35,52 @@ def static_clone(patcher: Any, dtype: torch.dtype | None = None) -> Any:
     if override is not None:
         return patcher.clone(disable_dynamic=True, model_override=override)
     if getattr(patcher, "cached_patcher_init", None) is None:
-        logger.warning(
-            "Resolute: the loader of %s gives no way around DynamicVRAM, so it cannot be compiled; "
-            "use one of core's loaders, or start ComfyUI with --disable-dynamic-vram",
-            type(patcher.model).__name__,
-        )
-        return patcher.clone()
-    clone = patcher.clone(disable_dynamic=True)
+        clone = patcher.clone(disable_dynamic=True, model_override=_twin(patcher).get_clone_model_override())
+    else:
+        clone = patcher.clone(disable_dynamic=True)
     if dtype is not None:
         clone.model.to(dtype)
     _delegates[patcher.model] = clone.get_clone_model_override()
     return clone
+
+
+# What paging leaves on modules. Their own class says again whether weights are cast on the way.
+_PAGING = (
+    "_v", "_v_block", "_v_block_faulted", "_v_signature", "_pins", "_pin_state", "_prefetch",
+    "comfy_cast_weights", "dynamic_vbars", "dynamic_pins", "dynamic_patchers", "current_patcher",
+)  # fmt: skip
+
+
+def _twin(patcher: Any) -> Any:
+    """A patcher around a copy of the model whose weights are not paged; both share their host memory."""
+    comfy.model_management.unload_model_and_clones(patcher)
+    model = _copied(patcher.model, {})
+    return comfy.model_patcher.ModelPatcher(model, patcher.load_device, patcher.offload_device)
+
+
+def _copied(module: torch.nn.Module, done: dict[int, torch.nn.Module]) -> torch.nn.Module:
+    """New modules and new Parameters around the same memory; plain attributes are shared."""
+    if id(module) in done:
+        return done[id(module)]
+    twin = done[id(module)] = copy.copy(module)
+    own = vars(twin)
+    for name, value in list(own.items()):
+        # A method of the old module stays behind where an object patch was taken back.
+        if name in _PAGING or (inspect.ismethod(value) and value.__self__ is module):
+            del own[name]
+        elif name in ("weight_function", "bias_function"):
+            own[name] = []
+    own["_parameters"] = {name: _copied_weight(twin, name, weight) for name, weight in module._parameters.items()}
+    own["_buffers"] = dict(module._buffers)
+    own["_modules"] = {
+        name: child if child is None else _copied(child, done) for name, child in module._modules.items()
+    }
+    return twin
+
+
+def _copied_weight(module: torch.nn.Module, name: str, weight: Any) -> Any:
+    if type(weight) is not torch.nn.Parameter:  # none, or quantized: then it is the wrapper that is replaced
+        return weight
+    # Paging casts a weight on its way from the file's dtype to the model's.
+    dtype = getattr(module, f"{name}_comfy_model_dtype", None) or weight.dtype
+    return torch.nn.Parameter(weight.data.to(dtype), requires_grad=False)

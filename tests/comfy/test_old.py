@@ -19,7 +19,9 @@ NODES = {
     "ResoluteCompileVAEDecode": "Compile VAE Decode",
     "ResoluteLoadCheckpoint": "Load Checkpoint (Compiled)",
     "ResoluteResolution": "Resolution",
+    "ResoluteCompileControlNet": "Compile ControlNet",
     "ResoluteReport": "Graph Cache Report",
+    "ResoluteCompareImages": "Compare Images",
     "ResoluteFree": "Free Graphs",
 }
 

@@ -1,4 +1,4 @@
-"""UNetModel of SD1.5, SD2, SDXL: residual blocks, transformer blocks and what stands around them."""
+"""UNetModel of SD1.5, SD2, SDXL and their ControlNets: residual and transformer blocks, and what is around them."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ from .. import compat
 from .common import FEATURES, TOKENS, TRACED_OPTIONS, Bypass, attention_patch, is_core, original
 
 _UNET = "comfy.ldm.modules.diffusionmodules.openaimodel"
+_CONTROLNET = "comfy.cldm.cldm"
 _ATTENTION = "comfy.ldm.modules.attention"
 _CONTEXT = ("b", "m", None)
 _EMBEDDING = ("b", None)
 
 
 def hooks(module: torch.nn.Module, run: RegionRunner, bypass: Bypass) -> list[Hook]:
-    """Hooks for every block of a UNetModel; empty for other models."""
-    if type(module).__module__ != _UNET:
+    """Hooks for every block of a UNetModel, or of the ControlNet that is its copy; empty for other models."""
+    if type(module).__module__ not in (_UNET, _CONTROLNET):
         return []
     found: list[Hook] = []
     for name, block in module.named_modules():
@@ -34,6 +35,8 @@ def hooks(module: torch.nn.Module, run: RegionRunner, bypass: Bypass) -> list[Ho
             found.append(_transformer_block(name, block, run, bypass))
     if isinstance(getattr(module, "out", None), torch.nn.Sequential):
         found.append(_output(module.out, run))
+    if isinstance(getattr(module, "input_hint_block", None), torch.nn.Sequential):
+        found.append(_hint(module.input_hint_block, run))
     return found
 
 
@@ -138,3 +141,18 @@ def _output(out: torch.nn.Sequential, run: RegionRunner) -> Hook:
         return run(site, x) if x.ndim == 4 else original(out, x)
 
     return Hook(out, forward, (site,))
+
+
+def _hint(block: torch.nn.Sequential, run: RegionRunner) -> Hook:
+    """The convolutions through which a ControlNet reads its picture, at every step."""
+    site = RegionSite("input_hint_block", "ControlNet.hint", block, _layers, (FEATURES,))
+    plain = all(type(layer).__name__ in ("Conv2d", "SiLU") for layer in block)
+
+    def forward(x: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        return run(site, x) if plain and x.ndim == 4 else original(block, x, *args, **kwargs)
+
+    return Hook(block, forward, (site,))
+
+
+def _layers(block: torch.nn.Sequential, x: torch.Tensor) -> torch.Tensor:
+    return torch.nn.Sequential.forward(block, x)

@@ -1,0 +1,118 @@
+"""The function that stands where a module's forward stood: it describes the call and sends it through the cache."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from ...compile_cache.keys import Role
+from ...compile_cache.regions import Hook, HookBuilder, RegionRunner
+from . import service
+from .blocks.common import Bypass
+from .module_runner import ModuleRunner
+from .session_log import SessionLog
+from .signature import Description
+
+# Finds the hooks of a module: `hooks` of one of the files in `blocks`.
+Family = Callable[[torch.nn.Module, RegionRunner, Bypass], list[Hook]]
+
+
+class CompiledForward:
+    """Not a Module: it holds one and must not become its child.
+
+    `inner` is the forward that it replaces: the module's own, or what another pack put there. The first argument of
+    `inner` is the latent; whatever else it takes is described by name.
+    """
+
+    def __init__(
+        self,
+        module: torch.nn.Module,
+        inner: Any,
+        backend: str,
+        role: Role,
+        families: Sequence[Family],
+        node_id: str | None,
+    ) -> None:
+        self.module = module
+        self.inner = inner
+        self.runner = ModuleRunner(module, backend, role, _hook_builder(module, families), node_id)
+        self._made_with = (backend, role, families, node_id)
+        self._log = SessionLog(self.runner)
+        # A decode is one call, with no sampling run around it that would look at the module first.
+        self._looks_always = role is Role.VAE_DECODE
+        self._look = True
+        # Families order their arguments differently, and core calls by position.
+        self._names = [
+            name for name, kind in inspect.signature(inner).parameters.items() if kind.kind != kind.VAR_KEYWORD
+        ]
+
+    def for_module(self, module: torch.nn.Module, inner: Any) -> CompiledForward:
+        """The same for another copy of the model, on another device."""
+        return CompiledForward(module, inner, *self._made_with)
+
+    # --- moments in the life of the patcher, see `hooking` -----------------------------------------------------
+
+    def begin(self) -> None:
+        """A sampling run starts, with the weights loaded."""
+        service.cache().open_session(self.runner.owner)
+        self.runner.residency.refresh(thorough=True)
+        self._log.begin()
+
+    def end(self) -> None:
+        """The run is over, however it ended."""
+        service.cache().close_session(self.runner.owner)
+        self._log.end()
+
+    def weights_loaded(self) -> None:
+        """ComfyUI loaded the model, or more of it: look at it closely before the next call."""
+        self._look = True
+
+    def weights_left(self) -> None:
+        """ComfyUI took the model down (unload, free memory, another clone's turn): stale captures go at once."""
+        # Restoring an object patch leaves a bound method in the module's dictionary: a cycle that keeps it alive.
+        for name in ("_forward", "forward"):
+            if getattr(self.module.__dict__.get(name), "__self__", None) is self.module:
+                del self.module.__dict__[name]
+        self.runner.residency.refresh(thorough=True)
+        service.cache().drop_stale(self.runner.owner, self.runner.residency.epoch)
+
+    # --- the call ----------------------------------------------------------------------------------------------
+
+    @torch.compiler.disable
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Same arguments as `inner`."""
+        given = {self._names[index]: value for index, value in enumerate(args)} | kwargs
+        options = given.pop("transformer_options", None)
+        latent = self._names[0]
+        description = Description()
+        builders = {
+            # The latent's shape is what people know a graph by: it comes first however the call was written.
+            name: description.take("latent" if name == latent else name, given[name])
+            for name in (latent, *(other for other in given if other != latent))
+        }
+        passed_on: dict[str, Any] = {}
+        if options is not None:
+            description.take_options(options)
+            passed_on["transformer_options"] = options
+
+        def invoke(tensors: Sequence[torch.Tensor]) -> Any:
+            inputs = {name: build(tensors) for name, build in builders.items()}
+            return self.inner(inputs.pop(latent), **inputs, **passed_on)
+
+        thorough, self._look = self._look or self._looks_always, False
+        return self.runner.run(description, invoke, thorough)
+
+
+def unwrapped(forward: Any) -> Any:
+    """What stood there before Resolute: of two Compile nodes in a row, the last decides."""
+    return forward.inner if isinstance(forward, CompiledForward) else forward
+
+
+def _hook_builder(module: torch.nn.Module, families: Sequence[Family]) -> HookBuilder:
+    def build(run: RegionRunner, bypass: Bypass) -> list[Hook]:
+        return [hook for family in families for hook in family(module, run, bypass)]
+
+    return build

@@ -1,0 +1,71 @@
+"""Put a compiled forward into a model patcher, and tell it what ComfyUI does with the model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import comfy.utils
+import torch
+from comfy.patcher_extension import CallbacksMP
+
+from ...compile_cache.keys import Role
+from .compiled_forward import CompiledForward, Family, unwrapped
+
+_KEY = "resolute"
+
+
+def hook_forward(
+    patcher: Any, name: str, backend: str, role: Role, families: Sequence[Family], node_id: str | None
+) -> None:
+    """Compile the method `name` ("diffusion_model._forward") of the model of `patcher`, which must be a clone of ours.
+
+    The hook is an object patch: ComfyUI applies and restores it for each clone.
+    """
+    inner = unwrapped(patcher.get_model_object(name))
+    module = _holder(patcher, name)
+    patcher.add_object_patch(name, CompiledForward(module, inner, backend, role, families, node_id))
+    for moment, callback in _CALLBACKS.items():
+        patcher.remove_callbacks_with_key(moment, _KEY)
+        patcher.add_callback_with_key(moment, _KEY, callback)
+
+
+def _holder(patcher: Any, name: str) -> torch.nn.Module:
+    """The module whose method is `name`."""
+    path = name.rpartition(".")[0]
+    module: torch.nn.Module = patcher.get_model_object(path) if path else patcher.model
+    return module
+
+
+# Callbacks belong to a patcher and are copied to its clones, so they act on the forwards of the patcher that calls.
+
+
+def _telling(act: Callable[[CompiledForward], None]) -> Callable[..., None]:
+    def callback(patcher: Any, *_: Any) -> None:
+        for patch in list(patcher.object_patches.values()):
+            if isinstance(patch, CompiledForward):
+                act(patch)
+
+    return callback
+
+
+def _follow_model(patcher: Any, clone: Any) -> None:
+    """Core's copies of a model for other GPUs are clones of the patcher around another module: hook that one."""
+    for name, forward in list(clone.object_patches.items()):
+        if not isinstance(forward, CompiledForward):
+            continue
+        module = _holder(clone, name)
+        if module is forward.module:
+            continue
+        own = getattr(forward.inner, "__self__", None) is forward.module
+        inner = unwrapped(comfy.utils.get_attr(clone.model, name)) if own else forward.inner
+        clone.add_object_patch(name, forward.for_module(module, inner))
+
+
+_CALLBACKS = {
+    CallbacksMP.ON_PRE_RUN: _telling(CompiledForward.begin),
+    CallbacksMP.ON_CLEANUP: _telling(CompiledForward.end),
+    CallbacksMP.ON_LOAD: _telling(CompiledForward.weights_loaded),
+    CallbacksMP.ON_DETACH: _telling(CompiledForward.weights_left),
+    CallbacksMP.ON_CLONE: _follow_model,
+}
