@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 
 from .keys import Component, differing, digest
 
@@ -23,7 +23,7 @@ class EnvironmentFingerprint:
     format: int = FORMAT_VERSION
 
     def components(self) -> list[Component]:
-        return [(field.name, getattr(self, field.name)) for field in fields(self)]
+        return [(part.name, getattr(self, part.name)) for part in fields(self)]
 
     def digest(self) -> str:
         return digest(tuple(self.components()))
@@ -39,7 +39,7 @@ class ModelFingerprint:
 
     name: str
     structure: str  # digest over (module path, class, parameter shapes and dtypes, settings)
+    digest: str = field(init=False)
 
-    @property
-    def digest(self) -> str:
-        return digest((self.name, self.structure))
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "digest", digest((self.name, self.structure)))

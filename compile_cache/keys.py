@@ -1,7 +1,8 @@
 """What a graph is keyed by.
 
 Every key is a small frozen dataclass with a *named* list of components, so that a miss can say which one differed,
-and a canonical digest that is the same in every process. Nothing here imports torch: dtypes and devices are strings.
+and a canonical digest that is the same in every process. Hashes are kept, for keys are looked up in every call.
+Nothing here imports torch: dtypes and devices are strings.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Union
 
@@ -79,16 +80,19 @@ class Signature:
 
     tensors: tuple[tuple[str, TensorSpec], ...]
     values: tuple[Component, ...] = ()
+    _exact: tuple[Any, ...] = field(init=False, repr=False)
+    _hash: int = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        # Python calls 1, 1.0 and True equal; a traced graph does not. repr tells plain values apart.
+        object.__setattr__(self, "_exact", (self.tensors, repr(self.values)))
+        object.__setattr__(self, "_hash", hash(self._exact))
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Signature) and self._exact() == other._exact()
+        return self is other or (isinstance(other, Signature) and self._exact == other._exact)
 
     def __hash__(self) -> int:
-        return hash(self._exact())
-
-    def _exact(self) -> tuple[Any, ...]:
-        # Python calls 1, 1.0 and True equal; a traced graph does not. repr tells plain values apart.
-        return (self.tensors, repr(self.values))
+        return self._hash
 
     @property
     def latent_shape(self) -> tuple[int, ...]:
@@ -108,15 +112,19 @@ class GraphKey:
     model: str  # ModelFingerprint.digest
     backend: str
     options: tuple[Component, ...] = ()
+    _exact: tuple[Any, ...] = field(init=False, repr=False)
+    _hash: int = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        exact = (self.signature, self.role, self.model, self.backend, repr(self.options))
+        object.__setattr__(self, "_exact", exact)
+        object.__setattr__(self, "_hash", hash(exact))
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, GraphKey) and self._exact() == other._exact()
+        return self is other or (isinstance(other, GraphKey) and self._exact == other._exact)
 
     def __hash__(self) -> int:
-        return hash(self._exact())
-
-    def _exact(self) -> tuple[Any, ...]:
-        return (self.signature, self.role, self.model, self.backend, repr(self.options))
+        return self._hash
 
     def components(self) -> list[Component]:
         return [

@@ -18,6 +18,7 @@ from .signature import Description
 
 # Finds the hooks of a module: `hooks` of one of the files in `blocks`.
 Family = Callable[[torch.nn.Module, RegionRunner, Bypass], list[Hook]]
+Invoke = Callable[[Sequence[torch.Tensor]], Any]
 
 
 class CompiledForward:
@@ -84,26 +85,28 @@ class CompiledForward:
     @torch.compiler.disable
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Same arguments as `inner`."""
+        description, invoke = self.describe(args, kwargs)
+        thorough, self._look = self._look or self._looks_always, False
+        return self.runner.run(description, invoke, thorough)
+
+    def describe(self, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Description, Invoke]:
+        """The tensors and plain values of a call, and how to call `inner` with other tensors in their place."""
         given = {self._names[index]: value for index, value in enumerate(args)} | kwargs
         options = given.pop("transformer_options", None)
         latent = self._names[0]
         description = Description()
-        builders = {
-            # The latent's shape is what people know a graph by: it comes first however the call was written.
-            name: description.take("latent" if name == latent else name, given[name])
-            for name in (latent, *(other for other in given if other != latent))
-        }
+        # The latent's shape is what people know a graph by: it comes first however the call was written.
+        first = description.take("latent", given.pop(latent))
+        others = {name: description.take(name, value) for name, value in given.items()}
         passed_on: dict[str, Any] = {}
         if options is not None:
             description.take_options(options)
             passed_on["transformer_options"] = options
 
         def invoke(tensors: Sequence[torch.Tensor]) -> Any:
-            inputs = {name: build(tensors) for name, build in builders.items()}
-            return self.inner(inputs.pop(latent), **inputs, **passed_on)
+            return self.inner(first(tensors), **{name: build(tensors) for name, build in others.items()}, **passed_on)
 
-        thorough, self._look = self._look or self._looks_always, False
-        return self.runner.run(description, invoke, thorough)
+        return description, invoke
 
 
 def unwrapped(forward: Any) -> Any:

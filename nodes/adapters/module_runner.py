@@ -19,6 +19,8 @@ from .signature import Description
 
 logger = logging.getLogger(__name__)
 
+_KEPT_KEYS = 1024
+
 
 def announce_backend(name: str, device: str, node_id: str | None) -> None:
     """Check a backend for a type of device and say on the node what runs, and why it is not something faster.
@@ -48,6 +50,7 @@ class ModuleRunner:
         self._role = role
         self._build_hooks = build_hooks
         self._programs: dict[str, tuple[Program, str]] = {}
+        self._keys: dict[tuple[Any, ...], GraphKey] = {}  # by form: one object per key is found faster in the cache
 
     def program(self, device: str) -> tuple[Program, str]:
         """The program for a type of device and the name of its backend."""
@@ -65,9 +68,8 @@ class ModuleRunner:
         device = description.tensors[0].device
         program, backend = self.program(device.type)
         self.residency.refresh(thorough)
-        fingerprint = service.fingerprint_of(self._module)
         call = Call(
-            key=GraphKey(description.signature(), self._role, fingerprint.digest, backend),
+            key=self._key(description, backend),
             tensors=description.tensors,
             invoke=invoke,
             device=str(device),
@@ -77,6 +79,16 @@ class ModuleRunner:
             monitor=self.monitor,
         )
         return service.cache().run(program, call)
+
+    def _key(self, description: Description, backend: str) -> GraphKey:
+        model = service.fingerprint_of(self._module).digest
+        form = (model, backend, description.form())
+        key = self._keys.get(form)
+        if key is None:
+            if len(self._keys) >= _KEPT_KEYS:
+                self._keys.clear()
+            key = self._keys[form] = GraphKey(description.signature(), self._role, model, backend)
+        return key
 
 
 def _forward_bypass() -> BypassReason | None:

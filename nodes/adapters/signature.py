@@ -31,6 +31,11 @@ class Description:
     values: list[Component] = field(default_factory=list)
     blocker: BypassReason | None = None
 
+    def form(self) -> tuple[Any, ...]:
+        """Everything that the signature is made of, as it lies at hand: equal forms have equal signatures."""
+        tensors = tuple([(tensor.shape, tensor.stride(), tensor.dtype, tensor.device) for tensor in self.tensors])
+        return (tuple(self.names), tensors, repr(self.values))
+
     def signature(self) -> Signature:
         specs = tuple((name, tensor_spec(tensor)) for name, tensor in zip(self.names, self.tensors, strict=True))
         return Signature(specs, tuple(self.values))

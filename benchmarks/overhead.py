@@ -1,0 +1,175 @@
+"""What Resolute itself costs in each call that is replayed: the Python between ComfyUI and the graph.
+
+    python -m benchmarks.overhead --out benchmarks/results/FILE.json
+
+The call is SDXL's, batch 2, with the residuals of a ControlNet; the module has as many weights as SDXL's UNet, each of
+one element, and computes nothing. So what remains is the description of the inputs, the key, the look at the weights'
+addresses, the lookup, and the copies in and out. On CUDA tensors have their real sizes (a copy is a launch) and the
+graph is a real one; on the CPU they are 8 times smaller in height and width, because a copy there is memory traffic,
+and the graph is a stand-in that only copies. One thread.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import platform
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from .parity import load_pack
+
+WEIGHTS = 1680
+CALLS = 2000
+RESIDUALS = [(320, 1)] * 3 + [(320, 2), (640, 2), (640, 2), (640, 4), (1280, 4), (1280, 4)]
+
+
+def make_module(device: str) -> Any:
+    """A module with SDXL's number of weights, in a list of submodules as deep as a UNet's."""
+    import torch
+
+    root = torch.nn.Module()
+    root.blocks = torch.nn.ModuleList(torch.nn.LayerNorm(1, device=device) for _ in range(WEIGHTS // 2))
+    return root
+
+
+def make_call(device: str) -> dict[str, Any]:
+    """The keywords of one call at 1024x1024, as core passes them."""
+    import torch
+
+    side = 128 if device == "cuda" else 16
+
+    def noise(*shape: int) -> Any:
+        return torch.randn(*shape, device=device, dtype=torch.float16)
+
+    residuals = [noise(2, channels, side // step, side // step) for channels, step in RESIDUALS]
+    return {
+        "timesteps": torch.full((2,), 500.0, device=device),
+        "context": noise(2, 77, 2048),
+        "y": noise(2, 2816),
+        "control": {"input": [], "middle": [noise(2, 1280, side // 4, side // 4)], "output": residuals},
+        "transformer_options": {
+            "cond_or_uncond": [1, 0], "uuids": [1, 2], "sigmas": torch.ones(1), "sample_sigmas": torch.ones(21),
+            "patches": {}, "wrappers": {}, "callbacks": {},
+        },
+    }  # fmt: skip
+
+
+def make_forward(module: Any, device: str) -> Any:
+    """A CompiledForward around a forward that does nothing, on a backend that replays."""
+    import torch
+    from resolute_pack.compile_cache.backends.base import Capabilities, Program  # type: ignore[import-not-found]
+    from resolute_pack.compile_cache.keys import Role  # type: ignore[import-not-found]
+    from resolute_pack.nodes.adapters.compiled_forward import CompiledForward  # type: ignore[import-not-found]
+
+    class Copies:
+        """Copies in and out, as a capture does."""
+
+        bytes = 1
+
+        def __init__(self, tensors: Sequence[Any]) -> None:
+            self._inputs = [tensor.clone() for tensor in tensors]
+
+        def replay(self, tensors: Sequence[Any]) -> Any:
+            torch._foreach_copy_(self._inputs, list(tensors))
+            return self._inputs[0].clone()
+
+        def close(self) -> None:
+            pass
+
+    class CopiesProgram(Program):  # type: ignore[misc]
+        def run(self, call: Any) -> Any:
+            return call.invoke(call.tensors)
+
+        def capture(self, call: Any, result: Any) -> Any:
+            return Copies(call.tensors)
+
+    def inner(x: Any, timesteps: Any, context: Any, y: Any, control: Any, transformer_options: Any) -> Any:
+        return x * 1
+
+    forward = CompiledForward(module, inner, "cudagraph" if device == "cuda" else "eager", Role.UNET, [], None)
+    if device == "cpu":
+        program = CopiesProgram(forward.runner.owner, Capabilities(available=True, captures=True))
+        forward.runner._programs["cpu"] = (program, "copies")
+    return forward
+
+
+def timed(call: Callable[[], Any], device: str) -> dict[str, float]:
+    """Milliseconds of one call: median, tenth and ninetieth percentile. The GPU is not waited for within a call."""
+    import torch
+
+    samples = []
+    for number in range(CALLS + 200):
+        if device == "cuda" and number % 20 == 0:
+            torch.cuda.synchronize()  # or the queue of launches fills up and a call waits for the GPU
+        started = time.perf_counter()
+        call()
+        samples.append((time.perf_counter() - started) * 1e3)
+    deciles = statistics.quantiles(samples[200:], n=10)
+    return {"median_ms": statistics.median(samples[200:]), "p10_ms": deciles[0], "p90_ms": deciles[-1]}
+
+
+def measure(device: str) -> tuple[dict[str, dict[str, float]], dict[str, Any]]:
+    """Rows by name, and the counters at the end: they show that the calls were replays."""
+    import torch
+    from resolute_pack.nodes.adapters import service  # type: ignore[import-not-found]
+
+    module, call = make_module(device), make_call(device)
+    forward = make_forward(module, device)
+    latent = torch.randn(2, 4, call["control"]["output"][0].shape[2], call["control"]["output"][0].shape[3])
+    latent = latent.to(device, torch.float16)
+    residency = forward.runner.residency
+    forward.begin()
+    for _ in range(3):
+        forward(latent, **call)
+    rows = {
+        "whole call": timed(lambda: forward(latent, **call), device),
+        "of it: addresses of the weights": timed(residency.refresh, device),
+        "of it: description of the inputs": timed(lambda: forward.describe((latent,), call), device),
+    }
+    counters = service.cache().stats.snapshot()
+    forward.end()
+    return rows, counters
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    sys.argv = sys.argv[:1]
+    import torch
+
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    if device == "cpu":
+        sys.argv.append("--cpu")
+    load_pack()
+    import comfy.options
+
+    comfy.options.enable_args_parsing()  # or ComfyUI does not see --cpu
+    torch.set_num_threads(1)
+    with torch.inference_mode():
+        rows, counters = measure(device)
+    result = {
+        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        "device": torch.cuda.get_device_name() if device == "cuda" else device,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "calls": CALLS,
+        "counters": counters,
+        "rows": rows,
+    }
+    for name, row in rows.items():
+        print(f"{name:36}" + "  ".join(f"{key} {value:.3f}" for key, value in row.items()))
+    print({key: counters[key] for key in ("replays", "captures", "eager_calls", "bypasses")})
+    if options.out:
+        options.out.write_text(json.dumps(result, indent=1) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
