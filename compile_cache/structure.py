@@ -22,6 +22,8 @@ _VOLATILE = frozenset(vars(torch.nn.Module())) | {
     "comfy_patched_weights",
     "weight_function",
     "bias_function",
+    "weight_lowvram_function",
+    "bias_lowvram_function",
     "seed_key",
     "comfy_need_lazy_init_bias",
 }

@@ -45,9 +45,12 @@ def static_clone(patcher: Any, dtype: torch.dtype | None = None) -> Any:
 
 
 # What paging leaves on modules. Their own class says again whether weights are cast on the way.
-_PAGING = (
-    "_v", "_v_block", "_v_block_faulted", "_v_signature", "_pins", "_pin_state", "_prefetch",
-    "comfy_cast_weights", "dynamic_vbars", "dynamic_pins", "dynamic_patchers", "current_patcher",
+_PAGING = frozenset(
+    {
+        "_v", "_v_block", "_v_block_faulted", "_v_signature", "_v_weight", "_v_bias",
+        "_pins", "_pin_state", "_prefetch", "_comfy_graph", "comfy_cast_weights",
+        "weight_lowvram_function", "bias_lowvram_function", "dynamic_vbars", "dynamic_pins", "dynamic_patchers",
+    }
 )  # fmt: skip
 
 
@@ -70,6 +73,8 @@ def _copied(module: torch.nn.Module, done: dict[int, torch.nn.Module]) -> torch.
             del own[name]
         elif name in ("weight_function", "bias_function"):
             own[name] = []
+        elif name == "current_patcher":
+            own[name] = None
     own["_parameters"] = {name: _copied_weight(twin, name, weight) for name, weight in module._parameters.items()}
     own["_buffers"] = dict(module._buffers)
     own["_modules"] = {

@@ -70,21 +70,7 @@ class ResoluteTestTinyModel:
 
     def build(self, seed: int, kind: str) -> tuple[Any]:
         """Builds the model the way that ComfyUI's checkpoint loader does."""
-        config = _config(kind)
-        load_device = comfy.model_management.get_torch_device()
-        offload_device = comfy.model_management.unet_offload_device()
-        family = comfy.model_base.SDXL if kind == "sdxl" else comfy.model_base.BaseModel
-        model = family(config, device=offload_device)
-        # 0.8.0 has one patcher class; later versions page weights with another on NVIDIA.
-        patcher_class = getattr(comfy.model_patcher, "CoreModelPatcher", comfy.model_patcher.ModelPatcher)
-        patcher = patcher_class(model, load_device=load_device, offload_device=offload_device)
-        options = {}
-        if "assign" in inspect.signature(model.load_model_weights).parameters:
-            options["assign"] = patcher.is_dynamic()
-        dtype = model.get_dtype()
-        weights = {name: weight.to(dtype) for name, weight in fill(model.diffusion_model, seed).items()}
-        model.load_model_weights(weights, "", **options)
-        return (patcher,)
+        return (_patcher(seed, kind),)
 
 
 class ResoluteTestTinyVAE:
@@ -103,6 +89,28 @@ class ResoluteTestTinyVAE:
         config = {"params": {"ddconfig": dict(VAE), "embed_dim": 4}}
         empty = comfy.sd.AutoencoderKL(**config["params"])
         return (comfy.sd.VAE(sd=fill(empty, seed), config=config),)
+
+
+def _patcher(seed: int, kind: str, disable_dynamic: bool = False) -> Any:
+    config = _config(kind)
+    load_device = comfy.model_management.get_torch_device()
+    offload_device = comfy.model_management.unet_offload_device()
+    family = comfy.model_base.SDXL if kind == "sdxl" else comfy.model_base.BaseModel
+    model = family(config, device=offload_device)
+    # 0.8.0 has one patcher class; later versions page weights with another on NVIDIA.
+    patcher_class = getattr(comfy.model_patcher, "CoreModelPatcher", comfy.model_patcher.ModelPatcher)
+    if disable_dynamic:
+        patcher_class = comfy.model_patcher.ModelPatcher
+    patcher = patcher_class(model, load_device=load_device, offload_device=offload_device)
+    options = {}
+    if "assign" in inspect.signature(model.load_model_weights).parameters:
+        options["assign"] = patcher.is_dynamic()
+    dtype = model.get_dtype()
+    weights = {name: weight.to(dtype) for name, weight in fill(model.diffusion_model, seed).items()}
+    model.load_model_weights(weights, "", **options)
+    # How core makes another copy of the model, as its own loaders leave it there.
+    patcher.cached_patcher_init = (_patcher, (seed, kind))
+    return patcher
 
 
 def _config(kind: str) -> Any:

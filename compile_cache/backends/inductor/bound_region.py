@@ -31,7 +31,7 @@ class BoundSite:
     casting: list[torch.nn.Module]  # modules of ComfyUI that may cast or patch their weights on the way
     groups: dict[tuple[Any, ...], RegionGroup] = field(default_factory=dict)
     refused: BypassReason | None = None
-    state: str | None = None  # how its weights come to the computation, once that was looked up
+    states: dict[torch.dtype, str] = field(default_factory=dict)  # how its weights come to a computation in a dtype
 
 
 class BoundRegions:
@@ -86,12 +86,14 @@ class BoundRegions:
         weights = [slots[name] for slots, name in bound.slots]
         if bound.refused is not None:
             return bound.refused
-        if bound.state is None:
-            bound.state = _weights_state(bound, weights, tensors[0].device)
-        if bound.state == _NOT_READY:
+        dtype = tensors[0].dtype
+        state = bound.states.get(dtype)
+        if state is None:
+            state = bound.states[dtype] = _weights_state(bound, weights, dtype, tensors[0].device)
+        if state == _NOT_READY:
             return _STREAMED
         tensors = [tensor.contiguous(memory_format=region_format(tensor)) for tensor in tensors]
-        group = self._group(site, bound, tensors, bound.state)
+        group = self._group(site, bound, tensors, state)
         shapes = tuple(tuple(tensor.shape) for tensor in tensors)
         variant: Any = group.by_shapes.get(shapes)
         if variant is None:
@@ -120,17 +122,19 @@ class BoundRegions:
         return group
 
 
-def _weights_state(bound: BoundSite, weights: Sequence[torch.Tensor], device: torch.device) -> str:
-    """How the block's weights come to the computation, `_NOT_READY` where they do not lie ready on the device.
+def _weights_state(bound: BoundSite, weights: Sequence[torch.Tensor], dtype: torch.dtype, device: torch.device) -> str:
+    """How the block's weights come to a computation in `dtype`, `_NOT_READY` where they are not on the device.
 
-    ComfyUI casts or patches weights on the way in (`comfy_cast_weights`, `weight_function`); a cast is traced as part
-    of the region, a patch is Python that changes under our feet.
+    ComfyUI casts or patches weights on the way in (`comfy_cast_weights`, `weight_function`). A cast to another dtype
+    is traced as part of the region; one to the same dtype does nothing, and ComfyUI leaves its flag behind on modules
+    that were streamed once. A patch is Python that changes under our feet.
     """
     casts = ""
     for module in bound.casting:
         if "_v" in module.__dict__ or any(getattr(module, name, None) for name in ("weight_function", "bias_function")):
             return _NOT_READY
-        casts += "c" if module.comfy_cast_weights else "-"
+        others = any(weight is not None and weight.dtype != dtype for weight in module._parameters.values())
+        casts += "c" if module.comfy_cast_weights and others else "-"
     for weight in weights:
         if weight.device != device or type(weight) not in (torch.nn.Parameter, torch.Tensor):
             return _NOT_READY

@@ -24,6 +24,8 @@ def hooks(module: torch.nn.Module, run: RegionRunner, bypass: Bypass) -> list[Ho
         return []
     found: list[Hook] = []
     for name, block in module.named_modules():
+        if block is module:  # a ControlNet is hooked at its own forward
+            continue
         if "forward" in block.__dict__:
             kind = type(block).__name__
             bypass(BypassReason(BypassCode.REPLACED_FORWARD, f"another pack replaced the forward of {kind}"))
