@@ -6,7 +6,7 @@ import pytest
 import torch
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture(autouse=True, scope="session")
 def _needs_cuda() -> None:
     if not torch.cuda.is_available():
         pytest.skip("needs an NVIDIA GPU")

@@ -2,43 +2,35 @@
 
 from __future__ import annotations
 
-from typing import Any
+import itertools
 
 import pytest
 import torch
 
 from ..comfy import rig
-from ..comfy.conftest import bench, seed, seeds, server, tiny_prompt  # noqa: F401 (fixtures)
+from ..comfy.conftest import SCENARIO_PACK, _tiny_prompt
+from ..conftest import MakeServer, linked_packs
 
 STEPS = 4
 SPLIT = rig.node("MultiGPU_WorkUnits", max_gpus=2)
+SEEDS = itertools.count()  # ComfyUI would answer a repeated prompt without sampling
 TOLERANCE = 3e-2  # fp16, over several steps of a random model
 
-
-@pytest.fixture(autouse=True)
-def _needs_two() -> None:
-    if torch.cuda.device_count() < 2:
-        pytest.skip("needs two NVIDIA GPUs")
+pytestmark = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two NVIDIA GPUs")
 
 
-@pytest.fixture(scope="session")
-def pytestconfig(pytestconfig: pytest.Config) -> pytest.Config:
-    """The shared server of these tests runs on CUDA."""
-    pytestconfig.option.on_cuda = True
-    return pytestconfig
+@pytest.fixture(scope="module")
+def bench(make_server: MakeServer, pytestconfig: pytest.Config) -> rig.Bench:
+    """Runs prompts on a server of its own, on CUDA."""
+    packs = {**linked_packs(), "resolute-scenario-pack": SCENARIO_PACK}
+    return rig.Bench(make_server(packs=packs, cpu=False, arguments=pytestconfig.getoption("--server-argument")).client)
 
 
 @pytest.mark.parametrize("backend", ["inductor", "cudagraph"])
 @pytest.mark.parametrize("order", ["compile first", "split first"])
-def test_each_gpu_runs_its_own_compiled_copy(
-    bench: rig.Bench,
-    tiny_prompt: Any,
-    seeds: Any,
-    backend: str,
-    order: str,  # noqa: F811
-) -> None:
+def test_each_gpu_runs_its_own_compiled_copy(bench: rig.Bench, backend: str, order: str) -> None:
     for width, height in ((256, 256), (136, 104), (256, 256)):
-        prompt = tiny_prompt(seed=next(seeds), width=width, height=height, steps=STEPS)
+        prompt = _tiny_prompt(seed=next(SEEDS), width=width, height=height, steps=STEPS)
         prompt = {name: part for name, part in prompt.items() if name not in ("vae", "decode", "image")}
         nodes = (rig.compile_model(backend), SPLIT)
         ours = bench.run(rig.with_model(prompt, *(nodes if order == "compile first" else nodes[::-1])))
