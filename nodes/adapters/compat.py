@@ -19,6 +19,10 @@ def supports_static_clone(patcher: Any) -> bool:
     return "disable_dynamic" in inspect.signature(patcher.clone).parameters
 
 
+# The name under which a patcher keeps the copies of its model on other GPUs.
+GPU_COPIES = "multigpu"
+
+
 def renew_gpu_copies(patcher: Any) -> None:
     """Give the copies of a model on other GPUs (core's CFG split, absent in 0.8) what the patcher has by now."""
     match = getattr(patcher, "match_multigpu_clones", None)

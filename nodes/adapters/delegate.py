@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import uuid
 import weakref
 from typing import Any
 
@@ -19,8 +20,9 @@ import torch
 
 from . import compat
 
-# The original model -> what `clone(model_override=...)` takes. The delegate lives as long as the original does.
-_delegates: weakref.WeakKeyDictionary[torch.nn.Module, Any] = weakref.WeakKeyDictionary()
+# The original model -> its delegate: what `clone(model_override=...)` takes, and the identity of its clones. A delegate
+# lives as long as the original does.
+_delegates: weakref.WeakKeyDictionary[torch.nn.Module, tuple[Any, uuid.UUID]] = weakref.WeakKeyDictionary()
 
 
 def static_clone(patcher: Any, dtype: torch.dtype | None = None) -> Any:
@@ -31,16 +33,25 @@ def static_clone(patcher: Any, dtype: torch.dtype | None = None) -> Any:
     """
     if not compat.is_dynamic(patcher) or not compat.supports_static_clone(patcher):
         return patcher.clone()
-    override = _delegates.get(patcher.model)
-    if override is not None:
-        return patcher.clone(disable_dynamic=True, model_override=override)
-    if getattr(patcher, "cached_patcher_init", None) is None:
-        clone = patcher.clone(disable_dynamic=True, model_override=_twin(patcher).get_clone_model_override())
-    else:
-        clone = patcher.clone(disable_dynamic=True)
-    if dtype is not None:
-        clone.model.to(dtype)
-    _delegates[patcher.model] = clone.get_clone_model_override()
+    clone = _static_clone(patcher, dtype)
+    for name, models in clone.additional_models.items():
+        if name == compat.GPU_COPIES:
+            clone.additional_models[name] = [static_clone(model, dtype) for model in models]
+    return clone
+
+
+def _static_clone(patcher: Any, dtype: torch.dtype | None) -> Any:
+    override, identity = _delegates.get(patcher.model, (None, uuid.uuid4()))
+    if override is None and getattr(patcher, "cached_patcher_init", None) is None:
+        override = _twin(patcher).get_clone_model_override()
+    clone = patcher.clone(disable_dynamic=True, model_override=override)
+    # Core takes patchers of one identity for clones of one model, and hands a copy on another GPU from one to another:
+    # a paging patcher cannot run on a copy that was not made for paging.
+    clone.clone_base_uuid = identity
+    if patcher.model not in _delegates:
+        if dtype is not None:
+            clone.model.to(dtype)
+        _delegates[patcher.model] = (clone.get_clone_model_override(), identity)
     return clone
 
 

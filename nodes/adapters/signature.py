@@ -15,8 +15,9 @@ from ...compile_cache.keys import Component, Signature, TensorSpec
 # below. Everything else is unknown and keeps the call from being captured; the compiled regions still run.
 _INERT_OPTIONS = frozenset(
     {
-        "activations_shape", "block", "block_index", "callbacks", "cond_or_uncond", "easycache", "original_shape",
-        "prefetch_dynamic_vbars", "sample_sigmas", "sigmas", "total_blocks", "transformer_index", "uuids", "wrappers",
+        "activations_shape", "block", "block_index", "callbacks", "cond_or_uncond", "easycache",
+        "multigpu_thread_device", "original_shape", "prefetch_dynamic_vbars", "sample_sigmas", "sigmas",
+        "total_blocks", "transformer_index", "uuids", "wrappers",
     }
 )  # fmt: skip
 _PATCHES = ("patches", "patches_replace")
