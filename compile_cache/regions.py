@@ -32,6 +32,7 @@ class RegionSite:
     module: torch.nn.Module
     function: RegionFunction
     dims: tuple[Dims, ...]
+    without: tuple[str, ...] = ()  # children of the module that the function does not run
 
 
 @dataclass(frozen=True, eq=False)

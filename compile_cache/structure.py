@@ -9,6 +9,7 @@ from __future__ import annotations
 import enum
 import functools
 import hashlib
+from collections.abc import Iterable, Sequence
 
 import torch
 
@@ -40,15 +41,25 @@ _HOOKED = frozenset({"forward", "_forward"})
 Memo = dict[int, str]
 
 
-def structure_digest(module: torch.nn.Module, memo: Memo | None = None) -> str:
+def parts(module: torch.nn.Module, without: Sequence[str] = ()) -> list[tuple[str, torch.nn.Module]]:
+    """`module` and everything below it, by name, but for the children `without`."""
+    inside = tuple(f"{child}." for child in without)
+    return [
+        (name, part) for name, part in module.named_modules() if name not in without and not name.startswith(inside)
+    ]
+
+
+def structure_digest(module: torch.nn.Module, memo: Memo | None = None, without: Sequence[str] = ()) -> str:
     """A digest of classes, weights, their ties and the settings of `module` and everything below it.
 
     With `memo`, digests of parts are shared between calls: a survey of a whole model looks at each module once.
+    `without`: children of `module` that do not count.
     """
-    return _hash((_ties(module), _digest(module, {} if memo is None else memo, is_root=True)))
+    ties = _ties(part for _, part in parts(module, without))
+    return _hash((ties, _digest(module, {} if memo is None else memo, is_root=True, without=without)))
 
 
-def _digest(module: torch.nn.Module, memo: Memo, is_root: bool = False) -> str:
+def _digest(module: torch.nn.Module, memo: Memo, is_root: bool = False, without: Sequence[str] = ()) -> str:
     known = None if is_root else memo.get(id(module))
     if known is not None:
         return known
@@ -61,7 +72,11 @@ def _digest(module: torch.nn.Module, memo: Memo, is_root: bool = False) -> str:
     )
     # Somebody's function runs before or after this module: never the same as any other module.
     hooks = tuple(id(hook) for hooks in (module._forward_hooks, module._forward_pre_hooks) for hook in hooks.values())
-    children = tuple((name, _digest(child, memo)) for name, child in module._modules.items() if child is not None)
+    children = tuple(
+        (name, _digest(child, memo))
+        for name, child in module._modules.items()
+        if child is not None and name not in without
+    )
     own = sorted(settings(module, is_root), key=lambda setting: setting[0])
     result = _hash((kind.__module__, kind.__qualname__, weights, tuple(own), hooks, children))
     if not is_root:
@@ -87,13 +102,13 @@ def settings(module: torch.nn.Module, is_root: bool) -> tuple[tuple[str, Literal
     )
 
 
-def _ties(module: torch.nn.Module) -> tuple[int, ...]:
+def _ties(modules: Iterable[torch.nn.Module]) -> tuple[int, ...]:
     """Which weights are one and the same tensor."""
     numbers: dict[int, int] = {}
     return tuple(
         numbers.setdefault(id(tensor), len(numbers))
-        for submodule in module.modules()
-        for slots in (submodule._parameters, submodule._buffers)
+        for module in modules
+        for slots in (module._parameters, module._buffers)
         for tensor in slots.values()
         if tensor is not None
     )

@@ -16,7 +16,7 @@ AUTO, MERGE, SPLIT = "auto", "always merge", "always split"
 POLICIES = (AUTO, MERGE, SPLIT)
 
 _KEY = "resolute-batching"
-_ESTIMATES = {MERGE: 0.0, SPLIT: math.inf}
+_ESTIMATES = {MERGE: -math.inf, SPLIT: math.inf}  # compared with what is free, which may be nothing
 
 
 def apply(patcher: Any, policy: str) -> None:

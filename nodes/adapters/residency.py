@@ -79,6 +79,7 @@ def _condition(module: torch.nn.Module, is_root: bool) -> tuple[Any, ...]:
     return (
         id(module),
         None if is_root else id(attributes.get("forward")),
+        () if is_root else (*module._forward_hooks, *module._forward_pre_hooks),  # their numbers, never used twice
         settings(module, is_root),
         bool(getattr(module, "comfy_cast_weights", False)) if hasattr(type(module), "comfy_cast_weights") else None,
         len(attributes.get("weight_function") or ()),
@@ -96,6 +97,12 @@ def _blocker(tensors: list[torch.Tensor], modules: list[torch.nn.Module]) -> Byp
         )
     for module in modules:
         attributes = vars(module)
+        foreign = "forward" in attributes or module._forward_hooks or module._forward_pre_hooks
+        if foreign and module is not modules[0]:
+            return BypassReason(
+                BypassCode.REPLACED_FORWARD,
+                "another pack put code of its own into the model, and a capture could not follow what it does",
+            )
         if "_v" in attributes:
             return BypassReason(BypassCode.STREAMED_WEIGHTS, "ComfyUI pages these weights in as it goes (DynamicVRAM)")
         if attributes.get("weight_function") or attributes.get("bias_function"):

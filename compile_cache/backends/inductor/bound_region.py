@@ -13,7 +13,7 @@ from ...config import CacheConfig
 from ...errors import BypassCode, BypassReason
 from ...regions import Monitor, RegionSite, SilentMonitor
 from ...stats import Stats
-from ...structure import Memo, structure_digest
+from ...structure import Memo, parts, structure_digest
 from .region_table import RegionGroup, RegionTable, Request, group_key
 from .tracing import WeightSlot, region_format, weight_slots
 
@@ -61,11 +61,11 @@ class BoundRegions:
         self._groups.clear()
         memo: Memo = {}
         for site in sites:
-            foreign = any(
-                "forward" in vars(m) or m._forward_hooks or m._forward_pre_hooks for m in site.module.modules()
-            )
-            casting = [module for module in site.module.modules() if hasattr(module, "comfy_cast_weights")]
-            bound = BoundSite(structure_digest(site.module, memo), weight_slots(site.module), casting)
+            own = [part for _, part in parts(site.module, site.without)]
+            foreign = any("forward" in vars(m) or m._forward_hooks or m._forward_pre_hooks for m in own)
+            casting = [module for module in own if hasattr(module, "comfy_cast_weights")]
+            structure = structure_digest(site.module, memo, site.without)
+            bound = BoundSite(structure, weight_slots(site.module, site.without), casting)
             if foreign:  # its code is a closure that no key can describe
                 bound.refused = BypassReason(
                     BypassCode.REPLACED_FORWARD,

@@ -28,6 +28,9 @@ Shapes = tuple[tuple[int, ...], ...]
 _TOLERANCE = {torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 1e-1}
 _TF32_TOLERANCE = 5e-3  # float32 on NVIDIA, where convolutions round their inputs to 10 bits unless told otherwise
 
+# Norm of a result, as a part of its inputs' norm, under which it no longer counts by itself.
+_LEAST_RESULT = 0.1
+
 # On the CPU the meta kernel of a convolution asks whether the batch is 1 and whether it is under 16; a hint above
 # both leaves the symbol unbounded from above.
 _CPU_BATCH_HINT = 17
@@ -60,7 +63,7 @@ class RegionGroup:
     label: str
     variants: list[Variant] = field(default_factory=list)
     by_shapes: dict[Shapes, Variant] = field(default_factory=dict)
-    failure: BypassReason | None = None
+    failures: dict[Shapes, BypassReason] = field(default_factory=dict)  # by static sizes: no size of these compiles
     refused: dict[Shapes, BypassReason] = field(default_factory=dict)
 
 
@@ -114,18 +117,21 @@ class RegionTable:
                 if variant.static == static and _admits(variant, request, sizes, request.verify):
                     group.by_shapes[shapes] = variant
                     return variant
-            if group.failure is not None:
-                return group.failure
+            if static in group.failures:
+                return group.failures[static]
             if len(group.variants) >= _MOST_VARIANTS:
                 return self._refuse(group, shapes, f"{group.label} was compiled {_MOST_VARIANTS} times already")
             request.announce()
             try:
                 variant = _compile_for(request, sizes)
             except RegionCompileError as error:
+                _original(
+                    request
+                )  # inputs that the original refuses too (a text for another model) are not our failure
                 request.stats.counters.compile_failures += 1
                 logger.warning("Resolute: %s; it runs as it is", error, exc_info=logger.isEnabledFor(logging.DEBUG))
-                group.failure = BypassReason(BypassCode.COMPILE_FAILED, str(error))
-                return group.failure
+                group.failures[static] = BypassReason(BypassCode.COMPILE_FAILED, str(error))
+                return group.failures[static]
             group.variants.append(variant)
             group.by_shapes[shapes] = variant
             return variant
@@ -194,7 +200,7 @@ def _compile(request: Request, hints: dict[str, int]) -> Variant:
     failures: list[Exception] = []
     for oblivious in (True, False):
         try:
-            traced: Trace = trace(site.function, site.module, tensors, site.dims, hints, oblivious)
+            traced: Trace = trace(site.function, site.module, tensors, site.dims, hints, oblivious, site.without)
             compiled = compile_trace(traced, options)
             break
         except Exception as error:
@@ -214,22 +220,35 @@ def _compile(request: Request, hints: dict[str, int]) -> Variant:
 
 def _compare(variant: Variant, request: Request) -> str | None:
     """None where the artifact agrees with the original on this input, else what is wrong."""
-    site, weights, tensors = request.site, request.weights, request.tensors
+    expected = pytree.tree_leaves(_original(request))
     with torch.no_grad():
-        expected = pytree.tree_leaves(site.function(site.module, *[tensor.clone() for tensor in tensors]))
         try:
-            actual = pytree.tree_leaves(variant(weights, tensors))
+            actual = pytree.tree_leaves(variant(request.weights, request.tensors))
         except (AssertionError, RuntimeError) as error:
             return f"it fails: {error}"
+    # A result far below its inputs is what is left where they cancel out: rounding, which no two ways of computing it
+    # have in common.
+    least = max(float(_norm(tensor)) for tensor in request.tensors) * _LEAST_RESULT
     for a, b in zip(actual, expected, strict=True):
         if a.shape != b.shape:
             return f"shape {tuple(a.shape)} instead of {tuple(b.shape)}"
         finite = torch.isfinite(b)  # a model that overflows does so in either way of computing it
-        scale = b[finite].float().norm()
+        scale = _norm(b).clamp(min=least)
         error_norm = (a[finite].float() - b[finite].float()).norm()
         if not bool(error_norm <= _tolerance(b) * scale):
             return f"error {float(error_norm):.3g} at norm {float(scale):.3g}"
     return None
+
+
+def _original(request: Request) -> Any:
+    with torch.no_grad():
+        return request.site.function(request.site.module, *[tensor.clone() for tensor in request.tensors])
+
+
+def _norm(tensor: torch.Tensor) -> torch.Tensor:
+    """Of what is finite."""
+    norm: torch.Tensor = tensor[torch.isfinite(tensor)].float().norm()
+    return norm
 
 
 def _tolerance(result: torch.Tensor) -> float:

@@ -24,6 +24,7 @@ from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
 from torch.nn.utils import stateless
 
 from ...regions import Dims, RegionFunction
+from ...structure import parts
 
 # Where a weight lives: its module's dictionary of parameters or buffers, and its name there.
 WeightSlot = tuple[dict[str, Any], str]
@@ -60,21 +61,25 @@ def bind_dims(dims: Sequence[Dims], shapes: Sequence[Sequence[int]]) -> dict[str
     return sizes
 
 
-def weight_slots(module: torch.nn.Module) -> list[WeightSlot]:
+def weight_slots(module: torch.nn.Module, without: Sequence[str] = ()) -> list[WeightSlot]:
     """Where the weights of `module` live, each once, in the order in which a trace takes them.
 
     Reading the slots again before each call, instead of keeping tensors, is what makes a rebound Parameter (a LoRA,
-    an unload) take effect at once.
+    an unload) take effect at once. `without`: children whose weights are left out.
     """
-    slots: list[WeightSlot] = []
+    return list(_named_slots(module, without).values())
+
+
+def _named_slots(module: torch.nn.Module, without: Sequence[str]) -> dict[str, WeightSlot]:
+    slots: dict[str, WeightSlot] = {}
     for member in ("_parameters", "_buffers"):
         seen: set[int] = set()
-        for submodule in module.modules():
-            own = getattr(submodule, member)
+        for path, part in parts(module, without):
+            own = getattr(part, member)
             for name, tensor in own.items():
                 if tensor is not None and id(tensor) not in seen:
                     seen.add(id(tensor))
-                    slots.append((own, name))
+                    slots[f"{path}.{name}" if path else name] = (own, name)
     return slots
 
 
@@ -85,11 +90,12 @@ def trace(
     dims: Sequence[Dims],
     hints: Mapping[str, int],
     oblivious: bool = True,
+    without: Sequence[str] = (),
 ) -> Trace:
     """Trace `function(module, *inputs)` with `dims` symbolic and every input in its `region_format`.
 
     `hints` are the sizes that heuristics may look at; they are not part of the result. `oblivious`: see
-    `size_one_is_general`. Raises whatever the traced
+    `size_one_is_general`. `without`: children of `module` that `function` does not run. Raises whatever the traced
     code raises, and torch's own errors where a symbol would have to be read as a number.
     """
     # No duck shaping: two dimensions that happen to be equal in the example stay two symbols.
@@ -101,7 +107,7 @@ def trace(
     }
     # Before tracing: an equality that it finds replaces one symbol by others.
     symbols = {name: size.node.expr for name, size in sizes.items()}
-    weights = dict(module.named_parameters()) | dict(module.named_buffers())
+    weights = {name: own[key] for name, (own, key) in _named_slots(module, without).items()}
     fakes: list[Any] = [fake_mode.from_tensor(weight.detach(), static_shapes=True) for weight in weights.values()]
     with fake_mode:
         fakes += [_symbolic_like(tensor, names, sizes) for tensor, names in zip(inputs, dims, strict=True)]

@@ -77,8 +77,9 @@ def _spatial_transformer(name: str, block: Any, run: RegionRunner) -> Hook:
 
     Both are cut out of core's own forward, so that nothing of it is written here a second time.
     """
-    enter = RegionSite(name, "SpatialTransformer.enter", block, _enter, (FEATURES,))
-    leave = RegionSite(name, "SpatialTransformer.exit", block, _leave, (FEATURES, TOKENS))
+    inner = ("transformer_blocks",)
+    enter = RegionSite(name, "SpatialTransformer.enter", block, _enter, (FEATURES,), inner)
+    leave = RegionSite(name, "SpatialTransformer.exit", block, _leave, (FEATURES, TOKENS), inner)
 
     def forward(x: torch.Tensor, context: Any = None, transformer_options: dict[str, Any] | None = None) -> Any:
         options = {} if transformer_options is None else transformer_options
