@@ -48,7 +48,7 @@ class GraphCache:
             decision = self._decide(program, call, key)
             if decision.reason is not None:
                 self._note(decision.reason)
-            news = None if decision.action is Action.REPLAY else self._notice(program, key)
+            news = None if decision.action is Action.REPLAY else self._notice(program, call, key)
             try:
                 if decision.action is Action.REPLAY:
                     return self._replay(key, call)
@@ -64,14 +64,16 @@ class GraphCache:
                 self._capture(program, call, key, result, news or FREED)
             return result
 
-    def _notice(self, program: Program, key: CaptureKey) -> str | None:
+    def _notice(self, program: Program, call: Call, key: CaptureKey) -> str | None:
         """Why this signature is new, told as an event; None where it was met before."""
         # Where nothing is captured, it does not matter where the weights are.
         exact = key if program.capabilities.captures else key.graph
         why = self._book.notice(key.owner, exact, exact.components())
         if why is not None:
             self.stats.counters.signatures += 1
-            self.stats.event("signature", f"{key.graph.role.value} {_shape(key)}: {why}")
+            text = f"{key.graph.role.value} {_shape(key)}: {why}"
+            self.stats.event("signature", text)
+            call.monitor.note(text)
         return why
 
     def _decide(self, program: Program, call: Call, key: CaptureKey) -> Decision:
@@ -132,8 +134,9 @@ class GraphCache:
         del error
         torch.cuda.empty_cache()
         self._latch(key, BypassReason(BypassCode.OUT_OF_MEMORY, f"out of memory at {_shape(key)}; captures were freed"))
+        result = call.invoke(call.tensors)
         self.stats.counters.eager_calls += 1
-        return call.invoke(call.tensors)
+        return result
 
     def _latch(self, key: CaptureKey, reason: BypassReason) -> None:
         self._latched[key] = reason

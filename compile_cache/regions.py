@@ -62,6 +62,10 @@ class Monitor(Protocol):
 
     def progress(self, done: int, total: int, text: str) -> None: ...
 
+    def note(self, text: str) -> None:
+        """Something about this call that is worth a line where people look."""
+        ...
+
 
 class SilentMonitor:
     cancellations: tuple[type[BaseException], ...] = ()
@@ -70,6 +74,9 @@ class SilentMonitor:
         pass
 
     def progress(self, done: int, total: int, text: str) -> None:
+        pass
+
+    def note(self, text: str) -> None:
         pass
 
 

@@ -47,16 +47,23 @@ class Stats:
         self._events: deque[Event] = deque(maxlen=_KEPT_EVENTS)
         self._lock = threading.Lock()
         self._seen_bypasses: set[str] = set()
+        self.told = 0  # events so far, those that are forgotten included
 
     def event(self, kind: str, text: str, seconds: float = 0.0) -> None:
         with self._lock:
             self._events.append(Event(kind, text, seconds))
+            self.told += 1
 
     @property
     def events(self) -> list[Event]:
         """The latest events, oldest first."""
         with self._lock:
             return list(self._events)
+
+    def events_since(self, told: int) -> list[Event]:
+        """The events after the first `told` ones, as far as they are kept."""
+        with self._lock:
+            return list(self._events)[max(len(self._events) - (self.told - told), 0) :]
 
     def bypass(self, reason: BypassReason) -> bool:
         """Count a bypass. True the first time that this very reason occurs: then it is worth a line in the log."""

@@ -25,6 +25,10 @@ class ComfyMonitor:
         logger.info("Resolute: %s", text)
         self.show(text)
 
+    def note(self, text: str) -> None:
+        logger.debug("Resolute: %s", text)
+        self.show(text)
+
     def show(self, text: str) -> None:
         """Put a line of text on the node; the front end replaces the line that was there."""
         from server import PromptServer

@@ -19,15 +19,18 @@ _COUNTED = {
     "captures": "captures",
     "region_compiles": "region compiles",
 }
+_MOST_NEWS = 3
 
 
 class SessionLog:
     def __init__(self, runner: ModuleRunner) -> None:
         self._runner = runner
         self._before: dict[str, Any] = {}
+        self._told = 0
 
     def begin(self) -> None:
-        self._before = service.cache().stats.snapshot()
+        stats = service.cache().stats
+        self._before, self._told = stats.snapshot(), stats.told
 
     def end(self) -> None:
         """Log the summary and show it on the node."""
@@ -48,6 +51,9 @@ class SessionLog:
         line = ", ".join(parts) or "no calls"
         if waited >= 0.05:
             line += f", waited {waited:.1f} s"
+        news = [event.text for event in service.cache().stats.events_since(self._told) if event.kind == "signature"]
+        if news:
+            line += f"; new: {'; '.join(news[:_MOST_NEWS])}" + ("; ..." if len(news) > _MOST_NEWS else "")
         if bypasses:
             line += f"; bypassed: {', '.join(bypasses)}"
         self._before = {}

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from scripts.support.events import run_with_events
 from scripts.support.server import ComfyServer
 
 from .rig import Bench, Run, assert_ran_compiled, assert_same, compiled
@@ -13,6 +14,7 @@ from .rig import Bench, Run, assert_ran_compiled, assert_same, compiled
 STEPS = 4
 
 COUNTERS = {
+    "signatures",
     "region_compiles",
     "compile_failures",
     "verifications",
@@ -106,9 +108,38 @@ def test_the_cache_tells_its_counters_bytes_and_entries(bench: Bench, path: str)
 
 
 @pytest.mark.usefixtures("warm")
-def test_events_tell_what_was_compiled_and_how_long_it_took(bench: Bench) -> None:
+def test_events_tell_what_was_compiled_and_how_long_it_took(bench: Bench, node: Any, tiny_prompt: Any) -> None:
+    prompt = tiny_prompt(seed=1, steps=1)
+    prompt["model"] = node("ResoluteTestOtherModel", seed=1, kind="short", channels=64)  # nobody compiled this width
+    rise = bench.run(compiled(prompt)).rise["region_compiles"]
     events = bench.client.get("/resolute/events")["events"]
     assert all(event.keys() >= {"kind", "text", "seconds", "at"} for event in events)
     compiled_regions = [event for event in events if event["kind"] == "compile"]
-    assert len(compiled_regions) == bench.counters()["region_compiles"]
+    assert len(compiled_regions) >= rise > 0
     assert all(event["text"] and event["seconds"] > 0 for event in compiled_regions)
+
+
+CHANGES = [
+    ({"tokens": 154}, "unet 2x4x15x21: context tokens 77 -> 154"),
+    ({"height": 128}, "unet 2x4x16x21: latent height 15 -> 16"),
+    ({"batch": 2}, "unet 4x4x15x21: latent batch 2 -> 4"),
+]
+
+
+@pytest.mark.usefixtures("warm")
+@pytest.mark.parametrize(("change", "text"), CHANGES)
+def test_the_one_thing_that_changed_is_named(
+    server: ComfyServer, bench: Bench, tiny_prompt: Any, node: Any, seeds: Any, change: dict[str, int], text: str
+) -> None:
+    # A model of its own, whose earlier signatures are known here.
+    own = node("ResoluteTestTinyModel", seed=next(seeds), kind="sd")
+    size = {"width": 168, "height": 120, "steps": 1}
+    for parameters in (size, {**size, **change}):
+        prompt = compiled({**tiny_prompt(seed=1, **parameters), "model": own})
+        heard = run_with_events(bench.client, prompt)
+    told = [event["text"] for event in bench.client.get("/resolute/events")["events"] if event["kind"] == "signature"]
+    assert text in told
+    assert told.count(text) == 1
+    shown = [shown for name, shown in heard.texts if name == "sample-model-0"]
+    assert any(text in line for line in shown), shown
+    assert f"new: {text}" in server.log()

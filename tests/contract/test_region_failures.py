@@ -301,6 +301,8 @@ class Stopper:
     def progress(self, done: int, total: int, text: str) -> None:
         self.shown.append((done, total))
 
+    def note(self, text: str) -> None: ...
+
 
 class TestCancel:
     def test_a_cancel_before_a_compile_propagates_and_the_next_call_works(self, cold: Rig) -> None:

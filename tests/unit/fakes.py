@@ -119,6 +119,8 @@ class StoppingMonitor:
 
     def progress(self, done: int, total: int, text: str) -> None: ...
 
+    def note(self, text: str) -> None: ...
+
 
 @contextmanager
 def expect(cache: GraphCache, bypasses: dict[str, int] | None = None, **counts: int) -> Iterator[None]:

@@ -44,3 +44,16 @@ def test_a_snapshot_is_plain_data_and_does_not_follow_the_counters() -> None:
     assert before["replays"] == 2
     assert before["bypasses"] == {"streamed_weights": 1}
     assert set(before) == set(vars(stats.counters))
+
+
+def test_events_since_a_moment_are_the_later_ones_as_far_as_they_are_kept() -> None:
+    stats = Stats()
+    stats.event("compile", "before")
+    told = stats.told
+    assert stats.events_since(told) == []
+    for number in range(3):
+        stats.event("compile", str(number))
+    assert [event.text for event in stats.events_since(told)] == ["0", "1", "2"]
+    for number in range(5000):
+        stats.event("compile", str(number))
+    assert len(stats.events_since(told)) == len(stats.events)

@@ -15,7 +15,7 @@ from scripts.support.places import ROOT
 from scripts.support.workflow_graph import Graph
 from scripts.support.workflow_nodes import FRONT_END_ONLY, NODE_TYPES, OURS
 
-NAMES = ("image_to_image", "resolution_tour", "sd15_text_to_image", "sdxl_text_to_image")
+NAMES = ("compare_with_stock", "image_to_image", "resolution_tour", "sd15_text_to_image", "sdxl_text_to_image")
 THUMBNAIL_BYTES = 40_000
 TITLE_HEIGHT = 30
 
@@ -179,6 +179,20 @@ def test_the_report_of_the_tour_comes_after_every_size() -> None:
     (report,) = nodes_of(prompt, "ResoluteReport")
     assert set(nodes_of(prompt, "KSampler")) <= upstream(prompt, report)
     assert set(nodes_of(prompt, "VAEDecode")) <= upstream(prompt, report)
+
+
+def test_the_comparison_differs_in_the_compiled_nodes_alone() -> None:
+    prompt = read_api("compare_with_stock")
+    (compare,) = nodes_of(prompt, "ResoluteCompareImages")
+    mine, theirs = (prompt[compare]["inputs"][name][0] for name in ("image_a", "image_b"))
+    samplers = [prompt[prompt[decoder]["inputs"]["samples"][0]]["inputs"] for decoder in (mine, theirs)]
+    assert samplers[0].keys() == samplers[1].keys()
+    assert {name for name, value in samplers[0].items() if value != samplers[1][name]} == {"model"}
+    only_mine = upstream(prompt, mine) - upstream(prompt, theirs)
+    ours = {prompt[node]["class_type"] for node in only_mine}
+    assert ours == {"ResoluteCompileModel", "ResoluteCompileVAEDecode", "KSampler"}
+    shared = {prompt[node]["class_type"] for node in upstream(prompt, theirs)}
+    assert not any(name.startswith("ResoluteCompile") for name in shared)
 
 
 @pytest.mark.parametrize("node_type", OURS, ids=lambda node_type: node_type.id)

@@ -3,8 +3,30 @@
 The servers of these tests load it as a custom node; it never ships.
 """
 
+from .controlnets import ResoluteTestControlNet, ResoluteTestHint
+from .failures import ResoluteTestEmptyConditioning, ResoluteTestFailingBlock, ResoluteTestResidual
+from .formats import ResoluteTestFormatModel, ResoluteTestFreeMemory
+from .loading import ResoluteTestLowVRAM, ResoluteTestOtherModel, ResoluteTestUnloadInTheMiddle
 from .models import ResoluteTestUnknownModel
 from .patches import ResoluteTestPatch
+from .vaes import ResoluteTestLatent, ResoluteTestVAE, ResoluteTestVAEMemory, ResoluteTestVAEOutOfMemory
 
-NODES = (ResoluteTestPatch, ResoluteTestUnknownModel)
+NODES = (
+    ResoluteTestControlNet,
+    ResoluteTestHint,
+    ResoluteTestEmptyConditioning,
+    ResoluteTestFailingBlock,
+    ResoluteTestFormatModel,
+    ResoluteTestFreeMemory,
+    ResoluteTestLatent,
+    ResoluteTestLowVRAM,
+    ResoluteTestOtherModel,
+    ResoluteTestPatch,
+    ResoluteTestResidual,
+    ResoluteTestUnknownModel,
+    ResoluteTestUnloadInTheMiddle,
+    ResoluteTestVAE,
+    ResoluteTestVAEMemory,
+    ResoluteTestVAEOutOfMemory,
+)
 NODE_CLASS_MAPPINGS = {node.__name__: node for node in NODES}

@@ -1,0 +1,177 @@
+"""Row 2: batches, and how core puts the conditions of a step into forwards."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from scripts.support.errors import PromptError
+
+from ..rig import PromptDict, node, with_model
+from .kit import Check
+
+STEPS = 2
+MERGE, SPLIT = "always merge", "always split"
+FORWARDS = {MERGE: STEPS, SPLIT: 2 * STEPS}
+
+
+def latents_only(prompt: PromptDict) -> PromptDict:
+    """Without the decoder: these tests are about the model."""
+    return {name: part for name, part in prompt.items() if name not in ("vae", "decode", "image")}
+
+
+# The model sees twice the batch: 16 and more is where convolutions on the CPU change their mind.
+@pytest.mark.parametrize("batch", [5, 1, 8, 3, 2, 7, 4, 6, 12])
+def test_a_batch_of_any_size_compiles_nothing(check: Check, tiny_prompt: Any, seed: int, batch: int) -> None:
+    run = check(tiny_prompt(seed=seed, width=88, height=72, batch=batch, steps=STEPS), forwards=STEPS + 1)
+    assert len(run.images) == batch
+
+
+@pytest.mark.parametrize("batch", [1, 3, 8])
+def test_a_batch_without_guidance_compiles_nothing(check: Check, tiny_prompt: Any, seed: int, batch: int) -> None:
+    prompt = latents_only(tiny_prompt(seed=seed, width=72, height=104, batch=batch, steps=STEPS, cfg=1.0))
+    assert check(prompt, forwards=STEPS).latents[0].shape == (batch, 4, 13, 9)
+
+
+@pytest.mark.parametrize("batch", [2, 5])
+def test_a_batch_with_a_longer_prompt_compiles_nothing(check: Check, tiny_prompt: Any, seed: int, batch: int) -> None:
+    check(
+        latents_only(tiny_prompt(seed=seed, width=72, height=88, batch=batch, tokens=154, steps=STEPS)), forwards=STEPS
+    )
+
+
+def test_a_batch_that_is_split_by_unequal_prompts_compiles_nothing(check: Check, tiny_prompt: Any, seed: int) -> None:
+    prompt = latents_only(tiny_prompt(seed=seed, width=72, height=88, batch=3, steps=STEPS))
+    prompt["positive"]["inputs"]["tokens"] = 5 * 77
+    check(prompt, forwards=2 * STEPS)
+
+
+def test_an_area_of_a_batch_compiles_nothing(check: Check, tiny_prompt: Any, seed: int) -> None:
+    prompt = latents_only(tiny_prompt(seed=seed, width=136, height=88, batch=3, steps=STEPS))
+    prompt["area"] = node(
+        "ConditioningSetArea", conditioning=["positive", 0], width=72, height=64, x=64, y=8, strength=1.0
+    )
+    prompt["both"] = node("ConditioningCombine", conditioning_1=["positive", 0], conditioning_2=["area", 0])
+    prompt["sample"]["inputs"]["positive"] = ["both", 0]
+    check(prompt, forwards=2 * STEPS)
+
+
+def test_a_repeated_latent_is_a_batch(check: Check, tiny_prompt: Any, seed: int) -> None:
+    prompt = latents_only(tiny_prompt(seed=seed, width=88, height=104, batch=2, steps=STEPS))
+    prompt["repeated"] = node("RepeatLatentBatch", samples=["latent", 0], amount=3)
+    prompt["sample"]["inputs"]["latent_image"] = ["repeated", 0]
+    assert check(prompt, forwards=STEPS).latents[0].shape == (6, 4, 13, 11)
+
+
+def test_a_part_of_a_batch_is_sampled_again_as_its_own_picture(check: Check, tiny_prompt: Any, seed: int) -> None:
+    prompt = latents_only(tiny_prompt(seed=seed, width=88, height=104, batch=4, steps=STEPS))
+    first = node("ResoluteTestSaveLatent", samples=["sample", 0], filename_prefix="whole")
+    chosen = node("LatentFromBatch", samples=["sample", 0], batch_index=1, length=3)
+    again = {**prompt["sample"]["inputs"], "latent_image": ["chosen", 0], "denoise": 0.5}
+    prompt |= {"first": first, "chosen": chosen, "again": node("KSampler", **again)}
+    prompt["samples"]["inputs"]["samples"] = ["again", 0]
+    compiled = {"compiled": node("ResoluteCompileModel", model=["model", 0], backend=check.backend)}
+    ours = {**prompt, **compiled}
+    for name in ("sample", "again"):
+        ours[name] = {**prompt[name], "inputs": {**prompt[name]["inputs"], "model": ["compiled", 0]}}
+    run = check(prompt, ours, forwards=2 * STEPS)
+    assert sorted(latent.shape[0] for latent in run.latents) == [3, 4]
+
+
+def batching(backend: str, policy: str) -> dict[str, Any]:
+    """A Compile Model node whose model is still to be connected."""
+    return node("ResoluteCompileModel", backend=backend, batching=policy)
+
+
+def policy_prompt(tiny_prompt: Any, seed: int, batch: int = 1) -> PromptDict:
+    """A prompt of a model that no other test has: each of its signatures is new, and so is told as an event."""
+    prompt = latents_only(tiny_prompt(seed=seed, width=136, height=88, batch=batch, steps=STEPS))
+    prompt["model"]["inputs"]["seed"] = seed
+    return prompt
+
+
+def signatures(check: Check, prompt: PromptDict) -> list[str]:
+    """The latent shapes that a prompt was the first to have, as "2x4x11x17"."""
+    before = check.bench.client.get("/resolute/events")["events"]
+    latest = max((event["at"] for event in before), default=0.0)
+    check.bench.run(prompt)
+    events = check.bench.client.get("/resolute/events")["events"]
+    texts = [event["text"] for event in events if event["kind"] == "signature" and event["at"] > latest]
+    return [text.partition(":")[0].rpartition(" ")[2] for text in texts]
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+def test_merged_conditions_are_one_forward_and_split_ones_are_two_of_half_the_batch(
+    check: Check, tiny_prompt: Any, seed: int, batch: int
+) -> None:
+    prompt = policy_prompt(tiny_prompt, seed, batch)
+    for policy, size in [(MERGE, 2 * batch), (SPLIT, batch)]:
+        assert set(signatures(check, with_model(prompt, batching(check.backend, policy)))) == {f"{size}x4x11x17"}
+    for policy, forwards in [("auto", STEPS), *FORWARDS.items()]:
+        prompt["sample"]["inputs"]["seed"] += 1_000_000
+        check(prompt, with_model(prompt, batching(check.backend, policy)), forwards=forwards)
+
+
+def test_changes_between_merge_and_split_compile_nothing(check: Check, tiny_prompt: Any, seeds: Any) -> None:
+    for policy in (SPLIT, MERGE, SPLIT, "auto", SPLIT, MERGE):
+        prompt = latents_only(tiny_prompt(seed=next(seeds), width=136, height=104, batch=2, steps=STEPS))
+        ours = with_model(prompt, batching(check.backend, policy))
+        check(prompt, ours, forwards=FORWARDS.get(policy, STEPS))
+
+
+@pytest.mark.parametrize(("policy", "forwards"), [("auto", 2 * STEPS), (MERGE, 2 * STEPS), (SPLIT, 5 * STEPS)])
+def test_each_condition_and_each_area_is_split_from_the_others(
+    check: Check, tiny_prompt: Any, seed: int, policy: str, forwards: int
+) -> None:
+    # Two positive and one negative condition of one shape; and an area, for which core makes a negative one too.
+    prompt = latents_only(tiny_prompt(seed=seed, width=136, height=88, steps=STEPS))
+    prompt["other"] = node("ResoluteTestConditioning", seed=21, tokens=154, width=768, pooled_width=0, batch=1)
+    prompt["area"] = node(
+        "ConditioningSetArea", conditioning=["other", 0], width=64, height=64, x=8, y=16, strength=1.0
+    )
+    prompt["two"] = node("ConditioningCombine", conditioning_1=["positive", 0], conditioning_2=["other", 0])
+    prompt["three"] = node("ConditioningCombine", conditioning_1=["two", 0], conditioning_2=["area", 0])
+    prompt["sample"]["inputs"]["positive"] = ["three", 0]
+    check(prompt, with_model(prompt, batching(check.backend, policy)), forwards=forwards)
+
+
+@pytest.mark.parametrize("place", ["before", "after"])
+@pytest.mark.parametrize(
+    ("policy", "forwards"), [("auto", 2 + 2 * 2), (MERGE, 4), (SPLIT, 2 * 4)], ids=["auto", "merge", "split"]
+)
+def test_memory_that_runs_short_in_the_middle_of_a_run_splits_only_what_core_decides(
+    check: Check, tiny_prompt: Any, seed: int, policy: str, forwards: int, place: str
+) -> None:
+    prompt = latents_only(tiny_prompt(seed=seed, width=104, height=88, steps=4))
+    short, ours = node("ResoluteTestFreeMemory", from_step=2), batching(check.backend, policy)
+    order = (short, ours) if place == "before" else (ours, short)
+    check(with_model(prompt, short), with_model(prompt, *order), forwards=forwards)
+
+
+@pytest.mark.parametrize(("first", "last"), [(SPLIT, MERGE), (MERGE, SPLIT), (SPLIT, "auto")])
+def test_the_last_of_two_compile_nodes_decides(
+    check: Check, tiny_prompt: Any, seed: int, first: str, last: str
+) -> None:
+    prompt = latents_only(tiny_prompt(seed=seed, width=104, height=136, steps=STEPS))
+    ours = with_model(prompt, batching(check.backend, first), batching(check.backend, last))
+    check(prompt, ours, forwards=FORWARDS.get(last, STEPS))
+
+
+def test_a_split_model_leaves_the_one_that_came_in_as_it_is(check: Check, tiny_prompt: Any, seed: int) -> None:
+    # Two samplers in one prompt: one on the split model, one on the original, whose forwards "eager" counts.
+    prompt = latents_only(tiny_prompt(seed=seed, width=88, height=104, batch=2, steps=STEPS))
+    prompt["again"] = node("KSampler", **{**prompt["sample"]["inputs"], "latent_image": ["sample", 0], "denoise": 0.5})
+    prompt["samples"]["inputs"]["samples"] = ["again", 0]
+    ours = with_model(prompt, batching(check.backend, SPLIT))
+    ours = with_model(ours, node("ResoluteCompileModel", backend="eager"), sampler="again")
+    check(prompt, ours, forwards=FORWARDS[SPLIT], eager_calls=STEPS)
+
+
+def test_a_split_run_that_fails_leaves_nothing_behind(check: Check, tiny_prompt: Any, seeds: Any) -> None:
+    failing = latents_only(tiny_prompt(seed=next(seeds), width=88, height=104, steps=STEPS))
+    fails = node("ResoluteTestFailingPatch", step=1)
+    with pytest.raises(PromptError, match="asked to fail at step 1"):
+        check.bench.run(with_model(failing, fails, batching(check.backend, SPLIT)))
+    prompt = latents_only(tiny_prompt(seed=next(seeds), width=88, height=104, steps=STEPS))
+    check(prompt, with_model(prompt, node("ResoluteCompileModel", backend=check.backend)), forwards=STEPS)

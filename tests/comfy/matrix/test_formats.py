@@ -1,0 +1,118 @@
+"""Row 7: formats of weights. Another format is other code, compiled once; changing between formats compiles nothing.
+
+On the CPU core computes all of them in fp32 and casts weights on the way: the cast is part of the compiled regions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from ..rig import LATENT_TOLERANCE, PromptDict, Run, compile_model, latent_error, node, with_model
+from .kit import Check
+
+STEPS = 3
+FORMATS = ("fp32", "fp16", "bf16", "fp8_e4m3fn")
+CASTED = FORMATS[1:]
+FLUX_FORMATS = ("default", "fp8_e4m3fn", "fp8_e5m2")
+
+# A family's prompt for (weights, width, height, batch), each with a seed of its own.
+MakePrompt = Callable[..., PromptDict]
+
+
+@pytest.fixture
+def unet(tiny_prompt: Any, seeds: Any) -> MakePrompt:
+    """The model of `pack/formats.py`: an SD1.5 UNet with each kind of block once."""
+
+    def make(weights: str, width: int = 136, height: int = 104, batch: int = 1) -> PromptDict:
+        prompt = tiny_prompt(seed=next(seeds), width=width, height=height, batch=batch, steps=STEPS)
+        prompt["model"] = node("ResoluteTestFormatModel", seed=0, weights=weights)
+        return {name: part for name, part in prompt.items() if name not in ("vae", "decode", "image")}
+
+    return make
+
+
+@pytest.fixture
+def flux(tiny_prompt: Any, seeds: Any, make_model: Any) -> MakePrompt:
+    """A tiny Flux from a file, through core's own loader."""
+    name = make_model("flux-tiny")
+
+    def make(weights: str, width: int = 144, height: int = 112, batch: int = 1) -> PromptDict:
+        prompt = tiny_prompt(seed=next(seeds), cfg=1.0, steps=STEPS)
+        prompt["model"] = node("UNETLoader", unet_name=name, weight_dtype=weights)
+        for key in ("positive", "negative"):
+            prompt[key]["inputs"].update(width=4096, pooled_width=768)
+        prompt["latent"] = node("EmptySD3LatentImage", width=width, height=height, batch_size=batch)
+        return {name: part for name, part in prompt.items() if name not in ("vae", "decode", "image")}
+
+    return make
+
+
+def first_prompt(check: Check, prompt: PromptDict) -> Run:
+    """Run a prompt that may compile: whether it does depends on what the session ran before."""
+    run = check.bench.run(with_model(prompt, compile_model(check.backend)))
+    assert run.rise["compile_failures"] == 0
+    return run
+
+
+def check_that_formats_differ(check: Check, prompt: PromptDict, other: PromptDict) -> None:
+    """Without our nodes, two formats give different pictures of one seed: one taken for the other would show."""
+    other = {**other, "sample": {**other["sample"], "inputs": dict(prompt["sample"]["inputs"])}}
+    one, two = check.bench.run(prompt), check.bench.run(other)
+    assert latent_error(two.latents[0], one.latents[0]) > 2 * LATENT_TOLERANCE
+
+
+@pytest.mark.parametrize("weights", FORMATS)
+def test_a_format_compiles_in_its_first_prompt_only(check: Check, unet: MakePrompt, weights: str) -> None:
+    first = first_prompt(check, unet(weights, 128, 128))
+    for width, height, batch in [(136, 104, 1), (72, 120, 3), (128, 128, 1)]:
+        run = check(unet(weights, width, height, batch), forwards=STEPS)
+        if check.backend == "inductor" and not run.rise["replays"]:
+            assert run.rise["region_calls"] == first.rise["region_calls"] > 0
+
+
+@pytest.mark.parametrize("weights", CASTED)
+def test_a_format_is_not_taken_for_another(check: Check, unet: MakePrompt, weights: str) -> None:
+    for other in FORMATS:
+        if other != weights:
+            check_that_formats_differ(check, unet(weights), unet(other))
+
+
+def test_changes_between_formats_compile_nothing_in_any_order(check: Check, unet: MakePrompt) -> None:
+    for weights in FORMATS:
+        first_prompt(check, unet(weights, 128, 128))
+    sizes = [(136, 104), (104, 136), (88, 168)]
+    for number, weights in enumerate(("fp8_e4m3fn", "fp16", "fp32", "bf16", "fp16", "fp8_e4m3fn", "fp32")):
+        check(unet(weights, *sizes[number % len(sizes)]), forwards=STEPS)
+
+
+def test_two_formats_in_one_prompt_compile_nothing(check: Check, unet: MakePrompt) -> None:
+    prompt = unet("fp16")
+    prompt["other-model"] = node("ResoluteTestFormatModel", seed=0, weights="fp8_e4m3fn")
+    again = {**prompt["sample"]["inputs"], "model": ["other-model", 0], "latent_image": ["sample", 0], "denoise": 0.5}
+    prompt["again"] = node("KSampler", **again)
+    prompt["samples"]["inputs"]["samples"] = ["again", 0]
+    for weights in ("fp16", "fp8_e4m3fn"):
+        first_prompt(check, unet(weights, 128, 128))
+    ours = with_model(prompt, compile_model(check.backend))
+    check(prompt, with_model(ours, compile_model(check.backend), sampler="again"), forwards=2 * STEPS)
+
+
+@pytest.mark.parametrize("weights", FLUX_FORMATS)
+def test_the_loaders_formats_of_flux_compile_in_their_first_prompt_only(
+    check: Check, flux: MakePrompt, weights: str
+) -> None:
+    first_prompt(check, flux(weights, 128, 128))
+    for width, height, batch in [(144, 112, 1), (72, 136, 2), (128, 128, 1)]:
+        check(flux(weights, width, height, batch), forwards=STEPS)
+
+
+def test_changes_between_the_loaders_formats_of_flux_compile_nothing(check: Check, flux: MakePrompt) -> None:
+    for weights in FLUX_FORMATS:
+        first_prompt(check, flux(weights, 128, 128))
+    check_that_formats_differ(check, flux("default"), flux("fp8_e4m3fn"))
+    check_that_formats_differ(check, flux("fp8_e4m3fn"), flux("fp8_e5m2"))
+    for weights in ("fp8_e5m2", "default", "fp8_e4m3fn", "default", "fp8_e5m2"):
+        check(flux(weights), forwards=STEPS)

@@ -1,0 +1,155 @@
+"""Row 9: several VAEs, other layouts of VAEs, and a decode in parts or in tiles."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from ..rig import Bench, PromptDict, Run, node, with_vae
+from .kit import Check, Recorder
+from .test_sizes import tiled, tiles
+
+KL, FLUX = "with quant conv", "without quant conv"
+# Core takes the number of latent channels from the file, 1 as well as any other.
+LAYOUTS = [(1, KL), (1, FLUX), (4, KL), (4, FLUX), (16, KL), (16, FLUX)]
+any_layout = pytest.mark.parametrize(("channels", "layout"), LAYOUTS)
+TINY = node("ResoluteTestTinyVAE", seed=0)
+OTHER = node("ResoluteTestTinyVAE", seed=5)
+
+
+def decode_only(vae: dict[str, Any], seed: int, width: int, height: int, batch: int = 1, channels: int = 4) -> Any:
+    """A prompt that decodes random samples; nodes: latent, vae, decode, image."""
+    size = {"width": width, "height": height, "batch": batch}
+    return {
+        "latent": node("ResoluteTestLatent", seed=seed, channels=channels, **size),
+        "vae": vae,
+        "decode": node("VAEDecode", samples=["latent", 0], vae=["vae", 0]),
+        "image": node("SaveImage", images=["decode", 0], filename_prefix="vae"),
+    }
+
+
+def of_layout(channels: int, layout: str) -> dict[str, Any]:
+    """A VAE of `pack/vaes.py`: four levels, so other blocks than the tiny VAE has."""
+    return node("ResoluteTestVAE", seed=channels, channels=channels, layout=layout)
+
+
+def check_decode(check: Check, prompt: PromptDict, **expected: Any) -> Run:
+    """Check a prompt without a sampler."""
+    return check(prompt, with_vae(prompt, check.backend), **expected)
+
+
+@pytest.fixture(scope="session")
+def layouts_compiled(bench: Bench, recorder: Recorder, warm: Run, seeds: Any) -> Run:
+    """The first prompt of the larger VAEs' blocks; the number of latent channels is no part of any block."""
+    return bench.run(with_vae(decode_only(of_layout(4, KL), next(seeds), 128, 128), recorder.backend))
+
+
+@pytest.mark.usefixtures("layouts_compiled")
+@any_layout
+def test_any_number_of_latent_channels_runs_the_same_blocks(
+    check: Check, seeds: Any, channels: int, layout: str
+) -> None:
+    for width, height, batch in [(136, 104, 1), (72, 88, 2)]:
+        prompt = decode_only(of_layout(channels, layout), next(seeds), width, height, batch, channels)
+        run = check_decode(check, prompt, forwards=1)
+        assert [image.shape for image in run.images] == [(height, width, 3)] * batch
+
+
+@pytest.mark.usefixtures("layouts_compiled")
+@pytest.mark.parametrize(("channels", "layout"), [(1, KL), (16, FLUX)])
+def test_any_number_of_latent_channels_decodes_in_tiles(check: Check, seed: int, channels: int, layout: str) -> None:
+    prompt = tiled(decode_only(of_layout(channels, layout), seed, 168, 104, 1, channels))
+    check_decode(check, prompt, forwards=tiles(168, 104))
+
+
+@pytest.mark.parametrize("channels", [4, 16])
+def test_a_taesd_decoder_runs_as_it_is_and_says_so(check: Check, seeds: Any, channels: int) -> None:
+    for width, height, batch in [(136, 104, 1), (72, 88, 2)]:
+        prompt = decode_only(of_layout(channels, "taesd"), next(seeds), width, height, batch, channels)
+        run = check_decode(check, prompt, forwards=1, bypasses={"no_regions": 1})
+        assert run.rise["region_calls"] == 0
+
+
+def test_a_taesd_decoder_in_tiles_says_so_for_each_tile(check: Check, seed: int) -> None:
+    prompt = tiled(decode_only(of_layout(4, "taesd"), seed, 168, 104))
+    check_decode(check, prompt, forwards=tiles(168, 104), bypasses={"no_regions": tiles(168, 104)})
+
+
+def two_decoders(prompt: PromptDict, vae: dict[str, Any]) -> PromptDict:
+    """The prompt with the same samples decoded by another VAE too."""
+    inputs = prompt["decode"]["inputs"]
+    return {
+        **prompt,
+        "second-vae": vae,
+        "second-decode": {**prompt["decode"], "inputs": {**inputs, "vae": ["second-vae", 0]}},
+        "second-image": node("SaveImage", images=["second-decode", 0], filename_prefix="second"),
+    }
+
+
+def both_compiled(prompt: PromptDict, backend: str) -> PromptDict:
+    """Both decoders behind a Compile VAE Decode each."""
+    ours = with_vae(prompt, backend)
+    ours["second-compiled"] = node("ResoluteCompileVAEDecode", vae=["second-vae", 0], backend=backend)
+    ours["second-decode"]["inputs"]["vae"] = ["second-compiled", 0]
+    return ours
+
+
+@pytest.mark.parametrize("in_tiles", [False, True], ids=["untiled", "tiled"])
+def test_two_vaes_in_one_prompt_compile_nothing(check: Check, tiny_prompt: Any, seeds: Any, in_tiles: bool) -> None:
+    for width, height in [(136, 104), (88, 152), (136, 104)]:
+        prompt = tiny_prompt(seed=next(seeds), width=width, height=height, steps=1)
+        prompt = two_decoders(tiled(prompt) if in_tiles else prompt, OTHER)
+        ours = both_compiled(prompt, check.backend)
+        ours["compiled"] = node("ResoluteCompileModel", model=["model", 0], backend=check.backend)
+        ours["sample"]["inputs"]["model"] = ["compiled", 0]
+        run = check(prompt, ours, forwards=1 + 2 * (tiles(width, height) if in_tiles else 1))
+        one, other = run.images
+        assert abs(one - other).max() > 20, "the two VAEs gave one picture"
+
+
+@pytest.mark.usefixtures("layouts_compiled")
+def test_vaes_of_two_layouts_in_turn_compile_nothing(check: Check, seeds: Any) -> None:
+    for vae in (TINY, of_layout(4, FLUX), OTHER, of_layout(4, KL), TINY):
+        check_decode(check, decode_only(vae, next(seeds), 104, 72), forwards=1)
+
+
+def test_a_compiled_vae_leaves_the_one_that_came_in_as_it_is(check: Check, seed: int) -> None:
+    # Both decode in one prompt: only one of the two goes through the cache.
+    prompt = two_decoders(decode_only(TINY, seed, 88, 104), TINY)
+    prompt["second-decode"]["inputs"]["vae"] = ["vae", 0]
+    del prompt["second-vae"]
+    check_decode(check, prompt, forwards=1)
+
+
+def remembered(prompt: PromptDict, changed: dict[str, Any], place: str, backend: str) -> tuple[PromptDict, PromptDict]:
+    """The prompt with a node that changes its VAE, and the same with that node before or after Compile VAE Decode."""
+    decode = {**prompt["decode"], "inputs": {**prompt["decode"]["inputs"], "vae": ["changed", 0]}}
+    plain = {**prompt, "changed": {**changed, "inputs": {**changed["inputs"], "vae": ["vae", 0]}}, "decode": decode}
+    if place == "before":
+        return plain, with_vae(plain, backend)
+    ours = {**plain, "compiled-vae": node("ResoluteCompileVAEDecode", vae=["vae", 0], backend=backend)}
+    ours["changed"] = {**changed, "inputs": {**changed["inputs"], "vae": ["compiled-vae", 0]}}
+    return plain, ours
+
+
+@pytest.mark.parametrize("place", ["before", "after"])
+@pytest.mark.parametrize(("batch", "at_once", "forwards"), [(5, 2, 3), (4, 1, 4), (7, 3, 3), (3, 8, 1)])
+def test_a_batch_that_memory_splits_is_decoded_in_parts(
+    check: Check, seed: int, batch: int, at_once: int, forwards: int, place: str
+) -> None:
+    little_memory = node("ResoluteTestVAEMemory", at_once=at_once)
+    prompt = decode_only(TINY, seed, 88, 72, batch)
+    run = check(*remembered(prompt, little_memory, place, check.backend), forwards=forwards)
+    assert len(run.images) == batch
+
+
+def test_a_decode_that_runs_out_of_memory_goes_on_in_tiles(check: Check, seeds: Any) -> None:
+    # A latent of 132x8: the whole has 1056 pixels. Core's tiles are 64, 32 and 128 wide, and overlap by 16.
+    limited = node("ResoluteTestVAEOutOfMemory", limit=1024)
+    plain, ours = remembered(decode_only(TINY, next(seeds), 1056, 64), limited, "after", check.backend)
+    # Where captures could be freed, the cache would try the whole once more.
+    ours["free"] = node("ResoluteFree", any=["latent", 0])
+    ours["decode"] = {**ours["decode"], "inputs": {**ours["decode"]["inputs"], "samples": ["free", 0]}}
+    check(plain, ours, forwards=3 + 8 + 2)
+    check_decode(check, decode_only(TINY, next(seeds), 104, 72), forwards=1)

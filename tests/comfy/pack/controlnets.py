@@ -1,0 +1,156 @@
+"""ControlNets that fit the test pack's tiny models, of each kind that core builds differently, and hints for them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import comfy.cldm.cldm
+import comfy.controlnet
+import comfy.model_management
+import comfy.ops
+import comfy.t2i_adapter.adapter
+import torch
+
+# As UNET and KINDS in tests/pack/models.py: a ControlNet is a copy of the UNet's first half.
+CONFIG: dict[str, Any] = {
+    "image_size": 32,
+    "in_channels": 4,
+    "hint_channels": 3,
+    "model_channels": 32,
+    "num_res_blocks": [1, 1, 1],
+    "channel_mult": [1, 2, 2],
+    "transformer_depth": [1, 1, 0],
+    "transformer_depth_middle": 1,
+    "use_spatial_transformer": True,
+    "use_linear_in_transformer": False,
+    "legacy": False,
+    "context_dim": 768,
+    "num_heads": 4,
+}
+SDXL = {"context_dim": 2048, "adm_in_channels": 2816, "num_classes": "sequential"}
+RANK = 4
+UNION_TYPES = 6
+
+
+def noise(module: torch.nn.Module, seed: int) -> dict[str, torch.Tensor]:
+    """A float32 state dict that keeps a signal's variance. The "zero" convolutions get noise too: they are trained."""
+    generator = torch.Generator("cpu").manual_seed(seed)
+    weights = {}
+    for name, shape in shapes(module):
+        if len(shape) >= 2:
+            weights[name] = torch.randn(shape, generator=generator) * math.prod(shape[1:]) ** -0.5
+        else:
+            weights[name] = torch.zeros(shape) if name.endswith("bias") else torch.ones(shape)
+    return weights
+
+
+def shapes(module: torch.nn.Module) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Of all weights, also those that a Linear gets only when it is loaded, where ComfyUI pages weights."""
+    for name, tensor in module.state_dict().items():
+        yield name, tuple(tensor.shape)
+    for path, part in module.named_modules():
+        if hasattr(part, "in_features") and part.weight is None:
+            yield f"{path}.weight", (part.out_features, part.in_features)
+            if part.comfy_need_lazy_init_bias:
+                yield f"{path}.bias", (part.out_features,)
+
+
+def control_net(seed: int, adapt: Callable[[Any], None] | None = None, **changes: Any) -> Any:
+    """Built as core's loader of ControlNet files does it; `adapt` changes the network before it gets its weights."""
+    load_device = comfy.model_management.get_torch_device()
+    supported = [torch.float16, torch.float32]
+    dtype = comfy.model_management.unet_dtype(device=load_device, supported_dtypes=supported)
+    cast = comfy.model_management.unet_manual_cast(dtype, load_device)
+    operations = comfy.ops.pick_operations(dtype, cast)
+    device = comfy.model_management.unet_offload_device()
+    model = comfy.cldm.cldm.ControlNet(**{**CONFIG, **changes}, operations=operations, dtype=dtype, device=device)
+    if adapt is not None:
+        adapt(model)
+    model.load_state_dict(noise(model, seed))
+    return comfy.controlnet.ControlNet(model, load_device=load_device, manual_cast_dtype=cast)
+
+
+def union(seed: int) -> Any:
+    """A ControlNet for pictures of several types. Core builds these parts with the 320 channels of a real UNet."""
+
+    def adapt(model: Any) -> None:
+        channels, dtype = model.model_channels, model.dtype
+        options = {"dtype": dtype, "operations": comfy.ops.manual_cast}
+        model.task_embedding = torch.nn.Parameter(torch.empty((UNION_TYPES, channels), dtype=dtype))
+        model.transformer_layes = torch.nn.Sequential(comfy.cldm.cldm.ResBlockUnionControlnet(channels, 4, **options))
+        model.spatial_ch_projs = comfy.ops.manual_cast.Linear(channels, channels, dtype=dtype)
+
+    return control_net(seed, adapt, union_controlnet_num_control_type=UNION_TYPES)
+
+
+def t2i_adapter(seed: int) -> Any:
+    """Two features, for the tiny UNet's second and third level; those begin at an eighth of a picture's side already.
+
+    So its picture has four pixels for each of the latent, and not eight.
+    """
+    model = comfy.t2i_adapter.adapter.Adapter(
+        channels=[32, 64], nums_rb=1, cin=3 * 8 * 8, ksize=1, sk=True, use_conv=False, xl=False
+    )
+    model.load_state_dict(noise(model, seed))
+    return comfy.controlnet.T2IAdapter(model, model.input_channels, 4, "nearest-exact")
+
+
+def control_lora(seed: int) -> Any:
+    """What a ControlNet adds to the UNet, as weights, and a low-rank change of what it has from it."""
+    whole = noise(comfy.cldm.cldm.ControlNet(**CONFIG, operations=comfy.ops.disable_weight_init), seed)
+    added = ("zero_convs.", "middle_block_out.", "input_hint_block.")
+    weights = {name: weight for name, weight in whole.items() if name.startswith(added)}
+    generator = torch.Generator("cpu").manual_seed(seed)
+    for name, weight in whole.items():
+        if weight.ndim < 2 or name.startswith(added):
+            continue
+        place, fan_in = name.removesuffix(".weight"), math.prod(weight.shape[1:])
+        weights[f"{place}.up"] = torch.randn((weight.shape[0], RANK), generator=generator) * 0.5
+        weights[f"{place}.down"] = torch.randn((RANK, fan_in), generator=generator) * 0.5 * fan_in**-0.5
+    return comfy.controlnet.ControlLora({"lora_controlnet": torch.tensor([]), **weights})
+
+
+KINDS: dict[str, Callable[[int], Any]] = {
+    "sd": control_net,
+    "sdxl": lambda seed: control_net(seed, **SDXL),
+    "union": union,
+    "t2i adapter": t2i_adapter,
+    "control lora": control_lora,
+}
+
+
+class ResoluteTestControlNet:
+    """A CONTROL_NET of one of ``KINDS``, with random weights."""
+
+    CATEGORY = "resolute/test"
+    RETURN_TYPES = ("CONTROL_NET",)
+    FUNCTION = "build"
+
+    @classmethod
+    def INPUT_TYPES(cls) -> dict[str, Any]:
+        return {"required": {"kind": (list(KINDS),), "seed": ("INT", {"default": 0, "min": 0, "max": 2**31})}}
+
+    def build(self, kind: str, seed: int) -> tuple[Any]:
+        return (KINDS[kind](seed),)
+
+
+class ResoluteTestHint:
+    """A picture for a ControlNet: coloured patches of 8x8 pixels."""
+
+    CATEGORY = "resolute/test"
+    RETURN_TYPES = ("IMAGE",)
+    FUNCTION = "build"
+
+    @classmethod
+    def INPUT_TYPES(cls) -> dict[str, Any]:
+        number = {"default": 1, "min": 1, "max": 4096}
+        sizes = dict.fromkeys(("width", "height", "batch", "channels"), ("INT", number))
+        return {"required": {"seed": ("INT", {"default": 0, "min": 0, "max": 2**31}), **sizes}}
+
+    def build(self, seed: int, width: int, height: int, batch: int, channels: int) -> tuple[Any]:
+        """(batch, height, width, channels), 0 to 1; each picture of a batch is another one."""
+        generator = torch.Generator("cpu").manual_seed(seed)
+        patches = torch.rand((batch, height // 8 + 1, width // 8 + 1, channels), generator=generator)
+        return (patches.repeat_interleave(8, 1).repeat_interleave(8, 2)[:, :height, :width].contiguous(),)

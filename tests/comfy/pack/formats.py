@@ -1,0 +1,113 @@
+"""A model as another machine would have it: weights in another format, and little free memory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import comfy.model_base
+import comfy.model_management
+import comfy.model_patcher
+import comfy.patcher_extension
+import comfy.supported_models
+import comfy.supported_models_base
+import torch
+
+from .vaes import noise
+
+FORMATS = {
+    "fp32": torch.float32,
+    "fp16": torch.float16,
+    "bf16": torch.bfloat16,
+    "fp8_e4m3fn": torch.float8_e4m3fn,
+    "fp8_e5m2": torch.float8_e5m2,
+}
+
+
+# One level and one transformer: every kind of block once, because each format compiles all of them again.
+UNET: dict[str, Any] = {
+    "image_size": 32,
+    "in_channels": 4,
+    "out_channels": 4,
+    "model_channels": 32,
+    "num_res_blocks": [1],
+    "channel_mult": [1],
+    "transformer_depth": [1],
+    "transformer_depth_output": [0, 0],
+    "transformer_depth_middle": 1,
+    "use_spatial_transformer": True,
+    "use_linear_in_transformer": False,
+    "use_checkpoint": False,
+    "legacy": False,
+    "context_dim": 768,
+    "num_heads": 4,
+    "num_head_channels": -1,
+    "adm_in_channels": None,
+}
+
+
+class ResoluteTestFormatModel:
+    """A UNet of the SD1.5 family whose weights have a certain format: with the same seed, the same numbers rounded.
+
+    As core's loader does it, the format is computed in where the device can, and is else cast on the way.
+    """
+
+    CATEGORY = "resolute/test"
+    RETURN_TYPES = ("MODEL",)
+    FUNCTION = "build"
+
+    @classmethod
+    def INPUT_TYPES(cls) -> dict[str, Any]:
+        return {
+            "required": {
+                "seed": ("INT", {"default": 0, "min": 0, "max": 2**31}),
+                "weights": (list(FORMATS),),
+            }
+        }
+
+    def build(self, seed: int, weights: str) -> tuple[Any]:
+        """Built as the test pack's tiny model is."""
+        config = comfy.supported_models_base.BASE(dict(UNET))
+        config.unet_config.update(num_heads=4, num_head_channels=-1)
+        config.latent_format = comfy.supported_models.SD15.latent_format()
+        config.memory_usage_factor = 1.0
+        dtype, load_device = FORMATS[weights], comfy.model_management.get_torch_device()
+        cast = comfy.model_management.unet_manual_cast(dtype, load_device, config.supported_inference_dtypes)
+        config.set_inference_dtype(dtype, cast)
+        offload_device = comfy.model_management.unet_offload_device()
+        model = comfy.model_base.BaseModel(config, device=offload_device)
+        patcher_class = comfy.model_patcher.CoreModelPatcher
+        patcher = patcher_class(model, load_device=load_device, offload_device=offload_device)
+        own = {name: weight.to(dtype) for name, weight in noise(model.diffusion_model, "", seed).items()}
+        model.load_model_weights(own, "", assign=patcher.is_dynamic())
+        return (patcher,)
+
+
+class ResoluteTestFreeMemory:
+    """Core sees no free memory from the k-th step on (0 is the first), as if another program took it."""
+
+    CATEGORY = "resolute/test"
+    RETURN_TYPES = ("MODEL",)
+    FUNCTION = "patch"
+
+    @classmethod
+    def INPUT_TYPES(cls) -> dict[str, Any]:
+        return {"required": {"model": ("MODEL",), "from_step": ("INT", {"default": 0, "min": 0, "max": 1000})}}
+
+    def patch(self, model: Any, from_step: int) -> tuple[Any]:
+        """Clones the model and answers for its patcher where core asks how large a batch may be."""
+
+        def call(executor: Any, base: Any, conds: Any, x: Any, timestep: Any, options: Any) -> Any:
+            schedule = options["transformer_options"]["sample_sigmas"]
+            step = int((schedule > timestep.flatten()[0].to(schedule)).sum())
+            if step < from_step:
+                return executor(base, conds, x, timestep, options)
+            patcher = base.current_patcher
+            patcher.get_free_memory = lambda device: 0
+            try:
+                return executor(base, conds, x, timestep, options)
+            finally:
+                del patcher.get_free_memory
+
+        patched = model.clone()
+        patched.add_wrapper(comfy.patcher_extension.WrappersMP.CALC_COND_BATCH, call)
+        return (patched,)

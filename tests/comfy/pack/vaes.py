@@ -1,0 +1,129 @@
+"""VAEs of other layouts, latents for them without a model, and decoding with little memory."""
+
+from __future__ import annotations
+
+import copy
+import math
+from typing import Any
+
+import comfy.sd
+import comfy.taesd.taesd
+import torch
+from comfy.ldm.modules.diffusionmodules.model import Decoder
+
+DECODER: dict[str, Any] = {
+    "ch": 32,
+    "out_ch": 3,
+    "ch_mult": [1, 2, 4, 4],
+    "num_res_blocks": 2,
+    "attn_resolutions": [],
+    "in_channels": 3,
+    "resolution": 256,
+}
+LAYOUTS = ("with quant conv", "without quant conv", "taesd")
+
+
+class ResoluteTestVAE:
+    """A small image VAE that core recognises by its keys, as in a file; only its decoder has weights.
+
+    SD1.5 and SDXL have 4 channels and a quant convolution, Flux and SD3 have 16 and none.
+    """
+
+    CATEGORY = "resolute/test"
+    RETURN_TYPES = ("VAE",)
+    FUNCTION = "build"
+
+    @classmethod
+    def INPUT_TYPES(cls) -> dict[str, Any]:
+        return {
+            "required": {
+                "seed": ("INT", {"default": 0, "min": 0, "max": 2**31}),
+                "channels": ("INT", {"default": 4, "min": 1, "max": 64}),
+                "layout": (list(LAYOUTS),),
+            }
+        }
+
+    def build(self, seed: int, channels: int, layout: str) -> tuple[Any]:
+        """`channels`: of the latent."""
+        if layout == "taesd":
+            return (comfy.sd.VAE(sd=noise(comfy.taesd.taesd.TAESD(latent_channels=channels), "", seed)),)
+        weights = noise(Decoder(**DECODER, z_channels=channels), "decoder.", seed)
+        if layout == "with quant conv":
+            weights |= noise(torch.nn.Conv2d(channels, channels, 1), "post_quant_conv.", seed)
+        return (comfy.sd.VAE(sd=weights),)
+
+
+class ResoluteTestLatent:
+    """Random samples: what a model of that many latent channels would hand to a decoder."""
+
+    CATEGORY = "resolute/test"
+    RETURN_TYPES = ("LATENT",)
+    FUNCTION = "make"
+
+    @classmethod
+    def INPUT_TYPES(cls) -> dict[str, Any]:
+        number = ("INT", {"default": 4, "min": 1, "max": 4096})
+        return {"required": dict.fromkeys(("seed", "channels", "width", "height", "batch"), number)}
+
+    def make(self, seed: int, channels: int, width: int, height: int, batch: int) -> tuple[Any]:
+        """`width`, `height`: in pixels, at eight to a latent."""
+        generator = torch.Generator("cpu").manual_seed(seed)
+        return ({"samples": torch.randn((batch, channels, height // 8, width // 8), generator=generator)},)
+
+
+class ResoluteTestVAEMemory:
+    """Free memory for `at_once` pictures in a decode; core then decodes a batch in parts of that many."""
+
+    CATEGORY = "resolute/test"
+    RETURN_TYPES = ("VAE",)
+    FUNCTION = "change"
+
+    @classmethod
+    def INPUT_TYPES(cls) -> dict[str, Any]:
+        return {"required": {"vae": ("VAE",), "at_once": ("INT", {"default": 1, "min": 1, "max": 64})}}
+
+    def change(self, vae: Any, at_once: int) -> tuple[Any]:
+        """A copy whose estimate is a part of what is free at that moment: core divides one by the other."""
+        changed = copy.copy(vae)
+        changed.memory_used_decode = lambda shape, dtype: vae.patcher.get_free_memory(vae.device) / (at_once + 0.5)
+        return (changed,)
+
+
+class ResoluteTestVAEOutOfMemory:
+    """A decoder that runs out of memory above `limit` latent pixels: core then decodes in tiles."""
+
+    CATEGORY = "resolute/test"
+    RETURN_TYPES = ("VAE",)
+    FUNCTION = "change"
+
+    @classmethod
+    def INPUT_TYPES(cls) -> dict[str, Any]:
+        return {"required": {"vae": ("VAE",), "limit": ("INT", {"default": 1024, "min": 1, "max": 2**20})}}
+
+    def change(self, vae: Any, limit: int) -> tuple[Any]:
+        """A copy that fails in the first convolution, inside whatever runs the decoder."""
+        changed = copy.copy(vae)
+        changed.patcher = vae.patcher.clone()
+        inner = changed.patcher.get_model_object("decoder.conv_in.forward")
+
+        def forward(z: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+            if math.prod(z.shape[2:]) > limit:
+                raise torch.cuda.OutOfMemoryError("ResoluteTestVAEOutOfMemory: asked to run out of memory")
+            return inner(z, *args, **kwargs)
+
+        changed.patcher.add_object_patch("decoder.conv_in.forward", forward)
+        return (changed,)
+
+
+def noise(module: torch.nn.Module, prefix: str, seed: int) -> dict[str, torch.Tensor]:
+    """A float32 state dict that keeps a signal's variance: matrices with std = fan_in ** -0.5, norms 1, biases 0."""
+    generator = torch.Generator("cpu").manual_seed(seed)
+    weights = {}
+    for name, tensor in module.state_dict().items():
+        if tensor.ndim >= 2:
+            weights[prefix + name] = (
+                torch.randn(tensor.shape, generator=generator) * math.prod(tensor.shape[1:]) ** -0.5
+            )
+        else:
+            weights[prefix + name] = torch.zeros(tensor.shape) if name.endswith("bias") else torch.ones(tensor.shape)
+    return weights
