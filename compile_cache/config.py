@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from .errors import UserError
 
 _MIB = 1024 * 1024
+_SHARE = 8  # captures take at most an eighth of a GPU by themselves: the weights have to fit beside them
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,12 +22,16 @@ class CacheConfig:
     verify: bool = False
 
     @staticmethod
-    def from_environment(environment: Mapping[str, str] | None = None) -> CacheConfig:
-        """Read RESOLUTE_BUDGET_MB, RESOLUTE_CAPTURE and RESOLUTE_VERIFY. Raises UserError for a value it cannot use."""
+    def from_environment(environment: Mapping[str, str] | None = None, device_bytes: int | None = None) -> CacheConfig:
+        """Read RESOLUTE_BUDGET_MB, RESOLUTE_CAPTURE and RESOLUTE_VERIFY. Raises UserError for a value it cannot use.
+
+        `device_bytes`, the memory of the GPU, bounds the budget where the environment does not set it.
+        """
         env = os.environ if environment is None else environment
         defaults = CacheConfig()
+        budget = defaults.budget_bytes if device_bytes is None else min(defaults.budget_bytes, device_bytes // _SHARE)
         return CacheConfig(
-            budget_bytes=_megabytes(env, "RESOLUTE_BUDGET_MB", defaults.budget_bytes),
+            budget_bytes=_megabytes(env, "RESOLUTE_BUDGET_MB", budget),
             capture=_flag(env, "RESOLUTE_CAPTURE", defaults.capture),
             verify=_flag(env, "RESOLUTE_VERIFY", defaults.verify),
         )

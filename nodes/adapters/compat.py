@@ -23,13 +23,6 @@ def supports_static_clone(patcher: Any) -> bool:
 GPU_COPIES = "multigpu"
 
 
-def renew_gpu_copies(patcher: Any) -> None:
-    """Give the copies of a model on other GPUs (core's CFG split, absent in 0.8) what the patcher has by now."""
-    match = getattr(patcher, "match_multigpu_clones", None)
-    if match is not None:
-        match()
-
-
 def attention_is_traceable() -> bool:
     """Whether core's attention is plain torch: SageAttention and others bring kernels that tracing cannot see."""
     mm = comfy.model_management

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ...compile_cache.keys import Role
-from . import batching, compat
+from . import batching, memory
 from .blocks import flux, unet
 from .delegate import static_clone
 from .hooking import hook_forward
@@ -26,5 +26,5 @@ def compile_diffusion_model(model: Any, backend: str, node_id: str | None = None
     method = "_forward" if hasattr(clone.get_model_object("diffusion_model"), "_forward") else "forward"
     hook_forward(clone, f"diffusion_model.{method}", backend, Role.UNET, _FAMILIES, node_id)
     batching.apply(clone, policy)
-    compat.renew_gpu_copies(clone)
+    memory.make_room_before_sampling(clone)
     return clone

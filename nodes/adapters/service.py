@@ -7,11 +7,13 @@ import threading
 import weakref
 from typing import Any
 
+import comfy.model_management
 import torch
 
 from ...compile_cache.backends import registry
 from ...compile_cache.backends.base import Program
 from ...compile_cache.cache import GraphCache
+from ...compile_cache.config import CacheConfig
 from ...compile_cache.fingerprint import ModelFingerprint
 from ...compile_cache.regions import HookBuilder
 from ...compile_cache.structure import structure_digest
@@ -31,7 +33,9 @@ def cache() -> GraphCache:
     global _cache
     with _lock:
         if _cache is None:
-            _cache = GraphCache()
+            device = comfy.model_management.get_torch_device()
+            total = int(comfy.model_management.get_total_memory(device))
+            _cache = GraphCache(CacheConfig.from_environment(device_bytes=total))
         return _cache
 
 

@@ -74,3 +74,12 @@ def test_foreign_variables_do_not_matter() -> None:
 def test_settings_do_not_change_under_a_running_cache() -> None:
     with pytest.raises(FrozenInstanceError):
         CacheConfig().capture = False  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(("device", "budget"), [(8192, 1024), (24576, 3072), (32768, 4096), (143771, 4096)])
+def test_without_a_setting_the_budget_is_an_eighth_of_the_gpu_and_4_gib_at_most(device: int, budget: int) -> None:
+    assert CacheConfig.from_environment({}, device * MIB).budget_bytes == budget * MIB
+
+
+def test_a_budget_that_was_set_holds_on_any_gpu() -> None:
+    assert CacheConfig.from_environment({"RESOLUTE_BUDGET_MB": "9000"}, 1024 * MIB).budget_bytes == 9000 * MIB
