@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -115,7 +116,10 @@ def unwrapped(forward: Any) -> Any:
 
 
 def _hook_builder(module: torch.nn.Module, families: Sequence[Family]) -> HookBuilder:
+    alive = weakref.ref(module)  # the program that keeps this function belongs to the module, and must not keep it
+
     def build(run: RegionRunner, bypass: Bypass) -> list[Hook]:
-        return [hook for family in families for hook in family(module, run, bypass)]
+        root = alive()
+        return [] if root is None else [hook for family in families for hook in family(root, run, bypass)]
 
     return build

@@ -9,7 +9,7 @@ import comfy.controlnet
 
 from ...compile_cache.keys import Role
 from .blocks import flux, unet
-from .delegate import static_clone
+from .delegate import own_clone
 from .hooking import hook_forward
 from .module_runner import announce_backend
 from .monitor import ComfyMonitor
@@ -32,7 +32,7 @@ def compile_controlnet(control_net: Any, backend: str, node_id: str | None = Non
         ComfyMonitor(node_id).show(reason)
         return copy
     announce_backend(backend, copy.control_model_wrapped.load_device.type, node_id)
-    patcher = static_clone(copy.control_model_wrapped)
+    patcher = own_clone(copy.control_model_wrapped)
     hook_forward(patcher, "forward", backend, Role.CONTROLNET, _FAMILIES, node_id)
     copy.control_model_wrapped = patcher
     copy.control_model = patcher.model

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import logging
 import uuid
 import weakref
 from typing import Any
@@ -19,6 +20,8 @@ import comfy.model_patcher
 import torch
 
 from . import compat
+
+logger = logging.getLogger(__name__)
 
 # The original model -> its delegate: what `clone(model_override=...)` takes, and the identity of its clones. A delegate
 # lives as long as the original does.
@@ -33,11 +36,56 @@ def static_clone(patcher: Any, dtype: torch.dtype | None = None) -> Any:
     """
     if not compat.is_dynamic(patcher) or not compat.supports_static_clone(patcher):
         return patcher.clone()
+    if _reaches_into_model(patcher):
+        logger.warning(
+            "Resolute: a node before the compile node put code around this very copy of the model, which stays with "
+            "DynamicVRAM: its weights are paged, so it runs as it is. Put that node after the compile node."
+        )
+        return patcher.clone()
     clone = _static_clone(patcher, dtype)
     for name, models in clone.additional_models.items():
         if name == compat.GPU_COPIES:
             clone.additional_models[name] = [static_clone(model, dtype) for model in models]
     return clone
+
+
+def own_clone(patcher: Any) -> Any:
+    """A clone around a copy of the model, with ordinary weights: a hook on it is not there for the original.
+
+    For models that core may load twice at once (a ControlNet, compiled and not, in one chain). Host memory is shared.
+    """
+    if compat.is_dynamic(patcher) or not compat.supports_static_clone(patcher) or _reaches_into_model(patcher):
+        return static_clone(patcher)
+    override, identity = _delegates.get(patcher.model, (None, uuid.uuid4()))
+    if override is None:
+        override = _twin(patcher).get_clone_model_override()
+        _delegates[patcher.model] = (override, identity)
+    clone = patcher.clone(model_override=override)
+    clone.clone_base_uuid = identity
+    return clone
+
+
+def _reaches_into_model(patcher: Any) -> bool:
+    """Whether something that a clone would take along computes with this model's own modules (a bypass LoRA)."""
+    if any(patcher.injections.values()):
+        return True
+    modules = {id(module) for module in patcher.model.modules()}
+
+    def reaches(value: Any, depth: int = 1) -> bool:
+        if inspect.ismethod(value):
+            return id(value.__self__) in modules
+        cells = getattr(value, "__closure__", None) or ()
+        return depth > 0 and any(reaches(cell.cell_contents, depth - 1) for cell in cells if _is_filled(cell))
+
+    return any(reaches(patch) for patch in patcher.object_patches.values())
+
+
+def _is_filled(cell: Any) -> bool:
+    try:
+        cell.cell_contents  # noqa: B018 (it raises where there is nothing)
+    except ValueError:
+        return False
+    return True
 
 
 def _static_clone(patcher: Any, dtype: torch.dtype | None) -> Any:

@@ -7,6 +7,7 @@ read before every call; a number that changes whenever they do is the weights ep
 from __future__ import annotations
 
 import itertools
+import weakref
 from typing import Any
 
 import torch
@@ -18,10 +19,13 @@ _epochs = itertools.count(1)
 
 
 class Residency:
-    """Watches one module's weights. All clones of a model share one: their epochs must agree."""
+    """Watches one module's weights. All clones of a model share one: their epochs must agree.
+
+    It does not keep the module alive: that it is gone is how everything that belongs to it is let go.
+    """
 
     def __init__(self, module: torch.nn.Module) -> None:
-        self._module = module
+        self._module = weakref.ref(module)
         self._slots: list[tuple[dict[str, Any], str]] = []
         self._addresses: list[int] | None = None
         self._state: tuple[Any, ...] | None = None
@@ -37,7 +41,10 @@ class Residency:
         addresses = self._read_addresses()
         if not thorough and addresses is not None and addresses == self._addresses:
             return
-        modules = list(self._module.modules())
+        root = self._module()
+        if root is None:
+            return
+        modules = list(root.modules())
         for submodule in modules:
             # What ComfyUI leaves behind when it restores an object patch: the class's own forward, bound.
             own = vars(submodule).get("forward")
@@ -53,7 +60,7 @@ class Residency:
         self._addresses = self._read_addresses()
         tensors = [slots[name] for slots, name in self._slots]
         placed = tuple((_address(tensor), tensor.dtype, tensor.device) for tensor in tensors)
-        state = (placed, tuple(_condition(submodule, submodule is self._module) for submodule in modules))
+        state = (placed, tuple(_condition(submodule, submodule is root) for submodule in modules))
         if state != self._state:
             self._state = state
             self.epoch = next(_epochs)

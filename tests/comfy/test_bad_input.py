@@ -5,14 +5,21 @@ from __future__ import annotations
 import re
 from typing import Any
 
+import numpy
 import pytest
+from safetensors.numpy import save_file
 
 from scripts.support.errors import PromptError
+from scripts.support.server import ComfyServer
 
 from .rig import (
     Bench,
+    PromptDict,
+    Run,
+    assert_different,
     assert_ran_compiled,
     assert_same,
+    assert_through_regions,
     compile_model,
     compiled,
     node,
@@ -87,23 +94,6 @@ def test_a_model_of_an_unknown_family_runs_as_it_is_and_says_so(
 
 
 @pytest.mark.usefixtures("warm")
-@pytest.mark.parametrize("place", ["before", "after"])
-def test_a_failure_in_the_middle_of_a_run_is_reported_and_leaves_nothing_behind(
-    bench: Bench, tiny_prompt: Any, seed: int, place: str
-) -> None:
-    prompt = tiny_prompt(seed=seed, steps=STEPS)
-    expected = bench.run(prompt)
-    failing = node("ResoluteTestFailingPatch", step=2)
-    order = (failing, compile_model()) if place == "before" else (compile_model(), failing)
-    message = failure_of(bench, with_model(prompt, *order))
-    assert "sample (KSampler)" in message
-    assert "asked to fail at step 2" in message
-    ours = bench.run(compiled(prompt))
-    assert_same(ours, expected)
-    assert_ran_compiled(ours, STEPS + 1)
-
-
-@pytest.mark.usefixtures("warm")
 def test_the_original_is_itself_again_after_a_failure(bench: Bench, tiny_prompt: Any, seed: int) -> None:
     prompt = tiny_prompt(seed=seed, steps=STEPS)
     expected = bench.run(prompt)
@@ -114,17 +104,123 @@ def test_the_original_is_itself_again_after_a_failure(bench: Bench, tiny_prompt:
     assert not again.touched_the_cache
 
 
-@pytest.mark.usefixtures("warm")
-def test_a_compiled_prompt_can_be_cancelled_and_the_next_one_is_right(
-    bench: Bench, tiny_prompt: Any, seed: int
-) -> None:
-    prompt = tiny_prompt(seed=seed, steps=STEPS)
-    expected = bench.run(prompt)
-    before = bench.counters()["graph_calls"]
-    endless = compiled(tiny_prompt(seed=seed, steps=2000))
-    message = bench.cancel_once(endless, lambda: bench.counters()["graph_calls"] >= before + 3)
-    assert message == "The prompt was interrupted in node sample."
-    assert bench.counters()["graph_calls"] < before + 2000
-    ours = bench.run(compiled(prompt))
+@pytest.fixture
+def prompt(warm: Run, tiny_prompt: Any, seed: int) -> PromptDict:
+    """Four steps of the tiny model, which is compiled by then, at a latent of 17x13, without a decoder."""
+    whole = tiny_prompt(seed=seed, width=136, height=104, steps=STEPS)
+    return {name: part for name, part in whole.items() if name not in ("vae", "decode", "image")}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def latents(server: ComfyServer) -> None:
+    """Latents for core's LoadLatent: of sixteen channels, of no numbers at all, of a single pixel."""
+    kinds = {
+        "sixteen-channels": numpy.ones((1, 16, 13, 17)),
+        "no-numbers": numpy.full((1, 4, 13, 17), numpy.nan),
+        "one-pixel": numpy.arange(4).reshape((1, 4, 1, 1)),
+    }
+    for name, latent in kinds.items():
+        tensors = {"latent_tensor": latent.astype("float32"), "latent_format_version_0": numpy.zeros(0, "float32")}
+        save_file(tensors, server.input_folder / f"{name}.latent")
+
+
+def assert_the_next_prompt_is_right(bench: Bench, prompt: PromptDict, seed: int) -> None:
+    """The same prompt with another seed, compiled and not, and without a compile or a bypass."""
+    prompt["sample"]["inputs"]["seed"] = seed
+    expected, ours = bench.run(prompt), bench.run(compiled(prompt))
     assert_same(ours, expected)
-    assert_ran_compiled(ours, STEPS + 1)
+    assert_ran_compiled(ours, STEPS)
+
+
+# What cannot work, as changes of a prompt's nodes, and what ComfyUI says to it.
+IMPOSSIBLE = {
+    "channels": ({"latent": node("LoadLatent", latent="sixteen-channels.latent")}, "to have 4 channels, but got 16"),
+    "text width": (
+        {"positive": node("ResoluteTestConditioning", seed=1, tokens=77, width=2048, pooled_width=0, batch=1)},
+        "mat1 and mat2 shapes cannot be multiplied (77x2048 and 768x32)",
+    ),
+    "text length": ({"positive": node("ResoluteTestEmptyConditioning", kind="no token")}, "ZeroDivisionError"),
+    "pooled": ({"model": node("ResoluteTestTinyModel", seed=0, kind="sdxl")}, "KeyError: 'pooled_output'"),
+}
+
+
+@pytest.mark.parametrize("kind", IMPOSSIBLE)
+def test_what_cannot_work_gets_comfyuis_own_message_and_the_next_prompt_works(
+    bench: Bench, prompt: PromptDict, seeds: Any, kind: str
+) -> None:
+    changes, told = IMPOSSIBLE[kind]
+    message = failure_of(bench, prompt | changes)
+    assert told in message
+    assert failure_of(bench, compiled(prompt | changes)) == message
+    assert_the_next_prompt_is_right(bench, prompt, next(seeds))
+
+
+def test_a_text_for_another_model_does_not_spoil_what_is_compiled_after_it(
+    bench: Bench, prompt: PromptDict, seeds: Any
+) -> None:
+    # The first prompt of an architecture, so that its blocks meet the wrong text before the right one.
+    prompt["model"] = node("ResoluteTestOtherModel", seed=1, kind="attentive", channels=160)
+    changes, _ = IMPOSSIBLE["text width"]
+    message = failure_of(bench, prompt | changes)
+    assert failure_of(bench, compiled(prompt | changes)) == message
+    expected, ours = bench.run(prompt), bench.run(compiled(prompt))
+    assert_same(ours, expected)
+    assert_through_regions(ours, STEPS)
+    assert_the_next_prompt_is_right(bench, prompt, next(seeds))
+
+
+@pytest.mark.parametrize("model", ["known", "new"])
+def test_latents_that_are_no_numbers_stay_so_and_the_next_prompt_works(
+    bench: Bench, prompt: PromptDict, seeds: Any, model: str
+) -> None:
+    if model == "new":
+        prompt["model"] = node("ResoluteTestOtherModel", seed=1, kind="short", channels=192)
+    spoilt = prompt | {"latent": node("LoadLatent", latent="no-numbers.latent")}
+    for run in (bench.run(spoilt), bench.run(compiled(spoilt))):
+        assert numpy.isnan(run.latents[0]).all()
+    assert (run.rise["region_compiles"] > 0) == (model == "new")
+    assert_through_regions(run, STEPS)
+    assert_the_next_prompt_is_right(bench, prompt, next(seeds))
+
+
+def test_a_latent_of_one_pixel_gives_comfyuis_own_and_spoils_nothing(
+    bench: Bench, prompt: PromptDict, seeds: Any
+) -> None:
+    # Normalizing a single value leaves nothing but rounding noise, in which two ways of computing it differ wholly.
+    small = prompt | {"latent": node("LoadLatent", latent="one-pixel.latent")}
+    expected, ours = bench.run(small), bench.run(compiled(small))
+    assert_same(ours, expected)
+    assert_ran_compiled(ours, STEPS)
+    assert_the_next_prompt_is_right(bench, prompt, next(seeds))
+
+
+def test_an_empty_list_of_texts_gives_comfyuis_own_picture(bench: Bench, prompt: PromptDict, seeds: Any) -> None:
+    without = prompt | {"positive": node("ResoluteTestEmptyConditioning", kind="no entry")}
+    untouched, expected, ours = bench.run(prompt), bench.run(without), bench.run(compiled(without))
+    assert_different(expected, untouched)
+    assert_same(ours, expected)
+    assert_ran_compiled(ours, STEPS)
+    assert_the_next_prompt_is_right(bench, prompt, next(seeds))
+
+
+@pytest.mark.parametrize("place", ["before", "after"])
+def test_a_control_of_an_odd_size_is_left_out_as_without_us(
+    bench: Bench, server: ComfyServer, prompt: PromptDict, seeds: Any, place: str
+) -> None:
+    warning = "control could not be applied"
+    # The middle of a latent of 17x13 is 5x4.
+    fits, odd = (node("ResoluteTestResidual", width=width, height=height) for width, height in [(5, 4), (9, 3)])
+    untouched = bench.run(prompt)
+    for residual in (fits, odd):
+        expected = bench.run(with_model(prompt, residual))
+        told = server.log().count(warning)
+        order = (residual, compile_model()) if place == "before" else (compile_model(), residual)
+        ours = bench.run(with_model(prompt, *order))
+        assert_same(ours, expected)
+        assert_ran_compiled(ours, STEPS)
+        if residual is fits:
+            assert_different(ours, untouched)
+        else:
+            assert_same(ours, untouched)
+            assert server.log().count(warning) == told + STEPS
+    assert_the_next_prompt_is_right(bench, prompt, next(seeds))

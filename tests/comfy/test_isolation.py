@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import copy
+import time
 from typing import Any
 
 import pytest
+
+from scripts.support.server import ComfyServer
 
 from .rig import (
     Array,
@@ -140,3 +143,22 @@ def test_encoding_with_a_compiled_vae_stays_comfyuis_own(bench: Bench, tiny_prom
     ours = bench.run(changed)
     assert_same(ours, expected)
     assert_ran_compiled(ours, STEPS + 1)
+
+
+def test_what_belongs_to_models_that_are_gone_goes_too(server: ComfyServer, bench: Bench, prompt: PromptDict) -> None:
+    def known() -> set[int]:
+        return {module["module"] for module in bench.client.get("/resolute/cache")["modules"]}
+
+    before, models = known(), 4
+    for weights in range(100, 100 + models):
+        prompt["model"]["inputs"]["seed"] = weights
+        bench.run(with_model(prompt, compile_model()))
+    assert len(known() - before) >= 1
+    bench.client.post("/free", {"unload_models": True, "free_memory": True})
+    prompt["model"]["inputs"]["seed"] = 99  # ComfyUI collects what is dead while it loads another
+    bench.run(with_model(prompt, compile_model()))
+    deadline = time.monotonic() + 60  # ... or some seconds later, between two prompts
+    while len(known() - before) > 1 and time.monotonic() < deadline:
+        time.sleep(0.5)
+    assert len(known() - before) <= 1
+    assert "memory leak" not in server.log()

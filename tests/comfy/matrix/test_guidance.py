@@ -1,0 +1,125 @@
+"""Row 6, second half: nodes that change how a model is sampled, each before and after Compile Model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from ..rig import PromptDict, assert_different, compile_model, node, with_model
+from .kit import Check
+from .placing import before_and_after, check_placed
+
+STEPS = 4
+
+# What a model's output means and which noise levels it knows: an exchanged model_sampling.
+SAMPLINGS = {
+    "eps zsnr": node("ModelSamplingDiscrete", sampling="eps", zsnr=True),
+    "v": node("ModelSamplingDiscrete", sampling="v_prediction", zsnr=False),
+    "v zsnr": node("ModelSamplingDiscrete", sampling="v_prediction", zsnr=True),
+    "lcm": node("ModelSamplingDiscrete", sampling="lcm", zsnr=False),
+    "edm": node("ModelSamplingContinuousEDM", sampling="edm", sigma_max=80.0, sigma_min=0.002),
+    "continuous v": node("ModelSamplingContinuousV", sampling="v_prediction", sigma_max=500.0, sigma_min=0.03),
+    "flow": node("ModelSamplingSD3", shift=3.0),
+}
+# What is done with the results of the forwards, and between the blocks of one: no reason to bypass anything.
+OUTSIDE = {
+    "RescaleCFG": node("RescaleCFG", multiplier=0.8),
+    "FreeU": node("FreeU", b1=1.4, b2=1.6, s1=0.7, s2=0.3),
+    "FreeU_V2": node("FreeU_V2", b1=1.5, b2=1.6, s1=0.7, s2=0.3),
+    "CFGZeroStar": node("CFGZeroStar"),
+}
+STEP_CACHES = {
+    "EasyCache": node("EasyCache", reuse_threshold=0.5, start_percent=0.1, end_percent=0.9, verbose=False),
+    "LazyCache": node("LazyCache", reuse_threshold=0.5, start_percent=0.1, end_percent=0.9, verbose=False),
+}
+# Patches inside transformer blocks: the node, the forwards of four steps, and in how many of them blocks are patched.
+# Perturbed attention is a second forward, and the only patched one; self-attention guidance patches both of its own.
+INSIDE = {
+    "PerturbedAttentionGuidance": (node("PerturbedAttentionGuidance", scale=3.0), 2 * STEPS, STEPS),
+    "SelfAttentionGuidance": (node("SelfAttentionGuidance", scale=0.8, blur_sigma=2.0), 2 * STEPS, 2 * STEPS),
+    "HyperTile": (node("HyperTile", tile_size=64, swap_size=2, max_depth=1, scale_depth=False), STEPS, STEPS),
+    "TomePatchModel": (node("TomePatchModel", ratio=0.4), STEPS, STEPS),
+}
+MERGES = {
+    "ModelMergeSimple": node("ModelMergeSimple", ratio=0.6),
+    "ModelMergeBlocks": node("ModelMergeBlocks", input=0.9, middle=0.3, out=0.5),
+    "ModelMergeAdd": node("ModelMergeAdd"),
+}
+
+
+@before_and_after
+@pytest.mark.parametrize("kind", SAMPLINGS)
+def test_another_kind_of_prediction_compiles_nothing(check: Check, prompt: Any, kind: str, place: str) -> None:
+    check_placed(check, prompt, [SAMPLINGS[kind]], place, forwards=STEPS)
+
+
+@before_and_after
+@pytest.mark.parametrize("name", OUTSIDE)
+def test_guidance_outside_the_blocks_bypasses_nothing(check: Check, prompt: Any, name: str, place: str) -> None:
+    check_placed(check, prompt, [OUTSIDE[name]], place, forwards=STEPS)
+
+
+@before_and_after
+@pytest.mark.parametrize("name", STEP_CACHES)
+def test_a_step_cache_skips_the_same_steps(check: Check, prompt: Any, name: str, place: str) -> None:
+    steps = 12
+    prompt["sample"]["inputs"]["steps"] = steps
+    eager = check.bench.run(with_model(prompt, STEP_CACHES[name], compile_model("eager")))
+    calls = eager.rise["eager_calls"]
+    assert 0 < calls < steps, "no step was skipped, or all of them"
+    check_placed(check, prompt, [STEP_CACHES[name]], place, forwards=calls)
+
+
+@before_and_after
+@pytest.mark.parametrize("name", INSIDE)
+def test_guidance_inside_the_blocks_costs_those_blocks_only(check: Check, prompt: Any, name: str, place: str) -> None:
+    # HyperTile leaves a size alone that it cannot divide into tiles.
+    prompt["latent"]["inputs"].update(width=256, height=256)
+    other, forwards, patched = INSIDE[name]
+    check_placed(check, prompt, [other], place, forwards=forwards, bypasses={"patched_block": patched})
+
+
+def test_free_u_comes_and_goes_without_a_compile_and_leaves_nothing_behind(
+    check: Check, prompt: Any, seeds: Any
+) -> None:
+    # Core's own compile node goes on with the graph that was compiled without FreeU.
+    check(prompt, forwards=STEPS)
+    for place in ("after", "before"):
+        prompt["sample"]["inputs"]["seed"] = next(seeds)
+        check_placed(check, prompt, [OUTSIDE["FreeU_V2"]], place, forwards=STEPS)
+        prompt["sample"]["inputs"]["seed"] = next(seeds)
+        check(prompt, forwards=STEPS)
+
+
+def test_several_such_nodes_on_both_sides_all_take_effect(check: Check, prompt: Any) -> None:
+    first, second = [OUTSIDE["FreeU"], SAMPLINGS["v"]], [OUTSIDE["RescaleCFG"], INSIDE["PerturbedAttentionGuidance"][0]]
+    plain = with_model(prompt, *first, *second)
+    ours = with_model(prompt, *first, compile_model(check.backend), *second)
+    run = check(plain, ours, forwards=2 * STEPS, bypasses={"patched_block": STEPS})
+    for fewer in (first, second):
+        assert_different(run, check.bench.run(with_model(prompt, *fewer)))
+
+
+def merged(prompt: PromptDict, merge: dict[str, Any], place: str, backend: str | None) -> PromptDict:
+    """The prompt with its model merged with another. `place`: whether the merge or its models are compiled."""
+    compiles = {"model1": ["model", 0], "model2": ["other", 0]}
+    parts = {"other": node("ResoluteTestTinyModel", seed=3, kind="sd")}
+    if backend is not None and place == "after":
+        for name, link in compiles.items():
+            parts[f"{name}-compiled"] = node("ResoluteCompileModel", model=link, backend=backend)
+            compiles[name] = [f"{name}-compiled", 0]
+    parts["merge"] = {**merge, "inputs": {**merge["inputs"], **compiles}}
+    sample = {**prompt["sample"], "inputs": {**prompt["sample"]["inputs"], "model": ["merge", 0]}}
+    changed = {**prompt, **parts, "sample": sample}
+    return with_model(changed, compile_model(backend)) if backend is not None and place == "before" else changed
+
+
+@before_and_after
+@pytest.mark.parametrize("name", MERGES)
+def test_merged_weights_compile_nothing_and_do_not_stay(check: Check, prompt: Any, name: str, place: str) -> None:
+    # Merging patches weights as a LoRA does: at load, into new parameters.
+    plain = merged(prompt, MERGES[name], place, None)
+    run = check(plain, merged(prompt, MERGES[name], place, check.backend), forwards=STEPS)
+    original = check(prompt, forwards=STEPS)
+    assert_different(run, original)
