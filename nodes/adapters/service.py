@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import itertools
 import threading
 import weakref
@@ -26,11 +27,16 @@ _programs: dict[tuple[int, str], Program] = {}
 _fingerprints: dict[int, tuple[int, ModelFingerprint]] = {}  # by owner, with the epoch that it was taken in
 _residencies: dict[int, Residency] = {}
 _numbers = itertools.count(1)
+# Numbers of modules that died. Garbage is collected in any thread at any moment, also in one that a compile waits for
+# while this pack's locks are held: so whoever finds a module dead only notes it, and the next caller cleans up.
+_dead: collections.deque[int] = collections.deque()
 
 
 def cache() -> GraphCache:
     """The process's GraphCache, made at first use."""
     global _cache
+    while _dead:
+        _forget(_dead.popleft())
     with _lock:
         if _cache is None:
             device = comfy.model_management.get_torch_device()
@@ -46,7 +52,7 @@ def owner_of(module: torch.nn.Module) -> int:
         if number is None:
             number = next(_numbers)
             _owners[module] = number
-            weakref.finalize(module, _forget, number)
+            weakref.finalize(module, _dead.append, number)
         return number
 
 
@@ -86,11 +92,12 @@ def fingerprint_of(module: torch.nn.Module) -> ModelFingerprint:
 
 def report() -> dict[str, Any]:
     """The cache's report, with the regions of each module that has a program."""
+    told = cache().report()
     modules = [
         {"module": owner, "backend": backend, "regions_compiled": program.regions[0], "regions": program.regions[1]}
         for (owner, backend), program in list(_programs.items())
     ]
-    return {**cache().report(), "modules": modules}
+    return {**told, "modules": modules}
 
 
 def _forget(owner: int) -> None:

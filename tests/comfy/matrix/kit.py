@@ -11,8 +11,9 @@ import numpy
 
 from ..rig import IMAGE_TOLERANCE, LATENT_TOLERANCE, Bench, PromptDict, Run, compiled, latent_error
 
-# fp16 on a GPU rounds at every kernel, and other kernels round otherwise; replays of eager's own kernels do not differ.
-CUDA_TOLERANCE = {"inductor": (3e-2, 24), "cudagraph": (1e-6, 0), "eager": (1e-6, 0)}
+# On CUDA inductor is checked in float32 without TF32: fp16 rounds at every kernel, other kernels round otherwise, and the
+# steps of a random model amplify that without bound. Replays of eager's own kernels do not differ at all, in any dtype.
+CUDA_TOLERANCE = {"inductor": (2e-3, 4), "cudagraph": (0.0, 0), "eager": (0.0, 0)}
 
 
 @dataclass

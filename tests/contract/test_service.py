@@ -1,0 +1,56 @@
+"""What belongs to a module goes when the module does, whatever else is going on at that moment."""
+
+from __future__ import annotations
+
+import gc
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+
+@pytest.fixture
+def service(adapter: Callable[[str], ModuleType], monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
+    """With the one question that it asks ComfyUI answered: how much memory is there?"""
+    answers = SimpleNamespace(get_torch_device=lambda: torch.device("cpu"), get_total_memory=lambda device: 2**34)
+    comfy = ModuleType("comfy")
+    comfy.model_management = answers  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "comfy", comfy)
+    monkeypatch.setitem(sys.modules, "comfy.model_management", answers)
+    yield adapter("service")
+
+
+def build_no_hooks(run: Any, bypass: Any) -> list[Any]:
+    return []
+
+
+def test_a_module_that_dies_takes_its_program_with_it(service: ModuleType) -> None:
+    module = nn.Linear(2, 2)
+    service.program_for(module, "eager", "cpu", build_no_hooks)
+    service.residency_of(module).refresh()
+    service.fingerprint_of(module)
+    number = service.owner_of(module)
+    assert number in {row["module"] for row in service.report()["modules"]}
+    del module
+    gc.collect()
+    assert number not in {row["module"] for row in service.report()["modules"]}
+    assert number not in service._residencies
+    assert number not in service._fingerprints
+
+
+def test_a_module_may_die_in_a_thread_that_somebody_waits_for_with_the_lock_held(service: ModuleType) -> None:
+    # Inductor's own threads collect garbage too, while a prompt compiles and waits for them.
+    module = nn.Linear(2, 2)
+    module.myself = [module]  # type: ignore[assignment]  # a cycle: only a collection ends it
+    service.owner_of(module)
+    del module
+    with service.cache()._lock, service._lock:
+        collector = threading.Thread(target=gc.collect, daemon=True)
+        collector.start()
+        collector.join(20)
+        assert not collector.is_alive(), "the collection waits for a lock"
