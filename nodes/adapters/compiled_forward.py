@@ -23,7 +23,8 @@ Invoke = Callable[[Sequence[torch.Tensor]], Any]
 
 
 class CompiledForward:
-    """Not a Module: it holds one and must not become its child.
+    """Not a Module: it stands for one, and must not become its child or keep it alive: ComfyUI puts it into the module
+    itself, and a model that only a garbage collection can free stays on the GPU until then.
 
     `inner` is the forward that it replaces: the module's own, or what another pack put there. The first argument of
     `inner` is the latent; whatever else it takes is described by name.
@@ -38,8 +39,10 @@ class CompiledForward:
         families: Sequence[Family],
         node_id: str | None,
     ) -> None:
-        self.module = module
-        self.inner = inner
+        self._module = weakref.ref(module)
+        own = inspect.ismethod(inner) and inner.__self__ is module
+        self._own_method = inner.__func__ if own else None
+        self._foreign = None if own else inner
         self.runner = ModuleRunner(module, backend, role, _hook_builder(module, families), node_id)
         self._made_with = (backend, role, families, node_id)
         self._log = SessionLog(self.runner)
@@ -51,9 +54,21 @@ class CompiledForward:
             name for name, kind in inspect.signature(inner).parameters.items() if kind.kind != kind.VAR_KEYWORD
         ]
 
-    def for_module(self, module: torch.nn.Module, inner: Any) -> CompiledForward:
-        """The same for another copy of the model, on another device."""
-        return CompiledForward(module, inner, *self._made_with)
+    @property
+    def module(self) -> torch.nn.Module:
+        """The module whose forward this is. It outlives every call."""
+        module = self._module()
+        assert module is not None, "called for a module that is gone"
+        return module
+
+    @property
+    def inner(self) -> Any:
+        """The forward that this one replaces."""
+        return self._foreign if self._own_method is None else self._own_method.__get__(self.module)
+
+    def for_module(self, module: torch.nn.Module, own: Any) -> CompiledForward:
+        """The same for another copy of the model, on another device, whose own forward is `own`."""
+        return CompiledForward(module, own if self._foreign is None else self._foreign, *self._made_with)
 
     # --- moments in the life of the patcher, see `hooking` -----------------------------------------------------
 
@@ -75,9 +90,12 @@ class CompiledForward:
     def weights_left(self) -> None:
         """ComfyUI took the model down (unload, free memory, another clone's turn): stale captures go at once."""
         # Restoring an object patch leaves a bound method in the module's dictionary: a cycle that keeps it alive.
+        module = self._module()
+        if module is None:
+            return
         for name in ("_forward", "forward"):
-            if getattr(self.module.__dict__.get(name), "__self__", None) is self.module:
-                del self.module.__dict__[name]
+            if getattr(module.__dict__.get(name), "__self__", None) is module:
+                del module.__dict__[name]
         self.runner.residency.refresh(thorough=True)
         service.cache().drop_stale(self.runner.owner, self.runner.residency.epoch)
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 import copy
 import inspect
 import logging
-import uuid
 import weakref
 from typing import Any
 
@@ -23,9 +22,9 @@ from . import compat
 
 logger = logging.getLogger(__name__)
 
-# The original model -> its delegate: what `clone(model_override=...)` takes, and the identity of its clones. A delegate
-# lives as long as the original does.
-_delegates: weakref.WeakKeyDictionary[torch.nn.Module, tuple[Any, uuid.UUID]] = weakref.WeakKeyDictionary()
+# The original model -> a patcher around its delegate, which lives as long as the original does. It is the parent of all
+# clones: what a dead clone had loaded is then core's to unload, through a patcher of the same model.
+_delegates: weakref.WeakKeyDictionary[torch.nn.Module, Any] = weakref.WeakKeyDictionary()
 
 
 def static_clone(patcher: Any, dtype: torch.dtype | None = None) -> Any:
@@ -42,7 +41,7 @@ def static_clone(patcher: Any, dtype: torch.dtype | None = None) -> Any:
             "DynamicVRAM: its weights are paged, so it runs as it is. Put that node after the compile node."
         )
         return patcher.clone()
-    clone = _static_clone(patcher, dtype)
+    clone = _clone_around(_delegate_of(patcher, dtype), patcher)
     for name, models in clone.additional_models.items():
         if name == compat.GPU_COPIES:
             clone.additional_models[name] = [static_clone(model, dtype) for model in models]
@@ -56,12 +55,32 @@ def own_clone(patcher: Any) -> Any:
     """
     if compat.is_dynamic(patcher) or not compat.supports_static_clone(patcher) or _reaches_into_model(patcher):
         return static_clone(patcher)
-    override, identity = _delegates.get(patcher.model, (None, uuid.uuid4()))
-    if override is None:
-        override = _twin(patcher).get_clone_model_override()
-        _delegates[patcher.model] = (override, identity)
-    clone = patcher.clone(model_override=override)
-    clone.clone_base_uuid = identity
+    if any(patcher.model is delegate.model for delegate in _delegates.values()):  # compiled before
+        return patcher.clone()
+    return _clone_around(_delegate_of(patcher, None), patcher)
+
+
+def _delegate_of(patcher: Any, dtype: torch.dtype | None) -> Any:
+    delegate = _delegates.get(patcher.model)
+    if delegate is None:
+        if compat.is_dynamic(patcher) and getattr(patcher, "cached_patcher_init", None) is not None:
+            model = patcher.clone(disable_dynamic=True).model
+        else:
+            model = _twin(patcher)
+        if dtype is not None:
+            model.to(dtype)
+        delegate = comfy.model_patcher.ModelPatcher(model, patcher.load_device, patcher.offload_device)
+        _delegates[patcher.model] = delegate
+    return delegate
+
+
+def _clone_around(delegate: Any, patcher: Any) -> Any:
+    options = {"disable_dynamic": True} if compat.is_dynamic(patcher) else {}
+    clone = patcher.clone(model_override=delegate.get_clone_model_override(), **options)
+    # Core takes patchers of one identity for clones of one model, and hands a copy on another GPU from one to another:
+    # a paging patcher cannot run on a copy that was not made for paging.
+    clone.clone_base_uuid = delegate.clone_base_uuid
+    clone.parent = delegate
     return clone
 
 
@@ -88,21 +107,6 @@ def _is_filled(cell: Any) -> bool:
     return True
 
 
-def _static_clone(patcher: Any, dtype: torch.dtype | None) -> Any:
-    override, identity = _delegates.get(patcher.model, (None, uuid.uuid4()))
-    if override is None and getattr(patcher, "cached_patcher_init", None) is None:
-        override = _twin(patcher).get_clone_model_override()
-    clone = patcher.clone(disable_dynamic=True, model_override=override)
-    # Core takes patchers of one identity for clones of one model, and hands a copy on another GPU from one to another:
-    # a paging patcher cannot run on a copy that was not made for paging.
-    clone.clone_base_uuid = identity
-    if patcher.model not in _delegates:
-        if dtype is not None:
-            clone.model.to(dtype)
-        _delegates[patcher.model] = (clone.get_clone_model_override(), identity)
-    return clone
-
-
 # What paging leaves on modules. Their own class says again whether weights are cast on the way.
 _PAGING = frozenset(
     {
@@ -113,11 +117,10 @@ _PAGING = frozenset(
 )  # fmt: skip
 
 
-def _twin(patcher: Any) -> Any:
-    """A patcher around a copy of the model whose weights are not paged; both share their host memory."""
+def _twin(patcher: Any) -> torch.nn.Module:
+    """A copy of the model whose weights are not paged; both share their host memory."""
     comfy.model_management.unload_model_and_clones(patcher)
-    model = _copied(patcher.model, {})
-    return comfy.model_patcher.ModelPatcher(model, patcher.load_device, patcher.offload_device)
+    return _copied(patcher.model, {})
 
 
 def _copied(module: torch.nn.Module, done: dict[int, torch.nn.Module]) -> torch.nn.Module:

@@ -57,9 +57,8 @@ def _follow_model(patcher: Any, clone: Any) -> None:
         module = _holder(clone, name)
         if module is forward.module:
             continue
-        own = getattr(forward.inner, "__self__", None) is forward.module
-        inner = unwrapped(comfy.utils.get_attr(clone.model, name)) if own else forward.inner
-        clone.add_object_patch(name, forward.for_module(module, inner))
+        own = unwrapped(comfy.utils.get_attr(clone.model, name))
+        clone.add_object_patch(name, forward.for_module(module, own))
 
 
 _CALLBACKS = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -45,7 +46,7 @@ class ModuleRunner:
         self.monitor = ComfyMonitor(node_id)
         self.residency = service.residency_of(module)
         self.owner = service.owner_of(module)
-        self._module = module
+        self._module = weakref.ref(module)  # see CompiledForward
         self._backend = backend
         self._role = role
         self._build_hooks = build_hooks
@@ -55,7 +56,7 @@ class ModuleRunner:
     def program(self, device: str) -> tuple[Program, str]:
         """The program for a type of device and the name of its backend."""
         if device not in self._programs:
-            self._programs[device] = service.program_for(self._module, self._backend, device, self._build_hooks)
+            self._programs[device] = service.program_for(self._alive(), self._backend, device, self._build_hooks)
         return self._programs[device]
 
     def run(
@@ -80,8 +81,13 @@ class ModuleRunner:
         )
         return service.cache().run(program, call)
 
+    def _alive(self) -> torch.nn.Module:
+        module = self._module()
+        assert module is not None, "a call of a module that is gone"
+        return module
+
     def _key(self, description: Description, backend: str) -> GraphKey:
-        model = service.fingerprint_of(self._module).digest
+        model = service.fingerprint_of(self._alive()).digest
         form = (model, backend, description.form())
         key = self._keys.get(form)
         if key is None:

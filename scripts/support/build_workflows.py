@@ -51,6 +51,11 @@ NOTES = {
 1. Choose your checkpoint and a picture.
 2. Queue. The first run compiles; the node shows how far it is.
 3. Change `preset` in **Resolution**, or `denoise`, and queue again: nothing compiles.""",
+    "compare_with_stock": """## The same seed, compiled and not
+1. Choose your checkpoint.
+2. Queue. The upper row samples and decodes compiled, the lower one is stock ComfyUI.
+3. **Compare Images** tells how far the two are apart, and where. On a GPU half precision rounds.
+4. Set `min_psnr`, for example to 30: then the prompt fails if the pictures are further apart.""",
 }
 
 
@@ -85,11 +90,11 @@ def resolution_tour() -> Graph:
 def image_to_image() -> Graph:
     """ComfyUI's example picture, scaled to a valid size and drawn again."""
     graph = Graph("image_to_image")
-    model, clip, vae, encoder = _compiled_checkpoint(graph, SD15)
-    prompts = _prompts(graph, clip, (COLUMN, 300))
+    model, clip, vae, loader = _compiled_checkpoint(graph, SD15)
+    prompts = _prompts(graph, clip, (COLUMN, 320))
     group = graph.group("Picture", (0, 220), STOCK)
     loaded = graph.add(group, "LoadImage")
-    group = graph.group("Scaled to a valid size", (0, 730), STOCK, rightward=True)
+    group = graph.group("Scaled to a valid size", (0, 740), STOCK, rightward=True)
     size = _resolution(graph, group, "SD1.5 512x512", 512, 512)
     scaled = graph.add(
         group,
@@ -101,7 +106,7 @@ def image_to_image() -> Graph:
         crop="center",
     )
     # Only decoding is compiled: the encoder takes the VAE from the loader.
-    latent = graph.add(group, "VAEEncode", pixels=scaled["IMAGE"], vae=encoder)["LATENT"]
+    latent = graph.add(group, "VAEEncode", pixels=scaled["IMAGE"], vae=loader["VAE"])["LATENT"]
     group = graph.group("Sample", (COLUMN * 3, 0), STOCK)
     sampler = _sampler(graph, group, model, prompts, latent, cfg=7.0, denoise=0.6, after="randomize")
     _decode(graph, sampler, vae, (COLUMN * 4, 0))
@@ -109,11 +114,36 @@ def image_to_image() -> Graph:
     return graph
 
 
+def compare_with_stock() -> Graph:
+    """One checkpoint, sampled and decoded twice with the same seed: compiled, and by ComfyUI alone."""
+    graph = Graph("compare_with_stock")
+    model, clip, vae, loader = _compiled_checkpoint(graph, SD15)
+    prompts = _prompts(graph, clip, (COLUMN, 320))
+    seed = graph.add(graph.group("Seed", (0, 320), STOCK), "PrimitiveInt", title="Seed of both", value=1)["INT"]
+    group = graph.group("Size", (0, 740), STOCK, rightward=True)
+    size = _resolution(graph, group, "SD1.5 512x512", 512, 512)
+    latent = graph.add(group, "EmptyLatentImage", width=size["width"], height=size["height"])["LATENT"]
+    images = []
+    rows = (("compiled", OURS, model, vae), ("stock", STOCK, loader["MODEL"], loader["VAE"]))
+    for row, (title, color, its_model, its_vae) in enumerate(rows):
+        group = graph.group(f"The {title} picture", (COLUMN * 2, row * TOUR_ROW), color, rightward=True)
+        sampled = _sampler(graph, group, its_model, prompts, latent, cfg=7.0, seed=seed)
+        image = graph.add(group, "VAEDecode", wide=240, samples=sampled["LATENT"], vae=its_vae)["IMAGE"]
+        graph.add(group, "SaveImage", wide=340, images=image, filename_prefix=f"{graph.name}_{title}")
+        images.append(image)
+    group = graph.group("How far apart", (COLUMN * 2, 2 * TOUR_ROW), OURS, rightward=True)
+    compared = graph.add(group, "ResoluteCompareImages", image_a=images[0], image_b=images[1])
+    graph.add(group, "PreviewImage", title="Heat map", wide=340, images=compared["heat_map"])
+    graph.add(group, "PreviewAny", title="Report", wide=560, source=compared["text"])
+    graph.note(NOTES[graph.name], (0, 1020), 680, 150)
+    return graph
+
+
 def _text_to_image(name: str, checkpoint: str, preset: str, width: int, height: int, cfg: float) -> Graph:
     graph = Graph(name)
     model, clip, vae, _ = _compiled_checkpoint(graph, checkpoint)
-    prompts = _prompts(graph, clip, (COLUMN, 300))
-    group = graph.group("Size", (0, 730), STOCK, rightward=True)
+    prompts = _prompts(graph, clip, (COLUMN, 320))
+    group = graph.group("Size", (0, 740), STOCK, rightward=True)
     size = _resolution(graph, group, preset, width, height)
     latent = graph.add(group, "EmptyLatentImage", width=size["width"], height=size["height"])
     group = graph.group("Sample", (COLUMN * 2, 0), STOCK)
@@ -123,14 +153,14 @@ def _text_to_image(name: str, checkpoint: str, preset: str, width: int, height: 
     return graph
 
 
-def _compiled_checkpoint(graph: Graph, checkpoint: str) -> tuple[Output, Output, Output, Output]:
-    """Compiled model, CLIP, VAE with compiled decoding, and the loader's own VAE."""
+def _compiled_checkpoint(graph: Graph, checkpoint: str) -> tuple[Output, Output, Output, Node]:
+    """Compiled model, CLIP, VAE with compiled decoding, and the loader itself."""
     group = graph.group("Checkpoint", (0, 0), STOCK)
     loader = graph.add(group, "CheckpointLoaderSimple", ckpt_name=checkpoint)
     group = graph.group("Compiled", (COLUMN, 0), OURS)
     model = graph.add(group, "ResoluteCompileModel", model=loader["MODEL"])
     vae = graph.add(group, "ResoluteCompileVAEDecode", vae=loader["VAE"])
-    return model["MODEL"], loader["CLIP"], vae["VAE"], loader["VAE"]
+    return model["MODEL"], loader["CLIP"], vae["VAE"], loader
 
 
 def _prompts(graph: Graph, clip: Output, at: tuple[int, int], wide: int = 300) -> Prompts:
@@ -162,6 +192,7 @@ def _sampler(
     cfg: float,
     denoise: float = 1.0,
     after: str = "fixed",
+    seed: int | Output = 1,
 ) -> Node:
     return graph.add(
         group,
@@ -170,7 +201,7 @@ def _sampler(
         positive=prompts[0],
         negative=prompts[1],
         latent_image=latent,
-        seed=1,
+        seed=seed,
         control_after_generate=after,
         steps=20,
         cfg=cfg,
@@ -199,6 +230,7 @@ WORKFLOWS: tuple[Callable[[], Graph], ...] = (
     sdxl_text_to_image,
     resolution_tour,
     image_to_image,
+    compare_with_stock,
 )
 
 

@@ -12,7 +12,7 @@ PromptDict = dict[str, dict[str, Any]]
 Size = tuple[int, int]  # width, height in pixels
 
 SD15, SDXL = "sd15_text_to_image", "sdxl_text_to_image"
-TOUR_NAME, IMAGE_TO_IMAGE = "resolution_tour", "image_to_image"
+TOUR_NAME, IMAGE_TO_IMAGE, COMPARE = "resolution_tour", "image_to_image", "compare_with_stock"
 TEXT_TO_IMAGE = {"sd15": SD15, "sdxl": SDXL}
 # CLIP takes 75 words of its own per chunk of 77 tokens; this text fills one and part of the next.
 LONG_TEXT = ", ".join([POSITIVE] * 6)
@@ -102,9 +102,9 @@ def make_plan(device: str, family: str, quick: bool) -> Plan:
     jobs = [Job(TEXT_TO_IMAGE[family], (size,), batch, tokens) for size, batch, tokens in cases]
     left_out = {TEXT_TO_IMAGE[other]: _other_family(other) for other in TEXT_TO_IMAGE if other != family}
     if quick:
-        left_out |= dict.fromkeys((IMAGE_TO_IMAGE, TOUR_NAME), "--quick leaves it out")
+        left_out |= dict.fromkeys((IMAGE_TO_IMAGE, COMPARE, TOUR_NAME), "--quick leaves it out")
     else:
-        jobs.append(Job(IMAGE_TO_IMAGE, (_PICTURE_SIZE[device],)))
+        jobs += [Job(workflow, (_PICTURE_SIZE[device],)) for workflow in (IMAGE_TO_IMAGE, COMPARE)]
         tour = _CPU_TOUR if device == "cpu" else tuple((width, height) for _, _, width, height in TOUR)
         jobs.append(Job(TOUR_NAME, tour))
     return Plan(tuple(jobs), left_out)

@@ -151,6 +151,12 @@ STOCK = (
         widgets=(Widget("filename_prefix", "STRING", "ComfyUI"),),
     ),
     NodeType("PreviewImage", "Preview Image", inputs=(("images", "IMAGE"),)),
+    NodeType(
+        "PrimitiveInt",
+        "Int",
+        widgets=(Widget("value", "INT", 0), Widget(AFTER_GENERATE, "COMBO", "fixed")),
+        outputs=(("INT", "INT"),),
+    ),
     NodeType("PreviewAny", "Preview as Text", inputs=(("source", "*"),)),
     NodeType(NOTE, "Note", widgets=(Widget("text", "STRING", ""),)),
 )
@@ -159,7 +165,7 @@ OURS = (
         "ResoluteCompileModel",
         "Compile Model",
         inputs=(("model", "MODEL"),),
-        widgets=(_BACKEND,),
+        widgets=(_BACKEND, Widget("batching", "COMBO", "auto")),
         outputs=(_MODEL,),
     ),
     NodeType(
@@ -168,6 +174,13 @@ OURS = (
         inputs=(("vae", "VAE"),),
         widgets=(_BACKEND,),
         outputs=(_VAE,),
+    ),
+    NodeType(
+        "ResoluteCompileControlNet",
+        "Compile ControlNet",
+        inputs=(("control_net", "CONTROL_NET"),),
+        widgets=(_BACKEND,),
+        outputs=(("CONTROL_NET", "CONTROL_NET"),),
     ),
     NodeType(
         "ResoluteLoadCheckpoint",
@@ -194,6 +207,20 @@ OURS = (
         "Graph Cache Report",
         inputs=(("any", "*"),),
         outputs=(("text", "STRING"), ("image", "IMAGE")),
+    ),
+    NodeType(
+        "ResoluteCompareImages",
+        "Compare Images",
+        inputs=(("image_a", "IMAGE"), ("image_b", "IMAGE")),
+        widgets=(Widget("max_error", "FLOAT", 255.0), Widget("min_psnr", "FLOAT", 0.0)),
+        outputs=(
+            ("text", "STRING"),
+            ("heat_map", "IMAGE"),
+            ("max_error", "FLOAT"),
+            ("mean_error", "FLOAT"),
+            ("psnr", "FLOAT"),
+            ("ssim", "FLOAT"),
+        ),
     ),
     NodeType("ResoluteFree", "Free Graphs", inputs=(("any", "*"),), outputs=(("any", "*"),)),
 )

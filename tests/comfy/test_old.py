@@ -64,8 +64,12 @@ def test_the_nodes_without_a_model_work(old: Bench, tiny_prompt: Any, node: Any,
     prompt["latent"]["inputs"].update(width=["size", 0], height=["size", 1])
     prompt["free"] = node("ResoluteFree", any=["decode", 0])
     prompt["report"] = node("ResoluteReport", any=["free", 0])
+    prompt["compare"] = node(
+        "ResoluteCompareImages", image_a=["free", 0], image_b=["decode", 0], max_error=0, min_psnr=99
+    )
     run = old.run(prompt)
     assert [latent.shape for latent in run.latents] == [(1, 4, 13, 17)]
+    assert "identical" in run.history["outputs"]["compare"]["text"][0]
     assert "region compiles" in run.history["outputs"]["report"]["text"][0]
 
 

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,14 +12,14 @@ from .kit import Check, Recorder  # noqa: E402 (after the line that has its asse
 
 
 @pytest.fixture(scope="session")
-def recorder(pytestconfig: pytest.Config, bench: Bench) -> Iterator[Recorder]:
-    """Keeps what each check saw; written at the end of the session where ``--record`` names a file."""
-    kept = Recorder(backend=pytestconfig.getoption("--backend"), on_cuda=pytestconfig.getoption("--on-cuda"))
-    yield kept
-    path: Path | None = pytestconfig.getoption("--record")
-    if path is not None:
-        system = bench.client.get("/system_stats")
-        path.write_text(json.dumps(kept.as_json(system), indent=1) + "\n", "utf-8")
+def recorder(pytestconfig: pytest.Config, bench: Bench) -> Recorder:
+    """Keeps what each check saw, and writes it where ``--record`` says."""
+    return Recorder(
+        backend=pytestconfig.getoption("--backend"),
+        on_cuda=pytestconfig.getoption("--on-cuda"),
+        path=pytestconfig.getoption("--record"),
+        system=bench.client.get("/system_stats"),
+    )
 
 
 @pytest.fixture

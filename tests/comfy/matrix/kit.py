@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import datetime
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy
 
 from ..rig import IMAGE_TOLERANCE, LATENT_TOLERANCE, Bench, PromptDict, Run, compiled, latent_error
 
-# On CUDA inductor is checked in float32 without TF32: fp16 rounds at every kernel, other kernels round otherwise, and the
-# steps of a random model amplify that without bound. Replays of eager's own kernels do not differ at all, in any dtype.
+# On CUDA inductor is checked in float32 without TF32: fp16 rounds at every kernel, other kernels round otherwise, and
+# the steps of a random model amplify that without bound. Replays of eager's own kernels do not differ in any dtype.
 CUDA_TOLERANCE = {"inductor": (2e-3, 4), "cudagraph": (0.0, 0), "eager": (0.0, 0)}
 
 
@@ -22,6 +24,8 @@ class Recorder:
 
     backend: str
     on_cuda: bool
+    path: Path | None
+    system: Mapping[str, Any]  # what ComfyUI tells of the machine
     cases: list[dict[str, Any]] = field(default_factory=list)
 
     @property
@@ -34,17 +38,19 @@ class Recorder:
         latents = [latent_error(mine, theirs) for mine, theirs in zip(ours.latents, plain.latents, strict=True)]
         images = [int(abs(mine - theirs).max()) for mine, theirs in zip(ours.images, plain.images, strict=True)]
         self.cases.append({"case": name, "latent_errors": latents, "image_errors": images, "rise": ours.rise})
+        if self.path is not None:  # each time: a session may be cut short
+            self.path.write_text(json.dumps(self.as_json(), indent=1) + "\n", "utf-8")
 
-    def as_json(self, system: Mapping[str, Any]) -> dict[str, Any]:
-        """With the machine and the versions, as ComfyUI tells them."""
+    def as_json(self) -> dict[str, Any]:
+        """With the machine and the versions."""
         kept = ("os", "comfyui_version", "python_version", "pytorch_version", "argv")
-        about = {name: value for name, value in system["system"].items() if name in kept}
+        about = {name: value for name, value in self.system["system"].items() if name in kept}
         about["argv"] = [part for part in about.get("argv", []) if part.startswith("--") and "/" not in part]
         return {
             "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
             "backend": self.backend,
             "system": about,
-            "devices": [device["name"] for device in system["devices"]],
+            "devices": [device["name"] for device in self.system["devices"]],
             "tolerance": {"latent": self.tolerance[0], "image": self.tolerance[1]},
             "cases": self.cases,
         }

@@ -21,6 +21,8 @@ SHORT: dict[str, Any] = {
     "transformer_depth_output": [0, 0],
 }
 KINDS: dict[str, dict[str, Any]] = {
+    # The tiny SD model itself.
+    "sd": {},
     # The tiny SD model with the five channels of a mask and a masked picture beside the latent's four.
     "inpaint": {"in_channels": 9},
     # Three kinds of region, and no attention at all.
@@ -31,7 +33,7 @@ KINDS: dict[str, dict[str, Any]] = {
 
 
 class ResoluteTestOtherModel:
-    """A MODEL of one of ``KINDS``, with random weights."""
+    """A MODEL of one of ``KINDS``, with random weights that are never paged."""
 
     CATEGORY = "resolute/test"
     RETURN_TYPES = ("MODEL",)

@@ -1,0 +1,178 @@
+"""Compare Images on a real server: what it shows and hands on, and how it stops a prompt."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import numpy
+import pytest
+
+from scripts.support.build_workflows import FOLDER
+from scripts.support.errors import PromptError
+
+from .rig import Bench, PromptDict, Run, compiled, node
+
+# All values 100 of 255, and the same plus 1 and plus 10 levels.
+GREY, NEXT_GREY, LIGHTER = 0x646464, 0x656565, 0x6E6E6E
+
+
+def picture(color: int, *, width: int = 24, height: int = 16, batch: int = 1) -> dict[str, Any]:
+    return node("EmptyImage", width=width, height=height, batch_size=batch, color=color)
+
+
+def compare(a: str = "a", b: str = "b", max_error: float = 255, min_psnr: float = 0) -> dict[str, Any]:
+    return node("ResoluteCompareImages", image_a=[a, 0], image_b=[b, 0], max_error=max_error, min_psnr=min_psnr)
+
+
+def two_pictures(color_a: int, color_b: int, **limits: float) -> PromptDict:
+    return {"a": picture(color_a), "b": picture(color_b), "compare": compare(**limits)}
+
+
+def report_of(run: Run) -> list[str]:
+    """The lines that the node shows."""
+    (text,) = run.history["outputs"]["compare"]["text"]
+    lines: list[str] = text.splitlines()
+    return lines
+
+
+def failure_of(bench: Bench, prompt: PromptDict) -> str:
+    """The message of a prompt that has to fail in Compare Images."""
+    with pytest.raises(PromptError) as caught:
+        bench.run(prompt)
+    message = str(caught.value)
+    assert message.startswith("Node compare (ResoluteCompareImages) failed: ValueError: "), message
+    return message.partition("ValueError: ")[2]
+
+
+def test_it_runs_without_anything_behind_it_and_shows_its_text(bench: Bench) -> None:
+    lines = report_of(bench.run(two_pictures(GREY, LIGHTER)))
+    assert lines[0] == "1 image of 24x16 with 3 channels, A against B"
+    # 10 of 255 everywhere: PSNR is 20 * log10(25.5).
+    assert lines[2].split()[:4] == ["1", "10.00", "10.0000", "28.13"]
+    assert "identical" in report_of(bench.run(two_pictures(LIGHTER, LIGHTER)))[2]
+
+
+def test_its_numbers_and_its_text_reach_other_nodes(bench: Bench) -> None:
+    prompt = two_pictures(GREY, LIGHTER)
+    shown = {"text": 0, "max_error": 2, "mean_error": 3, "psnr": 4, "ssim": 5}
+    prompt |= {f"show-{name}": node("PreviewAny", source=["compare", slot]) for name, slot in shown.items()}
+    run = bench.run(prompt)
+    values = {name: run.history["outputs"][f"show-{name}"]["text"][0] for name in shown}
+    assert values.pop("text").splitlines() == report_of(run)
+    numbers = {name: float(value) for name, value in values.items()}
+    assert numbers["max_error"] == pytest.approx(10, rel=1e-5)
+    assert numbers["mean_error"] == pytest.approx(10, rel=1e-5)
+    assert numbers["psnr"] == pytest.approx(20 * numpy.log10(25.5), abs=1e-4)
+    a, b, c1 = 100 / 255, 110 / 255, 0.01**2
+    assert numbers["ssim"] == pytest.approx((2 * a * b + c1) / (a**2 + b**2 + c1), abs=1e-5)
+
+
+def test_the_heat_map_is_one_picture_for_each_pair(bench: Bench) -> None:
+    prompt = {"a": picture(GREY, batch=2), "one": picture(GREY), "two": picture(LIGHTER), "compare": compare()}
+    prompt["b"] = node("ImageBatch", image1=["one", 0], image2=["two", 0])
+    prompt["image"] = node("SaveImage", images=["compare", 1], filename_prefix="heat")
+    run = bench.run(prompt)
+    same, different = run.images
+    assert same.shape == different.shape == (16, 24, 3)
+    assert same.max() == 0
+    assert (different == different[0, 0]).all() and different[0, 0].sum() > 500
+    assert "identical" in report_of(run)[2] and report_of(run)[3].split()[1] == "10.00"
+
+
+@pytest.mark.parametrize(
+    ("limits", "told"),
+    [({"max_error": 9.5}, "max_error 9.5 of 255"), ({"min_psnr": 28.5}, "min_psnr 28.5 dB")],
+)
+def test_beyond_a_limit_the_prompt_fails_and_says_by_how_much(
+    bench: Bench, limits: dict[str, float], told: str
+) -> None:
+    message = failure_of(bench, two_pictures(GREY, LIGHTER, **limits))
+    numbers = "max error 10.00 of 255, mean error 10.0000 of 255, PSNR 28.13 dB, SSIM 0.99"
+    assert message.startswith(f"Image 1 of 1 is too far from the other: {numbers}"), message
+    assert f"The limits were {told}." in message
+    assert bench.run(two_pictures(GREY, LIGHTER, max_error=10, min_psnr=28)).history["outputs"]["compare"]
+
+
+def test_a_limit_of_one_level_lets_one_level_pass(bench: Bench) -> None:
+    lines = report_of(bench.run(two_pictures(GREY, NEXT_GREY, max_error=1)))
+    assert lines[-1] == "Within the limits: max_error 1 of 255."
+    failure_of(bench, two_pictures(GREY, NEXT_GREY, max_error=0.5))
+
+
+def test_the_failing_image_of_a_batch_is_named(bench: Bench) -> None:
+    prompt = {"a": picture(GREY, batch=2), "one": picture(GREY), "two": picture(LIGHTER)}
+    prompt["b"] = node("ImageBatch", image1=["one", 0], image2=["two", 0])
+    assert failure_of(bench, {**prompt, "compare": compare(max_error=2)}).startswith("Image 2 of 2 is too far")
+
+
+@pytest.mark.parametrize(
+    ("other", "told", "remedy"),
+    [
+        ({"width": 32}, ("24x16", "32x16"), "Upscale Image"),
+        ({"batch": 3}, ("1 image", "3 images"), "Get Image from Batch"),
+    ],
+)
+def test_different_sizes_or_counts_are_refused_with_the_remedy(
+    bench: Bench, other: dict[str, int], told: tuple[str, str], remedy: str
+) -> None:
+    prompt = {"a": picture(GREY), "b": picture(GREY, **other), "compare": compare()}
+    message = failure_of(bench, prompt)
+    assert re.search(f"image_a is .*{told[0]}.*image_b is .*{told[1]}.*{remedy}", message), message
+
+
+@pytest.mark.parametrize("size", [(1, 1), (4, 30)])
+def test_a_picture_smaller_than_the_window_is_compared(bench: Bench, size: tuple[int, int]) -> None:
+    width, height = size
+    prompt = {"a": picture(GREY, width=width, height=height), "b": picture(LIGHTER, width=width, height=height)}
+    lines = report_of(bench.run({**prompt, "compare": compare()}))
+    assert lines[2].split()[1] == "10.00"
+    assert any("does not fit into the image" in line for line in lines)
+
+
+@pytest.mark.usefixtures("warm")
+class TestCompiledAgainstStock:
+    @pytest.fixture
+    def prompt(self, tiny_prompt: Any, seed: int) -> PromptDict:
+        """The tiny model sampled and decoded twice with one seed: ``decode`` compiled, ``stock`` not."""
+        stock = tiny_prompt(seed=seed, width=136, height=104)
+        both = compiled(stock)
+        both["stock-sample"] = stock["sample"]
+        both["stock"] = node("VAEDecode", samples=["stock-sample", 0], vae=["vae", 0])
+        return both
+
+    def test_the_same_seed_stays_within_the_limit(
+        self, bench: Bench, prompt: PromptDict, pytestconfig: pytest.Config
+    ) -> None:
+        limit = 24 if pytestconfig.getoption("--on-cuda") else 1
+        run = bench.run({**prompt, "compare": compare("decode", "stock", max_error=limit)})
+        assert report_of(run)[-1] == f"Within the limits: max_error {limit} of 255."
+        assert run.rise["graph_calls"] + run.rise["replays"] == 5, "the two branches were not one compiled, one not"
+
+    def test_another_seed_does_not(self, bench: Bench, prompt: PromptDict) -> None:
+        prompt["stock-sample"]["inputs"]["seed"] += 10_000
+        failure_of(bench, {**prompt, "compare": compare("decode", "stock", max_error=24)})
+        failure_of(bench, {**prompt, "compare": compare("decode", "stock", min_psnr=30)})
+
+
+def test_the_bundled_workflow_reports_that_both_pictures_are_the_same(
+    bench: Bench, make_model: Any, seed: int, pytestconfig: pytest.Config
+) -> None:
+    prompt: PromptDict = json.loads((FOLDER / "api" / "compare_with_stock.json").read_text("utf-8"))
+    changes: dict[str, dict[str, Any]] = {
+        "CheckpointLoaderSimple": {"ckpt_name": make_model("sd15-mini")},
+        "PrimitiveInt": {"value": seed},
+        "ResoluteResolution": {"preset": "custom", "width": 136, "height": 104},
+        "KSampler": {"steps": 2},
+        "ResoluteCompareImages": {"max_error": 24 if pytestconfig.getoption("--on-cuda") else 1},
+    }
+    for part in prompt.values():
+        part["inputs"].update(changes.get(part["class_type"], {}))
+    run = bench.run(prompt)
+    (name,) = (name for name, part in prompt.items() if part["class_type"] == "ResoluteCompareImages")
+    assert "Within the limits: max_error" in run.history["outputs"][name]["text"][0]
+    mine, stock = run.images
+    assert mine.shape == stock.shape == (104, 136, 3)
+    assert stock.std() > 5
+    assert run.rise["graph_calls"] + run.rise["replays"] == 3, "two steps and one decode were to run compiled"
