@@ -15,19 +15,29 @@ import torch
 
 from .keys import Literal
 
+# What ComfyUI's paging of weights (DynamicVRAM) leaves on modules.
+PAGING = frozenset(
+    {
+        "_v", "_v_block", "_v_block_faulted", "_v_signature", "_v_weight", "_v_bias",
+        "_pins", "_pin_state", "_prefetch", "_comfy_graph", "comfy_cast_weights",
+        "weight_lowvram_function", "bias_lowvram_function", "dynamic_vbars", "dynamic_pins", "dynamic_patchers",
+    }
+)  # fmt: skip
+
 # Attributes that move without changing the computation: bookkeeping of torch and of ComfyUI's weight loading.
 # `comfy_cast_weights` does matter; its effective value is part of the region key, where the weights are read.
-_VOLATILE = frozenset(vars(torch.nn.Module())) | {
-    "comfy_cast_weights",
-    "prev_comfy_cast_weights",
-    "comfy_patched_weights",
-    "weight_function",
-    "bias_function",
-    "weight_lowvram_function",
-    "bias_lowvram_function",
-    "seed_key",
-    "comfy_need_lazy_init_bias",
-}
+_VOLATILE = (
+    PAGING
+    | frozenset(vars(torch.nn.Module()))
+    | {
+        "prev_comfy_cast_weights",
+        "comfy_patched_weights",
+        "weight_function",
+        "bias_function",
+        "seed_key",
+        "comfy_need_lazy_init_bias",
+    }
+)
 # ComfyUI's note of the dtype that a weight is loaded in; the weight itself says so too.
 _LOADED_AS = "_comfy_model_dtype"
 

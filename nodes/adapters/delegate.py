@@ -18,6 +18,7 @@ import comfy.model_management
 import comfy.model_patcher
 import torch
 
+from ...compile_cache.structure import PAGING
 from . import compat
 
 logger = logging.getLogger(__name__)
@@ -107,16 +108,6 @@ def _is_filled(cell: Any) -> bool:
     return True
 
 
-# What paging leaves on modules. Their own class says again whether weights are cast on the way.
-_PAGING = frozenset(
-    {
-        "_v", "_v_block", "_v_block_faulted", "_v_signature", "_v_weight", "_v_bias",
-        "_pins", "_pin_state", "_prefetch", "_comfy_graph", "comfy_cast_weights",
-        "weight_lowvram_function", "bias_lowvram_function", "dynamic_vbars", "dynamic_pins", "dynamic_patchers",
-    }
-)  # fmt: skip
-
-
 def _twin(patcher: Any) -> torch.nn.Module:
     """A copy of the model whose weights are not paged; both share their host memory."""
     comfy.model_management.unload_model_and_clones(patcher)
@@ -124,14 +115,17 @@ def _twin(patcher: Any) -> torch.nn.Module:
 
 
 def _copied(module: torch.nn.Module, done: dict[int, torch.nn.Module]) -> torch.nn.Module:
-    """New modules and new Parameters around the same memory; plain attributes are shared."""
+    """New modules and new Parameters around the same memory; plain attributes are shared.
+
+    Without what paging left: whether weights are cast on the way is then for their class to say again.
+    """
     if id(module) in done:
         return done[id(module)]
     twin = done[id(module)] = copy.copy(module)
     own = vars(twin)
     for name, value in list(own.items()):
         # A method of the old module stays behind where an object patch was taken back.
-        if name in _PAGING or (inspect.ismethod(value) and value.__self__ is module):
+        if name in PAGING or (inspect.ismethod(value) and value.__self__ is module):
             del own[name]
         elif name in ("weight_function", "bias_function"):
             own[name] = []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import comfy.cldm.cldm
@@ -12,6 +12,8 @@ import comfy.model_management
 import comfy.ops
 import comfy.t2i_adapter.adapter
 import torch
+
+from .noise import fill
 
 # As UNET and KINDS in tests/pack/models.py: a ControlNet is a copy of the UNet's first half.
 CONFIG: dict[str, Any] = {
@@ -34,29 +36,6 @@ RANK = 4
 UNION_TYPES = 6
 
 
-def noise(module: torch.nn.Module, seed: int) -> dict[str, torch.Tensor]:
-    """A float32 state dict that keeps a signal's variance. The "zero" convolutions get noise too: they are trained."""
-    generator = torch.Generator("cpu").manual_seed(seed)
-    weights = {}
-    for name, shape in shapes(module):
-        if len(shape) >= 2:
-            weights[name] = torch.randn(shape, generator=generator) * math.prod(shape[1:]) ** -0.5
-        else:
-            weights[name] = torch.zeros(shape) if name.endswith("bias") else torch.ones(shape)
-    return weights
-
-
-def shapes(module: torch.nn.Module) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Of all weights, also those that a Linear gets only when it is loaded, where ComfyUI pages weights."""
-    for name, tensor in module.state_dict().items():
-        yield name, tuple(tensor.shape)
-    for path, part in module.named_modules():
-        if hasattr(part, "in_features") and part.weight is None:
-            yield f"{path}.weight", (part.out_features, part.in_features)
-            if part.comfy_need_lazy_init_bias:
-                yield f"{path}.bias", (part.out_features,)
-
-
 def control_net(seed: int, adapt: Callable[[Any], None] | None = None, **changes: Any) -> Any:
     """Built as core's loader of ControlNet files does it; `adapt` changes the network before it gets its weights."""
     load_device = comfy.model_management.get_torch_device()
@@ -68,7 +47,7 @@ def control_net(seed: int, adapt: Callable[[Any], None] | None = None, **changes
     model = comfy.cldm.cldm.ControlNet(**{**CONFIG, **changes}, operations=operations, dtype=dtype, device=device)
     if adapt is not None:
         adapt(model)
-    model.load_state_dict(noise(model, seed))
+    model.load_state_dict(fill(model, seed))
     return comfy.controlnet.ControlNet(model, load_device=load_device, manual_cast_dtype=cast)
 
 
@@ -93,13 +72,13 @@ def t2i_adapter(seed: int) -> Any:
     model = comfy.t2i_adapter.adapter.Adapter(
         channels=[32, 64], nums_rb=1, cin=3 * 8 * 8, ksize=1, sk=True, use_conv=False, xl=False
     )
-    model.load_state_dict(noise(model, seed))
+    model.load_state_dict(fill(model, seed))
     return comfy.controlnet.T2IAdapter(model, model.input_channels, 4, "nearest-exact")
 
 
 def control_lora(seed: int) -> Any:
     """What a ControlNet adds to the UNet, as weights, and a low-rank change of what it has from it."""
-    whole = noise(comfy.cldm.cldm.ControlNet(**CONFIG, operations=comfy.ops.disable_weight_init), seed)
+    whole = fill(comfy.cldm.cldm.ControlNet(**CONFIG, operations=comfy.ops.disable_weight_init), seed)
     added = ("zero_convs.", "middle_block_out.", "input_hint_block.")
     weights = {name: weight for name, weight in whole.items() if name.startswith(added)}
     generator = torch.Generator("cpu").manual_seed(seed)

@@ -11,6 +11,8 @@ import comfy.taesd.taesd
 import torch
 from comfy.ldm.modules.diffusionmodules.model import Decoder
 
+from .noise import fill
+
 DECODER: dict[str, Any] = {
     "ch": 32,
     "out_ch": 3,
@@ -116,14 +118,5 @@ class ResoluteTestVAEOutOfMemory:
 
 
 def noise(module: torch.nn.Module, prefix: str, seed: int) -> dict[str, torch.Tensor]:
-    """A float32 state dict that keeps a signal's variance: matrices with std = fan_in ** -0.5, norms 1, biases 0."""
-    generator = torch.Generator("cpu").manual_seed(seed)
-    weights = {}
-    for name, tensor in module.state_dict().items():
-        if tensor.ndim >= 2:
-            weights[prefix + name] = (
-                torch.randn(tensor.shape, generator=generator) * math.prod(tensor.shape[1:]) ** -0.5
-            )
-        else:
-            weights[prefix + name] = torch.zeros(tensor.shape) if name.endswith("bias") else torch.ones(tensor.shape)
-    return weights
+    """The state dict of a seed, each name with a prefix."""
+    return {prefix + name: weight for name, weight in fill(module, seed).items()}
