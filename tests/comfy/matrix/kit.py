@@ -24,8 +24,8 @@ class Recorder:
 
     backend: str
     on_cuda: bool
-    path: Path | None
-    system: Mapping[str, Any]  # what ComfyUI tells of the machine
+    path: Path | None = None
+    system: Mapping[str, Any] = field(default_factory=dict)  # what ComfyUI tells of the machine
     cases: list[dict[str, Any]] = field(default_factory=list)
 
     @property

@@ -1,0 +1,59 @@
+"""What prompts may cost: counters that tell whether what should run compiled did so, and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from .workflow import Workflow
+
+# Bypasses that only forbid a capture, and so can only be met on a GPU.
+_AGAINST_CAPTURES = {"observed_input", "streamed_weights"}
+
+
+class Costs:
+    """Knows what the server has compiled so far. backend: the "chosen" one."""
+
+    def __init__(self, backend: str, on_cuda: bool) -> None:
+        self._backend = backend
+        self._on_cuda = on_cuda
+        self._met: set[tuple[str, bool]] = set()
+
+    def wrong(self, workflows: Sequence[Workflow], rise: dict[str, Any]) -> list[str]:
+        """What is wrong about the counters of finished prompts, by how much they rose together."""
+        found = self._whole_forwards(workflows, rise)
+        if rise["compile_failures"]:
+            found.append("a region failed to compile")
+        explained = {code for workflow in workflows for code in workflow.bypasses}
+        if not set(rise["bypasses"]) <= explained | (_AGAINST_CAPTURES if self._on_cuda else set()):
+            found.append(f"bypasses that nothing explains, but for {sorted(explained)}")
+        if rise["captures"] > rise["signatures"]:
+            found.append("more captures than signatures")
+        architectures = {each for workflow in workflows for each in workflow.architectures}
+        if rise["region_compiles"] and architectures <= self._met:
+            found.append("regions were compiled again")
+        if not rise["bypasses"]:  # a patched block is compiled when it is met without the patch
+            self._met.update(*(workflow.certain_architectures for workflow in workflows))
+        return found
+
+    def _whole_forwards(self, workflows: Sequence[Workflow], rise: dict[str, Any]) -> list[str]:
+        """Which backends ran whole forwards, against those that had to and those that could."""
+        sure = {name for workflow in workflows for name in workflow.backends}
+        possible = sure.union(*(workflow.control_backends for workflow in workflows))
+        found = []
+        if not possible and any(rise.values()):
+            found.append("a prompt without a compile node went through the cache")
+        if "eager" in sure and not rise["eager_calls"]:
+            found.append("the backend eager was not used")
+        if self._backend != "inductor":  # no regions: what cannot be captured runs eagerly
+            return found
+        through_regions = rise["graph_calls"] + rise["replays"]
+        if "eager" not in possible and rise["eager_calls"]:
+            found.append("whole forwards ran as they are")
+        if "chosen" in sure and not through_regions:
+            found.append("nothing ran through regions")
+        if "chosen" not in possible and through_regions:
+            found.append("forwards ran through regions without a node for it")
+        if through_regions and not (rise["region_calls"] or rise["replays"] or rise["bypasses"]):
+            found.append("forwards through regions ran no region")
+        return found

@@ -1,0 +1,261 @@
+"""Plays a sequence of events on a real server, and compares each prompt with ComfyUI's own."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+import time
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy
+
+from scripts.support.client import History
+from scripts.support.errors import PromptError
+
+from ..rig import Bench, PromptDict, Run, latent_error, node, with_model
+from .costs import Costs
+from .events import Event
+from .prompts import ours, plain
+from .tally import Tally
+from .workflow import Workflow
+
+# A prompt that someone cancels has so many steps that it is not over by then.
+_LONG = 40
+# Results of plain prompts that are kept: while hypothesis shortens a sequence, the same ones come again and again.
+_KEPT = 64
+# What ComfyUI's own result may differ by from one time to the next: kernels depend on where memory is aligned.
+_STEADY = (1e-5, 1)
+# Other nodes that raise in the middle of sampling: around the model, or inside one of its blocks.
+_FAILURES = (
+    *(node("ResoluteTestFailingPatch", step=step) for step in (1, 0, 2, 3)),
+    *(node("ResoluteTestFailingBlock", where=where) for where in ("output_block_patch", "attn1_patch")),
+)
+
+Difference = tuple[float, int]
+
+
+class Unexpected(AssertionError):
+    """A property that does not hold; `prompts` are the API prompts that show it, by name."""
+
+    def __init__(self, text: str, **prompts: PromptDict) -> None:
+        super().__init__(text)
+        self.prompts = prompts
+
+
+@dataclass(frozen=True)
+class Done:
+    """A prompt with our nodes that ended by itself: its workflow, and what came out or the error."""
+
+    event: str
+    workflow: Workflow
+    prompt: PromptDict
+    result: Run | str
+
+
+class Player:
+    """One for a whole session: it knows what the server has compiled.
+
+    tolerance: what latents may differ by, relatively, and images, in levels of 255.
+    """
+
+    def __init__(self, bench: Bench, backend: str, on_cuda: bool, tolerance: Difference) -> None:
+        self.bench = bench
+        self.tally = Tally()
+        self._backend = backend
+        self._tolerance = tolerance
+        self._steady = tolerance if on_cuda else _STEADY
+        self._costs = Costs(backend, on_cuda)
+        self._nonces = itertools.count(1)
+        self._plain: OrderedDict[str, Run | str] = OrderedDict()
+
+    def play(self, sequence: Sequence[Event]) -> None:
+        """Raises Unexpected at the first prompt that costs what it must not, or at the end for a wrong picture.
+
+        Pictures are compared at the end, so that prompts with our nodes follow each other as they do for a user.
+        """
+        self.tally.sequences += 1
+        workflow, done = Workflow(), list[Done]()
+        for number, (kind, *rest) in enumerate(sequence):
+            place = f"event {number} ({kind})"
+            if kind == "open":
+                workflow = Workflow.opened(rest[0])
+            elif kind == "set":
+                workflow = workflow.changed(*rest)
+            elif kind in ("queue", "again"):
+                workflow = workflow.changed("seed", workflow.seed + (kind == "again"))
+                done += self._run(place, workflow)
+            elif kind == "both":
+                done += self._run(place, workflow, workflow.changed(*rest))
+            elif kind == "count":
+                done += self._count(place, workflow)
+            elif kind == "plain":
+                self._run_plain(workflow, afresh=True)
+            elif kind == "cancel":
+                self._cancel(place, workflow, *rest)
+            elif kind == "fail":
+                self._fail(place, workflow, *rest)
+            elif kind == "free":
+                self.bench.client.free()
+            else:
+                raise ValueError(f"{kind!r} is no event")
+        for one in done:
+            self._compare(one)
+
+    # --- prompts with our nodes --------------------------------------------------------------------------------
+
+    def _nonce(self) -> int:
+        return next(self._nonces) % 50_000
+
+    def _ours(self, workflow: Workflow) -> PromptDict:
+        return ours(workflow, self._backend, self._nonce())
+
+    def _run(self, place: str, *workflows: Workflow) -> list[Done]:
+        """Queue them all at once, wait for them, and judge what they cost together."""
+        client, before = self.bench.client, self.bench.counters()
+        prompts = [self._ours(workflow) for workflow in workflows]
+        queued = [client.queue(prompt) for prompt in prompts]
+        ended: list[History | str] = []
+        for prompt_id in queued:
+            try:
+                ended.append(client.wait(prompt_id))
+            except PromptError as error:
+                ended.append(str(error))
+        self.tally.prompts += len(ended)
+        done = [
+            Done(place, workflow, prompt, end if isinstance(end, str) else self.bench.finished(end, before))
+            for workflow, prompt, end in zip(workflows, prompts, ended, strict=True)
+        ]
+        runs = [one.result for one in done if isinstance(one.result, Run)]
+        if runs:
+            self.tally.add(runs[-1].rise)
+        if len(runs) == len(done):
+            wrong = self._costs.wrong(workflows, runs[-1].rise)
+            if wrong:
+                named = {f"ours_{number}": prompt for number, prompt in enumerate(prompts)}
+                raise Unexpected(f"{place}: {'; '.join(wrong)}: {runs[-1].rise}", **named)
+        return done
+
+    def _count(self, place: str, workflow: Workflow) -> list[Done]:
+        """The chosen backend makes as many forwards as the backend that only counts them."""
+        done = [*self._run(place, workflow.with_backend("chosen")), *self._run(place, workflow.with_backend("eager"))]
+        runs = [one.result for one in done if isinstance(one.result, Run)]
+        counts = {sum(run.rise[name] for name in ("graph_calls", "replays", "eager_calls")) for run in runs}
+        if len(counts) > 1 and not workflow.decides:
+            raise Unexpected(f"{place}: chosen and eager made {counts} forwards", ours=done[0].prompt)
+        return done
+
+    def _cancel(self, place: str, workflow: Workflow, forwards: int) -> None:
+        """Press Cancel once that many forwards went through the cache."""
+        client, before = self.bench.client, self.bench.counters()
+        long = dataclasses.replace(workflow, steps=_LONG)
+        prompt = self._ours(long)
+        prompt_id = client.queue(prompt)
+        while prompt_id not in client.get(f"/history/{prompt_id}"):
+            after = self.bench.counters()
+            calls = sum(after[name] - before[name] for name in ("graph_calls", "replays", "eager_calls"))
+            if calls >= forwards or workflow.sampling_backend == "none":
+                break
+            time.sleep(0.01)
+        client.interrupt()
+        try:
+            client.wait(prompt_id)
+        except PromptError as error:
+            self.tally.cancelled += self._stopped(Done(place, long, prompt, str(error)), "interrupted")
+
+    def _fail(self, place: str, workflow: Workflow, number: int) -> None:
+        """Another node raises in the middle of sampling; it may not where a step cache skips that very step."""
+        prompt = with_model(self._ours(workflow), _FAILURES[number % len(_FAILURES)])
+        try:
+            self.bench.client.run(prompt)
+        except PromptError as error:
+            self.tally.failed += self._stopped(Done(place, workflow, prompt, str(error)), "asked to fail")
+
+    def _stopped(self, one: Done, how: str) -> bool:
+        """Whether a prompt ended as it was made to. Any other error must be ComfyUI's own."""
+        if how in str(one.result):
+            return True
+        self._compare(one)
+        return False
+
+    # --- ComfyUI's own -----------------------------------------------------------------------------------------
+
+    def _run_plain(self, workflow: Workflow, afresh: bool = False) -> Run | str:
+        """What ComfyUI makes of it: the result, or the error. A kept result is compared with a new one if `afresh`."""
+        prompt = plain(workflow)
+        key = json.dumps(prompt, sort_keys=True)
+        kept = self._plain.get(key)
+        if kept is not None and not afresh:
+            self._plain.move_to_end(key)
+            return kept
+        self.tally.plain_prompts += 1
+        result: Run | str
+        try:
+            result = self.bench.run(plain(workflow, self._nonce()))
+        except PromptError as error:
+            result = str(error)
+        if isinstance(result, Run) and result.touched_the_cache:
+            raise Unexpected(f"a prompt without our nodes went through the cache: {result.rise}", plain=prompt)
+        if isinstance(result, Run) and isinstance(kept, Run) and _meaningful(kept):
+            again = _difference(result, kept)
+            if not _within(again, self._steady):
+                raise Unexpected(f"ComfyUI's own results differ by {again}", plain=prompt)
+        self._plain[key] = result
+        if len(self._plain) > _KEPT:
+            self._plain.popitem(last=False)
+        return result
+
+    def _compare(self, one: Done) -> None:
+        expected = self._run_plain(one.workflow)
+        prompts = {"plain": plain(one.workflow), "ours": one.prompt}
+        if isinstance(expected, str) or isinstance(one.result, str):
+            if expected != one.result:
+                mine, theirs = (end if isinstance(end, str) else "a result" for end in (one.result, expected))
+                raise Unexpected(f"{one.event}: {mine}, and without our nodes: {theirs}", **prompts)
+            self.tally.refused += 1
+            return
+        if not _meaningful(expected):
+            self.tally.meaningless += 1
+            return
+        self.tally.compared += 1
+        latent, image = difference = _difference(one.result, expected)
+        self.tally.worst = max(self.tally.worst, min(latent, self._tolerance[0]))
+        if _within(difference, self._tolerance):
+            return
+        if one.workflow.decides and not self._differs_again(one.workflow):
+            self.tally.knife_edges += 1
+            return
+        raise Unexpected(f"{one.event}: the results differ by {latent:.3g}, images by {image} of 255", **prompts)
+
+    def _differs_again(self, workflow: Workflow) -> bool:
+        """Whether two more seeds differ as well: a knife edge is met once, a defect again and again."""
+        for other in (1001, 1002):
+            again = dataclasses.replace(workflow, seed=workflow.seed + other)
+            expected, (one,) = self._run_plain(again), self._run("another seed", again)
+            if isinstance(expected, str) or isinstance(one.result, str):
+                return True
+            if _within(_difference(one.result, expected), self._tolerance):
+                return False
+        return True
+
+
+def _meaningful(run: Run) -> bool:
+    latents = all(numpy.isfinite(latent).all() and latent.std() > 0.01 for latent in run.latents)
+    return latents and all(image.std() > 5 for image in run.images)
+
+
+def _difference(one: Run, other: Run) -> Difference:
+    """Of latents, relatively, and of images, in levels."""
+    shapes = [[part.shape for part in (*run.latents, *run.images)] for run in (one, other)]
+    if shapes[0] != shapes[1]:
+        return float("inf"), 255
+    latents = [latent_error(mine, theirs) for mine, theirs in zip(one.latents, other.latents, strict=True)]
+    images = [int(abs(mine - theirs).max()) for mine, theirs in zip(one.images, other.images, strict=True)]
+    finite = [error if numpy.isfinite(error) else float("inf") for error in latents]
+    return max(finite, default=0.0), max(images, default=0)
+
+
+def _within(difference: Difference, tolerance: Difference) -> bool:
+    return difference[0] <= tolerance[0] and difference[1] <= tolerance[1]

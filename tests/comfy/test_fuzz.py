@@ -1,0 +1,94 @@
+"""A machine looks for what nobody listed: sequences of changes and events, each prompt compared with ComfyUI's own.
+
+Here a few dozen sequences, the same each time; any number of them, and those that failed, through `scripts/fuzz`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from scripts.support.server import ComfyServer
+
+pytest.register_assert_rewrite(f"{__package__}.rig", f"{__package__}.fuzz.player")
+from .fuzz import loras, patches  # noqa: E402 (after the line that has their assertions explained)
+from .fuzz import player as playing  # noqa: E402
+from .fuzz.player import Player, Unexpected  # noqa: E402
+from .fuzz.search import Plan, Search  # noqa: E402
+from .fuzz.workflow import Workflow  # noqa: E402
+from .matrix.kit import Recorder  # noqa: E402
+from .rig import Bench, Run, compile_model, with_model  # noqa: E402
+
+
+@pytest.fixture
+def player(server: ComfyServer, bench: Bench, warm: Run, pytestconfig: pytest.Config) -> Player:
+    """Plays events on the shared server, whose tiny model and VAE are compiled by then."""
+    loras.write(server.folder / "models" / "loras")
+    backend, on_cuda = pytestconfig.getoption("--backend"), pytestconfig.getoption("--on-cuda")
+    return Player(bench, backend, on_cuda, Recorder(backend, on_cuda).tolerance)
+
+
+@pytest.fixture
+def search(player: Player, tmp_path: Path, pytestconfig: pytest.Config) -> Search:
+    """Draws sequences. On a GPU without the nodes that decide: fp16 rounds so much that they decide otherwise."""
+    on_cuda = pytestconfig.getoption("--on-cuda")
+    names = tuple(name for name, patch in patches.PATCHES.items() if not (on_cuda and patch.decides))
+    folder = Plan.from_environment().failures or tmp_path
+    return Search(player, folder, names)
+
+
+@pytest.mark.timeout(0)  # hypothesis may take minutes to shorten a sequence that fails
+def test_no_sequence_of_changes_makes_a_prompt_differ_or_compile_again(
+    search: Search, player: Player, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan = Plan.from_environment()
+    if plan.replay is not None:
+        search.replay(plan.replay)
+        return
+    failures = search.run(plan)
+    with capsys.disabled():
+        print(f"\n{player.tally}")
+    assert not failures, "\n\n".join(failures)
+    tally = player.tally
+    assert tally.compared > 0.7 * tally.prompts, "most prompts compare nothing"
+    assert tally.rises["region_calls"] + tally.rises["replays"] > 0, "nothing ran compiled"
+
+
+def test_the_fuzzer_sees_a_wrong_picture(player: Player, monkeypatch: pytest.MonkeyPatch) -> None:
+    right = playing.ours
+
+    def wrong(*given: Any) -> Any:
+        return with_model(right(*given), compile_model("eager"), patches.PATCHES["FreeU"].node)
+
+    player.play([("queue",)])
+    monkeypatch.setattr(playing, "ours", wrong)
+    with pytest.raises(Unexpected, match="results differ"):
+        player.play([("set", "backend", "eager"), ("queue",)])
+
+
+def test_a_sequence_that_fails_is_written_down_and_can_be_played_again(
+    search: Search, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A workflow that says it has no Compile Model, and has one.
+    monkeypatch.setattr(Workflow, "sampling_backend", "none")
+    with pytest.raises(Unexpected, match="went through the cache"):
+        search.play([("set", "batch", 2), ("queue",)], "it")
+    monkeypatch.undo()
+    search.replay(tmp_path / "it-first.json")
+
+
+def test_every_kind_of_the_scenario_packs_patch_is_known_to_the_fuzzer(bench: Bench) -> None:
+    known = {*patches.INSIDE_BLOCKS, *patches.OUTSIDE_BLOCKS, *patches.REPLACED}
+    schema = bench.client.get("/object_info/ResoluteTestPatch")["ResoluteTestPatch"]
+    assert set(schema["input"]["required"]["kind"][0]) == known
+
+
+@pytest.mark.parametrize("name", patches.PATCHES)
+def test_every_patch_of_the_fuzzer_is_a_node_that_comfyui_has(bench: Bench, name: str) -> None:
+    patch = patches.PATCHES[name]
+    kind = patch.node["class_type"]
+    inputs = bench.client.get("/object_info/" + kind.replace(" ", "%20"))[kind]["input"]
+    given = {*patch.node["inputs"], patch.input}
+    assert set(inputs["required"]) <= given <= {*inputs["required"], *inputs.get("optional", {})}
