@@ -15,7 +15,7 @@ from . import service
 from .blocks.common import Bypass
 from .module_runner import ModuleRunner
 from .session_log import SessionLog
-from .signature import Description
+from .signature import Description, argument_names
 
 # Finds the hooks of a module: `hooks` of one of the files in `blocks`.
 Family = Callable[[torch.nn.Module, RegionRunner, Bypass], list[Hook]]
@@ -43,16 +43,14 @@ class CompiledForward:
         own = inspect.ismethod(inner) and inner.__self__ is module
         self._own_method = inner.__func__ if own else None
         self._foreign = None if own else inner
+        self._known_code = own and _package(inner.__func__) == _package(type(module))
         self.runner = ModuleRunner(module, backend, role, _hook_builder(module, families), node_id)
         self._made_with = (backend, role, families, node_id)
         self._log = SessionLog(self.runner)
         # A decode is one call, with no sampling run around it that would look at the module first.
         self._looks_always = role is Role.VAE_DECODE
         self._look = True
-        # Families order their arguments differently, and core calls by position.
-        self._names = [
-            name for name, kind in inspect.signature(inner).parameters.items() if kind.kind != kind.VAR_KEYWORD
-        ]
+        self._names = argument_names(module, inner)
 
     @property
     def module(self) -> torch.nn.Module:
@@ -118,6 +116,8 @@ class CompiledForward:
         first = description.take("latent", given.pop(latent))
         others = {name: description.take(name, value) for name, value in given.items()}
         passed_on: dict[str, Any] = {}
+        if not self._known_code:  # it may count steps, or decide by what it saw before
+            description.block("another pack put a forward of its own into the model")
         if options is not None:
             description.take_options(options)
             passed_on["transformer_options"] = options
@@ -126,6 +126,11 @@ class CompiledForward:
             return self.inner(first(tensors), **{name: build(tensors) for name, build in others.items()}, **passed_on)
 
         return description, invoke
+
+
+def _package(code: Any) -> str:
+    """ComfyUI, or the pack, that a function or a class comes from."""
+    return str(code.__module__).partition(".")[0]
 
 
 def unwrapped(forward: Any) -> Any:

@@ -31,8 +31,10 @@ class ComfyMonitor:
 
     def show(self, text: str) -> None:
         """Put a line of text on the node; the front end replaces the line that was there."""
+        if self._node_id is None:
+            return
         from server import PromptServer
 
         server = getattr(PromptServer, "instance", None)
-        if server is not None and self._node_id is not None and hasattr(server, "send_progress_text"):
+        if server is not None and hasattr(server, "send_progress_text"):
             server.send_progress_text(text, self._node_id)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -87,3 +88,15 @@ def tensor_spec(tensor: torch.Tensor) -> TensorSpec:
     if tensor.ndim == 4 and not tensor.is_contiguous() and tensor.is_contiguous(memory_format=torch.channels_last):
         layout = "channels_last"
     return TensorSpec(tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."), tensor.device.type, layout)
+
+
+def argument_names(module: torch.nn.Module, forward: Callable[..., Any]) -> list[str]:
+    """The names of a forward's arguments by position: families order them differently, and core calls by position.
+
+    Where another pack's replacement takes `*args`, the module's own forward tells.
+    """
+    parameters = list(inspect.signature(forward).parameters.values())
+    if any(parameter.kind is parameter.VAR_POSITIONAL for parameter in parameters):
+        own = getattr(type(module), "_forward", type(module).forward)
+        parameters = list(inspect.signature(own).parameters.values())[1:]
+    return [parameter.name for parameter in parameters if parameter.kind is not parameter.VAR_KEYWORD]

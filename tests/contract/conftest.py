@@ -7,9 +7,10 @@ import importlib.util
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import pytest
+import torch
 
 from compile_cache.backends.inductor.backend import InductorBackend
 
@@ -60,3 +61,18 @@ def adapter() -> Iterator[Callable[[str], ModuleType]]:
     yield lambda name: importlib.import_module(f"{PACK}.nodes.adapters.{name}")
     for name in [name for name in sys.modules if name.partition(".")[0] == PACK]:
         del sys.modules[name]
+
+
+@pytest.fixture
+def comfy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The little of ComfyUI that adapters without a model ask for: how much memory is there, and what is a Cancel?"""
+    answers = SimpleNamespace(
+        get_torch_device=lambda: torch.device("cpu"),
+        get_total_memory=lambda device: 2**34,
+        InterruptProcessingException=InterruptedError,
+        throw_exception_if_processing_interrupted=lambda: None,
+    )
+    package = ModuleType("comfy")
+    package.model_management = answers  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "comfy", package)
+    monkeypatch.setitem(sys.modules, "comfy.model_management", answers)  # type: ignore[arg-type]

@@ -3,26 +3,18 @@
 from __future__ import annotations
 
 import gc
-import sys
 import threading
-from collections.abc import Callable, Iterator
-from types import ModuleType, SimpleNamespace
+from collections.abc import Callable
+from types import ModuleType
 from typing import Any
 
 import pytest
-import torch
 from torch import nn
 
 
 @pytest.fixture
-def service(adapter: Callable[[str], ModuleType], monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
-    """With the one question that it asks ComfyUI answered: how much memory is there?"""
-    answers = SimpleNamespace(get_torch_device=lambda: torch.device("cpu"), get_total_memory=lambda device: 2**34)
-    comfy = ModuleType("comfy")
-    comfy.model_management = answers  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "comfy", comfy)
-    monkeypatch.setitem(sys.modules, "comfy.model_management", answers)
-    yield adapter("service")
+def service(adapter: Callable[[str], ModuleType], comfy: None) -> ModuleType:
+    return adapter("service")
 
 
 def build_no_hooks(run: Any, bypass: Any) -> list[Any]:

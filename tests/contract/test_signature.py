@@ -186,3 +186,25 @@ class TestOptions:
     def test_an_option_that_nobody_knows_does(self, description: Any, name: str) -> None:
         description.take_options({"sigmas": torch.ones(1), name: 1})
         assert f"'{name}'" in blocker(description)
+
+
+class Whole(torch.nn.Module):
+    def forward(self, z: torch.Tensor, scale: float = 1.0, **kwargs: object) -> torch.Tensor:
+        return z * scale
+
+
+class Split(Whole):
+    def _forward(self, x: torch.Tensor, timesteps: torch.Tensor, context: object = None) -> torch.Tensor:
+        return x
+
+
+def test_arguments_have_the_names_that_the_forward_gives_them(signature: ModuleType) -> None:
+    assert signature.argument_names(Whole(), Whole().forward) == ["z", "scale"]
+    assert signature.argument_names(Split(), Split()._forward) == ["x", "timesteps", "context"]
+
+
+def test_a_replacement_that_takes_any_arguments_has_the_names_of_the_original(signature: ModuleType) -> None:
+    def replacement(*args: object, **kwargs: object) -> None: ...
+
+    assert signature.argument_names(Whole(), replacement) == ["z", "scale"]
+    assert signature.argument_names(Split(), replacement) == ["x", "timesteps", "context"]

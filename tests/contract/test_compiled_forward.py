@@ -1,0 +1,81 @@
+"""What stands where a module's forward stood: whose code it calls, and what it keeps alive."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+
+class Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.tensor(2.0))
+
+    def _forward(self, x: torch.Tensor, timesteps: torch.Tensor, transformer_options: Any = None) -> torch.Tensor:
+        return x * self.scale
+
+
+class PatchedByAPack(Model):
+    pass
+
+
+def of_a_pack(self: Model, x: torch.Tensor, timesteps: torch.Tensor, transformer_options: Any = None) -> torch.Tensor:
+    return x
+
+
+of_a_pack.__module__ = "some_pack.speed"
+PatchedByAPack._forward = of_a_pack  # type: ignore[method-assign]
+
+X, T = torch.ones(1, 4, 2, 2), torch.ones(1)
+
+
+@pytest.fixture
+def compiled(adapter: Callable[[str], ModuleType], comfy: None) -> Callable[..., Any]:
+    forward = adapter("compiled_forward").CompiledForward
+    role = adapter("compiled_forward").Role.UNET
+    return lambda module, inner: forward(module, inner, "eager", role, [], None)
+
+
+def blocker(forward: Any) -> Any:
+    return forward.describe((X, T), {"transformer_options": {}})[0].blocker
+
+
+def test_a_models_own_forward_may_be_captured(compiled: Callable[..., Any]) -> None:
+    model = Model()
+    forward = compiled(model, model._forward)
+    assert blocker(forward) is None
+    assert torch.equal(forward(X, T), X * 2)
+
+
+def test_the_forward_of_another_pack_runs_and_is_not_captured(compiled: Callable[..., Any]) -> None:
+    # TeaCache and its like decide anew in each step; a capture would repeat the first decision for ever.
+    model = Model()
+    forward = compiled(model, lambda *args, **kwargs: args[0] * 3)
+    assert "another pack" in str(blocker(forward))
+    assert torch.equal(forward(X, T), X * 3)
+
+
+def test_a_class_whose_forward_a_pack_replaced_is_not_captured(compiled: Callable[..., Any]) -> None:
+    model = PatchedByAPack()
+    assert "another pack" in str(blocker(compiled(model, model._forward)))
+
+
+def test_it_does_not_keep_the_module_alive_that_it_is_put_into(compiled: Callable[..., Any]) -> None:
+    model = Model()
+    forward = compiled(model, model._forward)
+    model.__dict__["_forward"] = forward  # as ComfyUI applies an object patch
+    forward(X, T)
+    alive = weakref.ref(model)
+    gc.disable()
+    try:
+        del model
+        assert alive() is None
+    finally:
+        gc.enable()
