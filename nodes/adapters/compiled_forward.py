@@ -43,7 +43,8 @@ class CompiledForward:
         own = inspect.ismethod(inner) and inner.__self__ is module
         self._own_method = inner.__func__ if own else None
         self._foreign = None if own else inner
-        self._known_code = own and _package(inner.__func__) == _package(type(module))
+        # torch's own: TAESD's decoder is a Sequential.
+        self._known_code = own and _package(inner.__func__) in (_package(type(module)), "torch")
         self.runner = ModuleRunner(module, backend, role, _hook_builder(module, families), node_id)
         self._made_with = (backend, role, families, node_id)
         self._log = SessionLog(self.runner)

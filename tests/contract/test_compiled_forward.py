@@ -54,6 +54,14 @@ def test_a_models_own_forward_may_be_captured(compiled: Callable[..., Any]) -> N
     assert torch.equal(forward(X, T), X * 2)
 
 
+def test_a_module_with_torchs_own_forward_may_be_captured(compiled: Callable[..., Any]) -> None:
+    class Decoder(nn.Sequential):
+        pass
+
+    decoder = Decoder(nn.ReLU())
+    assert compiled(decoder, decoder.forward).describe((X,), {})[0].blocker is None
+
+
 def test_the_forward_of_another_pack_runs_and_is_not_captured(compiled: Callable[..., Any]) -> None:
     # TeaCache and its like decide anew in each step; a capture would repeat the first decision for ever.
     model = Model()

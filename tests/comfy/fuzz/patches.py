@@ -143,4 +143,6 @@ PATCHES: dict[str, Patch] = {
     **{kind: Patch(node("ResoluteTestPatch", kind=kind), _PATCHED) for kind in INSIDE_BLOCKS},
     **{kind: Patch(node("ResoluteTestPatch", kind=kind), frozenset({"replaced_forward"})) for kind in REPLACED},
 }
+# A model that ComfyUI casted once (ModelComputeDtype) loses its LoRAs when it is next loaded in part: core's own.
+NEVER_TOGETHER = ("ModelComputeDtype", "ResoluteTestLowVRAM")
 OURS = ("ResoluteCompileModel", "ResoluteFree")
