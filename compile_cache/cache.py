@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -67,7 +68,7 @@ class GraphCache:
     def _notice(self, program: Program, call: Call, key: CaptureKey) -> str | None:
         """Why this signature is new, told as an event; None where it was met before."""
         # Where nothing is captured, it does not matter where the weights are.
-        exact = key if program.capabilities.captures else key.graph
+        exact = key if program.capabilities.captures else replace(key, epoch=0)
         why = self._book.notice(key.owner, exact, exact.components())
         if why is not None:
             self.stats.counters.signatures += 1
