@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import logging
+import traceback
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -114,7 +115,7 @@ class Recorder:
 def capture(invoke: Invoke, tensors: Sequence[torch.Tensor], result: Any, rehearse: bool = True) -> CapturedGraph:
     """Capture `invoke(tensors)`, which ran once right before and gave `result`: every kernel is compiled and loaded.
 
-    Raises CaptureError with the cause; whatever was half made is abandoned.
+    Raises CaptureError with the cause; whatever was half made is abandoned, and so it is when the user cancels.
     """
     device = tensors[0].device.index
     leaves, spec = pytree.tree_flatten(result)
@@ -172,6 +173,11 @@ def _capture_on_current_stream(
         _keep_for_good(error)
         _abandon(graph)
         raise CaptureError(f"{type(error).__name__}: {first_line(error)}") from error
+    except BaseException as error:
+        # Cancel, which ComfyUI's operations look for: nothing broke, so memory may go while it is still recorded.
+        traceback.clear_frames(error.__traceback__)
+        _abandon(graph)
+        raise
     return graph
 
 

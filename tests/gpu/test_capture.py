@@ -115,3 +115,38 @@ def test_a_failed_capture_is_an_error_and_the_process_goes_on(allocator: str, fa
         import gc; gc.collect(); torch.cuda.empty_cache(); torch.cuda.synchronize()
         """,
     )
+
+
+@pytest.mark.parametrize("allocator", ALLOCATORS)
+def test_a_capture_that_the_user_cancels_ends_and_keeps_nothing(allocator: str) -> None:
+    run(
+        allocator,
+        """
+        import weakref
+
+        class Cancelled(BaseException): pass  # as ComfyUI's own
+
+        alive, calls = [], []
+
+        def cancelled(tensors):
+            calls.append(1)
+            x = forward(tensors) + 1
+            alive.append(weakref.ref(x))
+            if len(calls) == 3:
+                raise Cancelled
+            return x
+
+        check(8)
+        x = torch.randn(64, 256, device="cuda")
+        try:
+            capture(cancelled, [x], cancelled([x]))
+        except Cancelled:
+            pass
+        else:
+            raise AssertionError("it was not cancelled")
+        assert not torch.cuda.is_current_stream_capturing()
+        assert alive[2]() is None
+        torch.cuda.synchronize()
+        check(64)
+        """,
+    )
