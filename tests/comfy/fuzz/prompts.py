@@ -22,9 +22,9 @@ _SPANS = {"early": (1.0, 0.0, 0.5), "late": (1.0, 0.4, 1.0), "weak": (0.3, 0.0, 
 _TILES = {"tile_size": 128, "overlap": 32, "temporal_size": 64, "temporal_overlap": 8}
 
 
-def plain(workflow: Workflow, nonce: int = 0) -> PromptDict:
-    """The prompt without our nodes; `nonce` as below."""
-    return _Builder(workflow, None, nonce).prompt
+def plain(workflow: Workflow, nonce: int = 0, disturbed: bool = False) -> PromptDict:
+    """The prompt without our nodes; `nonce` as below. `disturbed`: with weights that differ by about a millionth."""
+    return _Builder(workflow, None, nonce, disturbed).prompt
 
 
 def ours(workflow: Workflow, backend: str, nonce: int = 0) -> PromptDict:
@@ -37,11 +37,12 @@ def ours(workflow: Workflow, backend: str, nonce: int = 0) -> PromptDict:
 
 
 class _Builder:
-    def __init__(self, workflow: Workflow, backend: str | None, nonce: int) -> None:
+    def __init__(self, workflow: Workflow, backend: str | None, nonce: int, disturbed: bool = False) -> None:
         self.prompt: PromptDict = {}
         self._w = workflow
         self._backend = backend
         self._nonce = nonce
+        self._disturbed = disturbed
         plain = self._model("model", workflow.weights)
         model = self._chain(plain)
         conditions = self._controlled(self._positive(), self._text("negative", workflow.negative, seed=12))
@@ -76,7 +77,11 @@ class _Builder:
     # --- models ------------------------------------------------------------------------------------------------
 
     def _model(self, name: str, seed: int) -> Link:
-        return self._add_node(name, _MODELS[self._w.kind][0], seed=seed)
+        model = self._add_node(name, _MODELS[self._w.kind][0], seed=seed)
+        if not self._disturbed:
+            return model
+        lora = {"lora_name": "fuzz-a.safetensors", "strength_model": 1e-6}
+        return self._add(f"disturbed-{name}", "LoraLoaderModelOnly", model=model, **lora)
 
     def _chain(self, model: Link) -> Link:
         w = self._w

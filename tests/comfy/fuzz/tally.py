@@ -19,6 +19,7 @@ class Tally:
     compared: int = 0
     refused: int = 0  # ComfyUI itself refuses them or fails at them, with and without our nodes
     meaningless: int = 0  # the plain result is flat or no number
+    sensitive: int = 0  # they differed by no more than a disturbance of weights by a millionth makes
     knife_edges: int = 0  # they differed because a node decided between two all but equal numbers
     cancelled: int = 0
     failed: int = 0

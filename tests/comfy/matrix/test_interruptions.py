@@ -15,7 +15,7 @@ from .kit import Check, Recorder
 from .placing import before_and_after, placed
 
 STEPS = 4
-ENDLESS = 2000
+ENDLESS = 10000
 INTERRUPTED = "The prompt was interrupted in node sample."
 
 # A width that no other model of the server has, so that all of its regions are still to be compiled.
