@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from .errors import UserError
 
@@ -15,17 +16,30 @@ _SHARE = 8  # captures take at most an eighth of a GPU by themselves: the weight
 @dataclass(frozen=True, slots=True)
 class CacheConfig:
     """`budget_bytes` bounds the device memory that captures may hold; `capture` off leaves the compiled regions;
-    `verify` compares every region with its original at each new shape, not only where a bound was passed."""
+    `verify` compares every region with its original at each new shape, not only where a bound was passed.
+
+    `store_folder` is where compiled regions are kept over restarts, None for nowhere; `store_bytes` bounds it.
+    `source` is a digest of the code that regions are traced from: what was compiled from other code is not used.
+    """
 
     budget_bytes: int = 4096 * _MIB
     capture: bool = True
     verify: bool = False
+    store_folder: Path | None = None
+    store_bytes: int = 2048 * _MIB
+    source: str = ""
 
     @staticmethod
-    def from_environment(environment: Mapping[str, str] | None = None, device_bytes: int | None = None) -> CacheConfig:
-        """Read RESOLUTE_BUDGET_MB, RESOLUTE_CAPTURE and RESOLUTE_VERIFY. Raises UserError for a value it cannot use.
+    def from_environment(
+        environment: Mapping[str, str] | None = None,
+        device_bytes: int | None = None,
+        store_folder: Path | None = None,
+        source: str = "",
+    ) -> CacheConfig:
+        """Read the variables RESOLUTE_*. Raises UserError for a value that it cannot use.
 
-        `device_bytes`, the memory of the GPU, bounds the budget where the environment does not set it.
+        `device_bytes`, the memory of the GPU, bounds the budget where the environment does not set it. RESOLUTE_STORE
+        may name another `store_folder`, or turn the store off.
         """
         env = os.environ if environment is None else environment
         defaults = CacheConfig()
@@ -34,6 +48,9 @@ class CacheConfig:
             budget_bytes=_megabytes(env, "RESOLUTE_BUDGET_MB", budget),
             capture=_flag(env, "RESOLUTE_CAPTURE", defaults.capture),
             verify=_flag(env, "RESOLUTE_VERIFY", defaults.verify),
+            store_folder=_folder(env, "RESOLUTE_STORE", store_folder),
+            store_bytes=_megabytes(env, "RESOLUTE_STORE_MB", defaults.store_bytes),
+            source=source,
         )
 
 
@@ -44,6 +61,17 @@ def _megabytes(env: Mapping[str, str], name: str, default: int) -> int:
     if not (text.isascii() and text.isdigit()):
         raise UserError(f"{name}={text!r} is not a whole number of megabytes; for example {name}=4096.")
     return int(text) * _MIB
+
+
+def _folder(env: Mapping[str, str], name: str, default: Path | None) -> Path | None:
+    text = env.get(name, "").strip()
+    if text.lower() in ("0", "false", "off"):
+        return None
+    if text.lower() in ("", "1", "true", "on"):
+        return default
+    if not Path(text).is_absolute():
+        raise UserError(f"{name}={text!r} is neither a folder with its whole path nor on or off.")
+    return Path(text)
 
 
 def _flag(env: Mapping[str, str], name: str, default: bool) -> bool:

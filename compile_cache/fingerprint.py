@@ -20,6 +20,8 @@ class EnvironmentFingerprint:
     platform: str  # operating system and machine type
     device: str  # GPU name and architecture, or the CPU's vector instructions
     precision: str  # flags that change the numbers: TF32, reduced-precision reductions
+    settings: str  # of the compiler
+    source: str  # digest of the code that regions are traced from, and of the code that traces them
     format: int = FORMAT_VERSION
 
     def components(self) -> list[Component]:

@@ -15,10 +15,11 @@ _KEPT_EVENTS = 512
 
 @dataclass
 class Counters:
-    """Totals since the process started (or since `reset`). `stall_seconds` is time spent compiling and capturing."""
+    """Totals since the process started (or since `reset`). `stall_seconds`: compiling, loading and capturing."""
 
     signatures: int = 0  # distinct calls met: each costs one capture at most
     region_compiles: int = 0
+    region_loads: int = 0  # regions that came compiled from the disk
     compile_failures: int = 0
     verifications: int = 0
     captures: int = 0
@@ -33,7 +34,7 @@ class Counters:
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Something worth telling: `kind` is one of signature, compile, capture, bypass; times are Unix seconds."""
+    """Something worth telling: `kind` is one of signature, compile, load, capture, bypass; times are Unix seconds."""
 
     kind: str
     text: str

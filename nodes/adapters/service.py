@@ -18,6 +18,7 @@ from ...compile_cache.config import CacheConfig
 from ...compile_cache.fingerprint import ModelFingerprint
 from ...compile_cache.regions import HookBuilder
 from ...compile_cache.structure import structure_digest
+from . import persistence
 from .residency import Residency
 
 _lock = threading.Lock()
@@ -41,7 +42,7 @@ def cache() -> GraphCache:
         if _cache is None:
             device = comfy.model_management.get_torch_device()
             total = int(comfy.model_management.get_total_memory(device))
-            _cache = GraphCache(CacheConfig.from_environment(device_bytes=total))
+            _cache = GraphCache(CacheConfig.from_environment(None, total, persistence.folder(), persistence.source()))
         return _cache
 
 

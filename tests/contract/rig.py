@@ -26,6 +26,7 @@ TOLERANCE = 1e-4
 
 COUNTED = (
     "region_compiles",
+    "region_loads",
     "compile_failures",
     "verifications",
     "region_calls",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import FrozenInstanceError
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -83,3 +84,14 @@ def test_without_a_setting_the_budget_is_an_eighth_of_the_gpu_and_4_gib_at_most(
 
 def test_a_budget_that_was_set_holds_on_any_gpu() -> None:
     assert CacheConfig.from_environment({"RESOLUTE_BUDGET_MB": "9000"}, 1024 * MIB).budget_bytes == 9000 * MIB
+
+
+def test_regions_are_kept_where_the_caller_says_unless_the_environment_says_otherwise(tmp_path: Path) -> None:
+    def folder(text: str) -> Path | None:
+        return CacheConfig.from_environment({"RESOLUTE_STORE": text}, store_folder=tmp_path).store_folder
+
+    assert [folder(text) for text in ("", "1", "on")] == [tmp_path] * 3
+    assert [folder(text) for text in ("0", "off", "False")] == [None] * 3
+    assert folder(str(tmp_path / "other")) == tmp_path / "other"
+    with pytest.raises(UserError, match="RESOLUTE_STORE='some/where' is neither"):
+        folder("some/where")

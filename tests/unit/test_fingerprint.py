@@ -16,6 +16,8 @@ HERE = EnvironmentFingerprint(
     platform="linux-x86_64",
     device="NVIDIA H200 sm_90",
     precision="tf32=off",
+    settings="default",
+    source="abc",
 )
 OTHER: dict[str, Any] = {
     "torch": "2.10.0",
@@ -24,6 +26,8 @@ OTHER: dict[str, Any] = {
     "platform": "win32-AMD64",
     "device": "NVIDIA L4 sm_89",
     "precision": "tf32=on",
+    "settings": "another",
+    "source": "def",
     "format": HERE.format + 1,
 }
 

@@ -28,14 +28,14 @@ class Assumptions:
     """
 
     def __init__(self, expressions: Iterable[sympy.Basic], symbols: Mapping[str, sympy.Symbol]) -> None:
-        self._symbols = dict(symbols)
-        self._expressions = list(dict.fromkeys(expressions))
+        self.symbols = dict(symbols)
+        self.expressions = list(dict.fromkeys(expressions))
 
     def check(self, sizes: Mapping[str, int]) -> tuple[Verdict, str]:
         """Evaluate for sizes by dimension name. The text names the assumptions that decided."""
-        values = {symbol: sympy.Integer(sizes[name]) for name, symbol in self._symbols.items()}
+        values = {symbol: sympy.Integer(sizes[name]) for name, symbol in self.symbols.items()}
         passed: list[str] = []
-        for expression in self._expressions:
+        for expression in self.expressions:
             result = expression.xreplace(values)
             if result == sympy.true:
                 continue

@@ -6,12 +6,13 @@ import logging
 import os
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from typing import Any
 
 import torch
 
+from ...artifact_store import ArtifactStore, StoreError
 from ...config import CacheConfig
 from ...errors import BypassCode, BypassReason
 from ...regions import Hook, HookBuilder, Monitor, RegionSite, SilentMonitor, installed
@@ -32,6 +33,7 @@ class InductorBackend(Backend):
         from .region_table import RegionTable
 
         self.table = RegionTable()
+        self._stores: dict[str, ArtifactStore | None] = {}
 
     def probe(self, device: str) -> Capabilities:
         version = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
@@ -47,7 +49,25 @@ class InductorBackend(Backend):
     def bind(
         self, owner: int, capabilities: Capabilities, build_hooks: HookBuilder, stats: Stats, config: CacheConfig
     ) -> Program:
-        return InductorProgram(owner, capabilities, self.table, build_hooks, stats, config)
+        def store_for(device: torch.device) -> ArtifactStore | None:
+            return self._store(device, config)
+
+        return InductorProgram(owner, capabilities, self.table, store_for, build_hooks, stats, config)
+
+    def _store(self, device: torch.device, config: CacheConfig) -> ArtifactStore | None:
+        """Where compiled regions of a device are kept over restarts, if they are."""
+        if config.store_folder is None:
+            return None
+        if str(device) not in self._stores:
+            from .environment import environment_of
+
+            try:
+                environment = environment_of(device, config.source)
+                self._stores[str(device)] = ArtifactStore(config.store_folder, environment, config.store_bytes)
+            except StoreError as error:
+                logger.warning("Resolute: %s. Regions are compiled again after a restart.", error)
+                self._stores[str(device)] = None
+        return self._stores[str(device)]
 
 
 def _missing(reason: str, remedy: str) -> Capabilities:
@@ -81,6 +101,7 @@ class InductorProgram(Program):
         owner: int,
         capabilities: Capabilities,
         table: Any,
+        store_for: Callable[[torch.device], ArtifactStore | None],
         build_hooks: HookBuilder,
         stats: Stats,
         config: CacheConfig,
@@ -93,7 +114,7 @@ class InductorProgram(Program):
         self._bypassed: set[BypassReason] = set()
         self._lasting: frozenset[BypassReason] = frozenset()  # found when hooks were built; they concern every call
         self._monitor: Monitor = SilentMonitor()
-        self._bound = BoundRegions(table, stats, config, self._announce)
+        self._bound = BoundRegions(table, store_for, stats, config, self._announce)
         self._build_hooks = build_hooks
         self._hooks: Sequence[Hook] = ()
         self._epoch: int | None = None

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from ...artifact_store import ArtifactStore
 from ...config import CacheConfig
 from ...errors import BypassCode, BypassReason
 from ...regions import Monitor, RegionSite, SilentMonitor
@@ -37,8 +38,16 @@ class BoundSite:
 class BoundRegions:
     """Runs sites through the table. `announce(kind)` is called before each compile and may raise to cancel it."""
 
-    def __init__(self, table: RegionTable, stats: Stats, config: CacheConfig, announce: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        table: RegionTable,
+        store_for: Callable[[torch.device], ArtifactStore | None],
+        stats: Stats,
+        config: CacheConfig,
+        announce: Callable[[str], None],
+    ) -> None:
         self._table = table
+        self._store_for = store_for
         self._stats = stats
         self._verify = config.verify
         self._announce = announce
@@ -98,7 +107,8 @@ class BoundRegions:
         variant: Any = group.by_shapes.get(shapes)
         if variant is None:
             announce = functools.partial(self._announce, site.kind)
-            request = Request(site, weights, tensors, self._stats, self._monitor, announce, self._verify)
+            store = self._store_for(tensors[0].device)
+            request = Request(site, weights, tensors, self._stats, self._monitor, announce, self._verify, store)
             variant = self._table.resolve(group, request)
             if isinstance(variant, BypassReason):
                 return variant

@@ -4,38 +4,91 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Iterator
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from types import ModuleType
 from typing import Any, cast
 
 import torch
+from torch._functorch import config as functorch_config
 from torch._inductor import config as inductor_config
 from torch._inductor.codecache import PyCodeCache
-from torch._inductor.compile_fx import compile_fx
+from torch._inductor.compile_fx import compile_fx, compile_fx_inner
+from torch._inductor.output_code import CompiledFxGraph
+from torch._inductor.runtime.cache_dir_utils import temporary_cache_dir
 
 from .tracing import Trace, size_one_is_general
-
-# A function of `weights + inputs`, flat, in the order of the trace; returns the flat outputs.
-Compiled = Callable[..., Any]
 
 # torch's symbolic arithmetic logs thousands of harmless lines for odd sizes through these loggers.
 _NOISY_LOGGERS = ("torch.utils._sympy.interp", "torch.fx.experimental.symbolic_shapes")
 
 
-def compile_trace(trace: Trace, options: dict[str, Any]) -> Compiled:
-    """Compile for every size that meets the trace's assumptions. `options` are settings of inductor."""
+class Compiled:
+    """Inductor's code for one trace: takes `weights + inputs`, flat, in the order of the trace; gives flat outputs.
+
+    libraries: files that the code loads, by their place in inductor's cache; none where it brings its kernels along.
+    """
+
+    def __init__(self, graph: CompiledFxGraph, libraries: Mapping[str, bytes] | None = None) -> None:
+        self.graph = graph
+        self.libraries = libraries or {}
+        run = graph.current_callable
+        assert run is not None, "a graph that was compiled or loaded has its code"
+        self._run = run
+
+    def __call__(self, tensors: list[torch.Tensor]) -> Sequence[Any]:
+        """Takes the list for itself, as inductor's code does: it lets go of each input after its last use."""
+        return cast("Sequence[Any]", self._run(tensors))
+
+
+def compile_trace(trace: Trace, options: dict[str, Any], keep: bool = False) -> Compiled:
+    """Compile for every size that meets the trace's assumptions. `options` are settings of inductor.
+
+    keep: whether the result is to be stored; then it knows its libraries.
+    """
     loaded = len(PyCodeCache.modules)
+    graphs: list[CompiledFxGraph] = []
+
+    def inner(graph: Any, inputs: Any, **kwargs: Any) -> Any:
+        compiled = compile_fx_inner(graph, inputs, **kwargs)
+        graphs.append(cast(CompiledFxGraph, compiled))
+        return compiled
+
+    on_cpu = all(fake.device.type == "cpu" for fake in trace.fakes)
     with (
         _quiet(),
+        _own_folder(keep and on_cpu) as libraries,
         torch._guards.tracing(torch._guards.TracingContext(trace.fake_mode)),
         torch.no_grad(),
         size_one_is_general(trace.oblivious),
         inductor_config.patch(options),
+        # AOTAutograd has nothing to do for a graph without gradients or writes: what it would keep is this one graph.
+        functorch_config.patch(enable_autograd_cache=False),
     ):
-        compiled: Any = compile_fx(trace.graph, trace.fakes)
+        compile_fx(trace.graph, trace.fakes, inner_compile=inner)
     for module in PyCodeCache.modules[loaded:]:  # whether generated now or found in inductor's disk cache
-        _launch_by_address(module)
-    return cast(Compiled, compiled)
+        launch_by_address(module)
+    (graph,) = graphs
+    return Compiled(graph, libraries)
+
+
+@contextlib.contextmanager
+def _own_folder(wanted: bool) -> Iterator[dict[str, bytes]]:
+    """Let inductor work in an empty folder, and yield what will be the libraries that it put there, by relative path.
+
+    On the CPU its graphs name libraries in its cache and do not hold them; on CUDA they hold their kernels.
+    """
+    libraries: dict[str, bytes] = {}
+    if not wanted:
+        yield libraries
+        return
+    with tempfile.TemporaryDirectory(prefix="resolute-", ignore_cleanup_errors=True) as folder:
+        with temporary_cache_dir(folder):
+            yield libraries
+        for path in Path(folder).rglob("*"):
+            if path.suffix in (".so", ".pyd", ".dll") and path.is_file():
+                libraries[path.relative_to(folder).as_posix()] = path.read_bytes()
 
 
 class AddressedKernel:
@@ -58,7 +111,8 @@ class AddressedKernel:
         return self._kernel.run(*args, **kwargs)
 
 
-def _launch_by_address(module: ModuleType) -> None:
+def launch_by_address(module: ModuleType) -> None:
+    """Prepare a module of generated code, in place."""
     for name, value in list(vars(module).items()):
         if type(value).__name__ == "CachingAutotuner":
             setattr(module, name, AddressedKernel(value))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
@@ -12,17 +13,18 @@ from typing import Any
 import torch
 import torch.utils._pytree as pytree
 
+from ...artifact_store import ArtifactStore, InvalidArtifactError
 from ...errors import BypassCode, BypassReason, RegionCompileError
 from ...keys import digest
 from ...regions import Monitor, RegionSite
 from ...stats import Stats
+from .artifacts import pack, unpack
 from .assumptions import Assumptions, Verdict
-from .lowering import Compiled, compile_trace
+from .lowering import compile_trace
 from .tracing import Trace, bind_dims, trace
+from .variant import Shapes, Variant
 
 logger = logging.getLogger(__name__)
-
-Shapes = tuple[tuple[int, ...], ...]
 
 # Relative error between a region and its original that rounding explains, by dtype of the result.
 _TOLERANCE = {torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 1e-1}
@@ -41,31 +43,16 @@ _MOST_VARIANTS = 8
 
 
 @dataclass(eq=False)
-class Variant:
-    """One compiled artifact. A group has one, unless sizes were met that its assumptions exclude."""
-
-    compiled: Compiled
-    assumptions: Assumptions
-    static: Shapes  # sizes of the dimensions without a name, 0 elsewhere
-    used_weights: tuple[int, ...]
-    output_spec: pytree.TreeSpec
-    shown: set[str] = field(default_factory=set)  # unproven assumptions that a comparison has shown not to matter
-
-    def __call__(self, weights: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]) -> Any:
-        """Run on all weights of the block, in the order of `weight_slots`, and its inputs."""
-        flat = self.compiled(*[weights[index] for index in self.used_weights], *tensors)
-        return pytree.tree_unflatten(list(flat), self.output_spec)
-
-
-@dataclass(eq=False)
 class RegionGroup:
     """Sites of one kind, structure, dtypes and device."""
 
+    key: str
     label: str
     variants: list[Variant] = field(default_factory=list)
     by_shapes: dict[Shapes, Variant] = field(default_factory=dict)
     failures: dict[Shapes, BypassReason] = field(default_factory=dict)  # by static sizes: no size of these compiles
     refused: dict[Shapes, BypassReason] = field(default_factory=dict)
+    stored: set[str] = field(default_factory=set)  # names of artifacts that came from the store, or went there
 
 
 def group_key(site: RegionSite, structure: str, tensors: Sequence[torch.Tensor], weights_state: str) -> str:
@@ -86,6 +73,7 @@ class Request:
     monitor: Monitor
     announce: Callable[[], None]  # called before a compile; may cancel it by raising
     verify: bool = False
+    store: ArtifactStore | None = None
 
     @property
     def shapes(self) -> Shapes:
@@ -101,7 +89,7 @@ class RegionTable:
 
     def group(self, key: str, label: str) -> RegionGroup:
         with self._lock:
-            return self._groups.setdefault(key, RegionGroup(label))
+            return self._groups.setdefault(key, RegionGroup(key, label))
 
     def resolve(self, group: RegionGroup, request: Request) -> Variant | BypassReason:
         """The artifact for the request's sizes, or why there is none."""
@@ -113,29 +101,39 @@ class RegionTable:
             sizes = bind_dims(request.site.dims, shapes)
             if sizes is None:
                 return self._refuse(group, shapes, f"{group.label}: inputs {shapes} do not fit {request.site.dims}")
-            static = _static_sizes(request.site, shapes)
-            for variant in group.variants:
-                if variant.static == static and _admits(variant, request, sizes, request.verify):
-                    group.by_shapes[shapes] = variant
-                    return variant
-            if static in group.failures:
-                return group.failures[static]
-            if len(group.variants) >= _MOST_VARIANTS:
-                return self._refuse(group, shapes, f"{group.label} was compiled {_MOST_VARIANTS} times already")
-            request.announce()
-            try:
-                variant = _compile_for(request, sizes)
-            except RegionCompileError as error:
-                _original(
-                    request
-                )  # inputs that the original refuses too (a text for another model) are not our failure
-                request.stats.counters.compile_failures += 1
-                logger.warning("Resolute: %s; it runs as it is", error, exc_info=logger.isEnabledFor(logging.DEBUG))
-                group.failures[static] = BypassReason(BypassCode.COMPILE_FAILED, str(error))
-                return group.failures[static]
-            group.variants.append(variant)
+            variant = _find(group, request, sizes)
+            if variant is None and request.store is not None and _take_from(request.store, group, request.stats):
+                variant = _find(group, request, sizes)
+            if variant is None:
+                return self._build(group, request, sizes)
             group.by_shapes[shapes] = variant
             return variant
+
+    def _build(self, group: RegionGroup, request: Request, sizes: dict[str, int]) -> Variant | BypassReason:
+        """Compile; where another process does so at the same time, wait for what it makes."""
+        static = _static_sizes(request.site, request.shapes)
+        if static in group.failures:
+            return group.failures[static]
+        if len(group.variants) >= _MOST_VARIANTS:
+            return self._refuse(group, request.shapes, f"{group.label} was compiled {_MOST_VARIANTS} times already")
+        request.announce()
+        try:
+            with _alone(request.store, group.key, request.monitor):
+                variant = None
+                if request.store is not None and _take_from(request.store, group, request.stats):
+                    variant = _find(group, request, sizes)
+                if variant is None:
+                    variant = _compile_for(request, sizes)
+                    group.variants.append(variant)
+                    _keep(request.store, group, variant)
+        except RegionCompileError as error:
+            _original(request)  # inputs that the original refuses too (a text for another model) are not our failure
+            request.stats.counters.compile_failures += 1
+            logger.warning("Resolute: %s; it runs as it is", error, exc_info=logger.isEnabledFor(logging.DEBUG))
+            group.failures[static] = BypassReason(BypassCode.COMPILE_FAILED, str(error))
+            return group.failures[static]
+        group.by_shapes[request.shapes] = variant
+        return variant
 
     def refuse(self, group: RegionGroup, shapes: Shapes, error: BaseException) -> BypassReason:
         """Latch a failure at run time: these sizes run the original from now on."""
@@ -147,6 +145,51 @@ class RegionTable:
     def _refuse(group: RegionGroup, shapes: Shapes, detail: str) -> BypassReason:
         logger.warning("Resolute: %s; it runs as it is", detail)
         return group.refused.setdefault(shapes, BypassReason(BypassCode.COMPILE_FAILED, detail))
+
+
+def _find(group: RegionGroup, request: Request, sizes: dict[str, int]) -> Variant | None:
+    """The first artifact in memory that may run at these sizes."""
+    static = _static_sizes(request.site, request.shapes)
+    for variant in group.variants:
+        if variant.static == static and _admits(variant, request, sizes, request.verify):
+            return variant
+    return None
+
+
+def _alone(store: ArtifactStore | None, key: str, monitor: Monitor) -> contextlib.AbstractContextManager[None]:
+    return contextlib.nullcontext() if store is None else store.building(key, monitor.checkpoint)
+
+
+def _take_from(store: ArtifactStore, group: RegionGroup, stats: Stats) -> bool:
+    """Load what the store has for a group and this process has not. Whether there was anything."""
+    started = time.perf_counter()
+    found = store.load(group.key, frozenset(group.stored))
+    loaded = 0
+    for artifact in found:
+        group.stored.add(artifact.name)
+        try:
+            group.variants.append(unpack(artifact))
+            loaded += 1
+        except InvalidArtifactError as error:
+            store.discard(artifact.name, str(error))
+    if loaded:
+        seconds = time.perf_counter() - started
+        stats.counters.region_loads += loaded
+        stats.counters.stall_seconds += seconds
+        stats.event("load", group.label, seconds)
+    return loaded > 0
+
+
+def _keep(store: ArtifactStore | None, group: RegionGroup, variant: Variant) -> None:
+    if store is None:
+        return
+    try:
+        artifact = pack(group.key, group.label, variant)
+    except InvalidArtifactError as error:
+        logger.info("Resolute: %s is compiled again after a restart: %s", group.label, error)
+        return
+    store.save(artifact)
+    group.stored.add(artifact.name)
 
 
 def _compile_for(request: Request, sizes: dict[str, int]) -> Variant:
@@ -202,7 +245,7 @@ def _compile(request: Request, hints: dict[str, int]) -> Variant:
     for oblivious in (True, False):
         try:
             traced: Trace = trace(site.function, site.module, tensors, site.dims, hints, oblivious, site.without)
-            compiled = compile_trace(traced, options)
+            compiled = compile_trace(traced, options, keep=request.store is not None)
             break
         except Exception as error:
             if isinstance(error, (torch.cuda.OutOfMemoryError, *request.monitor.cancellations)):
