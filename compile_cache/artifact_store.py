@@ -114,7 +114,7 @@ class ArtifactStore:
         """Of all artifacts of this environment."""
         return sorted(path.stem for path in self._folder.glob("*.json") if path.name != _ENVIRONMENT)
 
-    def report(self) -> dict[str, Any]:
+    def report(self) -> dict[str, int]:
         """How many artifacts there are for this environment, and the bytes of all environments."""
         return {"regions": len(self.names()), "bytes": sum(size for _, size, _ in self._by_age()), "limit": self._limit}
 

@@ -45,8 +45,12 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def server_environment() -> dict[str, str | None]:
-    """One thread, and one inductor cache for all tests (those about cold starts use their own)."""
+    """One thread, and one inductor cache for all tests (those about cold starts and restarts use their own).
+
+    Nothing is kept by Resolute itself: a region that came from its store is not counted as compiled.
+    """
     return {
+        "RESOLUTE_STORE": "0",
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
         "TORCHINDUCTOR_CACHE_DIR": os.environ.get("TORCHINDUCTOR_CACHE_DIR", str(inductor_cache())),
     }

@@ -98,7 +98,10 @@ def report() -> dict[str, Any]:
         {"module": owner, "backend": backend, "regions_compiled": program.regions[0], "regions": program.regions[1]}
         for (owner, backend), program in list(_programs.items())
     ]
-    return {**told, "modules": modules}
+    stored: dict[str, int] = {}
+    for name in {backend for _, backend in list(_programs)}:
+        stored |= registry.get(name).stored()
+    return {**told, "modules": modules, "store": stored}
 
 
 def _forget(owner: int) -> None:

@@ -6,14 +6,16 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from .build_workflows import FOLDER, POSITIVE, TOUR
+from .build_workflows import FOLDER, NEGATIVE, POSITIVE, TOUR
 
 PromptDict = dict[str, dict[str, Any]]
 Size = tuple[int, int]  # width, height in pixels
 
 SD15, SDXL = "sd15_text_to_image", "sdxl_text_to_image"
 TOUR_NAME, IMAGE_TO_IMAGE, COMPARE = "resolution_tour", "image_to_image", "compare_with_stock"
-TEXT_TO_IMAGE = {"sd15": SD15, "sdxl": SDXL}
+# The bundled model is a small UNet of SD1.5's kind.
+BUNDLED = "bundled"
+TEXT_TO_IMAGE = {BUNDLED: SD15, "sd15": SD15, "sdxl": SDXL}
 # CLIP takes 75 words of its own per chunk of 77 tokens; this text fills one and part of the next.
 LONG_TEXT = ", ".join([POSITIVE] * 6)
 SEED = 1
@@ -58,10 +60,43 @@ _CUDA: tuple[_Case, ...] = (
     ((1024, 1024), 1, 154),
     ((960, 720), 2, 154),
 )
+# The bundled model: sizes that it has learnt, on every device. Its prompts have 4 tokens for each
+# object and 4 for the background.
+_BUNDLED_QUICK: tuple[_Case, ...] = (
+    ((256, 256), 1, 8),
+    ((264, 200), 1, 8),
+    ((240, 360), 1, 12),
+    ((192, 128), 3, 8),
+    ((320, 240), 2, 12),
+)
+_BUNDLED: tuple[_Case, ...] = (
+    *_BUNDLED_QUICK,
+    ((384, 384), 1, 12),
+    ((512, 384), 1, 8),
+    ((512, 512), 1, 12),
+    ((264, 200), 2, 12),
+)
+_CAPTIONS = {
+    8: (
+        "large red circle left, white background",
+        "small blue square right, grey background",
+        "large green triangle top, black background",
+        "large purple ring centre, white background",
+    ),
+    12: (
+        "large yellow diamond top, small red cross bottom, grey background",
+        "large blue circle left, small orange square right, white background",
+        "small green triangle left, large purple ring right, black background",
+    ),
+}
+_BUNDLED_TOUR: tuple[Size, ...] = ((256, 192), (224, 192), (192, 192), (160, 240), (184, 136))
+# Where bundled pictures are right at that strength; SD1.5's own is in the workflows.
+_BUNDLED_CFG = 4.0
 _CASES = {("cpu", False): _CPU, ("cpu", True): _CPU_QUICK, ("cuda", False): _CUDA, ("cuda", True): _CUDA_QUICK}
 # The tour's own sizes are for a GPU; these have its proportions, odd latents included.
 _CPU_TOUR: tuple[Size, ...] = ((120, 96), (112, 96), (96, 96), (80, 120), (88, 72))
 _PICTURE_SIZE: dict[str, Size] = {"cpu": (136, 104), "cuda": (720, 720)}
+_BUNDLED_PICTURE: _Case = ((264, 200), 1, 12)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,27 +132,34 @@ class Plan:
 
 
 def make_plan(device: str, family: str, quick: bool) -> Plan:
-    """The plan for ``cpu`` or ``cuda`` and a checkpoint of the family ``sd15`` or ``sdxl``."""
-    cases = _CASES[device, quick]
-    jobs = [Job(TEXT_TO_IMAGE[family], (size,), batch, tokens) for size, batch, tokens in cases]
-    left_out = {TEXT_TO_IMAGE[other]: _other_family(other) for other in TEXT_TO_IMAGE if other != family}
+    """The plan for ``cpu`` or ``cuda`` and a model of the family ``bundled``, ``sd15`` or ``sdxl``."""
+    if family == BUNDLED:
+        cases, tour, picture = _BUNDLED_QUICK if quick else _BUNDLED, _BUNDLED_TOUR, _BUNDLED_PICTURE
+    else:
+        cases, picture = _CASES[device, quick], (_PICTURE_SIZE[device], 1, 77)
+        tour = _CPU_TOUR if device == "cpu" else tuple((width, height) for _, _, width, height in TOUR)
+    own = TEXT_TO_IMAGE[family]
+    jobs = [Job(own, (size,), batch, tokens) for size, batch, tokens in cases]
+    left_out = {workflow: _other_family(workflow) for workflow in (SD15, SDXL) if workflow != own}
     if quick:
         left_out |= dict.fromkeys((IMAGE_TO_IMAGE, COMPARE, TOUR_NAME), "--quick leaves it out")
     else:
-        jobs += [Job(workflow, (_PICTURE_SIZE[device],)) for workflow in (IMAGE_TO_IMAGE, COMPARE)]
-        tour = _CPU_TOUR if device == "cpu" else tuple((width, height) for _, _, width, height in TOUR)
-        jobs.append(Job(TOUR_NAME, tour))
+        size, batch, tokens = picture
+        jobs += [Job(workflow, (size,), batch, tokens) for workflow in (IMAGE_TO_IMAGE, COMPARE)]
+        jobs.append(Job(TOUR_NAME, tour, batch, tokens))
     return Plan(tuple(jobs), left_out)
 
 
-def prompt_for(job: Job, checkpoint: str, backend: str | None, seed: int, steps: int) -> PromptDict:
-    """The bundled API prompt of a job with its values put in; a backend of None leaves the file's own."""
+def prompt_for(job: Job, checkpoint: str | None, backend: str | None, seed: int, steps: int) -> PromptDict:
+    """The bundled API prompt of a job with its values put in.
+
+    A checkpoint of None is the bundled model, which a node of its own loads. A backend of None leaves the file's own.
+    """
     prompt: PromptDict = json.loads((FOLDER / "api" / f"{job.workflow}.json").read_text("utf-8"))
+    texts = _bundled_texts(job) if checkpoint is None else {POSITIVE: LONG_TEXT if job.tokens > 77 else POSITIVE}
     sizes = iter(job.sizes)
     for node in prompt.values():
         inputs, kind = node["inputs"], node["class_type"]
-        if "ckpt_name" in inputs:
-            inputs["ckpt_name"] = checkpoint
         if backend is not None and "backend" in inputs:
             inputs["backend"] = backend
         if kind == "KSampler":
@@ -127,9 +169,40 @@ def prompt_for(job: Job, checkpoint: str, backend: str | None, seed: int, steps:
             inputs.update(preset="custom", width=width, height=height)
         elif kind == "EmptyLatentImage":
             inputs["batch_size"] = job.batch
-        elif job.tokens > 77 and inputs.get("text") == POSITIVE:
-            inputs["text"] = LONG_TEXT
+        elif "text" in inputs:
+            inputs["text"] = texts.get(inputs["text"], inputs["text"])
+        elif "ckpt_name" in inputs:
+            inputs["ckpt_name"] = checkpoint
+    if checkpoint is None:
+        _load_bundled_model(prompt)
     return prompt
+
+
+def _bundled_texts(job: Job) -> dict[str, str]:
+    """Each bundled workflow's text -> a caption of as many tokens as the job wants; another one for other sizes."""
+    captions = _CAPTIONS[job.tokens]
+    return {POSITIVE: captions[sum(job.sizes[0]) // 8 % len(captions)], NEGATIVE: ""}
+
+
+def _load_bundled_model(prompt: PromptDict) -> None:
+    """Puts the bundled model's loader where the checkpoint's was; ours compiles too, so two nodes follow it."""
+    for name, node in list(prompt.items()):
+        if node["class_type"] == "KSampler":
+            node["inputs"]["cfg"] = _BUNDLED_CFG
+        elif node["class_type"] == "CheckpointLoaderSimple":
+            prompt[name] = {"class_type": "ResoluteDemoModel", "inputs": {}}
+        elif node["class_type"] == "ResoluteLoadCheckpoint":
+            backend = node["inputs"]["backend"]
+            model, vae = f"{name}-model", f"{name}-vae"
+            for other in prompt.values():
+                for key, value in other["inputs"].items():
+                    if value in ([name, 0], [name, 2]):
+                        other["inputs"][key] = [vae if value[1] else model, 0]
+            prompt[name] = {"class_type": "ResoluteDemoModel", "inputs": {}}
+            inputs = {"model": [name, 0], "backend": backend, "batching": "auto"}
+            prompt[model] = {"class_type": "ResoluteCompileModel", "inputs": inputs}
+            inputs = {"vae": [name, 2], "backend": backend}
+            prompt[vae] = {"class_type": "ResoluteCompileVAEDecode", "inputs": inputs}
 
 
 def text_of(size: Size) -> str:
@@ -137,7 +210,7 @@ def text_of(size: Size) -> str:
     return f"{size[0]}x{size[1]}"
 
 
-def _other_family(family: str) -> str:
-    if family == "sdxl":
-        return "the checkpoint is no SDXL; give one with --checkpoint FILE, or --model sdxl (random weights, 6.9 GB)"
-    return "the checkpoint is an SDXL; give an SD1.5 one with --checkpoint FILE, or none"
+def _other_family(workflow: str) -> str:
+    if workflow == SDXL:
+        return "the model is no SDXL; give one with --checkpoint FILE, or --model sdxl (random weights, 6.9 GB)"
+    return "the model is an SDXL; give an SD1.5 one with --checkpoint FILE, or none"

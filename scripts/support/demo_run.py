@@ -50,7 +50,7 @@ class Row:
 class DemoRunner:
     """Runs jobs in two passes, eager and compiled, with the same seeds; the images go to ``output``."""
 
-    def __init__(self, client: Client, checkpoint: str, steps: int, output: Path, say: Say) -> None:
+    def __init__(self, client: Client, checkpoint: str | None, steps: int, output: Path, say: Say) -> None:
         self._client, self._checkpoint, self._steps = client, checkpoint, steps
         self._output, self._say = output, say
 

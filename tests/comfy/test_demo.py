@@ -16,7 +16,8 @@ from PIL import Image
 
 from scripts.support.demo_checkpoint import family_of
 from scripts.support.demo_machine import Machine
-from scripts.support.demo_plan import Job, make_plan
+from scripts.support.demo_model import captions
+from scripts.support.demo_plan import BUNDLED, Job, make_plan, prompt_for
 from scripts.support.demo_report import Verdict, judge
 from scripts.support.demo_run import COUNTED, PromptRun, Row
 from scripts.support.errors import SetupError
@@ -76,7 +77,7 @@ def test_the_demo_covers_odd_sizes_batches_and_long_prompts(demo: Any) -> None:
     assert len({size for row in rows for size in row["sizes"]}) >= 4
     assert "264x200" in {size for row in rows for size in row["sizes"]}
     assert {row["batch"] for row in rows} == {1, 2, 3}
-    assert {row["tokens"] for row in rows} == {77, 154}
+    assert {row["tokens"] for row in rows} == {8, 12}
 
 
 def test_the_images_of_the_demo_are_right(demo: Any) -> None:
@@ -154,6 +155,7 @@ def test_without_a_compiler_the_verdict_says_that_nothing_was_compiled() -> None
 @pytest.mark.parametrize(
     ("device", "family", "present", "absent"),
     [
+        ("cpu", "bundled", "sd15_text_to_image", "sdxl_text_to_image"),
         ("cpu", "sd15", "sd15_text_to_image", "sdxl_text_to_image"),
         ("cuda", "sdxl", "sdxl_text_to_image", "sd15_text_to_image"),
     ],
@@ -203,3 +205,33 @@ def test_an_unsuitable_checkpoint_says_what_to_give(tmp_path: Path) -> None:
 def test_a_job_names_its_size_batch_and_tokens() -> None:
     assert str(Job("tour", ((64, 64), (72, 64)), 2, 154)) == "tour, 2 sizes, batch 2, 154 tokens"
     assert Job("w", ((264, 200),)).name == "w_264x200_batch1_tokens77"
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_the_prompts_of_the_bundled_model_are_the_bundled_workflows_with_its_loader_and_captions(device: str) -> None:
+    for job in make_plan(device, BUNDLED, quick=False).jobs:
+        prompt = prompt_for(job, None, None, seed=1, steps=STEPS)
+        kinds = [node["class_type"] for node in prompt.values()]
+        assert kinds.count("ResoluteDemoModel") == 1
+        assert not {"CheckpointLoaderSimple", "ResoluteLoadCheckpoint"} & set(kinds)
+        assert {"ResoluteCompileModel", "ResoluteCompileVAEDecode"} <= set(kinds)
+        for node in prompt.values():
+            links = [value for value in node["inputs"].values() if isinstance(value, list)]
+            assert all(link[0] in prompt for link in links)
+        positive, negative = (
+            captions.numbers(prompt[link]["inputs"]["text"])
+            for link in next(
+                (node["inputs"]["positive"][0], node["inputs"]["negative"][0])
+                for node in prompt.values()
+                if node["class_type"] == "KSampler"
+            )
+        )
+        assert sum(map(len, positive)) == job.tokens
+        assert negative == [captions.NOTHING]
+
+
+def test_without_a_backend_given_the_bundled_prompts_leave_the_choice_to_auto() -> None:
+    for job in make_plan("cpu", BUNDLED, quick=False).jobs:
+        for given, expected in ((None, "auto"), ("eager", "eager")):
+            nodes = prompt_for(job, None, given, seed=1, steps=STEPS).values()
+            assert {node["inputs"]["backend"] for node in nodes if "backend" in node["inputs"]} == {expected}

@@ -54,6 +54,12 @@ class InductorBackend(Backend):
 
         return InductorProgram(owner, capabilities, self.table, store_for, build_hooks, stats, config)
 
+    def stored(self) -> dict[str, int]:
+        for store in self._stores.values():
+            if store is not None:
+                return store.report()
+        return {}
+
     def _store(self, device: torch.device, config: CacheConfig) -> ArtifactStore | None:
         """Where compiled regions of a device are kept over restarts, if they are."""
         if config.store_folder is None:

@@ -1,0 +1,181 @@
+"""DeepCache's speed: SDXL with random weights, sampled by stock ComfyUI, compiled, and compiled with DeepCache.
+
+    python -m benchmarks.deepcache --out benchmarks/results/NAME.json [--backend auto] [--argument --ARG ...]
+
+One server on ComfyUI's default command line. For each size and contender: warm-up prompts, then repetitions that
+differ by seed, first sampling alone (latents are saved and nothing is decoded: the time that DeepCache changes), then
+with the picture decoded and saved. Seconds are ComfyUI's own, from its start to its end message. Needs CUDA and what
+`scripts/test` installs (RESOLUTE_PYTHON and COMFYUI_PATH name ready ones on a machine without a network).
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+import re
+import statistics
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from scripts.support import command, models
+from scripts.support.client import execution_seconds
+from scripts.support.server import ComfyServer
+
+from .tour import ROOT, STEPS, STOCK, environment, prompt
+
+KIND = "sdxl"
+SIZES = ((1024, 1024), (720, 960))
+COMPILED, CACHED, CACHED_ONLY = "compiled", "compiled + DeepCache", "DeepCache alone"
+INTERVAL, DEPTH = 3, 2
+WARM_UP, REPEATS = 2, 5
+# What the issue asks for: sampling with DeepCache against sampling without, and against stock ComfyUI.
+TARGETS = {COMPILED: 2.2, STOCK: 4.0}
+_PASSES = re.compile(r"DeepCache: .*?(\d+) full and (\d+) fast passes")
+
+
+def contender_prompt(checkpoint: str, name: str, backend: str, size: tuple[int, int], seed: int) -> dict[str, Any]:
+    """The tour's prompt, with DeepCache before its sampler where the contender has it."""
+    compiled = name in (COMPILED, CACHED)
+    nodes = prompt(checkpoint, backend if compiled else STOCK, (*size, 1, "a lighthouse"), seed=seed)
+    if name in (CACHED, CACHED_ONLY):
+        source = nodes["sample"]["inputs"]["model"]
+        nodes["deepcache"] = {
+            "class_type": "ResoluteDeepCache",
+            "inputs": {"model": source, "interval": INTERVAL, "depth": DEPTH},
+        }
+        nodes["sample"]["inputs"]["model"] = ["deepcache", 0]
+    return nodes
+
+
+def sampling_only(nodes: dict[str, Any]) -> dict[str, Any]:
+    """The same without decoding."""
+    return {name: node for name, node in nodes.items() if name not in ("decode", "save", "compile_vae")}
+
+
+def measure(server: ComfyServer, make: Any) -> dict[str, Any]:
+    """Every single time, what the counters moved by, DeepCache's passes as its log lines give them, and the latents."""
+    import numpy
+
+    client = server.client
+    before, log = client.get("/resolute/cache")["counters"], len(server.log())
+    seconds: dict[str, list[float]] = {}
+    warm_up: dict[str, list[float]] = {}
+    latents = b""
+    for kind, change in (("sampling", sampling_only), ("prompt", dict)):
+        offset = 0 if kind == "sampling" else 100  # another seed, or ComfyUI would answer from its cache
+        times = []
+        for run in range(WARM_UP + REPEATS):
+            history = client.run(change(make(seed=1 + offset + run)))
+            times.append(execution_seconds(history))
+            if not latents:
+                latents = client.images(history, "latents")[0]
+        warm_up[kind], seconds[kind] = times[:WARM_UP], times[WARM_UP:]
+    after = client.get("/resolute/cache")["counters"]
+    moved: dict[str, Any] = {key: after[key] - before[key] for key in after if key != "bypasses"}
+    moved["bypasses"] = {key: n - before["bypasses"].get(key, 0) for key, n in after["bypasses"].items()}
+    passes = sorted(set(_PASSES.findall(server.log()[log:])))
+    return {
+        "warm_up_seconds": warm_up,
+        "seconds": seconds,
+        "median_seconds": {kind: statistics.median(times) for kind, times in seconds.items()},
+        "counters": moved,
+        "passes": [{"full": int(full), "fast": int(fast)} for full, fast in passes],
+        "latents": numpy.load(io.BytesIO(latents)).astype("float64"),
+    }
+
+
+def visit(
+    server: ComfyServer, checkpoint: str, size: tuple[int, int], names: list[str], backend: str
+) -> dict[str, Any]:
+    """All contenders at one size. `latent_error`: of random weights, so it says nothing of quality; 0 would be odd."""
+    import numpy
+
+    row: dict[str, Any] = {"width": size[0], "height": size[1]}
+    reference = None
+    for name in names:
+        result = measure(server, lambda seed, n=name: contender_prompt(checkpoint, n, backend, size, seed))
+        latents = result.pop("latents")
+        reference = latents if reference is None else reference
+        result["latent_error"] = float(numpy.linalg.norm(latents - reference) / numpy.linalg.norm(reference))
+        result["finite"] = bool(numpy.isfinite(latents).all())
+        row[name] = result
+        print(_line(row, name), flush=True)
+    return row
+
+
+_HEADER = (
+    f"{'size':<11}{'contender':<22}{'sampling s':>11}{'of':>7}{'prompt s':>10}{'stock/':>8}{'compiled/':>11}  passes"
+)
+
+
+def _line(row: dict[str, Any], name: str) -> str:
+    result = row[name]
+    median, times = result["median_seconds"], result["seconds"]["sampling"]
+    ratios = [
+        f"{row[other]['median_seconds']['sampling'] / median['sampling']:.2f}" if other in row else "-"
+        for other in (STOCK, COMPILED)
+    ]
+    spread = f"{min(times):.2f}-{max(times):.2f}"
+    passes = ", ".join(f"{p['full']} full {p['fast']} fast" for p in result["passes"])
+    return (
+        f"{row['width']}x{row['height']:<6}{name:<22}{median['sampling']:>8.2f}{spread:>12}{median['prompt']:>8.2f}"
+        f"{ratios[0]:>8}{ratios[1]:>11}  {passes} {result['counters']['bypasses'] or ''}"
+    )
+
+
+def verdicts(row: dict[str, Any]) -> list[str]:
+    """One sentence for each target."""
+    own = row[CACHED]["median_seconds"]["sampling"]
+    lines = []
+    for name, target in TARGETS.items():
+        if name in row:
+            ratio = row[name]["median_seconds"]["sampling"] / own
+            word = "reached" if ratio >= target else "MISSED"
+            lines.append(f"{row['width']}x{row['height']}: {ratio:.2f} times {name}; the target is {target}: {word}")
+    return lines
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--backend", default="auto", help="of Compile Model and Compile VAE Decode")
+    parser.add_argument("--argument", action="append", default=[], help="an extra argument for ComfyUI")
+    parser.add_argument("--with-deepcache-alone", action="store_true", help="also DeepCache without Compile Model")
+    parser.add_argument("--folder", type=Path, help="where the server keeps its files and log")
+    return parser.parse_args()
+
+
+def main() -> int:
+    options = parse()
+    setup = command.prepare()
+    path = models.ensure(KIND, setup.python, setup.comfyui)
+    packs = {"resolute": ROOT, "resolute-test-pack": ROOT / "tests" / "pack"}
+    folder = options.folder or Path(tempfile.mkdtemp(prefix="resolute-deepcache-"))
+    server = ComfyServer(
+        setup.python, setup.comfyui, folder, packs=packs, models=models.folder(), cpu=False, arguments=options.argument
+    )
+    names = [STOCK, COMPILED, CACHED, *([CACHED_ONLY] if options.with_deepcache_alone else [])]
+    settings = {"interval": INTERVAL, "depth": DEPTH, "steps": STEPS, "backend": options.backend}
+    rows: list[dict[str, Any]] = []
+    with server:
+        about = {**environment(server), "kind": KIND, "arguments": options.argument, **settings}
+        # Loading, and the very first kernels of the process, are nobody's time.
+        server.client.run(contender_prompt(path.name, STOCK, options.backend, SIZES[0], seed=99))
+        print(_HEADER)
+        for size in SIZES:
+            rows.append(visit(server, path.name, size, names, options.backend))
+            result = {**about, "rows": rows, "cache": server.client.get("/resolute/cache")}
+            if options.out:  # after every size: a run that is cut off keeps what it has
+                options.out.write_text(json.dumps(result, indent=1) + "\n")
+    print(f"server log: {server.log_path}\n\n{_HEADER}")
+    for row in rows:
+        print("\n".join(_line(row, name) for name in names))
+    print("\n".join(line for row in rows for line in verdicts(row)))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,243 @@
+"""What DeepCache costs in quality and gains in speed, on the demo's trained model, in a real headless ComfyUI.
+
+    python -m benchmarks.deepcache_quality --out docs/deepcache-quality.json --plot docs/deepcache-quality.svg
+                                           [--cpu] [--size 256 256] [--batch 8] [--backend auto]
+
+For 20 and for 50 steps: every interval, depth and schedule, each against the full model with the same captions and
+seeds: relative RMS of the latents, PSNR and SSIM of the pictures (means over all), full and fast passes (as the node
+counted them), and the seconds of sampling alone. Beside them what anyone can do without DeepCache: the full model with
+fewer steps. `--plot` alone, with `--from FILE`, draws a file again. The scores need kornia, which ComfyUI brings.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import io
+import json
+import re
+import statistics
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from scripts.support import command
+from scripts.support.client import Client, execution_seconds
+from scripts.support.server import ComfyServer
+
+from .deepcache_plot import draw
+from .tour import ROOT, environment
+
+INTERVALS, DEPTHS, SCHEDULES = (2, 3, 5, 10), (1, 2, 3), ("uniform", "non-uniform")
+# Steps -> the shorter runs of the full model that stand beside them.
+STEPS = {20: (16, 14, 12, 10, 8, 6), 50: (40, 30, 25, 20, 15, 10)}
+CAPTIONS = (
+    "large red circle left, white background",
+    "small blue square right, grey background",
+    "large green triangle top, black background",
+    "large yellow diamond bottom, grey background",
+    "large purple ring centre, white background",
+    "large blue circle left, small red square right, white background",
+    "small yellow triangle top, large purple cross bottom, black background",
+    "large orange cross left, small green ring right, grey background",
+)
+CFG, SEED = 4.0, 7
+_PASSES = re.compile(r"DeepCache: .*?(\d+) full and (\d+) fast passes")
+Settings = dict[str, Any]
+
+
+def prompt(caption: str, steps: int, settings: Settings | None, options: argparse.Namespace, seed: int) -> Any:
+    """The model, compiled unless asked otherwise, with DeepCache where `settings` are given; latents are saved."""
+    nodes: dict[str, Any] = {
+        "load": _node("ResoluteDemoModel"),
+        "positive": _node("CLIPTextEncode", clip=["load", 1], text=caption),
+        "negative": _node("CLIPTextEncode", clip=["load", 1], text=""),
+        "latent": _node(
+            "EmptyLatentImage", width=options.size[0], height=options.size[1], batch_size=options.batch
+        ),
+    }  # fmt: skip
+    model = ["load", 0]
+    if options.backend != "none":
+        nodes["compile"] = _node("ResoluteCompileModel", model=model, backend=options.backend)
+        model = ["compile", 0]
+    if settings is not None:
+        nodes["deepcache"] = _node("ResoluteDeepCache", model=model, **settings)
+        model = ["deepcache", 0]
+    nodes["sample"] = _node(
+        "KSampler", model=model, seed=seed, steps=steps, cfg=CFG, sampler_name="euler", scheduler="normal",
+        positive=["positive", 0], negative=["negative", 0], latent_image=["latent", 0], denoise=1.0,
+    )  # fmt: skip
+    nodes["latents"] = _node("ResoluteTestSaveLatent", samples=["sample", 0], filename_prefix="quality")
+    return nodes
+
+
+def decoded(nodes: dict[str, Any]) -> dict[str, Any]:
+    """The same with pictures: after the prompt without them, ComfyUI has the samples and only decodes."""
+    return {
+        **nodes,
+        "decode": _node("VAEDecode", samples=["sample", 0], vae=["load", 2]),
+        "save": _node("SaveImage", images=["decode", 0], filename_prefix="quality"),
+    }
+
+
+def _node(kind: str, **inputs: Any) -> dict[str, Any]:
+    return {"class_type": kind, "inputs": inputs}
+
+
+class Session:
+    """One server; runs a setting over all captions and keeps what came out."""
+
+    def __init__(self, server: ComfyServer, options: argparse.Namespace) -> None:
+        self._server, self._options = server, options
+        self._client: Client = server.client
+
+    def run(self, steps: int, settings: Settings | None) -> dict[str, Any]:
+        """Seconds of each caption's sampling, passes, latents (pictures, 4, h, w) and images (pictures, h, w, 3)."""
+        import numpy
+        import torch
+        from PIL import Image
+
+        # What is compiled and captured at first sight is nobody's time: a picture with another seed goes first.
+        self._client.run(prompt(CAPTIONS[0], steps, settings, self._options, seed=SEED + 1000))
+        self._client.run(prompt(CAPTIONS[-1], steps, settings, self._options, seed=SEED + 1000))
+        log = len(self._server.log())
+        seconds, latents, images = [], [], []
+        for number, caption in enumerate(CAPTIONS):
+            nodes = prompt(caption, steps, settings, self._options, seed=SEED + number)
+            history = self._client.run(nodes)
+            seconds.append(execution_seconds(history))
+            latents += [numpy.load(io.BytesIO(file)) for file in self._client.images(history, "latents")]
+            for file in self._client.images(self._client.run(decoded(nodes))):
+                images.append(numpy.asarray(Image.open(io.BytesIO(file)).convert("RGB"), dtype="float32") / 255)
+        passes = sorted(set(_PASSES.findall(self._server.log()[log:])))
+        return {
+            "seconds": seconds,
+            "passes": [{"full": int(full), "fast": int(fast)} for full, fast in passes],
+            "latents": torch.from_numpy(numpy.concatenate(latents)).double(),
+            "images": torch.from_numpy(numpy.stack(images)),
+        }
+
+
+def scored(run: dict[str, Any], reference: dict[str, Any]) -> dict[str, Any]:
+    """A run against the reference: means over all pictures, and each picture's own number."""
+    from nodes.adapters.comparison import compare
+
+    error = (run["latents"] - reference["latents"]).flatten(1).norm(dim=1)
+    relative = (error / reference["latents"].flatten(1).norm(dim=1)).tolist()
+    scores = compare(run["images"], reference["images"]).scores
+    # Two pictures may be the same to the last bit: their PSNR is infinite and would be the mean.
+    psnr = [min(score.psnr, 100.0) for score in scores]
+    median, full = statistics.median(run["seconds"]), statistics.median(reference["seconds"])
+    return {
+        "seconds": run["seconds"],
+        "median_seconds": median,
+        "speedup": full / median,
+        "passes": run["passes"],
+        "latent_rms": statistics.mean(relative),
+        "psnr": statistics.mean(psnr),
+        "ssim": statistics.mean(score.ssim for score in scores),
+        "each": {"latent_rms": relative, "psnr": psnr, "ssim": [score.ssim for score in scores]},
+    }
+
+
+def measure(session: Session, steps: int, intervals: list[int], depths: list[int], keep: Any) -> None:
+    """Every setting at this number of steps; `keep` gets each row as it is finished."""
+    reference = session.run(steps, None)
+    # The same again: what the machine and its arithmetic differ by from run to run.
+    keep({"steps": steps, "kind": "full", "of": steps, **scored(session.run(steps, None), reference)})
+    for fewer in STEPS[steps]:
+        keep({"steps": steps, "kind": "fewer steps", "of": fewer, **scored(session.run(fewer, None), reference)})
+    for schedule in SCHEDULES:
+        for depth in depths:
+            for interval in intervals:
+                settings = {"interval": interval, "depth": depth, "schedule": schedule}
+                keep(
+                    {"steps": steps, "kind": "deepcache", **settings, **scored(session.run(steps, settings), reference)}
+                )
+
+
+def line(row: dict[str, Any]) -> str:
+    """A row of the table."""
+    what = f"{row['of']} steps, full" if "of" in row else "interval {interval}, depth {depth}, {schedule}".format(**row)
+    passes = ", ".join(f"{p['full']}+{p['fast']}" for p in row["passes"])
+    return (
+        f"{row['steps']:>5}  {what:<38}{passes:>8}{row['median_seconds']:>9.3f}{row['speedup']:>8.2f}"
+        f"{row['latent_rms']:>9.4f}{row['psnr']:>8.1f}{row['ssim']:>8.4f}"
+    )
+
+
+HEADER = f"{'steps':>5}  {'what':<38}{'passes':>8}{'seconds':>9}{'faster':>8}{'latents':>9}{'PSNR':>8}{'SSIM':>8}"
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, help="write the raw numbers there")
+    parser.add_argument("--plot", type=Path, help="draw them there, as SVG")
+    parser.add_argument("--from", type=Path, dest="source", help="measure nothing, draw this file")
+    parser.add_argument("--cpu", action="store_true")
+    parser.add_argument("--size", type=int, nargs=2, default=(256, 256), metavar=("WIDTH", "HEIGHT"))
+    parser.add_argument("--batch", type=int, default=8, help="pictures of each caption, in one prompt")
+    parser.add_argument("--backend", default="auto", help="of Compile Model; none leaves the model as it is")
+    parser.add_argument("--steps", type=int, nargs="*", choices=list(STEPS), default=list(STEPS))
+    parser.add_argument("--intervals", type=int, nargs="*", default=list(INTERVALS))
+    parser.add_argument("--depths", type=int, nargs="*", default=list(DEPTHS))
+    parser.add_argument("--argument", action="append", default=[], help="an extra argument for ComfyUI")
+    return parser.parse_args()
+
+
+def about(server: ComfyServer, options: argparse.Namespace) -> dict[str, Any]:
+    """Where and when this was measured; `environment` asks for an NVIDIA card."""
+    if not options.cpu:
+        return environment(server)
+    date = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
+    return {"date": date, "gpu": None, "system": server.client.get("/system_stats")["system"]}
+
+
+def measure_all(options: argparse.Namespace) -> dict[str, Any]:
+    """Starts a server and measures; writes `--out` after every row."""
+    setup = command.prepare()
+    packs = {
+        "resolute": ROOT,
+        "resolute-test-pack": ROOT / "tests" / "pack",
+        "resolute-demo": ROOT / "scripts" / "support" / "demo_model",
+    }
+    rows: list[dict[str, Any]] = []
+    with tempfile.TemporaryDirectory(prefix="resolute-quality-", ignore_cleanup_errors=True) as folder:
+        server = ComfyServer(
+            setup.python, setup.comfyui, Path(folder), packs=packs, cpu=options.cpu, arguments=options.argument
+        )
+        with server:
+            settings: Settings = {
+                "size": list(options.size),
+                "batch": options.batch,
+                "cfg": CFG,
+                "sampler": "euler, normal",
+            }
+            settings |= {"backend": options.backend, "captions": CAPTIONS}
+            result = {**about(server, options), **settings, "arguments": options.argument, "rows": rows}
+
+            def keep(row: dict[str, Any]) -> None:
+                rows.append(row)
+                print(line(row), flush=True)
+                if options.out:
+                    options.out.write_text(json.dumps(result, indent=1) + "\n", "utf-8")
+
+            print(HEADER)
+            for steps in options.steps:
+                measure(Session(server, options), steps, options.intervals, options.depths, keep)
+    return result
+
+
+def main() -> int:
+    options = parse()
+    result = json.loads(options.source.read_text("utf-8")) if options.source else measure_all(options)
+    if options.source:
+        print("\n".join([HEADER, *map(line, result["rows"])]))
+    if options.plot:
+        options.plot.write_text(draw(result), "utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

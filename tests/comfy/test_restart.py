@@ -1,0 +1,143 @@
+"""A restart compiles nothing again: not after a clean end, not after a kill, and not beside another server.
+
+Each server starts with an empty inductor cache, so that only Resolute's own store can help.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from scripts.support.server import ComfyServer
+
+from .conftest import QUICK_START
+from .rig import Bench, PromptDict, Run, assert_same, compile_model, with_model
+
+SIZES = [(128, 128), (136, 104), (72, 200)]
+STEPS = 2
+
+StartServer = Callable[[], ComfyServer]
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The one store of all servers of this file."""
+    return tmp_path_factory.mktemp("restart") / "store"
+
+
+@pytest.fixture(scope="module")
+def start(make_server: Any, store: Path, tmp_path_factory: pytest.TempPathFactory) -> StartServer:
+    """A new server with that store, and with nothing else that was compiled."""
+
+    def one() -> ComfyServer:
+        empty = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path_factory.mktemp("inductor"))}
+        server: ComfyServer = make_server(environment={**QUICK_START, **empty, "RESOLUTE_STORE": str(store)})
+        return server
+
+    return one
+
+
+@pytest.fixture
+def prompt(tiny_prompt: Any) -> Callable[..., PromptDict]:
+    """The tiny model without a decoder."""
+
+    def make(width: int = 128, height: int = 128, kind: str = "sd") -> PromptDict:
+        whole = tiny_prompt(width=width, height=height, kind=kind, steps=STEPS)
+        return {name: part for name, part in whole.items() if name not in ("vae", "decode", "image")}
+
+    return make
+
+
+def compiled(prompt: PromptDict) -> PromptDict:
+    return with_model(prompt, compile_model())
+
+
+def regions(run: Run) -> tuple[int, int]:
+    """(compiled, loaded)"""
+    return run.rise["region_compiles"], run.rise["region_loads"]
+
+
+def tour(server: ComfyServer, prompt: Callable[..., PromptDict]) -> list[Run]:
+    """Each size with Resolute, its latents compared with ComfyUI's own."""
+    bench, runs = Bench(server.client), []
+    for size in SIZES:
+        expected = bench.run(prompt(*size))
+        runs.append(bench.run(compiled(prompt(*size))))
+        assert_same(runs[-1], expected)
+        assert runs[-1].rise["graph_calls"] == STEPS
+        assert runs[-1].rise["compile_failures"] == runs[-1].rise["eager_calls"] == 0
+    return runs
+
+
+def stored(store: Path) -> int:
+    """Artifacts that are complete."""
+    return len(list(store.glob("*/*-*.json")))
+
+
+def test_a_server_that_is_killed_in_the_middle_of_a_compile_leaves_what_it_finished(
+    start: StartServer, store: Path, prompt: Callable[..., PromptDict]
+) -> None:
+    killed = start()
+    killed.client.queue(compiled(prompt()))
+    deadline = time.monotonic() + 300
+    while stored(store) < 2 and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert killed.process is not None
+    killed.process.kill()  # while it compiles the third
+    killed.process.wait()
+    finished = stored(store)
+    assert finished >= 2
+
+    server = start()
+    first, *others = tour(server, prompt)
+    total = server.client.get("/resolute/cache")["modules"][0]["regions"]
+    assert regions(first) == (total - finished, finished)
+    assert [regions(run) for run in others] == [(0, 0)] * len(others)
+    assert stored(store) == total
+    server.stop()
+
+
+def test_the_next_server_compiles_nothing(start: StartServer, store: Path, prompt: Callable[..., PromptDict]) -> None:
+    kept = stored(store)
+    server = start()
+    assert [regions(run) for run in tour(server, prompt)] == [(0, kept), (0, 0), (0, 0)]
+    told = server.client.get("/resolute/cache")["store"]
+    assert told["regions"] == kept
+    assert 0 < told["bytes"] <= told["limit"]
+    assert stored(store) == kept
+    server.stop()
+
+
+def test_a_damaged_region_alone_is_compiled_again(
+    start: StartServer, store: Path, prompt: Callable[..., PromptDict]
+) -> None:
+    kept = stored(store)
+    payload = next(iter(store.glob("*/*-*.bin")))
+    payload.write_bytes(payload.read_bytes()[:-7])
+    server = start()
+    assert [regions(run) for run in tour(server, prompt)] == [(1, kept - 1), (0, 0), (0, 0)]
+    assert f"{payload.stem} is not used (its payload has" in server.log()
+    assert stored(store) == kept
+    server.stop()
+
+
+def test_two_servers_at_once_compile_each_region_once(
+    start: StartServer, store: Path, prompt: Callable[..., PromptDict]
+) -> None:
+    before = stored(store)
+    servers = [start(), start()]
+    waiting = [server.client.queue(compiled(prompt(kind="sdxl"))) for server in servers]
+    for server, prompt_id in zip(servers, waiting, strict=True):
+        server.client.wait(prompt_id, timeout=600)
+    counters = [Bench(server.client).counters() for server in servers]
+    total = servers[0].client.get("/resolute/cache")["modules"][0]["regions"]
+    new = stored(store) - before
+    assert sum(each["region_compiles"] for each in counters) == new
+    assert [each["region_compiles"] + each["region_loads"] for each in counters] == [total, total]
+    assert all(each["region_calls"] > 0 for each in counters)
+    for server in servers:
+        server.stop()
