@@ -24,6 +24,8 @@ class Role(str, Enum):
     UNET = "unet"
     VAE_DECODE = "vae_decode"
     CONTROLNET = "controlnet"
+    DEEPCACHE_FULL = "deepcache_full"  # a UNet that also hands out the feature that DeepCache keeps
+    DEEPCACHE_FAST = "deepcache_fast"  # its shallow blocks alone, from that feature
 
 
 def digest(value: Literal) -> str:

@@ -9,6 +9,7 @@ from .compare_images import CompareImages
 from .compile_controlnet import CompileControlNet
 from .compile_model import CompileModel
 from .compile_vae_decode import CompileVAEDecode
+from .deepcache import DeepCache
 from .free_graphs import FreeGraphs
 from .load_checkpoint import LoadCheckpointCompiled
 from .report import GraphCacheReport
@@ -22,6 +23,7 @@ class ResoluteExtension(ComfyExtension):
             CompileModel,
             CompileVAEDecode,
             CompileControlNet,
+            DeepCache,
             LoadCheckpointCompiled,
             ResoluteResolution,
             GraphCacheReport,

@@ -81,6 +81,10 @@ class Program(ABC):
 class Backend(ABC):
     name: str
 
+    def stored(self) -> dict[str, int]:
+        """What it keeps over restarts: `regions`, `bytes`, and their `limit`; empty where it keeps nothing."""
+        return {}
+
     @abstractmethod
     def probe(self, device: str) -> Capabilities:
         """Whether it can run on this type of device; cheap, and without side effects."""

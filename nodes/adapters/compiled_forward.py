@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -13,21 +12,24 @@ from ...compile_cache.keys import Role
 from ...compile_cache.regions import Hook, HookBuilder, RegionRunner
 from . import service
 from .blocks.common import Bypass
+from .deepcache.passes import Fast, Full, Pass, decided, run_fast, run_full, shallow_control
 from .module_runner import ModuleRunner
 from .session_log import SessionLog
 from .signature import Description, argument_names
+from .stand_in import StandIn
 
 # Finds the hooks of a module: `hooks` of one of the files in `blocks`.
 Family = Callable[[torch.nn.Module, RegionRunner, Bypass], list[Hook]]
 Invoke = Callable[[Sequence[torch.Tensor]], Any]
 
+_PASS_ROLES: dict[type, Role] = {Full: Role.DEEPCACHE_FULL, Fast: Role.DEEPCACHE_FAST}
 
-class CompiledForward:
-    """Not a Module: it stands for one, and must not become its child or keep it alive: ComfyUI puts it into the module
-    itself, and a model that only a garbage collection can free stays on the GPU until then.
 
-    `inner` is the forward that it replaces: the module's own, or what another pack put there. The first argument of
-    `inner` is the latent; whatever else it takes is described by name.
+class CompiledForward(StandIn):
+    """The first argument of `inner` is the latent; whatever else it takes is described by name.
+
+    A call for which DeepCache decided a pass runs that pass, each of the two as a graph of its own over the same
+    regions: the blocks are the same modules.
     """
 
     def __init__(
@@ -39,13 +41,14 @@ class CompiledForward:
         families: Sequence[Family],
         node_id: str | None,
     ) -> None:
-        self._module = weakref.ref(module)
-        own = inspect.ismethod(inner) and inner.__self__ is module
-        self._own_method = inner.__func__ if own else None
-        self._foreign = None if own else inner
-        # torch's own: TAESD's decoder is a Sequential.
-        self._known_code = own and _package(inner.__func__) in (_package(type(module)), "torch")
-        self.runner = ModuleRunner(module, backend, role, _hook_builder(module, families), node_id)
+        super().__init__(module, inner)
+        build_hooks = _hook_builder(module, families)
+        self.runner = ModuleRunner(module, backend, role, build_hooks, node_id)
+        self._pass_runners: dict[Role, ModuleRunner] = {}
+        if role is Role.UNET:
+            self._pass_runners = {
+                role: ModuleRunner(module, backend, role, build_hooks, node_id) for role in _PASS_ROLES.values()
+            }
         self._made_with = (backend, role, families, node_id)
         self._log = SessionLog(self.runner)
         # A decode is one call, with no sampling run around it that would look at the module first.
@@ -53,21 +56,8 @@ class CompiledForward:
         self._look = True
         self._names = argument_names(module, inner)
 
-    @property
-    def module(self) -> torch.nn.Module:
-        """The module whose forward this is. It outlives every call."""
-        module = self._module()
-        assert module is not None, "called for a module that is gone"
-        return module
-
-    @property
-    def inner(self) -> Any:
-        """The forward that this one replaces."""
-        return self._foreign if self._own_method is None else self._own_method.__get__(self.module)
-
-    def for_module(self, module: torch.nn.Module, own: Any) -> CompiledForward:
-        """The same for another copy of the model, on another device, whose own forward is `own`."""
-        return CompiledForward(module, own if self._foreign is None else self._foreign, *self._made_with)
+    def _around(self, module: torch.nn.Module, inner: Any) -> CompiledForward:
+        return CompiledForward(module, inner, *self._made_with)
 
     # --- moments in the life of the patcher, see `hooking` -----------------------------------------------------
 
@@ -87,14 +77,10 @@ class CompiledForward:
         self._look = True
 
     def weights_left(self) -> None:
-        """ComfyUI took the model down (unload, free memory, another clone's turn): stale captures go at once."""
-        # Restoring an object patch leaves a bound method in the module's dictionary: a cycle that keeps it alive.
-        module = self._module()
-        if module is None:
+        """ComfyUI took the model down: stale captures go at once."""
+        super().weights_left()
+        if self._module() is None:
             return
-        for name in ("_forward", "forward"):
-            if getattr(module.__dict__.get(name), "__self__", None) is module:
-                del module.__dict__[name]
         self.runner.residency.refresh(thorough=True)
         service.cache().drop_stale(self.runner.owner, self.runner.residency.epoch)
 
@@ -103,40 +89,75 @@ class CompiledForward:
     @torch.compiler.disable
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Same arguments as `inner`."""
-        description, invoke = self.describe(args, kwargs)
         thorough, self._look = self._look or self._looks_always, False
-        return self.runner.run(description, invoke, thorough)
+        given = self._named(args, kwargs)
+        chosen = self._decided(given.get("transformer_options"))
+        if chosen is None:
+            return self.runner.run(*self._describe(given), thorough)
+        runner = self._pass_runners[_PASS_ROLES[type(chosen)]]
+        if isinstance(chosen, Fast):
+            result = runner.run(*self._describe_fast(given, chosen), thorough)
+            chosen.done()
+            return result
+        result, feature = runner.run(*self._describe_full(given, chosen), thorough)
+        chosen.done(feature)
+        return result
 
     def describe(self, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Description, Invoke]:
         """The tensors and plain values of a call, and how to call `inner` with other tensors in their place."""
-        given = {self._names[index]: value for index, value in enumerate(args)} | kwargs
+        return self._describe(self._named(args, kwargs))
+
+    def _named(self, args: Sequence[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
+        return {self._names[index]: value for index, value in enumerate(args)} | kwargs
+
+    def _decided(self, options: Any) -> Pass | None:
+        # Around the forward of another pack the decision is not ours to execute: it would skip what that one does.
+        return decided(options) if self._pass_runners and self.is_known_code else None
+
+    def _describe(self, given: dict[str, Any], call: Callable[..., Any] | None = None) -> tuple[Description, Invoke]:
+        """`call`: what is called in place of `inner`, with the same arguments."""
+        given = dict(given)
         options = given.pop("transformer_options", None)
-        latent = self._names[0]
         description = Description()
         # The latent's shape is what people know a graph by: it comes first however the call was written.
-        first = description.take("latent", given.pop(latent))
+        first = description.take("latent", given.pop(self._names[0]))
         others = {name: description.take(name, value) for name, value in given.items()}
         passed_on: dict[str, Any] = {}
-        if not self._known_code:  # it may count steps, or decide by what it saw before
+        if not self.is_known_code:  # it may count steps, or decide by what it saw before
             description.block("another pack put a forward of its own into the model")
         if options is not None:
             description.take_options(options)
             passed_on["transformer_options"] = options
 
         def invoke(tensors: Sequence[torch.Tensor]) -> Any:
-            return self.inner(first(tensors), **{name: build(tensors) for name, build in others.items()}, **passed_on)
+            arguments = {name: build(tensors) for name, build in others.items()}
+            return (call or self.inner)(first(tensors), **arguments, **passed_on)
 
         return description, invoke
 
+    def _describe_full(self, given: dict[str, Any], chosen: Full) -> tuple[Description, Invoke]:
+        def call(latent: torch.Tensor, transformer_options: Any = None, **arguments: Any) -> Any:
+            def with_options(options: dict[str, Any]) -> Any:
+                return self.inner(latent, transformer_options=options, **arguments)
 
-def _package(code: Any) -> str:
-    """ComfyUI, or the pack, that a function or a class comes from."""
-    return str(code.__module__).partition(".")[0]
+            return run_full(self.module, chosen.depth, with_options, transformer_options)
 
+        description, invoke = self._describe(given, call)
+        description.values.append(("deepcache depth", chosen.depth))
+        return description, invoke
 
-def unwrapped(forward: Any) -> Any:
-    """What stood there before Resolute: of two Compile nodes in a row, the last decides."""
-    return forward.inner if isinstance(forward, CompiledForward) else forward
+    def _describe_fast(self, given: dict[str, Any], chosen: Fast) -> tuple[Description, Invoke]:
+        # What the shallow part does not read is no part of the call: neither a size to be keyed by nor a buffer.
+        unet: Any = self.module
+        control = shallow_control(given.get("control"), len(unet.output_blocks), chosen.depth)
+        given = {**given, "control": control, "feature": chosen.feature}
+
+        def call(latent: torch.Tensor, feature: torch.Tensor, **arguments: Any) -> Any:
+            return run_fast(unet, chosen.depth, feature, latent, **arguments)
+
+        description, invoke = self._describe(given, call)
+        description.values.append(("deepcache depth", chosen.depth))
+        return description, invoke
 
 
 def _hook_builder(module: torch.nn.Module, families: Sequence[Family]) -> HookBuilder:

@@ -10,7 +10,8 @@ import torch
 from comfy.patcher_extension import CallbacksMP
 
 from ...compile_cache.keys import Role
-from .compiled_forward import CompiledForward, Family, unwrapped
+from .compiled_forward import CompiledForward, Family
+from .stand_in import StandIn, unwrapped
 
 _KEY = "resolute"
 
@@ -24,7 +25,12 @@ def hook_forward(
     """
     inner = unwrapped(patcher.get_model_object(name))
     module = _holder(patcher, name)
-    patcher.add_object_patch(name, CompiledForward(module, inner, backend, role, families, node_id))
+    put(patcher, name, CompiledForward(module, inner, backend, role, families, node_id))
+
+
+def put(patcher: Any, name: str, stand_in: StandIn) -> None:
+    """Let `stand_in` stand for the method `name` of the model of `patcher`, a clone of ours, and of its clones."""
+    patcher.add_object_patch(name, stand_in)
     for moment, callback in _CALLBACKS.items():
         patcher.remove_callbacks_with_key(moment, _KEY)
         patcher.add_callback_with_key(moment, _KEY, callback)
@@ -49,22 +55,28 @@ def _telling(act: Callable[[CompiledForward], None]) -> Callable[..., None]:
     return callback
 
 
+def _weights_left(patcher: Any, *_: Any) -> None:
+    for patch in list(patcher.object_patches.values()):
+        if isinstance(patch, StandIn):
+            patch.weights_left()
+
+
 def _follow_model(patcher: Any, clone: Any) -> None:
     """Core's copies of a model for other GPUs are clones of the patcher around another module: hook that one."""
     for name, forward in list(clone.object_patches.items()):
-        if not isinstance(forward, CompiledForward):
+        if not isinstance(forward, StandIn):
             continue
         module = _holder(clone, name)
         if module is forward.module:
             continue
         own = unwrapped(comfy.utils.get_attr(clone.model, name))
-        clone.add_object_patch(name, forward.for_module(module, own))
+        clone.add_object_patch(name, forward.follow(module, own))
 
 
 _CALLBACKS = {
     CallbacksMP.ON_PRE_RUN: _telling(CompiledForward.begin),
     CallbacksMP.ON_CLEANUP: _telling(CompiledForward.end),
     CallbacksMP.ON_LOAD: _telling(CompiledForward.weights_loaded),
-    CallbacksMP.ON_DETACH: _telling(CompiledForward.weights_left),
+    CallbacksMP.ON_DETACH: _weights_left,
     CallbacksMP.ON_CLONE: _follow_model,
 }

@@ -11,6 +11,7 @@ import torch
 
 from ...compile_cache.errors import BypassCode, BypassReason
 from ...compile_cache.keys import Component, Signature, TensorSpec
+from .deepcache import passes as deepcache
 
 # Entries of transformer_options that nothing inside `_forward` reads, unless a patch does, and patches are refused
 # below. Everything else is unknown and keeps the call from being captured; the compiled regions still run.
@@ -18,7 +19,7 @@ _INERT_OPTIONS = frozenset(
     {
         "activations_shape", "block", "block_index", "callbacks", "cond_or_uncond", "easycache",
         "multigpu_thread_device", "original_shape", "prefetch_dynamic_vbars", "sample_sigmas", "sigmas",
-        "total_blocks", "transformer_index", "uuids", "wrappers",
+        "total_blocks", "transformer_index", "uuids", "wrappers", deepcache.PASS, deepcache.RUN,
     }
 )  # fmt: skip
 _PATCHES = ("patches", "patches_replace")

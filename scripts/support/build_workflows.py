@@ -14,13 +14,18 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from . import workflow_parts as parts
 from .places import ROOT
-from .workflow_graph import Graph, Group, Node, Output
+from .workflow_graph import Graph, Node, Output
+from .workflow_notes import NOTES
+from .workflow_parts import COLUMN, OURS, STOCK, Prompts
+from .workflow_parts import NEGATIVE as NEGATIVE  # the demo knows the texts by these names
+from .workflow_parts import POSITIVE as POSITIVE
 
 FOLDER = ROOT / "workflows"
 SD15, SDXL = "sd15.safetensors", "sdxl.safetensors"
-POSITIVE = "a lighthouse on a cliff at dusk, waves, warm light in the windows, detailed painting"
-NEGATIVE = "blurry, low quality, text, watermark"
+CONTROL_NET, LCM_LORA = "sd15_canny.safetensors", "sdxl_lcm_lora.safetensors"
+LCM_SHAPES = ((1024, 1024), (512, 2048), (2048, 512))
 # Title, preset, width, height of each size of the tour; the last has an odd latent, 73 x 57.
 TOUR = (
     ("960 x 720", "960x720", 960, 720),
@@ -29,34 +34,8 @@ TOUR = (
     ("640 x 960, portrait", "640x960", 640, 960),
     ("584 x 456, odd latent", "custom", 584, 456),
 )
-# Frames around our nodes, and around ComfyUI's own.
-OURS, STOCK = "#2f7f86", "#3f789e"
-Prompts = tuple[Output, Output]  # positive, negative
-_TEXT_TO_IMAGE_NOTE = """## Text to image, compiled
-1. Choose your checkpoint.
-2. Queue. The first run compiles; the node shows how far it is.
-3. Change `preset` in **Resolution** and queue again: nothing compiles, whatever the size.
-
-The cyan nodes are all that was added to ComfyUI's own graph."""
-# Pixels from one column to the next, and from one row of the tour to the next.
-COLUMN, TOUR_ROW = 380, 400
-NOTES = {
-    "sd15_text_to_image": _TEXT_TO_IMAGE_NOTE,
-    "sdxl_text_to_image": _TEXT_TO_IMAGE_NOTE,
-    "resolution_tour": """## One model, five sizes
-1. Choose your checkpoint in **Load Checkpoint (Compiled)** and queue.
-2. The first size compiles. The other four compile **nothing**: they share its blocks.
-3. **Graph Cache Report** at the bottom right lists each size with its compiles, replays and stalls.""",
-    "image_to_image": """## Image to image, compiled
-1. Choose your checkpoint and a picture.
-2. Queue. The first run compiles; the node shows how far it is.
-3. Change `preset` in **Resolution**, or `denoise`, and queue again: nothing compiles.""",
-    "compare_with_stock": """## The same seed, compiled and not
-1. Choose your checkpoint.
-2. Queue. The upper row samples and decodes compiled, the lower one is stock ComfyUI.
-3. **Compare Images** tells how far the two are apart, and where. On a GPU half precision rounds.
-4. Set `min_psnr`, for example to 30: then the prompt fails if the pictures are further apart.""",
-}
+# Pixels from one row of several sizes to the next.
+TOUR_ROW = 400
 
 
 def sd15_text_to_image() -> Graph:
@@ -74,7 +53,7 @@ def resolution_tour() -> Graph:
     graph = Graph("resolution_tour")
     group = graph.group("Checkpoint, compiled", (0, 0), OURS)
     loader = graph.add(group, "ResoluteLoadCheckpoint", ckpt_name=SD15)
-    prompts = _prompts(graph, loader["CLIP"], (0, 300))
+    prompts = parts.prompts(graph, loader["CLIP"], (0, 300))
     strip = _tour_stop(graph, loader, prompts, 0, None)
     for row in range(1, len(TOUR)):
         strip = _tour_stop(graph, loader, prompts, row, strip)
@@ -90,26 +69,18 @@ def resolution_tour() -> Graph:
 def image_to_image() -> Graph:
     """ComfyUI's example picture, scaled to a valid size and drawn again."""
     graph = Graph("image_to_image")
-    model, clip, vae, loader = _compiled_checkpoint(graph, SD15)
-    prompts = _prompts(graph, clip, (COLUMN, 320))
+    model, clip, vae, loader = parts.compiled_checkpoint(graph, SD15)
+    prompts = parts.prompts(graph, clip, (COLUMN, 320))
     group = graph.group("Picture", (0, 220), STOCK)
     loaded = graph.add(group, "LoadImage")
     group = graph.group("Scaled to a valid size", (0, 740), STOCK, rightward=True)
-    size = _resolution(graph, group, "SD1.5 512x512", 512, 512)
-    scaled = graph.add(
-        group,
-        "ImageScale",
-        image=loaded["IMAGE"],
-        upscale_method="lanczos",
-        width=size["width"],
-        height=size["height"],
-        crop="center",
-    )
+    size = parts.resolution(graph, group, "SD1.5 512x512", 512, 512)
+    scaled = parts.scaled(graph, group, loaded["IMAGE"], size)
     # Only decoding is compiled: the encoder takes the VAE from the loader.
-    latent = graph.add(group, "VAEEncode", pixels=scaled["IMAGE"], vae=loader["VAE"])["LATENT"]
+    latent = graph.add(group, "VAEEncode", pixels=scaled, vae=loader["VAE"])["LATENT"]
     group = graph.group("Sample", (COLUMN * 3, 0), STOCK)
-    sampler = _sampler(graph, group, model, prompts, latent, cfg=7.0, denoise=0.6, after="randomize")
-    _decode(graph, sampler, vae, (COLUMN * 4, 0))
+    sampler = parts.sampler(graph, group, model, prompts, latent, cfg=7.0, denoise=0.6, after="randomize")
+    parts.decode(graph, sampler, vae, (COLUMN * 4, 0))
     graph.note(NOTES[graph.name], (COLUMN * 3, 430), 600, 110)
     return graph
 
@@ -117,17 +88,17 @@ def image_to_image() -> Graph:
 def compare_with_stock() -> Graph:
     """One checkpoint, sampled and decoded twice with the same seed: compiled, and by ComfyUI alone."""
     graph = Graph("compare_with_stock")
-    model, clip, vae, loader = _compiled_checkpoint(graph, SD15)
-    prompts = _prompts(graph, clip, (COLUMN, 320))
+    model, clip, vae, loader = parts.compiled_checkpoint(graph, SD15)
+    prompts = parts.prompts(graph, clip, (COLUMN, 320))
     seed = graph.add(graph.group("Seed", (0, 320), STOCK), "PrimitiveInt", title="Seed of both", value=1)["INT"]
     group = graph.group("Size", (0, 740), STOCK, rightward=True)
-    size = _resolution(graph, group, "SD1.5 512x512", 512, 512)
+    size = parts.resolution(graph, group, "SD1.5 512x512", 512, 512)
     latent = graph.add(group, "EmptyLatentImage", width=size["width"], height=size["height"])["LATENT"]
     images = []
     rows = (("compiled", OURS, model, vae), ("stock", STOCK, loader["MODEL"], loader["VAE"]))
     for row, (title, color, its_model, its_vae) in enumerate(rows):
         group = graph.group(f"The {title} picture", (COLUMN * 2, row * TOUR_ROW), color, rightward=True)
-        sampled = _sampler(graph, group, its_model, prompts, latent, cfg=7.0, seed=seed)
+        sampled = parts.sampler(graph, group, its_model, prompts, latent, cfg=7.0, seed=seed)
         image = graph.add(group, "VAEDecode", wide=240, samples=sampled["LATENT"], vae=its_vae)["IMAGE"]
         graph.add(group, "SaveImage", wide=340, images=image, filename_prefix=f"{graph.name}_{title}")
         images.append(image)
@@ -139,83 +110,114 @@ def compare_with_stock() -> Graph:
     return graph
 
 
-def _text_to_image(name: str, checkpoint: str, preset: str, width: int, height: int, cfg: float) -> Graph:
-    graph = Graph(name)
-    model, clip, vae, _ = _compiled_checkpoint(graph, checkpoint)
-    prompts = _prompts(graph, clip, (COLUMN, 320))
-    group = graph.group("Size", (0, 740), STOCK, rightward=True)
-    size = _resolution(graph, group, preset, width, height)
+def deepcache() -> Graph:
+    """Text to image with DeepCache before Compile Model."""
+    graph = Graph("deepcache")
+    model, clip, vae, _ = parts.compiled_checkpoint(graph, SD15, with_deepcache=True)
+    texts = parts.prompts(graph, clip, (COLUMN, 600))
+    group = graph.group("Size", (0, 1020), STOCK, rightward=True)
+    size = parts.resolution(graph, group, "SD1.5 512x512", 512, 512)
     latent = graph.add(group, "EmptyLatentImage", width=size["width"], height=size["height"])
     group = graph.group("Sample", (COLUMN * 2, 0), STOCK)
-    sampler = _sampler(graph, group, model, prompts, latent["LATENT"], cfg=cfg, after="randomize")
-    _decode(graph, sampler, vae, (COLUMN * 3, 0))
-    graph.note(NOTES[graph.name], (COLUMN * 2, 430), 600, 130)
+    sampled = parts.sampler(graph, group, model, texts, latent["LATENT"], cfg=7.0, after="randomize")
+    parts.decode(graph, sampled, vae, (COLUMN * 3, 0))
+    graph.note(NOTES[graph.name], (COLUMN * 2, 430), 600, 150)
     return graph
 
 
-def _compiled_checkpoint(graph: Graph, checkpoint: str) -> tuple[Output, Output, Output, Node]:
-    """Compiled model, CLIP, VAE with compiled decoding, and the loader itself."""
-    group = graph.group("Checkpoint", (0, 0), STOCK)
-    loader = graph.add(group, "CheckpointLoaderSimple", ckpt_name=checkpoint)
-    group = graph.group("Compiled", (COLUMN, 0), OURS)
-    model = graph.add(group, "ResoluteCompileModel", model=loader["MODEL"])
-    vae = graph.add(group, "ResoluteCompileVAEDecode", vae=loader["VAE"])
-    return model["MODEL"], loader["CLIP"], vae["VAE"], loader
-
-
-def _prompts(graph: Graph, clip: Output, at: tuple[int, int], wide: int = 300) -> Prompts:
-    group = graph.group("Prompt", at, STOCK)
-    texts = (("Positive prompt", POSITIVE), ("Negative prompt", NEGATIVE))
-    positive, negative = (
-        graph.add(group, "CLIPTextEncode", title=title, wide=wide, clip=clip, text=text) for title, text in texts
-    )
-    return positive["CONDITIONING"], negative["CONDITIONING"]
-
-
-def _decode(graph: Graph, sampler: Node, vae: Output, at: tuple[int, int]) -> None:
-    group = graph.group("Result", at, STOCK, rightward=True)
-    image = graph.add(group, "VAEDecode", wide=240, samples=sampler["LATENT"], vae=vae)["IMAGE"]
-    graph.add(group, "SaveImage", wide=340, images=image, filename_prefix=graph.name)
-
-
-def _resolution(graph: Graph, group: Group, preset: str, width: int, height: int) -> Node:
-    return graph.add(group, "ResoluteResolution", preset=preset, width=width, height=height)
-
-
-def _sampler(
-    graph: Graph,
-    group: Group,
-    model: Output,
-    prompts: Prompts,
-    latent: Output,
-    *,
-    cfg: float,
-    denoise: float = 1.0,
-    after: str = "fixed",
-    seed: int | Output = 1,
-) -> Node:
-    return graph.add(
+def deepcache_controlnet() -> Graph:
+    """The same with a ControlNet that follows the edges of a picture, compiled too."""
+    graph = Graph("deepcache_controlnet")
+    model, clip, vae, _ = parts.compiled_checkpoint(graph, SD15, with_deepcache=True)
+    texts = parts.prompts(graph, clip, (COLUMN, 600))
+    group = graph.group("Edges of a picture", (0, 1020), STOCK, rightward=True)
+    size = parts.resolution(graph, group, "SD1.5 512x512", 512, 512)
+    scaled = parts.scaled_picture(graph, group, size)
+    edges = graph.add(group, "Canny", image=scaled)
+    latent = graph.add(group, "EmptyLatentImage", width=size["width"], height=size["height"])
+    group = graph.group("ControlNet", (COLUMN * 2, 0), OURS)
+    loaded = graph.add(group, "ControlNetLoader", control_net_name=CONTROL_NET)
+    net = graph.add(group, "ResoluteCompileControlNet", control_net=loaded["CONTROL_NET"])
+    applied = graph.add(
         group,
-        "KSampler",
-        model=model,
-        positive=prompts[0],
-        negative=prompts[1],
-        latent_image=latent,
-        seed=seed,
-        control_after_generate=after,
-        steps=20,
-        cfg=cfg,
-        denoise=denoise,
+        "ControlNetApplyAdvanced",
+        positive=texts[0],
+        negative=texts[1],
+        control_net=net["CONTROL_NET"],
+        image=edges["IMAGE"],
+        strength=0.8,
+        end_percent=0.8,
     )
+    group = graph.group("Sample", (COLUMN * 3, 0), STOCK)
+    sampled = parts.sampler(
+        graph, group, model, (applied["positive"], applied["negative"]), latent["LATENT"], cfg=7.0, after="randomize"
+    )
+    parts.decode(graph, sampled, vae, (COLUMN * 4, 0))
+    graph.note(NOTES[graph.name], (COLUMN * 3, 430), 600, 130)
+    return graph
+
+
+def lcm_image_to_image() -> Graph:
+    """One picture drawn again in three shapes by SDXL with LCM; DeepCache says why it stands aside."""
+    graph = Graph("lcm_image_to_image")
+    group = graph.group("SDXL with LCM", (0, 0), STOCK)
+    loader = graph.add(group, "CheckpointLoaderSimple", ckpt_name=SDXL)
+    lora = graph.add(group, "LoraLoaderModelOnly", model=loader["MODEL"], lora_name=LCM_LORA)
+    lcm = graph.add(group, "ModelSamplingDiscrete", model=lora["MODEL"], sampling="lcm")
+    group = graph.group("Compiled", (COLUMN, 0), OURS)
+    cached = graph.add(group, "ResoluteDeepCache", model=lcm["MODEL"])
+    model = graph.add(group, "ResoluteCompileModel", model=cached["MODEL"])
+    vae = graph.add(group, "ResoluteCompileVAEDecode", vae=loader["VAE"])
+    texts = parts.prompts(graph, loader["CLIP"], (COLUMN, 620))
+    picture = graph.add(graph.group("Picture", (0, 620), STOCK), "LoadImage")["IMAGE"]
+    for row, (width, height) in enumerate(LCM_SHAPES):
+        group = graph.group(f"{width} x {height}", (COLUMN * 2, row * TOUR_ROW), STOCK, rightward=True)
+        size = parts.resolution(graph, group, *_preset(width, height))
+        scaled = parts.scaled(graph, group, picture, size)
+        latent = graph.add(group, "VAEEncode", wide=240, pixels=scaled, vae=loader["VAE"])["LATENT"]
+        sampled = parts.sampler(
+            graph,
+            group,
+            model["MODEL"],
+            texts,
+            latent,
+            cfg=1.5,
+            denoise=0.7,
+            steps=6,
+            sampler_name="lcm",
+            scheduler="sgm_uniform",
+        )
+        image = graph.add(group, "VAEDecode", wide=240, samples=sampled["LATENT"], vae=vae["VAE"])["IMAGE"]
+        graph.add(group, "SaveImage", images=image, filename_prefix=f"{graph.name}_{width}x{height}")
+    graph.note(NOTES[graph.name], (0, 1040), 680, 150)
+    return graph
+
+
+def _preset(width: int, height: int) -> tuple[str, int, int]:
+    return ("SDXL 1024x1024" if width == height else "custom"), width, height
+
+
+def _text_to_image(name: str, checkpoint: str, preset: str, width: int, height: int, cfg: float) -> Graph:
+    graph = Graph(name)
+    model, clip, vae, _ = parts.compiled_checkpoint(graph, checkpoint)
+    prompts = parts.prompts(graph, clip, (COLUMN, 320))
+    group = graph.group("Size", (0, 740), STOCK, rightward=True)
+    size = parts.resolution(graph, group, preset, width, height)
+    latent = graph.add(group, "EmptyLatentImage", width=size["width"], height=size["height"])
+    group = graph.group("Sample", (COLUMN * 2, 0), STOCK)
+    sampler = parts.sampler(graph, group, model, prompts, latent["LATENT"], cfg=cfg, after="randomize")
+    parts.decode(graph, sampler, vae, (COLUMN * 3, 0))
+    graph.note(NOTES[graph.name], (COLUMN * 2, 430), 600, 130)
+    return graph
 
 
 def _tour_stop(graph: Graph, loader: Node, prompts: Prompts, row: int, strip: Output | None) -> Output:
     """One row: size, latent, sampler, decoder, file. Returns the strip with its image added."""
     title, preset, width, height = TOUR[row]
     group = graph.group(title, (COLUMN, row * TOUR_ROW), STOCK, rightward=True)
-    size = _resolution(graph, group, preset, width, height)
+    size = parts.resolution(graph, group, preset, width, height)
     latent = graph.add(group, "EmptyLatentImage", width=size["width"], height=size["height"])
-    sampled = _sampler(graph, group, loader["MODEL"], prompts, latent["LATENT"], cfg=7.0)
+    sampled = parts.sampler(graph, group, loader["MODEL"], prompts, latent["LATENT"], cfg=7.0)
     decoded = graph.add(group, "VAEDecode", samples=sampled["LATENT"], vae=loader["VAE"])
     image, prefix = decoded["IMAGE"], f"{graph.name}_{width}x{height}"
     graph.add(group, "SaveImage", images=image, filename_prefix=prefix)
@@ -231,6 +233,9 @@ WORKFLOWS: tuple[Callable[[], Graph], ...] = (
     resolution_tour,
     image_to_image,
     compare_with_stock,
+    deepcache,
+    deepcache_controlnet,
+    lcm_image_to_image,
 )
 
 

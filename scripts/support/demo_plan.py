@@ -13,6 +13,11 @@ Size = tuple[int, int]  # width, height in pixels
 
 SD15, SDXL = "sd15_text_to_image", "sdxl_text_to_image"
 TOUR_NAME, IMAGE_TO_IMAGE, COMPARE = "resolution_tour", "image_to_image", "compare_with_stock"
+DEEPCACHE = "deepcache"
+_NEEDS_MORE = {
+    "deepcache_controlnet": "it needs a ControlNet beside the model",
+    "lcm_image_to_image": "it needs a LoRA beside the model",
+}
 # The bundled model is a small UNet of SD1.5's kind.
 BUNDLED = "bundled"
 TEXT_TO_IMAGE = {BUNDLED: SD15, "sd15": SD15, "sdxl": SDXL}
@@ -141,11 +146,12 @@ def make_plan(device: str, family: str, quick: bool) -> Plan:
     own = TEXT_TO_IMAGE[family]
     jobs = [Job(own, (size,), batch, tokens) for size, batch, tokens in cases]
     left_out = {workflow: _other_family(workflow) for workflow in (SD15, SDXL) if workflow != own}
+    left_out |= _NEEDS_MORE
     if quick:
-        left_out |= dict.fromkeys((IMAGE_TO_IMAGE, COMPARE, TOUR_NAME), "--quick leaves it out")
+        left_out |= dict.fromkeys((IMAGE_TO_IMAGE, COMPARE, DEEPCACHE, TOUR_NAME), "--quick leaves it out")
     else:
         size, batch, tokens = picture
-        jobs += [Job(workflow, (size,), batch, tokens) for workflow in (IMAGE_TO_IMAGE, COMPARE)]
+        jobs += [Job(workflow, (size,), batch, tokens) for workflow in (IMAGE_TO_IMAGE, COMPARE, DEEPCACHE)]
         jobs.append(Job(TOUR_NAME, tour, batch, tokens))
     return Plan(tuple(jobs), left_out)
 

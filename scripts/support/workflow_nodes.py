@@ -58,6 +58,7 @@ def _size(default: int) -> tuple[Widget, Widget]:
 
 _MODEL, _CLIP, _VAE = ("MODEL", "MODEL"), ("CLIP", "CLIP"), ("VAE", "VAE")
 _IMAGE, _LATENT = ("IMAGE", "IMAGE"), ("LATENT", "LATENT")
+_CONTROL_NET = ("CONTROL_NET", "CONTROL_NET")
 _BACKEND = Widget("backend", "COMBO", "auto")
 
 STOCK = (
@@ -145,6 +146,49 @@ STOCK = (
         outputs=(_IMAGE,),
     ),
     NodeType(
+        "Canny",
+        "Detect Edges (Canny)",
+        inputs=(("image", "IMAGE"),),
+        widgets=(Widget("low_threshold", "FLOAT", 0.4), Widget("high_threshold", "FLOAT", 0.8)),
+        outputs=(_IMAGE,),
+    ),
+    NodeType(
+        "ControlNetLoader",
+        "Load ControlNet Model",
+        widgets=(Widget("control_net_name", "COMBO", ""),),
+        outputs=(_CONTROL_NET,),
+    ),
+    NodeType(
+        "ControlNetApplyAdvanced",
+        "Apply ControlNet",
+        inputs=(
+            ("positive", "CONDITIONING"),
+            ("negative", "CONDITIONING"),
+            ("control_net", "CONTROL_NET"),
+            ("image", "IMAGE"),
+        ),
+        widgets=(
+            Widget("strength", "FLOAT", 1.0),
+            Widget("start_percent", "FLOAT", 0.0),
+            Widget("end_percent", "FLOAT", 1.0),
+        ),
+        outputs=(("positive", "CONDITIONING"), ("negative", "CONDITIONING")),
+    ),
+    NodeType(
+        "LoraLoaderModelOnly",
+        "Load LoRA",
+        inputs=(("model", "MODEL"),),
+        widgets=(Widget("lora_name", "COMBO", ""), Widget("strength_model", "FLOAT", 1.0)),
+        outputs=(_MODEL,),
+    ),
+    NodeType(
+        "ModelSamplingDiscrete",
+        "ModelSamplingDiscrete",
+        inputs=(("model", "MODEL"),),
+        widgets=(Widget("sampling", "COMBO", "eps"), Widget("zsnr", "BOOLEAN", False)),
+        outputs=(_MODEL,),
+    ),
+    NodeType(
         "SaveImage",
         "Save Image",
         inputs=(("images", "IMAGE"),),
@@ -180,7 +224,22 @@ OURS = (
         "Compile ControlNet",
         inputs=(("control_net", "CONTROL_NET"),),
         widgets=(_BACKEND,),
-        outputs=(("CONTROL_NET", "CONTROL_NET"),),
+        outputs=(_CONTROL_NET,),
+    ),
+    NodeType(
+        "ResoluteDeepCache",
+        "DeepCache",
+        inputs=(("model", "MODEL"),),
+        widgets=(
+            Widget("interval", "INT", 3),
+            Widget("depth", "INT", 2),
+            Widget("start_percent", "FLOAT", 0.0),
+            Widget("end_percent", "FLOAT", 1.0),
+            Widget("schedule", "COMBO", "uniform"),
+            Widget("power", "FLOAT", 1.4),
+            Widget("centre", "INT", 15),
+        ),
+        outputs=(_MODEL,),
     ),
     NodeType(
         "ResoluteLoadCheckpoint",

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from scripts.support import comfyui, front_end
-from scripts.support.build_workflows import SD15, SDXL
+from scripts.support.build_workflows import CONTROL_NET, LCM_LORA, SD15, SDXL
 from scripts.support.front_end import FrontEnd
 from scripts.support.server import ComfyServer
 
@@ -30,6 +30,9 @@ def server(make_server: Callable[..., ComfyServer], comfyui_folder: Callable[[st
     shutil.copyfile(example, server.input_folder / example.name)
     for name in (SD15, SDXL):
         (server.folder / "models" / "checkpoints" / name).touch()
+    for kind, name in (("controlnet", CONTROL_NET), ("loras", LCM_LORA)):
+        (server.folder / "models" / kind).mkdir(exist_ok=True)
+        (server.folder / "models" / kind / name).touch()
     return server
 
 

@@ -22,6 +22,7 @@ pytest.register_assert_rewrite(f"{__package__}.rig")
 from .rig import Bench, PromptDict, Run, compiled  # noqa: E402 (after the line that has its assertions explained)
 
 SCENARIO_PACK = ROOT / "tests" / "comfy" / "pack"
+DEEPCACHE_PACK = ROOT / "tests" / "comfy" / "deepcache" / "pack"  # DeepCache as a plain loop
 
 # To see which vector instructions the compiler and the CPU have, inductor starts ten processes that import torch: 15 s
 # for each server. The demo's test and the contract tests leave it at that.
@@ -32,7 +33,7 @@ QUICK_START = {"TORCHINDUCTOR_VEC_ISA_OK": "1"}
 def server(make_server: Callable[..., ComfyServer], pytestconfig: pytest.Config) -> ComfyServer:
     """The target ComfyUI, shared by the session, with the nodes of ``tests/comfy/pack`` too."""
     return make_server(
-        packs={**linked_packs(), "resolute-scenario-pack": SCENARIO_PACK},
+        packs={**linked_packs(), "resolute-scenario-pack": SCENARIO_PACK, "resolute-deepcache-pack": DEEPCACHE_PACK},
         environment=QUICK_START,
         cpu=not pytestconfig.getoption("--on-cuda"),
         arguments=pytestconfig.getoption("--server-argument"),

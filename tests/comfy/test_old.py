@@ -20,6 +20,7 @@ NODES = {
     "ResoluteLoadCheckpoint": "Load Checkpoint (Compiled)",
     "ResoluteResolution": "Resolution",
     "ResoluteCompileControlNet": "Compile ControlNet",
+    "ResoluteDeepCache": "DeepCache",
     "ResoluteReport": "Graph Cache Report",
     "ResoluteCompareImages": "Compare Images",
     "ResoluteFree": "Free Graphs",

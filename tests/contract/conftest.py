@@ -64,8 +64,8 @@ def adapter() -> Iterator[Callable[[str], ModuleType]]:
 
 
 @pytest.fixture
-def comfy(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The little of ComfyUI that adapters without a model ask for: how much memory is there, and what is a Cancel?"""
+def comfy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The little of ComfyUI that adapters without a model ask for: memory, folders, and what a Cancel is."""
     answers = SimpleNamespace(
         get_torch_device=lambda: torch.device("cpu"),
         get_total_memory=lambda device: 2**34,
@@ -73,6 +73,9 @@ def comfy(monkeypatch: pytest.MonkeyPatch) -> None:
         throw_exception_if_processing_interrupted=lambda: None,
     )
     package = ModuleType("comfy")
+    package.__path__ = []
+    folders = SimpleNamespace(get_system_user_directory=lambda name: str(tmp_path / name))
+    monkeypatch.setitem(sys.modules, "folder_paths", folders)  # type: ignore[arg-type]
     package.model_management = answers  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "comfy", package)
     monkeypatch.setitem(sys.modules, "comfy.model_management", answers)  # type: ignore[arg-type]

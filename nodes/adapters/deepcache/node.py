@@ -1,0 +1,169 @@
+"""DeepCache for a MODEL: check that it can be, and put it into the model patcher."""
+
+from __future__ import annotations
+
+import logging
+import math
+from typing import Any
+
+import torch
+from comfy.patcher_extension import WrappersMP, get_all_wrappers
+
+from ....compile_cache.errors import UserError
+from ..hooking import put
+from ..monitor import ComfyMonitor
+from ..stand_in import StandIn
+from .cost import share_of_fast_pass
+from .forward import DeepCacheForward
+from .passes import PASS, RUN, core_unet
+from .run import Run
+from .schedule import Settings, plan, window_of
+
+logger = logging.getLogger(__name__)
+
+_KEY = "resolute-deepcache"
+_FORWARD = "diffusion_model._forward"
+# How many steps the text on the node takes for example, before a sampler says how many there are.
+_EXAMPLE_STEPS = 20
+
+
+def add_deepcache(model: Any, settings: Settings, node_id: str | None = None) -> Any:
+    """A clone of `model` (a ModelPatcher) that runs the deep blocks of its UNet on some steps only.
+
+    Raises UserError for a model that is no UNet of core's, and for a depth that it does not have. Around the forward of
+    another pack it stands aside and says so: a fast pass would leave out whatever that pack does.
+    """
+    unet = model.get_model_object("diffusion_model")
+    _demand_unet(unet)
+    _demand_depth(unet, settings.depth)
+    monitor = ComfyMonitor(node_id)
+    clone = model.clone()
+    forward = clone.get_model_object(_FORWARD)
+    stand_in = forward if isinstance(forward, StandIn) else DeepCacheForward(unet, forward)
+    for kind in _WRAPPERS:  # of two DeepCache nodes in a row, the last decides
+        clone.remove_wrappers_with_key(kind, _KEY)
+    if not stand_in.is_known_code:
+        _tell(monitor, "another pack put a forward of its own into this model, so every step runs in full")
+        return clone
+    if stand_in is not forward:
+        put(clone, _FORWARD, stand_in)
+    sampling = Sampling(settings, share_of_fast_pass(unet, settings.depth), monitor)
+    for kind, name in _WRAPPERS.items():
+        clone.add_wrapper_with_key(kind, _KEY, getattr(sampling, name))
+    inside = tuple(math.ceil(percent * _EXAMPLE_STEPS) for percent in (settings.start_percent, settings.end_percent))
+    example = plan(settings, _EXAMPLE_STEPS, (inside[0], min(inside[1], _EXAMPLE_STEPS)))
+    _tell(monitor, f"for example {example.told(sampling.fast_share)}")
+    return clone
+
+
+class Sampling:
+    """The wrappers of one DeepCache node. They keep nothing: a sampling run has its own `Run`."""
+
+    def __init__(self, settings: Settings, fast_share: float, monitor: ComfyMonitor) -> None:
+        self.fast_share = fast_share
+        self._settings = settings
+        self._monitor = monitor
+
+    def sample(self, executor: Any, guider: Any, sigmas: Any, extra_args: dict[str, Any], *args: Any, **kw: Any) -> Any:
+        """Around one sampling run: it gets a Run, which ends with it, also when it is cancelled or fails."""
+        levels = torch.as_tensor(sigmas).flatten().tolist()
+        if len(levels) < 2:
+            return executor(guider, sigmas, extra_args, *args, **kw)
+        to_sigma = guider.inner_model.model_sampling.percent_to_sigma
+        window = window_of(
+            levels, float(to_sigma(self._settings.start_percent)), float(to_sigma(self._settings.end_percent))
+        )
+        chosen = plan(self._settings, len(levels) - 1, window)
+        _tell(self._monitor, chosen.told(self.fast_share))
+        if not chosen.fast:
+            return executor(guider, sigmas, extra_args, *args, **kw)
+        options = extra_args["model_options"].setdefault("transformer_options", {})
+        counts = _predicts_once_a_step(executor.class_obj, extra_args["model_options"])
+        run = options[RUN] = Run(chosen, self._settings.depth, levels, counts)
+        try:
+            return executor(guider, sigmas, extra_args, *args, **kw)
+        finally:
+            options.pop(RUN, None)
+            run.close()
+            self._summarize(chosen.told(self.fast_share), run)
+
+    def predict_noise(self, executor: Any, x: Any, timestep: Any, model_options: Any = None, *args: Any) -> Any:
+        """Around one prediction, which may take several calls of the model."""
+        options = {} if model_options is None else model_options
+        run = options.get("transformer_options", {}).get(RUN)
+        if isinstance(run, Run):
+            run.begin_evaluation()
+        return executor(x, timestep, options, *args)
+
+    @torch.compiler.disable  # core's compile node drops guards on options: it would go on with the first pass it saw
+    def call_model(self, executor: Any, x: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        """Around one call of the UNet: decide how it runs. Whatever stands in its `_forward` executes that."""
+        options = _options(args, kwargs)
+        run = None if options is None else options.get(RUN)
+        chosen = run.decide(x, options) if isinstance(run, Run) and options is not None else None
+        if options is None or chosen is None:
+            return executor(x, *args, **kwargs)
+        options[PASS] = chosen  # core made these options for this call alone
+        try:
+            return executor(x, *args, **kwargs)
+        finally:
+            options.pop(PASS, None)
+
+    def _summarize(self, told: str, run: Run) -> None:
+        passes = run.passes
+        if passes["full"] + passes["fast"] == 0:
+            _tell(self._monitor, "no pass of it was run: another pack replaced or skipped the model's forward")
+        else:
+            _tell(self._monitor, f"{told}; {passes['full']} full and {passes['fast']} fast passes")
+
+
+_WRAPPERS = {
+    WrappersMP.SAMPLER_SAMPLE: "sample",
+    WrappersMP.PREDICT_NOISE: "predict_noise",
+    WrappersMP.DIFFUSION_MODEL: "call_model",
+}
+
+
+# Samplers of core that ask for exactly one prediction at each noise level of their schedule, in its order.
+_ONE_PREDICTION = frozenset(
+    {
+        "sample_ddpm", "sample_dpmpp_2m", "sample_dpmpp_2m_sde", "sample_dpmpp_2m_sde_gpu", "sample_dpmpp_3m_sde",
+        "sample_dpmpp_3m_sde_gpu", "sample_euler", "sample_euler_ancestral", "sample_lcm",
+    }
+)  # fmt: skip
+
+
+def _predicts_once_a_step(sampler: Any, model_options: dict[str, Any]) -> bool:
+    """Whether each prediction that passes our wrapper is the next step's; a wrapper of another pack may ask twice."""
+    function = getattr(sampler, "sampler_function", None)
+    known = getattr(function, "__module__", "") == "comfy.k_diffusion.sampling"
+    wrappers = get_all_wrappers(WrappersMP.PREDICT_NOISE, model_options, is_model_options=True)
+    return known and getattr(function, "__name__", "") in _ONE_PREDICTION and len(wrappers) == 1
+
+
+def _options(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any] | None:
+    """The transformer_options of a call of UNetModel, after the latent: timesteps, context, y, control, options."""
+    options = kwargs["transformer_options"] if "transformer_options" in kwargs else args[4] if len(args) > 4 else None
+    return options if isinstance(options, dict) else None
+
+
+def _demand_unet(module: Any) -> None:
+    core = core_unet()
+    kind = type(module)
+    if isinstance(module, core.UNetModel) and kind._forward is core.UNetModel._forward:
+        return
+    raise UserError(
+        f"DeepCache is for UNets (SD1.5, SD2, SDXL, SVD), and this model is a {kind.__name__}, which has no skip "
+        "connections that could be used so. Use ComfyUI's EasyCache node with it instead."
+    )
+
+
+def _demand_depth(unet: Any, depth: int) -> None:
+    highest = len(unet.output_blocks) - 1
+    if not 1 <= depth <= highest:
+        raise UserError(f"depth {depth} is outside what this model has: choose 1 to {highest}; 2 suits most models.")
+
+
+def _tell(monitor: ComfyMonitor, text: str) -> None:
+    logger.info("Resolute: DeepCache: %s", text)
+    monitor.show(f"DeepCache: {text}")

@@ -1,0 +1,183 @@
+"""The two ways through a UNet: all of it, keeping the feature that enters its shallow part, and that part alone.
+
+Depth m: the shallow part is input blocks 0 to m and the last m+1 output blocks. The kept feature is what enters the
+first of these output blocks, before its skip connection is joined.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, MutableMapping
+from dataclasses import dataclass
+from typing import Any, Union
+
+import torch
+
+# Where transformer_options carries the decision down to whatever executes it, and where it carries the sampling run.
+PASS, RUN = "resolute_deepcache_pass", "resolute_deepcache"
+Control = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Full:
+    """The whole network; `keep`, where there is one, is handed the feature."""
+
+    depth: int
+    keep: Callable[[torch.Tensor], None] | None
+    passes: Counter[str]
+
+    def done(self, feature: torch.Tensor | None) -> None:
+        self.passes["full"] += 1
+        if self.keep is not None and feature is not None:
+            self.keep(feature)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Fast:
+    """The shallow part, from a kept feature (batch, channels, height, width)."""
+
+    depth: int
+    feature: torch.Tensor
+    passes: Counter[str]
+
+    def done(self) -> None:
+        self.passes["fast"] += 1
+
+
+Pass = Union[Full, Fast]  # noqa: UP007 (evaluated at import, on Python 3.10 too)
+
+
+def decided(options: Mapping[str, Any] | None) -> Pass | None:
+    """The pass that was decided for this call."""
+    found = None if options is None else options.get(PASS)
+    return found if isinstance(found, (Full, Fast)) else None
+
+
+def run_full(unet: Any, depth: int, call: Callable[[dict[str, Any]], Any], options: Mapping[str, Any]) -> Any:
+    """`call(options)`, the model's own forward, with a tap in its options: (its result, the feature).
+
+    Without a feature, which would mean that core does not call such patches any more, no step becomes a fast one.
+    The tap is the first of the patches that core calls before each output block, so core's own code runs and nothing
+    else: what comes out is the same to the last bit.
+    """
+    first = len(unet.output_blocks) - depth - 1
+    patches = options.get("patches") or {}
+    others = patches.get("output_block_patch") or []
+    seen: list[torch.Tensor] = []
+
+    def tap(h: torch.Tensor, skip: Any, inside: Mapping[str, Any]) -> tuple[torch.Tensor, Any]:
+        if inside["block"] == ("output", first):
+            seen.append(h.clone() if others else h)  # FreeU writes into what it is given
+        return h, skip
+
+    result = call({**options, "patches": {**patches, "output_block_patch": [tap, *others]}})
+    return result, seen[0] if seen else None
+
+
+def run_fast(
+    unet: Any,
+    depth: int,
+    feature: torch.Tensor,
+    x: torch.Tensor,
+    timesteps: torch.Tensor,
+    context: Any = None,
+    y: torch.Tensor | None = None,
+    control: Control | None = None,
+    transformer_options: MutableMapping[str, Any] | None = None,
+    **kwargs: Any,
+) -> Any:
+    """The shallow part of `unet` (core's UNetModel), with the arguments of its forward.
+
+    `control`: see `shallow_control`; as core does, this pops residuals out of its lists. Patches of other packs run
+    with the blocks that run, and blocks keep their numbers.
+    """
+    core = core_unet()
+    options = {} if transformer_options is None else transformer_options
+    options["original_shape"] = list(x.shape)
+    options["transformer_index"] = 0
+    patches = options.get("patches") or {}
+    emb = _embedding(unet, x, timesteps, y, patches, options)
+    temporal = {
+        "time_context": kwargs.get("time_context"),
+        "num_video_frames": kwargs.get("num_video_frames", unet.default_num_video_frames),
+        "image_only_indicator": kwargs.get("image_only_indicator"),
+    }
+
+    def block(layers: Any, h: torch.Tensor, output_shape: Any = None) -> torch.Tensor:
+        return core.forward_timestep_embed(layers, h, emb, context, options, output_shape, **temporal)
+
+    h, skips = x, []
+    for number, layers in enumerate(unet.input_blocks[: depth + 1]):
+        options["block"] = ("input", number)
+        h = core.apply_control(block(layers, h), control, "input")
+        for patch in patches.get("input_block_patch") or ():
+            h = patch(h, options)
+        skips.append(h)
+        for patch in patches.get("input_block_patch_after_skip") or ():
+            h = patch(h, options)
+    first = len(unet.output_blocks) - depth - 1
+    options["transformer_index"] += _skipped_transformers(unet, depth)
+    output_patches = patches.get("output_block_patch") or ()
+    h = feature.clone() if output_patches else feature  # they may write into it
+    for number, layers in enumerate(unet.output_blocks[first:], first):
+        options["block"] = ("output", number)
+        skip = core.apply_control(skips.pop(), control, "output")
+        for patch in output_patches:
+            h, skip = patch(h, skip, options)
+        if skip is not None:
+            h = torch.cat([h, skip], dim=1)
+        # An upsampled map has the size of the skip connection that it meets next: 23 becomes 45, not 46.
+        h = block(layers, h, skips[-1].shape if skips else None)
+    h = h.type(x.dtype)
+    return unet.id_predictor(h) if unet.predict_codebook_ids else unet.out(h)
+
+
+def core_unet() -> Any:
+    """The module of core's UNet. Its functions are looked up in it for each call, as core does: a pack that replaces
+    one of them (AnimateDiff's `forward_timestep_embed`) replaces it for both passes."""
+    import comfy.ldm.modules.diffusionmodules.openaimodel as openaimodel
+
+    return openaimodel
+
+
+def _embedding(
+    unet: Any,
+    x: torch.Tensor,
+    timesteps: torch.Tensor,
+    y: torch.Tensor | None,
+    patches: Mapping[str, Any],
+    options: Mapping[str, Any],
+) -> torch.Tensor:
+    emb = unet.time_embed(core_unet().timestep_embedding(timesteps, unet.model_channels, repeat_only=False).to(x.dtype))
+    for patch in patches.get("emb_patch") or ():
+        emb = patch(emb, unet.model_channels, options)
+    if unet.num_classes is None:
+        return emb
+    assert y is not None, "a class-conditional model needs y"
+    return emb + unet.label_emb(y)
+
+
+def _skipped_transformers(unet: Any, depth: int) -> int:
+    """How many transformers core would have counted in the blocks that a fast pass leaves out."""
+    skipped = [*unet.input_blocks[depth + 1 :], *unet.output_blocks[: len(unet.output_blocks) - depth - 1]]
+    if unet.middle_block is not None:
+        skipped.append(unet.middle_block)
+    return sum(isinstance(layer, core_unet().SpatialTransformer) for layers in skipped for layer in layers)
+
+
+def shallow_control(control: Control | None, blocks: int, depth: int) -> dict[str, Any] | None:
+    """The ControlNet residuals that belong to the shallow part of a UNet with `blocks` output blocks.
+
+    Core takes each block's residual from the end of its list: input block 0 and output block 0, the deepest, come
+    first. Lists are copied and shortened, never changed; one that is shorter than there are blocks stays aligned.
+    """
+    if control is None:
+        return None
+    shallow: dict[str, Any] = {}
+    for name, residuals in control.items():
+        if name == "input":
+            shallow[name] = list(residuals)[-(depth + 1) :]
+        elif name == "output":
+            first = blocks - depth - 1
+            shallow[name] = list(residuals)[: max(len(residuals) - first, 0)]
+    return shallow

@@ -1,0 +1,159 @@
+"""What DeepCache keeps during one sampling run, and what each call of the model therefore does.
+
+A call is decided by its noise level alone, never by counting calls: so samplers that call the model several times a
+step, split and merged conditions, and guidance that adds calls of its own are all right. Kept features belong to one
+condition; a call whose conditions have none from the step that it needs runs in full.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from .passes import Fast, Full
+from .schedule import Plan, step_of
+
+# Samplers that look ahead (heun, heunpp2) go to and fro between two full steps.
+_KEPT_STEPS = 2
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Feature:
+    """The part of a kept feature that belongs to one condition: number `part` of `parts` along the batch."""
+
+    whole: torch.Tensor
+    part: int
+    parts: int
+
+    def tensor(self) -> torch.Tensor:
+        return self.whole.chunk(self.parts)[self.part]
+
+
+class Run:
+    """Lives from the start of a sampling run to its end, however it ends. Thread-safe: core's CFG split over several
+    GPUs calls the model from a thread for each."""
+
+    def __init__(self, plan: Plan, depth: int, sigmas: Sequence[float], one_prediction_a_step: bool = False) -> None:
+        """sigmas: the sampler's schedule, one more than there are steps. `one_prediction_a_step`: whether counting
+        predictions tells the step. Reading the noise level tells it always, but waits for the GPU at every step.
+        """
+        self.passes: Counter[str] = Counter()  # that were executed: "full" and "fast"
+        self._plan = plan
+        self._depth = depth
+        self._sigmas = list(sigmas)
+        self._keeps = plan.keeps
+        self._features: dict[int, dict[Hashable, Feature]] = {}  # by the step that made them, the latest used last
+        self._repeats: Counter[Hashable] = Counter()
+        self._level: tuple[Any, float] = (None, 0.0)
+        self._counts = one_prediction_a_step
+        self._predictions = 0
+        self._lock = threading.Lock()
+
+    def begin_evaluation(self) -> None:
+        """The sampler asks for one prediction; guidance may answer it with several calls for the same condition."""
+        with self._lock:
+            self._repeats.clear()
+            self._predictions += 1
+
+    def decide(self, latent: torch.Tensor, options: Mapping[str, Any]) -> Full | Fast | None:
+        """The pass for a call of the model with `latent` (batch first); None where its noise level is not known."""
+        if options.get("sigmas") is None:
+            return None
+        with self._lock:
+            step = self._step(options["sigmas"])
+            chunks = self._chunks(latent, options)
+            source = self._plan.sources[step]
+            if source is not None:
+                feature = self._assembled(source, chunks)
+                if feature is not None:
+                    return Fast(self._depth, feature, self.passes)
+        wanted = step if source is None and step in self._keeps else source
+        if wanted is None or not chunks:
+            return Full(self._depth, None, self.passes)
+        return Full(self._depth, lambda feature: self._keep(wanted, chunks, feature), self.passes)
+
+    def close(self) -> None:
+        """Let go of every feature."""
+        with self._lock:
+            self._features.clear()
+            self._level = (None, 0.0)
+
+    def _step(self, sigmas: Any) -> int:
+        if self._counts and 0 < self._predictions < len(self._sigmas):
+            return self._predictions - 1
+        return step_of(self._sigma(sigmas), self._sigmas)
+
+    def _sigma(self, sigmas: Any) -> float:
+        # Reading a value waits for the GPU: once for all calls that are handed the same tensor.
+        if self._level[0] is not sigmas:
+            level = float(torch.as_tensor(sigmas).flatten()[0])
+            if level != self._level[1]:
+                self._repeats.clear()  # where a guider goes past `begin_evaluation`
+            self._level = (sigmas, level)
+        return self._level[1]
+
+    def _chunks(self, latent: torch.Tensor, options: Mapping[str, Any]) -> list[Hashable]:
+        """What identifies the condition of each part of the batch; empty where ComfyUI does not say."""
+        uuids, sides = options.get("uuids"), options.get("cond_or_uncond")
+        if not uuids or not sides or len(uuids) != len(sides):
+            return []
+        conditions: list[Hashable] = list(zip(uuids, sides, strict=True))
+        if latent.shape[0] % len(conditions):  # a batch that another pack made: it stays as it is
+            conditions = [tuple(conditions)]
+        about = (
+            latent.shape[0] // len(conditions),
+            tuple(latent.shape[1:]),
+            latent.dtype,
+            latent.device,
+            _frames(options),
+            _patched(options),
+        )
+        chunks: list[Hashable] = []
+        for condition in conditions:
+            identity = (condition, about)
+            chunks.append((identity, self._repeats[identity]))
+            self._repeats[identity] += 1
+        return chunks
+
+    def _assembled(self, source: int, chunks: Sequence[Hashable]) -> torch.Tensor | None:
+        kept = self._features.get(source, {})
+        found = [kept[chunk] for chunk in chunks if chunk in kept]
+        if not chunks or len(found) < len(chunks):
+            return None
+        self._features[source] = self._features.pop(source)
+        whole = found[0].whole
+        if all(feature.whole is whole for feature in found) and [f.part for f in found] == list(range(found[0].parts)):
+            return whole
+        return torch.cat([feature.tensor() for feature in found])
+
+    def _keep(self, step: int, chunks: Sequence[Hashable], feature: torch.Tensor) -> None:
+        with self._lock:
+            kept = self._features.pop(step, {})
+            self._features[step] = kept
+            for part, chunk in enumerate(chunks):
+                kept[chunk] = Feature(feature, part, len(chunks))
+            while len(self._features) > _KEPT_STEPS:
+                self._features.pop(next(iter(self._features)))
+
+
+def _frames(options: Mapping[str, Any]) -> Hashable:
+    """Which frames of a long video a call sees: core's context windows, and those of AnimateDiff-Evolved."""
+    window = getattr(options.get("context_window"), "index_list", None)
+    evolved = options.get("ad_params")
+    frames = evolved.get("sub_idxs") if isinstance(evolved, Mapping) else None
+    return tuple(tuple(indices) if indices is not None else None for indices in (window, frames))
+
+
+def _patched(options: Mapping[str, Any]) -> Hashable:
+    """Where other nodes patch this very call: perturbed attention guidance calls again with one block replaced."""
+    patches = options.get("patches") or {}
+    replaced = options.get("patches_replace") or {}
+    return (
+        tuple(sorted((str(kind), len(found)) for kind, found in patches.items())),
+        tuple(sorted((str(kind), tuple(sorted(map(str, where)))) for kind, where in replaced.items())),
+    )

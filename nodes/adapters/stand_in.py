@@ -1,0 +1,70 @@
+"""What stands where a module's forward stood, as an object patch of a model patcher."""
+
+from __future__ import annotations
+
+import inspect
+import weakref
+from abc import ABC, abstractmethod
+from typing import Any
+
+import torch
+
+
+class StandIn(ABC):
+    """Not a Module: it stands for one, and must not become its child or keep it alive: ComfyUI puts it into the module
+    itself, and a model that only a garbage collection can free stays on the GPU until then.
+
+    `inner` is the forward that it replaces: the module's own, or what another pack put there.
+    """
+
+    def __init__(self, module: torch.nn.Module, inner: Any) -> None:
+        self._module = weakref.ref(module)
+        own = inspect.ismethod(inner) and inner.__self__ is module
+        self._own_method = inner.__func__ if own else None
+        self._foreign = None if own else inner
+        # torch's own: TAESD's decoder is a Sequential.
+        self.is_known_code = own and _package(inner.__func__) in (_package(type(module)), "torch")
+
+    @property
+    def module(self) -> torch.nn.Module:
+        """The module whose forward this is. It outlives every call."""
+        module = self._module()
+        assert module is not None, "called for a module that is gone"
+        return module
+
+    @property
+    def inner(self) -> Any:
+        """The forward that this one replaces."""
+        return self._foreign if self._own_method is None else self._own_method.__get__(self.module)
+
+    def follow(self, module: torch.nn.Module, own: Any) -> StandIn:
+        """The same for another copy of the model, on another device, whose own forward is `own`."""
+        return self._around(module, own if self._foreign is None else self._foreign)
+
+    @abstractmethod
+    def _around(self, module: torch.nn.Module, inner: Any) -> StandIn: ...
+
+    def weights_left(self) -> None:
+        """ComfyUI took the model down (unload, free memory, another clone's turn)."""
+        # Restoring an object patch leaves a bound method in the module's dictionary: a cycle that keeps it alive.
+        module = self._module()
+        if module is None:
+            return
+        for name in ("_forward", "forward"):
+            if getattr(module.__dict__.get(name), "__self__", None) is module:
+                del module.__dict__[name]
+
+    @abstractmethod
+    def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
+
+
+def unwrapped(forward: Any) -> Any:
+    """What stood there before Resolute: of two Compile nodes in a row, the last decides."""
+    while isinstance(forward, StandIn):
+        forward = forward.inner
+    return forward
+
+
+def _package(code: Any) -> str:
+    """ComfyUI, or the pack, that a function or a class comes from."""
+    return str(code.__module__).partition(".")[0]
