@@ -42,11 +42,8 @@ def assert_parity(bench: Bench, prompt: Any, forwards: int = FORWARDS) -> None:
     assert_ran_compiled(ours, forwards)
 
 
-def test_the_first_prompt_compiles_and_the_second_does_not(
-    bench: Bench, warm: Run, tiny_prompt: Any, seed: int
-) -> None:
+def test_the_second_prompt_compiles_nothing(bench: Bench, warm: Run, tiny_prompt: Any, seed: int) -> None:
     assert_through_regions(warm, FORWARDS)
-    assert warm.rise["region_compiles"] > 0
     assert_parity(bench, tiny_prompt(seed=seed))
 
 

@@ -236,7 +236,7 @@ class TestWrongArtifacts:
         rig = Rig(InductorBackend(), verify=True)
         bound = rig.bind(seeded(Plain))
         bound(tokens())
-        self.variant(rig).compiled = lambda *tensors: [torch.zeros_like(tensors[-1])]
+        self.variant(rig).compiled = lambda tensors: [torch.zeros_like(tensors[-1])]
         with rig.expect(region_compiles=1, verifications=2, region_calls=1, graph_calls=1):
             assert bound.error(tokens(7)) <= TOLERANCE
 
@@ -256,10 +256,10 @@ class TestWrongArtifacts:
         variant = self.variant(rig)
         right = variant.compiled
 
-        def compiled(*tensors: torch.Tensor) -> Any:
+        def compiled(tensors: list[torch.Tensor]) -> Any:
             if tensors[-1].shape[1] == 7:
                 raise error
-            return right(*tensors)
+            return right(tensors)
 
         variant.compiled = compiled
         with rig.expect({"compile_failed": 2}, region_calls=1, graph_calls=3):

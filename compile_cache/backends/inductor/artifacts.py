@@ -82,6 +82,8 @@ def unpack(artifact: Artifact) -> Variant:
 
 
 def _payload(compiled: Compiled) -> bytes:
+    if compiled.graph is None:
+        raise InvalidArtifactError("it hands its inputs through, and there is no code to keep")
     graph = copy.copy(compiled.graph)
     graph.prepare_for_serialization()
     stream = io.BytesIO()

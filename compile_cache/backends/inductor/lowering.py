@@ -5,10 +5,10 @@ from __future__ import annotations
 import contextlib
 import logging
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch._functorch import config as functorch_config
@@ -23,23 +23,26 @@ from .tracing import Trace, size_one_is_general
 # torch's symbolic arithmetic logs thousands of harmless lines for odd sizes through these loggers.
 _NOISY_LOGGERS = ("torch.utils._sympy.interp", "torch.fx.experimental.symbolic_shapes")
 
+Run = Callable[[list[torch.Tensor]], Sequence[Any]]
+
 
 class Compiled:
     """Inductor's code for one trace: takes `weights + inputs`, flat, in the order of the trace; gives flat outputs.
 
+    graph: what inductor gave; None where a trace does nothing but hand inputs through, and inductor gives a function.
     libraries: files that the code loads, by their place in inductor's cache; none where it brings its kernels along.
     """
 
-    def __init__(self, graph: CompiledFxGraph, libraries: Mapping[str, bytes] | None = None) -> None:
-        self.graph = graph
+    def __init__(self, made: CompiledFxGraph | Run, libraries: Mapping[str, bytes] | None = None) -> None:
+        self.graph = made if isinstance(made, CompiledFxGraph) else None
         self.libraries = libraries or {}
-        run = graph.current_callable
+        run = made.current_callable if isinstance(made, CompiledFxGraph) else made
         assert run is not None, "a graph that was compiled or loaded has its code"
         self._run = run
 
     def __call__(self, tensors: list[torch.Tensor]) -> Sequence[Any]:
         """Takes the list for itself, as inductor's code does: it lets go of each input after its last use."""
-        return cast("Sequence[Any]", self._run(tensors))
+        return self._run(tensors)
 
 
 def compile_trace(trace: Trace, options: dict[str, Any], keep: bool = False) -> Compiled:
@@ -48,12 +51,11 @@ def compile_trace(trace: Trace, options: dict[str, Any], keep: bool = False) -> 
     keep: whether the result is to be stored; then it knows its libraries.
     """
     loaded = len(PyCodeCache.modules)
-    graphs: list[CompiledFxGraph] = []
+    made: list[CompiledFxGraph | Run] = []
 
     def inner(graph: Any, inputs: Any, **kwargs: Any) -> Any:
-        compiled = compile_fx_inner(graph, inputs, **kwargs)
-        graphs.append(cast(CompiledFxGraph, compiled))
-        return compiled
+        made.append(compile_fx_inner(graph, inputs, **kwargs))
+        return made[-1]
 
     on_cpu = all(fake.device.type == "cpu" for fake in trace.fakes)
     with (
@@ -69,7 +71,7 @@ def compile_trace(trace: Trace, options: dict[str, Any], keep: bool = False) -> 
         compile_fx(trace.graph, trace.fakes, inner_compile=inner)
     for module in PyCodeCache.modules[loaded:]:  # whether generated now or found in inductor's disk cache
         launch_by_address(module)
-    (graph,) = graphs
+    (graph,) = made
     return Compiled(graph, libraries)
 
 
