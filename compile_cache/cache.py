@@ -23,6 +23,8 @@ from .stats import Stats
 
 logger = logging.getLogger(__name__)
 
+Used = dict[CaptureKey, bool]  # the calls that were made, and whether each has a capture
+
 
 class GraphCache:
     """Captures by key, bounded by bytes, with their bookkeeping.
@@ -38,6 +40,7 @@ class GraphCache:
         self._latched: dict[CaptureKey, BypassReason] = {}
         self._book = SignatureBook()
         self._sessions: dict[int, list[CaptureKey]] = {}
+        self._watches: list[Used] = []
         self._lock = threading.RLock()
 
     # --- calls -------------------------------------------------------------------------------------------------
@@ -46,24 +49,30 @@ class GraphCache:
         """Answer a call by the fastest right path. Raises only what the original forward raises."""
         key = CaptureKey(call.key, call.device, program.owner, call.epoch)
         with self._lock:
-            decision = self._decide(program, call, key)
-            if decision.reason is not None:
-                self._note(decision.reason)
-            news = None if decision.action is Action.REPLAY else self._notice(program, call, key)
-            try:
-                if decision.action is Action.REPLAY:
-                    return self._replay(key, call)
-                if decision.action is Action.EAGER:
-                    result = call.invoke(call.tensors)
-                    self.stats.counters.eager_calls += 1
-                    return result
-                result = program.run(call)
-            except torch.cuda.OutOfMemoryError as error:
-                return self._retry_without_graphs(call, key, error)
-            self.stats.counters.graph_calls += 1
-            if decision.action is Action.CAPTURE:
-                self._capture(program, call, key, result, news or FREED)
+            result = self._answer(program, call, key)
+            for used in self._watches:
+                used[key] = key in self._graphs
             return result
+
+    def _answer(self, program: Program, call: Call, key: CaptureKey) -> Any:
+        decision = self._decide(program, call, key)
+        if decision.reason is not None:
+            self._note(decision.reason)
+        news = None if decision.action is Action.REPLAY else self._notice(program, call, key)
+        try:
+            if decision.action is Action.REPLAY:
+                return self._replay(key, call)
+            if decision.action is Action.EAGER:
+                result = call.invoke(call.tensors)
+                self.stats.counters.eager_calls += 1
+                return result
+            result = program.run(call)
+        except torch.cuda.OutOfMemoryError as error:
+            return self._retry_without_graphs(call, key, error)
+        self.stats.counters.graph_calls += 1
+        if decision.action is Action.CAPTURE:
+            self._capture(program, call, key, result, news or FREED)
+        return result
 
     def _notice(self, program: Program, call: Call, key: CaptureKey) -> str | None:
         """Why this signature is new, told as an event; None where it was met before."""
@@ -174,6 +183,24 @@ class GraphCache:
         if session is not None and key not in session:
             self._graphs.pin(key)
             session.append(key)
+
+    @contextmanager
+    def watching(self) -> Iterator[Used]:
+        """The calls that are made meanwhile, from any thread."""
+        used: Used = {}
+        self._watches.append(used)
+        try:
+            yield used
+        finally:
+            self._watches = [watch for watch in self._watches if watch is not used]
+
+    def still_ready(self, used: Used) -> bool:
+        """Whether calls that were made before would be answered as fast again: no capture of theirs is gone."""
+        return bool(used) and all(key in self._graphs for key, captured in used.items() if captured)
+
+    def bytes_of(self, used: Used) -> int:
+        """What the captures of these calls take."""
+        return sum(entry.bytes for key, entry in self._graphs if key in used)
 
     # --- memory ------------------------------------------------------------------------------------------------
 

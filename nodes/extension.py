@@ -14,6 +14,7 @@ from .free_graphs import FreeGraphs
 from .load_checkpoint import LoadCheckpointCompiled
 from .report import GraphCacheReport
 from .resolution import ResoluteResolution
+from .warm_up import WarmUp
 
 
 class ResoluteExtension(ComfyExtension):
@@ -28,5 +29,6 @@ class ResoluteExtension(ComfyExtension):
             ResoluteResolution,
             GraphCacheReport,
             CompareImages,
+            WarmUp,
             FreeGraphs,
         ]

@@ -24,6 +24,7 @@ NODES = {
     "ResoluteReport": "Graph Cache Report",
     "ResoluteCompareImages": "Compare Images",
     "ResoluteFree": "Free Graphs",
+    "ResoluteWarmUp": "Warm Up",
 }
 
 
@@ -84,3 +85,14 @@ def test_a_compiled_prompt_can_be_cancelled_and_the_next_one_is_right(old: Bench
     ours = old.run(compiled(prompt))
     assert_same(ours, expected)
     assert_through_regions(ours, STEPS + 1)
+
+
+def test_warm_up_leaves_nothing_new(old: Bench, tiny_prompt: Any, node: Any, seed: int) -> None:
+    prompt = compiled(tiny_prompt(seed=seed, steps=STEPS, width=72, height=88))
+    links = {"model": prompt["sample"]["inputs"]["model"], "vae": prompt["decode"]["inputs"]["vae"]}
+    dropped = ("sample", "decode", "image", "samples", "latent")
+    warming = {name: each for name, each in prompt.items() if name not in dropped}
+    values = {"sizes": "72x88", "batch_sizes": "1", "prompt_chunks": "1", "cfg": 5.0}
+    warming["warm"] = node("ResoluteWarmUp", **links, **values)
+    assert old.run(warming).rise["graph_calls"] == 2
+    assert old.run(prompt).rise["signatures"] == 0

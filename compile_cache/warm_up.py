@@ -1,0 +1,118 @@
+"""What to warm up, as a person writes it, and what came of it. Plain data: no torch, no ComfyUI."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from .errors import UserError
+from .sizes import CUSTOM, PRESETS, Size, is_valid, nearest_valid, parse_size, preset_size
+
+_MULTIPLE = 8
+_MOST_ITEMS = 256  # beyond that, somebody multiplied lists without meaning to
+_SEPARATORS = re.compile(r"[,;\n]+")
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """One shape: size in pixels, pictures in a batch, and chunks of 77 tokens in each text.
+
+    chunks: None where the texts themselves are at hand and decide.
+    """
+
+    size: Size
+    batch: int = 1
+    chunks: int | None = 1
+
+    @property
+    def work(self) -> int:
+        return self.size.width * self.size.height * self.batch
+
+    def __str__(self) -> str:
+        text = "" if self.chunks in (None, 1) else f", {77 * self.chunks} tokens"
+        return f"{self.size}{f' batch {self.batch}' if self.batch > 1 else ''}{text}"
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What one item took. seconds: wall time; bytes: of its captures; detail: what was done, or why it failed."""
+
+    item: str
+    what: str  # "model", "VAE"
+    state: str  # one of STATES
+    seconds: float = 0.0
+    bytes: int = 0
+    detail: str = ""
+
+
+READY, WARMED, FAILED = "ready", "warmed", "failed"
+STATES = (READY, WARMED, FAILED)
+
+
+def plan(sizes: str, batch_sizes: str, prompt_chunks: str | None) -> list[Item]:
+    """Every combination, the largest first, so that what is reserved for it serves all others.
+
+    sizes: "1024x1024, 720x960", and names of presets or of their family ("SDXL"), separated by commas or lines.
+    batch_sizes, prompt_chunks: whole numbers, "1, 2, 4". Raises UserError that names the entry and what to write.
+    """
+    chunks: Iterable[int | None] = [None] if prompt_chunks is None else _numbers("prompt_chunks", prompt_chunks, 32)
+    combinations = itertools.product(_sizes(sizes), _numbers("batch_sizes", batch_sizes, 64), chunks)
+    items = list(dict.fromkeys(Item(*each) for each in combinations))
+    if len(items) > _MOST_ITEMS:
+        raise UserError(f"{len(items)} shapes are more than {_MOST_ITEMS}: write fewer sizes, batch sizes or chunks.")
+    return sorted(items, key=lambda item: (item.work, item.chunks or 0), reverse=True)
+
+
+def _sizes(text: str) -> list[Size]:
+    found = [size for entry in _entries("sizes", text, "1024x1024") for size in _sizes_of(entry)]
+    for size in found:
+        if not is_valid(size, _MULTIPLE):
+            nearest = nearest_valid(size, _MULTIPLE)
+            raise UserError(f"sizes: {size} is no multiple of {_MULTIPLE}; the nearest that is: {nearest}.")
+    return found
+
+
+def _sizes_of(entry: str) -> list[Size]:
+    family = [preset_size(name) for name in PRESETS if name != CUSTOM and entry in (name, name.split()[0])]
+    if family:
+        return family
+    try:
+        return [parse_size(entry)]
+    except ValueError:
+        families = sorted({name.split()[0] for name in PRESETS if " " in name})
+        raise UserError(
+            f"sizes: '{entry}' is no size. Write width x height in pixels (960x720), or {' or '.join(families)} "
+            "for all of their usual sizes."
+        ) from None
+
+
+def _numbers(name: str, text: str, most: int) -> list[int]:
+    numbers = []
+    for entry in _entries(name, text, "1"):
+        if not (entry.isascii() and entry.isdigit() and 1 <= int(entry) <= most):
+            raise UserError(f"{name}: '{entry}' is no whole number from 1 to {most}. For example: 1, 2.")
+        numbers.append(int(entry))
+    return numbers
+
+
+def _entries(name: str, text: str, example: str) -> list[str]:
+    entries = [entry.strip() for entry in _SEPARATORS.split(text) if entry.strip()]
+    if not entries:
+        raise UserError(f"{name} is empty. For example: {example}.")
+    return entries
+
+
+def table(outcomes: Iterable[Outcome]) -> str:
+    """One line per item, and a summary."""
+    rows = list(outcomes)
+    lines = [f"{'shape':<28}{'what':<8}{'state':<9}{'seconds':>8}{'MiB':>8}  detail"]
+    lines += [
+        f"{row.item:<28}{row.what:<8}{row.state:<9}{row.seconds:>8.2f}{row.bytes / 2**20:>8.1f}  {row.detail}".rstrip()
+        for row in rows
+    ]
+    counts = {state: sum(row.state == state for row in rows) for state in STATES}
+    told = ", ".join(f"{count} {state}" for state, count in counts.items() if count)
+    lines.append(f"{told}; {sum(row.seconds for row in rows):.1f} s")
+    return "\n".join(lines)

@@ -1,0 +1,161 @@
+"""Warm up item by item: what is ready is skipped, what fails is told, and Cancel stops between two items."""
+
+from __future__ import annotations
+
+import logging
+import time
+import weakref
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import comfy.model_management
+import comfy.utils
+
+from ....compile_cache.cache import Used
+from ....compile_cache.errors import UserError, first_line
+from ....compile_cache.warm_up import FAILED, READY, WARMED, Item, Outcome
+from .. import service
+from ..compiled_forward import CompiledForward
+from ..monitor import ComfyMonitor
+from .predict import decode, predict
+
+logger = logging.getLogger(__name__)
+
+MODEL, VAE = "model", "VAE"
+_NOTHING = (
+    "Nothing that is connected is compiled, so nothing can be warmed up. "
+    "Put Compile Model or Compile VAE Decode before Warm Up."
+)
+
+# By model patcher and by VAE: ComfyUI hands out the same object until something before the node changes.
+_warmed: weakref.WeakKeyDictionary[Any, dict[Hashable, Used]] = weakref.WeakKeyDictionary()
+
+
+@dataclass(frozen=True)
+class Subjects:
+    """What is connected. texts: positive and negative, or None to make them up. tile_size, overlap: of the VAE, in
+    pixels; 0 is no tiles.
+    """
+
+    model: Any = None
+    vae: Any = None
+    control_net: Any = None
+    texts: tuple[Any, Any] | None = None
+    cfg: float = 1.0
+    tile_size: int = 0
+    overlap: int = 64
+
+
+def warm_up(subjects: Subjects, items: Sequence[Item], node_id: str | None = None) -> list[Outcome]:
+    """Make every item ready, in the order given. Raises UserError where nothing that is connected is compiled, and
+    ComfyUI's own interruption when the user cancels; any other failure is an outcome.
+    """
+    tasks = list(_tasks(subjects, items))
+    if not tasks:
+        raise UserError(_NOTHING)
+    monitor = ComfyMonitor(node_id)
+    bar = comfy.utils.ProgressBar(len(tasks), node_id=node_id)
+    outcomes = []
+    for number, task in enumerate(tasks):
+        monitor.checkpoint()
+        monitor.progress(number, len(tasks), f"warming {number + 1} of {len(tasks)}: {task.what} {task.item}")
+        outcomes.append(_done(task, monitor))
+        bar.update(1)
+    counts = ", ".join(f"{sum(o.state == state for o in outcomes)} {state}" for state in (READY, WARMED, FAILED))
+    monitor.progress(len(tasks), len(tasks), f"warm-up: {counts}")
+    return outcomes
+
+
+@dataclass(frozen=True)
+class Task:
+    what: str
+    item: Item
+    subject: Any
+    about: Hashable  # what else decides which graphs it meets
+    run: Callable[[], None]
+
+
+def _tasks(subjects: Subjects, items: Sequence[Item]) -> Iterator[Task]:
+    decoded = set()
+    network = getattr(subjects.control_net, "control_model_wrapped", None)
+    samples = subjects.model is not None and (_is_compiled(subjects.model) or _is_compiled(network))
+    decodes = subjects.vae is not None and _is_compiled(subjects.vae.patcher)
+    for item in items:
+        if samples:
+            about = (MODEL, item, subjects.cfg != 1, _form(subjects.texts), id(subjects.control_net))
+
+            def sample(item: Item = item) -> None:
+                predict(subjects.model, item, subjects.cfg, subjects.texts, subjects.control_net, subjects.vae)
+
+            yield Task(MODEL, item, subjects.model, about, sample)
+        picture = Item(item.size, item.batch)  # a decoder knows no text
+        if decodes and picture not in decoded:
+            decoded.add(picture)
+            about = (VAE, picture, subjects.tile_size, subjects.overlap)
+
+            def develop(item: Item = picture) -> None:
+                decode(subjects.vae, item, subjects.tile_size, subjects.overlap)
+
+            yield Task(VAE, picture, subjects.vae, about, develop)
+
+
+def _done(task: Task, monitor: ComfyMonitor) -> Outcome:
+    cache = service.cache()
+    known = _warmed.setdefault(task.subject, {})
+    used = known.get(task.about)
+    if used is not None and cache.still_ready(used):
+        return Outcome(str(task.item), task.what, READY, 0.0, cache.bytes_of(used), "nothing to do")
+    before = cache.stats.snapshot()
+    started = time.perf_counter()
+    try:
+        with cache.watching() as used:
+            task.run()
+    except monitor.cancellations:
+        raise
+    except Exception as error:
+        comfy.model_management.soft_empty_cache()
+        logger.warning("Resolute: warm-up of %s %s failed: %s", task.what, task.item, first_line(error))
+        logger.debug("Resolute: how it failed", exc_info=True)
+        seconds = time.perf_counter() - started
+        return Outcome(str(task.item), task.what, FAILED, seconds, 0, f"{type(error).__name__}: {first_line(error)}")
+    seconds = time.perf_counter() - started
+    known[task.about] = used
+    told = _told(before, cache.stats.snapshot())
+    return Outcome(str(task.item), task.what, WARMED, seconds, cache.bytes_of(used), told)
+
+
+_COUNTED = {
+    "region_compiles": "regions compiled",
+    "region_loads": "regions loaded",
+    "captures": "captured",
+    "eager_calls": "eager calls",
+}
+
+
+def _told(before: dict[str, Any], after: dict[str, Any]) -> str:
+    parts = [f"{after[key] - before[key]} {text}" for key, text in _COUNTED.items() if after[key] > before[key]]
+    bypasses = [code for code, count in after["bypasses"].items() if count > before["bypasses"].get(code, 0)]
+    return ", ".join([*parts, *(f"bypassed: {code}" for code in bypasses)]) or "through compiled regions"
+
+
+def _is_compiled(patcher: Any) -> bool:
+    patches = getattr(patcher, "object_patches", {})
+    return any(isinstance(patch, CompiledForward) for patch in patches.values())
+
+
+def _form(texts: tuple[Any, Any] | None) -> Hashable:
+    """What of the texts decides which graphs they meet: shapes, and whatever else is said beside them."""
+    if texts is None:
+        return None
+    return tuple(
+        (tuple(embedding.shape), tuple(sorted((name, _plain(value)) for name, value in more.items())))
+        for text in texts
+        for embedding, more in text
+    )
+
+
+def _plain(value: Any) -> str:
+    if hasattr(value, "shape"):
+        return str(tuple(value.shape))
+    return repr(value) if isinstance(value, (bool, int, float, str, tuple)) else str(id(value))

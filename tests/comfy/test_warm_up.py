@@ -1,0 +1,219 @@
+"""Warm Up on a real server: after it, prompts of these shapes meet nothing new; it tells what it did, and stops."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+from scripts.support.errors import PromptError
+
+from .rig import Bench, PromptDict, Run, compile_model, node, with_model, with_vae
+
+SIZES = [(128, 128), (136, 72), (64, 192)]
+LIST = ", ".join(f"{width}x{height}" for width, height in SIZES)
+
+
+@pytest.fixture(scope="module")
+def models() -> Any:
+    """Seeds of models that nobody else has: each is a module that met no signature yet."""
+    return iter(range(7000, 8000))
+
+
+@pytest.fixture
+def prompt(models: Any, tiny_prompt: Any, seed: int) -> PromptDict:
+    """A new model and decoder, compiled."""
+    prompt: PromptDict = tiny_prompt(seed=seed, steps=2)
+    prompt["model"]["inputs"]["seed"] = prompt["vae"]["inputs"]["seed"] = next(models)
+    return with_vae(with_model(prompt, compile_model()))
+
+
+def warming(prompt: PromptDict, sizes: str = LIST, vae: bool = True, **inputs: Any) -> PromptDict:
+    """The prompt's loaders and compile nodes, with Warm Up in place of sampler and decoder."""
+    inputs = {
+        "batch_sizes": "1",
+        "prompt_chunks": "1",
+        "cfg": 5.0,
+        "model": prompt["sample"]["inputs"]["model"],
+        **inputs,
+    }
+    if vae:
+        inputs["vae"] = ["compiled-vae", 0]
+    dropped = ("sample", "decode", "image", "samples", "latent")
+    kept = {name: each for name, each in prompt.items() if name not in dropped}
+    return {**kept, "warm": node("ResoluteWarmUp", sizes=sizes, **inputs)}
+
+
+def report(bench: Bench, run: Run) -> str:
+    (text,) = bench.client.outputs(run.history, "text")
+    return str(text)
+
+
+def states(text: str) -> list[tuple[str, str]]:
+    """(what, state) of each line of a report."""
+    return re.findall(r" (model|VAE) +(ready|warmed|failed) ", text)
+
+
+def sized(prompt: PromptDict, width: int, height: int, batch: int = 1) -> PromptDict:
+    return {**prompt, "latent": node("EmptyLatentImage", width=width, height=height, batch_size=batch)}
+
+
+def assert_nothing_new(bench: Bench, prompt: PromptDict) -> Run:
+    run = bench.run(prompt)
+    assert (run.rise["signatures"], run.rise["region_compiles"]) == (0, 0)
+    assert run.rise["graph_calls"] + run.rise["replays"] > 1
+    return run
+
+
+def test_a_cold_prompt_meets_something_new(bench: Bench, prompt: PromptDict) -> None:
+    assert bench.run(sized(prompt, *SIZES[0])).rise["signatures"] == 2
+
+
+def test_after_it_no_shape_is_new(bench: Bench, prompt: PromptDict) -> None:
+    run = bench.run(warming(prompt, batch_sizes="1, 3"))
+    assert run.rise["signatures"] == 2 * 2 * len(SIZES)
+    assert states(report(bench, run)) == [("model", "warmed"), ("VAE", "warmed")] * 2 * len(SIZES)
+    for width, height in SIZES:
+        for batch in (1, 3):
+            assert_nothing_new(bench, sized(prompt, width, height, batch))
+
+
+def test_the_largest_shape_comes_first_and_each_line_has_its_seconds(bench: Bench, prompt: PromptDict) -> None:
+    text = report(bench, bench.run(warming(prompt, vae=False)))
+    lines = text.splitlines()[1:-1]
+    assert [line.split()[0] for line in lines] == ["128x128", "64x192", "136x72"]
+    assert all(float(line.split()[3]) > 0 for line in lines)
+
+
+def test_the_model_goes_through_and_samples_as_without_it(bench: Bench, prompt: PromptDict) -> None:
+    through = warming(prompt, sizes="128x128")
+    whole = {**prompt, "warm": through["warm"]}
+    whole["sample"] = {**prompt["sample"], "inputs": {**prompt["sample"]["inputs"], "model": ["warm", 0]}}
+    whole["decode"] = node("VAEDecode", samples=["sample", 0], vae=["warm", 1])
+    run = bench.run(sized(whole, 128, 128))
+    assert len(run.images) == len(run.latents) == 1
+    again = bench.run(sized(prompt, 128, 128))  # ComfyUI sees other inputs, and samples again
+    assert (run.latents[0] == again.latents[0]).all()
+
+
+class TestAgain:
+    def test_what_is_ready_is_skipped(self, bench: Bench, prompt: PromptDict) -> None:
+        bench.run(warming(prompt))
+        run = bench.run(warming(prompt))
+        assert states(report(bench, run)) == [("model", "ready"), ("VAE", "ready")] * len(SIZES)
+        assert not run.touched_the_cache
+
+    def test_only_what_is_missing_is_warmed(self, bench: Bench, prompt: PromptDict) -> None:
+        bench.run(warming(prompt, sizes="128x128", vae=False))
+        run = bench.run(warming(prompt, sizes="128x128, 64x64", vae=False))
+        assert states(report(bench, run)) == [("model", "ready"), ("model", "warmed")]
+
+
+class TestTexts:
+    @pytest.mark.parametrize("kind", ["sd", "sdxl"])
+    def test_made_up_ones_have_the_form_of_real_ones(
+        self, bench: Bench, tiny_prompt: Any, seed: int, models: Any, kind: str
+    ) -> None:
+        prompt = tiny_prompt(seed=seed, steps=2, kind=kind)
+        prompt["model"]["inputs"]["seed"] = next(models)
+        prompt = with_vae(with_model(prompt, compile_model()))
+        bench.run(warming(prompt, prompt_chunks="1, 2", sizes="128x128"))
+        for tokens in (77, 154):
+            for side in ("positive", "negative"):
+                prompt[side]["inputs"]["tokens"] = tokens
+            assert_nothing_new(bench, sized(prompt, 128, 128))
+
+    def test_connected_ones_decide_the_length(self, bench: Bench, prompt: PromptDict) -> None:
+        prompt["positive"]["inputs"]["tokens"] = 231
+        bench.run(warming(prompt, sizes="128x128", positive=["positive", 0], negative=["negative", 0]))
+        assert_nothing_new(bench, sized(prompt, 128, 128))
+
+    def test_without_guidance_there_is_one_text(self, bench: Bench, prompt: PromptDict) -> None:
+        bench.run(warming(prompt, sizes="128x128", cfg=1.0))
+        prompt["sample"]["inputs"]["cfg"] = 1.0
+        assert_nothing_new(bench, sized(prompt, 128, 128))
+
+    def test_one_alone_is_refused(self, bench: Bench, prompt: PromptDict) -> None:
+        with pytest.raises(PromptError, match="Connect both texts, positive and negative, or neither"):
+            bench.run(warming(prompt, positive=["positive", 0]))
+
+
+class TestMore:
+    def test_deepcache_has_both_passes_warmed(self, bench: Bench, prompt: PromptDict) -> None:
+        prompt["deepcache"] = node("ResoluteDeepCache", model=prompt["sample"]["inputs"]["model"], interval=3, depth=2)
+        prompt["sample"]["inputs"].update(model=["deepcache", 0], steps=12)
+        run = bench.run(warming(prompt, sizes="128x128", vae=False))
+        assert run.rise["signatures"] == 2
+        prompt["decode"]["inputs"]["vae"] = ["vae", 0]
+        assert_nothing_new(bench, sized(prompt, 128, 128))
+
+    def test_a_controlnet_that_ends_in_the_middle_is_warmed_on_and_off(self, bench: Bench, prompt: PromptDict) -> None:
+        prompt["net"] = node("ResoluteTestControlNet", kind="sd", seed=3)
+        prompt["compiled-net"] = node("ResoluteCompileControlNet", control_net=["net", 0], backend="inductor")
+        prompt["hint"] = node("ResoluteTestHint", seed=5, width=128, height=128, batch=1, channels=3)
+        prompt["apply"] = node(
+            "ControlNetApplyAdvanced",
+            positive=["positive", 0],
+            negative=["negative", 0],
+            control_net=["compiled-net", 0],
+            image=["hint", 0],
+            strength=1.0,
+            start_percent=0.0,
+            end_percent=0.5,
+        )
+        prompt["sample"]["inputs"].update(positive=["apply", 0], negative=["apply", 1], steps=4)
+        bench.run(warming(prompt, sizes="128x128", positive=["apply", 0], negative=["apply", 1]))
+        assert_nothing_new(bench, sized(prompt, 128, 128))
+
+    def test_a_controlnet_that_is_connected_is_put_onto_the_texts(self, bench: Bench, prompt: PromptDict) -> None:
+        prompt["net"] = node("ResoluteTestControlNet", kind="sd", seed=4)
+        prompt["compiled-net"] = node("ResoluteCompileControlNet", control_net=["net", 0], backend="inductor")
+        run = bench.run(warming(prompt, sizes="128x128", vae=False, control_net=["compiled-net", 0]))
+        assert run.rise["signatures"] == 2  # of the UNet and of the ControlNet
+        assert states(report(bench, run)) == [("model", "warmed")]
+
+    def test_tiles_are_warmed_as_the_tiled_decoder_cuts_them(self, bench: Bench, prompt: PromptDict) -> None:
+        bench.run(warming(prompt, sizes="192x128", tile_size=64, overlap=16))
+        tiled = sized(prompt, 192, 128)
+        tiled["decode"] = node(
+            "VAEDecodeTiled", samples=["sample", 0], vae=["compiled-vae", 0], tile_size=64, overlap=16
+        )
+        tiled["decode"]["inputs"].update(temporal_size=64, temporal_overlap=8)
+        assert_nothing_new(bench, tiled)
+
+
+class TestFailures:
+    def test_what_fails_is_reported_and_the_rest_goes_on(self, bench: Bench, prompt: PromptDict) -> None:
+        prompt["positive"]["inputs"]["width"] = 32  # a text for another model
+        run = bench.run(warming(prompt, positive=["positive", 0], negative=["negative", 0]))
+        text = report(bench, run)
+        assert states(text) == [("model", "failed"), ("VAE", "warmed")] * len(SIZES)
+        assert "Error: " in text
+        prompt["positive"]["inputs"]["width"] = 768
+        run = bench.run(warming(prompt, positive=["positive", 0], negative=["negative", 0]))
+        assert states(report(bench, run)) == [("model", "warmed"), ("VAE", "ready")] * len(SIZES)
+
+    def test_cancel_stops_between_two_shapes(self, bench: Bench, prompt: PromptDict) -> None:
+        many = ", ".join(f"{8 * side}x256" for side in range(8, 64))
+
+        def two_are_warm() -> bool:
+            return bench.counters()["graph_calls"] >= before + 2
+
+        before = bench.counters()["graph_calls"]
+        assert "interrupted" in bench.cancel_once(warming(prompt, sizes=many, vae=False), two_are_warm).lower()
+        assert bench.counters()["graph_calls"] - before < 50
+        assert_nothing_new(
+            bench, {**sized(prompt, 504, 256), "decode": node("VAEDecode", samples=["sample", 0], vae=["vae", 0])}
+        )
+
+    def test_nothing_that_is_compiled_is_refused(self, bench: Bench, tiny_prompt: Any) -> None:
+        prompt = tiny_prompt()
+        with pytest.raises(PromptError, match="Put Compile Model or Compile VAE Decode before Warm Up"):
+            bench.run(warming(prompt, vae=False))
+        with pytest.raises(PromptError, match="Put Compile Model or Compile VAE Decode before Warm Up"):
+            bench.run({"warm": node("ResoluteWarmUp", sizes="64x64", batch_sizes="1", prompt_chunks="1", cfg=1.0)})
+
+    def test_a_list_that_cannot_be_read_is_refused(self, bench: Bench, prompt: PromptDict) -> None:
+        with pytest.raises(PromptError, match="100x100 is no multiple of 8; the nearest that is: 104x104"):
+            bench.run(warming(prompt, sizes="100x100"))
