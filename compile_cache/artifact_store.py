@@ -5,8 +5,8 @@
     FOLDER/<environment>/<key>-<content>.bin   payload: machine code and pickles of torch's own
     FOLDER/<environment>/<key>.lock            held by the process that builds this key
 
-A payload is code: the folder belongs to its user alone, and nothing is read from one that others may write to. An
-artifact that is damaged or not understood is removed and built again; no failure in here costs more than a compile.
+A payload is code: the folder belongs to its user alone, and nothing is read from one that others may write to. What is
+damaged, or of another environment, is removed and built again; no failure in here costs more than a compile.
 """
 
 from __future__ import annotations
@@ -25,16 +25,15 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import filelock
-
 from .fingerprint import FORMAT_VERSION, EnvironmentFingerprint
 
 logger = logging.getLogger(__name__)
 
-_ENVIRONMENT = "environment.json"
-_NAMED = 16  # characters of a digest in a file's name; the manifest has all of them
+ENVIRONMENT = "environment.json"
+NAMED = 16  # characters of a digest in a file's name; the manifest has all of them
 _POLL = 0.2  # seconds between two looks at whether somebody cancels
 _ABANDONED = 3600.0  # age in seconds at which a half-written file is nobody's any more
+_MOST_MANIFEST = 16 << 20  # bytes; one has some thousands
 
 
 class StoreError(Exception):
@@ -57,8 +56,8 @@ class Artifact:
     @property
     def name(self) -> str:
         """Its files' name, without the ending. Two artifacts of one key differ in what they assume about sizes."""
-        content = hashlib.sha256(_canonical(self.about) + self.payload).hexdigest()
-        return f"{self.key[:_NAMED]}-{content[:_NAMED]}"
+        content = hashlib.sha256(canonical([self.key, self.about]) + self.payload).hexdigest()
+        return f"{self.key[:NAMED]}-{content[:NAMED]}"
 
 
 class ArtifactStore:
@@ -68,15 +67,15 @@ class ArtifactStore:
         """Raises StoreError where the folder cannot be made or is not private."""
         self.environment = environment
         self._root = folder
-        self._folder = folder / environment.digest()[:_NAMED]
+        self._folder = folder / environment.digest()[:NAMED]
         self._limit = limit_bytes
         try:
             for each in (folder, self._folder):
                 each.mkdir(mode=0o700, parents=True, exist_ok=True)
                 _demand_private(each)
-            about = self._folder / _ENVIRONMENT
-            if not about.is_file():
-                _write(about, _canonical(asdict(environment)))
+            about, told = self._folder / ENVIRONMENT, canonical(asdict(environment))
+            if not about.is_file() or about.read_bytes() != told:
+                _write(about, told)
         except OSError as error:
             raise StoreError(f"compiled code cannot be kept in {folder}: {error}") from error
 
@@ -85,7 +84,7 @@ class ArtifactStore:
     def load(self, key: str, known: frozenset[str] = frozenset()) -> list[Artifact]:
         """The artifacts of a key, but for those whose `name` is `known`. What is not valid is removed, and logged."""
         found = []
-        for path in sorted(self._folder.glob(f"{key[:_NAMED]}-*.json")):
+        for path in sorted(self._folder.glob(f"{key[:NAMED]}-*.json")):
             if path.stem in known:
                 continue
             try:
@@ -95,15 +94,18 @@ class ArtifactStore:
                 continue
             if artifact.key == key:
                 found.append(artifact)
+                with contextlib.suppress(OSError):
+                    os.utime(path)  # the least recently used one goes first
         return found
 
+    def read(self, name: str) -> Artifact:
+        """One artifact, left as it is. Raises InvalidArtifactError or OSError where there is none that can be used."""
+        return self._read(self._folder / f"{name}.json")
+
     def _read(self, path: Path) -> Artifact:
-        manifest = read_manifest(path.read_bytes())
-        payload = path.with_suffix(".bin").read_bytes()
-        check_payload(manifest, payload)
-        with contextlib.suppress(OSError):
-            os.utime(path)  # the least recently used one goes first
-        return Artifact(manifest["key"], manifest["label"], manifest["about"], payload)
+        manifest = checked_manifest(parse(plain_file(path)))
+        payload = plain_file(path.with_suffix(".bin"), manifest["bytes"])
+        return artifact_of(path.stem, manifest, payload, self.environment)
 
     def discard(self, name: str, why: str) -> None:
         """Remove an artifact that cannot be used."""
@@ -112,7 +114,7 @@ class ArtifactStore:
 
     def names(self) -> list[str]:
         """Of all artifacts of this environment."""
-        return sorted(path.stem for path in self._folder.glob("*.json") if path.name != _ENVIRONMENT)
+        return sorted(path.stem for path in self._folder.glob("*-*.json") if path.is_file())
 
     def report(self) -> dict[str, int]:
         """How many artifacts there are for this environment, and the bytes of all environments."""
@@ -120,23 +122,17 @@ class ArtifactStore:
 
     # --- writing -----------------------------------------------------------------------------------------------
 
-    def save(self, artifact: Artifact) -> None:
-        """Keep an artifact; where that fails (no space, say), it is logged and nothing else happens."""
-        manifest = {
-            "format": FORMAT_VERSION,
-            "key": artifact.key,
-            "label": artifact.label,
-            "sha256": hashlib.sha256(artifact.payload).hexdigest(),
-            "bytes": len(artifact.payload),
-            "about": artifact.about,
-        }
+    def save(self, artifact: Artifact) -> bool:
+        """Keep an artifact; where that fails (no space, say), it is logged and the answer is False."""
         try:
             # The manifest last: without one, a payload is nobody's.
             _write(self._folder / f"{artifact.name}.bin", artifact.payload)
-            _write(self._folder / f"{artifact.name}.json", _canonical(manifest))
+            _write(self._folder / f"{artifact.name}.json", canonical(manifest_of(artifact, self.environment)))
             self._trim()
         except OSError as error:
             logger.warning("Resolute: %s was compiled and could not be kept (%s)", artifact.label, error)
+            return False
+        return True
 
     @contextlib.contextmanager
     def building(self, key: str, checkpoint: Callable[[], None], patience: float = 600.0) -> Iterator[None]:
@@ -144,7 +140,9 @@ class ArtifactStore:
 
         `checkpoint` is called while waiting and may raise to cancel. After `patience` seconds it goes on without.
         """
-        lock = filelock.FileLock(self._folder / f"{key[:_NAMED]}.lock")
+        import filelock  # comes with torch; a bundle can be looked at without either
+
+        lock = filelock.FileLock(self._folder / f"{key[:NAMED]}.lock")
         deadline = time.monotonic() + patience
         try:
             while time.monotonic() < deadline:
@@ -166,7 +164,7 @@ class ArtifactStore:
         """(last use, bytes, manifest) of every artifact of every environment, oldest first."""
         found = []
         for path in self._root.glob("*/*.json"):
-            if path.name == _ENVIRONMENT:
+            if path.name == ENVIRONMENT:
                 continue
             with contextlib.suppress(OSError):
                 found.append((path.stat().st_mtime, path.with_suffix(".bin").stat().st_size, path))
@@ -190,31 +188,81 @@ class ArtifactStore:
 
     def _remove(self, name: str) -> None:
         for ending in (".json", ".bin"):
-            _unlink(self._folder / f"{name}{ending}")
+            path = self._folder / f"{name}{ending}"
+            if path.is_dir() and not path.is_symlink():  # somebody's files: put aside
+                with contextlib.suppress(OSError):
+                    aside = tempfile.mkdtemp(dir=self._folder, prefix=f"{path.name}.", suffix=".refused")
+                    path.rename(Path(aside) / path.name)
+            _unlink(path)
 
 
-def read_manifest(text: bytes) -> dict[str, Any]:
-    """Raises InvalidArtifactError for what is no manifest of this version."""
+def parse(text: bytes) -> Any:
+    """Plain data from JSON. Raises InvalidArtifactError."""
     try:
-        manifest = json.loads(text)
-    except ValueError:
+        return json.loads(text)
+    except (ValueError, RecursionError):
         raise InvalidArtifactError("its manifest is damaged") from None
+
+
+def checked_manifest(manifest: Any) -> dict[str, Any]:
+    """Raises InvalidArtifactError for what is no manifest of this version."""
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT_VERSION:
         version = manifest.get("format") if isinstance(manifest, dict) else None
-        raise InvalidArtifactError(f"its format is {version}, and this version of Resolute reads {FORMAT_VERSION}")
-    kinds = {"key": str, "label": str, "sha256": str, "bytes": int, "about": dict}
-    wrong = [name for name, kind in kinds.items() if not isinstance(manifest.get(name), kind)]
+        raise InvalidArtifactError(f"its format is {version!r}, and this version of Resolute reads {FORMAT_VERSION}")
+    kinds = {"environment": str, "key": str, "label": str, "sha256": str, "bytes": int, "about": dict}
+    wrong = [name for name, kind in kinds.items() if type(manifest.get(name)) is not kind]
     if wrong:
         raise InvalidArtifactError(f"its manifest lacks '{wrong[0]}'")
     return manifest
 
 
-def check_payload(manifest: Mapping[str, Any], payload: bytes) -> None:
-    """Raises InvalidArtifactError where the payload is not the one that the manifest was written for."""
+def manifest_of(artifact: Artifact, environment: EnvironmentFingerprint) -> dict[str, Any]:
+    """What is known of an artifact beside its payload."""
+    return {
+        "format": FORMAT_VERSION,
+        "environment": environment.digest(),
+        "key": artifact.key,
+        "label": artifact.label,
+        "sha256": hashlib.sha256(artifact.payload).hexdigest(),
+        "bytes": len(artifact.payload),
+        "about": artifact.about,
+    }
+
+
+def artifact_of(
+    name: str, manifest: Mapping[str, Any], payload: bytes, environment: EnvironmentFingerprint
+) -> Artifact:
+    """The artifact of a checked manifest and its payload.
+
+    Raises InvalidArtifactError where they do not belong together, to this name, or to this environment.
+    """
     if len(payload) != manifest["bytes"]:
         raise InvalidArtifactError(f"its payload has {len(payload)} bytes instead of {manifest['bytes']}")
     if hashlib.sha256(payload).hexdigest() != manifest["sha256"]:
         raise InvalidArtifactError("its payload is damaged")
+    if manifest["environment"] != environment.digest():
+        raise InvalidArtifactError("it was compiled in another environment")
+    artifact = Artifact(manifest["key"], manifest["label"], manifest["about"], payload)
+    try:
+        is_named = artifact.name == name
+    except ValueError:  # a number that is none
+        is_named = False
+    if not is_named:
+        raise InvalidArtifactError("its name is not that of its content")
+    return artifact
+
+
+def plain_file(path: Path, most: int = _MOST_MANIFEST) -> bytes:
+    """Its content, at most so many bytes: a link leads out of the private folder, and a pipe never ends.
+
+    Raises InvalidArtifactError or OSError.
+    """
+    status = path.lstat()
+    if not stat.S_ISREG(status.st_mode):
+        raise InvalidArtifactError(f"{path.name} is no plain file")
+    if status.st_size > most:
+        raise InvalidArtifactError(f"its {path.suffix[1:]} file has {status.st_size} bytes instead of {most}")
+    return path.read_bytes()
 
 
 def _demand_private(folder: Path) -> None:
@@ -228,7 +276,8 @@ def _demand_private(folder: Path) -> None:
         raise StoreError(f"{folder} can be written by others, so no compiled code is read from it: chmod 700 it")
 
 
-def _canonical(value: Any) -> bytes:
+def canonical(value: Any) -> bytes:
+    """JSON, the same bytes for the same data."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
 
 

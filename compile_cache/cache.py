@@ -15,14 +15,17 @@ import torch
 from .backends.base import Call, Graph, Program
 from .config import CacheConfig
 from .dispatcher import Action, Decision, Situation, decide
-from .errors import BypassCode, BypassReason
-from .keys import CaptureKey
-from .memory_cache import ByteLRU
+from .errors import BypassCode, BypassReason, first_line
+from .keys import CaptureKey, GraphKey
+from .memory_cache import ByteLRU, Entry
 from .misses import FREED, SignatureBook
+from .shape_memory import ShapeMemory
 from .stats import Stats
 
 logger = logging.getLogger(__name__)
 
+_FULL = 0.75  # of the budget: what is captured ahead leaves room for what is asked for
+_SHAPES = "shapes"  # the folder of ShapeMemory, in that of the compiled regions
 Used = dict[CaptureKey, bool]  # the calls that were made, and whether each has a capture
 
 
@@ -41,6 +44,8 @@ class GraphCache:
         self._book = SignatureBook()
         self._sessions: dict[int, list[CaptureKey]] = {}
         self._watches: list[Used] = []
+        folder = self.config.store_folder
+        self.shapes = ShapeMemory(folder / _SHAPES if folder is not None and self.config.remember else None)
         self._lock = threading.RLock()
 
     # --- calls -------------------------------------------------------------------------------------------------
@@ -70,9 +75,36 @@ class GraphCache:
         except torch.cuda.OutOfMemoryError as error:
             return self._retry_without_graphs(call, key, error)
         self.stats.counters.graph_calls += 1
+        seconds = 0.0
         if decision.action is Action.CAPTURE:
-            self._capture(program, call, key, result, news or FREED)
+            seconds = self._capture(program, call, key, result, news or FREED)
+            if key in self._graphs:
+                self._pin(key)
+        if news is not None and call.capture_blocker is None:
+            self.shapes.note(call.key, program.region_keys, seconds)
         return result
+
+    def prepare(self, program: Program, call: Call) -> bool:
+        """Capture before the first call of this signature. False where it is no use to go on: for lack of room, or
+        because it failed. Raises what cancels.
+        """
+        key = CaptureKey(call.key, call.device, program.owner, call.epoch)
+        with self._lock:
+            if key in self._graphs or key in self._latched:
+                return True
+            if self._graphs.bytes > self._graphs.budget * _FULL:
+                return False
+            try:
+                result = program.run(call)
+                self._notice(program, call, key)
+                self._capture(program, call, key, result, "remembered")
+            except call.monitor.cancellations:
+                raise
+            except Exception as error:
+                logger.info("Resolute: %s was not captured ahead: %s", _shape(key), first_line(error))
+                logger.debug("Resolute: how that failed", exc_info=True)
+                return False
+            return key in self._graphs
 
     def _notice(self, program: Program, call: Call, key: CaptureKey) -> str | None:
         """Why this signature is new, told as an event; None where it was met before."""
@@ -105,7 +137,8 @@ class GraphCache:
         self.stats.counters.replays += 1
         return result
 
-    def _capture(self, program: Program, call: Call, key: CaptureKey, result: Any, why: str) -> None:
+    def _capture(self, program: Program, call: Call, key: CaptureKey, result: Any, why: str) -> float:
+        """Make the capture of a call that gave `result`. Returns the seconds; where it fails, the key is latched."""
         started = time.perf_counter()
         self.drop_stale(key.owner, key.epoch)
         call.monitor.checkpoint()
@@ -117,7 +150,7 @@ class GraphCache:
             if isinstance(error, call.monitor.cancellations):
                 raise
             self._latch(key, BypassReason(BypassCode.CAPTURE_FAILED, str(error)))
-            return
+            return 0.0
         seconds = time.perf_counter() - started
         self.stats.counters.captures += 1
         self.stats.counters.stall_seconds += seconds
@@ -132,9 +165,8 @@ class GraphCache:
                     f"ones in use; raise RESOLUTE_BUDGET_MB (now {self._graphs.budget >> 20})",
                 ),
             )
-            return
-        self._pin(key)
         self.stats.counters.evictions = self._graphs.evictions
+        return seconds
 
     def _retry_without_graphs(self, call: Call, key: CaptureKey, error: torch.cuda.OutOfMemoryError) -> Any:
         freed = self._graphs.trim(0)
@@ -241,20 +273,15 @@ class GraphCache:
 
     # --- reports -----------------------------------------------------------------------------------------------
 
+    def captured(self) -> list[tuple[GraphKey, Entry[Graph]]]:
+        """Every graph that has a capture now, the least recently used first."""
+        return [(key.graph, entry) for key, entry in self._graphs]
+
     def report(self) -> dict[str, Any]:
         """Plain data for `GET /resolute/cache` and the report node. Never waits for a call that is running."""
         entries = [
-            {
-                "model": key.graph.model[:12],
-                "role": key.graph.role.value,
-                "latent_shape": list(key.graph.signature.latent_shape),
-                "signature": {name: str(spec) for name, spec in key.graph.signature.tensors},
-                "backend": key.graph.backend,
-                "state": "captured",
-                "bytes": entry.bytes,
-                "hits": entry.hits,
-            }
-            for key, entry in self._graphs
+            {**graph.plain(), "state": "captured", "bytes": entry.bytes, "hits": entry.hits}
+            for graph, entry in self.captured()
         ]
         return {
             "counters": self.stats.snapshot(),

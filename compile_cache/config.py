@@ -19,6 +19,7 @@ class CacheConfig:
     `verify` compares every region with its original at each new shape, not only where a bound was passed.
 
     `store_folder` is where compiled regions are kept over restarts, None for nowhere; `store_bytes` bounds it.
+    `remember` keeps the shapes that models were used with there too, and captures them again after a restart.
     `source` is a digest of the code that regions are traced from: what was compiled from other code is not used.
     """
 
@@ -27,6 +28,7 @@ class CacheConfig:
     verify: bool = False
     store_folder: Path | None = None
     store_bytes: int = 2048 * _MIB
+    remember: bool = True
     source: str = ""
 
     @staticmethod
@@ -50,6 +52,7 @@ class CacheConfig:
             verify=_flag(env, "RESOLUTE_VERIFY", defaults.verify),
             store_folder=_folder(env, "RESOLUTE_STORE", store_folder),
             store_bytes=_megabytes(env, "RESOLUTE_STORE_MB", defaults.store_bytes),
+            remember=_flag(env, "RESOLUTE_REMEMBER", defaults.remember),
             source=source,
         )
 

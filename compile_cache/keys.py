@@ -140,6 +140,16 @@ class GraphKey:
     def digest(self) -> str:
         return digest(tuple(self.components()))
 
+    def plain(self) -> dict[str, Any]:
+        """For reports."""
+        return {
+            "model": self.model[:12],
+            "role": self.role.value,
+            "latent_shape": list(self.signature.latent_shape),
+            "signature": {name: str(spec) for name, spec in self.signature.tensors},
+            "backend": self.backend,
+        }
+
 
 @dataclass(frozen=True, slots=True)
 class CaptureKey:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 CUSTOM = "custom"
@@ -32,6 +33,7 @@ PRESETS = (
     "640x960",
     "1280x720",
 )
+_SAME_ASPECT = 1.05
 _SIZE = re.compile(r"(\d+)\s*[xX×]\s*(\d+)")
 
 
@@ -88,6 +90,28 @@ def resolve_size(preset: str, width: int, height: int, multiple: int | str) -> S
     raise ValueError(
         f"Size {size}: width and height must be multiples of {step} between {MINIMUM} and {MAXIMUM}. {remedy}."
     )
+
+
+def nearest_ready(wanted: Size, ready: Iterable[Size], multiple: int | str) -> Size | None:
+    """Of the sizes that are ready, the nearest by area whose aspect is that of ``wanted`` (within 5 %), or None."""
+    step = _checked_multiple(multiple)
+    fitting = [
+        size for size in ready if is_valid(size, step) and _times(_aspect(size), _aspect(wanted)) <= _SAME_ASPECT
+    ]
+    return min(fitting, key=lambda size: (size != wanted, _times(_area(size), _area(wanted))), default=None)
+
+
+def _aspect(size: Size) -> float:
+    return size.width / size.height
+
+
+def _area(size: Size) -> float:
+    return size.width * size.height
+
+
+def _times(a: float, b: float) -> float:
+    """How many times the smaller is the larger."""
+    return max(a, b) / min(a, b)
 
 
 def _checked_multiple(multiple: int | str) -> int:

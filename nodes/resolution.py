@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from comfy_api.latest import io
 
 from ..compile_cache import sizes
+from .adapters import service
+from .adapters.monitor import ComfyMonitor
 from .inputs import CATEGORY
+
+EXACT, NEAREST_READY = "exact", "nearest ready"
 
 
 class ResoluteResolution(io.ComfyNode):
@@ -36,17 +42,36 @@ class ResoluteResolution(io.ComfyNode):
                     tooltip="Width and height must be multiples of this. 8 suits SD1.5 and SDXL, "
                     "16 suits Flux and SD3; anything else stops with the nearest valid size.",
                 ),
+                io.Combo.Input(
+                    "use",
+                    options=[EXACT, NEAREST_READY],
+                    default=EXACT,
+                    optional=True,
+                    tooltip="nearest ready: of the sizes that are compiled and captured already, the one with this "
+                    "aspect that is closest; this very size where there is none.",
+                ),
             ],
             outputs=[
                 io.Int.Output(display_name="width", tooltip="Width in pixels."),
                 io.Int.Output(display_name="height", tooltip="Height in pixels."),
             ],
+            hidden=[io.Hidden.unique_id],
         )
 
     @classmethod
-    def execute(cls, preset: str, width: int, height: int, multiple: str) -> io.NodeOutput:
+    def fingerprint_inputs(cls, use: str = EXACT, **inputs: Any) -> float:
+        return float("nan") if use == NEAREST_READY else 0.0  # what is ready changes without the inputs
+
+    @classmethod
+    def execute(cls, preset: str, width: int, height: int, multiple: str, use: str = EXACT) -> io.NodeOutput:
         """Raises ValueError when the size is no multiple of ``multiple``."""
         size = sizes.resolve_size(preset, width, height, multiple)
+        if use == NEAREST_READY:
+            ready = [sizes.Size(8 * w, 8 * h) for w, h in service.ready_sizes()]
+            found = sizes.nearest_ready(size, ready, multiple)
+            told = f"{found} is ready" if found else f"nothing of this aspect is ready: {size} as asked"
+            ComfyMonitor(cls.hidden.unique_id).show(told)
+            size = found or size
         return io.NodeOutput(size.width, size.height)
 
 

@@ -1,15 +1,32 @@
-"""HTTP: `GET /resolute/cache` and `GET /resolute/events`."""
+"""HTTP: what the cache holds and did, and prompts that warm it up or empty it.
+
+GET  /resolute/cache     counters, captures, and how far each remembered shape is ready
+GET  /resolute/events    the latest events
+POST /resolute/warm-up   {"prompt": a workflow in API form} or {"plan": see `warm_up.request`}: warms what it reaches
+POST /resolute/free      frees every capture, as soon as no prompt runs
+
+What changes anything is queued as a prompt: nothing is taken from a run in flight.
+"""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
 from aiohttp import web
 from server import PromptServer
 
-from .adapters import service
+from ..compile_cache.errors import UserError
+from .adapters import service, startup
+from .adapters.queueing import queue
+from .adapters.warm_up.request import Wanted, wanted
 
+_FREE = {
+    "free": {"class_type": "ResoluteFree", "inputs": {"any": "resolute"}},
+    "report": {"class_type": "ResoluteReport", "inputs": {"any": ["free", 0]}},
+}
 _registered = False
 
 
@@ -19,8 +36,11 @@ def register() -> None:
     server = getattr(PromptServer, "instance", None)
     if _registered or server is None:
         return
+    startup.begin(server)
     server.routes.get("/resolute/cache")(_cache)
     server.routes.get("/resolute/events")(_events)
+    server.routes.post("/resolute/warm-up")(_warm_up)
+    server.routes.post("/resolute/free")(_free)
     _registered = True
 
 
@@ -31,3 +51,36 @@ async def _cache(request: web.Request) -> web.Response:
 async def _events(request: web.Request) -> web.Response:
     events: list[dict[str, Any]] = [asdict(event) for event in service.cache().stats.events]
     return web.json_response({"events": events})
+
+
+async def _warm_up(request: web.Request) -> web.Response:
+    try:
+        body = await _body(request)
+        found: Wanted = wanted(body)
+    except UserError as error:
+        return web.json_response({"error": {"type": "warm_up", "message": str(error)}}, status=400)
+    answer = await queue(PromptServer.instance, found.prompt, request, **_sender(body))
+    if answer.status != 200:
+        return answer
+    queued = json.loads(answer.body or b"{}")
+    return web.json_response({**queued, "items": found.items, "unknown": found.unknown})
+
+
+async def _free(request: web.Request) -> web.Response:
+    body = await _body(request) if request.can_read_body else {}
+    return await queue(PromptServer.instance, _FREE, request, front=True, **_sender(body))
+
+
+async def _body(request: web.Request) -> Mapping[str, Any]:
+    """Raises UserError for what is no JSON object."""
+    try:
+        body = await request.json()
+    except ValueError:
+        raise UserError("The request is not JSON.") from None
+    if not isinstance(body, dict):
+        raise UserError("The request is not a JSON object.")
+    return body
+
+
+def _sender(body: Mapping[str, Any]) -> dict[str, Any]:
+    return {"client_id": body["client_id"]} if isinstance(body.get("client_id"), str) else {}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -25,6 +25,15 @@ class Capabilities:
     captures: bool = False
     reason: str = ""
     remedy: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Located:
+    """How many regions are in memory, how many are kept from before, and how many would have to be compiled."""
+
+    in_memory: int = 0
+    on_disk: int = 0
+    missing: int = 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,6 +78,11 @@ class Program(ABC):
         """(compiled, total) distinct regions of this module."""
         return (0, 0)
 
+    @property
+    def region_keys(self) -> frozenset[str]:
+        """Keys of the regions that calls of this module ran through: with these, the next process compiles nothing."""
+        return frozenset()
+
     @abstractmethod
     def run(self, call: Call) -> Any:
         """Run through whatever the backend compiled; compiles what is missing."""
@@ -84,6 +98,14 @@ class Backend(ABC):
     def stored(self) -> dict[str, int]:
         """What it keeps over restarts: `regions`, `bytes`, and their `limit`; empty where it keeps nothing."""
         return {}
+
+    def located(self, keys: Iterable[str], device: torch.device, config: CacheConfig) -> Located:
+        """Where the regions with these keys are, for a device."""
+        return Located()
+
+    def preload(self, keys: Iterable[str], device: torch.device, config: CacheConfig) -> int:
+        """Load regions that are kept, ahead of the first call. Returns how many it loaded."""
+        return 0
 
     @abstractmethod
     def probe(self, device: str) -> Capabilities:

@@ -40,16 +40,19 @@ class CompiledForward(StandIn):
         role: Role,
         families: Sequence[Family],
         node_id: str | None,
+        label: str = "",
     ) -> None:
+        """label: what people call the model; its class, if nothing is given."""
         super().__init__(module, inner)
         build_hooks = _hook_builder(module, families)
-        self.runner = ModuleRunner(module, backend, role, build_hooks, node_id)
+        label = label or type(module).__name__
+        self.runner = ModuleRunner(module, backend, role, build_hooks, node_id, label)
         self._pass_runners: dict[Role, ModuleRunner] = {}
         if role is Role.UNET:
             self._pass_runners = {
-                role: ModuleRunner(module, backend, role, build_hooks, node_id) for role in _PASS_ROLES.values()
+                role: ModuleRunner(module, backend, role, build_hooks, node_id, label) for role in _PASS_ROLES.values()
             }
-        self._made_with = (backend, role, families, node_id)
+        self._made_with = (backend, role, families, node_id, label)
         self._log = SessionLog(self.runner)
         # A decode is one call, with no sampling run around it that would look at the module first.
         self._looks_always = role is Role.VAE_DECODE

@@ -25,7 +25,8 @@ def hook_forward(
     """
     inner = unwrapped(patcher.get_model_object(name))
     module = _holder(patcher, name)
-    put(patcher, name, CompiledForward(module, inner, backend, role, families, node_id))
+    label = type(getattr(patcher.model, "model_config", patcher.model)).__name__  # "SDXL"
+    put(patcher, name, CompiledForward(module, inner, backend, role, families, node_id, label))
 
 
 def put(patcher: Any, name: str, stand_in: StandIn) -> None:

@@ -16,6 +16,7 @@ from ...compile_cache.keys import GraphKey, Role
 from ...compile_cache.regions import HookBuilder
 from . import service
 from .monitor import ComfyMonitor
+from .recall import recall
 from .signature import Description
 
 logger = logging.getLogger(__name__)
@@ -41,8 +42,15 @@ class ModuleRunner:
     """
 
     def __init__(
-        self, module: torch.nn.Module, backend: str, role: Role, build_hooks: HookBuilder, node_id: str | None
+        self,
+        module: torch.nn.Module,
+        backend: str,
+        role: Role,
+        build_hooks: HookBuilder,
+        node_id: str | None,
+        label: str,
     ) -> None:
+        """label: what people call the model."""
         self.monitor = ComfyMonitor(node_id)
         self.residency = service.residency_of(module)
         self.owner = service.owner_of(module)
@@ -50,6 +58,8 @@ class ModuleRunner:
         self._backend = backend
         self._role = role
         self._build_hooks = build_hooks
+        self._label = label
+        self._recalled: set[GraphKey] = set()
         self._programs: dict[str, tuple[Program, str]] = {}
         self._keys: dict[tuple[Any, ...], GraphKey] = {}  # by form: one object per key is found faster in the cache
 
@@ -79,7 +89,11 @@ class ModuleRunner:
             capture_blocker=description.blocker or self.residency.blocker,
             monitor=self.monitor,
         )
-        return service.cache().run(program, call)
+        result = service.cache().run(program, call)
+        if program.capabilities.captures and call.key not in self._recalled:
+            self._recalled.add(call.key)
+            recall(program, call, self.residency.recalled)
+        return result
 
     def _alive(self) -> torch.nn.Module:
         module = self._module()
@@ -93,6 +107,8 @@ class ModuleRunner:
         if key is None:
             if len(self._keys) >= _KEPT_KEYS:
                 self._keys.clear()
+                self._recalled.clear()
+            service.cache().shapes.name(model, self._label)
             key = self._keys[form] = GraphKey(description.signature(), self._role, model, backend)
         return key
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import weakref
+from collections.abc import Hashable
 from typing import Any
 
 import torch
@@ -31,6 +32,7 @@ class Residency:
         self._state: tuple[Any, ...] | None = None
         self.epoch = 0
         self.blocker: BypassReason | None = None
+        self.recalled: set[Hashable] = set()  # see `recall`
 
     def refresh(self, thorough: bool = False) -> None:
         """Bring `epoch` and `blocker` up to date.

@@ -18,7 +18,7 @@ from ...compile_cache.config import CacheConfig
 from ...compile_cache.fingerprint import ModelFingerprint
 from ...compile_cache.regions import HookBuilder
 from ...compile_cache.structure import structure_digest
-from . import persistence
+from . import persistence, readiness
 from .residency import Residency
 
 _lock = threading.Lock()
@@ -40,8 +40,7 @@ def cache() -> GraphCache:
         _forget(_dead.popleft())
     with _lock:
         if _cache is None:
-            device = comfy.model_management.get_torch_device()
-            total = int(comfy.model_management.get_total_memory(device))
+            total = int(comfy.model_management.get_total_memory(_device()))
             _cache = GraphCache(CacheConfig.from_environment(None, total, persistence.folder(), persistence.source()))
         return _cache
 
@@ -101,7 +100,17 @@ def report() -> dict[str, Any]:
     stored: dict[str, int] = {}
     for name in {backend for _, backend in list(_programs)}:
         stored |= registry.get(name).stored()
-    return {**told, "modules": modules, "store": stored}
+    return {**told, "modules": modules, "store": stored, "models": readiness.models(cache(), _device())}
+
+
+def ready_sizes() -> list[tuple[int, int]]:
+    """(width, height) of latents that a diffusion model samples without a stall; see `readiness.sizes`."""
+    return readiness.sizes(cache(), _device())
+
+
+def _device() -> torch.device:
+    device: torch.device = comfy.model_management.get_torch_device()
+    return device
 
 
 def _forget(owner: int) -> None:

@@ -137,10 +137,10 @@ def _rejection(error: urllib.error.HTTPError) -> str:
 
 
 def _node_errors(errors: Mapping[str, Any] | list[Any]) -> str:
-    return "; ".join(_each_node_error(errors)) if isinstance(errors, Mapping) else ""
+    return "; ".join(each_node_error(errors)) if isinstance(errors, Mapping) else ""
 
 
-def _each_node_error(errors: Mapping[str, Any]) -> Iterator[str]:
+def each_node_error(errors: Mapping[str, Any]) -> Iterator[str]:
     for node, about in errors.items():
         for error in about.get("errors", []):
             yield f"node {node} ({about.get('class_type')}): {error['message']} {error['details']}"

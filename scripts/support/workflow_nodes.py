@@ -258,6 +258,7 @@ OURS = (
             Widget("preset", "COMBO", "custom"),
             *_size(1024),
             Widget("multiple", "COMBO", "8"),
+            Widget("use", "COMBO", "exact"),
         ),
         outputs=(("width", "INT"), ("height", "INT")),
     ),

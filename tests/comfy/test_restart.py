@@ -20,7 +20,7 @@ from .rig import Bench, PromptDict, Run, assert_same, compile_model, with_model
 SIZES = [(128, 128), (136, 104), (72, 200)]
 STEPS = 2
 
-StartServer = Callable[[], ComfyServer]
+StartServer = Callable[..., ComfyServer]
 
 
 @pytest.fixture(scope="module")
@@ -33,9 +33,10 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def start(make_server: Any, store: Path, tmp_path_factory: pytest.TempPathFactory) -> StartServer:
     """A new server with that store, and with nothing else that was compiled."""
 
-    def one() -> ComfyServer:
+    def one(remember: bool = True) -> ComfyServer:
         empty = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path_factory.mktemp("inductor"))}
-        server: ComfyServer = make_server(environment={**QUICK_START, **empty, "RESOLUTE_STORE": str(store)})
+        ours = {"RESOLUTE_STORE": str(store), "RESOLUTE_REMEMBER": "1" if remember else "0"}
+        server: ComfyServer = make_server(environment={**QUICK_START, **empty, **ours})
         return server
 
     return one
@@ -101,9 +102,33 @@ def test_a_server_that_is_killed_in_the_middle_of_a_compile_leaves_what_it_finis
     server.stop()
 
 
-def test_the_next_server_compiles_nothing(start: StartServer, store: Path, prompt: Callable[..., PromptDict]) -> None:
+def test_the_next_server_loads_what_was_used_before_anybody_asks(
+    start: StartServer, store: Path, prompt: Callable[..., PromptDict]
+) -> None:
     kept = stored(store)
     server = start()
+    line = f"{kept} regions and {len(SIZES)} shapes ready for BASE, 0 compiles expected"
+    deadline = time.monotonic() + 300
+    while line not in server.log() and time.monotonic() < deadline:
+        time.sleep(0.2)
+    assert line in server.log()
+    told = server.client.get("/resolute/cache")
+    assert told["counters"]["region_loads"] == kept
+    (model,) = told["models"]
+    assert sorted(tuple(shape["latent_shape"][2:]) for shape in model["shapes"]) == sorted(
+        (height // 8, width // 8) for width, height in SIZES
+    )
+    assert {shape["state"] for shape in model["shapes"]} == {"memory"}
+    assert [regions(run) for run in tour(server, prompt)] == [(0, 0)] * len(SIZES)
+    assert stored(store) == kept
+    server.stop()
+
+
+def test_without_remembered_shapes_it_loads_them_when_they_are_asked_for(
+    start: StartServer, store: Path, prompt: Callable[..., PromptDict]
+) -> None:
+    kept = stored(store)
+    server = start(remember=False)
     assert [regions(run) for run in tour(server, prompt)] == [(0, kept), (0, 0), (0, 0)]
     told = server.client.get("/resolute/cache")["store"]
     assert told["regions"] == kept
@@ -118,9 +143,27 @@ def test_a_damaged_region_alone_is_compiled_again(
     kept = stored(store)
     payload = next(iter(store.glob("*/*-*.bin")))
     payload.write_bytes(payload.read_bytes()[:-7])
-    server = start()
+    server = start(remember=False)
     assert [regions(run) for run in tour(server, prompt)] == [(1, kept - 1), (0, 0), (0, 0)]
     assert f"{payload.stem} is not used (its payload has" in server.log()
+    assert stored(store) == kept
+    server.stop()
+
+
+def test_what_a_kill_leaves_of_a_write_is_never_taken_for_a_region(
+    start: StartServer, store: Path, prompt: Callable[..., PromptDict]
+) -> None:
+    """A region is written as payload, then manifest, each to a temporary file first: these are the places to stop."""
+    kept = stored(store)
+    first, second, third = sorted(store.glob("*/*-*.bin"))[:3]
+    first.with_suffix(".json").rename(f"{first.with_suffix('.json')}.x7.tmp")
+    second.with_suffix(".json").unlink()
+    second.rename(f"{second}.x8.tmp")
+    text = third.with_suffix(".json").read_bytes()
+    third.with_suffix(".json").unlink()
+    third.with_suffix(".json.x9.tmp").write_bytes(text[: len(text) // 2])
+    server = start(remember=False)
+    assert [regions(run) for run in tour(server, prompt)] == [(3, kept - 3), (0, 0), (0, 0)]
     assert stored(store) == kept
     server.stop()
 
@@ -129,7 +172,7 @@ def test_two_servers_at_once_compile_each_region_once(
     start: StartServer, store: Path, prompt: Callable[..., PromptDict]
 ) -> None:
     before = stored(store)
-    servers = [start(), start()]
+    servers = [start(remember=False) for _ in range(2)]
     waiting = [server.client.queue(compiled(prompt(kind="sdxl"))) for server in servers]
     for server, prompt_id in zip(servers, waiting, strict=True):
         server.client.wait(prompt_id, timeout=600)

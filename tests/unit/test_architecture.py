@@ -26,6 +26,7 @@ COMFYUI = {
 FOR_NODES = {"comfy_api", "folder_paths", "nodes", "server"}
 WITHOUT_TORCH = [
     "keys", "config", "errors", "stats", "dispatcher", "memory_cache", "fingerprint", "sizes", "artifact_store",
+    "bundle", "shape_memory", "warm_up",
 ]  # fmt: skip
 READS_THE_ENVIRONMENT = {CORE / "config.py"}
 # torch's own pickle of a compiled graph, from the store that belongs to this user alone: it is code either way.

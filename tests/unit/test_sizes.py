@@ -94,3 +94,35 @@ def test_a_size_is_returned_as_asked_or_refused(width: int, height: int, multipl
     else:
         with pytest.raises(ValueError, match="nearest valid size"):
             sizes.resolve_size(CUSTOM, width, height, multiple)
+
+
+class TestNearestReady:
+    READY = [Size(512, 512), Size(1024, 1024), Size(832, 1216), Size(64, 128), Size(980, 980)]  # 980 is no multiple
+
+    @pytest.mark.parametrize(
+        ("wanted", "expected"),
+        [
+            ((1024, 1024), (1024, 1024)),
+            ((968, 984), (1024, 1024)),
+            ((600, 600), (512, 512)),
+            ((720, 1056), (832, 1216)),
+            ((1216, 832), None),
+            ((1280, 720), None),
+        ],
+    )
+    def test_the_aspect_stays_and_the_area_is_the_nearest(
+        self, wanted: tuple[int, int], expected: tuple[int, int] | None
+    ) -> None:
+        found = sizes.nearest_ready(Size(*wanted), self.READY, "8")
+        assert found == (None if expected is None else Size(*expected))
+
+    def test_what_the_model_cannot_take_is_not_ready(self) -> None:
+        assert sizes.nearest_ready(Size(720, 720), [Size(720, 720), Size(512, 512)], "16") == Size(720, 720)
+        assert sizes.nearest_ready(Size(720, 720), [Size(720, 720), Size(512, 512)], "64") == Size(512, 512)
+
+    def test_the_size_itself_comes_first(self) -> None:
+        ready = [Size(1016, 1032), Size(1024, 1024), Size(1032, 1016)]
+        assert sizes.nearest_ready(Size(1024, 1024), ready, "8") == Size(1024, 1024)
+
+    def test_with_nothing_ready_there_is_none(self) -> None:
+        assert sizes.nearest_ready(Size(512, 512), [], "8") is None

@@ -68,6 +68,13 @@ def prompt_of(ui: Json) -> Json:
     return prompt
 
 
+def size_of(resolution: Json) -> sizes.Size:
+    """What a Resolution node gives."""
+    inputs = dict(resolution["inputs"])
+    assert inputs.pop("use") == "exact"
+    return sizes.resolve_size(**inputs)
+
+
 def upstream(prompt: Json, start: str) -> set[str]:
     """Every node that ``start`` waits for."""
     found, open_nodes = set[str](), [start]
@@ -137,7 +144,7 @@ def test_every_input_that_is_no_widget_is_linked(api: Json) -> None:
 
 def test_the_sizes_can_be_sampled(api: Json) -> None:
     for node in nodes_of(api, "ResoluteResolution"):
-        size = sizes.resolve_size(**api[node]["inputs"])
+        size = size_of(api[node])
         # What the widgets show is what the preset gives.
         assert size == sizes.Size(api[node]["inputs"]["width"], api[node]["inputs"]["height"])
 
@@ -168,7 +175,7 @@ def test_the_thumbnail_is_a_small_jpeg(name: str) -> None:
 
 def test_the_tour_visits_five_sizes_with_one_model() -> None:
     prompt = read_api("resolution_tour")
-    visited = [sizes.resolve_size(**prompt[node]["inputs"]) for node in nodes_of(prompt, "ResoluteResolution")]
+    visited = [size_of(prompt[node]) for node in nodes_of(prompt, "ResoluteResolution")]
     assert {str(size) for size in visited} >= {"960x720", "896x768", "720x720"}
     assert len(set(visited)) == 5
     assert any(size.height > size.width for size in visited)

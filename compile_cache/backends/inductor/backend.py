@@ -6,18 +6,18 @@ import logging
 import os
 import shutil
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from importlib.util import find_spec
 from typing import Any
 
 import torch
 
-from ...artifact_store import ArtifactStore, StoreError
+from ...artifact_store import NAMED, ArtifactStore, StoreError
 from ...config import CacheConfig
 from ...errors import BypassCode, BypassReason
 from ...regions import Hook, HookBuilder, Monitor, RegionSite, SilentMonitor, installed
 from ...stats import Stats
-from ..base import Backend, Call, Capabilities, Graph, Program
+from ..base import Backend, Call, Capabilities, Graph, Located, Program
 from ..capture import Recorder
 
 logger = logging.getLogger(__name__)
@@ -59,6 +59,18 @@ class InductorBackend(Backend):
             if store is not None:
                 return store.report()
         return {}
+
+    def located(self, keys: Iterable[str], device: torch.device, config: CacheConfig) -> Located:
+        store = self._store(device, config)
+        wanted = frozenset(keys)
+        others = wanted - self.table.compiled
+        stored = set() if store is None else {name.partition("-")[0] for name in store.names()}
+        missing = sum(key[:NAMED] not in stored for key in others)
+        return Located(len(wanted) - len(others), len(others) - missing, missing)
+
+    def preload(self, keys: Iterable[str], device: torch.device, config: CacheConfig) -> int:
+        store = self._store(device, config)
+        return 0 if store is None else sum(self.table.preload(key, store) for key in keys)
 
     def _store(self, device: torch.device, config: CacheConfig) -> ArtifactStore | None:
         """Where compiled regions of a device are kept over restarts, if they are."""
@@ -128,6 +140,10 @@ class InductorProgram(Program):
     @property
     def regions(self) -> tuple[int, int]:
         return self._bound.progress
+
+    @property
+    def region_keys(self) -> frozenset[str]:
+        return self._bound.keys
 
     def run(self, call: Call) -> Any:
         self._bypassed.clear()

@@ -89,6 +89,11 @@ class BoundRegions:
         done = sum(bool(group.variants) for group in self._groups.values())
         return done, max(len(self._distinct), done)
 
+    @property
+    def keys(self) -> frozenset[str]:
+        """Of the groups that were run."""
+        return frozenset(group.key for group in self._groups.values())
+
     def run(self, site: RegionSite, tensors: Sequence[torch.Tensor]) -> Any:
         """The result of the region, or the BypassReason for which the original must run."""
         bound = self._sites[site]

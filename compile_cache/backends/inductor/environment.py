@@ -6,6 +6,8 @@ import functools
 import platform
 import sys
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch._inductor import config as inductor_config
@@ -13,14 +15,25 @@ from torch._inductor import config as inductor_config
 from ...fingerprint import EnvironmentFingerprint
 from ...keys import digest
 
-# Settings of how inductor works, which its code does not show.
-_HOW_NOT_WHAT = frozenset({"compile_threads", "worker_start_method", "cpp.vec_isa_ok", "cpp.cxx"})
+# Settings of how and where inductor works, which its code does not show.
+_HOW_NOT_WHAT = frozenset(
+    {
+        "compile_threads", "worker_start_method", "cpp.vec_isa_ok", "cpp.cxx", "cuda.cuda_cxx", "rocm.rocm_home",
+        "worker_log_path", "torchinductor_worker_logpath", "autoheuristic_log_path", "triton.proton_output_dir",
+        "global_cache_dir", "disable_progress", "verbose_progress", "log_tlparse",
+    }
+)  # fmt: skip
+# Functions of somebody else that rewrite the graph; inductor leaves them out of what it tells.
+_PASSES = (
+    "pre_grad_custom_pass", "joint_custom_pre_pass", "joint_custom_post_pass",
+    "post_grad_custom_pre_pass", "post_grad_custom_post_pass", "_pre_fusion_custom_pass",
+)  # fmt: skip
 
 
 def environment_of(device: torch.device, source: str) -> EnvironmentFingerprint:
     """The environment of code for a device. `source`: a digest of the source code that regions are traced from."""
     return EnvironmentFingerprint(
-        torch=torch.__version__,
+        torch=str(torch.__version__),  # a class of its own has another digest than the text on disk
         triton=_version("triton") or _version("triton-windows") or "none",
         python=f"{sys.version_info.major}.{sys.version_info.minor}",
         platform=f"{sys.platform} {platform.machine()}",
@@ -42,24 +55,41 @@ def _device(device: torch.device) -> str:
     if device.type == "cuda":
         major, minor = torch.cuda.get_device_capability(device)
         return f"{torch.cuda.get_device_name(device)}, sm_{major}{minor}"
-    # Generated C++ has the vector instructions and the number of threads in it.
-    return f"{device.type} {torch.backends.cpu.get_cpu_capability()}, {torch.get_num_threads()} threads"
+    # Generated C++ is compiled for exactly this processor (-march=native), and has the number of threads in it.
+    capability, threads = torch.backends.cpu.get_cpu_capability(), torch.get_num_threads()
+    return f"{device.type} {capability}, instructions {_instructions()}, {threads} threads"
+
+
+@functools.cache
+def _instructions(listed: Path = Path("/proc/cpuinfo")) -> str:
+    """Which instructions the processor has, as a digest: another one may not know what was compiled for this."""
+    try:
+        lines = listed.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:  # no Linux
+        lines = []
+    names = next((line for line in lines if line.split(":")[0].strip() in ("flags", "Features")), platform.processor())
+    return digest(" ".join(sorted(names.split())))[:8]
 
 
 def _precision(device: torch.device) -> str:
     """Flags that change the numbers."""
-    if device.type != "cuda":
-        return "default"
-    matmul = torch.backends.cuda.matmul
-    flags = {
-        "tf32 matmul": matmul.allow_tf32,
-        "tf32 cudnn": torch.backends.cudnn.allow_tf32,
-        "fp16 reduction": matmul.allow_fp16_reduced_precision_reduction,
-        "bf16 reduction": matmul.allow_bf16_reduced_precision_reduction,
-        "fp16 accumulation": getattr(matmul, "allow_fp16_accumulation", False),
-        "deterministic": torch.are_deterministic_algorithms_enabled(),
-    }
+    flags: dict[str, object] = {"deterministic": torch.are_deterministic_algorithms_enabled()}
+    if device.type == "cuda":
+        matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+        flags |= {
+            "tf32 matmul": _tf32(matmul, matmul),
+            "tf32 cudnn": _tf32(cudnn, getattr(cudnn, "conv", None)),
+            "fp16 reduction": matmul.allow_fp16_reduced_precision_reduction,
+            "bf16 reduction": matmul.allow_bf16_reduced_precision_reduction,
+            "fp16 accumulation": getattr(matmul, "allow_fp16_accumulation", False),
+        }
     return ", ".join(f"{name} {_on(value)}" for name, value in flags.items())
+
+
+def _tf32(switch: Any, precision: Any) -> bool:
+    """torch 2.9 and newer have `fp32_precision`, and refuse to tell `allow_tf32` once somebody has set that."""
+    set_to = getattr(precision, "fp32_precision", None)
+    return bool(switch.allow_tf32) if set_to is None else set_to == "tf32"
 
 
 def _on(value: object) -> str:
@@ -70,5 +100,6 @@ def _on(value: object) -> str:
 def _settings() -> str:
     """Inductor's own settings, as far as they change the code: a user may have set some by environment variables."""
     portable = inductor_config.save_config_portable(ignore_private_configs=True)
+    portable |= {name: getattr(inductor_config, name, None) for name in _PASSES}
     kept = sorted((name, repr(value)) for name, value in portable.items() if name not in _HOW_NOT_WHAT)
     return digest(tuple(kept))[:16]

@@ -8,16 +8,15 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
-import torch.utils._pytree as pytree
 
 from ...artifact_store import ArtifactStore, InvalidArtifactError
 from ...errors import BypassCode, BypassReason, RegionCompileError
 from ...keys import digest
 from ...regions import Monitor, RegionSite
 from ...stats import Stats
+from .agreement import disagreement, original
 from .artifacts import pack, unpack
 from .assumptions import Assumptions, Verdict
 from .lowering import compile_trace
@@ -25,14 +24,6 @@ from .tracing import Trace, bind_dims, trace
 from .variant import Shapes, Variant
 
 logger = logging.getLogger(__name__)
-
-# Relative error between a region and its original that rounding explains, by dtype of the result.
-_TOLERANCE = {torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 1e-1}
-_TF32_TOLERANCE = 5e-3  # float32 on NVIDIA, where convolutions round their inputs to 10 bits unless told otherwise
-
-# What is left where a block's inputs cancel out is rounding, and no two ways of computing it have that in common. As a
-# part of the inputs: a normalisation of equal values divides each rounding by the root of its 1e-6.
-_NOISE = 1000 * torch.finfo(torch.float32).eps
 
 # On the CPU the meta kernel of a convolution asks whether the batch is 1 and whether it is under 16; a hint above
 # both leaves the symbol unbounded from above.
@@ -89,7 +80,20 @@ class RegionTable:
 
     def group(self, key: str, label: str) -> RegionGroup:
         with self._lock:
-            return self._groups.setdefault(key, RegionGroup(key, label))
+            group = self._groups.setdefault(key, RegionGroup(key, label))
+            group.label = label  # where it was loaded ahead, nobody knew
+            return group
+
+    @property
+    def compiled(self) -> frozenset[str]:
+        """Keys of the groups that have an artifact in memory."""
+        return frozenset(key for key, group in list(self._groups.items()) if group.variants)
+
+    def preload(self, key: str, store: ArtifactStore) -> int:
+        """Load what the store has for a group, if nobody asked for it yet. Returns how many artifacts it loaded."""
+        with self._lock:
+            group = self._groups.setdefault(key, RegionGroup(key, ""))
+            return 0 if group.variants else _load(store, group)
 
     def resolve(self, group: RegionGroup, request: Request) -> Variant | BypassReason:
         """The artifact for the request's sizes, or why there is none."""
@@ -127,7 +131,9 @@ class RegionTable:
                     group.variants.append(variant)
                     _keep(request.store, group, variant)
         except RegionCompileError as error:
-            _original(request)  # inputs that the original refuses too (a text for another model) are not our failure
+            original(
+                request.site, request.tensors
+            )  # inputs that the original refuses too (a text for another model) are not our failure
             request.stats.counters.compile_failures += 1
             logger.warning("Resolute: %s; it runs as it is", error, exc_info=logger.isEnabledFor(logging.DEBUG))
             group.failures[static] = BypassReason(BypassCode.COMPILE_FAILED, str(error))
@@ -161,23 +167,27 @@ def _alone(store: ArtifactStore | None, key: str, monitor: Monitor) -> contextli
 
 
 def _take_from(store: ArtifactStore, group: RegionGroup, stats: Stats) -> bool:
-    """Load what the store has for a group and this process has not. Whether there was anything."""
+    """Load what the store has for a group and memory has not, while somebody waits. Whether there was anything."""
     started = time.perf_counter()
-    found = store.load(group.key, frozenset(group.stored))
-    loaded = 0
-    for artifact in found:
-        group.stored.add(artifact.name)
-        try:
-            group.variants.append(unpack(artifact))
-            loaded += 1
-        except InvalidArtifactError as error:
-            store.discard(artifact.name, str(error))
+    loaded = _load(store, group)
     if loaded:
         seconds = time.perf_counter() - started
         stats.counters.region_loads += loaded
         stats.counters.stall_seconds += seconds
         stats.event("load", group.label, seconds)
     return loaded > 0
+
+
+def _load(store: ArtifactStore, group: RegionGroup) -> int:
+    loaded = 0
+    for artifact in store.load(group.key, frozenset(group.stored)):
+        group.stored.add(artifact.name)
+        try:
+            group.variants.append(unpack(artifact))
+            loaded += 1
+        except InvalidArtifactError as error:
+            store.discard(artifact.name, str(error))
+    return loaded
 
 
 def _keep(store: ArtifactStore | None, group: RegionGroup, variant: Variant) -> None:
@@ -215,7 +225,7 @@ def _admits(variant: Variant, request: Request, sizes: dict[str, int], verify: b
     if not verify and (verdict is Verdict.HOLDS or decided in variant.shown):
         return True
     request.stats.counters.verifications += 1
-    error = _compare(variant, request)
+    error = disagreement(variant, request.site, request.weights, request.tensors)
     if error is not None:
         logger.info("Resolute: %s does not carry over to %s (%s)", kind, sizes, error)
         return False
@@ -260,41 +270,3 @@ def _compile(request: Request, hints: dict[str, int]) -> Variant:
     assumptions = Assumptions(traced.assumptions, traced.symbols)
     static = _static_sizes(site, request.shapes)
     return Variant(compiled, assumptions, static, traced.used_weights, traced.output_spec)
-
-
-def _compare(variant: Variant, request: Request) -> str | None:
-    """None where the artifact agrees with the original on this input, else what is wrong."""
-    expected = pytree.tree_leaves(_original(request))
-    with torch.no_grad():
-        try:
-            actual = pytree.tree_leaves(variant(request.weights, request.tensors))
-        except (AssertionError, RuntimeError) as error:
-            return f"it fails: {error}"
-    noise = max(float(_norm(tensor)) for tensor in request.tensors) * _NOISE
-    for a, b in zip(actual, expected, strict=True):
-        if a.shape != b.shape:
-            return f"shape {tuple(a.shape)} instead of {tuple(b.shape)}"
-        finite = torch.isfinite(b)  # a model that overflows does so in either way of computing it
-        scale = _norm(b)
-        error_norm = (a[finite].float() - b[finite].float()).norm()
-        if not bool(error_norm <= _tolerance(b) * scale + noise):
-            return f"error {float(error_norm):.3g} at norm {float(scale):.3g}"
-    return None
-
-
-def _original(request: Request) -> Any:
-    with torch.no_grad():
-        return request.site.function(request.site.module, *[tensor.clone() for tensor in request.tensors])
-
-
-def _norm(tensor: torch.Tensor) -> torch.Tensor:
-    """Of what is finite."""
-    norm: torch.Tensor = tensor[torch.isfinite(tensor)].float().norm()
-    return norm
-
-
-def _tolerance(result: torch.Tensor) -> float:
-    tf32 = torch.backends.cudnn.allow_tf32 or torch.backends.cuda.matmul.allow_tf32
-    if result.is_cuda and result.dtype is torch.float32 and tf32:
-        return _TF32_TOLERANCE
-    return _TOLERANCE.get(result.dtype, _TOLERANCE[torch.float32])

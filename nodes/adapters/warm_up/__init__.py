@@ -1,3 +1,3 @@
-"""Warm-up: `run` goes through a list of shapes, `predict` and `texts` do one of them; `scan` finds the shapes of a
-workflow in its graph, by the `rules`, and `prompt` makes a prompt of them.
+"""Warm-up. `run` goes through a list of shapes; `predict` and `texts` do one of them. `request` and `prompt` make such
+a list of what a workflow reaches.
 """

@@ -1,0 +1,33 @@
+"""Queue a prompt of our own through ComfyUI's own handler of `POST /prompt`, so that it is one like any other."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from aiohttp import web
+
+Prompt = Mapping[str, Mapping[str, Any]]
+
+
+class _Posted:
+    """What core's handler reads of a request."""
+
+    def __init__(self, body: Mapping[str, Any], headers: Mapping[str, str]) -> None:
+        self.headers = headers
+        self._body = dict(body)
+
+    async def json(self) -> dict[str, Any]:
+        return self._body
+
+
+async def queue(server: Any, prompt: Prompt, request: web.Request, **more: Any) -> web.Response:
+    """Core's answer: 200 with `prompt_id`, or 400 with what is wrong with the prompt.
+
+    server: ComfyUI's PromptServer. more: further fields of the body, such as `client_id` and `front`.
+    """
+    for route in server.routes:
+        if getattr(route, "path", None) == "/prompt" and route.method == "POST":
+            answer: web.Response = await route.handler(_Posted({"prompt": dict(prompt), **more}, request.headers))
+            return answer
+    raise web.HTTPNotImplemented(text="This ComfyUI has no POST /prompt.")

@@ -1,0 +1,154 @@
+"""Rules for nodes that give pictures. Sizes are in pixels here."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+
+from .node import Image, Node, Outputs, UnsizedImage, Value
+from .numbers import CELL, length_of_cut, numbered_links, part_of_batch, sides_at, sides_turned
+
+
+def decoded(node: Node) -> Value:
+    latent = node.latent("samples")
+    return Image(latent.width * CELL, latent.height * CELL, latent.batch)
+
+
+def loaded(node: Node) -> Outputs:
+    size = node.facts.image_size(node.text("image")) if node.facts.image_size is not None else None
+    if size is None:
+        raise node.unknown("the size of the picture, and how many it holds, are known only when it is read")
+    return Image(*size), None
+
+
+def empty(node: Node) -> Value:
+    return Image(node.integer("width"), node.integer("height"), node.integer("batch_size", 1))
+
+
+def scaled(node: Node) -> Value:
+    return _scaled(node, "image", node.integer("width"), node.integer("height"))
+
+
+def scaled_by(node: Node) -> Value:
+    return _times(node.image("image"), node.number("scale_by"))
+
+
+def scaled_to_pixels(node: Node) -> Value:
+    image, steps = node.image("image"), node.integer("resolution_steps", 1)
+    factor = math.sqrt(node.number("megapixels") * 1024 * 1024 / (image.width * image.height))
+    width, height = (round(side * factor / steps) * steps for side in (image.width, image.height))
+    return Image(width, height, image.batch)
+
+
+def scaled_to_longer_side(node: Node) -> Value:
+    return _with_longer_side(node.image("image"), node.integer("largest_size"))
+
+
+def resized(node: Node) -> Value:
+    """core's Resize Image/Mask, of pictures: one rule for each of its ways."""
+    way = node.text("resize_type")
+    if way not in _WAYS:
+        raise node.unknown(f"the way '{way}' of resizing is not one that Resolute knows")
+    return _WAYS[way](node)
+
+
+def cropped(node: Node) -> Value:
+    image = node.image("image")
+    width = length_of_cut(image.width, min(node.integer("x"), image.width - 1), node.integer("width"))
+    height = length_of_cut(image.height, min(node.integer("y"), image.height - 1), node.integer("height"))
+    return Image(width, height, image.batch)
+
+
+def padded(node: Node) -> Outputs:
+    image = node.image("image")
+    width = image.width + node.integer("left") + node.integer("right")
+    return Image(width, image.height + node.integer("top") + node.integer("bottom"), image.batch), None
+
+
+def padded_to_size(node: Node) -> Value:
+    return Image(node.integer("target_width"), node.integer("target_height"), node.pictures("image"))
+
+
+def rotated(node: Node) -> Value:
+    image = node.image("image")
+    return Image(*sides_turned(image.width, image.height, node.text("rotation")), image.batch)
+
+
+def two_in_batch(node: Node) -> Value:
+    first, second = node.image("image1"), node.image("image2")
+    return Image(first.width, first.height, first.batch + second.batch)
+
+
+def all_in_batch(node: Node) -> Value:
+    images = [node.image(name) for name in numbered_links(node)]
+    return Image(images[0].width, images[0].height, sum(image.batch for image in images))
+
+
+def repeated(node: Node) -> Value:
+    image = node.image("image")
+    return Image(image.width, image.height, image.batch * node.integer("amount"))
+
+
+def from_batch(node: Node) -> Value:
+    image = node.image("image")
+    return Image(image.width, image.height, part_of_batch(node, image.batch))
+
+
+def by_upscale_model(node: Node) -> Value:
+    why = str(node.unknown("by how much it enlarges is known only when its upscale model is loaded"))
+    return UnsizedImage(node.pictures("image"), why)
+
+
+def _scaled(node: Node, name: str, width: int, height: int) -> Image:
+    """Where both sides are given, the size that comes in does not matter."""
+    if width and height:
+        return Image(width, height, node.pictures(name))
+    image = node.image(name)
+    return Image(*sides_at(image, width, height), image.batch)
+
+
+def _times(image: Image, factor: float) -> Image:
+    return Image(round(image.width * factor), round(image.height * factor), image.batch)
+
+
+def _with_longer_side(image: Image, side: int) -> Image:
+    if image.height > image.width:
+        return Image(round((image.width / image.height) * side), side, image.batch)
+    return Image(side, round((image.height / image.width) * side), image.batch)
+
+
+def _with_shorter_side(image: Image, side: int) -> Image:
+    if image.height < image.width:
+        return Image(round((image.width / image.height) * side), side, image.batch)
+    return Image(side, round((image.height / image.width) * side), image.batch)
+
+
+def _with_pixels(image: Image, megapixels: float) -> Image:
+    return _times(image, math.sqrt(int(megapixels * 1024 * 1024) / (image.width * image.height)))
+
+
+def _with_multiple(image: Image, multiple: int) -> Image:
+    width, height = (side // max(1, multiple) * max(1, multiple) for side in (image.width, image.height))
+    return image if 0 in (width, height) else Image(width, height, image.batch)
+
+
+# What belongs to a choice is named after it, behind a dot.
+_WAYS: Mapping[str, Callable[[Node], Image]] = {
+    "match size": lambda node: _scaled(
+        node, "input", node.image("resize_type.match").width, node.image("resize_type.match").height
+    ),
+    "scale by multiplier": lambda node: _times(node.image("input"), node.number("resize_type.multiplier")),
+    "scale dimensions": lambda node: _scaled(
+        node, "input", node.integer("resize_type.width"), node.integer("resize_type.height")
+    ),
+    "scale height": lambda node: _scaled(node, "input", 0, node.integer("resize_type.height")),
+    "scale longer dimension": lambda node: _with_longer_side(
+        node.image("input"), node.integer("resize_type.longer_size")
+    ),
+    "scale shorter dimension": lambda node: _with_shorter_side(
+        node.image("input"), node.integer("resize_type.shorter_size")
+    ),
+    "scale to multiple": lambda node: _with_multiple(node.image("input"), node.integer("resize_type.multiple")),
+    "scale total pixels": lambda node: _with_pixels(node.image("input"), node.number("resize_type.megapixels")),
+    "scale width": lambda node: _scaled(node, "input", node.integer("resize_type.width"), 0),
+}

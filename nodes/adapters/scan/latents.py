@@ -1,0 +1,101 @@
+"""Rules for nodes that give latents. Sizes are in cells here."""
+
+from __future__ import annotations
+
+from .node import Conditioning, Latent, Node, Outputs, Value
+from .numbers import CELL, length_of_cut, numbered_links, part_of_batch, sides_turned
+
+
+def empty(node: Node) -> Value:
+    return Latent(node.integer("width") // CELL, node.integer("height") // CELL, node.integer("batch_size", 1))
+
+
+def sampled(node: Node) -> Outputs:
+    """Every sampler gives back the shape that it got; the custom ones do so twice."""
+    latent = node.latent("latent_image")
+    return latent, latent
+
+
+def encoded(node: Node) -> Value:
+    """A VAE leaves out what is left over at the edges."""
+    image = node.image("pixels")
+    return Latent(image.width // CELL, image.height // CELL, image.batch)
+
+
+def for_inpainting(node: Node) -> Outputs:
+    return Conditioning(node.chunks("positive")), Conditioning(node.chunks("negative")), encoded(node)
+
+
+def upscaled(node: Node) -> Value:
+    latent, width, height = node.latent("samples"), node.integer("width"), node.integer("height")
+    if width == 0 and height == 0:
+        return latent
+    if width == 0:
+        height = max(64, height)
+        width = round(latent.width * height / latent.height)
+    elif height == 0:
+        width = max(64, width)
+        height = round(latent.height * width / latent.width)
+    return Latent(max(64, width) // CELL, max(64, height) // CELL, latent.batch)
+
+
+def upscaled_by(node: Node) -> Value:
+    latent, factor = node.latent("samples"), node.number("scale_by")
+    return Latent(round(latent.width * factor), round(latent.height * factor), latent.batch)
+
+
+def cropped(node: Node) -> Value:
+    latent = node.latent("samples")
+    width, height = (
+        length_of_cut(side, min(node.integer(at) // CELL, side - 8), node.integer(name) // CELL)
+        for side, at, name in ((latent.width, "x", "width"), (latent.height, "y", "height"))
+    )
+    return Latent(width, height, latent.batch)
+
+
+def cut(node: Node) -> Value:
+    latent, side = node.latent("samples"), node.text("dim")
+    index, amount = node.integer("index"), node.integer("amount")
+    if side not in ("x", "y"):
+        raise node.unknown("it cuts frames, which Resolute does not follow")
+    whole = latent.width if side == "x" else latent.height
+    left = min(whole - min(index, whole - 1), amount) if index >= 0 else min(-max(index, -whole), amount)
+    return Latent(left, latent.height, latent.batch) if side == "x" else Latent(latent.width, left, latent.batch)
+
+
+def joined(node: Node) -> Value:
+    first, second, side = node.latent("samples1"), node.latent("samples2"), node.text("dim").lstrip("-")
+    if side not in ("x", "y"):
+        raise node.unknown("it joins frames, which Resolute does not follow")
+    width = first.width + (second.width if side == "x" else 0)
+    return Latent(width, first.height + (second.height if side == "y" else 0), first.batch)
+
+
+def rotated(node: Node) -> Value:
+    latent = node.latent("samples")
+    return Latent(*sides_turned(latent.width, latent.height, node.text("rotation")), latent.batch)
+
+
+def from_batch(node: Node) -> Value:
+    latent = node.latent("samples")
+    return Latent(latent.width, latent.height, part_of_batch(node, latent.batch))
+
+
+def repeated(node: Node) -> Value:
+    latent = node.latent("samples")
+    return Latent(latent.width, latent.height, latent.batch * node.integer("amount"))
+
+
+def two_in_batch(node: Node) -> Value:
+    first, second = node.latent("samples1"), node.latent("samples2")
+    return Latent(first.width, first.height, first.batch + second.batch)
+
+
+def all_in_batch(node: Node) -> Value:
+    latents = [node.latent(name) for name in numbered_links(node)]
+    return Latent(latents[0].width, latents[0].height, sum(latent.batch for latent in latents))
+
+
+def blended(node: Node) -> Value:
+    first, second = node.latent("samples1"), node.latent("samples2")
+    return Latent(first.width, first.height, max(first.batch, second.batch))

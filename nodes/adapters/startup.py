@@ -1,0 +1,62 @@
+"""What happens once ComfyUI is up: say what is ready, and load compiled regions before anybody asks for them."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from typing import Any
+
+import comfy.model_management
+import torch
+
+from ...compile_cache.backends import registry
+from ...compile_cache.keys import GraphKey
+from . import readiness, service
+
+logger = logging.getLogger(__name__)
+
+_MODELS = 4  # that were used last, with their decoders and ControlNets
+_begun = False
+
+
+def begin(server: Any) -> None:
+    """Look ahead when `server` (ComfyUI's PromptServer) starts to serve.
+
+    By then every pack is imported, and a thread of ours cannot get in the way of another pack's imports.
+    """
+    global _begun
+    if _begun:
+        return
+    _begun = True
+
+    async def start(app: Any) -> None:
+        threading.Thread(target=_look_ahead, name="resolute-look-ahead", daemon=True).start()
+
+    server.app.on_startup.append(start)
+
+
+def _look_ahead() -> None:
+    try:
+        look_ahead(comfy.model_management.get_torch_device())
+    except Exception:
+        logger.warning("Resolute: nothing was loaded ahead", exc_info=True)
+
+
+def look_ahead(device: torch.device) -> None:
+    """Load what the models that were used last were compiled to, and log what is ready."""
+    cache = service.cache()
+    for model in cache.shapes.models()[:_MODELS]:
+        started = time.perf_counter()
+        loaded = 0
+        for backend in {graph.key.backend for graph in model.graphs}:
+            regions = frozenset[str]().union(*(g.regions for g in model.graphs if _is_of(g.key, backend, device)))
+            loaded += registry.get(backend).preload(sorted(regions), device, cache.config)
+        cache.stats.counters.region_loads += loaded
+        if loaded:
+            cache.stats.event("load", f"{loaded} regions of {model.name}, ahead", time.perf_counter() - started)
+        logger.info("Resolute: %s", readiness.line(model, cache, device))
+
+
+def _is_of(key: GraphKey, backend: str, device: torch.device) -> bool:
+    return key.backend == backend and all(spec.device == device.type for _, spec in key.signature.tensors[:1])

@@ -1,0 +1,128 @@
+"""Warm up a workflow on a running server: post it, follow its progress, and read the report.
+
+Progress comes over the websocket, with aiohttp, which every ComfyUI environment has; without it, only the end is told.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import json
+import re
+import struct
+import urllib.error
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from .client import Client, History, each_node_error
+from .errors import PromptError, ServerError, SetupError
+from .events import LAST_EVENTS, PROGRESS_TEXT
+
+ROUTE = "/resolute/warm-up"
+LONGEST = 24 * 3600.0  # seconds; Ctrl+C and ComfyUI's own Cancel end it earlier
+
+Say = Callable[[str], None]
+
+
+_FAILED = re.compile(r"\b(\d+) failed\b")  # in the last line of a report
+
+
+@dataclass(frozen=True, slots=True)
+class WarmUp:
+    """A finished warm-up. reports: one text per Warm Up node."""
+
+    reports: list[str]
+
+    @property
+    def failed(self) -> int:
+        """How many shapes could not be warmed up."""
+        counts = (_FAILED.search(report.splitlines()[-1]) for report in self.reports)
+        return sum(int(count[1]) for count in counts if count is not None)
+
+
+def read_workflow(path: Path) -> Any:
+    """The JSON of a workflow file; the server says what is wrong with its content. Raises SetupError."""
+    try:
+        return json.loads(path.read_text("utf-8"))
+    except OSError as error:
+        raise SetupError(f"{path} cannot be read: {error.strerror or error}.") from None
+    except ValueError as error:
+        raise SetupError(f"{path} is no JSON: {error}.") from None
+
+
+def warm_up(client: Client, workflow: Any, say: Say) -> WarmUp:
+    """Queues the warm-up of a workflow in API form and waits for it; each step is said as it happens.
+
+    Raises PromptError when the server refuses the workflow or the prompt fails, and ServerError without a server.
+    """
+
+    def queue() -> str:
+        return _queue(client, workflow, say)
+
+    if importlib.util.find_spec("aiohttp") is None:
+        say("Without progress: this Python has no aiohttp. The one that runs your ComfyUI has it.")
+        history = client.wait(queue(), LONGEST)
+    else:
+        history = asyncio.run(_follow(client, queue, say))
+    return WarmUp(client.outputs(history, "text"))
+
+
+def _queue(client: Client, workflow: Any, say: Say) -> str:
+    try:
+        answer = client.post(ROUTE, {"prompt": workflow, "client_id": client.client_id})
+    except urllib.error.HTTPError as error:
+        raise PromptError(_refusal(error)) from None
+    for item in answer["items"]:
+        say(f"to warm up: {item}")
+    for sentence in answer["unknown"]:
+        say(f"not known: {sentence}")
+    return str(answer["prompt_id"])
+
+
+async def _follow(client: Client, queue: Callable[[], str], say: Say) -> History:
+    import aiohttp
+
+    address = f"{client.url.replace('http', 'ws', 1)}/ws?clientId={client.client_id}"
+    running = False
+    try:
+        # Listening starts before queueing, so that nothing is missed.
+        async with aiohttp.ClientSession() as session, session.ws_connect(address) as socket:
+            prompt_id = await asyncio.to_thread(queue)
+            async for message in socket:
+                if message.type == aiohttp.WSMsgType.BINARY and running:
+                    _say_progress(message.data, say)
+                elif message.type == aiohttp.WSMsgType.TEXT:
+                    kind, data = _event(message.json())
+                    if data.get("prompt_id") != prompt_id:
+                        continue
+                    running = running or kind == "execution_start"
+                    if kind in LAST_EVENTS:
+                        break
+    except (aiohttp.ClientError, OSError) as error:
+        raise ServerError(f"{client.url} does not answer: {error}") from None
+    return await asyncio.to_thread(client.wait, prompt_id, LONGEST)
+
+
+def _event(message: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
+    return message["type"], message.get("data") or {}
+
+
+def _say_progress(data: bytes, say: Say) -> None:
+    """The text that a node shows; only one prompt runs at a time, so it is ours."""
+    kind, length = struct.unpack_from(">II", data)
+    if kind == PROGRESS_TEXT:
+        say(data[8 + length :].decode("utf-8", "replace"))
+
+
+def _refusal(error: urllib.error.HTTPError) -> str:
+    """What is wrong with the request: our sentence, or ComfyUI's own about a node of the prompt."""
+    if error.code in (404, 405):
+        return f"The server has no {ROUTE}: Resolute is not installed there, or is older than this command."
+    try:
+        answer = json.loads(error.read().decode("utf-8", "replace"))
+        message = str(answer["error"]["message"])
+    except (ValueError, KeyError, TypeError):
+        return f"The server refused the workflow with code {error.code} and no reason."
+    return "; ".join([message, *each_node_error(answer.get("node_errors") or {})])

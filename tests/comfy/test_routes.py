@@ -1,0 +1,122 @@
+"""`POST /resolute/warm-up` and `POST /resolute/free`: prompts like any other, that warm graphs up, or free them."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+import urllib.error
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from .rig import Bench, PromptDict, compiled, node
+
+TENSE = {"timeout": 300}
+
+
+@pytest.fixture
+def prompt(tiny_prompt: Any, seed: int) -> PromptDict:
+    """A workflow with a model of its own: its first pass is small, its second larger, and it decodes the second."""
+    prompt: PromptDict = tiny_prompt(seed=seed, width=88, height=72, batch=2, steps=2)
+    prompt["model"]["inputs"]["seed"] = prompt["vae"]["inputs"]["seed"] = 9000 + seed
+    inputs = prompt["sample"]["inputs"]
+    prompt["larger"] = node("LatentUpscaleBy", samples=["sample", 0], upscale_method="nearest-exact", scale_by=1.5)
+    prompt["second"] = node("KSampler", **{**inputs, "latent_image": ["larger", 0], "denoise": 0.6})
+    prompt["decode"]["inputs"]["samples"] = ["second", 0]
+    ours = compiled(prompt)
+    ours["second"]["inputs"]["model"] = ours["sample"]["inputs"]["model"]
+    return ours
+
+
+def warm_up(bench: Bench, body: dict[str, Any]) -> dict[str, Any]:
+    answer: dict[str, Any] = bench.client.post("/resolute/warm-up", body)
+    bench.client.wait(answer["prompt_id"], **TENSE)
+    return answer
+
+
+class TestWarmUp:
+    def test_after_it_the_workflow_meets_nothing_new(self, bench: Bench, prompt: PromptDict) -> None:
+        answer = warm_up(bench, {"prompt": prompt})
+        assert answer["unknown"] == []
+        # A latent of 11x9, and 1.5 times that: 16.5 and 13.5, rounded to even.
+        assert answer["items"] == ["128x112 batch 2: model", "88x72 batch 2: model", "128x112 batch 2: vae"]
+        run = bench.run(prompt)
+        assert len(run.images) == 2
+        assert (run.rise["signatures"], run.rise["region_compiles"]) == (0, 0)
+
+    def test_it_says_what_it_did_as_any_prompt_does(self, bench: Bench, prompt: PromptDict) -> None:
+        answer = bench.client.post("/resolute/warm-up", {"prompt": prompt})
+        history = bench.client.wait(answer["prompt_id"], **TENSE)
+        assert any("warmed" in text for text in bench.client.outputs(history, "text"))
+        assert bench.client.images(history) == []
+
+    def test_what_cannot_be_told_is_said(self, bench: Bench, prompt: PromptDict) -> None:
+        prompt["picture"] = node("LoadImage", image="absent.png")
+        prompt["encode"] = node("VAEEncode", pixels=["picture", 0], vae=["vae", 0])
+        prompt["second"]["inputs"]["latent_image"] = ["encode", 0]
+        answer = warm_up(bench, {"prompt": prompt})
+        assert answer["items"] == ["88x72 batch 2: model"]
+        assert any("LoadImage" in sentence for sentence in answer["unknown"])
+
+    def test_a_plan_names_a_checkpoint_and_sizes(self, bench: Bench, make_model: Callable[[str], str]) -> None:
+        plan = {"checkpoint": make_model("sd15-mini-full-vae"), "sizes": "64x64, 72x88"}
+        before = bench.counters()["graph_calls"]
+        answer = warm_up(bench, {"plan": plan})
+        assert answer["items"] == ["72x88: model and vae", "64x64: model and vae"]
+        assert bench.counters()["graph_calls"] == before + 4
+
+    @pytest.mark.parametrize(
+        ("body", "message"),
+        [
+            ({}, "Send either"),
+            ({"prompt": {"nodes": []}}, "not in API form"),
+            ({"prompt": {"1": node("EmptyImage", width=64, height=64, batch_size=1, color=0)}}, "[Nn]othing"),
+            ({"plan": {"sizes": "64x64"}}, "A plan needs"),
+            ({"plan": {"checkpoint": "a", "sizes": "64x64", "steps": 3}}, "A plan has no 'steps'"),
+            ({"plan": {"checkpoint": "a", "sizes": "large"}}, "'large' is no size"),
+            ({"plan": {"checkpoint": "absent.safetensors", "sizes": "64x64"}}, "absent.safetensors"),
+        ],
+    )
+    def test_a_request_that_cannot_be_served_is_refused_with_a_sentence(
+        self, bench: Bench, body: dict[str, Any], message: str
+    ) -> None:
+        with pytest.raises(urllib.error.HTTPError) as caught:
+            bench.client.post("/resolute/warm-up", body)
+        assert caught.value.code == 400
+        assert re.search(message, json.dumps(json.load(caught.value)))
+
+
+class TestFree:
+    def test_it_is_a_prompt_and_waits_for_the_one_that_runs(self, bench: Bench, prompt: PromptDict) -> None:
+        running = bench.client.queue(prompt)
+        while not any(running in entry for entry in bench.client.get("/queue")["queue_running"]):
+            time.sleep(0.01)
+        answer = bench.client.post("/resolute/free", {})
+        history = bench.client.wait(answer["prompt_id"], **TENSE)
+        assert running in bench.client.get(f"/history/{running}")
+        (text,) = bench.client.outputs(history, "text")
+        assert "0 of " in text
+        run = bench.client.wait(running)
+        assert len(bench.client.images(run)) == 2
+
+    def test_no_body_is_needed(self, bench: Bench) -> None:
+        answer = bench.client.post("/resolute/free")
+        bench.client.wait(answer["prompt_id"], **TENSE)
+
+
+class TestNearestReady:
+    def size(self, bench: Bench, width: int, height: int, seed: int) -> tuple[int, int]:
+        """What Resolution gives, as the size of a picture that is made of it."""
+        asked = {"preset": "custom", "width": width, "height": height, "multiple": "8", "use": "nearest ready"}
+        prompt = {
+            "size": node("ResoluteResolution", **asked),
+            "image": node("EmptyImage", width=["size", 0], height=["size", 1], batch_size=1, color=seed),
+            "save": node("SaveImage", images=["image", 0], filename_prefix="size"),
+        }
+        (picture,) = bench.run(prompt).images
+        return picture.shape[1], picture.shape[0]
+
+    def test_without_anything_of_this_aspect_it_is_the_size_as_asked(self, bench: Bench, seed: int) -> None:
+        assert self.size(bench, 64, 2048, seed) == (64, 2048)

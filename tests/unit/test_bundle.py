@@ -1,0 +1,516 @@
+"""Bundles: what is carried over, what is refused and why, and that a foreign file can do nothing but be refused."""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import json
+import os
+import random
+import subprocess
+import sys
+import zipfile
+from collections.abc import Callable
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from compile_cache.artifact_store import Artifact, ArtifactStore
+from compile_cache.bundle import (
+    BUNDLE_FORMAT,
+    BundleError,
+    BundleReport,
+    environments,
+    export_bundle,
+    import_bundle,
+    read_contents,
+)
+from compile_cache.fingerprint import EnvironmentFingerprint
+from scripts.support.places import ROOT
+
+HERE = EnvironmentFingerprint(
+    torch="2.11.0",
+    triton="3.6.0",
+    python="3.11",
+    platform="linux x86_64",
+    device="NVIDIA H200, sm_90",
+    precision="tf32 matmul off",
+    settings="default",
+    source="abc",
+)
+ARTIFACTS = [Artifact(key * 64, "ResBlock", {"static": [number]}, b"code " + bytes(range(256)) * 4)
+             for number, key in enumerate("a1f")]  # fmt: skip
+FIRST = ARTIFACTS[0].name
+LIMIT = 1 << 20
+
+
+def store_in(folder: Path, environment: EnvironmentFingerprint = HERE, limit: int = LIMIT) -> ArtifactStore:
+    return ArtifactStore(folder, environment, limit)
+
+
+@pytest.fixture
+def here(tmp_path: Path) -> ArtifactStore:
+    """A store with three artifacts."""
+    store = store_in(tmp_path / "here")
+    for artifact in ARTIFACTS:
+        store.save(artifact)
+    return store
+
+
+@pytest.fixture
+def there(tmp_path: Path) -> ArtifactStore:
+    """The empty store of another machine with the same environment."""
+    return store_in(tmp_path / "there")
+
+
+@pytest.fixture
+def file(here: ArtifactStore, tmp_path: Path) -> Path:
+    export_bundle(here, tmp_path / "regions.bundle")
+    return tmp_path / "regions.bundle"
+
+
+def contents(store: ArtifactStore) -> list[Artifact]:
+    return [store.read(name) for name in store.names()]
+
+
+def expected() -> list[Artifact]:
+    return sorted(ARTIFACTS, key=lambda artifact: artifact.name)
+
+
+# --- there and back --------------------------------------------------------------------------------------------
+
+
+def test_what_is_exported_is_imported(here: ArtifactStore, there: ArtifactStore, tmp_path: Path) -> None:
+    file = tmp_path / "regions.bundle"
+    size = sum(len(artifact.payload) for artifact in ARTIFACTS)
+    names = [artifact.name for artifact in expected()]
+    assert export_bundle(here, file) == BundleReport(HERE, names, [], {}, size)
+    assert import_bundle(file, there) == BundleReport(HERE, names, [], {}, size)
+    assert contents(there) == expected()
+
+
+def test_the_same_artifacts_make_the_same_file(here: ArtifactStore, file: Path, tmp_path: Path) -> None:
+    """Wherever they lie, in whichever order they were saved, and whenever."""
+    elsewhere = store_in(tmp_path / "another" / "place")
+    for artifact in reversed(ARTIFACTS):
+        elsewhere.save(artifact)
+    for path in elsewhere._folder.iterdir():
+        os.utime(path, (1, 1))
+    export_bundle(elsewhere, tmp_path / "second.bundle")
+    assert (tmp_path / "second.bundle").read_bytes() == file.read_bytes()
+    assert str(tmp_path).encode() not in file.read_bytes()
+
+
+def test_importing_twice_changes_nothing(there: ArtifactStore, file: Path) -> None:
+    import_bundle(file, there)
+    before = {path: path.stat().st_mtime_ns for path in there._folder.iterdir()}
+    report = import_bundle(file, there)
+    assert (report.done, report.known, report.bytes) == ([], [artifact.name for artifact in expected()], 0)
+    assert {path: path.stat().st_mtime_ns for path in there._folder.iterdir()} == before
+
+
+def test_an_import_mends_what_is_damaged_in_the_store(there: ArtifactStore, file: Path) -> None:
+    import_bundle(file, there)
+    (there._folder / f"{FIRST}.bin").write_bytes(b"")
+    assert import_bundle(file, there).done == [FIRST]
+    assert contents(there) == expected()
+
+
+def test_a_damaged_artifact_is_not_exported_and_not_touched(here: ArtifactStore, tmp_path: Path) -> None:
+    (here._folder / f"{FIRST}.bin").write_bytes(b"")
+    report = export_bundle(here, tmp_path / "file")
+    assert FIRST not in report.done
+    assert len(report.done) == 2
+    assert report.refused == {FIRST: "its payload has 0 bytes instead of 1029"}
+    assert (here._folder / f"{FIRST}.bin").exists()
+
+
+def test_an_empty_store_exports_nothing_and_leaves_the_file_as_it_was(there: ArtifactStore, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("before")
+    with pytest.raises(BundleError, match="no compiled region"):
+        export_bundle(there, tmp_path / "file")
+    assert (tmp_path / "file").read_text() == "before"
+    assert list(tmp_path.glob("*.tmp")) == []
+
+
+def test_a_file_that_cannot_be_written_is_one_sentence(here: ArtifactStore, tmp_path: Path) -> None:
+    with pytest.raises(BundleError, match="cannot be written: No such file"):
+        export_bundle(here, tmp_path / "nowhere" / "file")
+
+
+def test_what_the_store_has_for_others_is_listed_and_not_exported(
+    here: ArtifactStore, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    other = replace(HERE, device="NVIDIA L4, sm_89")
+    store = store_in(tmp_path / "here", other)
+    store.save(Artifact("9" * 64, "ResBlock", {}, b"for the other"))
+    (tmp_path / "here" / "garbage").mkdir()
+    (tmp_path / "here" / "garbage" / "environment.json").write_text("[")
+    assert set(environments(tmp_path / "here").values()) == {HERE, other}
+    assert "garbage is left out (its manifest is damaged)" in caplog.text
+    assert set(environments(tmp_path / "here")) == {here._folder.name, store._folder.name}
+    assert len(export_bundle(here, tmp_path / "file").done) == len(ARTIFACTS)
+
+
+# --- another environment ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", [field.name for field in fields(EnvironmentFingerprint) if field.name != "format"])
+def test_another_environments_bundle_is_refused_and_the_difference_named(file: Path, tmp_path: Path, name: str) -> None:
+    store = store_in(tmp_path / "there", replace(HERE, **{name: "other"}))
+    with pytest.raises(BundleError, match="made in another environment") as refusal:
+        import_bundle(file, store)
+    assert f"{name}: other here, {getattr(HERE, name)} there" in str(refusal.value)
+    assert str(refusal.value).count(" here, ") == 1
+    assert store.names() == []
+
+
+def test_a_bundle_whose_regions_are_of_another_version_is_refused(file: Path, tmp_path: Path) -> None:
+    store = store_in(tmp_path / "there", replace(HERE, format=HERE.format + 1))
+    with pytest.raises(BundleError, match=f"format: {HERE.format + 1} here, {HERE.format} there"):
+        import_bundle(file, store)
+
+
+def test_every_difference_is_named(file: Path, tmp_path: Path) -> None:
+    store = store_in(tmp_path / "there", replace(HERE, torch="2.10.0", device="NVIDIA L4, sm_89"))
+    with pytest.raises(BundleError, match=r"torch: 2\.10\.0 here, 2\.11\.0 there; device: NVIDIA L4, sm_89 here, "):
+        import_bundle(file, store)
+
+
+# --- foreign files ---------------------------------------------------------------------------------------------
+
+
+class Forged:
+    """A bundle in pieces, to be changed and put together again."""
+
+    def __init__(self, file: Path) -> None:
+        with zipfile.ZipFile(file) as container:
+            self.members = {name: container.read(name) for name in container.namelist()}
+        self.index = json.loads(self.members.pop("bundle.json"))
+        self.compression = zipfile.ZIP_STORED
+
+    @property
+    def first(self) -> dict[str, Any]:
+        return next(each for each in self.index["artifacts"] if each["name"] == FIRST)
+
+    @property
+    def payload(self) -> str:
+        return f"regions/{FIRST}.bin"
+
+    def write(self, file: Path) -> Path:
+        with zipfile.ZipFile(file, "w", self.compression) as container:
+            for name, content in self.members.items():
+                container.writestr(name, content)
+            container.writestr("bundle.json", json.dumps(self.index))
+        return file
+
+
+Change = Callable[[Forged], object]
+
+
+def index(**values: Any) -> Change:
+    return lambda forged: forged.index.update(values)
+
+
+def environment(**values: Any) -> Change:
+    return lambda forged: forged.index["environment"].update(values)
+
+
+WHOLE: dict[str, tuple[Change, str]] = {
+    "a future format": (index(bundle=BUNDLE_FORMAT + 1), f"has the bundle format {BUNDLE_FORMAT + 1}"),
+    "no format": (lambda forged: forged.index.pop("bundle"), "has the bundle format None"),
+    "index is no object": (lambda forged: setattr(forged, "index", []), "has the bundle format None"),
+    "no environment": (index(environment=None), "does not say which environment"),
+    "an unknown component": (environment(driver="580"), "cannot compare its environment's 'driver'"),
+    "a missing component": (lambda forged: forged.index["environment"].pop("device"), "environment's 'device'"),
+    "a component of another kind": (environment(torch=2), "environment's 'torch'"),
+    "a component for the terminal": (environment(torch="\x1b[2J"), "environment's 'torch' is no text"),
+    "no artifacts": (index(artifacts=None), "does not say what is in it"),
+    "an artifact without a name": (lambda forged: forged.first.pop("name"), "does not say what is in it"),
+    "a path for a name": (lambda forged: forged.first.update(name="../../evil"), "does not say what is in it"),
+    "an absolute path for a name": (lambda forged: forged.first.update(name="/etc/evil"), "does not say what is in it"),
+    "no manifest": (lambda forged: forged.first.update(manifest=[]), "does not say what is in it"),
+    "more than the store may have": (
+        lambda forged: forged.first["manifest"].update(bytes=LIMIT * 9), "the store may have"
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", WHOLE)
+def test_what_is_no_bundle_of_this_version_is_refused_whole(there: ArtifactStore, file: Path, kind: str) -> None:
+    change, reason = WHOLE[kind]
+    forged = Forged(file)
+    change(forged)
+    with pytest.raises(BundleError) as refusal:
+        import_bundle(forged.write(file), there)
+    assert reason in str(refusal.value)
+    assert there.names() == []
+
+
+@pytest.mark.parametrize("content", [b"", b"PK", b"no zip at all" * 99, b"PK\x05\x06" + bytes(18)])
+def test_a_file_of_another_kind_is_refused(there: ArtifactStore, tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "file").write_bytes(content)
+    with pytest.raises(BundleError, match="is no bundle, or a damaged one"):
+        import_bundle(tmp_path / "file", there)
+    with pytest.raises(BundleError, match="There is no file"):
+        import_bundle(tmp_path / "gone", there)
+    with pytest.raises(BundleError, match="is no bundle"):
+        import_bundle(tmp_path, there)
+
+
+def manifest(**values: Any) -> Change:
+    return lambda forged: forged.first["manifest"].update(values)
+
+
+def payload(change: Callable[[bytes], bytes]) -> Change:
+    return lambda forged: forged.members.update({forged.payload: change(forged.members[forged.payload])})
+
+
+def of_other_code(forged: Forged) -> None:
+    """Payload and checksum belong together, and not to the name."""
+    code = b"other code"
+    forged.members[forged.payload] = code
+    forged.first["manifest"].update(sha256=hashlib.sha256(code).hexdigest(), bytes=len(code))
+
+
+ENTRIES: dict[str, tuple[Change, str]] = {
+    "truncated payload": (payload(lambda code: code[:-1]), "its payload has 1028 bytes instead of 1029"),
+    "longer payload": (payload(lambda code: code + b"!"), "has 1030 bytes instead of 1029"),
+    "empty payload": (payload(lambda _: b""), "its payload has 0 bytes"),
+    "one byte differs": (payload(lambda code: b"\0" + code[1:]), "its payload is damaged"),
+    "payload is missing": (lambda forged: forged.members.pop(forged.payload), "cannot be read"),
+    "payload of other code": (of_other_code, "its name is not that of its content"),
+    "a future format": (manifest(format=99), "its format is 99"),
+    "no checksum": (manifest(sha256=None), "lacks 'sha256'"),
+    "a size below zero": (manifest(bytes=-1), "instead of -1"),
+    "about says something else": (manifest(about={"static": [7]}), "its name is not that of its content"),
+    "about holds no number": (manifest(about={"static": float("nan")}), "its name is not that of its content"),
+    "another environment": (manifest(environment="0" * 64), "it was compiled in another environment"),
+    "a key that is a path": (manifest(key="../../../../../../etc/passwd"), "its key is no digest"),
+    "a label for the terminal": (manifest(label="\x1b[2J"), "its label is no text"),
+    "another name": (lambda forged: forged.first.update(name=f"{'0' * 16}-{'0' * 16}"), "cannot be read"),
+}
+
+
+@pytest.mark.parametrize("kind", ENTRIES)
+def test_an_entry_that_is_not_valid_is_refused_with_its_reason_and_the_others_are_imported(
+    there: ArtifactStore, file: Path, kind: str
+) -> None:
+    change, reason = ENTRIES[kind]
+    forged = Forged(file)
+    change(forged)
+    report = import_bundle(forged.write(file), there)
+    assert any(reason in why for why in report.refused.values())
+    assert contents(there) == [artifact for artifact in expected() if artifact.name != FIRST]
+    assert report.done == there.names()
+
+
+def test_an_entry_that_is_named_twice_is_imported_once(there: ArtifactStore, file: Path) -> None:
+    forged = Forged(file)
+    forged.index["artifacts"] += [forged.first]
+    report = import_bundle(forged.write(file), there)
+    assert (len(report.done), report.known, report.refused) == (3, [], {})
+
+
+def test_files_beside_the_regions_are_told_and_written_nowhere(
+    there: ArtifactStore, file: Path, tmp_path: Path
+) -> None:
+    forged = Forged(file)
+    forged.members |= {"../../evil": b"evil", "regions/../../evil.bin": b"evil", "\x1b[2J": b"evil"}
+    before = {path for path in tmp_path.rglob("*") if path.is_file()}
+    report = import_bundle(forged.write(file), there)
+    assert list(report.refused.values()) == ["it is no part of the bundle"] * 3
+    assert all(name.isprintable() for name in report.refused)
+    new = {path for path in tmp_path.rglob("*") if path.is_file()} - before
+    assert {path.parent for path in new} == {there._folder}
+    assert contents(there) == expected()
+
+
+def test_a_zip_bomb_is_not_unpacked(there: ArtifactStore, file: Path) -> None:
+    """64 MB of zeros behind 1029 promised bytes: refused by its header, unread; and so is any compressed file."""
+    forged = Forged(file)
+    forged.members[forged.payload] = bytes(64 << 20)
+    forged.compression = zipfile.ZIP_DEFLATED
+    with pytest.raises(BundleError, match=r"bundle\.json is compressed"):
+        import_bundle(forged.write(file), there)
+
+    with zipfile.ZipFile(file, "w") as container:
+        for name, content in forged.members.items():
+            bomb = zipfile.ZIP_DEFLATED if name == forged.payload else zipfile.ZIP_STORED
+            container.writestr(name, content, bomb)
+        container.writestr("bundle.json", json.dumps(forged.index))
+    assert file.stat().st_size < 1 << 20
+    report = import_bundle(file, there)
+    assert report.refused == {FIRST: f"regions/{FIRST}.bin is compressed, which no bundle is"}
+    assert len(report.done) == 2
+
+
+def test_what_cannot_be_written_is_refused_and_not_counted(
+    there: ArtifactStore, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    report = import_bundle(file, there)
+    assert (report.done, report.bytes, len(report.refused)) == ([], 0, 3)
+    assert there.names() == []
+
+
+def test_no_damage_whatsoever_is_imported_or_more_than_refused(file: Path, tmp_path: Path) -> None:
+    """Truncated, flipped, with a piece cut out or doubled, in hundreds of places: an artifact is right or absent."""
+    whole, chance = file.read_bytes(), random.Random(6)
+    refused = 0
+    for number in range(400):
+        at, length = chance.randrange(len(whole)), chance.randrange(1, 64)
+        damaged = [
+            whole[:at],
+            whole[:at] + bytes([whole[at] ^ (1 << number % 8)]) + whole[at + 1 :],
+            whole[:at] + whole[at + length :],
+            whole[:at] + whole[at : at + length] * 2 + whole[at + length :],
+        ][number % 4]
+        file.write_bytes(damaged)
+        store = store_in(tmp_path / "fuzzed" / str(number % 8))
+        for name in store.names():
+            store._remove(name)
+        try:
+            refused += bool(import_bundle(file, store).refused)
+        except BundleError:
+            refused += 1
+        assert {artifact.name for artifact in contents(store)} <= {artifact.name for artifact in ARTIFACTS}
+        assert all(artifact in ARTIFACTS for artifact in contents(store))
+    assert refused > 300
+
+
+def test_looking_at_a_bundle_writes_nothing(file: Path, tmp_path: Path) -> None:
+    before = set(tmp_path.rglob("*"))
+    found = read_contents(file)
+    assert found.environment == HERE
+    assert [name for name, _ in found.artifacts] == [artifact.name for artifact in expected()]
+    assert set(tmp_path.rglob("*")) == before
+
+
+# --- who imports -----------------------------------------------------------------------------------------------
+
+
+def test_only_the_command_imports() -> None:
+    """No node, route or workflow reaches the code that imports."""
+    pack = [ROOT / "__init__.py", *(ROOT / "compile_cache").rglob("*.py"), *(ROOT / "nodes").rglob("*.py")]
+    assert len(pack) > 30
+    users = []
+    for path in pack:
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            names = [alias.name for alias in node.names] if isinstance(node, (ast.Import, ast.ImportFrom)) else []
+            module = (node.module or "") if isinstance(node, ast.ImportFrom) else ""
+            if any("bundle" in part.split(".") for part in (module, *names)):
+                users.append(path)
+    assert users == []
+
+
+def test_nothing_is_unpickled_and_torch_is_not_needed(there: ArtifactStore, file: Path) -> None:
+    import_bundle(file, there)  # payloads that are no pickles, no libraries: nothing looked
+    code = "import sys, compile_cache.bundle\nprint(sorted(sys.modules.keys() & {'torch', 'pickle', 'filelock'}))"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+# --- the command -----------------------------------------------------------------------------------------------
+
+
+def command(*arguments: object, answer: str = "") -> tuple[int, str, str]:
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "scripts" / "bundle"), *map(str, arguments)],
+        input=answer,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return done.returncode, done.stdout, done.stderr
+
+
+@pytest.fixture
+def onto(there: ArtifactStore) -> list[object]:
+    """Where to import to, without a ComfyUI to ask."""
+    return ["--store", there._root, "--environment", there._folder.name]
+
+
+def test_show_says_what_is_inside(file: Path) -> None:
+    code, told, _ = command("show", file)
+    assert code == 0
+    assert "3 compiled regions" in told
+    assert "ResBlock: 3" in told
+    assert "device: NVIDIA H200, sm_90" in told
+
+
+def test_export_and_import_by_command(
+    here: ArtifactStore, there: ArtifactStore, onto: list[object], tmp_path: Path
+) -> None:
+    file = tmp_path / "by-command"
+    code, told, _ = command("export", file, "--store", here._root, "--environment", here._folder.name)
+    assert (code, told) == (0, f"3 regions (0.0 MB) exported to {file}.\n")
+    code, told, _ = command("import", file, *onto, "--yes")
+    assert code == 0
+    assert "A bundle is compiled code" in told
+    assert "3 regions (0.0 MB) imported" in told
+    assert contents(there) == expected()
+    assert "3 were in the store already" in command("import", file, *onto, "--yes")[1]
+
+
+@pytest.mark.parametrize("answer", ["", "no\n", "y\n"])
+def test_nothing_is_imported_unless_somebody_says_yes(
+    there: ArtifactStore, file: Path, onto: list[object], answer: str
+) -> None:
+    code, told, error = command("import", file, *onto, answer=answer)
+    assert code == 1
+    assert "A bundle is compiled code" in told
+    assert "nothing was imported" in error
+    assert there.names() == []
+    assert command("import", file, *onto, answer="yes\n")[0] == 0
+    assert contents(there) == expected()
+
+
+def test_another_environments_bundle_is_refused_before_anybody_is_asked(file: Path, tmp_path: Path) -> None:
+    store = store_in(tmp_path / "there", replace(HERE, torch="2.10.0"))
+    code, told, error = command("import", file, "--store", store._root, "--environment", store._folder.name, "--yes")
+    assert (code, told) == (1, "")
+    assert "torch: 2.10.0 here, 2.11.0 there" in error
+    assert "Traceback" not in error
+
+
+def test_a_refused_entry_is_told_and_is_the_exit_code(there: ArtifactStore, file: Path, onto: list[object]) -> None:
+    forged = Forged(file)
+    ENTRIES["one byte differs"][0](forged)
+    code, told, error = command("import", forged.write(file), *onto, "--yes")
+    assert code == 1
+    assert "2 regions" in told
+    assert error == f"refused: {FIRST}: its payload is damaged\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (["show", "/nowhere/file"], "There is no file"),
+        (["export", "file"], "--comfyui must name ComfyUI's folder"),
+        (["export", "file", "--comfyui", "/nowhere"], "--comfyui must name ComfyUI's folder"),
+        (["export", "file", "--store", "/nowhere", "--environment", "abc"], "has no environment 'abc'; it has none"),
+    ],
+)
+def test_a_mistake_is_one_sentence(arguments: list[str], reason: str) -> None:
+    code, told, error = command(*arguments)
+    assert (code, told) == (1, "")
+    assert error.startswith("error: ")
+    assert reason in error
+    assert len(error.splitlines()) == 1
+
+
+def test_the_file_is_a_plain_zip_with_an_index(file: Path) -> None:
+    with zipfile.ZipFile(file) as container:
+        assert sorted(container.namelist()) == sorted(["bundle.json", *(f"regions/{a.name}.bin" for a in ARTIFACTS)])
+        index = json.loads(container.read("bundle.json"))
+        assert all(info.date_time == (1980, 1, 1, 0, 0, 0) for info in container.infolist())
+    assert index["bundle"] == BUNDLE_FORMAT
+    assert index["environment"]["torch"] == "2.11.0"
+    assert index["artifacts"][0]["manifest"]["bytes"] == 1029

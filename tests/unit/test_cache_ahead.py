@@ -1,0 +1,118 @@
+"""Captures that are made before the first call, and what tells whether a call is still ready."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from compile_cache.cache import GraphCache
+from compile_cache.config import CacheConfig
+
+from .fakes import BUDGET, OBSERVED, FakeProgram, Module, StoppingMonitor, answer, expect, oom
+
+
+class TestPrepare:
+    def test_the_first_real_call_is_a_replay(self, cache: Any, program: Any, module: Any) -> None:
+        with expect(cache, captures=1):
+            assert cache.prepare(program, module.call(16))
+        with expect(cache, replays=1):
+            assert answer(cache.run(program, module.call(16))) == 2
+
+    def test_what_is_ready_costs_nothing(self, cache: Any, program: Any, module: Any) -> None:
+        cache.run(program, module.call(16))
+        with expect(cache):
+            assert cache.prepare(program, module.call(16))
+
+    def test_it_evicts_nothing_that_was_asked_for(self, cache: Any, module: Any) -> None:
+        program = FakeProgram(size=BUDGET * 4 // 5)
+        cache.run(program, module.call(8))
+        with expect(cache):
+            assert not cache.prepare(program, module.call(16))
+        with expect(cache, replays=1):
+            cache.run(program, module.call(8))
+
+    def test_no_session_pins_it(self, cache: Any, program: Any, module: Any) -> None:
+        with cache.session(program.owner):
+            assert cache.prepare(program, module.call(16))
+            assert cache.trim() == program.size
+
+    @pytest.mark.parametrize("error", [oom(), RuntimeError("no kernel")], ids=repr)
+    def test_a_failure_says_so_and_leaves_every_capture(
+        self, cache: Any, program: Any, module: Any, error: Exception
+    ) -> None:
+        cache.run(program, module.call(8))
+        program.run_failures = [error]
+        with expect(cache):
+            assert not cache.prepare(program, module.call(16))
+        with expect(cache, replays=1):
+            cache.run(program, module.call(8))
+
+    def test_cancel_is_the_users(self, cache: Any, program: Any, module: Any) -> None:
+        with pytest.raises(InterruptedError):
+            cache.prepare(program, module.call(16, monitor=StoppingMonitor()))
+        assert cache.bytes == 0
+
+
+class TestWatching:
+    def test_calls_of_the_meantime_are_told_with_what_became_of_them(
+        self, cache: Any, program: Any, module: Any
+    ) -> None:
+        cache.run(program, module.call(8))
+        with cache.watching() as used:
+            cache.run(program, module.call(16))
+            cache.run(program, module.call(24, capture_blocker=OBSERVED))
+        cache.run(program, module.call(32))
+        assert sorted((key.graph.signature.latent_shape[3], captured) for key, captured in used.items()) == [
+            (16, True),
+            (24, False),
+        ]
+        assert cache.bytes_of(used) == program.size
+
+    def test_they_stay_ready_until_a_capture_goes(self, cache: Any, program: Any, module: Any) -> None:
+        with cache.watching() as used:
+            cache.run(program, module.call(16))
+            cache.run(program, module.call(24, capture_blocker=OBSERVED))
+        assert cache.still_ready(used)
+        cache.trim()
+        assert not cache.still_ready(used)
+
+    def test_new_weights_make_them_unready(self, cache: Any, program: Any, module: Any) -> None:
+        with cache.watching() as used:
+            cache.run(program, module.call(16))
+        module.load(3.0)
+        cache.run(program, module.call(8))
+        assert not cache.still_ready(used)
+
+    def test_nothing_was_never_ready(self, cache: Any) -> None:
+        with cache.watching() as used:
+            pass
+        assert not cache.still_ready(used)
+
+
+class TestRemembering:
+    @pytest.fixture
+    def kept(self, tmp_path: Path) -> CacheConfig:
+        return CacheConfig(budget_bytes=BUDGET, store_folder=tmp_path)
+
+    def test_the_next_process_knows_what_was_called(self, kept: CacheConfig, program: Any, module: Module) -> None:
+        cache = GraphCache(kept)
+        for side in (8, 16, 8):
+            cache.run(program, module.call(side))
+        found = GraphCache(kept).shapes.recall("model" * 8)
+        assert [graph.key for graph in found] == [module.call(8).key, module.call(16).key]
+        assert all(graph.seconds >= 0 for graph in found)
+
+    def test_calls_that_were_not_captured_because_of_a_patch_are_not(
+        self, kept: CacheConfig, program: Any, module: Module
+    ) -> None:
+        cache = GraphCache(kept)
+        cache.run(program, module.call(8, capture_blocker=OBSERVED))
+        assert cache.shapes.models() == []
+
+    def test_it_can_be_turned_off(self, kept: CacheConfig, program: Any, module: Module) -> None:
+        cache = GraphCache(replace(kept, remember=False))
+        cache.run(program, module.call(8))
+        assert GraphCache(kept).shapes.models() == []

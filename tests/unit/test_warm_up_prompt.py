@@ -1,0 +1,307 @@
+"""The prompt that warms a workflow up: its Warm Up nodes, what it keeps of the workflow, and what it notes."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from .test_warm_up_scan import BASE, BUNDLED, Prompt, advanced, decoder, empty, node, sampler, workflow
+from .test_warm_up_scan import pack as pack
+from .test_warm_up_scan import user_error as user_error
+
+Build = Callable[[Prompt], Any]
+
+INPUTS = {
+    "sizes", "batch_sizes", "prompt_chunks", "cfg", "tile_size", "overlap",
+    "model", "vae", "control_net", "positive", "negative",
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def build(pack: Any) -> Build:
+    """A workflow -> what warms it up; pictures are 768x512 and texts have two chunks."""
+    scan, make = pack("nodes.adapters.scan.workflow").scan, pack("nodes.adapters.warm_up.prompt").warm_up_prompt
+    return lambda prompt: make(prompt, scan(prompt, image_size=lambda name: (768, 512), count_chunks=lambda text: 2))
+
+
+def warm_ups(built: Any) -> list[dict[str, Any]]:
+    """The inputs of the Warm Up nodes, in their order."""
+    return [each["inputs"] for each in built.prompt.values() if each["class_type"] == "ResoluteWarmUp"]
+
+
+def kept(built: Any) -> set[str]:
+    return {name for name, each in built.prompt.items() if each["class_type"] != "ResoluteWarmUp"}
+
+
+@pytest.mark.parametrize("path", BUNDLED, ids=lambda path: path.stem)
+class TestBundledWorkflows:
+    def test_nothing_is_sampled_decoded_or_saved(self, build: Build, path: Path) -> None:
+        classes = {each["class_type"] for each in build(json.loads(path.read_text("utf-8"))).prompt.values()}
+        assert not classes & {"KSampler", "VAEDecode", "VAEEncode", "SaveImage", "PreviewImage", "PreviewAny"}
+
+    def test_what_is_linked_is_there_and_as_it_was(self, build: Build, path: Path) -> None:
+        original = json.loads(path.read_text("utf-8"))
+        built = build(original).prompt
+        for name, each in built.items():
+            links = [value for value in each["inputs"].values() if isinstance(value, list)]
+            assert {source for source, _ in links} <= built.keys()
+            assert each["class_type"] == "ResoluteWarmUp" or each == original[name]
+
+    def test_one_node_is_enough(self, build: Build, path: Path) -> None:
+        (inputs,) = warm_ups(build(json.loads(path.read_text("utf-8"))))
+        assert inputs.keys() <= INPUTS
+        assert {"model", "vae", "positive", "negative"} <= inputs.keys()
+
+
+def test_the_node_has_every_size_the_largest_first(build: Build) -> None:
+    tour = json.loads(next(path for path in BUNDLED if path.stem == "resolution_tour").read_text("utf-8"))
+    (inputs,) = warm_ups(build(tour))
+    assert inputs["sizes"] == "960x720, 896x768, 640x960, 720x720, 584x456"
+
+
+def test_a_whole_node_is_as_warm_up_takes_it(build: Build) -> None:
+    (inputs,) = warm_ups(
+        build(workflow(latent=empty(720, 960, 2), sample=sampler("latent"), picture=decoder("sample")))
+    )
+    assert inputs == {
+        "sizes": "720x960",
+        "batch_sizes": "2",
+        "prompt_chunks": "1",
+        "cfg": 7.0,
+        "tile_size": 0,
+        "overlap": 64,
+        "model": ["model", 0],
+        "vae": ["vae", 0],
+        "positive": ["text", 0],
+        "negative": ["text", 0],
+    }
+
+
+def test_batches_and_guidances_are_nodes_of_their_own(build: Build) -> None:
+    built = build(
+        workflow(
+            one=empty(),
+            two=empty(batch=2),
+            first=sampler("one"),
+            second=sampler("two"),
+            third=sampler("one", cfg=1.0),
+        )
+    )
+    assert sorted((each["batch_sizes"], each["cfg"]) for each in warm_ups(built)) == [
+        ("1", 1.0),
+        ("1", 7.0),
+        ("2", 7.0),
+    ]
+    assert not any("vae" in each for each in warm_ups(built))
+
+
+def test_a_decoding_of_other_sizes_has_its_own_node(build: Build) -> None:
+    built = build(
+        workflow(
+            latent=empty(),
+            first=sampler("latent"),
+            bigger=node("LatentUpscaleBy", samples=["first", 0], scale_by=2.0),
+            second=sampler("bigger"),
+            picture=decoder("second"),
+        )
+    )
+    sampling, decoding = sorted(warm_ups(built), key=lambda each: "vae" in each)
+    assert (sampling["sizes"], "vae" in sampling) == ("1024x1024, 512x512", False)
+    assert (decoding["sizes"], "model" in decoding) == ("1024x1024", False)
+
+
+def test_tiles_are_handed_on(build: Build) -> None:
+    tiled = node("VAEDecodeTiled", samples=["latent", 0], vae=["vae", 0], tile_size=256, overlap=32)
+    (inputs,) = warm_ups(build(workflow(latent=empty(1024, 1024), picture=tiled)))
+    assert (inputs["tile_size"], inputs["overlap"]) == (256, 32)
+
+
+def test_a_single_text_is_handed_in_as_both(build: Build) -> None:
+    guider = node("BasicGuider", model=["model", 0], conditioning=["text", 0])
+    (inputs,) = warm_ups(build(workflow(latent=empty(), guider=guider, sample=advanced())))
+    assert (inputs["cfg"], inputs["positive"], inputs["negative"]) == (1.0, ["text", 0], ["text", 0])
+
+
+def test_an_open_guidance_is_warmed_for_both_texts(build: Build) -> None:
+    built = build(workflow(latent=empty(), dice=node("Dice"), sample=sampler("latent", cfg=["dice", 0])))
+    assert [each["cfg"] for each in warm_ups(built)] == [7.0]
+    assert "dice" not in kept(built)
+    assert built.notes == ("KSampler sample: its cfg is known only when it runs; warmed up as for any but 1.",)
+
+
+def test_ids_of_the_workflow_are_not_used_again(build: Build) -> None:
+    prompt = {**workflow(latent=empty(), sample=sampler("latent")), "warm-up-1": node("SaveAnything")}
+    assert "warm-up-2" in build(prompt).prompt
+    assert "warm-up-1" not in build(prompt).prompt
+
+
+def test_the_workflow_stays_as_it_is(build: Build) -> None:
+    prompt = workflow(latent=empty(), sample=sampler("latent"))
+    before = json.dumps(prompt)
+    build(prompt).prompt["model"]["inputs"]["model"] = "changed"
+    assert json.dumps(prompt) == before
+
+
+class TestWhatIsMadeWhileTheWorkflowRuns:
+    @pytest.fixture
+    def two_pass(self) -> Prompt:
+        """The second pass follows the edges of the first pass's picture."""
+        applied = node(
+            "ControlNetApplyAdvanced",
+            positive=["text", 0],
+            negative=["text", 0],
+            control_net=["net", 0],
+            image=["edges", 0],
+        )
+        return workflow(
+            latent=empty(512, 512),
+            first=sampler("latent"),
+            small=decoder("first"),
+            edges=node("Canny", image=["small", 0]),
+            net=node("ResoluteCompileControlNet", control_net=["file", 0]),
+            file=node("ControlNetLoader"),
+            applied=applied,
+            big=empty(1024, 1024),
+            second=sampler("big", positive=["applied", 0], negative=["applied", 1]),
+        )
+
+    def test_texts_are_replaced_and_the_controlnet_stays(self, build: Build, two_pass: Prompt) -> None:
+        built = build(two_pass)
+        (second,) = [each for each in warm_ups(built) if each["sizes"] == "1024x1024"]
+        assert second["control_net"] == ["net", 0]
+        assert second["prompt_chunks"] == "2"
+        assert not {"positive", "negative"} & second.keys()
+        (note,) = built.notes
+        assert note.startswith("KSampler second: its texts need a picture or latent that is made while")
+        assert note.endswith("with the ControlNet.")
+
+    def test_no_sampler_gets_in_through_the_hint(self, build: Build, two_pass: Prompt) -> None:
+        assert kept(build(two_pass)) == {"model", "loader", "text", "vae", "net", "file"}
+
+    def test_a_model_that_needs_a_run_is_left_out(self, build: Build) -> None:
+        adapter = node("AdaptToPicture", model=["model", 0], image=["small", 0])
+        built = build(
+            workflow(
+                latent=empty(),
+                first=sampler("latent"),
+                small=decoder("first"),
+                adapter=adapter,
+                big=empty(1024, 1024),
+                second=sampler("big", model="adapter"),
+            )
+        )
+        assert [each["sizes"] for each in warm_ups(built)] == ["512x512"]
+        assert any("KSampler second: its model needs a picture" in note for note in built.notes)
+
+    def test_a_node_that_saves_is_not_run_again(self, build: Build) -> None:
+        saved = node("SaveAndPass", image=["picture", 0])
+        applied = node("ControlNetApply", conditioning=["text", 0], control_net=["net", 0], image=["saved", 0])
+        built = build(
+            workflow(
+                latent=empty(),
+                picture=node("LoadImage", image="a.png"),
+                saved=saved,
+                net=node("ControlNetLoader"),
+                applied=applied,
+                sample=sampler("latent", positive=["applied", 0]),
+            )
+        )
+        assert "saved" not in kept(built)
+        assert [each["control_net"] for each in warm_ups(built)] == [["net", 0]]
+
+
+class TestWhatIsNotCompiled:
+    def test_it_is_left_out_with_the_node_to_add(self, build: Build) -> None:
+        plain = {**sampler("latent", model="loader"), "_meta": {"title": "Plain"}}
+        built = build(workflow(latent=empty(), one=sampler("latent"), other=plain))
+        assert [each["model"] for each in warm_ups(built)] == [["model", 0]]
+        assert built.notes == (
+            "Plain other: its model is not compiled. Put Compile Model before it to have it warmed up.",
+        )
+
+    def test_nodes_after_compile_model_do_not_matter(self, build: Build) -> None:
+        lora = node("LoraLoader", model=["model", 0], clip=["loader", 1])
+        built = build(workflow(latent=empty(), lora=lora, sample=sampler("latent", model="lora")))
+        assert [each["model"] for each in warm_ups(built)] == [["lora", 0]]
+
+    def test_a_text_encoder_from_our_loader_makes_no_compiled_model(self, build: Build) -> None:
+        prompt = workflow(
+            ours=node("ResoluteLoadCheckpoint", compile_vae=True),
+            lora=node("LoraLoader", model=["loader", 0], clip=["ours", 1]),
+            latent=empty(),
+            one=sampler("latent", model="ours"),
+            other=sampler("latent", model="lora"),
+        )
+        assert [each["model"] for each in warm_ups(build(prompt))] == [["ours", 0]]
+
+    @pytest.mark.parametrize(("compile_vae", "nodes"), [(True, 1), (False, 0)])
+    def test_our_loader_compiles_its_vae_where_it_is_asked_to(
+        self, build: Build, user_error: type[Exception], compile_vae: bool, nodes: int
+    ) -> None:
+        ours = node("ResoluteLoadCheckpoint", compile_vae=compile_vae)
+        picture = node("VAEDecode", samples=["latent", 0], vae=["ours", 2])
+        prompt = workflow(ours=ours, latent=empty(), picture=picture)
+        if nodes:
+            assert [each["vae"] for each in warm_ups(build(prompt))] == [["ours", 2]]
+        else:
+            with pytest.raises(user_error, match="its VAE is not compiled"):
+                build(prompt)
+
+
+class TestNothingToWarmUp:
+    def test_a_workflow_that_samples_nothing_is_refused(self, build: Build, user_error: type[Exception]) -> None:
+        with pytest.raises(user_error, match="no sampler and no VAE Decode"):
+            build({**BASE, "end": node("SaveAnything", any=["text", 0])})
+
+    def test_the_first_reason_is_told(self, build: Build, user_error: type[Exception]) -> None:
+        with pytest.raises(user_error, match="Resolute does not know what this node does"):
+            build(workflow(latent=node("Mystery"), sample=sampler("latent")))
+
+    @pytest.mark.parametrize("latent", [empty(32, 512), empty(16384, 512), empty(batch=65)])
+    def test_what_warm_up_does_not_take_is_left_out(
+        self, build: Build, user_error: type[Exception], latent: dict[str, Any]
+    ) -> None:
+        with pytest.raises(user_error, match="is left out"):
+            build(workflow(latent=latent, sample=sampler("latent")))
+
+
+class TestPictures:
+    """What the server says of a picture's size, with ComfyUI's folders replaced by one."""
+
+    @pytest.fixture
+    def image_size(self, pack: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Any]:
+        inputs = tmp_path / "input"
+        inputs.mkdir()
+        folders: Any = ModuleType("folder_paths")
+        places = SimpleNamespace(
+            get_annotated_filepath=lambda name: str(inputs / name),
+            get_input_directory=lambda: str(inputs),
+            get_output_directory=lambda: str(tmp_path / "output"),
+            get_temp_directory=lambda: str(tmp_path / "temp"),
+        )
+        vars(folders).update(vars(places))
+        monkeypatch.setitem(sys.modules, "folder_paths", folders)
+        Image.new("RGB", (40, 30)).save(inputs / "plain.png")
+        Image.new("RGB", (40, 30)).save(tmp_path / "outside.png")
+        turned = Image.new("RGB", (40, 30)).getexif()
+        turned[0x0112] = 6
+        Image.new("RGB", (40, 30)).save(inputs / "turned.jpg", exif=turned)
+        frames = [Image.new("RGB", (40, 30), color) for color in ("red", "blue")]
+        frames[0].save(inputs / "moving.gif", save_all=True, append_images=frames[1:])
+        (inputs / "text.png").write_text("no picture")
+        found: Callable[[str], Any] = pack("nodes.adapters.scan.pictures").image_size
+        return found
+
+    def test_a_still_picture_has_its_width_and_height(self, image_size: Callable[[str], Any]) -> None:
+        assert image_size("plain.png") == (40, 30)
+
+    @pytest.mark.parametrize("name", ["gone.png", "text.png", "turned.jpg", "moving.gif", "../outside.png", "", "\0"])
+    def test_of_anything_else_nothing_is_said(self, image_size: Callable[[str], Any], name: str) -> None:
+        assert image_size(name) is None

@@ -1,0 +1,483 @@
+"""What the scanner tells of a workflow from its graph alone: sizes, batches, texts, and what it cannot know."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PACK = "resolute_for_scan"
+FOLDERS = {
+    "": "",
+    ".compile_cache": "compile_cache",
+    ".nodes": "nodes",
+    ".nodes.adapters": "nodes/adapters",
+    ".nodes.adapters.warm_up": "nodes/adapters/warm_up",
+}
+BUNDLED = sorted((ROOT / "workflows" / "api").glob("*.json"))
+
+Prompt = dict[str, dict[str, Any]]
+Sizes = list[tuple[int, int, int]]
+
+# Width, height, batch of every sampler and of every decoder, in the order of the file; written by hand.
+EXPECTED: dict[str, Sizes] = {
+    "compare_with_stock": [(512, 512, 1)] * 2,
+    "deepcache": [(512, 512, 1)],
+    "deepcache_controlnet": [(512, 512, 1)],
+    "image_to_image": [(512, 512, 1)],
+    "lcm_image_to_image": [(1024, 1024, 1), (512, 2048, 1), (2048, 512, 1)],
+    "resolution_tour": [(960, 720, 1), (896, 768, 1), (720, 720, 1), (640, 960, 1), (584, 456, 1)],
+    "sd15_text_to_image": [(512, 512, 1)],
+    "sdxl_text_to_image": [(1024, 1024, 1)],
+}
+
+
+@pytest.fixture(scope="module")
+def pack() -> Iterator[Any]:
+    """`pack("nodes.adapters.scan.workflow")`: a module of the pack, imported without ComfyUI and without torch."""
+    for name, folder in FOLDERS.items():
+        package = ModuleType(PACK + name)
+        package.__path__ = [str(ROOT / folder)]
+        sys.modules[PACK + name] = package
+    yield lambda name: importlib.import_module(f"{PACK}.{name}")
+    for name in [name for name in sys.modules if name.partition(".")[0] == PACK]:
+        del sys.modules[name]
+
+
+@pytest.fixture(scope="module")
+def scan(pack: Any) -> Any:
+    return pack("nodes.adapters.scan.workflow").scan
+
+
+@pytest.fixture(scope="module")
+def user_error(pack: Any) -> type[Exception]:
+    found: type[Exception] = pack("compile_cache.errors").UserError
+    return found
+
+
+def node(class_type: str, title: str = "", **inputs: Any) -> dict[str, Any]:
+    return {"class_type": class_type, "inputs": inputs, "_meta": {"title": title}}
+
+
+def sampler(latent: str, model: str = "model", **inputs: Any) -> dict[str, Any]:
+    links = {"model": [model, 0], "positive": ["text", 0], "negative": ["text", 0], "latent_image": [latent, 0]}
+    return node("KSampler", **{**links, "cfg": 7.0, "seed": 1, **inputs})
+
+
+def decoder(latent: str) -> dict[str, Any]:
+    return node("VAEDecode", samples=[latent, 0], vae=["vae", 0])
+
+
+BASE: Prompt = {
+    "model": node("ResoluteCompileModel", model=["loader", 0]),
+    "vae": node("ResoluteCompileVAEDecode", vae=["loader", 2]),
+    "loader": node("CheckpointLoaderSimple"),
+    "text": node("CLIPTextEncode", text="a house", clip=["loader", 1]),
+}
+
+
+def workflow(**nodes: dict[str, Any]) -> Prompt:
+    """A workflow in which everything that is made is saved."""
+    used = {
+        value[0] for each in nodes.values() for value in each["inputs"].values() if value and isinstance(value, list)
+    }
+    ends = {f"save-{name}": node("SaveAnything", anything=[name, 0]) for name in nodes if name not in used}
+    return {**BASE, **nodes, **ends}
+
+
+def latents(found: Any) -> Sizes:
+    return [(each.size.width, each.size.height, each.batch) for each in found.samplings]
+
+
+def pictures(found: Any) -> Sizes:
+    return [(each.size.width, each.size.height, each.batch) for each in found.decodings]
+
+
+def latent_of(scan: Any, **nodes: dict[str, Any]) -> tuple[int, int, int]:
+    """What a sampler gets from the node named `last`; everything before it has to be known."""
+    found = scan(workflow(**nodes, sample=sampler("last")), image_size={"a.png": (1001, 607)}.get)
+    assert found.unknown == ()
+    (one,) = latents(found)
+    return one
+
+
+class TestBundledWorkflows:
+    def test_each_has_its_sizes_written_down(self) -> None:
+        assert [path.stem for path in BUNDLED] == sorted(EXPECTED)
+
+    @pytest.mark.parametrize("path", BUNDLED, ids=lambda path: path.stem)
+    def test_their_sizes_are_found(self, scan: Any, path: Path) -> None:
+        found = scan(json.loads(path.read_text("utf-8")), image_size=lambda name: (768, 512))
+        assert latents(found) == pictures(found) == EXPECTED[path.stem]
+        assert found.unknown == ()
+
+    def test_without_the_picture_image_to_image_says_what_is_missing(self, scan: Any) -> None:
+        found = scan(json.loads((ROOT / "workflows" / "api" / "image_to_image.json").read_text("utf-8")))
+        (sentence,) = found.unknown
+        assert latents(found) == pictures(found) == []
+        assert sentence.startswith("Load Image 6: the size of the picture")
+        assert "KSampler 10, VAE Decode 11" in sentence
+
+
+class TestSamplers:
+    @pytest.mark.parametrize("class_type", ["KSampler", "KSamplerAdvanced", "SamplerCustom"])
+    def test_the_links_and_the_guidance_are_those_of_the_sampler(self, scan: Any, class_type: str) -> None:
+        one = {**sampler("latent", cfg=4.5), "class_type": class_type}
+        (found,) = scan(workflow(latent=empty(), sample=one)).samplings
+        assert (found.node, found.model, found.positive, found.negative, found.cfg) == (
+            "sample", ("model", 0), ("text", 0), ("text", 0), 4.5,
+        )  # fmt: skip
+
+    def test_a_basic_guider_has_one_text(self, scan: Any) -> None:
+        guider = node("BasicGuider", model=["model", 0], conditioning=["text", 0])
+        (found,) = scan(workflow(latent=empty(), guider=guider, sample=advanced())).samplings
+        assert (found.model, found.positive, found.negative, found.cfg) == (("model", 0), ("text", 0), None, 1.0)
+
+    def test_a_cfg_guider_has_two(self, scan: Any) -> None:
+        guider = {**sampler("latent", cfg=3.0), "class_type": "CFGGuider"}
+        (found,) = scan(workflow(latent=empty(), guider=guider, sample=advanced())).samplings
+        assert (found.negative, found.cfg) == (("text", 0), 3.0)
+
+    def test_a_dual_guider_with_nothing_to_cancel_says_that_it_has_three(self, scan: Any) -> None:
+        found = scan(workflow(latent=empty(), guider=dual(5.0, 3.0), sample=advanced()))
+        assert [each.cfg for each in found.samplings] == [3.0]
+        assert "three texts" in found.unknown[0]
+
+    def test_a_dual_guider_without_its_negative_text_has_two(self, scan: Any) -> None:
+        found = scan(workflow(latent=empty(), guider=dual(5.0, 1.0), sample=advanced()))
+        assert [(each.negative, each.cfg) for each in found.samplings] == [(("other", 0), 5.0)]
+        assert found.unknown == ()
+
+    def test_a_guider_without_a_rule_is_named(self, scan: Any) -> None:
+        found = scan(workflow(latent=empty(), guider=node("NewGuider", "My guider"), sample=advanced()))
+        assert found.samplings == ()
+        assert found.unknown[0].startswith("My guider guider: Resolute does not know")
+
+    def test_a_cfg_that_is_computed_is_left_open(self, scan: Any) -> None:
+        found = scan(workflow(latent=empty(), number=node("Dice"), sample=sampler("latent", cfg=["number", 0])))
+        assert [each.cfg for each in found.samplings] == [None]
+        assert found.unknown == ()
+
+    def test_a_cfg_from_a_constant_is_followed(self, scan: Any) -> None:
+        number = node("PrimitiveFloat", value=2.5)
+        found = scan(workflow(latent=empty(), number=number, sample=sampler("latent", cfg=["number", 0])))
+        assert [each.cfg for each in found.samplings] == [2.5]
+
+    def test_a_latent_hires_fix_has_two_sizes(self, scan: Any) -> None:
+        found = scan(
+            workflow(
+                latent=empty(512, 768),
+                first=sampler("latent"),
+                bigger=node("LatentUpscaleBy", samples=["first", 0], scale_by=1.5),
+                second=sampler("bigger"),
+                picture=decoder("second"),
+            )
+        )
+        assert latents(found) == [(512, 768, 1), (768, 1152, 1)]
+        assert pictures(found) == [(768, 1152, 1)]
+
+    def test_a_pixel_hires_fix_has_two_sizes_and_two_decodings(self, scan: Any) -> None:
+        found = scan(
+            workflow(
+                latent=empty(512, 512, 2),
+                first=sampler("latent"),
+                small=decoder("first"),
+                bigger=node("ImageScaleBy", image=["small", 0], scale_by=1.7),
+                again=node("VAEEncode", pixels=["bigger", 0], vae=["loader", 2]),
+                second=sampler("again"),
+                picture=decoder("second"),
+            )
+        )
+        # 512 * 1.7 = 870.4, 870 pixels: 108 cells and 6 pixels that the VAE leaves out
+        assert latents(found) == pictures(found) == [(512, 512, 2), (864, 864, 2)]
+
+    def test_an_upscale_model_before_a_fixed_size_does_not_matter(self, scan: Any) -> None:
+        nodes = {
+            "latent": empty(batch=3),
+            "small": decoder("latent"),
+            "huge": node("ImageUpscaleWithModel", image=["small", 0], upscale_model=["loader", 0]),
+            "fixed": node("ImageScale", image=["huge", 0], width=1000, height=600),
+            "last": node("VAEEncode", pixels=["fixed", 0], vae=["loader", 2]),
+        }
+        assert latent_of(scan, **nodes) == (1000, 600, 3)
+
+    def test_an_upscale_model_alone_is_not_guessed(self, scan: Any) -> None:
+        found = scan(
+            workflow(
+                latent=empty(),
+                small=decoder("latent"),
+                huge=node("ImageUpscaleWithModel", "4x", image=["small", 0], upscale_model=["loader", 0]),
+                again=node("VAEEncode", pixels=["huge", 0], vae=["loader", 2]),
+                sample=sampler("again"),
+            )
+        )
+        assert latents(found) == []
+        assert found.unknown[0].startswith("4x huge: by how much it enlarges")
+
+
+class TestDecoders:
+    def test_a_plain_one_has_no_tiles(self, scan: Any) -> None:
+        (found,) = scan(workflow(latent=empty(), picture=decoder("latent"))).decodings
+        assert (found.vae, found.tile_size, found.overlap) == (("vae", 0), None, None)
+
+    def test_a_tiled_one_tells_tile_and_overlap(self, scan: Any) -> None:
+        tiled = node("VAEDecodeTiled", samples=["latent", 0], vae=["vae", 0], tile_size=256, overlap=32)
+        (found,) = scan(workflow(latent=empty(1024, 512, 2), picture=tiled)).decodings
+        assert (found.size.width, found.size.height, found.batch) == (1024, 512, 2)
+        assert (found.tile_size, found.overlap) == (256, 32)
+
+
+class TestSizes:
+    def test_a_latent_leaves_out_what_is_no_whole_cell(self, scan: Any) -> None:
+        assert latent_of(scan, last=empty(519, 456)) == (512, 456, 1)
+
+    @pytest.mark.parametrize("class_type", ["EmptyLatentImage", "EmptySD3LatentImage"])
+    def test_every_empty_latent_has_eight_pixels_to_a_cell(self, scan: Any, class_type: str) -> None:
+        assert latent_of(scan, last={**empty(720, 960, 4), "class_type": class_type}) == (720, 960, 4)
+
+    def test_our_resolution_node_is_followed_by_preset_and_by_numbers(self, scan: Any) -> None:
+        linked = {"width": ["size", 0], "height": ["size", 1], "batch_size": 1}
+        latent = node("EmptyLatentImage", **linked)
+        preset = node("ResoluteResolution", preset="SDXL 1216x832", width=64, height=64, multiple="8")
+        custom = node("ResoluteResolution", preset="custom", width=584, height=456, multiple="8")
+        assert latent_of(scan, size=preset, last=latent) == (1216, 832, 1)
+        assert latent_of(scan, size=custom, last=latent) == (584, 456, 1)
+
+    def test_our_resolution_node_is_quoted_where_it_refuses(self, scan: Any) -> None:
+        size = node("ResoluteResolution", preset="custom", width=500, height=456, multiple="8")
+        latent = node("EmptyLatentImage", width=["size", 0], height=["size", 1], batch_size=1)
+        (sentence,) = scan(workflow(size=size, latent=latent, sample=sampler("latent"))).unknown
+        assert "Size 500x456: width and height must be multiples of 8" in sentence
+
+    def test_numbers_come_from_constants_and_images(self, scan: Any) -> None:
+        nodes = {
+            "picture": node("LoadImage", image="a.png"),
+            "size": node("GetImageSize", image=["picture", 0]),
+            "number": node("PrimitiveInt", value="640"),
+            "last": node("EmptyLatentImage", width=["number", 0], height=["size", 1], batch_size=["size", 2]),
+        }
+        assert latent_of(scan, **nodes) == (640, 600, 1)
+
+    @pytest.mark.parametrize(
+        ("changes", "expected"),
+        [
+            ({"width": 1000, "height": 500}, (1000, 496, 2)),
+            ({"width": 0, "height": 0}, (584, 456, 2)),
+            ({"width": 0, "height": 900}, (1152, 896, 2)),  # round(73 * 900 / 57) = 1153
+            ({"width": 1000, "height": 0}, (1000, 776, 2)),  # round(57 * 1000 / 73) = 781
+            ({"width": 0, "height": 8}, (80, 64, 2)),
+        ],
+    )
+    def test_latent_upscale_rounds_as_core_does(
+        self, scan: Any, changes: dict[str, int], expected: tuple[int, int, int]
+    ) -> None:
+        upscale = node("LatentUpscale", samples=["first", 0], **changes)
+        assert latent_of(scan, first=empty(584, 456, 2), last=upscale) == expected
+
+    def test_half_a_cell_goes_to_the_even_number(self, scan: Any) -> None:
+        upscale = node("LatentUpscaleBy", samples=["first", 0], scale_by=1.5)
+        # 73 * 1.5 = 109.5 -> 110, 57 * 1.5 = 85.5 -> 86; 75 * 1.5 = 112.5 -> 112
+        assert latent_of(scan, first=empty(584, 456), last=upscale) == (880, 688, 1)
+        assert latent_of(scan, first=empty(600, 600), last=upscale) == (896, 896, 1)
+
+    def test_batches_add_up_and_are_cut(self, scan: Any) -> None:
+        nodes = {
+            "one": empty(512, 512, 3),
+            "two": empty(256, 256, 2),
+            "both": node("LatentBatch", samples1=["one", 0], samples2=["two", 0]),
+            "many": node("RepeatLatentBatch", samples=["both", 0], amount=2),
+            "last": node("LatentFromBatch", samples=["many", 0], batch_index=-3, length=64),
+        }
+        assert latent_of(scan, **nodes) == (512, 512, 3)
+        assert latent_of(scan, last=nodes.pop("many"), both=nodes["both"], one=nodes["one"], two=nodes["two"])[2] == 10
+
+    def test_any_number_of_latents_in_a_batch_has_the_size_of_the_first(self, scan: Any) -> None:
+        links = {f"latents.latent{number}": [name, 0] for number, name in [(10, "two"), (2, "one")]}
+        nodes = {"one": empty(512, 256), "two": empty(64, 64, 5), "last": node("BatchLatentsNode", **links)}
+        assert latent_of(scan, **nodes) == (512, 256, 6)
+
+    def test_a_crop_ends_at_the_edge(self, scan: Any) -> None:
+        crop = node("LatentCrop", samples=["first", 0], width=512, height=64, x=400, y=0)
+        assert latent_of(scan, first=empty(512, 512), last=crop) == (112, 64, 1)
+
+    def test_rotation_turns_the_sides(self, scan: Any) -> None:
+        turned = node("LatentRotate", samples=["first", 0], rotation="270 degrees")
+        assert latent_of(scan, first=empty(512, 768), last=turned) == (768, 512, 1)
+
+    @pytest.mark.parametrize(
+        ("scale", "expected"),
+        [
+            (node("ImageScale", width=800, height=0), (800, 480, 1)),  # round(607 * 800 / 1001) = 485
+            (node("ImageScale", width=0, height=0), (1000, 600, 1)),
+            (node("ImageScaleBy", scale_by=0.5), (496, 304, 1)),  # round(500.5) = 500, round(303.5) = 304
+            (node("ImageScaleToTotalPixels", megapixels=1.0), (1312, 792, 1)),  # 1315 x 797
+            (node("ImageScaleToTotalPixels", megapixels=1.0, resolution_steps=64), (1344, 768, 1)),
+            (node("ImageScaleToMaxDimension", largest_size=512), (512, 304, 1)),
+            (node("ImageCrop", width=512, height=512, x=600, y=0), (400, 512, 1)),
+            (node("ImagePadForOutpaint", left=8, top=0, right=16, bottom=100), (1024, 704, 1)),
+            (
+                node("ResizeImageMaskNode", resize_type="scale to multiple", **{"resize_type.multiple": 64}),
+                (960, 576, 1),
+            ),
+        ],
+        ids=lambda value: value["class_type"] if isinstance(value, dict) else "",
+    )
+    def test_pictures_are_followed_to_the_encoder(
+        self, scan: Any, scale: dict[str, Any], expected: tuple[int, int, int]
+    ) -> None:
+        name = "input" if scale["class_type"] == "ResizeImageMaskNode" else "image"
+        scaled = {**scale, "inputs": {**scale["inputs"], name: ["picture", 0]}}
+        encode = node("VAEEncode", pixels=["scaled", 0], vae=["loader", 2])
+        assert latent_of(scan, picture=node("LoadImage", image="a.png"), scaled=scaled, last=encode) == expected
+
+    def test_a_switch_hands_one_side_on(self, scan: Any) -> None:
+        switch = node("ComfySwitchNode", switch=True, on_true=["small", 0], on_false=["big", 0])
+        assert latent_of(scan, small=empty(256, 256), big=empty(1024, 1024), last=switch) == (256, 256, 1)
+
+
+class TestTexts:
+    def test_their_length_is_open_without_a_tokenizer(self, scan: Any) -> None:
+        (found,) = scan(workflow(latent=empty(), sample=sampler("latent"))).samplings
+        assert (found.positive_chunks, found.negative_chunks) == (None, None)
+
+    def test_a_tokenizer_that_is_handed_in_is_asked(self, scan: Any) -> None:
+        long = node("CLIPTextEncode", text=["words", 0], clip=["loader", 1])
+        both = node("ConditioningConcat", conditioning_to=["long", 0], conditioning_from=["text", 0])
+        words = node("PrimitiveString", value="many words")
+        prompt = workflow(
+            words=words, long=long, both=both, latent=empty(), sample=sampler("latent", positive=["both", 0])
+        )
+        (found,) = scan(prompt, count_chunks={"many words": 3, "a house": 1}.__getitem__).samplings
+        assert (found.positive_chunks, found.negative_chunks) == (4, 1)
+
+
+class TestWhatRuns:
+    def test_a_sampler_that_no_output_needs_is_left_out(self, scan: Any) -> None:
+        prompt = workflow(latent=empty(), used=sampler("latent"))
+        prompt["unused"] = sampler("latent")
+        prompt["unused picture"] = decoder("unused")
+        found = scan(prompt)
+        assert [each.node for each in found.samplings] == ["used"]
+        assert found.decodings == ()
+
+    def test_the_side_of_a_switch_that_is_not_taken_is_left_out(self, scan: Any) -> None:
+        switch = node("ComfySwitchNode", switch=["flag", 0], on_true=["one", 0], on_false=["two", 0])
+        flag = node("PrimitiveBoolean", value=False)
+        found = scan(workflow(latent=empty(), flag=flag, one=sampler("latent"), two=sampler("latent"), chosen=switch))
+        assert [each.node for each in found.samplings] == ["two"]
+
+
+class TestUnknownNodes:
+    def test_one_in_the_way_is_named_and_nothing_is_guessed(self, scan: Any) -> None:
+        other = node("SomeonesUpscaler", "Make it big", samples=["first", 0], scale_by=2.0)
+        found = scan(workflow(latent=empty(), first=sampler("latent"), other=other, second=sampler("other")))
+        assert latents(found) == [(512, 512, 1)]
+        assert found.unknown == (
+            "Make it big other: Resolute does not know what this node does to sizes and batches. "
+            "Not known because of that: KSampler second.",
+        )
+
+    @pytest.mark.parametrize("links", [("model", "positive", "latent_image"), ("vae", "samples")])
+    def test_one_that_may_sample_or_decode_is_named(self, scan: Any, links: tuple[str, ...]) -> None:
+        sources = {"model": "model", "positive": "text", "latent_image": "latent", "samples": "latent", "vae": "vae"}
+        other = node("SomeonesSampler", "Fancy", **{name: [sources[name], 0] for name in links})
+        found = scan(workflow(latent=empty(), other=other))
+        assert found.samplings == found.decodings == ()
+        assert found.unknown[0].startswith("Fancy other: a node of this kind (SomeonesSampler) may sample or decode")
+
+    def test_one_that_hands_models_and_texts_on_is_not(self, scan: Any) -> None:
+        adapter = node("ApplyIdentity", model=["model", 0], positive=["text", 0], negative=["text", 0])
+        one = sampler("latent", model="adapter", positive=["adapter", 1], negative=["adapter", 2])
+        found = scan(workflow(latent=empty(), adapter=adapter, sample=one))
+        assert (latents(found), found.unknown) == ([(512, 512, 1)], ())
+
+
+class TestMalformedInput:
+    @pytest.mark.parametrize("prompt", [None, [], {}, "text", 7])
+    def test_what_is_no_workflow_is_refused(self, scan: Any, user_error: type[Exception], prompt: Any) -> None:
+        with pytest.raises(user_error, match=r"no workflow in API form.*Export \(API\)"):
+            scan(prompt)
+
+    def test_the_editors_own_form_is_refused_with_the_way_out(self, scan: Any, user_error: type[Exception]) -> None:
+        editor = json.loads((ROOT / "workflows" / "deepcache.json").read_text("utf-8"))
+        with pytest.raises(user_error, match=r"editor saves, not in API form.*Export \(API\)"):
+            scan(editor)
+
+    @pytest.mark.parametrize("content", [None, 3, {}, {"class_type": 3}, {"class_type": "KSampler"}])
+    def test_what_is_no_node_is_named(self, scan: Any, user_error: type[Exception], content: Any) -> None:
+        with pytest.raises(user_error, match="seventeen"):
+            scan({**BASE, "seventeen": content})
+
+    def test_a_cycle_is_told(self, scan: Any) -> None:
+        prompt = workflow(first=sampler("second"), second=sampler("first"), picture=decoder("second"))
+        found = scan(prompt)
+        assert found.samplings == found.decodings == ()
+        assert any("cycle" in sentence for sentence in found.unknown)
+
+    def test_a_chain_of_thousands_is_no_danger(self, scan: Any) -> None:
+        chain = {f"{number}": node("LatentFlip", samples=[f"{number - 1}", 0]) for number in range(1, 5000)}
+        found = scan({**BASE, **chain, "0": empty(), "s": sampler("4999"), "end": node("Save", any=["s", 0])})
+        assert latents(found) == [(512, 512, 1)]
+
+    @pytest.mark.parametrize(
+        ("inputs", "sentence"),
+        [
+            ({"width": None, "height": 512}, "'width' is no number"),
+            ({"height": 512}, "'width' is missing"),
+            ({"width": ["gone", 0], "height": 512}, "node gone, which the workflow does not have"),
+            ({"width": ["text", 7], "height": 512}, "output 7 of node text, which has no such output"),
+            ({"width": ["text", 0], "height": 512}, "'width' is no number"),
+            ({"width": 0, "height": 512}, "is empty"),
+            ({"width": -64, "height": 512}, "is empty"),
+            ({"width": 10**4000, "height": 512}, "larger than any picture"),
+            ({"width": float("inf"), "height": 512}, "'width' is no number"),
+        ],
+    )
+    def test_a_number_that_cannot_be_used_is_told(self, scan: Any, inputs: dict[str, Any], sentence: str) -> None:
+        found = scan(workflow(latent=node("EmptyLatentImage", batch_size=1, **inputs), sample=sampler("latent")))
+        assert found.samplings == ()
+        assert sentence in found.unknown[0]
+
+    @pytest.mark.parametrize("factor", [float("inf"), float("nan"), 1e308, "wide", [], {}, True])
+    def test_no_factor_breaks_it(self, scan: Any, factor: Any) -> None:
+        upscale = node("LatentUpscaleBy", samples=["latent", 0], scale_by=factor)
+        found = scan(workflow(latent=empty(), bigger=upscale, sample=sampler("bigger")))
+        assert len(found.samplings) + len(found.unknown) == 1
+
+    def test_a_sampler_without_a_model_is_told(self, scan: Any) -> None:
+        broken = sampler("latent")
+        del broken["inputs"]["model"]
+        assert "nothing is connected to 'model'" in scan(workflow(latent=empty(), sample=broken)).unknown[0]
+
+
+def empty(width: int = 512, height: int = 512, batch: int = 1) -> dict[str, Any]:
+    return node("EmptyLatentImage", width=width, height=height, batch_size=batch)
+
+
+def advanced() -> dict[str, Any]:
+    return node("SamplerCustomAdvanced", guider=["guider", 0], latent_image=["latent", 0])
+
+
+def dual(conds: float, negative: float) -> dict[str, Any]:
+    links = {"model": ["model", 0], "cond1": ["text", 0], "cond2": ["other", 0], "negative": ["text", 0]}
+    return node("DualCFGGuider", **links, cfg_conds=conds, cfg_cond2_negative=negative, style="regular")
+
+
+def test_it_needs_neither_torch_nor_comfyui() -> None:
+    """In a process of its own, where nothing else has imported them."""
+    lines = ["import importlib, sys", "from types import ModuleType"]
+    for name, folder in FOLDERS.items():
+        lines.append(f"package = sys.modules[{PACK + name!r}] = ModuleType({PACK + name!r})")
+        lines.append(f"package.__path__ = [{str(ROOT / folder)!r}]")
+    lines.append(f"importlib.import_module({PACK + '.nodes.adapters.warm_up.prompt'!r})")
+    lines.append("print(sorted(sys.modules.keys() & {'torch', 'numpy', 'PIL', 'comfy', 'nodes', 'folder_paths'}))")
+    done = subprocess.run([sys.executable, "-c", "\n".join(lines)], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
