@@ -9,6 +9,7 @@ import torch
 import torch.utils._pytree as pytree
 
 from ...regions import RegionSite
+from .environment import tf32_convolution, tf32_matmul
 from .variant import Variant
 
 # Relative error between a region and its original that rounding explains, by dtype of the result.
@@ -55,7 +56,6 @@ def _norm(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _tolerance(result: torch.Tensor) -> float:
-    tf32 = torch.backends.cudnn.allow_tf32 or torch.backends.cuda.matmul.allow_tf32
-    if result.is_cuda and result.dtype is torch.float32 and tf32:
+    if result.is_cuda and result.dtype is torch.float32 and (tf32_matmul() or tf32_convolution()):
         return _TF32_TOLERANCE
     return _TOLERANCE.get(result.dtype, _TOLERANCE[torch.float32])

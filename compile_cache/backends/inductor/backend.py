@@ -15,6 +15,7 @@ import torch
 from ...artifact_store import NAMED, ArtifactStore, StoreError
 from ...config import CacheConfig
 from ...errors import BypassCode, BypassReason
+from ...fingerprint import EnvironmentFingerprint
 from ...regions import Hook, HookBuilder, Monitor, RegionSite, SilentMonitor, installed
 from ...stats import Stats
 from ..base import Backend, Call, Capabilities, Graph, Located, Program
@@ -33,7 +34,7 @@ class InductorBackend(Backend):
         from .region_table import RegionTable
 
         self.table = RegionTable()
-        self._stores: dict[str, ArtifactStore | None] = {}
+        self._stores: dict[EnvironmentFingerprint, ArtifactStore | None] = {}
 
     def probe(self, device: str) -> Capabilities:
         version = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
@@ -55,10 +56,8 @@ class InductorBackend(Backend):
         return InductorProgram(owner, capabilities, self.table, store_for, build_hooks, stats, config)
 
     def stored(self) -> dict[str, int]:
-        for store in self._stores.values():
-            if store is not None:
-                return store.report()
-        return {}
+        stores = [store for store in self._stores.values() if store is not None]
+        return stores[-1].report() if stores else {}
 
     def located(self, keys: Iterable[str], device: torch.device, config: CacheConfig) -> Located:
         store = self._store(device, config)
@@ -73,19 +72,22 @@ class InductorBackend(Backend):
         return 0 if store is None else sum(self.table.preload(key, store) for key in keys)
 
     def _store(self, device: torch.device, config: CacheConfig) -> ArtifactStore | None:
-        """Where compiled regions of a device are kept over restarts, if they are."""
+        """Where compiled regions of a device are kept over restarts, if they are.
+
+        The environment is read anew: another pack may have changed the precision of multiplications since.
+        """
         if config.store_folder is None:
             return None
-        if str(device) not in self._stores:
-            from .environment import environment_of
+        from .environment import environment_of
 
+        environment = environment_of(device, config.source)
+        if environment not in self._stores:
             try:
-                environment = environment_of(device, config.source)
-                self._stores[str(device)] = ArtifactStore(config.store_folder, environment, config.store_bytes)
+                self._stores[environment] = ArtifactStore(config.store_folder, environment, config.store_bytes)
             except StoreError as error:
                 logger.warning("Resolute: %s. Regions are compiled again after a restart.", error)
-                self._stores[str(device)] = None
-        return self._stores[str(device)]
+                self._stores[environment] = None
+        return self._stores[environment]
 
 
 def _missing(reason: str, remedy: str) -> Capabilities:

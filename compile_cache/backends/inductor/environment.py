@@ -44,6 +44,7 @@ def environment_of(device: torch.device, source: str) -> EnvironmentFingerprint:
     )
 
 
+@functools.cache
 def _version(package: str) -> str | None:
     try:
         return version(package)
@@ -75,15 +76,25 @@ def _precision(device: torch.device) -> str:
     """Flags that change the numbers."""
     flags: dict[str, object] = {"deterministic": torch.are_deterministic_algorithms_enabled()}
     if device.type == "cuda":
-        matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+        matmul = torch.backends.cuda.matmul
         flags |= {
-            "tf32 matmul": _tf32(matmul, matmul),
-            "tf32 cudnn": _tf32(cudnn, getattr(cudnn, "conv", None)),
+            "tf32 matmul": tf32_matmul(),
+            "tf32 cudnn": tf32_convolution(),
             "fp16 reduction": matmul.allow_fp16_reduced_precision_reduction,
             "bf16 reduction": matmul.allow_bf16_reduced_precision_reduction,
             "fp16 accumulation": getattr(matmul, "allow_fp16_accumulation", False),
         }
     return ", ".join(f"{name} {_on(value)}" for name, value in flags.items())
+
+
+def tf32_matmul() -> bool:
+    """Whether float32 matrices are multiplied in TF32 on NVIDIA."""
+    return _tf32(torch.backends.cuda.matmul, torch.backends.cuda.matmul)
+
+
+def tf32_convolution() -> bool:
+    """The same for convolutions."""
+    return _tf32(torch.backends.cudnn, getattr(torch.backends.cudnn, "conv", None))
 
 
 def _tf32(switch: Any, precision: Any) -> bool:
