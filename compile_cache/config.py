@@ -20,6 +20,7 @@ class CacheConfig:
 
     `store_folder` is where compiled regions are kept over restarts, None for nowhere; `store_bytes` bounds it.
     `remember` keeps the shapes that models were used with there too, and captures them again after a restart.
+    `workers` is how many processes compile a model's regions, None for half of the processors; under 2, none do.
     `source` is a digest of the code that regions are traced from: what was compiled from other code is not used.
     """
 
@@ -29,6 +30,7 @@ class CacheConfig:
     store_folder: Path | None = None
     store_bytes: int = 2048 * _MIB
     remember: bool = True
+    workers: int | None = None
     source: str = ""
 
     @staticmethod
@@ -53,6 +55,7 @@ class CacheConfig:
             store_folder=_folder(env, "RESOLUTE_STORE", store_folder),
             store_bytes=_megabytes(env, "RESOLUTE_STORE_MB", defaults.store_bytes),
             remember=_flag(env, "RESOLUTE_REMEMBER", defaults.remember),
+            workers=_number(env, "RESOLUTE_WORKERS", defaults.workers),
             source=source,
         )
 
@@ -64,6 +67,15 @@ def _megabytes(env: Mapping[str, str], name: str, default: int) -> int:
     if not (text.isascii() and text.isdigit()):
         raise UserError(f"{name}={text!r} is not a whole number of megabytes; for example {name}=4096.")
     return int(text) * _MIB
+
+
+def _number(env: Mapping[str, str], name: str, default: int | None) -> int | None:
+    text = env.get(name, "").strip()
+    if not text:
+        return default
+    if not (text.isascii() and text.isdigit()):
+        raise UserError(f"{name}={text!r} is not a whole number; for example {name}=4, or 0 for none.")
+    return int(text)
 
 
 def _folder(env: Mapping[str, str], name: str, default: Path | None) -> Path | None:

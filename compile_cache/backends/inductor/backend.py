@@ -14,12 +14,13 @@ import torch
 
 from ...artifact_store import NAMED, ArtifactStore, StoreError
 from ...config import CacheConfig
-from ...errors import BypassCode, BypassReason
+from ...errors import BypassCode, BypassReason, first_line
 from ...fingerprint import EnvironmentFingerprint
 from ...regions import Hook, HookBuilder, Monitor, RegionSite, SilentMonitor, installed
 from ...stats import Stats
 from ..base import Backend, Call, Capabilities, Graph, Located, Program
 from ..capture import Recorder
+from .looking import LOOKED, LookAhead, suitable
 
 logger = logging.getLogger(__name__)
 
@@ -138,6 +139,9 @@ class InductorProgram(Program):
         self._build_hooks = build_hooks
         self._hooks: Sequence[Hook] = ()
         self._epoch: int | None = None
+        self._wanted_workers = config.workers
+        self._workers = 0
+        self._may_look = False
 
     @property
     def regions(self) -> tuple[int, int]:
@@ -156,11 +160,31 @@ class InductorProgram(Program):
         self._monitor = call.monitor
         self._bound.begin(call.monitor)
         try:
-            with installed(self._hooks):
-                result = call.invoke(call.tensors)
+            return self._invoke(call)
         finally:
             self._monitor = SilentMonitor()
-        return result
+
+    def _invoke(self, call: Call) -> Any:
+        """The call through its regions. One that comes to a region without an artifact looks at all of them first."""
+        if self._may_look:
+            self._workers = suitable(self._wanted_workers, call.tensors[0].device)
+        with installed(self._hooks):
+            try:
+                return call.invoke(call.tensors)
+            except LookAhead:
+                with self._bound.looking():
+                    call.invoke(call.tensors)
+            self._build_ahead()
+            return call.invoke(call.tensors)
+
+    def _build_ahead(self) -> None:
+        try:
+            self._bound.build_ahead(self._workers, self._announce_ahead)
+        except self._monitor.cancellations:
+            raise
+        except Exception as error:
+            logger.warning("Resolute: regions are compiled one after the other: %s", first_line(error))
+            logger.debug("Resolute: why not at once", exc_info=True)
 
     def _survey(self, epoch: int) -> None:
         """Look at the module again whenever something about it changed: another pack may have exchanged a block."""
@@ -171,6 +195,7 @@ class InductorProgram(Program):
         self._hooks = self._build_hooks(self._run_region, self._bypass)
         self._lasting = frozenset(self._bypassed)
         self._bound.survey(site for hook in self._hooks for site in hook.sites)
+        self._may_look = self._epoch is None  # later, what is missing is little
         self._epoch = epoch
 
     def capture(self, call: Call, result: Any) -> Graph:
@@ -179,15 +204,24 @@ class InductorProgram(Program):
 
     def _run_region(self, site: RegionSite, *tensors: torch.Tensor) -> Any:
         result = self._bound.run(site, tensors)
+        if result is LOOKED:
+            return site.function(site.module, *tensors)
         if isinstance(result, BypassReason):
             self._bypass(result)
             return site.function(site.module, *tensors)
         return result
 
     def _announce(self, kind: str) -> None:
+        """A region is about to be compiled."""
+        looks, self._may_look = self._may_look and self._workers > 1, False
+        if looks:
+            raise LookAhead
         done, total = self._bound.progress
         self._monitor.checkpoint()
         self._monitor.progress(done, total, f"compiling {min(done + 1, total)} of {total} regions ({kind})")
+
+    def _announce_ahead(self, done: int, total: int, kind: str) -> None:
+        self._monitor.progress(done, total, f"compiled {done} of {total} regions ({kind})")
 
     def _bypass(self, reason: BypassReason) -> None:
         # Once per call and reason: a model has seventy blocks, and one patch concerns them all.

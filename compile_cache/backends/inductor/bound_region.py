@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,6 +16,8 @@ from ...errors import BypassCode, BypassReason
 from ...regions import Monitor, RegionSite, SilentMonitor
 from ...stats import Stats
 from ...structure import Memo, parts, structure_digest
+from .ahead import Seen, build, like
+from .looking import LOOKED
 from .region_table import RegionGroup, RegionTable, Request, group_key
 from .tracing import WeightSlot, region_format, weight_slots
 
@@ -55,10 +58,28 @@ class BoundRegions:
         self._distinct: set[tuple[str, str]] = set()
         self._groups: dict[int, RegionGroup] = {}
         self._monitor: Monitor = SilentMonitor()
+        self._seen: dict[str, Seen] | None = None  # while a call only looks: the regions that it came to
 
     def begin(self, monitor: Monitor) -> None:
         """A call starts."""
         self._monitor = monitor
+
+    @contextlib.contextmanager
+    def looking(self) -> Iterator[None]:
+        """Meanwhile every region runs its original, and is noted."""
+        self._seen = {}
+        try:
+            yield
+        except BaseException:
+            self._seen = None
+            raise
+
+    def build_ahead(self, count: int, announce: Callable[[int, int, str], None]) -> None:
+        """Compile what was seen, in `count` processes. Raises what cancels."""
+        seen, self._seen = [each for each in (self._seen or {}).values() if not each.group.variants], None
+        if seen:
+            store = self._store_for(seen[0].tensors[0].device)
+            build(seen, count, store, self._stats, self._monitor, announce)
 
     def survey(self, sites: Iterable[RegionSite]) -> None:
         """Find the distinct groups before anything is compiled: they are the N of "7 of N".
@@ -108,6 +129,9 @@ class BoundRegions:
             return _STREAMED
         tensors = [tensor.contiguous(memory_format=region_format(tensor)) for tensor in tensors]
         group = self._group(site, bound, tensors, state)
+        if self._seen is not None:
+            self._seen.setdefault(group.key, Seen(group, site, weights, [like(tensor) for tensor in tensors]))
+            return LOOKED
         shapes = tuple(tuple(tensor.shape) for tensor in tensors)
         variant: Any = group.by_shapes.get(shapes)
         if variant is None:

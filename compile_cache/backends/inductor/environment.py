@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import platform
 import sys
+from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -85,6 +86,33 @@ def _precision(device: torch.device) -> str:
             "fp16 accumulation": getattr(matmul, "allow_fp16_accumulation", False),
         }
     return ", ".join(f"{name} {_on(value)}" for name, value in flags.items())
+
+
+def flags() -> dict[str, Any]:
+    """The state of this process that the environment consists of, for another process to take on."""
+    matmul = torch.backends.cuda.matmul
+    return {
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
+        "threads": torch.get_num_threads(),
+        "tf32 matmul": tf32_matmul(),
+        "tf32 convolution": tf32_convolution(),
+        "fp16 reduction": matmul.allow_fp16_reduced_precision_reduction,
+        "bf16 reduction": matmul.allow_bf16_reduced_precision_reduction,
+        "fp16 accumulation": getattr(matmul, "allow_fp16_accumulation", None),
+    }
+
+
+def apply_flags(values: Mapping[str, Any]) -> None:
+    """Take on what `flags` told of another process."""
+    matmul = torch.backends.cuda.matmul
+    torch.use_deterministic_algorithms(values["deterministic"])
+    torch.set_num_threads(values["threads"])
+    matmul.allow_tf32 = values["tf32 matmul"]
+    torch.backends.cudnn.allow_tf32 = values["tf32 convolution"]
+    matmul.allow_fp16_reduced_precision_reduction = values["fp16 reduction"]
+    matmul.allow_bf16_reduced_precision_reduction = values["bf16 reduction"]
+    if values["fp16 accumulation"] is not None:
+        matmul.allow_fp16_accumulation = values["fp16 accumulation"]
 
 
 def tf32_matmul() -> bool:

@@ -10,7 +10,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import sympy  # type: ignore[import-untyped]
 import torch
+from torch._dynamo.utils import counters
 from torch._functorch import config as functorch_config
 from torch._inductor import config as inductor_config
 from torch._inductor.codecache import PyCodeCache
@@ -18,6 +20,7 @@ from torch._inductor.compile_fx import compile_fx, compile_fx_inner
 from torch._inductor.output_code import CompiledFxGraph
 from torch._inductor.runtime.cache_dir_utils import temporary_cache_dir
 
+from .assumptions import Assumptions
 from .tracing import Trace, size_one_is_general
 
 # torch's symbolic arithmetic logs thousands of harmless lines for odd sizes through these loggers.
@@ -31,9 +34,13 @@ class Compiled:
 
     graph: what inductor gave; None where a trace does nothing but hand inputs through, and inductor gives a function.
     libraries: files that the code loads, by their place in inductor's cache; none where it brings its kernels along.
+    from_disk: whether inductor had it in its own cache, which does not tell all that lowering once assumed.
     """
 
-    def __init__(self, made: CompiledFxGraph | Run, libraries: Mapping[str, bytes] | None = None) -> None:
+    def __init__(
+        self, made: CompiledFxGraph | Run, libraries: Mapping[str, bytes] | None = None, from_disk: bool = False
+    ) -> None:
+        self.from_disk = from_disk
         self.graph = made if isinstance(made, CompiledFxGraph) else None
         self.libraries = libraries or {}
         run = made.current_callable if isinstance(made, CompiledFxGraph) else made
@@ -50,7 +57,7 @@ def compile_trace(trace: Trace, options: dict[str, Any], keep: bool = False) -> 
 
     keep: whether the result is to be stored; then it knows its libraries.
     """
-    loaded = len(PyCodeCache.modules)
+    loaded, hits = len(PyCodeCache.modules), counters["inductor"]["fxgraph_cache_hit"]
     made: list[CompiledFxGraph | Run] = []
 
     def inner(graph: Any, inputs: Any, **kwargs: Any) -> Any:
@@ -72,7 +79,15 @@ def compile_trace(trace: Trace, options: dict[str, Any], keep: bool = False) -> 
     for module in PyCodeCache.modules[loaded:]:  # whether generated now or found in inductor's disk cache
         launch_by_address(module)
     (graph,) = made
-    return Compiled(graph, libraries)
+    return Compiled(graph, libraries, counters["inductor"]["fxgraph_cache_hit"] > hits)
+
+
+def assumptions_of(trace: Trace, compiled: Compiled) -> Assumptions:
+    """What tracing and lowering assumed. What inductor found in its cache was lowered by somebody for whom every size
+    counted as larger than 1: then that is an assumption too.
+    """
+    larger = [sympy.Gt(symbol, 1) for symbol in trace.symbols.values()] if compiled.from_disk else []
+    return Assumptions([*trace.assumptions, *larger], trace.symbols)
 
 
 @contextlib.contextmanager

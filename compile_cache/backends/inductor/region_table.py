@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
@@ -18,8 +19,8 @@ from ...regions import Monitor, RegionSite
 from ...stats import Stats
 from .agreement import disagreement, original
 from .artifacts import pack, unpack
-from .assumptions import Assumptions, Verdict
-from .lowering import compile_trace
+from .assumptions import Verdict
+from .lowering import assumptions_of, compile_trace
 from .tracing import Trace, bind_dims, trace
 from .variant import Shapes, Variant
 
@@ -106,7 +107,7 @@ class RegionTable:
             if sizes is None:
                 return self._refuse(group, shapes, f"{group.label}: inputs {shapes} do not fit {request.site.dims}")
             variant = _find(group, request, sizes)
-            if variant is None and request.store is not None and _take_from(request.store, group, request.stats):
+            if variant is None and request.store is not None and take_from(request.store, group, request.stats):
                 variant = _find(group, request, sizes)
             if variant is None:
                 return self._build(group, request, sizes)
@@ -115,7 +116,7 @@ class RegionTable:
 
     def _build(self, group: RegionGroup, request: Request, sizes: dict[str, int]) -> Variant | BypassReason:
         """Compile; where another process does so at the same time, wait for what it makes."""
-        static = _static_sizes(request.site, request.shapes)
+        static = static_sizes(request.site, request.shapes)
         if static in group.failures:
             return group.failures[static]
         if len(group.variants) >= _MOST_VARIANTS:
@@ -124,16 +125,15 @@ class RegionTable:
         try:
             with _alone(request.store, group.key, request.monitor):
                 variant = None
-                if request.store is not None and _take_from(request.store, group, request.stats):
+                if request.store is not None and take_from(request.store, group, request.stats):
                     variant = _find(group, request, sizes)
                 if variant is None:
                     variant = _compile_for(request, sizes)
                     group.variants.append(variant)
-                    _keep(request.store, group, variant)
+                    keep(request.store, group, variant)
         except RegionCompileError as error:
-            original(
-                request.site, request.tensors
-            )  # inputs that the original refuses too (a text for another model) are not our failure
+            # Inputs that the original refuses too (a text for another model) are not our failure.
+            original(request.site, request.tensors)
             request.stats.counters.compile_failures += 1
             logger.warning("Resolute: %s; it runs as it is", error, exc_info=logger.isEnabledFor(logging.DEBUG))
             group.failures[static] = BypassReason(BypassCode.COMPILE_FAILED, str(error))
@@ -155,9 +155,9 @@ class RegionTable:
 
 def _find(group: RegionGroup, request: Request, sizes: dict[str, int]) -> Variant | None:
     """The first artifact in memory that may run at these sizes."""
-    static = _static_sizes(request.site, request.shapes)
+    static = static_sizes(request.site, request.shapes)
     for variant in group.variants:
-        if variant.static == static and _admits(variant, request, sizes, request.verify):
+        if variant.static == static and admits(variant, request, sizes, request.verify):
             return variant
     return None
 
@@ -166,7 +166,7 @@ def _alone(store: ArtifactStore | None, key: str, monitor: Monitor) -> contextli
     return contextlib.nullcontext() if store is None else store.building(key, monitor.checkpoint)
 
 
-def _take_from(store: ArtifactStore, group: RegionGroup, stats: Stats) -> bool:
+def take_from(store: ArtifactStore, group: RegionGroup, stats: Stats) -> bool:
     """Load what the store has for a group and memory has not, while somebody waits. Whether there was anything."""
     started = time.perf_counter()
     loaded = _load(store, group)
@@ -190,7 +190,7 @@ def _load(store: ArtifactStore, group: RegionGroup) -> int:
     return loaded
 
 
-def _keep(store: ArtifactStore | None, group: RegionGroup, variant: Variant) -> None:
+def keep(store: ArtifactStore | None, group: RegionGroup, variant: Variant) -> None:
     if store is None:
         return
     try:
@@ -207,15 +207,15 @@ def _compile_for(request: Request, sizes: dict[str, int]) -> Variant:
 
     A new artifact is compared with its original once before it is used.
     """
-    general = _general_hints(sizes, request.tensors[0].device)
+    general = general_hints(sizes, request.tensors[0].device)
     for hints in [general] if general == sizes else [general, sizes]:
         variant = _compile(request, hints)
-        if _admits(variant, request, sizes, verify=True):
+        if admits(variant, request, sizes, verify=True):
             return variant
     raise RegionCompileError(request.site.kind, AssertionError("its results differ from the original's"))
 
 
-def _admits(variant: Variant, request: Request, sizes: dict[str, int], verify: bool) -> bool:
+def admits(variant: Variant, request: Request, sizes: dict[str, int], verify: bool) -> bool:
     """Whether an artifact may run at `sizes`: by its assumptions, and by comparing results where they do not tell."""
     kind = request.site.kind
     verdict, decided = variant.assumptions.check(sizes)
@@ -233,24 +233,29 @@ def _admits(variant: Variant, request: Request, sizes: dict[str, int], verify: b
     return True
 
 
-def _static_sizes(site: RegionSite, shapes: Shapes) -> Shapes:
+def static_sizes(site: RegionSite, shapes: Shapes) -> Shapes:
+    """The sizes of the dimensions without a name, 0 elsewhere."""
     return tuple(
         tuple(size if name is None else 0 for name, size in zip(names, shape, strict=True))
         for names, shape in zip(site.dims, shapes, strict=True)
     )
 
 
-def _general_hints(sizes: dict[str, int], device: torch.device) -> dict[str, int]:
+def general_hints(sizes: dict[str, int], device: torch.device) -> dict[str, int]:
     """Never 1: an example of size 1 invites a special case. See _CPU_BATCH_HINT for the other bound."""
     lowest = {"b": _CPU_BATCH_HINT} if device.type == "cpu" else {}
     return {name: max(size, lowest.get(name, 2)) for name, size in sizes.items()}
 
 
+def inductor_options(device: torch.device) -> dict[str, Any]:
+    """Activations stay channels-last between regions on CUDA: convolutions want it, and tokens are then a view."""
+    return {} if device.type == "cpu" else {"force_layout_optimization": True}
+
+
 def _compile(request: Request, hints: dict[str, int]) -> Variant:
     site, tensors = request.site, request.tensors
     started = time.perf_counter()
-    # Activations stay channels-last between regions on CUDA: convolutions want it, and tokens are then a view.
-    options = {} if tensors[0].device.type == "cpu" else {"force_layout_optimization": True}
+    options = inductor_options(tensors[0].device)
     failures: list[Exception] = []
     for oblivious in (True, False):
         try:
@@ -267,6 +272,5 @@ def _compile(request: Request, hints: dict[str, int]) -> Variant:
     request.stats.counters.region_compiles += 1
     request.stats.counters.stall_seconds += seconds
     request.stats.event("compile", f"{site.kind} ({site.name})", seconds)
-    assumptions = Assumptions(traced.assumptions, traced.symbols)
-    static = _static_sizes(site, request.shapes)
-    return Variant(compiled, assumptions, static, traced.used_weights, traced.output_spec)
+    static = static_sizes(site, request.shapes)
+    return Variant(compiled, assumptions_of(traced, compiled), static, traced.used_weights, traced.output_spec)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from .deepcache_rig import HIGHEST_DEPTH, TOLERANCE, inputs, load, make_unet, relative_error, residuals
+from .in_process import HIGHEST_DEPTH, TOLERANCE, inputs, load, make_unet, relative_error, residuals
 
 SIZES = [(720, 720), (720, 960), (960, 720), (728, 720), (544, 512), (576, 544), (528, 528), (264, 200)]
 DEPTHS = range(1, HIGHEST_DEPTH + 1)

@@ -16,8 +16,8 @@ import torch
 
 from scripts.support import comfyui
 
-ROOT = Path(__file__).resolve().parents[2]
-PACK = "resolute_on_comfyui"  # beside the copy that other tests run without ComfyUI
+ROOT = Path(__file__).resolve().parents[3]
+PACK = "resolute_on_comfyui"  # beside the one on a server
 REFERENCE = ROOT / "tests" / "comfy" / "deepcache" / "pack" / "reference.py"
 TOLERANCE = 1e-5
 

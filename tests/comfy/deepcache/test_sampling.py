@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from .deepcache_rig import TOLERANCE, load, relative_error
+from .in_process import TOLERANCE, load, relative_error
 
 STEPS = 12
 EVERY_THIRD = list(range(0, STEPS, 3))

@@ -1,0 +1,133 @@
+"""The first call of a model: look at all of its regions, then compile them at once.
+
+Without this each region is compiled when the call comes to it, one after the other. Each is compared with its original
+once, on random inputs of the sizes that were seen: the real ones of all regions do not fit into memory together.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from ...artifact_store import Artifact, ArtifactStore, InvalidArtifactError
+from ...regions import Monitor, RegionSite
+from ...stats import Stats
+from .artifacts import unpack
+from .job import Job, job_of, settings_of
+from .region_table import RegionGroup, Request, admits, general_hints, inductor_options, keep, static_sizes, take_from
+from .tracing import bind_dims, region_format, trace
+from .variant import Shapes
+from .workers import Workers, all_of
+
+logger = logging.getLogger(__name__)
+
+_FEWEST = 3  # regions that are worth starting processes for
+
+
+@dataclass(frozen=True, eq=False)
+class Seen:
+    """A region that a call came to, the weights of its block, and its inputs without their memory."""
+
+    group: RegionGroup
+    site: RegionSite
+    weights: Sequence[torch.Tensor]
+    tensors: Sequence[torch.Tensor]
+
+    @property
+    def shapes(self) -> Shapes:
+        return tuple(tuple(tensor.shape) for tensor in self.tensors)
+
+
+def like(tensor: torch.Tensor) -> torch.Tensor:
+    """The same in everything but its contents, which take no memory."""
+    return tensor.new_empty((1,) * tensor.ndim).expand(tensor.shape)
+
+
+def build(
+    seen: Sequence[Seen],
+    count: int,
+    store: ArtifactStore | None,
+    stats: Stats,
+    monitor: Monitor,
+    announce: Callable[[int, int, str], None],
+) -> None:
+    """Compile what has no artifact, in `count` processes. What fails is left to be compiled when the call comes to it.
+
+    announce: (done, of how many, kind). Raises what cancels.
+    """
+    device = seen[0].tensors[0].device
+    with contextlib.ExitStack() as held:
+        if store is not None:
+            for each in sorted(seen, key=lambda each: each.group.key):  # one order for all processes
+                held.enter_context(store.building(each.group.key, monitor.checkpoint))
+                if not each.group.variants:
+                    take_from(store, each.group, stats)
+        missing = [each for each in seen if not each.group.variants]
+        if len(missing) < _FEWEST:
+            return
+        started = time.perf_counter()
+        announce(0, len(missing), "all at once")
+        with Workers(min(count, len(missing)), settings_of(device)) as workers:
+            done = 0
+            for answer in workers.answers(all_of(workers, _jobs(missing, device, monitor))):
+                monitor.checkpoint()
+                if answer is None:
+                    continue
+                number, artifact, seconds = answer
+                each = missing[number]
+                done += 1
+                failure = artifact if isinstance(artifact, str) else _taken(each, artifact, store, stats, monitor)
+                if failure:
+                    logger.info("Resolute: %s was not compiled ahead: %s", each.site.kind, failure)
+                    continue
+                stats.counters.region_compiles += 1
+                stats.event("compile", f"{each.site.kind} ({each.site.name})", seconds)
+                announce(done, len(missing), each.site.kind)
+        stats.counters.stall_seconds += time.perf_counter() - started
+
+
+def _taken(each: Seen, artifact: Artifact, store: ArtifactStore | None, stats: Stats, monitor: Monitor) -> str:
+    """Put an artifact where the call will find it. Returns what is wrong with it, or nothing."""
+    try:
+        variant = unpack(artifact)
+    except InvalidArtifactError as error:
+        return str(error)
+    sizes = bind_dims(each.site.dims, each.shapes)
+    inputs = [_random(tensor) for tensor in each.tensors]
+    request = Request(each.site, each.weights, inputs, stats, monitor, announce=lambda: None, store=store)
+    if sizes is None or not admits(variant, request, sizes, verify=True):
+        return "its results differ from the original's"
+    each.group.variants.append(variant)
+    keep(store, each.group, variant)
+    return ""
+
+
+def _random(tensor: torch.Tensor) -> torch.Tensor:
+    layout = region_format(tensor)
+    made = torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device, memory_format=layout)
+    return made.normal_() if tensor.is_floating_point() else made.zero_()
+
+
+def _jobs(missing: Sequence[Seen], device: torch.device, monitor: Monitor) -> Iterator[tuple[int, Job]]:
+    for number, each in enumerate(missing):
+        monitor.checkpoint()
+        site = each.site
+        sizes = bind_dims(site.dims, each.shapes)
+        if sizes is None:
+            continue
+        hints = general_hints(sizes, device)
+        try:
+            traced = trace(site.function, site.module, each.tensors, site.dims, hints, True, site.without)
+            static = static_sizes(site, each.shapes)
+            job = job_of(each.group.key, each.group.label, traced, static, inductor_options(device), device)
+        except monitor.cancellations:
+            raise
+        except Exception as error:
+            logger.debug("Resolute: %s cannot be compiled ahead", site.kind, exc_info=error)
+            continue
+        yield number, job

@@ -1,0 +1,80 @@
+"""One trace on its way to a worker, and the artifact that comes back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.utils._pytree as pytree
+from torch._inductor import config as inductor_config
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx._graph_pickler import GraphPickler
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+from ...artifact_store import Artifact
+from .artifacts import pack
+from .environment import apply_flags, environment_of, flags
+from .lowering import assumptions_of, compile_trace
+from .tracing import Trace
+from .variant import Shapes, Variant
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a worker must have in common with the process that it works for."""
+
+    device: str
+    inductor: dict[str, Any]
+    flags: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Job:
+    """trace: graph, inputs and symbols, as torch's own pickler writes them; output: a tree spec as JSON."""
+
+    key: str
+    label: str
+    trace: bytes
+    used_weights: tuple[int, ...]
+    output: str
+    oblivious: bool
+    static: Shapes
+    options: dict[str, Any]
+    environment: str  # digest: code for another one is of no use
+
+
+def settings_of(device: torch.device) -> Settings:
+    return Settings(str(device), inductor_config.save_config_portable(ignore_private_configs=True), flags())
+
+
+def job_of(key: str, label: str, traced: Trace, static: Shapes, options: dict[str, Any], device: torch.device) -> Job:
+    content = GraphPickler.dumps((traced.graph, list(traced.fakes), traced.symbols))
+    output = pytree.treespec_dumps(traced.output_spec)
+    environment = environment_of(device, "").digest()
+    return Job(key, label, content, traced.used_weights, output, traced.oblivious, static, options, environment)
+
+
+# --- in the worker ---------------------------------------------------------------------------------------------
+
+
+def prepare(settings: Settings) -> None:
+    """Make this process one like that which asks."""
+    inductor_config.load_config(settings.inductor)
+    inductor_config.compile_threads = 1  # there are as many workers as there is work for processors
+    apply_flags(settings.flags)
+
+
+def run(job: Job) -> Artifact:
+    """Compile. Raises whatever torch raises, and RuntimeError where this process has another environment."""
+    mode = FakeTensorMode(shape_env=ShapeEnv(specialize_zero_one=False, duck_shape=False))
+    loaded: Any = GraphPickler.loads(job.trace, mode)
+    graph, fakes, symbols = loaded
+    if environment_of(fakes[-1].device, "").digest() != job.environment:
+        raise RuntimeError("the worker's environment is another one")
+    mode = fakes[-1].fake_mode
+    spec = pytree.treespec_loads(job.output)
+    traced = Trace(graph, fakes, job.used_weights, mode, mode.shape_env, symbols, spec, job.oblivious)
+    compiled = compile_trace(traced, job.options, keep=True)
+    assumptions = assumptions_of(traced, compiled)
+    return pack(job.key, job.label, Variant(compiled, assumptions, job.static, job.used_weights, spec))

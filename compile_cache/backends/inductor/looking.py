@@ -1,0 +1,32 @@
+"""Whether a call looks at all of its regions before the first one is compiled, so that they can be compiled at once."""
+
+from __future__ import annotations
+
+import os
+
+import torch
+
+LOOKED = object()  # in place of a region's result, while a call only looks
+
+_MOST = 8
+_GPU_MEMORY = 1 << 30  # bytes, for the CUDA context of each process
+
+
+class LookAhead(BaseException):
+    """Leaves a call that came to a region without an artifact, to look at the others first.
+
+    No Exception, so that no patch in between takes it for a failure.
+    """
+
+
+def suitable(wanted: int | None, device: torch.device) -> int:
+    """How many workers to use on this machine: `wanted`, or half of its processors. Fewer than 2 is none."""
+    count = min(_processors() // 2, _MOST) if wanted is None else wanted
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        count = min(count, int(free // _GPU_MEMORY))
+    return count if count > 1 else 0
+
+
+def _processors() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

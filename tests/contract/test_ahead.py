@@ -1,0 +1,116 @@
+"""Regions that are compiled at once, in other processes: the same artifacts, the same bookkeeping."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from unittest.mock import ANY
+
+import pytest
+import sympy  # type: ignore[import-untyped]
+import torch
+from torch._inductor.runtime.cache_dir_utils import temporary_cache_dir
+
+from compile_cache.backends.inductor import ahead, workers
+from compile_cache.backends.inductor.backend import InductorBackend
+
+from .rig import TOLERANCE, Model, Rig, inputs, seeded
+
+SIZES = [(1, 8, 8, 7), (17, 8, 8, 7), (2, 33, 25, 154), (1, 1, 1, 1), (3, 17, 9, 5)]
+
+
+@pytest.fixture(autouse=True)
+def two_are_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The model has two distinct regions."""
+    monkeypatch.setattr(ahead, "_FEWEST", 2)
+
+
+def rig(**config: Any) -> Rig:
+    return Rig(InductorBackend(), workers=2, **config)
+
+
+def test_they_are_right_at_every_size_and_nothing_compiles_again(tmp_path: Path) -> None:
+    one = rig(store_folder=tmp_path, source="one")
+    bound = one.bind(seeded(Model))
+    with one.expect(region_compiles=2, verifications=2, region_calls=4, graph_calls=1):
+        assert bound.error(*inputs()) <= TOLERANCE
+    with one.expect(region_calls=4 * len(SIZES), graph_calls=len(SIZES), verifications=ANY):
+        assert max(bound.error(*inputs(*size)) for size in SIZES) <= TOLERANCE
+
+    # They bring along what tracing and lowering assumed, as those of this process do.
+    two = Rig(InductorBackend(), store_folder=tmp_path, source="one", workers=0)
+    with two.expect(region_loads=2, region_calls=4, graph_calls=1):
+        assert two.bind(seeded(Model)).error(*inputs()) <= TOLERANCE
+    here = Rig(InductorBackend(), workers=0, store_folder=tmp_path / "another", source="one")
+    here.bind(seeded(Model))(*inputs())
+    assert assumed(one) == assumed(two) == assumed(here)
+
+
+def assumed(rig: Rig) -> dict[str, set[str]]:
+    """By region, but for "not 0", which lowering asks or does not ask by what it did before."""
+    groups = rig.backend.table._groups.values()
+    return {
+        group.label: {str(each) for each in group.variants[0].assumptions.expressions if not isinstance(each, sympy.Ne)}
+        for group in groups
+    }
+
+
+def test_what_a_worker_cannot_do_is_compiled_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workers.worker, "__file__", str(Path(__file__).with_name("no_such_worker.py")))
+    one = rig()
+    with one.expect(region_compiles=2, verifications=2, region_calls=4, graph_calls=1):
+        assert one.bind(seeded(Model)).error(*inputs()) <= TOLERANCE
+
+
+def test_a_wrong_result_is_never_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = ahead.unpack
+
+    def spoiled(artifact: Any) -> Any:
+        variant = real(artifact)
+        variant.compiled = lambda tensors: [torch.zeros_like(tensors[-1])]
+        return variant
+
+    monkeypatch.setattr(ahead, "unpack", spoiled)
+    one = rig()
+    with one.expect(region_compiles=2, verifications=4, region_calls=4, graph_calls=1):
+        assert one.bind(seeded(Model)).error(*inputs()) <= TOLERANCE
+
+
+def test_cancel_ends_the_workers() -> None:
+    class Stopper:
+        cancellations = (InterruptedError,)
+        presses = 0
+
+        def checkpoint(self) -> None:
+            self.presses += 1
+            if self.presses > 4:
+                raise InterruptedError("cancelled")
+
+        def progress(self, done: int, total: int, text: str) -> None: ...
+
+        def note(self, text: str) -> None: ...
+
+    one = rig()
+    bound = one.bind(seeded(Model))
+    with pytest.raises(InterruptedError):
+        bound(*inputs(), monitor=Stopper())
+    with one.expect(region_compiles=2, verifications=2, region_calls=4, graph_calls=1):
+        assert bound.error(*inputs()) <= TOLERANCE
+
+
+def test_code_from_inductors_own_cache_is_compared_at_size_one(fresh_inductor_cache: None) -> None:
+    first, second = Rig(InductorBackend(), workers=0), Rig(InductorBackend(), workers=0)
+    first.bind(seeded(Model))(*inputs())
+    bound = second.bind(seeded(Model))
+    bound(*inputs())
+    with second.expect(verifications=2, region_calls=4, graph_calls=1):
+        assert bound.error(*inputs(1, 1, 1, 1)) <= TOLERANCE
+    with second.expect(region_calls=4, graph_calls=1):
+        assert bound.error(*inputs(1, 1, 1, 1)) <= TOLERANCE
+
+
+@pytest.fixture
+def fresh_inductor_cache(tmp_path: Path) -> Iterator[None]:
+    with temporary_cache_dir(str(tmp_path)):
+        yield
