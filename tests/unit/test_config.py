@@ -95,3 +95,15 @@ def test_regions_are_kept_where_the_caller_says_unless_the_environment_says_othe
     assert folder(str(tmp_path / "other")) == tmp_path / "other"
     with pytest.raises(UserError, match="RESOLUTE_STORE='some/where' is neither"):
         folder("some/where")
+
+
+@pytest.mark.parametrize(("text", "expected"), [("", None), ("0", 0), ("4", 4)])
+def test_the_number_of_workers_is_the_machines_unless_set(text: str, expected: int | None) -> None:
+    assert CacheConfig.from_environment({"RESOLUTE_WORKERS": text}).workers == expected
+
+
+def test_a_number_of_workers_that_is_none_is_refused() -> None:
+    with pytest.raises(
+        UserError, match="RESOLUTE_WORKERS='many' is not a whole number; for example RESOLUTE_WORKERS=4"
+    ):
+        CacheConfig.from_environment({"RESOLUTE_WORKERS": "many"})

@@ -1,6 +1,7 @@
 """A process that compiles traces for another one: `python worker.py`, jobs on stdin, artifacts on stdout.
 
-Started by `workers`, by path: the pack's own name is whatever folder ComfyUI found it in.
+Started by `workers`, by path: the pack's own name is whatever folder ComfyUI found it in. For the same reason messages
+are of plain types: the two sides know one class by different names.
 """
 
 from __future__ import annotations
@@ -40,14 +41,14 @@ def main() -> None:
     sys.path[0] = str(Path(__file__).resolve().parents[3])
     try:
         settings = receive(sys.stdin.buffer)
-        from compile_cache.backends.inductor.job import prepare, run
+        from compile_cache.backends.inductor.job import Job, Settings, prepare, run
 
-        prepare(settings)
+        prepare(Settings(**settings))
         while True:
             job = receive(sys.stdin.buffer)
             started = time.perf_counter()
             try:
-                send(answers, (run(job), time.perf_counter() - started))
+                send(answers, (vars(run(Job(**job))), time.perf_counter() - started))
             except Exception as error:  # noqa: BLE001 (told to whoever waits, who compiles it himself)
                 send(answers, (f"{type(error).__name__}: {error}", 0.0))
     except EOFError:

@@ -72,7 +72,7 @@ class Workers:
         assert process.stdout is not None
         gone: str | None = None
         try:
-            worker.send(process.stdin, self._settings)
+            worker.send(process.stdin, vars(self._settings))
         except OSError as error:
             gone = str(error)
         while (entry := self._jobs.get()) is not None:
@@ -80,8 +80,9 @@ class Workers:
             answer: tuple[Artifact | str, float] = (f"the worker ended: {gone}", 0.0)
             if gone is None:
                 try:
-                    worker.send(process.stdin, job)
-                    answer = worker.receive(process.stdout)
+                    worker.send(process.stdin, vars(job))
+                    made, seconds = worker.receive(process.stdout)
+                    answer = (made if isinstance(made, str) else Artifact(**made), seconds)
                 except (OSError, EOFError, ValueError) as error:
                     gone = f"{type(error).__name__} {error}"
                     answer = (f"the worker ended: {gone}", 0.0)
