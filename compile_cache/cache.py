@@ -8,11 +8,11 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 
-from .backends.base import Call, Graph, Program
+from .backends.base import Call, FollowingGraph, Graph, Program
 from .config import CacheConfig
 from .dispatcher import Action, Decision, Situation, decide
 from .errors import BypassCode, BypassReason
@@ -22,6 +22,9 @@ from .misses import FREED, SignatureBook
 from .stats import Stats
 
 logger = logging.getLogger(__name__)
+
+# In the key of a graph that follows its weights: it serves every epoch.
+_ANY_EPOCH = -1
 
 
 class GraphCache:
@@ -44,8 +47,11 @@ class GraphCache:
 
     def run(self, program: Program, call: Call) -> Any:
         """Answer a call by the fastest right path. Raises only what the original forward raises."""
-        key = CaptureKey(call.key, call.device, program.owner, call.epoch)
+        follows = program.capabilities.follows_weights
+        key = CaptureKey(call.key, call.device, program.owner, _ANY_EPOCH if follows else call.epoch)
         with self._lock:
+            if follows:
+                self._drop_left_behind(key.owner, call.epoch)
             decision = self._decide(program, call, key)
             if decision.reason is not None:
                 self._note(decision.reason)
@@ -98,7 +104,7 @@ class GraphCache:
 
     def _capture(self, program: Program, call: Call, key: CaptureKey, result: Any, why: str) -> None:
         started = time.perf_counter()
-        self.drop_stale(key.owner, key.epoch)
+        self.drop_stale(key.owner, call.epoch)
         call.monitor.checkpoint()
         try:
             graph = program.capture(call, result)
@@ -203,10 +209,20 @@ class GraphCache:
     def drop_stale(self, owner: int, epoch: int) -> None:
         """A new weights epoch makes the module's older captures useless: drop them."""
         with self._lock:
+            useful = (epoch, _ANY_EPOCH)
             for key, _ in self._graphs:
-                if key.owner == owner and key.epoch != epoch:
+                if key.owner == owner and key.epoch not in useful:
                     self._graphs.discard(key)
-            self._latched = {k: r for k, r in self._latched.items() if k.owner != owner or k.epoch == epoch}
+            self._drop_left_behind(owner, epoch)
+            self._latched = {k: r for k, r in self._latched.items() if k.owner != owner or k.epoch in useful}
+
+    def _drop_left_behind(self, owner: int, epoch: int) -> None:
+        """Of the graphs that follow their weights, drop those that cannot."""
+        for key, entry in self._graphs:
+            if key.owner == owner and key.epoch == _ANY_EPOCH:
+                graph = cast(FollowingGraph, entry.value)
+                if not graph.follow(epoch):
+                    self._graphs.discard(key)
 
     @staticmethod
     def _close(graph: Graph) -> None:

@@ -1,0 +1,98 @@
+"""The real oneflow and onediff, and ComfyUI on the CPU with them. What is missing is an error, never a skip."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from compile_cache.backends.oneflow.packages import installed
+from scripts.support import comfyui
+from scripts.support.places import ROOT
+from scripts.support.server import ComfyServer
+
+from ..conftest import linked_packs
+
+pytest.register_assert_rewrite(f"{__package__}.rig", f"{__package__.rpartition('.')[0]}.comfy.rig")
+from ..comfy.rig import Bench, PromptDict, node  # noqa: E402 (after the line that has its assertions explained)
+from .rig import close_all  # noqa: E402
+
+
+def pytest_report_header() -> str:
+    """The versions that are tested."""
+    return f"OneFlow: {installed()}"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _packages_are_there() -> None:
+    found = installed()
+    assert found.oneflow, "OneFlow is not installed: run `scripts/test --oneflow`, which makes its environment"
+    assert found.onediff, "onediff is not installed: run `scripts/test --oneflow`, which makes its environment"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _graphs_are_closed() -> Iterator[None]:
+    yield
+    close_all()
+
+
+@pytest.fixture(scope="session")
+def comfy(comfyui_folder: Callable[[str], Path]) -> None:
+    """ComfyUI's own modules can be imported, for the CPU."""
+    sys.path.insert(0, str(comfyui_folder(comfyui.TARGET)))
+    import comfy.cli_args
+
+    comfy.cli_args.args.cpu = True
+
+
+@pytest.fixture(scope="session")
+def comfy_server(make_server: Callable[..., ComfyServer]) -> ComfyServer:
+    """ComfyUI with OneFlow, and room for many graphs: on the CPU, OneFlow uses no memory twice within a graph."""
+    packs = {**linked_packs(), "resolute-scenario-pack": ROOT / "tests" / "comfy" / "pack"}
+    return make_server(packs=packs, environment={"RESOLUTE_BUDGET_MB": "10000"})
+
+
+@pytest.fixture(scope="session")
+def bench(comfy_server: ComfyServer) -> Bench:
+    """Runs prompts on it and tells what each cost."""
+    return Bench(comfy_server.client)
+
+
+@pytest.fixture(scope="session")
+def seeds() -> Iterator[int]:
+    """Seeds that no other prompt of the session has: ComfyUI would answer a repeated one without sampling."""
+    return itertools.count(5000)
+
+
+@pytest.fixture
+def prompt(seeds: Iterator[int]) -> Callable[..., PromptDict]:
+    """Builds text to image with the tiny SD1.5-like model and VAE, with a new seed each time."""
+
+    def build(width: int = 128, height: int = 128, batch: int = 1, steps: int = 2, **changes: Any) -> PromptDict:
+        text = {"tokens": 77, "width": 768, "pooled_width": 0, "batch": 1}
+        sampler = {"steps": steps, "cfg": 5.0, "sampler_name": "euler", "scheduler": "normal", "denoise": 1.0}
+        return {
+            "model": node("ResoluteTestTinyModel", seed=0, kind="sd"),
+            "vae": node("ResoluteTestTinyVAE", seed=0),
+            "positive": node("ResoluteTestConditioning", seed=11, **text),
+            "negative": node("ResoluteTestConditioning", seed=12, **text),
+            "latent": node("EmptyLatentImage", width=width, height=height, batch_size=batch),
+            "sample": node(
+                "KSampler",
+                model=["model", 0],
+                positive=["positive", 0],
+                negative=["negative", 0],
+                latent_image=["latent", 0],
+                seed=next(seeds),
+                **{**sampler, **changes},
+            ),
+            "decode": node("VAEDecode", samples=["sample", 0], vae=["vae", 0]),
+            "image": node("SaveImage", images=["decode", 0], filename_prefix="tiny"),
+            "samples": node("ResoluteTestSaveLatent", samples=["sample", 0], filename_prefix="tiny"),
+        }
+
+    return build
