@@ -130,6 +130,8 @@ class GraphCache:
                 ),
             )
             return
+        if not program.capabilities.returns_memory:
+            self._graphs.pin(key)  # for good: to evict it would free nothing
         self._pin(key)
         self.stats.counters.evictions = self._graphs.evictions
 

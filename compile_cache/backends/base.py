@@ -20,7 +20,8 @@ from ..stats import Stats
 class Capabilities:
     """What a backend can do on a device, and if it cannot run there, why and what to do about it.
 
-    `follows_weights`: its graphs are `FollowingGraph`s. `detail` says more about what runs, for people.
+    `follows_weights`: its graphs are `FollowingGraph`s. `returns_memory`: what a graph takes comes back when it is
+    closed; where not, no graph is closed to make room. `detail` says more about what runs, for people.
     """
 
     available: bool
@@ -29,6 +30,7 @@ class Capabilities:
     reason: str = ""
     remedy: str = ""
     follows_weights: bool = False
+    returns_memory: bool = True
     detail: str = ""
 
 

@@ -78,6 +78,8 @@ class ModuleRunner:
             forward_bypass=_forward_bypass(),
             capture_blocker=description.blocker or self.residency.blocker,
             monitor=self.monitor,
+            module=self._alive(),
+            method=description.method,
         )
         return service.cache().run(program, call)
 

@@ -27,7 +27,9 @@ class OneFlowBackend(Backend):
         refusal = packages.why_not(device)
         if refusal is not None:
             return Capabilities(available=False, reason=refusal[0], remedy=refusal[1])
-        return Capabilities(available=True, captures=True, follows_weights=True, detail=self._detail())
+        return Capabilities(
+            available=True, captures=True, follows_weights=True, returns_memory=False, detail=self._detail()
+        )
 
     def bind(
         self, owner: int, capabilities: Capabilities, build_hooks: HookBuilder, stats: Stats, config: CacheConfig

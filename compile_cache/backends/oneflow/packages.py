@@ -116,4 +116,4 @@ def undisturbed() -> Iterator[None]:
         sys.exit, sys.excepthook = leave, hook
         for name in os.environ.keys() - variables.keys():
             del os.environ[name]
-        os.environ.update({name: value for name, value in variables.items() if os.environ.get(name) != value})
+        os.environ.update(variables)

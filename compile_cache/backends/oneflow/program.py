@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 import weakref
 from collections.abc import Sequence
@@ -17,8 +16,6 @@ from ..eager import EagerProgram
 from .packages import installed, oneflow
 from .runtime import Runtime, memory_in_use, synchronize, wait_for_torch
 from .weights import CopiedWeights, Weight, Weights, to_oneflow
-
-logger = logging.getLogger(__name__)
 
 # OneFlow 0.9.0 starts a graph and then notes that it did. One that is done before is taken off an empty queue, which
 # corrupts memory: about one process in ten, for graphs of microseconds on a busy machine. Models take far longer.
@@ -63,14 +60,13 @@ class Compiler(Protocol):
 class OneFlowGraph:
     """One forward for one signature. Single-threaded: the cache's lock guards it."""
 
-    def __init__(self, graph: Any, forward: Forward, call: Call, weights: Weights, runtime: Runtime) -> None:
+    def __init__(self, graph: Any, forward: Forward, call: Call, weights: Weights, size: int) -> None:
         assert call.module is not None
-        self.bytes = 0
+        self.bytes = size
         self._graph = graph
         self._forward: Forward | None = forward
         self._module = weakref.ref(call.module)
         self._weights = weights
-        self._runtime = runtime
         self._epoch = call.epoch
         self._copied: CopiedWeights | None = CopiedWeights(forward.weights, call.module)
 
@@ -96,9 +92,8 @@ class OneFlowGraph:
         return forward.rebuilt(_to_torch(results))
 
     def close(self) -> None:
-        if self._forward is not None:
-            self._graph, self._forward, self._copied = None, None, None
-            self._runtime.closed()
+        """Let the weights go. The graph's own memory stays OneFlow's."""
+        self._graph, self._forward, self._copied = None, None, None
 
 
 class OneFlowProgram(EagerProgram):
@@ -128,14 +123,10 @@ class OneFlowProgram(EagerProgram):
         call.monitor.checkpoint()
         graph = self._runtime.build(lambda: _graph_of(forward), inputs)
         forward.release()
-        made = OneFlowGraph(graph, forward, call, self._weights, self._runtime)
-        made.bytes = max(memory_in_use(device) - before, sum(tensor.nbytes for tensor in call.tensors))
-        self._runtime.account(made.bytes)
-        try:
-            _demand_equal(made.replay(call.tensors), result, "its graph")
-        except CaptureError:
-            made.close()
-            raise
+        size = max(memory_in_use(device) - before, sum(tensor.nbytes for tensor in call.tensors))
+        self._runtime.account(size)
+        made = OneFlowGraph(graph, forward, call, self._weights, size)
+        _demand_equal(made.replay(call.tensors), result, "its graph")
         return made
 
     def _check(self, call: Call, forward: Forward, result: Any) -> list[Any]:
