@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from compile_cache.backends.oneflow.packages import installed
+from compile_cache.backends.oneflow.runtime import runtime
 from scripts.support import comfyui
 from scripts.support.places import ROOT
 from scripts.support.server import ComfyServer
@@ -34,6 +35,12 @@ def _packages_are_there() -> None:
     assert found.onediff, "onediff is not installed: run `scripts/test --oneflow`, which makes its environment"
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _room_for_the_graphs_of_all_tests() -> None:
+    """Most of them are tiny, and the limit is meant for a ComfyUI."""
+    runtime().most = 10_000
+
+
 @pytest.fixture(scope="module", autouse=True)
 def _graphs_are_closed() -> Iterator[None]:
     yield
@@ -43,7 +50,7 @@ def _graphs_are_closed() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def comfy(comfyui_folder: Callable[[str], Path]) -> None:
     """ComfyUI's own modules can be imported, for the CPU."""
-    sys.path.insert(0, str(comfyui_folder(comfyui.TARGET)))
+    sys.path.append(str(comfyui_folder(comfyui.TARGET)))  # last: it has a `tests` too
     import comfy.cli_args
 
     comfy.cli_args.args.cpu = True

@@ -25,7 +25,7 @@ _open: list[Bound] = []
 
 
 def close_all() -> None:
-    """Every module that was bound: at the end of a file of tests."""
+    """Every module that was bound, so that its weights go: at the end of a file of tests."""
     while _open:
         _open.pop().close()
 
@@ -49,6 +49,15 @@ class Layers(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.second(nn.functional.silu(self.first(x))) + self.offset
+
+
+class ManyOperators(nn.Module):
+    """As many steps as a UNet has."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for _ in range(400):
+            x = x * 1.0001 + 0.0001
+        return x
 
 
 def rows(number: int, seed: int = 0) -> torch.Tensor:
@@ -120,7 +129,7 @@ class Bound:
         return relative_error(self(*tensors), self.original(*tensors))
 
     def close(self) -> None:
-        """Give the graphs back: OneFlow's memory comes when none is left in the process."""
+        """Let its graphs go."""
         self.cache.forget(self.owner)
 
     def changed(self) -> None:

@@ -94,7 +94,8 @@ class TestTheUNet:
 
 class TestTheDecoder:
     def test_is_right_at_several_sizes_and_its_memory_stays_within_the_budget(self, comfy: None) -> None:
-        bound = Bound(decoder())
+        module = decoder()
+        bound = Bound(module)
         for height, width in ((16, 16), (17, 12), (12, 17), (23, 9)):
             latent = random(2, 4, height, width)
             bound(latent)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import builtins
 import gc
+import importlib
 import os
 import sys
 import threading
 import warnings
 import weakref
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any
 
 import numpy
@@ -19,7 +21,6 @@ from torch import nn
 
 from compile_cache.backends.oneflow.backend import OneFlowBackend
 from compile_cache.backends.oneflow.packages import installed
-from compile_cache.backends.oneflow.runtime import runtime
 
 from .rig import TOLERANCE, Bound, decoder, random, unet, unet_inputs
 
@@ -73,8 +74,9 @@ def test_nothing_keeps_the_weights_and_the_graphs_of_a_module_that_is_gone(comfy
     module.conv_out.weight = nn.Parameter(torch.from_numpy(memory), requires_grad=False)
     bound = bound_to_onediff(module)
     bound(random(1, 4, 8, 8))
-    graph = runtime()._graphs[-1]
-    assert graph() is not None
+    ((_, entry),) = bound.cache._graphs
+    graph = weakref.ref(entry.value._graph)  # type: ignore[attr-defined]
+    del entry
     bound.close()
     del module, memory, bound.program, bound.invoke
     gc.collect()
@@ -115,7 +117,8 @@ class TestTheUNet:
 
 
 def test_the_decoder_is_right_at_two_sizes(comfy: None) -> None:
-    bound = bound_to_onediff(decoder())
+    module = decoder()
+    bound = bound_to_onediff(module)
     for latent in (random(1, 4, 17, 12), random(2, 4, 12, 12)):
         bound(latent)
         with bound.expect(replays=1):
@@ -137,14 +140,19 @@ def test_a_call_that_is_no_method_of_the_module_is_refused_with_a_sentence(model
     assert "a module's own method" in bound.bypasses[0]
 
 
-class Odd(nn.Module):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.special.i0(x)
+@pytest.fixture
+def odd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A module with an operator that OneFlow lacks, of a package that a conversion can import anew."""
+    (tmp_path / "odd_package.py").write_text(
+        "import torch\nclass Odd(torch.nn.Module):\n    def forward(self, x):\n        return torch.special.i0(x)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    return importlib.import_module("odd_package").Odd()
 
 
-def test_a_module_that_it_cannot_run_is_refused_and_the_process_is_as_it_was() -> None:
+def test_a_module_that_it_cannot_run_is_refused_and_the_process_is_as_it_was(odd: Any) -> None:
     before = state_of_the_process()
-    bound = bound_to_onediff(Odd())
+    bound = bound_to_onediff(odd)
     assert torch.equal(bound(random(2, 3)), bound.original(random(2, 3)))
     assert "OneFlow has no torch.special.i0" in bound.bypasses[0]
     assert state_of_the_process(before["modules"]) == before

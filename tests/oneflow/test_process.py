@@ -12,11 +12,11 @@ import pytest
 import torch
 from torch import nn
 
-from compile_cache.backends.oneflow.runtime import Runtime, memory_in_use, runtime
+from compile_cache.backends.oneflow.runtime import Runtime, runtime
 from compile_cache.errors import CaptureError
 from scripts.support.places import ROOT
 
-from .rig import MIB, TOLERANCE, Bound, Layers, close_all, random, rows, with_weights
+from .rig import TOLERANCE, Bound, Layers, close_all, random, rows, with_weights
 
 
 def run_alone(code: str) -> str:
@@ -60,7 +60,7 @@ def test_after_a_plan_that_failed_nothing_is_built_and_the_process_lives() -> No
         print(first.bypasses[0])
         first(rows(2))
         assert first.cache.stats.counters.replays == 1, "what was built before goes on"
-        first.cache.trim()  # starts no session anew: that would end the process as well
+        first.close()
         assert torch.equal(first(rows(2)), first.original(rows(2)))
         print("alive")
         """
@@ -111,41 +111,49 @@ def _no_graph_is_left() -> Iterator[None]:
     close_all()
 
 
-class TestMemory:
-    def test_comes_back_when_the_last_graph_goes_and_graphs_can_be_built_again(self) -> None:
-        class Wide(nn.Module):
-            def forward(self, x: torch.Tensor) -> torch.Tensor:
-                for _ in range(8):
-                    x = torch.tanh(x) + 1
-                return x
+def test_graphs_of_a_models_size_come_and_go_and_the_process_lives() -> None:
+    """A graph is taken down in a thread of OneFlow's. To start its session anew meanwhile, which is all that would give
+    memory back, ends the process: `Check failed: id2actor_ptr_.empty()`, seen with SD1.5's UNet."""
+    printed = run_alone(
+        """
+        from oneflow.framework.multi_client_session import MultiClientSession
+        from tests.oneflow.rig import Bound, ManyOperators, random
 
-        wide = Wide()
-        bound = Bound(wide)
-        cpu = torch.device("cpu")
-        levels = []
-        for _ in range(3):
-            bound(random(4096, 1024))
-            assert bound.cache.bytes > 80 * MIB
-            with bound.expect(replays=1):
-                assert bound.error(random(4096, 1024)) <= TOLERANCE
+        def refuse(self):
+            raise SystemExit("the session is started anew")
+
+        MultiClientSession.Reset = MultiClientSession._TryClose = refuse
+        for rows in (256, 257):
+            bound = Bound(many := ManyOperators())
+            bound(random(rows, 512))
+            bound(random(rows, 512))
+            assert bound.cache.stats.counters.replays == 1, bound.bypasses
             bound.cache.trim()
-            levels.append(memory_in_use(cpu))
-        assert levels[2] - levels[0] < 100 * MIB, levels
+            bound.close()
+        print("alive")
+        """
+    )
+    assert printed.rstrip().endswith("alive")
+
+
+class TestMemory:
+    @pytest.fixture
+    def bound(self) -> Iterator[Bound]:
+        layers = with_weights(Layers())
+        yield Bound(layers)
 
     def test_is_bounded_by_bytes_and_the_next_size_says_so_and_runs_eagerly(
-        self, monkeypatch: pytest.MonkeyPatch
+        self, bound: Bound, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        linear = with_weights(Layers())
-        bound = Bound(linear, budget=1)
-        monkeypatch.setattr(runtime(), "bytes", 1)
+        monkeypatch.setattr(runtime(), "bytes", bound.cache.config.budget_bytes)
         assert torch.equal(bound(rows(2)), bound.original(rows(2)))
         (told,) = bound.bypasses
         assert "RESOLUTE_BUDGET_MB" in told
-        assert "Free Graphs" in told
+        assert "Restart ComfyUI" in told
 
-    def test_is_bounded_by_the_number_of_graphs_built_too(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        linear = with_weights(Layers())
-        bound = Bound(linear)
+    def test_is_bounded_by_the_number_of_graphs_built_and_those_that_are_there_go_on(
+        self, bound: Bound, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.setattr(runtime(), "most", runtime().built + 2)
         for number in (1, 2, 3):
             bound(rows(number))
@@ -154,22 +162,20 @@ class TestMemory:
         with bound.expect(replays=2):
             bound(rows(1))
             bound(rows(2))
-        bound.cache.trim()
-        assert runtime().built == 0, "no other graph is there, so everything begins again"
-        bound(rows(3))
-        assert bound.cache.stats.counters.captures == 3
 
-    def test_does_not_come_back_under_a_graph_that_lives_and_the_process_goes_on(self) -> None:
-        linear = with_weights(Layers())
-        alive, other = Bound(linear), Bound(linear)
-        alive(rows(2))
-        other(rows(2))
-        other.cache.trim()
-        assert runtime().built >= 2
-        with alive.expect(replays=1):
-            assert alive.error(rows(2)) <= TOLERANCE
-        alive.cache.trim()
-        assert runtime().built == 0
+    def test_of_a_graph_that_goes_counts_on(self, bound: Bound) -> None:
+        built, taken = runtime().built, runtime().bytes
+        bound(rows(2))
+        size = bound.cache.bytes
+        bound.close()
+        assert bound.cache.bytes == 0
+        assert (runtime().built, runtime().bytes) == (built + 1, taken + size)
+
+    def test_is_not_asked_back_because_nothing_would_come(self, bound: Bound) -> None:
+        bound(rows(2))
+        assert bound.cache.trim() == 0
+        with bound.expect(replays=1):
+            assert bound.error(rows(2)) <= TOLERANCE
 
 
 def test_a_forward_that_is_over_at_once_gets_no_graph() -> None:

@@ -1,4 +1,4 @@
-"""GraphCache with graphs that follow their weights: they outlive an epoch, and go when they cannot follow."""
+"""GraphCache with graphs that follow their weights and return no memory: they stay, and go when they cannot follow."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from compile_cache.config import CacheConfig
 
 from .fakes import BUDGET, FakeGraph, FakeProgram, Module, answer, expect
 
-FOLLOWING = Capabilities(available=True, captures=True, follows_weights=True)
+FOLLOWING = Capabilities(available=True, captures=True, follows_weights=True, returns_memory=False)
 
 
 class Following(FakeGraph):
@@ -78,3 +78,13 @@ def test_a_refusal_outlives_the_epoch_in_which_it_was_given() -> None:
         module.load(3.0)
         cache.drop_stale(refused.owner, module.epoch)
     assert refused.capture_attempts == 1
+
+
+def test_what_returns_no_memory_is_not_closed_to_make_room() -> None:
+    cache, module, program = build()
+    assert cache.trim() == 0
+    assert program.open_graphs == 1
+    with expect(cache, replays=1):
+        cache.run(program, module.call())
+    cache.forget(program.owner)
+    assert program.open_graphs == 0

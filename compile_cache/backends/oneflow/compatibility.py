@@ -125,7 +125,10 @@ class Importer:
 
     def __init__(self) -> None:
         self.enable = False
+        # onediff would look through the modules named here, attribute by attribute, for what other packs replaced in
+        # them, for half a minute. Such a pack's module gets a wrong answer, and so no graph.
         self.delete_list: list[str] = []
+        self._packages = {"torch"}  # those that were ever imported with OneFlow: they change places together
         self._mocked: dict[str, types.ModuleType] = {}
         self._finder = _Finder()
 
@@ -135,13 +138,13 @@ class Importer:
         if self.enable:
             yield
             return
-        real = _taken_out(main_pkg)
-        self.delete_list = [name for name in real if not _is_below(name, "torch")]
+        self._packages |= {main_pkg} - {""}
+        real = _taken_out(self._packages)
         # What knows nothing of torch stays the real one: settings, above all.
         self._finder.kept = {
             name: module
             for name, module in real.items()
-            if name in self.delete_list and not hasattr(module, "__path__") and not _knows_torch(module)
+            if not _is_below(name, "torch") and not hasattr(module, "__path__") and not _knows_torch(module)
         }
         sys.modules.update(self._mocked)
         sys.meta_path.insert(0, self._finder)
@@ -151,13 +154,13 @@ class Importer:
         finally:
             self.enable = False
             sys.meta_path.remove(self._finder)
-            self._mocked.update(_taken_out(main_pkg))
+            self._mocked.update(_taken_out(self._packages))
             sys.modules.update(real)
 
 
-def _taken_out(package: str) -> dict[str, types.ModuleType]:
-    """torch and `package`, with all that is below them, removed from sys.modules."""
-    names = [name for name in sys.modules if _is_below(name, "torch") or (package and _is_below(name, package))]
+def _taken_out(packages: Iterable[str]) -> dict[str, types.ModuleType]:
+    """These packages, with all that is below them, removed from sys.modules."""
+    names = [name for name in sys.modules if name.partition(".")[0] in packages]
     return {name: sys.modules.pop(name) for name in names}
 
 

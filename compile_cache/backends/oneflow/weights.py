@@ -54,12 +54,12 @@ class Weights:
         """
         present = tensors_of(module)
         stale = [name for name, weight in taken.items() if not _serves(weight, present.get(name))]
-        # What moved to another device will come back, and may be shared again then.
-        self._exchanged.update(name for name in stale if name in present and _like(present[name]) == taken[name].like)
+        for name in stale:
+            self._weights.pop(name, None)  # or the memory that ComfyUI wants back would stay for our sake
+            # What moved to another device will come back, and may be shared again then.
+            if name in present and _like(present[name]) == taken[name].like:
+                self._exchanged.add(name)
         return not stale
-
-    def clear(self) -> None:
-        self._weights.clear()
 
 
 class CopiedWeights:
