@@ -6,7 +6,6 @@ import itertools
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -59,7 +58,11 @@ def comfy(comfyui_folder: Callable[[str], Path]) -> None:
 @pytest.fixture(scope="session")
 def comfy_server(make_server: Callable[..., ComfyServer]) -> ComfyServer:
     """ComfyUI with OneFlow, and room for many graphs: on the CPU, OneFlow uses no memory twice within a graph."""
-    packs = {**linked_packs(), "resolute-scenario-pack": ROOT / "tests" / "comfy" / "pack"}
+    packs = {
+        **linked_packs(),
+        "resolute-scenario-pack": ROOT / "tests" / "comfy" / "pack",
+        "resolute-demo-model": ROOT / "scripts" / "support" / "demo_model",
+    }
     return make_server(packs=packs, environment={"RESOLUTE_BUDGET_MB": "10000"})
 
 
@@ -77,17 +80,15 @@ def seeds() -> Iterator[int]:
 
 @pytest.fixture
 def prompt(seeds: Iterator[int]) -> Callable[..., PromptDict]:
-    """Builds text to image with the tiny SD1.5-like model and VAE, with a new seed each time."""
+    """Builds a prompt that samples the tiny SD1.5-like model, latent 17x13, with a new seed each time."""
 
-    def build(width: int = 128, height: int = 128, batch: int = 1, steps: int = 2, **changes: Any) -> PromptDict:
+    def build(steps: int = 2) -> PromptDict:
         text = {"tokens": 77, "width": 768, "pooled_width": 0, "batch": 1}
-        sampler = {"steps": steps, "cfg": 5.0, "sampler_name": "euler", "scheduler": "normal", "denoise": 1.0}
         return {
             "model": node("ResoluteTestTinyModel", seed=0, kind="sd"),
-            "vae": node("ResoluteTestTinyVAE", seed=0),
             "positive": node("ResoluteTestConditioning", seed=11, **text),
             "negative": node("ResoluteTestConditioning", seed=12, **text),
-            "latent": node("EmptyLatentImage", width=width, height=height, batch_size=batch),
+            "latent": node("EmptyLatentImage", width=136, height=104, batch_size=1),
             "sample": node(
                 "KSampler",
                 model=["model", 0],
@@ -95,10 +96,12 @@ def prompt(seeds: Iterator[int]) -> Callable[..., PromptDict]:
                 negative=["negative", 0],
                 latent_image=["latent", 0],
                 seed=next(seeds),
-                **{**sampler, **changes},
+                steps=steps,
+                cfg=5.0,
+                sampler_name="euler",
+                scheduler="normal",
+                denoise=1.0,
             ),
-            "decode": node("VAEDecode", samples=["sample", 0], vae=["vae", 0]),
-            "image": node("SaveImage", images=["decode", 0], filename_prefix="tiny"),
             "samples": node("ResoluteTestSaveLatent", samples=["sample", 0], filename_prefix="tiny"),
         }
 

@@ -9,17 +9,20 @@ import numpy
 import pytest
 from safetensors.numpy import save_file
 
+from scripts.support.demo_plan import Job, prompt_for
 from scripts.support.server import ComfyServer
 
 from ..comfy.matrix.controlling import all_compiled, controlled
 from ..comfy.rig import Bench, PromptDict, Run, assert_different, assert_same, compiled, node
+from ..comfy.test_workflows import saved
 
 Prompt = Callable[..., PromptDict]
 
 STEPS = 2
+WORKFLOW = "oneflow_text_to_image"
 # OneDiff's users met `Check failed: (45 == 46)` between 896x768 and 960x720. These are the same at a quarter of the
 # sides: 184 pixels are 23, 12 and 6 at the UNet's three levels. At full size: test_lowering.
-SIZES = [(224, 192), (240, 184), (128, 128)]
+SIZES = [(224, 192, 1), (240, 184, 1), (128, 128, 1), (128, 128, 2)]  # width, height, batch
 TARGETS = {
     "diffusion_model.time_embed.0": (128, 32),
     "diffusion_model.input_blocks.1.0.in_layers.2": (32, 32, 3, 3),
@@ -40,27 +43,37 @@ def events(bench: Bench) -> list[str]:
     return [event["text"] for event in bench.client.get("/resolute/events")["events"] if event["kind"] == "bypass"]
 
 
-class TestSizes:
-    @pytest.mark.parametrize(("width", "height"), SIZES)
-    def test_the_picture_is_the_originals_and_one_graph_is_built_for_unet_and_decoder(
-        self, bench: Bench, prompt: Prompt, width: int, height: int
+class TestTheBundledWorkflow:
+    @pytest.fixture
+    def run(self, bench: Bench, seeds: Iterator[int]) -> Callable[..., Run]:
+        """One size as the file has it, and as ComfyUI runs it: the pictures are the same, and nothing was bypassed."""
+        def run(width: int, height: int, batch: int) -> Run:
+            job, seed = Job(WORKFLOW, ((width, height),), batch, tokens=8), next(seeds)
+            # The demo's small model; the other None leaves what the file says.
+            plain, ours = (bench.run(saved(prompt_for(job, None, name, seed, STEPS))) for name in ("eager", None))
+            assert_same(ours, plain)
+            assert len(ours.images) == batch
+            assert ours.bypasses == {}, events(bench)
+            return ours
+
+        return run
+
+    @pytest.mark.parametrize(("width", "height", "batch"), SIZES)
+    def test_is_right_and_builds_one_graph_for_the_unet_and_one_for_the_decoder(
+        self, run: Callable[..., Run], width: int, height: int, batch: int
     ) -> None:
-        _, run = both(bench, prompt(width, height))
-        assert run.rise["captures"] == 2
-        assert run.rise["replays"] == STEPS - 1
+        rise = run(width, height, batch).rise
+        assert (rise["captures"], rise["replays"]) == (2, STEPS - 1)
 
-    def test_batch_2_after_batch_1_is_right(self, bench: Bench, prompt: Prompt) -> None:
-        _, run = both(bench, prompt(128, 128, batch=2))
-        assert run.rise["captures"] == 2
+    @pytest.mark.parametrize(("width", "height", "batch"), [SIZES[index] for index in (1, 3, 0, 2)])
+    def test_builds_nothing_when_a_size_comes_again_in_whatever_order(
+        self, run: Callable[..., Run], width: int, height: int, batch: int
+    ) -> None:
+        rise = run(width, height, batch).rise
+        assert (rise["captures"], rise["graph_calls"], rise["eager_calls"]) == (0, 0, 0)
+        assert rise["replays"] == STEPS + 1, "the steps, and one decode"
 
-    def test_a_second_visit_builds_nothing_in_whatever_order(self, bench: Bench, prompt: Prompt) -> None:
-        for width, height, batch in ((240, 184, 1), (128, 128, 2), (224, 192, 1), (128, 128, 1)):
-            _, run = both(bench, prompt(width, height, batch))
-            assert run.rise["captures"] == 0
-            assert run.rise["replays"] == STEPS + 1, "the steps, and one decode"
-            assert (run.rise["graph_calls"], run.rise["eager_calls"]) == (0, 0)
-
-    def test_the_report_shows_the_graphs_and_their_memory_within_the_budget(self, bench: Bench) -> None:
+    def test_shows_its_graphs_and_their_memory_in_the_report(self, bench: Bench) -> None:
         report = bench.client.get("/resolute/cache")
         shapes = {(entry["role"], *entry["latent_shape"]) for entry in report["entries"]}
         assert {("vae_decode", 1, 4, 23, 30), ("unet", 2, 4, 23, 30), ("unet", 4, 4, 16, 16)} <= shapes
@@ -114,15 +127,28 @@ class TestControlNet:
         assert_different(weaker, bench.run(built))
 
 
-def test_free_graphs_gives_the_memory_back_and_the_next_prompt_is_right(bench: Bench, prompt: Prompt) -> None:
-    built = compiled(prompt(), "oneflow")
-    built["free"] = node("ResoluteFree", any=["samples-of", 0])
-    built["samples-of"] = {**built["sample"], "inputs": {**built["sample"]["inputs"]}}
-    built["decode"]["inputs"]["samples"] = ["free", 0]
-    bench.run(built)
-    assert len(bench.client.get("/resolute/cache")["entries"]) <= 2
+class TestDeepCache:
+    def test_its_full_and_fast_passes_are_two_graphs_and_the_picture_is_the_same(
+        self, bench: Bench, prompt: Prompt
+    ) -> None:
+        whole = prompt(steps=10)
+        built = {**whole, "sample": {**whole["sample"], "inputs": {**whole["sample"]["inputs"], "model": ["cache", 0]}}}
+        built["cache"] = node("ResoluteDeepCache", model=["model", 0], interval=3, depth=2)
+        plain, run = both(bench, built)
+        assert run.rise["captures"] == 2
+        assert run.rise["replays"] == 10 - 2
+        roles = {entry["role"] for entry in bench.client.get("/resolute/cache")["entries"]}
+        assert {"deepcache_full", "deepcache_fast"} <= roles
+        assert_different(plain, bench.run(whole))
+
+
+def test_free_graphs_keeps_what_would_give_no_memory_back(bench: Bench, prompt: Prompt) -> None:
+    built = prompt()
+    built["free"] = node("ResoluteFree", any=["sample", 0])
+    built["samples"]["inputs"]["samples"] = ["free", 0]
+    both(bench, built)
     _, run = both(bench, prompt())
-    assert run.rise["replays"] > 0
+    assert (run.rise["captures"], run.rise["replays"]) == (0, STEPS)
 
 
 @pytest.fixture(scope="module", autouse=True)
