@@ -47,6 +47,7 @@ class TestTheBundledWorkflow:
     @pytest.fixture
     def run(self, bench: Bench, seeds: Iterator[int]) -> Callable[..., Run]:
         """One size as the file has it, and as ComfyUI runs it: the pictures are the same, and nothing was bypassed."""
+
         def run(width: int, height: int, batch: int) -> Run:
             job, seed = Job(WORKFLOW, ((width, height),), batch, tokens=8), next(seeds)
             # The demo's small model; the other None leaves what the file says.

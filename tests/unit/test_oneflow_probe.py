@@ -77,7 +77,11 @@ class TestWithThePackages:
 
     def test_the_compiler_and_the_versions_are_named(self) -> None:
         _, capabilities, why = resolve("oneflow", "cpu")
-        assert why == "oneflow, as chosen (compiler lowering, oneflow 0.9.0, onediff 1.2.0)"
+        assert why == (
+            "oneflow, as chosen (compiler lowering, oneflow 0.9.0, onediff 1.2.0; a graph per size, built anew after a "
+            "restart)"
+        )
+        assert not capabilities.returns_memory
         assert capabilities.captures
         assert capabilities.follows_weights
 

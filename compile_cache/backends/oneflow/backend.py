@@ -41,7 +41,7 @@ class OneFlowBackend(Backend):
         return COMPILERS[name]()
 
     def _detail(self) -> str:
-        return f"compiler {self._compiler().name}, {packages.installed()}"
+        return f"compiler {self._compiler().name}, {packages.installed()}; a graph per size, built anew after a restart"
 
 
 COMPILERS: dict[str, Callable[[], Compiler]] = {"lowering": LoweringCompiler, "onediff": OnediffCompiler}
