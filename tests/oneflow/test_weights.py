@@ -124,19 +124,36 @@ def test_one_weight_under_two_names_stays_one(layers: Any) -> None:
         assert bound.error(rows(2)) <= TOLERANCE
 
 
-def test_a_graph_that_is_dropped_lets_the_weights_go() -> None:
-    memory = numpy.ones((Layers.width, Layers.width), numpy.float32)  # lives as long as a tensor around it does
-    freed = weakref.ref(memory)
-    layers = with_weights(Layers())
+def shared_memory(layers: Any) -> weakref.ref[Any]:
+    """The new memory of one weight: it lives as long as a tensor around it does."""
+    memory = numpy.ones((Layers.width, Layers.width), numpy.float32)
     layers.first.weight = nn.Parameter(torch.from_numpy(memory), requires_grad=False)
-    del memory
-    bound = Bound(layers)
-    bound(rows(2))
-    assert bound.cache.stats.counters.captures == 1
-    del layers
-    gc.collect()
-    assert freed() is not None, "the graph shares the memory"
-    bound.cache.forget(bound.owner)
-    del bound.program
-    gc.collect()
-    assert freed() is None
+    return weakref.ref(memory)
+
+
+class TestMemory:
+    """A graph shares the memory of ComfyUI's weights, and does not keep it."""
+
+    def test_goes_with_the_module_and_its_program(self) -> None:
+        layers = with_weights(Layers())
+        shared = shared_memory(layers)
+        bound = Bound(layers)
+        bound(rows(2))
+        assert bound.cache.stats.counters.captures == 1
+        del layers
+        gc.collect()
+        assert shared() is not None, "the graph shares the memory"
+        bound.cache.forget(bound.owner)
+        del bound.program
+        gc.collect()
+        assert shared() is None
+
+    def test_goes_as_soon_as_comfyui_has_other_weights(self, layers: Any) -> None:
+        shared = shared_memory(layers)
+        bound = Bound(layers)
+        bound(rows(2))
+        exchange(bound, layers.first, weight(5))
+        assert shared() is not None
+        bound.cache.drop_stale(bound.owner, bound.epoch)
+        gc.collect()
+        assert shared() is None

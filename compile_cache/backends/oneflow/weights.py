@@ -55,7 +55,8 @@ class Weights:
         present = tensors_of(module)
         stale = [name for name, weight in taken.items() if not _serves(weight, present.get(name))]
         for name in stale:
-            self._weights.pop(name, None)  # or the memory that ComfyUI wants back would stay for our sake
+            if self._weights.get(name) is taken[name]:
+                del self._weights[name]  # or the memory that ComfyUI wants back would stay for our sake
             # What moved to another device will come back, and may be shared again then.
             if name in present and _like(present[name]) == taken[name].like:
                 self._exchanged.add(name)
