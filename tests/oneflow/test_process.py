@@ -123,7 +123,7 @@ def test_graphs_of_a_models_size_come_and_go_and_the_process_lives() -> None:
             raise SystemExit("the session is started anew")
 
         MultiClientSession.Reset = MultiClientSession._TryClose = refuse
-        for rows in (256, 257):
+        for rows in (1024, 1025):
             bound = Bound(many := ManyOperators())
             bound(random(rows, 512))
             bound(random(rows, 512))
