@@ -1,8 +1,11 @@
 """What OneFlow graphs cost: seconds to build for each size, steady time against torch, memory as sizes add up.
 
 Run it in the environment of `scripts/test --oneflow`, with ComfyUI's folder in COMFYUI_PATH:
-`python -m benchmarks.oneflow --compiler lowering --out benchmarks/results/FILE.json`. One compiler for each process: what
-a graph took does not come back. `--full` measures SD1.5's own UNet (860 M parameters) in place of a small one.
+
+    python -m benchmarks.oneflow --compiler lowering --out benchmarks/results/FILE.json
+
+One compiler for each process: what a graph took does not come back. `--full` measures SD1.5's own UNet (860 M
+parameters) in place of a small one.
 """
 
 from __future__ import annotations
