@@ -20,7 +20,7 @@ import torch.utils._pytree as pytree
 from ...errors import CaptureError, first_line
 from ..base import Call, Method
 from . import compatibility
-from .packages import oneflow
+from .packages import onediff_is_native, oneflow
 from .weights import Weight, Weights, tensors_of
 
 # Where a hook of the pack, or of ComfyUI, may stand in a module; the conversion is for the class's own code.
@@ -103,12 +103,22 @@ def convert(module: torch.nn.Module) -> Any:
     # onediff registers a hook here; the copy shares everything else with the original.
     vars(twin)["_load_state_dict_post_hooks"] = collections.OrderedDict()
     try:
-        with compatibility.layer():
-            compatibility.preload({type(part).__module__ for part in module.modules()})
+        with _what_it_needs(module):
             compiled = importlib.import_module("onediff.infer_compiler").oneflow_compile(twin)
             return compiled._deployable_module_model.oneflow_module
     except Exception as error:
         raise CaptureError(f"onediff cannot convert {type(module).__name__}: {first_line(error)}") from error
+
+
+@contextmanager
+def _what_it_needs(module: torch.nn.Module) -> Iterator[None]:
+    """Where OneFlow does not have it, our layer."""
+    if onediff_is_native():
+        yield
+        return
+    with compatibility.layer():
+        compatibility.preload({type(part).__module__ for part in module.modules()})
+        yield
 
 
 def _module_of(run: Callable[..., list[Any]], weights: Mapping[str, Weight]) -> Any:
