@@ -20,9 +20,9 @@ Prompt = Callable[..., PromptDict]
 
 STEPS = 2
 WORKFLOW = "oneflow_text_to_image"
-# OneDiff's users met `Check failed: (45 == 46)` between 896x768 and 960x720. These are the same at a quarter of the
+# Width, height, batch. OneDiff's users met `Check failed: (45 == 46)` at 960x720, of which the first is a quarter of the
 # sides: 184 pixels are 23, 12 and 6 at the UNet's three levels. At full size: test_lowering.
-SIZES = [(224, 192, 1), (240, 184, 1), (128, 128, 1), (128, 128, 2)]  # width, height, batch
+SIZES = [(240, 184, 1), (128, 128, 1), (152, 136, 2)]
 TARGETS = {
     "diffusion_model.time_embed.0": (128, 32),
     "diffusion_model.input_blocks.1.0.in_layers.2": (32, 32, 3, 3),
@@ -66,7 +66,7 @@ class TestTheBundledWorkflow:
         rise = run(width, height, batch).rise
         assert (rise["captures"], rise["replays"]) == (2, STEPS - 1)
 
-    @pytest.mark.parametrize(("width", "height", "batch"), [SIZES[index] for index in (1, 3, 0, 2)])
+    @pytest.mark.parametrize(("width", "height", "batch"), [SIZES[index] for index in (1, 0, 2)])
     def test_builds_nothing_when_a_size_comes_again_in_whatever_order(
         self, run: Callable[..., Run], width: int, height: int, batch: int
     ) -> None:
@@ -77,7 +77,7 @@ class TestTheBundledWorkflow:
     def test_shows_its_graphs_and_their_memory_in_the_report(self, bench: Bench) -> None:
         report = bench.client.get("/resolute/cache")
         shapes = {(entry["role"], *entry["latent_shape"]) for entry in report["entries"]}
-        assert {("vae_decode", 1, 4, 23, 30), ("unet", 2, 4, 23, 30), ("unet", 4, 4, 16, 16)} <= shapes
+        assert {("vae_decode", 1, 4, 23, 30), ("unet", 2, 4, 23, 30), ("unet", 4, 4, 17, 19)} <= shapes
         assert all(entry["bytes"] > 0 and entry["backend"] == "oneflow" for entry in report["entries"])
         assert report["bytes"] <= report["budget_bytes"]
 

@@ -60,15 +60,15 @@ class TestTheUNet:
         for size in REPORTED:
             bound(*unet_inputs(*size))
         captured = bound.cache.stats.counters.captures
-        with bound.expect(replays=6):
-            for size in [*REPORTED[::-1], *REPORTED[1:3]]:
+        with bound.expect(replays=4):
+            for size in REPORTED[::-1]:
                 assert bound.error(*unet_inputs(*size)) <= TOLERANCE
         assert captured >= len(REPORTED)
 
-    def test_goes_from_batch_1_to_2_and_back(self, built: Bound) -> None:
-        with built.expect(captures=1, graph_calls=1, replays=3):
+    def test_goes_from_batch_1_to_2_and_back(self, bound: Bound) -> None:
+        with bound.expect(captures=2, graph_calls=2, replays=2):
             for batch in (1, 2, 2, 1):
-                assert built.error(*unet_inputs(720, 720, batch)) <= TOLERANCE
+                assert bound.error(*unet_inputs(136, 104, batch)) <= TOLERANCE
 
     def test_answers_for_new_values_and_not_for_those_that_it_was_built_with(self, built: Bound) -> None:
         latent, timesteps, context = unet_inputs(720, 720)
@@ -105,7 +105,7 @@ class TestTheDecoder:
     def test_is_right_at_several_sizes_and_its_memory_stays_within_the_budget(self, comfy: None) -> None:
         module = decoder()
         bound = Bound(module)
-        for height, width in ((16, 16), (17, 12), (12, 17), (23, 9)):
+        for height, width in ((8, 8), (9, 6), (6, 9), (11, 5)):
             latent = random(2, 4, height, width)
             bound(latent)
             with bound.expect(replays=1):

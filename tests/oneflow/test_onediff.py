@@ -91,8 +91,8 @@ class TestTheUNet:
             bound(*unet_inputs(256, 192))
         assert state_of_the_process(before["modules"]) == before
 
-    def test_is_right_at_the_sizes_that_failed_with_onediff(self, bound: Bound) -> None:
-        for size in ((896, 768), (960, 720)):
+    def test_is_right_at_a_size_that_failed_with_onediff_and_back(self, bound: Bound) -> None:
+        for size in ((256, 192), (960, 720), (256, 192)):
             bound(*unet_inputs(*size))
             with bound.expect(replays=1):
                 assert bound.error(*unet_inputs(*size)) <= TOLERANCE
@@ -119,7 +119,7 @@ class TestTheUNet:
 def test_the_decoder_is_right_at_two_sizes(comfy: None) -> None:
     module = decoder()
     bound = bound_to_onediff(module)
-    for latent in (random(1, 4, 17, 12), random(2, 4, 12, 12)):
+    for latent in (random(1, 4, 9, 6), random(2, 4, 7, 7)):
         bound(latent)
         with bound.expect(replays=1):
             assert bound.error(latent) <= TOLERANCE
