@@ -20,8 +20,8 @@ Prompt = Callable[..., PromptDict]
 
 STEPS = 2
 WORKFLOW = "oneflow_text_to_image"
-# Width, height, batch. OneDiff's users met `Check failed: (45 == 46)` at 960x720, of which the first is a quarter of the
-# sides: 184 pixels are 23, 12 and 6 at the UNet's three levels. At full size: test_lowering.
+# Width, height, batch. OneDiff's users met `Check failed: (45 == 46)` at 960x720. The first has a quarter of its sides:
+# 184 pixels are 23, 12 and 6 at the UNet's three levels. At full size: test_lowering.
 SIZES = [(240, 184, 1), (128, 128, 1), (152, 136, 2)]
 TARGETS = {
     "diffusion_model.time_embed.0": (128, 32),
