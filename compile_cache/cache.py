@@ -8,15 +8,16 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
+from operator import methodcaller
+from typing import Any, cast
 
 import torch
 
-from .backends.base import Call, Graph, Program
+from .backends.base import Call, FollowingGraph, Graph, Program
 from .config import CacheConfig
 from .dispatcher import Action, Decision, Situation, decide
 from .errors import BypassCode, BypassReason, first_line
-from .keys import CaptureKey, GraphKey
+from .keys import ANY_EPOCH, CaptureKey, GraphKey
 from .memory_cache import ByteLRU, Entry
 from .misses import FREED, SignatureBook
 from .shape_memory import ShapeMemory
@@ -39,7 +40,7 @@ class GraphCache:
     def __init__(self, config: CacheConfig | None = None) -> None:
         self.config = config or CacheConfig.from_environment()
         self.stats = Stats()
-        self._graphs: ByteLRU[CaptureKey, Graph] = ByteLRU(self.config.budget_bytes, self._close)
+        self._graphs: ByteLRU[CaptureKey, Graph] = ByteLRU(self.config.budget_bytes, methodcaller("close"))
         self._latched: dict[CaptureKey, BypassReason] = {}
         self._book = SignatureBook()
         self._sessions: dict[int, list[CaptureKey]] = {}
@@ -52,8 +53,10 @@ class GraphCache:
 
     def run(self, program: Program, call: Call) -> Any:
         """Answer a call by the fastest right path. Raises only what the original forward raises."""
-        key = CaptureKey(call.key, call.device, program.owner, call.epoch)
+        key = _key(program, call)
         with self._lock:
+            if program.capabilities.follows_weights:
+                self._drop_left_behind(key.owner, call.epoch)
             result = self._answer(program, call, key)
             for used in self._watches:
                 used[key] = key in self._graphs
@@ -88,7 +91,7 @@ class GraphCache:
         """Capture before the first call of this signature. False where it is no use to go on: for lack of room, or
         because it failed. Raises what cancels.
         """
-        key = CaptureKey(call.key, call.device, program.owner, call.epoch)
+        key = _key(program, call)
         with self._lock:
             if key in self._graphs or key in self._latched:
                 return True
@@ -101,7 +104,7 @@ class GraphCache:
             except call.monitor.cancellations:
                 raise
             except Exception as error:
-                logger.info("Resolute: %s was not captured ahead: %s", _shape(key), first_line(error))
+                logger.info("Resolute: %s was not captured ahead: %s", key.shape, first_line(error))
                 logger.debug("Resolute: how that failed", exc_info=True)
                 return False
             return key in self._graphs
@@ -113,7 +116,7 @@ class GraphCache:
         why = self._book.notice(key.owner, exact, exact.components())
         if why is not None:
             self.stats.counters.signatures += 1
-            text = f"{key.graph.role.value} {_shape(key)}: {why}"
+            text = f"{key.graph.role.value} {key.shape}: {why}"
             self.stats.event("signature", text)
             call.monitor.note(text)
         return why
@@ -140,7 +143,7 @@ class GraphCache:
     def _capture(self, program: Program, call: Call, key: CaptureKey, result: Any, why: str) -> float:
         """Make the capture of a call that gave `result`. Returns the seconds; where it fails, the key is latched."""
         started = time.perf_counter()
-        self.drop_stale(key.owner, key.epoch)
+        self.drop_stale(key.owner, call.epoch)
         call.monitor.checkpoint()
         try:
             graph = program.capture(call, result)
@@ -154,17 +157,19 @@ class GraphCache:
         seconds = time.perf_counter() - started
         self.stats.counters.captures += 1
         self.stats.counters.stall_seconds += seconds
-        self.stats.event("capture", f"{_shape(key)}: {why}", seconds)
+        self.stats.event("capture", f"{key.shape}: {why}", seconds)
         if not self._graphs.put(key, graph, graph.bytes):
             graph.close()
             self._latch(
                 key,
                 BypassReason(
                     BypassCode.OUT_OF_MEMORY,
-                    f"a capture of {_shape(key)} takes {graph.bytes >> 20} MiB, more than the cache may use beside the "
+                    f"a capture of {key.shape} takes {graph.bytes >> 20} MiB, more than the cache may use beside the "
                     f"ones in use; raise RESOLUTE_BUDGET_MB (now {self._graphs.budget >> 20})",
                 ),
             )
+        elif not program.capabilities.returns_memory:
+            self._graphs.pin(key)  # for good: to evict it would free nothing
         self.stats.counters.evictions = self._graphs.evictions
         return seconds
 
@@ -175,7 +180,7 @@ class GraphCache:
             raise error
         del error
         torch.cuda.empty_cache()
-        self._latch(key, BypassReason(BypassCode.OUT_OF_MEMORY, f"out of memory at {_shape(key)}; captures were freed"))
+        self._latch(key, BypassReason(BypassCode.OUT_OF_MEMORY, f"out of memory at {key.shape}; captures were freed"))
         result = call.invoke(call.tensors)
         self.stats.counters.eager_calls += 1
         return result
@@ -190,17 +195,8 @@ class GraphCache:
 
     # --- sessions ----------------------------------------------------------------------------------------------
 
-    @contextmanager
-    def session(self, owner: int) -> Iterator[None]:
-        """Keep the captures that one sampling run uses until it ends."""
-        self.open_session(owner)
-        try:
-            yield
-        finally:
-            self.close_session(owner)
-
     def open_session(self, owner: int) -> None:
-        """Start pinning for a module; a session that was left open (a cancelled run) is closed first."""
+        """Keep the captures that a sampling run uses until it ends; a run that was left open (cancelled) ends first."""
         with self._lock:
             self.close_session(owner)
             self._sessions[owner] = []
@@ -262,14 +258,20 @@ class GraphCache:
     def drop_stale(self, owner: int, epoch: int) -> None:
         """A new weights epoch makes the module's older captures useless: drop them."""
         with self._lock:
+            useful = (epoch, ANY_EPOCH)
             for key, _ in self._graphs:
-                if key.owner == owner and key.epoch != epoch:
+                if key.owner == owner and key.epoch not in useful:
                     self._graphs.discard(key)
-            self._latched = {k: r for k, r in self._latched.items() if k.owner != owner or k.epoch == epoch}
+            self._drop_left_behind(owner, epoch)
+            self._latched = {k: r for k, r in self._latched.items() if k.owner != owner or k.epoch in useful}
 
-    @staticmethod
-    def _close(graph: Graph) -> None:
-        graph.close()
+    def _drop_left_behind(self, owner: int, epoch: int) -> None:
+        """Of the graphs that follow their weights, drop those that cannot."""
+        for key, entry in self._graphs:
+            if key.owner == owner and key.epoch == ANY_EPOCH:
+                graph = cast(FollowingGraph, entry.value)
+                if not graph.follow(epoch):
+                    self._graphs.discard(key)
 
     # --- reports -----------------------------------------------------------------------------------------------
 
@@ -291,5 +293,6 @@ class GraphCache:
         }
 
 
-def _shape(key: CaptureKey) -> str:
-    return "x".join(map(str, key.graph.signature.latent_shape))
+def _key(program: Program, call: Call) -> CaptureKey:
+    epoch = ANY_EPOCH if program.capabilities.follows_weights else call.epoch
+    return CaptureKey(call.key, call.device, program.owner, epoch)

@@ -151,6 +151,9 @@ class GraphKey:
         }
 
 
+ANY_EPOCH = -1  # of weights: in the key of a graph that follows its weights
+
+
 @dataclass(frozen=True, slots=True)
 class CaptureKey:
     """One capture of a graph in this process: it bakes addresses, so it also depends on where the weights are.
@@ -162,6 +165,11 @@ class CaptureKey:
     device: str
     owner: int
     epoch: int
+
+    @property
+    def shape(self) -> str:
+        """The latent's, for people: "2x4x128x128"."""
+        return "x".join(map(str, self.graph.signature.latent_shape))
 
     def components(self) -> list[Component]:
         return [

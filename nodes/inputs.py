@@ -20,6 +20,7 @@ def backend_input() -> Any:
         tooltip=(
             "auto: the fastest that runs here. inductor: compiled blocks, and CUDA graphs on NVIDIA. "
             "cudagraph: CUDA graphs of the original code, nothing to compile (NVIDIA only). "
+            "oneflow: OneFlow graphs, one per size (Python 3.10; see the README). "
             "eager: the original, for comparison."
         ),
     )

@@ -18,13 +18,31 @@ from ..stats import Stats
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """What a backend can do on a device, and if it cannot run there, why and what to do about it."""
+    """What a backend can do on a device, and if it cannot run there, why and what to do about it.
+
+    `follows_weights`: its graphs are `FollowingGraph`s. `returns_memory`: what a graph takes comes back when it is
+    closed; where not, no graph is closed to make room. `detail` says more about what runs, for people.
+    """
 
     available: bool
     compiles: bool = False
     captures: bool = False
     reason: str = ""
     remedy: str = ""
+    follows_weights: bool = False
+    returns_memory: bool = True
+    detail: str = ""
+
+
+@dataclass(frozen=True, eq=False)
+class Method:
+    """The method of the module that a call is a call of, for a backend that runs another form of the same module.
+
+    `arguments(tensors)` gives its positional and keyword arguments with `tensors` in place of the call's.
+    """
+
+    name: str
+    arguments: Callable[[Sequence[Any]], tuple[tuple[Any, ...], dict[str, Any]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +59,7 @@ class Call:
     """One call of a module: its key, its tensors in the order of the signature, and how to call with other tensors.
 
     `invoke(tensors)` calls the module's original code with `tensors` in place of the originals; it may be called more
-    than once and must not keep or change them.
+    than once and must not keep or change them. `method` is None where it does not simply call one of the module's own.
     """
 
     key: GraphKey
@@ -52,6 +70,8 @@ class Call:
     forward_bypass: BypassReason | None = None
     capture_blocker: BypassReason | None = None
     monitor: Monitor = field(default_factory=SilentMonitor)
+    module: torch.nn.Module | None = None
+    method: Method | None = None
 
 
 class Graph(Protocol):
@@ -64,6 +84,17 @@ class Graph(Protocol):
         ...
 
     def close(self) -> None: ...
+
+
+class FollowingGraph(Graph, Protocol):
+    """A graph that reads the module's present weights in each replay, wherever they went since it was made."""
+
+    def follow(self, epoch: int) -> bool:
+        """Whether it still can; where not, it is dropped and made anew. Asked before every replay.
+
+        `epoch` numbers the state that the weights are in: the same number, the same Parameters at the same addresses.
+        """
+        ...
 
 
 class Program(ABC):

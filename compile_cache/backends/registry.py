@@ -9,7 +9,7 @@ from .base import Backend, Capabilities
 
 AUTO = "auto"
 _AUTO_ORDER = ("inductor", "cudagraph", "eager")
-NAMES = ("inductor", "cudagraph", "eager")
+NAMES = ("inductor", "cudagraph", "oneflow", "eager")
 CHOICES = (AUTO, *NAMES)
 
 
@@ -24,6 +24,10 @@ def get(name: str) -> Backend:
         from .cudagraph import CudaGraphBackend
 
         return CudaGraphBackend()
+    if name == "oneflow":
+        from .oneflow.backend import OneFlowBackend
+
+        return OneFlowBackend()
     if name == "eager":
         from .eager import EagerBackend
 
@@ -41,7 +45,8 @@ def resolve(name: str, device: str) -> tuple[Backend, Capabilities, str]:
         capabilities = backend.probe(device)
         if not capabilities.available:
             raise BackendUnavailableError(name, capabilities.reason, capabilities.remedy)
-        return backend, capabilities, f"{name}, as chosen"
+        detail = f" ({capabilities.detail})" if capabilities.detail else ""
+        return backend, capabilities, f"{name}, as chosen{detail}"
     refused: list[str] = []
     for candidate in _AUTO_ORDER:
         backend = get(candidate)

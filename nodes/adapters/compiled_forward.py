@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from ...compile_cache.backends.base import Method
 from ...compile_cache.keys import Role
 from ...compile_cache.regions import Hook, HookBuilder, RegionRunner
 from . import service
@@ -132,10 +133,15 @@ class CompiledForward(StandIn):
             description.take_options(options)
             passed_on["transformer_options"] = options
 
-        def invoke(tensors: Sequence[torch.Tensor]) -> Any:
-            arguments = {name: build(tensors) for name, build in others.items()}
-            return (call or self.inner)(first(tensors), **arguments, **passed_on)
+        def arguments(tensors: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+            return (first(tensors),), {**{name: build(tensors) for name, build in others.items()}, **passed_on}
 
+        def invoke(tensors: Sequence[torch.Tensor]) -> Any:
+            positional, named = arguments(tensors)
+            return (call or self.inner)(*positional, **named)
+
+        if call is None and self.is_known_code:
+            description.method = Method(self.inner.__name__, arguments)
         return description, invoke
 
     def _describe_full(self, given: dict[str, Any], chosen: Full) -> tuple[Description, Invoke]:

@@ -88,9 +88,12 @@ class ModuleRunner:
             forward_bypass=_forward_bypass(),
             capture_blocker=description.blocker or self.residency.blocker,
             monitor=self.monitor,
+            module=self._alive(),
+            method=description.method,
         )
         result = service.cache().run(program, call)
-        if program.capabilities.captures and call.key not in self._recalled:
+        can = program.capabilities
+        if can.captures and can.returns_memory and call.key not in self._recalled:
             self._recalled.add(call.key)
             recall(program, call, self.residency.recalled)
         return result

@@ -57,16 +57,16 @@ def line(model: Model, cache: GraphCache, device: torch.device) -> str:
         found = registry.get(backend).located(everything, device, cache.config)
         regions += found.in_memory + found.on_disk
         missing += found.missing
-        ready += sum(not _located(graph, cache, device).missing for graph in graphs)
+        ready += sum(_state(graph, cache, device) != UNKNOWN for graph in graphs)
     return f"{regions} regions and {ready} shapes ready for {model.name}, {missing} compiles expected"
 
 
 def _state(graph: Remembered, cache: GraphCache, device: torch.device) -> str:
     found = _located(graph, cache, device)
-    if found.missing:
+    can = registry.get(graph.key.backend).probe(device.type)
+    if found.missing or not can.available or not can.returns_memory:  # what is kept for good is built anew, slowly
         return UNKNOWN
-    captures = registry.get(graph.key.backend).probe(device.type).captures
-    return DISK if captures or found.on_disk else MEMORY
+    return DISK if can.captures or found.on_disk else MEMORY
 
 
 def _located(graph: Remembered, cache: GraphCache, device: torch.device) -> Located:

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from ...compile_cache.backends.base import Method
 from ...compile_cache.errors import BypassCode, BypassReason
 from ...compile_cache.keys import Component, Signature, TensorSpec
 from .deepcache import passes as deepcache
@@ -33,6 +34,7 @@ class Description:
     tensors: list[torch.Tensor] = field(default_factory=list)
     values: list[Component] = field(default_factory=list)
     blocker: BypassReason | None = None
+    method: Method | None = None  # see Call
 
     def form(self) -> tuple[Any, ...]:
         """Everything that the signature is made of, as it lies at hand: equal forms have equal signatures."""

@@ -48,6 +48,11 @@ def sdxl_text_to_image() -> Graph:
     return _text_to_image("sdxl_text_to_image", SDXL, "SDXL 1024x1024", 1024, 1024, cfg=6.0)
 
 
+def oneflow_text_to_image() -> Graph:
+    """The same for SD1.5 with the backend that has to be chosen by name."""
+    return _text_to_image("oneflow_text_to_image", SD15, "SD1.5 512x512", 512, 512, cfg=7.0, backend="oneflow")
+
+
 def resolution_tour() -> Graph:
     """One compiled checkpoint, five sizes, and the report of what that cost."""
     graph = Graph("resolution_tour")
@@ -197,9 +202,11 @@ def _preset(width: int, height: int) -> tuple[str, int, int]:
     return ("SDXL 1024x1024" if width == height else "custom"), width, height
 
 
-def _text_to_image(name: str, checkpoint: str, preset: str, width: int, height: int, cfg: float) -> Graph:
+def _text_to_image(
+    name: str, checkpoint: str, preset: str, width: int, height: int, cfg: float, backend: str = "auto"
+) -> Graph:
     graph = Graph(name)
-    model, clip, vae, _ = parts.compiled_checkpoint(graph, checkpoint)
+    model, clip, vae, _ = parts.compiled_checkpoint(graph, checkpoint, backend=backend)
     prompts = parts.prompts(graph, clip, (COLUMN, 320))
     group = graph.group("Size", (0, 740), STOCK, rightward=True)
     size = parts.resolution(graph, group, preset, width, height)
@@ -230,6 +237,7 @@ def _tour_stop(graph: Graph, loader: Node, prompts: Prompts, row: int, strip: Ou
 WORKFLOWS: tuple[Callable[[], Graph], ...] = (
     sd15_text_to_image,
     sdxl_text_to_image,
+    oneflow_text_to_image,
     resolution_tour,
     image_to_image,
     compare_with_stock,

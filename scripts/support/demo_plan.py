@@ -17,6 +17,7 @@ DEEPCACHE = "deepcache"
 _NEEDS_MORE = {
     "deepcache_controlnet": "it needs a ControlNet beside the model",
     "lcm_image_to_image": "it needs a LoRA beside the model",
+    "oneflow_text_to_image": "it needs OneFlow, which has an environment of its own",
 }
 # The bundled model is a small UNet of SD1.5's kind.
 BUNDLED = "bundled"

@@ -1,4 +1,4 @@
-"""The virtual environments: of tests and demo, and one with the oldest supported torch.
+"""The virtual environments: of tests and demo, one with the oldest supported torch, and one with OneFlow.
 
 They live outside the checkout, named by Python version and a hash of the requirement files,
 so that a second checkout does not install 6 GB again; ``.venv`` links to the first.
@@ -24,6 +24,8 @@ NEWEST_PYTHON = (3, 13)
 REQUIREMENTS = ("requirements.txt", "requirements-test.txt", "requirements-dev.txt")
 OLDEST_TORCH_PIN = "requirements-oldest-torch.txt"
 OLDEST_TORCH_REQUIREMENTS = ("requirements.txt", OLDEST_TORCH_PIN, "requirements-dev.txt")
+ONEFLOW_PYTHON = (3, 10)
+ONEFLOW_REQUIREMENTS = (*REQUIREMENTS, "requirements-oneflow.txt")
 STAMP = "resolute-environment.txt"
 
 Say = Callable[[str], None]
@@ -64,6 +66,36 @@ def ensure_oldest_torch(root: Path, say: Say = print) -> Path:
     return _built(environments_root() / key, key, files, say)
 
 
+def ensure_oneflow(root: Path, comfyui: Path, say: Say = print) -> Path:
+    """The Python 3.10 of an environment with ComfyUI's requirements, OneFlow and onediff (about 11 GB).
+
+    ``RESOLUTE_PYTHON`` replaces it if OneFlow is installed there. Raises SetupError with the remedy.
+    """
+    given = os.environ.get("RESOLUTE_PYTHON")
+    if given:
+        python = _accept_given(Path(given).expanduser())
+        _demand_oneflow(python)
+        return python
+    base = find_oneflow_python()
+    if base is None:
+        raise SetupError(
+            "OneFlow's newest public version has builds for Python 3.10 and older, and no Python 3.10 was found. "
+            "Install one (`pyenv install 3.10`, or your system's python3.10), then run this again."
+        )
+    files = [root / name for name in ONEFLOW_REQUIREMENTS] + [comfyui / "requirements.txt"]
+    key = environment_key(ONEFLOW_PYTHON, files)
+    return _built(environments_root() / key, key, files, say, base)
+
+
+def find_oneflow_python() -> Path | None:
+    """A Python 3.10 that can make virtual environments: this one, one on PATH, or one of pyenv's; None without one."""
+    named = [sys.executable, shutil.which("python3.10")]
+    pyenv = Path(os.environ.get("PYENV_ROOT") or Path.home() / ".pyenv") / "versions"
+    known = [Path(path) for path in named if path] + sorted(pyenv.glob("3.10.*/bin/python3.10"), reverse=True)
+    question = f"import sys, venv, ensurepip; sys.exit(sys.version_info[:2] != {ONEFLOW_PYTHON})"
+    return next((python for python in known if _succeeds(python, question)), None)
+
+
 def oldest_torch(root: Path) -> str:
     """The version that the requirement file pins, such as "2.8.0"."""
     pin = re.search(r"^torch==(\S+)$", (root / OLDEST_TORCH_PIN).read_text("utf-8"), re.MULTILINE)
@@ -100,17 +132,19 @@ def is_ready(folder: Path, key: str) -> bool:
     """Whether ``folder`` was finished for ``key`` and its base Python still exists."""
     if _stamp_of(folder) != f"ready {key}":
         return False
-    try:
-        done = subprocess.run([str(python_of(folder)), "-c", ""], capture_output=True, check=False)
-    except OSError:
-        return False
-    return done.returncode == 0
+    return _succeeds(python_of(folder), "")
 
 
 def has_cuda(python: Path) -> bool:
     """Whether torch in that environment sees an NVIDIA GPU (asks a short process)."""
-    question = "import torch, sys; sys.exit(0 if torch.cuda.is_available() else 3)"
-    done = subprocess.run([str(python), "-c", question], capture_output=True, check=False)
+    return _succeeds(python, "import torch, sys; sys.exit(0 if torch.cuda.is_available() else 3)")
+
+
+def _succeeds(python: Path, code: str) -> bool:
+    try:
+        done = subprocess.run([str(python), "-c", code], capture_output=True, check=False)
+    except OSError:
+        return False
     return done.returncode == 0
 
 
@@ -138,12 +172,20 @@ def _demand_torch(python: Path, version: str) -> None:
         )
 
 
-def _built(folder: Path, key: str, files: Sequence[Path], say: Say) -> Path:
-    """The interpreter of the environment in ``folder``, built first unless it is ready."""
+def _demand_oneflow(python: Path) -> None:
+    if not _succeeds(python, "import sys; from importlib.metadata import version; version('oneflow')"):
+        raise SetupError(
+            f"RESOLUTE_PYTHON names {python}, where OneFlow is not installed. Install requirements-oneflow.txt there, "
+            "or unset it to have an environment made."
+        )
+
+
+def _built(folder: Path, key: str, files: Sequence[Path], say: Say, base: Path = Path(sys.executable)) -> Path:
+    """The interpreter of the environment in ``folder``, built first from the Python `base` unless it is ready."""
     if not is_ready(folder, key):
         with locked(folder.with_name(folder.name + ".lock"), "the virtual environment"):
             if not is_ready(folder, key):
-                _build(folder, key, files, say)
+                _build(folder, key, files, say, base)
     return python_of(folder)
 
 
@@ -174,7 +216,7 @@ def _stamp_of(folder: Path) -> str | None:
         return None
 
 
-def _build(folder: Path, key: str, files: Sequence[Path], say: Say) -> None:
+def _build(folder: Path, key: str, files: Sequence[Path], say: Say, base: Path) -> None:
     """Builds in place (an environment cannot be renamed); the stamp becomes "ready" last."""
     if folder.exists():
         if _stamp_of(folder) is None and any(folder.iterdir()):
@@ -183,14 +225,15 @@ def _build(folder: Path, key: str, files: Sequence[Path], say: Say) -> None:
         shutil.rmtree(folder)
     folder.mkdir(parents=True)
     (folder / STAMP).write_text(f"building {key}\n", "utf-8")
-    say(f"Environment: making {folder} (about 6 GB, a few minutes, once).")
-    _make_venv(folder)
+    size = 11 if any(file.name == ONEFLOW_REQUIREMENTS[-1] for file in files) else 6
+    say(f"Environment: making {folder} (about {size} GB, a few minutes, once).")
+    _make_venv(folder, base)
     _install(python_of(folder), files, say)
     (folder / STAMP).write_text(f"ready {key}\n", "utf-8")
 
 
-def _make_venv(folder: Path) -> None:
-    command = [sys.executable, "-m", "venv", str(folder)]
+def _make_venv(folder: Path, base: Path) -> None:
+    command = [str(base), "-m", "venv", str(folder)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         raise SetupError(
@@ -222,7 +265,7 @@ def _install(python: Path, files: Sequence[Path], say: Say) -> None:
         raise SetupError(
             "pip could not install the requirements. Its last lines:\n  "
             + "\n  ".join(tail)
-            + "\nCheck the network (a proxy may need https_proxy) and that about 10 GB of disk "
+            + "\nCheck the network (a proxy may need https_proxy) and that about 15 GB of disk "
             "are free, then run this again."
         )
 

@@ -11,6 +11,10 @@ The cyan nodes are all that was added to ComfyUI's own graph."""
 NOTES = {
     "sd15_text_to_image": _TEXT_TO_IMAGE_NOTE,
     "sdxl_text_to_image": _TEXT_TO_IMAGE_NOTE,
+    "oneflow_text_to_image": """## Text to image through OneFlow
+1. This needs Python 3.10 with `requirements-oneflow.txt` installed, and an RTX 20, 30 or 40. Otherwise choose `auto`.
+2. Choose your checkpoint and queue. OneFlow builds a graph for this size, after the first step and the first decode.
+3. Another size builds its own; a size that was there before builds nothing, until ComfyUI restarts.""",
     "resolution_tour": """## One model, five sizes
 1. Choose your checkpoint in **Load Checkpoint (Compiled)** and queue.
 2. The first size compiles. The other four compile **nothing**: they share its blocks.

@@ -14,7 +14,7 @@ Prompts = tuple[Output, Output]  # positive, negative
 
 
 def compiled_checkpoint(
-    graph: Graph, checkpoint: str, with_deepcache: bool = False
+    graph: Graph, checkpoint: str, with_deepcache: bool = False, backend: str = "auto"
 ) -> tuple[Output, Output, Output, Node]:
     """Compiled model, CLIP, VAE with compiled decoding, and the loader itself."""
     group = graph.group("Checkpoint", (0, 0), STOCK)
@@ -23,8 +23,8 @@ def compiled_checkpoint(
     link = loader["MODEL"]
     if with_deepcache:
         link = graph.add(group, "ResoluteDeepCache", model=link)["MODEL"]
-    model = graph.add(group, "ResoluteCompileModel", model=link)
-    vae = graph.add(group, "ResoluteCompileVAEDecode", vae=loader["VAE"])
+    model = graph.add(group, "ResoluteCompileModel", model=link, backend=backend)
+    vae = graph.add(group, "ResoluteCompileVAEDecode", vae=loader["VAE"], backend=backend)
     return model["MODEL"], loader["CLIP"], vae["VAE"], loader
 
 

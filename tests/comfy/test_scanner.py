@@ -458,8 +458,10 @@ def with_tiny_models(workflow: str, seed: int) -> PromptDict:
         elif class_type == "KSampler":
             inputs.update(seed=seed, steps=1)
     for name, part in prompt.items():
+        if "backend" in part["inputs"]:
+            part["inputs"]["backend"] = "inductor"
         if part["class_type"] == "ResoluteCompileModel":
-            part["inputs"].update(backend="inductor", batching="always merge")
+            part["inputs"]["batching"] = "always merge"
         for key, value in part["inputs"].items():
             if isinstance(value, list) and not name.endswith(("-c", "-d")):
                 part["inputs"][key] = moved.get((value[0], value[1]), value)

@@ -17,7 +17,10 @@ from scripts.support.server import ComfyServer
 from .rig import Bench, PromptDict, assert_ran_compiled, assert_same, assert_through_regions, node
 
 STEPS = 2
-ELSEWHERE = {"deepcache", "deepcache_controlnet", "lcm_image_to_image"}  # deepcache/test_workflows.py
+ELSEWHERE = {
+    "deepcache", "deepcache_controlnet", "lcm_image_to_image",  # deepcache/test_workflows.py
+    "oneflow_text_to_image",  # tests/oneflow/test_workflow.py
+}  # fmt: skip
 WORKFLOWS = sorted({path.stem for path in (ROOT / "workflows" / "api").glob("*.json")} - ELSEWHERE)
 # image_to_image encodes a picture, for which the small VAE has no encoder.
 CHECKPOINTS = {

@@ -123,6 +123,16 @@ class StoppingMonitor:
 
 
 @contextmanager
+def session(cache: GraphCache, owner: int) -> Iterator[None]:
+    """A sampling run."""
+    cache.open_session(owner)
+    try:
+        yield
+    finally:
+        cache.close_session(owner)
+
+
+@contextmanager
 def expect(cache: GraphCache, bypasses: dict[str, int] | None = None, **counts: int) -> Iterator[None]:
     """Exactly these counts are added in the block: a counter that is not named stays, and so do the bypasses."""
     before = cache.stats.snapshot()

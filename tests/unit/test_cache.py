@@ -12,7 +12,7 @@ from compile_cache.backends.base import Capabilities
 from compile_cache.cache import GraphCache
 from compile_cache.config import CacheConfig
 
-from .fakes import BUDGET, GRADIENT, OBSERVED, FakeProgram, Module, answer, expect
+from .fakes import BUDGET, GRADIENT, OBSERVED, FakeProgram, Module, answer, expect, session
 
 
 class TestOneSignature:
@@ -82,7 +82,7 @@ class TestWeightsThatMove:
         assert cache.bytes == program.size
 
     def test_it_drops_them_though_a_session_pinned_them(self, cache: Any, program: Any, module: Any) -> None:
-        with cache.session(program.owner):
+        with session(cache, program.owner):
             cache.run(program, module.call())
             module.load(7.0)
             cache.run(program, module.call())

@@ -11,7 +11,7 @@ import pytest
 from compile_cache.cache import GraphCache
 from compile_cache.config import CacheConfig
 
-from .fakes import BUDGET, OBSERVED, FakeProgram, Module, StoppingMonitor, answer, expect, oom
+from .fakes import BUDGET, OBSERVED, FakeProgram, Module, StoppingMonitor, answer, expect, oom, session
 
 
 class TestPrepare:
@@ -35,7 +35,7 @@ class TestPrepare:
             cache.run(program, module.call(8))
 
     def test_no_session_pins_it(self, cache: Any, program: Any, module: Any) -> None:
-        with cache.session(program.owner):
+        with session(cache, program.owner):
             assert cache.prepare(program, module.call(16))
             assert cache.trim() == program.size
 

@@ -10,7 +10,7 @@ import torch
 
 from compile_cache.errors import CaptureError
 
-from .fakes import BUDGET, GRADIENT, MIB, FakeProgram, Module, StoppingMonitor, answer, expect, oom
+from .fakes import BUDGET, GRADIENT, MIB, FakeProgram, Module, StoppingMonitor, answer, expect, oom, session
 
 
 class TestCapturesThatFail:
@@ -125,7 +125,7 @@ class TestOutOfMemory:
 class TestSessions:
     def test_what_a_session_uses_survives_trim_until_it_ends(self, cache: Any, program: Any, module: Any) -> None:
         cache.run(program, module.call(8))
-        with cache.session(program.owner):
+        with session(cache, program.owner):
             cache.run(program, module.call(16))
             assert cache.trim() == program.size
             assert [graph.closed for graph in program.graphs] == [1, 0]
@@ -134,18 +134,18 @@ class TestSessions:
 
     def test_a_replay_pins_too(self, cache: Any, program: Any, module: Any) -> None:
         cache.run(program, module.call())
-        with cache.session(program.owner):
+        with session(cache, program.owner):
             cache.run(program, module.call())
             assert cache.trim() == 0
 
     def test_many_steps_of_one_shape_are_one_pin(self, cache: Any, program: Any, module: Any) -> None:
-        with cache.session(program.owner):
+        with session(cache, program.owner):
             for _ in range(5):
                 cache.run(program, module.call())
         assert cache.trim() == program.size
 
     def test_a_session_ends_with_an_error_too(self, cache: Any, program: Any, module: Any) -> None:
-        with pytest.raises(ValueError, match="stop"), cache.session(program.owner):
+        with pytest.raises(ValueError, match="stop"), session(cache, program.owner):
             cache.run(program, module.call())
             raise ValueError("stop")
         assert cache.trim() == program.size
@@ -153,11 +153,11 @@ class TestSessions:
     def test_a_session_left_open_is_closed_by_the_next_one(self, cache: Any, program: Any, module: Any) -> None:
         cache.open_session(program.owner)
         cache.run(program, module.call(8))
-        with cache.session(program.owner):
+        with session(cache, program.owner):
             assert cache.trim() == program.size
 
     def test_a_session_keeps_nothing_of_another_module(self, cache: Any, program: Any, module: Any) -> None:
-        with cache.session(program.owner + 1):
+        with session(cache, program.owner + 1):
             cache.run(program, module.call())
             assert cache.trim() == program.size
 
@@ -197,7 +197,7 @@ class TestBudget:
         assert "RESOLUTE_BUDGET_MB (now 10)" in reason
 
     def test_what_a_session_uses_is_not_evicted_for_more(self, cache: Any, program: Any, module: Any) -> None:
-        with cache.session(program.owner):
+        with session(cache, program.owner):
             for side in (8, 16, 24):
                 cache.run(program, module.call(side))
             assert [graph.closed for graph in program.graphs] == [0, 0, 1]

@@ -34,6 +34,7 @@ EXPECTED: dict[str, Sizes] = {
     "deepcache_controlnet": [(512, 512, 1)],
     "image_to_image": [(512, 512, 1)],
     "lcm_image_to_image": [(1024, 1024, 1), (512, 2048, 1), (2048, 512, 1)],
+    "oneflow_text_to_image": [(512, 512, 1)],
     "resolution_tour": [(960, 720, 1), (896, 768, 1), (720, 720, 1), (640, 960, 1), (584, 456, 1)],
     "sd15_text_to_image": [(512, 512, 1)],
     "sdxl_text_to_image": [(1024, 1024, 1)],

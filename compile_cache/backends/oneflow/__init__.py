@@ -1,0 +1,1 @@
+"""OneFlow graphs: the only folder that imports oneflow or onediff, and only once a prompt uses this backend."""

@@ -1,0 +1,47 @@
+"""The backend `oneflow`: one OneFlow graph per signature, through onediff or through our own lowering."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ...config import CacheConfig
+from ...regions import HookBuilder
+from ...stats import Stats
+from ..base import Backend, Capabilities, Program
+from . import packages
+from .lowering import LoweringCompiler
+from .onediff import OnediffCompiler
+from .program import Compiler, OneFlowProgram
+from .runtime import runtime
+
+
+class OneFlowBackend(Backend):
+    """`compiler` names one of COMPILERS; by default onediff where OneFlow has all that it needs, else `lowering`."""
+
+    name = "oneflow"
+
+    def __init__(self, compiler: str | None = None) -> None:
+        self._chosen = compiler
+
+    def probe(self, device: str) -> Capabilities:
+        refusal = packages.why_not(device)
+        if refusal is not None:
+            return Capabilities(available=False, reason=refusal[0], remedy=refusal[1])
+        return Capabilities(
+            available=True, captures=True, follows_weights=True, returns_memory=False, detail=self._detail()
+        )
+
+    def bind(
+        self, owner: int, capabilities: Capabilities, build_hooks: HookBuilder, stats: Stats, config: CacheConfig
+    ) -> Program:
+        return OneFlowProgram(owner, capabilities, self._compiler(), runtime(), config.budget_bytes)
+
+    def _compiler(self) -> Compiler:
+        name = self._chosen or ("onediff" if packages.onediff_is_native() else "lowering")
+        return COMPILERS[name]()
+
+    def _detail(self) -> str:
+        return f"compiler {self._compiler().name}, {packages.installed()}; a graph per size, built anew after a restart"
+
+
+COMPILERS: dict[str, Callable[[], Compiler]] = {"lowering": LoweringCompiler, "onediff": OnediffCompiler}

@@ -1,0 +1,157 @@
+"""The compiler `onediff`: onediff converts the module into a OneFlow one, whose own method then makes the graph.
+
+onediff's own graphs are keyed by the types of the arguments alone and keep weights that were exchanged, so only its
+conversion is used; graphs, their keys and their weights are the same as those of the other compiler.
+"""
+
+from __future__ import annotations
+
+import collections
+import copy
+import importlib
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.utils._pytree as pytree
+
+from ...errors import CaptureError, first_line
+from ..base import Call, Method
+from . import compatibility
+from .packages import onediff_is_native, oneflow
+from .weights import Weight, Weights, tensors_of
+
+# Where a hook of the pack, or of ComfyUI, may stand in a module; the conversion is for the class's own code.
+_HOOKED = ("forward", "_forward")
+
+
+class ConvertedForward:
+    """A call of the converted module's method."""
+
+    def __init__(self, converted: Any, method: Method, weights: dict[str, Weight]) -> None:
+        self.weights = weights
+        self._converted = converted
+        self._method: Method | None = method
+        self._leaves: list[Any] = []  # of the result: numbers of tensors, and plain values
+        self._spec: pytree.TreeSpec | None = None
+
+    def inputs(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        return list(tensors)
+
+    def run(self, inputs: Sequence[Any]) -> list[Any]:
+        return self._run(inputs, {name: weight.parameter for name, weight in self.weights.items()})
+
+    def _run(self, inputs: Sequence[Any], parameters: Mapping[str, Any]) -> list[Any]:
+        method = self._method
+        assert method is not None, "run after release"
+        positional, named = method.arguments(inputs)
+        try:
+            with _placed(self._converted, parameters), compatibility.extended(), warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # one for each layer, that it is not registered in the graph
+                result = getattr(self._converted, method.name)(*positional, **named)
+        except Exception as error:
+            raise CaptureError(f"the module that onediff made failed: {first_line(error)}") from error
+        leaves, self._spec = pytree.tree_flatten(result)
+        for leaf in leaves:
+            if isinstance(leaf, compatibility.Missing):
+                raise CaptureError(f"OneFlow has no {leaf.__name__}, which the module that onediff made calls")
+        tensors = {id(leaf): leaf for leaf in leaves if isinstance(leaf, oneflow().Tensor)}
+        numbers = {each: _Number(number) for number, each in enumerate(tensors)}
+        self._leaves = [numbers.get(id(leaf), leaf) for leaf in leaves]
+        return list(tensors.values())
+
+    def module(self) -> Any:
+        return _module_of(self._run, self.weights)
+
+    def rebuilt(self, results: Sequence[torch.Tensor]) -> Any:
+        assert self._spec is not None, "rebuilt before run"
+        leaves = [results[leaf] if isinstance(leaf, _Number) else leaf for leaf in self._leaves]
+        return pytree.tree_unflatten(leaves, self._spec)
+
+    def release(self) -> None:
+        self._converted, self._method = None, None
+
+
+class _Number(int):
+    """The place of a tensor among the results."""
+
+
+class OnediffCompiler:
+    """One for each module: it is converted once, for every size."""
+
+    name = "onediff"
+
+    def __init__(self) -> None:
+        self._converted: tuple[str, Any] | None = None
+
+    def compile(self, call: Call, module: torch.nn.Module, weights: Weights) -> ConvertedForward:
+        """Raises CaptureError."""
+        if call.method is None:
+            raise CaptureError("onediff compiles a module's own method, and this call is another")
+        if self._converted is None or self._converted[0] != call.key.model:
+            self._converted = (call.key.model, convert(module))
+        return ConvertedForward(self._converted[1], call.method, weights.take(tensors_of(module), module))
+
+
+def convert(module: torch.nn.Module) -> Any:
+    """The module as a OneFlow module, by onediff. Raises CaptureError."""
+    twin = copy.copy(module)
+    for name in _HOOKED:
+        vars(twin).pop(name, None)
+    # onediff registers a hook here; the copy shares everything else with the original.
+    vars(twin)["_load_state_dict_post_hooks"] = collections.OrderedDict()
+    try:
+        with _what_it_needs(module):
+            compiled = importlib.import_module("onediff.infer_compiler").oneflow_compile(twin)
+            return compiled._deployable_module_model.oneflow_module
+    except Exception as error:
+        raise CaptureError(f"onediff cannot convert {type(module).__name__}: {first_line(error)}") from error
+
+
+@contextmanager
+def _what_it_needs(module: torch.nn.Module) -> Iterator[None]:
+    """Where OneFlow does not have it, our layer."""
+    if onediff_is_native():
+        yield
+        return
+    with compatibility.layer():
+        compatibility.preload({type(part).__module__ for part in module.modules()})
+        yield
+
+
+def _module_of(run: Callable[..., list[Any]], weights: Mapping[str, Weight]) -> Any:
+    """A oneflow.nn.Module that holds the weights under short names: in a graph, only what it holds is one."""
+    flow = oneflow()
+    fields = {name: f"value_{number}" for number, name in enumerate(weights)}
+
+    class ConvertedModule(flow.nn.Module):  # type: ignore[misc, name-defined]
+        def __init__(self) -> None:
+            super().__init__()
+            for name, field in fields.items():
+                self.register_parameter(field, weights[name].parameter)
+
+        def forward(self, *inputs: Any) -> list[Any]:
+            return run(inputs, {name: getattr(self, field) for name, field in fields.items()})
+
+    return ConvertedModule()
+
+
+@contextmanager
+def _placed(converted: Any, parameters: Mapping[str, Any]) -> Iterator[None]:
+    """The converted module computes with these parameters and buffers in this block."""
+    slots = {
+        (f"{path}.{name}" if path else name): own
+        for path, part in converted.named_modules()
+        for own in (part._parameters, part._buffers)
+        for name in own
+    }
+    before = {path: slots[path][path.rpartition(".")[2]] for path in parameters}
+    try:
+        for path, value in parameters.items():
+            slots[path][path.rpartition(".")[2]] = value
+        yield
+    finally:
+        for path, value in before.items():
+            slots[path][path.rpartition(".")[2]] = value

@@ -1,0 +1,119 @@
+"""What is installed, and what it can do: answered from package metadata, without importing OneFlow.
+
+Importing OneFlow opens a port, replaces `sys.exit` and sets variables; asking it for the GPU's name ends the process
+where there is no driver. So a probe does neither: `oneflow()` is for those who are about to build a graph.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+import torch
+
+REQUIREMENTS = "requirements-oneflow.txt"
+# The public OneFlow has GPU code for these architectures and nothing that a driver could translate for newer ones.
+# A GPU runs code of its own major version up to its minor one: 8.9 (RTX 40) runs the code for 8.6.
+_ARCHITECTURES = ((6, 0), (6, 1), (7, 0), (7, 5), (8, 0), (8, 6))
+_PUBLIC = "0.9."
+_NEWEST_PYTHON = (3, 10)
+
+
+@dataclass(frozen=True, slots=True)
+class Installed:
+    """Versions of the two packages; None for one that is not there."""
+
+    oneflow: str | None
+    onediff: str | None
+
+    def __str__(self) -> str:
+        return f"oneflow {self.oneflow}" + (f", onediff {self.onediff}" if self.onediff else "")
+
+
+def installed() -> Installed:
+    """The installed versions, as the package metadata tells."""
+    return Installed(_version("oneflow"), _version("onediff"))
+
+
+def onediff_is_native() -> bool:
+    """Whether onediff is there, and an OneFlow that has what onediff needs: it came after the public 0.9."""
+    found = installed()
+    return found.onediff is not None and found.oneflow is not None and not found.oneflow.startswith(_PUBLIC)
+
+
+def why_not(device: str) -> tuple[str, str] | None:
+    """Why OneFlow cannot run on this type of device, and the remedy; None where it can."""
+    found = installed()
+    if found.oneflow is None:
+        return _not_installed()
+    if sys.platform != "linux":
+        return "OneFlow has builds for Linux only", "Choose 'auto'."
+    if device == "cpu":
+        return None
+    if device != "cuda" or torch.version.hip is not None:
+        return f"OneFlow runs on NVIDIA GPUs and on the CPU, and this model runs on '{device}'", "Choose 'auto'."
+    if not torch.cuda.is_available():
+        return "there is no NVIDIA driver, and OneFlow would end the process", "Choose 'auto'."
+    return _why_not_these_gpus(found.oneflow)
+
+
+def _not_installed() -> tuple[str, str]:
+    python = f"{sys.version_info[0]}.{sys.version_info[1]}"
+    if sys.version_info[:2] > _NEWEST_PYTHON:
+        return (
+            f"OneFlow is not installed, and its newest public version has no build for this Python {python}",
+            f"Run ComfyUI with Python 3.10 and there `python -m pip install -r {REQUIREMENTS}` (in Resolute's folder), "
+            "or choose 'auto'.",
+        )
+    return (
+        "OneFlow is not installed",
+        f"Install it with `python -m pip install -r {REQUIREMENTS}` (in Resolute's folder), or choose 'auto'.",
+    )
+
+
+def _why_not_these_gpus(oneflow_version: str) -> tuple[str, str] | None:
+    if not oneflow_version.startswith(_PUBLIC):
+        return None  # a build of somebody's own: what it covers is theirs to know
+    for index in range(torch.cuda.device_count()):
+        major, minor = torch.cuda.get_device_capability(index)
+        if not any(major == own and minor >= least for own, least in _ARCHITECTURES):
+            return (
+                f"{torch.cuda.get_device_name(index)} is of architecture {major}.{minor}, and OneFlow "
+                f"{oneflow_version} has code for 6.0 to 8.9 only (GTX 10 to RTX 40)",
+                "Choose 'auto' or 'inductor'.",
+            )
+    return None
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+@functools.cache
+def oneflow() -> Any:
+    """The package, imported at first use; what importing it does to the process is undone. Raises ImportError."""
+    with undisturbed():
+        return importlib.import_module("oneflow")
+
+
+@contextmanager
+def undisturbed() -> Iterator[None]:
+    """Leaves `os.environ`, `sys.exit` and `sys.excepthook` as they were: both packages set them for the process."""
+    variables, leave, hook = dict(os.environ), sys.exit, sys.excepthook
+    try:
+        yield
+    finally:
+        sys.exit, sys.excepthook = leave, hook
+        for name in os.environ.keys() - variables.keys():
+            del os.environ[name]
+        os.environ.update(variables)

@@ -1,0 +1,108 @@
+"""The real oneflow and onediff, and ComfyUI on the CPU with them. What is missing is an error, never a skip."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from compile_cache.backends.oneflow.packages import installed
+from compile_cache.backends.oneflow.runtime import runtime
+from scripts.support import comfyui
+from scripts.support.places import ROOT
+from scripts.support.server import ComfyServer
+
+from ..conftest import linked_packs
+
+pytest.register_assert_rewrite(f"{__package__}.rig", f"{__package__.rpartition('.')[0]}.comfy.rig")
+from ..comfy.rig import Bench, PromptDict, node  # noqa: E402 (after the line that has its assertions explained)
+from .rig import close_all  # noqa: E402
+
+
+def pytest_report_header() -> str:
+    """The versions that are tested."""
+    return f"OneFlow: {installed()}"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _packages_are_there() -> None:
+    found = installed()
+    assert found.oneflow, "OneFlow is not installed: run `scripts/test --oneflow`, which makes its environment"
+    assert found.onediff, "onediff is not installed: run `scripts/test --oneflow`, which makes its environment"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _room_for_the_graphs_of_all_tests() -> None:
+    """Most of them are tiny, and the limit is meant for a ComfyUI."""
+    runtime().most = 10_000
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _graphs_are_closed() -> Iterator[None]:
+    yield
+    close_all()
+
+
+@pytest.fixture(scope="session")
+def comfy(comfyui_folder: Callable[[str], Path]) -> None:
+    """ComfyUI's own modules can be imported, for the CPU."""
+    sys.path.append(str(comfyui_folder(comfyui.TARGET)))  # last: it has a `tests` too
+    import comfy.cli_args
+
+    comfy.cli_args.args.cpu = True
+
+
+@pytest.fixture(scope="session")
+def comfy_server(make_server: Callable[..., ComfyServer]) -> ComfyServer:
+    """ComfyUI with OneFlow, and room for many graphs: on the CPU, OneFlow uses no memory twice within a graph."""
+    packs = {
+        **linked_packs(),
+        "resolute-scenario-pack": ROOT / "tests" / "comfy" / "pack",
+        "resolute-demo-model": ROOT / "scripts" / "support" / "demo_model",
+    }
+    return make_server(packs=packs, environment={"RESOLUTE_BUDGET_MB": "10000"})
+
+
+@pytest.fixture(scope="session")
+def bench(comfy_server: ComfyServer) -> Bench:
+    """Runs prompts on it and tells what each cost."""
+    return Bench(comfy_server.client)
+
+
+@pytest.fixture(scope="session")
+def seeds() -> Iterator[int]:
+    """Seeds that no other prompt of the session has: ComfyUI would answer a repeated one without sampling."""
+    return itertools.count(5000)
+
+
+@pytest.fixture
+def prompt(seeds: Iterator[int]) -> Callable[..., PromptDict]:
+    """Builds a prompt that samples the tiny SD1.5-like model, latent 17x13, with a new seed each time."""
+
+    def build(steps: int = 2) -> PromptDict:
+        text = {"tokens": 77, "width": 768, "pooled_width": 0, "batch": 1}
+        return {
+            "model": node("ResoluteTestTinyModel", seed=0, kind="sd"),
+            "positive": node("ResoluteTestConditioning", seed=11, **text),
+            "negative": node("ResoluteTestConditioning", seed=12, **text),
+            "latent": node("EmptyLatentImage", width=136, height=104, batch_size=1),
+            "sample": node(
+                "KSampler",
+                model=["model", 0],
+                positive=["positive", 0],
+                negative=["negative", 0],
+                latent_image=["latent", 0],
+                seed=next(seeds),
+                steps=steps,
+                cfg=5.0,
+                sampler_name="euler",
+                scheduler="normal",
+                denoise=1.0,
+            ),
+            "samples": node("ResoluteTestSaveLatent", samples=["sample", 0], filename_prefix="tiny"),
+        }
+
+    return build

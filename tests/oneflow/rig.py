@@ -1,0 +1,210 @@
+"""A module bound to the backend and run through a real GraphCache; and ComfyUI's own modules, in small."""
+
+from __future__ import annotations
+
+import itertools
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+from compile_cache.backends.base import Call, Method
+from compile_cache.backends.oneflow.backend import OneFlowBackend
+from compile_cache.cache import GraphCache
+from compile_cache.config import CacheConfig
+from compile_cache.keys import GraphKey, Role, Signature, TensorSpec
+
+TOLERANCE = 1e-4
+COUNTED = ("captures", "replays", "graph_calls", "eager_calls")
+MIB = 1024 * 1024
+_owners = itertools.count(1)
+_open: list[Bound] = []
+
+
+def close_all() -> None:
+    """Every module that was bound, so that its weights go: at the end of a file of tests."""
+    while _open:
+        _open.pop().close()
+
+
+Invoke = Callable[[Sequence[torch.Tensor]], Any]
+
+
+def random(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+class Layers(nn.Module):
+    """Wide enough to take as long as a graph has to."""
+
+    width = 1024
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(self.width, self.width), nn.Linear(self.width, self.width)
+        self.register_buffer("offset", torch.ones(self.width))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.second(nn.functional.silu(self.first(x))) + self.offset
+
+
+class ManyOperators(nn.Module):
+    """Hundreds of steps, as a UNet has."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for _ in range(120):
+            x = x * 1.0001 + 0.0001
+        return x
+
+
+def rows(number: int, seed: int = 0) -> torch.Tensor:
+    """For `Layers`; each number of rows is another signature."""
+    return random(400 + number, Layers.width, seed=seed)
+
+
+def with_weights(module: Any, seed: int = 0) -> Any:
+    """Weights of a size that keeps activations near one through any depth, so that an error shows."""
+    generator = torch.Generator().manual_seed(seed)
+    for name, weight in module.named_parameters():
+        if weight.ndim > 1:
+            weight.data = torch.randn(weight.shape, generator=generator) / weight[0].numel() ** 0.5
+        else:
+            weight.data = torch.randn(weight.shape, generator=generator) * 0.1 + float(name.endswith("weight"))
+    return module.eval().requires_grad_(False)
+
+
+def relative_error(actual: torch.Tensor, expected: torch.Tensor) -> float:
+    assert actual.shape == expected.shape
+    assert actual.dtype == expected.dtype
+    assert float(expected.norm()) > 0, "nothing to compare with"
+    return float((actual.double() - expected.double()).norm() / expected.double().norm())
+
+
+class Bound:
+    """A module that runs through the backend. `epoch` plays ComfyUI's residency: `changed()` after each rebinding."""
+
+    def __init__(
+        self,
+        module: Any,
+        invoke: Invoke | None = None,
+        *,
+        backend: OneFlowBackend | None = None,
+        budget: int = 20_000 * MIB,
+        method: str | None = None,
+    ) -> None:
+        self._module = weakref.ref(module)
+        kind = type(module)
+        self.invoke: Invoke = invoke or (lambda tensors: kind.forward(self._module(), *tensors))
+        self.backend = backend or OneFlowBackend()
+        self.cache = GraphCache(CacheConfig(budget_bytes=budget))
+        self.owner = next(_owners)
+        _open.append(self)
+        self.epoch = 1
+        self._method = method
+        capabilities = self.backend.probe("cpu")
+        self.program = self.backend.bind(self.owner, capabilities, lambda *_: [], self.cache.stats, self.cache.config)
+
+    def call(self, *tensors: torch.Tensor) -> Call:
+        specs = tuple(
+            (f"input {index}", TensorSpec(tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."), "cpu"))
+            for index, tensor in enumerate(tensors)
+        )
+        key = GraphKey(Signature(specs), Role.UNET, "model", "oneflow")
+        method = Method(self._method, lambda given: (tuple(given), {})) if self._method else None
+        return Call(key, list(tensors), self.invoke, "cpu", epoch=self.epoch, module=self._module(), method=method)
+
+    def __call__(self, *tensors: torch.Tensor) -> Any:
+        with torch.inference_mode():
+            return self.cache.run(self.program, self.call(*tensors))
+
+    def original(self, *tensors: torch.Tensor) -> Any:
+        with torch.inference_mode():
+            return self.invoke(list(tensors))
+
+    def error(self, *tensors: torch.Tensor) -> float:
+        """Of one call, relative to the original."""
+        return relative_error(self(*tensors), self.original(*tensors))
+
+    def close(self) -> None:
+        """Let its graphs go."""
+        self.cache.forget(self.owner)
+
+    def changed(self) -> None:
+        self.epoch += 1
+
+    @property
+    def bypasses(self) -> list[str]:
+        """The sentences that people read."""
+        return [event.text for event in self.cache.stats.events if event.kind == "bypass"]
+
+    @contextmanager
+    def expect(self, **counts: int) -> Iterator[None]:
+        """Exactly these counts are added in the block, and nothing is bypassed."""
+        before = self.cache.stats.snapshot()
+        yield
+        after = self.cache.stats.snapshot()
+        added = {name: after[name] - before[name] for name in COUNTED}
+        assert added == {name: counts.get(name, 0) for name in COUNTED}, (added, self.bypasses)
+        assert after["bypasses"] == before["bypasses"], self.bypasses
+
+
+def unet(**changes: Any) -> Any:
+    """ComfyUI's own UNet with attention at its deepest level only, where it fits into memory at real sizes."""
+    import comfy.ops
+    from comfy.ldm.modules.diffusionmodules.openaimodel import UNetModel
+
+    settings = {
+        "image_size": 32,
+        "in_channels": 4,
+        "out_channels": 4,
+        "model_channels": 32,
+        "num_res_blocks": [1, 1, 1],
+        "channel_mult": [1, 1, 2],
+        "transformer_depth": [0, 0, 1],
+        "transformer_depth_output": [0, 0, 0, 0, 1, 1],
+        "transformer_depth_middle": 1,
+        "use_spatial_transformer": True,
+        "use_linear_in_transformer": False,
+        "use_checkpoint": False,
+        "legacy": False,
+        "context_dim": 64,
+        "num_heads": 4,
+        "adm_in_channels": None,
+        **changes,
+    }
+    return with_weights(UNetModel(**settings, dtype=torch.float32, operations=comfy.ops.disable_weight_init))
+
+
+def unet_inputs(width: int, height: int, batch: int = 1) -> tuple[torch.Tensor, ...]:
+    """Latent, timesteps and context for a picture of this size in pixels."""
+    return random(batch, 4, height // 8, width // 8), torch.full((batch,), 500.0), random(batch, 77, 64, seed=1)
+
+
+def bound_unet(module: Any, **options: Any) -> Bound:
+    """A UNet's inner forward, as the pack's hook calls it."""
+
+    def invoke(tensors: Sequence[torch.Tensor]) -> Any:
+        return module._forward(tensors[0], timesteps=tensors[1], context=tensors[2], transformer_options={})
+
+    return Bound(module, invoke, **options)
+
+
+def decoder(channels: int = 32) -> Any:
+    """ComfyUI's own VAE decoder."""
+    from comfy.ldm.modules.diffusionmodules.model import Decoder
+
+    return with_weights(
+        Decoder(
+            ch=channels,
+            out_ch=3,
+            ch_mult=[1, 1, 1, 1],
+            num_res_blocks=1,
+            attn_resolutions=[],
+            in_channels=3,
+            resolution=256,
+            z_channels=4,
+        )
+    )

@@ -1,0 +1,206 @@
+"""What OneFlow could do to the process: end it, fill its memory, change its settings. Each in a process of its own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import nn
+
+from compile_cache.backends.oneflow.runtime import Runtime, runtime
+from compile_cache.errors import CaptureError
+from scripts.support.places import ROOT
+
+from .rig import TOLERANCE, Bound, Layers, close_all, random, rows, with_weights
+
+
+def run_alone(code: str) -> str:
+    """What a process that runs `code` prints; it has to end by itself, without an error."""
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+    assert done.returncode == 0, (done.returncode, done.stdout[-500:], done.stderr[-2000:])
+    return done.stdout
+
+
+def test_after_a_plan_that_failed_nothing_is_built_and_the_process_lives() -> None:
+    printed = run_alone(
+        """
+        import torch
+        from compile_cache.backends.oneflow import program
+        from tests.oneflow.rig import Bound, Layers, rows, with_weights
+
+        good = with_weights(Layers())
+        first = Bound(good)
+        first(rows(2))
+        assert first.cache.stats.counters.captures == 1
+
+        # Half precision on the CPU, without the two checks that keep it from becoming a plan.
+        program._demand_dtypes = lambda *_: None
+        program.OneFlowProgram._check = lambda self, call, forward, result: [
+            program.to_oneflow(tensor) for tensor in forward.inputs(call.tensors)
+        ]
+        half = with_weights(Layers()).half()
+        failed = Bound(half, backend=first.backend)
+        failed(rows(2).half())
+        print(failed.bypasses[0])
+
+        first(rows(3))
+        print(first.bypasses[0])
+        first(rows(2))
+        assert first.cache.stats.counters.replays == 1, "what was built before goes on"
+        first.close()
+        assert torch.equal(first(rows(2)), first.original(rows(2)))
+        print("alive")
+        """
+    )
+    assert "could not compile its plan" in printed
+    assert "failed once in this process" in printed
+    assert "Restart ComfyUI" in printed
+    assert printed.rstrip().endswith("alive")
+
+
+def test_importing_and_using_it_leaves_the_process_as_it_was() -> None:
+    printed = run_alone(
+        """
+        import os, sys, torch
+        from tests.oneflow.rig import Bound, Layers, rows, with_weights
+
+        before = dict(os.environ), sys.exit, sys.excepthook
+        bound = Bound(with_weights(layers := Layers()))
+        assert "oneflow" not in sys.modules, "binding imports nothing"
+        bound(rows(2))
+        bound(rows(2))
+        assert bound.cache.stats.counters.replays == 1, bound.bypasses
+        assert (dict(os.environ), sys.exit, sys.excepthook) == before
+        print("unchanged")
+        """
+    )
+    assert "unchanged" in printed
+
+
+def test_a_probe_imports_neither_package() -> None:
+    printed = run_alone(
+        """
+        import sys
+        from compile_cache.backends import registry
+
+        _, capabilities, why = registry.resolve("oneflow", "cpu")
+        assert capabilities.available, capabilities
+        assert not [name for name in sys.modules if name.partition(".")[0] in ("oneflow", "onediff")]
+        print(why)
+        """
+    )
+    assert printed.startswith("oneflow, as chosen (compiler lowering, oneflow 0.9.0, onediff 1.2.0;")
+
+
+@pytest.fixture(autouse=True)
+def _no_graph_is_left() -> Iterator[None]:
+    yield
+    close_all()
+
+
+def test_graphs_of_a_models_size_come_and_go_and_the_process_lives() -> None:
+    """A graph is taken down in a thread of OneFlow's. To start its session anew meanwhile, which is all that would give
+    memory back, ends the process: `Check failed: id2actor_ptr_.empty()`, seen with SD1.5's UNet."""
+    printed = run_alone(
+        """
+        from oneflow.framework.multi_client_session import MultiClientSession
+        from tests.oneflow.rig import Bound, ManyOperators, random
+
+        def refuse(self):
+            raise SystemExit("the session is started anew")
+
+        MultiClientSession.Reset = MultiClientSession._TryClose = refuse
+        for rows in (1024, 1025):
+            bound = Bound(many := ManyOperators())
+            bound(random(rows, 512))
+            bound(random(rows, 512))
+            assert bound.cache.stats.counters.replays == 1, bound.bypasses
+            bound.cache.trim()
+            bound.close()
+        print("alive")
+        """
+    )
+    assert printed.rstrip().endswith("alive")
+
+
+class TestMemory:
+    @pytest.fixture
+    def bound(self) -> Iterator[Bound]:
+        layers = with_weights(Layers())
+        yield Bound(layers)
+
+    def test_is_bounded_by_bytes_and_the_next_size_says_so_and_runs_eagerly(
+        self, bound: Bound, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(runtime(), "bytes", bound.cache.config.budget_bytes)
+        assert torch.equal(bound(rows(2)), bound.original(rows(2)))
+        (told,) = bound.bypasses
+        assert "RESOLUTE_BUDGET_MB" in told
+        assert "Restart ComfyUI" in told
+
+    def test_is_bounded_by_the_number_of_graphs_built_and_those_that_are_there_go_on(
+        self, bound: Bound, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(runtime(), "most", runtime().built + 2)
+        for number in (1, 2, 3):
+            bound(rows(number))
+        assert bound.cache.stats.counters.captures == 2
+        assert f"the limit is {runtime().most} graphs" in bound.bypasses[0]
+        with bound.expect(replays=2):
+            bound(rows(1))
+            bound(rows(2))
+
+    def test_of_a_graph_that_goes_counts_on(self, bound: Bound) -> None:
+        built, taken = runtime().built, runtime().bytes
+        bound(rows(2))
+        size = bound.cache.bytes
+        bound.close()
+        assert bound.cache.bytes == 0
+        assert (runtime().built, runtime().bytes) == (built + 1, taken + size)
+
+    def test_is_not_asked_back_because_nothing_would_come(self, bound: Bound) -> None:
+        bound(rows(2))
+        assert bound.cache.trim() == 0
+        with bound.expect(replays=1):
+            assert bound.error(rows(2)) <= TOLERANCE
+
+
+def test_a_forward_that_is_over_at_once_gets_no_graph() -> None:
+    """OneFlow 0.9.0 takes it off a queue before it put it there, and the process dies of that sooner or later."""
+    linear = with_weights(nn.Linear(8, 8))
+    bound = Bound(linear)
+    for _ in range(2):
+        assert torch.equal(bound(random(2, 8)), bound.original(random(2, 8)))
+    (told,) = bound.bypasses
+    assert "may crash on a graph that is done within" in told
+    assert bound.cache.stats.counters.captures == 0
+
+
+def test_a_graph_that_answers_wrongly_is_refused() -> None:
+    """The original is right by definition: here it changes between two calls, so that the graph cannot agree."""
+    linear = with_weights(Layers())
+    factors = iter([1.0, 2.0, 3.0, 4.0])
+    bound = Bound(linear, lambda tensors: linear(tensors[0]) * next(factors))
+    bound(rows(2))
+    assert "away from the original" in bound.bypasses[0]
+    assert bound.cache.stats.counters.captures == 0
+
+
+def test_a_runtime_that_failed_refuses_before_anything_else() -> None:
+    failed = Runtime()
+    failed.failure = "RuntimeError: no kernel"
+    with pytest.raises(CaptureError, match="no kernel"):
+        failed.demand_room(10**12)
