@@ -50,20 +50,15 @@ def built(bound: Bound) -> Bound:
 
 
 class TestTheUNet:
-    def test_is_right_at_the_sizes_that_failed_with_onediff(self, bound: Bound) -> None:
+    def test_is_right_at_the_sizes_that_failed_with_onediff_and_builds_each_once_in_whatever_order(
+        self, bound: Bound
+    ) -> None:
         for size in REPORTED:
             bound(*unet_inputs(*size))
-            with bound.expect(replays=1):
-                assert bound.error(*unet_inputs(*size)) <= TOLERANCE
-
-    def test_builds_nothing_when_those_sizes_come_again_in_another_order(self, bound: Bound) -> None:
-        for size in REPORTED:
-            bound(*unet_inputs(*size))
-        captured = bound.cache.stats.counters.captures
+        assert bound.cache.stats.counters.captures >= len(REPORTED), bound.bypasses
         with bound.expect(replays=4):
             for size in REPORTED[::-1]:
                 assert bound.error(*unet_inputs(*size)) <= TOLERANCE
-        assert captured >= len(REPORTED)
 
     def test_goes_from_batch_1_to_2_and_back(self, bound: Bound) -> None:
         with bound.expect(captures=2, graph_calls=2, replays=2):
