@@ -18,8 +18,8 @@ class FreeGraphs(io.ComfyNode):
             display_name="Free Graphs",
             category=CATEGORY,
             description=(
-                "Frees every captured graph and the allocator's unused memory when the workflow reaches this node (of OneFlow, "
-                "which gives nothing back, none). "
+                "Frees every captured graph and the allocator's unused memory when the workflow reaches this node. "
+                "(OneFlow gives none back.) "
                 "Compiled blocks stay: the next run captures again (a tenth of a second) and compiles nothing."
             ),
             inputs=[io.AnyType.Input("any", tooltip="Passed through: put the node where memory should be freed.")],
