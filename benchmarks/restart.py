@@ -4,7 +4,7 @@
 
 For each contender two processes run the same tour, one prompt a size. The first starts with nothing on the disk; the
 second finds what the first kept: Resolute its store, with inductor's cache emptied in between, and core's
-TorchCompileModel inductor's cache. Seconds are ComfyUI's own, from a prompt's start to its end message; loading the
+TorchCompileModel inductor's cache. It visits one size more, which the first did not. Seconds are ComfyUI's own, from a prompt's start to its end message; loading the
 checkpoint is not among them. Needs CUDA; see `benchmarks.tour` for what else.
 """
 
@@ -67,7 +67,8 @@ def main() -> None:
     setup = command.prepare()
     path = models.ensure(options.kind, setup.python, setup.comfyui)
     packs = {"resolute": ROOT, "resolute-test-pack": ROOT / "tests" / "pack"}
-    sizes = TOURS[options.kind][: options.sizes]
+    tour = TOURS[options.kind]
+    sizes, new = tour[: options.sizes], tour[options.sizes : options.sizes + 1]
     processes: list[dict[str, Any]] = []
     for contender in options.contenders:
         work = Path(tempfile.mkdtemp(prefix="resolute-restart-"))
@@ -91,7 +92,7 @@ def main() -> None:
             started = time.perf_counter()
             with server:
                 ready = time.perf_counter() - started
-                rows = visit(server, path.name, CONTENDERS[contender], sizes)
+                rows = visit(server, path.name, CONTENDERS[contender], sizes if process == "cold" else [*sizes, *new])
                 told = {"contender": contender, "process": process, "ready_seconds": ready, "rows": rows}
                 about = environment(server)
                 told |= server.client.get("/resolute/events")
