@@ -4,8 +4,9 @@
 
 For each contender two processes run the same tour, one prompt a size. The first starts with nothing on the disk; the
 second finds what the first kept: Resolute its store, with inductor's cache emptied in between, and core's
-TorchCompileModel inductor's cache. It visits one size more, which the first did not. Seconds are ComfyUI's own, from a prompt's start to its end message; loading the
-checkpoint is not among them. Needs CUDA; see `benchmarks.tour` for what else.
+TorchCompileModel inductor's cache. It visits one size more, which the first did not. Seconds are ComfyUI's own, from a
+prompt's start to its end message; loading the checkpoint is not among them. Needs CUDA; see `benchmarks.tour` for what
+else.
 """
 
 from __future__ import annotations
