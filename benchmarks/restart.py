@@ -3,10 +3,10 @@
     python -m benchmarks.restart --kind sdxl --out benchmarks/results/NAME.json [--contenders resolute ...]
 
 For each contender two processes run the same tour, one prompt a size. The first starts with nothing on the disk; the
-second finds what the first kept: Resolute its store, with inductor's cache emptied in between, and core's
-TorchCompileModel inductor's cache. It visits one size more, which the first did not. Seconds are ComfyUI's own, from a
-prompt's start to its end message; loading the checkpoint is not among them. Needs CUDA; see `benchmarks.tour` for what
-else.
+second finds what the first kept: Resolute its store, with inductor's cache emptied in between; Resolute without a
+store, and core's TorchCompileModel, inductor's cache. It visits one size more, which the first did not. Seconds are
+ComfyUI's own, from a prompt's start to its end message; loading the checkpoint is not among them. Needs CUDA; see
+`benchmarks.tour` for what else.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ from scripts.support.server import ComfyServer
 
 from .tour import ROOT, STOCK, TOURS, environment, prompt
 
-CONTENDERS = {"resolute": "inductor", "TorchCompileModel": "TorchCompileModel"}
+WITHOUT_STORE = "resolute without store"
+CONTENDERS = {"resolute": "inductor", WITHOUT_STORE: "inductor", "TorchCompileModel": "TorchCompileModel"}
 
 
 def visit(server: ComfyServer, checkpoint: str, backend: str, sizes: list[Any]) -> list[dict[str, Any]]:
@@ -50,7 +51,7 @@ def table(processes: list[dict[str, Any]]) -> str:
             for row in each["rows"]
         )
         compiles, loads = (sum(row["counters"][name] for row in each["rows"]) for name in _COUNTED)
-        lines.append(f"{each['contender']:<18}{each['process']:<9}{sizes}  compiles {compiles} loads {loads}")
+        lines.append(f"{each['contender']:<24}{each['process']:<9}{sizes}  compiles {compiles} loads {loads}")
     return "\n".join(lines)
 
 
@@ -87,7 +88,7 @@ def main() -> None:
                 environment={
                     "TORCHINDUCTOR_CACHE_DIR": str(work / "inductor"),
                     "TRITON_CACHE_DIR": None,
-                    "RESOLUTE_STORE": str(work / "store"),
+                    "RESOLUTE_STORE": "0" if contender == WITHOUT_STORE else str(work / "store"),
                 },
             )
             started = time.perf_counter()
