@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import cache
+import threading
 
 from ..errors import BackendUnavailableError, UnknownBackendError
 from .base import Backend, Capabilities
@@ -12,10 +12,19 @@ _AUTO_ORDER = ("inductor", "cudagraph", "eager")
 NAMES = ("inductor", "cudagraph", "oneflow", "eager")
 CHOICES = (AUTO, *NAMES)
 
+_lock = threading.Lock()  # regions are loaded ahead in a thread of their own
+_instances: dict[str, Backend] = {}
 
-@cache
+
 def get(name: str) -> Backend:
     """The one instance of a backend. Its module is imported here, at first use. Raises UnknownBackendError."""
+    with _lock:
+        if name not in _instances:
+            _instances[name] = _made(name)
+        return _instances[name]
+
+
+def _made(name: str) -> Backend:
     if name == "inductor":
         from .inductor.backend import InductorBackend
 
