@@ -16,7 +16,7 @@ import torch
 from .backends.base import Call, FollowingGraph, Graph, Program
 from .config import CacheConfig
 from .dispatcher import Action, Decision, Situation, decide
-from .errors import BypassCode, BypassReason, first_line
+from .errors import BypassCode, BypassReason
 from .keys import ANY_EPOCH, CaptureKey, GraphKey
 from .memory_cache import ByteLRU, Entry
 from .misses import FREED, SignatureBook
@@ -69,6 +69,7 @@ class GraphCache:
         news = None if decision.action is Action.REPLAY else self._notice(program, call, key)
         try:
             if decision.action is Action.REPLAY:
+                self.shapes.note(call.key, program)
                 return self._replay(key, call)
             if decision.action is Action.EAGER:
                 result = call.invoke(call.tensors)
@@ -84,7 +85,7 @@ class GraphCache:
             if key in self._graphs:
                 self._pin(key)
         if news is not None and call.capture_blocker is None:
-            self.shapes.note(call.key, program.region_keys, seconds)
+            self.shapes.note(call.key, program, seconds)
         return result
 
     def prepare(self, program: Program, call: Call) -> bool:
@@ -104,10 +105,11 @@ class GraphCache:
             except call.monitor.cancellations:
                 raise
             except Exception as error:
-                logger.info("Resolute: %s was not captured ahead: %s", key.shape, first_line(error))
-                logger.debug("Resolute: how that failed", exc_info=True)
-                return False
-            return key in self._graphs
+                logger.info("Resolute: %s was not captured ahead", key.shape, exc_info=error)
+            if key in self._graphs:
+                return True
+            self._latched.pop(key, None)  # the first real call may have more room
+            return False
 
     def _notice(self, program: Program, call: Call, key: CaptureKey) -> str | None:
         """Why this signature is new, told as an event; None where it was met before."""

@@ -12,10 +12,9 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from .keys import Component, GraphKey, Literal, Role, Signature, TensorSpec
 
@@ -49,6 +48,13 @@ class Model:
         return frozenset[str]().union(*(graph.regions for graph in self.graphs))
 
 
+class HasRegions(Protocol):
+    """What a program tells of itself."""
+
+    @property
+    def region_keys(self) -> frozenset[str]: ...
+
+
 class ShapeMemory:
     """Thread-safe; several processes may share a folder, and the last one to write a model's file adds to it."""
 
@@ -63,14 +69,14 @@ class ShapeMemory:
         """What people call the model with this digest."""
         self._names[model] = name
 
-    def note(self, key: GraphKey, regions: Iterable[str], seconds: float = 0.0) -> None:
-        """A graph was met; written once in each process."""
+    def note(self, key: GraphKey, program: HasRegions, seconds: float = 0.0) -> None:
+        """A graph was met; written once in each process, and asked at every call."""
+        if self._folder is None or key in self._noted:
+            return
         with self._lock:
-            if self._folder is None or key in self._noted:
-                return
             self._noted.add(key)
             try:
-                self._write(Remembered(key, frozenset(regions), round(seconds, 3)))
+                self._write(Remembered(key, program.region_keys, round(seconds, 3)))
             except OSError as error:
                 logger.warning("Resolute: shapes are not remembered any more (%s)", error)
                 self._folder = None

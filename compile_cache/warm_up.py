@@ -91,7 +91,7 @@ def _sizes_of(entry: str) -> list[Size]:
 def _numbers(name: str, text: str, most: int) -> list[int]:
     numbers = []
     for entry in _entries(name, text, "1"):
-        if not (entry.isascii() and entry.isdigit() and 1 <= int(entry) <= most):
+        if not (entry.isascii() and entry.isdigit() and len(entry) < 9 and 1 <= int(entry) <= most):
             raise UserError(f"{name}: '{entry}' is no whole number from 1 to {most}. For example: 1, 2.")
         numbers.append(int(entry))
     return numbers

@@ -10,6 +10,7 @@ What changes anything is queued as a prompt: nothing is taken from a run in flig
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -56,9 +57,9 @@ async def _events(request: web.Request) -> web.Response:
 async def _warm_up(request: web.Request) -> web.Response:
     try:
         body = await _body(request)
-        found: Wanted = wanted(body)
+        found: Wanted = await asyncio.to_thread(wanted, body)
     except UserError as error:
-        return web.json_response({"error": {"type": "warm_up", "message": str(error)}}, status=400)
+        return _refused(error)
     answer = await queue(PromptServer.instance, found.prompt, request, **_sender(body))
     if answer.status != 200:
         return answer
@@ -67,8 +68,15 @@ async def _warm_up(request: web.Request) -> web.Response:
 
 
 async def _free(request: web.Request) -> web.Response:
-    body = await _body(request) if request.can_read_body else {}
+    try:
+        body = await _body(request) if request.can_read_body else {}
+    except UserError as error:
+        return _refused(error)
     return await queue(PromptServer.instance, _FREE, request, front=True, **_sender(body))
+
+
+def _refused(error: UserError) -> web.Response:
+    return web.json_response({"error": {"type": "resolute", "message": str(error)}}, status=400)
 
 
 async def _body(request: web.Request) -> Mapping[str, Any]:

@@ -14,6 +14,7 @@ from ...compile_cache.shape_memory import Model, Remembered
 
 # A shape in memory runs at once; one on disk waits for its regions to load and for a capture, tenths of a second.
 MEMORY, DISK, UNKNOWN = "memory", "disk", "unknown"
+_CHANNELS = (4, 16)  # of latents whose cells are 8 pixels
 
 
 def models(cache: GraphCache, device: torch.device) -> list[dict[str, Any]]:
@@ -43,7 +44,7 @@ def sizes(cache: GraphCache, device: torch.device) -> list[tuple[int, int]]:
     captured = [{**graph.plain(), "state": MEMORY} for graph, _ in cache.captured()]
     for shape in [*captured, *(shape for model in models(cache, device) for shape in model["shapes"])]:
         latent = shape["latent_shape"]
-        if shape["role"] == Role.UNET.value and len(latent) == 4:
+        if shape["role"] == Role.UNET.value and len(latent) == 4 and latent[1] in _CHANNELS:
             ready[shape["state"]].append((latent[3], latent[2]))
     return list(dict.fromkeys(ready[MEMORY] or ready[DISK]))
 
@@ -51,7 +52,7 @@ def sizes(cache: GraphCache, device: torch.device) -> list[tuple[int, int]]:
 def line(model: Model, cache: GraphCache, device: torch.device) -> str:
     """For the log at the start: "18 regions and 9 shapes ready for SDXL, 0 compiles expected"."""
     regions, ready, missing = 0, 0, 0
-    for backend in {graph.key.backend for graph in model.graphs}:
+    for backend in {graph.key.backend for graph in model.graphs} & set(registry.NAMES):
         graphs = [graph for graph in model.graphs if graph.key.backend == backend]
         everything = frozenset[str]().union(*(graph.regions for graph in graphs))
         found = registry.get(backend).located(everything, device, cache.config)
@@ -62,6 +63,8 @@ def line(model: Model, cache: GraphCache, device: torch.device) -> str:
 
 
 def _state(graph: Remembered, cache: GraphCache, device: torch.device) -> str:
+    if graph.key.backend not in registry.NAMES:  # of another version of this pack
+        return UNKNOWN
     found = _located(graph, cache, device)
     can = registry.get(graph.key.backend).probe(device.type)
     if found.missing or not can.available or not can.returns_memory:  # what is kept for good is built anew, slowly

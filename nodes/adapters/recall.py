@@ -11,8 +11,10 @@ from dataclasses import replace
 import comfy.model_management
 import torch
 
+from ...compile_cache.backends import registry
 from ...compile_cache.backends.base import Call, Program
 from ...compile_cache.keys import GraphKey, TensorSpec
+from ...compile_cache.shape_memory import Remembered
 from . import service
 
 logger = logging.getLogger(__name__)
@@ -33,9 +35,19 @@ def recall(program: Program, call: Call, done: set[Hashable]) -> None:
     if kind in done:
         return
     done.add(kind)
+    try:
+        _recall(program, call, kind)
+    except call.monitor.cancellations:
+        raise
+    except Exception:
+        logger.warning("Resolute: remembered shapes were not captured ahead", exc_info=True)
+
+
+def _recall(program: Program, call: Call, kind: Hashable) -> None:
     cache = service.cache()
-    known = [graph.key for graph in reversed(cache.shapes.recall(call.key.model))]
-    wanted = [key for key in known if key != call.key and _kind(key) == kind][:_MOST]
+    known = reversed(cache.shapes.recall(call.key.model))
+    like = [graph for graph in known if graph.key != call.key and _kind(graph.key) == kind]
+    wanted = [graph.key for graph in like if _is_compiled(graph, call)][:_MOST]
     started = time.perf_counter()
     captured = 0
     for number, key in enumerate(wanted):
@@ -46,13 +58,19 @@ def recall(program: Program, call: Call, done: set[Hashable]) -> None:
             continue
         shape = "x".join(map(str, key.signature.latent_shape))
         call.monitor.note(f"capturing {number + 1} of {len(wanted)} remembered shapes: {shape}")
-        tensors = [_blank(spec, call.tensors[0].device) for _, spec in key.signature.tensors]
+        tensors = [_made_up(spec, call.tensors[0].device) for _, spec in key.signature.tensors]
         if not cache.prepare(program, replace(call, key=key, tensors=tensors)):
             break
         captured += 1
     if wanted:
         seconds = time.perf_counter() - started
         logger.info("Resolute: captured %d of %d remembered shapes in %.1f s", captured, len(wanted), seconds)
+
+
+def _is_compiled(graph: Remembered, call: Call) -> bool:
+    """Whether it can be captured without a compile, which would take longer than it is worth here."""
+    located = registry.get(graph.key.backend).located(graph.regions, call.tensors[0].device, service.cache().config)
+    return not located.missing
 
 
 def _kind(key: GraphKey) -> Hashable:
@@ -63,10 +81,12 @@ def _kind(key: GraphKey) -> Hashable:
     return (key.role, key.model, key.backend, tensors, repr(key.signature.values), repr(key.options))
 
 
-def _blank(spec: TensorSpec, device: torch.device) -> torch.Tensor:
+def _made_up(spec: TensorSpec, device: torch.device) -> torch.Tensor:
+    """Noise: regions may be compared with their originals on it."""
     layout = torch.channels_last if spec.memory_format == "channels_last" else torch.contiguous_format
-    blank = torch.empty(spec.shape, dtype=getattr(torch, spec.dtype), device=device, memory_format=layout)
-    return blank.zero_()
+    made = torch.empty(spec.shape, dtype=getattr(torch, spec.dtype), device=device, memory_format=layout)
+    # A generator of its own: the user's pictures may depend on the global one.
+    return made.normal_(generator=torch.Generator(device).manual_seed(0)) if made.is_floating_point() else made.zero_()
 
 
 def _fits(call: Call, key: GraphKey) -> bool:

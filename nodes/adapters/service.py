@@ -31,13 +31,14 @@ _numbers = itertools.count(1)
 # Numbers of modules that died. Garbage is collected in any thread at any moment, also in one that a compile waits for
 # while this pack's locks are held: so whoever finds a module dead only notes it, and the next caller cleans up.
 _dead: collections.deque[int] = collections.deque()
+_gone: collections.deque[int] = collections.deque()  # of those, whose captures are still to be dropped
 
 
 def cache() -> GraphCache:
     """The process's GraphCache, made at first use."""
     global _cache
     while _dead:
-        _forget(_dead.popleft())
+        _let_go(_dead.popleft())
     with _lock:
         if _cache is None:
             total = int(comfy.model_management.get_total_memory(_device()))
@@ -61,11 +62,12 @@ def program_for(module: torch.nn.Module, backend: str, device: str, build_hooks:
 
     Raises UnknownBackendError or BackendUnavailableError for a backend that was asked for by name.
     """
+    graph_cache = cache()
+    _bury(graph_cache)
     chosen, capabilities, _ = registry.resolve(backend, device)
     owner = owner_of(module)
     program = _programs.get((owner, chosen.name))
     if program is None:
-        graph_cache = cache()
         program = chosen.bind(owner, capabilities, build_hooks, graph_cache.stats, graph_cache.config)
         _programs[owner, chosen.name] = program
     return program, chosen.name
@@ -113,10 +115,15 @@ def _device() -> torch.device:
     return device
 
 
-def _forget(owner: int) -> None:
+def _let_go(owner: int) -> None:
     _fingerprints.pop(owner, None)
     _residencies.pop(owner, None)
     for key in [key for key in _programs if key[0] == owner]:
         _programs.pop(key, None)
-    if _cache is not None:
-        _cache.forget(owner)
+    _gone.append(owner)
+
+
+def _bury(graph_cache: GraphCache) -> None:
+    """Drop the captures of modules that died. It may wait for a compile that runs, so no request does it."""
+    while _gone:
+        graph_cache.forget(_gone.popleft())

@@ -49,7 +49,7 @@ def look_ahead(device: torch.device) -> None:
     for model in cache.shapes.models()[:_MODELS]:
         started = time.perf_counter()
         loaded = 0
-        for backend in {graph.key.backend for graph in model.graphs}:
+        for backend in {graph.key.backend for graph in model.graphs} & set(registry.NAMES):
             regions = frozenset[str]().union(*(g.regions for g in model.graphs if _is_of(g.key, backend, device)))
             loaded += registry.get(backend).preload(sorted(regions), device, cache.config)
         cache.stats.counters.region_loads += loaded

@@ -10,7 +10,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -18,8 +18,8 @@ from ...artifact_store import Artifact, ArtifactStore, InvalidArtifactError
 from ...regions import Monitor, RegionSite
 from ...stats import Stats
 from .artifacts import unpack
-from .job import Job, job_of, settings_of
-from .region_table import RegionGroup, Request, admits, general_hints, inductor_options, keep, static_sizes, take_from
+from .job import Job, job_of, settings_here
+from .region_table import RegionGroup, Request, admits, general_hints, inductor_options, save, static_sizes, take_from
 from .tracing import bind_dims, region_format, trace
 from .variant import Shapes
 from .workers import Workers, all_of
@@ -72,7 +72,7 @@ def build(
             return
         started = time.perf_counter()
         announce(0, len(missing), "all at once")
-        with Workers(min(count, len(missing)), settings_of(device)) as workers:
+        with Workers(min(count, len(missing)), settings_here()) as workers:
             done = 0
             for answer in workers.answers(all_of(workers, _jobs(missing, device, monitor))):
                 monitor.checkpoint()
@@ -103,14 +103,18 @@ def _taken(each: Seen, artifact: Artifact, store: ArtifactStore | None, stats: S
     if sizes is None or not admits(variant, request, sizes, verify=True):
         return "its results differ from the original's"
     each.group.variants.append(variant)
-    keep(store, each.group, variant)
+    if store is not None:  # as it came: what was loaded lacks what only a store needs
+        save(store, each.group, replace(artifact, about={**artifact.about, "shown": sorted(variant.shown)}))
     return ""
 
 
 def _random(tensor: torch.Tensor) -> torch.Tensor:
     layout = region_format(tensor)
     made = torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device, memory_format=layout)
-    return made.normal_() if tensor.is_floating_point() else made.zero_()
+    if not tensor.is_floating_point():
+        return made.zero_()
+    # A generator of its own: the user's pictures may depend on the global one.
+    return made.normal_(generator=torch.Generator(tensor.device).manual_seed(0))
 
 
 def _jobs(missing: Sequence[Seen], device: torch.device, monitor: Monitor) -> Iterator[tuple[int, Job]]:

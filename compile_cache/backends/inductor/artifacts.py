@@ -7,6 +7,7 @@ CPU the libraries that the wrapper loads. What Resolute knows of the region besi
 from __future__ import annotations
 
 import copy
+import dataclasses
 import io
 import os
 import pickle
@@ -46,7 +47,7 @@ _FUNCTIONS: dict[str, Any] = {
 
 
 def pack(key: str, label: str, variant: Variant) -> Artifact:
-    """The artifact of a variant that was just compiled. Raises InvalidArtifactError where it cannot be kept."""
+    """The artifact of a variant that was just compiled here. Raises InvalidArtifactError where it cannot be kept."""
     symbols = variant.assumptions.symbols
     about = {
         "symbols": {name: [symbol.name, symbol.assumptions0] for name, symbol in symbols.items()},
@@ -86,15 +87,28 @@ def _payload(compiled: Compiled) -> bytes:
         raise InvalidArtifactError("it hands its inputs through, and there is no code to keep")
     graph = copy.copy(compiled.graph)
     graph.prepare_for_serialization()
+    stored = _pickled(graph)
     stream = io.BytesIO()
     with zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED) as container:
-        try:
-            container.writestr(_GRAPH, pickle.dumps(graph))
-        except (pickle.PicklingError, AttributeError, TypeError) as error:
-            raise InvalidArtifactError(f"inductor's graph cannot be kept: {error}") from error
+        container.writestr(_GRAPH, stored)
         for name, content in compiled.libraries.items():
             container.writestr(_LIBRARIES + name, content)
     return stream.getvalue()
+
+
+def _pickled(graph: CompiledFxGraph) -> bytes:
+    """Raises InvalidArtifactError for a graph that cannot be kept."""
+    try:
+        try:
+            return pickle.dumps(graph)
+        except AssertionError:
+            # What inductor found in its own cache has launchers by now, and refuses. Its binaries are there without.
+            if graph._triton_bundle is None:
+                raise
+            graph._triton_bundle = dataclasses.replace(graph._triton_bundle, static_autotuners=[])
+            return pickle.dumps(graph)
+    except Exception as error:  # torch's classes refuse in ways of their own
+        raise InvalidArtifactError(f"inductor's graph cannot be kept: {error}") from error
 
 
 def _load(payload: bytes) -> Compiled:

@@ -166,20 +166,25 @@ class InductorProgram(Program):
 
     def _invoke(self, call: Call) -> Any:
         """The call through its regions. One that comes to a region without an artifact looks at all of them first."""
-        if self._may_look:
+        # A patch that another pack put inside the model may count how often it is called.
+        if self._may_look and call.capture_blocker is None:
             self._workers = suitable(self._wanted_workers, call.tensors[0].device)
+        else:
+            self._workers = 0
         with installed(self._hooks):
             try:
                 return call.invoke(call.tensors)
             except LookAhead:
                 with self._bound.looking():
                     call.invoke(call.tensors)
-            self._build_ahead()
+            finally:
+                self._may_look = False
+            self._build_ahead(self._workers)
             return call.invoke(call.tensors)
 
-    def _build_ahead(self) -> None:
+    def _build_ahead(self, workers: int) -> None:
         try:
-            self._bound.build_ahead(self._workers, self._announce_ahead)
+            self._bound.build_ahead(workers, self._announce_ahead)
         except self._monitor.cancellations:
             raise
         except Exception as error:
@@ -213,8 +218,8 @@ class InductorProgram(Program):
 
     def _announce(self, kind: str) -> None:
         """A region is about to be compiled."""
-        looks, self._may_look = self._may_look and self._workers > 1, False
-        if looks:
+        if self._may_look and self._workers > 1:
+            self._may_look = False
             raise LookAhead
         done, total = self._bound.progress
         self._monitor.checkpoint()

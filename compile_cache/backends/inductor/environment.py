@@ -105,7 +105,7 @@ def flags() -> dict[str, Any]:
 def apply_flags(values: Mapping[str, Any]) -> None:
     """Take on what `flags` told of another process."""
     matmul = torch.backends.cuda.matmul
-    torch.use_deterministic_algorithms(values["deterministic"])
+    torch.use_deterministic_algorithms(values["deterministic"], warn_only=True)  # as core does
     torch.set_num_threads(values["threads"])
     matmul.allow_tf32 = values["tf32 matmul"]
     torch.backends.cudnn.allow_tf32 = values["tf32 convolution"]

@@ -24,7 +24,6 @@ from .variant import Shapes, Variant
 class Settings:
     """What a worker must have in common with the process that it works for."""
 
-    device: str
     inductor: dict[str, Any]
     flags: dict[str, Any]
 
@@ -44,8 +43,8 @@ class Job:
     environment: str  # digest: code for another one is of no use
 
 
-def settings_of(device: torch.device) -> Settings:
-    return Settings(str(device), inductor_config.save_config_portable(ignore_private_configs=True), flags())
+def settings_here() -> Settings:
+    return Settings(inductor_config.save_config_portable(ignore_private_configs=True), flags())
 
 
 def job_of(key: str, label: str, traced: Trace, static: Shapes, options: dict[str, Any], device: torch.device) -> Job:

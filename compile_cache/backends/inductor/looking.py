@@ -9,7 +9,8 @@ import torch
 LOOKED = object()  # in place of a region's result, while a call only looks
 
 _MOST = 8
-_GPU_MEMORY = 1 << 30  # bytes, for the CUDA context of each process
+_MEMORY = 1 << 30  # bytes, for torch in each process
+_GPU_MEMORY = 1 << 30  # bytes, for its CUDA context
 
 
 class LookAhead(BaseException):
@@ -21,11 +22,20 @@ class LookAhead(BaseException):
 
 def suitable(wanted: int | None, device: torch.device) -> int:
     """How many workers to use on this machine: `wanted`, or half of its processors. Fewer than 2 is none."""
-    count = min(_processors() // 2, _MOST) if wanted is None else wanted
+    count = min(_processors() // 2, _MOST, _fitting()) if wanted is None else wanted
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         count = min(count, int(free // _GPU_MEMORY))
     return count if count > 1 else 0
+
+
+def _fitting() -> int:
+    """How many fit into the memory that is free, half of which is left to the models."""
+    try:
+        import psutil  # type: ignore[import-untyped]  # ComfyUI requires it
+    except ImportError:
+        return _MOST
+    return int(psutil.virtual_memory().available // 2 // _MEMORY)
 
 
 def _processors() -> int:

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from ...artifact_store import ArtifactStore, InvalidArtifactError
+from ...artifact_store import Artifact, ArtifactStore, InvalidArtifactError
 from ...errors import BypassCode, BypassReason, RegionCompileError
 from ...keys import digest
 from ...regions import Monitor, RegionSite
@@ -194,10 +194,12 @@ def keep(store: ArtifactStore | None, group: RegionGroup, variant: Variant) -> N
     if store is None:
         return
     try:
-        artifact = pack(group.key, group.label, variant)
+        save(store, group, pack(group.key, group.label, variant))
     except InvalidArtifactError as error:
         logger.info("Resolute: %s is compiled again after a restart: %s", group.label, error)
-        return
+
+
+def save(store: ArtifactStore, group: RegionGroup, artifact: Artifact) -> None:
     store.save(artifact)
     group.stored.add(artifact.name)
 

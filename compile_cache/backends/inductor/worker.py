@@ -17,9 +17,13 @@ from typing import IO, Any
 _LENGTH = struct.Struct(">Q")
 
 
-def send(stream: IO[bytes], message: Any) -> None:
+def packed(message: Any) -> bytes:
     content = pickle.dumps(message)
-    stream.write(_LENGTH.pack(len(content)) + content)
+    return _LENGTH.pack(len(content)) + content
+
+
+def send(stream: IO[bytes], message: Any) -> None:
+    stream.write(packed(message))
     stream.flush()
 
 
@@ -38,7 +42,8 @@ def receive(stream: IO[bytes]) -> Any:
 def main() -> None:
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # whatever a library prints is no answer
-    sys.path[0] = str(Path(__file__).resolve().parents[3])
+    own = Path(__file__).resolve()
+    sys.path[:] = [str(own.parents[3]), *(path for path in sys.path if Path(path or ".").resolve() != own.parent)]
     try:
         settings = receive(sys.stdin.buffer)
         from compile_cache.backends.inductor.job import Job, Settings, prepare, run

@@ -27,7 +27,7 @@ class Workers:
     def __init__(self, count: int, settings: Settings) -> None:
         self._jobs: queue.SimpleQueue[tuple[int, Job] | None] = queue.SimpleQueue()
         self._answers: queue.SimpleQueue[tuple[int, Artifact | str, float]] = queue.SimpleQueue()
-        self._settings = settings
+        self._settings = worker.packed(vars(settings))
         self._processes = [self._started() for _ in range(count)]
         self._threads = [threading.Thread(target=self._serve, args=(each,), daemon=True) for each in self._processes]
         for thread in self._threads:
@@ -38,6 +38,7 @@ class Workers:
 
     def __exit__(self, *_: Any) -> None:
         """Ends them, whatever they are doing."""
+        self.close_queue()
         for process in self._processes:
             process.kill()
         for process in self._processes:
@@ -51,11 +52,16 @@ class Workers:
         self._jobs.put((number, job))
 
     def answers(self, count: int) -> Iterator[tuple[int, Artifact | str, float] | None]:
-        """(number, artifact or what went wrong, seconds) of `count` jobs as they come; None now and then between."""
+        """(number, artifact or what went wrong, seconds) of `count` jobs as they come; None now and then between.
+
+        Raises RuntimeError where no worker is left.
+        """
         while count:
             try:
                 answer = self._answers.get(timeout=_POLL)
             except queue.Empty:
+                if not any(thread.is_alive() for thread in self._threads) and self._answers.empty():
+                    raise RuntimeError("the processes that compile ended") from None
                 yield None
                 continue
             count -= 1
@@ -67,26 +73,22 @@ class Workers:
         return subprocess.Popen([sys.executable, path], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
 
     def _serve(self, process: subprocess.Popen[bytes]) -> None:
-        """In a thread for each process: hand it one job after the other."""
+        """In a thread for each process: hand it one job after the other. It ends with the process."""
         assert process.stdin is not None
         assert process.stdout is not None
-        gone: str | None = None
+        number = None
         try:
-            worker.send(process.stdin, vars(self._settings))
-        except OSError as error:
-            gone = str(error)
-        while (entry := self._jobs.get()) is not None:
-            number, job = entry
-            answer: tuple[Artifact | str, float] = (f"the worker ended: {gone}", 0.0)
-            if gone is None:
-                try:
-                    worker.send(process.stdin, vars(job))
-                    made, seconds = worker.receive(process.stdout)
-                    answer = (made if isinstance(made, str) else Artifact(**made), seconds)
-                except (OSError, EOFError, ValueError) as error:
-                    gone = f"{type(error).__name__} {error}"
-                    answer = (f"the worker ended: {gone}", 0.0)
-            self._answers.put((number, *answer))
+            process.stdin.write(self._settings)
+            while (entry := self._jobs.get()) is not None:
+                number, job = entry
+                worker.send(process.stdin, vars(job))
+                made, seconds = worker.receive(process.stdout)
+                self._answers.put((number, made if isinstance(made, str) else Artifact(**made), seconds))
+                number = None
+        except Exception as error:  # whatever it is, somebody waits for an answer
+            logger.debug("Resolute: a process that compiles ended", exc_info=True)
+            if number is not None:
+                self._answers.put((number, f"the worker ended: {type(error).__name__} {error}", 0.0))
 
     def close_queue(self) -> None:
         """No more jobs come."""

@@ -31,7 +31,7 @@ def predict(model: Any, item: Item, cfg: float, texts: tuple[Any, Any] | None, c
     positive, negative = texts or [made_up(model, item.chunks or 1, generator) for _ in range(2)]
     if control_net is not None:
         hint = torch.rand((1, 3, item.size.height, item.size.width), generator=generator)
-        positive, negative = [_with_control(text, control_net, hint, vae) for text in (positive, negative)]
+        positive, negative = _with_control((positive, negative), control_net, hint, vae)
     latent_format = model.get_model_object("latent_format")
     latent = torch.zeros(_latent_shape(item, latent_format.latent_channels, _ratio(latent_format)))
     sigmas = comfy.samplers.calculate_sigmas(model.get_model_object("model_sampling"), "simple", _STEPS)
@@ -96,14 +96,23 @@ def _boundaries(conds: Any) -> Iterator[float]:
             control = getattr(control, "previous_controlnet", None)
 
 
-def _with_control(text: Any, control_net: Any, hint: torch.Tensor, vae: Any) -> Any:
-    told = []
-    for embedding, more in text:
-        control = control_net.copy().set_cond_hint(hint, 1.0, (0.0, 1.0), vae=vae)
-        if "control" in more:
-            control.set_previous_controlnet(more["control"])
-        told.append([embedding, {**more, "control": control, "control_apply_to_uncond": False}])
-    return told
+def _with_control(texts: Sequence[Any], control_net: Any, hint: torch.Tensor, vae: Any) -> list[Any]:
+    """As core's node does: texts with the same ControlNet before this one share it, and are sampled in one batch."""
+    controls: dict[Any, Any] = {}
+
+    def control_after(previous: Any) -> Any:
+        if previous not in controls:
+            controls[previous] = control_net.copy().set_cond_hint(hint, 1.0, (0.0, 1.0), vae=vae)
+            controls[previous].set_previous_controlnet(previous)
+        return controls[previous]
+
+    return [
+        [
+            [embedding, {**more, "control": control_after(more.get("control")), "control_apply_to_uncond": False}]
+            for embedding, more in text
+        ]
+        for text in texts
+    ]
 
 
 def _latent_shape(item: Item, channels: int, ratio: int) -> tuple[int, int, int, int]:
