@@ -59,9 +59,25 @@ def sized(prompt: PromptDict, width: int, height: int, batch: int = 1) -> Prompt
     return {**prompt, "latent": node("EmptyLatentImage", width=width, height=height, batch_size=batch)}
 
 
+def with_controlnet(prompt: PromptDict, seed: int, end_percent: float = 1.0) -> PromptDict:
+    """The prompt with a compiled ControlNet of that seed on both texts."""
+    links = {"positive": ["positive", 0], "negative": ["negative", 0], "control_net": ["compiled-net", 0]}
+    values = {"strength": 1.0, "start_percent": 0.0, "end_percent": end_percent}
+    changed = {
+        **prompt,
+        "net": node("ResoluteTestControlNet", kind="sd", seed=seed),
+        "compiled-net": node("ResoluteCompileControlNet", control_net=["net", 0], backend="inductor"),
+        "hint": node("ResoluteTestHint", seed=5, width=128, height=128, batch=1, channels=3),
+        "apply": node("ControlNetApplyAdvanced", image=["hint", 0], **links, **values),
+    }
+    sampler = {**prompt["sample"]["inputs"], "positive": ["apply", 0], "negative": ["apply", 1]}
+    return {**changed, "sample": {**prompt["sample"], "inputs": sampler}}
+
+
 def assert_nothing_new(bench: Bench, prompt: PromptDict) -> Run:
     run = bench.run(prompt)
-    assert (run.rise["signatures"], run.rise["region_compiles"]) == (0, 0)
+    met = [event["text"] for event in bench.client.get("/resolute/events")["events"] if event["kind"] == "signature"]
+    assert (run.rise["signatures"], run.rise["region_compiles"]) == (0, 0), met[-run.rise["signatures"] :]
     assert run.rise["graph_calls"] + run.rise["replays"] > 1
     return run
 
@@ -149,29 +165,17 @@ class TestMore:
         assert_nothing_new(bench, sized(prompt, 128, 128))
 
     def test_a_controlnet_that_ends_in_the_middle_is_warmed_on_and_off(self, bench: Bench, prompt: PromptDict) -> None:
-        prompt["net"] = node("ResoluteTestControlNet", kind="sd", seed=3)
-        prompt["compiled-net"] = node("ResoluteCompileControlNet", control_net=["net", 0], backend="inductor")
-        prompt["hint"] = node("ResoluteTestHint", seed=5, width=128, height=128, batch=1, channels=3)
-        prompt["apply"] = node(
-            "ControlNetApplyAdvanced",
-            positive=["positive", 0],
-            negative=["negative", 0],
-            control_net=["compiled-net", 0],
-            image=["hint", 0],
-            strength=1.0,
-            start_percent=0.0,
-            end_percent=0.5,
-        )
-        prompt["sample"]["inputs"].update(positive=["apply", 0], negative=["apply", 1], steps=4)
-        bench.run(warming(prompt, sizes="128x128", positive=["apply", 0], negative=["apply", 1]))
-        assert_nothing_new(bench, sized(prompt, 128, 128))
+        controlled = with_controlnet(prompt, seed=3, end_percent=0.5)
+        controlled["sample"]["inputs"]["steps"] = 4
+        texts = {side: controlled["sample"]["inputs"][side] for side in ("positive", "negative")}
+        bench.run(warming(controlled, sizes="128x128", **texts))
+        assert_nothing_new(bench, sized(controlled, 128, 128))
 
     def test_a_controlnet_that_is_connected_is_put_onto_the_texts(self, bench: Bench, prompt: PromptDict) -> None:
-        prompt["net"] = node("ResoluteTestControlNet", kind="sd", seed=4)
-        prompt["compiled-net"] = node("ResoluteCompileControlNet", control_net=["net", 0], backend="inductor")
-        run = bench.run(warming(prompt, sizes="128x128", vae=False, control_net=["compiled-net", 0]))
-        assert run.rise["signatures"] == 2  # of the UNet and of the ControlNet
-        assert states(report(bench, run)) == [("model", "warmed")]
+        controlled = with_controlnet(prompt, seed=4)
+        run = bench.run(warming(controlled, sizes="128x128", control_net=["compiled-net", 0]))
+        assert run.rise["signatures"] == 3  # of the UNet, of the ControlNet, and of the decoder
+        assert_nothing_new(bench, sized(controlled, 128, 128))
 
     def test_tiles_are_warmed_as_the_tiled_decoder_cuts_them(self, bench: Bench, prompt: PromptDict) -> None:
         bench.run(warming(prompt, sizes="192x128", tile_size=64, overlap=16))

@@ -11,8 +11,9 @@ from unittest.mock import ANY
 import pytest
 import torch
 from torch import nn
+from torch._inductor.triton_bundler import TritonBundle
 
-from compile_cache.artifact_store import Artifact, ArtifactStore
+from compile_cache.artifact_store import Artifact, ArtifactStore, InvalidArtifactError
 from compile_cache.backends.inductor.artifacts import pack, unpack
 from compile_cache.backends.inductor.backend import InductorBackend
 from compile_cache.backends.inductor.environment import environment_of
@@ -173,3 +174,26 @@ def test_assumptions_come_back_as_they_were(kept: Path) -> None:
             for size in (1, 2, 3, 16, 17, 64):
                 sizes = dict.fromkeys(names, size)
                 assert again.assumptions.check(sizes) == variant.assumptions.check(sizes)
+
+
+class Launched:
+    """A kernel of inductor's that was launched: it refuses to be pickled."""
+
+    def __getstate__(self) -> Any:
+        raise AssertionError("pickle should not be called after make_launchers()")
+
+
+def test_a_kernel_that_was_launched_before_is_kept_without_its_launchers(kept: Path) -> None:
+    (artifact, *_) = everything(store_of(kept))
+    variant = unpack(artifact)
+    assert variant.compiled.graph is not None
+    variant.compiled.graph._triton_bundle = TritonBundle([], [Launched()])  # type: ignore[list-item]
+    assert unpack(pack(artifact.key, artifact.label, variant)).static == variant.static
+
+
+def test_a_graph_that_cannot_be_pickled_is_refused_by_name(kept: Path) -> None:
+    (artifact, *_) = everything(store_of(kept))
+    variant = unpack(artifact)
+    variant.compiled.graph.fx_kwargs = {"hook": Launched()}  # type: ignore[union-attr, typeddict-unknown-key]
+    with pytest.raises(InvalidArtifactError, match="cannot be kept"):
+        pack(artifact.key, artifact.label, variant)

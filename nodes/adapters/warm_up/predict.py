@@ -30,7 +30,8 @@ def predict(model: Any, item: Item, cfg: float, texts: tuple[Any, Any] | None, c
     generator = torch.Generator().manual_seed(_SEED)
     positive, negative = texts or [made_up(model, item.chunks or 1, generator) for _ in range(2)]
     if control_net is not None:
-        hint = torch.rand((1, 3, item.size.height, item.size.width), generator=generator)
+        picture = torch.rand((1, item.size.height, item.size.width, 3), generator=generator)
+        hint = picture.movedim(-1, 1)  # channels last, as pictures of ComfyUI are
         positive, negative = _with_control((positive, negative), control_net, hint, vae)
     latent_format = model.get_model_object("latent_format")
     latent = torch.zeros(_latent_shape(item, latent_format.latent_channels, _ratio(latent_format)))
