@@ -167,22 +167,21 @@ class InductorProgram(Program):
     def _invoke(self, call: Call) -> Any:
         """The call through its regions. One that comes to a region without an artifact looks at all of them first."""
         # A patch that another pack put inside the model may count how often it is called.
-        if self._may_look and call.capture_blocker is None:
-            self._workers = suitable(self._wanted_workers, call.tensors[0].device)
-        else:
-            self._workers = 0
+        looks = self._may_look and call.capture_blocker is None
+        self._workers = suitable(self._wanted_workers, call.tensors[0].device) if looks else 0
         with installed(self._hooks):
             try:
-                return call.invoke(call.tensors)
+                result = call.invoke(call.tensors)
             except LookAhead:
                 with self._bound.looking():
                     call.invoke(call.tensors)
-            finally:
-                self._may_look = False
-            self._build_ahead(self._workers)
-            return call.invoke(call.tensors)
+                self._build_ahead()
+                result = call.invoke(call.tensors)
+        self._may_look, self._workers = False, 0  # what is missing later is little
+        return result
 
-    def _build_ahead(self, workers: int) -> None:
+    def _build_ahead(self) -> None:
+        workers, self._workers = self._workers, 0
         try:
             self._bound.build_ahead(workers, self._announce_ahead)
         except self._monitor.cancellations:
@@ -200,7 +199,7 @@ class InductorProgram(Program):
         self._hooks = self._build_hooks(self._run_region, self._bypass)
         self._lasting = frozenset(self._bypassed)
         self._bound.survey(site for hook in self._hooks for site in hook.sites)
-        self._may_look = self._epoch is None  # later, what is missing is little
+        self._may_look = self._may_look or self._epoch is None
         self._epoch = epoch
 
     def capture(self, call: Call, result: Any) -> Graph:
@@ -218,8 +217,7 @@ class InductorProgram(Program):
 
     def _announce(self, kind: str) -> None:
         """A region is about to be compiled."""
-        if self._may_look and self._workers > 1:
-            self._may_look = False
+        if self._workers > 1:
             raise LookAhead
         done, total = self._bound.progress
         self._monitor.checkpoint()
