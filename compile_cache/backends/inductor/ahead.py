@@ -18,7 +18,7 @@ from ...artifact_store import Artifact, ArtifactStore, InvalidArtifactError
 from ...regions import Monitor, RegionSite
 from ...stats import Stats
 from .artifacts import unpack
-from .job import Job, job_of, settings_here
+from .job import Job, job_of, settings_for
 from .region_table import RegionGroup, Request, admits, general_hints, inductor_options, save, static_sizes, take_from
 from .tracing import bind_dims, region_format, trace
 from .variant import Shapes
@@ -72,7 +72,7 @@ def build(
             return
         started = time.perf_counter()
         announce(0, len(missing), "all at once")
-        with Workers(min(count, len(missing)), settings_here()) as workers:
+        with Workers(min(count, len(missing)), settings_for(device)) as workers:
             done = 0
             for answer in workers.answers(all_of(workers, _jobs(missing, device, monitor))):
                 monitor.checkpoint()
@@ -128,7 +128,7 @@ def _jobs(missing: Sequence[Seen], device: torch.device, monitor: Monitor) -> It
         try:
             traced = trace(site.function, site.module, each.tensors, site.dims, hints, True, site.without)
             static = static_sizes(site, each.shapes)
-            job = job_of(each.group.key, each.group.label, traced, static, inductor_options(device), device)
+            job = job_of(each.group.key, each.group.label, traced, static, inductor_options(device))
         except monitor.cancellations:
             raise
         except Exception as error:

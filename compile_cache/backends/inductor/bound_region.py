@@ -133,14 +133,14 @@ class BoundRegions:
             self._seen.setdefault(group.key, Seen(group, site, weights, [like(tensor) for tensor in tensors]))
             return LOOKED
         shapes = tuple(tuple(tensor.shape) for tensor in tensors)
-        variant: Any = group.by_shapes.get(shapes)
+        variant = group.known(shapes)
         if variant is None:
             announce = functools.partial(self._announce, site.kind)
             store = self._store_for(tensors[0].device)
             request = Request(site, weights, tensors, self._stats, self._monitor, announce, self._verify, store)
             variant = self._table.resolve(group, request)
-            if isinstance(variant, BypassReason):
-                return variant
+        if isinstance(variant, BypassReason):
+            return variant
         try:
             result = variant(weights, tensors)
         except (AssertionError, RuntimeError) as error:

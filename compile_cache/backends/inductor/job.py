@@ -16,7 +16,7 @@ from ...artifact_store import Artifact
 from .artifacts import pack
 from .environment import apply_flags, environment_of, flags
 from .lowering import assumptions_of, compile_trace
-from .tracing import Trace
+from .tracing import Trace, size_one_is_general
 from .variant import Shapes, Variant
 
 
@@ -24,8 +24,10 @@ from .variant import Shapes, Variant
 class Settings:
     """What a worker must have in common with the process that it works for."""
 
+    device: str
     inductor: dict[str, Any]
     flags: dict[str, Any]
+    environment: str  # digest: code for another one is of no use
 
 
 @dataclass(frozen=True)
@@ -40,38 +42,37 @@ class Job:
     oblivious: bool
     static: Shapes
     options: dict[str, Any]
-    environment: str  # digest: code for another one is of no use
 
 
-def settings_here() -> Settings:
-    return Settings(inductor_config.save_config_portable(ignore_private_configs=True), flags())
+def settings_for(device: torch.device) -> Settings:
+    settings = inductor_config.save_config_portable(ignore_private_configs=True)
+    return Settings(str(device), settings, flags(), environment_of(device, "").digest())
 
 
-def job_of(key: str, label: str, traced: Trace, static: Shapes, options: dict[str, Any], device: torch.device) -> Job:
+def job_of(key: str, label: str, traced: Trace, static: Shapes, options: dict[str, Any]) -> Job:
     content = GraphPickler.dumps((traced.graph, list(traced.fakes), traced.symbols))
     output = pytree.treespec_dumps(traced.output_spec)
-    environment = environment_of(device, "").digest()
-    return Job(key, label, content, traced.used_weights, output, traced.oblivious, static, options, environment)
+    return Job(key, label, content, traced.used_weights, output, traced.oblivious, static, options)
 
 
 # --- in the worker ---------------------------------------------------------------------------------------------
 
 
 def prepare(settings: Settings) -> None:
-    """Make this process one like that which asks."""
+    """Make this process one like that which asks. Raises RuntimeError where it cannot be."""
     inductor_config.load_config(settings.inductor)
     inductor_config.compile_threads = 1  # there are as many workers as there is work for processors
     apply_flags(settings.flags)
+    if environment_of(torch.device(settings.device), "").digest() != settings.environment:
+        raise RuntimeError("this process is another environment than the one that asks")
 
 
 def run(job: Job) -> Artifact:
-    """Compile. Raises whatever torch raises, and RuntimeError where this process has another environment."""
-    mode = FakeTensorMode(shape_env=ShapeEnv(specialize_zero_one=False, duck_shape=False))
-    loaded: Any = GraphPickler.loads(job.trace, mode)
+    """Compile. Raises whatever torch raises."""
+    with size_one_is_general(job.oblivious):
+        loaded: Any = GraphPickler.loads(job.trace, FakeTensorMode(shape_env=ShapeEnv()))
     graph, fakes, symbols = loaded
-    if environment_of(fakes[-1].device, "").digest() != job.environment:
-        raise RuntimeError("the worker's environment is another one")
-    mode = fakes[-1].fake_mode
+    mode = fakes[-1].fake_mode  # with the ShapeEnv of the trace: its settings, and its assumptions so far
     spec = pytree.treespec_loads(job.output)
     traced = Trace(graph, fakes, job.used_weights, mode, mode.shape_env, symbols, spec, job.oblivious)
     compiled = compile_trace(traced, job.options, keep=True)

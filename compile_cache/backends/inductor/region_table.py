@@ -46,6 +46,10 @@ class RegionGroup:
     refused: dict[Shapes, BypassReason] = field(default_factory=dict)
     stored: set[str] = field(default_factory=set)  # names of artifacts that came from the store, or went there
 
+    def known(self, shapes: Shapes) -> Variant | BypassReason | None:
+        """What was decided for these sizes: asked in every call."""
+        return self.by_shapes.get(shapes) or self.refused.get(shapes)
+
 
 def group_key(site: RegionSite, structure: str, tensors: Sequence[torch.Tensor], weights_state: str) -> str:
     """What sites must have in common to share an artifact."""
@@ -100,7 +104,7 @@ class RegionTable:
         """The artifact for the request's sizes, or why there is none."""
         shapes = request.shapes
         with self._lock:
-            known = group.by_shapes.get(shapes) or group.refused.get(shapes)
+            known = group.known(shapes)
             if known is not None:
                 return known
             sizes = bind_dims(request.site.dims, shapes)
@@ -118,7 +122,7 @@ class RegionTable:
         """Compile; where another process does so at the same time, wait for what it makes."""
         static = static_sizes(request.site, request.shapes)
         if static in group.failures:
-            return group.failures[static]
+            return group.refused.setdefault(request.shapes, group.failures[static])
         if len(group.variants) >= _MOST_VARIANTS:
             return self._refuse(group, request.shapes, f"{group.label} was compiled {_MOST_VARIANTS} times already")
         request.announce()
@@ -137,7 +141,7 @@ class RegionTable:
             request.stats.counters.compile_failures += 1
             logger.warning("Resolute: %s; it runs as it is", error, exc_info=logger.isEnabledFor(logging.DEBUG))
             group.failures[static] = BypassReason(BypassCode.COMPILE_FAILED, str(error))
-            return group.failures[static]
+            return group.refused.setdefault(request.shapes, group.failures[static])
         group.by_shapes[request.shapes] = variant
         return variant
 

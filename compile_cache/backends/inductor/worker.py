@@ -17,13 +17,9 @@ from typing import IO, Any
 _LENGTH = struct.Struct(">Q")
 
 
-def packed(message: Any) -> bytes:
-    content = pickle.dumps(message)
-    return _LENGTH.pack(len(content)) + content
-
-
 def send(stream: IO[bytes], message: Any) -> None:
-    stream.write(packed(message))
+    content = pickle.dumps(message)
+    stream.write(_LENGTH.pack(len(content)) + content)
     stream.flush()
 
 

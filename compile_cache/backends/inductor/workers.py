@@ -27,7 +27,8 @@ class Workers:
     def __init__(self, count: int, settings: Settings) -> None:
         self._jobs: queue.SimpleQueue[tuple[int, Job] | None] = queue.SimpleQueue()
         self._answers: queue.SimpleQueue[tuple[int, Artifact | str, float]] = queue.SimpleQueue()
-        self._settings = worker.packed(vars(settings))
+        self._settings = vars(settings)
+        self._why = ""  # the last process ended
         self._processes = [self._started() for _ in range(count)]
         self._threads = [threading.Thread(target=self._serve, args=(each,), daemon=True) for each in self._processes]
         for thread in self._threads:
@@ -61,7 +62,7 @@ class Workers:
                 answer = self._answers.get(timeout=_POLL)
             except queue.Empty:
                 if not any(thread.is_alive() for thread in self._threads) and self._answers.empty():
-                    raise RuntimeError("the processes that compile ended") from None
+                    raise RuntimeError(f"the processes that compile ended ({self._why})") from None
                 yield None
                 continue
             count -= 1
@@ -78,7 +79,7 @@ class Workers:
         assert process.stdout is not None
         number = None
         try:
-            process.stdin.write(self._settings)
+            worker.send(process.stdin, self._settings)
             while (entry := self._jobs.get()) is not None:
                 number, job = entry
                 worker.send(process.stdin, vars(job))
@@ -87,8 +88,9 @@ class Workers:
                 number = None
         except Exception as error:  # whatever it is, somebody waits for an answer
             logger.debug("Resolute: a process that compiles ended", exc_info=True)
+            self._why = f"{type(error).__name__}: {error}"
             if number is not None:
-                self._answers.put((number, f"the worker ended: {type(error).__name__} {error}", 0.0))
+                self._answers.put((number, f"the worker ended ({self._why})", 0.0))
 
     def close_queue(self) -> None:
         """No more jobs come."""
