@@ -5,8 +5,10 @@
 For each contender two processes run the same tour, one prompt a size. The first starts with nothing on the disk; the
 second finds what the first kept: Resolute its store, with inductor's cache emptied in between; Resolute without a
 store, and core's TorchCompileModel, inductor's cache. It visits one size more, which the first did not. Seconds are
-ComfyUI's own, from a prompt's start to its end message; loading the checkpoint is not among them. Needs CUDA; see
-`benchmarks.tour` for what else.
+ComfyUI's own, from a prompt's start to its end message. Each size is asked for twice, with another seed: what the
+first one takes longer is the stall. The very first prompt of a process loads the checkpoint too, so stock ComfyUI is
+there to compare with. Resolute compiles the VAE's decoder as well, TorchCompileModel the diffusion model alone. Needs
+CUDA; see `benchmarks.tour` for what else.
 """
 
 from __future__ import annotations
@@ -26,14 +28,12 @@ from scripts.support.server import ComfyServer
 from .tour import ROOT, STOCK, TOURS, environment, prompt
 
 WITHOUT_STORE = "resolute without store"
-CONTENDERS = {"resolute": "inductor", WITHOUT_STORE: "inductor", "TorchCompileModel": "TorchCompileModel"}
+CONTENDERS = {STOCK: STOCK, "resolute": "inductor", WITHOUT_STORE: "inductor", "TorchCompileModel": "TorchCompileModel"}
 
 
 def visit(server: ComfyServer, checkpoint: str, backend: str, sizes: list[Any]) -> list[dict[str, Any]]:
     """Each size twice: what it costs when it is new, and after that."""
-    client = server.client
-    client.run(prompt(checkpoint, STOCK, sizes[0], steps=2, seed=99))  # loads the checkpoint
-    rows = []
+    client, rows = server.client, []
     for size in sizes:
         before = client.get("/resolute/cache")["counters"]
         seconds = [execution_seconds(client.run(prompt(checkpoint, backend, size, seed=seed))) for seed in (1, 2)]

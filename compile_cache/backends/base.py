@@ -138,6 +138,9 @@ class Backend(ABC):
         """Load regions that are kept, ahead of the first call. Returns how many it loaded."""
         return 0
 
+    def expect(self, device: torch.device, config: CacheConfig) -> None:  # noqa: B027
+        """A module will soon be bound and run: a time to start what takes a while. Returns at once."""
+
     @abstractmethod
     def probe(self, device: str) -> Capabilities:
         """Whether it can run on this type of device; cheap, and without side effects."""

@@ -11,7 +11,7 @@ from ...compile_cache.keys import Role
 from .blocks import flux, unet
 from .delegate import own_clone
 from .hooking import hook_forward
-from .module_runner import announce_backend
+from .module_runner import prepare_backend
 from .monitor import ComfyMonitor
 
 logger = logging.getLogger(__name__)
@@ -31,7 +31,7 @@ def compile_controlnet(control_net: Any, backend: str, node_id: str | None = Non
         logger.info("Resolute: %s", reason)
         ComfyMonitor(node_id).show(reason)
         return copy
-    announce_backend(backend, copy.control_model_wrapped.load_device.type, node_id)
+    prepare_backend(backend, copy.control_model_wrapped.load_device, node_id)
     patcher = own_clone(copy.control_model_wrapped)
     hook_forward(patcher, "forward", backend, Role.CONTROLNET, _FAMILIES, node_id)
     copy.control_model_wrapped = patcher

@@ -9,7 +9,7 @@ from . import batching, memory
 from .blocks import flux, unet
 from .delegate import static_clone
 from .hooking import hook_forward
-from .module_runner import announce_backend
+from .module_runner import prepare_backend
 
 _FAMILIES = (unet.hooks, flux.hooks)
 
@@ -20,7 +20,7 @@ def compile_diffusion_model(model: Any, backend: str, node_id: str | None = None
     The hook is innermost, so wrappers of other packs compose with it in either order. `policy`: see `batching`.
     Raises UnknownBackendError or BackendUnavailableError.
     """
-    announce_backend(backend, model.load_device.type, node_id)
+    prepare_backend(backend, model.load_device, node_id)
     clone = static_clone(model)
     # Most diffusion models of core split `forward` (wrappers) from `_forward` (the computation); some do not.
     method = "_forward" if hasattr(clone.get_model_object("diffusion_model"), "_forward") else "forward"

@@ -24,12 +24,13 @@ logger = logging.getLogger(__name__)
 _KEPT_KEYS = 1024
 
 
-def announce_backend(name: str, device: str, node_id: str | None) -> None:
-    """Check a backend for a type of device and say on the node what runs, and why it is not something faster.
+def prepare_backend(name: str, device: torch.device, node_id: str | None) -> None:
+    """Check a backend for a device, let it get ready, and say on the node what runs, and why it is not the fastest.
 
     Raises UnknownBackendError or BackendUnavailableError.
     """
-    _, _, why = registry.resolve(name, device)
+    backend, _, why = registry.resolve(name, device.type)
+    backend.expect(device, service.cache().config)
     logger.info("Resolute: backend %s", why)
     ComfyMonitor(node_id).show(f"backend: {why}")
 

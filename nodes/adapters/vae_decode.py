@@ -11,7 +11,7 @@ from ...compile_cache.keys import Role
 from .blocks import vae as vae_blocks
 from .delegate import static_clone
 from .hooking import hook_forward
-from .module_runner import announce_backend
+from .module_runner import prepare_backend
 
 # Image decoders by the attribute that holds them: AutoencoderKL, and TAESD.
 _DECODERS = ("decoder", "taesd_decoder")
@@ -23,7 +23,7 @@ def compile_vae_decode(vae: Any, backend: str, node_id: str | None = None) -> An
 
     Raises UnknownBackendError or BackendUnavailableError, and ValueError for a VAE without a decoder that we know.
     """
-    announce_backend(backend, torch.device(vae.device).type, node_id)
+    prepare_backend(backend, torch.device(vae.device), node_id)
     patcher = static_clone(vae.patcher, vae.vae_dtype)
     model = patcher.model
     name = next((name for name in _DECODERS if isinstance(getattr(model, name, None), torch.nn.Module)), None)

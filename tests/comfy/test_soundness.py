@@ -121,3 +121,24 @@ def test_a_model_first_seen_with_a_replaced_forward_runs_compiled_without_it(
     assert_same(ours, expected)
     assert_ran_compiled(ours, STEPS)
     assert ours.rise["region_calls"] == whole.rise["region_calls"]
+
+
+def test_a_tie_between_two_timesteps_falls_as_it_does_in_comfyui(bench: Bench, prompt: Any, seeds: Any) -> None:
+    """One sigma of sgm_uniform's four lies between timesteps 499 and 500. Core computes sigmas where the model is, on
+    the CPU before it is loaded and on the GPU after, and the last bit decides: two results that differ by a percent.
+    """
+    prompt["sample"]["inputs"]["scheduler"] = "sgm_uniform"
+    numbers = [next(seeds), next(seeds)]
+
+    def after_a_load(prompt: Any) -> list[Any]:
+        bench.client.free()
+        return [bench.run({**prompt, "sample": with_seed(prompt["sample"], number)}) for number in numbers]
+
+    compiled = with_model(prompt, compile_model())
+    for ours, expected in zip(after_a_load(compiled), after_a_load(prompt), strict=True):
+        assert_same(ours, expected)
+        assert_ran_compiled(ours, STEPS)
+
+
+def with_seed(sampler: dict[str, Any], seed: int) -> dict[str, Any]:
+    return {**sampler, "inputs": {**sampler["inputs"], "seed": seed}}

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 from unittest.mock import ANY
@@ -24,6 +25,7 @@ SIZES = [(1, 8, 8, 7), (17, 8, 8, 7), (2, 33, 25, 154), (1, 1, 1, 1), (3, 17, 9,
 def two_are_enough(monkeypatch: pytest.MonkeyPatch) -> None:
     """The model has two distinct regions."""
     monkeypatch.setattr(ahead, "_FEWEST", 2)
+    monkeypatch.setattr(workers, "STAY", 2.0)
 
 
 def rig(**config: Any) -> Rig:
@@ -97,6 +99,42 @@ def test_cancel_ends_the_workers() -> None:
         bound(*inputs(), monitor=Stopper())
     with one.expect(region_compiles=2, verifications=2, region_calls=4, graph_calls=1):
         assert bound.error(*inputs()) <= TOLERANCE
+
+
+def test_workers_stay_for_the_next_model_and_end_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workers, "STAY", 10.0)
+    monkeypatch.setattr(ahead, "_FEWEST", 1)
+    one = rig()
+    one.bind(seeded(Model))(*inputs())
+    first = running(one)
+    assert len(first) == 2
+    with one.expect(region_compiles=1, verifications=1, region_calls=ANY, graph_calls=1):
+        one.bind(seeded(lambda: Model(eps=1e-3)))(*inputs())
+    assert running(one) == first
+    wait_for(lambda: all(process.poll() is not None for process in first))
+    assert running(one) == []
+
+
+def running(rig: Rig) -> list[Any]:
+    return list(rig.backend.workers._processes)  # type: ignore[attr-defined]
+
+
+def wait_for(condition: Callable[[], bool], seconds: float = 60.0) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize(("kept", "started"), [(False, 2), (True, 0)])
+def test_they_are_started_ahead_where_nothing_was_ever_compiled(tmp_path: Path, kept: bool, started: int) -> None:
+    config: Any = {"store_folder": tmp_path, "source": "one"}
+    if kept:
+        Rig(InductorBackend(), **config, workers=0).bind(seeded(Model))(*inputs())
+    one = rig(**config)
+    one.backend.expect(torch.device("cpu"), one.cache.config)
+    assert len(running(one)) == started
+    one.backend.workers.close()  # type: ignore[attr-defined]
 
 
 def test_code_from_inductors_own_cache_is_compared_at_size_one(fresh_inductor_cache: None) -> None:

@@ -17,12 +17,12 @@ import torch
 from ...artifact_store import Artifact, ArtifactStore, InvalidArtifactError
 from ...regions import Monitor, RegionSite
 from ...stats import Stats
-from .artifacts import unpack
+from .artifacts import measured, unpack
 from .job import Job, job_of, settings_for
 from .region_table import RegionGroup, Request, admits, general_hints, inductor_options, save, static_sizes, take_from
 from .tracing import bind_dims, region_format, trace
 from .variant import Shapes
-from .workers import Workers, all_of
+from .workers import Workers
 
 logger = logging.getLogger(__name__)
 
@@ -50,13 +50,14 @@ def like(tensor: torch.Tensor) -> torch.Tensor:
 
 def build(
     seen: Sequence[Seen],
+    workers: Workers,
     count: int,
     store: ArtifactStore | None,
     stats: Stats,
     monitor: Monitor,
     announce: Callable[[int, int, str], None],
 ) -> None:
-    """Compile what has no artifact, in `count` processes. What fails is left to be compiled when the call comes to it.
+    """Compile what has no artifact, in up to `count` processes. What fails is compiled when the call comes to it.
 
     announce: (done, of how many, kind). Raises what cancels.
     """
@@ -72,9 +73,10 @@ def build(
             return
         started = time.perf_counter()
         announce(0, len(missing), "all at once")
-        with Workers(min(count, len(missing)), settings_for(device)) as workers:
-            done = 0
-            for answer in workers.answers(all_of(workers, _jobs(missing, device, monitor))):
+        workers.start(min(count, len(missing)), device)
+        done = 0
+        with contextlib.closing(workers.answers(_jobs(missing, device, monitor), settings_for(device))) as answers:
+            for answer in answers:
                 monitor.checkpoint()
                 if answer is None:
                     continue
@@ -104,7 +106,7 @@ def _taken(each: Seen, artifact: Artifact, store: ArtifactStore | None, stats: S
         return "its results differ from the original's"
     each.group.variants.append(variant)
     if store is not None:  # as it came: what was loaded lacks what only a store needs
-        save(store, each.group, replace(artifact, about={**artifact.about, "shown": sorted(variant.shown)}))
+        save(store, each.group, replace(artifact, about={**artifact.about, **measured(variant)}))
     return ""
 
 

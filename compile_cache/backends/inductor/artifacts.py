@@ -55,10 +55,16 @@ def pack(key: str, label: str, variant: Variant) -> Artifact:
         "static": [list(sizes) for sizes in variant.static],
         "used_weights": list(variant.used_weights),
         "output": pytree.treespec_dumps(variant.output_spec),
-        "shown": sorted(variant.shown),
+        **measured(variant),
         "instructions": str(pick_vec_isa()) if variant.compiled.libraries else "",
     }
     return Artifact(key, label, about, _payload(variant.compiled))
+
+
+def measured(variant: Variant) -> dict[str, Any]:
+    """What is known of a variant only once it ran: the part of `Artifact.about` that another run may add to."""
+    choices = {name: kernel.choice for name, kernel in variant.compiled.kernels.items()}
+    return {"shown": sorted(variant.shown), "choices": {name: told for name, told in choices.items() if told}}
 
 
 def unpack(artifact: Artifact) -> Variant:
@@ -72,6 +78,9 @@ def unpack(artifact: Artifact) -> Variant:
         spec = pytree.treespec_loads(about["output"])
         _expect_instructions(about["instructions"])
         compiled = _load(artifact.payload)
+        for name, choice in about["choices"].items():
+            if name in compiled.kernels:
+                compiled.kernels[name].choose(choice)
         return Variant(compiled, assumptions, static, tuple(about["used_weights"]), spec, set(about["shown"]))
     except InvalidArtifactError:
         raise
@@ -122,9 +131,7 @@ def _load(payload: bytes) -> Compiled:
     loaded = len(PyCodeCache.modules)
     graph.after_deserialization(CompiledFxGraphConstants())
     graph.post_compile([], CompiledFxGraphConstants(), graph.fx_kwargs)
-    for module in PyCodeCache.modules[loaded:]:
-        launch_by_address(module)
-    return Compiled(graph)
+    return Compiled(graph, launch_by_address(PyCodeCache.modules[loaded:]))
 
 
 def _expect_instructions(wanted: str) -> None:

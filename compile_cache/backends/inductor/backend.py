@@ -21,6 +21,7 @@ from ...stats import Stats
 from ..base import Backend, Call, Capabilities, Graph, Located, Program
 from ..capture import Recorder
 from .looking import LOOKED, LookAhead, suitable
+from .workers import Workers
 
 logger = logging.getLogger(__name__)
 
@@ -35,6 +36,7 @@ class InductorBackend(Backend):
         from .region_table import RegionTable
 
         self.table = RegionTable()
+        self.workers = Workers()
         self._stores: dict[EnvironmentFingerprint, ArtifactStore | None] = {}
 
     def probe(self, device: str) -> Capabilities:
@@ -54,7 +56,17 @@ class InductorBackend(Backend):
         def store_for(device: torch.device) -> ArtifactStore | None:
             return self._store(device, config)
 
-        return InductorProgram(owner, capabilities, self.table, store_for, build_hooks, stats, config)
+        return InductorProgram(owner, capabilities, self.table, self.workers, store_for, build_hooks, stats, config)
+
+    def expect(self, device: torch.device, config: CacheConfig) -> None:
+        """Where nothing was ever compiled, processes that compile are started while the model is still loaded."""
+        if self.table.compiled:
+            return
+        store = self._store(device, config)
+        if store is None or not any(store.names()):
+            count = suitable(config.workers, device)
+            if count:
+                self.workers.start(count, device)
 
     def stored(self) -> dict[str, int]:
         stores = [store for store in self._stores.values() if store is not None]
@@ -122,6 +134,7 @@ class InductorProgram(Program):
         owner: int,
         capabilities: Capabilities,
         table: Any,
+        workers: Workers,
         store_for: Callable[[torch.device], ArtifactStore | None],
         build_hooks: HookBuilder,
         stats: Stats,
@@ -139,8 +152,9 @@ class InductorProgram(Program):
         self._build_hooks = build_hooks
         self._hooks: Sequence[Hook] = ()
         self._epoch: int | None = None
+        self._workers = workers
         self._wanted_workers = config.workers
-        self._workers = 0
+        self._use = 0  # of the workers, in a call that may look ahead
         self._may_look = False
 
     @property
@@ -168,7 +182,7 @@ class InductorProgram(Program):
         """The call through its regions. One that comes to a region without an artifact looks at all of them first."""
         # A patch that another pack put inside the model may count how often it is called.
         looks = self._may_look and call.capture_blocker is None
-        self._workers = suitable(self._wanted_workers, call.tensors[0].device) if looks else 0
+        self._use = suitable(self._wanted_workers, call.tensors[0].device) if looks else 0
         with installed(self._hooks):
             try:
                 result = call.invoke(call.tensors)
@@ -177,13 +191,13 @@ class InductorProgram(Program):
                     call.invoke(call.tensors)
                 self._build_ahead()
                 result = call.invoke(call.tensors)
-        self._may_look, self._workers = False, 0  # what is missing later is little
+        self._may_look, self._use = False, 0  # what is missing later is little
         return result
 
     def _build_ahead(self) -> None:
-        workers, self._workers = self._workers, 0
+        count, self._use = self._use, 0
         try:
-            self._bound.build_ahead(workers, self._announce_ahead)
+            self._bound.build_ahead(self._workers, count, self._announce_ahead)
         except self._monitor.cancellations:
             raise
         except Exception as error:
@@ -217,7 +231,7 @@ class InductorProgram(Program):
 
     def _announce(self, kind: str) -> None:
         """A region is about to be compiled."""
-        if self._workers > 1:
+        if self._use > 1:
             raise LookAhead
         done, total = self._bound.progress
         self._monitor.checkpoint()

@@ -16,7 +16,7 @@ from ...artifact_store import Artifact
 from .artifacts import pack
 from .environment import apply_flags, environment_of, flags
 from .lowering import assumptions_of, compile_trace
-from .tracing import Trace, size_one_is_general
+from .tracing import Trace, size_one_is_general, trace
 from .variant import Shapes, Variant
 
 
@@ -58,10 +58,25 @@ def job_of(key: str, label: str, traced: Trace, static: Shapes, options: dict[st
 # --- in the worker ---------------------------------------------------------------------------------------------
 
 
+def rehearse(device: str) -> None:
+    """Compile something small and throw it away: what a first compile imports is then there when a job comes."""
+    inductor_config.compile_threads = 1  # there are as many workers as there is work for processors
+    if torch.device(device).type == "cpu":  # it would start a C++ compiler, for seconds
+        return
+    module, inputs = torch.nn.GroupNorm(2, 4, device=device), [torch.empty(2, 4, 2, 2, device=device)]
+    traced = trace(_normalized, module, inputs, (("b", None, "h", "w"),), {"b": 2, "h": 2, "w": 2})
+    with inductor_config.patch(force_disable_caches=True):
+        compile_trace(traced, {})
+
+
+def _normalized(module: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
+    return torch.nn.functional.silu(module(x))
+
+
 def prepare(settings: Settings) -> None:
     """Make this process one like that which asks. Raises RuntimeError where it cannot be."""
     inductor_config.load_config(settings.inductor)
-    inductor_config.compile_threads = 1  # there are as many workers as there is work for processors
+    inductor_config.compile_threads = 1
     apply_flags(settings.flags)
     if environment_of(torch.device(settings.device), "").digest() != settings.environment:
         raise RuntimeError("this process is another environment than the one that asks")

@@ -25,7 +25,7 @@ def suitable(wanted: int | None, device: torch.device) -> int:
     count = min(_processors() // 2, _MOST, _fitting()) if wanted is None else wanted
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
-        count = min(count, int(free // _GPU_MEMORY))
+        count = min(count, int(free // 2 // _GPU_MEMORY))
     return count if count > 1 else 0
 
 

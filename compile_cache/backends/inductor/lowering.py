@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -26,6 +26,7 @@ from .tracing import Trace, size_one_is_general
 # torch's symbolic arithmetic logs thousands of harmless lines for odd sizes through these loggers.
 _NOISY_LOGGERS = ("torch.utils._sympy.interp", "torch.fx.experimental.symbolic_shapes")
 
+Choice = dict[str, Any]  # block sizes and numbers of warps and stages, as Triton names them
 Run = Callable[[list[torch.Tensor]], Sequence[Any]]
 
 
@@ -33,14 +34,20 @@ class Compiled:
     """Inductor's code for one trace: takes `weights + inputs`, flat, in the order of the trace; gives flat outputs.
 
     graph: what inductor gave; None where a trace does nothing but hand inputs through, and inductor gives a function.
+    kernels: its Triton kernels by name.
     libraries: files that the code loads, by their place in inductor's cache; none where it brings its kernels along.
     from_disk: whether inductor had it in its own cache, which does not tell all that lowering once assumed.
     """
 
     def __init__(
-        self, made: CompiledFxGraph | Run, libraries: Mapping[str, bytes] | None = None, from_disk: bool = False
+        self,
+        made: CompiledFxGraph | Run,
+        kernels: Mapping[str, AddressedKernel] | None = None,
+        libraries: Mapping[str, bytes] | None = None,
+        from_disk: bool = False,
     ) -> None:
         self.from_disk = from_disk
+        self.kernels = kernels or {}
         self.graph = made if isinstance(made, CompiledFxGraph) else None
         self.libraries = libraries or {}
         run = made.current_callable if isinstance(made, CompiledFxGraph) else made
@@ -76,10 +83,9 @@ def compile_trace(trace: Trace, options: dict[str, Any], keep: bool = False) -> 
         functorch_config.patch(enable_autograd_cache=False),
     ):
         compile_fx(trace.graph, trace.fakes, inner_compile=inner)
-    for module in PyCodeCache.modules[loaded:]:  # whether generated now or found in inductor's disk cache
-        launch_by_address(module)
+    kernels = launch_by_address(PyCodeCache.modules[loaded:])  # whether generated now or found in inductor's disk cache
     (graph,) = made
-    return Compiled(graph, libraries, counters["inductor"]["fxgraph_cache_hit"] > hits)
+    return Compiled(graph, kernels, libraries, counters["inductor"]["fxgraph_cache_hit"] > hits)
 
 
 def assumptions_of(trace: Trace, compiled: Compiled) -> Assumptions:
@@ -122,17 +128,40 @@ class AddressedKernel:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._kernel, name)
 
+    @property
+    def choice(self) -> Choice | None:
+        """The configuration that autotuning settled on; None before."""
+        launchers = self._kernel.launchers
+        return _choice(launchers[0]) if len(launchers) == 1 else None
+
+    def choose(self, choice: Choice) -> None:
+        """Settle on what was found before, which spares a measurement of each configuration; else do nothing."""
+        matching = [launcher for launcher in self._kernel.launchers if _choice(launcher) == choice]
+        if len(matching) == 1:
+            self._kernel.launchers = matching
+
     def run(self, *args: Any, **kwargs: Any) -> Any:
         if len(self._kernel.launchers) == 1:
             args = tuple(arg.data_ptr() if isinstance(arg, torch.Tensor) else arg for arg in args)
         return self._kernel.run(*args, **kwargs)
 
 
-def launch_by_address(module: ModuleType) -> None:
-    """Prepare a module of generated code, in place."""
-    for name, value in list(vars(module).items()):
-        if type(value).__name__ == "CachingAutotuner":
-            setattr(module, name, AddressedKernel(value))
+def _choice(launcher: Any) -> Choice:
+    config = launcher.config
+    return {**config.kwargs, "num_warps": config.num_warps, "num_stages": config.num_stages}
+
+
+def launch_by_address(modules: Iterable[ModuleType]) -> dict[str, AddressedKernel]:
+    """Prepare modules of generated code, in place. Returns their kernels by name."""
+    kernels: dict[str, AddressedKernel] = {}
+    for module in modules:
+        for name, value in list(vars(module).items()):
+            if type(value).__name__ == "CachingAutotuner":
+                value = AddressedKernel(value)
+                setattr(module, name, value)
+            if isinstance(value, AddressedKernel):  # also one that another region of this process has
+                kernels[name] = value
+    return kernels
 
 
 @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""A process that compiles traces for another one: `python worker.py`, jobs on stdin, artifacts on stdout.
+"""A process that compiles traces for another one: `python worker.py DEVICE`, jobs on stdin, artifacts on stdout.
 
 Started by `workers`, by path: the pack's own name is whatever folder ComfyUI found it in. For the same reason messages
 are of plain types: the two sides know one class by different names.
@@ -6,6 +6,7 @@ are of plain types: the two sides know one class by different names.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
 import struct
@@ -40,20 +41,21 @@ def main() -> None:
     os.dup2(2, 1)  # whatever a library prints is no answer
     own = Path(__file__).resolve()
     sys.path[:] = [str(own.parents[3]), *(path for path in sys.path if Path(path or ".").resolve() != own.parent)]
-    try:
-        settings = receive(sys.stdin.buffer)
-        from compile_cache.backends.inductor.job import Job, Settings, prepare, run
+    from compile_cache.backends.inductor.job import Job, Settings, prepare, rehearse, run
 
-        prepare(Settings(**settings))
+    with contextlib.suppress(Exception):  # what is wrong, a job will tell
+        rehearse(sys.argv[1])
+    with contextlib.suppress(EOFError):
         while True:
-            job = receive(sys.stdin.buffer)
+            message = receive(sys.stdin.buffer)
+            if "settings" in message:
+                prepare(Settings(**message["settings"]))
+                continue
             started = time.perf_counter()
             try:
-                send(answers, (vars(run(Job(**job))), time.perf_counter() - started))
+                send(answers, (vars(run(Job(**message["job"]))), time.perf_counter() - started))
             except Exception as error:  # noqa: BLE001 (told to whoever waits, who compiles it himself)
                 send(answers, (f"{type(error).__name__}: {error}", 0.0))
-    except EOFError:
-        pass
 
 
 if __name__ == "__main__":

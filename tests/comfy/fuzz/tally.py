@@ -21,6 +21,7 @@ class Tally:
     meaningless: int = 0  # the plain result is flat or no number
     sensitive: int = 0  # they differed by no more than a disturbance of weights by a millionth makes
     knife_edges: int = 0  # they differed because a node decided between two all but equal numbers
+    unsteady: int = 0  # ComfyUI's own results differ as much from each other, and ours is one of them
     cancelled: int = 0
     failed: int = 0
     failures: int = 0

@@ -1,0 +1,49 @@
+"""Launching a kernel, and settling on one of its configurations without measuring them again."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from compile_cache.backends.inductor.lowering import AddressedKernel
+
+
+@dataclass
+class Kernel:
+    """What Triton's autotuner shows of itself."""
+
+    launchers: list[Any]
+    ran: list[Any] = field(default_factory=list)
+
+    def run(self, *args: Any) -> None:
+        self.ran.append(args)
+
+
+def launcher(block: int, warps: int = 4) -> Any:
+    return SimpleNamespace(config=SimpleNamespace(kwargs={"XBLOCK": block}, num_warps=warps, num_stages=1))
+
+
+def test_what_was_found_before_is_chosen_among_the_configurations() -> None:
+    kernel = Kernel([launcher(128), launcher(256), launcher(256, warps=8)])
+    assert AddressedKernel(kernel).choice is None
+    AddressedKernel(kernel).choose({"XBLOCK": 256, "num_warps": 8, "num_stages": 1})
+    assert kernel.launchers == [launcher(256, warps=8)]
+    assert AddressedKernel(kernel).choice == {"XBLOCK": 256, "num_warps": 8, "num_stages": 1}
+
+
+def test_a_configuration_that_is_not_there_changes_nothing() -> None:
+    kernel = Kernel([launcher(128), launcher(256)])
+    AddressedKernel(kernel).choose({"XBLOCK": 512, "num_warps": 4, "num_stages": 1})
+    assert len(kernel.launchers) == 2
+
+
+def test_it_launches_with_tensors_while_it_measures_and_with_addresses_then() -> None:
+    tensor = torch.zeros(2)
+    kernel = Kernel([launcher(128), launcher(256)])
+    AddressedKernel(kernel).run(tensor, 5)
+    kernel.launchers = kernel.launchers[:1]
+    AddressedKernel(kernel).run(tensor, 5)
+    assert kernel.ran == [(tensor, 5), (tensor.data_ptr(), 5)]
