@@ -11,10 +11,12 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from scripts.support import comfyui, models
+from scripts.support import pack as packing
 from scripts.support.places import ROOT, inductor_cache
 from scripts.support.server import ComfyServer
 
@@ -62,6 +64,13 @@ def linked_packs() -> dict[str, Path]:
     if (ROOT / "__init__.py").is_file():
         packs[PACK_NAME] = ROOT
     return packs
+
+
+@pytest.fixture(scope="module")
+def pack() -> Iterator[Callable[[str], Any]]:
+    """`pack("nodes.adapters.scan.workflow")`: a module of the pack, imported here, without ComfyUI."""
+    yield packing.module
+    packing.forget()
 
 
 @pytest.fixture(scope="session")

@@ -47,11 +47,11 @@ class Method:
 
 @dataclass(frozen=True, slots=True)
 class Located:
-    """How many regions are in memory, how many are kept from before, and how many would have to be compiled."""
+    """Keys of regions that are in memory, that are kept from before, and that would have to be compiled."""
 
-    in_memory: int = 0
-    on_disk: int = 0
-    missing: int = 0
+    in_memory: frozenset[str] = frozenset()
+    on_disk: frozenset[str] = frozenset()
+    missing: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, eq=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -17,18 +18,28 @@ MEMORY, DISK, UNKNOWN = "memory", "disk", "unknown"
 _CHANNELS = (4, 16)  # of latents whose cells are 8 pixels
 
 
+def locate(graphs: Iterable[Remembered], cache: GraphCache, device: torch.device) -> dict[str, Located]:
+    """Where the regions of graphs are, by backend: one look at each store."""
+    regions: dict[str, frozenset[str]] = {}
+    for graph in graphs:
+        if graph.key.backend in registry.NAMES:  # it may be of another version of this pack
+            regions[graph.key.backend] = regions.get(graph.key.backend, frozenset()) | graph.regions
+    return {name: registry.get(name).located(keys, device, cache.config) for name, keys in regions.items()}
+
+
 def models(cache: GraphCache, device: torch.device) -> list[dict[str, Any]]:
     """Plain data: each model that is remembered, with the state of each shape, the latest used first."""
-    captured = dict(cache.captured())
+    captured, known = dict(cache.captured()), cache.shapes.models()
+    located = locate((graph for model in known for graph in model.graphs), cache, device)
     found = []
-    for model in cache.shapes.models():
+    for model in known:
         shapes = []
         for graph in reversed(model.graphs):
             entry = captured.get(graph.key)
             shapes.append(
                 {
                     **graph.key.plain(),
-                    "state": MEMORY if entry else _state(graph, cache, device),
+                    "state": MEMORY if entry else _state(graph, located, device),
                     "bytes": entry.bytes if entry else 0,
                     "hits": entry.hits if entry else 0,
                     "seconds": graph.seconds,
@@ -51,26 +62,19 @@ def sizes(cache: GraphCache, device: torch.device) -> list[tuple[int, int]]:
 
 def line(model: Model, cache: GraphCache, device: torch.device) -> str:
     """For the log at the start: "18 regions and 9 shapes ready for SDXL, 0 compiles expected"."""
-    regions, ready, missing = 0, 0, 0
-    for backend in {graph.key.backend for graph in model.graphs} & set(registry.NAMES):
-        graphs = [graph for graph in model.graphs if graph.key.backend == backend]
-        everything = frozenset[str]().union(*(graph.regions for graph in graphs))
-        found = registry.get(backend).located(everything, device, cache.config)
-        regions += found.in_memory + found.on_disk
-        missing += found.missing
-        ready += sum(_state(graph, cache, device) != UNKNOWN for graph in graphs)
+    located = locate(model.graphs, cache, device)
+    regions = sum(len(found.in_memory) + len(found.on_disk) for found in located.values())
+    missing = sum(len(found.missing) for found in located.values())
+    ready = sum(_state(graph, located, device) != UNKNOWN for graph in model.graphs)
     return f"{regions} regions and {ready} shapes ready for {model.name}, {missing} compiles expected"
 
 
-def _state(graph: Remembered, cache: GraphCache, device: torch.device) -> str:
-    if graph.key.backend not in registry.NAMES:  # of another version of this pack
+def _state(graph: Remembered, located: Mapping[str, Located], device: torch.device) -> str:
+    found = located.get(graph.key.backend)
+    if found is None:
         return UNKNOWN
-    found = _located(graph, cache, device)
     can = registry.get(graph.key.backend).probe(device.type)
-    if found.missing or not can.available or not can.returns_memory:  # what is kept for good is built anew, slowly
+    compiled = graph.regions.isdisjoint(found.missing)
+    if not compiled or not can.available or not can.returns_memory:  # what is kept for good is built anew, slowly
         return UNKNOWN
-    return DISK if can.captures or found.on_disk else MEMORY
-
-
-def _located(graph: Remembered, cache: GraphCache, device: torch.device) -> Located:
-    return registry.get(graph.key.backend).located(graph.regions, device, cache.config)
+    return DISK if can.captures or not graph.regions.isdisjoint(found.on_disk) else MEMORY

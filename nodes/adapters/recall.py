@@ -11,11 +11,11 @@ from dataclasses import replace
 import comfy.model_management
 import torch
 
-from ...compile_cache.backends import registry
 from ...compile_cache.backends.base import Call, Program
 from ...compile_cache.keys import GraphKey, TensorSpec
-from ...compile_cache.shape_memory import Remembered
+from ...compile_cache.noise import noise
 from . import service
+from .readiness import locate
 
 logger = logging.getLogger(__name__)
 
@@ -47,7 +47,9 @@ def _recall(program: Program, call: Call, kind: Hashable) -> None:
     cache = service.cache()
     known = reversed(cache.shapes.recall(call.key.model))
     like = [graph for graph in known if graph.key != call.key and _kind(graph.key) == kind]
-    wanted = [graph.key for graph in like if _is_compiled(graph, call)][:_MOST]
+    # What is not compiled would take longer than it is worth here.
+    missing = frozenset[str]().union(*(found.missing for found in locate(like, cache, call.tensors[0].device).values()))
+    wanted = [graph.key for graph in like if graph.regions.isdisjoint(missing)][:_MOST]
     started = time.perf_counter()
     captured = 0
     for number, key in enumerate(wanted):
@@ -67,12 +69,6 @@ def _recall(program: Program, call: Call, kind: Hashable) -> None:
         logger.info("Resolute: captured %d of %d remembered shapes in %.1f s", captured, len(wanted), seconds)
 
 
-def _is_compiled(graph: Remembered, call: Call) -> bool:
-    """Whether it can be captured without a compile, which would take longer than it is worth here."""
-    located = registry.get(graph.key.backend).located(graph.regions, call.tensors[0].device, service.cache().config)
-    return not located.missing
-
-
 def _kind(key: GraphKey) -> Hashable:
     """All of a key but its sizes: with equal kinds, one call's code can be run on tensors of the other's sizes."""
     tensors = tuple(
@@ -82,11 +78,8 @@ def _kind(key: GraphKey) -> Hashable:
 
 
 def _made_up(spec: TensorSpec, device: torch.device) -> torch.Tensor:
-    """Noise: regions may be compared with their originals on it."""
     layout = torch.channels_last if spec.memory_format == "channels_last" else torch.contiguous_format
-    made = torch.empty(spec.shape, dtype=getattr(torch, spec.dtype), device=device, memory_format=layout)
-    # A generator of its own: the user's pictures may depend on the global one.
-    return made.normal_(generator=torch.Generator(device).manual_seed(0)) if made.is_floating_point() else made.zero_()
+    return noise(spec.shape, getattr(torch, spec.dtype), device, layout)
 
 
 def _fits(call: Call, key: GraphKey) -> bool:

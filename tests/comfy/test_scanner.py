@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import random
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -22,31 +20,11 @@ from scripts.support.server import ComfyServer
 
 from .rig import Bench, PromptDict, node
 
-PACK = "resolute_for_scanner"
-FOLDERS = {
-    "": "",
-    ".compile_cache": "compile_cache",
-    ".nodes": "nodes",
-    ".nodes.adapters": "nodes/adapters",
-    ".nodes.adapters.warm_up": "nodes/adapters/warm_up",
-}
 BUNDLED = sorted(path.stem for path in (ROOT / "workflows" / "api").glob("*.json"))
 CHANNELS = 4
 WIDTHS = {"sd": {"width": 768, "pooled_width": 0}, "sdxl": {"width": 2048, "pooled_width": 1280}}
 
 Shapes = set[tuple[str, tuple[int, ...]]]  # role and latent shape, N x C x H x W
-
-
-@pytest.fixture(scope="module")
-def pack() -> Iterator[Any]:
-    """`pack("scan.workflow")`: a file of nodes/adapters, imported here, without ComfyUI."""
-    for name, folder in FOLDERS.items():
-        package = ModuleType(PACK + name)
-        package.__path__ = [str(ROOT / folder)]
-        sys.modules[PACK + name] = package
-    yield lambda name: importlib.import_module(f"{PACK}.nodes.adapters.{name}")
-    for name in [name for name in sys.modules if name.partition(".")[0] == PACK]:
-        del sys.modules[name]
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +40,7 @@ def example(server: ComfyServer, comfyui_folder: Callable[[str], Path]) -> tuple
 
 def test_every_rule_is_for_a_node_of_comfyui_or_ours_that_is_no_output_node(client: Client, pack: Any) -> None:
     known = client.get("/object_info")
-    rules = pack("scan.rules").RULES
+    rules = pack("nodes.adapters.scan.rules").RULES
     assert sorted(rules.keys() - known.keys()) == []
     assert [name for name in rules if known[name]["output_node"]] == []
 
@@ -219,7 +197,7 @@ def test_latents_are_as_their_nodes_make_them(
     made = {}
     for name, latent in zip(sorted(saves, key=lambda name: (len(name), name)), run.latents, strict=True):
         made[name.removeprefix("save ")] = (latent.shape[3], latent.shape[2], latent.shape[0])
-    _, values = pack("scan.workflow").evaluated(prompt, pack("scan.node").Facts())
+    _, values = pack("nodes.adapters.scan.workflow").evaluated(prompt, pack("nodes.adapters.scan.node").Facts())
     assert {name: size_of(values[name], output) for name, (_, output) in links.items()} == made
 
 
@@ -234,8 +212,8 @@ def test_pictures_are_as_their_nodes_make_them(bench: Bench, pack: Any, example:
     for name in sorted(saves, key=lambda name: (len(name), name)):
         batch = [next(sizes) for _ in run.history["outputs"][name]["images"]]
         made[name.removeprefix("save ")] = (*batch[0], len(batch))
-    _, values = pack("scan.workflow").evaluated(
-        prompt, pack("scan.node").Facts(image_size={"example.png": example}.get)
+    _, values = pack("nodes.adapters.scan.workflow").evaluated(
+        prompt, pack("nodes.adapters.scan.node").Facts(image_size={"example.png": example}.get)
     )
     assert {name: size_of(values[name]) for name in pictures} == made
 
@@ -252,8 +230,10 @@ class Compared:
 
     def __init__(self, bench: Bench, pack: Any, image_sizes: dict[str, tuple[int, int]] | None = None) -> None:
         self.bench, self.client = bench, bench.client
-        self.scan = lambda prompt: pack("scan.workflow").scan(prompt, image_size=(image_sizes or {}).get)
-        self.warm_up_prompt = lambda prompt: pack("warm_up.prompt").warm_up_prompt(prompt, self.scan(prompt)).prompt
+        self.scan = lambda prompt: pack("nodes.adapters.scan.workflow").scan(prompt, image_size=(image_sizes or {}).get)
+        self.warm_up_prompt = lambda prompt: (
+            pack("nodes.adapters.warm_up.prompt").warm_up_prompt(prompt, self.scan(prompt)).prompt
+        )
 
     def used(self, prompt: PromptDict) -> Shapes:
         """The new signatures of a run: each module tells of a signature once."""

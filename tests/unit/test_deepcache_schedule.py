@@ -2,31 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
-from collections.abc import Iterator
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
-
-ROOT = Path(__file__).resolve().parents[2]
-PACK = "resolute_for_schedule"
-FOLDERS = {"": "", ".compile_cache": "compile_cache", ".nodes": "nodes", ".nodes.adapters": "nodes/adapters"}
-
-
-@pytest.fixture(scope="module")
-def pack() -> Iterator[Any]:
-    """`pack("schedule")`: a file of nodes/adapters/deepcache, imported without ComfyUI and without torch."""
-    names = {**FOLDERS, ".nodes.adapters.deepcache": "nodes/adapters/deepcache"}
-    for name, folder in names.items():
-        package = ModuleType(PACK + name)
-        package.__path__ = [str(ROOT / folder)]
-        sys.modules[PACK + name] = package
-    yield lambda name: importlib.import_module(f"{PACK}.{name}")
-    for name in [name for name in sys.modules if name.partition(".")[0] == PACK]:
-        del sys.modules[name]
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,6 @@ import pytest
 from PIL import Image
 
 from .test_warm_up_scan import BASE, BUNDLED, Prompt, advanced, decoder, empty, node, sampler, workflow
-from .test_warm_up_scan import pack as pack
 from .test_warm_up_scan import user_error as user_error
 
 Build = Callable[[Prompt], Any]

@@ -2,26 +2,15 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-PACK = "resolute_for_scan"
-FOLDERS = {
-    "": "",
-    ".compile_cache": "compile_cache",
-    ".nodes": "nodes",
-    ".nodes.adapters": "nodes/adapters",
-    ".nodes.adapters.warm_up": "nodes/adapters/warm_up",
-}
 BUNDLED = sorted((ROOT / "workflows" / "api").glob("*.json"))
 
 Prompt = dict[str, dict[str, Any]]
@@ -39,18 +28,6 @@ EXPECTED: dict[str, Sizes] = {
     "sd15_text_to_image": [(512, 512, 1)],
     "sdxl_text_to_image": [(1024, 1024, 1)],
 }
-
-
-@pytest.fixture(scope="module")
-def pack() -> Iterator[Any]:
-    """`pack("nodes.adapters.scan.workflow")`: a module of the pack, imported without ComfyUI and without torch."""
-    for name, folder in FOLDERS.items():
-        package = ModuleType(PACK + name)
-        package.__path__ = [str(ROOT / folder)]
-        sys.modules[PACK + name] = package
-    yield lambda name: importlib.import_module(f"{PACK}.{name}")
-    for name in [name for name in sys.modules if name.partition(".")[0] == PACK]:
-        del sys.modules[name]
 
 
 @pytest.fixture(scope="module")
@@ -474,11 +451,8 @@ def dual(conds: float, negative: float) -> dict[str, Any]:
 
 def test_it_needs_neither_torch_nor_comfyui() -> None:
     """In a process of its own, where nothing else has imported them."""
-    lines = ["import importlib, sys", "from types import ModuleType"]
-    for name, folder in FOLDERS.items():
-        lines.append(f"package = sys.modules[{PACK + name!r}] = ModuleType({PACK + name!r})")
-        lines.append(f"package.__path__ = [{str(ROOT / folder)!r}]")
-    lines.append(f"importlib.import_module({PACK + '.nodes.adapters.warm_up.prompt'!r})")
+    lines = ["import sys", "from scripts.support import pack", "pack.module('nodes.adapters.warm_up.prompt')"]
     lines.append("print(sorted(sys.modules.keys() & {'torch', 'numpy', 'PIL', 'comfy', 'nodes', 'folder_paths'}))")
-    done = subprocess.run([sys.executable, "-c", "\n".join(lines)], capture_output=True, text=True, check=True)
+    command = [sys.executable, "-c", "\n".join(lines)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT)
     assert done.stdout.strip() == "[]"

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from ...artifact_store import Artifact, ArtifactStore, InvalidArtifactError
+from ...noise import noise
 from ...regions import Monitor, RegionSite
 from ...stats import Stats
 from .artifacts import measured, unpack
@@ -100,7 +101,7 @@ def _taken(each: Seen, artifact: Artifact, store: ArtifactStore | None, stats: S
     except InvalidArtifactError as error:
         return str(error)
     sizes = bind_dims(each.site.dims, each.shapes)
-    inputs = [_random(tensor) for tensor in each.tensors]
+    inputs = [noise(seen.shape, seen.dtype, seen.device, region_format(seen)) for seen in each.tensors]
     request = Request(each.site, each.weights, inputs, stats, monitor, announce=lambda: None, store=store)
     if sizes is None or not admits(variant, request, sizes, verify=True):
         return "its results differ from the original's"
@@ -108,15 +109,6 @@ def _taken(each: Seen, artifact: Artifact, store: ArtifactStore | None, stats: S
     if store is not None:  # as it came: what was loaded lacks what only a store needs
         save(store, each.group, replace(artifact, about={**artifact.about, **measured(variant)}))
     return ""
-
-
-def _random(tensor: torch.Tensor) -> torch.Tensor:
-    layout = region_format(tensor)
-    made = torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device, memory_format=layout)
-    if not tensor.is_floating_point():
-        return made.zero_()
-    # A generator of its own: the user's pictures may depend on the global one.
-    return made.normal_(generator=torch.Generator(tensor.device).manual_seed(0))
 
 
 def _jobs(missing: Sequence[Seen], device: torch.device, monitor: Monitor) -> Iterator[tuple[int, Job]]:

@@ -75,10 +75,10 @@ class InductorBackend(Backend):
     def located(self, keys: Iterable[str], device: torch.device, config: CacheConfig) -> Located:
         store = self._store(device, config)
         wanted = frozenset(keys)
-        others = wanted - self.table.compiled
+        in_memory = wanted & self.table.compiled
         stored = set() if store is None else {name.partition("-")[0] for name in store.names()}
-        missing = sum(key[:NAMED] not in stored for key in others)
-        return Located(len(wanted) - len(others), len(others) - missing, missing)
+        on_disk = frozenset(key for key in wanted - in_memory if key[:NAMED] in stored)
+        return Located(in_memory, on_disk, wanted - in_memory - on_disk)
 
     def preload(self, keys: Iterable[str], device: torch.device, config: CacheConfig) -> int:
         store = self._store(device, config)

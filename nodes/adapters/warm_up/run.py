@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import time
 import weakref
@@ -84,20 +85,14 @@ def _tasks(subjects: Subjects, items: Sequence[Item]) -> Iterator[Task]:
     for item in items:
         if samples:
             about = (MODEL, item, subjects.cfg != 1, _form(subjects.texts), id(subjects.control_net))
-
-            def sample(item: Item = item) -> None:
-                predict(subjects.model, item, subjects.cfg, subjects.texts, subjects.control_net, subjects.vae)
-
-            yield Task(MODEL, item, subjects.model, about, sample)
+            inputs = (subjects.model, item, subjects.cfg, subjects.texts, subjects.control_net, subjects.vae)
+            yield Task(MODEL, item, subjects.model, about, functools.partial(predict, *inputs))
         picture = Item(item.size, item.batch)  # a decoder knows no text
         if decodes and picture not in decoded:
             decoded.add(picture)
             about = (VAE, picture, subjects.tile_size, subjects.overlap)
-
-            def develop(item: Item = picture) -> None:
-                decode(subjects.vae, item, subjects.tile_size, subjects.overlap)
-
-            yield Task(VAE, picture, subjects.vae, about, develop)
+            run = functools.partial(decode, subjects.vae, picture, subjects.tile_size, subjects.overlap)
+            yield Task(VAE, picture, subjects.vae, about, run)
 
 
 def _done(task: Task, monitor: ComfyMonitor) -> Outcome:

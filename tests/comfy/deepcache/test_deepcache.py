@@ -50,7 +50,7 @@ def test_once_the_model_is_compiled_neither_pass_compiles_anything(
     cache_bench: Bench, warm_cache: Run, prompt: PromptDict
 ) -> None:
     run = cache_bench.run(changed(prompt, DEEPCACHE, COMPILE))
-    assert run.rise["graph_calls"] == FULL + FAST
+    assert run.forwards == FULL + FAST
     assert (run.rise["region_compiles"], run.rise["eager_calls"], run.bypasses) == (0, 0, {})
 
 
@@ -67,9 +67,11 @@ def test_each_pass_is_a_graph_of_its_own_and_both_have_the_same_regions(
     assert run.rise["region_compiles"] == 0
     # A full pass calls each region of the model; a fast one leaves the deep ones out.
     plain = cache_bench.run(changed(prompt, COMPILE))
-    regions_of_full = plain.rise["region_calls"] // 10
-    regions_of_fast, rest = divmod(run.rise["region_calls"] - FULL * regions_of_full, FAST)
-    assert rest == 0
+    # On a GPU that is once for each signature, to capture it, and then they are replayed.
+    full, fast, whole = (1, 1, 1) if plain.rise["captures"] else (FULL, FAST, 10)
+    regions_of_full = plain.rise["region_calls"] / whole
+    regions_of_fast = (run.rise["region_calls"] - full * regions_of_full) / fast
+    assert regions_of_fast.is_integer()
     assert 0 < regions_of_fast < regions_of_full
 
 
@@ -184,7 +186,7 @@ def test_easycache_and_deepcache_compose_in_either_order(check: Check, prompt: P
             assert told_compiled == told
             assert_equal_latents(compiled, alone, LATENT_TOLERANCE)
             assert compiled.rise["region_compiles"] == 0
-            assert compiled.rise["graph_calls"] == sum(told[0])
+            assert compiled.forwards == sum(told[0])
 
 
 class TestWhatHappensBefore:

@@ -73,7 +73,7 @@ def test_a_workflow_skips_steps_and_is_the_same_compiled_and_not(check: Check, s
     assert len(compiled[0].images) == 1
     again, _ = check.run(small(workflow, "inductor", seed + 10_000, steps=STEPS))
     assert (again.rise["region_compiles"], again.rise["eager_calls"]) == (0, 0)
-    assert again.rise["graph_calls"] >= STEPS
+    assert again.forwards >= STEPS
     whole = small(workflow, "inductor", seed, steps=STEPS)
     for part in whole.values():
         if part["class_type"] == "ResoluteDeepCache":
@@ -91,7 +91,7 @@ def test_lcm_in_three_shapes_is_the_models_own_picture_and_deepcache_says_why(ch
     reason = "DeepCache: 6 steps, all full: 8 steps or fewer leave nothing to skip"
     assert check.server.log()[before:].count(reason) == 3
     assert (run.rise["region_compiles"], run.rise["eager_calls"], run.bypasses) == (0, 0, {})
-    assert run.rise["graph_calls"] == 3 * (6 + 1)  # six steps and a decode each
+    assert run.forwards == 3 * (6 + 1)  # six steps and a decode each
     assert sorted(image.shape[:2] for image in run.images) == [(128, 520), (256, 264), (512, 136)]
     without = workflow("eager", seed + 10_000)
     (name,) = [name for name, part in without.items() if part["class_type"] == "ResoluteDeepCache"]
