@@ -6,9 +6,10 @@ For each contender two processes run the same tour, one prompt a size. The first
 second finds what the first kept: Resolute its store, with inductor's cache emptied in between; Resolute without a
 store, and core's TorchCompileModel, inductor's cache. It visits one size more, which the first did not. Seconds are
 ComfyUI's own, from a prompt's start to its end message. Each size is asked for twice, with another seed: what the
-first one takes longer is the stall. The very first prompt of a process loads the checkpoint too, so stock ComfyUI is
-there to compare with. Resolute compiles the VAE's decoder as well, TorchCompileModel the diffusion model alone. Needs
-CUDA; see `benchmarks.tour` for what else.
+first one takes longer is the stall. Before its first prompt a server is left alone for as long as it takes to open the
+page in a browser (--pause): Resolute loads ahead then. That prompt loads the checkpoint too, so stock ComfyUI is there
+to compare with. Resolute compiles the VAE's decoder as well, TorchCompileModel the diffusion model alone. Needs CUDA;
+see `benchmarks.tour` for what else.
 """
 
 from __future__ import annotations
@@ -63,6 +64,7 @@ def main() -> None:
     parser.add_argument("--kind", choices=sorted(TOURS), default="sdxl")
     parser.add_argument("--contenders", nargs="*", choices=sorted(CONTENDERS), default=list(CONTENDERS))
     parser.add_argument("--sizes", type=int, default=3, help="visit only the first sizes of the tour")
+    parser.add_argument("--pause", type=float, default=10.0, help="seconds before a server's first prompt")
     parser.add_argument("--argument", action="append", default=[], help="an extra argument for ComfyUI")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
@@ -94,6 +96,7 @@ def main() -> None:
             started = time.perf_counter()
             with server:
                 ready = time.perf_counter() - started
+                time.sleep(options.pause)
                 rows = visit(server, path.name, CONTENDERS[contender], sizes if process == "cold" else [*sizes, *new])
                 told = {"contender": contender, "process": process, "ready_seconds": ready, "rows": rows}
                 about = environment(server)
@@ -101,7 +104,13 @@ def main() -> None:
             processes.append(told)
             print(table([told]), flush=True)
             if options.out:  # after every process: a run that is cut off keeps what it has
-                result = {**about, "kind": options.kind, "arguments": options.argument, "processes": processes}
+                result = {
+                    **about,
+                    "kind": options.kind,
+                    "arguments": options.argument,
+                    "pause": options.pause,
+                    "processes": processes,
+                }
                 options.out.write_text(json.dumps(result, indent=1) + "\n")
         shutil.rmtree(work, ignore_errors=True)
     print(table(processes))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -27,25 +28,29 @@ def bench(server: ComfyServer) -> Bench:
     return Bench(server.client)
 
 
-def workers(server: ComfyServer) -> list[int]:
-    """The processes that compile for the server."""
-    assert server.process is not None
+def workers() -> list[int]:
+    """The processes that compile, and their children."""
     found = []
-    for status in Path("/proc").glob("[0-9]*/stat"):
+    for command in Path("/proc").glob("[0-9]*/cmdline"):
         try:
-            parent = int(status.read_text().rpartition(")")[2].split()[1])
-            command = (status.parent / "cmdline").read_text()
+            if "inductor/worker.py" in command.read_text():
+                found.append(int(command.parent.name))
         except OSError:
             continue
-        if parent == server.process.pid and "inductor/worker.py" in command:
-            found.append(int(status.parent.name))
     return found
 
 
 def test_cancel_ends_them(bench: Bench, server: ComfyServer, tiny_prompt: Callable[..., PromptDict]) -> None:
     prompt = compiled(tiny_prompt(seed=1, width=136, height=104, steps=STEPS))
     assert "interrupted" in bench.cancel_once(prompt, lambda: "regions (all at once)" in server.log())
-    assert workers(server) == []
+    wait_for(lambda: not workers())
+
+
+def wait_for(condition: Callable[[], bool], seconds: float = 60.0) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.05)
 
 
 def test_the_picture_is_right_and_the_next_size_compiles_nothing(
@@ -63,3 +68,13 @@ def test_the_picture_is_right_and_the_next_size_compiles_nothing(
             assert "was not compiled ahead" not in server.log()
         else:
             assert_ran_compiled(ours, STEPS + 1)
+
+
+def test_they_end_with_a_server_that_is_killed(make_server: Any, tmp_path: Path, tiny_prompt: Any) -> None:
+    environment = {**QUICK_START, "TORCHINDUCTOR_CACHE_DIR": str(tmp_path), "RESOLUTE_WORKERS": "2"}
+    server = make_server(environment=environment)
+    before = set(workers())
+    server.client.queue(compiled(tiny_prompt(seed=3, width=136, height=104, steps=STEPS)))
+    wait_for(lambda: len(set(workers()) - before) >= 3)  # one, and its two children
+    server.process.kill()
+    wait_for(lambda: not set(workers()) - before)

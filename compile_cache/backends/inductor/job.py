@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import os
+import threading
+import time
 from dataclasses import dataclass
 from typing import Any
 
@@ -57,12 +61,40 @@ def job_of(key: str, label: str, traced: Trace, static: Shapes, options: dict[st
 
 # --- in the worker ---------------------------------------------------------------------------------------------
 
+_prepared: dict[str, Any] | None = None
 
-def rehearse(device: str) -> None:
-    """Compile something small and throw it away: what a first compile imports is then there when a job comes."""
+
+def begin(device: str) -> None:
+    """A worker starts. Raises whatever torch raises where the device cannot be used from it."""
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     inductor_config.compile_threads = 1  # there are as many workers as there is work for processors
-    if torch.device(device).type == "cpu":  # it would start a C++ compiler, for seconds
-        return
+    if torch.device(device).type != "cpu":  # there it would start a C++ compiler, for seconds
+        _rehearse(device)
+
+
+def ready() -> None:
+    """Something to wait for until a worker has begun."""
+
+
+def work(settings: dict[str, Any], job: dict[str, Any]) -> tuple[dict[str, Any], float]:
+    """(the artifact, seconds) of a job, all in plain types. Raises whatever torch raises."""
+    global _prepared
+    if settings != _prepared:
+        _prepare(Settings(**settings))
+        _prepared = settings
+    started = time.perf_counter()
+    return vars(_run(Job(**job))), time.perf_counter() - started
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
+
+
+def _rehearse(device: str) -> None:
+    """Compile something small and throw it away: what a first compile imports is then there when a job comes."""
     module, inputs = torch.nn.GroupNorm(2, 4, device=device), [torch.empty(2, 4, 2, 2, device=device)]
     traced = trace(_normalized, module, inputs, (("b", None, "h", "w"),), {"b": 2, "h": 2, "w": 2})
     with inductor_config.patch(force_disable_caches=True):
@@ -73,7 +105,7 @@ def _normalized(module: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
     return torch.nn.functional.silu(module(x))
 
 
-def prepare(settings: Settings) -> None:
+def _prepare(settings: Settings) -> None:
     """Make this process one like that which asks. Raises RuntimeError where it cannot be."""
     inductor_config.load_config(settings.inductor)
     inductor_config.compile_threads = 1
@@ -82,8 +114,7 @@ def prepare(settings: Settings) -> None:
         raise RuntimeError("this process is another environment than the one that asks")
 
 
-def run(job: Job) -> Artifact:
-    """Compile. Raises whatever torch raises."""
+def _run(job: Job) -> Artifact:
     with size_one_is_general(job.oblivious):
         loaded: Any = GraphPickler.loads(job.trace, FakeTensorMode(shape_env=ShapeEnv()))
     graph, fakes, symbols = loaded

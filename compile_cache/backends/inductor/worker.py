@@ -1,17 +1,21 @@
-"""A process that compiles traces for another one: `python worker.py DEVICE`, jobs on stdin, artifacts on stdout.
+"""Processes that compile traces for another one: `python worker.py DEVICE COUNT`, jobs on stdin, artifacts on stdout.
 
+This one imports torch and compiles nothing: COUNT children do, which on Linux begin with what is imported by then.
 Started by `workers`, by path: the pack's own name is whatever folder ComfyUI found it in. For the same reason messages
 are of plain types: the two sides know one class by different names.
 """
 
 from __future__ import annotations
 
-import contextlib
+import multiprocessing
 import os
 import pickle
 import struct
 import sys
-import time
+import threading
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
@@ -41,21 +45,41 @@ def main() -> None:
     os.dup2(2, 1)  # whatever a library prints is no answer
     own = Path(__file__).resolve()
     sys.path[:] = [str(own.parents[3]), *(path for path in sys.path if Path(path or ".").resolve() != own.parent)]
-    from compile_cache.backends.inductor.job import Job, Settings, prepare, rehearse, run
+    from compile_cache.backends.inductor import job
 
-    with contextlib.suppress(Exception):  # what is wrong, a job will tell
-        rehearse(sys.argv[1])
-    with contextlib.suppress(EOFError):
+    one_at_a_time = threading.Lock()
+
+    def answer(number: int, done: Future[Any]) -> None:
+        error = done.exception()
+        with one_at_a_time:
+            send(answers, (number, *(done.result() if error is None else (f"{type(error).__name__}: {error}", 0.0))))
+
+    pool = _pool(job, sys.argv[1], int(sys.argv[2]))
+    try:
         while True:
-            message = receive(sys.stdin.buffer)
-            if "settings" in message:
-                prepare(Settings(**message["settings"]))
-                continue
-            started = time.perf_counter()
-            try:
-                send(answers, (vars(run(Job(**message["job"]))), time.perf_counter() - started))
-            except Exception as error:  # noqa: BLE001 (told to whoever waits, who compiles it himself)
-                send(answers, (f"{type(error).__name__}: {error}", 0.0))
+            number, *work = receive(sys.stdin.buffer)
+            pool.submit(job.work, *work).add_done_callback(partial(answer, number))
+    except (EOFError, BrokenProcessPool):  # nobody waits any more, or a child ended, which its jobs' answers tell
+        pass
+    for child in multiprocessing.active_children():
+        child.kill()
+    os._exit(0)  # the pool would wait for what its children do
+
+
+def _pool(job: Any, device: str, count: int) -> ProcessPoolExecutor:
+    """Children that are ready. Where a driver does not take to forked ones, each imports for itself."""
+    begin = (job.begin, (device,))
+    if sys.platform == "linux":
+        pool = ProcessPoolExecutor(count, multiprocessing.get_context("fork"), *begin)
+        try:
+            pool.submit(job.ready).result()
+            return pool
+        except BrokenProcessPool:
+            pool.shutdown(wait=False)
+    pool = ProcessPoolExecutor(count, multiprocessing.get_context("spawn"), *begin)
+    for _ in range(count):  # a pool starts a spawned child for each job that finds none idle
+        pool.submit(job.ready)
+    return pool
 
 
 if __name__ == "__main__":

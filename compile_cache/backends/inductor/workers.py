@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
+import os
 import queue
+import signal
 import subprocess
 import sys
 import threading
 from collections.abc import Generator, Iterable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -29,59 +31,99 @@ _POLL = 0.1  # seconds between two looks at whether somebody cancels
 Answer = tuple[int, "Artifact | str", float]
 
 
-@dataclass(frozen=True, eq=False)
-class _Task:
-    number: int
-    job: Job
-    settings: Settings
-    answers: queue.SimpleQueue[Answer]
+class _Crew:
+    """One process of `worker`, with its children, and the threads that write to it and read from it."""
+
+    def __init__(self, count: int, device: torch.device) -> None:
+        command = [sys.executable, str(Path(worker.__file__).resolve()), str(device), str(count)]
+        # torch asks for GPUs without starting the driver then, which no forked child could use.
+        environment = {**os.environ, "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, start_new_session=True
+        )
+        self._messages: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._waiting: dict[int, queue.SimpleQueue[Any]] = {}
+        self._numbers = itertools.count()
+        for target in (self._write, self._read):
+            threading.Thread(target=target, daemon=True).start()
+
+    @property
+    def alive(self) -> bool:
+        return self._process.poll() is None
+
+    def submit(self, answers: queue.SimpleQueue[Any], job: Job, settings: Settings) -> int:
+        """Its number. `answers` gets (number, artifact or what went wrong, seconds)."""
+        number = next(self._numbers)
+        self._waiting[number] = answers
+        self._messages.put((number, vars(settings), vars(job)))
+        return number
+
+    def end(self) -> None:
+        """With its children, whatever they are doing."""
+        if hasattr(os, "killpg"):
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+        else:
+            self._process.kill()
+        self._process.wait()
+        self._messages.put(None)
+
+    def _write(self) -> None:
+        assert self._process.stdin is not None
+        with contextlib.suppress(OSError), self._process.stdin as stream:
+            while (message := self._messages.get()) is not None:
+                worker.send(stream, message)
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        with contextlib.suppress(EOFError), self._process.stdout as stream:
+            while True:
+                number, made, seconds = worker.receive(stream)
+                self._waiting.pop(number).put((number, made, seconds))
 
 
 class Workers:
     """Processes that compile. They may be started ahead of need, so that they have imported torch when it comes."""
 
     def __init__(self) -> None:
-        self._tasks: queue.SimpleQueue[_Task | None] = queue.SimpleQueue()
-        self._processes: list[subprocess.Popen[bytes]] = []
+        self._crew: _Crew | None = None
         self._users = 0
-        self._why = ""  # the last process ended
         self._end: threading.Timer | None = None
         self._lock = threading.RLock()
 
+    @property
+    def running(self) -> bool:
+        return self._crew is not None and self._crew.alive
+
     def start(self, count: int, device: torch.device) -> None:
-        """Have `count` processes, for whoever asks within STAY seconds."""
+        """Have `count` processes, or those that run already, for whoever asks within STAY seconds."""
         with self._lock:
-            self._processes = [process for process in self._processes if process.poll() is None]
-            for _ in range(count - len(self._processes)):
-                command = [sys.executable, str(Path(worker.__file__).resolve()), str(device)]
-                process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-                self._processes.append(process)
-                threading.Thread(target=self._serve, args=(process, self._tasks), daemon=True).start()
+            if not self.running:
+                self._crew = _Crew(count, device)
             self._end_later()
 
     def answers(self, jobs: Iterable[tuple[int, Job]], settings: Settings) -> Generator[Answer | None]:
         """(number, artifact or what went wrong, seconds) of each job as they come; None now and then between.
 
-        Whoever does not take all of them ends the processes. Raises RuntimeError where none is left.
+        Whoever does not take all of them ends the processes. Raises RuntimeError where they end by themselves.
         """
-        answers: queue.SimpleQueue[Answer] = queue.SimpleQueue()
         with self._lock:
+            crew = self._crew
             self._users += 1
         try:
-            waiting = 0
-            for number, job in jobs:
-                self._tasks.put(_Task(number, job, settings, answers))
-                waiting += 1
+            if crew is None:
+                raise RuntimeError("the processes that compile were ended")
+            answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
+            waiting = {crew.submit(answers, job, settings): number for number, job in jobs}
             while waiting:
                 try:
-                    answer = answers.get(timeout=_POLL)
+                    submitted, made, seconds = answers.get(timeout=_POLL)
                 except queue.Empty:
-                    if all(process.poll() is not None for process in self._processes) and answers.empty():
-                        raise RuntimeError(f"the processes that compile ended ({self._why})") from None
+                    if not crew.alive and answers.empty():
+                        raise RuntimeError("the processes that compile ended") from None
                     yield None
                     continue
-                waiting -= 1
-                yield answer
+                yield waiting.pop(submitted), made if isinstance(made, str) else Artifact(**made), seconds
         except BaseException:
             self.close()
             raise
@@ -91,20 +133,13 @@ class Workers:
                 self._end_later()
 
     def close(self) -> None:
-        """End the processes, whatever they are doing. They are started again where they are wanted again."""
+        """End the processes. They are started again where they are wanted again."""
         with self._lock:
-            processes, self._processes = self._processes, []
-            for _ in processes:
-                self._tasks.put(None)
-            self._tasks = queue.SimpleQueue()
-        for process in processes:
-            process.kill()
-        for process in processes:
-            process.wait()
-            for stream in (process.stdin, process.stdout):
-                if stream is not None:
-                    with contextlib.suppress(OSError):
-                        stream.close()
+            crew, self._crew = self._crew, None
+            if self._end is not None:
+                self._end.cancel()
+        if crew is not None:
+            crew.end()
 
     def _end_later(self) -> None:
         if self._end is not None:
@@ -117,24 +152,3 @@ class Workers:
         with self._lock:
             if not self._users:
                 self.close()
-
-    def _serve(self, process: subprocess.Popen[bytes], tasks: queue.SimpleQueue[_Task | None]) -> None:
-        """In a thread for each process: hand it one job after the other. It ends with the process."""
-        assert process.stdin is not None
-        assert process.stdout is not None
-        told: Settings | None = None
-        task: _Task | None = None
-        try:
-            while (task := tasks.get()) is not None:
-                if task.settings != told:
-                    told = task.settings
-                    worker.send(process.stdin, {"settings": vars(told)})
-                worker.send(process.stdin, {"job": vars(task.job)})
-                made, seconds = worker.receive(process.stdout)
-                task.answers.put((task.number, made if isinstance(made, str) else Artifact(**made), seconds))
-        except Exception as error:  # whatever it is, somebody waits for an answer
-            logger.debug("Resolute: a process that compiles ended", exc_info=True)
-            self._why = f"{type(error).__name__}: {error}"
-            process.kill()
-            if task is not None:
-                task.answers.put((task.number, f"the worker ended ({self._why})", 0.0))
