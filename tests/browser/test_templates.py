@@ -98,7 +98,8 @@ def test_every_input_and_output_of_our_nodes_has_a_tooltip(server: ComfyServer, 
 
 @pytest.mark.parametrize("type_id", ["ResoluteLoadCheckpoint", "ResoluteResolution"])
 def test_choices_and_defaults_are_the_servers(server: ComfyServer, type_id: str) -> None:
-    inputs = server.client.get(f"/object_info/{type_id}")[type_id]["input"]["required"]
+    about = server.client.get(f"/object_info/{type_id}")[type_id]["input"]
+    inputs = {**about["required"], **about.get("optional", {})}
     for widget in NODE_TYPES[type_id].widgets:
         if widget.name != "ckpt_name":
             assert inputs[widget.name][1]["default"] == widget.default
