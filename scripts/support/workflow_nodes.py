@@ -166,7 +166,6 @@ STOCK = (
             ("negative", "CONDITIONING"),
             ("control_net", "CONTROL_NET"),
             ("image", "IMAGE"),
-            ("vae", "VAE"),  # optional: for latents as hints
         ),
         widgets=(
             Widget("strength", "FLOAT", 1.0),
