@@ -9,6 +9,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+import torch
 from torch import nn
 
 
@@ -46,3 +47,20 @@ def test_a_module_may_die_in_a_thread_that_somebody_waits_for_with_the_lock_held
         collector.start()
         collector.join(20)
         assert not collector.is_alive(), "the collection waits for a lock"
+
+
+def test_what_cannot_be_started_ahead_costs_no_prompt(
+    service: ModuleType,
+    adapter: Callable[[str], ModuleType],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    class Poor:
+        def expect(self, device: torch.device, config: Any) -> None:
+            raise OSError("no more processes")
+
+    runner = adapter("module_runner")
+    monkeypatch.setattr(runner.registry, "resolve", lambda name, device: (Poor(), None, "poor"))
+    with caplog.at_level("WARNING"):
+        runner.prepare_backend("inductor", torch.device("cpu"), None)
+    assert "nothing is started ahead: no more processes" in caplog.text

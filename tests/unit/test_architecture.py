@@ -38,8 +38,8 @@ LOADS_COMPILED_CODE = {
     INDUCTOR / "workers.py": {"subprocess"},
 }
 STARTED_BY_PATH = {INDUCTOR / "worker.py"}  # a program of its own, whose package has no parent
-# Whether Triton and inductor would find a compiler: the variables are theirs, not settings of ours.
-PROBES = {CORE / "backends" / "inductor" / "backend.py": {"CC", "CXX"}}
+# Whether Triton and inductor would find a compiler, how torch looks for GPUs: variables of theirs, not settings.
+PROBES = {INDUCTOR / "backend.py": {"CC", "CXX"}, INDUCTOR / "worker.py": {"PYTORCH_NVML_BASED_CUDA_CHECK"}}
 # Importing OneFlow sets variables for the whole process: this function takes them back, whatever they are.
 RESTORES_THE_ENVIRONMENT = {CORE / "backends" / "oneflow" / "packages.py": "undisturbed"}
 MOST_LINES = 300

@@ -45,6 +45,8 @@ def main() -> None:
     os.dup2(2, 1)  # whatever a library prints is no answer
     own = Path(__file__).resolve()
     sys.path[:] = [str(own.parents[3]), *(path for path in sys.path if Path(path or ".").resolve() != own.parent)]
+    # torch then asks for GPUs without starting their driver, which no forked child could use.
+    os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
     from compile_cache.backends.inductor import job
 
     one_at_a_time = threading.Lock()

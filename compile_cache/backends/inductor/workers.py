@@ -36,11 +36,7 @@ class _Crew:
 
     def __init__(self, count: int, device: torch.device) -> None:
         command = [sys.executable, str(Path(worker.__file__).resolve()), str(device), str(count)]
-        # torch asks for GPUs without starting the driver then, which no forked child could use.
-        environment = {**os.environ, "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
-        self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, start_new_session=True
-        )
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
         self._messages: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._waiting: dict[int, queue.SimpleQueue[Any]] = {}
         self._numbers = itertools.count()
