@@ -56,11 +56,11 @@ class _Crew:
 
     def end(self) -> None:
         """With its children, whatever they are doing."""
-        if hasattr(os, "killpg"):
-            with contextlib.suppress(ProcessLookupError):
+        if self.alive:  # else they ended with it, and its number may be another's
+            if hasattr(os, "killpg"):
                 os.killpg(self._process.pid, signal.SIGKILL)
-        else:
-            self._process.kill()
+            else:
+                self._process.kill()
         self._process.wait()
         self._messages.put(None)
 
