@@ -58,7 +58,8 @@ class _Crew:
         """With its children, whatever they are doing."""
         if self.alive:  # else they ended with it, and its number may be another's
             if hasattr(os, "killpg"):
-                os.killpg(self._process.pid, signal.SIGKILL)
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(self._process.pid, signal.SIGKILL)
             else:
                 self._process.kill()
         self._process.wait()
