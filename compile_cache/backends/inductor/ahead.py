@@ -52,13 +52,12 @@ def like(tensor: torch.Tensor) -> torch.Tensor:
 def build(
     seen: Sequence[Seen],
     workers: Workers,
-    count: int,
     store: ArtifactStore | None,
     stats: Stats,
     monitor: Monitor,
     announce: Callable[[int, int, str], None],
 ) -> None:
-    """Compile what has no artifact, in up to `count` processes. What fails is compiled when the call comes to it.
+    """Compile what has no artifact, with workers that were called up. What fails is compiled when the call comes to it.
 
     announce: (done, of how many, kind). Raises what cancels.
     """
@@ -74,7 +73,6 @@ def build(
             return
         started = time.perf_counter()
         announce(0, len(missing), "all at once")
-        workers.start(min(count, len(missing)), device)
         done = 0
         with contextlib.closing(workers.answers(_jobs(missing, device, monitor), settings_for(device))) as answers:
             for answer in answers:

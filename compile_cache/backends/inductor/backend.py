@@ -59,14 +59,12 @@ class InductorBackend(Backend):
         return InductorProgram(owner, capabilities, self.table, self.workers, store_for, build_hooks, stats, config)
 
     def expect(self, device: torch.device, config: CacheConfig) -> None:
-        """Where nothing was ever compiled, processes that compile are started while the model is still loaded."""
+        """Where nothing was ever compiled, the processes that compile import torch while the model is still loaded."""
         if self.table.compiled:
             return
         store = self._store(device, config)
-        if store is None or not any(store.names()):
-            count = suitable(config.workers, device)
-            if count:
-                self.workers.start(count, device)
+        if suitable(config.workers, device) and (store is None or not any(store.names())):
+            self.workers.start(device)
 
     def stored(self) -> dict[str, int]:
         stores = [store for store in self._stores.values() if store is not None]
@@ -187,6 +185,7 @@ class InductorProgram(Program):
             try:
                 result = call.invoke(call.tensors)
             except LookAhead:
+                self._call_up(call.tensors[0].device)
                 with self._bound.looking():
                     call.invoke(call.tensors)
                 self._build_ahead()
@@ -194,10 +193,16 @@ class InductorProgram(Program):
         self._may_look, self._use = False, 0  # what is missing later is little
         return result
 
-    def _build_ahead(self) -> None:
+    def _call_up(self, device: torch.device) -> None:
         count, self._use = self._use, 0
         try:
-            self._bound.build_ahead(self._workers, count, self._announce_ahead)
+            self._workers.call_up(count, device)
+        except OSError as error:
+            logger.debug("Resolute: no processes that compile: %s", error)
+
+    def _build_ahead(self) -> None:
+        try:
+            self._bound.build_ahead(self._workers, self._announce_ahead)
         except self._monitor.cancellations:
             raise
         except Exception as error:

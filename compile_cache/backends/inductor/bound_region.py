@@ -75,12 +75,12 @@ class BoundRegions:
             self._seen = None
             raise
 
-    def build_ahead(self, workers: Workers, count: int, announce: Callable[[int, int, str], None]) -> None:
-        """Compile what was seen, in up to `count` processes. Raises what cancels."""
+    def build_ahead(self, workers: Workers, announce: Callable[[int, int, str], None]) -> None:
+        """Compile what was seen, with workers that were called up. Raises what cancels."""
         seen, self._seen = [each for each in (self._seen or {}).values() if not each.group.variants], None
         if seen:
             store = self._store_for(seen[0].tensors[0].device)
-            build(seen, workers, count, store, self._stats, self._monitor, announce)
+            build(seen, workers, store, self._stats, self._monitor, announce)
 
     def survey(self, sites: Iterable[RegionSite]) -> None:
         """Find the distinct groups before anything is compiled: they are the N of "7 of N".

@@ -1,6 +1,7 @@
-"""Processes that compile traces for another one: `python worker.py DEVICE COUNT`, jobs on stdin, artifacts on stdout.
+"""Processes that compile traces for another one: `python worker.py DEVICE`, jobs on stdin, artifacts on stdout.
 
-This one imports torch and compiles nothing: COUNT children do, which on Linux begin with what is imported by then.
+This one imports torch and compiles nothing: children do, which on Linux begin with what is imported by then. How many
+is the first message, so that none takes memory of the GPU before there is a model that wants it.
 Started by `workers`, by path: the pack's own name is whatever folder ComfyUI found it in. For the same reason messages
 are of plain types: the two sides know one class by different names.
 """
@@ -56,8 +57,8 @@ def main() -> None:
         with one_at_a_time:
             send(answers, (number, *(done.result() if error is None else (f"{type(error).__name__}: {error}", 0.0))))
 
-    pool = _pool(job, sys.argv[1], int(sys.argv[2]))
     try:
+        pool = _pool(job, sys.argv[1], receive(sys.stdin.buffer))
         while True:
             number, *work = receive(sys.stdin.buffer)
             pool.submit(job.work, *work).add_done_callback(partial(answer, number))

@@ -34,18 +34,25 @@ Answer = tuple[int, "Artifact | str", float]
 class _Crew:
     """One process of `worker`, with its children, and the threads that write to it and read from it."""
 
-    def __init__(self, count: int, device: torch.device) -> None:
-        command = [sys.executable, str(Path(worker.__file__).resolve()), str(device), str(count)]
+    def __init__(self, device: torch.device) -> None:
+        command = [sys.executable, str(Path(worker.__file__).resolve()), str(device)]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
         self._messages: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._waiting: dict[int, queue.SimpleQueue[Any]] = {}
         self._numbers = itertools.count()
+        self._called_up = False
         for target in (self._write, self._read):
             threading.Thread(target=target, daemon=True).start()
 
     @property
     def alive(self) -> bool:
         return self._process.poll() is None
+
+    def call_up(self, count: int) -> None:
+        """Its children start, once."""
+        if not self._called_up:
+            self._called_up = True
+            self._messages.put(count)
 
     def submit(self, answers: queue.SimpleQueue[Any], job: Job, settings: Settings) -> int:
         """Its number. `answers` gets (number, artifact or what went wrong, seconds)."""
@@ -80,10 +87,11 @@ class _Crew:
 
 
 class Workers:
-    """Processes that compile. They may be started ahead of need, so that they have imported torch when it comes."""
+    """Processes that compile: one that may be started ahead of need and imports torch, and its children."""
 
     def __init__(self) -> None:
         self._crew: _Crew | None = None
+        self._wanted: tuple[int, torch.device] | None = None
         self._users = 0
         self._end: threading.Timer | None = None
         self._lock = threading.RLock()
@@ -92,12 +100,20 @@ class Workers:
     def running(self) -> bool:
         return self._crew is not None and self._crew.alive
 
-    def start(self, count: int, device: torch.device) -> None:
-        """Have `count` processes, or those that run already, for whoever asks within STAY seconds."""
+    def start(self, device: torch.device) -> None:
+        """Import torch, for whoever asks within STAY seconds."""
         with self._lock:
             if not self.running:
-                self._crew = _Crew(count, device)
+                self._crew = _Crew(device)
             self._end_later()
+
+    def call_up(self, count: int, device: torch.device) -> None:
+        """Jobs come soon: have `count` children, or as many as there are already."""
+        with self._lock:
+            self._wanted = (count, device)
+            self.start(device)
+            assert self._crew is not None
+            self._crew.call_up(count)
 
     def answers(self, jobs: Iterable[tuple[int, Job]], settings: Settings) -> Generator[Answer | None]:
         """(number, artifact or what went wrong, seconds) of each job as they come; None now and then between.
@@ -105,11 +121,12 @@ class Workers:
         Whoever does not take all of them ends the processes. Raises RuntimeError where they end by themselves.
         """
         with self._lock:
+            assert self._wanted is not None, "somebody called them up"
+            self.call_up(*self._wanted)  # again, where it took so long that they ended
             crew = self._crew
+            assert crew is not None
             self._users += 1
         try:
-            if crew is None:
-                raise RuntimeError("the processes that compile were ended")
             answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
             waiting = {crew.submit(answers, job, settings): number for number, job in jobs}
             while waiting:
