@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import sys
+import time
 from collections.abc import Iterator
 from types import SimpleNamespace
 
@@ -12,13 +13,15 @@ import pytest
 
 from compile_cache.backends.inductor import worker
 
-# What a driver does that was started before a fork: it cannot be used in the children. Spawned ones know nothing of it.
-started: list[str] = []
+# What a driver does in forked children that was started before. Spawned ones know nothing of it.
+does: list[str] = []
 
 
 def begin(device: str) -> None:
-    if started:
+    if "refuses" in does:
         raise RuntimeError(f"{device} cannot be used in a forked process")
+    if "hangs" in does:
+        time.sleep(600)
 
 
 def ready() -> None: ...
@@ -28,19 +31,18 @@ def start_method() -> str:
     return type(multiprocessing.process.current_process()).__name__
 
 
-@pytest.fixture
-def driver(request: pytest.FixtureRequest) -> Iterator[bool]:
-    """Whether one was started."""
-    started.extend(["driver"] * request.param)
+@pytest.fixture(params=["works", "refuses", "hangs"])
+def driver(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    monkeypatch.setattr(worker, "_BEGIN", 2.0)
+    does.append(request.param)
     yield request.param
-    started.clear()
+    does.clear()
 
 
-@pytest.mark.parametrize("driver", [False, True], indirect=True)
-def test_children_import_for_themselves_where_a_driver_does_not_take_to_forks(driver: bool) -> None:
+def test_children_import_for_themselves_where_a_driver_does_not_take_to_forks(driver: str) -> None:
     pool = worker._pool(SimpleNamespace(begin=begin, ready=ready), "cuda:0", 2)
     try:
-        forked = sys.platform == "linux" and not driver
+        forked = sys.platform == "linux" and driver == "works"
         assert pool.submit(start_method).result() == ("ForkProcess" if forked else "SpawnProcess")
         assert pool.submit(os.getpid).result() != os.getpid()
     finally:

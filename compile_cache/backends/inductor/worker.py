@@ -14,13 +14,14 @@ import pickle
 import struct
 import sys
 import threading
-from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures import Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
 _LENGTH = struct.Struct(">Q")
+_BEGIN = 60.0  # seconds that a forked child may take to be ready: a driver may as well hang as refuse
 
 
 def send(stream: IO[bytes], message: Any) -> None:
@@ -64,9 +65,13 @@ def main() -> None:
             pool.submit(job.work, *work).add_done_callback(partial(answer, number))
     except (EOFError, BrokenProcessPool):  # nobody waits any more, or a child ended, which its jobs' answers tell
         pass
+    _end_children()
+    os._exit(0)  # the pool would wait for what its children do
+
+
+def _end_children() -> None:
     for child in multiprocessing.active_children():
         child.kill()
-    os._exit(0)  # the pool would wait for what its children do
 
 
 def _pool(job: Any, device: str, count: int) -> ProcessPoolExecutor:
@@ -74,11 +79,12 @@ def _pool(job: Any, device: str, count: int) -> ProcessPoolExecutor:
     begin = (job.begin, (device,))
     if sys.platform == "linux":
         pool = ProcessPoolExecutor(count, multiprocessing.get_context("fork"), *begin)
-        try:
-            pool.submit(job.ready).result()
+        ready = pool.submit(job.ready)
+        wait([ready], timeout=_BEGIN)
+        if ready.done() and ready.exception() is None:
             return pool
-        except BrokenProcessPool:
-            pool.shutdown(wait=False)
+        _end_children()
+        pool.shutdown(wait=False)
     pool = ProcessPoolExecutor(count, multiprocessing.get_context("spawn"), *begin)
     for _ in range(count):  # a pool starts a spawned child for each job that finds none idle
         pool.submit(job.ready)
