@@ -24,7 +24,7 @@ from scripts.support import command, models
 from scripts.support.client import execution_seconds
 from scripts.support.server import ComfyServer
 
-from .tour import ROOT, STEPS, STOCK, environment, prompt
+from .tour import ROOT, STEPS, STOCK, environment, prompt, without_paths
 
 KIND = "sdxl"
 SIZES = ((1024, 1024), (720, 960))
@@ -161,7 +161,7 @@ def main() -> int:
     settings = {"interval": INTERVAL, "depth": DEPTH, "steps": STEPS, "backend": options.backend}
     rows: list[dict[str, Any]] = []
     with server:
-        about = {**environment(server), "kind": KIND, "arguments": options.argument, **settings}
+        about = {**environment(server), "kind": KIND, "arguments": without_paths(options.argument), **settings}
         # Loading, and the very first kernels of the process, are nobody's time.
         server.client.run(contender_prompt(path.name, STOCK, options.backend, SIZES[0], seed=99))
         print(_HEADER)

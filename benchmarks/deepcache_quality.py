@@ -27,7 +27,7 @@ from scripts.support.client import Client, execution_seconds
 from scripts.support.server import ComfyServer
 
 from .deepcache_plot import draw
-from .tour import ROOT, environment
+from .tour import ROOT, environment, without_paths
 
 INTERVALS, DEPTHS, SCHEDULES = (2, 3, 5, 10), (1, 2, 3), ("uniform", "non-uniform")
 # Steps -> the shorter runs of the full model that stand beside them.
@@ -215,7 +215,7 @@ def measure_all(options: argparse.Namespace) -> dict[str, Any]:
                 "sampler": "euler, normal",
             }
             settings |= {"backend": options.backend, "captions": CAPTIONS}
-            result = {**about(server, options), **settings, "arguments": options.argument, "rows": rows}
+            result = {**about(server, options), **settings, "arguments": without_paths(options.argument), "rows": rows}
 
             def keep(row: dict[str, Any]) -> None:
                 rows.append(row)

@@ -26,7 +26,7 @@ from scripts.support import command, models
 from scripts.support.client import execution_seconds
 from scripts.support.server import ComfyServer
 
-from .tour import ROOT, STOCK, TOURS, environment, prompt
+from .tour import ROOT, STOCK, TOURS, environment, prompt, without_paths
 
 WITHOUT_STORE = "resolute without store"
 CONTENDERS = {STOCK: STOCK, "resolute": "inductor", WITHOUT_STORE: "inductor", "TorchCompileModel": "TorchCompileModel"}
@@ -107,7 +107,7 @@ def main() -> None:
                 result = {
                     **about,
                     "kind": options.kind,
-                    "arguments": options.argument,
+                    "arguments": without_paths(options.argument),
                     "pause": options.pause,
                     "processes": processes,
                 }

@@ -137,6 +137,11 @@ def environment(server: ComfyServer) -> dict[str, Any]:
     }
 
 
+def without_paths(arguments: list[str]) -> list[str]:
+    """Arguments of ComfyUI as they go into a result: a folder of this machine is of no use to whoever reads it."""
+    return ["FOLDER" if Path(argument).is_absolute() else argument for argument in arguments]
+
+
 def table(rows: list[dict[str, Any]], backends: list[str]) -> str:
     lines = [
         f"{'size':<14}{'b':>2} {'contender':<18}{'first':>7}{'steady':>8}{'ratio':>7}{'ms/step':>8}{'stall':>9}"
@@ -174,14 +179,20 @@ def main() -> int:
     )
     rows: list[dict[str, Any]] = []
     with server:
-        about = environment(server)
+        about = {**environment(server), "kind": options.kind, "arguments": without_paths(options.argument)}
         try:
             # Loading, and the very first kernels of the process, are nobody's time.
             server.client.run(prompt(path.name, STOCK, TOURS[options.kind][0], seed=99))
             for size in TOURS[options.kind][: options.sizes]:
                 rows.append(visit(server.client, path.name, size, options.backends))
                 print(table(rows[-1:], options.backends), flush=True)
-                result = {**about, "kind": options.kind, "arguments": options.argument, "steps": STEPS, "rows": rows}
+                result = {
+                    **about,
+                    "kind": options.kind,
+                    "arguments": without_paths(options.argument),
+                    "steps": STEPS,
+                    "rows": rows,
+                }
                 result |= {"cache": server.client.get("/resolute/cache"), **server.client.get("/resolute/events")}
                 if options.out:  # after every size: a run that is cut off keeps what it has
                     options.out.write_text(json.dumps(result, indent=1) + "\n")

@@ -148,7 +148,7 @@ class TestCompiledAgainstStock:
         limit = 24 if pytestconfig.getoption("--on-cuda") else 1
         run = bench.run({**prompt, "compare": compare("decode", "stock", max_error=limit)})
         assert report_of(run)[-1] == f"Within the limits: max_error {limit} of 255."
-        assert run.rise["graph_calls"] + run.rise["replays"] == 5, "the two branches were not one compiled, one not"
+        assert run.forwards == 5, "the two branches were not one compiled, one not"
 
     def test_another_seed_does_not(self, bench: Bench, prompt: PromptDict) -> None:
         prompt["stock-sample"]["inputs"]["seed"] += 10_000
@@ -175,4 +175,4 @@ def test_the_bundled_workflow_reports_that_both_pictures_are_the_same(
     mine, stock = run.images
     assert mine.shape == stock.shape == (104, 136, 3)
     assert stock.std() > 5
-    assert run.rise["graph_calls"] + run.rise["replays"] == 3, "two steps and one decode were to run compiled"
+    assert run.forwards == 3, "two steps and one decode were to run compiled"

@@ -99,7 +99,7 @@ def _taken(each: Seen, artifact: Artifact, store: ArtifactStore | None, stats: S
     except InvalidArtifactError as error:
         return str(error)
     sizes = bind_dims(each.site.dims, each.shapes)
-    inputs = [noise(seen.shape, seen.dtype, seen.device, region_format(seen)) for seen in each.tensors]
+    inputs = [noise(was.shape, was.dtype, was.device, region_format(was)) for was in each.tensors]
     request = Request(each.site, each.weights, inputs, stats, monitor, announce=lambda: None, store=store)
     if sizes is None or not admits(variant, request, sizes, verify=True):
         return "its results differ from the original's"

@@ -198,7 +198,7 @@ class InductorProgram(Program):
         try:
             self._workers.call_up(count, device)
         except OSError as error:
-            logger.debug("Resolute: no processes that compile: %s", error)
+            logger.debug("Resolute: no processes that compile: %s", error)  # a warning follows when jobs want them
 
     def _build_ahead(self) -> None:
         try:

@@ -158,6 +158,8 @@ class Workers:
     def _end_later(self) -> None:
         if self._end is not None:
             self._end.cancel()
+        if self._crew is None:
+            return
         self._end = threading.Timer(STAY, self._end_unused)
         self._end.daemon = True
         self._end.start()

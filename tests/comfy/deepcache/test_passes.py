@@ -115,8 +115,8 @@ def test_sizes_in_every_order_compile_nothing_and_stay_right(
         assert_close(both(compiled, 2, *calls[size]), reference[size])
     after = stats.snapshot()
     assert after["region_compiles"] == before["region_compiles"]
-    moved = {name: after[name] - before[name] for name in ("graph_calls", "replays")}
-    assert sum(moved.values()) == 2 * len(walk)
+    assert after["graph_calls"] - before["graph_calls"] == 2 * len(walk)
+    assert after["region_calls"] > before["region_calls"]
     assert (after["bypasses"], after["eager_calls"]) == (before["bypasses"], before["eager_calls"])
 
 
