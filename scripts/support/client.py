@@ -16,6 +16,8 @@ from .errors import PromptError, ServerError
 Prompt = Mapping[str, Mapping[str, Any]]
 History = dict[str, Any]
 
+PATIENCE = 1500.0  # seconds for one prompt: it may compile everything, on a busy machine
+
 
 class Client:
     """Talks to one ComfyUI server; every method may raise ServerError when it is gone."""
@@ -59,22 +61,22 @@ class Client:
             raise PromptError("ComfyUI rejected nodes: " + _node_errors(answer["node_errors"]))
         return str(answer["prompt_id"])
 
-    def wait(self, prompt_id: str, timeout: float = 600.0) -> History:
+    def wait(self, prompt_id: str, timeout: float = PATIENCE) -> History:
         """The history entry of a finished prompt.
 
         Raises PromptError if a node failed or the prompt was interrupted, and
         ServerError if it has not finished after ``timeout`` seconds.
         """
-        deadline = time.monotonic() + timeout
-        while time.monotonic() < deadline:
+        started = time.monotonic()
+        while (waited := time.monotonic() - started) < timeout:
             entry = self.get(f"/history/{prompt_id}").get(prompt_id)
             if entry is not None:
                 _raise_failure(entry)
                 return dict(entry)
-            time.sleep(0.03)
+            time.sleep(min(max(0.03, waited / 100), 0.5))  # each look takes time from what computes there
         raise ServerError(f"Prompt {prompt_id} had not finished after {timeout:.0f} s.")
 
-    def run(self, prompt: Prompt, timeout: float = 600.0) -> History:
+    def run(self, prompt: Prompt, timeout: float = PATIENCE) -> History:
         """Queues a prompt and waits for it; raises what ``queue`` and ``wait`` raise."""
         return self.wait(self.queue(prompt), timeout)
 

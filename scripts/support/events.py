@@ -10,7 +10,7 @@ import struct
 from dataclasses import dataclass, field
 from typing import Any
 
-from .client import Client, History, Prompt
+from .client import PATIENCE, Client, History, Prompt
 
 PROGRESS_TEXT = 3
 LAST_EVENTS = ("execution_success", "execution_error", "execution_interrupted")
@@ -30,7 +30,7 @@ class Events:
         return [message["data"] for message in self.messages if message["type"] == name]
 
 
-def run_with_events(client: Client, prompt: Prompt, timeout: float = 600.0) -> Events:
+def run_with_events(client: Client, prompt: Prompt, timeout: float = PATIENCE) -> Events:
     """Like ``client.run``, and listens meanwhile; raises what it raises."""
     return asyncio.run(asyncio.wait_for(_listen(client, prompt, timeout), timeout))
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from scripts.support.client import PATIENCE
 from scripts.support.server import ComfyServer
 
 from .conftest import QUICK_START
@@ -84,7 +85,7 @@ def test_a_server_that_is_killed_in_the_middle_of_a_compile_leaves_what_it_finis
 ) -> None:
     killed = start()
     killed.client.queue(compiled(prompt()))
-    deadline = time.monotonic() + 300
+    deadline = time.monotonic() + PATIENCE
     while stored(store) < 2 and time.monotonic() < deadline:
         time.sleep(0.05)
     assert killed.process is not None
@@ -108,7 +109,7 @@ def test_the_next_server_loads_what_was_used_before_anybody_asks(
     kept = stored(store)
     server = start()
     line = f"{kept} regions and {len(SIZES)} shapes ready for BASE, 0 compiles expected"
-    deadline = time.monotonic() + 300
+    deadline = time.monotonic() + PATIENCE
     while line not in server.log() and time.monotonic() < deadline:
         time.sleep(0.2)
     assert line in server.log()
@@ -175,7 +176,7 @@ def test_two_servers_at_once_compile_each_region_once(
     servers = [start(remember=False) for _ in range(2)]
     waiting = [server.client.queue(compiled(prompt(kind="sdxl"))) for server in servers]
     for server, prompt_id in zip(servers, waiting, strict=True):
-        server.client.wait(prompt_id, timeout=600)
+        server.client.wait(prompt_id)
     counters = [Bench(server.client).counters() for server in servers]
     total = servers[0].client.get("/resolute/cache")["modules"][0]["regions"]
     new = stored(store) - before
