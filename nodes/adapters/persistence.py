@@ -28,7 +28,8 @@ def source() -> str:
     Which of it a trace did run through is known only by tracing, and that is what a stored region saves.
     """
     told = hashlib.sha256()
-    roots = [Path(path) for path in comfy.__path__]
+    # ComfyUI's folder may stand there more than once: its database adds "." to sys.path, again when it is created.
+    roots = sorted({Path(path).resolve() for path in comfy.__path__})
     for root, files in [*((root, root.rglob("*.py")) for root in roots), (_PACK, _own())]:
         for file in sorted(files):
             told.update(file.relative_to(root).as_posix().encode() + b"\0")

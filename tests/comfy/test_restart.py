@@ -1,6 +1,7 @@
 """A restart compiles nothing again: not after a clean end, not after a kill, and not beside another server.
 
-Each server starts with an empty inductor cache, so that only Resolute's own store can help.
+Each server starts with an empty inductor cache, so that only Resolute's own store can help. The database is a file, as
+by default: what the first server does to make it, later ones do not.
 """
 
 from __future__ import annotations
@@ -34,10 +35,12 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def start(make_server: Any, store: Path, tmp_path_factory: pytest.TempPathFactory) -> StartServer:
     """A new server with that store, and with nothing else that was compiled."""
 
-    def one(remember: bool = True) -> ComfyServer:
+    def one(remember: bool = True, database: str = f"sqlite:///{store.parent / 'comfyui.db'}") -> ComfyServer:
         empty = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path_factory.mktemp("inductor"))}
         ours = {"RESOLUTE_STORE": str(store), "RESOLUTE_REMEMBER": "1" if remember else "0"}
-        server: ComfyServer = make_server(environment={**QUICK_START, **empty, **ours})
+        server: ComfyServer = make_server(
+            environment={**QUICK_START, **empty, **ours}, arguments=["--database-url", database]
+        )
         return server
 
     return one
@@ -173,7 +176,7 @@ def test_two_servers_at_once_compile_each_region_once(
     start: StartServer, store: Path, prompt: Callable[..., PromptDict]
 ) -> None:
     before = stored(store)
-    servers = [start(remember=False) for _ in range(2)]
+    servers = [start(remember=False, database="sqlite:///:memory:") for _ in range(2)]
     waiting = [server.client.queue(compiled(prompt(kind="sdxl"))) for server in servers]
     for server, prompt_id in zip(servers, waiting, strict=True):
         server.client.wait(prompt_id)
