@@ -22,10 +22,12 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from .fingerprint import FORMAT_VERSION, EnvironmentFingerprint
+from .private_files import make_private, replacing, unlink
 
 logger = logging.getLogger(__name__)
 
@@ -34,6 +36,7 @@ NAMED = 16  # characters of a digest in a file's name; the manifest has all of t
 _POLL = 0.2  # seconds between two looks at whether somebody cancels
 _ABANDONED = 3600.0  # age in seconds at which a half-written file is nobody's any more
 _MOST_MANIFEST = 16 << 20  # bytes; one has some thousands
+_MOST_NESTED = 100  # levels; one has under ten, and what walks through it uses Python's stack
 
 
 class StoreError(Exception):
@@ -71,7 +74,7 @@ class ArtifactStore:
         self._limit = limit_bytes
         try:
             for each in (folder, self._folder):
-                each.mkdir(mode=0o700, parents=True, exist_ok=True)
+                make_private(each)
                 _demand_private(each)
             about, told = self._folder / ENVIRONMENT, canonical(asdict(environment))
             if not about.is_file() or about.read_bytes() != told:
@@ -115,6 +118,10 @@ class ArtifactStore:
     def names(self) -> list[str]:
         """Of all artifacts of this environment."""
         return sorted(path.stem for path in self._folder.glob("*-*.json") if path.is_file())
+
+    def sizes(self) -> dict[str, int]:
+        """Bytes of the payload of each artifact of this environment, by name."""
+        return {path.stem: size for _, size, path in self._by_age() if path.parent == self._folder}
 
     def report(self) -> dict[str, int]:
         """How many artifacts there are for this environment, and the bytes of all environments."""
@@ -176,15 +183,15 @@ class ArtifactStore:
         for _, size, path in entries[:-1]:  # never the newest
             if total <= self._limit:
                 break
-            _unlink(path)
-            _unlink(path.with_suffix(".bin"))
+            unlink(path)
+            unlink(path.with_suffix(".bin"))
             total -= size
         for pattern in ("*/*.tmp", "*/*.bin"):
             for path in self._root.glob(pattern):
                 with contextlib.suppress(OSError):
                     whole = path.suffix == ".bin" and path.with_suffix(".json").exists()
                     if not whole and time.time() - path.stat().st_mtime > _ABANDONED:
-                        _unlink(path)
+                        unlink(path)
 
     def _remove(self, name: str) -> None:
         for ending in (".json", ".bin"):
@@ -193,22 +200,28 @@ class ArtifactStore:
                 with contextlib.suppress(OSError):
                     aside = tempfile.mkdtemp(dir=self._folder, prefix=f"{path.name}.", suffix=".refused")
                     path.rename(Path(aside) / path.name)
-            _unlink(path)
+            unlink(path)
 
 
 def parse(text: bytes) -> Any:
-    """Plain data from JSON. Raises InvalidArtifactError."""
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        raise InvalidArtifactError("its manifest is damaged") from None
+    """Plain data from JSON, nested no deeper than any code of ours can follow. Raises InvalidArtifactError."""
+    with contextlib.suppress(ValueError, RecursionError):
+        level = [data := json.loads(text)]
+        for _ in range(_MOST_NESTED):
+            inside = [each.values() if isinstance(each, dict) else each for each in level if type(each) in (dict, list)]
+            level = list(chain.from_iterable(inside))
+        if not level:
+            return data
+    raise InvalidArtifactError("its manifest is damaged")
 
 
 def checked_manifest(manifest: Any) -> dict[str, Any]:
     """Raises InvalidArtifactError for what is no manifest of this version."""
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT_VERSION:
         version = manifest.get("format") if isinstance(manifest, dict) else None
-        raise InvalidArtifactError(f"its format is {version!r}, and this version of Resolute reads {FORMAT_VERSION}")
+        raise InvalidArtifactError(
+            f"its format is {version!r:.40}, and this version of Resolute reads {FORMAT_VERSION}"
+        )
     kinds = {"environment": str, "key": str, "label": str, "sha256": str, "bytes": int, "about": dict}
     wrong = [name for name, kind in kinds.items() if type(manifest.get(name)) is not kind]
     if wrong:
@@ -282,19 +295,5 @@ def canonical(value: Any) -> bytes:
 
 
 def _write(path: Path, content: bytes) -> None:
-    """All of it or nothing, also when the power goes."""
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f"{path.name}.", suffix=".tmp")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        _unlink(Path(temporary))
-        raise
-
-
-def _unlink(path: Path) -> None:
-    with contextlib.suppress(OSError):
-        path.unlink()
+    with replacing(path) as stream:
+        stream.write(content)

@@ -11,14 +11,12 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import re
-import tempfile
 import zipfile
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from .artifact_store import (
     ENVIRONMENT,
@@ -35,6 +33,7 @@ from .artifact_store import (
 )
 from .errors import UserError
 from .fingerprint import EnvironmentFingerprint
+from .private_files import replacing
 
 logger = logging.getLogger(__name__)
 
@@ -44,6 +43,8 @@ BUNDLE_FORMAT = 1
 _INDEX = "bundle.json"
 _PAYLOADS = "regions/"
 _MOST_INDEX = 64 << 20  # bytes; each artifact takes some thousands
+_MOST_BYTES = 1 << 50  # of a payload: what is counted and told stays a number for people
+_MB = 1 << 20
 _NAME = re.compile(r"[0-9a-f]{16}-[0-9a-f]{16}")
 _KEY = re.compile(r"[0-9a-f]{64}")
 # What the zip reader raises for a file that is none, or only looks like one.
@@ -100,7 +101,7 @@ def export_bundle(store: ArtifactStore, file: Path) -> BundleReport:
     refused: dict[str, str] = {}
     size = 0
     try:
-        with _replacing(file) as stream, zipfile.ZipFile(stream, "w", zipfile.ZIP_STORED) as container:
+        with replacing(file) as stream, zipfile.ZipFile(stream, "w", zipfile.ZIP_STORED) as container:
             for name in store.names():
                 try:
                     artifact = store.read(name)
@@ -126,20 +127,6 @@ def _member(name: str) -> zipfile.ZipInfo:
     info.create_system = 3
     info.external_attr = 0o600 << 16
     return info
-
-
-@contextlib.contextmanager
-def _replacing(file: Path) -> Iterator[IO[bytes]]:
-    handle, temporary = tempfile.mkstemp(dir=file.parent, prefix=f"{file.name}.", suffix=".tmp")
-    try:
-        with os.fdopen(handle, "wb") as stream:
-            yield stream
-            stream.flush()
-            os.fsync(stream.fileno())
-        os.replace(temporary, file)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
 
 
 # --- reading ---------------------------------------------------------------------------------------------------
@@ -195,13 +182,19 @@ def demand_same(theirs: EnvironmentFingerprint, ours: EnvironmentFingerprint) ->
 
 
 def demand_room(contents: Contents, store: ArtifactStore) -> None:
-    """Raises BundleError where the store would throw some of the bundle away again, or others for it."""
-    size = sum(manifest["bytes"] for _, manifest in contents.artifacts if type(manifest.get("bytes")) is int)
-    limit = store.report()["limit"]
-    if size > limit:
+    """Raises BundleError where the store would throw some of the bundle away again, or others for it.
+
+    What the store holds for other environments counts, as it does against the limit; what it has of the bundle already
+    counts once.
+    """
+    there, report = store.sizes(), store.report()
+    held, limit = report["bytes"], report["limit"]
+    new = sum(max(_size(manifest) - there.get(name, 0), 0) for name, manifest in contents.artifacts)
+    if new and held + new > limit:
         raise BundleError(
-            f"The bundle has {size / 2**20:.0f} MB and the store may have {limit / 2**20:.0f} MB, so nothing was "
-            "imported. Set RESOLUTE_STORE_MB to more, for this command and for ComfyUI."
+            f"The bundle adds {new / _MB:.1f} MB to the {held / _MB:.1f} MB that the store holds, and the store may "
+            f"have {limit / _MB:.1f} MB: compiled regions would be thrown away for it, so nothing was imported. Set "
+            f"RESOLUTE_STORE_MB to {-(-(held + new) // _MB)} or more, for this command and for ComfyUI."
         )
 
 
@@ -225,7 +218,7 @@ def _contents(file: Path, container: zipfile.ZipFile) -> Contents:
     version = index.get("bundle") if isinstance(index, dict) else None
     if version != BUNDLE_FORMAT:
         raise BundleError(
-            f"{file} has the bundle format {version!r}, and this version of Resolute reads {BUNDLE_FORMAT}. "
+            f"{file} has the bundle format {version!r:.40}, and this version of Resolute reads {BUNDLE_FORMAT}. "
             "Use the same version on both machines."
         )
     try:
@@ -245,7 +238,14 @@ def _is_entry(value: Any) -> bool:
         and isinstance(value.get("name"), str)
         and _NAME.fullmatch(value["name"]) is not None
         and isinstance(value.get("manifest"), dict)
+        and _size(value["manifest"]) <= _MOST_BYTES
     )
+
+
+def _size(manifest: Mapping[str, Any]) -> int:
+    """Bytes that a payload is said to have; 0 where nothing is said that could be."""
+    size = manifest.get("bytes")
+    return size if type(size) is int else 0
 
 
 def _verified(

@@ -26,7 +26,7 @@ COMFYUI = {
 FOR_NODES = {"comfy_api", "folder_paths", "nodes", "server"}
 WITHOUT_TORCH = [
     "keys", "config", "errors", "stats", "dispatcher", "memory_cache", "fingerprint", "sizes", "artifact_store",
-    "bundle", "shape_memory", "warm_up",
+    "bundle", "shape_memory", "private_files", "warm_up",
 ]  # fmt: skip
 READS_THE_ENVIRONMENT = {CORE / "config.py"}
 INDUCTOR = CORE / "backends" / "inductor"

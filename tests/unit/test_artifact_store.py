@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import fields, replace
 from pathlib import Path
 
@@ -19,6 +19,8 @@ import pytest
 
 from compile_cache.artifact_store import Artifact, ArtifactStore, StoreError
 from compile_cache.fingerprint import EnvironmentFingerprint
+from compile_cache.keys import GraphKey, Role, Signature
+from compile_cache.shape_memory import ShapeMemory
 from scripts.support.places import ROOT
 
 HERE = EnvironmentFingerprint(
@@ -197,6 +199,26 @@ def test_what_is_damaged_or_foreign_is_refused_with_its_reason_and_removed_and_b
     assert len(caplog.messages) == 1
 
 
+@pytest.mark.parametrize("told", ["about", "format"])
+def test_no_depth_of_nesting_raises(store: ArtifactStore, told: str) -> None:
+    """Near the limit of Python's stack, what can be parsed cannot be walked through any more."""
+    store.save(artifact(static="X"))
+    manifest, payload = only_file(store, ".json"), only_file(store, ".bin")
+    text, code = manifest.read_text(), payload.read_bytes()
+    for depth in range(sys.getrecursionlimit() - 300, sys.getrecursionlimit() + 1):
+        nested = "[" * depth + "]" * depth
+        manifest.write_text(text.replace({"about": '"X"', "format": "1"}[told], nested, 1))
+        payload.write_bytes(code)
+        assert store.load(KEY) == []
+        assert not manifest.exists()
+
+
+def test_what_is_nested_as_deep_as_a_formula_is_kept(store: ArtifactStore) -> None:
+    formula = json.loads("[" * 60 + "]" * 60)
+    store.save(artifact(formula=formula))
+    assert store.load(KEY) == [artifact(formula=formula)]
+
+
 @pytest.mark.skipif(sys.platform == "win32", reason="POSIX pipes")
 def test_a_pipe_in_the_place_of_a_file_is_not_waited_for(store: ArtifactStore) -> None:
     store.save(artifact())
@@ -292,6 +314,35 @@ def test_a_folder_that_others_may_write_to_is_refused(tmp_path: Path) -> None:
 @pytest.mark.skipif(sys.platform == "win32", reason="POSIX permissions")
 def test_the_folder_is_its_users_alone(store: ArtifactStore, tmp_path: Path) -> None:
     assert (tmp_path / "store").stat().st_mode & 0o777 == 0o700
+
+
+@pytest.fixture
+def loose() -> Iterator[None]:
+    """New files may be written by the user's group, as many Linux desktops have it."""
+    before = os.umask(0o002)
+    yield
+    os.umask(before)
+
+
+@pytest.mark.usefixtures("loose")
+@pytest.mark.skipif(sys.platform == "win32", reason="POSIX permissions")
+def test_whoever_makes_it_first_every_folder_is_its_users_alone(tmp_path: Path) -> None:
+    """Shapes lie in a folder of the store's, and a backend that compiles no regions keeps them before it is there."""
+    (tmp_path / "given").mkdir(mode=0o755)
+    root = tmp_path / "given" / "resolute" / "regions"
+    key = GraphKey(Signature(()), Role.UNET, "model", "cudagraph")
+    ShapeMemory(root / "shapes").note(key, Regions())
+    store = store_in(root)
+    made = [root.parent, root, root / "shapes", store._folder]
+    assert [path.stat().st_mode & 0o777 for path in made] == [0o700] * 4
+    assert (tmp_path / "given").stat().st_mode & 0o777 == 0o755
+    assert store.save(artifact())
+
+
+class Regions:
+    """A program that compiles none."""
+
+    region_keys: frozenset[str] = frozenset()
 
 
 def test_a_folder_that_cannot_be_made_is_an_error_with_its_cause(tmp_path: Path) -> None:

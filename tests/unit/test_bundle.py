@@ -154,6 +154,64 @@ def test_what_the_store_has_for_others_is_listed_and_not_exported(
     assert len(export_bundle(here, tmp_path / "file").done) == len(ARTIFACTS)
 
 
+# --- room ------------------------------------------------------------------------------------------------------
+
+SIZE = len(ARTIFACTS[0].payload)
+
+
+def mine(number: int) -> Artifact:
+    return Artifact(f"{number:x}" * 64, "Upsample", {}, bytes(SIZE))
+
+
+def test_no_region_of_the_store_is_thrown_away_for_an_import(file: Path, tmp_path: Path) -> None:
+    store = store_in(tmp_path / "there", limit=4 * SIZE)
+    other = store_in(tmp_path / "there", replace(HERE, device="NVIDIA L4, sm_89"), 4 * SIZE)
+    assert store.save(mine(7))
+    assert other.save(mine(8))
+    with pytest.raises(BundleError, match="nothing was imported"):
+        import_bundle(file, store)
+    assert (contents(store), contents(other)) == ([mine(7)], [mine(8)])
+    larger = store_in(tmp_path / "there", limit=5 * SIZE)
+    assert len(import_bundle(file, larger).done) == 3
+    assert contents(other) == [mine(8)]
+    assert mine(7) in contents(larger)
+
+
+def test_the_refusal_names_the_numbers_and_what_to_set(file: Path, tmp_path: Path) -> None:
+    mega = 1 << 20
+    store = store_in(tmp_path / "there", limit=5 * mega)
+    store.save(Artifact("7" * 64, "Upsample", {}, bytes(3 * mega)))
+    forged = Forged(file)
+    forged.first["manifest"].update(bytes=5 * mega // 2)
+    with pytest.raises(BundleError) as refusal:
+        import_bundle(forged.write(file), store)
+    for told in ("adds 2.5 MB to the 3.0 MB", "may have 5.0 MB", "Set RESOLUTE_STORE_MB to 6 or more"):
+        assert told in str(refusal.value)
+
+
+def test_what_the_store_has_of_the_bundle_needs_no_room(file: Path, tmp_path: Path) -> None:
+    store = store_in(tmp_path / "there", limit=4 * SIZE)
+    for artifact in (mine(7), *ARTIFACTS[:2]):
+        store.save(artifact)
+    report = import_bundle(file, store)
+    assert (report.done, len(report.known)) == ([ARTIFACTS[2].name], 2)
+    assert len(contents(store)) == 4
+    smaller = store_in(tmp_path / "there", limit=SIZE)  # nothing to write, nothing to throw away
+    assert len(import_bundle(file, smaller).known) == 3
+    assert len(contents(store)) == 4
+
+
+def test_a_damaged_region_of_the_store_needs_the_room_that_it_lacks(file: Path, tmp_path: Path) -> None:
+    store = store_in(tmp_path / "there", limit=4 * SIZE)
+    for artifact in (mine(7), *ARTIFACTS):
+        store.save(artifact)
+    (store._folder / f"{FIRST}.bin").write_bytes(b"half")
+    with pytest.raises(BundleError, match="nothing was imported"):
+        import_bundle(file, store_in(tmp_path / "there", limit=4 * SIZE - 1))
+    assert import_bundle(file, store).done == [FIRST]
+    assert len(contents(store)) == 4
+
+
 # --- another environment ---------------------------------------------------------------------------------------
 
 
@@ -232,6 +290,9 @@ WHOLE: dict[str, tuple[Change, str]] = {
     "a path for a name": (lambda forged: forged.first.update(name="../../evil"), "does not say what is in it"),
     "an absolute path for a name": (lambda forged: forged.first.update(name="/etc/evil"), "does not say what is in it"),
     "no manifest": (lambda forged: forged.first.update(manifest=[]), "does not say what is in it"),
+    "a size that nobody can count": (
+        lambda forged: forged.first["manifest"].update(bytes=10**400), "does not say what is in it"
+    ),
     "more than the store may have": (
         lambda forged: forged.first["manifest"].update(bytes=LIMIT * 9), "the store may have"
     ),
