@@ -13,6 +13,7 @@ from collections.abc import Iterable, Sequence
 
 import torch
 
+from .foreign_code import HOOKED
 from .keys import Literal
 
 # What ComfyUI's paging of weights (DynamicVRAM) leaves on modules.
@@ -40,11 +41,6 @@ _VOLATILE = (
 )
 # ComfyUI's note of the dtype that a weight is loaded in; the weight itself says so too.
 _LOADED_AS = "_comfy_model_dtype"
-
-
-# Where a module that runs through the cache is hooked: what stands there, or is left there by an object patch that
-# ComfyUI took back, says nothing about the module itself.
-_HOOKED = frozenset({"forward", "_forward"})
 
 
 # Digests by id(module), good for one survey: nothing may change in between.
@@ -102,12 +98,13 @@ def _hash(plain: tuple[object, ...]) -> str:
 def settings(module: torch.nn.Module, is_root: bool) -> tuple[tuple[str, Literal], ...]:
     """The plain attributes of one module, by name, in the order in which they were set.
 
-    `is_root`: it is the module that runs through the cache itself, not a part of it.
+    `is_root`: it is the module that runs through the cache itself, not a part of it; what stands where it is hooked, or
+    is left there by an object patch that ComfyUI took back, says nothing about it.
     """
     return tuple(
         (name, literal)
         for name, value in vars(module).items()
-        if name not in _VOLATILE and not name.endswith(_LOADED_AS) and not (is_root and name in _HOOKED)
+        if name not in _VOLATILE and not name.endswith(_LOADED_AS) and not (is_root and name in HOOKED)
         for literal in _literal(value)
     )
 

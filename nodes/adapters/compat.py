@@ -6,7 +6,9 @@ import inspect
 from typing import Any
 
 import comfy.model_management
-import comfy.ops
+from comfy.ldm.modules import attention
+
+from ...compile_cache.foreign_code import origin
 
 
 def is_dynamic(patcher: Any) -> bool:
@@ -25,6 +27,8 @@ GPU_COPIES = "multigpu"
 
 def attention_is_traceable() -> bool:
     """Whether core's attention is plain torch: SageAttention and others bring kernels that tracing cannot see."""
+    if origin(attention.optimized_attention) != "comfy":  # another pack exchanged it
+        return False
     mm = comfy.model_management
     foreign = (
         "sage_attention_enabled",
@@ -38,9 +42,3 @@ def attention_is_traceable() -> bool:
 def vae_attention_is_traceable() -> bool:
     """Whether the VAE's attention is torch's own; the others slice by free memory, which a trace would freeze."""
     return bool(comfy.model_management.pytorch_attention_enabled_vae())
-
-
-def upcasts_attention() -> bool:
-    """Whether `--force-upcast-attention` (or a device that needs it) changes attention's precision."""
-    forced = getattr(comfy.model_management, "force_upcast_attention_dtype", lambda: None)()
-    return bool(forced)

@@ -130,7 +130,7 @@ class CompiledForward(StandIn):
         if not self.is_known_code:  # it may count steps, or decide by what it saw before
             description.block("another pack put a forward of its own into the model")
         if options is not None:
-            description.take_options(options)
+            description.take_options(options, self.module)
             passed_on["transformer_options"] = options
 
         def arguments(tensors: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:

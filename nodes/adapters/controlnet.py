@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from typing import Any
 
 import comfy.controlnet
@@ -11,10 +10,7 @@ from ...compile_cache.keys import Role
 from .blocks import flux, unet
 from .delegate import own_clone
 from .hooking import hook_forward
-from .module_runner import prepare_backend
-from .monitor import ComfyMonitor
-
-logger = logging.getLogger(__name__)
+from .module_runner import prepare_backend, tell_why_not
 
 _FAMILIES = (unet.hooks, flux.hooks)
 
@@ -28,8 +24,7 @@ def compile_controlnet(control_net: Any, backend: str, node_id: str | None = Non
     copy = control_net.copy()
     reason = _why_not(copy)
     if reason is not None:
-        logger.info("Resolute: %s", reason)
-        ComfyMonitor(node_id).show(reason)
+        tell_why_not(reason, node_id)
         return copy
     prepare_backend(backend, copy.control_model_wrapped.load_device, node_id)
     patcher = own_clone(copy.control_model_wrapped)

@@ -9,6 +9,7 @@ ControlNet's, and those of other packs), the second model is a copy around the s
 from __future__ import annotations
 
 import copy
+import functools
 import inspect
 import logging
 import weakref
@@ -18,6 +19,7 @@ import comfy.model_management
 import comfy.model_patcher
 import torch
 
+from ...compile_cache.foreign_code import is_own, replaced_methods
 from ...compile_cache.structure import PAGING
 from . import compat
 
@@ -86,18 +88,41 @@ def _clone_around(delegate: Any, patcher: Any) -> Any:
 
 
 def _reaches_into_model(patcher: Any) -> bool:
-    """Whether something that a clone would take along computes with this model's own modules (a bypass LoRA)."""
-    if any(patcher.injections.values()):
+    """Whether something computes with this very model's modules, or was put onto them: a clone would lose it."""
+    if any(patcher.injections.values()) or _was_changed_in_place(patcher):
         return True
     modules = {id(module) for module in patcher.model.modules()}
 
-    def reaches(value: Any, depth: int = 1) -> bool:
-        if inspect.ismethod(value):
-            return id(value.__self__) in modules
-        cells = getattr(value, "__closure__", None) or ()
-        return depth > 0 and any(reaches(cell.cell_contents, depth - 1) for cell in cells if _is_filled(cell))
+    def reaches(value: Any, depth: int = 2) -> bool:
+        if inspect.ismethod(value) and id(value.__self__) in modules:
+            return True
+        if isinstance(value, torch.nn.Module):
+            return any(id(module) in modules for module in value.modules())
+        return depth > 0 and any(reaches(part, depth - 1) for part in _parts(value))
 
-    return any(reaches(patch) for patch in patcher.object_patches.values())
+    wrappers = [each for kinds in patcher.wrappers.values() for given in kinds.values() for each in given]
+    return any(reaches(value) for value in (*patcher.object_patches.values(), *wrappers))
+
+
+def _was_changed_in_place(patcher: Any) -> bool:
+    """Whether a pack replaced methods on the model itself (PuLID), past the patcher."""
+    patched = set(patcher.object_patches_backup)  # by ComfyUI, for whichever clone is loaded
+    return any(
+        (f"{name}.{method}" if name else method) not in patched
+        for name, module in patcher.model.named_modules()
+        for method, _ in replaced_methods(module)
+    )
+
+
+def _parts(value: Any) -> list[Any]:
+    """What a callable holds: its closure, its arguments, its attributes. Not a whole patcher: many keep one at hand."""
+    if isinstance(value, functools.partial):
+        return [value.func, *value.args, *value.keywords.values()]
+    if inspect.isfunction(value):
+        return [cell.cell_contents for cell in value.__closure__ or () if _is_filled(cell)]
+    if isinstance(value, comfy.model_patcher.ModelPatcher) or not callable(value):
+        return []
+    return list(getattr(value, "__dict__", {}).values())
 
 
 def _is_filled(cell: Any) -> bool:
@@ -125,7 +150,7 @@ def _copied(module: torch.nn.Module, done: dict[int, torch.nn.Module]) -> torch.
     own = vars(twin)
     for name, value in list(own.items()):
         # A method of the old module stays behind where an object patch was taken back.
-        if name in PAGING or (inspect.ismethod(value) and value.__self__ is module):
+        if name in PAGING or is_own(module, name, value):
             del own[name]
         elif name in ("weight_function", "bias_function"):
             own[name] = []

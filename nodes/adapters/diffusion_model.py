@@ -9,8 +9,9 @@ from . import batching, memory
 from .blocks import flux, unet
 from .delegate import static_clone
 from .hooking import hook_forward
-from .module_runner import prepare_backend
+from .module_runner import prepare_backend, tell_why_not
 
+_NETWORK = "diffusion_model"
 _FAMILIES = (unet.hooks, flux.hooks)
 
 
@@ -18,13 +19,20 @@ def compile_diffusion_model(model: Any, backend: str, node_id: str | None = None
     """A clone of `model` (a ModelPatcher) whose diffusion model runs through the cache. Compiles nothing yet.
 
     The hook is innermost, so wrappers of other packs compose with it in either order. `policy`: see `batching`.
-    Raises UnknownBackendError or BackendUnavailableError.
+    A model whose network another node exchanged comes back as it is, and the node says so: ComfyUI would put our hook
+    back onto the wrong one. Raises UnknownBackendError or BackendUnavailableError.
     """
+    exchanged = model.object_patches.get(_NETWORK)
+    if exchanged is not None:
+        tell_why_not(
+            f"another node put a {type(exchanged).__name__} in place of the whole network: it runs as it is", node_id
+        )
+        return model
     prepare_backend(backend, model.load_device, node_id)
     clone = static_clone(model)
     # Most diffusion models of core split `forward` (wrappers) from `_forward` (the computation); some do not.
-    method = "_forward" if hasattr(clone.get_model_object("diffusion_model"), "_forward") else "forward"
-    hook_forward(clone, f"diffusion_model.{method}", backend, Role.UNET, _FAMILIES, node_id)
+    method = "_forward" if hasattr(clone.get_model_object(_NETWORK), "_forward") else "forward"
+    hook_forward(clone, f"{_NETWORK}.{method}", backend, Role.UNET, _FAMILIES, node_id)
     batching.apply(clone, policy)
     memory.make_room_before_sampling(clone)
     return clone

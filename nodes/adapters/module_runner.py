@@ -39,6 +39,12 @@ def prepare_backend(name: str, device: torch.device, node_id: str | None) -> Non
     ComfyMonitor(node_id).show(f"backend: {why}")
 
 
+def tell_why_not(reason: str, node_id: str | None) -> None:
+    """Say on the node, and in the log, why what came in goes out as it is."""
+    logger.info("Resolute: %s", reason)
+    ComfyMonitor(node_id).show(reason)
+
+
 class ModuleRunner:
     """One module, one backend, one role.
 

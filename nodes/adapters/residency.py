@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from ...compile_cache.errors import BypassCode, BypassReason
+from ...compile_cache.foreign_code import ForeignCode, is_own
 from ...compile_cache.structure import settings
 
 _epochs = itertools.count(1)
@@ -48,9 +49,7 @@ class Residency:
             return
         modules = list(root.modules())
         for submodule in modules:
-            # What ComfyUI leaves behind when it restores an object patch: the class's own forward, bound.
-            own = vars(submodule).get("forward")
-            if getattr(own, "__self__", None) is submodule and own.__func__ is type(submodule).forward:
+            if is_own(submodule, "forward", vars(submodule).get("forward")):
                 del submodule.__dict__["forward"]
         self._slots = [
             (slots, name)
@@ -62,11 +61,13 @@ class Residency:
         self._addresses = self._read_addresses()
         tensors = [slots[name] for slots, name in self._slots]
         placed = tuple((_address(tensor), tensor.dtype, tensor.device) for tensor in tensors)
-        state = (placed, tuple(_condition(submodule, submodule is root) for submodule in modules))
+        look = ForeignCode()
+        foreign = [look.inside(submodule, submodule is root) for submodule in modules]
+        state = (placed, tuple(foreign), tuple(_condition(submodule, submodule is root) for submodule in modules))
         if state != self._state:
             self._state = state
             self.epoch = next(_epochs)
-            self.blocker = _blocker(tensors, modules)
+            self.blocker = _blocker(tensors, modules, any(foreign))
 
     def _read_addresses(self) -> list[int] | None:
         try:
@@ -87,8 +88,6 @@ def _condition(module: torch.nn.Module, is_root: bool) -> tuple[Any, ...]:
     attributes = vars(module)
     return (
         id(module),
-        None if is_root else id(attributes.get("forward")),
-        () if is_root else (*module._forward_hooks, *module._forward_pre_hooks),  # their numbers, never used twice
         settings(module, is_root),
         bool(getattr(module, "comfy_cast_weights", False)) if hasattr(type(module), "comfy_cast_weights") else None,
         len(attributes.get("weight_function") or ()),
@@ -97,21 +96,20 @@ def _condition(module: torch.nn.Module, is_root: bool) -> tuple[Any, ...]:
     )
 
 
-def _blocker(tensors: list[torch.Tensor], modules: list[torch.nn.Module]) -> BypassReason | None:
+def _blocker(tensors: list[torch.Tensor], modules: list[torch.nn.Module], foreign: bool) -> BypassReason | None:
     devices = {tensor.device.type for tensor in tensors}
     if len(devices) > 1 or "meta" in devices:
         return BypassReason(
             BypassCode.STREAMED_WEIGHTS,
             f"weights are on {' and '.join(sorted(devices))} (low VRAM), so the forward cannot be captured",
         )
+    if foreign:
+        return BypassReason(
+            BypassCode.REPLACED_FORWARD,
+            "another pack put code of its own into the model, and a capture could not follow what it does",
+        )
     for module in modules:
         attributes = vars(module)
-        foreign = "forward" in attributes or module._forward_hooks or module._forward_pre_hooks
-        if foreign and module is not modules[0]:
-            return BypassReason(
-                BypassCode.REPLACED_FORWARD,
-                "another pack put code of its own into the model, and a capture could not follow what it does",
-            )
         if "_v" in attributes:
             return BypassReason(BypassCode.STREAMED_WEIGHTS, "ComfyUI pages these weights in as it goes (DynamicVRAM)")
         if attributes.get("weight_function") or attributes.get("bias_function"):

@@ -11,6 +11,7 @@ import torch
 
 from ...compile_cache.backends.base import Method
 from ...compile_cache.errors import BypassCode, BypassReason
+from ...compile_cache.foreign_code import origin
 from ...compile_cache.keys import Component, Signature, TensorSpec
 from .deepcache import passes as deepcache
 
@@ -24,6 +25,9 @@ _INERT_OPTIONS = frozenset(
     }
 )  # fmt: skip
 _PATCHES = ("patches", "patches_replace")
+# Which parts of a batch are positive and which negative. Of core's models only this one looks.
+_ORDER = "cond_or_uncond"
+_LOOKS_AT_ORDER = "comfy.ldm.seedvr.model"
 
 
 @dataclass
@@ -74,8 +78,11 @@ class Description:
         self.block(f"'{name}' is a {type(value).__name__}, which a capture cannot follow")
         return lambda tensors: value
 
-    def take_options(self, options: Mapping[str, Any]) -> None:
-        """Refuse a capture for anything in transformer_options that could change what is computed."""
+    def take_options(self, options: Mapping[str, Any], module: torch.nn.Module) -> None:
+        """Refuse a capture for anything in transformer_options that could change what `module` computes."""
+        kind = type(module)
+        if _ORDER in options and (kind.__module__ == _LOOKS_AT_ORDER or origin(kind) != "comfy"):
+            self.values.append((_ORDER, tuple(options[_ORDER])))
         for name in _PATCHES:
             kinds = sorted(kind for kind, patches in (options.get(name) or {}).items() if patches)
             if kinds:

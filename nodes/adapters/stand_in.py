@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 
+from ...compile_cache.foreign_code import HOOKED, is_own, origin
+
 
 class StandIn(ABC):
     """Not a Module: it stands for one, and must not become its child or keep it alive: ComfyUI puts it into the module
@@ -23,7 +25,7 @@ class StandIn(ABC):
         self._own_method = inner.__func__ if own else None
         self._foreign = None if own else inner
         # torch's own: TAESD's decoder is a Sequential.
-        self.is_known_code = own and _package(inner.__func__) in (_package(type(module)), "torch")
+        self.is_known_code = own and origin(inner.__func__) in (origin(type(module)), "torch")
 
     @property
     def module(self) -> torch.nn.Module:
@@ -46,12 +48,14 @@ class StandIn(ABC):
 
     def weights_left(self) -> None:
         """ComfyUI took the model down (unload, free memory, another clone's turn)."""
-        # Restoring an object patch leaves a bound method in the module's dictionary: a cycle that keeps it alive.
+        # Restoring an object patch leaves a bound method in the module's dictionary: a cycle that keeps it alive. And it
+        # leaves us there, where another patch has exchanged the module meanwhile.
         module = self._module()
         if module is None:
             return
-        for name in ("_forward", "forward"):
-            if getattr(module.__dict__.get(name), "__self__", None) is module:
+        for name in HOOKED:
+            found = module.__dict__.get(name)
+            if found is self or is_own(module, name, found):
                 del module.__dict__[name]
 
     @abstractmethod
@@ -63,8 +67,3 @@ def unwrapped(forward: Any) -> Any:
     while isinstance(forward, StandIn):
         forward = forward.inner
     return forward
-
-
-def _package(code: Any) -> str:
-    """ComfyUI, or the pack, that a function or a class comes from."""
-    return str(code.__module__).partition(".")[0]

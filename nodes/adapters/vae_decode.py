@@ -11,29 +11,41 @@ from ...compile_cache.keys import Role
 from .blocks import vae as vae_blocks
 from .delegate import static_clone
 from .hooking import hook_forward
-from .module_runner import prepare_backend
+from .module_runner import prepare_backend, tell_why_not
 
-# Image decoders by the attribute that holds them: AutoencoderKL, and TAESD.
-_DECODERS = ("decoder", "taesd_decoder")
 _FAMILIES = (vae_blocks.hooks,)
 
 
 def compile_vae_decode(vae: Any, backend: str, node_id: str | None = None) -> Any:
     """A copy of `vae` (comfy.sd.VAE) whose decoder runs through the cache; the original is untouched.
 
-    Raises UnknownBackendError or BackendUnavailableError, and ValueError for a VAE without a decoder that we know.
+    A VAE whose decoder Resolute does not know comes back as it is, and the node says so. Raises UnknownBackendError or
+    BackendUnavailableError.
     """
+    name = _decoder_of(vae.first_stage_model)
+    if name is None:
+        tell_why_not(_why_not(vae.first_stage_model), node_id)
+        return vae
     prepare_backend(backend, torch.device(vae.device), node_id)
     patcher = static_clone(vae.patcher, vae.vae_dtype)
-    model = patcher.model
-    name = next((name for name in _DECODERS if isinstance(getattr(model, name, None), torch.nn.Module)), None)
-    if name is None:
-        raise ValueError(
-            f"This VAE ({type(model).__name__}) has no image decoder that Resolute can compile. "
-            "Connect it to VAE Decode directly."
-        )
     hook_forward(patcher, f"{name}.forward", backend, Role.VAE_DECODE, _FAMILIES, node_id)
     clone = copy.copy(vae)
     clone.patcher = patcher
-    clone.first_stage_model = model
+    clone.first_stage_model = patcher.model
     return clone
+
+
+def _decoder_of(model: Any) -> str | None:
+    """The attribute that holds an image decoder. Those of videos carry frames from call to call in lists and buffers
+    of the caller's, which a graph would not see.
+    """
+    if isinstance(getattr(model, "taesd_decoder", None), torch.nn.Sequential):
+        return "taesd_decoder"
+    decoder = getattr(model, "decoder", None)
+    return "decoder" if isinstance(decoder, torch.nn.Module) and vae_blocks.is_decoder(decoder) else None
+
+
+def _why_not(model: Any) -> str:
+    if model is None:
+        return "there is no VAE to compile: the checkpoint has none"
+    return f"{type(model).__name__} has no image decoder that Resolute knows, so it runs as it is"

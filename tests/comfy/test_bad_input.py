@@ -71,6 +71,22 @@ def test_a_size_that_is_no_multiple_says_which_multiple(
     assert nearest in message, message
 
 
+@pytest.mark.parametrize("used", [True, False], ids=["used", "not used"])
+def test_a_checkpoint_without_a_vae_fails_only_where_the_vae_is_used(
+    bench: Bench, tiny_prompt: Any, seed: int, used: bool
+) -> None:
+    prompt = tiny_prompt(seed=seed, steps=1)
+    prompt["vae"] = node("ResoluteTestVAE", seed=0, channels=4, layout="none")
+    if used:
+        assert failure_of(bench, with_vae(prompt)) == failure_of(bench, prompt)
+        return
+    warm = {"sizes": "128x128", "batch_sizes": "1", "prompt_chunks": "1", "cfg": 1.0}
+    ours = with_vae(with_model(prompt, compile_model()))
+    del ours["decode"], ours["image"]
+    ours["warm"] = node("ResoluteWarmUp", model=ours["sample"]["inputs"]["model"], vae=["compiled-vae", 0], **warm)
+    assert "The VAE is not compiled" in str(bench.client.outputs(bench.run(ours).history, "text"))
+
+
 def test_a_resolution_that_is_valid_reaches_the_latent(bench: Bench, tiny_prompt: Any, seed: int) -> None:
     prompt = tiny_prompt(seed=seed, steps=1)
     prompt["size"] = node("ResoluteResolution", preset="custom", width=136, height=104, multiple="8")

@@ -123,6 +123,29 @@ def test_a_model_first_seen_with_a_replaced_forward_runs_compiled_without_it(
     assert ours.rise["region_calls"] == whole.rise["region_calls"]
 
 
+@before_and_after
+def test_a_network_that_another_node_exchanged_runs_as_it_is(bench: Bench, prompt: Any, place: str) -> None:
+    exchanged = a_patch("exchanged_network")
+    untouched, expected = bench.run(prompt), bench.run(with_model(prompt, exchanged))
+    assert_different(expected, untouched)
+    assert_same(bench.run(placed(prompt, exchanged, place)), expected)
+    prompt["sample"]["inputs"]["denoise"] = 0.999999  # the same steps, and no result to take from ComfyUI's cache
+    again = bench.run(prompt)
+    assert_same(again, untouched)
+    assert not again.touched_the_cache
+
+
+def test_what_a_pack_changed_in_the_model_itself_outlives_an_unload(bench: Bench, prompt: Any) -> None:
+    prompt["model"]["inputs"]["seed"] = 3  # a model of its own: the change is there for every clone
+    untouched = bench.run(prompt)
+    expected = bench.run(with_model(prompt, a_patch("changed_in_place")))
+    assert_different(expected, untouched)
+    assert_same(bench.run(with_model(prompt, a_patch("changed_in_place"), compile_model())), expected)
+    bench.client.post("/free", {"unload_models": True})
+    prompt["sample"]["inputs"]["denoise"] = 0.999999  # the same steps, and no result to take from ComfyUI's cache
+    assert_same(bench.run(prompt), expected)
+
+
 def test_a_tie_between_two_timesteps_falls_as_it_does_in_comfyui(bench: Bench, prompt: Any, seeds: Any) -> None:
     """One sigma of sgm_uniform's four lies between timesteps 499 and 500. Core computes sigmas where the model is, on
     the CPU before it is loaded and on the GPU after, and the last bit decides: two results that differ by a percent.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import types
 import weakref
 from collections.abc import Callable
 from types import ModuleType
@@ -30,8 +31,9 @@ def of_a_pack(self: Model, x: torch.Tensor, timesteps: torch.Tensor, transformer
     return x
 
 
-of_a_pack.__module__ = "some_pack.speed"
-PatchedByAPack._forward = of_a_pack  # type: ignore[method-assign]
+PatchedByAPack._forward = types.FunctionType(  # type: ignore[method-assign]  # as written in another file
+    of_a_pack.__code__, {**globals(), "__name__": "some_pack.speed"}, "_forward"
+)
 
 X, T = torch.ones(1, 4, 2, 2), torch.ones(1)
 
@@ -73,6 +75,17 @@ def test_the_forward_of_another_pack_runs_and_is_not_captured(compiled: Callable
 def test_a_class_whose_forward_a_pack_replaced_is_not_captured(compiled: Callable[..., Any]) -> None:
     model = PatchedByAPack()
     assert "another pack" in str(blocker(compiled(model, model._forward)))
+
+
+@pytest.mark.parametrize("name", ["forward", "_forward"])
+def test_when_comfyui_takes_the_model_down_a_packs_own_method_stays(compiled: Callable[..., Any], name: str) -> None:
+    model = Model()
+    forward = compiled(model, model._forward)
+    theirs = types.MethodType(of_a_pack, model)
+    vars(model).update({"_forward": model._forward, name: theirs})  # what restoring an object patch leaves, and theirs
+    forward.weights_left()
+    assert {"_forward", "forward"} & set(vars(model)) == {name}
+    assert vars(model)[name] is theirs
 
 
 def test_it_does_not_keep_the_module_alive_that_it_is_put_into(compiled: Callable[..., Any]) -> None:

@@ -165,6 +165,19 @@ def test_weights_that_come_back_begin_a_new_epoch_too(watched: Any, module: Modu
 
 
 class TestBlockers:
+    @pytest.mark.parametrize("where", ["", "first"])
+    def test_a_method_that_a_pack_replaced_forbids_a_capture_until_it_is_gone(
+        self, watched: Any, module: Module, where: str
+    ) -> None:
+        before, changed = watched.epoch, module.get_submodule(where)
+        changed.extra_repr = lambda: ""  # type: ignore[method-assign]  # any method: which one computes is not ours to say
+        watched.refresh(thorough=True)
+        assert watched.blocker.code.value == "replaced_forward"
+        assert watched.epoch > before
+        del changed.extra_repr
+        watched.refresh(thorough=True)
+        assert watched.blocker is None
+
     def test_weights_that_lie_ready_forbid_nothing(self, watched: Any) -> None:
         assert watched.blocker is None
 

@@ -25,6 +25,11 @@ def blocker(description: Any) -> str:
     return "" if description.blocker is None else str(description.blocker)
 
 
+OF_CORE = type("UNetModel", (torch.nn.Module,), {"__module__": "comfy.ldm.modules.diffusionmodules.openaimodel"})()
+OF_SEEDVR = type("NaDiT", (torch.nn.Module,), {"__module__": "comfy.ldm.seedvr.model"})()
+OF_A_PACK = type("Model", (torch.nn.Module,), {"__module__": "some_pack.model"})()
+
+
 def patch(*args: Any) -> Any:
     """Stands for another node's function."""
     return args[0]
@@ -164,28 +169,40 @@ class TestOptions:
 
     @pytest.mark.parametrize("options", QUIET, ids=str)
     def test_what_core_itself_puts_there_does_not(self, description: Any, options: dict[str, Any]) -> None:
-        description.take_options(options)
+        description.take_options(options, OF_CORE)
         assert blocker(description) == ""
 
     @pytest.mark.parametrize(
         "name", ["output_block_patch", "input_block_patch", "middle_patch", "attn1_patch", "attn2_output_patch"]
     )
     def test_a_patch_does_and_is_named(self, description: Any, name: str) -> None:
-        description.take_options({"patches": {name: [patch]}})
+        description.take_options({"patches": {name: [patch]}}, OF_CORE)
         assert blocker(description) == f"observed_input: another node patches the model ({name})"
 
     def test_freeu_does(self, description: Any) -> None:
-        description.take_options({"patches": {"output_block_patch": [patch]}, "cond_or_uncond": [0]})
+        description.take_options({"patches": {"output_block_patch": [patch]}, "cond_or_uncond": [0]}, OF_CORE)
         assert "output_block_patch" in blocker(description)
 
     def test_a_replacement_does(self, description: Any) -> None:
-        description.take_options({"patches_replace": {"attn1": {("middle", 0): patch}}})
+        description.take_options({"patches_replace": {"attn1": {("middle", 0): patch}}}, OF_CORE)
         assert "attn1" in blocker(description)
 
     @pytest.mark.parametrize("name", ["optimized_attention_override", "my_pack_setting", "unet_wrapper"])
     def test_an_option_that_nobody_knows_does(self, description: Any, name: str) -> None:
-        description.take_options({"sigmas": torch.ones(1), name: 1})
+        description.take_options({"sigmas": torch.ones(1), name: 1}, OF_CORE)
         assert f"'{name}'" in blocker(description)
+
+    @pytest.mark.parametrize(("module", "looks"), [(OF_CORE, False), (OF_SEEDVR, True), (OF_A_PACK, True)])
+    def test_the_order_of_texts_counts_for_models_that_may_look_at_it(
+        self, signature: ModuleType, module: Any, looks: bool
+    ) -> None:
+        forms = []
+        for order in ([0, 1], [0, 0]):
+            description = signature.Description()
+            description.take("latent", torch.zeros(2, 4, 8, 8))
+            description.take_options({"cond_or_uncond": order}, module)
+            forms.append(description.form())
+        assert (forms[0] != forms[1]) is looks
 
 
 class Whole(torch.nn.Module):

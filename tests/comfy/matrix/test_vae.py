@@ -76,6 +76,15 @@ def test_a_taesd_decoder_in_tiles_says_so_for_each_tile(check: Check, seed: int)
     check_decode(check, prompt, forwards=tiles(168, 104), bypasses={"no_regions": tiles(168, 104)})
 
 
+def test_a_video_decoder_keeps_what_it_carries_from_frame_to_frame(check: Check, seed: int) -> None:
+    # It carries frames in a list of the caller's, from call to call: Resolute leaves such a decoder alone.
+    prompt = decode_only(of_layout(16, "video"), seed, 64, 64)
+    prompt["latent"] = node("ResoluteTestLatent", seed=seed, channels=16, width=64, height=64, batch=1, frames=3)
+    run = check_decode(check, prompt, forwards=0)
+    assert len(run.images) == 9
+    assert not run.touched_the_cache
+
+
 def two_decoders(prompt: PromptDict, vae: dict[str, Any]) -> PromptDict:
     """The prompt with the same samples decoded by another VAE too."""
     inputs = prompt["decode"]["inputs"]

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import types
 from collections.abc import Callable
 from typing import Any
 
 import comfy.ldm.modules.diffusionmodules.openaimodel as openaimodel
 import comfy.patcher_extension
+import torch
 
 GAIN = 1.2
 
@@ -70,6 +72,34 @@ def _patch(name: str, patch: Any) -> Callable[[Any], None]:
     return lambda model: model.set_model_patch(patch, name)
 
 
+class _Gain(torch.nn.Module):
+    """A whole network in place of another, as packs put one that they compiled."""
+
+    def __init__(self, network: torch.nn.Module) -> None:
+        super().__init__()
+        self.network = network
+
+    def __getattr__(self, name: str) -> Any:
+        return super().__getattr__(name) if name == "network" else getattr(self.network, name)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.network(*args, **kwargs) * GAIN
+
+
+def _exchange_network(model: Any) -> None:
+    model.add_object_patch("diffusion_model", _Gain(model.get_model_object("diffusion_model")))
+
+
+def _change_in_place(model: Any) -> None:
+    network = model.model.diffusion_model
+    inner = type(network)._forward
+
+    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return inner(self, *args, **kwargs) * GAIN
+
+    network._forward = types.MethodType(forward, network)
+
+
 APPLY: dict[str, Callable[[Any], None]] = {
     # Inside transformer blocks.
     "attn1_patch": _patch("attn1_patch", _qkv),
@@ -92,6 +122,9 @@ APPLY: dict[str, Callable[[Any], None]] = {
     "diffusion_model_wrapper": _add_wrapper("DIFFUSION_MODEL"),
     # In the place of a block's forward.
     "replaced_forward": _replace_forward,
+    "exchanged_network": _exchange_network,
+    # On the model itself, so for every clone.
+    "changed_in_place": _change_in_place,
 }
 
 

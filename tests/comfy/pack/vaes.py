@@ -10,6 +10,7 @@ import comfy.sd
 import comfy.taesd.taesd
 import torch
 from comfy.ldm.modules.diffusionmodules.model import Decoder
+from comfy.ldm.wan.vae import WanVAE
 
 from .noise import fill
 
@@ -22,11 +23,11 @@ DECODER: dict[str, Any] = {
     "in_channels": 3,
     "resolution": 256,
 }
-LAYOUTS = ("with quant conv", "without quant conv", "taesd")
+LAYOUTS = ("with quant conv", "without quant conv", "taesd", "video", "none")
 
 
 class ResoluteTestVAE:
-    """A small image VAE that core recognises by its keys, as in a file; only its decoder has weights.
+    """A small VAE that core recognises by its keys, as in a file; of image VAEs only the decoder has weights.
 
     SD1.5 and SDXL have 4 channels and a quant convolution, Flux and SD3 have 16 and none.
     """
@@ -47,6 +48,10 @@ class ResoluteTestVAE:
 
     def build(self, seed: int, channels: int, layout: str) -> tuple[Any]:
         """`channels`: of the latent."""
+        if layout == "none":  # what core hands out for a checkpoint that has no VAE
+            return (comfy.sd.VAE(sd={}),)
+        if layout == "video":
+            return (comfy.sd.VAE(sd=noise(WanVAE(dim=8, z_dim=16), "", seed)),)
         if layout == "taesd":
             return (comfy.sd.VAE(sd=noise(comfy.taesd.taesd.TAESD(latent_channels=channels), "", seed)),)
         weights = noise(Decoder(**DECODER, z_channels=channels), "decoder.", seed)
@@ -65,12 +70,14 @@ class ResoluteTestLatent:
     @classmethod
     def INPUT_TYPES(cls) -> dict[str, Any]:
         number = ("INT", {"default": 4, "min": 1, "max": 4096})
-        return {"required": dict.fromkeys(("seed", "channels", "width", "height", "batch"), number)}
+        required = dict.fromkeys(("seed", "channels", "width", "height", "batch"), number)
+        return {"required": required, "optional": {"frames": ("INT", {"default": 0, "min": 0, "max": 64})}}
 
-    def make(self, seed: int, channels: int, width: int, height: int, batch: int) -> tuple[Any]:
-        """`width`, `height`: in pixels, at eight to a latent."""
+    def make(self, seed: int, channels: int, width: int, height: int, batch: int, frames: int = 0) -> tuple[Any]:
+        """`width`, `height`: in pixels, at eight to a latent. `frames`: of a latent video; 0 for pictures."""
         generator = torch.Generator("cpu").manual_seed(seed)
-        return ({"samples": torch.randn((batch, channels, height // 8, width // 8), generator=generator)},)
+        time = (frames,) if frames else ()
+        return ({"samples": torch.randn((batch, channels, *time, height // 8, width // 8), generator=generator)},)
 
 
 class ResoluteTestVAEMemory:

@@ -1,0 +1,113 @@
+"""Code that another pack put into a module is told from the module's own, whatever it says of itself."""
+
+from __future__ import annotations
+
+import functools
+import types
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from compile_cache.foreign_code import ForeignCode, is_own, origin
+
+
+class Module(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.helper(x)
+
+    def helper(self, x: torch.Tensor) -> torch.Tensor:
+        return x
+
+
+class Decorated(nn.Module):
+    @torch.no_grad()
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x
+
+
+def of_a_pack(function: Callable[..., Any]) -> Any:
+    """The same function as if it had been written in the file of another pack."""
+    return types.FunctionType(
+        function.__code__, {**globals(), "__name__": "some_pack.speed"}, function.__name__, None, function.__closure__
+    )
+
+
+@of_a_pack
+def theirs(self: Any, x: torch.Tensor) -> torch.Tensor:
+    return x * 2
+
+
+@pytest.fixture
+def patched_class() -> Iterator[type[nn.Module]]:
+    """Module, its forward wrapped by a pack in a way that looks like the original."""
+    original = Module.forward
+    functools.update_wrapper(theirs, original)
+    Module.forward = theirs  # type: ignore[method-assign]
+    yield Module
+    Module.forward = original  # type: ignore[method-assign]
+
+
+def inside(module: nn.Module, is_root: bool = False) -> tuple[int, ...]:
+    return ForeignCode().inside(module, is_root)
+
+
+@pytest.mark.parametrize(
+    "module", [Module(), Decorated(), nn.Conv2d(1, 1, 1), nn.Sequential(), nn.MultiheadAttention(4, 2)]
+)
+def test_a_class_is_its_own(module: nn.Module) -> None:
+    assert inside(module) == ()
+
+
+def test_a_method_of_the_class_that_was_put_back_is_its_own() -> None:
+    module = Module()
+    vars(module)["forward"] = module.forward
+    assert is_own(module, "forward", vars(module)["forward"])
+    assert inside(module) == ()
+
+
+@pytest.mark.parametrize("name", ["forward", "helper"])
+def test_any_method_that_was_replaced_on_a_module_is_foreign(name: str) -> None:
+    module = Module()
+    setattr(module, name, types.MethodType(theirs, module))
+    assert inside(module)
+    assert inside(Module()) == ()
+
+
+def test_at_the_root_the_place_of_our_own_hook_does_not_count() -> None:
+    module = Module()
+    module.forward = lambda x: x  # type: ignore[method-assign]
+    assert inside(module)
+    assert inside(module, is_root=True) == ()
+    module.helper = lambda x: x  # type: ignore[method-assign]
+    assert inside(module, is_root=True)
+
+
+def test_a_function_that_the_class_does_not_have_is_a_setting() -> None:
+    module = Module()
+    module.activation = torch.nn.functional.silu
+    assert inside(module) == ()
+
+
+def test_a_hook_is_foreign_but_at_the_root_where_it_runs_around_ours() -> None:
+    module = Module()
+    module.register_forward_hook(lambda *_: None)
+    assert inside(module)
+    assert inside(module, is_root=True) == ()
+
+
+def test_a_class_that_a_pack_patched_is_foreign_though_it_says_otherwise(patched_class: type[nn.Module]) -> None:
+    assert patched_class.forward.__module__ == __name__
+    assert origin(patched_class.forward) == "some_pack"
+    assert inside(patched_class())
+
+
+def test_other_code_has_other_marks() -> None:
+    module = Module()
+    marks = []
+    for _ in range(2):
+        module.forward = functools.partial(theirs, module)  # type: ignore[method-assign]
+        marks.append((inside(module), module.forward))  # kept: an address could be handed out again
+    assert marks[0][0] != marks[1][0]
