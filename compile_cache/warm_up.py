@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from .errors import UserError
-from .sizes import CUSTOM, PRESETS, Size, is_valid, nearest_valid, parse_size, preset_size
+from .sizes import CUSTOM, MAXIMUM, MINIMUM, PRESETS, Size, is_valid, nearest_valid, parse_size, preset_size
 
 _MULTIPLE = 8
 _MOST_ITEMS = 256  # beyond that, somebody multiplied lists without meaning to
@@ -70,12 +70,20 @@ def _sizes(text: str) -> list[Size]:
     for size in found:
         if not is_valid(size, _MULTIPLE):
             nearest = nearest_valid(size, _MULTIPLE)
-            raise UserError(f"sizes: {size} is no multiple of {_MULTIPLE}; the nearest that is: {nearest}.")
+            raise UserError(
+                f"sizes: {size} is not possible: width and height must be multiples of {_MULTIPLE} between {MINIMUM} "
+                f"and {MAXIMUM}. The nearest that is: {nearest}."
+            )
     return found
 
 
 def _sizes_of(entry: str) -> list[Size]:
-    family = [preset_size(name) for name in PRESETS if name != CUSTOM and entry in (name, name.split()[0])]
+    asked = entry.casefold()
+    family = [
+        preset_size(name)
+        for name in PRESETS
+        if name != CUSTOM and asked in (name.casefold(), name.split()[0].casefold())
+    ]
     if family:
         return family
     try:

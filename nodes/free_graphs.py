@@ -24,6 +24,7 @@ class FreeGraphs(io.ComfyNode):
             ),
             inputs=[io.AnyType.Input("any", tooltip="Passed through: put the node where memory should be freed.")],
             outputs=[io.AnyType.Output(display_name="any", tooltip="What came in, unchanged.")],
+            is_output_node=True,  # it has its effect where nothing comes after it, too
         )
 
     @classmethod

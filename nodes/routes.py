@@ -11,8 +11,9 @@ What changes anything is queued as a prompt: nothing is taken from a run in flig
 from __future__ import annotations
 
 import asyncio
+import copy
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -46,12 +47,18 @@ def register() -> None:
 
 
 async def _cache(request: web.Request) -> web.Response:
-    return web.json_response(service.report())
+    return _told(service.report)
 
 
 async def _events(request: web.Request) -> web.Response:
-    events: list[dict[str, Any]] = [asdict(event) for event in service.cache().stats.events]
-    return web.json_response({"events": events})
+    return _told(lambda: {"events": [asdict(event) for event in service.cache().stats.events]})
+
+
+def _told(read: Callable[[], dict[str, Any]]) -> web.Response:
+    try:
+        return web.json_response(read())
+    except UserError as error:  # a setting of this server's
+        return _refused(error, status=500)
 
 
 async def _warm_up(request: web.Request) -> web.Response:
@@ -72,19 +79,19 @@ async def _free(request: web.Request) -> web.Response:
         body = await _body(request) if request.can_read_body else {}
     except UserError as error:
         return _refused(error)
-    return await queue(PromptServer.instance, _FREE, request, front=True, **_sender(body))
+    return await queue(PromptServer.instance, copy.deepcopy(_FREE), request, front=True, **_sender(body))
 
 
-def _refused(error: UserError) -> web.Response:
-    return web.json_response({"error": {"type": "resolute", "message": str(error)}}, status=400)
+def _refused(error: UserError, status: int = 400) -> web.Response:
+    return web.json_response({"error": {"type": "resolute", "message": str(error)}}, status=status)
 
 
 async def _body(request: web.Request) -> Mapping[str, Any]:
     """Raises UserError for what is no JSON object."""
     try:
         body = await request.json()
-    except ValueError:
-        raise UserError("The request is not JSON.") from None
+    except (ValueError, RecursionError):
+        raise UserError("The request is not JSON, or nested too deeply.") from None
     if not isinstance(body, dict):
         raise UserError("The request is not a JSON object.")
     return body

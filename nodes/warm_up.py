@@ -8,8 +8,10 @@ from comfy_api.latest import io
 
 from ..compile_cache.errors import UserError
 from ..compile_cache.warm_up import plan, table
-from .adapters.warm_up.run import Subjects, warm_up
+from .adapters.warm_up.run import Subjects, left_out, warm_up
 from .inputs import CATEGORY
+
+SMALLEST_TILE = 64  # as for core's node
 
 
 class WarmUp(io.ComfyNode):
@@ -77,13 +79,18 @@ class WarmUp(io.ComfyNode):
         tile_size: int = 0,
         overlap: int = 64,
     ) -> io.NodeOutput:
-        """Raises UserError for a list that cannot be read, and where nothing that is connected is compiled."""
+        """Raises UserError for a list that cannot be read, and where nothing that is connected can be warmed up."""
+        if 0 < tile_size < SMALLEST_TILE:
+            raise UserError(
+                f"tile_size {tile_size} is smaller than VAE Decode (Tiled) takes: write {SMALLEST_TILE} or more, or 0 "
+                "for whole pictures."
+            )
         if (positive is None) != (negative is None):
             raise UserError("Connect both texts, positive and negative, or neither.")
         texts = None if positive is None else (positive, negative)
         items = plan(sizes, batch_sizes, prompt_chunks if texts is None else None)
         subjects = Subjects(model, vae, control_net, texts, cfg, tile_size, overlap)
-        text = table(warm_up(subjects, items, cls.hidden.unique_id))
+        text = "\n".join([table(warm_up(subjects, items, cls.hidden.unique_id)), *left_out(subjects)])
         return io.NodeOutput(model, vae, control_net, text, ui={"text": (text,)})
 
 

@@ -17,7 +17,8 @@ def table(data: dict[str, Any]) -> str:
     """Counters, then one line per graph."""
     counters = data["counters"]
     lines = [
-        f"{counters['region_compiles']} region compiles, {counters['captures']} captures, "
+        f"{counters['region_compiles']} region compiles, {counters['region_loads']} loads, "
+        f"{counters['captures']} captures, "
         f"{counters['replays']} replays, {counters['graph_calls']} calls through regions, "
         f"{counters['eager_calls']} eager calls",
         f"{counters['stall_seconds']:.1f} s spent compiling and capturing; "

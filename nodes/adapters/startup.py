@@ -11,6 +11,7 @@ import comfy.model_management
 import torch
 
 from ...compile_cache.backends import registry
+from ...compile_cache.errors import UserError
 from ...compile_cache.keys import GraphKey
 from . import readiness, service
 
@@ -39,6 +40,8 @@ def begin(server: Any) -> None:
 def _look_ahead() -> None:
     try:
         look_ahead(comfy.model_management.get_torch_device())
+    except UserError as error:  # a setting: every node of ours says so too
+        logger.warning("Resolute: %s Nothing of Resolute runs until that is mended and ComfyUI started again.", error)
     except Exception:
         logger.warning("Resolute: nothing was loaded ahead", exc_info=True)
 

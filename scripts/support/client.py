@@ -23,7 +23,7 @@ class Client:
     """Talks to one ComfyUI server; every method may raise ServerError when it is gone."""
 
     def __init__(self, url: str, timeout: float = 60.0) -> None:
-        self.url = url.rstrip("/")
+        self.url = (url if "://" in url else f"http://{url}").rstrip("/")
         self.timeout = timeout
         self.client_id = uuid.uuid4().hex
 

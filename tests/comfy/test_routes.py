@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from scripts.support.server import ComfyServer
+
 from .rig import Bench, PromptDict, compiled, node
 
 TENSE = {"timeout": 300}
@@ -52,6 +54,21 @@ class TestWarmUp:
         assert any("warmed" in text for text in bench.client.outputs(history, "text"))
         assert bench.client.images(history) == []
 
+    def test_a_warm_up_that_the_workflow_has_itself_is_left_to_it(self, bench: Bench, prompt: PromptDict) -> None:
+        link = prompt["sample"]["inputs"]["model"]
+        prompt["number"] = node("PrimitiveInt", value=1)
+        own = {"sizes": "64x64", "batch_sizes": ["number", 0], "prompt_chunks": "1", "cfg": 1.0, "model": link}
+        prompt["own"] = node("ResoluteWarmUp", **own)  # with an input that only a run can tell
+        prompt["second"]["inputs"]["model"] = prompt["sample"]["inputs"]["model"] = ["own", 0]
+        answer = bench.client.post("/resolute/warm-up", {"prompt": prompt})
+        assert answer["items"] == ["128x112 batch 2: model", "88x72 batch 2: model", "128x112 batch 2: vae"]
+        bench.client.interrupt()
+
+    def test_what_is_nested_too_deeply_is_refused(self, bench: Bench) -> None:
+        with pytest.raises(urllib.error.HTTPError) as caught:
+            bench.client.raw("/resolute/warm-up", b'{"prompt": ' + b"[" * 100_000 + b"]" * 100_000 + b"}")
+        assert caught.value.code == 400
+
     def test_what_cannot_be_told_is_said(self, bench: Bench, prompt: PromptDict) -> None:
         prompt["picture"] = node("LoadImage", image="absent.png")
         prompt["encode"] = node("VAEEncode", pixels=["picture", 0], vae=["vae", 0])
@@ -76,6 +93,7 @@ class TestWarmUp:
             ({"plan": {"sizes": "64x64"}}, "A plan needs"),
             ({"plan": {"checkpoint": "a", "sizes": "64x64", "steps": 3}}, "A plan has no 'steps'"),
             ({"plan": {"checkpoint": "a", "sizes": "large"}}, "'large' is no size"),
+            ({"plan": {"checkpoint": "a", "sizes": "64x64", "vae": "no"}}, "is true or false, not 'no'"),
             ({"plan": {"checkpoint": "absent.safetensors", "sizes": "64x64"}}, "absent.safetensors"),
         ],
     )
@@ -100,6 +118,19 @@ class TestFree:
         assert "0 of " in text
         run = bench.client.wait(running)
         assert len(bench.client.images(run)) == 2
+
+    def test_it_frees_each_time_that_it_is_asked(self, bench: Bench) -> None:
+        for _ in range(2):
+            history = bench.client.wait(bench.client.post("/resolute/free")["prompt_id"], **TENSE)
+            messages = dict(history["status"]["messages"])
+            assert messages["execution_cached"]["nodes"] == []
+
+    def test_the_node_runs_where_nothing_comes_after_it(
+        self, server: ComfyServer, bench: Bench, tiny_prompt: Any, seed: int
+    ) -> None:
+        before = server.log().count("Resolute: freed")
+        bench.run({**tiny_prompt(seed=seed, steps=1), "free": node("ResoluteFree", any=["sample", 0])})
+        assert server.log().count("Resolute: freed") == before + 1
 
     def test_no_body_is_needed(self, bench: Bench) -> None:
         answer = bench.client.post("/resolute/free")

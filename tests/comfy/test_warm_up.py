@@ -213,11 +213,30 @@ class TestFailures:
 
     def test_nothing_that_is_compiled_is_refused(self, bench: Bench, tiny_prompt: Any) -> None:
         prompt = tiny_prompt()
-        with pytest.raises(PromptError, match="Put Compile Model or Compile VAE Decode before Warm Up"):
+        with pytest.raises(PromptError, match="The model is not compiled: put Compile Model before Warm Up"):
             bench.run(warming(prompt, vae=False))
-        with pytest.raises(PromptError, match="Put Compile Model or Compile VAE Decode before Warm Up"):
-            bench.run({"warm": node("ResoluteWarmUp", sizes="64x64", batch_sizes="1", prompt_chunks="1", cfg=1.0)})
+        alone = {"warm": node("ResoluteWarmUp", sizes="64x64", batch_sizes="1", prompt_chunks="1", cfg=1.0)}
+        with pytest.raises(PromptError, match="Connect what comes out of Compile Model or Compile VAE Decode"):
+            bench.run(alone)
+        alone["net"] = node("ResoluteTestControlNet", kind="sd", seed=21)
+        alone["compiled-net"] = node("ResoluteCompileControlNet", control_net=["net", 0], backend="inductor")
+        alone["warm"]["inputs"]["control_net"] = ["compiled-net", 0]
+        with pytest.raises(PromptError, match="A ControlNet is warmed up together with a model"):
+            bench.run(alone)
+
+    def test_what_is_connected_and_not_compiled_is_told(self, bench: Bench, prompt: PromptDict) -> None:
+        prompt = {**prompt, "plain": node("ResoluteTestTinyVAE", seed=9)}
+        asked = warming(prompt, sizes="64x64", vae=False)
+        asked["warm"]["inputs"]["vae"] = ["plain", 0]
+        text = report(bench, bench.run(asked))
+        assert "The VAE is not compiled: put Compile VAE Decode before Warm Up." in text
+
+    def test_tiles_that_no_decoder_takes_are_refused(self, bench: Bench, prompt: PromptDict) -> None:
+        with pytest.raises(PromptError, match=r"tile_size 8 is smaller than VAE Decode .* write 64 or more, or 0"):
+            bench.run(warming(prompt, sizes="64x64", tile_size=8))
 
     def test_a_list_that_cannot_be_read_is_refused(self, bench: Bench, prompt: PromptDict) -> None:
-        with pytest.raises(PromptError, match="100x100 is no multiple of 8; the nearest that is: 104x104"):
+        with pytest.raises(
+            PromptError, match=r"100x100 is not possible: .* multiples of 8 .* nearest that is: 104x104"
+        ):
             bench.run(warming(prompt, sizes="100x100"))

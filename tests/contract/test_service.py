@@ -64,3 +64,18 @@ def test_what_cannot_be_started_ahead_costs_no_prompt(
     with caplog.at_level("WARNING"):
         runner.prepare_backend("inductor", torch.device("cpu"), None)
     assert "nothing is started ahead: no more processes" in caplog.text
+
+
+def test_a_setting_that_cannot_be_read_is_told_at_the_start(
+    adapter: Callable[[str], ModuleType],
+    service: ModuleType,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(service, "_cache", None)
+    monkeypatch.setenv("RESOLUTE_BUDGET_MB", "lots")
+    adapter("startup")._look_ahead()
+    (told,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert "RESOLUTE_BUDGET_MB='lots' is not a whole number" in told
+    assert "started again" in told
+    assert not any(record.exc_info for record in caplog.records)

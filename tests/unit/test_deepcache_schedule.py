@@ -155,7 +155,8 @@ class TestSettings:
         [
             ({"interval": 0}, "interval 0 is too small"),
             ({"schedule": "random"}, "Choose one of: uniform, non-uniform"),
-            ({"power": 0.5}, "power 0.5 is too small"),
+            ({"power": 0.5}, "power 0.5 is no number from 1 on"),
+            ({"power": float("nan")}, "power nan is no number from 1 on"),
             ({"start_percent": 0.6, "end_percent": 0.5}, "start_percent 0.6 is not before end_percent 0.5"),
         ],
     )

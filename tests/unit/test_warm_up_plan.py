@@ -44,8 +44,20 @@ def test_connected_texts_leave_no_choice_of_chunks() -> None:
     [
         ("", "1", "1", "sizes is empty. For example: 1024x1024."),
         ("large", "1", "1", "sizes: 'large' is no size. Write width x height"),
-        ("100x100", "1", "1", "sizes: 100x100 is no multiple of 8; the nearest that is: 104x104."),
-        ("64x16384", "1", "1", "sizes: 64x16384 is no multiple of 8; the nearest that is: 64x8192."),
+        (
+            "100x100",
+            "1",
+            "1",
+            "sizes: 100x100 is not possible: width and height must be multiples of 8 between 64 and 8192. "
+            "The nearest that is: 104x104.",
+        ),
+        (
+            "64x16384",
+            "1",
+            "1",
+            "sizes: 64x16384 is not possible: width and height must be multiples of 8 between 64 and 8192. "
+            "The nearest that is: 64x8192.",
+        ),
         ("64x64", "0", "1", "batch_sizes: '0' is no whole number from 1 to 64"),
         ("64x64", "two", "1", "batch_sizes: 'two' is no whole number"),
         ("64x64", "1", "-1", "prompt_chunks: '-1' is no whole number from 1 to 32"),

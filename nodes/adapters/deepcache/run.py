@@ -1,7 +1,8 @@
 """What DeepCache keeps during one sampling run, and what each call of the model therefore does.
 
-A call is decided by its noise level alone, never by counting calls: so samplers that call the model several times a
-step, split and merged conditions, and guidance that adds calls of its own are all right. Kept features belong to one
+A call is decided by its noise level, and calls are counted only for samplers that are known to predict once a step: so
+samplers that call the model several times a step, split and merged conditions, and guidance that adds calls of its own
+are all right. Kept features belong to one
 condition; a call whose conditions have none from the step that it needs runs in full.
 """
 

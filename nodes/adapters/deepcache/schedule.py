@@ -38,8 +38,10 @@ class Settings:
             raise UserError(f"interval {self.interval} is too small: 1 runs every step in full, 3 every third.")
         if self.schedule not in SCHEDULES:
             raise UserError(f"There is no schedule '{self.schedule}'. Choose one of: {', '.join(SCHEDULES)}.")
-        if self.power < 1:
-            raise UserError(f"power {self.power} is too small: 1 is uniform, more gathers full steps at the centre.")
+        if not 1 <= self.power < math.inf:
+            raise UserError(
+                f"power {self.power} is no number from 1 on: 1 is uniform, more gathers full steps at the centre."
+            )
         if self.start_percent >= self.end_percent:
             raise UserError(
                 f"start_percent {self.start_percent:g} is not before end_percent {self.end_percent:g}, so DeepCache "

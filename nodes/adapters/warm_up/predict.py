@@ -13,6 +13,7 @@ import comfy.sample
 import comfy.samplers
 import torch
 
+from ....compile_cache.errors import UserError
 from ....compile_cache.warm_up import Item
 from ..deepcache.passes import RUN
 from .texts import made_up
@@ -35,6 +36,7 @@ def predict(model: Any, item: Item, cfg: float, texts: tuple[Any, Any] | None, c
         positive, negative = _with_control((positive, negative), control_net, hint, vae)
     latent_format = model.get_model_object("latent_format")
     latent = torch.zeros(_latent_shape(item, latent_format.latent_channels, _ratio(latent_format)))
+    latent = comfy.sample.fix_empty_latent_channels(model, latent)  # with a dimension for frames, where it has one
     sigmas = comfy.samplers.calculate_sigmas(model.get_model_object("model_sampling"), "simple", _STEPS)
     comfy.sample.sample_custom(
         model,
@@ -52,6 +54,8 @@ def predict(model: Any, item: Item, cfg: float, texts: tuple[Any, Any] | None, c
 
 def decode(vae: Any, item: Item, tile_size: int, overlap: int) -> None:
     """Decode noise. tile_size, overlap: in pixels, as for VAE Decode (Tiled); tile_size 0 decodes the whole picture."""
+    if vae.latent_dim != 2:
+        raise UserError("a VAE of videos or sound has no sizes that Warm Up knows: it makes latents of pictures")
     ratio = vae.spacial_compression_decode()
     shape = _latent_shape(item, vae.latent_channels, ratio)
     latent = torch.randn(shape, generator=torch.Generator().manual_seed(_SEED))

@@ -30,9 +30,12 @@ _TEXT_INPUTS = ("positive", "negative", "conditioning", "conditioning_1", "condi
 
 @dataclass(frozen=True, slots=True)
 class WarmUpPrompt:
-    """prompt: in API form, to be queued as any other. notes: what it leaves out or does otherwise, and why."""
+    """prompt: in API form, to be queued as any other. added: the names of its Warm Up nodes that the workflow does not
+    have. notes: what it leaves out or does otherwise, and why.
+    """
 
     prompt: dict[str, dict[str, Any]]
+    added: tuple[str, ...]
     notes: tuple[str, ...]
 
 
@@ -75,10 +78,10 @@ def warm_up_prompt(prompt: Mapping[str, Any], found: Scan) -> WarmUpPrompt:
     built: dict[str, dict[str, Any]] = {
         name: copy.deepcopy(dict(contents[name])) for name in contents if name in needed
     }
-    numbers = (name for number in range(1, 10**9) if (name := f"warm-up-{number}") not in contents)
-    for subject, sizes in sorted(groups.items(), key=lambda group: max(map(_work, group[1])), reverse=True):
-        built[next(numbers)] = _warm_up_node(subject, sizes)
-    return WarmUpPrompt(built, tuple(dict.fromkeys(builder.notes)))
+    names = (name for number in range(1, 10**9) if (name := f"warm-up-{number}") not in contents)
+    largest_first = sorted(groups.items(), key=lambda group: max(map(_work, group[1])), reverse=True)
+    added = {next(names): _warm_up_node(subject, sizes) for subject, sizes in largest_first}
+    return WarmUpPrompt(built | added, tuple(added), tuple(dict.fromkeys(builder.notes)))
 
 
 @dataclass

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,9 +35,9 @@ def wanted(body: Mapping[str, Any]) -> Wanted:
     if "prompt" in body:
         found = scan(body["prompt"], image_size=image_size)
         made = warm_up_prompt(body["prompt"], found)
-        return Wanted(made.prompt, _items(made.prompt), [*found.unknown, *made.notes])
+        return Wanted(made.prompt, _items(made.prompt[name] for name in made.added), [*found.unknown, *made.notes])
     prompt = _planned(body["plan"])
-    return Wanted(prompt, _items(prompt), [])
+    return Wanted(prompt, _items([prompt["warm"]]), [])
 
 
 def _planned(asked: Any) -> Mapping[str, Mapping[str, Any]]:
@@ -49,22 +49,22 @@ def _planned(asked: Any) -> Mapping[str, Mapping[str, Any]]:
             f"A plan has no '{unknown[0]}'. Besides checkpoint and sizes it may have {', '.join(_DEFAULTS)}."
         )
     given = {**_DEFAULTS, **asked}
+    if not isinstance(given["vae"], bool):
+        raise UserError(f'A plan\'s "vae" is true or false, not {given["vae"]!r}.')
     plan(given["sizes"], str(given["batch_sizes"]), str(given["prompt_chunks"]))  # refused here, not in the queue
     lists = {name: str(given[name]) for name in ("sizes", "batch_sizes", "prompt_chunks")}
     links: dict[str, Any] = {"model": ["load", 0], **({"vae": ["load", 2]} if given["vae"] else {})}
-    load = {"ckpt_name": given["checkpoint"], "backend": given["backend"], "compile_vae": bool(given["vae"])}
+    load = {"ckpt_name": given["checkpoint"], "backend": given["backend"], "compile_vae": given["vae"]}
     return {
         "load": {"class_type": "ResoluteLoadCheckpoint", "inputs": load},
         "warm": {"class_type": WARM_UP, "inputs": {**links, **lists, "cfg": given["cfg"]}},
     }
 
 
-def _items(prompt: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """One line per shape and subject, in the order in which they are warmed."""
+def _items(nodes: Iterable[Mapping[str, Any]]) -> list[str]:
+    """One line per shape and subject of Warm Up nodes that were built here, in the order in which they are warmed."""
     lines = []
-    for node in prompt.values():
-        if node["class_type"] != WARM_UP:
-            continue
+    for node in nodes:
         inputs = node["inputs"]
         texts = None if "positive" in inputs else inputs["prompt_chunks"]
         what = " and ".join(name for name in ("model", "vae") if name in inputs)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import logging
 import time
 import weakref
@@ -24,13 +25,13 @@ from .predict import decode, predict
 logger = logging.getLogger(__name__)
 
 MODEL, VAE = "model", "VAE"
-_NOTHING = (
-    "Nothing that is connected is compiled, so nothing can be warmed up. "
-    "Put Compile Model or Compile VAE Decode before Warm Up."
-)
+_NOTHING = "Nothing that is connected can be warmed up."
 
 # By model patcher and by VAE: ComfyUI hands out the same object until something before the node changes.
 _warmed: weakref.WeakKeyDictionary[Any, dict[Hashable, Used]] = weakref.WeakKeyDictionary()
+
+_numbers = itertools.count(1)
+_numbered: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 
 
 @dataclass(frozen=True)
@@ -49,12 +50,12 @@ class Subjects:
 
 
 def warm_up(subjects: Subjects, items: Sequence[Item], node_id: str | None = None) -> list[Outcome]:
-    """Make every item ready, in the order given. Raises UserError where nothing that is connected is compiled, and
+    """Make every item ready, in the order given. Raises UserError where nothing that is connected can be warmed up, and
     ComfyUI's own interruption when the user cancels; any other failure is an outcome.
     """
     tasks = list(_tasks(subjects, items))
     if not tasks:
-        raise UserError(_NOTHING)
+        raise UserError(" ".join([_NOTHING, *left_out(subjects)]))
     monitor = ComfyMonitor(node_id)
     bar = comfy.utils.ProgressBar(len(tasks), node_id=node_id)
     outcomes = []
@@ -68,6 +69,20 @@ def warm_up(subjects: Subjects, items: Sequence[Item], node_id: str | None = Non
     return outcomes
 
 
+def left_out(subjects: Subjects) -> list[str]:
+    """A sentence for each thing that is connected and not warmed up: why, and what to do."""
+    told = []
+    if subjects.model is subjects.vae is subjects.control_net is None:
+        told.append("Connect what comes out of Compile Model or Compile VAE Decode.")
+    if subjects.model is not None and not _samples(subjects):
+        told.append("The model is not compiled: put Compile Model before Warm Up.")
+    if subjects.vae is not None and not _decodes(subjects):
+        told.append("The VAE is not compiled: put Compile VAE Decode before Warm Up.")
+    if subjects.control_net is not None and subjects.model is None:
+        told.append("A ControlNet is warmed up together with a model: connect the model too.")
+    return told
+
+
 @dataclass(frozen=True)
 class Task:
     what: str
@@ -79,12 +94,10 @@ class Task:
 
 def _tasks(subjects: Subjects, items: Sequence[Item]) -> Iterator[Task]:
     decoded = set()
-    network = getattr(subjects.control_net, "control_model_wrapped", None)
-    samples = subjects.model is not None and (_is_compiled(subjects.model) or _is_compiled(network))
-    decodes = subjects.vae is not None and _is_compiled(subjects.vae.patcher)
+    samples, decodes = _samples(subjects), _decodes(subjects)
     for item in items:
         if samples:
-            about = (MODEL, item, subjects.cfg != 1, _form(subjects.texts), id(subjects.control_net))
+            about = (MODEL, item, subjects.cfg != 1, _form(subjects.texts), _number(subjects.control_net))
             inputs = (subjects.model, item, subjects.cfg, subjects.texts, subjects.control_net, subjects.vae)
             yield Task(MODEL, item, subjects.model, about, functools.partial(predict, *inputs))
         picture = Item(item.size, item.batch)  # a decoder knows no text
@@ -134,6 +147,15 @@ def _told(before: dict[str, Any], after: dict[str, Any]) -> str:
     return ", ".join([*parts, *(f"bypassed: {code}" for code in bypasses)]) or "through compiled regions"
 
 
+def _samples(subjects: Subjects) -> bool:
+    network = getattr(subjects.control_net, "control_model_wrapped", None)
+    return subjects.model is not None and (_is_compiled(subjects.model) or _is_compiled(network))
+
+
+def _decodes(subjects: Subjects) -> bool:
+    return subjects.vae is not None and _is_compiled(getattr(subjects.vae, "patcher", None))
+
+
 def _is_compiled(patcher: Any) -> bool:
     patches = getattr(patcher, "object_patches", {})
     return any(isinstance(patch, CompiledForward) for patch in patches.values())
@@ -153,4 +175,14 @@ def _form(texts: tuple[Any, Any] | None) -> Hashable:
 def _plain(value: Any) -> str:
     if hasattr(value, "shape"):
         return str(tuple(value.shape))
-    return repr(value) if isinstance(value, (bool, int, float, str, tuple)) else str(id(value))
+    return repr(value) if isinstance(value, (bool, int, float, str, tuple)) else str(_number(value))
+
+
+def _number(value: Any) -> int:
+    """One for each object, and never given twice, as `id` would be once an object is gone."""
+    if value is None:
+        return 0
+    try:
+        return _numbered.setdefault(value, next(_numbers))
+    except TypeError:  # a list, a dictionary: not to be told from its successor, so what has one is warmed up again
+        return next(_numbers)
