@@ -55,7 +55,7 @@ class CompiledForward(StandIn):
             }
         self._made_with = (backend, role, families, node_id, label)
         self._log = SessionLog(self.runner)
-        # A decode is one call, with no sampling run around it that would look at the module first.
+        # A decode is one call, with no sampling run around it that would look at the module first, and tell of it.
         self._looks_always = role is Role.VAE_DECODE
         self._look = True
         self._names = argument_names(module, inner)
@@ -97,7 +97,7 @@ class CompiledForward(StandIn):
         given = self._named(args, kwargs)
         chosen = self._decided(given.get("transformer_options"))
         if chosen is None:
-            return self.runner.run(*self._describe(given), thorough)
+            return self._run_whole(given, thorough)
         runner = self._pass_runners[_PASS_ROLES[type(chosen)]]
         if isinstance(chosen, Fast):
             result = runner.run(*self._describe_fast(given, chosen), thorough)
@@ -105,6 +105,14 @@ class CompiledForward(StandIn):
             return result
         result, feature = runner.run(*self._describe_full(given, chosen), thorough)
         chosen.done(feature)
+        return result
+
+    def _run_whole(self, given: dict[str, Any], thorough: bool) -> Any:
+        if not self._looks_always:
+            return self.runner.run(*self._describe(given), thorough)
+        self._log.begin()
+        result = self.runner.run(*self._describe(given), thorough)
+        self._log.end(only_if_waited=True)
         return result
 
     def describe(self, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Description, Invoke]:

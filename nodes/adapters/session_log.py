@@ -1,4 +1,4 @@
-"""One line for each sampling run: what it did, what it waited for, and why."""
+"""One line for each sampling run, and for a decode that had to wait: what it did, what it waited for, and why."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ _COUNTED = {
     "region_compiles": "region compiles",
 }
 _MOST_NEWS = 3
+_WORTH_TELLING = 0.05  # seconds
 
 
 class SessionLog:
@@ -32,11 +33,14 @@ class SessionLog:
         stats = service.cache().stats
         self._before, self._told = stats.snapshot(), stats.told
 
-    def end(self) -> None:
+    def end(self, only_if_waited: bool = False) -> None:
         """Log the summary and show it on the node."""
         if not self._before:
             return
         after = service.cache().stats.snapshot()
+        waited = after["stall_seconds"] - self._before["stall_seconds"]
+        if only_if_waited and waited < _WORTH_TELLING:
+            return
         parts = [
             f"{after[key] - self._before[key]} {text}"
             for key, text in _COUNTED.items()
@@ -47,9 +51,8 @@ class SessionLog:
             for reason, count in after["bypasses"].items()
             if count > self._before["bypasses"].get(reason, 0)
         ]
-        waited = after["stall_seconds"] - self._before["stall_seconds"]
         line = ", ".join(parts) or "no calls"
-        if waited >= 0.05:
+        if waited >= _WORTH_TELLING:
             line += f", waited {waited:.1f} s"
         news = [event.text for event in service.cache().stats.events_since(self._told) if event.kind == "signature"]
         if news:

@@ -48,8 +48,8 @@ class StandIn(ABC):
 
     def weights_left(self) -> None:
         """ComfyUI took the model down (unload, free memory, another clone's turn)."""
-        # Restoring an object patch leaves a bound method in the module's dictionary: a cycle that keeps it alive. And it
-        # leaves us there, where another patch has exchanged the module meanwhile.
+        # Restoring an object patch leaves a bound method in the module's dictionary: a cycle that keeps it alive. Where
+        # another patch has exchanged the module meanwhile, it leaves us there.
         module = self._module()
         if module is None:
             return
