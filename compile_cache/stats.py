@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter, deque
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 from .errors import BypassReason
@@ -77,5 +77,5 @@ class Stats:
         return True
 
     def snapshot(self) -> dict[str, Any]:
-        """The counters as plain data."""
-        return {**asdict(self.counters), "bypasses": dict(self.counters.bypasses)}
+        """The counters as plain data, from any thread: each is copied in one piece."""
+        return {**vars(self.counters), "bypasses": dict(self.counters.bypasses)}

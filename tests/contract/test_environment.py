@@ -43,7 +43,6 @@ Change = Callable[[Path], AbstractContextManager[object]]
 
 def forget() -> None:
     """What a process reads once."""
-    environment._settings.cache_clear()
     environment._instructions.cache_clear()
 
 
@@ -149,7 +148,6 @@ def test_a_change_of_the_environment_is_another_environment_and_is_named(
     """On a device that it does not concern, it changes nothing."""
     component, concerned, change = INVALIDATES[kind]
     before = environment_of(DEVICES[device], "source")
-    environment._settings.cache_clear()
     with change(tmp_path):
         after = environment_of(DEVICES[device], "source")
     if device in concerned.split():
@@ -197,9 +195,17 @@ UNCONCERNED: dict[str, Change] = {
 @pytest.mark.parametrize("kind", UNCONCERNED)
 def test_a_change_that_is_in_no_code_changes_nothing(tmp_path: Path, kind: str, device: str) -> None:
     before = environment_of(DEVICES[device], "source")
-    environment._settings.cache_clear()
     with UNCONCERNED[kind](tmp_path):
         assert environment_of(DEVICES[device], "source") == before
+
+
+def test_what_a_compile_changes_for_itself_is_no_change_of_the_environment() -> None:
+    """Asked from another thread meanwhile, for a report or to load ahead."""
+    with inductor_config.patch(max_autotune=not inductor_config.max_autotune):
+        before = environment_of(DEVICES["cuda"], "source")
+        with environment.own_settings(), inductor_config.patch(force_layout_optimization=True):
+            assert environment_of(DEVICES["cuda"], "source") == before
+    assert environment_of(DEVICES["cuda"], "source") != before
 
 
 def test_one_processor_is_told_the_same_however_it_lists_its_instructions(tmp_path: Path) -> None:

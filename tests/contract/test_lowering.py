@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 import torch
+from torch._inductor.runtime.cache_dir_utils import cache_dir
 
+from compile_cache.backends.inductor import lowering
 from compile_cache.backends.inductor.lowering import AddressedKernel
 
 
@@ -47,3 +51,10 @@ def test_it_launches_with_tensors_while_it_measures_and_with_addresses_then() ->
     kernel.launchers = kernel.launchers[:1]
     AddressedKernel(kernel).run(tensor, 5)
     assert kernel.ran == [(tensor, 5), (tensor.data_ptr(), 5)]
+
+
+def test_a_worker_compiles_in_the_folder_that_goes_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lowering, "scratch", str(tmp_path))
+    with lowering._own_folder(True):
+        assert Path(cache_dir()).parent == tmp_path
+    assert list(tmp_path.iterdir()) == []

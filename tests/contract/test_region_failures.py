@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
+from compile_cache.backends.inductor import region_table
 from compile_cache.backends.inductor.backend import InductorBackend
 
 from .rig import TOKENS, TOLERANCE, Rig, random, seeded
@@ -268,6 +270,81 @@ class TestWrongArtifacts:
             assert bound.error(tokens(9)) <= TOLERANCE
 
 
+class Pressed(RuntimeError):
+    """A Cancel that looks like an error of torch's."""
+
+
+class TestComparing:
+    """What says nothing of an artifact, while it is compared."""
+
+    @pytest.fixture
+    def raised(self, monkeypatch: pytest.MonkeyPatch) -> list[Exception]:
+        """What the next runs of compiled code raise."""
+        errors: list[Exception] = []
+        compile_trace = region_table.compile_trace
+
+        def compiled(*args: Any, **kwargs: Any) -> Any:
+            made = compile_trace(*args, **kwargs)
+            run = made._run
+
+            def failing(tensors: list[torch.Tensor]) -> Any:
+                if errors:
+                    raise errors.pop()
+                return run(tensors)
+
+            made._run = failing
+            return made
+
+        monkeypatch.setattr(region_table, "compile_trace", compiled)
+        return errors
+
+    def test_where_memory_is_short_the_original_runs_and_the_next_call_compares(
+        self, cold: Rig, raised: list[Exception]
+    ) -> None:
+        bound = cold.bind(seeded(Plain))
+        raised.append(torch.cuda.OutOfMemoryError("out of memory"))
+        with cold.expect({"out_of_memory": 1}, region_compiles=1, verifications=1, graph_calls=1):
+            assert bound.error(tokens()) == 0
+        with cold.expect(verifications=1, region_calls=2, graph_calls=2):
+            assert bound.error(tokens()) <= TOLERANCE
+            assert bound.error(tokens(9)) <= TOLERANCE
+
+    def test_one_call_tries_once(self, cold: Rig, raised: list[Exception]) -> None:
+        bound = cold.bind(nn.Sequential(*(seeded(Plain) for _ in range(3))))
+        raised.append(torch.cuda.OutOfMemoryError("out of memory"))
+        with cold.expect({"out_of_memory": 1}, region_compiles=1, verifications=1, graph_calls=1):
+            assert bound.error(tokens()) == 0
+
+    def test_a_new_size_neither_compiles_nor_loses_the_artifact(self, raised: list[Exception]) -> None:
+        rig = Rig(InductorBackend(), verify=True)
+        bound = rig.bind(seeded(Plain))
+        bound(tokens())
+        raised.append(torch.cuda.OutOfMemoryError("out of memory"))
+        with rig.expect({"out_of_memory": 1}, verifications=1, graph_calls=1):
+            assert bound.error(tokens(7)) == 0
+        with rig.expect(verifications=1, region_calls=1, graph_calls=1):
+            assert bound.error(tokens(7)) <= TOLERANCE
+
+    def test_what_was_never_compared_is_not_kept_before_it_is(self, tmp_path: Path, raised: list[Exception]) -> None:
+        config: dict[str, Any] = {"store_folder": tmp_path, "source": "one", "workers": 0}
+        rig = Rig(InductorBackend(), **config)
+        bound = rig.bind(seeded(Plain))
+        raised.append(torch.cuda.OutOfMemoryError("out of memory"))
+        bound(tokens())
+        assert rig.backend.stored()["regions"] == 0
+        bound(tokens())
+        assert rig.backend.stored()["regions"] == 1
+
+    def test_a_cancel_is_no_difference(self, cold: Rig, raised: list[Exception]) -> None:
+        bound, monitor = cold.bind(seeded(Plain)), Stopper(presses=0)
+        monitor.cancellations = (Pressed,)
+        raised.append(Pressed("cancelled"))
+        with pytest.raises(Pressed):
+            bound(tokens(), monitor=monitor)
+        with cold.expect(verifications=1, region_calls=1, graph_calls=1):
+            bound(tokens(), monitor=monitor)
+
+
 class CancelledOnce(nn.Module):
     """Somebody presses Cancel while its trace is made."""
 
@@ -287,7 +364,7 @@ class CancelledOnce(nn.Module):
 class Stopper:
     """Somebody presses Cancel before the first region is compiled."""
 
-    cancellations = (InterruptedError,)
+    cancellations: tuple[type[BaseException], ...] = (InterruptedError,)
 
     def __init__(self, presses: int = 1) -> None:
         self.presses = presses

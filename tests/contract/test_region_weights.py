@@ -91,6 +91,22 @@ class TestWeights:
         bound.weights_moved()
         assert bound.error(*inputs()) <= TOLERANCE
 
+    @pytest.mark.parametrize("before", [True, False], ids=["before", "after"])
+    def test_a_class_that_a_pack_patched_runs_as_patched_and_is_never_kept(
+        self, cold: Rig, monkeypatch: pytest.MonkeyPatch, before: bool
+    ) -> None:
+        bound = cold.bind(seeded(Model))
+        if not before:
+            bound(*inputs())
+        with monkeypatch.context() as patched:
+            patched.setattr(nn.GroupNorm, "forward", lambda self, x: x * 2)
+            bound.weights_moved()
+            assert bound.error(*inputs(3)) <= TOLERANCE
+            assert any("another pack replaced code inside Convolution" in detail for detail in cold.details)
+        bound.weights_moved()
+        assert bound.error(*inputs(2, 9, 7)) <= TOLERANCE
+        assert cold.cache.stats.counters.region_compiles == 2
+
     def test_a_setting_changed_after_the_first_run_takes_effect(self, rig: Rig, warm: Bound) -> None:
         bound = rig.bind(seeded(Attention))
         x, context = random(2, 5, 16), random(2, 7, 16)

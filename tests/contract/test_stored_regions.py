@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import logging
+import os
 from dataclasses import replace
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 from unittest.mock import ANY
 
 import pytest
 import torch
 from torch import nn
+from torch._inductor import config as inductor_config
+from torch._inductor.runtime.cache_dir_utils import temporary_cache_dir
 from torch._inductor.triton_bundler import TritonBundle
 
 from compile_cache.artifact_store import Artifact, ArtifactStore, InvalidArtifactError
+from compile_cache.backends.inductor import artifacts
 from compile_cache.backends.inductor.artifacts import pack, unpack
 from compile_cache.backends.inductor.backend import InductorBackend
 from compile_cache.backends.inductor.environment import environment_of
@@ -24,9 +28,9 @@ SIZES = [(1, 8, 8, 7), (17, 8, 8, 7), (2, 33, 25, 154), (1, 1, 1, 1), (3, 17, 9,
 CPU = torch.device("cpu")
 
 
-def process(folder: Path) -> Rig:
+def process(folder: Path, **config: Any) -> Rig:
     """A process that keeps its regions in `folder`: nothing in its memory."""
-    return Rig(InductorBackend(), store_folder=folder, source="one")
+    return Rig(InductorBackend(), store_folder=folder, source="one", **config)
 
 
 @pytest.fixture(scope="module")
@@ -108,6 +112,51 @@ def test_an_artifact_that_does_not_load_is_removed_and_compiled_again(
     again = process(copied)
     with again.expect(region_loads=2, region_calls=4, graph_calls=1):
         again.bind(seeded(Model))(*inputs())
+
+
+def test_an_artifact_that_finds_no_memory_is_loaded_by_the_next_call(
+    copied: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(payload: bytes) -> Any:
+        raise torch.cuda.OutOfMemoryError("out of memory")
+
+    rig = process(copied, workers=0)
+    bound = rig.bind(seeded(Model))
+    with monkeypatch.context() as patch, rig.expect({"out_of_memory": 2}, graph_calls=1):
+        patch.setattr(artifacts, "_load", full)
+        assert bound.error(*inputs()) == 0
+    with rig.expect(region_loads=2, region_calls=4, graph_calls=1):
+        assert bound.error(*inputs()) <= TOLERANCE
+
+
+def test_two_threads_may_put_one_library_in_its_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second does so while the first is about to."""
+    replace, name = os.replace, PurePosixPath("folder/library.so")
+
+    def late(source: Any, target: Any) -> None:
+        monkeypatch.setattr(os, "replace", replace)
+        artifacts._place(name, b"code")
+        replace(source, target)
+
+    with temporary_cache_dir(str(tmp_path)):
+        monkeypatch.setattr(os, "replace", late)
+        artifacts._place(name, b"code")
+    assert [path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*.*")] == [str(name)]
+    assert (tmp_path / name).read_bytes() == b"code"
+
+
+def test_a_setting_that_changes_in_between_is_another_environment_at_once(copied: Path) -> None:
+    before = len(store_of(copied).names())
+    rig = process(copied, workers=0)
+    with (
+        inductor_config.patch(emulate_precision_casts=True),
+        rig.expect(region_compiles=2, region_calls=4, graph_calls=1, verifications=ANY),
+    ):
+        rig.bind(seeded(Model))(*inputs())
+    again = process(copied, workers=0)
+    with again.expect(region_loads=2, region_calls=4, graph_calls=1):
+        again.bind(seeded(Model))(*inputs())
+    assert again.backend.stored()["regions"] == before
 
 
 @pytest.mark.parametrize("damage", [{"symbols": {}}, {"assumptions": [["Shell", 1]]}, {"used_weights": None}])

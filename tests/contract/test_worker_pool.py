@@ -1,23 +1,33 @@
-"""The children of a worker process: forked where that works, and what happens where it does not."""
+"""The processes that compile: how they begin, and what is left of them when they end."""
 
 from __future__ import annotations
 
 import multiprocessing
 import os
+import pickle
+import signal
 import sys
+import tempfile
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import torch
 
-from compile_cache.backends.inductor import worker
+from compile_cache.backends.inductor import job, worker, workers
+from compile_cache.backends.inductor.looking import suitable
+
+CPU = torch.device("cpu")
 
 # What a driver does in forked children that was started before. Spawned ones know nothing of it.
 does: list[str] = []
 
 
-def begin(device: str) -> None:
+def begin(device: str, folder: str) -> None:
     if "refuses" in does:
         raise RuntimeError(f"{device} cannot be used in a forked process")
     if "hangs" in does:
@@ -40,10 +50,103 @@ def driver(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> I
 
 
 def test_children_import_for_themselves_where_a_driver_does_not_take_to_forks(driver: str) -> None:
-    pool = worker._pool(SimpleNamespace(begin=begin, ready=ready), "cuda:0", 2)
+    pool = worker._pool(SimpleNamespace(begin=begin, ready=ready), ("cuda:0", "folder"), 2)
     try:
         forked = sys.platform == "linux" and driver == "works"
         assert pool.submit(start_method).result() == ("ForkProcess" if forked else "SpawnProcess")
         assert pool.submit(os.getpid).result() != os.getpid()
     finally:
         pool.shutdown()
+
+
+def lose_a_child(folder: str, told: Any) -> None:
+    worker._pool(SimpleNamespace(begin=begin, ready=ready), ("cpu", folder), 2)
+    told.put([child.pid for child in multiprocessing.active_children()])
+    worker._end_with_a_child(folder)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="children are forked on Linux")
+def test_a_process_that_lost_a_child_ends_with_the_others_though_nobody_waits(tmp_path: Path) -> None:
+    folder, fork = tmp_path / "folder", multiprocessing.get_context("fork")
+    folder.mkdir()
+    told = fork.SimpleQueue()
+    process = fork.Process(target=lose_a_child, args=(str(folder), told))
+    process.start()
+    lost, other = told.get()
+    os.kill(lost, signal.SIGKILL)
+    process.join(60)
+    assert process.exitcode == 0
+    assert not folder.exists()
+    wait_for(lambda: gone(other))
+
+
+def gone(pid: int) -> bool:
+    """Also where nobody asks how it ended."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except OSError:
+        return True
+
+
+def wait_for(condition: Callable[[], bool], seconds: float = 60.0) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+@pytest.fixture
+def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Path]:
+    """Lets processes run this instead of compiling. Gives the folder for what is temporary."""
+
+    def run(code: str) -> Path:
+        (tmp_path / "program.py").write_text(code)
+        monkeypatch.setattr(workers.worker, "__file__", str(tmp_path / "program.py"))
+        temporary = tmp_path / "temporary"
+        temporary.mkdir()
+        monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+        return temporary
+
+    return run
+
+
+def test_processes_that_are_killed_leave_no_file_behind(program: Callable[[str], Path]) -> None:
+    temporary = program("import pathlib, sys, time; pathlib.Path(sys.argv[2], 'half').mkdir(); time.sleep(600)")
+    crew = workers.Workers()
+    crew.start(CPU)
+    wait_for(lambda: list(temporary.glob("*/half")) != [])
+    crew.close()
+    wait_for(lambda: list(temporary.iterdir()) == [])
+
+
+def test_processes_that_end_by_themselves_leave_no_thread_and_no_pipe(program: Callable[[str], Path]) -> None:
+    program("raise SystemExit")
+    crew = workers.Workers()
+
+    def left() -> tuple[int, int]:
+        return threading.active_count(), len(list(Path("/proc/self/fd").iterdir()))
+
+    before = left()
+    for _ in range(3):
+        crew.start(CPU)
+        wait_for(lambda: not crew.running)
+    crew.close()
+    wait_for(lambda: left() == before)
+
+
+def test_what_went_wrong_with_a_job_is_told_though_its_error_cannot_be_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        error = RuntimeError("no such compiler\nand a page of text")
+        error.frame = sys._getframe()  # type: ignore[attr-defined]
+        raise error
+
+    monkeypatch.setattr(job, "_run", refuse)
+    monkeypatch.setattr(job, "_prepare", lambda settings: None)
+    monkeypatch.setattr(job, "_prepared", None)
+    settings = vars(job.Settings("cpu", {}, {}, ""))
+    answer = job.work(settings, vars(job.Job("key", "label", b"", (), "", True, (), {})))
+    assert pickle.loads(pickle.dumps(answer))[0] == "RuntimeError: no such compiler"
+
+
+def test_there_are_never_more_than_any_system_can_wait_for() -> None:
+    assert [suitable(wanted, CPU) for wanted in (1, 2, 61, 1000)] == [0, 2, 61, 61]

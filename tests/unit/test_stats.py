@@ -46,6 +46,18 @@ def test_a_snapshot_is_plain_data_and_does_not_follow_the_counters() -> None:
     assert set(before) == set(vars(stats.counters))
 
 
+def test_a_snapshot_stands_while_another_thread_counts_something_new() -> None:
+    stats = Stats()
+
+    class Meanwhile(str):
+        def __deepcopy__(self, memo: object) -> str:
+            stats.counters.bypasses[f"{self}, another"] += 1
+            return self
+
+    stats.counters.bypasses[Meanwhile("one")] += 1
+    assert stats.snapshot()["bypasses"] == {"one": 1}
+
+
 def test_events_since_a_moment_are_the_later_ones_as_far_as_they_are_kept() -> None:
     stats = Stats()
     stats.event("compile", "before")

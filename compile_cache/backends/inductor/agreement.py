@@ -22,14 +22,23 @@ _NOISE = 1000 * torch.finfo(torch.float32).eps
 
 
 def disagreement(
-    variant: Variant, site: RegionSite, weights: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]
+    variant: Variant,
+    site: RegionSite,
+    weights: Sequence[torch.Tensor],
+    tensors: Sequence[torch.Tensor],
+    cancellations: tuple[type[BaseException], ...] = (),
 ) -> str | None:
-    """None where the artifact agrees with the original on this input, else what is wrong."""
+    """None where the artifact agrees with the original on this input, else what is wrong.
+
+    Raises what the original raises, what cancels, and OutOfMemoryError, which tells nothing of the artifact.
+    """
     expected = pytree.tree_leaves(original(site, tensors))
     with torch.no_grad():
         try:
             actual = pytree.tree_leaves(variant(weights, tensors))
         except (AssertionError, RuntimeError) as error:
+            if isinstance(error, (torch.cuda.OutOfMemoryError, *cancellations)):
+                raise
             return f"it fails: {error}"
     noise = max(float(_norm(tensor)) for tensor in tensors) * _NOISE
     for a, b in zip(actual, expected, strict=True):

@@ -20,7 +20,17 @@ from ...regions import Monitor, RegionSite
 from ...stats import Stats
 from .artifacts import measured, unpack
 from .job import Job, job_of, settings_for
-from .region_table import RegionGroup, Request, admits, general_hints, inductor_options, save, static_sizes, take_from
+from .region_table import (
+    RegionGroup,
+    RegionTable,
+    Request,
+    general_hints,
+    inductor_options,
+    may_run,
+    save,
+    static_sizes,
+    take_from,
+)
 from .tracing import bind_dims, region_format, trace
 from .variant import Shapes
 from .workers import Workers
@@ -51,6 +61,7 @@ def like(tensor: torch.Tensor) -> torch.Tensor:
 
 def build(
     seen: Sequence[Seen],
+    table: RegionTable,
     workers: Workers,
     store: ArtifactStore | None,
     stats: Stats,
@@ -66,8 +77,9 @@ def build(
         if store is not None:
             for each in sorted(seen, key=lambda each: each.group.key):  # one order for all processes
                 held.enter_context(store.building(each.group.key, monitor.checkpoint))
-                if not each.group.variants:
-                    take_from(store, each.group, stats)
+                with table.lock:  # not while the store's is awaited: regions are loaded ahead meanwhile
+                    if not each.group.variants:
+                        take_from(store, each.group, stats)
         missing = [each for each in seen if not each.group.variants]
         if len(missing) < _FEWEST:
             return
@@ -82,7 +94,8 @@ def build(
                 number, artifact, seconds = answer
                 each = missing[number]
                 done += 1
-                failure = artifact if isinstance(artifact, str) else _taken(each, artifact, store, stats, monitor)
+                with table.lock:
+                    failure = artifact if isinstance(artifact, str) else _taken(each, artifact, store, stats, monitor)
                 if failure:
                     logger.info("Resolute: %s was not compiled ahead: %s", each.site.kind, failure)
                     continue
@@ -93,20 +106,30 @@ def build(
 
 
 def _taken(each: Seen, artifact: Artifact, store: ArtifactStore | None, stats: Stats, monitor: Monitor) -> str:
-    """Put an artifact where the call will find it. Returns what is wrong with it, or nothing."""
+    """Put an artifact where the call will find it. Returns what is wrong with it, or nothing.
+
+    Where there is no memory to compare it now, the call compares it.
+    """
     try:
         variant = unpack(artifact)
     except InvalidArtifactError as error:
         return str(error)
+
+    def keep() -> None:  # as it came: what was loaded lacks what only a store needs
+        if store is not None:
+            save(store, each.group, replace(artifact, about={**artifact.about, **measured(variant)}))
+
+    each.group.add(variant, keep)
     sizes = bind_dims(each.site.dims, each.shapes)
-    inputs = [noise(was.shape, was.dtype, was.device, region_format(was)) for was in each.tensors]
-    request = Request(each.site, each.weights, inputs, stats, monitor, announce=lambda: None, store=store)
-    if sizes is None or not admits(variant, request, sizes, verify=True):
-        return "its results differ from the original's"
-    each.group.variants.append(variant)
-    if store is not None:  # as it came: what was loaded lacks what only a store needs
-        save(store, each.group, replace(artifact, about={**artifact.about, **measured(variant)}))
-    return ""
+    assert sizes is not None, "it was a job"
+    try:
+        inputs = [noise(was.shape, was.dtype, was.device, region_format(was)) for was in each.tensors]
+        request = Request(each.site, each.weights, inputs, stats, monitor, announce=lambda: None, store=store)
+        right = may_run(each.group, variant, request, sizes)
+    except torch.cuda.OutOfMemoryError:
+        logger.info("Resolute: %s is compared when the call comes to it: memory is short now", each.site.kind)
+        return ""
+    return "" if right else "its results differ from the original's"
 
 
 def _jobs(missing: Sequence[Seen], device: torch.device, monitor: Monitor) -> Iterator[tuple[int, Job]]:

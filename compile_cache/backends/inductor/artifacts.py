@@ -11,12 +11,14 @@ import dataclasses
 import io
 import os
 import pickle
+import tempfile
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 import sympy  # type: ignore[import-untyped]
+import torch
 import torch.utils._pytree as pytree
 import torch.utils._sympy.functions as torch_functions
 from torch._inductor import config as inductor_config
@@ -68,7 +70,10 @@ def measured(variant: Variant) -> dict[str, Any]:
 
 
 def unpack(artifact: Artifact) -> Variant:
-    """Load it: ready to run. Raises InvalidArtifactError for what is not one of `pack`'s."""
+    """Load it: ready to run. Raises InvalidArtifactError for what is not one of `pack`'s, and OutOfMemoryError.
+
+    One at a time, and never beside a compile: what torch loaded meanwhile is taken for this one's.
+    """
     about = artifact.about
     try:
         symbols = {name: sympy.Symbol(told, **given) for name, (told, given) in about["symbols"].items()}
@@ -82,7 +87,7 @@ def unpack(artifact: Artifact) -> Variant:
             if name in compiled.kernels:
                 compiled.kernels[name].choose(choice)
         return Variant(compiled, assumptions, static, tuple(about["used_weights"]), spec, set(about["shown"]))
-    except InvalidArtifactError:
+    except (InvalidArtifactError, torch.cuda.OutOfMemoryError):
         raise
     except Exception as error:  # torch's loaders raise whatever they meet
         raise InvalidArtifactError(f"{type(error).__name__} while it was loaded: {error}") from error
@@ -155,9 +160,10 @@ def _place(name: PurePosixPath, content: bytes) -> None:
     if path.exists():
         return
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f"{path.name}.{os.getpid()}")
-    temporary.write_bytes(content)
-    temporary.chmod(0o700)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f"{path.name}.")
+    with os.fdopen(handle, "wb") as file:
+        file.write(content)
+    Path(temporary).chmod(0o700)
     os.replace(temporary, path)
 
 

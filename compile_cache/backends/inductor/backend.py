@@ -8,7 +8,7 @@ import shutil
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -24,6 +24,7 @@ from .looking import LOOKED, LookAhead, suitable
 from .workers import Workers
 
 logger = logging.getLogger(__name__)
+T = TypeVar("T")
 
 # The oldest torch whose make_fx and inductor take the path of `tracing`; tests run on it.
 OLDEST_TORCH = (2, 8)
@@ -38,6 +39,7 @@ class InductorBackend(Backend):
         self.table = RegionTable()
         self.workers = Workers()
         self._stores: dict[EnvironmentFingerprint, ArtifactStore | None] = {}
+        self._latest: ArtifactStore | None = None
 
     def probe(self, device: str) -> Capabilities:
         version = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
@@ -67,8 +69,8 @@ class InductorBackend(Backend):
             self.workers.start(device)
 
     def stored(self) -> dict[str, int]:
-        stores = [store for store in self._stores.values() if store is not None]
-        return stores[-1].report() if stores else {}
+        latest = self._latest
+        return {} if latest is None else latest.report()
 
     def located(self, keys: Iterable[str], device: torch.device, config: CacheConfig) -> Located:
         store = self._store(device, config)
@@ -98,7 +100,9 @@ class InductorBackend(Backend):
             except StoreError as error:
                 logger.warning("Resolute: %s. Regions are compiled again after a restart.", error)
                 self._stores[environment] = None
-        return self._stores[environment]
+        store = self._stores[environment]
+        self._latest = store or self._latest
+        return store
 
 
 def _missing(reason: str, remedy: str) -> Capabilities:
@@ -146,7 +150,7 @@ class InductorProgram(Program):
         self._bypassed: set[BypassReason] = set()
         self._lasting: frozenset[BypassReason] = frozenset()  # found when hooks were built; they concern every call
         self._monitor: Monitor = SilentMonitor()
-        self._bound = BoundRegions(table, store_for, stats, config, self._announce)
+        self._bound = BoundRegions(table, workers, store_for, stats, config, self._announce)
         self._build_hooks = build_hooks
         self._hooks: Sequence[Hook] = ()
         self._epoch: int | None = None
@@ -170,14 +174,28 @@ class InductorProgram(Program):
             self._bypass(BypassReason(BypassCode.NO_REGIONS, "the model has no block that Resolute knows"))
             return call.invoke(call.tensors)
         self._monitor = call.monitor
-        self._bound.begin(call.monitor)
         try:
-            return self._invoke(call)
+            return self._without_workers_if_short(lambda: self._invoke(call))
         finally:
             self._monitor = SilentMonitor()
 
+    def _without_workers_if_short(self, work: Callable[[], T]) -> T:
+        """Where the processes that compile hold memory that the work needs, they end and it is done once more."""
+        try:
+            return work()
+        except Exception as error:
+            short = any(isinstance(each, torch.cuda.OutOfMemoryError) for each in (error, error.__cause__))
+            if not short or not self._workers.running:
+                raise
+        logger.info("Resolute: out of memory; the processes that compile end, and the call is made once more")
+        self._workers.close()
+        self._may_look = False  # which would start them again
+        torch.cuda.empty_cache()
+        return work()
+
     def _invoke(self, call: Call) -> Any:
         """The call through its regions. One that comes to a region without an artifact looks at all of them first."""
+        self._bound.begin(call.monitor)
         # A patch that another pack put inside the model may count how often it is called.
         looks = self._may_look and call.capture_blocker is None
         self._use = suitable(self._wanted_workers, call.tensors[0].device) if looks else 0
@@ -202,7 +220,7 @@ class InductorProgram(Program):
 
     def _build_ahead(self) -> None:
         try:
-            self._bound.build_ahead(self._workers, self._announce_ahead)
+            self._bound.build_ahead(self._announce_ahead)
         except self._monitor.cancellations:
             raise
         except Exception as error:
@@ -223,7 +241,7 @@ class InductorProgram(Program):
 
     def capture(self, call: Call, result: Any) -> Graph:
         with installed(self._hooks):
-            return self._recorder.capture(call, result)
+            return self._without_workers_if_short(lambda: self._recorder.capture(call, result))
 
     def _run_region(self, site: RegionSite, *tensors: torch.Tensor) -> Any:
         result = self._bound.run(site, tensors)

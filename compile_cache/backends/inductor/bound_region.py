@@ -13,6 +13,7 @@ import torch
 from ...artifact_store import ArtifactStore
 from ...config import CacheConfig
 from ...errors import BypassCode, BypassReason
+from ...foreign_code import ForeignCode
 from ...regions import Monitor, RegionSite, SilentMonitor
 from ...stats import Stats
 from ...structure import Memo, parts, structure_digest
@@ -20,6 +21,7 @@ from .ahead import Seen, build, like
 from .looking import LOOKED
 from .region_table import RegionGroup, RegionTable, Request, group_key
 from .tracing import WeightSlot, region_format, weight_slots
+from .variant import Shapes, Variant
 from .workers import Workers
 
 _NOT_READY = "not ready"
@@ -45,12 +47,14 @@ class BoundRegions:
     def __init__(
         self,
         table: RegionTable,
+        workers: Workers,
         store_for: Callable[[torch.device], ArtifactStore | None],
         stats: Stats,
         config: CacheConfig,
         announce: Callable[[str], None],
     ) -> None:
         self._table = table
+        self._workers = workers
         self._store_for = store_for
         self._stats = stats
         self._verify = config.verify
@@ -60,10 +64,15 @@ class BoundRegions:
         self._groups: dict[int, RegionGroup] = {}
         self._monitor: Monitor = SilentMonitor()
         self._seen: dict[str, Seen] | None = None  # while a call only looks: the regions that it came to
+        # Of one call. What is told of the environment that a store is for takes milliseconds.
+        self._stores: dict[torch.device, ArtifactStore | None] = {}
+        self._no_room: dict[tuple[str, Shapes], BypassReason] = {}
 
     def begin(self, monitor: Monitor) -> None:
         """A call starts."""
         self._monitor = monitor
+        self._stores.clear()
+        self._no_room.clear()
 
     @contextlib.contextmanager
     def looking(self) -> Iterator[None]:
@@ -75,12 +84,12 @@ class BoundRegions:
             self._seen = None
             raise
 
-    def build_ahead(self, workers: Workers, announce: Callable[[int, int, str], None]) -> None:
+    def build_ahead(self, announce: Callable[[int, int, str], None]) -> None:
         """Compile what was seen, with workers that were called up. Raises what cancels."""
         seen, self._seen = [each for each in (self._seen or {}).values() if not each.group.variants], None
         if seen:
-            store = self._store_for(seen[0].tensors[0].device)
-            build(seen, workers, store, self._stats, self._monitor, announce)
+            store = self._store(seen[0].tensors[0].device)
+            build(seen, self._table, self._workers, store, self._stats, self._monitor, announce)
 
     def survey(self, sites: Iterable[RegionSite]) -> None:
         """Find the distinct groups before anything is compiled: they are the N of "7 of N".
@@ -91,9 +100,10 @@ class BoundRegions:
         self._distinct.clear()
         self._groups.clear()
         memo: Memo = {}
+        look = ForeignCode()
         for site in sites:
             own = [part for _, part in parts(site.module, site.without)]
-            foreign = any("forward" in vars(m) or m._forward_hooks or m._forward_pre_hooks for m in own)
+            foreign = any(look.inside(module) for module in own)
             casting = [module for module in own if hasattr(module, "comfy_cast_weights")]
             structure = structure_digest(site.module, memo, site.without)
             bound = BoundSite(structure, weight_slots(site.module, site.without), casting)
@@ -107,14 +117,14 @@ class BoundRegions:
 
     @property
     def progress(self) -> tuple[int, int]:
-        """(compiled, distinct) groups of this module."""
-        done = sum(bool(group.variants) for group in self._groups.values())
+        """(compiled, distinct) groups of this module. From any thread, while calls meet new ones."""
+        done = sum(bool(group.variants) for group in list(self._groups.values()))
         return done, max(len(self._distinct), done)
 
     @property
     def keys(self) -> frozenset[str]:
         """Of the groups that were run."""
-        return frozenset(group.key for group in self._groups.values())
+        return frozenset(group.key for group in list(self._groups.values()))
 
     def run(self, site: RegionSite, tensors: Sequence[torch.Tensor]) -> Any:
         """The result of the region, or the BypassReason for which the original must run."""
@@ -136,10 +146,7 @@ class BoundRegions:
         shapes = tuple(tuple(tensor.shape) for tensor in tensors)
         variant = group.known(shapes)
         if variant is None:
-            announce = functools.partial(self._announce, site.kind)
-            store = self._store_for(tensors[0].device)
-            request = Request(site, weights, tensors, self._stats, self._monitor, announce, self._verify, store)
-            variant = self._table.resolve(group, request)
+            variant = self._no_room.get((group.key, shapes)) or self._resolve(group, site, weights, tensors)
         if isinstance(variant, BypassReason):
             return variant
         try:
@@ -151,6 +158,28 @@ class BoundRegions:
             return self._table.refuse(group, shapes, error)
         self._stats.counters.region_calls += 1
         return result
+
+    def _resolve(
+        self, group: RegionGroup, site: RegionSite, weights: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]
+    ) -> Variant | BypassReason:
+        """Load, compile, or compare. Where that takes more memory than there is, the original runs, in this call."""
+        announce = functools.partial(self._announce, site.kind)
+        store = self._store(tensors[0].device)
+        request = Request(site, weights, tensors, self._stats, self._monitor, announce, self._verify, store)
+        try:
+            return self._table.resolve(group, request)
+        except torch.cuda.OutOfMemoryError:
+            if self._workers.running:  # which hold some of it: the program ends them, and begins again
+                raise
+        detail = f"there is no memory to load {site.kind} and compare it with its original; it runs as it is until then"
+        reason = BypassReason(BypassCode.OUT_OF_MEMORY, detail)
+        self._no_room[group.key, request.shapes] = reason
+        return reason
+
+    def _store(self, device: torch.device) -> ArtifactStore | None:
+        if device not in self._stores:
+            self._stores[device] = self._store_for(device)
+        return self._stores[device]
 
     def _group(self, site: RegionSite, bound: BoundSite, tensors: Sequence[torch.Tensor], state: str) -> RegionGroup:
         key = (state, *((tensor.dtype, tensor.ndim) for tensor in tensors))

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import platform
 import sys
-from collections.abc import Mapping
+import threading
+from collections.abc import Iterator, Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -29,6 +31,9 @@ _PASSES = (
     "pre_grad_custom_pass", "joint_custom_pre_pass", "joint_custom_post_pass",
     "post_grad_custom_pre_pass", "post_grad_custom_post_pass", "_pre_fusion_custom_pass",
 )  # fmt: skip
+
+_lock = threading.Lock()
+_before: list[str] = []  # the settings from before the compile that has them changed
 
 
 def environment_of(device: torch.device, source: str) -> EnvironmentFingerprint:
@@ -135,9 +140,25 @@ def _on(value: object) -> str:
     return str(value) if not isinstance(value, bool) else "on" if value else "off"
 
 
-@functools.cache
+@contextlib.contextmanager
+def own_settings() -> Iterator[None]:
+    """A compile changes inductor's settings for itself: meanwhile every thread is told those from before."""
+    with _lock:
+        _before.append(_before[0] if _before else _read_settings())
+    try:
+        yield
+    finally:
+        _before.pop()
+
+
 def _settings() -> str:
-    """Inductor's own settings, as far as they change the code: a user may have set some by environment variables."""
+    """Inductor's own settings, as far as they change the code. Read anew: another pack may have changed one since."""
+    with _lock:
+        return _before[0] if _before else _read_settings()
+
+
+def _read_settings() -> str:
+    """Some milliseconds."""
     portable = inductor_config.save_config_portable(ignore_private_configs=True)
     portable |= {name: getattr(inductor_config, name, None) for name in _PASSES}
     kept = sorted((name, repr(value)) for name, value in portable.items() if name not in _HOW_NOT_WHAT)

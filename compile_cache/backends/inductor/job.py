@@ -17,6 +17,8 @@ from torch.fx._graph_pickler import GraphPickler
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from ...artifact_store import Artifact
+from ...errors import first_line
+from . import lowering
 from .artifacts import pack
 from .environment import apply_flags, environment_of, flags
 from .lowering import assumptions_of, compile_trace
@@ -64,8 +66,12 @@ def job_of(key: str, label: str, traced: Trace, static: Shapes, options: dict[st
 _prepared: dict[str, Any] | None = None
 
 
-def begin(device: str) -> None:
-    """A worker starts. Raises whatever torch raises where the device cannot be used from it."""
+def begin(device: str, folder: str) -> None:
+    """A worker starts, whose temporary folders are in `folder`: one that is killed leaves them behind.
+
+    Raises whatever torch raises where the device cannot be used from it.
+    """
+    lowering.scratch = folder
     threading.Thread(target=_end_with_parent, daemon=True).start()
     inductor_config.compile_threads = 1  # there are as many workers as there is work for processors
     if torch.device(device).type != "cpu":  # there it would start a C++ compiler, for seconds
@@ -76,14 +82,21 @@ def ready() -> None:
     """Something to wait for until a worker has begun."""
 
 
-def work(settings: dict[str, Any], job: dict[str, Any]) -> tuple[dict[str, Any], float]:
-    """(the artifact, seconds) of a job, all in plain types. Raises whatever torch raises."""
+def work(settings: dict[str, Any], job: dict[str, Any]) -> tuple[dict[str, Any] | str, float]:
+    """(the artifact or what went wrong, seconds) of a job, all in plain types: torch's errors hold what no process can
+    send to another.
+    """
     global _prepared
-    if settings != _prepared:
-        _prepare(Settings(**settings))
-        _prepared = settings
     started = time.perf_counter()
-    return vars(_run(Job(**job))), time.perf_counter() - started
+    try:
+        if settings != _prepared:
+            _prepare(Settings(**settings))
+            _prepared = settings
+            started = time.perf_counter()
+        made: dict[str, Any] | str = vars(_run(Job(**job)))
+    except Exception as error:  # noqa: BLE001 (whoever asked logs it, and compiles the region itself)
+        made = f"{type(error).__name__}: {first_line(error)}"
+    return made, time.perf_counter() - started
 
 
 def _end_with_parent() -> None:

@@ -9,6 +9,7 @@ import torch
 LOOKED = object()  # in place of a region's result, while a call only looks
 
 _MOST = 8
+_MOST_WANTED = 61  # Windows waits for no more processes at once
 _MEMORY = 1 << 30  # bytes, for torch in each process
 _GPU_MEMORY = 1 << 30  # bytes, for its CUDA context
 
@@ -22,7 +23,7 @@ class LookAhead(BaseException):
 
 def suitable(wanted: int | None, device: torch.device) -> int:
     """How many workers to use on this machine: `wanted`, or half of its processors. Fewer than 2 is none."""
-    count = min(_processors() // 2, _MOST, _fitting()) if wanted is None else wanted
+    count = min(_processors() // 2, _MOST, _fitting()) if wanted is None else min(wanted, _MOST_WANTED)
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         count = min(count, int(free // 2 // _GPU_MEMORY))

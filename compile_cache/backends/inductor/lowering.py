@@ -21,10 +21,13 @@ from torch._inductor.output_code import CompiledFxGraph
 from torch._inductor.runtime.cache_dir_utils import temporary_cache_dir
 
 from .assumptions import Assumptions
+from .environment import own_settings
 from .tracing import Trace, size_one_is_general
 
 # torch's symbolic arithmetic logs thousands of harmless lines for odd sizes through these loggers.
 _NOISY_LOGGERS = ("torch.utils._sympy.interp", "torch.fx.experimental.symbolic_shapes")
+
+scratch: str | None = None  # where temporary folders are made, None for the system's place
 
 Choice = dict[str, Any]  # block sizes and numbers of warps and stages, as Triton names them
 Run = Callable[[list[torch.Tensor]], Sequence[Any]]
@@ -78,6 +81,7 @@ def compile_trace(trace: Trace, options: dict[str, Any], keep: bool = False) -> 
         torch._guards.tracing(torch._guards.TracingContext(trace.fake_mode)),
         torch.no_grad(),
         size_one_is_general(trace.oblivious),
+        own_settings(),
         inductor_config.patch(options),
         # AOTAutograd has nothing to do for a graph without gradients or writes: what it would keep is this one graph.
         functorch_config.patch(enable_autograd_cache=False),
@@ -106,7 +110,7 @@ def _own_folder(wanted: bool) -> Iterator[dict[str, bytes]]:
     if not wanted:
         yield libraries
         return
-    with tempfile.TemporaryDirectory(prefix="resolute-", ignore_cleanup_errors=True) as folder:
+    with tempfile.TemporaryDirectory(prefix="resolute-", dir=scratch, ignore_cleanup_errors=True) as folder:
         with temporary_cache_dir(folder):
             yield libraries
         for path in Path(folder).rglob("*"):

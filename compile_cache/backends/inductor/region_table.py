@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import threading
 import time
@@ -45,6 +46,12 @@ class RegionGroup:
     failures: dict[Shapes, BypassReason] = field(default_factory=dict)  # by static sizes: no size of these compiles
     refused: dict[Shapes, BypassReason] = field(default_factory=dict)
     stored: set[str] = field(default_factory=set)  # names of artifacts that came from the store, or went there
+    untried: dict[Variant, Callable[[], None]] = field(default_factory=dict)  # not compared yet, and what keeps each
+
+    def add(self, variant: Variant, keep: Callable[[], None]) -> None:
+        """A new artifact: `may_run` compares it before its first use, and calls `keep` where it is right."""
+        self.variants.append(variant)
+        self.untried[variant] = keep
 
     def known(self, shapes: Shapes) -> Variant | BypassReason | None:
         """What was decided for these sizes: asked in every call."""
@@ -77,14 +84,14 @@ class Request:
 
 
 class RegionTable:
-    """Thread-safe. `resolve` is the only way in; it compiles at most once per group and set of assumptions."""
+    """Thread-safe: whoever adds to a group, or loads code, holds `lock`."""
 
     def __init__(self) -> None:
         self._groups: dict[str, RegionGroup] = {}
-        self._lock = threading.RLock()
+        self.lock = threading.RLock()
 
     def group(self, key: str, label: str) -> RegionGroup:
-        with self._lock:
+        with self.lock:
             group = self._groups.setdefault(key, RegionGroup(key, label))
             group.label = label  # where it was loaded ahead, nobody knew
             return group
@@ -96,14 +103,14 @@ class RegionTable:
 
     def preload(self, key: str, store: ArtifactStore) -> int:
         """Load what the store has for a group, if nobody asked for it yet. Returns how many artifacts it loaded."""
-        with self._lock:
+        with self.lock:
             group = self._groups.setdefault(key, RegionGroup(key, ""))
             return 0 if group.variants else _load(store, group)
 
     def resolve(self, group: RegionGroup, request: Request) -> Variant | BypassReason:
-        """The artifact for the request's sizes, or why there is none."""
+        """The artifact for the request's sizes, or why there is none. Compiles once for each set of assumptions."""
         shapes = request.shapes
-        with self._lock:
+        with self.lock:
             known = group.known(shapes)
             if known is not None:
                 return known
@@ -132,9 +139,7 @@ class RegionTable:
                 if request.store is not None and take_from(request.store, group, request.stats):
                     variant = _find(group, request, sizes)
                 if variant is None:
-                    variant = _compile_for(request, sizes)
-                    group.variants.append(variant)
-                    keep(request.store, group, variant)
+                    variant = _compile_for(group, request, sizes)
         except RegionCompileError as error:
             # Inputs that the original refuses too (a text for another model) are not our failure.
             original(request.site, request.tensors)
@@ -147,7 +152,7 @@ class RegionTable:
 
     def refuse(self, group: RegionGroup, shapes: Shapes, error: BaseException) -> BypassReason:
         """Latch a failure at run time: these sizes run the original from now on."""
-        with self._lock:
+        with self.lock:
             group.by_shapes.pop(shapes, None)
             return self._refuse(group, shapes, f"{group.label} failed at {shapes}: {error}")
 
@@ -160,10 +165,24 @@ class RegionTable:
 def _find(group: RegionGroup, request: Request, sizes: dict[str, int]) -> Variant | None:
     """The first artifact in memory that may run at these sizes."""
     static = static_sizes(request.site, request.shapes)
-    for variant in group.variants:
-        if variant.static == static and admits(variant, request, sizes, request.verify):
-            return variant
-    return None
+    same = [variant for variant in group.variants if variant.static == static]
+    return next((variant for variant in same if may_run(group, variant, request, sizes)), None)
+
+
+def may_run(group: RegionGroup, variant: Variant, request: Request, sizes: dict[str, int]) -> bool:
+    """Whether an artifact of the group may run at these sizes. A new one is kept or dropped by the answer.
+
+    Raises OutOfMemoryError where there is no room to compare, and what cancels: then it stays for the next call.
+    """
+    keep = group.untried.get(variant)
+    fits = _admits(variant, request, sizes, request.verify or keep is not None)
+    if keep is not None:
+        del group.untried[variant]
+        if fits:
+            keep()
+        else:
+            group.variants.remove(variant)
+    return fits
 
 
 def _alone(store: ArtifactStore | None, key: str, monitor: Monitor) -> contextlib.AbstractContextManager[None]:
@@ -185,16 +204,16 @@ def take_from(store: ArtifactStore, group: RegionGroup, stats: Stats) -> bool:
 def _load(store: ArtifactStore, group: RegionGroup) -> int:
     loaded = 0
     for artifact in store.load(group.key, frozenset(group.stored)):
-        group.stored.add(artifact.name)
         try:
             group.variants.append(unpack(artifact))
             loaded += 1
         except InvalidArtifactError as error:
             store.discard(artifact.name, str(error))
+        group.stored.add(artifact.name)
     return loaded
 
 
-def keep(store: ArtifactStore | None, group: RegionGroup, variant: Variant) -> None:
+def _keep(store: ArtifactStore | None, group: RegionGroup, variant: Variant) -> None:
     if store is None:
         return
     try:
@@ -208,20 +227,18 @@ def save(store: ArtifactStore, group: RegionGroup, artifact: Artifact) -> None:
     group.stored.add(artifact.name)
 
 
-def _compile_for(request: Request, sizes: dict[str, int]) -> Variant:
-    """Compile for hints that keep the code general; only where that does not fit these sizes, for these alone.
-
-    A new artifact is compared with its original once before it is used.
-    """
+def _compile_for(group: RegionGroup, request: Request, sizes: dict[str, int]) -> Variant:
+    """Compile for hints that keep the code general; only where that does not fit these sizes, for these alone."""
     general = general_hints(sizes, request.tensors[0].device)
     for hints in [general] if general == sizes else [general, sizes]:
         variant = _compile(request, hints)
-        if admits(variant, request, sizes, verify=True):
+        group.add(variant, functools.partial(_keep, request.store, group, variant))
+        if may_run(group, variant, request, sizes):
             return variant
     raise RegionCompileError(request.site.kind, AssertionError("its results differ from the original's"))
 
 
-def admits(variant: Variant, request: Request, sizes: dict[str, int], verify: bool) -> bool:
+def _admits(variant: Variant, request: Request, sizes: dict[str, int], verify: bool) -> bool:
     """Whether an artifact may run at `sizes`: by its assumptions, and by comparing results where they do not tell."""
     kind = request.site.kind
     verdict, decided = variant.assumptions.check(sizes)
@@ -231,7 +248,7 @@ def admits(variant: Variant, request: Request, sizes: dict[str, int], verify: bo
     if not verify and (verdict is Verdict.HOLDS or decided in variant.shown):
         return True
     request.stats.counters.verifications += 1
-    error = disagreement(variant, request.site, request.weights, request.tensors)
+    error = disagreement(variant, request.site, request.weights, request.tensors, request.monitor.cancellations)
     if error is not None:
         logger.info("Resolute: %s does not carry over to %s (%s)", kind, sizes, error)
         return False

@@ -1,4 +1,4 @@
-"""Processes that compile traces for another one: `python worker.py DEVICE`, jobs on stdin, artifacts on stdout.
+"""Processes that compile traces for another one: `python worker.py DEVICE FOLDER`, jobs on stdin, artifacts on stdout.
 
 This one imports torch and compiles nothing: children do, which on Linux begin with what is imported by then. How many
 is the first message, so that none takes memory of the GPU before there is a model that wants it.
@@ -11,14 +11,16 @@ from __future__ import annotations
 import multiprocessing
 import os
 import pickle
+import shutil
 import struct
 import sys
 import threading
 from concurrent.futures import Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from functools import partial
+from multiprocessing import connection
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NoReturn
 
 _LENGTH = struct.Struct(">Q")
 _BEGIN = 60.0  # seconds that a forked child may take to be ready: a driver may as well hang as refuse
@@ -51,6 +53,7 @@ def main() -> None:
     os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
     from compile_cache.backends.inductor import job
 
+    device, folder = sys.argv[1:]
     one_at_a_time = threading.Lock()
 
     def answer(number: int, done: Future[Any]) -> None:
@@ -59,24 +62,43 @@ def main() -> None:
             send(answers, (number, *(done.result() if error is None else (f"{type(error).__name__}: {error}", 0.0))))
 
     try:
-        pool = _pool(job, sys.argv[1], receive(sys.stdin.buffer))
+        pool = _pool(job, (device, folder), receive(sys.stdin.buffer))
+        threading.Thread(target=_end_with_a_child, args=(folder,), daemon=True).start()
         while True:
             number, *work = receive(sys.stdin.buffer)
             pool.submit(job.work, *work).add_done_callback(partial(answer, number))
     except (EOFError, BrokenProcessPool):  # nobody waits any more, or a child ended, which its jobs' answers tell
         pass
+    _end(folder)
+
+
+def _end_with_a_child(folder: str) -> None:
+    """A pool that lost one does no more work, and tells so only to whoever has a job: others would wait for nothing."""
+    while not connection.wait([child.sentinel for child in multiprocessing.active_children()], timeout=1.0):
+        pass
+    _end(folder)
+
+
+def _end(folder: str) -> NoReturn:
     _end_children()
+    shutil.rmtree(folder, ignore_errors=True)
     os._exit(0)  # the pool would wait for what its children do
 
 
 def _end_children() -> None:
-    for child in multiprocessing.active_children():
+    children = multiprocessing.active_children()
+    for child in children:
         child.kill()
+    for child in children:
+        child.join(1.0)  # none that a driver keeps is waited for any longer
 
 
-def _pool(job: Any, device: str, count: int) -> ProcessPoolExecutor:
-    """Children that are ready. Where a driver does not take to forked ones, each imports for itself."""
-    begin = (job.begin, (device,))
+def _pool(job: Any, arguments: tuple[str, str], count: int) -> ProcessPoolExecutor:
+    """Children that are ready. Where a driver does not take to forked ones, each imports for itself.
+
+    arguments: of `job.begin`, the device and the folder for what is temporary.
+    """
+    begin = (job.begin, arguments)
     if sys.platform == "linux":
         pool = ProcessPoolExecutor(count, multiprocessing.get_context("fork"), *begin)
         ready = pool.submit(job.ready)

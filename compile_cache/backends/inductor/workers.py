@@ -7,9 +7,11 @@ import itertools
 import logging
 import os
 import queue
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Generator, Iterable
 from pathlib import Path
@@ -26,6 +28,7 @@ if TYPE_CHECKING:  # which imports inductor, and processes are started before th
 logger = logging.getLogger(__name__)
 
 STAY = 60.0  # seconds after the last job: the next model of a workflow comes soon
+_GONE = 5.0  # seconds that a killed process may take to be gone
 _POLL = 0.1  # seconds between two looks at whether somebody cancels
 
 Answer = tuple[int, "Artifact | str", float]
@@ -35,14 +38,16 @@ class _Crew:
     """One process of `worker`, with its children, and the threads that write to it and read from it."""
 
     def __init__(self, device: torch.device) -> None:
-        command = [sys.executable, str(Path(worker.__file__).resolve()), str(device)]
+        self._folder = tempfile.mkdtemp(prefix="resolute-")
+        command = [sys.executable, str(Path(worker.__file__).resolve()), str(device), self._folder]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
         self._messages: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._waiting: dict[int, queue.SimpleQueue[Any]] = {}
         self._numbers = itertools.count()
         self._called_up = False
-        for target in (self._write, self._read):
-            threading.Thread(target=target, daemon=True).start()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        for thread in (self._reader, threading.Thread(target=self._write, daemon=True)):
+            thread.start()
 
     @property
     def alive(self) -> bool:
@@ -71,6 +76,7 @@ class _Crew:
                 self._process.kill()
         self._process.wait()
         self._messages.put(None)
+        self._reader.join(_GONE)  # it reads until no child is left, so that what they held of the GPU is free
 
     def _write(self) -> None:
         assert self._process.stdin is not None
@@ -84,6 +90,7 @@ class _Crew:
             while True:
                 number, made, seconds = worker.receive(stream)
                 self._waiting.pop(number).put((number, made, seconds))
+        shutil.rmtree(self._folder, ignore_errors=True)  # none of them is left that could write there
 
 
 class Workers:
@@ -104,6 +111,7 @@ class Workers:
         """Import torch, for whoever asks within STAY seconds."""
         with self._lock:
             if not self.running:
+                self.close()  # one that ended by itself has its threads and pipes yet
                 self._crew = _Crew(device)
             self._end_later()
 
