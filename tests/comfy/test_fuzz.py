@@ -80,7 +80,7 @@ def test_a_sequence_that_fails_is_written_down_and_can_be_played_again(
 
 
 def test_every_kind_of_the_scenario_packs_patch_is_known_to_the_fuzzer(bench: Bench) -> None:
-    known = {*patches.INSIDE_BLOCKS, *patches.OUTSIDE_BLOCKS, *patches.REPLACED}
+    known = {*patches.INSIDE_BLOCKS, *patches.OUTSIDE_BLOCKS, *patches.REPLACED, *patches.LEFT_OUT}
     schema = bench.client.get("/object_info/ResoluteTestPatch")["ResoluteTestPatch"]
     assert set(schema["input"]["required"]["kind"][0]) == known
 

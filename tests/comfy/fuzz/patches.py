@@ -31,6 +31,8 @@ OUTSIDE_BLOCKS = (
     "diffusion_model_wrapper",
 )
 REPLACED = ("replaced_forward",)
+# A plain test has each of these: one goes on for every later prompt of the sequence, one is never compiled.
+LEFT_OUT = ("changed_in_place", "exchanged_network")
 
 # What a node that needs a second model, or an empty prompt, is connected to: see `Workflow`.
 OTHER_MODEL = ["other-model", 0]

@@ -51,7 +51,7 @@ class ResoluteTestVAE:
         if layout == "none":  # what core hands out for a checkpoint that has no VAE
             return (comfy.sd.VAE(sd={}),)
         if layout == "video":
-            return (comfy.sd.VAE(sd=noise(WanVAE(dim=8, z_dim=16), "", seed)),)
+            return (comfy.sd.VAE(sd=noise(WanVAE(dim=8, z_dim=16, temperal_downsample=[False, True, True]), "", seed)),)
         if layout == "taesd":
             return (comfy.sd.VAE(sd=noise(comfy.taesd.taesd.TAESD(latent_channels=channels), "", seed)),)
         weights = noise(Decoder(**DECODER, z_channels=channels), "decoder.", seed)
