@@ -186,13 +186,7 @@ def main() -> int:
             for size in TOURS[options.kind][: options.sizes]:
                 rows.append(visit(server.client, path.name, size, options.backends))
                 print(table(rows[-1:], options.backends), flush=True)
-                result = {
-                    **about,
-                    "kind": options.kind,
-                    "arguments": without_paths(options.argument),
-                    "steps": STEPS,
-                    "rows": rows,
-                }
+                result = {**about, "steps": STEPS, "rows": rows}
                 result |= {"cache": server.client.get("/resolute/cache"), **server.client.get("/resolute/events")}
                 if options.out:  # after every size: a run that is cut off keeps what it has
                     options.out.write_text(json.dumps(result, indent=1) + "\n")

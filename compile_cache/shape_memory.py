@@ -229,9 +229,10 @@ def _text(value: Any) -> str:
 
 def _region(value: Any) -> str:
     """A key that is looked for by a pattern of file names, where it must be nothing else."""
-    if not (_text(value).isascii() and value.isalnum()):
+    key = _text(value)
+    if not (key.isascii() and key.isalnum()):
         raise ValueError("it is no key of a region")
-    return str(value)
+    return key
 
 
 def _whole(value: Any, most: int) -> int:

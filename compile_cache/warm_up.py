@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from .errors import UserError
-from .sizes import CUSTOM, MAXIMUM, MINIMUM, PRESETS, Size, is_valid, nearest_valid, parse_size, preset_size
+from .sizes import CUSTOM, PRESETS, Size, parse_size, preset_size, resolve_size
 
 _MULTIPLE = 8
 _MOST_ITEMS = 256  # beyond that, somebody multiplied lists without meaning to
@@ -67,14 +67,10 @@ def plan(sizes: str, batch_sizes: str, prompt_chunks: str | None) -> list[Item]:
 
 def _sizes(text: str) -> list[Size]:
     found = [size for entry in _entries("sizes", text, "1024x1024") for size in _sizes_of(entry)]
-    for size in found:
-        if not is_valid(size, _MULTIPLE):
-            nearest = nearest_valid(size, _MULTIPLE)
-            raise UserError(
-                f"sizes: {size} is not possible: width and height must be multiples of {_MULTIPLE} between {MINIMUM} "
-                f"and {MAXIMUM}. The nearest that is: {nearest}."
-            )
-    return found
+    try:
+        return [resolve_size(CUSTOM, size.width, size.height, _MULTIPLE) for size in found]
+    except ValueError as error:
+        raise UserError(f"sizes: {error}") from None
 
 
 def _sizes_of(entry: str) -> list[Size]:

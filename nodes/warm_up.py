@@ -11,7 +11,7 @@ from ..compile_cache.warm_up import plan, table
 from .adapters.warm_up.run import Subjects, left_out, warm_up
 from .inputs import CATEGORY
 
-SMALLEST_TILE = 64  # as for core's node
+_SMALLEST_TILE = 64  # as for core's node
 
 
 class WarmUp(io.ComfyNode):
@@ -80,9 +80,9 @@ class WarmUp(io.ComfyNode):
         overlap: int = 64,
     ) -> io.NodeOutput:
         """Raises UserError for a list that cannot be read, and where nothing that is connected can be warmed up."""
-        if 0 < tile_size < SMALLEST_TILE:
+        if 0 < tile_size < _SMALLEST_TILE:
             raise UserError(
-                f"tile_size {tile_size} is smaller than VAE Decode (Tiled) takes: write {SMALLEST_TILE} or more, or 0 "
+                f"tile_size {tile_size} is smaller than VAE Decode (Tiled) takes: write {_SMALLEST_TILE} or more, or 0 "
                 "for whole pictures."
             )
         if (positive is None) != (negative is None):

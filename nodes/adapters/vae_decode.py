@@ -41,8 +41,7 @@ def _decoder_of(model: Any) -> str | None:
     """
     if isinstance(getattr(model, "taesd_decoder", None), torch.nn.Sequential):
         return "taesd_decoder"
-    decoder = getattr(model, "decoder", None)
-    return "decoder" if isinstance(decoder, torch.nn.Module) and vae_blocks.is_decoder(decoder) else None
+    return "decoder" if vae_blocks.is_decoder(getattr(model, "decoder", None)) else None
 
 
 def _why_not(model: Any) -> str:

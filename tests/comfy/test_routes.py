@@ -56,13 +56,12 @@ class TestWarmUp:
 
     def test_a_warm_up_that_the_workflow_has_itself_is_left_to_it(self, bench: Bench, prompt: PromptDict) -> None:
         link = prompt["sample"]["inputs"]["model"]
-        prompt["number"] = node("PrimitiveInt", value=1)
+        prompt["number"] = node("PrimitiveString", value="1")
         own = {"sizes": "64x64", "batch_sizes": ["number", 0], "prompt_chunks": "1", "cfg": 1.0, "model": link}
         prompt["own"] = node("ResoluteWarmUp", **own)  # with an input that only a run can tell
         prompt["second"]["inputs"]["model"] = prompt["sample"]["inputs"]["model"] = ["own", 0]
-        answer = bench.client.post("/resolute/warm-up", {"prompt": prompt})
+        answer = warm_up(bench, {"prompt": prompt})
         assert answer["items"] == ["128x112 batch 2: model", "88x72 batch 2: model", "128x112 batch 2: vae"]
-        bench.client.interrupt()
 
     def test_what_is_nested_too_deeply_is_refused(self, bench: Bench) -> None:
         with pytest.raises(urllib.error.HTTPError) as caught:

@@ -236,7 +236,5 @@ class TestFailures:
             bench.run(warming(prompt, sizes="64x64", tile_size=8))
 
     def test_a_list_that_cannot_be_read_is_refused(self, bench: Bench, prompt: PromptDict) -> None:
-        with pytest.raises(
-            PromptError, match=r"100x100 is not possible: .* multiples of 8 .* nearest that is: 104x104"
-        ):
+        with pytest.raises(PromptError, match=r"100x100: .* multiples of 8 .* nearest valid size is 104x104"):
             bench.run(warming(prompt, sizes="100x100"))

@@ -48,15 +48,15 @@ def test_connected_texts_leave_no_choice_of_chunks() -> None:
             "100x100",
             "1",
             "1",
-            "sizes: 100x100 is not possible: width and height must be multiples of 8 between 64 and 8192. "
-            "The nearest that is: 104x104.",
+            "sizes: Size 100x100: width and height must be multiples of 8 between 64 and 8192. "
+            "The nearest valid size is 104x104.",
         ),
         (
             "64x16384",
             "1",
             "1",
-            "sizes: 64x16384 is not possible: width and height must be multiples of 8 between 64 and 8192. "
-            "The nearest that is: 64x8192.",
+            "sizes: Size 64x16384: width and height must be multiples of 8 between 64 and 8192. "
+            "The nearest valid size is 64x8192.",
         ),
         ("64x64", "0", "1", "batch_sizes: '0' is no whole number from 1 to 64"),
         ("64x64", "two", "1", "batch_sizes: 'two' is no whole number"),

@@ -9,9 +9,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import io
-import os
 import pickle
-import tempfile
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
@@ -29,6 +27,7 @@ from torch._inductor.runtime.cache_dir_utils import cache_dir
 from torch._inductor.triton_bundler import TritonBundler
 
 from ...artifact_store import Artifact, InvalidArtifactError
+from ...private_files import replacing
 from .assumptions import Assumptions
 from .lowering import Compiled, launch_by_address
 from .variant import Variant
@@ -160,11 +159,8 @@ def _place(name: PurePosixPath, content: bytes) -> None:
     if path.exists():
         return
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f"{path.name}.")
-    with os.fdopen(handle, "wb") as file:
-        file.write(content)
-    Path(temporary).chmod(0o700)
-    os.replace(temporary, path)
+    with replacing(path) as stream:
+        stream.write(content)
 
 
 # --- assumptions as plain data ---------------------------------------------------------------------------------

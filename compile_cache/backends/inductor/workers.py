@@ -40,7 +40,13 @@ class _Crew:
     def __init__(self, device: torch.device) -> None:
         self._folder = tempfile.mkdtemp(prefix="resolute-")
         command = [sys.executable, str(Path(worker.__file__).resolve()), str(device), self._folder]
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
+        try:
+            self._process = subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
+            )
+        except OSError:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            raise
         self._messages: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._waiting: dict[int, queue.SimpleQueue[Any]] = {}
         self._numbers = itertools.count()

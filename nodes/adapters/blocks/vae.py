@@ -26,7 +26,7 @@ def hooks(module: torch.nn.Module, run: RegionRunner, bypass: Bypass) -> list[Ho
     return found
 
 
-def is_decoder(module: torch.nn.Module) -> bool:
+def is_decoder(module: Any) -> bool:
     return type(module).__module__ == _MODEL and type(module).__name__ == "Decoder"
 
 

@@ -2,8 +2,8 @@
 
 A call is decided by its noise level, and calls are counted only for samplers that are known to predict once a step: so
 samplers that call the model several times a step, split and merged conditions, and guidance that adds calls of its own
-are all right. Kept features belong to one
-condition; a call whose conditions have none from the step that it needs runs in full.
+are all right. Kept features belong to one condition; a call whose conditions have none from the step that it needs runs
+in full.
 """
 
 from __future__ import annotations

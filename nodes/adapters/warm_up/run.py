@@ -174,8 +174,12 @@ def _form(texts: tuple[Any, Any] | None) -> Hashable:
 
 def _plain(value: Any) -> str:
     if hasattr(value, "shape"):
-        return str(tuple(value.shape))
-    return repr(value) if isinstance(value, (bool, int, float, str, tuple)) else str(_number(value))
+        return f"shape {tuple(value.shape)}"
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{name}: {_plain(each)}' for name, each in value.items())}}}"
+    if isinstance(value, (list, tuple)):
+        return f"[{', '.join(map(_plain, value))}]"
+    return repr(value) if isinstance(value, (bool, int, float, str)) else f"object {_number(value)}"
 
 
 def _number(value: Any) -> int:
@@ -184,5 +188,5 @@ def _number(value: Any) -> int:
         return 0
     try:
         return _numbered.setdefault(value, next(_numbers))
-    except TypeError:  # a list, a dictionary: not to be told from its successor, so what has one is warmed up again
+    except TypeError:  # it cannot be told from its successor, so what has it is warmed up again
         return next(_numbers)

@@ -1,0 +1,59 @@
+"""What Warm Up asks of a model, in this process: latents of the shape that the model's own format has."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from .deepcache.in_process import load
+
+WIDTH = 16  # of a text
+
+
+@pytest.fixture(scope="module")
+def core() -> SimpleNamespace:
+    return load()
+
+
+@pytest.mark.parametrize(("dimensions", "frames"), [(2, ()), (3, (1,))], ids=["pictures", "one frame of a video"])
+def test_a_prediction_has_the_dimensions_of_the_models_latents(
+    core: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, dimensions: int, frames: tuple[int, ...]
+) -> None:
+    (patcher,) = core.tiny_model().build(seed=0, kind="sd")
+    shapes = []
+
+    def network(x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        shapes.append(tuple(x.shape))
+        return torch.zeros_like(x)
+
+    patcher.add_object_patch("diffusion_model.forward", network)
+    monkeypatch.setattr(patcher.model.latent_format, "latent_dimensions", dimensions, raising=False)
+    predict = core.ours("warm_up.predict")
+    text = [[torch.zeros(1, 77, WIDTH), {}]]
+    size = SimpleNamespace(width=128, height=64)
+    predict.predict(patcher, SimpleNamespace(size=size, batch=2, chunks=None), 1.0, (text, text), None, None)
+    assert shapes == [(2, 4, *frames, 8, 16)]
+
+
+def test_a_decoder_of_videos_is_refused_with_a_sentence(core: SimpleNamespace) -> None:
+    item = SimpleNamespace(size=SimpleNamespace(width=64, height=64), batch=1)
+    with pytest.raises(Exception, match="makes latents of pictures") as caught:
+        core.ours("warm_up.predict").decode(SimpleNamespace(latent_dim=3), item, 0, 0)
+    assert type(caught.value).__name__ == "UserError"
+
+
+def test_what_stands_beside_a_text_is_told_by_its_shapes_and_values(core: SimpleNamespace) -> None:
+    form = core.ours("warm_up.run")._form
+
+    def of(**more: Any) -> Any:
+        text = [[torch.zeros(1, 77, WIDTH), more]]
+        return form((text, text))
+
+    assert of(latents=[torch.zeros(1, 4, 8, 8)]) == of(latents=[torch.ones(1, 4, 8, 8)])
+    assert of(latents=[torch.zeros(1, 4, 8, 8)]) != of(latents=[torch.zeros(1, 4, 8, 9)])
+    assert of(strength=0) != of(strength=None)
+    first, second = torch.nn.Identity(), torch.nn.Identity()
+    assert of(hook=first) == of(hook=first) != of(hook=second)
