@@ -20,7 +20,7 @@ class CacheConfig:
 
     `store_folder` is where compiled regions are kept over restarts, None for nowhere; `store_bytes` bounds it.
     `remember` keeps the shapes that models were used with there too, and captures them again after a restart.
-    `workers` is how many processes compile a model's regions, None for half of the processors; under 2, none do.
+    `workers` is how many processes compile a model's regions, None for as many as there is room for; under 2, none do.
     `source` is a digest of the code that regions are traced from: what was compiled from other code is not used.
     """
 

@@ -66,10 +66,7 @@ def own_clone(patcher: Any) -> Any:
 def _delegate_of(patcher: Any, dtype: torch.dtype | None) -> Any:
     delegate = _delegates.get(patcher.model)
     if delegate is None:
-        if compat.is_dynamic(patcher) and getattr(patcher, "cached_patcher_init", None) is not None:
-            model = patcher.clone(disable_dynamic=True).model
-        else:
-            model = _twin(patcher)
+        model = _twin(patcher)
         if dtype is not None:
             model.to(dtype)
         delegate = comfy.model_patcher.ModelPatcher(model, patcher.load_device, patcher.offload_device)

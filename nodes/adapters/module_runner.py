@@ -11,7 +11,7 @@ import torch
 
 from ...compile_cache.backends import registry
 from ...compile_cache.backends.base import Call, Program
-from ...compile_cache.errors import BypassCode, BypassReason, first_line
+from ...compile_cache.errors import BypassCode, BypassReason
 from ...compile_cache.keys import GraphKey, Role
 from ...compile_cache.regions import HookBuilder
 from . import service
@@ -30,11 +30,7 @@ def prepare_backend(name: str, device: torch.device, node_id: str | None) -> Non
     Raises UnknownBackendError or BackendUnavailableError.
     """
     backend, _, why = registry.resolve(name, device.type)
-    try:
-        backend.expect(device, service.cache().config)
-    except Exception as error:
-        logger.warning("Resolute: nothing is started ahead: %s", first_line(error))
-        logger.debug("Resolute: why", exc_info=True)
+    backend.expect(device, service.cache().config)
     logger.info("Resolute: backend %s", why)
     ComfyMonitor(node_id).show(f"backend: {why}")
 

@@ -1,10 +1,11 @@
-"""What happens once ComfyUI is up: say what is ready, and load compiled regions before anybody asks for them."""
+"""What happens before a prompt of ours runs: say what is ready, and load and import what it will wait for."""
 
 from __future__ import annotations
 
 import logging
 import threading
 import time
+from collections.abc import Mapping
 from typing import Any
 
 import comfy.model_management
@@ -22,7 +23,7 @@ _begun = False
 
 
 def begin(server: Any) -> None:
-    """Look ahead when `server` (ComfyUI's PromptServer) starts to serve.
+    """Look ahead when `server` (ComfyUI's PromptServer) starts to serve, and when somebody queues a prompt.
 
     By then every pack is imported, and a thread of ours cannot get in the way of another pack's imports.
     """
@@ -35,6 +36,26 @@ def begin(server: Any) -> None:
         threading.Thread(target=_look_ahead, name="resolute-look-ahead", daemon=True).start()
 
     server.app.on_startup.append(start)
+    server.add_on_prompt_handler(expect)
+
+
+def expect(body: dict[str, Any]) -> dict[str, Any]:
+    """Let the backends of a prompt's nodes of ours get ready while it loads its models. Gives the body of the request
+    back as it is, which ComfyUI has not looked at yet.
+    """
+    try:
+        chosen = {each for node in body["prompt"].values() if (each := _backend(node)) is not None}
+        device = comfy.model_management.get_torch_device()
+        for name in chosen:
+            registry.resolve(name, device.type)[0].expect(device, service.cache().config)
+    except Exception as error:  # whatever is wrong with it is ComfyUI's, or the node's, to say
+        logger.debug("Resolute: nothing is got ready for this prompt", exc_info=error)
+    return body
+
+
+def _backend(node: Mapping[str, Any]) -> str | None:
+    choice = node.get("inputs", {}).get("backend")
+    return choice if choice in registry.CHOICES and node["class_type"].startswith("Resolute") else None
 
 
 def _look_ahead() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -17,7 +19,9 @@ from torch._inductor.runtime.cache_dir_utils import temporary_cache_dir
 
 from compile_cache.backends.inductor import ahead, region_table, workers
 from compile_cache.backends.inductor.backend import InductorBackend
+from compile_cache.config import CacheConfig
 from compile_cache.errors import CaptureError
+from scripts.support.places import ROOT
 
 from .rig import TOLERANCE, Model, Rig, inputs, seeded
 
@@ -99,6 +103,39 @@ def test_what_there_is_no_memory_to_compare_is_compared_by_the_call_and_kept_the
     two = Rig(InductorBackend(), store_folder=tmp_path, source="one", workers=0)
     with two.expect(region_loads=2, region_calls=4, graph_calls=1):
         assert two.bind(seeded(Model)).error(*inputs()) <= TOLERANCE
+
+
+def test_inductor_is_imported_when_a_model_is_expected_and_not_before() -> None:
+    program = """
+import sys, torch
+from compile_cache.backends.inductor.backend import InductorBackend
+from compile_cache.config import CacheConfig
+
+backend, device = InductorBackend(), torch.device("cpu")
+assert backend.probe("cpu").available
+assert "torch._inductor.compile_fx" not in sys.modules
+backend.expect(device, CacheConfig(workers=0))
+backend.expect(device, CacheConfig(workers=0))
+backend._preparing.join()
+assert "torch._inductor.compile_fx" in sys.modules
+table = backend.table
+assert backend.table is table
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, cwd=ROOT)
+
+
+def test_what_cannot_be_started_ahead_is_told_and_costs_nothing_else(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(device: torch.device) -> None:
+        raise OSError("no more processes")
+
+    one = rig()
+    monkeypatch.setattr(one.backend.workers, "start", refuse)  # type: ignore[attr-defined]
+    with caplog.at_level("WARNING"):
+        one.backend.expect(torch.device("cpu"), CacheConfig(workers=2))
+        one.backend._preparing.join()  # type: ignore[attr-defined]
+    assert "nothing is started ahead: no more processes" in caplog.text
 
 
 class Pretended:
@@ -281,6 +318,7 @@ def test_they_are_started_ahead_where_nothing_was_ever_compiled(tmp_path: Path, 
         Rig(InductorBackend(), **config, workers=0).bind(seeded(Model))(*inputs())
     one = rig(**config)
     one.backend.expect(torch.device("cpu"), one.cache.config)
+    one.backend._preparing.join()  # type: ignore[attr-defined]
     assert one.backend.workers.running is not kept  # type: ignore[attr-defined]
     one.backend.workers.close()  # type: ignore[attr-defined]
 

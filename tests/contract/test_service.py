@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import threading
 from collections.abc import Callable
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -49,21 +50,45 @@ def test_a_module_may_die_in_a_thread_that_somebody_waits_for_with_the_lock_held
         assert not collector.is_alive(), "the collection waits for a lock"
 
 
-def test_what_cannot_be_started_ahead_costs_no_prompt(
+OURS = {"class_type": "ResoluteCompileModel", "inputs": {"backend": "auto", "model": ["1", 0]}}
+OF_OTHERS = {"class_type": "TorchCompileModel", "inputs": {"backend": "inductor", "model": ["1", 0]}}
+LOADER = {"class_type": "CheckpointLoaderSimple", "inputs": {"ckpt_name": "a.safetensors"}}
+
+
+@pytest.mark.parametrize(
+    ("prompt", "expected"),
+    [
+        ({"1": LOADER, "2": OURS}, 1),
+        ({"1": LOADER, "2": OURS, "3": OURS}, 1),
+        ({"1": LOADER, "2": OF_OTHERS}, 0),
+        ({"1": LOADER, "2": {**OURS, "inputs": {"backend": ["1", 0]}}}, 0),
+        ({"1": {}, "2": OURS}, 1),
+        ({"1": None, "2": OURS}, 0),
+        ([], 0),
+        (None, 0),
+    ],
+)
+def test_a_queued_prompt_gets_the_backends_of_our_nodes_ready_and_stays_as_it_is(
     service: ModuleType,
     adapter: Callable[[str], ModuleType],
     monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
+    prompt: Any,
+    expected: int,
 ) -> None:
-    class Poor:
-        def expect(self, device: torch.device, config: Any) -> None:
-            raise OSError("no more processes")
+    asked: list[torch.device] = []
+    backend = SimpleNamespace(expect=lambda device, config: asked.append(device))
+    startup = adapter("startup")
+    monkeypatch.setattr(startup.registry, "resolve", lambda name, device: (backend, None, name))
+    body = {"prompt": prompt, "client_id": "a browser"}
+    kept = copy.deepcopy(body)
+    assert startup.expect(body) is body
+    assert body == kept
+    assert len(asked) == expected
 
-    runner = adapter("module_runner")
-    monkeypatch.setattr(runner.registry, "resolve", lambda name, device: (Poor(), None, "poor"))
-    with caplog.at_level("WARNING"):
-        runner.prepare_backend("inductor", torch.device("cpu"), None)
-    assert "nothing is started ahead: no more processes" in caplog.text
+
+def test_a_request_that_is_no_prompt_is_left_to_comfyui(adapter: Callable[[str], ModuleType], comfy: None) -> None:
+    body: dict[str, Any] = {"client_id": "a browser"}
+    assert adapter("startup").expect(body) is body
 
 
 def test_a_setting_that_cannot_be_read_is_told_at_the_start(

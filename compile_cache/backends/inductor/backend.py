@@ -6,9 +6,10 @@ import logging
 import os
 import shutil
 import sys
+import threading
 from collections.abc import Callable, Iterable, Sequence
 from importlib.util import find_spec
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
@@ -23,6 +24,9 @@ from ..capture import Recorder
 from .looking import LOOKED, LookAhead, suitable
 from .workers import Workers
 
+if TYPE_CHECKING:  # which imports inductor: seconds, and only where something is compiled
+    from .region_table import RegionTable
+
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
@@ -34,12 +38,21 @@ class InductorBackend(Backend):
     name = "inductor"
 
     def __init__(self) -> None:
-        from .region_table import RegionTable
-
-        self.table = RegionTable()
         self.workers = Workers()
+        self._table: RegionTable | None = None
+        self._lock = threading.Lock()
+        self._preparing: threading.Thread | None = None
         self._stores: dict[EnvironmentFingerprint, ArtifactStore | None] = {}
         self._latest: ArtifactStore | None = None
+
+    @property
+    def table(self) -> RegionTable:
+        with self._lock:
+            if self._table is None:
+                from .region_table import RegionTable
+
+                self._table = RegionTable()
+            return self._table
 
     def probe(self, device: str) -> Capabilities:
         version = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
@@ -61,12 +74,24 @@ class InductorBackend(Backend):
         return InductorProgram(owner, capabilities, self.table, self.workers, store_for, build_hooks, stats, config)
 
     def expect(self, device: torch.device, config: CacheConfig) -> None:
-        """Where nothing was ever compiled, the processes that compile import torch while the model is still loaded."""
-        if self.table.compiled:
+        """Import inductor while the model is still loaded; where nothing was ever compiled, the processes that compile
+        begin too.
+        """
+        if self._preparing is not None and self._preparing.is_alive():
             return
-        store = self._store(device, config)
-        if suitable(config.workers, device) and (store is None or not any(store.names())):
-            self.workers.start(device)
+        if self._table is None or not self._table.compiled:
+            self._preparing = threading.Thread(target=self._prepare, args=(device, config), daemon=True)
+            self._preparing.start()
+
+    def _prepare(self, device: torch.device, config: CacheConfig) -> None:
+        try:
+            store = self._store(device, config)
+            if suitable(config.workers, device) and (store is None or not any(store.names())):
+                self.workers.start(device)
+            self.table  # noqa: B018 (it is made)
+        except Exception as error:
+            logger.warning("Resolute: nothing is started ahead: %s", first_line(error))
+            logger.debug("Resolute: why", exc_info=True)
 
     def stored(self) -> dict[str, int]:
         latest = self._latest

@@ -8,7 +8,8 @@ import torch
 
 LOOKED = object()  # in place of a region's result, while a call only looks
 
-_MOST = 8
+_MOST = 16
+_OTHERS = 2  # processors for the process that traces and compares, and for everybody else
 _MOST_WANTED = 61  # Windows waits for no more processes at once
 _MEMORY = 1 << 30  # bytes, for torch in each process
 _GPU_MEMORY = 1 << 30  # bytes, for its CUDA context
@@ -22,8 +23,8 @@ class LookAhead(BaseException):
 
 
 def suitable(wanted: int | None, device: torch.device) -> int:
-    """How many workers to use on this machine: `wanted`, or half of its processors. Fewer than 2 is none."""
-    count = min(_processors() // 2, _MOST, _fitting()) if wanted is None else min(wanted, _MOST_WANTED)
+    """How many workers to use on this machine: `wanted`, or what it has room for. Fewer than 2 is none."""
+    count = min(_processors() - _OTHERS, _MOST, _fitting()) if wanted is None else min(wanted, _MOST_WANTED)
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         count = min(count, int(free // 2 // _GPU_MEMORY))

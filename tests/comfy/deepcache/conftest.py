@@ -51,9 +51,9 @@ def warm_cache(cache_bench: Bench, tiny_prompt: Any, seeds: Any) -> Run:
 
 
 @pytest.fixture
-def check(cache_bench: Bench, cache_server: ComfyServer, warm_cache: Run) -> Check:
+def check(cache_bench: Bench, cache_server: ComfyServer, warm_cache: Run, pytestconfig: pytest.Config) -> Check:
     """See ``kit.Check``; every region of the tiny model is compiled by then."""
-    return Check(cache_bench, cache_server)
+    return Check(cache_bench, cache_server, pytestconfig.getoption("--on-cuda"))
 
 
 @pytest.fixture

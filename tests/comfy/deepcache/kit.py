@@ -9,6 +9,7 @@ from typing import Any
 from scripts.support.server import ComfyServer
 
 from ..rig import (
+    AGAINST_CAPTURES,
     LATENT_TOLERANCE,
     Bench,
     PromptDict,
@@ -47,9 +48,10 @@ def assert_equal_latents(actual: Run, expected: Run, tolerance: float) -> None:
 class Check:
     """Runs prompts and reads what each run of the sampler says about its passes."""
 
-    def __init__(self, bench: Bench, server: ComfyServer) -> None:
+    def __init__(self, bench: Bench, server: ComfyServer, on_cuda: bool) -> None:
         self.bench = bench
         self.server = server
+        self._beside = AGAINST_CAPTURES if on_cuda else frozenset[str]()
 
     def run(self, prompt: PromptDict) -> tuple[Run, list[Passes]]:
         """The prompt's Run, and the passes of each of its sampling runs."""
@@ -82,5 +84,5 @@ class Check:
             compiled, told = self.run(changed(compiled_prompt or prompt, *ours, *others))
             assert told == expected
             assert_equal_latents(compiled, alone, LATENT_TOLERANCE)
-            assert_ran_compiled(compiled, forwards, bypasses)
+            assert_ran_compiled(compiled, forwards, bypasses, self._beside)
         return alone

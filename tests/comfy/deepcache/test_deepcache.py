@@ -245,12 +245,12 @@ class TestRefusals:
 
 
 @pytest.mark.old
-def test_on_the_oldest_comfyui(make_cache_server: Any, prompt: PromptDict, tiny_prompt: Any, seeds: Any) -> None:
+def test_on_the_oldest_comfyui(make_cache_server: Any, prompt: PromptDict, pytestconfig: pytest.Config) -> None:
     from scripts.support import comfyui
 
     server = make_cache_server(comfyui.OLDEST)
     bench = Bench(server.client)
     bench.run(changed(prompt, DEEPCACHE, COMPILE))
     prompt["sample"]["inputs"]["seed"] += 100_000
-    Check(bench, server)(controlled(prompt, "net"), passes=SHARED)
+    Check(bench, server, pytestconfig.getoption("--on-cuda"))(controlled(prompt, "net"), passes=SHARED)
     server.stop()

@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from ..rig import AGAINST_CAPTURES
 from .workflow import Workflow
-
-# Bypasses that only forbid a capture, and so can only be met on a GPU.
-_AGAINST_CAPTURES = {"observed_input", "streamed_weights"}
 
 
 class Costs:
@@ -25,7 +23,7 @@ class Costs:
         if rise["compile_failures"]:
             found.append("a region failed to compile")
         explained = {code for workflow in workflows for code in workflow.bypasses}
-        if not set(rise["bypasses"]) <= explained | (_AGAINST_CAPTURES if self._on_cuda else set()):
+        if not set(rise["bypasses"]) <= explained | (AGAINST_CAPTURES if self._on_cuda else set()):
             found.append(f"bypasses that nothing explains, but for {sorted(explained)}")
         if rise["captures"] > rise["graph_calls"]:  # a known signature is captured again
             found.append("more captures than forwards that could be captured")

@@ -54,7 +54,7 @@ def fast(
 
 def embed(unet: Any, x: Any, timesteps: Any, y: Any) -> Any:
     half = unet.model_channels // 2
-    frequencies = torch.exp(-torch.log(torch.tensor(10000.0)) * torch.arange(half).float() / half)
+    frequencies = torch.exp(-torch.log(torch.tensor(10000.0)) * torch.arange(half).float() / half).to(x.device)
     angles = timesteps[:, None].float() * frequencies
     emb = unet.time_embed(torch.cat([angles.cos(), angles.sin()], dim=-1).to(x.dtype))
     return emb if y is None else emb + unet.label_emb(y)
