@@ -1,9 +1,8 @@
 """A clone whose weights stay where they are.
 
 With DynamicVRAM, ComfyUI's default on NVIDIA, weights are paged in per operation and have no stable address. Core's way
-out, `clone(disable_dynamic=True)`, reads the file again and builds a second model on *every* call. Here that happens
-once per loaded model: later clones share the first one's. Where the loader left core no way to read the file again (a
-ControlNet's, and those of other packs), the second model is a copy around the same host memory.
+out, `clone(disable_dynamic=True)`, reads the file again and builds a second model on *every* call. Here the second
+model is a copy around the same host memory, made once per loaded model: later clones share it.
 """
 
 from __future__ import annotations

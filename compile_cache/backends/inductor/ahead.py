@@ -86,7 +86,9 @@ def build(
         started = time.perf_counter()
         announce(0, len(missing), "all at once")
         done = 0
-        with contextlib.closing(workers.answers(_jobs(missing, device, monitor), settings_for(device))) as answers:
+        with contextlib.closing(
+            workers.answers(_jobs(missing, device, stats, monitor), settings_for(device))
+        ) as answers:
             for answer in answers:
                 monitor.checkpoint()
                 if answer is None:
@@ -137,7 +139,8 @@ def _taken(each: Seen, artifact: Artifact, store: ArtifactStore | None, stats: S
     return "" if right else "its results differ from the original's"
 
 
-def _jobs(missing: Sequence[Seen], device: torch.device, monitor: Monitor) -> Iterator[tuple[int, Job]]:
+def _jobs(missing: Sequence[Seen], device: torch.device, stats: Stats, monitor: Monitor) -> Iterator[tuple[int, Job]]:
+    started = time.perf_counter()
     for number, each in enumerate(missing):
         monitor.checkpoint()
         site = each.site
@@ -155,3 +158,4 @@ def _jobs(missing: Sequence[Seen], device: torch.device, monitor: Monitor) -> It
             logger.debug("Resolute: %s cannot be compiled ahead", site.kind, exc_info=error)
             continue
         yield number, job
+    stats.event("trace", f"{len(missing)} regions", time.perf_counter() - started)

@@ -7,6 +7,7 @@ import os
 import shutil
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterable, Sequence
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -229,8 +230,10 @@ class InductorProgram(Program):
                 result = call.invoke(call.tensors)
             except LookAhead:
                 self._call_up(call.tensors[0].device)
+                started = time.perf_counter()
                 with self._bound.looking():
                     call.invoke(call.tensors)
+                self._stats.event("look", "for all regions of the call", time.perf_counter() - started)
                 self._build_ahead()
                 result = call.invoke(call.tensors)
         self._may_look, self._use = False, 0  # what is missing later is little
