@@ -3,8 +3,9 @@
     python -m benchmarks.deepcache --out benchmarks/results/NAME.json [--backend auto] [--argument --ARG ...]
 
 One server on ComfyUI's default command line. For each size and contender: warm-up prompts, then repetitions that
-differ by seed, first sampling alone (latents are saved and nothing is decoded: the time that DeepCache changes), then
-with the picture decoded and saved. Seconds are ComfyUI's own, from its start to its end message. Needs CUDA and what
+differ by seed, first with the latents saved and nothing decoded, then with the picture decoded and saved. Of the former
+both the sampler's own seconds are told (*sampling*, what DeepCache changes; see `stopwatch`) and those of the prompt
+(*latents*), as of the latter (*prompt*): ComfyUI's own, from its start to its end message. Needs CUDA and what
 `scripts/test` installs (RESOLUTE_PYTHON and COMFYUI_PATH name ready ones on a machine without a network).
 """
 
@@ -33,6 +34,7 @@ INTERVAL, DEPTH = 3, 2
 WARM_UP, REPEATS = 2, 5
 # What the issue asks for: sampling with DeepCache against sampling without, and against stock ComfyUI.
 TARGETS = {COMPILED: 2.2, STOCK: 4.0}
+_SAMPLED = re.compile(r"stopwatch: sampled for ([\d.]+) s")
 _PASSES = re.compile(r"DeepCache: .*?(\d+) full and (\d+) fast passes")
 
 
@@ -64,8 +66,8 @@ def measure(server: ComfyServer, make: Any) -> dict[str, Any]:
     seconds: dict[str, list[float]] = {}
     warm_up: dict[str, list[float]] = {}
     latents = b""
-    for kind, change in (("sampling", sampling_only), ("prompt", dict)):
-        offset = 0 if kind == "sampling" else 100  # another seed, or ComfyUI would answer from its cache
+    for kind, change in (("latents", sampling_only), ("prompt", dict)):
+        offset = 0 if kind == "latents" else 100  # another seed, or ComfyUI would answer from its cache
         times = []
         for run in range(WARM_UP + REPEATS):
             history = client.run(change(make(seed=1 + offset + run)))
@@ -73,6 +75,10 @@ def measure(server: ComfyServer, make: Any) -> dict[str, Any]:
             if not latents:
                 latents = client.images(history, "latents")[0]
         warm_up[kind], seconds[kind] = times[:WARM_UP], times[WARM_UP:]
+        if kind == "latents":
+            sampled = [float(told) for told in _SAMPLED.findall(server.log()[log:])]
+            assert len(sampled) == len(times), "one sampling run for each prompt"
+            warm_up["sampling"], seconds["sampling"] = sampled[:WARM_UP], sampled[WARM_UP:]
     after = client.get("/resolute/cache")["counters"]
     moved: dict[str, Any] = {key: after[key] - before[key] for key in after if key != "bypasses"}
     moved["bypasses"] = {key: n - before["bypasses"].get(key, 0) for key, n in after["bypasses"].items()}
@@ -107,7 +113,7 @@ def visit(
 
 
 _HEADER = (
-    f"{'size':<11}{'contender':<22}{'sampling s':>11}{'of':>7}{'prompt s':>10}{'stock/':>8}{'compiled/':>11}  passes"
+    f"{'size':<11}{'contender':<22}{'sampling s':>11}{'of':>9}{'prompt s':>10}{'stock/':>8}{'compiled/':>11}  passes"
 )
 
 
@@ -118,10 +124,10 @@ def _line(row: dict[str, Any], name: str) -> str:
         f"{row[other]['median_seconds']['sampling'] / median['sampling']:.2f}" if other in row else "-"
         for other in (STOCK, COMPILED)
     ]
-    spread = f"{min(times):.2f}-{max(times):.2f}"
+    spread = f"{min(times):.3f}-{max(times):.3f}"
     passes = ", ".join(f"{p['full']} full {p['fast']} fast" for p in result["passes"])
     return (
-        f"{row['width']}x{row['height']:<6}{name:<22}{median['sampling']:>8.2f}{spread:>12}{median['prompt']:>8.2f}"
+        f"{row['width']}x{row['height']:<6}{name:<22}{median['sampling']:>8.3f}{spread:>14}{median['prompt']:>8.2f}"
         f"{ratios[0]:>8}{ratios[1]:>11}  {passes} {result['counters']['bypasses'] or ''}"
     )
 
@@ -152,7 +158,11 @@ def main() -> int:
     options = parse()
     setup = command.prepare()
     path = models.ensure(KIND, setup.python, setup.comfyui)
-    packs = {"resolute": ROOT, "resolute-test-pack": ROOT / "tests" / "pack"}
+    packs = {
+        "resolute": ROOT,
+        "resolute-test-pack": ROOT / "tests" / "pack",
+        "resolute-stopwatch": ROOT / "benchmarks" / "stopwatch",
+    }
     folder = options.folder or Path(tempfile.mkdtemp(prefix="resolute-deepcache-"))
     server = ComfyServer(
         setup.python, setup.comfyui, folder, packs=packs, models=models.folder(), cpu=False, arguments=options.argument
