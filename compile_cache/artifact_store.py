@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from .fingerprint import FORMAT_VERSION, EnvironmentFingerprint
-from .private_files import make_private, replacing, unlink
+from .private_files import make_private, unlink, write
 
 logger = logging.getLogger(__name__)
 
@@ -78,9 +78,14 @@ class ArtifactStore:
                 _demand_private(each)
             about, told = self._folder / ENVIRONMENT, canonical(asdict(environment))
             if not about.is_file() or about.read_bytes() != told:
-                _write(about, told)
+                write(about, told)
         except OSError as error:
             raise StoreError(f"compiled code cannot be kept in {folder}: {error}") from error
+
+    @staticmethod
+    def is_new(folder: Path) -> bool:
+        """Whether no environment ever kept anything there."""
+        return not any(folder.glob("*/*-*.bin"))
 
     # --- reading -----------------------------------------------------------------------------------------------
 
@@ -133,8 +138,8 @@ class ArtifactStore:
         """Keep an artifact; where that fails (no space, say), it is logged and the answer is False."""
         try:
             # The manifest last: without one, a payload is nobody's.
-            _write(self._folder / f"{artifact.name}.bin", artifact.payload)
-            _write(self._folder / f"{artifact.name}.json", canonical(manifest_of(artifact, self.environment)))
+            write(self._folder / f"{artifact.name}.bin", artifact.payload)
+            write(self._folder / f"{artifact.name}.json", canonical(manifest_of(artifact, self.environment)))
             self._trim()
         except OSError as error:
             logger.warning("Resolute: %s was compiled and could not be kept (%s)", artifact.label, error)
@@ -292,8 +297,3 @@ def _demand_private(folder: Path) -> None:
 def canonical(value: Any) -> bytes:
     """JSON, the same bytes for the same data."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
-
-
-def _write(path: Path, content: bytes) -> None:
-    with replacing(path) as stream:
-        stream.write(content)

@@ -39,6 +39,12 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
         raise
 
 
+def write(path: Path, content: bytes) -> None:
+    """See `replacing`."""
+    with replacing(path) as stream:
+        stream.write(content)
+
+
 def unlink(path: Path) -> None:
     """Remove a file, if that can be."""
     with contextlib.suppress(OSError):

@@ -311,15 +311,16 @@ def wait_for(condition: Callable[[], bool], seconds: float = 600.0) -> None:
         time.sleep(0.05)
 
 
-@pytest.mark.parametrize("kept", [False, True])
-def test_they_are_started_ahead_where_nothing_was_ever_compiled(tmp_path: Path, kept: bool) -> None:
-    config: Any = {"store_folder": tmp_path, "source": "one"}
+@pytest.mark.parametrize(("kept", "started"), [("", True), ("two", True), ("one", False)])
+def test_they_are_started_ahead_where_nothing_of_this_environment_is_kept(
+    tmp_path: Path, kept: str, started: bool
+) -> None:
     if kept:
-        Rig(InductorBackend(), **config, workers=0).bind(seeded(Model))(*inputs())
-    one = rig(**config)
+        Rig(InductorBackend(), store_folder=tmp_path, source=kept, workers=0).bind(seeded(Model))(*inputs())
+    one = rig(store_folder=tmp_path, source="one")
     one.backend.expect(torch.device("cpu"), one.cache.config)
     one.backend._preparing.join()  # type: ignore[attr-defined]
-    assert one.backend.workers.running is not kept  # type: ignore[attr-defined]
+    assert one.backend.workers.running is started  # type: ignore[attr-defined]
     one.backend.workers.close()  # type: ignore[attr-defined]
 
 

@@ -68,6 +68,15 @@ def test_two_artifacts_of_one_key_live_side_by_side_and_known_ones_are_not_read_
     assert store.load(KEY, frozenset({one.name})) == [two]
 
 
+def test_a_folder_is_new_until_some_environment_keeps_something(tmp_path: Path) -> None:
+    assert ArtifactStore.is_new(tmp_path / "none")
+    store = store_in(tmp_path / "store")
+    assert ArtifactStore.is_new(tmp_path / "store")
+    store.save(artifact())
+    assert not ArtifactStore.is_new(tmp_path / "store")
+    assert not store_in(tmp_path / "store", replace(store.environment, torch="another")).names()
+
+
 def test_keys_that_begin_alike_are_not_taken_for_each_other(store: ArtifactStore) -> None:
     store.save(artifact(key="a" * 63 + "b"))
     assert store.load(KEY) == []

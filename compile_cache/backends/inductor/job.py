@@ -22,7 +22,7 @@ from . import lowering
 from .artifacts import pack
 from .environment import apply_flags, environment_of, flags
 from .lowering import assumptions_of, compile_trace
-from .tracing import Trace, size_one_is_general, trace
+from .tracing import Trace, size_one_is_general
 from .variant import Shapes, Variant
 
 
@@ -74,8 +74,7 @@ def begin(device: str, folder: str) -> None:
     lowering.scratch = folder
     threading.Thread(target=_end_with_parent, daemon=True).start()
     inductor_config.compile_threads = 1  # there are as many workers as there is work for processors
-    if torch.device(device).type != "cpu":  # there it would start a C++ compiler, for seconds
-        _rehearse(device)
+    torch.zeros(1, device=device)  # a driver that does not take to this process says so now
 
 
 def ready() -> None:
@@ -104,18 +103,6 @@ def _end_with_parent() -> None:
     assert parent is not None
     parent.join()
     os._exit(1)
-
-
-def _rehearse(device: str) -> None:
-    """Compile something small and throw it away: what a first compile imports is then there when a job comes."""
-    module, inputs = torch.nn.GroupNorm(2, 4, device=device), [torch.empty(2, 4, 2, 2, device=device)]
-    traced = trace(_normalized, module, inputs, (("b", None, "h", "w"),), {"b": 2, "h": 2, "w": 2})
-    with inductor_config.patch(force_disable_caches=True):
-        compile_trace(traced, {})
-
-
-def _normalized(module: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
-    return torch.nn.functional.silu(module(x))
 
 
 def _prepare(settings: Settings) -> None:
