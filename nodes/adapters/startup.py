@@ -10,6 +10,7 @@ from typing import Any
 
 import comfy.model_management
 import torch
+import torch._dynamo  # here: two threads that import it at once, a node's and ours, find it half made
 
 from ...compile_cache.backends import registry
 from ...compile_cache.errors import UserError
