@@ -21,6 +21,12 @@ def supports_static_clone(patcher: Any) -> bool:
     return "disable_dynamic" in inspect.signature(patcher.clone).parameters
 
 
+def unload_everywhere(patcher: Any) -> None:
+    """Take a model and its clones off every device."""
+    unload = comfy.model_management.unload_model_and_clones
+    unload(patcher, **({"all_devices": True} if "all_devices" in inspect.signature(unload).parameters else {}))
+
+
 # The name under which a patcher keeps the copies of its model on other GPUs.
 GPU_COPIES = "multigpu"
 

@@ -1,8 +1,10 @@
 """A clone whose weights stay where they are.
 
 With DynamicVRAM, ComfyUI's default on NVIDIA, weights are paged in per operation and have no stable address. Core's way
-out, `clone(disable_dynamic=True)`, reads the file again and builds a second model on *every* call. Here the second
-model is a copy around the same host memory, made once per loaded model: later clones share it.
+out, `clone(disable_dynamic=True)`, reads the file again and builds a second model on *every* call. Here that happens
+once per loaded model: later clones share the first one's. Where the loader left core no way to read the file again (a
+ControlNet's, and those of other packs), the second model is a copy. Around the same memory it could not be: what a
+paged model has is a read-only view of the file, and to write into that ends the process.
 """
 
 from __future__ import annotations
@@ -65,7 +67,10 @@ def own_clone(patcher: Any) -> Any:
 def _delegate_of(patcher: Any, dtype: torch.dtype | None) -> Any:
     delegate = _delegates.get(patcher.model)
     if delegate is None:
-        model = _twin(patcher)
+        if compat.is_dynamic(patcher) and getattr(patcher, "cached_patcher_init", None) is not None:
+            model = patcher.clone(disable_dynamic=True).model
+        else:
+            model = _twin(patcher, shares_memory=not compat.is_dynamic(patcher))
         if dtype is not None:
             model.to(dtype)
         delegate = comfy.model_patcher.ModelPatcher(model, patcher.load_device, patcher.offload_device)
@@ -129,14 +134,16 @@ def _is_filled(cell: Any) -> bool:
     return True
 
 
-def _twin(patcher: Any) -> torch.nn.Module:
-    """A copy of the model whose weights are not paged; both share their host memory."""
-    comfy.model_management.unload_model_and_clones(patcher)
-    return _copied(patcher.model, {})
+def _twin(patcher: Any, shares_memory: bool) -> torch.nn.Module:
+    """A copy of the model whose weights are not paged. What pages keep is a view of the file that nobody may write to,
+    as hooks do with weights that stay on the host: then the copy has memory of its own.
+    """
+    compat.unload_everywhere(patcher)
+    return _copied(patcher.model, shares_memory, {})
 
 
-def _copied(module: torch.nn.Module, done: dict[int, torch.nn.Module]) -> torch.nn.Module:
-    """New modules and new Parameters around the same memory; plain attributes are shared.
+def _copied(module: torch.nn.Module, shares_memory: bool, done: dict[int, torch.nn.Module]) -> torch.nn.Module:
+    """New modules and new Parameters; plain attributes are shared.
 
     Without what paging left: whether weights are cast on the way is then for their class to say again.
     """
@@ -152,17 +159,21 @@ def _copied(module: torch.nn.Module, done: dict[int, torch.nn.Module]) -> torch.
             own[name] = []
         elif name == "current_patcher":
             own[name] = None
-    own["_parameters"] = {name: _copied_weight(twin, name, weight) for name, weight in module._parameters.items()}
+        elif isinstance(value, dict):  # what is hooked to one of them is not to the other
+            own[name] = copy.copy(value)
+    own["_parameters"] = {
+        name: _copied_weight(twin, name, weight, shares_memory) for name, weight in module._parameters.items()
+    }
     own["_buffers"] = dict(module._buffers)
     own["_modules"] = {
-        name: child if child is None else _copied(child, done) for name, child in module._modules.items()
+        name: child if child is None else _copied(child, shares_memory, done) for name, child in module._modules.items()
     }
     return twin
 
 
-def _copied_weight(module: torch.nn.Module, name: str, weight: Any) -> Any:
+def _copied_weight(module: torch.nn.Module, name: str, weight: Any, shares_memory: bool) -> Any:
     if type(weight) is not torch.nn.Parameter:  # none, or quantized: then it is the wrapper that is replaced
         return weight
     # Paging casts a weight on its way from the file's dtype to the model's.
     dtype = getattr(module, f"{name}_comfy_model_dtype", None) or weight.dtype
-    return torch.nn.Parameter(weight.data.to(dtype), requires_grad=False)
+    return torch.nn.Parameter(weight.data.to(dtype, copy=not shares_memory), requires_grad=False)

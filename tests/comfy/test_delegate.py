@@ -115,3 +115,37 @@ def test_a_patch_that_comfyui_put_onto_the_model_for_a_clone_is_no_change_of_the
         assert not reaches(patcher)
     finally:
         compiled.unpatch_model()
+
+
+@pytest.mark.parametrize("paged", [True, False])
+def test_a_copy_writes_into_no_memory_of_a_paged_model_and_runs_no_hook_of_the_other(
+    core: SimpleNamespace, patcher: Any, monkeypatch: pytest.MonkeyPatch, paged: bool
+) -> None:
+    delegate = core.ours("delegate")
+    monkeypatch.setattr(delegate.compat, "is_dynamic", lambda _: paged)
+    patcher.cached_patcher_init = None
+    copied = delegate._delegate_of(patcher, None).model
+    theirs = dict(patcher.model.named_parameters())
+    for name, weight in copied.named_parameters():
+        assert torch.equal(weight, theirs[name])
+        assert (weight.data_ptr() == theirs[name].data_ptr()) is not paged
+    copied.diffusion_model.register_forward_hook(lambda *_: None)
+    assert not patcher.model.diffusion_model._forward_hooks
+
+
+def test_a_paged_model_is_read_again_once_where_core_knows_how(
+    core: SimpleNamespace, patcher: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    delegate = core.ours("delegate")
+    (again,) = core.tiny_model().build(seed=0, kind="sd")
+    asked: list[dict[str, Any]] = []
+
+    def clone(**options: Any) -> Any:
+        asked.append(options)
+        return again
+
+    monkeypatch.setattr(delegate.compat, "is_dynamic", lambda _: True)
+    monkeypatch.setattr(patcher, "clone", clone)
+    assert delegate._delegate_of(patcher, None).model is again.model
+    assert delegate._delegate_of(patcher, None).model is again.model
+    assert asked == [{"disable_dynamic": True}]

@@ -127,7 +127,7 @@ assert backend.table is table
 def test_what_cannot_be_started_ahead_is_told_and_costs_nothing_else(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def refuse(device: torch.device) -> None:
+    def refuse() -> None:
         raise OSError("no more processes")
 
     one = rig()

@@ -86,6 +86,18 @@ def test_a_queued_prompt_gets_the_backends_of_our_nodes_ready_and_stays_as_it_is
     assert len(asked) == expected
 
 
+def test_the_server_is_asked_to_tell_of_prompts_once(
+    adapter: Callable[[str], ModuleType], comfy: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    startup, handlers, starts = adapter("startup"), list[Any](), list[Any]()
+    server = SimpleNamespace(app=SimpleNamespace(on_startup=starts), add_on_prompt_handler=handlers.append)
+    monkeypatch.setattr(startup, "_begun", False)
+    startup.begin(server)
+    startup.begin(server)
+    assert handlers == [startup.expect]
+    assert len(starts) == 1
+
+
 def test_a_request_that_is_no_prompt_is_left_to_comfyui(adapter: Callable[[str], ModuleType], comfy: None) -> None:
     body: dict[str, Any] = {"client_id": "a browser"}
     assert adapter("startup").expect(body) is body

@@ -111,9 +111,9 @@ def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], 
 
 
 def test_processes_that_are_killed_leave_no_file_behind(program: Callable[[str], Path]) -> None:
-    temporary = program("import pathlib, sys, time; pathlib.Path(sys.argv[2], 'half').mkdir(); time.sleep(600)")
+    temporary = program("import pathlib, sys, time; pathlib.Path(sys.argv[1], 'half').mkdir(); time.sleep(600)")
     crew = workers.Workers()
-    crew.start(CPU)
+    crew.start()
     wait_for(lambda: list(temporary.glob("*/half")) != [])
     crew.close()
     wait_for(lambda: list(temporary.iterdir()) == [])
@@ -128,7 +128,7 @@ def test_processes_that_end_by_themselves_leave_no_thread_and_no_pipe(program: C
 
     before = left()
     for _ in range(3):
-        crew.start(CPU)
+        crew.start()
         wait_for(lambda: not crew.running)
     crew.close()
     wait_for(lambda: left() == before)

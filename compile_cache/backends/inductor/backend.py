@@ -9,7 +9,7 @@ import sys
 import threading
 from collections.abc import Iterable
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -27,7 +27,6 @@ if TYPE_CHECKING:  # which imports inductor: seconds, and only where something i
     from .region_table import RegionTable
 
 logger = logging.getLogger(__name__)
-T = TypeVar("T")
 
 # The oldest torch whose make_fx and inductor take the path of `tracing`; tests run on it.
 OLDEST_TORCH = (2, 8)
@@ -75,23 +74,21 @@ class InductorBackend(Backend):
         return InductorProgram(owner, capabilities, self.table, self.workers, store_for, build_hooks, stats, config)
 
     def expect(self, device: torch.device, config: CacheConfig) -> None:
-        """Import inductor while the model is still loaded; where nothing was ever compiled, the processes that compile
-        begin too.
+        """Import inductor while the model is still loaded, once; where nothing was ever compiled, the processes that
+        compile begin too.
         """
-        if self._preparing is not None and self._preparing.is_alive():
-            return
-        if self._table is None or not self._table.compiled:
+        if self._preparing is None:
             self._preparing = threading.Thread(target=self._prepare, args=(device, config), daemon=True)
             self._preparing.start()
 
     def _prepare(self, device: torch.device, config: CacheConfig) -> None:
         try:
             if suitable(config.workers, device) and self._keeps_nothing(device, config):
-                self.workers.start(device)
-            self.table  # noqa: B018 (it is made)
+                self.workers.start()
         except Exception as error:
             logger.warning("Resolute: nothing is started ahead: %s", first_line(error))
             logger.debug("Resolute: why", exc_info=True)
+        self.table  # noqa: B018 (it is made)
 
     def _keeps_nothing(self, device: torch.device, config: CacheConfig) -> bool:
         """Whether everything has to be compiled. A new folder says so at once; an environment takes imports to tell."""

@@ -1,7 +1,7 @@
-"""Processes that compile traces for another one: `python worker.py DEVICE FOLDER`, jobs on stdin, artifacts on stdout.
+"""Processes that compile traces for another one: `python worker.py FOLDER`, jobs on stdin, artifacts on stdout.
 
-This one imports torch and compiles nothing: children do, which on Linux begin with what is imported by then. How many
-is the first message, so that none takes memory of the GPU before there is a model that wants it.
+This one imports torch and compiles nothing: children do, which on Linux begin with what is imported by then. How many,
+and for which device, is the first message, so that none takes memory of a GPU before there is a model that wants it.
 Started by `workers`, by path: the pack's own name is whatever folder ComfyUI found it in. For the same reason messages
 are of plain types: the two sides know one class by different names.
 """
@@ -53,7 +53,7 @@ def main() -> None:
     os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
     from compile_cache.backends.inductor import job
 
-    device, folder = sys.argv[1:]
+    (folder,) = sys.argv[1:]
     one_at_a_time = threading.Lock()
 
     def answer(number: int, done: Future[Any]) -> None:
@@ -62,7 +62,8 @@ def main() -> None:
             send(answers, (number, *(done.result() if error is None else (f"{type(error).__name__}: {error}", 0.0))))
 
     try:
-        pool = _pool(job, (device, folder), receive(sys.stdin.buffer))
+        count, device = receive(sys.stdin.buffer)
+        pool = _pool(job, (device, folder), count)
         threading.Thread(target=_end_with_a_child, args=(folder,), daemon=True).start()
         while True:
             number, *work = receive(sys.stdin.buffer)

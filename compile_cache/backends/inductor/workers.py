@@ -37,9 +37,9 @@ Answer = tuple[int, "Artifact | str", float]
 class _Crew:
     """One process of `worker`, with its children, and the threads that write to it and read from it."""
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self) -> None:
         self._folder = tempfile.mkdtemp(prefix="resolute-")
-        command = [sys.executable, str(Path(worker.__file__).resolve()), str(device), self._folder]
+        command = [sys.executable, str(Path(worker.__file__).resolve()), self._folder]
         try:
             self._process = subprocess.Popen(
                 command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
@@ -59,11 +59,11 @@ class _Crew:
     def alive(self) -> bool:
         return self._process.poll() is None
 
-    def call_up(self, count: int) -> None:
-        """Its children start, once."""
+    def call_up(self, count: int, device: torch.device) -> None:
+        """Its children start, once, and get to know a device."""
         if not self._called_up:
             self._called_up = True
-            self._messages.put(count)
+            self._messages.put((count, str(device)))
 
     def submit(self, answers: queue.SimpleQueue[Any], job: Job, settings: Settings) -> int:
         """Its number. `answers` gets (number, artifact or what went wrong, seconds)."""
@@ -113,21 +113,21 @@ class Workers:
     def running(self) -> bool:
         return self._crew is not None and self._crew.alive
 
-    def start(self, device: torch.device) -> None:
+    def start(self) -> None:
         """Import torch, for whoever asks within STAY seconds."""
         with self._lock:
             if not self.running:
                 self.close()  # one that ended by itself has its threads and pipes yet
-                self._crew = _Crew(device)
+                self._crew = _Crew()
             self._end_later()
 
     def call_up(self, count: int, device: torch.device) -> None:
         """Jobs come soon: have `count` children, or as many as there are already."""
         with self._lock:
             self._wanted = (count, device)
-            self.start(device)
+            self.start()
             assert self._crew is not None
-            self._crew.call_up(count)
+            self._crew.call_up(count, device)
 
     def answers(self, jobs: Iterable[tuple[int, Job]], settings: Settings) -> Generator[Answer | None]:
         """(number, artifact or what went wrong, seconds) of each job as they come; None now and then between.
