@@ -70,7 +70,7 @@ def _delegate_of(patcher: Any, dtype: torch.dtype | None) -> Any:
         if compat.is_dynamic(patcher) and getattr(patcher, "cached_patcher_init", None) is not None:
             model = patcher.clone(disable_dynamic=True).model
         else:
-            model = _twin(patcher, shares_memory=not compat.is_dynamic(patcher))
+            model = _twin(patcher)
         if dtype is not None:
             model.to(dtype)
         delegate = comfy.model_patcher.ModelPatcher(model, patcher.load_device, patcher.offload_device)
@@ -134,16 +134,16 @@ def _is_filled(cell: Any) -> bool:
     return True
 
 
-def _twin(patcher: Any, shares_memory: bool) -> torch.nn.Module:
+def _twin(patcher: Any) -> torch.nn.Module:
     """A copy of the model whose weights are not paged. What pages keep is a view of the file that nobody may write to,
     as hooks do with weights that stay on the host: then the copy has memory of its own.
     """
     compat.unload_everywhere(patcher)
-    return _copied(patcher.model, shares_memory, {})
+    return _copied(patcher.model, not compat.is_dynamic(patcher), {})
 
 
 def _copied(module: torch.nn.Module, shares_memory: bool, done: dict[int, torch.nn.Module]) -> torch.nn.Module:
-    """New modules and new Parameters; plain attributes are shared.
+    """New modules, Parameters and dictionaries; other plain attributes are shared.
 
     Without what paging left: whether weights are cast on the way is then for their class to say again.
     """
@@ -164,7 +164,6 @@ def _copied(module: torch.nn.Module, shares_memory: bool, done: dict[int, torch.
     own["_parameters"] = {
         name: _copied_weight(twin, name, weight, shares_memory) for name, weight in module._parameters.items()
     }
-    own["_buffers"] = dict(module._buffers)
     own["_modules"] = {
         name: child if child is None else _copied(child, shares_memory, done) for name, child in module._modules.items()
     }
