@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import multiprocessing
 import os
 import pickle
 import signal
+import subprocess
 import sys
 import tempfile
 import threading
@@ -20,6 +22,7 @@ import torch
 
 from compile_cache.backends.inductor import job, worker, workers
 from compile_cache.backends.inductor.looking import suitable
+from scripts.support.places import ROOT
 
 CPU = torch.device("cpu")
 
@@ -66,6 +69,19 @@ def lose_a_child(folder: str, told: Any) -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="children are forked on Linux")
+def test_what_children_share_is_found_in_this_torch_and_wakes_no_gpu(caplog: pytest.LogCaptureFixture) -> None:
+    program = (
+        "from compile_cache.backends.inductor import job; job.before_children(); import torch; "
+        "raise SystemExit(torch.cuda.is_initialized())"
+    )
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=False, timeout=300)
+    assert done.returncode == 0
+    with caplog.at_level(logging.DEBUG, logger=job.logger.name):
+        job.before_children()
+    told = [record.getMessage() for record in caplog.records if record.name == job.logger.name]
+    assert not told, "what fails is left to the children, and told to nobody but this test"
+
+
 def test_a_process_that_lost_a_child_ends_with_the_others_though_nobody_waits(tmp_path: Path) -> None:
     folder, fork = tmp_path / "folder", multiprocessing.get_context("fork")
     folder.mkdir()

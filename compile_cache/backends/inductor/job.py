@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import logging
 import multiprocessing
 import os
 import threading
@@ -9,6 +11,7 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
+import sympy  # type: ignore[import-untyped]
 import torch
 import torch.utils._pytree as pytree
 from torch._inductor import config as inductor_config
@@ -24,6 +27,8 @@ from .environment import apply_flags, environment_of, flags
 from .lowering import assumptions_of, compile_trace
 from .tracing import Trace, size_one_is_general
 from .variant import Shapes, Variant
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -64,6 +69,43 @@ def job_of(key: str, label: str, traced: Trace, static: Shapes, options: dict[st
 # --- in the worker ---------------------------------------------------------------------------------------------
 
 _prepared: dict[str, Any] | None = None
+
+
+def before_children() -> None:
+    """Do once what each forked child would do at its first job: hash the code of torch and Triton, import the rest.
+
+    Nothing here wakes a GPU's driver, which no forked child could use then. What another version of torch keeps
+    elsewhere is left to the children.
+    """
+    for share in (_hash_torch, _hash_triton, _import_code_generators, _import_late_sympy):
+        try:
+            share()
+        except Exception as error:  # what matters fails in a child too
+            logger.debug("Resolute: each process that compiles does %s for itself", share.__name__, exc_info=error)
+
+
+def _hash_torch() -> None:
+    from torch._inductor.codecache import torch_key
+
+    torch_key()
+
+
+def _hash_triton() -> None:
+    from torch._inductor.runtime.triton_compat import HAS_TRITON, triton_key
+
+    if HAS_TRITON:
+        importlib.import_module("triton.compiler.code_generator")
+        triton_key()
+
+
+def _import_code_generators() -> None:
+    from torch._inductor.codegen.common import init_backend_registration
+
+    init_backend_registration()
+
+
+def _import_late_sympy() -> None:
+    sympy.simplify(sympy.Symbol("x") + 1)
 
 
 def begin(device: str, folder: str) -> None:

@@ -8,6 +8,7 @@ are of plain types: the two sides know one class by different names.
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import pickle
@@ -22,6 +23,7 @@ from multiprocessing import connection
 from pathlib import Path
 from typing import IO, Any, NoReturn
 
+_FORKS = sys.platform == "linux"
 _LENGTH = struct.Struct(">Q")
 _BEGIN = 60.0  # seconds that a forked child may take to be ready: a driver may as well hang as refuse
 
@@ -61,8 +63,11 @@ def main() -> None:
         with one_at_a_time:
             send(answers, (number, *(done.result() if error is None else (f"{type(error).__name__}: {error}", 0.0))))
 
+    if _FORKS:
+        job.before_children()
     try:
         count, device = receive(sys.stdin.buffer)
+        gc.freeze()  # what is imported: children then share its memory, and none goes through it again and again
         pool = _pool(job, (device, folder), count)
         threading.Thread(target=_end_with_a_child, args=(folder,), daemon=True).start()
         while True:
@@ -100,7 +105,7 @@ def _pool(job: Any, arguments: tuple[str, str], count: int) -> ProcessPoolExecut
     arguments: of `job.begin`, the device and the folder for what is temporary.
     """
     begin = (job.begin, arguments)
-    if sys.platform == "linux":
+    if _FORKS:
         pool = ProcessPoolExecutor(count, multiprocessing.get_context("fork"), *begin)
         ready = pool.submit(job.ready)
         wait([ready], timeout=_BEGIN)
