@@ -19,6 +19,7 @@ import json
 import shutil
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -32,16 +33,15 @@ WITHOUT_STORE = "resolute without store"
 CONTENDERS = {STOCK: STOCK, "resolute": "inductor", WITHOUT_STORE: "inductor", "TorchCompileModel": "TorchCompileModel"}
 
 
-def visit(server: ComfyServer, checkpoint: str, backend: str, sizes: list[Any]) -> list[dict[str, Any]]:
+def visit(server: ComfyServer, checkpoint: str, backend: str, sizes: list[Any]) -> Iterator[dict[str, Any]]:
     """Each size twice: what it costs when it is new, and after that."""
-    client, rows = server.client, []
+    client = server.client
     for size in sizes:
         before = client.get("/resolute/cache")["counters"]
         seconds = [execution_seconds(client.run(prompt(checkpoint, backend, size, seed=seed))) for seed in (1, 2)]
         after = client.get("/resolute/cache")["counters"]
         moved = {name: after[name] - before[name] for name in after if name != "bypasses"}
-        rows.append({"width": size[0], "height": size[1], "batch": size[2], "seconds": seconds, "counters": moved})
-    return rows
+        yield {"width": size[0], "height": size[1], "batch": size[2], "seconds": seconds, "counters": moved}
 
 
 def table(processes: list[dict[str, Any]]) -> str:
@@ -73,6 +73,7 @@ def main() -> None:
     packs = {"resolute": ROOT, "resolute-test-pack": ROOT / "tests" / "pack"}
     tour = TOURS[options.kind]
     sizes, new = tour[: options.sizes], tour[options.sizes : options.sizes + 1]
+    settings = {"kind": options.kind, "arguments": without_paths(options.argument), "pause": options.pause}
     processes: list[dict[str, Any]] = []
     for contender in options.contenders:
         work = Path(tempfile.mkdtemp(prefix="resolute-restart-"))
@@ -97,21 +98,19 @@ def main() -> None:
             with server:
                 ready = time.perf_counter() - started
                 time.sleep(options.pause)
-                rows = visit(server, path.name, CONTENDERS[contender], sizes if process == "cold" else [*sizes, *new])
-                told = {"contender": contender, "process": process, "ready_seconds": ready, "rows": rows}
                 about = environment(server)
-                told |= server.client.get("/resolute/events")
-            processes.append(told)
+                rows: list[dict[str, Any]] = []
+                told = {"contender": contender, "process": process, "ready_seconds": ready, "rows": rows}
+                processes.append(told)
+                for row in visit(
+                    server, path.name, CONTENDERS[contender], sizes if process == "cold" else [*sizes, *new]
+                ):
+                    rows.append(row)
+                    told |= server.client.get("/resolute/events")
+                    if options.out:  # after every size: a run that is cut off keeps what it has
+                        result = {**about, **settings, "processes": processes}
+                        options.out.write_text(json.dumps(result, indent=1) + "\n")
             print(table([told]), flush=True)
-            if options.out:  # after every process: a run that is cut off keeps what it has
-                result = {
-                    **about,
-                    "kind": options.kind,
-                    "arguments": without_paths(options.argument),
-                    "pause": options.pause,
-                    "processes": processes,
-                }
-                options.out.write_text(json.dumps(result, indent=1) + "\n")
         shutil.rmtree(work, ignore_errors=True)
     print(table(processes))
 

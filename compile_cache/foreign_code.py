@@ -25,13 +25,22 @@ class ForeignCode:
 
         `is_root`: it is the module that runs through the cache, and is hooked inside of whatever stands around it.
         """
-        marks = [id(value) for name, value in replaced_methods(module) if not (is_root and name in HOOKED)]
-        if not is_root:
-            marks += [*module._forward_hooks, *module._forward_pre_hooks]  # their numbers, never used twice
+        return marks_on(module, is_root) + self.marks_around(module, is_root)
+
+    def marks_around(self, module: torch.nn.Module, is_root: bool) -> tuple[int, ...]:
+        """Those that no attribute of the module shows: its hooks, and its class where that was patched."""
+        # A hook's number is never used twice.
+        marks = () if is_root else (*module._forward_hooks, *module._forward_pre_hooks)
         kind = type(module)
-        if kind not in self._classes:
-            self._classes[kind] = _is_patched(kind)
-        return (*marks, id(kind)) if self._classes[kind] else tuple(marks)
+        patched = self._classes.get(kind)
+        if patched is None:
+            patched = self._classes[kind] = _is_patched(kind)
+        return (*marks, id(kind)) if patched else marks
+
+
+def marks_on(module: torch.nn.Module, is_root: bool) -> tuple[int, ...]:
+    """Marks of what stands on a module in place of its class's methods."""
+    return tuple([id(value) for name, value in replaced_methods(module) if not (is_root and name in HOOKED)])
 
 
 def replaced_methods(module: torch.nn.Module) -> Iterable[tuple[str, Any]]:

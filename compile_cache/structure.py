@@ -27,7 +27,7 @@ PAGING = frozenset(
 
 # Attributes that move without changing the computation: bookkeeping of torch and of ComfyUI's weight loading.
 # `comfy_cast_weights` does matter; its effective value is part of the region key, where the weights are read.
-_VOLATILE = (
+VOLATILE = (
     PAGING
     | frozenset(vars(torch.nn.Module()))
     | {
@@ -104,7 +104,7 @@ def settings(module: torch.nn.Module, is_root: bool) -> tuple[tuple[str, Literal
     return tuple(
         (name, literal)
         for name, value in vars(module).items()
-        if name not in _VOLATILE and not name.endswith(_LOADED_AS) and not (is_root and name in HOOKED)
+        if name not in VOLATILE and not name.endswith(_LOADED_AS) and not (is_root and name in HOOKED)
         for literal in _literal(value)
     )
 

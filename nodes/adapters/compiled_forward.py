@@ -69,6 +69,7 @@ class CompiledForward(StandIn):
         """A sampling run starts, with the weights loaded."""
         service.cache().open_session(self.runner.owner)
         self.runner.residency.refresh(thorough=True)
+        self._look = False
         self._log.begin()
 
     def end(self) -> None:
@@ -81,11 +82,15 @@ class CompiledForward(StandIn):
         self._look = True
 
     def weights_left(self) -> None:
-        """ComfyUI took the model down: stale captures go at once."""
+        """ComfyUI took the model down: stale captures go at once.
+
+        It does so at the start of every sampling run too, to put the same weights back where they are: only a look at
+        the addresses, then.
+        """
         super().weights_left()
         if self._module() is None:
             return
-        self.runner.residency.refresh(thorough=True)
+        self.runner.residency.refresh()
         service.cache().drop_stale(self.runner.owner, self.runner.residency.epoch)
 
     # --- the call ----------------------------------------------------------------------------------------------

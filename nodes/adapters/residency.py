@@ -14,8 +14,8 @@ from typing import Any
 import torch
 
 from ...compile_cache.errors import BypassCode, BypassReason
-from ...compile_cache.foreign_code import ForeignCode, is_own
-from ...compile_cache.structure import settings
+from ...compile_cache.foreign_code import is_own
+from .conditions import Conditions, modules_of
 
 _epochs = itertools.count(1)
 
@@ -30,6 +30,7 @@ class Residency:
         self._module = weakref.ref(module)
         self._slots: list[tuple[dict[str, Any], str]] = []
         self._addresses: list[int] | None = None
+        self._conditions = Conditions()
         self._state: tuple[Any, ...] | None = None
         self.epoch = 0
         self.blocker: BypassReason | None = None
@@ -41,16 +42,15 @@ class Residency:
         Reading the addresses takes a fraction of a millisecond; `thorough` (when a run starts) also looks for changes
         that leave addresses alone: weights that are cast or patched on the way, settings, modules that were exchanged.
         """
-        addresses = self._read_addresses()
-        if not thorough and addresses is not None and addresses == self._addresses:
+        if not thorough and self._addresses is not None and self._addresses == self._read_addresses():
             return
         root = self._module()
         if root is None:
             return
-        modules = list(root.modules())
+        modules = list(modules_of(root))
         for submodule in modules:
-            if is_own(submodule, "forward", vars(submodule).get("forward")):
-                del submodule.__dict__["forward"]
+            if "forward" in (attributes := vars(submodule)) and is_own(submodule, "forward", attributes["forward"]):
+                del attributes["forward"]
         self._slots = [
             (slots, name)
             for submodule in modules
@@ -60,14 +60,13 @@ class Residency:
         ]
         self._addresses = self._read_addresses()
         tensors = [slots[name] for slots, name in self._slots]
-        placed = tuple((_address(tensor), tensor.dtype, tensor.device) for tensor in tensors)
-        look = ForeignCode()
-        foreign = [look.inside(submodule, submodule is root) for submodule in modules]
-        state = (placed, tuple(foreign), tuple(_condition(submodule, submodule is root) for submodule in modules))
+        addresses = self._addresses or [_address(tensor) for tensor in tensors]
+        conditions = self._conditions.read(modules, root)
+        state = (addresses, [(tensor.dtype, tensor.device) for tensor in tensors], conditions)
         if state != self._state:
             self._state = state
             self.epoch = next(_epochs)
-            self.blocker = _blocker(tensors, modules, any(foreign))
+            self.blocker = _blocker(tensors, modules, any(foreign for _, foreign, *_ in conditions))
 
     def _read_addresses(self) -> list[int] | None:
         try:
@@ -81,19 +80,6 @@ def _address(tensor: torch.Tensor) -> int:
         return tensor.data_ptr()
     except RuntimeError:
         return 0
-
-
-def _condition(module: torch.nn.Module, is_root: bool) -> tuple[Any, ...]:
-    """What decides how a module computes, besides its weights: its identity, its settings, how weights come in."""
-    attributes = vars(module)
-    return (
-        id(module),
-        settings(module, is_root),
-        bool(getattr(module, "comfy_cast_weights", False)) if hasattr(type(module), "comfy_cast_weights") else None,
-        len(attributes.get("weight_function") or ()),
-        len(attributes.get("bias_function") or ()),
-        "_v" in attributes,
-    )
 
 
 def _blocker(tensors: list[torch.Tensor], modules: list[torch.nn.Module], foreign: bool) -> BypassReason | None:

@@ -72,6 +72,36 @@ def test_the_forward_of_another_pack_runs_and_is_not_captured(compiled: Callable
     assert torch.equal(forward(X, T), X * 3)
 
 
+def test_a_sampling_run_looks_closely_at_the_model_once(
+    compiled: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = Model()
+    forward = compiled(model, model._forward)
+    looks: list[bool] = []
+    refresh = forward.runner.residency.refresh
+    monkeypatch.setattr(
+        forward.runner.residency, "refresh", lambda thorough=False: (looks.append(thorough), refresh(thorough))
+    )
+
+    def run() -> int:
+        looks.clear()
+        forward.weights_left()  # core does both, though the weights stay where they are
+        forward.weights_loaded()
+        forward.begin()
+        for _ in range(3):
+            forward(X, T, transformer_options={})
+        forward.end()
+        return sum(looks)
+
+    assert [run(), run()] == [1, 1]
+    forward.begin()
+    forward.weights_loaded()  # more of it, in the middle of a run
+    looks.clear()
+    forward(X, T, transformer_options={})
+    assert sum(looks) == 1
+    forward.end()
+
+
 def test_a_class_whose_forward_a_pack_replaced_is_not_captured(compiled: Callable[..., Any]) -> None:
     model = PatchedByAPack()
     assert "another pack" in str(blocker(compiled(model, model._forward)))

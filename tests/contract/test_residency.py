@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
@@ -23,6 +25,7 @@ class Operation(nn.Linear):
 
     def __init__(self) -> None:
         super().__init__(4, 4)
+        self.eps, self.sizes, self.nested = 1e-6, [1, 2], ([1, 2], 3)
         self.weight_function: list[Any] = []
         self.bias_function: list[Any] = []
 
@@ -101,6 +104,19 @@ def patch_bias(module: Module) -> None:
     module.second.bias_function = [lambda bias: bias]
 
 
+def exchange_setting(module: Module) -> None:
+    module.first.eps = 1e-5
+
+
+def change_settings_in_place(module: Module) -> None:
+    module.first.sizes.append(3)
+    module.second.nested[0].append(3)
+
+
+def hook_submodule(module: Module) -> None:
+    module.first.register_forward_hook(lambda *_: None)
+
+
 def exchange_submodule(module: Module) -> None:
     module.second = Operation()
 
@@ -111,7 +127,16 @@ def add_parameter(module: Module) -> None:
 
 @pytest.mark.parametrize(
     "change",
-    [flip_cast, patch_weight, patch_bias, exchange_submodule, add_parameter],
+    [
+        flip_cast,
+        patch_weight,
+        patch_bias,
+        exchange_setting,
+        change_settings_in_place,
+        hook_submodule,
+        exchange_submodule,
+        add_parameter,
+    ],
     ids=lambda change: change.__name__,
 )
 def test_what_leaves_the_addresses_alone_begins_a_new_epoch_when_a_run_starts(
@@ -140,6 +165,28 @@ def test_without_a_change_the_epoch_stays(watched: Any, module: Module, thorough
     for _ in range(3):
         watched.refresh(thorough=thorough)
     assert watched.epoch == before
+
+
+def test_a_setting_in_place_is_seen_though_nothing_else_changed(watched: Any, module: Module) -> None:
+    for change in (lambda: module.first.sizes.append(9), lambda: module.second.nested[0].append(9)):
+        watched.refresh(thorough=True)
+        before = watched.epoch
+        change()
+        watched.refresh(thorough=True)
+        assert watched.epoch > before
+
+
+@pytest.mark.parametrize("holder", ["", "first"])
+def test_a_model_that_is_watched_goes_when_everybody_else_lets_go(residency: ModuleType, holder: str) -> None:
+    module = Module()
+    module.get_submodule(holder).forward = module.forward  # a method bound to the model, as core leaves it there
+    module.get_submodule(holder).__dict__["model"] = [module]
+    watched, gone = residency.Residency(module), weakref.ref(module)
+    watched.refresh(thorough=True)
+    del module
+    gc.collect()
+    assert gone() is None
+    watched.refresh(thorough=True)
 
 
 def test_gradients_switched_off_are_no_change(watched: Any, module: Module) -> None:

@@ -1,0 +1,107 @@
+"""What decides how the modules of a model compute, besides their weights: quick to read while nothing changes."""
+
+from __future__ import annotations
+
+import enum
+import weakref
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from operator import is_
+from typing import Any
+
+import torch
+
+from ...compile_cache.foreign_code import ForeignCode, marks_on
+from ...compile_cache.structure import VOLATILE, settings
+
+# The condition of one module, to be compared with another one of the same; its identity first, its foreign code second.
+Condition = tuple[Any, ...]
+
+
+class Conditions:
+    """Reads the conditions of one model's modules, at the start of every sampling run.
+
+    What the attributes of a module say is worked out once, and again when one of them was exchanged.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[int, _Attributes] = {}
+
+    def read(self, modules: Iterable[torch.nn.Module], root: torch.nn.Module) -> list[Condition]:
+        known, self._known = self._known, {}
+        look = ForeignCode()
+        return [self._condition(module, module is root, known.get(id(module)), look) for module in modules]
+
+    def _condition(
+        self, module: torch.nn.Module, is_root: bool, known: _Attributes | None, look: ForeignCode
+    ) -> Condition:
+        attributes = vars(module)
+        if known is None or not known.are_those_of(module):
+            known = _Attributes(module, is_root)
+        if known.plain:
+            self._known[id(module)] = known
+        return (
+            id(module),
+            known.marks + look.marks_around(module, is_root),
+            settings(module, is_root) if known.open else known.settings,
+            attributes.get("comfy_cast_weights", getattr(type(module), "comfy_cast_weights", None)),
+            len(attributes.get("weight_function") or ()),
+            len(attributes.get("bias_function") or ()),
+            "_v" in attributes,
+        )
+
+
+class _Attributes:
+    """The attributes of a module, and what they say.
+
+    plain: none refers to anything that it would keep alive, such as the model itself, so they may be kept to compare
+    with. open: one may change in place, which comparing does not show.
+    """
+
+    __slots__ = ("_module", "_names", "_own", "marks", "open", "plain", "settings")
+
+    def __init__(self, module: torch.nn.Module, is_root: bool) -> None:
+        attributes = vars(module)
+        self._module = weakref.ref(module)
+        self._names, self._own = list(attributes), list(islice(attributes.values(), _TORCHS, None))
+        self.settings = settings(module, is_root)
+        self.marks = marks_on(module, is_root)
+        self.plain = self._names[:_TORCHS] == _TORCHS_NAMES and all(map(_is_plain, self._own))
+        self.open = any(not _stays(value) for name, value in attributes.items() if name not in VOLATILE)
+
+    def are_those_of(self, module: torch.nn.Module) -> bool:
+        attributes = vars(module)
+        return (
+            self._module() is module
+            and list(attributes) == self._names
+            and all(map(is_, islice(attributes.values(), _TORCHS, None), self._own))
+        )
+
+
+# Torch's own attributes are a module's first, and are looked at by themselves: weights, hooks, children.
+_TORCHS_NAMES = list(vars(torch.nn.Module()))
+_TORCHS = len(_TORCHS_NAMES)
+_FIXED = (type(None), bool, int, float, str, torch.dtype, torch.device, enum.Enum, type)
+
+
+def _stays(value: object) -> bool:
+    return isinstance(value, _FIXED) or (isinstance(value, tuple) and all(map(_stays, value)))
+
+
+def _is_plain(value: object) -> bool:
+    if isinstance(value, dict):
+        return _is_plain((*value.keys(), *value.values()))
+    return isinstance(value, _FIXED) or (isinstance(value, (tuple, list, set)) and all(map(_is_plain, value)))
+
+
+def modules_of(root: torch.nn.Module) -> Iterator[torch.nn.Module]:
+    """`root` and everything below it, each once, as `root.modules()`, which takes its time for names."""
+    seen: set[int] = set()
+    waiting = [root]
+    while waiting:
+        module = waiting.pop()
+        if id(module) in seen:
+            continue
+        seen.add(id(module))
+        yield module
+        waiting += [child for child in module._modules.values() if child is not None]
