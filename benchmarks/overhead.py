@@ -1,12 +1,13 @@
-"""What Resolute itself costs in each call that is replayed: the Python between ComfyUI and the graph.
+"""What Resolute itself costs in each call that is replayed, and once at the start of each sampling run.
 
     python -m benchmarks.overhead --out benchmarks/results/FILE.json
 
 The call is SDXL's, batch 2, with the residuals of a ControlNet; the module has as many weights as SDXL's UNet, each of
-one element, and computes nothing. So what remains is the description of the inputs, the key, the look at the weights'
-addresses, the lookup, and the copies in and out. On CUDA tensors have their real sizes (a copy is a launch) and the
-graph is a real one; on the CPU they are 8 times smaller in height and width, because a copy there is memory traffic,
-and the graph is a stand-in that only copies. One thread.
+one element, in as many modules, and computes nothing. So what remains is the description of the inputs, the key, the
+look at the weights' addresses, the lookup, and the copies in and out; and at the start of a run a close look at every
+module. On CUDA tensors have their real sizes (a copy is a launch) and the graph is a real one; on the CPU they are 8
+times smaller in height and width, because a copy there is memory traffic, and the graph is a stand-in that only copies.
+One thread.
 """
 
 from __future__ import annotations
@@ -25,12 +26,13 @@ from typing import Any
 from .parity import load_pack
 
 WEIGHTS = 1680
-CALLS = 2000
+MODULES = 2034
+CALLS, RUNS = 2000, 100
 RESIDUALS = [(320, 1)] * 3 + [(320, 2), (640, 2), (640, 2), (640, 4), (1280, 4), (1280, 4)]
 
 
 def make_module(device: str) -> Any:
-    """A module with SDXL's number of weights, in a list of submodules as deep as a UNet's."""
+    """A module with SDXL's number of weights and of modules."""
     import torch
 
     class Nothing(torch.nn.Module):
@@ -38,7 +40,8 @@ def make_module(device: str) -> Any:
             return x * 1
 
     root: Any = Nothing()
-    root.blocks = torch.nn.ModuleList(torch.nn.LayerNorm(1, device=device) for _ in range(WEIGHTS // 2))
+    blocks = [torch.nn.LayerNorm(1, device=device) for _ in range(WEIGHTS // 2)]
+    root.blocks = torch.nn.ModuleList([*blocks, *(torch.nn.Dropout() for _ in range(MODULES - len(blocks) - 2))])
     return root
 
 
@@ -102,12 +105,12 @@ def make_forward(module: Any, device: str) -> Any:
     return forward
 
 
-def timed(call: Callable[[], Any], device: str) -> dict[str, float]:
+def timed(call: Callable[[], Any], device: str, calls: int = CALLS) -> dict[str, float]:
     """Milliseconds of one call: median, tenth and ninetieth percentile. The GPU is not waited for within a call."""
     import torch
 
     samples = []
-    for number in range(CALLS + 200):
+    for number in range(calls + 200):
         if device == "cuda" and number % 20 == 0:
             torch.cuda.synchronize()  # or the queue of launches fills up and a call waits for the GPU
         started = time.perf_counter()
@@ -137,6 +140,14 @@ def measure(device: str) -> tuple[dict[str, dict[str, float]], dict[str, Any]]:
     }
     counters = service.cache().stats.snapshot()
     forward.end()
+
+    def run() -> None:
+        forward.weights_left()  # core detaches the model and loads it again, though the weights stay where they are
+        forward.weights_loaded()
+        forward.begin()
+        forward.end()
+
+    rows["start and end of a sampling run"] = timed(run, device, RUNS)
     return rows, counters
 
 

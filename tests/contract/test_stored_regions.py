@@ -17,10 +17,12 @@ from torch._inductor.runtime.cache_dir_utils import temporary_cache_dir
 from torch._inductor.triton_bundler import TritonBundle
 
 from compile_cache.artifact_store import Artifact, ArtifactStore, InvalidArtifactError
+from compile_cache.backends.base import Located
 from compile_cache.backends.inductor import artifacts
 from compile_cache.backends.inductor.artifacts import pack, unpack
 from compile_cache.backends.inductor.backend import InductorBackend
 from compile_cache.backends.inductor.environment import environment_of
+from compile_cache.config import CacheConfig
 
 from .rig import TOLERANCE, Bound, Model, Rig, inputs, seeded
 
@@ -73,6 +75,14 @@ def test_the_next_process_loads_and_compiles_nothing(kept: Path) -> None:
     with rig.expect(region_calls=4 * len(SIZES), graph_calls=len(SIZES), verifications=ANY):
         check_sizes(bound)
     assert bound.program.regions == (2, 2)
+
+
+def test_whoever_asks_what_is_kept_does_not_wait_for_inductors_import(kept: Path) -> None:
+    backend = InductorBackend()
+    keys = frozenset(artifact.key for artifact in everything(store_of(kept)))
+    config = CacheConfig(store_folder=kept, source="one")
+    assert backend.located([*keys, "unknown"], CPU, config) == Located(on_disk=keys, missing=frozenset({"unknown"}))
+    assert backend._table is None
 
 
 def test_a_model_with_other_weights_uses_them_too(kept: Path) -> None:

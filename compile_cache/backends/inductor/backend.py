@@ -104,7 +104,8 @@ class InductorBackend(Backend):
     def located(self, keys: Iterable[str], device: torch.device, config: CacheConfig) -> Located:
         store = self._store(device, config)
         wanted = frozenset(keys)
-        in_memory = wanted & self.table.compiled
+        # Where there is no table yet nothing is in memory, and whoever asks does not wait for inductor's import.
+        in_memory = frozenset() if self._table is None else wanted & self._table.compiled
         stored = set() if store is None else {name.partition("-")[0] for name in store.names()}
         on_disk = frozenset(key for key in wanted - in_memory if key[:NAMED] in stored)
         return Located(in_memory, on_disk, wanted - in_memory - on_disk)
