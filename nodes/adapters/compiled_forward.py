@@ -66,10 +66,9 @@ class CompiledForward(StandIn):
     # --- moments in the life of the patcher, see `hooking` -----------------------------------------------------
 
     def begin(self) -> None:
-        """A sampling run starts, with the weights loaded."""
+        """A sampling run starts, with the weights loaded: look at the model closely before its first call."""
         service.cache().open_session(self.runner.owner)
-        self.runner.residency.refresh(thorough=True)
-        self._look = False
+        self._look = True
         self._log.begin()
 
     def end(self) -> None:
@@ -81,16 +80,17 @@ class CompiledForward(StandIn):
         """ComfyUI loaded the model, or more of it: look at it closely before the next call."""
         self._look = True
 
-    def weights_left(self) -> None:
+    def weights_left(self, unpatched: bool) -> None:
         """ComfyUI took the model down: stale captures go at once.
 
-        It does so at the start of every sampling run too, to put the same weights back where they are: only a look at
-        the addresses, then.
+        It does so before every sampling run too, only to take the same weights up again, and tells nothing else of a
+        model without runs (a ControlNet): the next call looks closely then.
         """
-        super().weights_left()
+        super().weights_left(unpatched)
+        self._look = True
         if self._module() is None:
             return
-        self.runner.residency.refresh()
+        self.runner.residency.refresh(thorough=unpatched)
         service.cache().drop_stale(self.runner.owner, self.runner.residency.epoch)
 
     # --- the call ----------------------------------------------------------------------------------------------

@@ -44,7 +44,7 @@ class Conditions:
             id(module),
             known.marks + look.marks_around(module, is_root),
             settings(module, is_root) if known.open else known.settings,
-            attributes.get("comfy_cast_weights", getattr(type(module), "comfy_cast_weights", None)),
+            getattr(module, "comfy_cast_weights", None) if hasattr(type(module), "comfy_cast_weights") else None,
             len(attributes.get("weight_function") or ()),
             len(attributes.get("bias_function") or ()),
             "_v" in attributes,
@@ -63,35 +63,48 @@ class _Attributes:
     def __init__(self, module: torch.nn.Module, is_root: bool) -> None:
         attributes = vars(module)
         self._module = weakref.ref(module)
-        self._names, self._own = list(attributes), list(islice(attributes.values(), _TORCHS, None))
+        self._names, self._own = list(attributes), _own(attributes)
         self.settings = settings(module, is_root)
         self.marks = marks_on(module, is_root)
         self.plain = self._names[:_TORCHS] == _TORCHS_NAMES and all(map(_is_plain, self._own))
-        self.open = any(not _stays(value) for name, value in attributes.items() if name not in VOLATILE)
+        self.open = not all(_stays(value) for name, value in attributes.items() if name not in VOLATILE)
 
     def are_those_of(self, module: torch.nn.Module) -> bool:
         attributes = vars(module)
         return (
-            self._module() is module
-            and list(attributes) == self._names
-            and all(map(is_, islice(attributes.values(), _TORCHS, None), self._own))
+            self._module() is module and list(attributes) == self._names and all(map(is_, _own(attributes), self._own))
         )
 
 
 # Torch's own attributes are a module's first, and are looked at by themselves: weights, hooks, children.
 _TORCHS_NAMES = list(vars(torch.nn.Module()))
 _TORCHS = len(_TORCHS_NAMES)
-_FIXED = (type(None), bool, int, float, str, torch.dtype, torch.device, enum.Enum, type)
+_FIXED = frozenset({type(None), bool, int, float, str, torch.dtype, torch.device})
+
+
+class _Container:
+    """In place of one that somebody may put the model into later."""
+
+
+_CONTAINERS = {kind: _Container() for kind in (list, dict, set)}
+
+
+def _own(attributes: dict[str, Any]) -> list[Any]:
+    return [_CONTAINERS.get(type(value), value) for value in islice(attributes.values(), _TORCHS, None)]
 
 
 def _stays(value: object) -> bool:
-    return isinstance(value, _FIXED) or (isinstance(value, tuple) and all(map(_stays, value)))
+    """Whether a setting stays what it is until it is exchanged."""
+    kind = type(value)
+    return kind in _FIXED or isinstance(value, (enum.Enum, type)) or (kind is tuple and all(map(_stays, value)))  # type: ignore[arg-type]
 
 
 def _is_plain(value: object) -> bool:
-    if isinstance(value, dict):
-        return _is_plain((*value.keys(), *value.values()))
-    return isinstance(value, _FIXED) or (isinstance(value, (tuple, list, set)) and all(map(_is_plain, value)))
+    if isinstance(value, type):
+        return "<locals>" not in value.__qualname__  # what is written in a function may hold on to anything there
+    if type(value) is tuple:
+        return all(map(_is_plain, value))
+    return isinstance(value, _Container) or _stays(value)
 
 
 def modules_of(root: torch.nn.Module) -> Iterator[torch.nn.Module]:

@@ -56,10 +56,10 @@ def _telling(act: Callable[[CompiledForward], None]) -> Callable[..., None]:
     return callback
 
 
-def _weights_left(patcher: Any, *_: Any) -> None:
+def _weights_left(patcher: Any, unpatched: bool) -> None:
     for patch in list(patcher.object_patches.values()):
         if isinstance(patch, StandIn):
-            patch.weights_left()
+            patch.weights_left(unpatched)
 
 
 def _follow_model(patcher: Any, clone: Any) -> None:

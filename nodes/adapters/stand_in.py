@@ -46,8 +46,8 @@ class StandIn(ABC):
     @abstractmethod
     def _around(self, module: torch.nn.Module, inner: Any) -> StandIn: ...
 
-    def weights_left(self) -> None:
-        """ComfyUI took the model down (unload, free memory, another clone's turn)."""
+    def weights_left(self, unpatched: bool) -> None:
+        """ComfyUI took the model down: `unpatched`, all of it (unload, free memory), or only to take it up again."""
         # Restoring an object patch leaves a bound method in the module's dictionary: a cycle that keeps it alive. Where
         # another patch has exchanged the module meanwhile, it leaves us there.
         module = self._module()

@@ -85,7 +85,7 @@ def test_a_sampling_run_looks_closely_at_the_model_once(
 
     def run() -> int:
         looks.clear()
-        forward.weights_left()  # core does both, though the weights stay where they are
+        forward.weights_left(unpatched=False)  # core does both, though the weights stay where they are
         forward.weights_loaded()
         forward.begin()
         for _ in range(3):
@@ -94,11 +94,27 @@ def test_a_sampling_run_looks_closely_at_the_model_once(
         return sum(looks)
 
     assert [run(), run()] == [1, 1]
+    forward.weights_left(unpatched=False)  # all that is told of a model without runs, such as a ControlNet
+    looks.clear()
+    for _ in range(3):
+        forward(X, T, transformer_options={})
+    assert sum(looks) == 1
     forward.begin()
     forward.weights_loaded()  # more of it, in the middle of a run
     looks.clear()
     forward(X, T, transformer_options={})
     assert sum(looks) == 1
+    forward.end()
+
+
+def test_what_another_node_does_before_the_first_call_of_a_run_is_seen(compiled: Callable[..., Any]) -> None:
+    model = Model()
+    model.child = nn.Identity()
+    forward = compiled(model, model._forward)
+    forward.begin()
+    model.child.register_forward_hook(lambda *_: None)
+    forward(X, T, transformer_options={})
+    assert "another pack" in str(forward.runner.residency.blocker)
     forward.end()
 
 
@@ -113,7 +129,7 @@ def test_when_comfyui_takes_the_model_down_a_packs_own_method_stays(compiled: Ca
     forward = compiled(model, model._forward)
     theirs = types.MethodType(of_a_pack, model)
     vars(model).update({"_forward": model._forward, name: theirs})  # what restoring an object patch leaves, and theirs
-    forward.weights_left()
+    forward.weights_left(unpatched=True)
     assert {"_forward", "forward"} & set(vars(model)) == {name}
     assert vars(model)[name] is theirs
 

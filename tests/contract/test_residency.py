@@ -189,6 +189,19 @@ def test_a_model_that_is_watched_goes_when_everybody_else_lets_go(residency: Mod
     watched.refresh(thorough=True)
 
 
+@pytest.mark.parametrize("name", ["holders", "weight_function"])
+def test_a_model_goes_though_it_was_put_into_a_list_that_was_seen_empty(residency: ModuleType, name: str) -> None:
+    module = Module()
+    module.first.__dict__[name] = found = []  # type: ignore[var-annotated]
+    watched, gone = residency.Residency(module), weakref.ref(module)
+    for _ in range(2):
+        watched.refresh(thorough=True)
+        found.append(module)
+    del module, found
+    gc.collect()
+    assert gone() is None
+
+
 def test_gradients_switched_off_are_no_change(watched: Any, module: Module) -> None:
     before = watched.epoch
     module.requires_grad_(False)

@@ -68,7 +68,6 @@ def lose_a_child(folder: str, told: Any) -> None:
     worker._end_with_a_child(folder)
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="children are forked on Linux")
 def test_what_children_share_is_found_in_this_torch_and_wakes_no_gpu(caplog: pytest.LogCaptureFixture) -> None:
     program = (
         "from compile_cache.backends.inductor import job; job.before_children(); import torch; "
@@ -82,6 +81,7 @@ def test_what_children_share_is_found_in_this_torch_and_wakes_no_gpu(caplog: pyt
     assert not told, "what fails is left to the children, and told to nobody but this test"
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="children are forked on Linux")
 def test_a_process_that_lost_a_child_ends_with_the_others_though_nobody_waits(tmp_path: Path) -> None:
     folder, fork = tmp_path / "folder", multiprocessing.get_context("fork")
     folder.mkdir()

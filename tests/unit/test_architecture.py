@@ -39,7 +39,10 @@ LOADS_COMPILED_CODE = {
 }
 STARTED_BY_PATH = {INDUCTOR / "worker.py"}  # a program of its own, whose package has no parent
 # Whether Triton and inductor would find a compiler, how torch looks for GPUs: variables of theirs, not settings.
-PROBES = {INDUCTOR / "backend.py": {"CC", "CXX"}, INDUCTOR / "worker.py": {"PYTORCH_NVML_BASED_CUDA_CHECK"}}
+PROBES = {
+    INDUCTOR / "backend.py": {"CC", "CXX"},
+    INDUCTOR / "worker.py": {"PYTORCH_NVML_BASED_CUDA_CHECK", "TORCH_WARM_POOL"},
+}
 # Importing OneFlow sets variables for the whole process: this function takes them back, whatever they are.
 RESTORES_THE_ENVIRONMENT = {CORE / "backends" / "oneflow" / "packages.py": "undisturbed"}
 MOST_LINES = 300

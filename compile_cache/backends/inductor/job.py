@@ -9,6 +9,7 @@ import os
 import threading
 import time
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Any
 
 import sympy  # type: ignore[import-untyped]
@@ -91,11 +92,14 @@ def _hash_torch() -> None:
 
 
 def _hash_triton() -> None:
-    from torch._inductor.runtime.triton_compat import HAS_TRITON, triton_key
-
-    if HAS_TRITON:
-        importlib.import_module("triton.compiler.code_generator")
-        triton_key()
+    if find_spec("triton") is None:
+        return
+    importlib.import_module("triton.compiler.code_generator")
+    try:
+        from torch._inductor.runtime.triton_compat import triton_key
+    except ImportError:  # before torch 2.9
+        triton_key = importlib.import_module("triton.compiler.compiler").triton_key
+    triton_key()
 
 
 def _import_code_generators() -> None:

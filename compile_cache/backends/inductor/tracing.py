@@ -18,7 +18,7 @@ import torch
 import torch.fx.experimental._config as symbolic_shape_config
 import torch.utils._pytree as pytree
 from torch._dynamo.source import ConstantSource
-from torch._subclasses.fake_tensor import FakeTensorMode, disable_fake_tensor_cache
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
 from torch.nn.utils import stateless
@@ -120,9 +120,10 @@ def trace(
         output_specs.append(spec)
         return leaves
 
-    # The cache is for many traces with equal sizes: symbols of one trace are of no use to the next, and what to keep of
+    # Its cache is for many traces of equal sizes: symbols of one trace are of no use to the next, and what to keep of
     # each result takes longer than to work it out.
-    with fake_mode, disable_fake_tensor_cache(fake_mode), torch.no_grad(), size_one_is_general(oblivious):
+    fake_mode.cache_enabled = False
+    with fake_mode, torch.no_grad(), size_one_is_general(oblivious):
         traced = make_fx(flat, tracing_mode="symbolic")(*fakes)
     _refuse_writes_to_inputs(traced.graph)
     traced.graph.eliminate_dead_code()
