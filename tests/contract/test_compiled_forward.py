@@ -94,6 +94,9 @@ def test_a_sampling_run_looks_closely_at_the_model_once(
         return sum(looks)
 
     assert [run(), run()] == [1, 1]
+    looks.clear()
+    forward.weights_left(unpatched=True)  # unloaded, though it may stay where it is: stale captures go at once
+    assert looks == [True]
     forward.weights_left(unpatched=False)  # all that is told of a model without runs, such as a ControlNet
     looks.clear()
     for _ in range(3):
