@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from itertools import islice
 from operator import is_
 from typing import Any
@@ -19,9 +19,10 @@ Condition = tuple[Any, ...]
 
 
 class Conditions:
-    """Reads the conditions of one model's modules, at the start of every sampling run.
+    """Reads the conditions of one model's modules, once in every sampling run.
 
-    What the attributes of a module say is worked out once, and again when one of them was exchanged.
+    What the attributes of a module say is worked out once, and again when one of them was exchanged. Where one could
+    change in place, or hold on to the model, it is worked out each time.
     """
 
     def __init__(self) -> None:
@@ -38,12 +39,12 @@ class Conditions:
         attributes = vars(module)
         if known is None or not known.are_those_of(module):
             known = _Attributes(module, is_root)
-        if known.plain:
+        if known.lasting:
             self._known[id(module)] = known
         return (
             id(module),
             known.marks + look.marks_around(module, is_root),
-            settings(module, is_root) if known.open else known.settings,
+            known.settings,
             getattr(module, "comfy_cast_weights", None) if hasattr(type(module), "comfy_cast_weights") else None,
             len(attributes.get("weight_function") or ()),
             len(attributes.get("bias_function") or ()),
@@ -54,11 +55,11 @@ class Conditions:
 class _Attributes:
     """The attributes of a module, and what they say.
 
-    plain: none refers to anything that it would keep alive, such as the model itself, so they may be kept to compare
-    with. open: one may change in place, which comparing does not show.
+    lasting: none changes but by being exchanged, and none refers to anything that it would keep alive, such as the
+    model itself; so they may be kept to compare with.
     """
 
-    __slots__ = ("_module", "_names", "_own", "marks", "open", "plain", "settings")
+    __slots__ = ("_module", "_names", "_own", "lasting", "marks", "settings")
 
     def __init__(self, module: torch.nn.Module, is_root: bool) -> None:
         attributes = vars(module)
@@ -66,8 +67,10 @@ class _Attributes:
         self._names, self._own = list(attributes), _own(attributes)
         self.settings = settings(module, is_root)
         self.marks = marks_on(module, is_root)
-        self.plain = self._names[:_TORCHS] == _TORCHS_NAMES and all(map(_is_plain, self._own))
-        self.open = not all(_stays(value) for name, value in attributes.items() if name not in VOLATILE)
+        self.lasting = self._names[:_TORCHS] == _TORCHS_NAMES and all(
+            _is_fixed(value) or (isinstance(value, _Container) and name in VOLATILE)
+            for name, value in zip(self._names[_TORCHS:], self._own, strict=True)
+        )
 
     def are_those_of(self, module: torch.nn.Module) -> bool:
         attributes = vars(module)
@@ -93,28 +96,9 @@ def _own(attributes: dict[str, Any]) -> list[Any]:
     return [_CONTAINERS.get(type(value), value) for value in islice(attributes.values(), _TORCHS, None)]
 
 
-def _stays(value: object) -> bool:
-    """Whether a setting stays what it is until it is exchanged."""
-    kind = type(value)
-    return kind in _FIXED or isinstance(value, (enum.Enum, type)) or (kind is tuple and all(map(_stays, value)))  # type: ignore[arg-type]
-
-
-def _is_plain(value: object) -> bool:
+def _is_fixed(value: object) -> bool:
     if isinstance(value, type):
         return "<locals>" not in value.__qualname__  # what is written in a function may hold on to anything there
     if type(value) is tuple:
-        return all(map(_is_plain, value))
-    return isinstance(value, _Container) or _stays(value)
-
-
-def modules_of(root: torch.nn.Module) -> Iterator[torch.nn.Module]:
-    """`root` and everything below it, each once, as `root.modules()`, which takes its time for names."""
-    seen: set[int] = set()
-    waiting = [root]
-    while waiting:
-        module = waiting.pop()
-        if id(module) in seen:
-            continue
-        seen.add(id(module))
-        yield module
-        waiting += [child for child in module._modules.values() if child is not None]
+        return all(map(_is_fixed, value))
+    return type(value) in _FIXED or isinstance(value, enum.Enum)

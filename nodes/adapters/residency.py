@@ -15,7 +15,7 @@ import torch
 
 from ...compile_cache.errors import BypassCode, BypassReason
 from ...compile_cache.foreign_code import is_own
-from .conditions import Conditions, modules_of
+from .conditions import Conditions
 
 _epochs = itertools.count(1)
 
@@ -39,15 +39,15 @@ class Residency:
     def refresh(self, thorough: bool = False) -> None:
         """Bring `epoch` and `blocker` up to date.
 
-        Reading the addresses takes a fraction of a millisecond; `thorough` (when a run starts) also looks for changes
-        that leave addresses alone: weights that are cast or patched on the way, settings, modules that were exchanged.
+        Reading the addresses takes a fraction of a millisecond; `thorough` (at a run's first call) also looks for what
+        leaves addresses alone: weights that are cast or patched on the way, settings, modules that were exchanged.
         """
         if not thorough and self._addresses is not None and self._addresses == self._read_addresses():
             return
         root = self._module()
         if root is None:
             return
-        modules = list(modules_of(root))
+        modules = list(root.modules())
         for submodule in modules:
             if "forward" in (attributes := vars(submodule)) and is_own(submodule, "forward", attributes["forward"]):
                 del attributes["forward"]

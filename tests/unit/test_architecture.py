@@ -38,7 +38,8 @@ LOADS_COMPILED_CODE = {
     INDUCTOR / "workers.py": {"subprocess"},
 }
 STARTED_BY_PATH = {INDUCTOR / "worker.py"}  # a program of its own, whose package has no parent
-# Whether Triton and inductor would find a compiler, how torch looks for GPUs: variables of theirs, not settings.
+# Whether Triton and inductor would find a compiler, how torch looks for GPUs, what importing it starts: variables of
+# theirs, not settings.
 PROBES = {
     INDUCTOR / "backend.py": {"CC", "CXX"},
     INDUCTOR / "worker.py": {"PYTORCH_NVML_BASED_CUDA_CHECK", "TORCH_WARM_POOL"},

@@ -53,9 +53,8 @@ def main() -> None:
     sys.path[:] = [str(own.parents[3]), *(path for path in sys.path if Path(path or ".").resolve() != own.parent)]
     # torch then asks for GPUs without starting their driver, which no forked child could use.
     os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
-    os.environ["TORCH_WARM_POOL"] = (
-        "0"  # inductor's own processes and their thread, before torch 2.9 begun by an import
-    )
+    # Before torch 2.9, importing inductor begins processes of its own, and a thread: none may be there at a fork.
+    os.environ["TORCH_WARM_POOL"] = "0"
     from compile_cache.backends.inductor import job
 
     (folder,) = sys.argv[1:]
