@@ -62,6 +62,10 @@ class GraphCache:
                 used[key] = key in self._graphs
             return result
 
+    def replays(self, program: Program, call: Call) -> bool:
+        """Whether `run` would answer from a capture: that changes nothing, so that it can be done again."""
+        return self._decide(program, call, _key(program, call)).action is Action.REPLAY
+
     def _answer(self, program: Program, call: Call, key: CaptureKey) -> Any:
         decision = self._decide(program, call, key)
         if decision.reason is not None:
@@ -162,14 +166,9 @@ class GraphCache:
         self.stats.event("capture", f"{key.shape}: {why}", seconds)
         if not self._graphs.put(key, graph, graph.bytes):
             graph.close()
-            self._latch(
-                key,
-                BypassReason(
-                    BypassCode.OUT_OF_MEMORY,
-                    f"a capture of {key.shape} takes {graph.bytes >> 20} MiB, more than the cache may use beside the "
-                    f"ones in use; raise RESOLUTE_BUDGET_MB (now {self._graphs.budget >> 20})",
-                ),
-            )
+            told = f"a capture of {key.shape} takes {graph.bytes >> 20} MiB, more than the cache may use beside the "
+            told += f"ones in use; raise RESOLUTE_BUDGET_MB (now {self._graphs.budget >> 20})"
+            self._latch(key, BypassReason(BypassCode.OUT_OF_MEMORY, told))
         elif not program.capabilities.returns_memory:
             self._graphs.pin(key)  # for good: to evict it would free nothing
         self.stats.counters.evictions = self._graphs.evictions

@@ -14,14 +14,13 @@ from ...compile_cache.regions import Hook, HookBuilder, RegionRunner
 from . import service
 from .blocks.common import Bypass
 from .deepcache.passes import Fast, Full, Pass, decided, run_fast, run_full, shallow_control
-from .module_runner import ModuleRunner
+from .module_runner import Invoke, ModuleRunner
 from .session_log import SessionLog
 from .signature import Description, argument_names
 from .stand_in import StandIn
 
 # Finds the hooks of a module: `hooks` of one of the files in `blocks`.
 Family = Callable[[torch.nn.Module, RegionRunner, Bypass], list[Hook]]
-Invoke = Callable[[Sequence[torch.Tensor]], Any]
 
 _PASS_ROLES: dict[type, Role] = {Full: Role.DEEPCACHE_FULL, Fast: Role.DEEPCACHE_FAST}
 

@@ -10,6 +10,7 @@ from .blocks import flux, unet
 from .delegate import static_clone
 from .hooking import hook_forward
 from .module_runner import prepare_backend, tell_why_not
+from .overlap import overlap_steps
 
 _NETWORK = "diffusion_model"
 _FAMILIES = (unet.hooks, flux.hooks)
@@ -35,4 +36,5 @@ def compile_diffusion_model(model: Any, backend: str, node_id: str | None = None
     hook_forward(clone, f"{_NETWORK}.{method}", backend, Role.UNET, _FAMILIES, node_id)
     batching.apply(clone, policy)
     memory.make_room_before_sampling(clone)
+    overlap_steps(clone)
     return clone

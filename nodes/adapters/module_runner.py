@@ -21,6 +21,8 @@ from .signature import Description
 
 logger = logging.getLogger(__name__)
 
+Invoke = Callable[[Sequence[torch.Tensor]], Any]
+
 _KEPT_KEYS = 1024
 
 
@@ -76,21 +78,45 @@ class ModuleRunner:
             self._programs[device] = service.program_for(self._alive(), self._backend, device, self._build_hooks)
         return self._programs[device]
 
-    def run(
-        self, description: Description, invoke: Callable[[Sequence[torch.Tensor]], Any], thorough: bool = False
-    ) -> Any:
+    def run(self, description: Description, invoke: Invoke, thorough: bool = False) -> Any:
         """Answer one call; `invoke` calls the original forward with other tensors in place of the described ones.
 
-        `thorough`: look at the module closely, where no session did so at its start.
+        `thorough`: look at the module closely, as in the first call of a sampling run.
         """
-        device = description.tensors[0].device
-        program, backend = self.program(device.type)
-        self.residency.refresh(thorough)
-        call = Call(
+        program, backend = self.program(description.tensors[0].device.type)
+        self.residency.refresh()
+        call = self._call(description, invoke, backend)
+        if thorough:
+            result, call = self._run_and_look(program, call, lambda: self._call(description, invoke, backend))
+        else:
+            result = service.cache().run(program, call)
+        can = program.capabilities
+        if can.captures and can.returns_memory and call.key not in self._recalled:
+            self._recalled.add(call.key)
+            recall(program, call, self.residency.recalled)
+        return result
+
+    def _run_and_look(self, program: Program, call: Call, again: Callable[[], Call]) -> tuple[Any, Call]:
+        """Answer a call, of which `again` makes the same for the module as a close look finds it.
+
+        A replay starts first, so that the GPU works while the module is looked at. Where that finds a change, what came
+        of it is dropped: it was of weights that are there yet, and changed nothing.
+        """
+        cache, epoch = service.cache(), self.residency.epoch
+        replays = cache.replays(program, call)
+        result = cache.run(program, call) if replays else None
+        self.residency.refresh(thorough=True)
+        if replays and self.residency.epoch == epoch:
+            return result, call
+        call = again()
+        return cache.run(program, call), call
+
+    def _call(self, description: Description, invoke: Invoke, backend: str) -> Call:
+        return Call(
             key=self._key(description, backend),
             tensors=description.tensors,
             invoke=invoke,
-            device=str(device),
+            device=str(description.tensors[0].device),
             epoch=self.residency.epoch,
             forward_bypass=_forward_bypass(),
             capture_blocker=description.blocker or self.residency.blocker,
@@ -98,12 +124,6 @@ class ModuleRunner:
             module=self._alive(),
             method=description.method,
         )
-        result = service.cache().run(program, call)
-        can = program.capabilities
-        if can.captures and can.returns_memory and call.key not in self._recalled:
-            self._recalled.add(call.key)
-            recall(program, call, self.residency.recalled)
-        return result
 
     def _alive(self) -> torch.nn.Module:
         module = self._module()

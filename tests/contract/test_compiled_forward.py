@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import types
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any
 
@@ -119,6 +119,74 @@ def test_what_another_node_does_before_the_first_call_of_a_run_is_seen(compiled:
     forward(X, T, transformer_options={})
     assert "another pack" in str(forward.runner.residency.blocker)
     forward.end()
+
+
+@pytest.fixture
+def captured(
+    compiled: Callable[..., Any], adapter: Callable[[str], ModuleType], monkeypatch: pytest.MonkeyPatch
+) -> Iterator[tuple[Any, Model, list[str]]]:
+    """A forward whose calls are captured and replayed, its model, and what happens: runs, replays and close looks."""
+    happened: list[str] = []
+    base = adapter("module_runner").Program
+
+    class Graph:
+        bytes = 1
+
+        def __init__(self, factor: float) -> None:
+            self.factor = factor
+
+        def replay(self, tensors: Any) -> torch.Tensor:
+            happened.append("replay")
+            return tensors[0] * self.factor
+
+        def close(self) -> None: ...
+
+    class Captures(base):  # type: ignore[misc, valid-type]
+        def run(self, call: Any) -> Any:
+            happened.append("run")
+            return call.invoke(call.tensors)
+
+        def capture(self, call: Any, result: Any) -> Graph:
+            return Graph(float(result.flatten()[0] / X.flatten()[0]))
+
+    model = Model()
+    model.child = nn.Identity()
+    forward = compiled(model, model._forward)
+    can = type(forward.runner.program("cpu")[0].capabilities)(available=True, compiles=True, captures=True)
+    forward.runner._programs["cpu"] = (Captures(forward.runner.owner, can), "captures")
+    refresh = forward.runner.residency.refresh
+
+    def watched(thorough: bool = False) -> None:
+        happened.extend(["look"] if thorough else [])
+        refresh(thorough)
+
+    monkeypatch.setattr(forward.runner.residency, "refresh", watched)
+    with torch.inference_mode():
+        forward.begin()
+        assert torch.equal(forward(X, T), X * 2)
+        forward.end()
+        assert happened == ["look", "run"]
+        happened.clear()
+        yield forward, model, happened
+
+
+def test_a_replay_starts_before_the_model_is_looked_at(captured: tuple[Any, Model, list[str]]) -> None:
+    forward, _, happened = captured
+    forward.begin()
+    for _ in range(2):
+        assert torch.equal(forward(X, T), X * 2)
+    forward.end()
+    assert happened == ["replay", "look", "replay"]
+
+
+def test_what_was_replayed_of_a_model_that_has_changed_is_dropped(captured: tuple[Any, Model, list[str]]) -> None:
+    forward, model, happened = captured
+    forward.begin()
+    model.child.register_forward_hook(lambda *_: None)
+    model.scale.fill_(3.0)  # in place, which the replay of this graph cannot know
+    assert torch.equal(forward(X, T), X * 3)
+    forward.end()
+    assert happened == ["replay", "look", "run"]
 
 
 def test_a_class_whose_forward_a_pack_replaced_is_not_captured(compiled: Callable[..., Any]) -> None:

@@ -53,6 +53,17 @@ class TestOneSignature:
         with expect(cache, graph_calls=1, captures=1, replays=1):
             assert [answer(cache.run(other_program, other.call())) for _ in range(2)] == [5.0, 5.0]
 
+    def test_whether_it_would_replay_is_told_without_doing_anything(
+        self, cache: Any, program: Any, module: Any
+    ) -> None:
+        assert not cache.replays(program, module.call())
+        cache.run(program, module.call())
+        with expect(cache):
+            assert cache.replays(program, module.call())
+            assert not cache.replays(program, module.call(side=16))
+            assert not cache.replays(program, module.call(forward_bypass=GRADIENT))
+            assert not cache.replays(program, module.call(epoch=2))
+
     def test_with_captures_switched_off_every_call_runs_through_regions(self, program: Any, module: Any) -> None:
         cache = GraphCache(CacheConfig(capture=False))
         with expect(cache, graph_calls=2):

@@ -12,6 +12,7 @@ from comfy.patcher_extension import WrappersMP, get_all_wrappers
 from ....compile_cache.errors import UserError
 from ..hooking import put
 from ..monitor import ComfyMonitor
+from ..overlap import overlap_steps
 from ..stand_in import StandIn
 from .cost import share_of_fast_pass
 from .forward import DeepCacheForward
@@ -50,6 +51,7 @@ def add_deepcache(model: Any, settings: Settings, node_id: str | None = None) ->
     sampling = Sampling(settings, share_of_fast_pass(unet, settings.depth), monitor)
     for kind, name in _WRAPPERS.items():
         clone.add_wrapper_with_key(kind, _KEY, getattr(sampling, name))
+    overlap_steps(clone)
     inside = tuple(math.ceil(percent * _EXAMPLE_STEPS) for percent in (settings.start_percent, settings.end_percent))
     example = plan(settings, _EXAMPLE_STEPS, (inside[0], min(inside[1], _EXAMPLE_STEPS)))
     _tell(monitor, f"for example {example.told(sampling.fast_share)}")
