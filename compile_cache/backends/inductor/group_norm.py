@@ -1,0 +1,53 @@
+"""GroupNorm as channels-last memory wants it.
+
+Torch's own decomposition takes (batch, groups, channels of a group * height * width), which in channels-last memory is
+neither one run of addresses nor a simple index: inductor then divides by the symbolic width for every element.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch._prims_common import get_computation_dtype
+
+
+def native_group_norm(
+    x: torch.Tensor,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    batch: int,
+    channels: int,
+    pixels: int,
+    groups: int,
+    eps: float,
+) -> Any:
+    """The result of `aten.native_group_norm`, for feature maps on CUDA; NotImplemented for everything else."""
+    if x.ndim != 4 or not x.is_cuda:
+        return NotImplemented
+    return over_channels(x, weight, bias, groups, eps)
+
+
+def over_channels(
+    x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None, groups: int, eps: float
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """(normalised x, means, reciprocal deviations) of x: (batch, channels, height, width), the latter (batch, groups).
+
+    Statistics are those of each channel first, which reads memory as it lies; as channels are of one size, the variance
+    of a group is the mean of its channels' variances and of the squares by which their means differ from its own.
+    """
+    batch, channels, height, width = x.shape
+    pixels = x.permute(0, 2, 3, 1).reshape(batch, height * width, channels).to(get_computation_dtype(x.dtype))
+    variances, means = (
+        of_channels.view(batch, groups, -1) for of_channels in torch.var_mean(pixels, dim=1, correction=0)
+    )
+    mean = means.mean(-1, keepdim=True)
+    variance = (variances + (means - mean).square()).mean(-1, keepdim=True)
+    deviation = torch.rsqrt(variance + eps)
+    normal = (pixels.view(batch, height * width, groups, -1) - mean[:, None]) * deviation[:, None]
+    if weight is not None:
+        normal = normal * weight.view(groups, -1)
+    if bias is not None:
+        normal = normal + bias.view(groups, -1)
+    result = normal.to(x.dtype).reshape(batch, height, width, channels).permute(0, 3, 1, 2)
+    return result, mean[..., 0].to(x.dtype), deviation[..., 0].to(x.dtype)
