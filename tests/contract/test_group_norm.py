@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch._inductor.decomposition import select_decomp_table
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-from compile_cache.backends.inductor import tracing
-from compile_cache.backends.inductor.assumptions import Assumptions, Verdict
-from compile_cache.backends.inductor.group_norm import native_group_norm, over_channels
-from compile_cache.backends.inductor.tracing import trace
+from compile_cache.backends.inductor.group_norm import decompositions, over_channels
 
 from .rig import random
 
-FEATURES = ("b", None, "h", "w")
+OP = torch.ops.aten.native_group_norm.default
 
 
 def features(*shape: int) -> torch.Tensor:
@@ -47,21 +48,22 @@ def test_one_image_does_not_reach_another() -> None:
 
 
 def test_elsewhere_torch_has_its_own() -> None:
-    on_cpu = features(1, 32, 2, 2)
-    assert native_group_norm(on_cpu, None, None, 1, 32, 4, 32, 1e-5) is NotImplemented
+    table, own = decompositions(), select_decomp_table()
+    assert {op for op in table if table[op] is not own[op]} == {OP}
+    given = (features(2, 32, 3, 2), random(32), None, 2, 32, 6, 8, 1e-5)
+    assert all(map(torch.equal, table[OP](*given), own[OP](*given)))
 
 
-def test_a_trace_has_it_with_every_size_a_symbol(monkeypatch: pytest.MonkeyPatch) -> None:
-    table = {torch.ops.aten.native_group_norm.default: lambda x, w, b, *sizes: over_channels(x, w, b, *sizes[-2:])}
-    monkeypatch.setattr(tracing, "_DECOMPOSITIONS", table)
-    norm = torch.nn.GroupNorm(32, 64)
-    traced = trace(lambda module, x: module(x), norm, [features(2, 64, 6, 10)], (FEATURES,), {"b": 2, "h": 6, "w": 10})
-    names = {str(node.target) for node in traced.graph.graph.nodes}
-    assert any("var_mean" in name for name in names)
-    assert not any("group_norm" in name for name in names)
-    verdict, _ = Assumptions(traced.assumptions, traced.symbols).check({"b": 3, "h": 5, "w": 9})
-    assert verdict is Verdict.HOLDS
-    x = features(3, 64, 5, 9)
-    (result,) = traced.graph(norm.weight, norm.bias, x)
-    right = norm.double()(x.double())
-    assert (result - right).norm() <= 1e-5 * right.norm()
+@pytest.mark.parametrize(("device", "reduced"), [("cuda", [1]), ("cpu", [2, 3])])
+def test_in_a_graph_for_cuda_memory_is_read_as_it_lies(device: str, reduced: list[int]) -> None:
+    def norm(x: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.group_norm(x, 32)
+
+    example = torch.empty(2, 64, 6, 10, device="meta").to(memory_format=torch.channels_last)
+    with FakeTensorMode(shape_env=ShapeEnv(specialize_zero_one=False, duck_shape=False)) as mode, torch.no_grad():
+        sizes = mode.from_tensor(example)
+        x = torch.empty_strided(sizes.shape, sizes.stride(), device=device)
+        graph = make_fx(norm, decompositions(), tracing_mode="symbolic")(x)
+    assert [node.args[1] for node in graph.graph.nodes if "var_mean" in str(node.target)] == [reduced]
+    larger = features(3, 64, 5, 9)
+    assert torch.allclose(graph(larger).double(), norm(larger.double()), atol=1e-4)

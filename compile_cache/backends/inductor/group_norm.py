@@ -6,26 +6,28 @@ neither one run of addresses nor a simple index: inductor then divides by the sy
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch._inductor.decomposition import select_decomp_table
 from torch._prims_common import get_computation_dtype
 
+_GROUP_NORM = torch.ops.aten.native_group_norm.default
 
-def native_group_norm(
-    x: torch.Tensor,
-    weight: torch.Tensor | None,
-    bias: torch.Tensor | None,
-    batch: int,
-    channels: int,
-    pixels: int,
-    groups: int,
-    eps: float,
-) -> Any:
-    """The result of `aten.native_group_norm`, for feature maps on CUDA; NotImplemented for everything else."""
-    if x.ndim != 4 or not x.is_cuda:
-        return NotImplemented
-    return over_channels(x, weight, bias, groups, eps)
+
+def decompositions() -> dict[Any, Callable[..., Any]]:
+    """Inductor's, with this one for feature maps on CUDA, which are channels-last there."""
+    known = select_decomp_table()
+    elsewhere = known[_GROUP_NORM]
+
+    def native_group_norm(x: torch.Tensor, weight: Any, bias: Any, *sizes: Any) -> Any:
+        if x.ndim != 4 or not x.is_cuda:
+            return elsewhere(x, weight, bias, *sizes)
+        *_, groups, eps = sizes
+        return over_channels(x, weight, bias, groups, eps)
+
+    return {**known, _GROUP_NORM: native_group_norm}
 
 
 def over_channels(

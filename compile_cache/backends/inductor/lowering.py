@@ -22,6 +22,7 @@ from torch._inductor.runtime.cache_dir_utils import temporary_cache_dir
 
 from .assumptions import Assumptions
 from .environment import own_settings
+from .group_norm import decompositions
 from .tracing import Trace, size_one_is_general
 
 # torch's symbolic arithmetic logs thousands of harmless lines for odd sizes through these loggers.
@@ -86,7 +87,7 @@ def compile_trace(trace: Trace, options: dict[str, Any], keep: bool = False) -> 
         # AOTAutograd has nothing to do for a graph without gradients or writes: what it would keep is this one graph.
         functorch_config.patch(enable_autograd_cache=False),
     ):
-        compile_fx(trace.graph, trace.fakes, inner_compile=inner)
+        compile_fx(trace.graph, trace.fakes, inner_compile=inner, decompositions=decompositions())
     kernels = launch_by_address(PyCodeCache.modules[loaded:])  # whether generated now or found in inductor's disk cache
     (graph,) = made
     return Compiled(graph, kernels, libraries, counters["inductor"]["fxgraph_cache_hit"] > hits)

@@ -25,9 +25,6 @@ from torch.nn.utils import stateless
 
 from ...regions import Dims, RegionFunction
 from ...structure import parts
-from .group_norm import native_group_norm
-
-_DECOMPOSITIONS = {torch.ops.aten.native_group_norm.default: native_group_norm}
 
 # Where a weight lives: its module's dictionary of parameters or buffers, and its name there.
 WeightSlot = tuple[dict[str, Any], str]
@@ -127,7 +124,7 @@ def trace(
     # each result takes longer than to work it out.
     fake_mode.cache_enabled = False
     with fake_mode, torch.no_grad(), size_one_is_general(oblivious):
-        traced = make_fx(flat, _DECOMPOSITIONS, tracing_mode="symbolic")(*fakes)
+        traced = make_fx(flat, tracing_mode="symbolic")(*fakes)
     _refuse_writes_to_inputs(traced.graph)
     traced.graph.eliminate_dead_code()
     used = _drop_unused_weights(traced.graph, len(weights))
