@@ -17,17 +17,22 @@ _GROUP_NORM = torch.ops.aten.native_group_norm.default
 
 
 def decompositions() -> dict[Any, Callable[..., Any]]:
-    """Inductor's, with this one for feature maps on CUDA, which are channels-last there."""
+    """Inductor's, with this one for feature maps on CUDA."""
     known = select_decomp_table()
     elsewhere = known[_GROUP_NORM]
 
     def native_group_norm(x: torch.Tensor, weight: Any, bias: Any, *sizes: Any) -> Any:
-        if x.ndim != 4 or not x.is_cuda:
+        if not _is_channels_last(x):
             return elsewhere(x, weight, bias, *sizes)
         *_, groups, eps = sizes
         return over_channels(x, weight, bias, groups, eps)
 
     return {**known, _GROUP_NORM: native_group_norm}
+
+
+def _is_channels_last(x: torch.Tensor) -> bool:
+    # As `tracing.region_format` has it. Strides do not tell: inductor decides on those later.
+    return x.ndim == 4 and x.is_cuda
 
 
 def over_channels(
