@@ -80,7 +80,7 @@ def build(
                 with table.lock:  # not while the store's is awaited: regions are loaded ahead meanwhile
                     if not each.group.variants:
                         take_from(store, each.group, stats)
-        missing = sorted((each for each in seen if not each.group.variants), key=_convolutions, reverse=True)
+        missing = sorted((each for each in seen if not each.group.variants), key=_weights, reverse=True)
         if len(missing) < _FEWEST:
             return
         started = time.perf_counter()
@@ -107,9 +107,11 @@ def build(
         stats.counters.stall_seconds += time.perf_counter() - started
 
 
-def _convolutions(each: Seen) -> int:
-    """How many a region has: those with most take longest, so that they begin first and none is waited for alone."""
-    return sum(weight.ndim == 4 for weight in each.weights)
+def _weights(each: Seen) -> int:
+    """How many a region has: those with most take longest. Traced first, they begin while others are traced, and what
+    has to wait until a process is free again is short.
+    """
+    return len(each.weights)
 
 
 def _taken(each: Seen, artifact: Artifact, store: ArtifactStore | None, stats: Stats, monitor: Monitor) -> str:
