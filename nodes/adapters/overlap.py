@@ -31,7 +31,7 @@ def _sample(
     executor: Any, guider: Any, sigmas: Any, extra_args: Any, callback: StepCallback | None, *args: Any, **kwargs: Any
 ) -> Any:
     device = guider.model_patcher.load_device
-    if device.type != "cuda":
+    if device.type != "cuda" or "multigpu_clones" in extra_args["model_options"]:  # each GPU takes its own copies
         return executor(guider, sigmas, extra_args, callback, *args, **kwargs)
     conds, guider.conds = guider.conds, on_device(guider.conds, device)
     try:

@@ -11,6 +11,7 @@ import torch
 from .deepcache.in_process import load
 
 ELSEWHERE = torch.device("meta")
+ONE_GPU: dict[str, Any] = {"model_options": {}}
 
 
 @pytest.fixture(scope="module")
@@ -101,7 +102,7 @@ def test_each_step_is_told_when_the_one_before_is_done(
         return sigmas, extra_args, rest, named
 
     told = lambda step, *_: order.append(f"step {step}")  # noqa: E731
-    assert overlap._sample(sampler, guider, 1, 2, told, 3, four=4) == (1, 2, (3,), {"four": 4})
+    assert overlap._sample(sampler, guider, 1, ONE_GPU, told, 3, four=4) == (1, ONE_GPU, (3,), {"four": 4})
     assert guider.text.type == "cpu"
     assert order == [
         "cuda:0's told to tell of 0", "step 0",
@@ -117,7 +118,7 @@ def test_a_sampler_without_a_callback_waits_all_the_same(
         for step in range(2):
             callback(step, None, None, 2)
 
-    overlap._sample(sampler, Guider(core, "cuda"), 1, 2, None)
+    overlap._sample(sampler, Guider(core, "cuda"), 1, ONE_GPU, None)
     assert order[-1] == "waited for 0"
 
 
@@ -130,20 +131,25 @@ def test_a_run_that_fails_leaves_the_conditioning_as_it_was(
         raise RuntimeError("cancelled")
 
     with pytest.raises(RuntimeError, match="cancelled"):
-        overlap._sample(fails, guider, 1, 2, None)
+        overlap._sample(fails, guider, 1, ONE_GPU, None)
     assert guider.text.type == "cpu"
     assert not order
 
 
-def test_without_a_gpu_nothing_changes(core: SimpleNamespace, overlap: ModuleType) -> None:
-    guider, own = Guider(core, "cpu"), lambda *_: None
+@pytest.mark.parametrize(
+    ("device", "options"), [("cpu", {}), ("cuda", {"multigpu_clones": {}})], ids=["no GPU", "several GPUs"]
+)
+def test_elsewhere_nothing_changes(
+    core: SimpleNamespace, overlap: ModuleType, device: str, options: dict[str, Any]
+) -> None:
+    guider, own = Guider(core, device), lambda *_: None
     conds = guider.conds
 
     def sampler(guider: Guider, sigmas: Any, extra_args: Any, callback: Any) -> None:
         assert guider.conds is conds
         assert callback is own
 
-    overlap._sample(sampler, guider, 1, 2, own)
+    overlap._sample(sampler, guider, 1, {"model_options": options}, own)
 
 
 def test_both_nodes_overlap_steps_and_once(core: SimpleNamespace, overlap: ModuleType) -> None:

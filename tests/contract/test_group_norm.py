@@ -61,7 +61,7 @@ def test_a_graph_reads_channels_last_memory_as_it_lies(
         return torch.nn.functional.group_norm(x, 32)
 
     if channels_last:
-        monkeypatch.setattr(group_norm, "_is_channels_last", lambda x: x.ndim == 4)
+        monkeypatch.setattr(group_norm, "region_format", lambda x: torch.channels_last)
     with torch.no_grad():
         graph = make_fx(norm, decompositions(), tracing_mode="symbolic")(features(2, 64, 6, 10))
     assert [node.args[1] for node in graph.graph.nodes if "var_mean" in str(node.target)] == [reduced]

@@ -13,26 +13,23 @@ import torch
 from torch._inductor.decomposition import select_decomp_table
 from torch._prims_common import get_computation_dtype
 
+from .tracing import region_format
+
 _GROUP_NORM = torch.ops.aten.native_group_norm.default
 
 
 def decompositions() -> dict[Any, Callable[..., Any]]:
-    """Inductor's, with this one for feature maps on CUDA."""
+    """Inductor's, with this one for what is channels-last between regions, and so within."""
     known = select_decomp_table()
     elsewhere = known[_GROUP_NORM]
 
     def native_group_norm(x: torch.Tensor, weight: Any, bias: Any, *sizes: Any) -> Any:
-        if not _is_channels_last(x):
+        if region_format(x) is not torch.channels_last:
             return elsewhere(x, weight, bias, *sizes)
         *_, groups, eps = sizes
         return over_channels(x, weight, bias, groups, eps)
 
     return {**known, _GROUP_NORM: native_group_norm}
-
-
-def _is_channels_last(x: torch.Tensor) -> bool:
-    # As `tracing.region_format` has it. Strides do not tell: inductor decides on those later.
-    return x.ndim == 4 and x.is_cuda
 
 
 def over_channels(
