@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from operator import methodcaller
@@ -27,6 +27,7 @@ logger = logging.getLogger(__name__)
 
 _FULL = 0.75  # of the budget: what is captured ahead leaves room for what is asked for
 _SHAPES = "shapes"  # the folder of ShapeMemory, in that of the compiled regions
+CHANGED = object()  # in place of an answer
 Used = dict[CaptureKey, bool]  # the calls that were made, and whether each has a capture
 
 
@@ -34,7 +35,7 @@ class GraphCache:
     """Captures by key, bounded by bytes, with their bookkeeping.
 
     One lock guards every capture and replay: captures share memory and static buffers, and ComfyUI samples on one
-    thread; a second thread (multi-GPU) waits here for a launch, not for the GPU.
+    thread; a second thread (multi-GPU) waits here for a launch, or a look at a model, not for the GPU.
     """
 
     def __init__(self, config: CacheConfig | None = None) -> None:
@@ -51,30 +52,38 @@ class GraphCache:
 
     # --- calls -------------------------------------------------------------------------------------------------
 
-    def run(self, program: Program, call: Call) -> Any:
-        """Answer a call by the fastest right path. Raises only what the original forward raises."""
+    def run(self, program: Program, call: Call, holds: Callable[[], bool] | None = None) -> Any:
+        """Answer a call by the fastest right path. Raises only what the original forward raises.
+
+        `holds` tells once whether the module still is as the call says; a replay is at work by then. If not: CHANGED.
+        """
         key = _key(program, call)
         with self._lock:
             if program.capabilities.follows_weights:
                 self._drop_left_behind(key.owner, call.epoch)
-            result = self._answer(program, call, key)
-            for used in self._watches:
+            result = self._answer(program, call, key, holds or (lambda: True))
+            for used in self._watches if result is not CHANGED else ():
                 used[key] = key in self._graphs
             return result
 
-    def replays(self, program: Program, call: Call) -> bool:
-        """Whether `run` would answer from a capture: that changes nothing, so that it can be done again."""
-        return self._decide(program, call, _key(program, call)).action is Action.REPLAY
-
-    def _answer(self, program: Program, call: Call, key: CaptureKey) -> Any:
+    def _answer(self, program: Program, call: Call, key: CaptureKey, holds: Callable[[], bool]) -> Any:
         decision = self._decide(program, call, key)
+        if decision.action is not Action.REPLAY and not holds():
+            return CHANGED
         if decision.reason is not None:
             self._note(decision.reason)
         news = None if decision.action is Action.REPLAY else self._notice(program, call, key)
         try:
             if decision.action is Action.REPLAY:
+                graph = self._graphs.get(key)
+                assert graph is not None, "the decision saw it under the same lock"
+                result = graph.replay(call.tensors)
+                if not holds():
+                    return CHANGED
+                self._pin(key)
+                self.stats.counters.replays += 1
                 self.shapes.note(call.key, program)
-                return self._replay(key, call)
+                return result
             if decision.action is Action.EAGER:
                 result = call.invoke(call.tensors)
                 self.stats.counters.eager_calls += 1
@@ -137,14 +146,6 @@ class GraphCache:
                 capture_blocker=call.capture_blocker or self._latched.get(key),
             )
         )
-
-    def _replay(self, key: CaptureKey, call: Call) -> Any:
-        graph = self._graphs.get(key)
-        assert graph is not None, "the decision saw it under the same lock"
-        self._pin(key)
-        result = graph.replay(call.tensors)
-        self.stats.counters.replays += 1
-        return result
 
     def _capture(self, program: Program, call: Call, key: CaptureKey, result: Any, why: str) -> float:
         """Make the capture of a call that gave `result`. Returns the seconds; where it fails, the key is latched."""

@@ -98,7 +98,13 @@ class CompiledForward(StandIn):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Same arguments as `inner`."""
         thorough, self._look = self._look or self._looks_always, False
-        given = self._named(args, kwargs)
+        try:
+            return self._answer(self._named(args, kwargs), thorough)
+        except BaseException:
+            self._look = True  # nobody knows how far it came
+            raise
+
+    def _answer(self, given: dict[str, Any], thorough: bool) -> Any:
         chosen = self._decided(given.get("transformer_options"))
         if chosen is None:
             return self._run_whole(given, thorough)

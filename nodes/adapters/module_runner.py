@@ -11,6 +11,7 @@ import torch
 
 from ...compile_cache.backends import registry
 from ...compile_cache.backends.base import Call, Program
+from ...compile_cache.cache import CHANGED
 from ...compile_cache.errors import BypassCode, BypassReason
 from ...compile_cache.keys import GraphKey, Role
 from ...compile_cache.regions import HookBuilder
@@ -84,32 +85,24 @@ class ModuleRunner:
         `thorough`: look at the module closely, as in the first call of a sampling run.
         """
         program, backend = self.program(description.tensors[0].device.type)
-        self.residency.refresh()
+        cache, looked = service.cache(), self.residency.refresh()
         call = self._call(description, invoke, backend)
-        if thorough:
-            result, call = self._run_and_look(program, call, lambda: self._call(description, invoke, backend))
+        if looked or not thorough:
+            result = cache.run(program, call)
         else:
-            result = service.cache().run(program, call)
+            result = cache.run(program, call, lambda: self._is_still_at(call.epoch))
+        if result is CHANGED:
+            call = self._call(description, invoke, backend)
+            result = cache.run(program, call)
         can = program.capabilities
         if can.captures and can.returns_memory and call.key not in self._recalled:
             self._recalled.add(call.key)
             recall(program, call, self.residency.recalled)
         return result
 
-    def _run_and_look(self, program: Program, call: Call, again: Callable[[], Call]) -> tuple[Any, Call]:
-        """Answer a call, of which `again` makes the same for the module as a close look finds it.
-
-        A replay starts first, so that the GPU works while the module is looked at. Where that finds a change, what came
-        of it is dropped: it was of weights that are there yet, and changed nothing.
-        """
-        cache, epoch = service.cache(), self.residency.epoch
-        replays = cache.replays(program, call)
-        result = cache.run(program, call) if replays else None
+    def _is_still_at(self, epoch: int) -> bool:
         self.residency.refresh(thorough=True)
-        if replays and self.residency.epoch == epoch:
-            return result, call
-        call = again()
-        return cache.run(program, call), call
+        return self.residency.epoch == epoch
 
     def _call(self, description: Description, invoke: Invoke, backend: str) -> Call:
         return Call(

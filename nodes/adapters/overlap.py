@@ -16,9 +16,7 @@ from comfy.conds import CONDCrossAttn, CONDRegular
 from comfy.patcher_extension import WrappersMP
 
 _KEY = "resolute-overlap"
-_MOST = 64 << 20  # bytes of one tensor that stays on the GPU for a whole run
-
-StepCallback = Callable[[int, Any, Any, int], None]
+_MOST = 256 << 20  # bytes that stay on the GPU for a whole run
 
 
 def overlap_steps(patcher: Any) -> None:
@@ -27,9 +25,7 @@ def overlap_steps(patcher: Any) -> None:
     patcher.add_wrapper_with_key(WrappersMP.SAMPLER_SAMPLE, _KEY, _sample)
 
 
-def _sample(
-    executor: Any, guider: Any, sigmas: Any, extra_args: Any, callback: StepCallback | None, *args: Any, **kwargs: Any
-) -> Any:
+def _sample(executor: Any, guider: Any, sigmas: Any, extra_args: Any, callback: Any, *args: Any, **kwargs: Any) -> Any:
     device = guider.model_patcher.load_device
     if device.type != "cuda" or "multigpu_clones" in extra_args["model_options"]:  # each GPU takes its own copies
         return executor(guider, sigmas, extra_args, callback, *args, **kwargs)
@@ -41,38 +37,40 @@ def _sample(
 
 
 def on_device(conds: dict[str, list[dict[str, Any]]], device: torch.device) -> dict[str, list[dict[str, Any]]]:
-    """The same conditioning, of which core would copy every tensor in every step, with these tensors on `device`."""
-    return {
-        name: [{**cond, "model_conds": _all_moved(cond["model_conds"], device)} for cond in group]
-        for name, group in conds.items()
-    }
+    """The same conditioning, of which core would copy every tensor in every step, with these tensors on `device`.
+
+    All of them or, where they are large, none: core runs only those together that are on one device.
+    """
+    values = [value for group in conds.values() for cond in group for value in cond["model_conds"].values()]
+    copied = {id(value): value for value in values if _is_copied(value, device)}
+    if sum(value.cond.nbytes for value in copied.values()) > _MOST:
+        return conds
+    moved = {number: type(value)(value.cond.to(device)) for number, value in copied.items()}
+
+    def with_moved(cond: dict[str, Any]) -> dict[str, Any]:
+        own = {key: moved.get(id(value), value) for key, value in cond["model_conds"].items()}
+        return {**cond, "model_conds": own}
+
+    return {name: [with_moved(cond) for cond in group] for name, group in conds.items()}
 
 
-def _all_moved(values: dict[str, Any], device: torch.device) -> dict[str, Any]:
-    return {key: _moved(value, device) for key, value in values.items()}
-
-
-def _moved(value: Any, device: torch.device) -> Any:
+def _is_copied(value: Any, device: torch.device) -> bool:
     # Of other kinds core reads more than the tensor, and whatever another pack derived from these may keep more.
-    if type(value) not in (CONDRegular, CONDCrossAttn) or not isinstance(value.cond, torch.Tensor):
-        return value
-    if value.cond.device == device or value.cond.nbytes > _MOST:
-        return value
-    return type(value)(value.cond.to(device))
+    known = type(value) in (CONDRegular, CONDCrossAttn) and isinstance(value.cond, torch.Tensor)
+    return known and value.cond.device != device
 
 
-def _one_step_ahead(callback: StepCallback | None, device: torch.device) -> StepCallback:
+def _one_step_ahead(callback: Callable[..., Any] | None, device: torch.device) -> Callable[..., Any]:
     """`callback`, called after each step, when the GPU is done with the step before."""
     before: torch.cuda.Event | None = None
 
-    def called(step: int, denoised: Any, x: Any, steps: int) -> None:
+    def called(*args: Any, **kwargs: Any) -> Any:
         nonlocal before
         own = torch.cuda.Event()
         own.record(torch.cuda.current_stream(device))
         if before is not None:
             before.synchronize()
         before = own
-        if callback is not None:
-            callback(step, denoised, x, steps)
+        return None if callback is None else callback(*args, **kwargs)
 
     return called

@@ -36,17 +36,17 @@ class Residency:
         self.blocker: BypassReason | None = None
         self.recalled: set[Hashable] = set()  # see `recall`
 
-    def refresh(self, thorough: bool = False) -> None:
-        """Bring `epoch` and `blocker` up to date.
+    def refresh(self, thorough: bool = False) -> bool:
+        """Bring `epoch` and `blocker` up to date. Returns whether it looked closely: always where addresses changed.
 
         Reading the addresses takes a fraction of a millisecond; `thorough` (at a run's first call) also looks for what
         leaves addresses alone: weights that are cast or patched on the way, settings, modules that were exchanged.
         """
         if not thorough and self._addresses is not None and self._addresses == self._read_addresses():
-            return
+            return False
         root = self._module()
         if root is None:
-            return
+            return False
         modules = list(root.modules())
         for submodule in modules:
             if "forward" in (attributes := vars(submodule)) and is_own(submodule, "forward", attributes["forward"]):
@@ -67,6 +67,7 @@ class Residency:
             self._state = state
             self.epoch = next(_epochs)
             self.blocker = _blocker(tensors, modules, any(foreign for _, foreign, *_ in conditions))
+        return True
 
     def _read_addresses(self) -> list[int] | None:
         try:

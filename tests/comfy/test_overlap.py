@@ -26,17 +26,15 @@ def overlap(core: SimpleNamespace) -> ModuleType:
 
 
 def test_what_core_would_copy_in_every_step_is_moved_and_nothing_else(
-    core: SimpleNamespace, overlap: ModuleType, monkeypatch: pytest.MonkeyPatch
+    core: SimpleNamespace, overlap: ModuleType
 ) -> None:
     kinds = core.comfy.conds
 
     class OfAnotherPack(kinds.CONDRegular):  # type: ignore[misc, name-defined]
         pass
 
-    monkeypatch.setattr(overlap, "_MOST", 64)
     text, pooled = kinds.CONDCrossAttn(torch.ones(1, 4, 4)), kinds.CONDRegular(torch.ones(1, 4))
     stays = {
-        "large": kinds.CONDRegular(torch.ones(17)),
         "cut by area": kinds.CONDNoiseShape(torch.ones(1, 4)),
         "a constant": kinds.CONDConstant(3),
         "a list": kinds.CONDList([torch.ones(1)]),
@@ -55,6 +53,19 @@ def test_what_core_would_copy_in_every_step_is_moved_and_nothing_else(
         assert before.cond.device.type == "cpu"  # what other samplers share stays
     for name, before in stays.items():
         assert own["model_conds"][name] is before
+
+
+def test_large_conditioning_stays_all_of_it_and_what_is_shared_counts_once(
+    core: SimpleNamespace, overlap: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, other = (core.comfy.conds.CONDCrossAttn(torch.ones(1, 4, 4)) for _ in range(2))
+    monkeypatch.setattr(overlap, "_MOST", 2 * one.cond.nbytes - 1)
+    shared = {"positive": [{"model_conds": {"text": one}}, {"model_conds": {"text": one}}]}
+    first, second = overlap.on_device(shared, ELSEWHERE)["positive"]
+    assert first["model_conds"]["text"].cond.device == ELSEWHERE
+    assert first["model_conds"]["text"] is second["model_conds"]["text"]
+    both = {"positive": [{"model_conds": {"text": one}}], "negative": [{"model_conds": {"text": other}}]}
+    assert overlap.on_device(both, ELSEWHERE) is both
 
 
 class Guider:
@@ -98,10 +109,13 @@ def test_each_step_is_told_when_the_one_before_is_done(
     def sampler(guider: Guider, sigmas: Any, extra_args: Any, callback: Any, *rest: Any, **named: Any) -> Any:
         assert guider.text == ELSEWHERE
         for step in range(3):
-            callback(step, None, None, 3)
+            assert callback(step, None, x=None, total_steps=3) == step
         return sigmas, extra_args, rest, named
 
-    told = lambda step, *_: order.append(f"step {step}")  # noqa: E731
+    def told(step: int, *_: Any, **__: Any) -> int:
+        order.append(f"step {step}")
+        return step
+
     assert overlap._sample(sampler, guider, 1, ONE_GPU, told, 3, four=4) == (1, ONE_GPU, (3,), {"four": 4})
     assert guider.text.type == "cpu"
     assert order == [

@@ -8,6 +8,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -80,7 +81,7 @@ def test_a_sampling_run_looks_closely_at_the_model_once(
     looks: list[bool] = []
     refresh = forward.runner.residency.refresh
     monkeypatch.setattr(
-        forward.runner.residency, "refresh", lambda thorough=False: (looks.append(thorough), refresh(thorough))
+        forward.runner.residency, "refresh", lambda thorough=False: (looks.append(thorough), refresh(thorough))[1]
     )
 
     def run() -> int:
@@ -156,9 +157,10 @@ def captured(
     forward.runner._programs["cpu"] = (Captures(forward.runner.owner, can), "captures")
     refresh = forward.runner.residency.refresh
 
-    def watched(thorough: bool = False) -> None:
-        happened.extend(["look"] if thorough else [])
-        refresh(thorough)
+    def watched(thorough: bool = False) -> bool:
+        looked: bool = refresh(thorough)
+        happened.extend(["look"] if looked else [])
+        return looked
 
     monkeypatch.setattr(forward.runner.residency, "refresh", watched)
     with torch.inference_mode():
@@ -187,6 +189,20 @@ def test_what_was_replayed_of_a_model_that_has_changed_is_dropped(captured: tupl
     assert torch.equal(forward(X, T), X * 3)
     forward.end()
     assert happened == ["replay", "look", "run"]
+
+
+def test_the_call_after_one_that_failed_looks_at_the_model(
+    captured: tuple[Any, Model, list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    forward, model, happened = captured
+    forward.begin()
+    with monkeypatch.context() as broken, pytest.raises(RuntimeError, match="the GPU"):
+        broken.setattr(forward.runner, "run", mock.Mock(side_effect=RuntimeError("the GPU")))
+        forward(X, T)
+    model.child.register_forward_hook(lambda *_: None)
+    assert torch.equal(forward(X, T), X * 2)
+    assert happened == ["replay", "look", "run"]
+    forward.end()
 
 
 def test_a_class_whose_forward_a_pack_replaced_is_not_captured(compiled: Callable[..., Any]) -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from compile_cache.backends.base import Capabilities
-from compile_cache.cache import GraphCache
+from compile_cache.cache import CHANGED, GraphCache
 from compile_cache.config import CacheConfig
 
 from .fakes import BUDGET, GRADIENT, OBSERVED, FakeProgram, Module, answer, expect, session
@@ -53,16 +53,26 @@ class TestOneSignature:
         with expect(cache, graph_calls=1, captures=1, replays=1):
             assert [answer(cache.run(other_program, other.call())) for _ in range(2)] == [5.0, 5.0]
 
-    def test_whether_it_would_replay_is_told_without_doing_anything(
+    def test_a_module_that_holds_is_answered_as_ever(self, cache: Any, program: Any, module: Any) -> None:
+        asked: list[bool] = []
+        for counts in ({"captures": 1, "graph_calls": 1}, {"replays": 1}):
+            with expect(cache, **counts):
+                result = cache.run(program, module.call(), lambda: not asked.append(True))
+            assert torch.equal(result, module.call().tensors[0] * 2)
+        assert len(asked) == 2
+
+    def test_of_a_module_that_has_changed_nothing_is_run_noted_or_pinned(
         self, cache: Any, program: Any, module: Any
     ) -> None:
-        assert not cache.replays(program, module.call())
+        with session(cache, program.owner), cache.watching() as used, expect(cache):
+            assert cache.run(program, module.call(), lambda: False) is CHANGED
+        assert module.calls == 0
         cache.run(program, module.call())
-        with expect(cache):
-            assert cache.replays(program, module.call())
-            assert not cache.replays(program, module.call(side=16))
-            assert not cache.replays(program, module.call(forward_bypass=GRADIENT))
-            assert not cache.replays(program, module.call(epoch=2))
+        with session(cache, program.owner), cache.watching() as used:
+            with expect(cache):
+                assert cache.run(program, module.call(), lambda: False) is CHANGED
+            assert not used
+            assert cache.trim() > 0
 
     def test_with_captures_switched_off_every_call_runs_through_regions(self, program: Any, module: Any) -> None:
         cache = GraphCache(CacheConfig(capture=False))

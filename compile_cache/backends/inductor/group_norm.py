@@ -41,17 +41,18 @@ def over_channels(
     of a group is the mean of its channels' variances and of the squares by which their means differ from its own.
     """
     batch, channels, height, width = x.shape
+    own = channels // groups
     pixels = x.permute(0, 2, 3, 1).reshape(batch, height * width, channels).to(get_computation_dtype(x.dtype))
     variances, means = (
-        of_channels.view(batch, groups, -1) for of_channels in torch.var_mean(pixels, dim=1, correction=0)
+        of_channels.view(batch, groups, own) for of_channels in torch.var_mean(pixels, dim=1, correction=0)
     )
     mean = means.mean(-1, keepdim=True)
     variance = (variances + (means - mean).square()).mean(-1, keepdim=True)
     deviation = torch.rsqrt(variance + eps)
-    normal = (pixels.view(batch, height * width, groups, -1) - mean[:, None]) * deviation[:, None]
+    normal = (pixels.view(batch, height * width, groups, own) - mean[:, None]) * deviation[:, None]
     if weight is not None:
-        normal = normal * weight.view(groups, -1)
+        normal = normal * weight.view(groups, own)
     if bias is not None:
-        normal = normal + bias.view(groups, -1)
+        normal = normal + bias.view(groups, own)
     result = normal.to(x.dtype).reshape(batch, height, width, channels).permute(0, 3, 1, 2)
     return result, mean[..., 0].to(x.dtype), deviation[..., 0].to(x.dtype)
