@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import weakref
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -87,10 +88,7 @@ class ModuleRunner:
         program, backend = self.program(description.tensors[0].device.type)
         cache, looked = service.cache(), self.residency.refresh()
         call = self._call(description, invoke, backend)
-        if looked or not thorough:
-            result = cache.run(program, call)
-        else:
-            result = cache.run(program, call, lambda: self._is_still_at(call.epoch))
+        result = cache.run(program, call, partial(self._is_still_at, call.epoch) if thorough and not looked else None)
         if result is CHANGED:
             call = self._call(description, invoke, backend)
             result = cache.run(program, call)
