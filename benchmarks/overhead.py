@@ -23,7 +23,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from .parity import load_pack
+from .parity import load_pack_where_it_runs
 
 WEIGHTS = 1680
 MODULES = 2034
@@ -156,16 +156,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
-    sys.argv = sys.argv[:1]
+    device = load_pack_where_it_runs()
     import torch
 
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    if device == "cpu":
-        sys.argv.append("--cpu")
-    load_pack()
-    import comfy.options
-
-    comfy.options.enable_args_parsing()  # or ComfyUI does not see --cpu
     torch.set_num_threads(1)
     with torch.inference_mode():
         rows, counters = measure(device)

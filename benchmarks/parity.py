@@ -45,25 +45,46 @@ def load_pack() -> Any:
     return module
 
 
+def load_pack_where_it_runs() -> str:
+    """Import the pack, and ComfyUI for the GPU, or for the CPU where there is none. Returns the device."""
+    import torch
+
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    sys.argv = [sys.argv[0], *(["--cpu"] if device == "cpu" else [])]
+    load_pack()
+    import comfy.options
+
+    comfy.options.enable_args_parsing()  # or ComfyUI does not see --cpu
+    return device
+
+
 # The last layer of each residual branch of a UNetModel.
 LAST_LAYERS = ("out_layers.3.", "proj_out.", "to_out.0.", "ff.net.2.")
 
 
-def make_unet(damping: float) -> Any:
+def make_unet(damping: float, device: str = "cuda", settings: dict[str, Any] = SDXL) -> Any:
     import comfy.ldm.modules.diffusionmodules.openaimodel as openaimodel
     import comfy.ops
     import torch
 
-    unet = openaimodel.UNetModel(**SDXL, dtype=torch.float16, device="cuda", operations=comfy.ops.disable_weight_init)
+    operations = comfy.ops.disable_weight_init
+    unet = openaimodel.UNetModel(**settings, dtype=torch.float16, device=device, operations=operations)
+    return randomized(unet, damping)
+
+
+def randomized(module: Any, damping: float = 1.0) -> Any:
+    """The module with random weights that keep a signal's variance, but for the last layers, which `damping` scales."""
+    import torch
+
     torch.manual_seed(0)
-    for name, weight in unet.named_parameters():
+    for name, weight in module.named_parameters():
         weight.requires_grad_(False)
         if weight.ndim > 1:
             last = any(layer in name for layer in LAST_LAYERS)
             weight.normal_(0, weight[0].numel() ** -0.5 * (damping if last else 1.0))
         else:
             weight.fill_(1.0 if name.endswith("weight") else 0.0)
-    return unet.eval()
+    return module.eval()
 
 
 def relative(a: Any, b: Any) -> float:

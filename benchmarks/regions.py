@@ -13,13 +13,12 @@ from __future__ import annotations
 import argparse
 import datetime
 import json
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from .parity import SDXL, load_pack
+from .parity import SDXL, load_pack_where_it_runs, make_unet, randomized
 
 # One transformer block where SDXL has two or ten: none of them is measured.
 UNET = {
@@ -45,18 +44,19 @@ ROUNDS, CALLS = 5, 20
 def cases(device: str) -> Iterator[tuple[str, Any, list[Any], list[Any]]]:
     """(name, site, inputs at 1024x1024, inputs at other sizes) of each region."""
     import torch
+    from resolute_pack.compile_cache.backends.inductor.tracing import region_format  # type: ignore[import-not-found]
     from resolute_pack.nodes.adapters.blocks import unet, vae  # type: ignore[import-not-found]
 
     side = 1 if device == "cuda" else 8
 
     def noise(batch: int, channels: int, height: float, width: float) -> Any:
         given = torch.randn(batch, channels, int(height) // side, int(width) // side, device=device).half()
-        return given.contiguous(memory_format=torch.channels_last if device == "cuda" else torch.contiguous_format)
+        return given.contiguous(memory_format=region_format(given))
 
     embedding = torch.randn(2, 1280, device=device).half()
     for module, family, regions, batch in (
-        (make("unet", device), unet, UNET_REGIONS, 2),
-        (make("decoder", device), vae, DECODER_REGIONS, 1),
+        (make_unet(1.0, device, UNET), unet, UNET_REGIONS, 2),
+        (make_decoder(device), vae, DECODER_REGIONS, 1),
     ):
         hooks = family.hooks(module, lambda *_: None, lambda _: None)
         sites = {f"{site.name} {site.kind}": site for hook in hooks for site in hook.sites}
@@ -66,23 +66,10 @@ def cases(device: str) -> Iterator[tuple[str, Any, list[Any], list[Any]]]:
             yield name, sites[name], [noise(batch, channels, size, size), *rest], [other, *rest]
 
 
-def make(which: str, device: str) -> Any:
-    """SDXL's UNet or decoder with random weights that keep a signal's variance."""
-    import comfy.ldm.modules.diffusionmodules.model as decoder
-    import comfy.ldm.modules.diffusionmodules.openaimodel as openaimodel
-    import comfy.ops
-    import torch
+def make_decoder(device: str) -> Any:
+    import comfy.ldm.modules.diffusionmodules.model as model
 
-    if which == "unet":
-        operations = comfy.ops.disable_weight_init
-        module = openaimodel.UNetModel(**UNET, dtype=torch.float16, device=device, operations=operations)
-    else:
-        module = decoder.Decoder(**DECODER).to(device).half()
-    torch.manual_seed(0)
-    for name, weight in module.named_parameters():
-        scale = weight[0].numel() ** -0.5 if weight.ndim > 1 else 0.1
-        weight.requires_grad_(False).normal_(1.0 if weight.ndim == 1 and name.endswith("weight") else 0.0, scale)
-    return module.eval()
+    return randomized(model.Decoder(**DECODER).to(device).half())
 
 
 def measure(site: Any, inputs: list[Any], other: list[Any]) -> dict[str, float]:
@@ -139,15 +126,9 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     parser.add_argument("--torchs-group-norm", action="store_true", help="torch's own decomposition, for comparison")
     options = parser.parse_args()
-    sys.argv = sys.argv[:1]
+    device = load_pack_where_it_runs()
     import torch
 
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    sys.argv += ["--cpu"] if device == "cpu" else []
-    load_pack()
-    import comfy.options
-
-    comfy.options.enable_args_parsing()
     if options.torchs_group_norm:
         from resolute_pack.compile_cache.backends.inductor import lowering
         from torch._inductor.decomposition import select_decomp_table
