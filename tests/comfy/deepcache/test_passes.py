@@ -258,7 +258,12 @@ class TestGraphs:
         seen: list[Any] = []
         cache = core.ours("service").cache()
         run = cache.run
-        monkeypatch.setattr(cache, "run", lambda program, call: (seen.append((program, call)), run(program, call))[1])
+
+        def watched(program: Any, call: Any, *holds: Any) -> Any:
+            seen.append((program, call))
+            return run(program, call, *holds)
+
+        monkeypatch.setattr(cache, "run", watched)
         return seen
 
     def test_each_pass_has_its_role_and_key_and_both_run_one_program(
