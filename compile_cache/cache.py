@@ -26,7 +26,6 @@ from .stats import Stats
 logger = logging.getLogger(__name__)
 
 _FULL = 0.75  # of the budget: what is captured ahead leaves room for what is asked for
-_SHAPES = "shapes"  # the folder of ShapeMemory, in that of the compiled regions
 CHANGED = object()  # in place of an answer
 Used = dict[CaptureKey, bool]  # the calls that were made, and whether each has a capture
 
@@ -47,7 +46,7 @@ class GraphCache:
         self._sessions: dict[int, list[CaptureKey]] = {}
         self._watches: list[Used] = []
         folder = self.config.store_folder
-        self.shapes = ShapeMemory(folder / _SHAPES if folder is not None and self.config.remember else None)
+        self.shapes = ShapeMemory(folder / "shapes" if folder is not None and self.config.remember else None)
         self._lock = threading.RLock()
 
     # --- calls -------------------------------------------------------------------------------------------------
@@ -55,7 +54,7 @@ class GraphCache:
     def run(self, program: Program, call: Call, holds: Callable[[], bool] | None = None) -> Any:
         """Answer a call by the fastest right path. Raises only what the original forward raises.
 
-        `holds` tells once whether the module still is as the call says; a replay is at work by then. If not: CHANGED.
+        `holds` tells whether the module still is as the call says; a replay is at work by then. If not: CHANGED.
         """
         key = _key(program, call)
         with self._lock:
@@ -90,13 +89,14 @@ class GraphCache:
                 return result
             result = program.run(call)
         except torch.cuda.OutOfMemoryError as error:
+            if decision.action is Action.REPLAY and not holds():
+                return CHANGED
             return self._retry_without_graphs(call, key, error)
         self.stats.counters.graph_calls += 1
         seconds = 0.0
         if decision.action is Action.CAPTURE:
             seconds = self._capture(program, call, key, result, news or FREED)
-            if key in self._graphs:
-                self._pin(key)
+            self._pin(key)
         if news is not None and call.capture_blocker is None:
             self.shapes.note(call.key, program, seconds)
         return result
@@ -210,7 +210,7 @@ class GraphCache:
 
     def _pin(self, key: CaptureKey) -> None:
         session = self._sessions.get(key.owner)
-        if session is not None and key not in session:
+        if session is not None and key in self._graphs and key not in session:
             self._graphs.pin(key)
             session.append(key)
 

@@ -191,6 +191,21 @@ def test_what_was_replayed_of_a_model_that_has_changed_is_dropped(captured: tupl
     assert happened == ["replay", "look", "run"]
 
 
+def test_a_replay_for_which_memory_is_short_does_not_spare_the_look(
+    captured: tuple[Any, Model, list[str]], adapter: Callable[[str], ModuleType], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    forward, model, happened = captured
+    ((_, entry),) = adapter("service").cache().captured()
+    graph = entry.value
+    monkeypatch.setattr(graph, "replay", mock.Mock(side_effect=torch.cuda.OutOfMemoryError("the GPU")))
+    forward.begin()
+    model.child.register_forward_hook(lambda *_: None)
+    model.scale.fill_(3.0)
+    assert torch.equal(forward(X, T), X * 3)
+    assert happened == ["look", "run"]  # and not the model's own forward, once, with no look to come
+    forward.end()
+
+
 def test_the_call_after_one_that_failed_looks_at_the_model(
     captured: tuple[Any, Model, list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
