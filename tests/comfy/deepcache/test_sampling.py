@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import logging
 import re
 import weakref
@@ -12,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from .in_process import TOLERANCE, load, relative_error
 
@@ -175,6 +177,37 @@ def test_a_sampler_of_one_prediction_a_step_is_the_same_counted_and_read(
         assert len(read) == STEPS, name
         read.clear()
         monkeypatch.setattr(node, "_ONE_PREDICTION", known)
+
+
+ATEN = torch.ops.aten
+READING = (ATEN.item.default, ATEN.is_nonzero.default, ATEN._local_scalar_dense.default, ATEN.nonzero.default)
+
+
+class Reads(TorchDispatchMode):
+    """Counts the values that Python reads from a tensor. On a GPU each such read waits for all that it has to do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += function in READING
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("kind", ["compiled", "with DeepCache"])
+@pytest.mark.parametrize("sampler", ["euler", "ddim", "uni_pc"])
+def test_with_a_sampler_that_reads_nothing_no_step_waits(bench: Bench, sampler: str, kind: str) -> None:
+    model = bench.compiled()
+    if kind == "with DeepCache":
+        model = bench.cached(model)
+    seen: list[int] = []
+    with Reads() as reads:
+        bench.sample(model, sampler_name=sampler, callback=lambda *_: seen.append(reads.count))
+    between = {after - before for before, after in itertools.pairwise(seen)}
+    # Several predictions of uni_pc belong to one step: DeepCache does not count them, it reads the noise level.
+    expected = 1 if (sampler, kind) == ("uni_pc", "with DeepCache") else 0
+    assert between == {expected}
 
 
 def test_where_another_pack_wraps_predictions_noise_levels_are_read(bench: Bench) -> None:
