@@ -83,13 +83,14 @@ class CompiledForward(StandIn):
         """ComfyUI took the model down: stale captures go at once.
 
         It does so before every sampling run too, only to take the same weights up again, and tells nothing else of a
-        model without runs (a ControlNet): the next call looks closely then.
+        model without runs (a ControlNet): the next call looks closely then. So does a clone that is collected, in any
+        thread, which must not wait for the cache.
         """
         super().weights_left(unpatched)
         self._look = True
-        if self._module() is None:
+        if not unpatched or self._module() is None:
             return
-        self.runner.residency.refresh(thorough=unpatched)
+        self.runner.residency.refresh(thorough=True)
         service.cache().drop_stale(self.runner.owner, self.runner.residency.epoch)
 
     # --- the call ----------------------------------------------------------------------------------------------

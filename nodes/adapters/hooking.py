@@ -56,7 +56,21 @@ def _telling(act: Callable[[CompiledForward], None]) -> Callable[..., None]:
     return callback
 
 
+def _sampling_begins(patcher: Any) -> None:
+    for name, patch in list(patcher.object_patches.items()):
+        if not isinstance(patch, StandIn):
+            continue
+        path, _, method = name.rpartition(".")
+        if method not in vars(patch.module) and comfy.utils.get_attr(patcher.model, path) is patch.module:
+            setattr(patch.module, method, patch)  # a clone that was collected since this one was loaded took it along
+        if isinstance(patch, CompiledForward):
+            patch.begin()
+
+
 def _weights_left(patcher: Any, unpatched: bool) -> None:
+    sampling = getattr(patcher.model, "current_patcher", None)
+    if not unpatched and sampling is not None and sampling is not patcher:
+        return  # a clone that is garbage, and is collected while another one samples with the same forward
     for patch in list(patcher.object_patches.values()):
         if isinstance(patch, StandIn):
             patch.weights_left(unpatched)
@@ -75,7 +89,7 @@ def _follow_model(patcher: Any, clone: Any) -> None:
 
 
 _CALLBACKS = {
-    CallbacksMP.ON_PRE_RUN: _telling(CompiledForward.begin),
+    CallbacksMP.ON_PRE_RUN: _sampling_begins,
     CallbacksMP.ON_CLEANUP: _telling(CompiledForward.end),
     CallbacksMP.ON_LOAD: _telling(CompiledForward.weights_loaded),
     CallbacksMP.ON_DETACH: _weights_left,
