@@ -38,7 +38,7 @@ class DeepCache(io.ComfyNode):
                     min=1,
                     max=32,
                     tooltip="How much runs on the other steps: input blocks 0 to depth, and as many output blocks. "
-                    "More is closer to the original and slower. SD1.5 has 1 to 11, SDXL 1 to 8.",
+                    "More is slower, and not always closer to the original. SD1.5 has 1 to 11, SDXL 1 to 8.",
                 ),
                 *_optional_inputs(),
             ],

@@ -59,8 +59,8 @@ class ResoluteResolution(io.ComfyNode):
         )
 
     @classmethod
-    def fingerprint_inputs(cls, use: str = EXACT, **inputs: Any) -> float:
-        return float("nan") if use == NEAREST_READY else 0.0  # what is ready changes without the inputs
+    def fingerprint_inputs(cls, use: str = EXACT, **inputs: Any) -> str:
+        return str(sorted(service.ready_sizes())) if use == NEAREST_READY else ""  # it changes without the inputs
 
     @classmethod
     def execute(cls, preset: str, width: int, height: int, multiple: str, use: str = EXACT) -> io.NodeOutput:

@@ -116,11 +116,11 @@ def _device() -> torch.device:
 
 
 def _let_go(owner: int) -> None:
+    _gone.append(owner)
     _fingerprints.pop(owner, None)
     _residencies.pop(owner, None)
-    for key in [key for key in _programs if key[0] == owner]:
+    for key in [key for key in list(_programs) if key[0] == owner]:  # another thread may add one meanwhile
         _programs.pop(key, None)
-    _gone.append(owner)
 
 
 def _bury(graph_cache: GraphCache) -> None:

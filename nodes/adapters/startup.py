@@ -19,7 +19,7 @@ from . import readiness, service
 
 logger = logging.getLogger(__name__)
 
-_MODELS = 4  # that were used last, with their decoders and ControlNets
+_MODULES = 8  # that were used last: a UNet, a decoder and a ControlNet are three
 _begun = False
 
 
@@ -71,7 +71,7 @@ def _look_ahead() -> None:
 def look_ahead(device: torch.device) -> None:
     """Load what the models that were used last were compiled to, and log what is ready."""
     cache = service.cache()
-    for model in cache.shapes.models()[:_MODELS]:
+    for model in cache.shapes.models()[:_MODULES]:
         started = time.perf_counter()
         loaded = 0
         for backend in {graph.key.backend for graph in model.graphs} & set(registry.NAMES):

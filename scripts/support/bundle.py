@@ -73,7 +73,7 @@ def export_to(file: Path, place: Place) -> BundleReport:
     """Write a bundle. Raises SetupError where the store has nothing for the environment."""
     with _one_sentence():
         folder, environment, limit = _resolved(place)
-        there = bundle.environments(folder)
+        there = {name: each for name, each in bundle.environments(folder).items() if any((folder / name).glob("*.bin"))}
         if environment not in there.values():
             known = "\n".join(f"--environment {name}:\n" + "\n".join(_listed(each)) for name, each in there.items())
             raise SetupError(

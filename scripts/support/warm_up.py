@@ -26,20 +26,25 @@ LONGEST = 24 * 3600.0  # seconds; Ctrl+C and ComfyUI's own Cancel end it earlier
 Say = Callable[[str], None]
 
 
-_FAILED = re.compile(r"\b(\d+) failed\b")  # in the last line of a report
+# The summary of a report, as in "1 ready, 2 failed; 1.8 s". After it comes a sentence for each thing that is left out.
+_SUMMARY = re.compile(r"^(?:\d+ (?:ready|warmed)(?:, )?)*(?:(\d+) failed)?; \d+\.\d s$", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
 class WarmUp:
-    """A finished warm-up. reports: one text per Warm Up node."""
+    """A finished warm-up. texts: what its nodes show; those of Warm Up are reports."""
 
-    reports: list[str]
+    texts: list[str]
+
+    @property
+    def reports(self) -> list[str]:
+        return [text for text in self.texts if _SUMMARY.search(text)]
 
     @property
     def failed(self) -> int:
-        """How many shapes could not be warmed up."""
-        counts = (_FAILED.search(report.splitlines()[-1]) for report in self.reports)
-        return sum(int(count[1]) for count in counts if count is not None)
+        """How many shapes, and connected things as a whole, could not be warmed up."""
+        found = [(summary, text[summary.end() :]) for text in self.texts if (summary := _SUMMARY.search(text))]
+        return sum(int(summary[1] or 0) + len(left_out.split("\n")) - 1 for summary, left_out in found)
 
 
 def read_workflow(path: Path) -> Any:

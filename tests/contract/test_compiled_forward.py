@@ -80,9 +80,12 @@ def test_a_sampling_run_looks_closely_at_the_model_once(
     forward = compiled(model, model._forward)
     looks: list[bool] = []
     refresh = forward.runner.residency.refresh
-    monkeypatch.setattr(
-        forward.runner.residency, "refresh", lambda thorough=False: (looks.append(thorough), refresh(thorough))[1]
-    )
+
+    def watched(thorough: bool = False) -> bool:
+        looks.append(refresh(thorough))
+        return looks[-1]
+
+    monkeypatch.setattr(forward.runner.residency, "refresh", watched)
 
     def run() -> int:
         looks.clear()

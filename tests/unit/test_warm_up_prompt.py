@@ -25,9 +25,9 @@ INPUTS = {
 
 @pytest.fixture(scope="module")
 def build(pack: Any) -> Build:
-    """A workflow -> what warms it up; pictures are 768x512 and texts have two chunks."""
+    """A workflow -> what warms it up; pictures are 768x512."""
     scan, make = pack("nodes.adapters.scan.workflow").scan, pack("nodes.adapters.warm_up.prompt").warm_up_prompt
-    return lambda prompt: make(prompt, scan(prompt, image_size=lambda name: (768, 512), count_chunks=lambda text: 2))
+    return lambda prompt: make(prompt, scan(prompt, image_size=lambda name: (768, 512)))
 
 
 def warm_ups(built: Any) -> list[dict[str, Any]]:
@@ -171,15 +171,66 @@ class TestWhatIsMadeWhileTheWorkflowRuns:
             second=sampler("big", positive=["applied", 0], negative=["applied", 1]),
         )
 
-    def test_texts_are_replaced_and_the_controlnet_stays(self, build: Build, two_pass: Prompt) -> None:
+    def test_a_controlnet_stays_on_the_texts_that_it_was_put_onto(self, build: Build, two_pass: Prompt) -> None:
         built = build(two_pass)
         (second,) = [each for each in warm_ups(built) if each["sizes"] == "1024x1024"]
         assert second["control_net"] == ["net", 0]
-        assert second["prompt_chunks"] == "2"
+        assert (second["positive"], second["negative"]) == (["text", 0], ["text", 0])
+        (note,) = built.notes
+        assert note.startswith("KSampler second: its ControlNet needs a picture or latent that is made while")
+        assert note.endswith("it is warmed with noise.")
+
+    def test_one_with_a_picture_of_its_own_stays_below_it(self, build: Build, two_pass: Prompt) -> None:
+        two_pass["photo"] = node("LoadImage", image="a.png")
+        two_pass["depth"] = node(
+            "ControlNetApplyAdvanced",
+            positive=["text", 0],
+            negative=["text", 0],
+            control_net=["other net", 0],
+            image=["photo", 0],
+        )
+        two_pass["other net"] = node("ControlNetLoader")
+        two_pass["applied"]["inputs"] |= {"positive": ["depth", 0], "negative": ["depth", 1]}
+        (second,) = [each for each in warm_ups(build(two_pass)) if each["sizes"] == "1024x1024"]
+        assert (second["positive"], second["negative"]) == (["depth", 0], ["depth", 1])
+        assert second["control_net"] == ["net", 0]
+
+    def test_of_two_that_need_a_run_none_is_used(self, build: Build, two_pass: Prompt) -> None:
+        two_pass["again"] = node(
+            "ControlNetApply", conditioning=["applied", 0], control_net=["other net", 0], image=["edges", 0]
+        )
+        two_pass["other net"] = node("ControlNetLoader")
+        two_pass["second"]["inputs"]["positive"] = ["again", 0]
+        built = build(two_pass)
+        (both,) = [each for each in warm_ups(built) if "model" in each]  # two sizes of the same then
+        assert both["sizes"] == "1024x1024, 512x512"
+        assert both["positive"] == ["text", 0]
+        assert "control_net" not in both
+        assert built.notes[0].endswith("its texts are used without ControlNet.")
+
+    def test_texts_that_need_a_run_themselves_are_replaced(self, build: Build, two_pass: Prompt) -> None:
+        two_pass["inpainting"] = node(
+            "InpaintModelConditioning",
+            positive=["applied", 0],
+            negative=["applied", 1],
+            pixels=["small", 0],
+            vae=["vae", 0],
+        )
+        two_pass["second"]["inputs"] |= {"positive": ["inpainting", 0], "negative": ["inpainting", 1]}
+        built = build(two_pass)
+        (second,) = [each for each in warm_ups(built) if each["sizes"] == "1024x1024"]
+        assert second["control_net"] == ["net", 0]
         assert not {"positive", "negative"} & second.keys()
         (note,) = built.notes
         assert note.startswith("KSampler second: its texts need a picture or latent that is made while")
         assert note.endswith("with the ControlNet.")
+
+    @pytest.mark.parametrize("positive", ["applied", "again"])
+    def test_a_cycle_of_controlnets_ends(self, build: Build, two_pass: Prompt, positive: str) -> None:
+        two_pass["again"] = node("ControlNetApply", conditioning=["applied", 0], image=["edges", 0])
+        two_pass["applied"]["inputs"]["positive"] = ["again", 0]
+        two_pass["second"]["inputs"]["positive"] = [positive, 0]
+        assert [each["sizes"] for each in warm_ups(build(two_pass))][-1] == "512x512"
 
     def test_no_sampler_gets_in_through_the_hint(self, build: Build, two_pass: Prompt) -> None:
         assert kept(build(two_pass)) == {"model", "loader", "text", "vae", "net", "file"}
@@ -295,11 +346,20 @@ class TestPictures:
         frames = [Image.new("RGB", (40, 30), color) for color in ("red", "blue")]
         frames[0].save(inputs / "moving.gif", save_all=True, append_images=frames[1:])
         (inputs / "text.png").write_text("no picture")
+        frames[0].save(inputs / "pages.tif", save_all=True, append_images=frames[1:])
+        whole = (inputs / "pages.tif").read_bytes()
+        for length in range(0, len(whole), 25):  # at some of them Pillow raises a TypeError
+            (inputs / f"cut-{length}.tif").write_bytes(whole[:length])
         found: Callable[[str], Any] = pack("nodes.adapters.scan.pictures").image_size
         return found
 
     def test_a_still_picture_has_its_width_and_height(self, image_size: Callable[[str], Any]) -> None:
         assert image_size("plain.png") == (40, 30)
+
+    def test_of_a_file_that_was_cut_off_nothing_is_said(self, image_size: Callable[[str], Any], tmp_path: Path) -> None:
+        cut = sorted(tmp_path.glob("input/cut-*.tif"))
+        assert len(cut) > 100
+        assert {image_size(path.name) for path in cut} <= {None, (40, 30)}
 
     @pytest.mark.parametrize("name", ["gone.png", "text.png", "turned.jpg", "moving.gif", "../outside.png", "", "\0"])
     def test_of_anything_else_nothing_is_said(self, image_size: Callable[[str], Any], name: str) -> None:

@@ -321,22 +321,6 @@ class TestSizes:
         assert latent_of(scan, small=empty(256, 256), big=empty(1024, 1024), last=switch) == (256, 256, 1)
 
 
-class TestTexts:
-    def test_their_length_is_open_without_a_tokenizer(self, scan: Any) -> None:
-        (found,) = scan(workflow(latent=empty(), sample=sampler("latent"))).samplings
-        assert (found.positive_chunks, found.negative_chunks) == (None, None)
-
-    def test_a_tokenizer_that_is_handed_in_is_asked(self, scan: Any) -> None:
-        long = node("CLIPTextEncode", text=["words", 0], clip=["loader", 1])
-        both = node("ConditioningConcat", conditioning_to=["long", 0], conditioning_from=["text", 0])
-        words = node("PrimitiveString", value="many words")
-        prompt = workflow(
-            words=words, long=long, both=both, latent=empty(), sample=sampler("latent", positive=["both", 0])
-        )
-        (found,) = scan(prompt, count_chunks={"many words": 3, "a house": 1}.__getitem__).samplings
-        assert (found.positive_chunks, found.negative_chunks) == (4, 1)
-
-
 class TestWhatRuns:
     def test_a_sampler_that_no_output_needs_is_left_out(self, scan: Any) -> None:
         prompt = workflow(latent=empty(), used=sampler("latent"))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .node import Conditioning, Latent, Node, Outputs, Value
+from .node import Latent, Node, Outputs, Value
 from .numbers import CELL, length_of_cut, numbered_links, part_of_batch, sides_turned
 
 
@@ -23,7 +23,7 @@ def encoded(node: Node) -> Value:
 
 
 def for_inpainting(node: Node) -> Outputs:
-    return Conditioning(node.chunks("positive")), Conditioning(node.chunks("negative")), encoded(node)
+    return None, None, encoded(node)
 
 
 def upscaled(node: Node) -> Value:

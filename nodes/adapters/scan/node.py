@@ -39,13 +39,6 @@ class UnsizedImage:
 
 
 @dataclass(frozen=True, slots=True)
-class Conditioning:
-    """chunks: of 77 tokens; None where the text decides."""
-
-    chunks: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class Guidance:
     """What a sampler calls. cfg: None where it is known only when the prompt runs; remark: what this cannot express."""
 
@@ -56,8 +49,8 @@ class Guidance:
     remark: str = ""
 
 
-# None: an output that no rule needs, such as a mask.
-Value = Latent | Image | UnsizedImage | Conditioning | Guidance | int | float | str | bool | None
+# None: an output that no rule needs, such as a mask or a text.
+Value = Latent | Image | UnsizedImage | Guidance | int | float | str | bool | None
 Outputs = tuple[Value, ...]
 _T = TypeVar("_T")
 
@@ -70,7 +63,6 @@ class NotKnownError(Exception):
 class Facts:
     """What a server can tell beside the graph; see `scan`."""
 
-    count_chunks: Callable[[str], int] | None = None
     image_size: Callable[[str], tuple[int, int] | None] | None = None
 
 
@@ -156,14 +148,6 @@ class Node:
 
     def guidance(self, name: str) -> Guidance:
         return self._of_type(Guidance, name)
-
-    def chunks(self, name: str) -> int | None:
-        """Of a conditioning; None where the text decides, or another node does."""
-        try:
-            value = self.value(name)
-        except NotKnownError:
-            return None
-        return value.chunks if isinstance(value, Conditioning) else None
 
     def _converted(self, kind: Callable[[Any], _T], name: str, default: Any) -> _T:
         value = self.value(name, default)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 
 import folder_paths
-from PIL import Image, UnidentifiedImageError
+from PIL import Image
+
+logger = logging.getLogger(__name__)
 
 _ORIENTATION = 0x0112  # EXIF; 1 is upright
 
@@ -25,8 +28,9 @@ def image_size(name: str) -> tuple[int, int] | None:
                 return None
             width, height = picture.size
             return width, height
-    except (OSError, ValueError, SyntaxError, UnidentifiedImageError, Image.DecompressionBombError):
-        return None  # LoadImage itself will say what is wrong with it
+    except Exception as error:  # a truncated TIFF raises a TypeError; LoadImage itself will say what is wrong with it
+        logger.debug("Resolute: %s has no size that can be read", name, exc_info=error)
+        return None
 
 
 def _folders() -> list[str]:

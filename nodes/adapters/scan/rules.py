@@ -92,20 +92,23 @@ IMAGES: Mapping[str, Rule] = {
     "ResizeImageMaskNode": images.resized,
 }
 
-TEXTS: Mapping[str, Rule] = {
-    "CLIPTextEncode": texts.encoded,
-    "ConditioningConcat": texts.joined,
-    "ConditioningSetArea": same("conditioning"),
-    "ConditioningSetAreaPercentage": same("conditioning"),
-    "ConditioningSetAreaStrength": same("conditioning"),
-    "ConditioningSetMask": same("conditioning"),
-    "ConditioningSetTimestepRange": same("conditioning"),
-    "ConditioningZeroOut": same("conditioning"),
-    "ControlNetApply": same("conditioning"),
-    "ControlNetApplyAdvanced": texts.both,
-    "ControlNetApplySD3": texts.both,
-    "FluxGuidance": same("conditioning"),
-}
+TEXTS: Mapping[str, Rule] = dict.fromkeys(
+    (
+        "CLIPTextEncode",
+        "ConditioningConcat",
+        "ConditioningSetArea",
+        "ConditioningSetAreaPercentage",
+        "ConditioningSetAreaStrength",
+        "ConditioningSetMask",
+        "ConditioningSetTimestepRange",
+        "ConditioningZeroOut",
+        "ControlNetApply",
+        "ControlNetApplyAdvanced",
+        "ControlNetApplySD3",
+        "FluxGuidance",
+    ),
+    texts.unsized,
+)
 
 GUIDERS: Mapping[str, Callable[[Node], Guidance]] = {
     "BasicGuider": texts.one_text,

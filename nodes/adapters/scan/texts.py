@@ -1,26 +1,15 @@
-"""Rules for conditionings, for guiders, and for what a sampler takes."""
+"""Rules for texts, for guiders, and for what a sampler takes."""
 
 from __future__ import annotations
 
 import math
 
-from .node import Conditioning, Guidance, Node, NotKnownError, Outputs, Value
+from .node import Guidance, Node, NotKnownError, Value
 
 
-def encoded(node: Node) -> Value:
-    """How many chunks a text has, only a tokenizer tells."""
-    if node.facts.count_chunks is None:
-        return Conditioning(None)
-    return Conditioning(node.facts.count_chunks(node.text("text")))
-
-
-def joined(node: Node) -> Value:
-    one, other = node.chunks("conditioning_to"), node.chunks("conditioning_from")
-    return Conditioning(None if one is None or other is None else one + other)
-
-
-def both(node: Node) -> Outputs:
-    return Conditioning(node.chunks("positive")), Conditioning(node.chunks("negative"))
+def unsized(node: Node) -> Value:
+    """Texts have no size; Warm Up gets the nodes that make them."""
+    return None
 
 
 def two_texts(node: Node) -> Guidance:

@@ -13,7 +13,7 @@ from typing import Any
 from ....compile_cache.errors import UserError, first_line
 from ....compile_cache.sizes import Size
 from .graph import in_order, live, without_rule
-from .node import Conditioning, Facts, Image, Latent, Link, Node, NotKnownError, Outputs
+from .node import Facts, Image, Latent, Link, Node, NotKnownError, Outputs
 from .numbers import CELL
 from .rules import DECODERS, RULES, SAMPLERS
 
@@ -30,7 +30,6 @@ class Sampling:
     """One sampler of the workflow. size: in pixels; batch: pictures at once, texts not counted.
 
     negative: None where the sampler has no such text. cfg: None where it is known only when the prompt runs.
-    positive_chunks, negative_chunks: of 77 tokens; None where the text decides.
     """
 
     node: str
@@ -41,8 +40,6 @@ class Sampling:
     cfg: float | None
     size: Size
     batch: int
-    positive_chunks: int | None = None
-    negative_chunks: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,18 +67,17 @@ class Scan:
 def scan(
     prompt: Mapping[str, Any],
     *,
-    count_chunks: Callable[[str], int] | None = None,
     image_size: Callable[[str], tuple[int, int] | None] | None = None,
 ) -> Scan:
-    """Follow sizes, batches and texts through a workflow in API form to its samplers and decoders.
+    """Follow sizes and batches through a workflow in API form to its samplers and decoders.
 
     Nodes that no output can need are left out, as ComfyUI leaves them out. Raises UserError for what is no workflow in
     API form.
 
-    count_chunks: text -> chunks of 77 tokens, as the workflow's text encoder splits it. image_size: what LoadImage was
-    given -> width and height as it would read them (turned by EXIF), None for what is not one readable, still picture.
+    image_size: what LoadImage was given -> width and height as it would read them (turned by EXIF), None for what is
+    not one readable, still picture.
     """
-    nodes, values = evaluated(checked(prompt), Facts(count_chunks, image_size))
+    nodes, _ = evaluated(checked(prompt), Facts(image_size))
     samplings: list[Sampling] = []
     decodings: list[Decoding] = []
     remarks: list[str] = []
@@ -90,7 +86,7 @@ def scan(
     for node in running:
         try:
             if node.class_type in SAMPLERS:
-                sampling, remark = _sampling(node, values)
+                sampling, remark = _sampling(node)
                 samplings.append(sampling)
                 remarks += [remark] if remark else []
             elif node.class_type in DECODERS:
@@ -157,7 +153,7 @@ def _check_size(node: Node, value: Latent | Image) -> None:
         raise node.unknown("what comes out of it is larger than any picture")
 
 
-def _sampling(node: Node, values: Values) -> tuple[Sampling, str]:
+def _sampling(node: Node) -> tuple[Sampling, str]:
     guidance = SAMPLERS[node.class_type](node)
     latent = node.latent("latent_image")
     sampling = Sampling(
@@ -169,18 +165,8 @@ def _sampling(node: Node, values: Values) -> tuple[Sampling, str]:
         cfg=guidance.cfg,
         size=Size(latent.width * CELL, latent.height * CELL),
         batch=latent.batch,
-        positive_chunks=_chunks(guidance.positive, values),
-        negative_chunks=None if guidance.negative is None else _chunks(guidance.negative, values),
     )
     return sampling, guidance.remark
-
-
-def _chunks(link: Link, values: Values) -> int | None:
-    outputs = values.get(link[0], ())
-    if isinstance(outputs, NotKnownError) or not 0 <= link[1] < len(outputs):
-        return None
-    value = outputs[link[1]]
-    return value.chunks if isinstance(value, Conditioning) else None
 
 
 def _decoding(node: Node) -> Decoding:

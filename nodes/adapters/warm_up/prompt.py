@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -49,7 +48,6 @@ class _Subject:
     negative: Link | None = None
     control_net: Link | None = None
     cfg: float = _ANY_CFG
-    chunks: int = 1
     vae: Link | None = None
     tile_size: int = _NO_TILES
     overlap: int = _OVERLAP
@@ -120,18 +118,26 @@ class _Builder:
         # Warm Up takes both texts or neither; at a cfg of 1 the negative one is not sampled.
         negative = sampling.positive if sampling.negative is None else sampling.negative
         texts = (sampling.positive, negative)
-        if not any(self._needs_a_run(text) for text in texts):
+        if not any(map(self._needs_a_run, texts)):
             return _Subject(sampling.batch, sampling.model, *texts, cfg=cfg)
-        counts = [count for count in (sampling.positive_chunks, sampling.negative_chunks) if count is not None]
+        return self._without_a_run(sampling, texts, cfg)
+
+    def _without_a_run(self, sampling: Sampling, texts: tuple[Link, Link], cfg: float) -> _Subject:
+        """Of a ControlNet only its picture may be missing: Warm Up puts noise in its place."""
+        because = "a picture or latent that is made while the workflow runs"
+        taken: set[Link] = set()
+        bare = tuple(self._without_control(text, taken) for text in texts)
+        if not any(map(self._needs_a_run, bare)):
+            control_net = self._usable(taken)
+            used = "it is warmed with noise" if control_net is not None else "its texts are used without ControlNet"
+            self.notes.append(f"{sampling.label}: its ControlNet needs {because}, so {used}.")
+            return _Subject(sampling.batch, sampling.model, *bare, control_net, cfg)
         control_net = self._control_net(texts)
         self.notes.append(
-            f"{sampling.label}: its texts need a picture or latent that is made while the workflow runs, so they are "
-            "left out and other texts of the usual length are used"
-            f"{', with the ControlNet' if control_net is not None else ''}."
+            f"{sampling.label}: its texts need {because}, so they are left out and other texts of the usual length are "
+            f"used{', with the ControlNet' if control_net is not None else ''}."
         )
-        return _Subject(
-            sampling.batch, sampling.model, control_net=control_net, cfg=cfg, chunks=math.lcm(*counts) if counts else 1
-        )
+        return _Subject(sampling.batch, sampling.model, control_net=control_net, cfg=cfg)
 
     def _is_possible(self, item: Sampling | Decoding) -> bool:
         if not is_valid(item.size, CELL):
@@ -170,6 +176,17 @@ class _Builder:
             for source, output in links
         )
 
+    def _without_control(self, text: Link, taken: set[Link]) -> Link:
+        """The text before a ControlNet that needs a run was put onto it. Such ControlNets are added to `taken`."""
+        for _ in self.nodes:  # once for each at most: the graph may have a cycle
+            node = self.nodes.get(text[0])
+            if node is None or node.class_type not in _APPLIES_CONTROL or not self._needs_a_run(text):
+                break
+            links = node.links()
+            taken |= {link for name, link in links.items() if name == "control_net"}
+            text = links.get("conditioning", links.get("negative" if text[1] == 1 else "positive", text))
+        return text
+
     def _control_net(self, texts: Sequence[Link]) -> Link | None:
         """The only ControlNet that is put onto the texts, if there is one and it can be had without a run."""
         waiting, found, seen = [source for source, _ in texts], set(), set()
@@ -182,8 +199,12 @@ class _Builder:
             if self.nodes[name].class_type in _APPLIES_CONTROL and "control_net" in links:
                 found.add(links["control_net"])
             waiting += [links[each][0] for each in _TEXT_INPUTS if each in links]
-        usable = [link for link in found if not self._needs_a_run(link)]
-        return usable[0] if len(found) == len(usable) == 1 else None
+        return self._usable(found)
+
+    def _usable(self, control_nets: set[Link]) -> Link | None:
+        """Warm Up takes one ControlNet."""
+        only = next(iter(control_nets)) if len(control_nets) == 1 else None
+        return None if only is None or self._needs_a_run(only) else only
 
 
 def _shared(samplings: Groups, decodings: Groups) -> Groups:
@@ -211,7 +232,7 @@ def _warm_up_node(subject: _Subject, sizes: Iterable[Size]) -> dict[str, Any]:
         "inputs": {
             "sizes": ", ".join(map(str, largest_first)),
             "batch_sizes": str(subject.batch),
-            "prompt_chunks": str(subject.chunks),
+            "prompt_chunks": "1",
             "cfg": subject.cfg,
             "tile_size": subject.tile_size,
             "overlap": subject.overlap,
