@@ -291,7 +291,7 @@ def _demand_private(folder: Path) -> None:
     if status.st_uid != os.geteuid():
         raise StoreError(f"{folder} belongs to another user, so no compiled code is read from it")
     if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        raise StoreError(f"{folder} can be written by others, so no compiled code is read from it: chmod 700 it")
+        raise StoreError(f"{folder} is writable by others, so its code is not read: chmod 700, or set RESOLUTE_STORE")
 
 
 def canonical(value: Any) -> bytes:

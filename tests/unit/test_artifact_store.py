@@ -316,7 +316,7 @@ def test_one_artifact_is_read_by_name_and_not_counted_as_used(store: ArtifactSto
 def test_a_folder_that_others_may_write_to_is_refused(tmp_path: Path) -> None:
     store_in(tmp_path / "store")
     (tmp_path / "store").chmod(0o777)
-    with pytest.raises(StoreError, match="can be written by others"):
+    with pytest.raises(StoreError, match="writable by others"):
         store_in(tmp_path / "store")
 
 

@@ -355,6 +355,16 @@ class TestUnknownNodes:
         assert found.samplings == found.decodings == ()
         assert found.unknown[0].startswith("Fancy other: a node of this kind (SomeonesSampler) may sample or decode")
 
+    def test_what_samples_from_a_pipe_is_named_and_what_makes_or_opens_one_is_not(self, scan: Any) -> None:
+        made = node("ToBasicPipe", model=["model", 0], clip=["loader", 1], vae=["vae", 0], positive=["text", 0])
+        opened = node("FromBasicPipe", basic_pipe=["made", 0])
+        own = sampler("latent", model="opened", positive=["opened", 3], negative=["opened", 4])
+        detailer = node("FaceDetailerPipe", image=["picture", 0], detailer_pipe=["made", 0])
+        found = scan(workflow(latent=empty(), made=made, opened=opened, own=own, picture=decoder("own"), last=detailer))
+        assert latents(found) == [(512, 512, 1)]
+        (unknown,) = found.unknown
+        assert unknown.startswith("FaceDetailerPipe last: a node of this kind (FaceDetailerPipe) may sample or decode")
+
     def test_one_that_hands_models_and_texts_on_is_not(self, scan: Any) -> None:
         adapter = node("ApplyIdentity", model=["model", 0], positive=["text", 0], negative=["text", 0])
         one = sampler("latent", model="adapter", positive=["adapter", 1], negative=["adapter", 2])

@@ -11,6 +11,8 @@ Nodes = Mapping[str, Node]
 
 # Inputs that pass a model or a text on: what goes into them is no latent and no picture.
 _PASSED_ON = ("model", "positive", "negative", "conditioning", "cond", "clip", "vae", "guider")
+# How other packs name the inputs that take all of these at once: basic_pipe, detailer_pipe, pipe.
+_PIPE = "pipe"
 
 
 def in_order(nodes: Nodes) -> Iterator[Node]:
@@ -73,11 +75,11 @@ def _takes_a_model(node: Node) -> bool:
         return False
     linked = node.links().keys()
     samples = bool(linked & {"model", "guider"}) and bool(linked & {"positive", "latent_image", "samples", "latent"})
-    return samples or linked >= {"vae", "samples"}
+    return samples or linked >= {"vae", "samples"} or any(name.endswith(_PIPE) for name in linked)
 
 
 def _only_passed_on(uses: set[str]) -> bool:
-    return bool(uses) and all(name.startswith(_PASSED_ON) for name in uses)
+    return bool(uses) and all(name.startswith(_PASSED_ON) or name.endswith(_PIPE) for name in uses)
 
 
 def _run_links(node: Node) -> dict[str, Link]:
