@@ -60,8 +60,8 @@ def _sampling_begins(patcher: Any) -> None:
     for name, patch in list(patcher.object_patches.items()):
         if not isinstance(patch, StandIn):
             continue
-        path, _, method = name.rpartition(".")
-        if method not in vars(patch.module) and comfy.utils.get_attr(patcher.model, path) is patch.module:
+        method = name.rpartition(".")[2]
+        if method not in vars(patch.module) and _holder(patcher, name) is patch.module:
             setattr(patch.module, method, patch)  # a clone that was collected since this one was loaded took it along
         if isinstance(patch, CompiledForward):
             patch.begin()

@@ -43,8 +43,8 @@ class WarmUp:
     @property
     def failed(self) -> int:
         """How many shapes, and connected things as a whole, could not be warmed up."""
-        found = [(summary, text[summary.end() :]) for text in self.texts if (summary := _SUMMARY.search(text))]
-        return sum(int(summary[1] or 0) + len(left_out.split("\n")) - 1 for summary, left_out in found)
+        found = [(text, summary) for text in self.texts if (summary := _SUMMARY.search(text))]
+        return sum(int(summary[1] or 0) + text.count("\n", summary.end()) for text, summary in found)
 
 
 def read_workflow(path: Path) -> Any:

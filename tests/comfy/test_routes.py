@@ -137,16 +137,23 @@ class TestFree:
 
 
 class TestNearestReady:
-    def size(self, bench: Bench, width: int, height: int, seed: int) -> tuple[int, int]:
-        """What Resolution gives, as the size of a picture that is made of it."""
+    def asked(self, width: int, height: int, seed: int) -> PromptDict:
         asked = {"preset": "custom", "width": width, "height": height, "multiple": "8", "use": "nearest ready"}
-        prompt = {
+        return {
             "size": node("ResoluteResolution", **asked),
             "image": node("EmptyImage", width=["size", 0], height=["size", 1], batch_size=1, color=seed),
             "save": node("SaveImage", images=["image", 0], filename_prefix="size"),
         }
-        (picture,) = bench.run(prompt).images
+
+    def size(self, bench: Bench, width: int, height: int, seed: int) -> tuple[int, int]:
+        """What Resolution gives, as the size of a picture that is made of it."""
+        (picture,) = bench.run(self.asked(width, height, seed)).images
         return picture.shape[1], picture.shape[0]
+
+    def test_where_no_other_size_is_ready_what_follows_is_kept(self, bench: Bench, seed: int) -> None:
+        assert self.size(bench, 64, 2048, seed) == (64, 2048)
+        history = bench.client.run(self.asked(64, 2048, seed))
+        assert set(dict(history["status"]["messages"])["execution_cached"]["nodes"]) == {"size", "image", "save"}
 
     def test_without_anything_of_this_aspect_it_is_the_size_as_asked(self, bench: Bench, seed: int) -> None:
         assert self.size(bench, 64, 2048, seed) == (64, 2048)

@@ -197,7 +197,7 @@ def test_latents_are_as_their_nodes_make_them(
     made = {}
     for name, latent in zip(sorted(saves, key=lambda name: (len(name), name)), run.latents, strict=True):
         made[name.removeprefix("save ")] = (latent.shape[3], latent.shape[2], latent.shape[0])
-    _, values = pack("nodes.adapters.scan.workflow").evaluated(prompt, pack("nodes.adapters.scan.node").Facts())
+    _, values = pack("nodes.adapters.scan.workflow").evaluated(prompt, None)
     assert {name: size_of(values[name], output) for name, (_, output) in links.items()} == made
 
 
@@ -212,9 +212,7 @@ def test_pictures_are_as_their_nodes_make_them(bench: Bench, pack: Any, example:
     for name in sorted(saves, key=lambda name: (len(name), name)):
         batch = [next(sizes) for _ in run.history["outputs"][name]["images"]]
         made[name.removeprefix("save ")] = (*batch[0], len(batch))
-    _, values = pack("nodes.adapters.scan.workflow").evaluated(
-        prompt, pack("nodes.adapters.scan.node").Facts(image_size={"example.png": example}.get)
-    )
+    _, values = pack("nodes.adapters.scan.workflow").evaluated(prompt, {"example.png": example}.get)
     assert {name: size_of(values[name]) for name in pictures} == made
 
 

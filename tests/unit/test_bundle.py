@@ -28,6 +28,8 @@ from compile_cache.bundle import (
     read_contents,
 )
 from compile_cache.fingerprint import EnvironmentFingerprint
+from scripts.support import bundle
+from scripts.support.errors import SetupError
 from scripts.support.places import ROOT
 
 HERE = EnvironmentFingerprint(
@@ -89,6 +91,16 @@ def test_what_is_exported_is_imported(here: ArtifactStore, there: ArtifactStore,
     assert export_bundle(here, file) == BundleReport(HERE, names, [], {}, size)
     assert import_bundle(file, there) == BundleReport(HERE, names, [], {}, size)
     assert contents(there) == expected()
+
+
+def test_an_environment_that_has_nothing_left_is_not_offered(here: ArtifactStore, tmp_path: Path) -> None:
+    folder, updated = tmp_path / "here", replace(HERE, torch="2.10.0")
+    store_in(folder, updated)
+    known = {environment: name for name, environment in environments(folder).items()}
+    with pytest.raises(SetupError, match="has nothing for this machine's environment") as caught:
+        bundle.export_to(tmp_path / "a.bundle", bundle.Place(None, folder, None, known[updated]))
+    assert f"--environment {known[HERE]}:" in str(caught.value)
+    assert f"--environment {known[updated]}:" not in str(caught.value)
 
 
 def test_the_same_artifacts_make_the_same_file(here: ArtifactStore, file: Path, tmp_path: Path) -> None:

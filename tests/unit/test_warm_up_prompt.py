@@ -182,13 +182,8 @@ class TestWhatIsMadeWhileTheWorkflowRuns:
 
     def test_one_with_a_picture_of_its_own_stays_below_it(self, build: Build, two_pass: Prompt) -> None:
         two_pass["photo"] = node("LoadImage", image="a.png")
-        two_pass["depth"] = node(
-            "ControlNetApplyAdvanced",
-            positive=["text", 0],
-            negative=["text", 0],
-            control_net=["other net", 0],
-            image=["photo", 0],
-        )
+        own = {"control_net": ["other net", 0], "image": ["photo", 0]}
+        two_pass["depth"] = node("ControlNetApplyAdvanced", **{**two_pass["applied"]["inputs"], **own})
         two_pass["other net"] = node("ControlNetLoader")
         two_pass["applied"]["inputs"] |= {"positive": ["depth", 0], "negative": ["depth", 1]}
         (second,) = [each for each in warm_ups(build(two_pass)) if each["sizes"] == "1024x1024"]
@@ -346,10 +341,6 @@ class TestPictures:
         frames = [Image.new("RGB", (40, 30), color) for color in ("red", "blue")]
         frames[0].save(inputs / "moving.gif", save_all=True, append_images=frames[1:])
         (inputs / "text.png").write_text("no picture")
-        frames[0].save(inputs / "pages.tif", save_all=True, append_images=frames[1:])
-        whole = (inputs / "pages.tif").read_bytes()
-        for length in range(0, len(whole), 25):  # at some of them Pillow raises a TypeError
-            (inputs / f"cut-{length}.tif").write_bytes(whole[:length])
         found: Callable[[str], Any] = pack("nodes.adapters.scan.pictures").image_size
         return found
 
@@ -357,9 +348,13 @@ class TestPictures:
         assert image_size("plain.png") == (40, 30)
 
     def test_of_a_file_that_was_cut_off_nothing_is_said(self, image_size: Callable[[str], Any], tmp_path: Path) -> None:
-        cut = sorted(tmp_path.glob("input/cut-*.tif"))
-        assert len(cut) > 100
-        assert {image_size(path.name) for path in cut} <= {None, (40, 30)}
+        pages = [Image.new("RGB", (40, 30), color) for color in ("red", "blue")]
+        file = tmp_path / "input" / "pages.tif"
+        pages[0].save(file, save_all=True, append_images=pages[1:])
+        whole = file.read_bytes()
+        for length in range(0, len(whole), 25):  # at some of them Pillow raises a TypeError
+            file.write_bytes(whole[:length])
+            assert image_size(file.name) in (None, (40, 30)), length
 
     @pytest.mark.parametrize("name", ["gone.png", "text.png", "turned.jpg", "moving.gif", "../outside.png", "", "\0"])
     def test_of_anything_else_nothing_is_said(self, image_size: Callable[[str], Any], name: str) -> None:

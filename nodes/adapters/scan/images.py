@@ -15,7 +15,7 @@ def decoded(node: Node) -> Value:
 
 
 def loaded(node: Node) -> Outputs:
-    size = node.facts.image_size(node.text("image")) if node.facts.image_size is not None else None
+    size = node.image_size(node.text("image")) if node.image_size is not None else None
     if size is None:
         raise node.unknown("the size of the picture, and how many it holds, are known only when it is read")
     return Image(*size), None

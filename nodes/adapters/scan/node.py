@@ -52,18 +52,13 @@ class Guidance:
 # None: an output that no rule needs, such as a mask or a text.
 Value = Latent | Image | UnsizedImage | Guidance | int | float | str | bool | None
 Outputs = tuple[Value, ...]
+# What LoadImage is given -> width and height in pixels, where a server can tell them; see `scan`.
+ImageSize = Callable[[str], tuple[int, int] | None]
 _T = TypeVar("_T")
 
 
 class NotKnownError(Exception):
     """A value cannot be told from the graph. The message names the node and why; it is for people."""
-
-
-@dataclass(frozen=True, slots=True)
-class Facts:
-    """What a server can tell beside the graph; see `scan`."""
-
-    image_size: Callable[[str], tuple[int, int] | None] | None = None
 
 
 class Node:
@@ -74,12 +69,12 @@ class Node:
         node_id: str,
         content: Mapping[str, Any],
         values: Mapping[str, Outputs | NotKnownError] | None = None,
-        facts: Facts | None = None,
+        image_size: ImageSize | None = None,
     ) -> None:
         self.id = node_id
         self.class_type: str = content["class_type"]
         self.inputs: Mapping[str, Any] = content["inputs"]
-        self.facts = facts or Facts()
+        self.image_size = image_size
         self._values = {} if values is None else values  # filled while the nodes before this one are evaluated
         meta = content.get("_meta")
         title = meta.get("title") if isinstance(meta, Mapping) else None

@@ -6,14 +6,14 @@ with other cells (Flux 2) is not told from the graph, and its own empty latents 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from ....compile_cache.errors import UserError, first_line
 from ....compile_cache.sizes import Size
 from .graph import in_order, live, without_rule
-from .node import Facts, Image, Latent, Link, Node, NotKnownError, Outputs
+from .node import Image, ImageSize, Latent, Link, Node, NotKnownError, Outputs
 from .numbers import CELL
 from .rules import DECODERS, RULES, SAMPLERS
 
@@ -67,7 +67,7 @@ class Scan:
 def scan(
     prompt: Mapping[str, Any],
     *,
-    image_size: Callable[[str], tuple[int, int] | None] | None = None,
+    image_size: ImageSize | None = None,
 ) -> Scan:
     """Follow sizes and batches through a workflow in API form to its samplers and decoders.
 
@@ -77,7 +77,7 @@ def scan(
     image_size: what LoadImage was given -> width and height as it would read them (turned by EXIF), None for what is
     not one readable, still picture.
     """
-    nodes, _ = evaluated(checked(prompt), Facts(image_size))
+    nodes, _ = evaluated(checked(prompt), image_size)
     samplings: list[Sampling] = []
     decodings: list[Decoding] = []
     remarks: list[str] = []
@@ -117,10 +117,12 @@ def checked(prompt: Any) -> dict[str, Mapping[str, Any]]:
     return {str(name): content for name, content in prompt.items()}
 
 
-def evaluated(contents: Mapping[str, Mapping[str, Any]], facts: Facts) -> tuple[dict[str, Node], Values]:
+def evaluated(
+    contents: Mapping[str, Mapping[str, Any]], image_size: ImageSize | None
+) -> tuple[dict[str, Node], Values]:
     """Every node, and what comes out of it or why that is not known, by node id."""
     values: Values = {}
-    nodes = {name: Node(name, content, values, facts) for name, content in contents.items()}
+    nodes = {name: Node(name, content, values, image_size) for name, content in contents.items()}
     for node in in_order(nodes):
         values[node.id] = _outputs(node)
     for node in nodes.values():

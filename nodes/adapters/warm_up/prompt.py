@@ -183,7 +183,8 @@ class _Builder:
             if node is None or node.class_type not in _APPLIES_CONTROL or not self._needs_a_run(text):
                 break
             links = node.links()
-            taken |= {link for name, link in links.items() if name == "control_net"}
+            if "control_net" in links:
+                taken.add(links["control_net"])
             text = links.get("conditioning", links.get("negative" if text[1] == 1 else "positive", text))
         return text
 
