@@ -121,7 +121,7 @@ class Session:
 
 def scored(run: dict[str, Any], reference: dict[str, Any]) -> dict[str, Any]:
     """A run against the reference: means over all pictures, and each picture's own number."""
-    from nodes.adapters.comparison import compare
+    from nodes.adapters.report.image_comparison import compare
 
     error = (run["latents"] - reference["latents"]).flatten(1).norm(dim=1)
     relative = (error / reference["latents"].flatten(1).norm(dim=1)).tolist()

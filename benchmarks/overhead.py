@@ -72,7 +72,7 @@ def make_forward(module: Any, device: str) -> Any:
     import torch
     from resolute_pack.compile_cache.backends.base import Capabilities, Program  # type: ignore[import-not-found]
     from resolute_pack.compile_cache.keys import Role  # type: ignore[import-not-found]
-    from resolute_pack.nodes.adapters.compiled_forward import CompiledForward  # type: ignore[import-not-found]
+    from resolute_pack.nodes.adapters.forward.compiled_forward import CompiledForward  # type: ignore[import-not-found]
 
     class Copies:
         """Copies in and out, as a capture does."""
@@ -129,7 +129,7 @@ def measure(device: str) -> tuple[dict[str, dict[str, float]], dict[str, Any]]:
     forward = make_forward(module, device)
     latent = torch.randn(2, 4, call["control"]["output"][0].shape[2], call["control"]["output"][0].shape[3])
     latent = latent.to(device, torch.float16)
-    residency = forward.runner.residency
+    residency = forward.runner.weights
     forward.begin()
     for _ in range(3):
         forward(latent, **call)
@@ -142,7 +142,7 @@ def measure(device: str) -> tuple[dict[str, dict[str, float]], dict[str, Any]]:
     forward.end()
 
     def run() -> None:
-        forward.weights_left(unpatched=False)  # core takes the model down and up again, though it stays where it is
+        forward.weights_detached(unpatched=False)  # core takes the model down and up again, though it stays where it is
         forward.weights_loaded()
         forward.begin()
         forward(latent, **call)

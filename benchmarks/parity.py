@@ -95,7 +95,7 @@ def measure(unet: Any, reference: Any) -> dict[str, dict[str, float]]:
     import torch
     from resolute_pack.compile_cache.keys import Role  # type: ignore[import-not-found]
     from resolute_pack.nodes.adapters.blocks import unet as blocks  # type: ignore[import-not-found]
-    from resolute_pack.nodes.adapters.compiled_forward import CompiledForward  # type: ignore[import-not-found]
+    from resolute_pack.nodes.adapters.forward.compiled_forward import CompiledForward  # type: ignore[import-not-found]
 
     eager = unet._forward
     compiled = {

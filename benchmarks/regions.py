@@ -44,7 +44,7 @@ ROUNDS, CALLS = 5, 20
 def cases(device: str) -> Iterator[tuple[str, Any, list[Any], list[Any]]]:
     """(name, site, inputs at 1024x1024, inputs at other sizes) of each region."""
     import torch
-    from resolute_pack.compile_cache.backends.inductor.tracing import region_format  # type: ignore[import-not-found]
+    from resolute_pack.compile_cache.backends.inductor.compile.tracing import region_format  # type: ignore[import-not-found]
     from resolute_pack.nodes.adapters.blocks import unet, vae  # type: ignore[import-not-found]
 
     side = 1 if device == "cuda" else 8

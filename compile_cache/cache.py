@@ -13,15 +13,15 @@ from typing import Any, cast
 
 import torch
 
-from .backends.base import Call, FollowingGraph, Graph, Program
+from .backends.base import Call, Graph, LiveWeightsGraph, Program
 from .config import CacheConfig
 from .dispatcher import Action, Decision, Situation, decide
 from .errors import BypassCode, BypassReason
 from .keys import ANY_EPOCH, CaptureKey, GraphKey
 from .memory_cache import ByteLRU, Entry
 from .misses import FREED, SignatureBook
-from .shape_memory import ShapeMemory
 from .stats import Stats
+from .store.shape_history import ShapeHistory
 
 logger = logging.getLogger(__name__)
 
@@ -46,42 +46,42 @@ class GraphCache:
         self._sessions: dict[int, list[CaptureKey]] = {}
         self._watches: list[Used] = []
         folder = self.config.store_folder
-        self.shapes = ShapeMemory(folder / "shapes" if folder is not None and self.config.remember else None)
+        self.shapes = ShapeHistory(folder / "shapes" if folder is not None and self.config.remember else None)
         self._lock = threading.RLock()
 
     # --- calls -------------------------------------------------------------------------------------------------
 
-    def run(self, program: Program, call: Call, holds: Callable[[], bool] | None = None) -> Any:
+    def run(self, program: Program, call: Call, still_valid: Callable[[], bool] | None = None) -> Any:
         """Answer a call by the fastest right path. Raises only what the original forward raises.
 
-        `holds` tells whether the module still is as the call says; a replay is at work by then. If not: CHANGED.
+        `still_valid` tells whether the module still is as the call says; a replay is at work by then. If not: CHANGED.
         """
         key = _key(program, call)
         with self._lock:
-            if program.capabilities.follows_weights:
-                self._drop_left_behind(key.owner, call.epoch)
-            result = self._answer(program, call, key, holds or (lambda: True))
+            if program.capabilities.reads_live_weights:
+                self._drop_unrefreshable(key.owner, call.epoch)
+            result = self._answer(program, call, key, still_valid or (lambda: True))
             for used in self._watches if result is not CHANGED else ():
                 used[key] = key in self._graphs
             return result
 
-    def _answer(self, program: Program, call: Call, key: CaptureKey, holds: Callable[[], bool]) -> Any:
+    def _answer(self, program: Program, call: Call, key: CaptureKey, still_valid: Callable[[], bool]) -> Any:
         decision = self._decide(program, call, key)
-        if decision.action is not Action.REPLAY and not holds():
+        if decision.action is not Action.REPLAY and not still_valid():
             return CHANGED
         if decision.reason is not None:
-            self._note(decision.reason)
-        news = None if decision.action is Action.REPLAY else self._notice(program, call, key)
+            self._count_bypass(decision.reason)
+        news = None if decision.action is Action.REPLAY else self._record_signature(program, call, key)
         try:
             if decision.action is Action.REPLAY:
                 graph = self._graphs.get(key)
                 assert graph is not None, "the decision saw it under the same lock"
                 result = graph.replay(call.tensors)
-                if not holds():
+                if not still_valid():
                     return CHANGED
                 self._pin(key)
                 self.stats.counters.replays += 1
-                self.shapes.note(call.key, program)
+                self.shapes.record(call.key, program)
                 return result
             if decision.action is Action.EAGER:
                 result = call.invoke(call.tensors)
@@ -89,7 +89,7 @@ class GraphCache:
                 return result
             result = program.run(call)
         except torch.cuda.OutOfMemoryError as error:
-            if decision.action is Action.REPLAY and not holds():
+            if decision.action is Action.REPLAY and not still_valid():
                 return CHANGED
             return self._retry_without_graphs(call, key, error)
         self.stats.counters.graph_calls += 1
@@ -98,7 +98,7 @@ class GraphCache:
             seconds = self._capture(program, call, key, result, news or FREED)
             self._pin(key)
         if news is not None and call.capture_blocker is None:
-            self.shapes.note(call.key, program, seconds)
+            self.shapes.record(call.key, program, seconds)
         return result
 
     def prepare(self, program: Program, call: Call) -> bool:
@@ -113,9 +113,9 @@ class GraphCache:
                 return False
             try:
                 result = program.run(call)
-                self._notice(program, call, key)
+                self._record_signature(program, call, key)
                 self._capture(program, call, key, result, "remembered")
-            except call.monitor.cancellations:
+            except call.progress.cancellations:
                 raise
             except Exception as error:
                 logger.info("Resolute: %s was not captured ahead", key.shape, exc_info=error)
@@ -124,7 +124,7 @@ class GraphCache:
             self._latched.pop(key, None)  # the first real call may have more room
             return False
 
-    def _notice(self, program: Program, call: Call, key: CaptureKey) -> str | None:
+    def _record_signature(self, program: Program, call: Call, key: CaptureKey) -> str | None:
         """Why this signature is new, told as an event; None where it was met before."""
         # Where nothing is captured, it does not matter where the weights are.
         exact = key if program.capabilities.captures else replace(key, epoch=0)
@@ -133,7 +133,7 @@ class GraphCache:
             self.stats.counters.signatures += 1
             text = f"{key.graph.role.value} {key.shape}: {why}"
             self.stats.event("signature", text)
-            call.monitor.note(text)
+            call.progress.detail(text)
         return why
 
     def _decide(self, program: Program, call: Call, key: CaptureKey) -> Decision:
@@ -151,13 +151,13 @@ class GraphCache:
         """Make the capture of a call that gave `result`. Returns the seconds; where it fails, the key is latched."""
         started = time.perf_counter()
         self.drop_stale(key.owner, call.epoch)
-        call.monitor.checkpoint()
+        call.progress.raise_if_cancelled()
         try:
             graph = program.capture(call, result)
         except Exception as error:
-            if isinstance(error.__cause__, call.monitor.cancellations):
+            if isinstance(error.__cause__, call.progress.cancellations):
                 raise error.__cause__ from None
-            if isinstance(error, call.monitor.cancellations):
+            if isinstance(error, call.progress.cancellations):
                 raise
             self._latch(key, BypassReason(BypassCode.CAPTURE_FAILED, str(error)))
             return 0.0
@@ -189,9 +189,9 @@ class GraphCache:
 
     def _latch(self, key: CaptureKey, reason: BypassReason) -> None:
         self._latched[key] = reason
-        self._note(reason)
+        self._count_bypass(reason)
 
-    def _note(self, reason: BypassReason) -> None:
+    def _count_bypass(self, reason: BypassReason) -> None:
         if self.stats.bypass(reason):
             logger.info("Resolute: %s", reason)
 
@@ -264,15 +264,15 @@ class GraphCache:
             for key, _ in self._graphs:
                 if key.owner == owner and key.epoch not in useful:
                     self._graphs.discard(key)
-            self._drop_left_behind(owner, epoch)
+            self._drop_unrefreshable(owner, epoch)
             self._latched = {k: r for k, r in self._latched.items() if k.owner != owner or k.epoch in useful}
 
-    def _drop_left_behind(self, owner: int, epoch: int) -> None:
+    def _drop_unrefreshable(self, owner: int, epoch: int) -> None:
         """Of the graphs that follow their weights, drop those that cannot."""
         for key, entry in self._graphs:
             if key.owner == owner and key.epoch == ANY_EPOCH:
-                graph = cast(FollowingGraph, entry.value)
-                if not graph.follow(epoch):
+                graph = cast(LiveWeightsGraph, entry.value)
+                if not graph.refresh_weights(epoch):
                     self._graphs.discard(key)
 
     # --- reports -----------------------------------------------------------------------------------------------
@@ -296,5 +296,5 @@ class GraphCache:
 
 
 def _key(program: Program, call: Call) -> CaptureKey:
-    epoch = ANY_EPOCH if program.capabilities.follows_weights else call.epoch
+    epoch = ANY_EPOCH if program.capabilities.reads_live_weights else call.epoch
     return CaptureKey(call.key, call.device, program.owner, epoch)

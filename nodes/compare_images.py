@@ -6,7 +6,7 @@ from typing import Any
 
 from comfy_api.latest import io
 
-from .adapters import comparison
+from .adapters.report import image_comparison
 from .inputs import CATEGORY
 
 
@@ -26,8 +26,8 @@ class CompareImages(io.ComfyNode):
                 io.Image.Input("image_b", tooltip="The other, as many and of the same size."),
                 _limit(
                     "max_error",
-                    comparison.LEVELS,
-                    comparison.LEVELS,
+                    image_comparison.LEVELS,
+                    image_comparison.LEVELS,
                     "Fail if any value of any pair differs by more, in levels of 255 (1 is the smallest step of a "
                     "saved picture). 255 never fails.",
                 ),
@@ -57,11 +57,11 @@ class CompareImages(io.ComfyNode):
     @classmethod
     def execute(cls, image_a: Any, image_b: Any, max_error: float, min_psnr: float) -> io.NodeOutput:
         """Raises ValueError for images of different shapes, and for a limit that is not kept."""
-        found = comparison.compare(image_a, image_b)
-        problem = comparison.failure(found, max_error, min_psnr)
+        found = image_comparison.compare(image_a, image_b)
+        problem = image_comparison.failure(found, max_error, min_psnr)
         if problem is not None:
             raise ValueError(problem)
-        text = comparison.report(found, max_error, min_psnr)
+        text = image_comparison.report(found, max_error, min_psnr)
         numbers = (found.max_error, found.mean_error, found.psnr, found.ssim)
         return io.NodeOutput(text, found.heat_map, *numbers, ui={"text": (text,)})
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from comfy_api.latest import io
 
-from .adapters.controlnet import compile_controlnet
+from .adapters.compile.controlnet import compile_controlnet
 from .inputs import CATEGORY, backend_input
 
 

@@ -6,8 +6,8 @@ from typing import Any
 
 from comfy_api.latest import io
 
-from .adapters.batching import AUTO
-from .adapters.diffusion_model import compile_diffusion_model
+from .adapters.compile.diffusion_model import compile_diffusion_model
+from .adapters.sampling.cond_batching import AUTO
 from .inputs import CATEGORY, backend_input, batching_input
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from comfy_api.latest import io
 
-from .adapters.vae_decode import compile_vae_decode
+from .adapters.compile.vae_decode import compile_vae_decode
 from .inputs import CATEGORY, backend_input
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from comfy_api.latest import io
 
-from .adapters.memory import free_graphs
+from .adapters.sampling.memory import free_graphs
 from .inputs import CATEGORY
 
 

@@ -7,7 +7,7 @@ from typing import Any
 from comfy_api.latest import io
 
 from ..compile_cache.backends.registry import AUTO, CHOICES
-from .adapters import batching
+from .adapters.sampling import cond_batching
 
 CATEGORY = "Resolute"
 
@@ -29,8 +29,8 @@ def backend_input() -> Any:
 def batching_input() -> Any:
     return io.Combo.Input(
         "batching",
-        options=list(batching.POLICIES),
-        default=batching.AUTO,
+        options=list(cond_batching.POLICIES),
+        default=cond_batching.AUTO,
         optional=True,
         tooltip=(
             "Positive and negative prompt in one batch, or one after the other. auto: ComfyUI's choice by free memory. "

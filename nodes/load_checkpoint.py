@@ -9,8 +9,8 @@ from comfy_api.latest import io
 
 from nodes import CheckpointLoaderSimple
 
-from .adapters.diffusion_model import compile_diffusion_model
-from .adapters.vae_decode import compile_vae_decode
+from .adapters.compile.diffusion_model import compile_diffusion_model
+from .adapters.compile.vae_decode import compile_vae_decode
 from .inputs import CATEGORY, backend_input
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from comfy_api.latest import io
 
-from .adapters import report, service
+from .adapters.report import cache_report, table_and_chart
 from .inputs import CATEGORY
 
 
@@ -36,6 +36,6 @@ class GraphCacheReport(io.ComfyNode):
 
     @classmethod
     def execute(cls, any: Any = None) -> io.NodeOutput:
-        data = service.report()
-        text = report.table(data)
-        return io.NodeOutput(text, report.chart(data), ui={"text": (text,)})
+        data = cache_report.report()
+        text = table_and_chart.table(data)
+        return io.NodeOutput(text, table_and_chart.chart(data), ui={"text": (text,)})

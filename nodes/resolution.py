@@ -7,8 +7,8 @@ from typing import Any
 from comfy_api.latest import io
 
 from ..compile_cache import sizes
-from .adapters import service
-from .adapters.monitor import ComfyMonitor
+from .adapters.comfyui.progress import NodeProgress
+from .adapters.report import cache_report
 from .inputs import CATEGORY
 
 EXACT, NEAREST_READY = "exact", "nearest ready"
@@ -60,17 +60,17 @@ class ResoluteResolution(io.ComfyNode):
 
     @classmethod
     def fingerprint_inputs(cls, use: str = EXACT, **inputs: Any) -> str:
-        return str(sorted(service.ready_sizes())) if use == NEAREST_READY else ""  # it changes without the inputs
+        return str(sorted(cache_report.ready_sizes())) if use == NEAREST_READY else ""  # it changes without the inputs
 
     @classmethod
     def execute(cls, preset: str, width: int, height: int, multiple: str, use: str = EXACT) -> io.NodeOutput:
         """Raises ValueError when the size is no multiple of ``multiple``."""
         size = sizes.resolve_size(preset, width, height, multiple)
         if use == NEAREST_READY:
-            ready = [sizes.Size(8 * w, 8 * h) for w, h in service.ready_sizes()]
+            ready = [sizes.Size(8 * w, 8 * h) for w, h in cache_report.ready_sizes()]
             found = sizes.nearest_ready(size, ready, multiple)
             told = f"{found} is ready" if found else f"nothing of this aspect is ready: {size} as asked"
-            ComfyMonitor(cls.hidden.unique_id).show(told)
+            NodeProgress(cls.hidden.unique_id).show(told)
             size = found or size
         return io.NodeOutput(size.width, size.height)
 

@@ -21,8 +21,10 @@ from aiohttp import web
 from server import PromptServer
 
 from ..compile_cache.errors import UserError
-from .adapters import service, startup
-from .adapters.queueing import queue
+from .adapters.comfyui.prompt_queue import queue
+from .adapters.process import runtime
+from .adapters.report import cache_report
+from .adapters.restart import preload
 from .adapters.warm_up.request import Wanted, wanted
 
 _FREE = {
@@ -38,7 +40,7 @@ def register() -> None:
     server = getattr(PromptServer, "instance", None)
     if _registered or server is None:
         return
-    startup.begin(server)
+    preload.begin(server)
     server.routes.get("/resolute/cache")(_cache)
     server.routes.get("/resolute/events")(_events)
     server.routes.post("/resolute/warm-up")(_warm_up)
@@ -47,11 +49,11 @@ def register() -> None:
 
 
 async def _cache(request: web.Request) -> web.Response:
-    return _told(service.report)
+    return _told(cache_report.report)
 
 
 async def _events(request: web.Request) -> web.Response:
-    return _told(lambda: {"events": [asdict(event) for event in service.cache().stats.events]})
+    return _told(lambda: {"events": [asdict(event) for event in runtime.cache().stats.events]})
 
 
 def _told(read: Callable[[], dict[str, Any]]) -> web.Response:

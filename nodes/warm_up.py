@@ -7,7 +7,7 @@ from typing import Any
 from comfy_api.latest import io
 
 from ..compile_cache.errors import UserError
-from ..compile_cache.warm_up import plan, table
+from ..compile_cache.warm_up_plan import plan, table
 from .adapters.warm_up.run import Subjects, left_out, warm_up
 from .inputs import CATEGORY
 

@@ -12,7 +12,7 @@ import torch
 from ..config import CacheConfig
 from ..errors import BypassReason
 from ..keys import GraphKey
-from ..regions import HookBuilder, Monitor, SilentMonitor
+from ..regions.region import HookBuilder, Progress, SilentProgress
 from ..stats import Stats
 
 
@@ -20,7 +20,7 @@ from ..stats import Stats
 class Capabilities:
     """What a backend can do on a device, and if it cannot run there, why and what to do about it.
 
-    `follows_weights`: its graphs are `FollowingGraph`s. `returns_memory`: what a graph takes comes back when it is
+    `reads_live_weights`: its graphs are `LiveWeightsGraph`s. `returns_memory`: what a graph takes comes back when it is
     closed; where not, no graph is closed to make room. `detail` says more about what runs, for people.
     """
 
@@ -29,7 +29,7 @@ class Capabilities:
     captures: bool = False
     reason: str = ""
     remedy: str = ""
-    follows_weights: bool = False
+    reads_live_weights: bool = False
     returns_memory: bool = True
     detail: str = ""
 
@@ -69,7 +69,7 @@ class Call:
     epoch: int = 0
     forward_bypass: BypassReason | None = None
     capture_blocker: BypassReason | None = None
-    monitor: Monitor = field(default_factory=SilentMonitor)
+    progress: Progress = field(default_factory=SilentProgress)
     module: torch.nn.Module | None = None
     method: Method | None = None
 
@@ -86,10 +86,10 @@ class Graph(Protocol):
     def close(self) -> None: ...
 
 
-class FollowingGraph(Graph, Protocol):
+class LiveWeightsGraph(Graph, Protocol):
     """A graph that reads the module's present weights in each replay, wherever they went since it was made."""
 
-    def follow(self, epoch: int) -> bool:
+    def refresh_weights(self, epoch: int) -> bool:
         """Whether it still can; where not, it is dropped and made anew. Asked before every replay.
 
         `epoch` numbers the state that the weights are in: the same number, the same Parameters at the same addresses.
@@ -138,7 +138,7 @@ class Backend(ABC):
         """Load regions that are kept, ahead of the first call. Returns how many it loaded."""
         return 0
 
-    def expect(self, device: torch.device, config: CacheConfig) -> None:  # noqa: B027
+    def prewarm(self, device: torch.device, config: CacheConfig) -> None:  # noqa: B027
         """A module will soon be bound and run: a time to start what takes a while. Returns at once."""
 
     @abstractmethod

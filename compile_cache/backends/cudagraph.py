@@ -7,10 +7,10 @@ from typing import Any
 import torch
 
 from ..config import CacheConfig
-from ..regions import HookBuilder
+from ..regions.region import HookBuilder
 from ..stats import Stats
 from .base import Backend, Call, Capabilities, Graph, Program
-from .capture import Recorder
+from .cuda_graphs.capture import Recorder
 from .eager import EagerProgram
 
 

@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 
-from compile_cache import bundle
-from compile_cache.artifact_store import ArtifactStore, StoreError
-from compile_cache.bundle import BundleReport
 from compile_cache.config import CacheConfig
 from compile_cache.errors import UserError
-from compile_cache.fingerprint import EnvironmentFingerprint
+from compile_cache.store import bundle
+from compile_cache.store.artifact_store import ArtifactStore, StoreError
+from compile_cache.store.bundle import BundleReport
+from compile_cache.store.fingerprint import EnvironmentFingerprint
 
 from .errors import SetupError
 from .places import ROOT
@@ -167,9 +167,9 @@ def machine(place: Place) -> tuple[CacheConfig, EnvironmentFingerprint]:
     device = management.get_torch_device()
     if place.device not in (None, device.type):
         raise SetupError(f"ComfyUI's device here is '{device}', not '{place.device}'.")
-    persistence = _of_the_pack("nodes.adapters.persistence")
+    persistence = _of_the_pack("nodes.adapters.process.store_location")
     config = CacheConfig.from_environment(store_folder=persistence.folder(), source=persistence.source())
-    environment_of = importlib.import_module("compile_cache.backends.inductor.environment").environment_of
+    environment_of = importlib.import_module("compile_cache.backends.inductor.compile.environment").environment_of
     environment: EnvironmentFingerprint = environment_of(device, config.source)
     return config, environment
 

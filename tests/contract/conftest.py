@@ -49,7 +49,7 @@ def warm(rig: Rig) -> Bound:
 
 @pytest.fixture(scope="session")
 def adapter() -> Iterator[Callable[[str], ModuleType]]:
-    """`adapter("signature")`: a module of nodes/adapters, imported as part of the pack, as ComfyUI does it.
+    """`adapter("forward.call_description")`: a module of nodes/adapters, imported as part of the pack, as ComfyUI does.
 
     Only for modules that need no ComfyUI. The pack's own copy of `compile_cache` comes with it: compare codes by value.
     """

@@ -15,7 +15,7 @@ from compile_cache.backends.base import Backend, Call
 from compile_cache.cache import GraphCache
 from compile_cache.config import CacheConfig
 from compile_cache.keys import GraphKey, Role, Signature, TensorSpec
-from compile_cache.regions import Dims, Hook, HookBuilder, RegionSite
+from compile_cache.regions.region import Dims, Hook, HookBuilder, RegionSite
 
 TOKENS: Dims = ("b", "n", None)
 CONTEXT: Dims = ("b", "m", None)

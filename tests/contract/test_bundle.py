@@ -13,10 +13,10 @@ from unittest.mock import ANY
 import pytest
 import torch
 
-from compile_cache.artifact_store import ArtifactStore
 from compile_cache.backends.inductor.backend import InductorBackend
-from compile_cache.backends.inductor.environment import environment_of
-from compile_cache.bundle import BundleError, environments, export_bundle, import_bundle
+from compile_cache.backends.inductor.compile.environment import environment_of
+from compile_cache.store.artifact_store import ArtifactStore
+from compile_cache.store.bundle import BundleError, environments, export_bundle, import_bundle
 from scripts.support.places import ROOT
 
 from .rig import TOLERANCE, Model, Rig, inputs, seeded

@@ -41,8 +41,8 @@ X, T = torch.ones(1, 4, 2, 2), torch.ones(1)
 
 @pytest.fixture
 def compiled(adapter: Callable[[str], ModuleType], comfy: None) -> Callable[..., Any]:
-    forward = adapter("compiled_forward").CompiledForward
-    role = adapter("compiled_forward").Role.UNET
+    forward = adapter("forward.compiled_forward").CompiledForward
+    role = adapter("forward.compiled_forward").Role.UNET
     return lambda module, inner: forward(module, inner, "eager", role, [], None)
 
 
@@ -79,17 +79,17 @@ def test_a_sampling_run_looks_closely_at_the_model_once(
     model = Model()
     forward = compiled(model, model._forward)
     looks: list[bool] = []
-    refresh = forward.runner.residency.refresh
+    refresh = forward.runner.weights.refresh
 
     def watched(thorough: bool = False) -> bool:
         looks.append(refresh(thorough))
         return looks[-1]
 
-    monkeypatch.setattr(forward.runner.residency, "refresh", watched)
+    monkeypatch.setattr(forward.runner.weights, "refresh", watched)
 
     def run() -> int:
         looks.clear()
-        forward.weights_left(unpatched=False)  # core does both, though the weights stay where they are
+        forward.weights_detached(unpatched=False)  # core does both, though the weights stay where they are
         forward.weights_loaded()
         forward.begin()
         for _ in range(3):
@@ -99,9 +99,9 @@ def test_a_sampling_run_looks_closely_at_the_model_once(
 
     assert [run(), run()] == [1, 1]
     looks.clear()
-    forward.weights_left(unpatched=True)  # unloaded, though it may stay where it is: stale captures go at once
+    forward.weights_detached(unpatched=True)  # unloaded, though it may stay where it is: stale captures go at once
     assert looks == [True]
-    forward.weights_left(unpatched=False)  # all that is told of a model without runs, such as a ControlNet
+    forward.weights_detached(unpatched=False)  # all that is told of a model without runs, such as a ControlNet
     looks.clear()
     for _ in range(3):
         forward(X, T, transformer_options={})
@@ -121,7 +121,7 @@ def test_what_another_node_does_before_the_first_call_of_a_run_is_seen(compiled:
     forward.begin()
     model.child.register_forward_hook(lambda *_: None)
     forward(X, T, transformer_options={})
-    assert "another pack" in str(forward.runner.residency.blocker)
+    assert "another pack" in str(forward.runner.weights.blocker)
     forward.end()
 
 
@@ -131,7 +131,7 @@ def captured(
 ) -> Iterator[tuple[Any, Model, list[str]]]:
     """A forward whose calls are captured and replayed, its model, and what happens: runs, replays and close looks."""
     happened: list[str] = []
-    base = adapter("module_runner").Program
+    base = adapter("forward.module_runner").Program
 
     class Graph:
         bytes = 1
@@ -158,14 +158,14 @@ def captured(
     forward = compiled(model, model._forward)
     can = type(forward.runner.program("cpu")[0].capabilities)(available=True, compiles=True, captures=True)
     forward.runner._programs["cpu"] = (Captures(forward.runner.owner, can), "captures")
-    refresh = forward.runner.residency.refresh
+    refresh = forward.runner.weights.refresh
 
     def watched(thorough: bool = False) -> bool:
         looked: bool = refresh(thorough)
         happened.extend(["look"] if looked else [])
         return looked
 
-    monkeypatch.setattr(forward.runner.residency, "refresh", watched)
+    monkeypatch.setattr(forward.runner.weights, "refresh", watched)
     with torch.inference_mode():
         forward.begin()
         assert torch.equal(forward(X, T), X * 2)
@@ -198,7 +198,7 @@ def test_a_replay_for_which_memory_is_short_does_not_spare_the_look(
     captured: tuple[Any, Model, list[str]], adapter: Callable[[str], ModuleType], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     forward, model, happened = captured
-    ((_, entry),) = adapter("service").cache().captured()
+    ((_, entry),) = adapter("process.runtime").cache().captured()
     graph = entry.value
     monkeypatch.setattr(graph, "replay", mock.Mock(side_effect=torch.cuda.OutOfMemoryError("the GPU")))
     forward.begin()
@@ -234,7 +234,7 @@ def test_when_comfyui_takes_the_model_down_a_packs_own_method_stays(compiled: Ca
     forward = compiled(model, model._forward)
     theirs = types.MethodType(of_a_pack, model)
     vars(model).update({"_forward": model._forward, name: theirs})  # what restoring an object patch leaves, and theirs
-    forward.weights_left(unpatched=True)
+    forward.weights_detached(unpatched=True)
     assert {"_forward", "forward"} & set(vars(model)) == {name}
     assert vars(model)[name] is theirs
 

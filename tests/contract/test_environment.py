@@ -23,12 +23,12 @@ import torch
 from torch import nn
 from torch._inductor import config as inductor_config
 
-from compile_cache.backends.inductor import environment
-from compile_cache.backends.inductor.environment import environment_of
-from compile_cache.backends.inductor.region_table import group_key
-from compile_cache.fingerprint import FORMAT_VERSION, EnvironmentFingerprint
-from compile_cache.regions import RegionSite
-from compile_cache.structure import structure_digest
+from compile_cache.backends.inductor.compile import environment
+from compile_cache.backends.inductor.compile.environment import environment_of
+from compile_cache.backends.inductor.regions.table import group_key
+from compile_cache.regions.region import RegionSite
+from compile_cache.regions.structure import structure_digest
+from compile_cache.store.fingerprint import FORMAT_VERSION, EnvironmentFingerprint
 from scripts.support.places import ROOT
 
 from .rig import CONTEXT, TOKENS, Attention, Model, original, seeded
@@ -226,7 +226,7 @@ def trees(
     adapter: Callable[[str], ModuleType], comfy: None, monkeypatch: Patch, tmp_path: Path
 ) -> tuple[Callable[[], str], Path, Path]:
     """(the digest of all source code, a folder like ComfyUI's, a copy of this pack)"""
-    persistence = adapter("persistence")
+    persistence = adapter("process.store_location")
     for part in ("ldm/modules/attention.py", "ops.py"):
         (tmp_path / "ComfyUI" / "comfy" / part).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "ComfyUI" / "comfy" / part).write_text(f"# {part}")
@@ -242,8 +242,8 @@ CODE = {
     "deep in ComfyUI": "ComfyUI/comfy/ldm/modules/attention.py",
     "a new file of ComfyUI": "ComfyUI/comfy/ldm/new.py",
     "our blocks": "pack/nodes/adapters/blocks/unet.py",
-    "our tracing": "pack/compile_cache/backends/inductor/tracing.py",
-    "our structure": "pack/compile_cache/structure.py",
+    "our tracing": "pack/compile_cache/backends/inductor/compile/tracing.py",
+    "our structure": "pack/compile_cache/regions/structure.py",
 }
 NO_CODE = {
     "a model": "ComfyUI/models/checkpoints/model.safetensors",
@@ -291,8 +291,8 @@ def test_where_the_code_lies_and_how_old_it_is_does_not_count(
     for path in moved.rglob("*.py"):
         os.utime(path, (1, 1))
     (tmp_path / "link").symlink_to(pack, target_is_directory=True)
-    monkeypatch.setattr(adapter("persistence"), "comfy", SimpleNamespace(__path__=[str(moved / "comfy")]))
-    monkeypatch.setattr(adapter("persistence"), "_PACK", tmp_path / "link")
+    monkeypatch.setattr(adapter("process.store_location"), "comfy", SimpleNamespace(__path__=[str(moved / "comfy")]))
+    monkeypatch.setattr(adapter("process.store_location"), "_PACK", tmp_path / "link")
     assert source() == before
 
 
@@ -301,7 +301,7 @@ def test_a_package_that_a_trace_can_run_through_counts(
 ) -> None:
     source, *_ = trees
     before = source()
-    monkeypatch.setattr(adapter("persistence"), "_version", lambda name: "99")
+    monkeypatch.setattr(adapter("process.store_location"), "_version", lambda name: "99")
     assert source() != before
 
 
@@ -378,7 +378,7 @@ torch.cuda.get_device_name = lambda device=None: "NVIDIA H200"
 torch.cuda.get_device_capability = lambda device=None: (9, 0)
 from tests.contract.test_environment import DEVICES, key_of
 from tests.contract.rig import Attention, seeded
-from compile_cache.backends.inductor.environment import environment_of
+from compile_cache.backends.inductor.compile.environment import environment_of
 told = [dict(environment_of(device, "source").components()) for device in DEVICES.values()]
 print(json.dumps([*told, key_of(seeded(Attention))]))
 """

@@ -7,8 +7,8 @@ import torch
 from torch._inductor.decomposition import select_decomp_table
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from compile_cache.backends.inductor import group_norm
-from compile_cache.backends.inductor.group_norm import decompositions, over_channels
+from compile_cache.backends.inductor.compile import group_norm
+from compile_cache.backends.inductor.compile.group_norm import decompositions, over_channels
 
 from .rig import random
 

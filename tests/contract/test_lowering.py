@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch._inductor.runtime.cache_dir_utils import cache_dir
 
-from compile_cache.backends.inductor import lowering
-from compile_cache.backends.inductor.lowering import AddressedKernel
+from compile_cache.backends.inductor.compile import lowering
+from compile_cache.backends.inductor.compile.lowering import KernelByAddress
 
 
 @dataclass
@@ -32,24 +32,24 @@ def launcher(block: int, warps: int = 4) -> Any:
 
 def test_what_was_found_before_is_chosen_among_the_configurations() -> None:
     kernel = Kernel([launcher(128), launcher(256), launcher(256, warps=8)])
-    assert AddressedKernel(kernel).choice is None
-    AddressedKernel(kernel).choose({"XBLOCK": 256, "num_warps": 8, "num_stages": 1})
+    assert KernelByAddress(kernel).choice is None
+    KernelByAddress(kernel).choose({"XBLOCK": 256, "num_warps": 8, "num_stages": 1})
     assert kernel.launchers == [launcher(256, warps=8)]
-    assert AddressedKernel(kernel).choice == {"XBLOCK": 256, "num_warps": 8, "num_stages": 1}
+    assert KernelByAddress(kernel).choice == {"XBLOCK": 256, "num_warps": 8, "num_stages": 1}
 
 
 def test_a_configuration_that_is_not_there_changes_nothing() -> None:
     kernel = Kernel([launcher(128), launcher(256)])
-    AddressedKernel(kernel).choose({"XBLOCK": 512, "num_warps": 4, "num_stages": 1})
+    KernelByAddress(kernel).choose({"XBLOCK": 512, "num_warps": 4, "num_stages": 1})
     assert len(kernel.launchers) == 2
 
 
 def test_it_launches_with_tensors_while_it_measures_and_with_addresses_then() -> None:
     tensor = torch.zeros(2)
     kernel = Kernel([launcher(128), launcher(256)])
-    AddressedKernel(kernel).run(tensor, 5)
+    KernelByAddress(kernel).run(tensor, 5)
     kernel.launchers = kernel.launchers[:1]
-    AddressedKernel(kernel).run(tensor, 5)
+    KernelByAddress(kernel).run(tensor, 5)
     assert kernel.ran == [(tensor, 5), (tensor.data_ptr(), 5)]
 
 

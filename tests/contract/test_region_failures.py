@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from compile_cache.backends.inductor import region_table
 from compile_cache.backends.inductor.backend import InductorBackend
+from compile_cache.backends.inductor.regions import table
 
 from .rig import TOKENS, TOLERANCE, Rig, random, seeded
 
@@ -281,7 +281,7 @@ class TestComparing:
     def raised(self, monkeypatch: pytest.MonkeyPatch) -> list[Exception]:
         """What the next runs of compiled code raise."""
         errors: list[Exception] = []
-        compile_trace = region_table.compile_trace
+        compile_trace = table.compile_trace
 
         def compiled(*args: Any, **kwargs: Any) -> Any:
             made = compile_trace(*args, **kwargs)
@@ -295,7 +295,7 @@ class TestComparing:
             made._run = failing
             return made
 
-        monkeypatch.setattr(region_table, "compile_trace", compiled)
+        monkeypatch.setattr(table, "compile_trace", compiled)
         return errors
 
     def test_where_memory_is_short_the_original_runs_and_the_next_call_compares(
@@ -336,13 +336,13 @@ class TestComparing:
         assert rig.backend.stored()["regions"] == 1
 
     def test_a_cancel_is_no_difference(self, cold: Rig, raised: list[Exception]) -> None:
-        bound, monitor = cold.bind(seeded(Plain)), Stopper(presses=0)
-        monitor.cancellations = (Pressed,)
+        bound, progress = cold.bind(seeded(Plain)), Stopper(presses=0)
+        progress.cancellations = (Pressed,)
         raised.append(Pressed("cancelled"))
         with pytest.raises(Pressed):
-            bound(tokens(), monitor=monitor)
+            bound(tokens(), progress=progress)
         with cold.expect(verifications=1, region_calls=1, graph_calls=1):
-            bound(tokens(), monitor=monitor)
+            bound(tokens(), progress=progress)
 
 
 class CancelledOnce(nn.Module):
@@ -370,39 +370,39 @@ class Stopper:
         self.presses = presses
         self.shown: list[tuple[int, int]] = []
 
-    def checkpoint(self) -> None:
+    def raise_if_cancelled(self) -> None:
         if self.presses:
             self.presses -= 1
             raise InterruptedError("cancelled")
 
-    def progress(self, done: int, total: int, text: str) -> None:
+    def report(self, done: int, total: int, text: str) -> None:
         self.shown.append((done, total))
 
-    def note(self, text: str) -> None: ...
+    def detail(self, text: str) -> None: ...
 
 
 class TestCancel:
     def test_a_cancel_before_a_compile_propagates_and_the_next_call_works(self, cold: Rig) -> None:
         bound = cold.bind(seeded(Plain))
-        monitor = Stopper()
+        progress = Stopper()
         with cold.expect(), pytest.raises(InterruptedError):
-            bound(tokens(), monitor=monitor)
+            bound(tokens(), progress=progress)
         assert "forward" not in bound.module.__dict__
         with cold.expect(region_compiles=1, verifications=1, region_calls=1, graph_calls=1):
-            bound(tokens(), monitor=monitor)
+            bound(tokens(), progress=progress)
         assert bound.error(tokens()) <= TOLERANCE
 
     def test_a_cancel_in_the_middle_of_a_compile_is_no_failure_of_it(self, cold: Rig) -> None:
         bound = cold.bind(seeded(CancelledOnce))
-        monitor = Stopper(presses=0)
+        progress = Stopper(presses=0)
         with cold.expect(), pytest.raises(InterruptedError):
-            bound(tokens(), monitor=monitor)
+            bound(tokens(), progress=progress)
         with cold.expect(region_compiles=1, verifications=1, region_calls=1, graph_calls=1):
-            bound(tokens(), monitor=monitor)
+            bound(tokens(), progress=progress)
 
     def test_progress_is_shown_before_each_compile_and_not_after(self, cold: Rig) -> None:
         bound = cold.bind(seeded(Plain))
-        monitor = Stopper(presses=0)
-        bound(tokens(), monitor=monitor)
-        bound(tokens(9), monitor=monitor)
-        assert monitor.shown == [(0, 1)]
+        progress = Stopper(presses=0)
+        bound(tokens(), progress=progress)
+        bound(tokens(9), progress=progress)
+        assert progress.shown == [(0, 1)]

@@ -16,13 +16,13 @@ from torch._inductor import config as inductor_config
 from torch._inductor.runtime.cache_dir_utils import temporary_cache_dir
 from torch._inductor.triton_bundler import TritonBundle
 
-from compile_cache.artifact_store import Artifact, ArtifactStore, InvalidArtifactError
 from compile_cache.backends.base import Located
-from compile_cache.backends.inductor import artifacts
-from compile_cache.backends.inductor.artifacts import pack, unpack
 from compile_cache.backends.inductor.backend import InductorBackend
-from compile_cache.backends.inductor.environment import environment_of
+from compile_cache.backends.inductor.compile import artifacts
+from compile_cache.backends.inductor.compile.artifacts import pack, unpack
+from compile_cache.backends.inductor.compile.environment import environment_of
 from compile_cache.config import CacheConfig
+from compile_cache.store.artifact_store import Artifact, ArtifactStore, InvalidArtifactError
 
 from .rig import TOLERANCE, Bound, Model, Rig, inputs, seeded
 
@@ -200,7 +200,7 @@ def test_sizes_that_one_artifact_excludes_get_a_second_and_both_are_kept(tmp_pat
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return x.unflatten(1, (-1, 2)).sum(2) if x.shape[1] % 2 == 0 else x * 2
 
-    from compile_cache.regions import Hook, RegionSite
+    from compile_cache.regions.region import Hook, RegionSite
 
     def hooks(module: nn.Module) -> Any:
         def build(run: Any, bypass: Any) -> list[Hook]:

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from compile_cache.structure import structure_digest
+from compile_cache.regions.structure import structure_digest
 
 from .rig import Attention, Convolution, Model, seeded
 

@@ -6,7 +6,7 @@ import pytest
 import sympy
 import torch
 
-from compile_cache.backends.inductor.tracing import bind_dims, trace, weight_slots
+from compile_cache.backends.inductor.compile.tracing import bind_dims, trace, weight_slots
 
 from .rig import CONTEXT, TOKENS, Attention, Model, original, random, seeded
 

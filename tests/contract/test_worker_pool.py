@@ -20,8 +20,8 @@ from typing import Any
 import pytest
 import torch
 
-from compile_cache.backends.inductor import job, worker, workers
-from compile_cache.backends.inductor.looking import suitable
+from compile_cache.backends.inductor.parallel import job, pool, worker
+from compile_cache.backends.inductor.parallel.scheduling import worker_count
 from scripts.support.places import ROOT
 
 CPU = torch.device("cpu")
@@ -117,7 +117,7 @@ def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], 
 
     def run(code: str) -> Path:
         (tmp_path / "program.py").write_text(code)
-        monkeypatch.setattr(workers.worker, "__file__", str(tmp_path / "program.py"))
+        monkeypatch.setattr(pool.worker, "__file__", str(tmp_path / "program.py"))
         temporary = tmp_path / "temporary"
         temporary.mkdir()
         monkeypatch.setattr(tempfile, "tempdir", str(temporary))
@@ -128,7 +128,7 @@ def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], 
 
 def test_processes_that_are_killed_leave_no_file_behind(program: Callable[[str], Path]) -> None:
     temporary = program("import pathlib, sys, time; pathlib.Path(sys.argv[1], 'half').mkdir(); time.sleep(600)")
-    crew = workers.Workers()
+    crew = pool.WorkerPool()
     crew.start()
     wait_for(lambda: list(temporary.glob("*/half")) != [])
     crew.close()
@@ -137,7 +137,7 @@ def test_processes_that_are_killed_leave_no_file_behind(program: Callable[[str],
 
 def test_processes_that_end_by_themselves_leave_no_thread_and_no_pipe(program: Callable[[str], Path]) -> None:
     program("raise SystemExit")
-    crew = workers.Workers()
+    crew = pool.WorkerPool()
 
     def left() -> tuple[int, int]:
         return threading.active_count(), len(list(Path("/proc/self/fd").iterdir()))
@@ -165,4 +165,4 @@ def test_what_went_wrong_with_a_job_is_told_though_its_error_cannot_be_sent(monk
 
 
 def test_there_are_never_more_than_any_system_can_wait_for() -> None:
-    assert [suitable(wanted, CPU) for wanted in (1, 2, 61, 1000)] == [0, 2, 61, 61]
+    assert [worker_count(wanted, CPU) for wanted in (1, 2, 61, 1000)] == [0, 2, 61, 61]

@@ -16,7 +16,7 @@ ALLOCATORS = {"cudaMallocAsync": "backend:cudaMallocAsync", "native": "backend:n
 
 PRELUDE = """
     import torch
-    from compile_cache.backends.capture import capture
+    from compile_cache.backends.cuda_graphs.capture import capture
     from compile_cache.errors import CaptureError
     torch.set_grad_enabled(False)
     weight = torch.randn(256, 256, device="cuda")

@@ -107,19 +107,19 @@ class FakeProgram(Program):
 
 
 @dataclass
-class StoppingMonitor:
+class StoppingProgress:
     """Somebody presses Cancel."""
 
     cancellations = (InterruptedError,)
     presses: Iterator[bool] = field(default_factory=lambda: itertools.chain([True], itertools.repeat(False)))
 
-    def checkpoint(self) -> None:
+    def raise_if_cancelled(self) -> None:
         if next(self.presses):
             raise InterruptedError("cancelled")
 
-    def progress(self, done: int, total: int, text: str) -> None: ...
+    def report(self, done: int, total: int, text: str) -> None: ...
 
-    def note(self, text: str) -> None: ...
+    def detail(self, text: str) -> None: ...
 
 
 @contextmanager

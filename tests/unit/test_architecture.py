@@ -25,24 +25,24 @@ COMFYUI = {
 # What a node class may take from ComfyUI: the node interface, file names, core's own nodes, the server's routes.
 FOR_NODES = {"comfy_api", "folder_paths", "nodes", "server"}
 WITHOUT_TORCH = [
-    "keys", "config", "errors", "stats", "dispatcher", "memory_cache", "fingerprint", "sizes", "artifact_store",
-    "bundle", "shape_memory", "private_files", "warm_up",
+    "keys", "config", "errors", "stats", "dispatcher", "memory_cache", "sizes", "warm_up_plan",
+    "store.artifact_store", "store.bundle", "store.fingerprint", "store.private_files", "store.shape_history",
 ]  # fmt: skip
 READS_THE_ENVIRONMENT = {CORE / "config.py"}
 INDUCTOR = CORE / "backends" / "inductor"
 # torch's own pickle of a compiled graph, from the store that belongs to this user alone: it is code either way. And
 # what two processes of ours tell each other over a pipe.
 LOADS_COMPILED_CODE = {
-    INDUCTOR / "artifacts.py": {"pickle"},
-    INDUCTOR / "worker.py": {"pickle"},
-    INDUCTOR / "workers.py": {"subprocess"},
+    INDUCTOR / "compile" / "artifacts.py": {"pickle"},
+    INDUCTOR / "parallel" / "worker.py": {"pickle"},
+    INDUCTOR / "parallel" / "pool.py": {"subprocess"},
 }
-STARTED_BY_PATH = {INDUCTOR / "worker.py"}  # a program of its own, whose package has no parent
+STARTED_BY_PATH = {INDUCTOR / "parallel" / "worker.py"}  # a program of its own, whose package has no parent
 # Whether Triton and inductor would find a compiler, how torch looks for GPUs, what importing it starts: variables of
 # theirs, not settings.
 PROBES = {
     INDUCTOR / "backend.py": {"CC", "CXX"},
-    INDUCTOR / "worker.py": {"PYTORCH_NVML_BASED_CUDA_CHECK", "TORCH_WARM_POOL"},
+    INDUCTOR / "parallel" / "worker.py": {"PYTORCH_NVML_BASED_CUDA_CHECK", "TORCH_WARM_POOL"},
 }
 # Importing OneFlow sets variables for the whole process: this function takes them back, whatever they are.
 RESTORES_THE_ENVIRONMENT = {CORE / "backends" / "oneflow" / "packages.py": "undisturbed"}
@@ -86,7 +86,7 @@ def top_level(file: Path) -> set[str]:
 
 def test_the_rules_are_applied_to_the_whole_package() -> None:
     names = {name_of(file) for file in FILES}
-    assert {"__init__.py", "compile_cache/cache.py", "nodes/adapters/service.py"} <= names
+    assert {"__init__.py", "compile_cache/cache.py", "nodes/adapters/process/runtime.py"} <= names
 
 
 @pytest.mark.parametrize("file", FILES, ids=name_of)
@@ -173,7 +173,7 @@ def calls(file: Path) -> set[str]:
 
 @pytest.mark.parametrize("module", WITHOUT_TORCH)
 def test_it_does_not_import_torch_itself(module: str) -> None:
-    assert "torch" not in top_level(CORE / f"{module}.py")
+    assert "torch" not in top_level(CORE.joinpath(*module.split(".")).with_suffix(".py"))
 
 
 def test_they_do_not_import_torch_through_others_either() -> None:

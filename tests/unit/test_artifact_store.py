@@ -17,10 +17,10 @@ from pathlib import Path
 
 import pytest
 
-from compile_cache.artifact_store import Artifact, ArtifactStore, StoreError
-from compile_cache.fingerprint import EnvironmentFingerprint
 from compile_cache.keys import GraphKey, Role, Signature
-from compile_cache.shape_memory import ShapeMemory
+from compile_cache.store.artifact_store import Artifact, ArtifactStore, StoreError
+from compile_cache.store.fingerprint import EnvironmentFingerprint
+from compile_cache.store.shape_history import ShapeHistory
 from scripts.support.places import ROOT
 
 HERE = EnvironmentFingerprint(
@@ -340,7 +340,7 @@ def test_whoever_makes_it_first_every_folder_is_its_users_alone(tmp_path: Path) 
     (tmp_path / "given").mkdir(mode=0o755)
     root = tmp_path / "given" / "resolute" / "regions"
     key = GraphKey(Signature(()), Role.UNET, "model", "cudagraph")
-    ShapeMemory(root / "shapes").note(key, Regions())
+    ShapeHistory(root / "shapes").record(key, Regions())
     store = store_in(root)
     made = [root.parent, root, root / "shapes", store._folder]
     assert [path.stat().st_mode & 0o777 for path in made] == [0o700] * 4

@@ -17,8 +17,8 @@ from typing import Any
 
 import pytest
 
-from compile_cache.artifact_store import Artifact, ArtifactStore
-from compile_cache.bundle import (
+from compile_cache.store.artifact_store import Artifact, ArtifactStore
+from compile_cache.store.bundle import (
     BUNDLE_FORMAT,
     BundleError,
     BundleReport,
@@ -27,7 +27,7 @@ from compile_cache.bundle import (
     import_bundle,
     read_contents,
 )
-from compile_cache.fingerprint import EnvironmentFingerprint
+from compile_cache.store.fingerprint import EnvironmentFingerprint
 from scripts.support import bundle
 from scripts.support.errors import SetupError
 from scripts.support.places import ROOT
@@ -484,7 +484,7 @@ def test_only_the_command_imports() -> None:
 
 def test_nothing_is_unpickled_and_torch_is_not_needed(there: ArtifactStore, file: Path) -> None:
     import_bundle(file, there)  # payloads that are no pickles, no libraries: nothing looked
-    code = "import sys, compile_cache.bundle\nprint(sorted(sys.modules.keys() & {'torch', 'pickle', 'filelock'}))"
+    code = "import sys, compile_cache.store.bundle\nprint(sorted(sys.modules.keys() & {'torch', 'pickle', 'filelock'}))"
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

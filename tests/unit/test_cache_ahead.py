@@ -11,7 +11,7 @@ import pytest
 from compile_cache.cache import GraphCache
 from compile_cache.config import CacheConfig
 
-from .fakes import BUDGET, OBSERVED, FakeProgram, Module, StoppingMonitor, answer, expect, oom, session
+from .fakes import BUDGET, OBSERVED, FakeProgram, Module, StoppingProgress, answer, expect, oom, session
 
 
 class TestPrepare:
@@ -52,7 +52,7 @@ class TestPrepare:
 
     def test_cancel_is_the_users(self, cache: Any, program: Any, module: Any) -> None:
         with pytest.raises(InterruptedError):
-            cache.prepare(program, module.call(16, monitor=StoppingMonitor()))
+            cache.prepare(program, module.call(16, progress=StoppingProgress()))
         assert cache.bytes == 0
 
 
@@ -101,7 +101,7 @@ class TestRemembering:
         cache = GraphCache(kept)
         for side in (8, 16, 8):
             cache.run(program, module.call(side))
-        found = GraphCache(kept).shapes.recall("model" * 8)
+        found = GraphCache(kept).shapes.of_model("model" * 8)
         assert [graph.key for graph in found] == [module.call(8).key, module.call(16).key]
         assert all(graph.seconds >= 0 for graph in found)
 

@@ -10,7 +10,7 @@ import torch
 
 from compile_cache.errors import CaptureError
 
-from .fakes import BUDGET, GRADIENT, MIB, FakeProgram, Module, StoppingMonitor, answer, expect, oom, session
+from .fakes import BUDGET, GRADIENT, MIB, FakeProgram, Module, StoppingProgress, answer, expect, oom, session
 
 
 class TestCapturesThatFail:
@@ -58,11 +58,11 @@ class TestCapturesThatFail:
     def test_a_cancel_before_the_capture_propagates_and_the_next_call_captures(
         self, cache: Any, program: Any, module: Any
     ) -> None:
-        monitor = StoppingMonitor()
+        progress = StoppingProgress()
         with pytest.raises(InterruptedError):
-            cache.run(program, module.call(monitor=monitor))
+            cache.run(program, module.call(progress=progress))
         with expect(cache, graph_calls=1, captures=1):
-            assert answer(cache.run(program, module.call(monitor=monitor))) == 2.0
+            assert answer(cache.run(program, module.call(progress=progress))) == 2.0
 
 
 class TestOutOfMemory:

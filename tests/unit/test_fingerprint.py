@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from compile_cache.fingerprint import EnvironmentFingerprint, ModelFingerprint
+from compile_cache.store.fingerprint import EnvironmentFingerprint, ModelFingerprint
 
 HERE = EnvironmentFingerprint(
     torch="2.11.0",

@@ -37,7 +37,7 @@ import nodes
 print(json.dumps({
     "decoy": nodes.DECOY,
     "nodes": importlib.import_module(name + ".nodes").__file__,
-    "core": importlib.import_module(name + ".compile_cache.fingerprint").__file__,
+    "core": importlib.import_module(name + ".compile_cache.store.fingerprint").__file__,
     "core_through_keys": sys.modules[name + ".compile_cache.keys"].__file__,
     "shadowed": sorted(key for key in sys.modules if key.partition(".")[0] == "compile_cache"),
 }))

@@ -8,7 +8,7 @@ from compile_cache.config import CacheConfig
 
 from .fakes import BUDGET, FakeGraph, FakeProgram, Module, answer, expect
 
-FOLLOWING = Capabilities(available=True, captures=True, follows_weights=True, returns_memory=False)
+FOLLOWING = Capabilities(available=True, captures=True, reads_live_weights=True, returns_memory=False)
 
 
 class Following(FakeGraph):
@@ -16,7 +16,7 @@ class Following(FakeGraph):
 
     can_follow = True
 
-    def follow(self, epoch: int) -> bool:
+    def refresh_weights(self, epoch: int) -> bool:
         return self.can_follow
 
 

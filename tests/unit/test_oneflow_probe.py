@@ -83,7 +83,7 @@ class TestWithThePackages:
         )
         assert not capabilities.returns_memory
         assert capabilities.captures
-        assert capabilities.follows_weights
+        assert capabilities.reads_live_weights
 
     def test_a_newer_oneflow_runs_onediff_as_it_is(self, versions: dict[str, str]) -> None:
         versions["oneflow"] = "1.0.0"

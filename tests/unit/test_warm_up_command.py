@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from compile_cache.warm_up import FAILED, READY, WARMED, Outcome, table
+from compile_cache.warm_up_plan import FAILED, READY, WARMED, Outcome, table
 from scripts.support.warm_up import WarmUp
 
 

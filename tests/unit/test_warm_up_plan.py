@@ -6,7 +6,7 @@ import pytest
 
 from compile_cache.errors import UserError
 from compile_cache.sizes import PRESETS, Size
-from compile_cache.warm_up import FAILED, READY, WARMED, Item, Outcome, plan, table
+from compile_cache.warm_up_plan import FAILED, READY, WARMED, Item, Outcome, plan, table
 
 
 @pytest.mark.parametrize(

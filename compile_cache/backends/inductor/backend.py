@@ -13,18 +13,18 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ...artifact_store import NAMED, ArtifactStore, StoreError
 from ...config import CacheConfig
 from ...errors import first_line
-from ...fingerprint import EnvironmentFingerprint
-from ...regions import HookBuilder
+from ...regions.region import HookBuilder
 from ...stats import Stats
+from ...store.artifact_store import NAMED, ArtifactStore, StoreError
+from ...store.fingerprint import EnvironmentFingerprint
 from ..base import Backend, Capabilities, Located, Program
-from .looking import suitable
-from .workers import Workers
+from .parallel.pool import WorkerPool
+from .parallel.scheduling import worker_count
 
 if TYPE_CHECKING:  # which imports inductor: seconds, and only where something is compiled
-    from .region_table import RegionTable
+    from .regions.table import RegionTable
 
 logger = logging.getLogger(__name__)
 
@@ -36,7 +36,7 @@ class InductorBackend(Backend):
     name = "inductor"
 
     def __init__(self) -> None:
-        self.workers = Workers()
+        self.workers = WorkerPool()
         self._table: RegionTable | None = None
         self._lock = threading.Lock()
         self._preparing: threading.Thread | None = None
@@ -47,7 +47,7 @@ class InductorBackend(Backend):
     def table(self) -> RegionTable:
         with self._lock:
             if self._table is None:
-                from .region_table import RegionTable
+                from .regions.table import RegionTable
 
                 self._table = RegionTable()
             return self._table
@@ -73,7 +73,7 @@ class InductorBackend(Backend):
 
         return InductorProgram(owner, capabilities, self.table, self.workers, store_for, build_hooks, stats, config)
 
-    def expect(self, device: torch.device, config: CacheConfig) -> None:
+    def prewarm(self, device: torch.device, config: CacheConfig) -> None:
         """Import inductor while the model is still loaded, once; where nothing was ever compiled, the processes that
         compile begin too.
         """
@@ -83,7 +83,7 @@ class InductorBackend(Backend):
 
     def _prepare(self, device: torch.device, config: CacheConfig) -> None:
         try:
-            if suitable(config.workers, device) and self._keeps_nothing(device, config):
+            if worker_count(config.workers, device) and self._keeps_nothing(device, config):
                 self.workers.start()
         except Exception as error:
             logger.warning("Resolute: nothing is started ahead: %s", first_line(error))
@@ -121,7 +121,7 @@ class InductorBackend(Backend):
         """
         if config.store_folder is None:
             return None
-        from .environment import environment_of
+        from .compile.environment import environment_of
 
         environment = environment_of(device, config.source)
         if environment not in self._stores:

@@ -9,17 +9,17 @@ from typing import Any, TypeVar
 
 import torch
 
-from ...artifact_store import ArtifactStore
 from ...config import CacheConfig
 from ...errors import BypassCode, BypassReason, first_line
-from ...regions import Hook, HookBuilder, Monitor, RegionSite, SilentMonitor, installed
+from ...regions.region import Hook, HookBuilder, Progress, RegionSite, SilentProgress, installed
 from ...stats import Stats
+from ...store.artifact_store import ArtifactStore
 from ..base import Call, Capabilities, Graph, Program
-from ..capture import Recorder
-from .bound_region import BoundRegions
-from .looking import LOOKED, LookAhead, suitable
-from .region_table import RegionTable
-from .workers import Workers
+from ..cuda_graphs.capture import Recorder
+from .parallel.pool import WorkerPool
+from .parallel.scheduling import LOOKED, LookAhead, worker_count
+from .regions.binding import BoundRegions
+from .regions.table import RegionTable
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -33,7 +33,7 @@ class InductorProgram(Program):
         owner: int,
         capabilities: Capabilities,
         table: RegionTable,
-        workers: Workers,
+        workers: WorkerPool,
         store_for: Callable[[torch.device], ArtifactStore | None],
         build_hooks: HookBuilder,
         stats: Stats,
@@ -44,7 +44,7 @@ class InductorProgram(Program):
         self._recorder = Recorder()
         self._bypassed: set[BypassReason] = set()
         self._lasting: frozenset[BypassReason] = frozenset()  # found when hooks were built; they concern every call
-        self._monitor: Monitor = SilentMonitor()
+        self._progress: Progress = SilentProgress()
         self._bound = BoundRegions(table, workers, store_for, stats, config, self._announce)
         self._build_hooks = build_hooks
         self._hooks: Sequence[Hook] = ()
@@ -56,7 +56,7 @@ class InductorProgram(Program):
 
     @property
     def regions(self) -> tuple[int, int]:
-        return self._bound.progress
+        return self._bound.compiled_count
 
     @property
     def region_keys(self) -> frozenset[str]:
@@ -68,11 +68,11 @@ class InductorProgram(Program):
         if not self._hooks:
             self._bypass(BypassReason(BypassCode.NO_REGIONS, "the model has no block that Resolute knows"))
             return call.invoke(call.tensors)
-        self._monitor = call.monitor
+        self._progress = call.progress
         try:
             return self._without_workers_if_short(lambda: self._invoke(call))
         finally:
-            self._monitor = SilentMonitor()
+            self._progress = SilentProgress()
 
     def _without_workers_if_short(self, work: Callable[[], T]) -> T:
         """Where the processes that compile hold memory that the work needs, they end and it is done once more."""
@@ -90,10 +90,10 @@ class InductorProgram(Program):
 
     def _invoke(self, call: Call) -> Any:
         """The call through its regions. One that comes to a region without an artifact looks at all of them first."""
-        self._bound.begin(call.monitor)
+        self._bound.begin(call.progress)
         # A patch that another pack put inside the model may count how often it is called.
         looks = self._may_look and call.capture_blocker is None
-        self._use = suitable(self._wanted_workers, call.tensors[0].device) if looks else 0
+        self._use = worker_count(self._wanted_workers, call.tensors[0].device) if looks else 0
         with installed(self._hooks):
             try:
                 result = call.invoke(call.tensors)
@@ -118,7 +118,7 @@ class InductorProgram(Program):
     def _build_ahead(self) -> None:
         try:
             self._bound.build_ahead(self._announce_ahead)
-        except self._monitor.cancellations:
+        except self._progress.cancellations:
             raise
         except Exception as error:
             logger.warning("Resolute: regions are compiled one after the other: %s", first_line(error))
@@ -153,12 +153,12 @@ class InductorProgram(Program):
         """A region is about to be compiled."""
         if self._use > 1:
             raise LookAhead
-        done, total = self._bound.progress
-        self._monitor.checkpoint()
-        self._monitor.progress(done, total, f"compiling {min(done + 1, total)} of {total} regions ({kind})")
+        done, total = self._bound.compiled_count
+        self._progress.raise_if_cancelled()
+        self._progress.report(done, total, f"compiling {min(done + 1, total)} of {total} regions ({kind})")
 
     def _announce_ahead(self, done: int, total: int, kind: str) -> None:
-        self._monitor.progress(done, total, f"compiled {done} of {total} regions ({kind})")
+        self._progress.report(done, total, f"compiled {done} of {total} regions ({kind})")
 
     def _bypass(self, reason: BypassReason) -> None:
         # Once per call and reason: a model has seventy blocks, and one patch concerns them all.

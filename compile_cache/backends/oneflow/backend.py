@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ...config import CacheConfig
-from ...regions import HookBuilder
+from ...regions.region import HookBuilder
 from ...stats import Stats
 from ..base import Backend, Capabilities, Program
 from . import packages
@@ -28,7 +28,7 @@ class OneFlowBackend(Backend):
         if refusal is not None:
             return Capabilities(available=False, reason=refusal[0], remedy=refusal[1])
         return Capabilities(
-            available=True, captures=True, follows_weights=True, returns_memory=False, detail=self._detail()
+            available=True, captures=True, reads_live_weights=True, returns_memory=False, detail=self._detail()
         )
 
     def bind(

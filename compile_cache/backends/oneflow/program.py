@@ -70,12 +70,12 @@ class OneFlowGraph:
         self._epoch = call.epoch
         self._copied: CopiedWeights | None = CopiedWeights(forward.weights, call.module)
 
-    def follow(self, epoch: int) -> bool:
+    def refresh_weights(self, epoch: int) -> bool:
         """Whether it can still compute with the module's present weights."""
         if epoch == self._epoch:
             return True
         module = self._module()
-        if module is None or self._forward is None or not self._weights.follow(self._forward.weights, module):
+        if module is None or self._forward is None or not self._weights.refresh(self._forward.weights, module):
             return False
         self._copied = CopiedWeights(self._forward.weights, module)
         self._epoch = epoch
@@ -118,9 +118,9 @@ class OneFlowProgram(EagerProgram):
         oneflow()  # importing it is no part of a graph's memory
         before = memory_in_use(device)
         forward = self._compiler.compile(call, call.module, self._weights)
-        call.monitor.checkpoint()
+        call.progress.raise_if_cancelled()
         inputs = self._check(call, forward, result)
-        call.monitor.checkpoint()
+        call.progress.raise_if_cancelled()
         graph = self._runtime.build(lambda: _graph_of(forward), inputs)
         forward.release()
         size = max(memory_in_use(device) - before, sum(tensor.nbytes for tensor in call.tensors))

@@ -47,7 +47,7 @@ class Weights:
             known = self._weights[name] = Weight(_parameter(tensor, own), tensor.data_ptr(), own, _like(tensor))
         return known
 
-    def follow(self, taken: Mapping[str, Weight], module: torch.nn.Module) -> bool:
+    def refresh(self, taken: Mapping[str, Weight], module: torch.nn.Module) -> bool:
         """Whether a graph with these weights can still compute with the module's present ones.
 
         False means that it has to be built anew; exchanged weights then get memory of their own.

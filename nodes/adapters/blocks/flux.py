@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
-from ....compile_cache.regions import Hook, RegionRunner, RegionSite
-from .. import compat
+from ....compile_cache.regions.region import Hook, RegionRunner, RegionSite
+from ..comfyui import version
 from .common import TRACED_OPTIONS, Bypass, attention_patch, is_core, original
 
 _LAYERS = "comfy.ldm.flux.layers"
@@ -21,7 +21,7 @@ _ROTARY = ("b", None, "l", None, None, None)
 
 def hooks(module: torch.nn.Module, run: RegionRunner, bypass: Bypass) -> list[Hook]:
     """Hooks for the blocks of Flux and of models built from core's Flux blocks; empty for others."""
-    if not compat.attention_is_traceable():
+    if not version.attention_is_traceable():
         return []
     found: list[Hook] = []
     for name, block in module.named_modules():

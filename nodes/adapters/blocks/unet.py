@@ -7,8 +7,8 @@ from typing import Any
 import torch
 
 from ....compile_cache.errors import BypassCode, BypassReason
-from ....compile_cache.regions import Hook, RegionRunner, RegionSite
-from .. import compat
+from ....compile_cache.regions.region import Hook, RegionRunner, RegionSite
+from ..comfyui import version
 from .common import FEATURES, TOKENS, TRACED_OPTIONS, Bypass, attention_patch, is_core, original
 
 _UNET = "comfy.ldm.modules.diffusionmodules.openaimodel"
@@ -31,9 +31,9 @@ def hooks(module: torch.nn.Module, run: RegionRunner, bypass: Bypass) -> list[Ho
             bypass(BypassReason(BypassCode.REPLACED_FORWARD, f"another pack replaced the forward of {kind}"))
         elif is_core(block, _UNET, "ResBlock"):
             found.append(_residual(name, block, run))
-        elif is_core(block, _ATTENTION, "SpatialTransformer") and compat.attention_is_traceable():
+        elif is_core(block, _ATTENTION, "SpatialTransformer") and version.attention_is_traceable():
             found.append(_spatial_transformer(name, block, run))
-        elif is_core(block, _ATTENTION, "BasicTransformerBlock") and compat.attention_is_traceable():
+        elif is_core(block, _ATTENTION, "BasicTransformerBlock") and version.attention_is_traceable():
             found.append(_transformer_block(name, block, run, bypass))
     if isinstance(getattr(module, "out", None), torch.nn.Sequential):
         found.append(_output(module.out, run))
@@ -128,9 +128,9 @@ def _leave(block: Any, x: torch.Tensor, tokens: torch.Tensor) -> Any:
     return _with_blocks(block, _Resume(tokens), x)
 
 
-def _with_blocks(block: Any, stand_in: torch.nn.Module, x: torch.Tensor) -> Any:
+def _with_blocks(block: Any, patch: torch.nn.Module, x: torch.Tensor) -> Any:
     blocks = block.transformer_blocks
-    block.transformer_blocks = torch.nn.ModuleList([stand_in])
+    block.transformer_blocks = torch.nn.ModuleList([patch])
     try:
         return original(block, x, None, {})
     finally:

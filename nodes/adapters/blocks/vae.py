@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
-from ....compile_cache.regions import Hook, RegionRunner, RegionSite
-from .. import compat
+from ....compile_cache.regions.region import Hook, RegionRunner, RegionSite
+from ..comfyui import version
 from .common import FEATURES, Bypass, is_core, original
 
 _MODEL = "comfy.ldm.modules.diffusionmodules.model"
@@ -20,7 +20,7 @@ def hooks(module: torch.nn.Module, run: RegionRunner, bypass: Bypass) -> list[Ho
     found: list[Hook] = []
     for name, block in module.named_modules():
         for kind in ("ResnetBlock", "AttnBlock", "Upsample"):
-            if is_core(block, _MODEL, kind) and (kind != "AttnBlock" or compat.vae_attention_is_traceable()):
+            if is_core(block, _MODEL, kind) and (kind != "AttnBlock" or version.vae_attention_is_traceable()):
                 found.append(_feature_block(name, kind, block, run))
     found.append(_feature_block("norm_out", "GroupNorm", module.norm_out, run))
     return found

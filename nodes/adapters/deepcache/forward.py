@@ -6,11 +6,11 @@ from typing import Any
 
 import torch
 
-from ..stand_in import StandIn
+from ..forward.forward_patch import ForwardPatch
 from .passes import Fast, decided, run_fast, run_full, shallow_control
 
 
-class DeepCacheForward(StandIn):
+class DeepCacheForward(ForwardPatch):
     """Stands for `_forward` of core's UNetModel and has its arguments; without a decision it is that forward."""
 
     def _around(self, module: torch.nn.Module, inner: Any) -> DeepCacheForward:

@@ -10,10 +10,10 @@ import torch
 from comfy.patcher_extension import WrappersMP, get_all_wrappers
 
 from ....compile_cache.errors import UserError
-from ..hooking import put
-from ..monitor import ComfyMonitor
-from ..overlap import overlap_steps
-from ..stand_in import StandIn
+from ..comfyui.progress import NodeProgress
+from ..forward.forward_patch import ForwardPatch
+from ..forward.patch_install import install_patch
+from ..sampling.step_overlap import overlap_steps
 from .cost import share_of_fast_pass
 from .forward import DeepCacheForward
 from .passes import PASS, RUN, core_unet
@@ -37,34 +37,34 @@ def add_deepcache(model: Any, settings: Settings, node_id: str | None = None) ->
     unet = model.get_model_object("diffusion_model")
     _demand_unet(unet)
     _demand_depth(unet, settings.depth)
-    monitor = ComfyMonitor(node_id)
+    progress = NodeProgress(node_id)
     clone = model.clone()
     forward = clone.get_model_object(_FORWARD)
-    stand_in = forward if isinstance(forward, StandIn) else DeepCacheForward(unet, forward)
+    patch = forward if isinstance(forward, ForwardPatch) else DeepCacheForward(unet, forward)
     for kind in _WRAPPERS:  # of two DeepCache nodes in a row, the last decides
         clone.remove_wrappers_with_key(kind, _KEY)
-    if not stand_in.is_known_code:
-        _tell(monitor, "another pack put a forward of its own into this model, so every step runs in full")
+    if not patch.is_known_code:
+        _tell(progress, "another pack put a forward of its own into this model, so every step runs in full")
         return clone
-    if stand_in is not forward:
-        put(clone, _FORWARD, stand_in)
-    sampling = Sampling(settings, share_of_fast_pass(unet, settings.depth), monitor)
+    if patch is not forward:
+        install_patch(clone, _FORWARD, patch)
+    sampling = Sampling(settings, share_of_fast_pass(unet, settings.depth), progress)
     for kind, name in _WRAPPERS.items():
         clone.add_wrapper_with_key(kind, _KEY, getattr(sampling, name))
     overlap_steps(clone)
     inside = tuple(math.ceil(percent * _EXAMPLE_STEPS) for percent in (settings.start_percent, settings.end_percent))
     example = plan(settings, _EXAMPLE_STEPS, (inside[0], min(inside[1], _EXAMPLE_STEPS)))
-    _tell(monitor, f"for example {example.told(sampling.fast_share)}")
+    _tell(progress, f"for example {example.told(sampling.fast_share)}")
     return clone
 
 
 class Sampling:
     """The wrappers of one DeepCache node. They keep nothing: a sampling run has its own `Run`."""
 
-    def __init__(self, settings: Settings, fast_share: float, monitor: ComfyMonitor) -> None:
+    def __init__(self, settings: Settings, fast_share: float, progress: NodeProgress) -> None:
         self.fast_share = fast_share
         self._settings = settings
-        self._monitor = monitor
+        self._progress = progress
 
     def sample(self, executor: Any, guider: Any, sigmas: Any, extra_args: dict[str, Any], *args: Any, **kw: Any) -> Any:
         """Around one sampling run: it gets a Run, which ends with it, also when it is cancelled or fails."""
@@ -76,7 +76,7 @@ class Sampling:
             levels, float(to_sigma(self._settings.start_percent)), float(to_sigma(self._settings.end_percent))
         )
         chosen = plan(self._settings, len(levels) - 1, window)
-        _tell(self._monitor, chosen.told(self.fast_share))
+        _tell(self._progress, chosen.told(self.fast_share))
         if not chosen.fast:
             return executor(guider, sigmas, extra_args, *args, **kw)
         options = extra_args["model_options"].setdefault("transformer_options", {})
@@ -114,9 +114,9 @@ class Sampling:
     def _summarize(self, told: str, run: Run) -> None:
         passes = run.passes
         if passes["full"] + passes["fast"] == 0:
-            _tell(self._monitor, "no pass of it was run: another pack replaced or skipped the model's forward")
+            _tell(self._progress, "no pass of it was run: another pack replaced or skipped the model's forward")
         else:
-            _tell(self._monitor, f"{told}; {passes['full']} full and {passes['fast']} fast passes")
+            _tell(self._progress, f"{told}; {passes['full']} full and {passes['fast']} fast passes")
 
 
 _WRAPPERS = {
@@ -166,6 +166,6 @@ def _demand_depth(unet: Any, depth: int) -> None:
         raise UserError(f"depth {depth} is outside what this model has: choose 1 to {highest}; 2 suits most models.")
 
 
-def _tell(monitor: ComfyMonitor, text: str) -> None:
+def _tell(progress: NodeProgress, text: str) -> None:
     logger.info("Resolute: DeepCache: %s", text)
-    monitor.show(f"DeepCache: {text}")
+    progress.show(f"DeepCache: {text}")

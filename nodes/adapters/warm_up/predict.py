@@ -14,7 +14,7 @@ import comfy.samplers
 import torch
 
 from ....compile_cache.errors import UserError
-from ....compile_cache.warm_up import Item
+from ....compile_cache.warm_up_plan import Item
 from ..deepcache.passes import RUN
 from .texts import made_up
 

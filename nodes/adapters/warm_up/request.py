@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ....compile_cache.errors import UserError
-from ....compile_cache.warm_up import plan
+from ....compile_cache.warm_up_plan import plan
 from ..scan.pictures import image_size
 from ..scan.workflow import scan
 from .prompt import WARM_UP, warm_up_prompt

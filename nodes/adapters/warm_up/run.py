@@ -16,10 +16,10 @@ import comfy.utils
 
 from ....compile_cache.cache import Used
 from ....compile_cache.errors import UserError, first_line
-from ....compile_cache.warm_up import FAILED, READY, WARMED, Item, Outcome
-from .. import service
-from ..compiled_forward import CompiledForward
-from ..monitor import ComfyMonitor
+from ....compile_cache.warm_up_plan import FAILED, READY, WARMED, Item, Outcome
+from ..comfyui.progress import NodeProgress
+from ..forward.compiled_forward import CompiledForward
+from ..process import runtime
 from .predict import decode, predict
 
 logger = logging.getLogger(__name__)
@@ -56,16 +56,16 @@ def warm_up(subjects: Subjects, items: Sequence[Item], node_id: str | None = Non
     tasks = list(_tasks(subjects, items))
     if not tasks:
         raise UserError(" ".join([_NOTHING, *left_out(subjects)]))
-    monitor = ComfyMonitor(node_id)
+    progress = NodeProgress(node_id)
     bar = comfy.utils.ProgressBar(len(tasks), node_id=node_id)
     outcomes = []
     for number, task in enumerate(tasks):
-        monitor.checkpoint()
-        monitor.progress(number, len(tasks), f"warming {number + 1} of {len(tasks)}: {task.what} {task.item}")
-        outcomes.append(_done(task, monitor))
+        progress.raise_if_cancelled()
+        progress.report(number, len(tasks), f"warming {number + 1} of {len(tasks)}: {task.what} {task.item}")
+        outcomes.append(_done(task, progress))
         bar.update(1)
     counts = ", ".join(f"{sum(o.state == state for o in outcomes)} {state}" for state in (READY, WARMED, FAILED))
-    monitor.progress(len(tasks), len(tasks), f"warm-up: {counts}")
+    progress.report(len(tasks), len(tasks), f"warm-up: {counts}")
     return outcomes
 
 
@@ -108,8 +108,8 @@ def _tasks(subjects: Subjects, items: Sequence[Item]) -> Iterator[Task]:
             yield Task(VAE, picture, subjects.vae, about, run)
 
 
-def _done(task: Task, monitor: ComfyMonitor) -> Outcome:
-    cache = service.cache()
+def _done(task: Task, progress: NodeProgress) -> Outcome:
+    cache = runtime.cache()
     known = _warmed.setdefault(task.subject, {})
     used = known.get(task.about)
     if used is not None and cache.still_ready(used):
@@ -119,7 +119,7 @@ def _done(task: Task, monitor: ComfyMonitor) -> Outcome:
     try:
         with cache.watching() as used:
             task.run()
-    except monitor.cancellations:
+    except progress.cancellations:
         raise
     except Exception as error:
         comfy.model_management.soft_empty_cache()

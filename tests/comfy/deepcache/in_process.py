@@ -57,7 +57,7 @@ def load() -> SimpleNamespace:
         tiny = _package("resolute_tiny_models", ROOT / "tests" / "pack")
         sys.modules["folder_paths"] = folders
         with mock.patch.dict(os.environ, {"RESOLUTE_STORE": "0"}):
-            importlib.import_module(f"{pack}.nodes.adapters.service").cache()
+            importlib.import_module(f"{pack}.nodes.adapters.process.runtime").cache()
         del sys.modules["folder_paths"]
         return SimpleNamespace(
             comfy=comfy,

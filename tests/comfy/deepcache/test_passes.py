@@ -45,7 +45,7 @@ def plain(core: SimpleNamespace, unet: Any) -> Any:
 def compiled(core: SimpleNamespace, unet: Any) -> Any:
     """What stands there with it."""
     families = [core.ours("blocks.unet").hooks]
-    return core.ours("compiled_forward").CompiledForward(
+    return core.ours("forward.compiled_forward").CompiledForward(
         unet, unet._forward, "inductor", core.roles.UNET, families, None
     )
 
@@ -108,7 +108,7 @@ def test_sizes_in_every_order_compile_nothing_and_stay_right(
 ) -> None:
     calls = {size: (inputs(*size, seed=1), inputs(*size, seed=2)) for size in SIZES}
     reference = {size: both(compiled, 2, *calls[size]) for size in SIZES}  # equal to the plain loop: the test above
-    stats = core.ours("service").cache().stats
+    stats = core.ours("process.runtime").cache().stats
     before = stats.snapshot()
     walk = every_ordered_pair(SIZES)
     for size in walk:
@@ -256,7 +256,7 @@ class TestGraphs:
     @pytest.fixture
     def keys(self, core: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         seen: list[Any] = []
-        cache = core.ours("service").cache()
+        cache = core.ours("process.runtime").cache()
         run = cache.run
 
         def watched(program: Any, call: Any, *holds: Any) -> Any:

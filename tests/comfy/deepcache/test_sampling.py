@@ -58,7 +58,7 @@ class Bench:
 
     def compiled(self, model: Any = None, backend: str = "eager", policy: str = "auto") -> Any:
         """The model with Compile Model, on a backend that runs ComfyUI's own code: what differs would be ours."""
-        compile_model = self.core.ours("diffusion_model").compile_diffusion_model
+        compile_model = self.core.ours("compile.diffusion_model").compile_diffusion_model
         return compile_model(self.model if model is None else model, backend, None, policy)
 
     def driven(self, full_steps: list[int], depth: int = 2, policy: str = "auto") -> tuple[Any, Any]:
@@ -66,7 +66,7 @@ class Bench:
         clone = self.model.clone()
         driver = self.core.reference.Driver(clone.get_model_object("diffusion_model"), depth, full_steps)
         clone.add_object_patch("diffusion_model._forward", driver)
-        self.core.ours("batching").apply(clone, policy)
+        self.core.ours("sampling.cond_batching").apply(clone, policy)
         return clone, driver
 
     def sample(self, model: Any, **changes: Any) -> torch.Tensor:
@@ -135,7 +135,7 @@ def test_it_is_the_plain_loop_and_the_same_with_compile_model(bench: Bench, kind
     expected = bench.sample(reference, **changes)
     assert torch.isfinite(expected).all() and expected.std() > 0
     deepcache = bench.cached()
-    bench.core.ours("batching").apply(deepcache, policy)
+    bench.core.ours("sampling.cond_batching").apply(deepcache, policy)
     alone = bench.sample(deepcache, **changes)
     assert relative_error(alone, expected) <= TOLERANCE
     passes = bench.passes
@@ -295,7 +295,7 @@ def test_a_clone_that_is_collected_does_not_take_the_forward_of_another_along(
     model = model if kind == "compiled" else bench.cached(model)
     # As a prompt that failed leaves one behind, in the cycle of its traceback.
     garbage: list[Any] = [model.clone()]
-    counters = core.ours("service").cache().stats.counters
+    counters = core.ours("process.runtime").cache().stats.counters
     before = counters.eager_calls
     if moment == "loaded":
         load = core.comfy.sampler_helpers.prepare_sampling
@@ -403,7 +403,7 @@ class TestGuidanceThatCallsAgain:
             return bench.core.reference.fast(unet, 2, kept[which], **given)
 
         clone.add_object_patch("diffusion_model._forward", forward)
-        bench.core.ours("batching").apply(clone, "always merge")
+        bench.core.ours("sampling.cond_batching").apply(clone, "always merge")
         return bench.sample(patch(clone))
 
     def test_a_call_that_a_step_cache_leaves_out_is_not_mixed_up_with_another(self, bench: Bench) -> None:

@@ -1,0 +1,1 @@
+"""Capture a forward as a CUDA graph, and give its memory back."""

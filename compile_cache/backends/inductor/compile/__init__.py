@@ -1,0 +1,1 @@
+"""From a block to compiled code: trace, lower, and keep it as an artifact."""

@@ -1,0 +1,1 @@
+"""ComfyUI itself: its version, its queue, its progress text."""

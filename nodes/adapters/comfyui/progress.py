@@ -1,0 +1,40 @@
+"""Progress on the node, and ComfyUI's Cancel between two units of work."""
+
+from __future__ import annotations
+
+import logging
+
+import comfy.model_management
+
+logger = logging.getLogger(__name__)
+
+
+class NodeProgress:
+    """Shows text on one node; without a server (in tests) it only logs."""
+
+    cancellations = (comfy.model_management.InterruptProcessingException,)
+
+    def __init__(self, node_id: str | None) -> None:
+        self._node_id = node_id
+
+    def raise_if_cancelled(self) -> None:
+        """Raise ComfyUI's own interruption if the user pressed Cancel."""
+        comfy.model_management.throw_exception_if_processing_interrupted()
+
+    def report(self, done: int, total: int, text: str) -> None:
+        logger.info("Resolute: %s", text)
+        self.show(text)
+
+    def detail(self, text: str) -> None:
+        logger.debug("Resolute: %s", text)
+        self.show(text)
+
+    def show(self, text: str) -> None:
+        """Put a line of text on the node; the front end replaces the line that was there."""
+        if self._node_id is None:
+            return
+        from server import PromptServer
+
+        server = getattr(PromptServer, "instance", None)
+        if server is not None and hasattr(server, "send_progress_text"):
+            server.send_progress_text(text, self._node_id)

@@ -1,0 +1,44 @@
+"""Compile the network of a CONTROL_NET. Strength, percent windows and chains stay core's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import comfy.controlnet
+
+from ....compile_cache.keys import Role
+from ..blocks import flux, unet
+from ..forward.module_runner import explain_passthrough, prepare_backend
+from ..forward.patch_install import install_compiled_forward
+from ..weights.static_clone import own_clone
+
+_FAMILIES = (unet.hooks, flux.hooks)
+
+
+def compile_controlnet(control_net: Any, backend: str, node_id: str | None = None) -> Any:
+    """A copy of `control_net` (comfy.controlnet.ControlBase) whose network runs through the cache.
+
+    The original is untouched. What has no network of its own to compile comes back as a copy that runs as it is, and
+    the node says why. Raises UnknownBackendError or BackendUnavailableError.
+    """
+    copy = control_net.copy()
+    reason = _why_not(copy)
+    if reason is not None:
+        explain_passthrough(reason, node_id)
+        return copy
+    prepare_backend(backend, copy.control_model_wrapped.load_device, node_id)
+    patcher = own_clone(copy.control_model_wrapped)
+    install_compiled_forward(patcher, "forward", backend, Role.CONTROLNET, _FAMILIES, node_id)
+    copy.control_model_wrapped = patcher
+    copy.control_model = patcher.model
+    return copy
+
+
+def _why_not(control_net: Any) -> str | None:
+    if isinstance(control_net, comfy.controlnet.T2IAdapter):
+        return "a T2I adapter runs once per picture, not once per step: there is nothing to compile"
+    if isinstance(control_net, comfy.controlnet.ControlLora):
+        return "a ControlLora is built anew from the model in every run, so it runs as it is"
+    if getattr(control_net, "control_model_wrapped", None) is None:
+        return f"{type(control_net).__name__} has no network that Resolute knows, so it runs as it is"
+    return None

@@ -1,0 +1,42 @@
+"""Compile the diffusion model of a MODEL."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ....compile_cache.keys import Role
+from ..blocks import flux, unet
+from ..forward.module_runner import explain_passthrough, prepare_backend
+from ..forward.patch_install import install_compiled_forward
+from ..sampling import cond_batching, memory
+from ..sampling.step_overlap import overlap_steps
+from ..weights.static_clone import static_clone
+
+_NETWORK = "diffusion_model"
+_FAMILIES = (unet.hooks, flux.hooks)
+
+
+def compile_diffusion_model(
+    model: Any, backend: str, node_id: str | None = None, policy: str = cond_batching.AUTO
+) -> Any:
+    """A clone of `model` (a ModelPatcher) whose diffusion model runs through the cache. Compiles nothing yet.
+
+    The hook is innermost, so wrappers of other packs compose with it in either order. `policy`: see `batching`.
+    A model whose network another node exchanged comes back as it is, and the node says so: ComfyUI would put our hook
+    back onto the wrong one. Raises UnknownBackendError or BackendUnavailableError.
+    """
+    exchanged = model.object_patches.get(_NETWORK)
+    if exchanged is not None:
+        explain_passthrough(
+            f"another node put a {type(exchanged).__name__} in place of the whole network: it runs as it is", node_id
+        )
+        return model
+    prepare_backend(backend, model.load_device, node_id)
+    clone = static_clone(model)
+    # Most diffusion models of core split `forward` (wrappers) from `_forward` (the computation); some do not.
+    method = "_forward" if hasattr(clone.get_model_object(_NETWORK), "_forward") else "forward"
+    install_compiled_forward(clone, f"{_NETWORK}.{method}", backend, Role.UNET, _FAMILIES, node_id)
+    cond_batching.apply(clone, policy)
+    memory.make_room_before_sampling(clone)
+    overlap_steps(clone)
+    return clone

@@ -1,0 +1,50 @@
+"""Compile the decoder of a VAE. Encoding, tiling and the fall-back when memory runs out stay core's."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+
+from ....compile_cache.keys import Role
+from ..blocks import vae as vae_blocks
+from ..forward.module_runner import explain_passthrough, prepare_backend
+from ..forward.patch_install import install_compiled_forward
+from ..weights.static_clone import static_clone
+
+_FAMILIES = (vae_blocks.hooks,)
+
+
+def compile_vae_decode(vae: Any, backend: str, node_id: str | None = None) -> Any:
+    """A copy of `vae` (comfy.sd.VAE) whose decoder runs through the cache; the original is untouched.
+
+    A VAE whose decoder Resolute does not know comes back as it is, and the node says so. Raises UnknownBackendError or
+    BackendUnavailableError.
+    """
+    name = _decoder_of(vae.first_stage_model)
+    if name is None:
+        explain_passthrough(_why_not(vae.first_stage_model), node_id)
+        return vae
+    prepare_backend(backend, torch.device(vae.device), node_id)
+    patcher = static_clone(vae.patcher, vae.vae_dtype)
+    install_compiled_forward(patcher, f"{name}.forward", backend, Role.VAE_DECODE, _FAMILIES, node_id)
+    clone = copy.copy(vae)
+    clone.patcher = patcher
+    clone.first_stage_model = patcher.model
+    return clone
+
+
+def _decoder_of(model: Any) -> str | None:
+    """The attribute that holds an image decoder. Those of videos carry frames from call to call in lists and buffers
+    of the caller's, which a graph would not see.
+    """
+    if isinstance(getattr(model, "taesd_decoder", None), torch.nn.Sequential):
+        return "taesd_decoder"
+    return "decoder" if vae_blocks.is_decoder(getattr(model, "decoder", None)) else None
+
+
+def _why_not(model: Any) -> str:
+    if model is None:
+        return "there is no VAE to compile: the checkpoint has none"
+    return f"{type(model).__name__} has no image decoder that Resolute knows, so it runs as it is"

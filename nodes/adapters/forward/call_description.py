@@ -1,0 +1,112 @@
+"""Describe one call of a diffusion model: its tensors, its plain values, and what forbids a capture."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from ....compile_cache.backends.base import Method
+from ....compile_cache.errors import BypassCode, BypassReason
+from ....compile_cache.keys import Component, Signature, TensorSpec
+from ....compile_cache.regions.foreign_code import origin
+from ..deepcache import passes as deepcache
+
+# Entries of transformer_options that nothing inside `_forward` reads, unless a patch does, and patches are refused
+# below. Everything else is unknown and keeps the call from being captured; the compiled regions still run.
+_INERT_OPTIONS = frozenset(
+    {
+        "activations_shape", "block", "block_index", "callbacks", "cond_or_uncond", "easycache",
+        "multigpu_thread_device", "original_shape", "prefetch_dynamic_vbars", "sample_sigmas", "sigmas",
+        "total_blocks", "transformer_index", "uuids", "wrappers", deepcache.PASS, deepcache.RUN,
+    }
+)  # fmt: skip
+_PATCHES = ("patches", "patches_replace")
+# Which parts of a batch are positive and which negative. Of core's models only this one looks.
+_ORDER = "cond_or_uncond"
+_LOOKS_AT_ORDER = "comfy.ldm.seedvr.model"
+
+
+@dataclass
+class CallDescription:
+    """The flat tensors of a call, in the order of its signature, and how to put others in their place."""
+
+    names: list[str] = field(default_factory=list)
+    tensors: list[torch.Tensor] = field(default_factory=list)
+    values: list[Component] = field(default_factory=list)
+    blocker: BypassReason | None = None
+    method: Method | None = None  # see Call
+
+    def form(self) -> tuple[Any, ...]:
+        """Everything that the signature is made of, as it lies at hand: equal forms have equal signatures."""
+        tensors = tuple([(tensor.shape, tensor.stride(), tensor.dtype, tensor.device) for tensor in self.tensors])
+        return (tuple(self.names), tensors, repr(self.values))
+
+    def signature(self) -> Signature:
+        specs = tuple((name, tensor_spec(tensor)) for name, tensor in zip(self.names, self.tensors, strict=True))
+        return Signature(specs, tuple(self.values))
+
+    def block(self, detail: str) -> None:
+        if self.blocker is None:
+            self.blocker = BypassReason(BypassCode.OBSERVED_INPUT, detail)
+
+    def take(self, name: str, value: Any) -> Callable[[Sequence[torch.Tensor]], Any]:
+        """Describe one argument; returns a function that builds it again from a list of replacement tensors.
+
+        Containers are built anew each time: core pops ControlNet residuals out of theirs in place.
+        """
+        if type(value) in (torch.Tensor, torch.nn.Parameter):
+            index = len(self.tensors)
+            self.names.append(name)
+            self.tensors.append(value)
+            return lambda tensors: tensors[index]
+        if value is None or type(value) in (bool, int, float, str):
+            self.values.append((name, value))
+            return lambda tensors: value
+        if isinstance(value, Mapping):
+            self.values.append((name, tuple(str(key) for key in value)))
+            parts = {key: self.take(f"{name}.{key}", item) for key, item in value.items()}
+            return lambda tensors: {key: build(tensors) for key, build in parts.items()}
+        if type(value) in (list, tuple):
+            kind: type = type(value)
+            self.values.append((name, len(value)))
+            items = [self.take(f"{name}[{i}]", item) for i, item in enumerate(value)]
+            return lambda tensors: kind(build(tensors) for build in items)
+        self.block(f"'{name}' is a {type(value).__name__}, which a capture cannot follow")
+        return lambda tensors: value
+
+    def take_options(self, options: Mapping[str, Any], module: torch.nn.Module) -> None:
+        """Refuse a capture for anything in transformer_options that could change what `module` computes."""
+        kind = type(module)
+        if _ORDER in options and (kind.__module__ == _LOOKS_AT_ORDER or origin(kind) != "comfy"):
+            self.values.append((_ORDER, tuple(options[_ORDER])))
+        for name in _PATCHES:
+            kinds = sorted(kind for kind, patches in (options.get(name) or {}).items() if patches)
+            if kinds:
+                self.block(f"another node patches the model ({', '.join(kinds)})")
+        unknown = sorted(str(key) for key in options if key not in _INERT_OPTIONS and key not in _PATCHES)
+        if unknown:
+            self.block(f"transformer_options holds '{unknown[0]}', which Resolute does not know")
+
+
+def tensor_spec(tensor: torch.Tensor) -> TensorSpec:
+    """The spec of a tensor. Captures copy into contiguous or channels-last buffers, so no other stride matters."""
+    layout = "contiguous"
+    if tensor.ndim == 4 and not tensor.is_contiguous() and tensor.is_contiguous(memory_format=torch.channels_last):
+        layout = "channels_last"
+    return TensorSpec(tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."), tensor.device.type, layout)
+
+
+def argument_names(module: torch.nn.Module, forward: Callable[..., Any]) -> list[str]:
+    """The names of a forward's arguments by position: families order them differently, and core calls by position.
+
+    Where another pack's replacement takes `*args`, the module's own forward tells.
+    """
+    parameters = list(inspect.signature(forward).parameters.values())
+    if any(parameter.kind is parameter.VAR_POSITIONAL for parameter in parameters):
+        own = getattr(type(module), "_forward", type(module).forward)
+        parameters = list(inspect.signature(own).parameters.values())[1:]
+    return [parameter.name for parameter in parameters if parameter.kind is not parameter.VAR_KEYWORD]

@@ -1,0 +1,1 @@
+"""The one cache of the process, and where it keeps compiled regions."""

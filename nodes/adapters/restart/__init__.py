@@ -1,0 +1,1 @@
+"""What a new process does with the shapes that an earlier one used."""

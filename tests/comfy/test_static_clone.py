@@ -1,0 +1,151 @@
+"""What keeps a model with DynamicVRAM: code around this very copy of it, which a copy with ordinary weights would lack.
+
+DynamicVRAM itself needs a GPU; which models it has to be left on is decided anywhere.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from .deepcache.in_process import load
+
+PATCHES = Path(__file__).parent / "pack" / "patches.py"
+# Their code holds the module that it stands for, or is on the model itself.
+AROUND_THIS_COPY = ["replaced_forward", "exchanged_network", "changed_in_place"]
+
+
+@pytest.fixture(scope="module")
+def core() -> SimpleNamespace:
+    return load()
+
+
+@pytest.fixture(scope="module")
+def patches(core: SimpleNamespace) -> ModuleType:
+    """What another pack may do to a model, by name."""
+    spec = importlib.util.spec_from_file_location("resolute_scenario_patches", PATCHES)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def patcher(core: SimpleNamespace) -> Any:
+    """A ModelPatcher around a tiny model of its own."""
+    (made,) = core.tiny_model().build(seed=0, kind="sd")
+    return made
+
+
+@pytest.fixture
+def reaches(core: SimpleNamespace) -> Callable[[Any], bool]:
+    found: Callable[[Any], bool] = core.ours("weights.static_clone")._reaches_into_model
+    return found
+
+
+def test_a_model_and_its_clones_are_free(patcher: Any, reaches: Any) -> None:
+    assert not reaches(patcher)
+    assert not reaches(patcher.clone())
+
+
+def test_what_may_be_done_to_any_copy_is_free(patcher: Any, patches: ModuleType, reaches: Any) -> None:
+    kinds = [kind for kind in patches.APPLY if kind not in AROUND_THIS_COPY]
+    assert len(kinds) > 10
+    for kind in kinds:
+        changed = patcher.clone()
+        patches.APPLY[kind](changed)
+        assert not reaches(changed), kind
+
+
+@pytest.mark.parametrize("kind", AROUND_THIS_COPY)
+def test_what_was_done_to_this_copy_is_seen(patcher: Any, patches: ModuleType, reaches: Any, kind: str) -> None:
+    changed = patcher.clone()
+    patches.APPLY[kind](changed)
+    assert reaches(changed)
+
+
+class Holder:
+    """A callable that keeps the module it was made for."""
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        self.module = module
+
+    def __call__(self, *args: Any) -> Any:
+        return self.module(*args)
+
+
+@pytest.mark.parametrize(
+    "around",
+    [lambda block: torch.nn.Sequential(block), Holder, lambda block: functools.partial(block.forward)],
+    ids=["a module", "an object", "a partial"],
+)
+def test_whatever_holds_a_module_of_it_is_seen(patcher: Any, reaches: Any, around: Any) -> None:
+    changed = patcher.clone()
+    block = patcher.model.diffusion_model.middle_block
+    changed.add_object_patch("diffusion_model.middle_block", around(block))
+    assert reaches(changed)
+    wrapped = patcher.clone()
+    wrapped.add_wrapper("diffusion_model", around(block))
+    assert reaches(wrapped)
+
+
+def test_our_own_nodes_are_free_in_any_order(core: SimpleNamespace, patcher: Any, reaches: Any) -> None:
+    compiled = core.ours("compile.diffusion_model").compile_diffusion_model
+    cached = core.ours("deepcache.node").add_deepcache
+    settings = core.ours("deepcache.schedule").Settings()
+    assert not reaches(compiled(patcher, "eager"))
+    assert not reaches(cached(compiled(patcher, "eager"), settings))
+    assert not reaches(compiled(cached(patcher, settings), "eager"))
+
+
+def test_a_patch_that_comfyui_put_onto_the_model_for_a_clone_is_no_change_of_the_model(
+    core: SimpleNamespace, patcher: Any, reaches: Any
+) -> None:
+    compiled = core.ours("compile.diffusion_model").compile_diffusion_model(patcher, "eager")
+    compiled.patch_model()
+    try:
+        assert "_forward" in vars(patcher.model.diffusion_model)
+        assert not reaches(patcher)
+    finally:
+        compiled.unpatch_model()
+
+
+@pytest.mark.parametrize("paged", [True, False])
+def test_a_copy_writes_into_no_memory_of_a_paged_model_and_runs_no_hook_of_the_other(
+    core: SimpleNamespace, patcher: Any, monkeypatch: pytest.MonkeyPatch, paged: bool
+) -> None:
+    delegate = core.ours("weights.static_clone")
+    monkeypatch.setattr(delegate.compat, "is_dynamic", lambda _: paged)
+    patcher.cached_patcher_init = None
+    copied = delegate._delegate_of(patcher, None).model
+    theirs = dict(patcher.model.named_parameters())
+    for name, weight in copied.named_parameters():
+        assert torch.equal(weight, theirs[name])
+        assert (weight.data_ptr() == theirs[name].data_ptr()) is not paged
+    copied.diffusion_model.register_forward_hook(lambda *_: None)
+    assert not patcher.model.diffusion_model._forward_hooks
+
+
+def test_a_paged_model_is_read_again_once_where_core_knows_how(
+    core: SimpleNamespace, patcher: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    delegate = core.ours("weights.static_clone")
+    (again,) = core.tiny_model().build(seed=0, kind="sd")
+    asked: list[dict[str, Any]] = []
+
+    def clone(**options: Any) -> Any:
+        asked.append(options)
+        return again
+
+    monkeypatch.setattr(delegate.compat, "is_dynamic", lambda _: True)
+    monkeypatch.setattr(patcher, "clone", clone)
+    assert delegate._delegate_of(patcher, None).model is again.model
+    assert delegate._delegate_of(patcher, None).model is again.model
+    assert asked == [{"disable_dynamic": True}]

@@ -1,0 +1,176 @@
+"""What lets the processor prepare a step while the GPU works on another. That it does, `benchmarks.deepcache` shows."""
+
+from __future__ import annotations
+
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from .deepcache.in_process import load
+
+ELSEWHERE = torch.device("meta")
+ONE_GPU: dict[str, Any] = {"model_options": {}}
+
+
+@pytest.fixture(scope="module")
+def core() -> SimpleNamespace:
+    return load()
+
+
+@pytest.fixture(scope="module")
+def overlap(core: SimpleNamespace) -> ModuleType:
+    module: ModuleType = core.ours("sampling.step_overlap")
+    return module
+
+
+def test_what_core_would_copy_in_every_step_is_moved_and_nothing_else(
+    core: SimpleNamespace, overlap: ModuleType
+) -> None:
+    kinds = core.comfy.conds
+
+    class OfAnotherPack(kinds.CONDRegular):  # type: ignore[misc, name-defined]
+        pass
+
+    text, pooled = kinds.CONDCrossAttn(torch.ones(1, 4, 4)), kinds.CONDRegular(torch.ones(1, 4))
+    stays = {
+        "cut by area": kinds.CONDNoiseShape(torch.ones(1, 4)),
+        "a constant": kinds.CONDConstant(3),
+        "a list": kinds.CONDList([torch.ones(1)]),
+        "foreign": OfAnotherPack(torch.ones(1, 4)),
+        "no tensor": kinds.CONDRegular([1]),
+        "there already": kinds.CONDRegular(torch.ones(1, device=ELSEWHERE)),
+    }
+    conds = {"positive": [{"model_conds": {"text": text, "pooled": pooled, **stays}, "strength": 0.5}], "negative": []}
+    moved = overlap.on_device(conds, ELSEWHERE)
+    (own,) = moved["positive"]
+    assert moved["negative"] == []
+    assert own["strength"] == 0.5
+    for name, before in (("text", text), ("pooled", pooled)):
+        assert own["model_conds"][name].cond.device == ELSEWHERE
+        assert type(own["model_conds"][name]) is type(before)
+        assert before.cond.device.type == "cpu"  # what other samplers share stays
+    for name, before in stays.items():
+        assert own["model_conds"][name] is before
+
+
+def test_large_conditioning_stays_all_of_it_and_what_is_shared_counts_once(
+    core: SimpleNamespace, overlap: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, other = (core.comfy.conds.CONDCrossAttn(torch.ones(1, 4, 4)) for _ in range(2))
+    monkeypatch.setattr(overlap, "_MOST", 2 * one.cond.nbytes - 1)
+    shared = {"positive": [{"model_conds": {"text": one}}, {"model_conds": {"text": one}}]}
+    first, second = overlap.on_device(shared, ELSEWHERE)["positive"]
+    assert first["model_conds"]["text"].cond.device == ELSEWHERE
+    assert first["model_conds"]["text"] is second["model_conds"]["text"]
+    both = {"positive": [{"model_conds": {"text": one}}], "negative": [{"model_conds": {"text": other}}]}
+    assert overlap.on_device(both, ELSEWHERE) is both
+
+
+class Guider:
+    """What the wrapper touches of core's."""
+
+    def __init__(self, core: SimpleNamespace, device: str) -> None:
+        self.model_patcher = SimpleNamespace(load_device=torch.device(device))
+        self.conds: Any = {"positive": [{"model_conds": {"text": core.comfy.conds.CONDCrossAttn(torch.ones(1, 2, 2))}}]}
+
+    @property
+    def text(self) -> torch.device:
+        device: torch.device = self.conds["positive"][0]["model_conds"]["text"].cond.device
+        return device
+
+
+@pytest.fixture
+def order(overlap: ModuleType, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What happens, with a GPU that only tells."""
+    happened: list[str] = []
+
+    class Event:
+        def record(self, stream: str) -> None:
+            self.number = sum("told" in each for each in happened)
+            happened.append(f"{stream} told to tell of {self.number}")
+
+        def synchronize(self) -> None:
+            happened.append(f"waited for {self.number}")
+
+    fake = SimpleNamespace(Event=Event, current_stream=lambda device: f"{device}'s")
+    monkeypatch.setattr(overlap, "torch", SimpleNamespace(cuda=fake, Tensor=torch.Tensor))
+    real = overlap.on_device
+    monkeypatch.setattr(overlap, "on_device", lambda conds, _: real(conds, ELSEWHERE))
+    return happened
+
+
+def test_each_step_is_told_when_the_one_before_is_done(
+    core: SimpleNamespace, overlap: ModuleType, order: list[str]
+) -> None:
+    guider = Guider(core, "cuda:0")
+
+    def sampler(guider: Guider, sigmas: Any, extra_args: Any, callback: Any, *rest: Any, **named: Any) -> Any:
+        assert guider.text == ELSEWHERE
+        for step in range(3):
+            assert callback(step, None, x=None, total_steps=3) == step
+        return sigmas, extra_args, rest, named
+
+    def told(step: int, *_: Any, **__: Any) -> int:
+        order.append(f"step {step}")
+        return step
+
+    assert overlap._sample(sampler, guider, 1, ONE_GPU, told, 3, four=4) == (1, ONE_GPU, (3,), {"four": 4})
+    assert guider.text.type == "cpu"
+    assert order == [
+        "cuda:0's told to tell of 0", "step 0",
+        "cuda:0's told to tell of 1", "waited for 0", "step 1",
+        "cuda:0's told to tell of 2", "waited for 1", "step 2",
+    ]  # fmt: skip
+
+
+def test_a_sampler_without_a_callback_waits_all_the_same(
+    core: SimpleNamespace, overlap: ModuleType, order: list[str]
+) -> None:
+    def sampler(guider: Guider, sigmas: Any, extra_args: Any, callback: Any) -> None:
+        for step in range(2):
+            callback(step, None, None, 2)
+
+    overlap._sample(sampler, Guider(core, "cuda"), 1, ONE_GPU, None)
+    assert order[-1] == "waited for 0"
+
+
+def test_a_run_that_fails_leaves_the_conditioning_as_it_was(
+    core: SimpleNamespace, overlap: ModuleType, order: list[str]
+) -> None:
+    guider = Guider(core, "cuda")
+
+    def fails(*_: Any) -> None:
+        raise RuntimeError("cancelled")
+
+    with pytest.raises(RuntimeError, match="cancelled"):
+        overlap._sample(fails, guider, 1, ONE_GPU, None)
+    assert guider.text.type == "cpu"
+    assert not order
+
+
+@pytest.mark.parametrize(
+    ("device", "options"), [("cpu", {}), ("cuda", {"multigpu_clones": {}})], ids=["no GPU", "several GPUs"]
+)
+def test_elsewhere_nothing_changes(
+    core: SimpleNamespace, overlap: ModuleType, device: str, options: dict[str, Any]
+) -> None:
+    guider, own = Guider(core, device), lambda *_: None
+    conds = guider.conds
+
+    def sampler(guider: Guider, sigmas: Any, extra_args: Any, callback: Any) -> None:
+        assert guider.conds is conds
+        assert callback is own
+
+    overlap._sample(sampler, guider, 1, {"model_options": options}, own)
+
+
+def test_both_nodes_overlap_steps_and_once(core: SimpleNamespace, overlap: ModuleType) -> None:
+    model = core.tiny_model().build(0, "sd")[0]
+    settings = core.ours("deepcache.schedule").Settings()
+    model = core.ours("compile.diffusion_model").compile_diffusion_model(model, "eager")
+    for _ in range(2):
+        model = core.ours("deepcache.node").add_deepcache(model, settings)
+    kind = core.comfy.patcher_extension.WrappersMP.SAMPLER_SAMPLE
+    assert model.wrappers[kind][overlap._KEY] == [overlap._sample]

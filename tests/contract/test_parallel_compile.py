@@ -1,0 +1,343 @@
+"""Regions that are compiled at once, in other processes: the same artifacts, the same bookkeeping."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from unittest.mock import ANY
+
+import pytest
+import sympy  # type: ignore[import-untyped]
+import torch
+from torch._inductor.runtime.cache_dir_utils import temporary_cache_dir
+
+from compile_cache.backends.inductor.backend import InductorBackend
+from compile_cache.backends.inductor.parallel import parallel_compile, pool
+from compile_cache.backends.inductor.regions import table
+from compile_cache.config import CacheConfig
+from compile_cache.errors import CaptureError
+from scripts.support.places import ROOT
+
+from .rig import TOLERANCE, Model, Rig, inputs, seeded
+
+SIZES = [(1, 8, 8, 7), (17, 8, 8, 7), (2, 33, 25, 154), (1, 1, 1, 1), (3, 17, 9, 5)]
+
+
+@pytest.fixture(autouse=True)
+def two_are_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The model has two distinct regions."""
+    monkeypatch.setattr(parallel_compile, "_FEWEST", 2)
+    monkeypatch.setattr(pool, "STAY", 2.0)
+
+
+def rig(**config: Any) -> Rig:
+    return Rig(InductorBackend(), workers=2, **config)
+
+
+def test_they_are_right_at_every_size_and_nothing_compiles_again(tmp_path: Path) -> None:
+    one = rig(store_folder=tmp_path, source="one")
+    bound = one.bind(seeded(Model))
+    with one.expect(region_compiles=2, verifications=2, region_calls=4, graph_calls=1):
+        assert bound.error(*inputs()) <= TOLERANCE
+    with one.expect(region_calls=4 * len(SIZES), graph_calls=len(SIZES), verifications=ANY):
+        assert max(bound.error(*inputs(*size)) for size in SIZES) <= TOLERANCE
+
+    # They bring along what tracing and lowering assumed, as those of this process do.
+    two = Rig(InductorBackend(), store_folder=tmp_path, source="one", workers=0)
+    with two.expect(region_loads=2, region_calls=4, graph_calls=1):
+        assert two.bind(seeded(Model)).error(*inputs()) <= TOLERANCE
+    here = Rig(InductorBackend(), workers=0, store_folder=tmp_path / "another", source="one")
+    here.bind(seeded(Model))(*inputs())
+    assert assumed(one) == assumed(two) == assumed(here)
+
+
+def assumed(rig: Rig) -> dict[str, set[str]]:
+    """By region, but for "not 0", which lowering asks or does not ask by what it did before."""
+    groups = rig.backend.table._groups.values()
+    return {
+        group.label: {str(each) for each in group.variants[0].assumptions.expressions if not isinstance(each, sympy.Ne)}
+        for group in groups
+    }
+
+
+def test_what_a_worker_cannot_do_is_compiled_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pool.worker, "__file__", str(Path(__file__).with_name("no_such_worker.py")))
+    one = rig()
+    with one.expect(region_compiles=2, verifications=2, region_calls=4, graph_calls=1):
+        assert one.bind(seeded(Model)).error(*inputs()) <= TOLERANCE
+
+
+def test_a_wrong_result_is_never_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = parallel_compile.unpack
+
+    def spoiled(artifact: Any) -> Any:
+        variant = real(artifact)
+        variant.compiled = lambda tensors: [torch.zeros_like(tensors[-1])]
+        return variant
+
+    monkeypatch.setattr(parallel_compile, "unpack", spoiled)
+    one = rig()
+    with one.expect(region_compiles=2, verifications=4, region_calls=4, graph_calls=1):
+        assert one.bind(seeded(Model)).error(*inputs()) <= TOLERANCE
+
+
+def test_what_there_is_no_memory_to_compare_is_compared_by_the_call_and_kept_then(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, errors = table.disagreement, [torch.cuda.OutOfMemoryError("out of memory") for _ in range(2)]
+
+    def disagreement(*args: Any) -> str | None:
+        if errors:
+            raise errors.pop()
+        return real(*args)
+
+    monkeypatch.setattr(table, "disagreement", disagreement)
+    one = rig(store_folder=tmp_path, source="one")
+    with one.expect(region_compiles=2, verifications=4, region_calls=4, graph_calls=1):
+        assert one.bind(seeded(Model)).error(*inputs()) <= TOLERANCE
+    two = Rig(InductorBackend(), store_folder=tmp_path, source="one", workers=0)
+    with two.expect(region_loads=2, region_calls=4, graph_calls=1):
+        assert two.bind(seeded(Model)).error(*inputs()) <= TOLERANCE
+
+
+def test_inductor_is_imported_when_a_model_is_expected_and_not_before() -> None:
+    program = """
+import sys, torch
+from compile_cache.backends.inductor.backend import InductorBackend
+from compile_cache.config import CacheConfig
+
+backend, device = InductorBackend(), torch.device("cpu")
+assert backend.probe("cpu").available
+assert "torch._inductor.compile_fx" not in sys.modules
+backend.prewarm(device, CacheConfig(workers=0))
+backend.prewarm(device, CacheConfig(workers=0))
+backend._preparing.join()
+assert "torch._inductor.compile_fx" in sys.modules
+table = backend.table
+assert backend.table is table
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, cwd=ROOT)
+
+
+def test_what_cannot_be_started_ahead_is_told_and_costs_nothing_else(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse() -> None:
+        raise OSError("no more processes")
+
+    one = rig()
+    monkeypatch.setattr(one.backend.workers, "start", refuse)  # type: ignore[attr-defined]
+    with caplog.at_level("WARNING"):
+        one.backend.prewarm(torch.device("cpu"), CacheConfig(workers=2))
+        one.backend._preparing.join()  # type: ignore[attr-defined]
+    assert "nothing is started ahead: no more processes" in caplog.text
+    assert one.backend._table is not None  # type: ignore[attr-defined]  # inductor is imported all the same
+
+
+class Pretended:
+    """WorkerPool that have memory, and compile nothing."""
+
+    running = False
+
+    def call_up(self, count: int, device: torch.device) -> None:
+        self.running = True
+
+    def answers(self, jobs: Any, settings: Any) -> Iterator[None]:
+        for _ in jobs:
+            yield None
+
+    def close(self) -> None:
+        self.running = False
+
+
+def pretending() -> Any:
+    one = rig()
+    one.backend.workers = Pretended()  # type: ignore[attr-defined]
+    return one
+
+
+def test_where_they_have_the_memory_they_end_and_the_call_is_made_once_more() -> None:
+    one = pretending()
+    module, workers = seeded(Model), one.backend.workers
+    bound = one.bind(module)
+
+    def invoke(tensors: Any) -> Any:
+        result = module(*tensors)
+        if workers.running and not bound.program._bound._seen:  # the call after everybody looked
+            raise torch.cuda.OutOfMemoryError("the workers have it")
+        return result
+
+    with one.expect(region_compiles=2, verifications=2, region_calls=8, graph_calls=1):
+        bound(*inputs(), invoke=invoke)
+    assert not workers.running
+
+
+def test_they_end_before_a_region_runs_as_it_is_for_lack_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    one = pretending()
+    real, workers = table.disagreement, one.backend.workers
+
+    def disagreement(*args: Any) -> str | None:
+        if workers.running:
+            raise torch.cuda.OutOfMemoryError("the workers have it")
+        return real(*args)
+
+    monkeypatch.setattr(table, "disagreement", disagreement)
+    with one.expect(region_compiles=2, verifications=3, region_calls=4, graph_calls=1):
+        assert one.bind(seeded(Model)).error(*inputs()) <= TOLERANCE
+    assert not workers.running
+
+
+def test_a_capture_for_which_they_have_the_memory_is_made_without_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    one = pretending()
+    bound, workers = one.bind(seeded(Model)), one.backend.workers
+    workers.running = True
+
+    def capture(call: Any, result: Any) -> str:
+        if workers.running:
+            raise CaptureError("no memory") from torch.cuda.OutOfMemoryError("the workers have it")
+        return "captured"
+
+    monkeypatch.setattr(bound.program._recorder, "capture", capture)
+    assert bound.program.capture(None, None) == "captured"  # type: ignore[arg-type]
+
+
+def test_an_out_of_memory_that_is_nobodys_fault_is_raised_at_once() -> None:
+    one = pretending()
+    calls = []
+
+    def invoke(tensors: Any) -> Any:
+        calls.append(1)
+        raise torch.cuda.OutOfMemoryError("too large")
+
+    with pytest.raises(torch.cuda.OutOfMemoryError, match="too large"):
+        one.bind(seeded(Model))(*inputs(), invoke=invoke)
+    assert calls == [1]
+
+
+@pytest.mark.parametrize("kept", [False, True])
+def test_code_is_loaded_by_one_thread_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kept: bool) -> None:
+    """What workers made, and what the store has: another thread may be loading ahead."""
+    config: Any = {"store_folder": tmp_path, "source": "one"}
+    if kept:
+        Rig(InductorBackend(), **config, workers=0).bind(seeded(Model))(*inputs())
+    one = rig(**config)
+    lock, alone = one.backend.table.lock, []  # type: ignore[attr-defined]
+
+    def look() -> None:
+        alone.append(not lock.acquire(blocking=False))
+
+    for module in (parallel_compile, table):
+        real = module.unpack
+
+        def unpack(artifact: Any, real: Any = real) -> Any:
+            other = threading.Thread(target=look)
+            other.start()
+            other.join()
+            return real(artifact)
+
+        monkeypatch.setattr(module, "unpack", unpack)
+    one.bind(seeded(Model))(*inputs())
+    assert alone == [True, True]
+
+
+def test_progress_is_told_while_a_call_meets_new_regions() -> None:
+    bound = Rig(InductorBackend(), workers=0).bind(seeded(Model))
+    bound(*inputs())
+    regions: Any = bound.program._bound  # type: ignore[attr-defined]
+
+    class Meeting:
+        key = "one"
+
+        @property
+        def variants(self) -> list[Any]:
+            regions._groups[len(regions._groups)] = Meeting()
+            return []
+
+    regions._groups = {0: Meeting()}
+    assert bound.program.regions == (0, 2)
+
+
+def test_cancel_ends_the_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+
+    class Stopper:
+        cancellations = (InterruptedError,)
+        presses = 0
+
+        def raise_if_cancelled(self) -> None:
+            self.presses += 1
+            if self.presses > 4:
+                raise InterruptedError("cancelled")
+
+        def report(self, done: int, total: int, text: str) -> None: ...
+
+        def detail(self, text: str) -> None: ...
+
+    one = rig()
+    bound = one.bind(seeded(Model))
+    with pytest.raises(InterruptedError):
+        bound(*inputs(), progress=Stopper())
+    wait_for(lambda: not list(tmp_path.glob("resolute-*")))
+    with one.expect(region_compiles=2, verifications=2, region_calls=4, graph_calls=1):
+        assert bound.error(*inputs()) <= TOLERANCE
+
+
+def test_workers_stay_for_the_next_model_and_end_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pool, "STAY", 10.0)
+    monkeypatch.setattr(parallel_compile, "_FEWEST", 1)
+    one = rig()
+    one.bind(seeded(Model))(*inputs())
+    first = crew(one)
+    assert first.alive
+    with one.expect(region_compiles=1, verifications=1, region_calls=ANY, graph_calls=1):
+        one.bind(seeded(lambda: Model(eps=1e-3)))(*inputs())
+    assert crew(one) is first
+    wait_for(lambda: not first.alive)
+    assert not one.backend.workers.running  # type: ignore[attr-defined]
+
+
+def crew(rig: Rig) -> Any:
+    return rig.backend.workers._crew  # type: ignore[attr-defined]
+
+
+def wait_for(condition: Callable[[], bool], seconds: float = 600.0) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize(("kept", "started"), [("", True), ("two", True), ("one", False)])
+def test_they_are_started_ahead_where_nothing_of_this_environment_is_kept(
+    tmp_path: Path, kept: str, started: bool
+) -> None:
+    if kept:
+        Rig(InductorBackend(), store_folder=tmp_path, source=kept, workers=0).bind(seeded(Model))(*inputs())
+    one = rig(store_folder=tmp_path, source="one")
+    one.backend.prewarm(torch.device("cpu"), one.cache.config)
+    one.backend._preparing.join()  # type: ignore[attr-defined]
+    assert one.backend.workers.running is started  # type: ignore[attr-defined]
+    one.backend.workers.close()  # type: ignore[attr-defined]
+
+
+def test_code_from_inductors_own_cache_is_compared_at_size_one(fresh_inductor_cache: None) -> None:
+    first, second = Rig(InductorBackend(), workers=0), Rig(InductorBackend(), workers=0)
+    first.bind(seeded(Model))(*inputs())
+    bound = second.bind(seeded(Model))
+    bound(*inputs())
+    with second.expect(verifications=2, region_calls=4, graph_calls=1):
+        assert bound.error(*inputs(1, 1, 1, 1)) <= TOLERANCE
+    with second.expect(region_calls=4, graph_calls=1):
+        assert bound.error(*inputs(1, 1, 1, 1)) <= TOLERANCE
+
+
+@pytest.fixture
+def fresh_inductor_cache(tmp_path: Path) -> Iterator[None]:
+    with temporary_cache_dir(str(tmp_path)):
+        yield

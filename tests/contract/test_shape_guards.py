@@ -1,0 +1,72 @@
+"""ShapeGuards about sizes: which are the code's own, which only steered a heuristic, and what holds for others."""
+
+from __future__ import annotations
+
+import pytest
+import sympy
+
+from compile_cache.backends.inductor.compile.shape_guards import ShapeGuards, Verdict
+
+B, N, H = (sympy.Symbol(name, integer=True) for name in ("s0", "s1", "s2"))
+SYMBOLS = {"b": B, "n": N, "h": H}
+
+
+def check(expression: sympy.Basic, **sizes: int) -> Verdict:
+    return ShapeGuards([expression], SYMBOLS).check({"b": 2, "n": 5, "h": 7, **sizes})[0]
+
+
+def test_without_assumptions_every_size_holds() -> None:
+    assert ShapeGuards([], SYMBOLS).check({"b": 1, "n": 1, "h": 1}) == (Verdict.HOLDS, "")
+
+
+@pytest.mark.parametrize(
+    "expression",
+    [
+        sympy.Eq(B, N, evaluate=False),
+        sympy.Eq(sympy.Mod(H, 8, evaluate=False), 0, evaluate=False),
+        sympy.Eq(B * N, 10, evaluate=False),
+    ],
+    ids=str,
+)
+def test_an_equality_that_fails_is_broken(expression: sympy.Basic) -> None:
+    assert check(expression, b=4, n=5, h=9) is Verdict.BROKEN
+
+
+@pytest.mark.parametrize("expression", [sympy.Eq(B, N, evaluate=False), sympy.Eq(N, B, evaluate=False)], ids=str)
+def test_an_equality_that_is_met_holds(expression: sympy.Basic) -> None:
+    assert check(expression, b=4, n=4) is Verdict.HOLDS
+
+
+@pytest.mark.parametrize("expression", [B > 1, B >= 2, N < 16, N <= 15, sympy.Ne(B, 1)], ids=str)
+def test_a_bound_that_is_passed_is_unproven(expression: sympy.Basic) -> None:
+    assert check(expression) is Verdict.HOLDS
+    assert check(expression, b=1, n=99) is Verdict.UNPROVEN
+
+
+@pytest.mark.parametrize("expression", [B * N * H < 2**31, B * N <= 2**31 - 1, sympy.Gt(2**31, B * N * H)], ids=str)
+def test_a_limit_of_32_bit_indexing_that_is_passed_is_broken(expression: sympy.Basic) -> None:
+    assert check(expression) is Verdict.HOLDS
+    assert check(expression, b=70_000, n=70_000) is Verdict.BROKEN
+
+
+def test_what_cannot_be_decided_is_broken() -> None:
+    assert check(sympy.Symbol("other", integer=True) > 1) is Verdict.BROKEN
+
+
+def test_what_is_always_false_is_broken() -> None:
+    assert check(sympy.false) is Verdict.BROKEN
+
+
+def test_one_broken_assumption_outweighs_every_unproven_one() -> None:
+    expressions = [B > 1, sympy.Eq(B, N, evaluate=False), N < 4]
+    assert ShapeGuards(expressions, SYMBOLS).check({"b": 1, "n": 5, "h": 7})[0] is Verdict.BROKEN
+
+
+def test_the_text_names_what_decided() -> None:
+    assumptions = ShapeGuards([B > 1, N < 16, H < 99], SYMBOLS)
+    assert assumptions.check({"b": 1, "n": 20, "h": 7}) == (Verdict.UNPROVEN, "s0 > 1, s1 < 16")
+    assert assumptions.check({"b": 2, "n": 5, "h": 7}) == (Verdict.HOLDS, "")
+
+
+def test_the_same_assumption_twice_counts_once() -> None:
+    assert ShapeGuards([B > 1, B > 1], SYMBOLS).check({"b": 1, "n": 5, "h": 7})[1] == "s0 > 1"

@@ -1,0 +1,279 @@
+"""WeightsTracker: a number that changes whenever the weights are elsewhere, and what then forbids a capture."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+
+@pytest.fixture(scope="module")
+def residency(adapter: Callable[[str], ModuleType]) -> ModuleType:
+    return adapter("weights.weights_epoch")
+
+
+class Operation(nn.Linear):
+    """Like ComfyUI's operations: may cast, or patch, its weights on the way in."""
+
+    comfy_cast_weights = False
+
+    def __init__(self) -> None:
+        super().__init__(4, 4)
+        self.eps = 1e-6
+        self.weight_function: list[Any] = []
+        self.bias_function: list[Any] = []
+
+
+class Module(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = Operation(), Operation()
+        self.second.sizes, self.second.nested = [1, 2], ([1, 2], 3)  # in its place: the first can be remembered
+        self.register_buffer("table", torch.zeros(3))
+
+
+@pytest.fixture
+def module() -> Module:
+    return Module()
+
+
+@pytest.fixture
+def watched(residency: ModuleType, module: Module) -> Any:
+    watched = residency.WeightsTracker(module)
+    watched.refresh()
+    return watched
+
+
+def rebind_parameter(module: Module) -> None:
+    module.first.weight = nn.Parameter(module.first.weight.detach().clone())
+
+
+def swap_data(module: Module) -> None:
+    module.first.weight.data = module.first.weight.detach().clone()
+
+
+def rebind_buffer(module: Module) -> None:
+    module.table = torch.ones(3)
+
+
+def move_everything(module: Module) -> None:
+    module.to(torch.float16)
+
+
+def drop_bias(module: Module) -> None:
+    module.first.bias = None
+
+
+def page_out(module: Module) -> None:
+    module.first.weight = nn.Parameter(module.first.weight.detach().to("meta"))
+
+
+@pytest.mark.parametrize(
+    "move",
+    [rebind_parameter, swap_data, rebind_buffer, move_everything, drop_bias, page_out],
+    ids=lambda move: move.__name__,
+)
+def test_weights_that_move_begin_a_new_epoch_at_the_next_call(
+    watched: Any, module: Module, move: Callable[[Module], None]
+) -> None:
+    before, kept = watched.epoch, list(module.parameters())  # kept: a freed address could be handed out again
+    move(module)
+    watched.refresh()
+    assert watched.epoch > before
+    after = watched.epoch
+    watched.refresh()
+    watched.refresh(thorough=True)
+    assert watched.epoch == after
+    assert kept
+
+
+def flip_cast(module: Module) -> None:
+    module.first.comfy_cast_weights = True
+
+
+def patch_weight(module: Module) -> None:
+    module.first.weight_function = [lambda weight: weight]
+
+
+def patch_bias(module: Module) -> None:
+    module.second.bias_function = [lambda bias: bias]
+
+
+def exchange_setting(module: Module) -> None:
+    module.first.eps = 1e-5
+
+
+def change_a_list_in_place(module: Module) -> None:
+    module.second.sizes.append(3)
+
+
+def change_a_nested_list_in_place(module: Module) -> None:
+    module.second.nested[0].append(3)
+
+
+def hook_submodule(module: Module) -> None:
+    module.first.register_forward_hook(lambda *_: None)
+
+
+def exchange_submodule(module: Module) -> None:
+    module.second = Operation()
+
+
+def add_parameter(module: Module) -> None:
+    module.register_parameter("extra", nn.Parameter(torch.zeros(1)))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        flip_cast,
+        patch_weight,
+        patch_bias,
+        exchange_setting,
+        change_a_list_in_place,
+        change_a_nested_list_in_place,
+        hook_submodule,
+        exchange_submodule,
+        add_parameter,
+    ],
+    ids=lambda change: change.__name__,
+)
+def test_what_leaves_the_addresses_alone_begins_a_new_epoch_when_a_run_starts(
+    watched: Any, module: Module, change: Callable[[Module], None]
+) -> None:
+    watched.refresh(thorough=True)  # what can be remembered is
+    before = watched.epoch
+    change(module)
+    watched.refresh(thorough=True)
+    assert watched.epoch > before
+
+
+def test_an_exchanged_submodules_weights_are_watched_from_then_on(watched: Any, module: Module) -> None:
+    exchange_submodule(module)
+    watched.refresh(thorough=True)
+    before = watched.epoch
+    module.second.weight = nn.Parameter(torch.zeros(4, 4))
+    watched.refresh()
+    assert watched.epoch > before
+
+
+@pytest.mark.parametrize("thorough", [False, True])
+def test_without_a_change_the_epoch_stays(watched: Any, module: Module, thorough: bool) -> None:
+    before = watched.epoch
+    with torch.no_grad():
+        module.first.weight.mul_(2)  # values in place: a replay reads them anew
+    for _ in range(3):
+        watched.refresh(thorough=thorough)
+    assert watched.epoch == before
+
+
+@pytest.mark.parametrize("holder", ["", "first"])
+def test_a_model_that_is_watched_goes_when_everybody_else_lets_go(residency: ModuleType, holder: str) -> None:
+    module = Module()
+    module.get_submodule(holder).forward = module.forward  # a method bound to the model, as core leaves it there
+    module.get_submodule(holder).__dict__["model"] = [module]
+    watched, gone = residency.WeightsTracker(module), weakref.ref(module)
+    watched.refresh(thorough=True)
+    del module
+    gc.collect()
+    assert gone() is None
+    watched.refresh(thorough=True)
+
+
+@pytest.mark.parametrize("name", ["holders", "weight_function"])
+def test_a_model_goes_though_it_was_put_into_a_list_that_was_seen_empty(residency: ModuleType, name: str) -> None:
+    module = Module()
+    module.first.__dict__[name] = found = []  # type: ignore[var-annotated]
+    watched, gone = residency.WeightsTracker(module), weakref.ref(module)
+    for _ in range(2):
+        watched.refresh(thorough=True)
+        found.append(module)
+    del module, found
+    gc.collect()
+    assert gone() is None
+
+
+def test_gradients_switched_off_are_no_change(watched: Any, module: Module) -> None:
+    before = watched.epoch
+    module.requires_grad_(False)
+    watched.refresh(thorough=True)
+    assert watched.epoch == before
+
+
+def test_two_modules_never_share_an_epoch(residency: ModuleType, watched: Any) -> None:
+    other = residency.WeightsTracker(Module())
+    other.refresh()
+    assert other.epoch != watched.epoch
+
+
+def test_weights_that_come_back_begin_a_new_epoch_too(watched: Any, module: Module) -> None:
+    original, epochs = module.first.weight, {watched.epoch}
+    for weight in (nn.Parameter(torch.zeros(4, 4)), original):
+        module.first.weight = weight
+        watched.refresh()
+        epochs.add(watched.epoch)
+    assert len(epochs) == 3
+
+
+class TestBlockers:
+    @pytest.mark.parametrize("where", ["", "first"])
+    def test_a_method_that_a_pack_replaced_forbids_a_capture_until_it_is_gone(
+        self, watched: Any, module: Module, where: str
+    ) -> None:
+        before, changed = watched.epoch, module.get_submodule(where)
+        changed.extra_repr = lambda: ""  # type: ignore[method-assign]  # any method: which one computes is not ours to say
+        watched.refresh(thorough=True)
+        assert watched.blocker.code.value == "replaced_forward"
+        assert watched.epoch > before
+        del changed.extra_repr
+        watched.refresh(thorough=True)
+        assert watched.blocker is None
+
+    def test_weights_that_lie_ready_forbid_nothing(self, watched: Any) -> None:
+        assert watched.blocker is None
+
+    def test_a_cast_on_the_way_forbids_nothing(self, watched: Any, module: Module) -> None:
+        flip_cast(module)
+        watched.refresh(thorough=True)
+        assert watched.blocker is None
+
+    @pytest.mark.parametrize("change", [patch_weight, patch_bias], ids=lambda change: change.__name__)
+    def test_a_patch_on_the_way_forbids_a_capture(
+        self, watched: Any, module: Module, change: Callable[[Module], None]
+    ) -> None:
+        change(module)
+        watched.refresh(thorough=True)
+        assert watched.blocker.code.value == "streamed_weights"
+        assert "patched" in watched.blocker.detail
+
+    def test_weights_on_two_devices_forbid_a_capture(self, watched: Any, module: Module) -> None:
+        page_out(module)
+        watched.refresh()
+        assert watched.blocker.code.value == "streamed_weights"
+        assert "cpu and meta" in watched.blocker.detail
+
+    def test_weights_that_are_nowhere_forbid_a_capture(self, watched: Any, module: Module) -> None:
+        module.to("meta")
+        watched.refresh(thorough=True)
+        assert watched.blocker is not None
+        assert watched.blocker.code.value == "streamed_weights"
+
+    def test_paged_weights_forbid_a_capture(self, watched: Any, module: Module) -> None:
+        module.first._v = object()  # DynamicVRAM keeps its page there
+        module.first.comfy_cast_weights = True
+        watched.refresh(thorough=True)
+        assert watched.blocker.code.value == "streamed_weights"
+        assert "DynamicVRAM" in watched.blocker.detail
+
+    def test_weights_that_came_back_forbid_nothing(self, watched: Any, module: Module) -> None:
+        patch_weight(module)
+        watched.refresh(thorough=True)
+        module.first.weight_function = []
+        watched.refresh(thorough=True)
+        assert watched.blocker is None

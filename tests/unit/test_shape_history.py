@@ -1,0 +1,323 @@
+"""Shapes outlive the process as plain JSON, and a file that says nonsense is as good as none."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from compile_cache.keys import GraphKey, Role, Signature, TensorSpec
+from compile_cache.store import shape_history
+from compile_cache.store.shape_history import ShapeHistory
+
+
+class Regions:
+    """A program that ran through these."""
+
+    def __init__(self, keys: list[str]) -> None:
+        self.region_keys = frozenset(keys)
+
+
+MODEL = "abcdef0123456789" * 4
+OTHER = "0123456789abcdef" * 4
+
+
+def key(side: int = 8, model: str = MODEL, role: Role = Role.UNET, **more: Any) -> GraphKey:
+    tensors = (
+        ("latent", TensorSpec((2, 4, side, side), "float16", "cuda", "channels_last")),
+        ("context", TensorSpec((2, 77, 768), "float16", "cuda")),
+    )
+    values = (("control", ("input", "output")), ("guidance", 3.5), ("y", None), ("flag", True), ("steps", 2))
+    return GraphKey(Signature(tensors, values), role, model, "inductor", **more)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "shapes"
+
+
+def test_another_process_recalls_the_very_same_keys_latest_use_last(folder: Path) -> None:
+    first = ShapeHistory(folder)
+    first.name(MODEL, "SDXL")
+    keys = [key(8), key(16), key(8, role=Role.DEEPCACHE_FULL), key(8, options=(("precision", "high"),))]
+    for each in keys:
+        first.record(each, Regions(["r1", "r2"]), 0.2)
+    found = ShapeHistory(folder).of_model(MODEL)
+    assert [each.key for each in found] == keys
+    assert [hash(each.key) for each in found] == [hash(each) for each in keys]
+    assert found[0].regions == {"r1", "r2"}
+    assert found[0].seconds == 0.2
+
+
+def test_models_are_told_by_name_the_one_used_last_first(folder: Path) -> None:
+    memory = ShapeHistory(folder)
+    memory.name(MODEL, "SDXL")
+    memory.record(key(), Regions(["a", "b"]))
+    memory.record(key(16), Regions(["b", "c"]))
+    memory.record(key(model=OTHER), Regions([]))
+    assert [(model.name, len(model.graphs), model.regions) for model in ShapeHistory(folder).models()] == [
+        ("a model", 1, frozenset()),
+        ("SDXL", 2, {"a", "b", "c"}),
+    ]
+
+
+def test_what_is_used_again_comes_last_and_keeps_the_seconds_of_its_capture(folder: Path) -> None:
+    first = ShapeHistory(folder)
+    first.record(key(8), Regions(["r"]), 0.5)
+    first.record(key(16), Regions(["r"]), 0.25)
+    ShapeHistory(folder).record(key(8), Regions(["r"]))
+    assert [(each.key, each.seconds) for each in ShapeHistory(folder).of_model(MODEL)] == [
+        (key(16), 0.25),
+        (key(8), 0.5),
+    ]
+
+
+def test_two_processes_add_to_one_file(folder: Path) -> None:
+    one, two = ShapeHistory(folder), ShapeHistory(folder)
+    one.record(key(8), Regions([]))
+    two.record(key(16), Regions([]))
+    one.record(key(24), Regions([]))
+    assert [each.key for each in one.of_model(MODEL)] == [key(8), key(16), key(24)]
+
+
+def test_the_number_of_shapes_is_bounded_and_the_oldest_go(folder: Path) -> None:
+    memory = ShapeHistory(folder)
+    for side in range(1, 101):
+        memory.record(key(side), Regions([]))
+    kept = [each.key for each in memory.of_model(MODEL)]
+    assert kept == [key(side) for side in range(37, 101)]
+
+
+def test_a_key_is_written_once_in_each_process(folder: Path) -> None:
+    memory = ShapeHistory(folder)
+    memory.record(key(), Regions([]))
+    (file,) = folder.iterdir()
+    file.unlink()
+    memory.record(key(), Regions([]))
+    assert list(folder.iterdir()) == []
+
+
+def test_without_a_folder_nothing_is_remembered() -> None:
+    memory = ShapeHistory(None)
+    memory.record(key(), Regions([]))
+    assert memory.of_model(MODEL) == ()
+    assert memory.models() == []
+
+
+def test_a_folder_that_cannot_be_written_is_told_once_and_costs_the_memory_and_nothing_else(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shape_history, "_PAUSE", 0.0)
+    (tmp_path / "shapes").write_text("in the way")
+    memory = ShapeHistory(tmp_path / "shapes")
+    memory.record(key(), Regions([]))
+    memory.record(key(16), Regions([]))
+    assert "a shape was not remembered, a later call tries again" in caplog.text
+    assert len(caplog.records) == 1
+    assert memory.of_model(MODEL) == ()
+    assert memory.models() == []
+
+
+class Held:
+    """In the place of os.replace: on Windows, nobody can replace a file that somebody reads."""
+
+    def __init__(self, failures: int) -> None:
+        self.attempts, self.failures = 0, failures
+        self._replace = os.replace
+
+    def __call__(self, source: Any, target: Any) -> None:
+        self.attempts += 1
+        if self.attempts <= self.failures:
+            raise PermissionError(13, "Permission denied")
+        self._replace(source, target)
+
+
+def test_what_could_not_be_written_is_written_by_a_later_call(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(shape_history, "_PAUSE", 0.0)
+    memory = ShapeHistory(folder)
+    memory.record(key(8), Regions([]))
+    held = Held(failures=2)
+    monkeypatch.setattr(os, "replace", held)
+    for _ in range(5):
+        memory.record(key(16), Regions([]))
+    assert held.attempts == 3
+    assert [each.key for each in memory.of_model(MODEL)] == [key(8), key(16)]
+    assert [path.suffix for path in folder.iterdir()] == [".json"]
+    assert len(caplog.records) == 1
+
+
+def test_after_a_failure_not_every_call_tries_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A call is one step of a sampler."""
+    monkeypatch.setattr(shape_history, "_PAUSE", 1e9)
+    held = Held(failures=99)
+    monkeypatch.setattr(os, "replace", held)
+    memory = ShapeHistory(folder)
+    for side in range(8, 80, 8):
+        memory.record(key(side), Regions([]))
+    assert held.attempts == 1
+
+
+def test_a_file_that_cannot_be_read_now_is_not_replaced(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A virus scanner has it, say: what it remembers would be lost."""
+    monkeypatch.setattr(shape_history, "_PAUSE", 0.0)
+    ShapeHistory(folder).record(key(8), Regions([]))
+    memory = ShapeHistory(folder)
+
+    def refuse(self: Path, *_: Any, **__: Any) -> bytes:
+        raise PermissionError(13, "Permission denied")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "open", refuse)
+        patched.setattr(Path, "read_bytes", refuse)
+        patched.setattr(Path, "read_text", refuse)
+        memory.record(key(16), Regions([]))
+        assert memory.models() == []
+        assert memory.of_model(MODEL) == ()
+    assert [each.key for each in memory.of_model(MODEL)] == [key(8)]
+    memory.record(key(16), Regions([]))
+    assert [each.key for each in memory.of_model(MODEL)] == [key(8), key(16)]
+
+
+def test_two_threads_of_one_process_write_one_file(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    both, replace = threading.Barrier(2), os.replace
+
+    def together(source: Any, target: Any) -> None:
+        both.wait(60)
+        replace(source, target)
+
+    monkeypatch.setattr(os, "replace", together)
+    memories = {side: ShapeHistory(folder) for side in (8, 16)}
+    threads = [threading.Thread(target=memories[side].record, args=(key(side), Regions([]))) for side in memories]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert caplog.messages == []
+    (remembered,) = ShapeHistory(folder).of_model(MODEL)  # of whoever was last
+    assert remembered.key in (key(8), key(16))
+
+
+class Failing:
+    @property
+    def region_keys(self) -> frozenset[str]:
+        raise RuntimeError("a program that cannot tell")
+
+
+def test_a_failure_of_any_kind_costs_no_call(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    ShapeHistory(folder).record(key(), Failing())
+    ShapeHistory(folder).record(key(options=(("precision", object()),)), Regions([]))
+    assert len(caplog.records) == 2
+    assert ShapeHistory(folder).models() == []
+
+
+def first(**values: Any) -> Callable[[Any], Any]:
+    """The first graph says something else."""
+    return lambda data: data["graphs"][0].update(values)
+
+
+def latent(**values: Any) -> Callable[[Any], Any]:
+    return lambda data: data["graphs"][0]["tensors"][0][1].update(values)
+
+
+SPOILED: dict[str, Callable[[Any], Any]] = {
+    "future": lambda data: data.update(format=2),
+    "no graphs": lambda data: data.pop("graphs"),
+    "graphs are no list": lambda data: data.update(graphs="graphs"),
+    "a graph is text": lambda data: data.update(graphs=["graph"]),
+    "role": first(role="sculptor"),
+    "role is a list": first(role=[]),
+    "region": first(regions=[7]),
+    "region before the first": first(regions=[-1]),
+    "region is true": first(regions=[False]),
+    "value": first(values=[["name", {"a": 1}]]),
+    "value without a name": first(values=[[1, 2]]),
+    "value is nested without end": first(values=[["name", json.loads("[" * 300 + "]" * 300)]]),
+    "spec is text": first(tensors=[["latent", "x"]]),
+    "spec is a list": first(tensors=[["latent", ["shape"]]]),
+    "spec is nothing": first(tensors=[["latent", None]]),
+    "tensors are a number": first(tensors=3),
+    "shape": latent(shape="large"),
+    "size is infinite": latent(shape=[float("inf")]),
+    "size is below zero": latent(shape=[1, -4, 8, 8]),
+    "size is a fraction": latent(shape=[1.5]),
+    "size is true": latent(shape=[True]),
+    "size is beyond what torch counts": latent(shape=[1 << 63]),
+    "dtype is a number": latent(dtype=16),
+    "device is a list": latent(device=[]),
+    "memory format is nothing": latent(memory_format=None),
+    "field": latent(address=1),
+    "backend is a list": first(backend=[]),
+    "seconds are no number": first(seconds=float("nan")),
+    "seconds are infinite": first(seconds=float("inf")),
+    "seconds are below zero": first(seconds=-1),
+    "seconds are beyond a float": first(seconds=10**400),
+    "time is text": first(used="yesterday"),
+    "name is an object": lambda data: data.update(name={}),
+    "region key is a path": lambda data: data.update(regions=["/etc/passwd"]),
+    "region key is a pattern": lambda data: data.update(regions=["**"]),
+    "region key is empty": lambda data: data.update(regions=[""]),
+}
+
+
+@pytest.mark.parametrize("kind", SPOILED)
+def test_a_file_that_says_something_else_is_as_good_as_none(
+    folder: Path, kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    ShapeHistory(folder).record(key(), Regions(["r"]))
+    (file,) = folder.iterdir()
+    data = json.loads(file.read_text())
+    SPOILED[kind](data)
+    file.write_text(json.dumps(data))
+    memory = ShapeHistory(folder)
+    assert memory.of_model(MODEL) == ()
+    assert memory.models() == []
+    memory.record(key(16), Regions([]))
+    assert [each.key for each in memory.of_model(MODEL)] == [key(16)]
+    assert caplog.messages == []
+
+
+def test_a_file_of_another_model_is_not_taken_for_this_one(folder: Path) -> None:
+    ShapeHistory(folder).record(key(), Regions(["r"]))
+    (file,) = folder.iterdir()
+    file.write_text(json.dumps({**json.loads(file.read_text()), "model": OTHER}))
+    memory = ShapeHistory(folder)
+    assert memory.of_model(MODEL) == ()
+    memory.record(key(16), Regions([]))
+    assert [each.key for each in memory.of_model(MODEL)] == [key(16)]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"{", b"[]", b"null", b"\xff\xfe", b"7", b"[" * 100_000, b'{"a":' * 100_000, b" " * (17 << 20) + b"{}"],
+    ids=["empty", "cut", "list", "null", "no text", "number", "nested", "nested objects", "without end"],
+)
+def test_a_damaged_file_is_as_good_as_none(folder: Path, content: bytes) -> None:
+    folder.mkdir()
+    (folder / f"{MODEL[:16]}.json").write_bytes(content)
+    memory = ShapeHistory(folder)
+    assert memory.models() == []
+    memory.record(key(), Regions([]))
+    assert [each.key for each in memory.of_model(MODEL)] == [key()]
+
+
+def test_no_depth_of_nesting_raises(folder: Path) -> None:
+    """Near the limit of Python's stack, what can be parsed cannot be walked through any more."""
+    ShapeHistory(folder).record(key(), Regions([]))
+    (file,) = folder.iterdir()
+    whole = file.read_text()
+    for depth in range(sys.getrecursionlimit() - 300, sys.getrecursionlimit() + 1):
+        file.write_text(whole.replace("3.5", "[" * depth + "]" * depth))
+        memory = ShapeHistory(folder)
+        assert memory.models() == []
+        memory.record(key(), Regions([]))
+        assert [each.key for each in memory.of_model(MODEL)] == [key()]
