@@ -23,16 +23,19 @@ def build_no_hooks(run: Any, bypass: Any) -> list[Any]:
     return []
 
 
-def test_a_module_that_dies_takes_its_program_with_it(service: ModuleType) -> None:
+def test_a_module_that_dies_takes_its_program_with_it(
+    service: ModuleType, adapter: Callable[[str], ModuleType]
+) -> None:
+    report = adapter("report.cache_report").report
     module = nn.Linear(2, 2)
     service.program_for(module, "eager", "cpu", build_no_hooks)
     service.weights_of(module).refresh()
     service.fingerprint_of(module)
     number = service.owner_of(module)
-    assert number in {row["module"] for row in service.report()["modules"]}
+    assert number in {row["module"] for row in report()["modules"]}
     del module
     gc.collect()
-    assert number not in {row["module"] for row in service.report()["modules"]}
+    assert number not in {row["module"] for row in report()["modules"]}
     assert number not in service._weights
     assert number not in service._fingerprints
 
@@ -76,7 +79,7 @@ def test_a_queued_prompt_gets_the_backends_of_our_nodes_ready_and_stays_as_it_is
     expected: int,
 ) -> None:
     asked: list[torch.device] = []
-    backend = SimpleNamespace(expect=lambda device, config: asked.append(device))
+    backend = SimpleNamespace(prewarm=lambda device, config: asked.append(device))
     startup = adapter("restart.preload")
     monkeypatch.setattr(startup.registry, "resolve", lambda name, device: (backend, None, name))
     body = {"prompt": prompt, "client_id": "a browser"}
@@ -94,7 +97,7 @@ def test_the_server_is_asked_to_tell_of_prompts_once(
     monkeypatch.setattr(startup, "_begun", False)
     startup.begin(server)
     startup.begin(server)
-    assert handlers == [startup.expect]
+    assert handlers == [startup.before_prompt]
     assert len(starts) == 1
 
 

@@ -100,7 +100,7 @@ def programs() -> dict[tuple[int, str], Program]:
 
 def device() -> torch.device:
     """Where ComfyUI runs models."""
-    chosen: torch.device = comfy.model_management.get_torchdevice()
+    chosen: torch.device = comfy.model_management.get_torch_device()
     return chosen
 
 
