@@ -6,7 +6,8 @@ import ast
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -48,6 +49,40 @@ PROBES = {
 RESTORES_THE_ENVIRONMENT = {CORE / "backends" / "oneflow" / "packages.py": "undisturbed"}
 MOST_LINES = 300
 
+# The order of imports, from the top down: a file may import its own place and places further down. Places on one line
+# are neighbours that do not import each other. A file belongs to the longest place that its path begins with.
+FLOORS = [
+    ("__init__.py",),
+    ("nodes/extension.py",),
+    ("nodes",),
+    ("nodes/adapters/compile",),
+    ("nodes/adapters/warm_up",),
+    ("nodes/adapters/deepcache",),
+    ("nodes/adapters/forward",),
+    ("nodes/adapters/report",),
+    ("nodes/adapters/restart",),
+    ("nodes/adapters/sampling",),
+    ("nodes/adapters/process",),
+    ("nodes/adapters/weights",),
+    ("nodes/adapters/blocks",),
+    ("nodes/adapters/scan",),
+    ("nodes/adapters/comfyui",),
+    ("compile_cache/cache.py",),
+    ("compile_cache/backends/registry.py",),
+    ("compile_cache/backends/inductor", "compile_cache/backends/cudagraph.py", "compile_cache/backends/oneflow"),
+    ("compile_cache/backends/cuda_graphs",),
+    ("compile_cache/backends/eager.py",),
+    ("compile_cache/backends",),
+    ("compile_cache/store", "compile_cache/regions"),
+    ("compile_cache",),
+]
+PLACES = {place: floor for floor, places in enumerate(FLOORS) for place in places}
+# Imports that still climb, and go with the change that registers DeepCache as a kind of forward.
+STILL_CLIMBS = {
+    ("nodes/adapters/forward/call_description.py", "nodes/adapters/deepcache/passes.py"),
+    ("nodes/adapters/forward/compiled_forward.py", "nodes/adapters/deepcache/passes.py"),
+}
+
 
 def name_of(file: Path) -> str:
     return file.relative_to(ROOT).as_posix()
@@ -80,6 +115,42 @@ def relative_imports(file: Path) -> Iterator[Path]:
                     yield base / alias.name
 
 
+def imported_files(file: Path) -> set[Path]:
+    """Our own files that a file imports, at its top, inside a function or for type checks alone."""
+    found: set[Path] = set()
+    for node in ast.walk(tree_of(file)):
+        if not isinstance(node, ast.ImportFrom):
+            continue
+        base = file.parents[node.level - 1] if node.level else ROOT
+        if node.module is not None:
+            base = base.joinpath(*node.module.split("."))
+        for alias in node.names:
+            candidates = [(base / alias.name).with_suffix(".py"), base / alias.name / "__init__.py"]
+            candidates += [base.with_suffix(".py"), base / "__init__.py"]
+            found |= set([candidate for candidate in candidates if candidate in FILES][:1])
+    return found
+
+
+def place_of(name: str) -> str:
+    """The longest place of FLOORS that a file's path begins with."""
+    return max((place for place in PLACES if f"{name}/".startswith(f"{place}/")), key=len)
+
+
+def climbs(importer: str, imported: str) -> bool:
+    """Whether an import goes up, or across to a neighbour on the same floor."""
+    above, below = place_of(importer), place_of(imported)
+    return above != below and PLACES[above] >= PLACES[below]
+
+
+def circle(imports: Mapping[str, Iterable[str]]) -> list[str]:
+    """A chain of imports that ends where it begins; empty if there is none."""
+    try:
+        list(TopologicalSorter(imports).static_order())
+    except CycleError as error:
+        return list(error.args[1])
+    return []
+
+
 def top_level(file: Path) -> set[str]:
     return {name.partition(".")[0] for name in absolute_imports(file)}
 
@@ -87,6 +158,48 @@ def top_level(file: Path) -> set[str]:
 def test_the_rules_are_applied_to_the_whole_package() -> None:
     names = {name_of(file) for file in FILES}
     assert {"__init__.py", "compile_cache/cache.py", "nodes/adapters/process/runtime.py"} <= names
+
+
+class TestOrderOfImports:
+    IMPORTS = {name_of(file): {name_of(imported) for imported in imported_files(file)} for file in FILES}
+
+    def test_no_import_climbs(self) -> None:
+        climbing = {(file, target) for file, found in self.IMPORTS.items() for target in found if climbs(file, target)}
+        assert climbing - STILL_CLIMBS == set()
+
+    def test_no_files_import_each_other_in_a_circle(self) -> None:
+        assert circle(self.IMPORTS) == []
+
+    def test_every_room_has_its_place(self) -> None:
+        rooms = {name_of(room) for room in ADAPTERS.iterdir() if any(room.glob("*.py"))}
+        assert rooms == {place for place in PLACES if place.startswith("nodes/adapters/")}
+        assert [place for place in PLACES if not (ROOT / place).exists()] == []
+
+    def test_imports_are_found_however_they_are_written(self) -> None:
+        assert "nodes/extension.py" in self.IMPORTS["__init__.py"]  # inside a function
+        assert "nodes/routes.py" in self.IMPORTS["nodes/extension.py"]  # `from . import routes`
+        assert "compile_cache/sizes.py" in self.IMPORTS["nodes/resolution.py"]  # `from ..compile_cache import sizes`
+        assert "compile_cache/config.py" in self.IMPORTS["compile_cache/backends/base.py"]  # only for type checks
+
+    @pytest.mark.parametrize(
+        ("importer", "imported", "climbing"),
+        [
+            ("nodes/deepcache.py", "nodes/adapters/deepcache/node.py", False),
+            ("nodes/adapters/forward/compiled_forward.py", "nodes/adapters/weights/plain.py", False),
+            ("nodes/adapters/weights/plain.py", "nodes/adapters/forward/compiled_forward.py", True),
+            ("nodes/adapters/comfyui/version.py", "nodes/inputs.py", True),
+            ("compile_cache/keys.py", "compile_cache/cache.py", True),
+            ("compile_cache/keys.py", "compile_cache/errors.py", False),
+            ("compile_cache/store/bundle.py", "compile_cache/regions/region.py", True),
+            ("compile_cache/backends/base.py", "compile_cache/backends/eager.py", True),
+        ],
+    )
+    def test_up_and_across_is_a_climb(self, importer: str, imported: str, climbing: bool) -> None:
+        assert climbs(importer, imported) == climbing
+
+    def test_a_circle_is_found_through_other_files(self) -> None:
+        assert circle({"a": ["b"], "b": ["c"], "c": []}) == []
+        assert set(circle({"a": ["b"], "b": ["c"], "c": ["a"]})) == {"a", "b", "c"}
 
 
 @pytest.mark.parametrize("file", FILES, ids=name_of)
