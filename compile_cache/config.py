@@ -10,18 +10,20 @@ from pathlib import Path
 from .errors import UserError
 
 _MIB = 1024 * 1024
-_SHARE = 8  # captures take at most an eighth of a GPU by themselves: the weights have to fit beside them
+_GPU_FRACTION = 8  # by default, captures take at most an eighth of a GPU, to leave room for the weights
 
 
 @dataclass(frozen=True, slots=True)
 class CacheConfig:
-    """`budget_bytes` bounds the device memory that captures may hold; `capture` off leaves the compiled regions;
-    `verify` compares every region with its original at each new shape, not only where a bound was passed.
+    """The settings.
 
-    `store_folder` is where compiled regions are kept over restarts, None for nowhere; `store_bytes` bounds it.
-    `remember` keeps the shapes that models were used with there too, and captures them again after a restart.
-    `workers` is how many processes compile a model's regions, None for as many as there is room for; under 2, none do.
-    `source` is a digest of the code that regions are traced from: what was compiled from other code is not used.
+    budget_bytes: limit of the device memory that captures hold.
+    capture: if False, compiled regions run without CUDA graphs.
+    verify: compare every region with eager at each new shape, not only when a shape leaves the verified range.
+    store_folder: where compiled regions survive a restart; None stores nothing. store_bytes: its size limit.
+    remember: also store the shapes that each model was used with, and capture them again after a restart.
+    workers: number of processes that compile regions. None: as many as fit in memory. 0 or 1: compile in this process.
+    source: digest of the code that regions are traced from. Regions compiled from other code are not used.
     """
 
     budget_bytes: int = 4096 * _MIB
@@ -40,14 +42,16 @@ class CacheConfig:
         store_folder: Path | None = None,
         source: str = "",
     ) -> CacheConfig:
-        """Read the variables RESOLUTE_*. Raises UserError for a value that it cannot use.
+        """Read the RESOLUTE_* variables. Raises UserError for an invalid value.
 
-        `device_bytes`, the memory of the GPU, bounds the budget where the environment does not set it. RESOLUTE_STORE
-        may name another `store_folder`, or turn the store off.
+        device_bytes: the GPU's memory; it limits the default budget.
+        store_folder: the default folder; RESOLUTE_STORE can name another one or turn the store off.
         """
         env = os.environ if environment is None else environment
         defaults = CacheConfig()
-        budget = defaults.budget_bytes if device_bytes is None else min(defaults.budget_bytes, device_bytes // _SHARE)
+        budget = (
+            defaults.budget_bytes if device_bytes is None else min(defaults.budget_bytes, device_bytes // _GPU_FRACTION)
+        )
         return CacheConfig(
             budget_bytes=_megabytes(env, "RESOLUTE_BUDGET_MB", budget),
             capture=_flag(env, "RESOLUTE_CAPTURE", defaults.capture),
@@ -85,7 +89,7 @@ def _folder(env: Mapping[str, str], name: str, default: Path | None) -> Path | N
     if text.lower() in ("", "1", "true", "on"):
         return default
     if not Path(text).is_absolute():
-        raise UserError(f"{name}={text!r} is neither a folder with its whole path nor on or off.")
+        raise UserError(f"{name}={text!r} is neither an absolute path of a folder nor on or off.")
     return Path(text)
 
 

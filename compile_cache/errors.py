@@ -1,7 +1,7 @@
-"""Errors, and the reasons for which a call runs without a graph.
+"""Errors, and the reasons why a call runs without a graph.
 
-Two families, because they are answered differently: a `UserError` stops the prompt with a sentence that names the
-remedy; an `InternalError` is ours, is caught, counted and explained, and the original forward runs instead.
+There are two families. A `UserError` stops the prompt and its message names the remedy. An `InternalError` is our own
+failure: we catch it, count it, report the reason, and run the original forward instead.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from enum import Enum
 
 
 class ResoluteError(Exception):
-    """Everything that this package raises on its own."""
+    """Base class of every error of this package."""
 
 
 class UserError(ResoluteError):
-    """The user asked for something that cannot be done; the message says what to do instead."""
+    """An input or setting is wrong; the message says what to do instead."""
 
 
 class UnknownBackendError(UserError):
@@ -29,28 +29,28 @@ class BackendUnavailableError(UserError):
 
 
 class InternalError(ResoluteError):
-    """A failure of ours: never shown as an error, always as a bypass with its reason."""
+    """Our own failure. The user sees a bypass with its reason, never this error."""
 
 
 class RegionCompileError(InternalError):
-    """A region could not be traced or compiled; `region` is its kind, the cause is chained."""
+    """A region could not be traced or compiled. `region` is its kind; the cause is chained."""
 
     def __init__(self, region: str, cause: BaseException) -> None:
         super().__init__(f"{region}: {type(cause).__name__}: {first_line(cause)}")
 
 
 class CaptureError(InternalError):
-    """A CUDA graph could not be captured; the cause is chained."""
+    """A graph could not be captured; the cause is chained."""
 
 
 class BypassCode(str, Enum):
-    """Why a call, or a block of it, ran without a graph. The values are part of the HTTP interface."""
+    """Why a call, or one of its blocks, ran without a graph. The values are part of the HTTP interface."""
 
-    OBSERVED_INPUT = "observed_input"  # something in the call changes the computation and is not understood
+    OBSERVED_INPUT = "observed_input"  # the call has an input that may change the computation, and we do not know it
     PATCHED_BLOCK = "patched_block"  # another node's patch runs inside the block
     REPLACED_FORWARD = "replaced_forward"  # another pack replaced the block's forward
-    STREAMED_WEIGHTS = "streamed_weights"  # weights are not resident (low VRAM, DynamicVRAM)
-    NO_REGIONS = "no_regions"  # the model has no block that we know
+    STREAMED_WEIGHTS = "streamed_weights"  # the weights are not resident on the GPU (low VRAM, DynamicVRAM)
+    NO_REGIONS = "no_regions"  # the model has no block of a supported family
     COMPILE_FAILED = "compile_failed"
     CAPTURE_FAILED = "capture_failed"
     OUT_OF_MEMORY = "out_of_memory"
@@ -59,7 +59,7 @@ class BypassCode(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class BypassReason:
-    """`code` is what gets counted, `detail` is the sentence that people read."""
+    """`code` is what the statistics count, `detail` is a sentence for the user."""
 
     code: BypassCode
     detail: str
@@ -69,6 +69,6 @@ class BypassReason:
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an error's text: torch's own errors run over pages."""
+    """The first line of an error's text, because torch's error texts can be pages long."""
     text = str(error).strip()
     return text.splitlines()[0] if text else "no message"

@@ -1,4 +1,4 @@
-"""Image sizes as a person writes them: presets, multiples, and the nearest size that is valid."""
+"""Image sizes in pixels: presets, parsing, and the nearest valid size."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ MINIMUM = 64
 MAXIMUM = 8192
 DEFAULT = 1024
 MULTIPLES = ("8", "16", "32", "64")
-# A preset's size is the last word of its name: there is no second list to keep in step.
-# SDXL's are the sizes it was trained at (Podell et al. 2023, appendix I).
+# The last word of a preset's name is its size, so there is no second table.
+# The SDXL presets are sizes from its training (Podell et al. 2023, appendix I).
 PRESETS = (
     CUSTOM,
     "SD1.5 512x512",
@@ -49,7 +49,7 @@ class Size:
 
 
 def parse_size(text: str) -> Size:
-    """The size that ``text`` names, for example ``"960x720"``; ValueError if it names none."""
+    """Parse a size such as ``"960x720"``. Raises ValueError if `text` is not a size."""
     match = _SIZE.fullmatch(text.strip())
     if match is None:
         raise ValueError(f"{text!r} is not a size. Write width x height in pixels, like 960x720.")
@@ -57,7 +57,7 @@ def parse_size(text: str) -> Size:
 
 
 def preset_size(preset: str) -> Size:
-    """The size of a preset other than ``custom``; ValueError names the choices."""
+    """The size of a preset other than ``custom``. Raises ValueError, which lists the choices."""
     if preset == CUSTOM or preset not in PRESETS:
         choices = ", ".join(PRESETS[1:])
         raise ValueError(f"{preset!r} is not a preset with a size. Choose one of: {choices}.")
@@ -70,15 +70,15 @@ def is_valid(size: Size, multiple: int) -> bool:
 
 
 def nearest_valid(size: Size, multiple: int) -> Size:
-    """The nearest size that ``is_valid``; a side halfway between two goes up."""
+    """The nearest valid size; a side halfway between two multiples is rounded up."""
     return Size(_nearest_side(size.width, multiple), _nearest_side(size.height, multiple))
 
 
 def resolve_size(preset: str, width: int, height: int, multiple: int | str) -> Size:
-    """The size that was asked for: the preset's, or width and height when it is ``custom``.
+    """The size of `preset`, or `width` x `height` (pixels) if the preset is ``custom``.
 
-    Raises ValueError, naming the size, the multiple and the nearest valid size, when a
-    side is no multiple of ``multiple`` (pixels) or is out of range. Never rounds by itself.
+    Never rounds. Raises ValueError, which names the nearest valid size, if a side is not a multiple of `multiple`
+    (pixels) or is out of range.
     """
     step = _checked_multiple(multiple)
     size = Size(width, height) if preset == CUSTOM else preset_size(preset)
@@ -93,12 +93,12 @@ def resolve_size(preset: str, width: int, height: int, multiple: int | str) -> S
 
 
 def nearest_ready(wanted: Size, ready: Iterable[Size], multiple: int | str) -> Size | None:
-    """Of the sizes that are ready, the nearest by area whose aspect is that of ``wanted`` (within 5 %), or None."""
+    """The size in `ready` with the nearest area and the same aspect ratio as `wanted` (within 5 %), or None."""
     step = _checked_multiple(multiple)
     fitting = [
-        size for size in ready if is_valid(size, step) and _times(_aspect(size), _aspect(wanted)) <= _SAME_ASPECT
+        size for size in ready if is_valid(size, step) and _ratio(_aspect(size), _aspect(wanted)) <= _SAME_ASPECT
     ]
-    return min(fitting, key=lambda size: (size != wanted, _times(_area(size), _area(wanted))), default=None)
+    return min(fitting, key=lambda size: (size != wanted, _ratio(_area(size), _area(wanted))), default=None)
 
 
 def _aspect(size: Size) -> float:
@@ -109,8 +109,8 @@ def _area(size: Size) -> float:
     return size.width * size.height
 
 
-def _times(a: float, b: float) -> float:
-    """How many times the smaller is the larger."""
+def _ratio(a: float, b: float) -> float:
+    """The larger number divided by the smaller."""
     return max(a, b) / min(a, b)
 
 

@@ -1,4 +1,4 @@
-"""What to warm up, as a person writes it, and what came of it. Plain data: no torch, no ComfyUI."""
+"""Parse which shapes to warm up, and format the results. Plain data: no torch, no ComfyUI."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from .errors import UserError
 from .sizes import CUSTOM, PRESETS, Size, parse_size, preset_size, resolve_size
 
 _MULTIPLE = 8
-_MOST_ITEMS = 256  # beyond that, somebody multiplied lists without meaning to
+_MAX_ITEMS = 256  # more is almost always a mistake: the lists multiply
 _SEPARATORS = re.compile(r"[,;\n]+")
 
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """One shape: size in pixels, pictures in a batch, and chunks of 77 tokens in each text.
+    """One shape: size in pixels, images per batch, and chunks of 77 tokens per text.
 
-    chunks: None where the texts themselves are at hand and decide.
+    chunks: None if the actual texts are known; their length then decides.
     """
 
     size: Size
@@ -37,7 +37,7 @@ class Item:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What one item took. seconds: wall time; bytes: of its captures; detail: what was done, or why it failed."""
+    """The result of one item. seconds: wall time; bytes: size of its captures; detail: what was done, or the error."""
 
     item: str
     what: str  # "model", "VAE"
@@ -52,33 +52,35 @@ STATES = (READY, WARMED, FAILED)
 
 
 def plan(sizes: str, batch_sizes: str, prompt_chunks: str | None) -> list[Item]:
-    """Every combination, the largest first, so that what is reserved for it serves all others.
+    """Every combination, the largest first, so that the smaller ones can share the memory it reserves.
 
-    sizes: "1024x1024, 720x960", and names of presets or of their family ("SDXL"), separated by commas or lines.
-    batch_sizes, prompt_chunks: whole numbers, "1, 2, 4". Raises UserError that names the entry and what to write.
+    sizes: "1024x1024, 720x960", presets, or a family of presets ("SDXL"), separated by commas or new lines.
+    batch_sizes, prompt_chunks: whole numbers, "1, 2, 4". Raises UserError, which names the entry and what to write.
     """
     chunks: Iterable[int | None] = [None] if prompt_chunks is None else _numbers("prompt_chunks", prompt_chunks, 32)
     combinations = itertools.product(_sizes(sizes), _numbers("batch_sizes", batch_sizes, 64), chunks)
     items = list(dict.fromkeys(Item(*each) for each in combinations))
-    if len(items) > _MOST_ITEMS:
-        raise UserError(f"{len(items)} shapes are more than {_MOST_ITEMS}: write fewer sizes, batch sizes or chunks.")
+    if len(items) > _MAX_ITEMS:
+        raise UserError(
+            f"{len(items)} shapes are too many; the limit is {_MAX_ITEMS}. Write fewer sizes, batch sizes or chunks."
+        )
     return sorted(items, key=lambda item: (item.work, item.chunks or 0), reverse=True)
 
 
 def _sizes(text: str) -> list[Size]:
-    found = [size for entry in _entries("sizes", text, "1024x1024") for size in _sizes_of(entry)]
+    found = [size for entry in _entries("sizes", text, "1024x1024") for size in _parse_entry(entry)]
     try:
         return [resolve_size(CUSTOM, size.width, size.height, _MULTIPLE) for size in found]
     except ValueError as error:
         raise UserError(f"sizes: {error}") from None
 
 
-def _sizes_of(entry: str) -> list[Size]:
-    asked = entry.casefold()
+def _parse_entry(entry: str) -> list[Size]:
+    wanted = entry.casefold()
     family = [
         preset_size(name)
         for name in PRESETS
-        if name != CUSTOM and asked in (name.casefold(), name.split()[0].casefold())
+        if name != CUSTOM and wanted in (name.casefold(), name.split()[0].casefold())
     ]
     if family:
         return family
@@ -87,16 +89,16 @@ def _sizes_of(entry: str) -> list[Size]:
     except ValueError:
         families = sorted({name.split()[0] for name in PRESETS if " " in name})
         raise UserError(
-            f"sizes: '{entry}' is no size. Write width x height in pixels (960x720), or {' or '.join(families)} "
-            "for all of their usual sizes."
+            f"sizes: '{entry}' is not a size. Write width x height in pixels (960x720), or {' or '.join(families)} "
+            "for all usual sizes of that family."
         ) from None
 
 
-def _numbers(name: str, text: str, most: int) -> list[int]:
+def _numbers(name: str, text: str, maximum: int) -> list[int]:
     numbers = []
     for entry in _entries(name, text, "1"):
-        if not (entry.isascii() and entry.isdigit() and len(entry) < 9 and 1 <= int(entry) <= most):
-            raise UserError(f"{name}: '{entry}' is no whole number from 1 to {most}. For example: 1, 2.")
+        if not (entry.isascii() and entry.isdigit() and len(entry) < 9 and 1 <= int(entry) <= maximum):
+            raise UserError(f"{name}: '{entry}' is not a whole number from 1 to {maximum}. For example: 1, 2.")
         numbers.append(int(entry))
     return numbers
 
@@ -117,6 +119,6 @@ def table(outcomes: Iterable[Outcome]) -> str:
         for row in rows
     ]
     counts = {state: sum(row.state == state for row in rows) for state in STATES}
-    told = ", ".join(f"{count} {state}" for state, count in counts.items() if count)
-    lines.append(f"{told}; {sum(row.seconds for row in rows):.1f} s")
+    summary = ", ".join(f"{count} {state}" for state, count in counts.items() if count)
+    lines.append(f"{summary}; {sum(row.seconds for row in rows):.1f} s")
     return "\n".join(lines)

@@ -1,1 +1,1 @@
-"""What outlives a process: compiled regions, bundles of them, and the shapes that were used."""
+"""Data that survives a restart: compiled regions, bundles of them, and the shapes that were used."""

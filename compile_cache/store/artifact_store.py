@@ -1,12 +1,12 @@
 """Compiled regions on disk, shared by every process and model on the machine.
 
-    FOLDER/<environment>/environment.json      what the artifacts in here were built for, for people and for bundles
-    FOLDER/<environment>/<key>-<content>.json  manifest: what an artifact is, the size and SHA-256 of its payload
-    FOLDER/<environment>/<key>-<content>.bin   payload: machine code and pickles of torch's own
-    FOLDER/<environment>/<key>.lock            held by the process that builds this key
+    FOLDER/<environment>/environment.json      the environment, in readable form; bundles use it too
+    FOLDER/<environment>/<key>-<content>.json  manifest: key, label, size and SHA-256 of the payload
+    FOLDER/<environment>/<key>-<content>.bin   payload: machine code and torch's own pickles
+    FOLDER/<environment>/<key>.lock            held by the process that compiles this key
 
-A payload is code: the folder belongs to its user alone, and nothing is read from one that others may write to. What is
-damaged, or of another environment, is removed and built again; no failure in here costs more than a compile.
+A payload is executable code, so the store refuses a folder that other users can write to. An artifact that is damaged
+or from another environment is removed and compiled again. An error in the store never costs more than a compile.
 """
 
 from __future__ import annotations
@@ -27,29 +27,29 @@ from pathlib import Path
 from typing import Any
 
 from .fingerprint import FORMAT_VERSION, EnvironmentFingerprint
-from .private_files import make_private, unlink, write
+from .private_files import make_private, try_unlink, write_file
 
 logger = logging.getLogger(__name__)
 
-ENVIRONMENT = "environment.json"
-NAMED = 16  # characters of a digest in a file's name; the manifest has all of them
-_POLL = 0.2  # seconds between two looks at whether somebody cancels
-_ABANDONED = 3600.0  # age in seconds at which a half-written file is nobody's any more
-_MOST_MANIFEST = 16 << 20  # bytes; one has some thousands
-_MOST_NESTED = 100  # levels; one has under ten, and what walks through it uses Python's stack
+ENVIRONMENT_FILE = "environment.json"
+DIGEST_CHARS = 16  # characters of a digest in a file name; the manifest has the whole digest
+_POLL_SECONDS = 0.2  # time between two checks for a cancellation
+_ABANDONED_SECONDS = 3600.0  # a half-written file of this age has no writer any more
+_MAX_MANIFEST = 16 << 20  # bytes; a real manifest has a few thousand
+_MAX_NESTING = 100  # levels; a real manifest has fewer than ten, and reading deeper ones may overflow Python's stack
 
 
 class StoreError(Exception):
-    """The store cannot be used at all; the message says why."""
+    """The store cannot be used; the message says why."""
 
 
 class InvalidArtifactError(Exception):
-    """One artifact that must not be loaded; the message says why."""
+    """An artifact that must not be loaded; the message says why."""
 
 
 @dataclass(frozen=True)
 class Artifact:
-    """`about` is plain JSON data of whoever made it, `payload` the code."""
+    """One compiled region. `about`: JSON data of the backend that compiled it; `payload`: the code."""
 
     key: str
     label: str
@@ -58,41 +58,41 @@ class Artifact:
 
     @property
     def name(self) -> str:
-        """Its files' name, without the ending. Two artifacts of one key differ in what they assume about sizes."""
-        content = hashlib.sha256(canonical([self.key, self.about]) + self.payload).hexdigest()
-        return f"{self.key[:NAMED]}-{content[:NAMED]}"
+        """File name without the ending. Two artifacts of one key differ in their assumptions about sizes."""
+        content = hashlib.sha256(canonical_json([self.key, self.about]) + self.payload).hexdigest()
+        return f"{self.key[:DIGEST_CHARS]}-{content[:DIGEST_CHARS]}"
 
 
 class ArtifactStore:
-    """The artifacts of one environment. Safe for several processes; each method may be called from any thread."""
+    """The artifacts of one environment. Safe for several processes and threads."""
 
     def __init__(self, folder: Path, environment: EnvironmentFingerprint, limit_bytes: int) -> None:
-        """Raises StoreError where the folder cannot be made or is not private."""
+        """Make the folder. Raises StoreError if that fails or if other users can write to it."""
         self.environment = environment
         self._root = folder
-        self._folder = folder / environment.digest()[:NAMED]
+        self._folder = folder / environment.digest()[:DIGEST_CHARS]
         self._limit = limit_bytes
         try:
             for each in (folder, self._folder):
                 make_private(each)
-                _demand_private(each)
-            about, told = self._folder / ENVIRONMENT, canonical(asdict(environment))
-            if not about.is_file() or about.read_bytes() != told:
-                write(about, told)
+                _require_private(each)
+            path, content = self._folder / ENVIRONMENT_FILE, canonical_json(asdict(environment))
+            if not path.is_file() or path.read_bytes() != content:
+                write_file(path, content)
         except OSError as error:
-            raise StoreError(f"compiled code cannot be kept in {folder}: {error}") from error
+            raise StoreError(f"compiled code cannot be kept in {folder}: {error}; set RESOLUTE_STORE") from error
 
     @staticmethod
     def is_new(folder: Path) -> bool:
-        """Whether no environment ever kept anything there."""
+        """Whether `folder` has no artifacts of any environment."""
         return not any(folder.glob("*/*-*.bin"))
 
     # --- reading -----------------------------------------------------------------------------------------------
 
     def load(self, key: str, known: frozenset[str] = frozenset()) -> list[Artifact]:
-        """The artifacts of a key, but for those whose `name` is `known`. What is not valid is removed, and logged."""
+        """The artifacts of a key, without those whose name is in `known`. Invalid ones are removed and logged."""
         found = []
-        for path in sorted(self._folder.glob(f"{key[:NAMED]}-*.json")):
+        for path in sorted(self._folder.glob(f"{key[:DIGEST_CHARS]}-*.json")):
             if path.stem in known:
                 continue
             try:
@@ -103,63 +103,63 @@ class ArtifactStore:
             if artifact.key == key:
                 found.append(artifact)
                 with contextlib.suppress(OSError):
-                    os.utime(path)  # the least recently used one goes first
+                    os.utime(path)  # `_trim` removes the least recently used one first
         return found
 
     def read(self, name: str) -> Artifact:
-        """One artifact, left as it is. Raises InvalidArtifactError or OSError where there is none that can be used."""
+        """Read one artifact without touching it. Raises InvalidArtifactError, or OSError if it cannot be read."""
         return self._read(self._folder / f"{name}.json")
 
     def _read(self, path: Path) -> Artifact:
-        manifest = checked_manifest(parse(plain_file(path)))
-        payload = plain_file(path.with_suffix(".bin"), manifest["bytes"])
-        return artifact_of(path.stem, manifest, payload, self.environment)
+        manifest = checked_manifest(parse_json(read_regular_file(path)))
+        payload = read_regular_file(path.with_suffix(".bin"), manifest["bytes"])
+        return verified_artifact(path.stem, manifest, payload, self.environment)
 
     def discard(self, name: str, why: str) -> None:
-        """Remove an artifact that cannot be used."""
-        logger.warning("Resolute: the stored region %s is not used (%s); it is compiled again", name, why)
+        """Remove an invalid artifact and log `why`."""
+        logger.warning("Resolute: the stored region %s is invalid (%s); it will be compiled again", name, why)
         self._remove(name)
 
     def names(self) -> list[str]:
-        """Of all artifacts of this environment."""
+        """Names of all artifacts of this environment."""
         return sorted(path.stem for path in self._folder.glob("*-*.json") if path.is_file())
 
     def sizes(self) -> dict[str, int]:
-        """Bytes of the payload of each artifact of this environment, by name."""
+        """Payload size in bytes of each artifact of this environment, by name."""
         return {path.stem: size for _, size, path in self._by_age() if path.parent == self._folder}
 
     def report(self) -> dict[str, int]:
-        """How many artifacts there are for this environment, and the bytes of all environments."""
+        """Number of artifacts of this environment (`regions`), bytes of all environments (`bytes`), and the `limit`."""
         return {"regions": len(self.names()), "bytes": sum(size for _, size, _ in self._by_age()), "limit": self._limit}
 
     # --- writing -----------------------------------------------------------------------------------------------
 
     def save(self, artifact: Artifact) -> bool:
-        """Keep an artifact; where that fails (no space, say), it is logged and the answer is False."""
+        """Store an artifact. Returns False, and logs why, if that fails, for example on a full disk."""
         try:
-            # The manifest last: without one, a payload is nobody's.
-            write(self._folder / f"{artifact.name}.bin", artifact.payload)
-            write(self._folder / f"{artifact.name}.json", canonical(manifest_of(artifact, self.environment)))
+            # Write the manifest last: a payload without a manifest is never read.
+            write_file(self._folder / f"{artifact.name}.bin", artifact.payload)
+            write_file(self._folder / f"{artifact.name}.json", canonical_json(manifest_of(artifact, self.environment)))
             self._trim()
         except OSError as error:
-            logger.warning("Resolute: %s was compiled and could not be kept (%s)", artifact.label, error)
+            logger.warning("Resolute: %s was compiled but could not be stored (%s)", artifact.label, error)
             return False
         return True
 
     @contextlib.contextmanager
-    def building(self, key: str, raise_if_cancelled: Callable[[], None], patience: float = 600.0) -> Iterator[None]:
-        """Hold the right to build a key: of several processes one builds, the others wait and then find it.
+    def build_lock(self, key: str, raise_if_cancelled: Callable[[], None], patience: float = 600.0) -> Iterator[None]:
+        """Lock a key while compiling it: one process compiles, the others wait and then load the result.
 
-        `raise_if_cancelled` is called while waiting. After `patience` seconds the caller builds without the lock.
+        Calls `raise_if_cancelled` while waiting. After `patience` seconds the caller compiles without the lock.
         """
-        import filelock  # comes with torch; a bundle can be looked at without either
+        import filelock  # a dependency of torch; inspecting a bundle needs neither, so import it here
 
-        lock = filelock.FileLock(self._folder / f"{key[:NAMED]}.lock")
+        lock = filelock.FileLock(self._folder / f"{key[:DIGEST_CHARS]}.lock")
         deadline = time.monotonic() + patience
         try:
             while time.monotonic() < deadline:
                 try:
-                    lock.acquire(timeout=_POLL)
+                    lock.acquire(timeout=_POLL_SECONDS)
                     break
                 except filelock.Timeout:
                     raise_if_cancelled()
@@ -173,10 +173,10 @@ class ArtifactStore:
     # --- bounds ------------------------------------------------------------------------------------------------
 
     def _by_age(self) -> list[tuple[float, int, Path]]:
-        """(last use, bytes, manifest) of every artifact of every environment, oldest first."""
+        """(time of last use, bytes, manifest path) of every artifact of every environment, oldest first."""
         found = []
         for path in self._root.glob("*/*.json"):
-            if path.name == ENVIRONMENT:
+            if path.name == ENVIRONMENT_FILE:
                 continue
             with contextlib.suppress(OSError):
                 found.append((path.stat().st_mtime, path.with_suffix(".bin").stat().st_size, path))
@@ -185,34 +185,34 @@ class ArtifactStore:
     def _trim(self) -> None:
         entries = self._by_age()
         total = sum(size for _, size, _ in entries)
-        for _, size, path in entries[:-1]:  # never the newest
+        for _, size, path in entries[:-1]:  # keep the newest, however large it is
             if total <= self._limit:
                 break
-            unlink(path)
-            unlink(path.with_suffix(".bin"))
+            try_unlink(path)
+            try_unlink(path.with_suffix(".bin"))
             total -= size
         for pattern in ("*/*.tmp", "*/*.bin"):
             for path in self._root.glob(pattern):
                 with contextlib.suppress(OSError):
                     whole = path.suffix == ".bin" and path.with_suffix(".json").exists()
-                    if not whole and time.time() - path.stat().st_mtime > _ABANDONED:
-                        unlink(path)
+                    if not whole and time.time() - path.stat().st_mtime > _ABANDONED_SECONDS:
+                        try_unlink(path)
 
     def _remove(self, name: str) -> None:
         for ending in (".json", ".bin"):
             path = self._folder / f"{name}{ending}"
-            if path.is_dir() and not path.is_symlink():  # somebody's files: put aside
+            if path.is_dir() and not path.is_symlink():  # a user's folder: move it aside instead of deleting it
                 with contextlib.suppress(OSError):
                     aside = tempfile.mkdtemp(dir=self._folder, prefix=f"{path.name}.", suffix=".refused")
                     path.rename(Path(aside) / path.name)
-            unlink(path)
+            try_unlink(path)
 
 
-def parse(text: bytes) -> Any:
-    """Plain data from JSON, nested no deeper than any code of ours can follow. Raises InvalidArtifactError."""
+def parse_json(text: bytes) -> Any:
+    """Parse JSON. Raises InvalidArtifactError if it is damaged, or nested so deeply that it may exhaust the stack."""
     with contextlib.suppress(ValueError, RecursionError):
         level = [data := json.loads(text)]
-        for _ in range(_MOST_NESTED):
+        for _ in range(_MAX_NESTING):
             inside = [each.values() if isinstance(each, dict) else each for each in level if type(each) in (dict, list)]
             level = list(chain.from_iterable(inside))
         if not level:
@@ -221,7 +221,7 @@ def parse(text: bytes) -> Any:
 
 
 def checked_manifest(manifest: Any) -> dict[str, Any]:
-    """Raises InvalidArtifactError for what is no manifest of this version."""
+    """Return the manifest. Raises InvalidArtifactError if it is not a manifest of this version."""
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT_VERSION:
         version = manifest.get("format") if isinstance(manifest, dict) else None
         raise InvalidArtifactError(
@@ -235,7 +235,7 @@ def checked_manifest(manifest: Any) -> dict[str, Any]:
 
 
 def manifest_of(artifact: Artifact, environment: EnvironmentFingerprint) -> dict[str, Any]:
-    """What is known of an artifact beside its payload."""
+    """The manifest: everything about an artifact except its payload."""
     return {
         "format": FORMAT_VERSION,
         "environment": environment.digest(),
@@ -247,12 +247,12 @@ def manifest_of(artifact: Artifact, environment: EnvironmentFingerprint) -> dict
     }
 
 
-def artifact_of(
+def verified_artifact(
     name: str, manifest: Mapping[str, Any], payload: bytes, environment: EnvironmentFingerprint
 ) -> Artifact:
     """The artifact of a checked manifest and its payload.
 
-    Raises InvalidArtifactError where they do not belong together, to this name, or to this environment.
+    Raises InvalidArtifactError if the payload, the name or the environment does not match the manifest.
     """
     if len(payload) != manifest["bytes"]:
         raise InvalidArtifactError(f"its payload has {len(payload)} bytes instead of {manifest['bytes']}")
@@ -262,38 +262,38 @@ def artifact_of(
         raise InvalidArtifactError("it was compiled in another environment")
     artifact = Artifact(manifest["key"], manifest["label"], manifest["about"], payload)
     try:
-        is_named = artifact.name == name
-    except ValueError:  # a number that is none
-        is_named = False
-    if not is_named:
-        raise InvalidArtifactError("its name is not that of its content")
+        name_matches = artifact.name == name
+    except ValueError:  # NaN or infinity in `about`
+        name_matches = False
+    if not name_matches:
+        raise InvalidArtifactError("its name does not match its content")
     return artifact
 
 
-def plain_file(path: Path, most: int = _MOST_MANIFEST) -> bytes:
-    """Its content, at most so many bytes: a link leads out of the private folder, and a pipe never ends.
+def read_regular_file(path: Path, max_bytes: int = _MAX_MANIFEST) -> bytes:
+    """Read a file of at most `max_bytes`. Raises InvalidArtifactError, or OSError if it cannot be read.
 
-    Raises InvalidArtifactError or OSError.
+    Links and pipes are refused: a link may lead out of the private folder, and reading a pipe may never end.
     """
     status = path.lstat()
     if not stat.S_ISREG(status.st_mode):
-        raise InvalidArtifactError(f"{path.name} is no plain file")
-    if status.st_size > most:
-        raise InvalidArtifactError(f"its {path.suffix[1:]} file has {status.st_size} bytes instead of {most}")
+        raise InvalidArtifactError(f"{path.name} is not a regular file")
+    if status.st_size > max_bytes:
+        raise InvalidArtifactError(f"its {path.suffix[1:]} file has {status.st_size} bytes instead of {max_bytes}")
     return path.read_bytes()
 
 
-def _demand_private(folder: Path) -> None:
-    """Whoever can write here can run code as this user. Raises StoreError."""
-    if sys.platform == "win32":  # a profile's folders are its user's
+def _require_private(folder: Path) -> None:
+    """Raise StoreError if another user can write to the folder: that user could then run code as this one."""
+    if sys.platform == "win32":  # a profile's folders are private by default
         return
     status = folder.stat()
     if status.st_uid != os.geteuid():
-        raise StoreError(f"{folder} belongs to another user, so no compiled code is read from it")
+        raise StoreError(f"{folder} belongs to another user, so no code is loaded from it; set RESOLUTE_STORE")
     if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        raise StoreError(f"{folder} is writable by others, so its code is not read: chmod 700, or set RESOLUTE_STORE")
+        raise StoreError(f"{folder} is writable by others, so no code is loaded: chmod 700 it, or set RESOLUTE_STORE")
 
 
-def canonical(value: Any) -> bytes:
-    """JSON, the same bytes for the same data."""
+def canonical_json(value: Any) -> bytes:
+    """JSON with sorted keys: the same bytes for the same data."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()

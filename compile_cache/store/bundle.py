@@ -1,10 +1,10 @@
-"""The compiled regions of one environment as one file, for another machine of the same kind.
+"""Export the compiled regions of one environment to one file, and import it on another machine of the same kind.
 
-    bundle.json           the bundle's own format, the environment, and the name and manifest of each artifact
-    regions/<name>.bin    payload, as it is in the store
+    bundle.json           the bundle's format, the environment, and the name and manifest of each artifact
+    regions/<name>.bin    payload, as in the store
 
-It is a zip without compression, and the same content gives the same bytes. Whoever imports one will run its code, so
-only a command of the user's imports, and nothing in here loads what it reads.
+The file is an uncompressed zip, and the same content gives the same bytes. ComfyUI will run the code of an imported
+bundle, so only an explicit command imports one, and nothing in this module executes a payload.
 """
 
 from __future__ import annotations
@@ -20,55 +20,55 @@ from typing import Any
 
 from ..errors import UserError
 from .artifact_store import (
-    ENVIRONMENT,
-    NAMED,
+    DIGEST_CHARS,
+    ENVIRONMENT_FILE,
     Artifact,
     ArtifactStore,
     InvalidArtifactError,
-    artifact_of,
-    canonical,
+    canonical_json,
     checked_manifest,
     manifest_of,
-    parse,
-    plain_file,
+    parse_json,
+    read_regular_file,
+    verified_artifact,
 )
 from .fingerprint import EnvironmentFingerprint
-from .private_files import replacing
+from .private_files import atomic_write
 
 logger = logging.getLogger(__name__)
 
-# Raise it whenever the layout of the file changes; what an artifact is has a version of its own.
+# Increase it whenever the layout of the file changes. Artifacts have their own FORMAT_VERSION.
 BUNDLE_FORMAT = 1
 
 _INDEX = "bundle.json"
 _PAYLOADS = "regions/"
-_MOST_INDEX = 64 << 20  # bytes; each artifact takes some thousands
-_MOST_BYTES = 1 << 50  # of a payload: what is counted and told stays a number for people
+_MAX_INDEX = 64 << 20  # bytes; each artifact takes a few thousand
+_MAX_PAYLOAD = 1 << 50  # bytes; larger claims are damage, and would make sums unreadable
 _MB = 1 << 20
 _NAME = re.compile(r"[0-9a-f]{16}-[0-9a-f]{16}")
 _KEY = re.compile(r"[0-9a-f]{64}")
-# What the zip reader raises for a file that is none, or only looks like one.
+# What `zipfile` raises for a file that is not a zip or is damaged.
 _UNREADABLE = (zipfile.BadZipFile, NotImplementedError, RuntimeError, EOFError, ValueError, OSError, KeyError)
 
 
 class BundleError(UserError):
-    """A bundle that cannot be written, or must not be imported; the message says why."""
+    """The bundle cannot be written or must not be imported; the message says why."""
 
 
 @dataclass(frozen=True)
 class BundleReport:
-    """What became of each artifact, by name. `refused` has the reasons, `bytes` counts the payloads of `done`."""
+    """The result of each artifact, by name. refused: name -> reason; bytes: payload size of `done`."""
 
     environment: EnvironmentFingerprint
-    done: list[str] = field(default_factory=list)  # written to the file, or imported from it
-    known: list[str] = field(default_factory=list)  # the store had it already
+    done: list[str] = field(default_factory=list)  # exported or imported
+    known: list[str] = field(default_factory=list)  # already in the store
     refused: dict[str, str] = field(default_factory=dict)
     bytes: int = 0
 
 
 @dataclass(frozen=True)
 class Contents:
-    """The index of a bundle: whom it is for, and (name, manifest) of each artifact. Nothing of it is verified yet."""
+    """The index of a bundle: its environment, and (name, manifest) of each artifact, not yet verified."""
 
     environment: EnvironmentFingerprint
     artifacts: list[tuple[str, Mapping[str, Any]]]
@@ -78,13 +78,13 @@ class Contents:
 
 
 def environments(folder: Path) -> dict[str, EnvironmentFingerprint]:
-    """The environments that the store in `folder` has a place for, by the name of that place."""
+    """The environments in the store `folder`, by the name of their subfolder."""
     found = {}
-    for path in sorted(folder.glob(f"*/{ENVIRONMENT}")):
+    for path in sorted(folder.glob(f"*/{ENVIRONMENT_FILE}")):
         try:
-            environment = _environment(parse(plain_file(path)))
-            if environment.digest()[:NAMED] != path.parent.name:
-                raise InvalidArtifactError("its name is not that of its environment")
+            environment = _environment(parse_json(read_regular_file(path)))
+            if environment.digest()[:DIGEST_CHARS] != path.parent.name:
+                raise InvalidArtifactError("its name does not match its environment")
         except (OSError, InvalidArtifactError) as error:
             logger.warning("Resolute: %s is left out (%s)", path.parent, error)
             continue
@@ -93,15 +93,15 @@ def environments(folder: Path) -> dict[str, EnvironmentFingerprint]:
 
 
 def export_bundle(store: ArtifactStore, file: Path) -> BundleReport:
-    """Write the artifacts of the store's environment to `file`, all or nothing. Damaged ones are left out and told.
+    """Write the artifacts of the store's environment to `file`, atomically. Damaged ones are reported as refused.
 
-    Raises BundleError where there is none, or `file` cannot be written.
+    Raises BundleError if there is no artifact to export or `file` cannot be written.
     """
     artifacts: list[dict[str, Any]] = []
     refused: dict[str, str] = {}
     size = 0
     try:
-        with replacing(file) as stream, zipfile.ZipFile(stream, "w", zipfile.ZIP_STORED) as container:
+        with atomic_write(file) as stream, zipfile.ZipFile(stream, "w", zipfile.ZIP_STORED) as container:
             for name in store.names():
                 try:
                     artifact = store.read(name)
@@ -115,14 +115,14 @@ def export_bundle(store: ArtifactStore, file: Path) -> BundleReport:
                 why = "".join(f"; {name}: {reason}" for name, reason in refused.items())
                 raise BundleError(f"There is no compiled region for this environment to export{why}.")
             index = {"bundle": BUNDLE_FORMAT, "environment": asdict(store.environment), "artifacts": artifacts}
-            container.writestr(_member(_INDEX), canonical(index))
+            container.writestr(_member(_INDEX), canonical_json(index))
     except OSError as error:
         raise BundleError(f"{file} cannot be written: {error.strerror or error}.") from error
     return BundleReport(store.environment, [each["name"] for each in artifacts], [], refused, size)
 
 
 def _member(name: str) -> zipfile.ZipInfo:
-    """An entry that says nothing of the time and the system that it was made on."""
+    """A zip entry without the current time and system, so that the same content gives the same bytes."""
     info = zipfile.ZipInfo(name)  # its date is 1980-01-01
     info.create_system = 3
     info.external_attr = 0o600 << 16
@@ -133,21 +133,21 @@ def _member(name: str) -> zipfile.ZipInfo:
 
 
 def read_contents(file: Path) -> Contents:
-    """What a bundle says is in it. Raises BundleError for what is no bundle of this version."""
+    """Read a bundle's index. Raises BundleError if `file` is not a bundle of this version."""
     with _opened(file) as container:
         return _contents(file, container)
 
 
 def import_bundle(file: Path, store: ArtifactStore) -> BundleReport:
-    """Put a bundle's artifacts into the store. Each one is checked; those that are not valid are refused alone.
+    """Verify a bundle's artifacts one by one and copy the valid ones into the store; the others are refused.
 
-    Raises BundleError for what is no bundle of this version, or one of another environment than the store's: the
-    message then names each component that differs.
+    Raises BundleError if `file` is not a bundle of this version, does not fit into the store, or was made in another
+    environment; the message then names each component that differs.
     """
     with _opened(file) as container:
         contents = _contents(file, container)
-        demand_same(contents.environment, store.environment)
-        demand_room(contents, store)
+        require_same_environment(contents.environment, store.environment)
+        require_room(contents, store)
         report = BundleReport(contents.environment)
         size = 0
         expected = {_INDEX}
@@ -167,12 +167,12 @@ def import_bundle(file: Path, store: ArtifactStore) -> BundleReport:
             except InvalidArtifactError as error:
                 report.refused[name] = str(error)
         for stray in sorted({*container.namelist()} - expected):
-            report.refused[ascii(stray)] = "it is no part of the bundle"
+            report.refused[ascii(stray)] = "the index does not list it"
     return BundleReport(report.environment, report.done, report.known, report.refused, size)
 
 
-def demand_same(theirs: EnvironmentFingerprint, ours: EnvironmentFingerprint) -> None:
-    """Raises BundleError where code for `theirs` is not code for `ours`, naming what differs."""
+def require_same_environment(theirs: EnvironmentFingerprint, ours: EnvironmentFingerprint) -> None:
+    """Raise BundleError if the two environments differ; the message names each component that differs."""
     difference = ours.difference(theirs)
     if difference:
         raise BundleError(
@@ -181,19 +181,18 @@ def demand_same(theirs: EnvironmentFingerprint, ours: EnvironmentFingerprint) ->
         )
 
 
-def demand_room(contents: Contents, store: ArtifactStore) -> None:
-    """Raises BundleError where the store would throw some of the bundle away again, or others for it.
+def require_room(contents: Contents, store: ArtifactStore) -> None:
+    """Raise BundleError if importing would exceed the store's limit and so evict compiled regions.
 
-    What the store holds for other environments counts, as it does against the limit; what it has of the bundle already
-    counts once.
+    The artifacts of other environments count against the limit; artifacts that the store already has count once.
     """
-    there, report = store.sizes(), store.report()
+    present, report = store.sizes(), store.report()
     held, limit = report["bytes"], report["limit"]
-    new = sum(max(_size(manifest) - there.get(name, 0), 0) for name, manifest in contents.artifacts)
+    new = sum(max(_size(manifest) - present.get(name, 0), 0) for name, manifest in contents.artifacts)
     if new and held + new > limit:
         raise BundleError(
-            f"The bundle adds {new / _MB:.1f} MB to the {held / _MB:.1f} MB that the store holds, and the store may "
-            f"have {limit / _MB:.1f} MB: compiled regions would be thrown away for it, so nothing was imported. Set "
+            f"The bundle adds {new / _MB:.1f} MB to the {held / _MB:.1f} MB in the store, and the store's limit is "
+            f"{limit / _MB:.1f} MB. Importing would evict compiled regions, so nothing was imported. Set "
             f"RESOLUTE_STORE_MB to {-(-(held + new) // _MB)} or more, for this command and for ComfyUI."
         )
 
@@ -205,16 +204,16 @@ def _opened(file: Path) -> Iterator[zipfile.ZipFile]:
     except FileNotFoundError:
         raise BundleError(f"There is no file {file}.") from None
     except _UNREADABLE as error:
-        raise BundleError(f"{file} is no bundle, or a damaged one: {error}.") from error
+        raise BundleError(f"{file} is not a bundle, or it is damaged: {error}.") from error
     with container:
         yield container
 
 
 def _contents(file: Path, container: zipfile.ZipFile) -> Contents:
     try:
-        index = parse(_bytes_of(container, _INDEX, _MOST_INDEX))
+        index = parse_json(_bytes_of(container, _INDEX, _MAX_INDEX))
     except InvalidArtifactError as error:
-        raise BundleError(f"{file} is no bundle, or a damaged one: {error}.") from error
+        raise BundleError(f"{file} is not a bundle, or it is damaged: {error}.") from error
     version = index.get("bundle") if isinstance(index, dict) else None
     if version != BUNDLE_FORMAT:
         raise BundleError(
@@ -227,49 +226,49 @@ def _contents(file: Path, container: zipfile.ZipFile) -> Contents:
         raise BundleError(f"{file}: {error}. Use the same version of Resolute on both machines.") from error
     listed = index.get("artifacts")
     if not isinstance(listed, list) or not all(map(_is_entry, listed)):
-        raise BundleError(f"{file} is damaged: it does not say what is in it.")
+        raise BundleError(f"{file} is damaged: its index has no list of artifacts.")
     return Contents(environment, [(each["name"], each["manifest"]) for each in listed])
 
 
 def _is_entry(value: Any) -> bool:
-    """Whether it has a name of the store's own form, which no path has, and a manifest."""
+    """Whether it has a manifest and a name in the store's form, which cannot be a path."""
     return (
         isinstance(value, dict)
         and isinstance(value.get("name"), str)
         and _NAME.fullmatch(value["name"]) is not None
         and isinstance(value.get("manifest"), dict)
-        and _size(value["manifest"]) <= _MOST_BYTES
+        and _size(value["manifest"]) <= _MAX_PAYLOAD
     )
 
 
 def _size(manifest: Mapping[str, Any]) -> int:
-    """Bytes that a payload is said to have; 0 where nothing is said that could be."""
+    """The payload size that the manifest claims, in bytes; 0 if it claims none."""
     size = manifest.get("bytes")
     return size if type(size) is int else 0
 
 
 def _verified(
-    container: zipfile.ZipFile, name: str, told: Mapping[str, Any], environment: EnvironmentFingerprint
+    container: zipfile.ZipFile, name: str, claimed: Mapping[str, Any], environment: EnvironmentFingerprint
 ) -> Artifact:
-    manifest = checked_manifest(told)
+    manifest = checked_manifest(claimed)
     if _KEY.fullmatch(manifest["key"]) is None:
-        raise InvalidArtifactError("its key is no digest")
+        raise InvalidArtifactError("its key is not a digest")
     if not manifest["label"].isprintable():
-        raise InvalidArtifactError("its label is no text")
+        raise InvalidArtifactError("its label is not printable text")
     payload = _bytes_of(container, f"{_PAYLOADS}{name}.bin", manifest["bytes"])
-    return artifact_of(name, manifest, payload, environment)
+    return verified_artifact(name, manifest, payload, environment)
 
 
-def _bytes_of(container: zipfile.ZipFile, name: str, most: int) -> bytes:
-    """A member's content, never more than `most` bytes. Raises InvalidArtifactError."""
+def _bytes_of(container: zipfile.ZipFile, name: str, max_bytes: int) -> bytes:
+    """Read a zip entry of at most `max_bytes`. Raises InvalidArtifactError."""
     try:
         info = container.getinfo(name)
         if info.compress_type != zipfile.ZIP_STORED:
-            raise InvalidArtifactError(f"{name} is compressed, which no bundle is")
-        if info.file_size > most:
-            raise InvalidArtifactError(f"{name} has {info.file_size} bytes instead of {most}")
+            raise InvalidArtifactError(f"{name} is compressed, and bundles are not")
+        if info.file_size > max_bytes:
+            raise InvalidArtifactError(f"{name} has {info.file_size} bytes instead of {max_bytes}")
         with container.open(info) as stream:
-            return stream.read(max(most, 0))
+            return stream.read(max(max_bytes, 0))
     except _UNREADABLE as error:
         raise InvalidArtifactError(f"{name} cannot be read: {error}") from error
 
@@ -282,14 +281,14 @@ def _has(store: ArtifactStore, name: str) -> bool:
     return True
 
 
-def _environment(told: Any) -> EnvironmentFingerprint:
-    """From its components as plain data. Raises InvalidArtifactError for what has other components."""
+def _environment(data: Any) -> EnvironmentFingerprint:
+    """The environment in parsed JSON. Raises InvalidArtifactError if its components are not those of this version."""
     kinds = {part.name: int if part.name == "format" else str for part in fields(EnvironmentFingerprint)}
-    if not isinstance(told, dict):
+    if not isinstance(data, dict):
         raise InvalidArtifactError("it does not say which environment it is for")
-    for name in {**kinds, **told}:
-        if name not in kinds or type(told.get(name)) is not kinds[name]:
+    for name in {**kinds, **data}:
+        if name not in kinds or type(data.get(name)) is not kinds[name]:
             raise InvalidArtifactError(f"this version of Resolute cannot compare its environment's {name!a}")
-        if not str(told[name]).isprintable():
-            raise InvalidArtifactError(f"its environment's '{name}' is no text")
-    return EnvironmentFingerprint(**told)
+        if not str(data[name]).isprintable():
+            raise InvalidArtifactError(f"its environment's '{name}' is not printable text")
+    return EnvironmentFingerprint(**data)

@@ -1,4 +1,4 @@
-"""Folders that are this user's alone, and files that are there whole or not at all."""
+"""Private folders and atomic file writes."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from typing import IO
 
 
 def make_private(folder: Path) -> None:
-    """Make a folder and what is missing above it, with 0700 at every level. Raises OSError.
+    """Make a folder and its missing parents, each with mode 0700. Raises OSError.
 
-    With `parents`, `mkdir` gives its mode to the last level only: the umask decides on the others.
+    `Path.mkdir(parents=True)` would apply the mode to the last level only and the umask to the others.
     """
     missing = list(takewhile(lambda level: not level.is_dir(), (folder, *folder.parents)))
     for level in reversed(missing):
@@ -22,10 +22,10 @@ def make_private(folder: Path) -> None:
 
 
 @contextlib.contextmanager
-def replacing(path: Path) -> Iterator[IO[bytes]]:
-    """A new file that takes the place of `path` at the end: all of it or nothing, also when the power goes.
+def atomic_write(path: Path) -> Iterator[IO[bytes]]:
+    """Write to a temporary file that replaces `path` at the end: even a power cut leaves the old file or the new one.
 
-    Raises OSError. Any number of threads and processes may write one path: each has a file of its own until then.
+    Several threads and processes may write the same path: each has its own temporary file. Raises OSError.
     """
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f"{path.name}.", suffix=".tmp")
     try:
@@ -35,17 +35,17 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
             os.fsync(stream.fileno())
         os.replace(temporary, path)
     except BaseException:
-        unlink(Path(temporary))
+        try_unlink(Path(temporary))
         raise
 
 
-def write(path: Path, content: bytes) -> None:
-    """See `replacing`."""
-    with replacing(path) as stream:
+def write_file(path: Path, content: bytes) -> None:
+    """Write a file with `atomic_write`. Raises OSError."""
+    with atomic_write(path) as stream:
         stream.write(content)
 
 
-def unlink(path: Path) -> None:
-    """Remove a file, if that can be."""
+def try_unlink(path: Path) -> None:
+    """Remove a file; ignore OSError."""
     with contextlib.suppress(OSError):
         path.unlink()

@@ -1,9 +1,9 @@
-"""The shapes that models were used with, over restarts: plain JSON, one file per structure of a model.
+"""The shapes that each model was used with, stored across restarts: one JSON file per model structure.
 
-    FOLDER/<model>.json    its name for people, the keys of its regions, and the graphs that it met, latest use last
+    FOLDER/<model>.json    display name, keys of its regions, and its graphs, the last used one at the end
 
-Nothing here is needed to be right: a file that is damaged, or from another version, is as good as none, and no failure
-in here costs a call.
+No result depends on this data: a file that is damaged or from another version is ignored, and no error here makes a
+call fail.
 """
 
 from __future__ import annotations
@@ -17,22 +17,21 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from ..keys import Component, GraphKey, Literal, Role, Signature, TensorSpec
-from .artifact_store import InvalidArtifactError, parse, plain_file
-from .private_files import make_private, replacing
+from .artifact_store import DIGEST_CHARS, InvalidArtifactError, parse_json, read_regular_file
+from .private_files import atomic_write, make_private
 
 logger = logging.getLogger(__name__)
 
 FORMAT = 1
-_MOST_GRAPHS = 64  # for each model
-_NAMED = 16  # characters of a digest in a file's name
-_MOST_SIZE = (1 << 63) - 1  # of a dimension, as torch counts
-_MOST_SECONDS = 1 << 40  # of a time
-_PAUSE = 1.0  # seconds without another attempt after one that failed: `note` is asked at every call
+_MAX_GRAPHS = 64  # per model
+_MAX_SIZE = (1 << 63) - 1  # largest dimension in torch (int64)
+_MAX_SECONDS = 1 << 40  # largest time that counts as valid
+_RETRY_SECONDS = 1.0  # pause after a failed write, because every call runs `record`
 
 
 @dataclass(frozen=True)
-class Remembered:
-    """One graph that was met. regions: keys of what it runs through; seconds: of its capture; used: Unix time."""
+class UsedShape:
+    """A graph that was used. regions: keys of its regions; seconds: capture time; used: Unix time of the last use."""
 
     key: GraphKey
     regions: frozenset[str] = frozenset()
@@ -42,11 +41,11 @@ class Remembered:
 
 @dataclass(frozen=True)
 class Model:
-    """digest: of the model's structure, as in GraphKey; name: for people."""
+    """A model and its graphs. digest: of its structure, as in GraphKey; name: for display."""
 
     digest: str
     name: str
-    graphs: tuple[Remembered, ...]  # latest use last
+    graphs: tuple[UsedShape, ...]  # the last used one at the end
 
     @property
     def regions(self) -> frozenset[str]:
@@ -54,65 +53,66 @@ class Model:
 
 
 class HasRegions(Protocol):
-    """What a program tells of itself."""
+    """The part of a program that `record` reads."""
 
     @property
     def region_keys(self) -> frozenset[str]: ...
 
 
 class ShapeHistory:
-    """Thread-safe; several processes may share a folder, and the last one to write a model's file adds to it."""
+    """Reads and writes the files. Thread-safe; several processes may share a folder, since a write merges."""
 
     def __init__(self, folder: Path | None) -> None:
-        """folder: None remembers nothing."""
+        """folder: None stores nothing."""
         self._folder = folder
         self._names: dict[str, str] = {}
-        self._noted: set[GraphKey] = set()
-        self._again = 0.0  # monotonic time of the next attempt
+        self._recorded: set[GraphKey] = set()
+        self._retry_at = 0.0  # monotonic time of the next attempt to write
         self._warned = False
         self._lock = threading.Lock()
 
     def name(self, model: str, name: str) -> None:
-        """What people call the model with this digest."""
+        """Set the display name of the model with digest `model`."""
         self._names[model] = name
 
     def record(self, key: GraphKey, program: HasRegions, seconds: float = 0.0) -> None:
-        """A graph was met; written once in each process, and asked at every call. Where that fails, a later call tries
-        again: on Windows, a file cannot be replaced while another thread or program reads it. Raises nothing.
+        """Store that a graph was used: once per process, although every call runs this. Raises nothing.
+
+        If writing fails, a later call tries again: Windows cannot replace a file while another program reads it.
         """
-        if self._folder is None or key in self._noted:
+        if self._folder is None or key in self._recorded:
             return
         with self._lock:
-            if key in self._noted or time.monotonic() < self._again:
+            if key in self._recorded or time.monotonic() < self._retry_at:
                 return
             try:
-                self._write(Remembered(key, program.region_keys, round(seconds, 3)))
-                self._noted.add(key)
+                self._write(UsedShape(key, program.region_keys, round(seconds, 3)))
+                self._recorded.add(key)
             except Exception as error:
-                self._again = time.monotonic() + _PAUSE
+                self._retry_at = time.monotonic() + _RETRY_SECONDS
                 if not self._warned:
                     self._warned = True
-                    ours = None if isinstance(error, OSError) else error
+                    trace = None if isinstance(error, OSError) else error
                     logger.warning(
-                        "Resolute: a shape was not remembered, a later call tries again (%s)", error, exc_info=ours
+                        "Resolute: a shape could not be stored; a later call tries again (%s)", error, exc_info=trace
                     )
 
-    def of_model(self, model: str) -> tuple[Remembered, ...]:
-        """The graphs that a model was used with, latest use last."""
+    def of_model(self, model: str) -> tuple[UsedShape, ...]:
+        """The graphs that a model was used with, the last used one at the end."""
         found = None if self._folder is None else _readable(self._path(model))
         return () if found is None or found.digest != model else found.graphs
 
     def models(self) -> list[Model]:
-        """Everything that is remembered, the model that was used last first."""
+        """All stored models, the last used one first."""
         files = [] if self._folder is None else sorted(self._folder.glob("*.json"))
         found = [model for file in files if (model := _readable(file)) is not None and model.graphs]
         return sorted(found, key=lambda model: model.graphs[-1].used, reverse=True)
 
     def _path(self, model: str) -> Path:
         assert self._folder is not None
-        return self._folder / f"{model[:_NAMED]}.json"
+        return self._folder / f"{model[:DIGEST_CHARS]}.json"
 
-    def _write(self, graph: Remembered) -> None:
+    def _write(self, graph: UsedShape) -> None:
         digest = graph.key.model
         path = self._path(digest)
         known = _read(path)
@@ -120,10 +120,10 @@ class ShapeHistory:
         before = next((each for each in others if each.key == graph.key), None)
         if before is not None and not graph.seconds:
             graph = replace(graph, seconds=before.seconds)
-        kept = [each for each in others if each.key != graph.key][-(_MOST_GRAPHS - 1) :]
+        kept = [each for each in others if each.key != graph.key][-(_MAX_GRAPHS - 1) :]
         name = self._names.get(digest) or (known.name if known is not None else "") or "a model"
         make_private(path.parent)
-        with replacing(path) as stream:
+        with atomic_write(path) as stream:
             stream.write(json.dumps(_plain(Model(digest, name, (*kept, graph)))).encode())
 
 
@@ -158,20 +158,20 @@ def _readable(path: Path) -> Model | None:
 
 
 def _read(path: Path) -> Model | None:
-    """None where there is no file, or one that says nothing to this version.
+    """None if there is no file, or if it is damaged or from another version.
 
-    Raises OSError where it cannot be read now: nobody may then replace it, for it may hold what is worth keeping.
+    Raises OSError if it cannot be read at the moment: the caller must not replace it then, because it may be valid.
     """
     try:
-        return _model(parse(plain_file(path)))
+        return _model(parse_json(read_regular_file(path)))
     except FileNotFoundError:
         return None
     except (InvalidArtifactError, ValueError, KeyError, TypeError, IndexError) as error:
-        logger.info("Resolute: %s says nothing that could be understood (%s)", path.name, type(error).__name__)
+        logger.info("Resolute: %s is ignored: damaged or from another version (%s)", path.name, type(error).__name__)
         return None
 
 
-# What follows raises ValueError, KeyError, TypeError or IndexError for what no process of ours has written.
+# The functions below raise ValueError, KeyError, TypeError or IndexError for data that Resolute did not write.
 
 
 def _model(data: Any) -> Model:
@@ -179,13 +179,13 @@ def _model(data: Any) -> Model:
         raise ValueError("it has another format")
     digest, regions = _text(data["model"]), [_region(key) for key in _list(data["regions"])]
     graphs = [
-        Remembered(
+        UsedShape(
             _key(graph, digest),
             frozenset(regions[_whole(index, len(regions))] for index in _list(graph["regions"])),
             _seconds(graph["seconds"]),
             _seconds(graph["used"]),
         )
-        for graph in _list(data["graphs"])[-_MOST_GRAPHS:]
+        for graph in _list(data["graphs"])[-_MAX_GRAPHS:]
     ]
     return Model(digest, _text(data["name"]), tuple(graphs))
 
@@ -196,10 +196,10 @@ def _key(graph: Any, model: str) -> GraphKey:
     return GraphKey(signature, Role(graph["role"]), model, _text(graph["backend"]), _components(graph["options"]))
 
 
-def _spec(told: Any) -> TensorSpec:
-    others = dict(told)
+def _spec(data: Any) -> TensorSpec:
+    others = dict(data)
     sizes = _list(others.pop("shape"))
-    shape = tuple(_whole(size, _MOST_SIZE) for size in sizes)
+    shape = tuple(_whole(size, _MAX_SIZE) for size in sizes)
     return TensorSpec(shape, **{name: _text(value) for name, value in others.items()})
 
 
@@ -212,36 +212,36 @@ def _literal(value: Any) -> Literal:
         return tuple(_literal(item) for item in value)
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
-    raise TypeError(f"{type(value).__name__} is no part of a key")
+    raise TypeError(f"{type(value).__name__} cannot be part of a key")
 
 
 def _list(value: Any) -> list[Any]:
     if type(value) is not list:
-        raise TypeError("it is no list")
+        raise TypeError("it is not a list")
     return value
 
 
 def _text(value: Any) -> str:
     if type(value) is not str:
-        raise TypeError("it is no text")
+        raise TypeError("it is not a string")
     return value
 
 
 def _region(value: Any) -> str:
-    """A key that is looked for by a pattern of file names, where it must be nothing else."""
+    """A region's key. It becomes part of a glob pattern, so it may only have letters and digits."""
     key = _text(value)
     if not (key.isascii() and key.isalnum()):
-        raise ValueError("it is no key of a region")
+        raise ValueError("it is not the key of a region")
     return key
 
 
-def _whole(value: Any, most: int) -> int:
-    if type(value) is not int or not 0 <= value <= most:
-        raise ValueError("it is no number in range")
+def _whole(value: Any, maximum: int) -> int:
+    if type(value) is not int or not 0 <= value <= maximum:
+        raise ValueError("it is not a whole number in range")
     return value
 
 
 def _seconds(value: Any) -> float:
-    if type(value) not in (int, float) or not 0 <= value <= _MOST_SECONDS:  # NaN is not
-        raise ValueError("it is no time")
+    if type(value) not in (int, float) or not 0 <= value <= _MAX_SECONDS:  # NaN fails the comparison
+        raise ValueError("it is not a time")
     return float(value)

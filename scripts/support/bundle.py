@@ -89,9 +89,9 @@ def store_for(file: Path, place: Place) -> ArtifactStore:
     with _one_sentence():
         contents = bundle.read_contents(file)
         folder, environment, limit = _resolved(place)
-        bundle.demand_same(contents.environment, environment)
+        bundle.require_same_environment(contents.environment, environment)
         store = ArtifactStore(folder, environment, limit)
-        bundle.demand_room(contents, store)
+        bundle.require_room(contents, store)
         return store
 
 

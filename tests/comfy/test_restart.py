@@ -149,7 +149,7 @@ def test_a_damaged_region_alone_is_compiled_again(
     payload.write_bytes(payload.read_bytes()[:-7])
     server = start(remember=False)
     assert [regions(run) for run in tour(server, prompt)] == [(1, kept - 1), (0, 0), (0, 0)]
-    assert f"{payload.stem} is not used (its payload has" in server.log()
+    assert f"{payload.stem} is invalid (its payload has" in server.log()
     assert stored(store) == kept
     server.stop()
 

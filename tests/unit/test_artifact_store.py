@@ -1,4 +1,4 @@
-"""Compiled regions on disk: what is kept, what is refused, and that nothing in there costs more than a compile."""
+"""The artifact store: what it saves, what it refuses, and that an error never costs more than a compile."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_two_artifacts_of_one_key_live_side_by_side_and_known_ones_are_not_read_
     assert store.load(KEY, frozenset({one.name})) == [two]
 
 
-def test_a_folder_is_new_until_some_environment_keeps_something(tmp_path: Path) -> None:
+def test_a_folder_is_new_until_an_artifact_is_saved(tmp_path: Path) -> None:
     assert ArtifactStore.is_new(tmp_path / "none")
     store = store_in(tmp_path / "store")
     assert ArtifactStore.is_new(tmp_path / "store")
@@ -77,7 +77,7 @@ def test_a_folder_is_new_until_some_environment_keeps_something(tmp_path: Path) 
     assert not store_in(tmp_path / "store", replace(store.environment, torch="another")).names()
 
 
-def test_keys_that_begin_alike_are_not_taken_for_each_other(store: ArtifactStore) -> None:
+def test_keys_that_begin_alike_are_told_apart(store: ArtifactStore) -> None:
     store.save(artifact(key="a" * 63 + "b"))
     assert store.load(KEY) == []
 
@@ -108,12 +108,12 @@ def overwritten(ending: str, change: Callable[[bytes], bytes]) -> Damage:
 
 
 def changed(**values: object) -> Damage:
-    """A manifest that says something else."""
+    """Change values of the manifest."""
     return overwritten(".json", lambda text: json.dumps({**json.loads(text), **values}).encode())
 
 
 def replaced(ending: str, put: Callable[[Path, bytes], object]) -> Damage:
-    """Something else in the place of a file; `put` gets the path and what was there."""
+    """Replace a file; `put` gets its path and its old content."""
 
     def damage(store: ArtifactStore) -> None:
         path = only_file(store, ending)
@@ -125,7 +125,7 @@ def replaced(ending: str, put: Callable[[Path, bytes], object]) -> Damage:
 
 
 def linked(path: Path, content: bytes) -> None:
-    """The right content, but from outside the private folder."""
+    """A link to the right content outside the private folder."""
     outside = path.parent.parent.parent / "outside"
     outside.write_bytes(content)
     path.symlink_to(outside)
@@ -137,7 +137,7 @@ def with_a_file(path: Path, content: bytes) -> None:
 
 
 def from_another_environment(store: ArtifactStore) -> None:
-    """Both files, whole, as another GPU's process wrote them."""
+    """Intact files that were written for another GPU."""
     there = store_in(store._root, replace(HERE, device="NVIDIA L4, sm_89"))
     there.save(artifact())
     for ending in (".json", ".bin"):
@@ -145,7 +145,7 @@ def from_another_environment(store: ArtifactStore) -> None:
 
 
 def with_the_payload_of_another(store: ArtifactStore) -> None:
-    """Payload and checksum of another artifact of the same key, beside this one's description."""
+    """The payload and checksum of another artifact of the same key, with this one's `about`."""
     changed(sha256=hashlib.sha256(b"other code").hexdigest(), bytes=len(b"other code"))(store)
     overwritten(".bin", lambda _: b"other code")(store)
 
@@ -162,36 +162,39 @@ DAMAGES: dict[str, tuple[Damage, str]] = {
     "empty payload": (overwritten(".bin", lambda _: b""), "its payload has 0 bytes"),
     "one byte differs": (overwritten(".bin", lambda code: b"\0" + code[1:]), "its payload is damaged"),
     "payload is missing": (replaced(".bin", lambda *_: None), "No such file"),
-    "payload is a folder": (replaced(".bin", with_a_file), "is no plain file"),
-    "payload is a link": (replaced(".bin", linked), "is no plain file"),
-    "payload is a link to nowhere": (replaced(".bin", lambda path, _: path.symlink_to("gone")), "is no plain file"),
-    "payload of another artifact": (with_the_payload_of_another, "its name is not that of its content"),
+    "payload is a folder": (replaced(".bin", with_a_file), "is not a regular file"),
+    "payload is a link": (replaced(".bin", linked), "is not a regular file"),
+    "payload is a link to nowhere": (
+        replaced(".bin", lambda path, _: path.symlink_to("gone")),
+        "is not a regular file",
+    ),
+    "payload of another artifact": (with_the_payload_of_another, "its name does not match its content"),
     "empty manifest": (overwritten(".json", lambda _: b""), "its manifest is damaged"),
     "truncated manifest": (overwritten(".json", lambda text: text[:-1]), "its manifest is damaged"),
-    "manifest is no text": (overwritten(".json", lambda _: b"\xff\xfe\0"), "its manifest is damaged"),
-    "manifest is nested without end": (overwritten(".json", lambda _: b"[" * 200_000), "its manifest is damaged"),
-    "manifest is no object": (overwritten(".json", lambda _: b"[]"), "its format is None"),
-    "manifest is a folder": (replaced(".json", with_a_file), "is no plain file"),
-    "manifest is a link": (replaced(".json", linked), "is no plain file"),
-    "manifest without end": (overwritten(".json", lambda text: text + b" " * (17 << 20)), "bytes instead of"),
+    "manifest is not text": (overwritten(".json", lambda _: b"\xff\xfe\0"), "its manifest is damaged"),
+    "manifest is nested too deep": (overwritten(".json", lambda _: b"[" * 200_000), "its manifest is damaged"),
+    "manifest is not an object": (overwritten(".json", lambda _: b"[]"), "its format is None"),
+    "manifest is a folder": (replaced(".json", with_a_file), "is not a regular file"),
+    "manifest is a link": (replaced(".json", linked), "is not a regular file"),
+    "manifest is too long": (overwritten(".json", lambda text: text + b" " * (17 << 20)), "bytes instead of"),
     "a future format": (changed(format=99), "its format is 99"),
     "an older format": (changed(format=0), "its format is 0"),
     "a format of another kind": (changed(format="\x1b[2J"), r"its format is '\x1b[2J'"),
     "no checksum": (changed(sha256=None), "lacks 'sha256'"),
-    "a size that is none": (changed(bytes=True), "lacks 'bytes'"),
+    "a size that is not a number": (changed(bytes=True), "lacks 'bytes'"),
     "a size below zero": (changed(bytes=-1), "bytes instead of -1"),
-    "about is no object": (changed(about=3), "lacks 'about'"),
-    "about says something else": (changed(about={"static": [2]}), "its name is not that of its content"),
-    "about holds no number": (changed(about={"static": float("inf")}), "its name is not that of its content"),
+    "about is not an object": (changed(about=3), "lacks 'about'"),
+    "about was changed": (changed(about={"static": [2]}), "its name does not match its content"),
+    "about holds infinity": (changed(about={"static": float("inf")}), "its name does not match its content"),
     "another environment's files": (from_another_environment, "it was compiled in another environment"),
     "no environment": (changed(environment=None), "lacks 'environment'"),
-    "another key that begins alike": (changed(key="a" * 63 + "b"), "its name is not that of its content"),
-    "another name": (renamed, "its name is not that of its content"),
+    "another key that begins alike": (changed(key="a" * 63 + "b"), "its name does not match its content"),
+    "another name": (renamed, "its name does not match its content"),
 }
 
 
 @pytest.mark.parametrize("kind", DAMAGES)
-def test_what_is_damaged_or_foreign_is_refused_with_its_reason_and_removed_and_built_again(
+def test_an_invalid_artifact_is_refused_with_its_reason_removed_and_replaced(
     store: ArtifactStore, caplog: pytest.LogCaptureFixture, kind: str
 ) -> None:
     damage, reason = DAMAGES[kind]
@@ -199,37 +202,37 @@ def test_what_is_damaged_or_foreign_is_refused_with_its_reason_and_removed_and_b
     damage(store)
     with caplog.at_level(logging.WARNING):
         assert store.load(KEY) == []
-    (told,) = caplog.messages
-    assert "is not used (" in told
-    assert reason in told
+    (message,) = caplog.messages
+    assert "is invalid (" in message
+    assert reason in message
     assert [*store._folder.glob("*-*.json"), *store._folder.glob("*-*.bin")] == []
     assert store.save(artifact(static=[1]))
     assert store.load(KEY) == [artifact(static=[1])]
     assert len(caplog.messages) == 1
 
 
-@pytest.mark.parametrize("told", ["about", "format"])
-def test_no_depth_of_nesting_raises(store: ArtifactStore, told: str) -> None:
-    """Near the limit of Python's stack, what can be parsed cannot be walked through any more."""
+@pytest.mark.parametrize("field", ["about", "format"])
+def test_no_depth_of_nesting_raises(store: ArtifactStore, field: str) -> None:
+    """Near Python's recursion limit, JSON can still be parsed although walking through it fails."""
     store.save(artifact(static="X"))
     manifest, payload = only_file(store, ".json"), only_file(store, ".bin")
     text, code = manifest.read_text(), payload.read_bytes()
     for depth in range(sys.getrecursionlimit() - 300, sys.getrecursionlimit() + 1):
         nested = "[" * depth + "]" * depth
-        manifest.write_text(text.replace({"about": '"X"', "format": "1"}[told], nested, 1))
+        manifest.write_text(text.replace({"about": '"X"', "format": "1"}[field], nested, 1))
         payload.write_bytes(code)
         assert store.load(KEY) == []
         assert not manifest.exists()
 
 
-def test_what_is_nested_as_deep_as_a_formula_is_kept(store: ArtifactStore) -> None:
+def test_nesting_as_deep_as_a_formulas_is_saved(store: ArtifactStore) -> None:
     formula = json.loads("[" * 60 + "]" * 60)
     store.save(artifact(formula=formula))
     assert store.load(KEY) == [artifact(formula=formula)]
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="POSIX pipes")
-def test_a_pipe_in_the_place_of_a_file_is_not_waited_for(store: ArtifactStore) -> None:
+def test_a_pipe_instead_of_a_file_does_not_block(store: ArtifactStore) -> None:
     store.save(artifact())
     replaced(".bin", lambda path, _: os.mkfifo(path))(store)
     assert store.load(KEY) == []
@@ -237,14 +240,14 @@ def test_a_pipe_in_the_place_of_a_file_is_not_waited_for(store: ArtifactStore) -
 
 
 @pytest.mark.parametrize("ending", [".json", ".bin"])
-def test_what_cannot_be_read_is_removed(
+def test_an_unreadable_artifact_is_removed(
     store: ArtifactStore, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, ending: str
 ) -> None:
     store.save(artifact())
     path = only_file(store, ending)
     read = Path.read_bytes
 
-    def refuse(self: Path) -> bytes:  # permissions do not hold a test back that runs as root
+    def refuse(self: Path) -> bytes:  # chmod would not stop a test that runs as root
         if self == path:
             raise PermissionError(13, "Permission denied")
         return read(self)
@@ -257,7 +260,7 @@ def test_what_cannot_be_read_is_removed(
 
 
 @pytest.mark.parametrize("ending", [".json", ".bin"])
-def test_somebodys_files_in_the_place_of_an_artifact_are_put_aside_and_not_deleted(
+def test_a_users_folder_instead_of_an_artifact_is_moved_aside_and_not_deleted(
     store: ArtifactStore, ending: str
 ) -> None:
     store.save(artifact())
@@ -267,7 +270,7 @@ def test_somebodys_files_in_the_place_of_an_artifact_are_put_aside_and_not_delet
 
 
 @pytest.mark.parametrize("ending", [".json", ".bin"])
-def test_what_a_link_points_to_stays(store: ArtifactStore, tmp_path: Path, ending: str) -> None:
+def test_the_target_of_a_link_is_not_deleted(store: ArtifactStore, tmp_path: Path, ending: str) -> None:
     store.save(artifact())
     replaced(ending, linked)(store)
     store.load(KEY)
@@ -275,7 +278,7 @@ def test_what_a_link_points_to_stays(store: ArtifactStore, tmp_path: Path, endin
 
 
 def test_a_key_that_begins_alike_keeps_its_artifact(store: ArtifactStore, caplog: pytest.LogCaptureFixture) -> None:
-    """It is no damage: both keys have 16 characters in common."""
+    """Both keys share their first 16 characters, so their file names begin alike; that is not damage."""
     other = "a" * 63 + "b"
     store.save(artifact(key=other))
     store.save(artifact())
@@ -284,7 +287,7 @@ def test_a_key_that_begins_alike_keeps_its_artifact(store: ArtifactStore, caplog
     assert caplog.messages == []
 
 
-def test_a_damaged_artifact_takes_no_other_with_it(store: ArtifactStore) -> None:
+def test_a_damaged_artifact_does_not_affect_the_others(store: ArtifactStore) -> None:
     store.save(artifact(static=[1]))
     changed(format=99)(store)
     store.save(artifact(static=[2]))
@@ -292,12 +295,12 @@ def test_a_damaged_artifact_takes_no_other_with_it(store: ArtifactStore) -> None
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"{}"])
-def test_what_a_store_says_of_its_environment_is_mended(store: ArtifactStore, tmp_path: Path, content: bytes) -> None:
-    about = store._folder / "environment.json"
-    told = about.read_bytes()
-    about.write_bytes(content)
+def test_a_damaged_environment_file_is_rewritten(store: ArtifactStore, tmp_path: Path, content: bytes) -> None:
+    path = store._folder / "environment.json"
+    before = path.read_bytes()
+    path.write_bytes(content)
     store_in(tmp_path / "store")
-    assert about.read_bytes() == told
+    assert path.read_bytes() == before
 
 
 def test_one_artifact_is_read_by_name_and_not_counted_as_used(store: ArtifactStore) -> None:
@@ -309,7 +312,7 @@ def test_one_artifact_is_read_by_name_and_not_counted_as_used(store: ArtifactSto
     store.load(KEY)
     assert path.stat().st_mtime > 1000
     with pytest.raises(FileNotFoundError):
-        store.read("nobody")
+        store.read("missing")
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="POSIX permissions")
@@ -321,22 +324,22 @@ def test_a_folder_that_others_may_write_to_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="POSIX permissions")
-def test_the_folder_is_its_users_alone(store: ArtifactStore, tmp_path: Path) -> None:
+def test_the_folder_is_private(store: ArtifactStore, tmp_path: Path) -> None:
     assert (tmp_path / "store").stat().st_mode & 0o777 == 0o700
 
 
 @pytest.fixture
-def loose() -> Iterator[None]:
-    """New files may be written by the user's group, as many Linux desktops have it."""
+def group_writable_umask() -> Iterator[None]:
+    """Umask 002, the default of many Linux desktops: the user's group may write to new files."""
     before = os.umask(0o002)
     yield
     os.umask(before)
 
 
-@pytest.mark.usefixtures("loose")
+@pytest.mark.usefixtures("group_writable_umask")
 @pytest.mark.skipif(sys.platform == "win32", reason="POSIX permissions")
-def test_whoever_makes_it_first_every_folder_is_its_users_alone(tmp_path: Path) -> None:
-    """Shapes lie in a folder of the store's, and a backend that compiles no regions keeps them before it is there."""
+def test_every_new_folder_is_private_whichever_code_makes_it_first(tmp_path: Path) -> None:
+    """Shapes lie below the store's folder, and the backend `cudagraph` writes them before there is a store."""
     (tmp_path / "given").mkdir(mode=0o755)
     root = tmp_path / "given" / "resolute" / "regions"
     key = GraphKey(Signature(()), Role.UNET, "model", "cudagraph")
@@ -349,7 +352,7 @@ def test_whoever_makes_it_first_every_folder_is_its_users_alone(tmp_path: Path) 
 
 
 class Regions:
-    """A program that compiles none."""
+    """A program without regions."""
 
     region_keys: frozenset[str] = frozenset()
 
@@ -374,7 +377,7 @@ def test_the_least_recently_used_go_first_and_never_the_newest(tmp_path: Path) -
     assert {name[0] for name in store.names()} == {"8"}
 
 
-def test_what_a_killed_process_left_half_written_is_no_artifact_and_goes(store: ArtifactStore) -> None:
+def test_half_written_files_of_a_killed_process_are_ignored_and_removed(store: ArtifactStore) -> None:
     old = time.time() - 7200
     for name in (f"{KEY[:16]}-1.bin.x.tmp", f"{KEY[:16]}-2.bin"):
         (store._folder / name).write_bytes(b"half")
@@ -385,7 +388,7 @@ def test_what_a_killed_process_left_half_written_is_no_artifact_and_goes(store: 
     assert len(store.load(KEY)) == 1
 
 
-def test_where_nothing_can_be_written_it_says_so_and_goes_on(
+def test_a_full_disk_is_logged_and_not_raised(
     store: ArtifactStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def full(*_: object) -> None:
@@ -398,14 +401,14 @@ def test_where_nothing_can_be_written_it_says_so_and_goes_on(
     assert list(store._folder.glob("*-*.*")) == []
 
 
-def test_one_builds_and_the_others_wait(store: ArtifactStore, tmp_path: Path) -> None:
+def test_only_one_thread_holds_the_build_lock(store: ArtifactStore, tmp_path: Path) -> None:
     inside: list[int] = []
-    most: list[int] = []
+    counts: list[int] = []
 
     def build(number: int) -> None:
-        with store_in(tmp_path / "store").building(KEY, lambda: None):
+        with store_in(tmp_path / "store").build_lock(KEY, lambda: None):
             inside.append(number)
-            most.append(len(inside))
+            counts.append(len(inside))
             time.sleep(0.05)
             inside.remove(number)
 
@@ -414,7 +417,7 @@ def test_one_builds_and_the_others_wait(store: ArtifactStore, tmp_path: Path) ->
         thread.start()
     for thread in threads:
         thread.join()
-    assert most == [1, 1, 1, 1]
+    assert counts == [1, 1, 1, 1]
 
 
 def test_waiting_can_be_cancelled_and_the_lock_stays_with_its_holder(store: ArtifactStore, tmp_path: Path) -> None:
@@ -424,19 +427,19 @@ def test_waiting_can_be_cancelled_and_the_lock_stays_with_its_holder(store: Arti
     def cancel() -> None:
         raise Cancelled
 
-    with store.building(KEY, lambda: None):
-        with pytest.raises(Cancelled), store_in(tmp_path / "store").building(KEY, cancel):
+    with store.build_lock(KEY, lambda: None):
+        with pytest.raises(Cancelled), store_in(tmp_path / "store").build_lock(KEY, cancel):
             raise AssertionError("it did not wait")
-        with pytest.raises(Cancelled), store_in(tmp_path / "store").building(KEY, cancel):
+        with pytest.raises(Cancelled), store_in(tmp_path / "store").build_lock(KEY, cancel):
             raise AssertionError("it did not wait")
 
 
-def test_a_process_that_is_killed_lets_go(store: ArtifactStore, tmp_path: Path) -> None:
+def test_a_killed_process_releases_the_build_lock(store: ArtifactStore, tmp_path: Path) -> None:
     code = f"""
 import sys, time
 from pathlib import Path
 from tests.unit.test_artifact_store import KEY, store_in
-with store_in(Path({str(tmp_path / "store")!r})).building(KEY, lambda: None):
+with store_in(Path({str(tmp_path / "store")!r})).build_lock(KEY, lambda: None):
     print("holds", flush=True)
     time.sleep(600)
 """
@@ -445,5 +448,5 @@ with store_in(Path({str(tmp_path / "store")!r})).building(KEY, lambda: None):
     assert holder.stdout.readline().strip() == b"holds"
     holder.kill()
     holder.wait()
-    with store.building(KEY, lambda: pytest.fail("it waits for a dead process")):
+    with store.build_lock(KEY, lambda: pytest.fail("it waits for a dead process")):
         pass

@@ -1,4 +1,4 @@
-"""Bundles: what is carried over, what is refused and why, and that a foreign file can do nothing but be refused."""
+"""Bundles: export and import, the reasons for a refusal, and that no damaged or hostile file does any harm."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_what_is_exported_is_imported(here: ArtifactStore, there: ArtifactStore,
     assert contents(there) == expected()
 
 
-def test_an_environment_that_has_nothing_left_is_not_offered(here: ArtifactStore, tmp_path: Path) -> None:
+def test_an_environment_without_artifacts_is_not_offered(here: ArtifactStore, tmp_path: Path) -> None:
     folder, updated = tmp_path / "here", replace(HERE, torch="2.10.0")
     store_in(folder, updated)
     known = {environment: name for name, environment in environments(folder).items()}
@@ -104,7 +104,7 @@ def test_an_environment_that_has_nothing_left_is_not_offered(here: ArtifactStore
 
 
 def test_the_same_artifacts_make_the_same_file(here: ArtifactStore, file: Path, tmp_path: Path) -> None:
-    """Wherever they lie, in whichever order they were saved, and whenever."""
+    """The folder, the order of saving and the time do not matter."""
     elsewhere = store_in(tmp_path / "another" / "place")
     for artifact in reversed(ARTIFACTS):
         elsewhere.save(artifact)
@@ -123,7 +123,7 @@ def test_importing_twice_changes_nothing(there: ArtifactStore, file: Path) -> No
     assert {path: path.stat().st_mtime_ns for path in there._folder.iterdir()} == before
 
 
-def test_an_import_mends_what_is_damaged_in_the_store(there: ArtifactStore, file: Path) -> None:
+def test_an_import_repairs_a_damaged_artifact_in_the_store(there: ArtifactStore, file: Path) -> None:
     import_bundle(file, there)
     (there._folder / f"{FIRST}.bin").write_bytes(b"")
     assert import_bundle(file, there).done == [FIRST]
@@ -152,7 +152,7 @@ def test_a_file_that_cannot_be_written_is_one_sentence(here: ArtifactStore, tmp_
         export_bundle(here, tmp_path / "nowhere" / "file")
 
 
-def test_what_the_store_has_for_others_is_listed_and_not_exported(
+def test_other_environments_are_listed_and_not_exported(
     here: ArtifactStore, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     other = replace(HERE, device="NVIDIA L4, sm_89")
@@ -175,7 +175,7 @@ def mine(number: int) -> Artifact:
     return Artifact(f"{number:x}" * 64, "Upsample", {}, bytes(SIZE))
 
 
-def test_no_region_of_the_store_is_thrown_away_for_an_import(file: Path, tmp_path: Path) -> None:
+def test_an_import_never_evicts_a_region(file: Path, tmp_path: Path) -> None:
     store = store_in(tmp_path / "there", limit=4 * SIZE)
     other = store_in(tmp_path / "there", replace(HERE, device="NVIDIA L4, sm_89"), 4 * SIZE)
     assert store.save(mine(7))
@@ -197,23 +197,23 @@ def test_the_refusal_names_the_numbers_and_what_to_set(file: Path, tmp_path: Pat
     forged.first["manifest"].update(bytes=5 * mega // 2)
     with pytest.raises(BundleError) as refusal:
         import_bundle(forged.write(file), store)
-    for told in ("adds 2.5 MB to the 3.0 MB", "may have 5.0 MB", "Set RESOLUTE_STORE_MB to 6 or more"):
-        assert told in str(refusal.value)
+    for text in ("adds 2.5 MB to the 3.0 MB", "limit is 5.0 MB", "Set RESOLUTE_STORE_MB to 6 or more"):
+        assert text in str(refusal.value)
 
 
-def test_what_the_store_has_of_the_bundle_needs_no_room(file: Path, tmp_path: Path) -> None:
+def test_artifacts_that_the_store_already_has_need_no_room(file: Path, tmp_path: Path) -> None:
     store = store_in(tmp_path / "there", limit=4 * SIZE)
     for artifact in (mine(7), *ARTIFACTS[:2]):
         store.save(artifact)
     report = import_bundle(file, store)
     assert (report.done, len(report.known)) == ([ARTIFACTS[2].name], 2)
     assert len(contents(store)) == 4
-    smaller = store_in(tmp_path / "there", limit=SIZE)  # nothing to write, nothing to throw away
+    smaller = store_in(tmp_path / "there", limit=SIZE)  # nothing to write, so nothing to evict
     assert len(import_bundle(file, smaller).known) == 3
     assert len(contents(store)) == 4
 
 
-def test_a_damaged_region_of_the_store_needs_the_room_that_it_lacks(file: Path, tmp_path: Path) -> None:
+def test_a_truncated_artifact_counts_with_its_missing_bytes(file: Path, tmp_path: Path) -> None:
     store = store_in(tmp_path / "there", limit=4 * SIZE)
     for artifact in (mine(7), *ARTIFACTS):
         store.save(artifact)
@@ -237,7 +237,7 @@ def test_another_environments_bundle_is_refused_and_the_difference_named(file: P
     assert store.names() == []
 
 
-def test_a_bundle_whose_regions_are_of_another_version_is_refused(file: Path, tmp_path: Path) -> None:
+def test_a_bundle_of_another_format_version_is_refused(file: Path, tmp_path: Path) -> None:
     store = store_in(tmp_path / "there", replace(HERE, format=HERE.format + 1))
     with pytest.raises(BundleError, match=f"format: {HERE.format + 1} here, {HERE.format} there"):
         import_bundle(file, store)
@@ -253,7 +253,7 @@ def test_every_difference_is_named(file: Path, tmp_path: Path) -> None:
 
 
 class Forged:
-    """A bundle in pieces, to be changed and put together again."""
+    """The parts of a bundle, to be changed and written again."""
 
     def __init__(self, file: Path) -> None:
         with zipfile.ZipFile(file) as container:
@@ -291,28 +291,28 @@ def environment(**values: Any) -> Change:
 WHOLE: dict[str, tuple[Change, str]] = {
     "a future format": (index(bundle=BUNDLE_FORMAT + 1), f"has the bundle format {BUNDLE_FORMAT + 1}"),
     "no format": (lambda forged: forged.index.pop("bundle"), "has the bundle format None"),
-    "index is no object": (lambda forged: setattr(forged, "index", []), "has the bundle format None"),
+    "index is not an object": (lambda forged: setattr(forged, "index", []), "has the bundle format None"),
     "no environment": (index(environment=None), "does not say which environment"),
     "an unknown component": (environment(driver="580"), "cannot compare its environment's 'driver'"),
     "a missing component": (lambda forged: forged.index["environment"].pop("device"), "environment's 'device'"),
     "a component of another kind": (environment(torch=2), "environment's 'torch'"),
-    "a component for the terminal": (environment(torch="\x1b[2J"), "environment's 'torch' is no text"),
-    "no artifacts": (index(artifacts=None), "does not say what is in it"),
-    "an artifact without a name": (lambda forged: forged.first.pop("name"), "does not say what is in it"),
-    "a path for a name": (lambda forged: forged.first.update(name="../../evil"), "does not say what is in it"),
-    "an absolute path for a name": (lambda forged: forged.first.update(name="/etc/evil"), "does not say what is in it"),
-    "no manifest": (lambda forged: forged.first.update(manifest=[]), "does not say what is in it"),
-    "a size that nobody can count": (
-        lambda forged: forged.first["manifest"].update(bytes=10**400), "does not say what is in it"
+    "a component for the terminal": (environment(torch="\x1b[2J"), "environment's 'torch' is not printable text"),
+    "no artifacts": (index(artifacts=None), "its index has no list of artifacts"),
+    "an artifact without a name": (lambda forged: forged.first.pop("name"), "its index has no list of artifacts"),
+    "a path for a name": (lambda forged: forged.first.update(name="../../evil"), "its index has no list of artifacts"),
+    "an absolute path": (lambda forged: forged.first.update(name="/etc/evil"), "its index has no list of artifacts"),
+    "no manifest": (lambda forged: forged.first.update(manifest=[]), "its index has no list of artifacts"),
+    "a size beyond any disk": (
+        lambda forged: forged.first["manifest"].update(bytes=10**400), "its index has no list of artifacts"
     ),
-    "more than the store may have": (
-        lambda forged: forged.first["manifest"].update(bytes=LIMIT * 9), "the store may have"
+    "more than the store's limit": (
+        lambda forged: forged.first["manifest"].update(bytes=LIMIT * 9), "the store's limit is"
     ),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("kind", WHOLE)
-def test_what_is_no_bundle_of_this_version_is_refused_whole(there: ArtifactStore, file: Path, kind: str) -> None:
+def test_a_bundle_with_an_invalid_index_is_refused_whole(there: ArtifactStore, file: Path, kind: str) -> None:
     change, reason = WHOLE[kind]
     forged = Forged(file)
     change(forged)
@@ -323,13 +323,13 @@ def test_what_is_no_bundle_of_this_version_is_refused_whole(there: ArtifactStore
 
 
 @pytest.mark.parametrize("content", [b"", b"PK", b"no zip at all" * 99, b"PK\x05\x06" + bytes(18)])
-def test_a_file_of_another_kind_is_refused(there: ArtifactStore, tmp_path: Path, content: bytes) -> None:
+def test_a_file_that_is_not_a_bundle_is_refused(there: ArtifactStore, tmp_path: Path, content: bytes) -> None:
     (tmp_path / "file").write_bytes(content)
-    with pytest.raises(BundleError, match="is no bundle, or a damaged one"):
+    with pytest.raises(BundleError, match="is not a bundle, or it is damaged"):
         import_bundle(tmp_path / "file", there)
     with pytest.raises(BundleError, match="There is no file"):
         import_bundle(tmp_path / "gone", there)
-    with pytest.raises(BundleError, match="is no bundle"):
+    with pytest.raises(BundleError, match="is not a bundle"):
         import_bundle(tmp_path, there)
 
 
@@ -342,7 +342,7 @@ def payload(change: Callable[[bytes], bytes]) -> Change:
 
 
 def of_other_code(forged: Forged) -> None:
-    """Payload and checksum belong together, and not to the name."""
+    """The payload matches its checksum but not the name."""
     code = b"other code"
     forged.members[forged.payload] = code
     forged.first["manifest"].update(sha256=hashlib.sha256(code).hexdigest(), bytes=len(code))
@@ -354,21 +354,21 @@ ENTRIES: dict[str, tuple[Change, str]] = {
     "empty payload": (payload(lambda _: b""), "its payload has 0 bytes"),
     "one byte differs": (payload(lambda code: b"\0" + code[1:]), "its payload is damaged"),
     "payload is missing": (lambda forged: forged.members.pop(forged.payload), "cannot be read"),
-    "payload of other code": (of_other_code, "its name is not that of its content"),
+    "payload of other code": (of_other_code, "its name does not match its content"),
     "a future format": (manifest(format=99), "its format is 99"),
     "no checksum": (manifest(sha256=None), "lacks 'sha256'"),
     "a size below zero": (manifest(bytes=-1), "instead of -1"),
-    "about says something else": (manifest(about={"static": [7]}), "its name is not that of its content"),
-    "about holds no number": (manifest(about={"static": float("nan")}), "its name is not that of its content"),
+    "about was changed": (manifest(about={"static": [7]}), "its name does not match its content"),
+    "about holds NaN": (manifest(about={"static": float("nan")}), "its name does not match its content"),
     "another environment": (manifest(environment="0" * 64), "it was compiled in another environment"),
-    "a key that is a path": (manifest(key="../../../../../../etc/passwd"), "its key is no digest"),
-    "a label for the terminal": (manifest(label="\x1b[2J"), "its label is no text"),
+    "a key that is a path": (manifest(key="../../../../../../etc/passwd"), "its key is not a digest"),
+    "a label for the terminal": (manifest(label="\x1b[2J"), "its label is not printable text"),
     "another name": (lambda forged: forged.first.update(name=f"{'0' * 16}-{'0' * 16}"), "cannot be read"),
 }
 
 
 @pytest.mark.parametrize("kind", ENTRIES)
-def test_an_entry_that_is_not_valid_is_refused_with_its_reason_and_the_others_are_imported(
+def test_an_invalid_entry_is_refused_with_its_reason_and_the_others_are_imported(
     there: ArtifactStore, file: Path, kind: str
 ) -> None:
     change, reason = ENTRIES[kind]
@@ -387,14 +387,14 @@ def test_an_entry_that_is_named_twice_is_imported_once(there: ArtifactStore, fil
     assert (len(report.done), report.known, report.refused) == (3, [], {})
 
 
-def test_files_beside_the_regions_are_told_and_written_nowhere(
+def test_files_that_the_index_does_not_list_are_reported_and_written_nowhere(
     there: ArtifactStore, file: Path, tmp_path: Path
 ) -> None:
     forged = Forged(file)
     forged.members |= {"../../evil": b"evil", "regions/../../evil.bin": b"evil", "\x1b[2J": b"evil"}
     before = {path for path in tmp_path.rglob("*") if path.is_file()}
     report = import_bundle(forged.write(file), there)
-    assert list(report.refused.values()) == ["it is no part of the bundle"] * 3
+    assert list(report.refused.values()) == ["the index does not list it"] * 3
     assert all(name.isprintable() for name in report.refused)
     new = {path for path in tmp_path.rglob("*") if path.is_file()} - before
     assert {path.parent for path in new} == {there._folder}
@@ -402,7 +402,7 @@ def test_files_beside_the_regions_are_told_and_written_nowhere(
 
 
 def test_a_zip_bomb_is_not_unpacked(there: ArtifactStore, file: Path) -> None:
-    """64 MB of zeros behind 1029 promised bytes: refused by its header, unread; and so is any compressed file."""
+    """64 MB of zeros with a claimed size of 1029 bytes are refused by the header, unread, like any compressed file."""
     forged = Forged(file)
     forged.members[forged.payload] = bytes(64 << 20)
     forged.compression = zipfile.ZIP_DEFLATED
@@ -416,11 +416,11 @@ def test_a_zip_bomb_is_not_unpacked(there: ArtifactStore, file: Path) -> None:
         container.writestr("bundle.json", json.dumps(forged.index))
     assert file.stat().st_size < 1 << 20
     report = import_bundle(file, there)
-    assert report.refused == {FIRST: f"regions/{FIRST}.bin is compressed, which no bundle is"}
+    assert report.refused == {FIRST: f"regions/{FIRST}.bin is compressed, and bundles are not"}
     assert len(report.done) == 2
 
 
-def test_what_cannot_be_written_is_refused_and_not_counted(
+def test_an_artifact_that_cannot_be_written_is_refused_and_not_counted(
     there: ArtifactStore, file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*_: object) -> None:
@@ -432,8 +432,8 @@ def test_what_cannot_be_written_is_refused_and_not_counted(
     assert there.names() == []
 
 
-def test_no_damage_whatsoever_is_imported_or_more_than_refused(file: Path, tmp_path: Path) -> None:
-    """Truncated, flipped, with a piece cut out or doubled, in hundreds of places: an artifact is right or absent."""
+def test_a_randomly_damaged_bundle_never_imports_a_wrong_artifact(file: Path, tmp_path: Path) -> None:
+    """Truncate, flip a bit, cut out or double a piece, in hundreds of places: an artifact is right or absent."""
     whole, chance = file.read_bytes(), random.Random(6)
     refused = 0
     for number in range(400):
@@ -457,7 +457,7 @@ def test_no_damage_whatsoever_is_imported_or_more_than_refused(file: Path, tmp_p
     assert refused > 300
 
 
-def test_looking_at_a_bundle_writes_nothing(file: Path, tmp_path: Path) -> None:
+def test_reading_a_bundles_index_writes_nothing(file: Path, tmp_path: Path) -> None:
     before = set(tmp_path.rglob("*"))
     found = read_contents(file)
     assert found.environment == HERE
@@ -465,7 +465,7 @@ def test_looking_at_a_bundle_writes_nothing(file: Path, tmp_path: Path) -> None:
     assert set(tmp_path.rglob("*")) == before
 
 
-# --- who imports -----------------------------------------------------------------------------------------------
+# --- only the command imports ----------------------------------------------------------------------------------
 
 
 def test_only_the_command_imports() -> None:
@@ -483,7 +483,7 @@ def test_only_the_command_imports() -> None:
 
 
 def test_nothing_is_unpickled_and_torch_is_not_needed(there: ArtifactStore, file: Path) -> None:
-    import_bundle(file, there)  # payloads that are no pickles, no libraries: nothing looked
+    import_bundle(file, there)  # these payloads are neither pickles nor libraries, so loading one would fail
     code = "import sys, compile_cache.store.bundle\nprint(sorted(sys.modules.keys() & {'torch', 'pickle', 'filelock'}))"
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
@@ -506,59 +506,62 @@ def command(*arguments: object, answer: str = "") -> tuple[int, str, str]:
 
 @pytest.fixture
 def onto(there: ArtifactStore) -> list[object]:
-    """Where to import to, without a ComfyUI to ask."""
+    """Options that name the store, so that the command does not have to start ComfyUI."""
     return ["--store", there._root, "--environment", there._folder.name]
 
 
 def test_show_says_what_is_inside(file: Path) -> None:
-    code, told, _ = command("show", file)
+    code, output, _ = command("show", file)
     assert code == 0
-    assert "3 compiled regions" in told
-    assert "ResBlock: 3" in told
-    assert "device: NVIDIA H200, sm_90" in told
+    assert "3 compiled regions" in output
+    assert "ResBlock: 3" in output
+    assert "device: NVIDIA H200, sm_90" in output
 
 
 def test_export_and_import_by_command(
     here: ArtifactStore, there: ArtifactStore, onto: list[object], tmp_path: Path
 ) -> None:
     file = tmp_path / "by-command"
-    code, told, _ = command("export", file, "--store", here._root, "--environment", here._folder.name)
-    assert (code, told) == (0, f"3 regions (0.0 MB) exported to {file}.\n")
-    code, told, _ = command("import", file, *onto, "--yes")
+    code, output, _ = command("export", file, "--store", here._root, "--environment", here._folder.name)
+    assert (code, output) == (0, f"3 regions (0.0 MB) exported to {file}.\n")
+    code, output, _ = command("import", file, *onto, "--yes")
     assert code == 0
-    assert "A bundle is compiled code" in told
-    assert "3 regions (0.0 MB) imported" in told
+    assert "A bundle is compiled code" in output
+    assert "3 regions (0.0 MB) imported" in output
     assert contents(there) == expected()
     assert "3 were in the store already" in command("import", file, *onto, "--yes")[1]
 
 
 @pytest.mark.parametrize("answer", ["", "no\n", "y\n"])
-def test_nothing_is_imported_unless_somebody_says_yes(
+def test_nothing_is_imported_without_the_answer_yes(
     there: ArtifactStore, file: Path, onto: list[object], answer: str
 ) -> None:
-    code, told, error = command("import", file, *onto, answer=answer)
+    code, output, error = command("import", file, *onto, answer=answer)
     assert code == 1
-    assert "A bundle is compiled code" in told
+    assert "A bundle is compiled code" in output
     assert "nothing was imported" in error
     assert there.names() == []
     assert command("import", file, *onto, answer="yes\n")[0] == 0
     assert contents(there) == expected()
 
 
-def test_another_environments_bundle_is_refused_before_anybody_is_asked(file: Path, tmp_path: Path) -> None:
+def test_another_environments_bundle_is_refused_before_the_question(file: Path, tmp_path: Path) -> None:
     store = store_in(tmp_path / "there", replace(HERE, torch="2.10.0"))
-    code, told, error = command("import", file, "--store", store._root, "--environment", store._folder.name, "--yes")
-    assert (code, told) == (1, "")
+    options = ["--store", store._root, "--environment", store._folder.name, "--yes"]
+    code, output, error = command("import", file, *options)
+    assert (code, output) == (1, "")
     assert "torch: 2.10.0 here, 2.11.0 there" in error
     assert "Traceback" not in error
 
 
-def test_a_refused_entry_is_told_and_is_the_exit_code(there: ArtifactStore, file: Path, onto: list[object]) -> None:
+def test_a_refused_entry_is_reported_and_sets_the_exit_code(
+    there: ArtifactStore, file: Path, onto: list[object]
+) -> None:
     forged = Forged(file)
     ENTRIES["one byte differs"][0](forged)
-    code, told, error = command("import", forged.write(file), *onto, "--yes")
+    code, output, error = command("import", forged.write(file), *onto, "--yes")
     assert code == 1
-    assert "2 regions" in told
+    assert "2 regions" in output
     assert error == f"refused: {FIRST}: its payload is damaged\n"
 
 
@@ -572,8 +575,8 @@ def test_a_refused_entry_is_told_and_is_the_exit_code(there: ArtifactStore, file
     ],
 )
 def test_a_mistake_is_one_sentence(arguments: list[str], reason: str) -> None:
-    code, told, error = command(*arguments)
-    assert (code, told) == (1, "")
+    code, output, error = command(*arguments)
+    assert (code, output) == (1, "")
     assert error.startswith("error: ")
     assert reason in error
     assert len(error.splitlines()) == 1

@@ -1,4 +1,4 @@
-"""Settings: sensible without any, readable from the environment, refused with the remedy where they are wrong."""
+"""Settings: defaults, environment variables, and errors that name the remedy."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_an_empty_variable_counts_as_absent(name: str, text: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["-1", "1.5", "4 GB", "lots", "0x10", "1_000", "²", "①"])
-def test_a_budget_that_is_no_whole_number_is_refused_by_name_and_value(text: str) -> None:
+def test_a_budget_that_is_not_a_whole_number_is_refused_by_name_and_value(text: str) -> None:
     with pytest.raises(UserError) as caught:
         CacheConfig.from_environment({"RESOLUTE_BUDGET_MB": text})
     assert "RESOLUTE_BUDGET_MB" in str(caught.value)
@@ -68,11 +68,11 @@ def test_a_flag_that_is_neither_on_nor_off_is_refused_with_the_remedy(name: str,
         CacheConfig.from_environment({name: text})
 
 
-def test_foreign_variables_do_not_matter() -> None:
+def test_other_variables_are_ignored() -> None:
     assert CacheConfig.from_environment({"TORCH_COMPILE_DEBUG": "1", "BUDGET_MB": "3"}) == CacheConfig()
 
 
-def test_settings_do_not_change_under_a_running_cache() -> None:
+def test_settings_are_immutable() -> None:
     with pytest.raises(FrozenInstanceError):
         CacheConfig().capture = False  # type: ignore[misc]
 
@@ -86,23 +86,23 @@ def test_a_budget_that_was_set_holds_on_any_gpu() -> None:
     assert CacheConfig.from_environment({"RESOLUTE_BUDGET_MB": "9000"}, 1024 * MIB).budget_bytes == 9000 * MIB
 
 
-def test_regions_are_kept_where_the_caller_says_unless_the_environment_says_otherwise(tmp_path: Path) -> None:
+def test_the_environment_overrides_the_callers_store_folder(tmp_path: Path) -> None:
     def folder(text: str) -> Path | None:
         return CacheConfig.from_environment({"RESOLUTE_STORE": text}, store_folder=tmp_path).store_folder
 
     assert [folder(text) for text in ("", "1", "on")] == [tmp_path] * 3
     assert [folder(text) for text in ("0", "off", "False")] == [None] * 3
     assert folder(str(tmp_path / "other")) == tmp_path / "other"
-    with pytest.raises(UserError, match="RESOLUTE_STORE='some/where' is neither"):
+    with pytest.raises(UserError, match="RESOLUTE_STORE='some/where' is neither an absolute path"):
         folder("some/where")
 
 
 @pytest.mark.parametrize(("text", "expected"), [("", None), ("0", 0), ("4", 4)])
-def test_the_number_of_workers_is_the_machines_unless_set(text: str, expected: int | None) -> None:
+def test_the_number_of_workers_is_unset_unless_the_environment_sets_it(text: str, expected: int | None) -> None:
     assert CacheConfig.from_environment({"RESOLUTE_WORKERS": text}).workers == expected
 
 
-def test_a_number_of_workers_that_is_none_is_refused() -> None:
+def test_a_number_of_workers_that_is_not_a_number_is_refused() -> None:
     with pytest.raises(
         UserError, match="RESOLUTE_WORKERS='many' is not a whole number; for example RESOLUTE_WORKERS=4"
     ):

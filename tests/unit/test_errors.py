@@ -17,7 +17,7 @@ from compile_cache.errors import (
     first_line,
 )
 
-# What `GET /resolute/cache` counts bypasses by: dashboards and the sidebar read these words.
+# `GET /resolute/cache` counts bypasses by these codes; dashboards and the sidebar read them.
 PUBLISHED_CODES = {
     "observed_input",
     "patched_block",
@@ -32,18 +32,18 @@ PUBLISHED_CODES = {
 
 
 @pytest.mark.parametrize("kind", [UnknownBackendError, BackendUnavailableError])
-def test_what_the_user_can_mend_is_a_user_error(kind: type[Exception]) -> None:
+def test_an_error_that_the_user_can_fix_is_a_user_error(kind: type[Exception]) -> None:
     assert issubclass(kind, UserError)
     assert not issubclass(kind, InternalError)
 
 
 @pytest.mark.parametrize("kind", [RegionCompileError, CaptureError])
-def test_what_is_ours_is_an_internal_error(kind: type[Exception]) -> None:
+def test_our_own_failures_are_internal_errors(kind: type[Exception]) -> None:
     assert issubclass(kind, InternalError)
     assert not issubclass(kind, UserError)
 
 
-def test_both_families_are_ours() -> None:
+def test_both_families_have_one_base_class() -> None:
     assert issubclass(UserError, ResoluteError)
     assert issubclass(InternalError, ResoluteError)
 

@@ -1,4 +1,4 @@
-"""Fingerprints: each part counts, and a difference can be told to people."""
+"""Fingerprints: every component counts, and a difference is reported by name."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_equal_environments_have_one_digest_and_no_difference() -> None:
     assert HERE.difference(again) == []
 
 
-def test_every_difference_is_told() -> None:
+def test_every_difference_is_reported() -> None:
     assert len(HERE.difference(EnvironmentFingerprint(**OTHER))) == len(OTHER)
 
 

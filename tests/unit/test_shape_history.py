@@ -1,4 +1,4 @@
-"""Shapes outlive the process as plain JSON, and a file that says nonsense is as good as none."""
+"""Shape history: shapes survive a restart as JSON, and a damaged file is ignored."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from compile_cache.store.shape_history import ShapeHistory
 
 
 class Regions:
-    """A program that ran through these."""
+    """A program with these regions."""
 
     def __init__(self, keys: list[str]) -> None:
         self.region_keys = frozenset(keys)
@@ -42,7 +42,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "shapes"
 
 
-def test_another_process_recalls_the_very_same_keys_latest_use_last(folder: Path) -> None:
+def test_another_process_reads_equal_keys_with_the_last_used_one_at_the_end(folder: Path) -> None:
     first = ShapeHistory(folder)
     first.name(MODEL, "SDXL")
     keys = [key(8), key(16), key(8, role=Role.DEEPCACHE_FULL), key(8, options=(("precision", "high"),))]
@@ -55,7 +55,7 @@ def test_another_process_recalls_the_very_same_keys_latest_use_last(folder: Path
     assert found[0].seconds == 0.2
 
 
-def test_models_are_told_by_name_the_one_used_last_first(folder: Path) -> None:
+def test_models_are_listed_by_name_with_the_last_used_one_first(folder: Path) -> None:
     memory = ShapeHistory(folder)
     memory.name(MODEL, "SDXL")
     memory.record(key(), Regions(["a", "b"]))
@@ -67,7 +67,7 @@ def test_models_are_told_by_name_the_one_used_last_first(folder: Path) -> None:
     ]
 
 
-def test_what_is_used_again_comes_last_and_keeps_the_seconds_of_its_capture(folder: Path) -> None:
+def test_a_shape_used_again_moves_to_the_end_and_keeps_its_capture_time(folder: Path) -> None:
     first = ShapeHistory(folder)
     first.record(key(8), Regions(["r"]), 0.5)
     first.record(key(16), Regions(["r"]), 0.25)
@@ -103,29 +103,29 @@ def test_a_key_is_written_once_in_each_process(folder: Path) -> None:
     assert list(folder.iterdir()) == []
 
 
-def test_without_a_folder_nothing_is_remembered() -> None:
+def test_without_a_folder_nothing_is_stored() -> None:
     memory = ShapeHistory(None)
     memory.record(key(), Regions([]))
     assert memory.of_model(MODEL) == ()
     assert memory.models() == []
 
 
-def test_a_folder_that_cannot_be_written_is_told_once_and_costs_the_memory_and_nothing_else(
+def test_a_folder_that_cannot_be_written_is_logged_once_and_breaks_nothing(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shape_history, "_PAUSE", 0.0)
+    monkeypatch.setattr(shape_history, "_RETRY_SECONDS", 0.0)
     (tmp_path / "shapes").write_text("in the way")
     memory = ShapeHistory(tmp_path / "shapes")
     memory.record(key(), Regions([]))
     memory.record(key(16), Regions([]))
-    assert "a shape was not remembered, a later call tries again" in caplog.text
+    assert "a shape could not be stored; a later call tries again" in caplog.text
     assert len(caplog.records) == 1
     assert memory.of_model(MODEL) == ()
     assert memory.models() == []
 
 
 class Held:
-    """In the place of os.replace: on Windows, nobody can replace a file that somebody reads."""
+    """A failing `os.replace`: Windows cannot replace a file that another program reads."""
 
     def __init__(self, failures: int) -> None:
         self.attempts, self.failures = 0, failures
@@ -138,10 +138,10 @@ class Held:
         self._replace(source, target)
 
 
-def test_what_could_not_be_written_is_written_by_a_later_call(
+def test_a_failed_write_is_repeated_by_a_later_call(
     folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(shape_history, "_PAUSE", 0.0)
+    monkeypatch.setattr(shape_history, "_RETRY_SECONDS", 0.0)
     memory = ShapeHistory(folder)
     memory.record(key(8), Regions([]))
     held = Held(failures=2)
@@ -155,8 +155,8 @@ def test_what_could_not_be_written_is_written_by_a_later_call(
 
 
 def test_after_a_failure_not_every_call_tries_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A call is one step of a sampler."""
-    monkeypatch.setattr(shape_history, "_PAUSE", 1e9)
+    """Every sampler step is a call, so a retry in each would slow sampling down."""
+    monkeypatch.setattr(shape_history, "_RETRY_SECONDS", 1e9)
     held = Held(failures=99)
     monkeypatch.setattr(os, "replace", held)
     memory = ShapeHistory(folder)
@@ -166,8 +166,8 @@ def test_after_a_failure_not_every_call_tries_again(folder: Path, monkeypatch: p
 
 
 def test_a_file_that_cannot_be_read_now_is_not_replaced(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A virus scanner has it, say: what it remembers would be lost."""
-    monkeypatch.setattr(shape_history, "_PAUSE", 0.0)
+    """For example while a virus scanner reads it: replacing it would lose the stored shapes."""
+    monkeypatch.setattr(shape_history, "_RETRY_SECONDS", 0.0)
     ShapeHistory(folder).record(key(8), Regions([]))
     memory = ShapeHistory(folder)
 
@@ -203,17 +203,17 @@ def test_two_threads_of_one_process_write_one_file(
     for thread in threads:
         thread.join()
     assert caplog.messages == []
-    (remembered,) = ShapeHistory(folder).of_model(MODEL)  # of whoever was last
-    assert remembered.key in (key(8), key(16))
+    (stored,) = ShapeHistory(folder).of_model(MODEL)  # the thread that wrote last
+    assert stored.key in (key(8), key(16))
 
 
 class Failing:
     @property
     def region_keys(self) -> frozenset[str]:
-        raise RuntimeError("a program that cannot tell")
+        raise RuntimeError("a broken program")
 
 
-def test_a_failure_of_any_kind_costs_no_call(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_no_error_in_recording_reaches_the_caller(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     ShapeHistory(folder).record(key(), Failing())
     ShapeHistory(folder).record(key(options=(("precision", object()),)), Regions([]))
     assert len(caplog.records) == 2
@@ -221,7 +221,7 @@ def test_a_failure_of_any_kind_costs_no_call(folder: Path, caplog: pytest.LogCap
 
 
 def first(**values: Any) -> Callable[[Any], Any]:
-    """The first graph says something else."""
+    """Change values of the first graph."""
     return lambda data: data["graphs"][0].update(values)
 
 
@@ -232,7 +232,7 @@ def latent(**values: Any) -> Callable[[Any], Any]:
 SPOILED: dict[str, Callable[[Any], Any]] = {
     "future": lambda data: data.update(format=2),
     "no graphs": lambda data: data.pop("graphs"),
-    "graphs are no list": lambda data: data.update(graphs="graphs"),
+    "graphs are not a list": lambda data: data.update(graphs="graphs"),
     "a graph is text": lambda data: data.update(graphs=["graph"]),
     "role": first(role="sculptor"),
     "role is a list": first(role=[]),
@@ -241,7 +241,7 @@ SPOILED: dict[str, Callable[[Any], Any]] = {
     "region is true": first(regions=[False]),
     "value": first(values=[["name", {"a": 1}]]),
     "value without a name": first(values=[[1, 2]]),
-    "value is nested without end": first(values=[["name", json.loads("[" * 300 + "]" * 300)]]),
+    "value is nested too deep": first(values=[["name", json.loads("[" * 300 + "]" * 300)]]),
     "spec is text": first(tensors=[["latent", "x"]]),
     "spec is a list": first(tensors=[["latent", ["shape"]]]),
     "spec is nothing": first(tensors=[["latent", None]]),
@@ -257,7 +257,7 @@ SPOILED: dict[str, Callable[[Any], Any]] = {
     "memory format is nothing": latent(memory_format=None),
     "field": latent(address=1),
     "backend is a list": first(backend=[]),
-    "seconds are no number": first(seconds=float("nan")),
+    "seconds are NaN": first(seconds=float("nan")),
     "seconds are infinite": first(seconds=float("inf")),
     "seconds are below zero": first(seconds=-1),
     "seconds are beyond a float": first(seconds=10**400),
@@ -270,7 +270,7 @@ SPOILED: dict[str, Callable[[Any], Any]] = {
 
 
 @pytest.mark.parametrize("kind", SPOILED)
-def test_a_file_that_says_something_else_is_as_good_as_none(
+def test_a_file_with_invalid_values_is_ignored_and_replaced(
     folder: Path, kind: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     ShapeHistory(folder).record(key(), Regions(["r"]))
@@ -286,7 +286,7 @@ def test_a_file_that_says_something_else_is_as_good_as_none(
     assert caplog.messages == []
 
 
-def test_a_file_of_another_model_is_not_taken_for_this_one(folder: Path) -> None:
+def test_another_models_file_is_ignored(folder: Path) -> None:
     ShapeHistory(folder).record(key(), Regions(["r"]))
     (file,) = folder.iterdir()
     file.write_text(json.dumps({**json.loads(file.read_text()), "model": OTHER}))
@@ -299,9 +299,9 @@ def test_a_file_of_another_model_is_not_taken_for_this_one(folder: Path) -> None
 @pytest.mark.parametrize(
     "content",
     [b"", b"{", b"[]", b"null", b"\xff\xfe", b"7", b"[" * 100_000, b'{"a":' * 100_000, b" " * (17 << 20) + b"{}"],
-    ids=["empty", "cut", "list", "null", "no text", "number", "nested", "nested objects", "without end"],
+    ids=["empty", "cut", "list", "null", "not text", "number", "nested", "nested objects", "too long"],
 )
-def test_a_damaged_file_is_as_good_as_none(folder: Path, content: bytes) -> None:
+def test_a_damaged_file_is_ignored_and_replaced(folder: Path, content: bytes) -> None:
     folder.mkdir()
     (folder / f"{MODEL[:16]}.json").write_bytes(content)
     memory = ShapeHistory(folder)
@@ -311,7 +311,7 @@ def test_a_damaged_file_is_as_good_as_none(folder: Path, content: bytes) -> None
 
 
 def test_no_depth_of_nesting_raises(folder: Path) -> None:
-    """Near the limit of Python's stack, what can be parsed cannot be walked through any more."""
+    """Near Python's recursion limit, JSON can still be parsed although walking through it fails."""
     ShapeHistory(folder).record(key(), Regions([]))
     (file,) = folder.iterdir()
     whole = file.read_text()

@@ -1,4 +1,4 @@
-"""Sizes: presets are valid, wrong sizes are refused with a way out, nothing is rounded silently."""
+"""Sizes: presets are valid, an invalid size is refused with a remedy, and nothing is rounded silently."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def test_a_size_is_read_as_people_write_it(text: str, size: Size) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "960", "960x", "a x b", "960x720x3", "-8x8"])
-def test_what_is_no_size_is_refused_by_name(text: str) -> None:
+def test_a_text_that_is_not_a_size_is_refused_and_quoted(text: str) -> None:
     with pytest.raises(ValueError, match="is not a size") as error:
         sizes.parse_size(text)
     assert repr(text) in str(error.value)
@@ -46,7 +46,7 @@ def test_an_unknown_preset_lists_the_choices(preset: str) -> None:
         sizes.preset_size(preset)
 
 
-def test_custom_hands_out_width_and_height_unchanged() -> None:
+def test_custom_returns_width_and_height_unchanged() -> None:
     assert sizes.resolve_size(CUSTOM, 584, 456, "8") == Size(584, 456)
 
 
@@ -59,7 +59,7 @@ def test_a_size_off_the_grid_names_the_size_the_multiple_and_the_nearest_size() 
     assert "1000x704" in text
 
 
-def test_a_size_that_a_smaller_multiple_allows_says_which() -> None:
+def test_a_size_that_a_smaller_multiple_allows_names_that_multiple() -> None:
     with pytest.raises(ValueError, match=r"960x704; or set multiple to 16"):
         sizes.resolve_size("960x720", 0, 0, "64")
 
@@ -87,17 +87,23 @@ def test_the_nearest_size_is_valid_and_no_other_is_nearer(width: int, height: in
 
 
 @given(sides, sides, steps)
-def test_a_size_is_returned_as_asked_or_refused(width: int, height: int, multiple: int) -> None:
-    asked = Size(width, height)
-    if sizes.is_valid(asked, multiple):
-        assert sizes.resolve_size(CUSTOM, width, height, multiple) == asked
+def test_a_size_is_returned_unchanged_or_refused(width: int, height: int, multiple: int) -> None:
+    wanted = Size(width, height)
+    if sizes.is_valid(wanted, multiple):
+        assert sizes.resolve_size(CUSTOM, width, height, multiple) == wanted
     else:
         with pytest.raises(ValueError, match="nearest valid size"):
             sizes.resolve_size(CUSTOM, width, height, multiple)
 
 
 class TestNearestReady:
-    READY = [Size(512, 512), Size(1024, 1024), Size(832, 1216), Size(64, 128), Size(980, 980)]  # 980 is no multiple
+    READY = [
+        Size(512, 512),
+        Size(1024, 1024),
+        Size(832, 1216),
+        Size(64, 128),
+        Size(980, 980),
+    ]  # 980 is not a multiple of 8
 
     @pytest.mark.parametrize(
         ("wanted", "expected"),
@@ -116,7 +122,7 @@ class TestNearestReady:
         found = sizes.nearest_ready(Size(*wanted), self.READY, "8")
         assert found == (None if expected is None else Size(*expected))
 
-    def test_what_the_model_cannot_take_is_not_ready(self) -> None:
+    def test_a_size_off_the_models_multiple_is_not_ready(self) -> None:
         assert sizes.nearest_ready(Size(720, 720), [Size(720, 720), Size(512, 512)], "16") == Size(720, 720)
         assert sizes.nearest_ready(Size(720, 720), [Size(720, 720), Size(512, 512)], "64") == Size(512, 512)
 

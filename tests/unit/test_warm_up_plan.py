@@ -1,4 +1,4 @@
-"""Warm Up's lists, as a person writes them, and its report."""
+"""Parsing of the Warm Up node's lists, and its result table."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_every_combination_is_an_item_and_work_decides_the_order() -> None:
     assert [item.work for item in items] == sorted((item.work for item in items), reverse=True)
 
 
-def test_connected_texts_leave_no_choice_of_chunks() -> None:
+def test_connected_texts_decide_the_number_of_chunks() -> None:
     assert [item.chunks for item in plan("64x64", "1", None)] == [None]
 
 
@@ -43,7 +43,7 @@ def test_connected_texts_leave_no_choice_of_chunks() -> None:
     ("sizes", "batches", "chunks", "message"),
     [
         ("", "1", "1", "sizes is empty. For example: 1024x1024."),
-        ("large", "1", "1", "sizes: 'large' is no size. Write width x height"),
+        ("large", "1", "1", "sizes: 'large' is not a size. Write width x height"),
         (
             "100x100",
             "1",
@@ -58,21 +58,19 @@ def test_connected_texts_leave_no_choice_of_chunks() -> None:
             "sizes: Size 64x16384: width and height must be multiples of 8 between 64 and 8192. "
             "The nearest valid size is 64x8192.",
         ),
-        ("64x64", "0", "1", "batch_sizes: '0' is no whole number from 1 to 64"),
-        ("64x64", "two", "1", "batch_sizes: 'two' is no whole number"),
-        ("64x64", "1", "-1", "prompt_chunks: '-1' is no whole number from 1 to 32"),
+        ("64x64", "0", "1", "batch_sizes: '0' is not a whole number from 1 to 64"),
+        ("64x64", "two", "1", "batch_sizes: 'two' is not a whole number"),
+        ("64x64", "1", "-1", "prompt_chunks: '-1' is not a whole number from 1 to 32"),
         ("64x64", "1", "", "prompt_chunks is empty"),
         (
             ", ".join(f"{8 * n}x64" for n in range(8, 24)),
             "1,2,3,4,5",
             "1,2,3,4",
-            "320 shapes are more than 256: write fewer",
+            "320 shapes are too many; the limit is 256. Write fewer",
         ),
     ],
 )
-def test_a_list_that_cannot_be_read_is_refused_with_its_remedy(
-    sizes: str, batches: str, chunks: str, message: str
-) -> None:
+def test_an_invalid_list_is_refused_with_its_remedy(sizes: str, batches: str, chunks: str, message: str) -> None:
     with pytest.raises(UserError) as caught:
         plan(sizes, batches, chunks)
     assert str(caught.value).startswith(message)

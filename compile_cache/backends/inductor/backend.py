@@ -17,7 +17,7 @@ from ...config import CacheConfig
 from ...errors import first_line
 from ...regions.region import HookBuilder
 from ...stats import Stats
-from ...store.artifact_store import NAMED, ArtifactStore, StoreError
+from ...store.artifact_store import DIGEST_CHARS, ArtifactStore, StoreError
 from ...store.fingerprint import EnvironmentFingerprint
 from ..base import Backend, Capabilities, Located, Program
 from .parallel.pool import WorkerPool
@@ -107,7 +107,7 @@ class InductorBackend(Backend):
         # Where there is no table yet nothing is in memory, and whoever asks does not wait for inductor's import.
         in_memory = frozenset() if self._table is None else wanted & self._table.compiled
         stored = set() if store is None else {name.partition("-")[0] for name in store.names()}
-        on_disk = frozenset(key for key in wanted - in_memory if key[:NAMED] in stored)
+        on_disk = frozenset(key for key in wanted - in_memory if key[:DIGEST_CHARS] in stored)
         return Located(in_memory, on_disk, wanted - in_memory - on_disk)
 
     def preload(self, keys: Iterable[str], device: torch.device, config: CacheConfig) -> int:

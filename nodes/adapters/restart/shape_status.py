@@ -11,7 +11,7 @@ from ....compile_cache.backends import registry
 from ....compile_cache.backends.base import Located
 from ....compile_cache.cache import GraphCache
 from ....compile_cache.keys import Role
-from ....compile_cache.store.shape_history import Model, Remembered
+from ....compile_cache.store.shape_history import Model, UsedShape
 
 # A shape in memory runs at once; one on disk waits for its regions to load and for a capture, tenths of a second.
 MEMORY, DISK, UNKNOWN = "memory", "disk", "unknown"
@@ -19,7 +19,7 @@ _SAMPLED = (Role.UNET.value, Role.DEEPCACHE_FULL.value)
 _CHANNELS = (4, 16)  # of latents whose cells are 8 pixels
 
 
-def locate(graphs: Iterable[Remembered], cache: GraphCache, device: torch.device) -> dict[str, Located]:
+def locate(graphs: Iterable[UsedShape], cache: GraphCache, device: torch.device) -> dict[str, Located]:
     """Where the regions of graphs are, by backend: one look at each store."""
     regions: dict[str, frozenset[str]] = {}
     for graph in graphs:
@@ -70,7 +70,7 @@ def line(model: Model, cache: GraphCache, device: torch.device) -> str:
     return f"{regions} regions and {ready} shapes ready for {model.name}, {missing} compiles expected"
 
 
-def _state(graph: Remembered, located: Mapping[str, Located], device: torch.device) -> str:
+def _state(graph: UsedShape, located: Mapping[str, Located], device: torch.device) -> str:
     found = located.get(graph.key.backend)
     if found is None:
         return UNKNOWN

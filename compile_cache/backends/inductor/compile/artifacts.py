@@ -27,7 +27,7 @@ from torch._inductor.runtime.cache_dir_utils import cache_dir
 from torch._inductor.triton_bundler import TritonBundler
 
 from ....store.artifact_store import Artifact, InvalidArtifactError
-from ....store.private_files import replacing
+from ....store.private_files import atomic_write
 from .lowering import Compiled, launch_by_address
 from .shape_guards import ShapeGuards
 from .variant import Variant
@@ -159,7 +159,7 @@ def _place(name: PurePosixPath, content: bytes) -> None:
     if path.exists():
         return
     path.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(path) as stream:
+    with atomic_write(path) as stream:
         stream.write(content)
 
 

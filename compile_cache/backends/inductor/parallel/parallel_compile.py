@@ -76,7 +76,7 @@ def build(
     with contextlib.ExitStack() as held:
         if store is not None:
             for each in sorted(seen, key=lambda each: each.group.key):  # one order for all processes
-                held.enter_context(store.building(each.group.key, progress.raise_if_cancelled))
+                held.enter_context(store.build_lock(each.group.key, progress.raise_if_cancelled))
                 with table.lock:  # not while the store's is awaited: regions are loaded ahead meanwhile
                     if not each.group.variants:
                         take_from(store, each.group, stats)

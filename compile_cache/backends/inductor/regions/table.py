@@ -186,7 +186,7 @@ def may_run(group: RegionGroup, variant: Variant, request: Request, sizes: dict[
 
 
 def _alone(store: ArtifactStore | None, key: str, progress: Progress) -> contextlib.AbstractContextManager[None]:
-    return contextlib.nullcontext() if store is None else store.building(key, progress.raise_if_cancelled)
+    return contextlib.nullcontext() if store is None else store.build_lock(key, progress.raise_if_cancelled)
 
 
 def take_from(store: ArtifactStore, group: RegionGroup, stats: Stats) -> bool:
