@@ -63,7 +63,7 @@ class DeepCache(io.ComfyNode):
 
 
 def _optional_inputs() -> list[Any]:
-    percent = {"min": 0.0, "max": 1.0, "step": 0.001, "optional": True}
+    percent: dict[str, Any] = {"min": 0.0, "max": 1.0, "step": 0.001, "optional": True}
     return [
         io.Float.Input(
             "start_percent", default=0.0, **percent, tooltip="Before this part of the sampling every step runs in full."

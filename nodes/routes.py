@@ -72,7 +72,7 @@ async def _warm_up(request: web.Request) -> web.Response:
     answer = await queue(PromptServer.instance, found.prompt, request, **_sender(body))
     if answer.status != 200:
         return answer
-    queued = json.loads(answer.body or b"{}")
+    queued = json.loads(answer.text or "{}")
     return web.json_response({**queued, "items": found.items, "unknown": found.unknown})
 
 

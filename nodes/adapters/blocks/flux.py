@@ -44,7 +44,7 @@ def _block(site: RegionSite, names: tuple[str, ...], run: RegionRunner, bypass: 
             bypass(patch)
         # Masks and per-range modulation (reference latents) are not part of the region.
         extra = [key for key in given if key not in (*names, "transformer_options") and given[key] is not None]
-        tensors = [given.get(name) for name in names]
+        tensors: list[Any] = [given.get(name) for name in names]
         if patch is not None or extra or len(args) > len(names) or any(type(t) is not torch.Tensor for t in tensors):
             return original(block, *args, **kwargs)
         return run(site, *tensors)

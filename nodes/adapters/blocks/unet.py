@@ -35,10 +35,10 @@ def hooks(module: torch.nn.Module, run: RegionRunner, bypass: Bypass) -> list[Ho
             found.append(_spatial_transformer(name, block, run))
         elif is_core(block, _ATTENTION, "BasicTransformerBlock") and version.attention_is_traceable():
             found.append(_transformer_block(name, block, run, bypass))
-    if isinstance(getattr(module, "out", None), torch.nn.Sequential):
-        found.append(_output(module.out, run))
-    if isinstance(getattr(module, "input_hint_block", None), torch.nn.Sequential):
-        found.append(_hint(module.input_hint_block, run))
+    if isinstance(out := getattr(module, "out", None), torch.nn.Sequential):
+        found.append(_output(out, run))
+    if isinstance(hint := getattr(module, "input_hint_block", None), torch.nn.Sequential):
+        found.append(_hint(hint, run))
     return found
 
 
@@ -157,5 +157,5 @@ def _hint(block: torch.nn.Sequential, run: RegionRunner) -> Hook:
     return Hook(block, forward, (site,))
 
 
-def _layers(block: torch.nn.Sequential, x: torch.Tensor) -> torch.Tensor:
-    return torch.nn.Sequential.forward(block, x)
+def _layers(block: torch.nn.Sequential, x: torch.Tensor) -> Any:
+    return torch.nn.Sequential.forward(block, x)  # type: ignore[no-untyped-call]

@@ -12,7 +12,7 @@ logger = logging.getLogger(__name__)
 class NodeProgress:
     """Shows text on one node; without a server (in tests) it only logs."""
 
-    cancellations = (comfy.model_management.InterruptProcessingException,)
+    cancellations: tuple[type[BaseException], ...] = (comfy.model_management.InterruptProcessingException,)
 
     def __init__(self, node_id: str | None) -> None:
         self._node_id = node_id

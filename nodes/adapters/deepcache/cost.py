@@ -40,7 +40,7 @@ def _change_of_area(layer: torch.nn.Module) -> float:
     return 0.25 if "Downsample" in names else 4.0 if "Upsample" in names else 1.0
 
 
-def _weights(layer: torch.nn.Module) -> int:
+def _weights(layer: Any) -> int:
     """How many weights are multiplied with each pixel. Where ComfyUI pages weights, a Linear may have none yet."""
     total = 0
     for part in layer.modules():

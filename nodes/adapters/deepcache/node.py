@@ -97,7 +97,8 @@ class Sampling:
             run.begin_evaluation()
         return executor(x, timestep, options, *args)
 
-    @torch.compiler.disable  # core's compile node drops guards on options: it would go on with the first pass it saw
+    # Core's compile node drops guards on options: it would go on with the first pass it saw.
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def call_model(self, executor: Any, x: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         """Around one call of the UNet: decide how it runs. Whatever stands in its `_forward` executes that."""
         options = _options(args, kwargs)

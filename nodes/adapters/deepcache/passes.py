@@ -103,7 +103,7 @@ def run_fast(
         "image_only_indicator": kwargs.get("image_only_indicator"),
     }
 
-    def block(layers: Any, h: torch.Tensor, output_shape: Any = None) -> torch.Tensor:
+    def block(layers: Any, h: torch.Tensor, output_shape: Any = None) -> Any:
         return core.forward_timestep_embed(layers, h, emb, context, options, output_shape, **temporal)
 
     h, skips = x, []
@@ -147,7 +147,7 @@ def _embedding(
     y: torch.Tensor | None,
     patches: Mapping[str, Any],
     options: Mapping[str, Any],
-) -> torch.Tensor:
+) -> Any:
     emb = unet.time_embed(core_unet().timestep_embedding(timesteps, unet.model_channels, repeat_only=False).to(x.dtype))
     for patch in patches.get("emb_patch") or ():
         emb = patch(emb, unet.model_channels, options)

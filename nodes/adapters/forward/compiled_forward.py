@@ -95,7 +95,7 @@ class CompiledForward(ForwardPatch):
 
     # --- the call ----------------------------------------------------------------------------------------------
 
-    @torch.compiler.disable
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Same arguments as `inner`."""
         thorough, self._look = self._look or self._looks_always, False

@@ -69,7 +69,7 @@ def _one_step_ahead(callback: Callable[..., Any] | None, device: torch.device) -
 
     def called(*args: Any, **kwargs: Any) -> Any:
         nonlocal before
-        own = torch.cuda.Event()
+        own = torch.cuda.Event()  # type: ignore[no-untyped-call]
         own.record(torch.cuda.current_stream(device))
         if before is not None:
             before.synchronize()

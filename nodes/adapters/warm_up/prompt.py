@@ -126,12 +126,12 @@ class _Builder:
         """Of a ControlNet only its picture may be missing: Warm Up puts noise in its place."""
         because = "a picture or latent that is made while the workflow runs"
         taken: set[Link] = set()
-        bare = tuple(self._without_control(text, taken) for text in texts)
-        if not any(map(self._needs_a_run, bare)):
+        positive, negative = (self._without_control(text, taken) for text in texts)
+        if not any(map(self._needs_a_run, (positive, negative))):
             control_net = self._usable(taken)
             used = "it is warmed with noise" if control_net is not None else "its texts are used without ControlNet"
             self.notes.append(f"{sampling.label}: its ControlNet needs {because}, so {used}.")
-            return _Subject(sampling.batch, sampling.model, *bare, control_net, cfg)
+            return _Subject(sampling.batch, sampling.model, positive, negative, control_net, cfg)
         control_net = self._control_net(texts)
         self.notes.append(
             f"{sampling.label}: its texts need {because}, so they are left out and other texts of the usual length are "

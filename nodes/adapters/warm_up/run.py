@@ -97,7 +97,7 @@ def _tasks(subjects: Subjects, items: Sequence[Item]) -> Iterator[Task]:
     samples, decodes = _samples(subjects), _decodes(subjects)
     for item in items:
         if samples:
-            about = (MODEL, item, subjects.cfg != 1, _form(subjects.texts), _number(subjects.control_net))
+            about: Hashable = (MODEL, item, subjects.cfg != 1, _form(subjects.texts), _number(subjects.control_net))
             inputs = (subjects.model, item, subjects.cfg, subjects.texts, subjects.control_net, subjects.vae)
             yield Task(MODEL, item, subjects.model, about, functools.partial(predict, *inputs))
         picture = Item(item.size, item.batch)  # a decoder knows no text

@@ -1,0 +1,1 @@
+"""What Resolute uses of ComfyUI, typed for mypy: see CONTRIBUTING.md, "Types". Nothing here runs."""

@@ -1,0 +1,5 @@
+from collections.abc import Callable
+
+import torch
+
+optimized_attention: Callable[..., torch.Tensor]

@@ -1,0 +1,3 @@
+from typing import Any
+
+def estimate_memory(model: Any, noise_shape: Any, conds: Any) -> tuple[float, float]: ...

@@ -1,0 +1,9 @@
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+class KSAMPLER:
+    def __init__(self, sampler_function: Callable[..., Any]) -> None: ...
+
+def calculate_sigmas(model_sampling: object, scheduler_name: str, steps: int) -> torch.Tensor: ...

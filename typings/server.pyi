@@ -1,0 +1,6 @@
+from aiohttp import web
+
+class PromptServer:
+    instance: PromptServer  # missing until the server runs
+    routes: web.RouteTableDef
+    def send_progress_text(self, text: bytes | bytearray | str, node_id: str) -> None: ...
