@@ -1,4 +1,4 @@
-"""The real oneflow and onediff, and ComfyUI on the CPU with them. What is missing is an error, never a skip."""
+"""Fixtures with the real oneflow and onediff, and ComfyUI on the CPU. A missing package is an error, never a skip."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from .rig import close_all  # noqa: E402
 
 
 def pytest_report_header() -> str:
-    """The versions that are tested."""
+    """Print the versions under test."""
     return f"OneFlow: {installed()}"
 
 
@@ -35,9 +35,9 @@ def _packages_are_there() -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _room_for_the_graphs_of_all_tests() -> None:
-    """Most of them are tiny, and the limit is meant for a ComfyUI."""
-    runtime().most = 10_000
+def _no_limit_of_graphs() -> None:
+    """The tests build many tiny graphs; the limit is meant for real models."""
+    runtime().max_graphs = 10_000
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -48,7 +48,7 @@ def _graphs_are_closed() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def comfy(comfyui_folder: Callable[[str], Path]) -> None:
-    """ComfyUI's own modules can be imported, for the CPU."""
+    """Make ComfyUI's own modules importable, for the CPU."""
     sys.path.append(str(comfyui_folder(comfyui.TARGET)))  # last: it has a `tests` too
     import comfy.cli_args
 
@@ -57,7 +57,7 @@ def comfy(comfyui_folder: Callable[[str], Path]) -> None:
 
 @pytest.fixture(scope="session")
 def comfy_server(make_server: Callable[..., ComfyServer]) -> ComfyServer:
-    """ComfyUI with OneFlow, and room for many graphs: on the CPU, OneFlow uses no memory twice within a graph."""
+    """ComfyUI with OneFlow and a large budget, because on the CPU OneFlow never reuses memory within a graph."""
     packs = {
         **linked_packs(),
         "resolute-scenario-pack": ROOT / "tests" / "comfy" / "pack",
@@ -68,13 +68,13 @@ def comfy_server(make_server: Callable[..., ComfyServer]) -> ComfyServer:
 
 @pytest.fixture(scope="session")
 def bench(comfy_server: ComfyServer) -> Bench:
-    """Runs prompts on it and tells what each cost."""
+    """Runs prompts on the server and reports the counters of each."""
     return Bench(comfy_server.client)
 
 
 @pytest.fixture(scope="session")
 def seeds() -> Iterator[int]:
-    """Seeds that no other prompt of the session has: ComfyUI would answer a repeated one without sampling."""
+    """Seeds that no other prompt of the session has, because ComfyUI answers a repeated prompt from its cache."""
     return itertools.count(5000)
 
 

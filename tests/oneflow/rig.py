@@ -1,4 +1,4 @@
-"""A module bound to the backend and run through a real GraphCache; and ComfyUI's own modules, in small."""
+"""Binds a module to the backend and runs it through a real GraphCache. Builds small versions of ComfyUI's modules."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _open: list[Bound] = []
 
 
 def close_all() -> None:
-    """Every module that was bound, so that its weights go: at the end of a file of tests."""
+    """Close every bound module at the end of a test file, so that its weights are freed."""
     while _open:
         _open.pop().close()
 
@@ -38,7 +38,7 @@ def random(*shape: int, seed: int = 0) -> torch.Tensor:
 
 
 class Layers(nn.Module):
-    """With `rows`, takes several times as long as a graph has to (76 ms where 400 rows take 19, and 20 are needed)."""
+    """With `rows`, a forward takes 76 ms, well above the 20 ms that a graph needs (400 rows take 19 ms)."""
 
     width = 1024
 
@@ -52,7 +52,7 @@ class Layers(nn.Module):
 
 
 class ManyOperators(nn.Module):
-    """Hundreds of steps, as a UNet has."""
+    """Hundreds of steps, like a UNet."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         for _ in range(120):
@@ -61,12 +61,12 @@ class ManyOperators(nn.Module):
 
 
 def rows(number: int, seed: int = 0) -> torch.Tensor:
-    """For `Layers`; each number of rows is another signature."""
+    """Input for `Layers`; each number of rows is another signature."""
     return random(1600 + number, Layers.width, seed=seed)
 
 
 def with_weights(module: Any, seed: int = 0) -> Any:
-    """Weights of a size that keeps activations near one through any depth, so that an error shows."""
+    """Random weights that keep activations near one at any depth, so that errors are visible."""
     generator = torch.Generator().manual_seed(seed)
     for name, weight in module.named_parameters():
         if weight.ndim > 1:
@@ -84,7 +84,7 @@ def relative_error(actual: torch.Tensor, expected: torch.Tensor) -> float:
 
 
 class Bound:
-    """A module that runs through the backend. `epoch` plays ComfyUI's residency: `changed()` after each rebinding."""
+    """A module bound to the backend. `epoch` is its weights epoch: call `changed()` after replacing a weight."""
 
     def __init__(
         self,
@@ -125,11 +125,11 @@ class Bound:
             return self.invoke(list(tensors))
 
     def error(self, *tensors: torch.Tensor) -> float:
-        """Of one call, relative to the original."""
+        """Relative error of one call against the original."""
         return relative_error(self(*tensors), self.original(*tensors))
 
     def close(self) -> None:
-        """Let its graphs go."""
+        """Drop its graphs."""
         self.cache.forget(self.owner)
 
     def changed(self) -> None:
@@ -137,12 +137,12 @@ class Bound:
 
     @property
     def bypasses(self) -> list[str]:
-        """The sentences that people read."""
+        """The sentences of all bypasses so far."""
         return [event.text for event in self.cache.stats.events if event.kind == "bypass"]
 
     @contextmanager
     def expect(self, **counts: int) -> Iterator[None]:
-        """Exactly these counts are added in the block, and nothing is bypassed."""
+        """Assert that the block adds exactly these counts and bypasses nothing."""
         before = self.cache.stats.snapshot()
         yield
         after = self.cache.stats.snapshot()
@@ -152,7 +152,7 @@ class Bound:
 
 
 def unet(**changes: Any) -> Any:
-    """ComfyUI's own UNet with attention at its deepest level only, where it fits into memory at real sizes."""
+    """ComfyUI's own UNet with attention only at its deepest level, so that it fits into memory at real sizes."""
     import comfy.ops
     from comfy.ldm.modules.diffusionmodules.openaimodel import UNetModel
 
@@ -179,12 +179,12 @@ def unet(**changes: Any) -> Any:
 
 
 def unet_inputs(width: int, height: int, batch: int = 1) -> tuple[torch.Tensor, ...]:
-    """Latent, timesteps and context for a picture of this size in pixels."""
+    """Latent, timesteps and context for an image of this size in pixels."""
     return random(batch, 4, height // 8, width // 8), torch.full((batch,), 500.0), random(batch, 77, 64, seed=1)
 
 
 def bound_unet(module: Any, **options: Any) -> Bound:
-    """A UNet's inner forward, as the pack's hook calls it."""
+    """A UNet's `_forward`, called as the pack calls it."""
 
     def invoke(tensors: Sequence[torch.Tensor]) -> Any:
         return module._forward(tensors[0], timesteps=tensors[1], context=tensors[2], transformer_options={})

@@ -1,4 +1,4 @@
-"""A headless ComfyUI samples and decodes through OneFlow: the same pictures, and each graph built once."""
+"""A headless ComfyUI samples and decodes through OneFlow: the same images, and each graph is built once."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ Prompt = Callable[..., PromptDict]
 
 STEPS = 2
 WORKFLOW = "oneflow_text_to_image"
-# Width, height, batch. OneDiff's users met `Check failed: (45 == 46)` at 960x720. The first has a quarter of its sides:
-# 184 pixels are 23, 12 and 6 at the UNet's three levels. At full size: test_lowering.
+# Width, height, batch. OneDiff reports had `Check failed: (45 == 46)` at 960x720. The first size has about a quarter
+# of its sides: 184 pixels are 23, 12 and 6 at the UNet's three levels. test_lowering runs the full size.
 SIZES = [(240, 184, 1), (128, 128, 1), (152, 136, 2)]
 TARGETS = {
     "diffusion_model.time_embed.0": (128, 32),
@@ -31,7 +31,7 @@ TARGETS = {
 
 
 def both(bench: Bench, built: PromptDict, compile_all: Callable[..., PromptDict] = compiled) -> tuple[Run, Run]:
-    """The prompt as ComfyUI runs it and through OneFlow; the pictures are the same, and nothing was bypassed."""
+    """Run a prompt without Resolute and through OneFlow; assert equal images and no bypass."""
     plain = bench.run(built)
     ours = bench.run(compile_all(built, "oneflow"))
     assert_same(ours, plain)
@@ -46,11 +46,11 @@ def events(bench: Bench) -> list[str]:
 class TestTheBundledWorkflow:
     @pytest.fixture
     def run(self, bench: Bench, seeds: Iterator[int]) -> Callable[..., Run]:
-        """One size as the file has it, and as ComfyUI runs it: the pictures are the same, and nothing was bypassed."""
+        """Run the workflow at one size, as it is and with the backend `eager`; assert equal images and no bypass."""
 
         def run(width: int, height: int, batch: int) -> Run:
             job, seed = Job(WORKFLOW, ((width, height),), batch, tokens=8), next(seeds)
-            # The demo's small model; the other None leaves what the file says.
+            # The first None is the demo's small model; a backend of None keeps the one in the file.
             plain, ours = (bench.run(saved(prompt_for(job, None, name, seed, STEPS))) for name in ("eager", None))
             assert_same(ours, plain)
             assert len(ours.images) == batch
@@ -67,7 +67,7 @@ class TestTheBundledWorkflow:
         assert (rise["captures"], rise["replays"]) == (2, STEPS - 1)
 
     @pytest.mark.parametrize(("width", "height", "batch"), [SIZES[index] for index in (1, 0, 2)])
-    def test_builds_nothing_when_a_size_comes_again_in_whatever_order(
+    def test_builds_nothing_when_sizes_repeat_in_another_order(
         self, run: Callable[..., Run], width: int, height: int, batch: int
     ) -> None:
         rise = run(width, height, batch).rise
@@ -97,7 +97,7 @@ class TestLora:
             tensors[f"{name}.lora_up.weight"] = (up * 0.5).astype(numpy.float32)
         save_file(tensors, folder / "oneflow.safetensors")
 
-    def test_every_strength_takes_effect_and_only_the_first_builds_anew(self, bench: Bench, prompt: Prompt) -> None:
+    def test_every_strength_takes_effect_and_only_the_first_rebuilds_graphs(self, bench: Bench, prompt: Prompt) -> None:
         built = prompt()
         plain, _ = both(bench, built)
         captures = []
@@ -118,7 +118,7 @@ class TestLora:
 
 
 class TestControlNet:
-    def test_it_runs_as_a_graph_of_its_own_beside_the_unets(self, bench: Bench, prompt: Prompt) -> None:
+    def test_it_runs_as_its_own_graph_next_to_the_unets(self, bench: Bench, prompt: Prompt) -> None:
         built = prompt()
         plain, run = both(bench, controlled(built, "net"), all_compiled)
         assert run.rise["captures"] == 2, "the ControlNet's, and the UNet's with its residuals"
@@ -143,7 +143,7 @@ class TestDeepCache:
         assert_different(plain, bench.run(whole))
 
 
-def test_free_graphs_keeps_what_would_give_no_memory_back(bench: Bench, prompt: Prompt) -> None:
+def test_free_graphs_keeps_graphs_that_would_return_no_memory(bench: Bench, prompt: Prompt) -> None:
     built = prompt()
     built["free"] = node("ResoluteFree", any=["sample", 0])
     built["samples"]["inputs"]["samples"] = ["free", 0]
@@ -154,6 +154,6 @@ def test_free_graphs_keeps_what_would_give_no_memory_back(bench: Bench, prompt: 
 
 @pytest.fixture(scope="module", autouse=True)
 def _nothing_died(comfy_server: ComfyServer) -> Iterator[Any]:
-    """OneFlow ends a process rather than raise; the server has to be there at the end."""
+    """OneFlow may end the process instead of raising, so check at the end that the server is still running."""
     yield
     assert comfy_server.client.get("/system_stats")["system"]["python_version"].startswith("3.10")

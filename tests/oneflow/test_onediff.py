@@ -1,4 +1,4 @@
-"""onediff 1.2.0, unmodified, on public OneFlow 0.9.0: it converts ComfyUI's modules, and leaves no trace of that."""
+"""Unmodified onediff 1.2.0 on public OneFlow 0.9.0 converts ComfyUI's modules and leaves no trace in the process."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from .rig import TOLERANCE, Bound, decoder, random, unet, unet_inputs
 
 
 def bound_to_onediff(module: Any, method: str = "forward") -> Bound:
-    """The module's method, called with its tensors in order."""
+    """Bind a call of the module's method with its tensors in order."""
     return Bound(
         module,
         lambda tensors: getattr(type(module), method)(module, *tensors),
@@ -36,7 +36,7 @@ def bound_to_onediff(module: Any, method: str = "forward") -> Bound:
 
 
 def state_of_the_process(names: Iterable[str] = ()) -> dict[str, Any]:
-    """Without modules that were imported since `names`; what stands under torch's name is torch's own."""
+    """Module identities and settings of the process. names: limit the modules to these."""
     packages = ("torch", "comfy", "numpy", "diffusers", "tests")
     modules = {name: module for name, module in sys.modules.items() if name.partition(".")[0] in packages}
     assert all("oneflow" not in str(type(module)) for module in modules.values())
@@ -62,12 +62,12 @@ def bound(model: Any) -> Bound:
     return bound_to_onediff(model, "_forward")
 
 
-def test_the_versions_are_those_that_the_compatibility_layer_is_for() -> None:
+def test_the_compatibility_layer_is_tested_with_its_versions() -> None:
     assert (installed().oneflow, installed().onediff) == ("0.9.0", "1.2.0")
 
 
-def test_nothing_keeps_the_weights_and_the_graphs_of_a_module_that_is_gone(comfy: None) -> None:
-    """The first conversion of this process: the one that imports everything."""
+def test_weights_and_graphs_of_a_deleted_module_are_freed(comfy: None) -> None:
+    """Must be the first conversion of this process, because that one imports everything."""
     module = decoder()
     memory = numpy.zeros(tuple(module.conv_out.weight.shape), numpy.float32)
     freed = weakref.ref(memory)
@@ -85,7 +85,7 @@ def test_nothing_keeps_the_weights_and_the_graphs_of_a_module_that_is_gone(comfy
 
 
 class TestTheUNet:
-    def test_its_conversion_leaves_the_process_as_it_was(self, bound: Bound) -> None:
+    def test_its_conversion_leaves_the_process_unchanged(self, bound: Bound) -> None:
         before = state_of_the_process()
         with bound.expect(captures=1, graph_calls=1):
             bound(*unet_inputs(256, 192))
@@ -97,7 +97,7 @@ class TestTheUNet:
             with bound.expect(replays=1):
                 assert bound.error(*unet_inputs(*size)) <= TOLERANCE
 
-    def test_follows_exchanged_weights_and_leaves_the_originals_alone(self, bound: Bound, model: Any) -> None:
+    def test_uses_replaced_weights_and_never_writes_to_the_originals(self, bound: Bound, model: Any) -> None:
         layer = model.input_blocks[0][0]
         backup, kept = layer.weight, layer.weight.clone()
         for seed in (5, 6, 7):
@@ -111,7 +111,7 @@ class TestTheUNet:
         with bound.expect(replays=1):
             assert bound.error(*unet_inputs(256, 192)) <= TOLERANCE
 
-    def test_keeps_what_hooks_are_on_the_module(self, model: Any) -> None:
+    def test_keeps_the_hooks_on_the_module(self, model: Any) -> None:
         assert not model._load_state_dict_post_hooks
         assert not [name for name in vars(model) if "onediff" in name]
 
@@ -125,7 +125,7 @@ def test_the_decoder_is_right_at_two_sizes(comfy: None) -> None:
             assert bound.error(latent) <= TOLERANCE
 
 
-def test_a_module_that_carries_a_hook_is_converted_by_its_class(comfy: None) -> None:
+def test_a_patched_module_is_converted_by_its_class(comfy: None) -> None:
     module = decoder()
     vars(module)["forward"] = lambda *_: pytest.fail("the hook was converted")
     bound = bound_to_onediff(module)
@@ -134,7 +134,7 @@ def test_a_module_that_carries_a_hook_is_converted_by_its_class(comfy: None) -> 
     assert "forward" in vars(module)
 
 
-def test_a_call_that_is_no_method_of_the_module_is_refused_with_a_sentence(model: Any) -> None:
+def test_a_call_that_is_not_a_method_of_the_module_is_refused_with_its_reason(model: Any) -> None:
     bound = Bound(model, lambda tensors: tensors[0] * 2, backend=OneFlowBackend("onediff"))
     bound(random(1, 4))
     assert "a module's own method" in bound.bypasses[0]
@@ -142,7 +142,7 @@ def test_a_call_that_is_no_method_of_the_module_is_refused_with_a_sentence(model
 
 @pytest.fixture
 def odd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """A module with an operator that OneFlow lacks, of a package that a conversion can import anew."""
+    """A module with an operator that OneFlow lacks, in a package that a conversion can import again."""
     (tmp_path / "odd_package.py").write_text(
         "import torch\nclass Odd(torch.nn.Module):\n    def forward(self, x):\n        return torch.special.i0(x)\n"
     )
@@ -150,7 +150,7 @@ def odd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     return importlib.import_module("odd_package").Odd()
 
 
-def test_a_module_that_it_cannot_run_is_refused_and_the_process_is_as_it_was(odd: Any) -> None:
+def test_a_module_that_it_cannot_run_is_refused_and_the_process_is_unchanged(odd: Any) -> None:
     before = state_of_the_process()
     bound = bound_to_onediff(odd)
     assert torch.equal(bound(random(2, 3)), bound.original(random(2, 3)))
@@ -158,7 +158,7 @@ def test_a_module_that_it_cannot_run_is_refused_and_the_process_is_as_it_was(odd
     assert state_of_the_process(before["modules"]) == before
 
 
-def test_other_threads_keep_the_torch_that_they_have(bound: Bound, in_parallel: Callable[..., Any]) -> None:
+def test_other_threads_keep_the_real_torch(bound: Bound, in_parallel: Callable[..., Any]) -> None:
     results = in_parallel(lambda: float(torch.ones(3).sum()))
     bound(*unet_inputs(128, 128))
     assert set(results()) == {3.0}
@@ -166,7 +166,7 @@ def test_other_threads_keep_the_torch_that_they_have(bound: Bound, in_parallel: 
 
 @pytest.fixture
 def in_parallel() -> Callable[..., Any]:
-    """Runs a function in another thread, again and again, until its results are asked for."""
+    """Start a thread that calls a function repeatedly; the returned function stops it and returns the results."""
 
     def start(function: Callable[[], Any]) -> Callable[[], list[Any]]:
         found: list[Any] = []

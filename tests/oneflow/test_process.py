@@ -1,4 +1,4 @@
-"""What OneFlow could do to the process: end it, fill its memory, change its settings. Each in a process of its own."""
+"""OneFlow must not end the process, fill its memory or change its settings. Risky cases run in their own process."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .rig import TOLERANCE, Bound, Layers, close_all, random, rows, with_weights
 
 
 def run_alone(code: str) -> str:
-    """What a process that runs `code` prints; it has to end by itself, without an error."""
+    """Run `code` in a new process, which must succeed, and return its output."""
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(code)],
         cwd=ROOT,
@@ -34,7 +34,7 @@ def run_alone(code: str) -> str:
     return done.stdout
 
 
-def test_after_a_plan_that_failed_nothing_is_built_and_the_process_lives() -> None:
+def test_after_a_failed_plan_nothing_is_built_and_the_process_survives() -> None:
     printed = run_alone(
         """
         import torch
@@ -46,8 +46,8 @@ def test_after_a_plan_that_failed_nothing_is_built_and_the_process_lives() -> No
         first(rows(2))
         assert first.cache.stats.counters.captures == 1
 
-        # Half precision on the CPU, without the two checks that keep it from becoming a plan.
-        program._demand_dtypes = lambda *_: None
+        # Half precision on the CPU, with the two checks removed that would refuse it.
+        program._require_float32_on_cpu = lambda *_: None
         program.OneFlowProgram._check = lambda self, call, forward, result: [
             program.to_oneflow(tensor) for tensor in forward.inputs(call.tensors)
         ]
@@ -59,7 +59,7 @@ def test_after_a_plan_that_failed_nothing_is_built_and_the_process_lives() -> No
         first(rows(3))
         print(first.bypasses[0])
         first(rows(2))
-        assert first.cache.stats.counters.replays == 1, "what was built before goes on"
+        assert first.cache.stats.counters.replays == 1, "a graph that was built before still works"
         first.close()
         assert torch.equal(first(rows(2)), first.original(rows(2)))
         print("alive")
@@ -71,7 +71,7 @@ def test_after_a_plan_that_failed_nothing_is_built_and_the_process_lives() -> No
     assert printed.rstrip().endswith("alive")
 
 
-def test_importing_and_using_it_leaves_the_process_as_it_was() -> None:
+def test_importing_and_using_oneflow_leaves_the_process_unchanged() -> None:
     printed = run_alone(
         """
         import os, sys, torch
@@ -111,16 +111,16 @@ def _no_graph_is_left() -> Iterator[None]:
     close_all()
 
 
-def test_graphs_of_a_models_size_come_and_go_and_the_process_lives() -> None:
-    """A graph is taken down in a thread of OneFlow's. To start its session anew meanwhile, which is all that would give
-    memory back, ends the process: `Check failed: id2actor_ptr_.empty()`, seen with SD1.5's UNet."""
+def test_building_and_closing_large_graphs_never_restarts_the_session() -> None:
+    """OneFlow destroys a graph in its own thread. Restarting its session meanwhile, the only way to return memory, ends
+    the process (`Check failed: id2actor_ptr_.empty()`, seen with SD1.5's UNet), so it must never happen."""
     printed = run_alone(
         """
         from oneflow.framework.multi_client_session import MultiClientSession
         from tests.oneflow.rig import Bound, ManyOperators, random
 
         def refuse(self):
-            raise SystemExit("the session is started anew")
+            raise SystemExit("the session was restarted")
 
         MultiClientSession.Reset = MultiClientSession._TryClose = refuse
         for rows in (1024, 1025):
@@ -142,65 +142,65 @@ class TestMemory:
         layers = with_weights(Layers())
         yield Bound(layers)
 
-    def test_is_bounded_by_bytes_and_the_next_size_says_so_and_runs_eagerly(
+    def test_is_limited_by_bytes_and_the_next_size_runs_eagerly_with_the_reason(
         self, bound: Bound, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(runtime(), "bytes", bound.cache.config.budget_bytes)
         assert torch.equal(bound(rows(2)), bound.original(rows(2)))
-        (told,) = bound.bypasses
-        assert "RESOLUTE_BUDGET_MB" in told
-        assert "Restart ComfyUI" in told
+        (reason,) = bound.bypasses
+        assert "RESOLUTE_BUDGET_MB" in reason
+        assert "Restart ComfyUI" in reason
 
-    def test_is_bounded_by_the_number_of_graphs_built_and_those_that_are_there_go_on(
+    def test_is_limited_by_the_number_of_graphs_and_existing_ones_still_replay(
         self, bound: Bound, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(runtime(), "most", runtime().built + 2)
+        monkeypatch.setattr(runtime(), "max_graphs", runtime().built + 2)
         for number in (1, 2, 3):
             bound(rows(number))
         assert bound.cache.stats.counters.captures == 2
-        assert f"the limit is {runtime().most} graphs" in bound.bypasses[0]
+        assert f"the limit is {runtime().max_graphs} graphs" in bound.bypasses[0]
         with bound.expect(replays=2):
             bound(rows(1))
             bound(rows(2))
 
-    def test_of_a_graph_that_goes_counts_on(self, bound: Bound) -> None:
-        built, taken = runtime().built, runtime().bytes
+    def test_of_a_closed_graph_still_counts(self, bound: Bound) -> None:
+        built, used = runtime().built, runtime().bytes
         bound(rows(2))
         size = bound.cache.bytes
         bound.close()
         assert bound.cache.bytes == 0
-        assert (runtime().built, runtime().bytes) == (built + 1, taken + size)
+        assert (runtime().built, runtime().bytes) == (built + 1, used + size)
 
-    def test_is_not_asked_back_because_nothing_would_come(self, bound: Bound) -> None:
+    def test_is_not_trimmed_because_closing_a_graph_frees_nothing(self, bound: Bound) -> None:
         bound(rows(2))
         assert bound.cache.trim() == 0
         with bound.expect(replays=1):
             assert bound.error(rows(2)) <= TOLERANCE
 
 
-def test_a_forward_that_is_over_at_once_gets_no_graph() -> None:
-    """OneFlow 0.9.0 takes it off a queue before it put it there, and the process dies of that sooner or later."""
+def test_a_very_short_forward_gets_no_graph() -> None:
+    """Such a graph finishes before OneFlow 0.9.0 has queued it, which corrupts memory and may crash the process."""
     linear = with_weights(nn.Linear(8, 8))
     bound = Bound(linear)
     for _ in range(2):
         assert torch.equal(bound(random(2, 8)), bound.original(random(2, 8)))
-    (told,) = bound.bypasses
-    assert "may crash on a graph that is done within" in told
+    (reason,) = bound.bypasses
+    assert "may crash on a graph that finishes within" in reason
     assert bound.cache.stats.counters.captures == 0
 
 
-def test_a_graph_that_answers_wrongly_is_refused() -> None:
-    """The original is right by definition: here it changes between two calls, so that the graph cannot agree."""
+def test_a_graph_with_a_wrong_result_is_refused() -> None:
+    """The original counts as right. This one changes between two calls, so the graph's result must differ."""
     linear = with_weights(Layers())
     factors = iter([1.0, 2.0, 3.0, 4.0])
     bound = Bound(linear, lambda tensors: linear(tensors[0]) * next(factors))
     bound(rows(2))
-    assert "away from the original" in bound.bypasses[0]
+    assert "differs from the original's result by" in bound.bypasses[0]
     assert bound.cache.stats.counters.captures == 0
 
 
-def test_a_runtime_that_failed_refuses_before_anything_else() -> None:
+def test_a_failed_runtime_refuses_first() -> None:
     failed = Runtime()
     failed.failure = "RuntimeError: no kernel"
     with pytest.raises(CaptureError, match="no kernel"):
-        failed.demand_room(10**12)
+        failed.require_room(10**12)

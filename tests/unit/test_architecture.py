@@ -46,7 +46,7 @@ PROBES = {
     INDUCTOR / "parallel" / "worker.py": {"PYTORCH_NVML_BASED_CUDA_CHECK", "TORCH_WARM_POOL"},
 }
 # Importing OneFlow sets variables for the whole process: this function takes them back, whatever they are.
-RESTORES_THE_ENVIRONMENT = {CORE / "backends" / "oneflow" / "packages.py": "undisturbed"}
+RESTORES_THE_ENVIRONMENT = {CORE / "backends" / "oneflow" / "packages.py": "process_state_restored"}
 MOST_LINES = 300
 
 # The order of imports, from the top down: a file may import its own place and places further down. Places on one line

@@ -1,4 +1,4 @@
-"""The probe of the backend `oneflow`: from metadata alone, with a reason and a remedy, without importing anything."""
+"""The probe of the backend `oneflow` reads only package metadata and gives a reason and a remedy."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.fixture
 def versions(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
-    """What is installed: nothing, until a test says otherwise."""
+    """The installed versions; none by default."""
     found: dict[str, str] = {}
 
     def version(package: str) -> str:
@@ -35,7 +35,7 @@ def versions(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
 
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
-    """An NVIDIA GPU of an architecture that a test chooses."""
+    """A fake NVIDIA GPU whose compute capability a test can set."""
     chosen = SimpleNamespace(architecture=(8, 6), name="NVIDIA GeForce RTX 3090")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
@@ -44,14 +44,14 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     return chosen
 
 
-def test_it_is_one_of_the_choices_and_not_of_those_that_auto_makes() -> None:
+def test_it_can_be_chosen_and_auto_never_chooses_it() -> None:
     assert "oneflow" in CHOICES
     assert resolve("auto", "mps")[0].name != "oneflow"
 
 
 @pytest.mark.usefixtures("versions")
 class TestWithoutThePackages:
-    def test_a_newer_python_is_told_that_there_is_no_build_for_it(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_newer_python_gets_the_reason_that_there_is_no_build(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(sys, "version_info", (3, 11, 7))
         with pytest.raises(BackendUnavailableError) as caught:
             resolve("oneflow", "cpu")
@@ -59,12 +59,12 @@ class TestWithoutThePackages:
         assert "Python 3.10" in str(caught.value)
         assert packages.REQUIREMENTS in str(caught.value)
 
-    def test_python_3_10_is_told_what_to_install(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_python_3_10_gets_the_install_command(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(sys, "version_info", (3, 10, 13))
         with pytest.raises(BackendUnavailableError, match=f"pip install -r {packages.REQUIREMENTS}"):
             resolve("oneflow", "cpu")
 
-    def test_the_file_to_install_from_is_there_and_pins_both(self) -> None:
+    def test_the_requirements_file_exists_and_pins_both(self) -> None:
         text = (ROOT / packages.REQUIREMENTS).read_text("utf-8")
         assert "oneflow==0.9.0" in text
         assert "onediff==1.2.0" in text
@@ -78,7 +78,7 @@ class TestWithThePackages:
     def test_the_compiler_and_the_versions_are_named(self) -> None:
         _, capabilities, why = resolve("oneflow", "cpu")
         assert why == (
-            "oneflow, as chosen (compiler lowering, oneflow 0.9.0, onediff 1.2.0; a graph per size, built anew after a "
+            "oneflow, as chosen (compiler lowering, oneflow 0.9.0, onediff 1.2.0; one graph per size, rebuilt after a "
             "restart)"
         )
         assert not capabilities.returns_memory
@@ -90,12 +90,12 @@ class TestWithThePackages:
         assert "compiler onediff" in resolve("oneflow", "cpu")[2]
 
     @pytest.mark.parametrize("architecture", [(6, 1), (7, 5), (8, 0), (8, 6), (8, 9)])
-    def test_a_gpu_that_it_has_code_for_is_accepted(self, gpu: SimpleNamespace, architecture: tuple[int, int]) -> None:
+    def test_a_supported_gpu_is_accepted(self, gpu: SimpleNamespace, architecture: tuple[int, int]) -> None:
         gpu.architecture = architecture
         assert resolve("oneflow", "cuda")[1].available
 
     @pytest.mark.parametrize("architecture", [(5, 2), (9, 0), (10, 0), (12, 0)])
-    def test_a_gpu_without_code_is_refused_by_name(self, gpu: SimpleNamespace, architecture: tuple[int, int]) -> None:
+    def test_an_unsupported_gpu_is_refused_by_name(self, gpu: SimpleNamespace, architecture: tuple[int, int]) -> None:
         gpu.architecture, gpu.name = architecture, "NVIDIA H200"
         with pytest.raises(BackendUnavailableError, match=r"NVIDIA H200 is of architecture \d+\.\d.*6\.0 to 8\.9"):
             resolve("oneflow", "cuda")
@@ -113,7 +113,7 @@ class TestWithThePackages:
             resolve("oneflow", "cpu")
 
 
-def test_asking_for_every_backend_imports_neither_package() -> None:
+def test_probing_every_backend_imports_neither_package() -> None:
     code = """
 import sys
 from compile_cache.backends import registry

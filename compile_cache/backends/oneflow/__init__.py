@@ -1,1 +1,1 @@
-"""OneFlow graphs: the only folder that imports oneflow or onediff, and only once a prompt uses this backend."""
+"""The OneFlow backend. Only this folder imports oneflow or onediff, and only after a prompt has used the backend."""

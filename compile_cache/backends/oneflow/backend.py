@@ -1,4 +1,4 @@
-"""The backend `oneflow`: one OneFlow graph per signature, through onediff or through our own lowering."""
+"""The backend `oneflow`: one OneFlow graph per signature, compiled by onediff or by our own lowering."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .runtime import runtime
 
 
 class OneFlowBackend(Backend):
-    """`compiler` names one of COMPILERS; by default onediff where OneFlow has all that it needs, else `lowering`."""
+    """compiler: a name in COMPILERS; None chooses `onediff` if this OneFlow supports it, else `lowering`."""
 
     name = "oneflow"
 
@@ -24,7 +24,7 @@ class OneFlowBackend(Backend):
         self._chosen = compiler
 
     def probe(self, device: str) -> Capabilities:
-        refusal = packages.why_not(device)
+        refusal = packages.unavailable_reason(device)
         if refusal is not None:
             return Capabilities(available=False, reason=refusal[0], remedy=refusal[1])
         return Capabilities(
@@ -41,7 +41,7 @@ class OneFlowBackend(Backend):
         return COMPILERS[name]()
 
     def _detail(self) -> str:
-        return f"compiler {self._compiler().name}, {packages.installed()}; a graph per size, built anew after a restart"
+        return f"compiler {self._compiler().name}, {packages.installed()}; one graph per size, rebuilt after a restart"
 
 
 COMPILERS: dict[str, Callable[[], Compiler]] = {"lowering": LoweringCompiler, "onediff": OnediffCompiler}

@@ -1,9 +1,9 @@
-"""What onediff 1.2.0 expects of OneFlow and public OneFlow 0.9.0 does not have.
+"""What onediff 1.2.0 needs and public OneFlow 0.9.0 lacks: an importer that replaces torch with OneFlow.
 
-onediff turns a torch module into a OneFlow one by importing the package of its classes a second time, with OneFlow in
-the place of torch. Its own OneFlow brings the importer for that; this file is ours, for as long as a conversion takes.
-`sys.modules`, `sys.meta_path`, `sys.path`, `builtins`, `os.environ` and the warning filters are afterwards what they
-were. While it lasts, another thread that imports torch anew would get OneFlow's; so it happens once per module.
+onediff converts a torch module by importing the package of its classes a second time, with OneFlow in place of torch.
+onediff's own OneFlow has an importer for that; this module provides one for the duration of a conversion.
+Afterwards `sys.modules`, `sys.meta_path`, `sys.path`, `builtins`, `os.environ` and the warning filters are restored.
+During a conversion, another thread that newly imports torch would get OneFlow, so each module is converted only once.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from typing import Any
 import torch
 
 from .operators import MAPPED
-from .packages import oneflow, undisturbed
+from .packages import oneflow, process_state_restored
 
-# Slow to import, and not used by a conversion; onediff goes on without them.
+# Slow to import and not needed for a conversion; onediff works without them.
 _UNUSED = ("diffusers",)
 
 
 class Missing:
-    """Stands for what OneFlow does not have, as long as it is only named, compared or used to decorate."""
+    """Placeholder for a name that OneFlow lacks; it may be named, compared, inherited from or used as a decorator."""
 
     def __init__(self, name: str) -> None:
         self.__name__ = name
@@ -71,7 +71,7 @@ class Missing:
 
 
 class _TorchModule(types.ModuleType):
-    """A module under torch's name that answers with OneFlow's attributes."""
+    """A module named like torch's, with OneFlow's attributes."""
 
     def __init__(self, name: str, source: Any) -> None:
         super().__init__(name)
@@ -91,7 +91,7 @@ class _TorchModule(types.ModuleType):
 
 
 class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Finds torch, which is OneFlow here, and those modules of a package that stay the real ones."""
+    """Imports OneFlow under torch's name, and returns the real module for the names in `kept`."""
 
     def __init__(self) -> None:
         self.kept: dict[str, types.ModuleType] = {}
@@ -117,34 +117,34 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     def exec_module(self, module: types.ModuleType) -> None:
         own = module.__spec__
         if module.__name__ in self.kept and own is not None:
-            module.__spec__ = own.loader_state  # the import system has just put ours there
+            module.__spec__ = own.loader_state  # the import system has just set our spec; restore the real one
 
 
 class Importer:
-    """Switches between the real torch, with a package that was imported with it, and OneFlow in its place."""
+    """Switches between the packages imported with the real torch and those imported with OneFlow in its place."""
 
     def __init__(self) -> None:
         self.enable = False
-        # onediff would look through the modules named here, attribute by attribute, for what other packs replaced in
-        # them, for half a minute. Such a pack's module gets a wrong answer, and so no graph.
+        # onediff would scan the modules named here for attributes that other packs replaced, which takes half a minute.
+        # Without the scan, a module that such a pack changed gets a wrong result, so the check refuses its graph.
         self.delete_list: list[str] = []
-        self._packages = {"torch"}  # those that were ever imported with OneFlow: they change places together
+        self._packages = {"torch"}  # every package imported with OneFlow so far; all are switched together
         self._mocked: dict[str, types.ModuleType] = {}
         self._finder = _Finder()
 
     @contextmanager
     def enabled(self, main_pkg: str = "", **_: Any) -> Iterator[None]:
-        """In this block torch is OneFlow, and `main_pkg` is imported with it. Nested blocks change nothing."""
+        """In this block, `torch` is OneFlow, and `main_pkg` is imported with it. Nested blocks change nothing."""
         if self.enable:
             yield
             return
         self._packages |= {main_pkg} - {""}
-        real = _taken_out(self._packages)
-        # What knows nothing of torch stays the real one: settings, above all.
+        real = _pop_modules(self._packages)
+        # Modules that do not use torch keep their real instance, above all those that hold settings.
         self._finder.kept = {
             name: module
             for name, module in real.items()
-            if not _is_below(name, "torch") and not hasattr(module, "__path__") and not _knows_torch(module)
+            if not _is_below(name, "torch") and not hasattr(module, "__path__") and not _uses_torch(module)
         }
         sys.modules.update(self._mocked)
         sys.meta_path.insert(0, self._finder)
@@ -154,18 +154,18 @@ class Importer:
         finally:
             self.enable = False
             sys.meta_path.remove(self._finder)
-            self._mocked.update(_taken_out(self._packages))
+            self._mocked.update(_pop_modules(self._packages))
             sys.modules.update(real)
 
 
-def _taken_out(packages: Iterable[str]) -> dict[str, types.ModuleType]:
-    """These packages, with all that is below them, removed from sys.modules."""
+def _pop_modules(packages: Iterable[str]) -> dict[str, types.ModuleType]:
+    """Remove these packages and their submodules from `sys.modules` and return them."""
     names = [name for name in sys.modules if name.partition(".")[0] in packages]
     return {name: sys.modules.pop(name) for name in names}
 
 
 class ArgsTree:
-    """Nested arguments, of which onediff wants the nodes and a copy with other leaves."""
+    """Nested arguments. onediff iterates over the nodes and makes copies with mapped leaves."""
 
     def __init__(self, value: Any, gen_name: bool = True, root_prefix: str = "", **_: Any) -> None:
         self._value = value
@@ -181,15 +181,15 @@ _importer = Importer()
 
 
 @contextmanager
-def layer() -> Iterator[None]:
-    """Everything that onediff needs is there in this block, and gone after it."""
-    modules = _layer_modules()
+def onediff_supported() -> Iterator[None]:
+    """In this block, OneFlow has the modules that onediff imports; at its end they are removed again."""
+    modules = _onediff_modules()
     before = {name: sys.modules.get(name) for name in (*modules, *_UNUSED)}
     path, hasattr_, meta_path = list(sys.path), builtins.hasattr, list(sys.meta_path)
     oneflow()
     mock_torch = importlib.import_module("oneflow.mock_torch")
     enable = mock_torch.enable
-    with undisturbed(), warnings.catch_warnings():
+    with process_state_restored(), warnings.catch_warnings():
         try:
             sys.modules.update(modules)
             for name in _UNUSED:
@@ -207,10 +207,10 @@ def layer() -> Iterator[None]:
 
 
 def preload(names: Iterable[str]) -> None:
-    """Import these modules with OneFlow in the place of torch, so that the conversion itself imports nothing.
+    """Import these modules with OneFlow in place of torch, so that the conversion itself imports nothing.
 
-    In a thread of its own: something that is imported keeps the frames that imported it, and through them whatever they
-    and their callers hold. Here that is nothing; in a conversion it would be the model, and our graph of it.
+    Runs in its own thread: some imported module keeps the stack frames of its import alive, and with them everything
+    that the callers hold. In a conversion, that would be the model and its graph.
     """
     with ThreadPoolExecutor(max_workers=1) as alone:
         alone.submit(_import_all, sorted(names)).result()
@@ -225,15 +225,15 @@ def _import_all(names: Sequence[str]) -> None:
 
 
 @contextmanager
-def extended() -> Iterator[None]:
-    """OneFlow has the operators of torch that ComfyUI's models call and it lacks, in this block."""
+def operators_added() -> Iterator[None]:
+    """In this block, OneFlow has the torch operators that ComfyUI's models call and OneFlow lacks."""
     flow = oneflow()
     functional = flow.nn.functional
     additions = [
         (flow.Tensor, "movedim", lambda x, source, target: MAPPED["aten.movedim.int"](x, source, target)),
         (flow.Tensor, "unflatten", lambda x, dim, sizes: MAPPED["aten.unflatten.int"](x, dim, sizes)),
         (functional, "group_norm", MAPPED["aten.group_norm.default"]),
-        # onediff brings one of its own, which divides by the scale where it has a mask.
+        # Replaces onediff's own version, which divides by the scale if there is a mask.
         (functional, "scaled_dot_product_attention", MAPPED["aten.scaled_dot_product_attention.default"]),
     ]
     before = [(owner, name, vars(owner).get(name)) for owner, name, _ in additions]
@@ -249,7 +249,7 @@ def extended() -> Iterator[None]:
                 setattr(owner, name, own)
 
 
-def _layer_modules() -> dict[str, types.ModuleType]:
+def _onediff_modules() -> dict[str, types.ModuleType]:
     contents: Mapping[str, dict[str, Any]] = {
         "oneflow.framework.args_tree": {"ArgsTree": ArgsTree, "_is_dataclass": lambda value: False},
         "oneflow.mock_torch.mock_importer": {"_importer": _importer},
@@ -266,8 +266,8 @@ def _is_below(name: str, package: str) -> bool:
     return name == package or name.startswith(f"{package}.")
 
 
-def _knows_torch(module: Any) -> bool:
-    """Whether a module uses torch by itself: then it has to be imported again, with OneFlow."""
+def _uses_torch(module: Any) -> bool:
+    """Whether a module uses torch; if so, it must be imported again with OneFlow."""
     return any(
         value is torch or _is_below(str(getattr(value, "__module__", "")), "torch")
         for value in list(vars(module).values())

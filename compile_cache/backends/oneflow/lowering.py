@@ -1,8 +1,8 @@
-"""The compiler `lowering`: a call is exported to ATen operators, and those are mapped to OneFlow one by one.
+"""The compiler `lowering`: torch.export turns a call into ATen operators, and each is mapped to a OneFlow function.
 
-Exporting runs the module's own Python once on fake tensors; nothing is guessed about the model. What does not depend on
-an input is computed once by torch. An operator without a mapping is named with the block in which it stands, before
-OneFlow has seen anything.
+Export runs the module's own Python once on fake tensors, so nothing is assumed about the model. Torch computes every
+value that does not depend on an input, once. If an operator has no mapping, lowering fails before OneFlow runs, and the
+error names the operator and its block.
 """
 
 from __future__ import annotations
@@ -21,69 +21,69 @@ from torch.export.graph_signature import InputKind
 from ...errors import CaptureError, first_line
 from ..base import Call
 from .operators import MAPPED
-from .packages import oneflow, undisturbed
+from .packages import oneflow, process_state_restored
 from .weights import Weight, Weights, to_oneflow
 
 _ROOT = "module"
 _CHECKS = ("aten._assert_tensor_metadata.default", "aten.sym_constrain_range.default")
-# More than this, and a value that could be computed once is left to the graph.
+# Larger constant values (bytes) are computed in the graph instead of stored.
 _LARGEST_CONSTANT = 64 * 1024 * 1024
 
 
 @dataclass(frozen=True, eq=False)
 class Step:
-    """One operator. Values go by name; `place` is the block that it stands in, for people."""
+    """One operator and its arguments. block: the module block it belongs to, for error texts."""
 
     name: str
     function: Callable[..., Any]
     arguments: tuple[Any, ...]
     keywords: Mapping[str, Any]
-    place: str
+    block: str
 
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """A result of an earlier step, a weight, a constant or an input, in the arguments of a step."""
+    """Refers to an input, a weight, a constant or an earlier step's result in the arguments of a step."""
 
     name: str
 
 
 @dataclass(eq=False)
 class Lowered:
-    """A whole forward as OneFlow operators over named values; `spec` is the shape of what it returns."""
+    """A whole forward as OneFlow operators over named values. spec: pytree structure of the forward's result."""
 
     spec: pytree.TreeSpec
-    inputs: dict[str, int] = field(default_factory=dict)  # value -> the tensor's place in the call
-    weights: dict[str, str] = field(default_factory=dict)  # value -> the weight's name in the module
+    inputs: dict[str, int] = field(default_factory=dict)  # value -> index in the call's tensors
+    weights: dict[str, str] = field(default_factory=dict)  # value -> name of the weight in the module
     constants: dict[str, torch.Tensor] = field(default_factory=dict)
     steps: list[Step] = field(default_factory=list)
-    outputs: list[Any] = field(default_factory=list)  # Value, or a plain value that the forward returns
+    outputs: list[Any] = field(default_factory=list)  # each a Value, or a plain Python value
 
     @property
     def results(self) -> list[str]:
-        """The values that leave the graph, each once."""
+        """Names of the values that the graph returns, each once."""
         return list(dict.fromkeys(output.name for output in self.outputs if isinstance(output, Value)))
 
     def run(self, given: Mapping[str, Any]) -> list[Any]:
-        """Runs the steps on OneFlow tensors, inputs, weights and constants by name; answers `results`."""
+        """Run the steps and return the tensors of `results`. given: OneFlow tensors of all other values, by name."""
         values = dict(given)
         for step in self.steps:
-            arguments, keywords = _filled((step.arguments, dict(step.keywords)), values)
+            arguments, keywords = _substituted((step.arguments, dict(step.keywords)), values)
             try:
                 values[step.name] = step.function(*arguments, **keywords)
             except Exception as error:
-                raise CaptureError(f"OneFlow refused {step.name} in {step.place}: {first_line(error)}") from error
+                raise CaptureError(f"OneFlow refused {step.name} in {step.block}: {first_line(error)}") from error
         return [values[name] for name in self.results]
 
-    def rebuilt(self, results: Sequence[torch.Tensor]) -> Any:
-        """What the forward returns, around `results`. A tensor that it hands out twice is handed out twice here."""
+    def unflatten(self, results: Sequence[torch.Tensor]) -> Any:
+        """Put `results` into the structure that the forward returns; a tensor may occur in it more than once."""
         made = dict(zip(self.results, results, strict=True))
         leaves = [made[output.name] if isinstance(output, Value) else output for output in self.outputs]
         return pytree.tree_unflatten(leaves, self.spec)
 
 
-class _Whole(torch.nn.Module):
-    """A call as a module, so that export finds the weights by name."""
+class _CallModule(torch.nn.Module):
+    """Wraps a call as a module, so that export finds the weights by name."""
 
     def __init__(self, module: torch.nn.Module, flat: Callable[..., list[Any]]) -> None:
         super().__init__()
@@ -97,7 +97,7 @@ class _Whole(torch.nn.Module):
 def lower(
     module: torch.nn.Module, invoke: Callable[[Sequence[torch.Tensor]], Any], tensors: Sequence[torch.Tensor]
 ) -> Lowered:
-    """The forward of one call as OneFlow operators. Raises CaptureError with what stands in the way."""
+    """Lower the forward of one call. Raises CaptureError if export fails or an operator has no mapping."""
     specs: list[pytree.TreeSpec] = []
 
     def flat(*inputs: torch.Tensor) -> list[Any]:
@@ -106,30 +106,30 @@ def lower(
         return leaves
 
     try:
-        with undisturbed():
-            exported = torch.export.export(_Whole(module, flat), tuple(tensors), strict=False)
+        with process_state_restored():
+            exported = torch.export.export(_CallModule(module, flat), tuple(tensors), strict=False)
             exported = exported.run_decompositions({})
     except Exception as error:
         cause = f"{type(error).__name__}: {first_line(error)}"
-        raise CaptureError(f"torch.export cannot follow this model: {cause}") from error
+        raise CaptureError(f"torch.export failed on this model: {cause}") from error
     return _Lowering(exported, specs[-1]).lowered
 
 
 class _Lowering:
     def __init__(self, exported: Any, spec: pytree.TreeSpec) -> None:
         self.lowered = Lowered(spec=spec)
-        self._known: dict[str, Any] = {}  # values that torch computes here, by node
+        self._computed: dict[str, Any] = {}  # node name -> value that torch has computed
         graph: torch.fx.Graph = exported.graph
-        _drop_ignored(graph)
-        self._take_inputs(exported)
+        _drop_ignored_operands(graph)
+        self._add_inputs(exported)
         for node in graph.nodes:
             if node.op == "call_function" and str(node.target) not in _CHECKS:
-                self._take(node)
+                self._add_node(node)
             elif node.op == "output":
-                self._take_outputs(node)
-        self._drop_unneeded()
+                self._add_outputs(node)
+        self._drop_unused()
 
-    def _take_inputs(self, exported: Any) -> None:
+    def _add_inputs(self, exported: Any) -> None:
         given = itertools.count()
         for spec in exported.graph_signature.input_specs:
             name = spec.arg.name
@@ -138,19 +138,19 @@ class _Lowering:
             elif spec.kind in (InputKind.PARAMETER, InputKind.BUFFER):
                 self.lowered.weights[name] = str(spec.target).removeprefix(f"{_ROOT}.")
             else:
-                self._known[name] = exported.constants[spec.target]
+                self._computed[name] = exported.constants[spec.target]
 
-    def _take(self, node: torch.fx.Node) -> None:
-        if all(source.name in self._known for source in node.all_input_nodes) and self._is_computable(node):
-            arguments, keywords = _mapped((node.args, dict(node.kwargs)), lambda each: self._known[each.name])
-            self._known[node.name] = node.target(*arguments, **keywords)  # type: ignore[operator]
+    def _add_node(self, node: torch.fx.Node) -> None:
+        if all(source.name in self._computed for source in node.all_input_nodes) and self._is_computable(node):
+            arguments, keywords = _mapped((node.args, dict(node.kwargs)), lambda each: self._computed[each.name])
+            self._computed[node.name] = node.target(*arguments, **keywords)  # type: ignore[operator]
             return
-        place = _place(node)
+        block = _block(node)
         function = operator.getitem if node.target is operator.getitem else MAPPED.get(str(node.target))
         if function is None:
-            raise CaptureError(f"OneFlow has no operator for {node.target}, which stands in {place}")
+            raise CaptureError(f"OneFlow has no operator for {node.target}, which {block} uses")
         arguments, keywords = _mapped((node.args, dict(node.kwargs)), self._value)
-        self.lowered.steps.append(Step(node.name, function, arguments, keywords, place))
+        self.lowered.steps.append(Step(node.name, function, arguments, keywords, block))
 
     def _is_computable(self, node: torch.fx.Node) -> bool:
         if node.target is operator.getitem:
@@ -161,21 +161,21 @@ class _Lowering:
         return torch.Tag.nondeterministic_seeded not in tags and size <= _LARGEST_CONSTANT
 
     def _value(self, node: torch.fx.Node) -> Any:
-        known = self._known.get(node.name)
-        if known is not None and not isinstance(known, torch.Tensor):
-            return known
-        if known is not None:
-            self.lowered.constants[node.name] = known
+        computed = self._computed.get(node.name)
+        if computed is not None and not isinstance(computed, torch.Tensor):
+            return computed
+        if computed is not None:
+            self.lowered.constants[node.name] = computed
         return Value(node.name)
 
-    def _take_outputs(self, node: torch.fx.Node) -> None:
+    def _add_outputs(self, node: torch.fx.Node) -> None:
         self.lowered.outputs = [
             self._value(each) if isinstance(each, torch.fx.Node) else each
             for each in node.args[0]  # type: ignore[union-attr]
         ]
 
-    def _drop_unneeded(self) -> None:
-        """What no output depends on: checks and shapes leave such steps behind."""
+    def _drop_unused(self) -> None:
+        """Remove steps that no output depends on; shape arithmetic and checks leave some."""
         needed = {output.name for output in self.lowered.outputs if isinstance(output, Value)}
         kept: list[Step] = []
         for step in reversed(self.lowered.steps):
@@ -193,22 +193,24 @@ def _names_in(step: Step) -> list[str]:
     return [leaf.name for leaf in leaves if isinstance(leaf, Value)]
 
 
-def _drop_ignored(graph: torch.fx.Graph) -> None:
-    """Some operators ignore what is in their first input, often a large empty tensor: nothing should make it."""
+def _drop_ignored_operands(graph: torch.fx.Graph) -> None:
+    """Remove first operands whose content an operator ignores; they are often large empty tensors."""
     for node in graph.nodes:
         is_sum = str(node.target) == "aten.baddbmm.default" and node.kwargs.get("beta", 1) == 0
-        is_copy = str(node.target) == "aten.copy.default" and _like(node.args[0]) == _like(node.args[1])
+        is_copy = str(node.target) == "aten.copy.default" and _shape_and_dtype(node.args[0]) == _shape_and_dtype(
+            node.args[1]
+        )
         if is_sum or is_copy:
             node.args = (node.args[1], *node.args[1:])
     graph.eliminate_dead_code()
 
 
-def _like(node: Any) -> tuple[Any, ...]:
+def _shape_and_dtype(node: Any) -> tuple[Any, ...]:
     value = node.meta["val"]
     return (tuple(value.shape), value.dtype)
 
 
-def _place(node: torch.fx.Node) -> str:
+def _block(node: torch.fx.Node) -> str:
     """The innermost block that a node belongs to: "output_blocks.3.1.attn1 (CrossAttention)"."""
     stack = list((node.meta.get("nn_module_stack") or {}).values())
     path, kind = stack[-1] if stack else ("", "")
@@ -221,21 +223,21 @@ def _mapped(arguments: Any, function: Callable[[torch.fx.Node], Any]) -> Any:
     return torch.fx.node.map_arg(arguments, function)
 
 
-def _filled(arguments: Any, values: Mapping[str, Any]) -> Any:
+def _substituted(arguments: Any, values: Mapping[str, Any]) -> Any:
     return pytree.tree_map(lambda leaf: values[leaf.name] if isinstance(leaf, Value) else leaf, arguments)
 
 
 class LoweredForward:
-    """A lowered call with its weights in place: what a graph is made of."""
+    """A lowered call with its weights, from which a graph is built. Implements `program.Forward`."""
 
-    def __init__(self, lowered: Lowered, taken: Mapping[str, Weight]) -> None:
-        self.weights = {name: taken[name] for name in lowered.weights.values()}
+    def __init__(self, lowered: Lowered, weights: Mapping[str, Weight]) -> None:
+        self.weights = {name: weights[name] for name in lowered.weights.values()}
         self._lowered = lowered
-        self._values = {value: taken[name].parameter for value, name in lowered.weights.items()}
+        self._values = {value: weights[name].parameter for value, name in lowered.weights.items()}
         self._values |= {value: to_oneflow(tensor) for value, tensor in lowered.constants.items()}
 
     def inputs(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        return [tensors[place] for place in self._lowered.inputs.values()]
+        return [tensors[index] for index in self._lowered.inputs.values()]
 
     def run(self, inputs: Sequence[Any]) -> list[Any]:
         return self._lowered.run({**self._values, **dict(zip(self._lowered.inputs, inputs, strict=True))})
@@ -243,8 +245,8 @@ class LoweredForward:
     def module(self) -> Any:
         return _module_of(self._lowered, self._values)
 
-    def rebuilt(self, results: Sequence[torch.Tensor]) -> Any:
-        return self._lowered.rebuilt(results)
+    def unflatten(self, results: Sequence[torch.Tensor]) -> Any:
+        return self._lowered.unflatten(results)
 
     def release(self) -> None:
         self._values = {}
@@ -257,11 +259,11 @@ class LoweringCompiler:
     def compile(self, call: Call, module: torch.nn.Module, weights: Weights) -> LoweredForward:
         """Raises CaptureError."""
         lowered = lower(module, call.invoke, call.tensors)
-        return LoweredForward(lowered, weights.take(lowered.weights.values(), module))
+        return LoweredForward(lowered, weights.get_or_make(lowered.weights.values(), module))
 
 
 def _module_of(lowered: Lowered, given: Mapping[str, Any]) -> Any:
-    """A oneflow.nn.Module that holds the weights under short names: a graph reads them from the module, not from us."""
+    """A oneflow.nn.Module that holds the weights under short names, because a graph reads only its module's weights."""
     flow = oneflow()
     fields = {value: f"value_{number}" for number, value in enumerate(given)}
 

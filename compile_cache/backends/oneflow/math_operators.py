@@ -1,4 +1,4 @@
-"""ATen's arithmetic, activations, products and norms in OneFlow."""
+"""ATen's arithmetic, activations, matrix products, convolutions and norms in OneFlow."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from .operator_table import MAPPED, Operator, cast, maps
 from .packages import oneflow
 
-# Operators that have the same meaning and the same name in oneflow.
+# Operators with the same name and meaning in OneFlow.
 _SAME = (
     "abs", "cos", "erf", "exp", "log", "matmul", "neg", "reciprocal", "relu", "rsqrt", "sigmoid", "sin", "sqrt", "tanh",
 )  # fmt: skip
@@ -94,7 +94,7 @@ def _gelu(x: Any, approximate: str = "none") -> Any:
 
 @maps("softmax.int", "_softmax.default")
 def _softmax(x: Any, dim: int, dtype: Any = None) -> Any:
-    # `_softmax` has a flag for half to float in this place, false wherever a model runs in one dtype.
+    # The third argument of `_softmax` is the flag half_to_float, which is False if a model runs in one dtype.
     return oneflow().nn.functional.softmax(cast(x, dtype if isinstance(dtype, torch.dtype) else None), dim=dim)
 
 
@@ -119,7 +119,7 @@ def _mm(x: Any, y: Any) -> Any:
 @maps("baddbmm.default")
 def _baddbmm(bias: Any, x: Any, y: Any, beta: float = 1, alpha: float = 1) -> Any:
     product = _scaled(oneflow().bmm(x, y), alpha)
-    # With beta 0 the first input does not count, whatever is in it: uninitialised memory, as a rule.
+    # With beta 0 torch ignores the first input, even NaN: it is usually uninitialised memory.
     return product if beta == 0 else product + _scaled(bias, beta)
 
 
@@ -159,7 +159,7 @@ def _conv2d(
 ) -> Any:
     if isinstance(padding, str):
         raise NotImplementedError(f"a convolution with padding '{padding}'")
-    # OneFlow wants a pair, not a list.
+    # OneFlow requires tuples, not lists.
     pair = [tuple(part) if isinstance(part, (list, tuple)) else (part, part) for part in (stride, padding, dilation)]
     return oneflow().nn.functional.conv2d(x, weight, bias, pair[0], pair[1], pair[2], groups)
 
@@ -199,7 +199,7 @@ def _layer_norm(
 
 
 def _normalized(x: Any, dims: list[int], eps: float) -> Any:
-    """Mean 0 and variance 1. On the CPU, OneFlow has no kernel for group norm, and its layer norm ends the process."""
+    """Normalize to mean 0 and variance 1. On the CPU, OneFlow lacks group norm, and its layer norm ends the process."""
     flow = oneflow()
     centred = x - flow.mean(x, dim=dims, keepdim=True)
     return centred * flow.rsqrt(flow.mean(centred * centred, dim=dims, keepdim=True) + eps)

@@ -1,7 +1,7 @@
-"""The compiler `onediff`: onediff converts the module into a OneFlow one, whose own method then makes the graph.
+"""The compiler `onediff`: onediff converts the module into a OneFlow module, and we build a graph of its method.
 
-onediff's own graphs are keyed by the types of the arguments alone and keep weights that were exchanged, so only its
-conversion is used; graphs, their keys and their weights are the same as those of the other compiler.
+onediff's own graphs are keyed only by argument types and keep weights that were replaced. So we use only its
+conversion; graphs, keys and weights are handled as for the compiler `lowering`.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from . import compatibility
 from .packages import onediff_is_native, oneflow
 from .weights import Weight, Weights, tensors_of
 
-# Where a hook of the pack, or of ComfyUI, may stand in a module; the conversion is for the class's own code.
-_HOOKED = ("forward", "_forward")
+# Instance attributes that Resolute or ComfyUI may set; the conversion must see the class's own code.
+_PATCHED_METHODS = ("forward", "_forward")
 
 
 class ConvertedForward:
-    """A call of the converted module's method."""
+    """A call of the converted module's method. Implements `program.Forward`."""
 
     def __init__(self, converted: Any, method: Method, weights: dict[str, Weight]) -> None:
         self.weights = weights
         self._converted = converted
         self._method: Method | None = method
-        self._leaves: list[Any] = []  # of the result: numbers of tensors, and plain values
+        self._leaves: list[Any] = []  # of the result: indices of tensors, and plain values
         self._spec: pytree.TreeSpec | None = None
 
     def inputs(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -48,38 +48,38 @@ class ConvertedForward:
         assert method is not None, "run after release"
         positional, named = method.arguments(inputs)
         try:
-            with _placed(self._converted, parameters), compatibility.extended(), warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # one for each layer, that it is not registered in the graph
+            with _swapped(self._converted, parameters), compatibility.operators_added(), warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # OneFlow warns for each layer that it is not registered in the graph
                 result = getattr(self._converted, method.name)(*positional, **named)
         except Exception as error:
             raise CaptureError(f"the module that onediff made failed: {first_line(error)}") from error
         leaves, self._spec = pytree.tree_flatten(result)
         for leaf in leaves:
             if isinstance(leaf, compatibility.Missing):
-                raise CaptureError(f"OneFlow has no {leaf.__name__}, which the module that onediff made calls")
+                raise CaptureError(f"OneFlow has no {leaf.__name__}, which the module that onediff made uses")
         tensors = {id(leaf): leaf for leaf in leaves if isinstance(leaf, oneflow().Tensor)}
-        numbers = {each: _Number(number) for number, each in enumerate(tensors)}
-        self._leaves = [numbers.get(id(leaf), leaf) for leaf in leaves]
+        indices = {each: _TensorIndex(index) for index, each in enumerate(tensors)}
+        self._leaves = [indices.get(id(leaf), leaf) for leaf in leaves]
         return list(tensors.values())
 
     def module(self) -> Any:
         return _module_of(self._run, self.weights)
 
-    def rebuilt(self, results: Sequence[torch.Tensor]) -> Any:
-        assert self._spec is not None, "rebuilt before run"
-        leaves = [results[leaf] if isinstance(leaf, _Number) else leaf for leaf in self._leaves]
+    def unflatten(self, results: Sequence[torch.Tensor]) -> Any:
+        assert self._spec is not None, "unflatten before run"
+        leaves = [results[leaf] if isinstance(leaf, _TensorIndex) else leaf for leaf in self._leaves]
         return pytree.tree_unflatten(leaves, self._spec)
 
     def release(self) -> None:
         self._converted, self._method = None, None
 
 
-class _Number(int):
-    """The place of a tensor among the results."""
+class _TensorIndex(int):
+    """Index of a tensor in the results."""
 
 
 class OnediffCompiler:
-    """One for each module: it is converted once, for every size."""
+    """One per module, because a module is converted once for all sizes."""
 
     name = "onediff"
 
@@ -89,21 +89,21 @@ class OnediffCompiler:
     def compile(self, call: Call, module: torch.nn.Module, weights: Weights) -> ConvertedForward:
         """Raises CaptureError."""
         if call.method is None:
-            raise CaptureError("onediff compiles a module's own method, and this call is another")
+            raise CaptureError("onediff compiles only calls of a module's own method, and this call is not one")
         if self._converted is None or self._converted[0] != call.key.model:
             self._converted = (call.key.model, convert(module))
-        return ConvertedForward(self._converted[1], call.method, weights.take(tensors_of(module), module))
+        return ConvertedForward(self._converted[1], call.method, weights.get_or_make(tensors_of(module), module))
 
 
 def convert(module: torch.nn.Module) -> Any:
-    """The module as a OneFlow module, by onediff. Raises CaptureError."""
+    """Convert a torch module to a OneFlow module with onediff. Raises CaptureError."""
     twin = copy.copy(module)
-    for name in _HOOKED:
+    for name in _PATCHED_METHODS:
         vars(twin).pop(name, None)
     # onediff registers a hook here; the copy shares everything else with the original.
     vars(twin)["_load_state_dict_post_hooks"] = collections.OrderedDict()
     try:
-        with _what_it_needs(module):
+        with _conversion_environment(module):
             compiled = importlib.import_module("onediff.infer_compiler").oneflow_compile(twin)
             return compiled._deployable_module_model.oneflow_module
     except Exception as error:
@@ -111,18 +111,18 @@ def convert(module: torch.nn.Module) -> Any:
 
 
 @contextmanager
-def _what_it_needs(module: torch.nn.Module) -> Iterator[None]:
-    """Where OneFlow does not have it, our layer."""
+def _conversion_environment(module: torch.nn.Module) -> Iterator[None]:
+    """Add what this OneFlow lacks for onediff's conversion."""
     if onediff_is_native():
         yield
         return
-    with compatibility.layer():
+    with compatibility.onediff_supported():
         compatibility.preload({type(part).__module__ for part in module.modules()})
         yield
 
 
 def _module_of(run: Callable[..., list[Any]], weights: Mapping[str, Weight]) -> Any:
-    """A oneflow.nn.Module that holds the weights under short names: in a graph, only what it holds is one."""
+    """A oneflow.nn.Module that holds the weights under short names, because a graph reads only its module's weights."""
     flow = oneflow()
     fields = {name: f"value_{number}" for number, name in enumerate(weights)}
 
@@ -139,8 +139,8 @@ def _module_of(run: Callable[..., list[Any]], weights: Mapping[str, Weight]) -> 
 
 
 @contextmanager
-def _placed(converted: Any, parameters: Mapping[str, Any]) -> Iterator[None]:
-    """The converted module computes with these parameters and buffers in this block."""
+def _swapped(converted: Any, parameters: Mapping[str, Any]) -> Iterator[None]:
+    """In this block, the converted module uses these parameters and buffers."""
     slots = {
         (f"{path}.{name}" if path else name): own
         for path, part in converted.named_modules()

@@ -1,4 +1,4 @@
-"""The table of mapped operators, and what its entries share."""
+"""The table of mapped operators, and helpers for its entries."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MAPPED: dict[str, Operator] = {}
 
 
 def maps(*names: str) -> Callable[[Operator], Operator]:
-    """Declares the decorated function as the meaning of these operators, without their "aten."."""
+    """Register the decorated function for these operators; `names` are without "aten."."""
 
     def declare(function: Operator) -> Operator:
         MAPPED.update({f"aten.{name}": function for name in names})
@@ -24,5 +24,5 @@ def maps(*names: str) -> Callable[[Operator], Operator]:
 
 
 def cast(x: Any, dtype: torch.dtype | None) -> Any:
-    """`x` in a dtype of torch. Raises AttributeError for one that OneFlow does not have."""
+    """Cast a OneFlow tensor to a torch dtype, unless that is None. Raises AttributeError if OneFlow lacks the dtype."""
     return x if dtype is None else x.to(getattr(oneflow(), str(dtype).removeprefix("torch.")))

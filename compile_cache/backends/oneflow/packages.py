@@ -1,7 +1,7 @@
-"""What is installed, and what it can do: answered from package metadata, without importing OneFlow.
+"""Which packages are installed and whether OneFlow can run here, from package metadata, without importing OneFlow.
 
-Importing OneFlow opens a port, replaces `sys.exit` and sets variables; asking it for the GPU's name ends the process
-where there is no driver. So a probe does neither: `oneflow()` is for those who are about to build a graph.
+Importing OneFlow opens a port, replaces `sys.exit` and sets environment variables. Without a driver, asking OneFlow for
+the GPU's name ends the process. So a probe does neither; only code that builds a graph calls `oneflow()`.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from typing import Any
 import torch
 
 REQUIREMENTS = "requirements-oneflow.txt"
-# The public OneFlow has GPU code for these architectures and nothing that a driver could translate for newer ones.
-# A GPU runs code of its own major version up to its minor one: 8.9 (RTX 40) runs the code for 8.6.
+# Public OneFlow has GPU code for these compute capabilities, and no PTX that a driver could compile for newer ones.
+# A GPU runs code of the same major and an equal or lower minor version: 8.9 (RTX 40) runs the code for 8.6.
 _ARCHITECTURES = ((6, 0), (6, 1), (7, 0), (7, 5), (8, 0), (8, 6))
 _PUBLIC = "0.9."
 _NEWEST_PYTHON = (3, 10)
@@ -28,7 +28,7 @@ _NEWEST_PYTHON = (3, 10)
 
 @dataclass(frozen=True, slots=True)
 class Installed:
-    """Versions of the two packages; None for one that is not there."""
+    """Versions of the two packages; None if not installed."""
 
     oneflow: str | None
     onediff: str | None
@@ -38,18 +38,18 @@ class Installed:
 
 
 def installed() -> Installed:
-    """The installed versions, as the package metadata tells."""
+    """The installed versions, from the package metadata."""
     return Installed(_version("oneflow"), _version("onediff"))
 
 
 def onediff_is_native() -> bool:
-    """Whether onediff is there, and an OneFlow that has what onediff needs: it came after the public 0.9."""
+    """Whether onediff is installed, with a OneFlow newer than the public 0.9: only those have what onediff needs."""
     found = installed()
     return found.onediff is not None and found.oneflow is not None and not found.oneflow.startswith(_PUBLIC)
 
 
-def why_not(device: str) -> tuple[str, str] | None:
-    """Why OneFlow cannot run on this type of device, and the remedy; None where it can."""
+def unavailable_reason(device: str) -> tuple[str, str] | None:
+    """Why OneFlow cannot run on this device type, and the remedy; None if it can."""
     found = installed()
     if found.oneflow is None:
         return _not_installed()
@@ -61,7 +61,7 @@ def why_not(device: str) -> tuple[str, str] | None:
         return f"OneFlow runs on NVIDIA GPUs and on the CPU, and this model runs on '{device}'", "Choose 'auto'."
     if not torch.cuda.is_available():
         return "there is no NVIDIA driver, and OneFlow would end the process", "Choose 'auto'."
-    return _why_not_these_gpus(found.oneflow)
+    return _unsupported_gpu(found.oneflow)
 
 
 def _not_installed() -> tuple[str, str]:
@@ -78,12 +78,12 @@ def _not_installed() -> tuple[str, str]:
     )
 
 
-def _why_not_these_gpus(oneflow_version: str) -> tuple[str, str] | None:
+def _unsupported_gpu(oneflow_version: str) -> tuple[str, str] | None:
     if not oneflow_version.startswith(_PUBLIC):
-        return None  # a build of somebody's own: what it covers is theirs to know
+        return None  # a custom build: we do not know which GPUs it supports
     for index in range(torch.cuda.device_count()):
         major, minor = torch.cuda.get_device_capability(index)
-        if not any(major == own and minor >= least for own, least in _ARCHITECTURES):
+        if not any(major == own and minor >= lowest for own, lowest in _ARCHITECTURES):
             return (
                 f"{torch.cuda.get_device_name(index)} is of architecture {major}.{minor}, and OneFlow "
                 f"{oneflow_version} has code for 6.0 to 8.9 only (GTX 10 to RTX 40)",
@@ -101,19 +101,19 @@ def _version(package: str) -> str | None:
 
 @functools.cache
 def oneflow() -> Any:
-    """The package, imported at first use; what importing it does to the process is undone. Raises ImportError."""
-    with undisturbed():
+    """The package, imported at first use; the import's changes to the process are undone. Raises ImportError."""
+    with process_state_restored():
         return importlib.import_module("oneflow")
 
 
 @contextmanager
-def undisturbed() -> Iterator[None]:
-    """Leaves `os.environ`, `sys.exit` and `sys.excepthook` as they were: both packages set them for the process."""
-    variables, leave, hook = dict(os.environ), sys.exit, sys.excepthook
+def process_state_restored() -> Iterator[None]:
+    """Restore `os.environ`, `sys.exit` and `sys.excepthook` at the end of the block: both packages change them."""
+    variables, exit_function, hook = dict(os.environ), sys.exit, sys.excepthook
     try:
         yield
     finally:
-        sys.exit, sys.excepthook = leave, hook
+        sys.exit, sys.excepthook = exit_function, hook
         for name in os.environ.keys() - variables.keys():
             del os.environ[name]
         os.environ.update(variables)

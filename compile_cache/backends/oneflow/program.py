@@ -1,4 +1,4 @@
-"""A module on OneFlow: a graph for each signature, which lives in the shared GraphCache like any capture."""
+"""Runs a module on OneFlow: one graph per signature, stored in the shared GraphCache like any capture."""
 
 from __future__ import annotations
 
@@ -17,35 +17,38 @@ from .packages import installed, oneflow
 from .runtime import Runtime, memory_in_use, synchronize, wait_for_torch
 from .weights import CopiedWeights, Weight, Weights, to_oneflow
 
-# OneFlow 0.9.0 starts a graph and then notes that it did. One that is done before is taken off an empty queue, which
-# corrupts memory: about one process in ten, for graphs of microseconds on a busy machine. Models take far longer.
-LEAST_SECONDS = 0.02
-_SURELY_LONG = 1.0
-# What a result may differ from the original's, relatively, before a graph is refused: rounding in the order of sums.
+# OneFlow 0.9.0 starts a graph before it queues the entry that the finished graph removes. A graph that finishes first
+# pops an empty queue, which corrupts memory: about one process in ten crashed, with graphs of microseconds on a busy
+# machine. Real models take far longer.
+MIN_SECONDS = 0.02
+_LONG_SECONDS = 1.0  # a first run that takes longer needs no second measurement
+# Largest relative error of a graph's result; the order of sums differs, so rounding does.
 _TOLERANCE = {torch.float32: 1e-3, torch.float16: 2e-2, torch.bfloat16: 1e-1}
 
 
 class Forward(Protocol):
-    """A forward as OneFlow runs it, made by a compiler for one call. All lists hold OneFlow tensors."""
+    """A forward that a compiler made for one call. `Any` in the lists is a OneFlow tensor."""
 
     weights: dict[str, Weight]
 
     def inputs(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Those of a call's tensors that the forward reads."""
+        """The tensors of a call that the forward reads."""
         ...
 
-    def run(self, inputs: Sequence[Any]) -> list[Any]: ...
+    def run(self, inputs: Sequence[Any]) -> list[Any]:
+        """Run every operator eagerly. Raises CaptureError."""
+        ...
 
     def module(self) -> Any:
         """A oneflow.nn.Module whose forward is `run` and whose parameters are `weights`."""
         ...
 
-    def rebuilt(self, results: Sequence[torch.Tensor]) -> Any:
-        """What the original returns, around `results`."""
+    def unflatten(self, results: Sequence[torch.Tensor]) -> Any:
+        """Put `results` into the structure that the original returns."""
         ...
 
     def release(self) -> None:
-        """The graph is built: let go of what only that needs. `inputs`, `weights` and `rebuilt` stay."""
+        """Free what is not needed once the graph is built. `inputs`, `weights` and `unflatten` still work."""
         ...
 
 
@@ -53,12 +56,12 @@ class Compiler(Protocol):
     name: str
 
     def compile(self, call: Call, module: torch.nn.Module, weights: Weights) -> Forward:
-        """Raises CaptureError with what stands in the way. Has not compiled a plan yet."""
+        """Make a forward for `call`; does not compile a OneFlow plan. Raises CaptureError with the reason."""
         ...
 
 
 class OneFlowGraph:
-    """One forward for one signature. Single-threaded: the cache's lock guards it."""
+    """A built graph for one signature. Not thread-safe: the cache's lock guards it."""
 
     def __init__(self, graph: Any, forward: Forward, call: Call, weights: Weights, size: int) -> None:
         assert call.module is not None
@@ -71,7 +74,7 @@ class OneFlowGraph:
         self._copied: CopiedWeights | None = CopiedWeights(forward.weights, call.module)
 
     def refresh_weights(self, epoch: int) -> bool:
-        """Whether it can still compute with the module's present weights."""
+        """Return whether the graph can use the module's current weights; see `LiveWeightsGraph`."""
         if epoch == self._epoch:
             return True
         module = self._module()
@@ -89,15 +92,15 @@ class OneFlowGraph:
         with oneflow().no_grad():
             copied.refresh()
             results = self._graph(*map(to_oneflow, forward.inputs(tensors)))
-        return forward.rebuilt(_to_torch(results))
+        return forward.unflatten(_to_torch(results))
 
     def close(self) -> None:
-        """Let the weights go. The graph's own memory stays OneFlow's."""
+        """Release the weights. OneFlow never frees the graph's own memory."""
         self._graph, self._forward, self._copied = None, None, None
 
 
 class OneFlowProgram(EagerProgram):
-    """The first call of a signature runs the original; its graph is built right after, and checked against it."""
+    """The first call of a signature runs the original; then its graph is built and checked against that result."""
 
     def __init__(
         self, owner: int, capabilities: Capabilities, compiler: Compiler, runtime: Runtime, budget: int
@@ -109,13 +112,13 @@ class OneFlowProgram(EagerProgram):
         self._weights = Weights()
 
     def capture(self, call: Call, result: Any) -> OneFlowGraph:
-        """Raises CaptureError, never ends the process: what fails eagerly never becomes a plan."""
-        self._runtime.demand_room(self._budget)
+        """Build and check a graph; raises CaptureError. Runs eagerly first: an error in a plan may end the process."""
+        self._runtime.require_room(self._budget)
         if call.module is None:
             raise CaptureError("the call does not say which module it belongs to")
-        _demand_dtypes(call, call.module)
+        _require_float32_on_cpu(call, call.module)
         device = call.tensors[0].device
-        oneflow()  # importing it is no part of a graph's memory
+        oneflow()  # import it before measuring: the import's memory is not the graph's
         before = memory_in_use(device)
         forward = self._compiler.compile(call, call.module, self._weights)
         call.progress.raise_if_cancelled()
@@ -124,23 +127,23 @@ class OneFlowProgram(EagerProgram):
         graph = self._runtime.build(lambda: _graph_of(forward), inputs)
         forward.release()
         size = max(memory_in_use(device) - before, sum(tensor.nbytes for tensor in call.tensors))
-        self._runtime.account(size)
-        made = OneFlowGraph(graph, forward, call, self._weights, size)
-        _demand_equal(made.replay(call.tensors), result, "its graph")
-        return made
+        self._runtime.add_bytes(size)
+        built = OneFlowGraph(graph, forward, call, self._weights, size)
+        _require_equal(built.replay(call.tensors), result, "its graph")
+        return built
 
     def _check(self, call: Call, forward: Forward, result: Any) -> list[Any]:
-        """Run every operator eagerly on the call's own tensors: what OneFlow lacks is an exception here."""
+        """Run every operator eagerly, where an unsupported one is an exception. Returns the call's OneFlow inputs."""
         wait_for_torch(call.tensors)
         inputs = [to_oneflow(tensor) for tensor in forward.inputs(call.tensors)]
         results, seconds = _timed(forward, inputs)
-        _demand_equal(forward.rebuilt(_to_torch(results)), result, "OneFlow")
-        if seconds < _SURELY_LONG:  # the first time something runs takes longer
+        _require_equal(forward.unflatten(_to_torch(results)), result, "OneFlow")
+        if seconds < _LONG_SECONDS:  # the first run includes warm-up, so measure again
             seconds = _timed(forward, inputs)[1]
-        if seconds < LEAST_SECONDS:
+        if seconds < MIN_SECONDS:
             raise CaptureError(
                 f"the forward takes {seconds * 1000:.1f} ms, and OneFlow {installed().oneflow} may crash on a graph "
-                f"that is done within {LEAST_SECONDS * 1000:.0f} ms; it gains nothing there either"
+                f"that finishes within {MIN_SECONDS * 1000:.0f} ms; a graph would not be faster there either"
             )
         return inputs
 
@@ -154,7 +157,7 @@ def _timed(forward: Forward, inputs: Sequence[Any]) -> tuple[list[Any], float]:
 
 
 def _graph_of(forward: Forward) -> Any:
-    """A oneflow.nn.Graph, made here because its class exists only once OneFlow is imported."""
+    """A oneflow.nn.Graph; its class is defined here because its base exists only after OneFlow is imported."""
 
     class ForwardGraph(oneflow().nn.Graph):  # type: ignore[misc]
         def __init__(self) -> None:
@@ -168,33 +171,33 @@ def _graph_of(forward: Forward) -> Any:
 
 
 def _to_torch(results: Sequence[Any]) -> list[torch.Tensor]:
-    """Copies of the results: a graph uses its output memory again."""
+    """Copies of the results, because a graph reuses its output memory."""
     synchronize()
     return [oneflow().utils.tensor.to_torch(result).clone() for result in results]
 
 
-def _demand_dtypes(call: Call, module: torch.nn.Module) -> None:
-    """OneFlow's CPU kernels are for float32: another dtype would fail in a plan, which cannot be taken back."""
+def _require_float32_on_cpu(call: Call, module: torch.nn.Module) -> None:
+    """Raise CaptureError for half precision on the CPU: OneFlow has no such kernels, and a failed plan is final."""
     if call.tensors[0].device.type != "cpu":
         return
     halves = {tensor.dtype for tensor in (*call.tensors, *module.parameters())} & {torch.float16, torch.bfloat16}
     if halves:
         names = " and ".join(sorted(str(dtype).removeprefix("torch.") for dtype in halves))
         raise CaptureError(
-            f"OneFlow computes in float32 only on the CPU, and this model is in {names}; start ComfyUI with "
-            "--force-fp32"
+            f"OneFlow supports only float32 on the CPU, and this model is in {names}; start ComfyUI with --force-fp32"
         )
 
 
-def _demand_equal(actual: Any, expected: Any, what: str) -> None:
-    """Compare with the original's result. Raises CaptureError, so that a wrong graph is never used."""
-    mine, theirs = pytree.tree_leaves(actual), pytree.tree_leaves(expected)
-    for one, other in zip(mine, theirs, strict=True):
-        if not isinstance(other, torch.Tensor):
+def _require_equal(actual: Any, expected: Any, what: str) -> None:
+    """Raise CaptureError if a tensor differs from the original's result, so that a wrong graph is never used."""
+    for ours, original in zip(pytree.tree_leaves(actual), pytree.tree_leaves(expected), strict=True):
+        if not isinstance(original, torch.Tensor):
             continue
-        if one.shape != other.shape or one.dtype != other.dtype:
-            raise CaptureError(f"{what} answers {tuple(one.shape)} {one.dtype} for {tuple(other.shape)} {other.dtype}")
-        norm = float(other.double().norm())
-        error = float((one.double() - other.double()).norm()) / (norm or 1.0)
-        if not error <= _TOLERANCE.get(other.dtype, 0.0):
-            raise CaptureError(f"{what} is {error:.1e} away from the original's result")
+        if ours.shape != original.shape or ours.dtype != original.dtype:
+            raise CaptureError(
+                f"{what} returns {tuple(ours.shape)} {ours.dtype} instead of {tuple(original.shape)} {original.dtype}"
+            )
+        norm = float(original.double().norm())
+        error = float((ours.double() - original.double()).norm()) / (norm or 1.0)
+        if not error <= _TOLERANCE.get(original.dtype, 0.0):
+            raise CaptureError(f"{what} differs from the original's result by {error:.1e} (relative)")

@@ -1,11 +1,11 @@
-"""The one OneFlow of the process: it builds graphs, and knows when it must not build another.
+"""Builds OneFlow graphs, and refuses when building another one is unsafe. There is one runtime per process.
 
-Three things in OneFlow 0.9.0 decide how it is used (all measured). A plan that failed to compile leaves it in a state
-in which the next one ends the process; so what a graph is made of runs eagerly first, where an error is an exception,
-and after one failure nothing is built again. A graph that goes gives no memory back; so what was ever built is bounded,
-whether it is still there or not. And the one thing that would give memory back, to start OneFlow's session anew, ends
-the process if a graph is still being taken down, which happens in a thread of OneFlow's that nobody can wait for; so
-the session is never started anew.
+Three limits of OneFlow 0.9.0 (all measured) decide how we use it:
+- After a plan failed to compile, the next one ends the process. So every operator runs eagerly first, where an error is
+  an exception, and after one failed plan nothing is built again.
+- A closed graph returns no memory. So the limits count every graph ever built.
+- Only restarting OneFlow's session would return memory, but that ends the process while a graph is being destroyed,
+  which happens in a OneFlow thread that we cannot wait for. So the session is never restarted.
 """
 
 from __future__ import annotations
@@ -21,40 +21,37 @@ import torch
 from ...errors import CaptureError, first_line
 from .packages import oneflow
 
-MOST_GRAPHS = 32
+MAX_GRAPHS = 32
 _MIB = 1024 * 1024
 
 
 class Runtime:
-    """Builds at most `most` graphs, and stops at `budget` bytes; `built` and `bytes` count those that are gone too.
+    """Builds graphs and counts them. `built` and `bytes` include closed graphs. Use the process's one: `runtime()`."""
 
-    There is one of them in a process, see `runtime`.
-    """
-
-    def __init__(self, most: int = MOST_GRAPHS) -> None:
-        self.most = most
+    def __init__(self, max_graphs: int = MAX_GRAPHS) -> None:
+        self.max_graphs = max_graphs
         self.built = 0
         self.bytes = 0
         self.failure: str | None = None
 
-    def demand_room(self, budget: int) -> None:
-        """Raises CaptureError where no graph may be built any more; cheap, so ask before anything else."""
+    def require_room(self, budget: int) -> None:
+        """Raise CaptureError if no more graph may be built. budget: limit in bytes. Cheap, so call it first."""
         if self.failure is not None:
             raise CaptureError(
-                f"OneFlow failed once in this process ({self.failure}) and could end it the next time, so it builds no "
-                "more graphs. Restart ComfyUI to try again"
+                f"OneFlow failed once in this process ({self.failure}), and another failure could end it, so no more "
+                "graphs are built. Restart ComfyUI to try again"
             )
-        if self.built >= self.most or self.bytes >= budget:
+        if self.built >= self.max_graphs or self.bytes >= budget:
             raise CaptureError(
-                f"{self.built} OneFlow graphs with {self.bytes // _MIB} MiB were built, and the limit is {self.most} "
-                f"graphs or {budget // _MIB} MiB: OneFlow never gives a graph's memory back. This size runs without a "
-                "graph. Restart ComfyUI to start over, or raise RESOLUTE_BUDGET_MB"
+                f"{self.built} OneFlow graphs with {self.bytes // _MIB} MiB were built, and the limit is "
+                f"{self.max_graphs} graphs or {budget // _MIB} MiB: OneFlow never returns a graph's memory. This size "
+                "runs without a graph. Restart ComfyUI to start over, or raise RESOLUTE_BUDGET_MB"
             )
 
     def build(self, make: Callable[[], Any], inputs: Sequence[Any]) -> Any:
-        """A compiled graph: `make()` gives a oneflow.nn.Graph, whose first call with `inputs` compiles it.
+        """Build a graph: `make()` returns a oneflow.nn.Graph, and its first call with `inputs` compiles it.
 
-        Whoever takes it tells its size to `account`. Raises CaptureError; after that, nothing is built.
+        The caller must add its size with `add_bytes`. Raises CaptureError; after that, no more graph is built.
         """
         self.built += 1
         try:
@@ -67,37 +64,37 @@ class Runtime:
         _return_memory()
         return graph
 
-    def account(self, size: int) -> None:
-        """A graph that was built takes `size` bytes, for good."""
+    def add_bytes(self, size: int) -> None:
+        """Count the bytes of a graph that was built; they are never subtracted."""
         self.bytes += size
 
 
 @functools.cache
 def runtime() -> Runtime:
-    """The one of the process."""
+    """The process's runtime."""
     return Runtime()
 
 
 def _return_memory() -> None:
-    """Let the C library give what was freed back to the system: hundreds of megabytes of eager tensors, on the CPU."""
+    """Make the C library return freed memory to the system: on the CPU, hundreds of megabytes of eager tensors."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)
 
 
 def synchronize() -> None:
-    """Wait until OneFlow has done what it was asked: it works in threads and streams of its own."""
+    """Wait for OneFlow's own threads and streams."""
     oneflow()._oneflow_internal.eager.Sync()
 
 
 def wait_for_torch(tensors: Sequence[torch.Tensor]) -> None:
-    """Let torch finish what OneFlow is about to read."""
+    """Wait for torch's current streams, which write what OneFlow is about to read."""
     for device in {tensor.device for tensor in tensors if tensor.is_cuda}:
         torch.cuda.current_stream(device).synchronize()
 
 
 def memory_in_use(device: torch.device) -> int:
-    """Bytes that are gone from a GPU, or that this process holds: OneFlow allocates outside torch's books."""
+    """Bytes in use on a GPU, or resident in this process for the CPU. OneFlow allocates outside torch's allocator."""
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)
         return total - free

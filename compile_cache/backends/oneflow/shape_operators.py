@@ -1,4 +1,4 @@
-"""ATen's sizes, views, copies and dtypes in OneFlow. A view is a copy in a graph."""
+"""ATen's resizing, views, copies and dtype casts in OneFlow. In a graph, a view is a copy."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from .operator_table import MAPPED, cast, maps
 from .packages import oneflow
 
-# Operators that only check or rename: the value passes through.
+# Operators that return their input unchanged.
 _IDENTITIES = (
     "aten.alias.default", "aten.clone.default", "aten.contiguous.default", "aten.detach.default",
     "aten.detach_.default", "aten.dropout.default", "aten.lift_fresh_copy.default",
@@ -24,7 +24,7 @@ MAPPED.update({name: lambda x, *_, **__: x for name in _IDENTITIES})
 
 @maps("upsample_nearest2d.vec")
 def _upsample(x: Any, output_size: Sequence[int] | None, scale_factors: Sequence[float] | None) -> Any:
-    """Nearest neighbour. Whole factors repeat pixels; for other sizes rows and columns are chosen by index."""
+    """Nearest neighbour. Whole factors repeat pixels; other factors select rows and columns by index."""
     height, width = x.shape[2:]
     if output_size is None:
         scale = scale_factors or (1.0, 1.0)
@@ -36,10 +36,10 @@ def _upsample(x: Any, output_size: Sequence[int] | None, scale_factors: Sequence
         return tall.reshape(*x.shape[:2], new_height, new_width)
     rows = [math.floor(row * height / new_height) for row in range(new_height)]
     columns = [math.floor(column * width / new_width) for column in range(new_width)]
-    return _chosen(_chosen(x, 2, rows), 3, columns)
+    return _index_select(_index_select(x, 2, rows), 3, columns)
 
 
-def _chosen(x: Any, dim: int, indices: Sequence[int]) -> Any:
+def _index_select(x: Any, dim: int, indices: Sequence[int]) -> Any:
     flow = oneflow()
     return flow.index_select(x, dim, flow.tensor(list(indices), dtype=flow.int64, device=x.device))
 
@@ -59,7 +59,7 @@ def _pad_mode(x: Any, pad: Sequence[int], mode: str = "constant", value: float |
 @maps("avg_pool2d.default")
 def _avg_pool2d(x: Any, kernel_size: Any, stride: Any = None, padding: Any = 0, *rest: Any) -> Any:
     if rest:
-        raise NotImplementedError("average pooling with other than its usual options")
+        raise NotImplementedError("average pooling with options other than the defaults")
     return oneflow().nn.functional.avg_pool2d(x, tuple(kernel_size), tuple(stride or kernel_size), padding)
 
 

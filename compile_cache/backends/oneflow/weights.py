@@ -1,9 +1,8 @@
-"""A module's weights as OneFlow parameters: one set, which all graphs of the module share.
+"""A module's weights as OneFlow parameters, shared by all graphs of the module.
 
-A weight starts out as the very memory that torch uses (dlpack), so that it costs nothing and an edit in place is seen.
-When a Parameter is exchanged (ComfyUI does that to apply a LoRA), that memory must not be written to: it is ComfyUI's
-backup of the original. From then on that weight has memory of its own, into which the present values are copied before
-each run, and graphs that were built on the old memory go.
+At first a weight shares torch's memory (dlpack): that costs nothing, and graphs see edits in place. When ComfyUI
+replaces a Parameter to apply a LoRA, it keeps the old memory as its backup of the original, so we must not write to it.
+From then on the weight is a copy that is refreshed before each run, and graphs built on the old memory are dropped.
 """
 
 from __future__ import annotations
@@ -20,12 +19,12 @@ from .packages import oneflow
 
 @dataclass(eq=False)
 class Weight:
-    """One weight of a graph. `address` is torch's memory that it shares; `own` says that it has memory of its own."""
+    """One weight. address: of the torch memory that it shares; is_copy: it has its own memory instead."""
 
     parameter: Any
     address: int
-    own: bool
-    like: tuple[Any, ...]
+    is_copy: bool
+    spec: tuple[Any, ...]
 
 
 class Weights:
@@ -33,51 +32,52 @@ class Weights:
 
     def __init__(self) -> None:
         self._weights: dict[str, Weight] = {}
-        self._exchanged: set[str] = set()
+        self._replaced: set[str] = set()
 
-    def take(self, names: Iterable[str], module: torch.nn.Module) -> dict[str, Weight]:
-        """The weights by name, made where they are not there yet. Raises CaptureError."""
-        present = tensors_of(module)
-        return {name: self._take(name, _found(name, present)) for name in dict.fromkeys(names)}
+    def get_or_make(self, names: Iterable[str], module: torch.nn.Module) -> dict[str, Weight]:
+        """The weights with these names. Raises CaptureError if the module lacks one."""
+        current = tensors_of(module)
+        return {name: self._get_or_make(name, _found(name, current)) for name in dict.fromkeys(names)}
 
-    def _take(self, name: str, tensor: torch.Tensor) -> Weight:
-        known = self._weights.get(name)
-        if known is None or not _serves(known, tensor):
-            own = name in self._exchanged or not _is_sharable(tensor)
-            known = self._weights[name] = Weight(_parameter(tensor, own), tensor.data_ptr(), own, _like(tensor))
-        return known
+    def _get_or_make(self, name: str, tensor: torch.Tensor) -> Weight:
+        weight = self._weights.get(name)
+        if weight is None or not _is_current(weight, tensor):
+            is_copy = name in self._replaced or not _is_sharable(tensor)
+            weight = Weight(_parameter(tensor, is_copy), tensor.data_ptr(), is_copy, _spec(tensor))
+            self._weights[name] = weight
+        return weight
 
-    def refresh(self, taken: Mapping[str, Weight], module: torch.nn.Module) -> bool:
-        """Whether a graph with these weights can still compute with the module's present ones.
+    def refresh(self, weights: Mapping[str, Weight], module: torch.nn.Module) -> bool:
+        """Return whether a graph with these weights can use the module's current ones.
 
-        False means that it has to be built anew; exchanged weights then get memory of their own.
+        If not, the graph must be rebuilt; weights that were replaced then become copies.
         """
-        present = tensors_of(module)
-        stale = [name for name, weight in taken.items() if not _serves(weight, present.get(name))]
+        current = tensors_of(module)
+        stale = [name for name, weight in weights.items() if not _is_current(weight, current.get(name))]
         for name in stale:
-            if self._weights.get(name) is taken[name]:
-                del self._weights[name]  # or the memory that ComfyUI wants back would stay for our sake
-            # What moved to another device will come back, and may be shared again then.
-            if name in present and _like(present[name]) == taken[name].like:
-                self._exchanged.add(name)
+            if self._weights.get(name) is weights[name]:
+                del self._weights[name]  # otherwise we would keep alive the memory that ComfyUI wants to free
+            # A weight that moved to another device will come back and can be shared again, so do not mark it.
+            if name in current and _spec(current[name]) == weights[name].spec:
+                self._replaced.add(name)
         return not stale
 
 
 class CopiedWeights:
-    """Those weights of a graph that have memory of their own, and where their present values are."""
+    """The weights of a graph that are copies, and where the module holds their current values."""
 
-    def __init__(self, taken: Mapping[str, Weight], module: torch.nn.Module) -> None:
+    def __init__(self, weights: Mapping[str, Weight], module: torch.nn.Module) -> None:
         slots = _slots_of(module)
-        self._copied = [(weight.parameter, *slots[name]) for name, weight in taken.items() if weight.own]
+        self._copied = [(weight.parameter, *slots[name]) for name, weight in weights.items() if weight.is_copy]
 
     def refresh(self) -> None:
-        """Copy the present values in. Before every run: an edit in place leaves no trace that could be looked for."""
+        """Copy the current values. Needed before every run, because an edit in place cannot be detected."""
         for parameter, slots, name in self._copied:
             parameter.copy_(to_oneflow(slots[name]))
 
 
 def _slots_of(module: torch.nn.Module) -> dict[str, tuple[dict[str, Any], str]]:
-    """Where each weight lives, by its name in `module`: a dictionary of a part, and the name there."""
+    """Where each weight lives, by its full name: the `_parameters` or `_buffers` of a submodule, and the key there."""
     return {
         f"{path}.{name}" if path else name: (slots, name)
         for path, part in module.named_modules(remove_duplicate=False)
@@ -93,7 +93,7 @@ def tensors_of(module: torch.nn.Module) -> dict[str, torch.Tensor]:
 
 
 def to_oneflow(tensor: torch.Tensor) -> Any:
-    """A OneFlow tensor around the same memory; a copy where `_is_sharable` says no."""
+    """A OneFlow tensor that shares memory with `tensor`, or a copy if it is not sharable (see `_is_sharable`)."""
     flow = oneflow()
     whole = tensor.detach().contiguous()
     if whole.dtype is torch.bool:
@@ -102,24 +102,26 @@ def to_oneflow(tensor: torch.Tensor) -> Any:
 
 
 def _is_sharable(tensor: torch.Tensor) -> bool:
-    # OneFlow's graphs want contiguous weights, and its dlpack knows no bool.
+    # OneFlow's graphs need contiguous weights, and its dlpack does not support bool.
     return tensor.is_contiguous() and tensor.dtype is not torch.bool
 
 
-def _parameter(tensor: torch.Tensor, own: bool) -> Any:
-    shared = to_oneflow(tensor.clone(memory_format=torch.contiguous_format) if own else tensor)
+def _parameter(tensor: torch.Tensor, is_copy: bool) -> Any:
+    shared = to_oneflow(tensor.clone(memory_format=torch.contiguous_format) if is_copy else tensor)
     return oneflow().nn.Parameter(shared, requires_grad=False)
 
 
-def _found(name: str, present: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    if name not in present:
-        raise CaptureError(f"the weight {name} is not where it was when the model was traced")
-    return present[name]
+def _found(name: str, current: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    if name not in current:
+        raise CaptureError(f"the module had the weight {name} when it was traced, and does not have it any more")
+    return current[name]
 
 
-def _serves(weight: Weight, tensor: torch.Tensor | None) -> bool:
-    return tensor is not None and weight.like == _like(tensor) and (weight.own or weight.address == tensor.data_ptr())
+def _is_current(weight: Weight, tensor: torch.Tensor | None) -> bool:
+    if tensor is None or weight.spec != _spec(tensor):
+        return False
+    return weight.is_copy or weight.address == tensor.data_ptr()
 
 
-def _like(tensor: torch.Tensor) -> tuple[Any, ...]:
+def _spec(tensor: torch.Tensor) -> tuple[Any, ...]:
     return (tuple(tensor.shape), tensor.dtype, tensor.device)
