@@ -1,6 +1,7 @@
-"""Resolute: compiled diffusion models, VAE decoders and one graph cache for ComfyUI.
+"""Resolute: compiled diffusion models, VAE decoders and ControlNets for ComfyUI, with one shared graph cache.
 
-ComfyUI loads this file by path and asks for `comfy_entrypoint`. Nothing of ComfyUI, and no torch, is imported before.
+ComfyUI loads this file and calls `comfy_entrypoint`. Import ComfyUI and torch only there: pytest imports this file too,
+without ComfyUI.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ WEB_DIRECTORY = "./web"
 
 
 async def comfy_entrypoint() -> Any:
-    """The pack's nodes, for ComfyUI's loader."""
+    """The pack's nodes; ComfyUI's loader calls this once."""
     from .nodes.extension import ResoluteExtension
 
     return ResoluteExtension()

@@ -1,1 +1,1 @@
-"""Everything that knows ComfyUI: thin node classes here, the work in `adapters`."""
+"""The ComfyUI side of the pack: node classes in this folder, and in `adapters` the code that they call."""

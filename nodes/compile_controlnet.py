@@ -18,14 +18,16 @@ class CompileControlNet(io.ComfyNode):
             display_name="Compile ControlNet",
             category=CATEGORY,
             description=(
-                "Run a ControlNet with compiled blocks and CUDA graphs. Strength, start and end percent, and the size "
-                "change without compiling again. The ControlNet that goes in stays as it is."
+                "Runs a ControlNet with compiled blocks and CUDA graphs. You can change strength, start and end "
+                "percent and size without compiling again."
             ),
             inputs=[
-                io.ControlNet.Input("control_net", tooltip="The ControlNet to compile, from its loader."),
+                io.ControlNet.Input(
+                    "control_net", tooltip="The ControlNet to compile, from its loader. This input is not changed."
+                ),
                 backend_input(),
             ],
-            outputs=[io.ControlNet.Output(tooltip="The same ControlNet, run through the graph cache.")],
+            outputs=[io.ControlNet.Output(tooltip="A compiled copy of the ControlNet, for Apply ControlNet.")],
             hidden=[io.Hidden.unique_id],
         )
 

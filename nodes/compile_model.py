@@ -19,15 +19,17 @@ class CompileModel(io.ComfyNode):
             display_name="Compile Model",
             category=CATEGORY,
             description=(
-                "Sample with compiled blocks and CUDA graphs. The first prompt compiles; after that, any size, batch, "
-                "prompt or LoRA runs without compiling again. The model that goes in stays as it is."
+                "Samples with compiled blocks and CUDA graphs. The first prompt compiles; after that you can change "
+                "size, batch, text or LoRA without compiling again."
             ),
             inputs=[
-                io.Model.Input("model", tooltip="The diffusion model (UNet or DiT) to compile."),
+                io.Model.Input(
+                    "model", tooltip="The diffusion model (UNet or DiT) to compile. This input is not changed."
+                ),
                 backend_input(),
                 batching_input(),
             ],
-            outputs=[io.Model.Output(tooltip="The same model, sampled through the graph cache.")],
+            outputs=[io.Model.Output(tooltip="A compiled copy of the model, for the sampler.")],
             hidden=[io.Hidden.unique_id],
         )
 

@@ -18,14 +18,14 @@ class CompileVAEDecode(io.ComfyNode):
             display_name="Compile VAE Decode",
             category=CATEGORY,
             description=(
-                "Decode with compiled blocks, at any size without compiling again. Encoding, tiled decoding and the "
-                "fall-back when memory runs out stay ComfyUI's own. The VAE that goes in stays as it is."
+                "Decodes with compiled blocks, at any size without compiling again. Encoding, tiling and the fallback "
+                "to tiles when memory runs out stay ComfyUI's own."
             ),
             inputs=[
-                io.Vae.Input("vae", tooltip="The VAE whose decoder is compiled."),
+                io.Vae.Input("vae", tooltip="The VAE whose decoder to compile. This input is not changed."),
                 backend_input(),
             ],
-            outputs=[io.Vae.Output(tooltip="The same VAE, decoding through the graph cache.")],
+            outputs=[io.Vae.Output(tooltip="A copy of the VAE with a compiled decoder, for VAE Decode.")],
             hidden=[io.Hidden.unique_id],
         )
 

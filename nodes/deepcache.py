@@ -19,30 +19,30 @@ class DeepCache(io.ComfyNode):
             display_name="DeepCache",
             category=CATEGORY,
             description=(
-                "Run the deep blocks of a UNet on some steps only, and reuse what they gave on the others. Faster, and "
-                "a slightly different picture. For SD1.5, SD2, SDXL and SVD, with more than 8 steps; before or after "
-                "Compile Model, or without it."
+                "Runs the deep blocks of a UNet (SD1.5, SD2, SDXL, SVD) on some steps and reuses their output on the "
+                "others. This is faster and changes the image slightly; it needs more than 8 steps."
             ),
             inputs=[
-                io.Model.Input("model", tooltip="A diffusion model that is a UNet."),
+                io.Model.Input("model", tooltip="A UNet, before or after Compile Model, or not compiled at all."),
                 io.Int.Input(
                     "interval",
                     default=3,
                     min=1,
                     max=10,
-                    tooltip="Every how many steps the whole UNet runs. 1: always, which is as without this node.",
+                    tooltip="The whole UNet runs on every interval-th step. 1 runs it on every step, as without this "
+                    "node.",
                 ),
                 io.Int.Input(
                     "depth",
                     default=2,
                     min=1,
                     max=32,
-                    tooltip="How much runs on the other steps: input blocks 0 to depth, and as many output blocks. "
-                    "More is slower, and not always closer to the original. SD1.5 has 1 to 11, SDXL 1 to 8.",
+                    tooltip="The other steps run input blocks 0 to depth and as many output blocks: SD1.5 takes 1 to "
+                    "11, SDXL 1 to 8. A larger depth is slower and not always closer to the original image.",
                 ),
                 *_optional_inputs(),
             ],
-            outputs=[io.Model.Output(tooltip="The same model, with DeepCache.")],
+            outputs=[io.Model.Output(tooltip="A copy of the model with DeepCache.")],
             hidden=[io.Hidden.unique_id],
         )
 
@@ -66,17 +66,21 @@ def _optional_inputs() -> list[Any]:
     percent: dict[str, Any] = {"min": 0.0, "max": 1.0, "step": 0.001, "optional": True}
     return [
         io.Float.Input(
-            "start_percent", default=0.0, **percent, tooltip="Before this part of the sampling every step runs in full."
+            "start_percent",
+            default=0.0,
+            **percent,
+            tooltip="Before this part of the sampling, every step is a full one.",
         ),
         io.Float.Input(
-            "end_percent", default=1.0, **percent, tooltip="After this part of the sampling every step runs in full."
+            "end_percent", default=1.0, **percent, tooltip="After this part of the sampling, every step is a full one."
         ),
         io.Combo.Input(
             "schedule",
             options=list(SCHEDULES),
             default=UNIFORM,
             optional=True,
-            tooltip="uniform: every interval-th step runs in full. non-uniform: as many of them, denser at the centre.",
+            tooltip="uniform makes every interval-th step a full one. non-uniform has as many full steps, most of them "
+            "near the centre.",
         ),
         io.Float.Input(
             "power",
@@ -85,7 +89,7 @@ def _optional_inputs() -> list[Any]:
             max=10.0,
             step=0.05,
             optional=True,
-            tooltip="For non-uniform: how much denser the full steps are at the centre. 1 is uniform.",
+            tooltip="Only for non-uniform: how strongly the full steps gather at the centre. 1 spaces them evenly.",
         ),
         io.Int.Input(
             "centre",
@@ -93,6 +97,6 @@ def _optional_inputs() -> list[Any]:
             min=0,
             max=1000,
             optional=True,
-            tooltip="For non-uniform: the step at which full steps are densest.",
+            tooltip="Only for non-uniform: the step around which the full steps gather.",
         ),
     ]

@@ -1,4 +1,4 @@
-"""The list of nodes and the routes, registered when ComfyUI asks for them."""
+"""The pack's list of nodes. ComfyUI asks for it once at start, and the HTTP routes are registered then too."""
 
 from __future__ import annotations
 

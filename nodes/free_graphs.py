@@ -1,4 +1,4 @@
-"""Free Graphs: give back what the cache holds, in the middle of a workflow."""
+"""Free Graphs: release the memory of all captures in the middle of a workflow."""
 
 from __future__ import annotations
 
@@ -18,18 +18,21 @@ class FreeGraphs(io.ComfyNode):
             display_name="Free Graphs",
             category=CATEGORY,
             description=(
-                "Frees every captured graph and the allocator's unused memory when the workflow reaches this node. "
-                "(OneFlow gives none back.) "
-                "Compiled blocks stay: the next run captures again (a tenth of a second) and compiles nothing."
+                "Frees the memory of all captured graphs when the workflow reaches this node; OneFlow graphs stay. The "
+                "next run captures again, about 0.1 s for each size, and compiles nothing."
             ),
-            inputs=[io.AnyType.Input("any", tooltip="Passed through: put the node where memory should be freed.")],
-            outputs=[io.AnyType.Output(display_name="any", tooltip="What came in, unchanged.")],
-            is_output_node=True,  # it has its effect where nothing comes after it, too
+            inputs=[
+                io.AnyType.Input(
+                    "any", tooltip="Passed through unchanged. Connect it at the place where memory should be freed."
+                )
+            ],
+            outputs=[io.AnyType.Output(display_name="any", tooltip="The input, unchanged.")],
+            is_output_node=True,  # ComfyUI then runs it even if nothing is connected to its output
         )
 
     @classmethod
     def fingerprint_inputs(cls, **kwargs: Any) -> float:
-        return float("nan")  # never equal to the last time: ComfyUI must not skip it
+        return float("nan")  # NaN never equals the last value, so ComfyUI never skips the node
 
     @classmethod
     def execute(cls, any: Any) -> io.NodeOutput:

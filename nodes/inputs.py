@@ -18,10 +18,9 @@ def backend_input() -> Any:
         options=list(CHOICES),
         default=AUTO,
         tooltip=(
-            "auto: the fastest that runs here. inductor: compiled blocks, and CUDA graphs on NVIDIA. "
-            "cudagraph: CUDA graphs of the original code, nothing to compile (NVIDIA only). "
-            "oneflow: OneFlow graphs, one per size (Python 3.10; see the README). "
-            "eager: the original, for comparison."
+            "auto takes the fastest that runs here: inductor (compiled blocks, on NVIDIA with CUDA graphs), else "
+            "cudagraph (NVIDIA only, nothing to compile), else eager (the original code). oneflow builds a graph for "
+            "each size and needs Python 3.10: see docs/oneflow.md."
         ),
     )
 
@@ -33,8 +32,7 @@ def batching_input() -> Any:
         default=cond_batching.AUTO,
         optional=True,
         tooltip=(
-            "Positive and negative prompt in one batch, or one after the other. auto: ComfyUI's choice by free memory. "
-            "always merge: one batch, the faster way where memory allows. always split: one after the other, for less "
-            "memory."
+            "Positive and negative conditioning in one batch (always merge: faster) or one after the other (always "
+            "split: less memory). auto lets ComfyUI decide by free memory in every step."
         ),
     )

@@ -26,19 +26,19 @@ class LoadCheckpointCompiled(io.ComfyNode):
                 io.Combo.Input(
                     "ckpt_name",
                     options=folder_paths.get_filename_list("checkpoints"),
-                    tooltip="The checkpoint file, from ComfyUI's models/checkpoints folder.",
+                    tooltip="A file in ComfyUI's models/checkpoints folder.",
                 ),
                 backend_input(),
                 io.Boolean.Input(
                     "compile_vae",
                     default=True,
-                    tooltip="Compile the VAE's decoder too. Switch it off to decode with ComfyUI's own code.",
+                    tooltip="Also compile the VAE's decoder. Switch this off to decode with ComfyUI's own code.",
                 ),
             ],
             outputs=[
                 io.Model.Output(tooltip="The diffusion model, compiled."),
-                io.Clip.Output(tooltip="The text encoder, as it is in the file."),
-                io.Vae.Output(tooltip="The VAE, with a compiled decoder if asked for."),
+                io.Clip.Output(tooltip="The text encoder, not compiled."),
+                io.Vae.Output(tooltip="The VAE; its decoder is compiled if compile_vae is on."),
             ],
             hidden=[io.Hidden.unique_id],
         )

@@ -17,10 +17,11 @@ class GraphCacheReport(io.ComfyNode):
             node_id="ResoluteReport",
             display_name="Graph Cache Report",
             category=CATEGORY,
-            description="A table and a chart of the graphs in the cache: shapes, hits, stalls and bytes.",
+            description="Shows a table and a chart of what the cache did: compiles, captures, replays, stalls, "
+            "bypasses and memory.",
             inputs=[
                 io.AnyType.Input(
-                    "any", optional=True, tooltip="Connect the last image or latent, so that the report comes after it."
+                    "any", optional=True, tooltip="Connect the last image or latent, so that the report runs after it."
                 )
             ],
             outputs=[
@@ -32,7 +33,7 @@ class GraphCacheReport(io.ComfyNode):
 
     @classmethod
     def fingerprint_inputs(cls, **kwargs: Any) -> float:
-        return float("nan")  # the cache changes without the inputs
+        return float("nan")  # the report changes while the inputs stay the same, so run it every time
 
     @classmethod
     def execute(cls, any: Any = None) -> io.NodeOutput:

@@ -1,4 +1,4 @@
-"""Resolution: width and height that the model can take, checked before anything runs."""
+"""Resolution: a width and height that suit the model, checked before anything else runs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ EXACT, NEAREST_READY = "exact", "nearest ready"
 
 
 class ResoluteResolution(io.ComfyNode):
-    """Hands out width and height, from a preset or typed in."""
+    """Outputs a width and a height, from a preset or as typed in."""
 
     @classmethod
     def define_schema(cls) -> io.Schema:
@@ -24,14 +24,15 @@ class ResoluteResolution(io.ComfyNode):
             node_id="ResoluteResolution",
             display_name="Resolution",
             category=CATEGORY,
-            description="Width and height for a latent or an image. A size that the model "
-            "cannot take is refused, with the nearest one that it can.",
+            description="Width and height for a latent or an image. The prompt stops if the model cannot use this "
+            "size, and the error names the nearest size that works.",
             inputs=[
                 io.Combo.Input(
                     "preset",
                     options=list(sizes.PRESETS),
                     default=sizes.CUSTOM,
-                    tooltip="A common size. It replaces width and height; choose 'custom' to use those.",
+                    tooltip="A common size, used in place of width and height. Choose 'custom' to use width and "
+                    "height.",
                 ),
                 _side("width"),
                 _side("height"),
@@ -39,16 +40,16 @@ class ResoluteResolution(io.ComfyNode):
                     "multiple",
                     options=list(sizes.MULTIPLES),
                     default=sizes.MULTIPLES[0],
-                    tooltip="Width and height must be multiples of this. 8 suits SD1.5 and SDXL, "
-                    "16 suits Flux and SD3; anything else stops with the nearest valid size.",
+                    tooltip="Width and height must be multiples of this: 8 for SD1.5 and SDXL, 16 for Flux and SD3. "
+                    "Any other size stops the prompt, and the error names the nearest valid one.",
                 ),
                 io.Combo.Input(
                     "use",
                     options=[EXACT, NEAREST_READY],
                     default=EXACT,
                     optional=True,
-                    tooltip="nearest ready: of the sizes that are compiled and captured already, the one with this "
-                    "aspect that is closest; this very size where there is none.",
+                    tooltip="nearest ready takes the closest size of the same aspect ratio that is already compiled "
+                    "and captured. If there is none, it takes the exact size.",
                 ),
             ],
             outputs=[
@@ -60,29 +61,30 @@ class ResoluteResolution(io.ComfyNode):
 
     @classmethod
     def fingerprint_inputs(cls, use: str = EXACT, **inputs: Any) -> str:
-        return str(sorted(cache_report.ready_sizes())) if use == NEAREST_READY else ""  # it changes without the inputs
+        # The list of ready sizes changes while the inputs stay the same, so it is part of the fingerprint.
+        return str(sorted(cache_report.ready_sizes())) if use == NEAREST_READY else ""
 
     @classmethod
     def execute(cls, preset: str, width: int, height: int, multiple: str, use: str = EXACT) -> io.NodeOutput:
-        """Raises ValueError when the size is no multiple of ``multiple``."""
+        """Raises ValueError if a side is not a multiple of `multiple`."""
         size = sizes.resolve_size(preset, width, height, multiple)
         if use == NEAREST_READY:
             ready = [sizes.Size(8 * w, 8 * h) for w, h in cache_report.ready_sizes()]
             found = sizes.nearest_ready(size, ready, multiple)
-            told = f"{found} is ready" if found else f"nothing of this aspect is ready: {size} as asked"
-            NodeProgress(cls.hidden.unique_id).show(told)
+            text = f"{found} is ready" if found else f"no size of this aspect ratio is ready: using {size}"
+            NodeProgress(cls.hidden.unique_id).show(text)
             size = found or size
         return io.NodeOutput(size.width, size.height)
 
 
 def _side(name: str) -> io.Int.Input:
-    # The arrows step by 8, but any number can be typed: the node then says what is wrong,
-    # where the front end would have rounded without a word.
+    # step=1: with a larger step the front end silently rounds a typed number. This way the node sees it and can
+    # report an invalid size.
     return io.Int.Input(
         name,
         default=sizes.DEFAULT,
         min=sizes.MINIMUM,
         max=sizes.MAXIMUM,
         step=1,
-        tooltip=f"The image's {name} in pixels; used when preset is 'custom'.",
+        tooltip=f"The image's {name} in pixels. Only used if preset is 'custom'.",
     )

@@ -1,11 +1,11 @@
-"""HTTP: what the cache holds and did, and prompts that warm it up or empty it.
+"""HTTP routes: read the cache's state, and queue prompts that warm up or free captures. See docs/servers.md.
 
-GET  /resolute/cache     counters, captures, and how far each remembered shape is ready
+GET  /resolute/cache     counters, captures, and whether each remembered shape is ready
 GET  /resolute/events    the latest events
-POST /resolute/warm-up   {"prompt": a workflow in API form} or {"plan": see `warm_up.request`}: warms what it reaches
-POST /resolute/free      frees every capture, as soon as no prompt runs
+POST /resolute/warm-up   {"prompt": a workflow in API form} or {"plan": ...}, see `warm_up.request.parse_request`
+POST /resolute/free      frees every capture
 
-What changes anything is queued as a prompt: nothing is taken from a run in flight.
+The POST routes only queue a prompt, so the work is done between two prompts and never disturbs a running one.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from .adapters.comfyui.prompt_queue import queue
 from .adapters.process import runtime
 from .adapters.report import cache_report
 from .adapters.restart import preload
-from .adapters.warm_up.request import Wanted, wanted
+from .adapters.warm_up.request import parse_request
 
-_FREE = {
+_FREE_PROMPT = {
     "free": {"class_type": "ResoluteFree", "inputs": {"any": "resolute"}},
     "report": {"class_type": "ResoluteReport", "inputs": {"any": ["free", 0]}},
 }
@@ -35,7 +35,7 @@ _registered = False
 
 
 def register() -> None:
-    """Add the routes once; ComfyUI serves them at /resolute/... and /api/resolute/..."""
+    """Add the routes, once in a process. ComfyUI serves them at /resolute/... and at /api/resolute/..."""
     global _registered
     server = getattr(PromptServer, "instance", None)
     if _registered or server is None:
@@ -49,55 +49,55 @@ def register() -> None:
 
 
 async def _cache(request: web.Request) -> web.Response:
-    return _told(cache_report.report)
+    return _json_answer(cache_report.report)
 
 
 async def _events(request: web.Request) -> web.Response:
-    return _told(lambda: {"events": [asdict(event) for event in runtime.cache().stats.events]})
+    return _json_answer(lambda: {"events": [asdict(event) for event in runtime.cache().stats.events]})
 
 
-def _told(read: Callable[[], dict[str, Any]]) -> web.Response:
+def _json_answer(read: Callable[[], dict[str, Any]]) -> web.Response:
     try:
         return web.json_response(read())
-    except UserError as error:  # a setting of this server's
-        return _refused(error, status=500)
+    except UserError as error:  # an invalid setting of this server; the request is fine, hence 500
+        return _error(error, status=500)
 
 
 async def _warm_up(request: web.Request) -> web.Response:
     try:
         body = await _body(request)
-        found: Wanted = await asyncio.to_thread(wanted, body)
+        parsed = await asyncio.to_thread(parse_request, body)  # it reads image files, so not on the event loop
     except UserError as error:
-        return _refused(error)
-    answer = await queue(PromptServer.instance, found.prompt, request, **_sender(body))
+        return _error(error)
+    answer = await queue(PromptServer.instance, parsed.prompt, request, **_client_id(body))
     if answer.status != 200:
         return answer
     queued = json.loads(answer.text or "{}")
-    return web.json_response({**queued, "items": found.items, "unknown": found.unknown})
+    return web.json_response({**queued, "items": parsed.items, "unknown": parsed.unknown})
 
 
 async def _free(request: web.Request) -> web.Response:
     try:
         body = await _body(request) if request.can_read_body else {}
     except UserError as error:
-        return _refused(error)
-    return await queue(PromptServer.instance, copy.deepcopy(_FREE), request, front=True, **_sender(body))
+        return _error(error)
+    return await queue(PromptServer.instance, copy.deepcopy(_FREE_PROMPT), request, front=True, **_client_id(body))
 
 
-def _refused(error: UserError, status: int = 400) -> web.Response:
+def _error(error: UserError, status: int = 400) -> web.Response:
     return web.json_response({"error": {"type": "resolute", "message": str(error)}}, status=status)
 
 
 async def _body(request: web.Request) -> Mapping[str, Any]:
-    """Raises UserError for what is no JSON object."""
+    """The request's JSON. Raises UserError if it is not a JSON object."""
     try:
         body = await request.json()
     except (ValueError, RecursionError):
-        raise UserError("The request is not JSON, or nested too deeply.") from None
+        raise UserError("The request is not valid JSON, or it is nested too deeply.") from None
     if not isinstance(body, dict):
-        raise UserError("The request is not a JSON object.")
+        raise UserError('The request must be a JSON object, for example {"prompt": ...}.')
     return body
 
 
-def _sender(body: Mapping[str, Any]) -> dict[str, Any]:
+def _client_id(body: Mapping[str, Any]) -> dict[str, Any]:
     return {"client_id": body["client_id"]} if isinstance(body.get("client_id"), str) else {}

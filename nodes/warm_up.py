@@ -1,4 +1,4 @@
-"""Warm Up: compile and capture ahead, with progress, so that no later prompt waits."""
+"""Warm Up: compile and capture a list of sizes now, with progress, so that later prompts do not wait."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from comfy_api.latest import io
 
 from ..compile_cache.errors import UserError
 from ..compile_cache.warm_up_plan import plan, table
-from .adapters.warm_up.run import Subjects, left_out, warm_up
+from .adapters.warm_up.run import WarmUpInputs, skipped_inputs, warm_up
 from .inputs import CATEGORY
 
-_SMALLEST_TILE = 64  # as for core's node
+_MIN_TILE = 64  # pixels; the minimum of core's VAE Decode (Tiled)
 
 
 class WarmUp(io.ComfyNode):
@@ -22,22 +22,23 @@ class WarmUp(io.ComfyNode):
             display_name="Warm Up",
             category=CATEGORY,
             description=(
-                "Compiles and captures every shape in the list before you need it: one prediction and one decode for "
-                "each, the largest first. What is ready is skipped, so it can stay in the workflow."
+                "Compiles and captures every size in the list before you need it, largest first. Sizes that are ready "
+                "are skipped, so the node can stay in the workflow."
             ),
             inputs=[
                 io.String.Input(
                     "sizes",
                     default="1024x1024",
                     multiline=True,
-                    tooltip="Sizes in pixels, separated by commas: 1024x1024, 720x960. "
-                    "SDXL or SD1.5 stands for all of its usual sizes.",
+                    tooltip="Sizes in pixels, separated by commas: 1024x1024, 720x960. Write SDXL or SD1.5 for all "
+                    "usual sizes of that family.",
                 ),
-                io.String.Input("batch_sizes", default="1", tooltip="Pictures in a batch: 1, 2, 4."),
+                io.String.Input("batch_sizes", default="1", tooltip="Images in a batch: 1, 2, 4."),
                 io.String.Input(
                     "prompt_chunks",
                     default="1",
-                    tooltip="Lengths of the text, in chunks of 77 tokens: 1, 2. Not used where texts are connected.",
+                    tooltip="Prompt lengths in chunks of 77 tokens: 1, 2. Ignored if positive and negative are "
+                    "connected.",
                 ),
                 io.Float.Input(
                     "cfg",
@@ -45,16 +46,17 @@ class WarmUp(io.ComfyNode):
                     min=0.0,
                     max=100.0,
                     step=0.1,
-                    tooltip="As in your sampler: at 1.0 there is no negative text, which is another shape.",
+                    tooltip="Use your sampler's cfg. At 1.0 the sampler skips the negative conditioning, which is "
+                    "another shape.",
                 ),
-                *_subjects(),
-                *_tiles(),
+                *_optional_inputs(),
+                *_tile_inputs(),
             ],
             outputs=[
-                io.Model.Output(display_name="model", tooltip="The model that came in."),
-                io.Vae.Output(display_name="vae", tooltip="The VAE that came in."),
-                io.ControlNet.Output(display_name="control_net", tooltip="The ControlNet that came in."),
-                io.String.Output(display_name="report", tooltip="Seconds and memory of each shape, and what failed."),
+                io.Model.Output(display_name="model", tooltip="The input model, unchanged."),
+                io.Vae.Output(display_name="vae", tooltip="The input VAE, unchanged."),
+                io.ControlNet.Output(display_name="control_net", tooltip="The input ControlNet, unchanged."),
+                io.String.Output(display_name="report", tooltip="Seconds and memory of each size, and what failed."),
             ],
             hidden=[io.Hidden.unique_id],
             is_output_node=True,
@@ -62,7 +64,7 @@ class WarmUp(io.ComfyNode):
 
     @classmethod
     def fingerprint_inputs(cls, **kwargs: Any) -> float:
-        return float("nan")  # graphs may have been freed since: it looks every time, and skips what is ready
+        return float("nan")  # captures may have been freed since the last run, so check every time
 
     @classmethod
     def execute(
@@ -79,36 +81,45 @@ class WarmUp(io.ComfyNode):
         tile_size: int = 0,
         overlap: int = 64,
     ) -> io.NodeOutput:
-        """Raises UserError for a list that cannot be read, and where nothing that is connected can be warmed up."""
-        if 0 < tile_size < _SMALLEST_TILE:
+        """Raises UserError if an input cannot be read, or if none of the connected inputs can be warmed up."""
+        if 0 < tile_size < _MIN_TILE:
             raise UserError(
-                f"tile_size {tile_size} is smaller than VAE Decode (Tiled) takes: write {_SMALLEST_TILE} or more, or 0 "
-                "for whole pictures."
+                f"tile_size {tile_size} is smaller than VAE Decode (Tiled) allows: use {_MIN_TILE} or more, or 0 to "
+                "decode whole images."
             )
         if (positive is None) != (negative is None):
-            raise UserError("Connect both texts, positive and negative, or neither.")
-        texts = None if positive is None else (positive, negative)
-        items = plan(sizes, batch_sizes, prompt_chunks if texts is None else None)
-        subjects = Subjects(model, vae, control_net, texts, cfg, tile_size, overlap)
-        text = "\n".join([table(warm_up(subjects, items, cls.hidden.unique_id)), *left_out(subjects)])
+            raise UserError("Connect positive and negative, or neither.")
+        conditioning = None if positive is None else (positive, negative)
+        items = plan(sizes, batch_sizes, prompt_chunks if conditioning is None else None)
+        connected = WarmUpInputs(model, vae, control_net, conditioning, cfg, tile_size, overlap)
+        outcomes = warm_up(connected, items, cls.hidden.unique_id)
+        text = "\n".join([table(outcomes), *skipped_inputs(connected)])
         return io.NodeOutput(model, vae, control_net, text, ui={"text": (text,)})
 
 
-def _subjects() -> list[Any]:
+def _optional_inputs() -> list[Any]:
     return [
-        io.Model.Input("model", optional=True, tooltip="From Compile Model (and DeepCache: both passes are warmed)."),
-        io.Vae.Input("vae", optional=True, tooltip="From Compile VAE Decode: it decodes each size once."),
+        io.Model.Input(
+            "model",
+            optional=True,
+            tooltip="A model from Compile Model; each size predicts one step. With DeepCache, full and fast steps are "
+            "both warmed up.",
+        ),
+        io.Vae.Input("vae", optional=True, tooltip="A VAE from Compile VAE Decode. It decodes each size once."),
         io.ControlNet.Input(
-            "control_net", optional=True, tooltip="A ControlNet that the sampler will use; from Compile ControlNet."
+            "control_net", optional=True, tooltip="The ControlNet that your sampler uses, from Compile ControlNet."
         ),
         io.Conditioning.Input(
-            "positive", optional=True, tooltip="The sampler's own texts, where their length or areas matter."
+            "positive",
+            optional=True,
+            tooltip="Your sampler's positive conditioning. Connect it if it has areas, a ControlNet or an unusual "
+            "length.",
         ),
-        io.Conditioning.Input("negative", optional=True, tooltip="Together with positive."),
+        io.Conditioning.Input("negative", optional=True, tooltip="Your sampler's negative conditioning."),
     ]
 
 
-def _tiles() -> list[Any]:
+def _tile_inputs() -> list[Any]:
     return [
         io.Int.Input(
             "tile_size",
@@ -117,9 +128,15 @@ def _tiles() -> list[Any]:
             max=4096,
             step=32,
             optional=True,
-            tooltip="0: decode whole pictures. Otherwise the tile size of your VAE Decode (Tiled), in pixels.",
+            tooltip="The tile size of your VAE Decode (Tiled), in pixels. 0 decodes whole images.",
         ),
         io.Int.Input(
-            "overlap", default=64, min=0, max=4096, step=32, optional=True, tooltip="As in VAE Decode (Tiled)."
+            "overlap",
+            default=64,
+            min=0,
+            max=4096,
+            step=32,
+            optional=True,
+            tooltip="The overlap of your VAE Decode (Tiled), in pixels.",
         ),
     ]

@@ -1,4 +1,4 @@
-"""What Warm Up asks of a model, in this process: latents of the shape that the model's own format has."""
+"""What Warm Up passes to a model: latents of the shape that the model's latent format has. In this process."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 from .deepcache.in_process import load
 
-WIDTH = 16  # of a text
+WIDTH = 16  # of an embedding
 
 
 @pytest.fixture(scope="module")
@@ -40,17 +40,17 @@ def test_a_prediction_has_the_dimensions_of_the_models_latents(
 
 def test_a_decoder_of_videos_is_refused_with_a_sentence(core: SimpleNamespace) -> None:
     item = SimpleNamespace(size=SimpleNamespace(width=64, height=64), batch=1)
-    with pytest.raises(Exception, match="makes latents of pictures") as caught:
+    with pytest.raises(Exception, match="only warm up VAEs of images") as caught:
         core.ours("warm_up.predict").decode(SimpleNamespace(latent_dim=3), item, 0, 0)
     assert type(caught.value).__name__ == "UserError"
 
 
-def test_what_stands_beside_a_text_is_told_by_its_shapes_and_values(core: SimpleNamespace) -> None:
-    form = core.ours("warm_up.run")._form
+def test_the_key_of_conditioning_has_the_shapes_and_values_beside_the_embedding(core: SimpleNamespace) -> None:
+    key = core.ours("warm_up.run")._conditioning_key
 
     def of(**more: Any) -> Any:
         text = [[torch.zeros(1, 77, WIDTH), more]]
-        return form((text, text))
+        return key((text, text))
 
     assert of(latents=[torch.zeros(1, 4, 8, 8)]) == of(latents=[torch.ones(1, 4, 8, 8)])
     assert of(latents=[torch.zeros(1, 4, 8, 8)]) != of(latents=[torch.zeros(1, 4, 8, 9)])

@@ -197,7 +197,7 @@ def test_latents_are_as_their_nodes_make_them(
     made = {}
     for name, latent in zip(sorted(saves, key=lambda name: (len(name), name)), run.latents, strict=True):
         made[name.removeprefix("save ")] = (latent.shape[3], latent.shape[2], latent.shape[0])
-    _, values = pack("nodes.adapters.scan.workflow").evaluated(prompt, None)
+    _, values = pack("nodes.adapters.scan.workflow").evaluate(prompt, None)
     assert {name: size_of(values[name], output) for name, (_, output) in links.items()} == made
 
 
@@ -212,7 +212,7 @@ def test_pictures_are_as_their_nodes_make_them(bench: Bench, pack: Any, example:
     for name in sorted(saves, key=lambda name: (len(name), name)):
         batch = [next(sizes) for _ in run.history["outputs"][name]["images"]]
         made[name.removeprefix("save ")] = (*batch[0], len(batch))
-    _, values = pack("nodes.adapters.scan.workflow").evaluated(prompt, {"example.png": example}.get)
+    _, values = pack("nodes.adapters.scan.workflow").evaluate(prompt, {"example.png": example}.get)
     assert {name: size_of(values[name]) for name in pictures} == made
 
 
@@ -512,7 +512,7 @@ class TestTheCommand:
         [
             ({"nodes": [], "links": []}, "not in API form. In ComfyUI choose File, Export (API)"),
             ("{", "is no JSON"),
-            ("[]", "no workflow in API form"),
+            ("[]", "not a workflow in API form"),
         ],
     )
     def test_what_is_no_workflow_in_api_form_is_refused(self, command: Any, workflow: Any, sentence: str) -> None:

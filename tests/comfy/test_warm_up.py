@@ -151,7 +151,7 @@ class TestTexts:
         assert_nothing_new(bench, sized(prompt, 128, 128))
 
     def test_one_alone_is_refused(self, bench: Bench, prompt: PromptDict) -> None:
-        with pytest.raises(PromptError, match="Connect both texts, positive and negative, or neither"):
+        with pytest.raises(PromptError, match="Connect positive and negative, or neither"):
             bench.run(warming(prompt, positive=["positive", 0]))
 
 
@@ -216,7 +216,7 @@ class TestFailures:
         with pytest.raises(PromptError, match="The model is not compiled: put Compile Model before Warm Up"):
             bench.run(warming(prompt, vae=False))
         alone = {"warm": node("ResoluteWarmUp", sizes="64x64", batch_sizes="1", prompt_chunks="1", cfg=1.0)}
-        with pytest.raises(PromptError, match="Connect what comes out of Compile Model or Compile VAE Decode"):
+        with pytest.raises(PromptError, match="Connect the output of Compile Model or Compile VAE Decode"):
             bench.run(alone)
         alone["net"] = node("ResoluteTestControlNet", kind="sd", seed=21)
         alone["compiled-net"] = node("ResoluteCompileControlNet", control_net=["net", 0], backend="inductor")
@@ -232,7 +232,7 @@ class TestFailures:
         assert "The VAE is not compiled: put Compile VAE Decode before Warm Up." in text
 
     def test_tiles_that_no_decoder_takes_are_refused(self, bench: Bench, prompt: PromptDict) -> None:
-        with pytest.raises(PromptError, match=r"tile_size 8 is smaller than VAE Decode .* write 64 or more, or 0"):
+        with pytest.raises(PromptError, match=r"tile_size 8 is smaller than VAE Decode .* use 64 or more, or 0"):
             bench.run(warming(prompt, sizes="64x64", tile_size=8))
 
     def test_a_list_that_cannot_be_read_is_refused(self, bench: Bench, prompt: PromptDict) -> None:

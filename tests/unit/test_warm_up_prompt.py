@@ -132,7 +132,9 @@ def test_an_open_guidance_is_warmed_for_both_texts(build: Build) -> None:
     built = build(workflow(latent=empty(), dice=node("Dice"), sample=sampler("latent", cfg=["dice", 0])))
     assert [each["cfg"] for each in warm_ups(built)] == [7.0]
     assert "dice" not in kept(built)
-    assert built.notes == ("KSampler sample: its cfg is known only when it runs; warmed up as for any but 1.",)
+    assert built.warnings == (
+        "KSampler sample: its cfg is known only when the prompt runs. It is warmed up for every cfg except 1.",
+    )
 
 
 def test_ids_of_the_workflow_are_not_used_again(build: Build) -> None:
@@ -176,9 +178,10 @@ class TestWhatIsMadeWhileTheWorkflowRuns:
         (second,) = [each for each in warm_ups(built) if each["sizes"] == "1024x1024"]
         assert second["control_net"] == ["net", 0]
         assert (second["positive"], second["negative"]) == (["text", 0], ["text", 0])
-        (note,) = built.notes
-        assert note.startswith("KSampler second: its ControlNet needs a picture or latent that is made while")
-        assert note.endswith("it is warmed with noise.")
+        assert built.warnings == (
+            "KSampler second: its ControlNet needs an image or latent that the workflow makes first. "
+            "Warm Up uses noise for it.",
+        )
 
     def test_one_with_a_picture_of_its_own_stays_below_it(self, build: Build, two_pass: Prompt) -> None:
         two_pass["photo"] = node("LoadImage", image="a.png")
@@ -201,7 +204,7 @@ class TestWhatIsMadeWhileTheWorkflowRuns:
         assert both["sizes"] == "1024x1024, 512x512"
         assert both["positive"] == ["text", 0]
         assert "control_net" not in both
-        assert built.notes[0].endswith("its texts are used without ControlNet.")
+        assert built.warnings[0].endswith("Warm Up leaves the ControlNet out.")
 
     def test_texts_that_need_a_run_themselves_are_replaced(self, build: Build, two_pass: Prompt) -> None:
         two_pass["inpainting"] = node(
@@ -216,9 +219,10 @@ class TestWhatIsMadeWhileTheWorkflowRuns:
         (second,) = [each for each in warm_ups(built) if each["sizes"] == "1024x1024"]
         assert second["control_net"] == ["net", 0]
         assert not {"positive", "negative"} & second.keys()
-        (note,) = built.notes
-        assert note.startswith("KSampler second: its texts need a picture or latent that is made while")
-        assert note.endswith("with the ControlNet.")
+        assert built.warnings == (
+            "KSampler second: its conditioning needs an image or latent that the workflow makes first. "
+            "Warm Up uses a dummy of the usual length, with the ControlNet.",
+        )
 
     @pytest.mark.parametrize("positive", ["applied", "again"])
     def test_a_cycle_of_controlnets_ends(self, build: Build, two_pass: Prompt, positive: str) -> None:
@@ -243,7 +247,7 @@ class TestWhatIsMadeWhileTheWorkflowRuns:
             )
         )
         assert [each["sizes"] for each in warm_ups(built)] == ["512x512"]
-        assert any("KSampler second: its model needs a picture" in note for note in built.notes)
+        assert any("KSampler second: its model needs an image" in warning for warning in built.warnings)
 
     def test_a_node_that_saves_is_not_run_again(self, build: Build) -> None:
         saved = node("SaveAndPass", image=["picture", 0])
@@ -267,9 +271,7 @@ class TestWhatIsNotCompiled:
         plain = {**sampler("latent", model="loader"), "_meta": {"title": "Plain"}}
         built = build(workflow(latent=empty(), one=sampler("latent"), other=plain))
         assert [each["model"] for each in warm_ups(built)] == [["model", 0]]
-        assert built.notes == (
-            "Plain other: its model is not compiled. Put Compile Model before it to have it warmed up.",
-        )
+        assert built.warnings == ("Plain other: its model is not compiled. Put Compile Model before it.",)
 
     def test_nodes_after_compile_model_do_not_matter(self, build: Build) -> None:
         lora = node("LoraLoader", model=["model", 0], clip=["loader", 1])
@@ -341,7 +343,7 @@ class TestPictures:
         frames = [Image.new("RGB", (40, 30), color) for color in ("red", "blue")]
         frames[0].save(inputs / "moving.gif", save_all=True, append_images=frames[1:])
         (inputs / "text.png").write_text("no picture")
-        found: Callable[[str], Any] = pack("nodes.adapters.scan.pictures").image_size
+        found: Callable[[str], Any] = pack("nodes.adapters.scan.image_files").image_size
         return found
 
     def test_a_still_picture_has_its_width_and_height(self, image_size: Callable[[str], Any]) -> None:

@@ -101,7 +101,7 @@ class TestBundledWorkflows:
         found = scan(json.loads((ROOT / "workflows" / "api" / "image_to_image.json").read_text("utf-8")))
         (sentence,) = found.unknown
         assert latents(found) == pictures(found) == []
-        assert sentence.startswith("Load Image 6: the size of the picture")
+        assert sentence.startswith("Load Image 6: the size of its image")
         assert "KSampler 10, VAE Decode 11" in sentence
 
 
@@ -127,7 +127,7 @@ class TestSamplers:
     def test_a_dual_guider_with_nothing_to_cancel_says_that_it_has_three(self, scan: Any) -> None:
         found = scan(workflow(latent=empty(), guider=dual(5.0, 3.0), sample=advanced()))
         assert [each.cfg for each in found.samplings] == [3.0]
-        assert "three texts" in found.unknown[0]
+        assert "three conditionings" in found.unknown[0]
 
     def test_a_dual_guider_without_its_negative_text_has_two(self, scan: Any) -> None:
         found = scan(workflow(latent=empty(), guider=dual(5.0, 1.0), sample=advanced()))
@@ -198,7 +198,7 @@ class TestSamplers:
             )
         )
         assert latents(found) == []
-        assert found.unknown[0].startswith("4x huge: by how much it enlarges")
+        assert found.unknown[0].startswith("4x huge: its scale is known only when the upscale model is loaded")
 
 
 class TestDecoders:
@@ -344,7 +344,7 @@ class TestUnknownNodes:
         assert latents(found) == [(512, 512, 1)]
         assert found.unknown == (
             "Make it big other: Resolute does not know what this node does to sizes and batches. "
-            "Not known because of that: KSampler second.",
+            "So Resolute does not know the size of: KSampler second.",
         )
 
     @pytest.mark.parametrize("links", [("model", "positive", "latent_image"), ("vae", "samples")])
@@ -353,7 +353,7 @@ class TestUnknownNodes:
         other = node("SomeonesSampler", "Fancy", **{name: [sources[name], 0] for name in links})
         found = scan(workflow(latent=empty(), other=other))
         assert found.samplings == found.decodings == ()
-        assert found.unknown[0].startswith("Fancy other: a node of this kind (SomeonesSampler) may sample or decode")
+        assert found.unknown[0].startswith("Fancy other: this node (SomeonesSampler) may sample or decode")
 
     def test_what_samples_from_a_pipe_is_named_and_what_makes_or_opens_one_is_not(self, scan: Any) -> None:
         made = node("ToBasicPipe", model=["model", 0], clip=["loader", 1], vae=["vae", 0], positive=["text", 0])
@@ -363,7 +363,7 @@ class TestUnknownNodes:
         found = scan(workflow(latent=empty(), made=made, opened=opened, own=own, picture=decoder("own"), last=detailer))
         assert latents(found) == [(512, 512, 1)]
         (unknown,) = found.unknown
-        assert unknown.startswith("FaceDetailerPipe last: a node of this kind (FaceDetailerPipe) may sample or decode")
+        assert unknown.startswith("FaceDetailerPipe last: this node (FaceDetailerPipe) may sample or decode")
 
     def test_one_that_hands_models_and_texts_on_is_not(self, scan: Any) -> None:
         adapter = node("ApplyIdentity", model=["model", 0], positive=["text", 0], negative=["text", 0])
@@ -375,12 +375,12 @@ class TestUnknownNodes:
 class TestMalformedInput:
     @pytest.mark.parametrize("prompt", [None, [], {}, "text", 7])
     def test_what_is_no_workflow_is_refused(self, scan: Any, user_error: type[Exception], prompt: Any) -> None:
-        with pytest.raises(user_error, match=r"no workflow in API form.*Export \(API\)"):
+        with pytest.raises(user_error, match=r"not a workflow in API form.*Export \(API\)"):
             scan(prompt)
 
     def test_the_editors_own_form_is_refused_with_the_way_out(self, scan: Any, user_error: type[Exception]) -> None:
         editor = json.loads((ROOT / "workflows" / "deepcache.json").read_text("utf-8"))
-        with pytest.raises(user_error, match=r"editor saves, not in API form.*Export \(API\)"):
+        with pytest.raises(user_error, match=r"form of ComfyUI's editor, not in API form.*Export \(API\)"):
             scan(editor)
 
     @pytest.mark.parametrize("content", [None, 3, {}, {"class_type": 3}, {"class_type": "KSampler"}])
@@ -402,15 +402,15 @@ class TestMalformedInput:
     @pytest.mark.parametrize(
         ("inputs", "sentence"),
         [
-            ({"width": None, "height": 512}, "'width' is no number"),
+            ({"width": None, "height": 512}, "'width' is not a usable number"),
             ({"height": 512}, "'width' is missing"),
-            ({"width": ["gone", 0], "height": 512}, "node gone, which the workflow does not have"),
-            ({"width": ["text", 7], "height": 512}, "output 7 of node text, which has no such output"),
-            ({"width": ["text", 0], "height": 512}, "'width' is no number"),
+            ({"width": ["gone", 0], "height": 512}, "node gone, which is not in the workflow"),
+            ({"width": ["text", 7], "height": 512}, "output 7 of node text, which does not exist"),
+            ({"width": ["text", 0], "height": 512}, "'width' is not a usable number"),
             ({"width": 0, "height": 512}, "is empty"),
             ({"width": -64, "height": 512}, "is empty"),
-            ({"width": 10**4000, "height": 512}, "larger than any picture"),
-            ({"width": float("inf"), "height": 512}, "'width' is no number"),
+            ({"width": 10**4000, "height": 512}, "larger than 1048576 pixels a side or images"),
+            ({"width": float("inf"), "height": 512}, "'width' is not a usable number"),
         ],
     )
     def test_a_number_that_cannot_be_used_is_told(self, scan: Any, inputs: dict[str, Any], sentence: str) -> None:

@@ -1,4 +1,4 @@
-"""The graph of a workflow in API form: its order, what comes before a node, and what becomes of one."""
+"""The graph of a workflow in API form: its order, which nodes run, and which of them run a model."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from .rules import DECODERS, RULES, SAMPLERS, SWITCHES
 
 Nodes = Mapping[str, Node]
 
-# Inputs that pass a model or a text on: what goes into them is no latent and no picture.
-_PASSED_ON = ("model", "positive", "negative", "conditioning", "cond", "clip", "vae", "guider")
-# How other packs name the inputs that take all of these at once: basic_pipe, detailer_pipe, pipe.
+# Input names of models and conditioning. A node whose output only goes into these makes no latent and no image.
+_MODEL_INPUTS = ("model", "positive", "negative", "conditioning", "cond", "clip", "vae", "guider")
+# Other packs bundle these into one input: basic_pipe, detailer_pipe, pipe.
 _PIPE = "pipe"
 
 
-def in_order(nodes: Nodes) -> Iterator[Node]:
-    """Every node after all that it depends on; those of a cycle, and what depends on one, are left out."""
+def topological_order(nodes: Nodes) -> Iterator[Node]:
+    """Each node after the nodes that it depends on. Nodes in a cycle, and nodes that depend on one, are left out."""
     waiting = {name: {source for source, _ in node.links().values()} & nodes.keys() for name, node in nodes.items()}
     users: dict[str, list[str]] = {}
     for name, sources in waiting.items():
@@ -32,45 +32,46 @@ def in_order(nodes: Nodes) -> Iterator[Node]:
                 ready.append(user)
 
 
-def live(nodes: Nodes) -> list[Node]:
-    """The nodes that an output may need, in the order of the workflow.
+def nodes_that_run(nodes: Nodes) -> list[Node]:
+    """The nodes that an output node may need, in the order of the workflow.
 
-    At the end of a workflow only output nodes run. A class without a rule may be one; those with a rule are none.
+    ComfyUI runs output nodes and what they depend on. A class without a rule may be an output node. A class with a rule
+    is none (a test checks that), so if nothing uses its output, it does not run.
     """
     used = {source for node in nodes.values() for source, _ in node.links().values()}
     ends = [name for name, node in nodes.items() if name not in used and node.class_type not in RULES]
-    needed = before(nodes, ends)
+    needed = upstream(nodes, ends)
     return [node for name, node in nodes.items() if name in needed]
 
 
-def before(nodes: Nodes, names: Iterable[str]) -> set[str]:
-    """The ids of `names` and of everything that they depend on, as far as the workflow has it."""
+def upstream(nodes: Nodes, names: Iterable[str]) -> set[str]:
+    """`names` and the ids of all nodes that they depend on. Ids that the workflow does not have are left out."""
     found: set[str] = set()
     waiting = list(names)
     while waiting:
         name = waiting.pop()
         if name in nodes and name not in found:
             found.add(name)
-            waiting += [source for source, _ in _run_links(nodes[name]).values()]
+            waiting += [source for source, _ in _active_links(nodes[name]).values()]
     return found
 
 
-def runs_a_model(nodes: Nodes) -> set[str]:
-    """The ids of samplers and decoders, those among them that have no rule."""
+def model_runners(nodes: Nodes) -> set[str]:
+    """The ids of all samplers and decoders, and of nodes without a rule that look like one."""
     known = {name for name, node in nodes.items() if node.class_type in SAMPLERS or node.class_type in DECODERS}
-    return known | {node.id for node in without_rule(nodes.values())}
+    return known | {node.id for node in possible_model_runners(nodes.values())}
 
 
-def without_rule(nodes: Collection[Node]) -> list[Node]:
-    """Nodes that take what a sampler or a decoder takes and give a latent or a picture, and that have no rule."""
+def possible_model_runners(nodes: Collection[Node]) -> list[Node]:
+    """Nodes without a rule that have the inputs of a sampler or a decoder and may output a latent or an image."""
     uses: dict[str, set[str]] = {}
     for node in nodes:
         for name, (source, _) in node.links().items():
             uses.setdefault(source, set()).add(name)
-    return [node for node in nodes if _takes_a_model(node) and not _only_passed_on(uses.get(node.id, set()))]
+    return [node for node in nodes if _has_inputs_of_runner(node) and not _feeds_model_inputs(uses.get(node.id, set()))]
 
 
-def _takes_a_model(node: Node) -> bool:
+def _has_inputs_of_runner(node: Node) -> bool:
     if node.class_type in RULES or node.class_type == "ResoluteWarmUp":
         return False
     linked = node.links().keys()
@@ -78,12 +79,13 @@ def _takes_a_model(node: Node) -> bool:
     return samples or linked >= {"vae", "samples"} or any(name.endswith(_PIPE) for name in linked)
 
 
-def _only_passed_on(uses: set[str]) -> bool:
-    return bool(uses) and all(name.startswith(_PASSED_ON) or name.endswith(_PIPE) for name in uses)
+def _feeds_model_inputs(uses: set[str]) -> bool:
+    """Whether a node's outputs go into inputs of models and conditioning only. `uses`: the names of those inputs."""
+    return bool(uses) and all(name.startswith(_MODEL_INPUTS) or name.endswith(_PIPE) for name in uses)
 
 
-def _run_links(node: Node) -> dict[str, Link]:
-    """The links that are run for the node: a switch has one that is not."""
+def _active_links(node: Node) -> dict[str, Link]:
+    """The links that ComfyUI evaluates. A switch evaluates only the one that it is set to."""
     links = node.links()
     if node.class_type not in SWITCHES:
         return links

@@ -1,4 +1,4 @@
-"""Rules for nodes that give pictures. Sizes are in pixels here."""
+"""Rules for nodes that output images. Sizes are in image pixels here."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ import math
 from collections.abc import Callable, Mapping
 
 from .node import Image, Node, Outputs, UnsizedImage, Value
-from .numbers import CELL, length_of_cut, numbered_links, part_of_batch, sides_at, sides_turned
+from .numbers import SCALE_FACTOR, images_from_batch, numbered_links, rotated_sides, scaled_sides, slice_length
 
 
 def decoded(node: Node) -> Value:
     latent = node.latent("samples")
-    return Image(latent.width * CELL, latent.height * CELL, latent.batch)
+    return Image(latent.width * SCALE_FACTOR, latent.height * SCALE_FACTOR, latent.batch)
 
 
 def loaded(node: Node) -> Outputs:
     size = node.image_size(node.text("image")) if node.image_size is not None else None
     if size is None:
-        raise node.unknown("the size of the picture, and how many it holds, are known only when it is read")
+        raise node.unknown("the size of its image is known only when the file is loaded")
     return Image(*size), None
 
 
@@ -45,17 +45,17 @@ def scaled_to_longer_side(node: Node) -> Value:
 
 
 def resized(node: Node) -> Value:
-    """core's Resize Image/Mask, of pictures: one rule for each of its ways."""
-    way = node.text("resize_type")
-    if way not in _WAYS:
-        raise node.unknown(f"the way '{way}' of resizing is not one that Resolute knows")
-    return _WAYS[way](node)
+    """Core's Resize Image/Mask for images, with one rule for each `resize_type`."""
+    resize_type = node.text("resize_type")
+    if resize_type not in _RESIZE_TYPES:
+        raise node.unknown(f"Resolute does not know the resize type '{resize_type}'")
+    return _RESIZE_TYPES[resize_type](node)
 
 
 def cropped(node: Node) -> Value:
     image = node.image("image")
-    width = length_of_cut(image.width, min(node.integer("x"), image.width - 1), node.integer("width"))
-    height = length_of_cut(image.height, min(node.integer("y"), image.height - 1), node.integer("height"))
+    width = slice_length(image.width, min(node.integer("x"), image.width - 1), node.integer("width"))
+    height = slice_length(image.height, min(node.integer("y"), image.height - 1), node.integer("height"))
     return Image(width, height, image.batch)
 
 
@@ -66,12 +66,12 @@ def padded(node: Node) -> Outputs:
 
 
 def padded_to_size(node: Node) -> Value:
-    return Image(node.integer("target_width"), node.integer("target_height"), node.pictures("image"))
+    return Image(node.integer("target_width"), node.integer("target_height"), node.image_batch("image"))
 
 
 def rotated(node: Node) -> Value:
     image = node.image("image")
-    return Image(*sides_turned(image.width, image.height, node.text("rotation")), image.batch)
+    return Image(*rotated_sides(image.width, image.height, node.text("rotation")), image.batch)
 
 
 def two_in_batch(node: Node) -> Value:
@@ -91,20 +91,20 @@ def repeated(node: Node) -> Value:
 
 def from_batch(node: Node) -> Value:
     image = node.image("image")
-    return Image(image.width, image.height, part_of_batch(node, image.batch))
+    return Image(image.width, image.height, images_from_batch(node, image.batch))
 
 
 def by_upscale_model(node: Node) -> Value:
-    why = str(node.unknown("by how much it enlarges is known only when its upscale model is loaded"))
-    return UnsizedImage(node.pictures("image"), why)
+    why = str(node.unknown("its scale is known only when the upscale model is loaded"))
+    return UnsizedImage(node.image_batch("image"), why)
 
 
 def _scaled(node: Node, name: str, width: int, height: int) -> Image:
-    """Where both sides are given, the size that comes in does not matter."""
+    """If both sides are given, the size of the input does not matter and need not be known."""
     if width and height:
-        return Image(width, height, node.pictures(name))
+        return Image(width, height, node.image_batch(name))
     image = node.image(name)
-    return Image(*sides_at(image, width, height), image.batch)
+    return Image(*scaled_sides(image, width, height), image.batch)
 
 
 def _times(image: Image, factor: float) -> Image:
@@ -132,8 +132,8 @@ def _with_multiple(image: Image, multiple: int) -> Image:
     return image if 0 in (width, height) else Image(width, height, image.batch)
 
 
-# What belongs to a choice is named after it, behind a dot.
-_WAYS: Mapping[str, Callable[[Node], Image]] = {
+# ComfyUI names the inputs of a chosen resize_type "resize_type.NAME".
+_RESIZE_TYPES: Mapping[str, Callable[[Node], Image]] = {
     "match size": lambda node: _scaled(
         node, "input", node.image("resize_type.match").width, node.image("resize_type.match").height
     ),

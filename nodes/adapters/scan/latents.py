@@ -1,25 +1,27 @@
-"""Rules for nodes that give latents. Sizes are in cells here."""
+"""Rules for nodes that output latents. Sizes are in latent pixels here (1 latent pixel = 8 image pixels)."""
 
 from __future__ import annotations
 
 from .node import Latent, Node, Outputs, Value
-from .numbers import CELL, length_of_cut, numbered_links, part_of_batch, sides_turned
+from .numbers import SCALE_FACTOR, images_from_batch, numbered_links, rotated_sides, slice_length
 
 
 def empty(node: Node) -> Value:
-    return Latent(node.integer("width") // CELL, node.integer("height") // CELL, node.integer("batch_size", 1))
+    return Latent(
+        node.integer("width") // SCALE_FACTOR, node.integer("height") // SCALE_FACTOR, node.integer("batch_size", 1)
+    )
 
 
 def sampled(node: Node) -> Outputs:
-    """Every sampler gives back the shape that it got; the custom ones do so twice."""
+    """Samplers do not change the shape. The custom samplers have two outputs, both of this shape."""
     latent = node.latent("latent_image")
     return latent, latent
 
 
 def encoded(node: Node) -> Value:
-    """A VAE leaves out what is left over at the edges."""
+    """A VAE crops the image to whole latent pixels."""
     image = node.image("pixels")
-    return Latent(image.width // CELL, image.height // CELL, image.batch)
+    return Latent(image.width // SCALE_FACTOR, image.height // SCALE_FACTOR, image.batch)
 
 
 def for_inpainting(node: Node) -> Outputs:
@@ -36,7 +38,7 @@ def upscaled(node: Node) -> Value:
     elif height == 0:
         width = max(64, width)
         height = round(latent.height * width / latent.width)
-    return Latent(max(64, width) // CELL, max(64, height) // CELL, latent.batch)
+    return Latent(max(64, width) // SCALE_FACTOR, max(64, height) // SCALE_FACTOR, latent.batch)
 
 
 def upscaled_by(node: Node) -> Value:
@@ -47,7 +49,7 @@ def upscaled_by(node: Node) -> Value:
 def cropped(node: Node) -> Value:
     latent = node.latent("samples")
     width, height = (
-        length_of_cut(side, min(node.integer(at) // CELL, side - 8), node.integer(name) // CELL)
+        slice_length(side, min(node.integer(at) // SCALE_FACTOR, side - 8), node.integer(name) // SCALE_FACTOR)
         for side, at, name in ((latent.width, "x", "width"), (latent.height, "y", "height"))
     )
     return Latent(width, height, latent.batch)
@@ -57,7 +59,7 @@ def cut(node: Node) -> Value:
     latent, side = node.latent("samples"), node.text("dim")
     index, amount = node.integer("index"), node.integer("amount")
     if side not in ("x", "y"):
-        raise node.unknown("it cuts frames, which Resolute does not follow")
+        raise node.unknown(f"it cuts along '{side}', and Resolute knows only x and y")
     whole = latent.width if side == "x" else latent.height
     left = min(whole - min(index, whole - 1), amount) if index >= 0 else min(-max(index, -whole), amount)
     return Latent(left, latent.height, latent.batch) if side == "x" else Latent(latent.width, left, latent.batch)
@@ -66,19 +68,19 @@ def cut(node: Node) -> Value:
 def joined(node: Node) -> Value:
     first, second, side = node.latent("samples1"), node.latent("samples2"), node.text("dim").lstrip("-")
     if side not in ("x", "y"):
-        raise node.unknown("it joins frames, which Resolute does not follow")
+        raise node.unknown(f"it joins along '{side}', and Resolute knows only x and y")
     width = first.width + (second.width if side == "x" else 0)
     return Latent(width, first.height + (second.height if side == "y" else 0), first.batch)
 
 
 def rotated(node: Node) -> Value:
     latent = node.latent("samples")
-    return Latent(*sides_turned(latent.width, latent.height, node.text("rotation")), latent.batch)
+    return Latent(*rotated_sides(latent.width, latent.height, node.text("rotation")), latent.batch)
 
 
 def from_batch(node: Node) -> Value:
     latent = node.latent("samples")
-    return Latent(latent.width, latent.height, part_of_batch(node, latent.batch))
+    return Latent(latent.width, latent.height, images_from_batch(node, latent.batch))
 
 
 def repeated(node: Node) -> Value:

@@ -1,4 +1,4 @@
-"""One node of a workflow in API form, as a rule sees it, and the values that rules pass on."""
+"""`Node`: one node of a workflow in API form, with methods that read its inputs. And the values that rules return."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-Link = tuple[str, int]  # node id, number of its output
+Link = tuple[str, int]  # node id, output number
 
-_LONGEST_TITLE = 60
+_MAX_TITLE = 60  # characters
 _MISSING = object()
 
 
 @dataclass(frozen=True, slots=True)
 class Latent:
-    """width, height: in cells of the latent, eight pixels each."""
+    """width, height: in latent pixels, each 8 image pixels wide and high (`numbers.SCALE_FACTOR`)."""
 
     width: int
     height: int
@@ -23,7 +23,7 @@ class Latent:
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """width, height: in pixels."""
+    """width, height: in image pixels."""
 
     width: int
     height: int
@@ -32,7 +32,7 @@ class Image:
 
 @dataclass(frozen=True, slots=True)
 class UnsizedImage:
-    """An image of which only the batch is known; why: the sentence for whoever needs its size."""
+    """An image whose batch is known and whose size is not. why: the error text for rules that need the size."""
 
     batch: int
     why: str
@@ -40,29 +40,36 @@ class UnsizedImage:
 
 @dataclass(frozen=True, slots=True)
 class Guidance:
-    """What a sampler calls. cfg: None where it is known only when the prompt runs; remark: what this cannot express."""
+    """The model and conditioning that a sampler uses. cfg: None if it is known only when the prompt runs.
+
+    warning: a sentence if Warm Up cannot do exactly what the sampler does; otherwise empty.
+    """
 
     model: Link
     positive: Link
     negative: Link | None
     cfg: float | None
-    remark: str = ""
+    warning: str = ""
 
 
-# None: an output that no rule needs, such as a mask or a text.
+# The value of one output or input. None stands for values without a size, for example masks and conditioning.
 Value = Latent | Image | UnsizedImage | Guidance | int | float | str | bool | None
 Outputs = tuple[Value, ...]
-# What LoadImage is given -> width and height in pixels, where a server can tell them; see `scan`.
+# The file name in LoadImage -> (width, height) in pixels, or None if it cannot be read. See `image_files.image_size`.
 ImageSize = Callable[[str], tuple[int, int] | None]
 _T = TypeVar("_T")
 
 
 class NotKnownError(Exception):
-    """A value cannot be told from the graph. The message names the node and why; it is for people."""
+    """A value cannot be computed from the workflow alone. The message names the node and the reason, for the user."""
 
 
 class Node:
-    """A node with its inputs resolved: `values` are the outputs of the nodes before it, or why they are not known."""
+    """A node and its resolved inputs.
+
+    values: the outputs of the nodes upstream, or the reason why they are not known, by node id. image_size: finds the
+    size of an image file; None without a server.
+    """
 
     def __init__(
         self,
@@ -75,30 +82,30 @@ class Node:
         self.class_type: str = content["class_type"]
         self.inputs: Mapping[str, Any] = content["inputs"]
         self.image_size = image_size
-        self._values = {} if values is None else values  # filled while the nodes before this one are evaluated
+        self._values = {} if values is None else values  # shared: `evaluate` fills it node by node
         meta = content.get("_meta")
         title = meta.get("title") if isinstance(meta, Mapping) else None
         name = title if isinstance(title, str) and title.strip() else self.class_type
-        self.label = f"{name.strip()[:_LONGEST_TITLE]} {node_id}"
+        self.label = f"{name.strip()[:_MAX_TITLE]} {node_id}"
 
     def unknown(self, why: str) -> NotKnownError:
-        """The error that names this node."""
+        """An error for a rule to raise: this node's label and the reason."""
         return NotKnownError(f"{self.label}: {why}")
 
     def links(self) -> dict[str, Link]:
-        """Input name -> where it comes from, for the inputs that are links."""
+        """The inputs that are connected: input name -> link."""
         found = {name: as_link(value) for name, value in self.inputs.items()}
         return {name: link for name, link in found.items() if link is not None}
 
     def link(self, name: str) -> Link:
-        """Raises NotKnownError where the input is not a link."""
+        """The link of an input. Raises NotKnownError if nothing is connected to it."""
         link = as_link(self.inputs.get(name))
         if link is None:
             raise self.unknown(f"nothing is connected to '{name}'")
         return link
 
     def value(self, name: str, default: Any = _MISSING) -> Value:
-        """What the input is: typed in, or what comes over its link. Raises NotKnownError."""
+        """The value of an input, typed in or from its link. Raises NotKnownError if it is missing or not known."""
         given = self.inputs.get(name, default)
         if given is _MISSING:
             raise self.unknown(f"'{name}' is missing")
@@ -109,19 +116,19 @@ class Node:
         source, output = link
         outputs = self._values.get(source)
         if outputs is None:
-            raise self.unknown(f"'{name}' comes from node {source}, which the workflow does not have")
+            raise self.unknown(f"'{name}' comes from node {source}, which is not in the workflow")
         if isinstance(outputs, NotKnownError):
             raise outputs
         if not 0 <= output < len(outputs):
-            raise self.unknown(f"'{name}' comes from output {output} of node {source}, which has no such output")
+            raise self.unknown(f"'{name}' comes from output {output} of node {source}, which does not exist")
         return outputs[output]
 
     def integer(self, name: str, default: Any = _MISSING) -> int:
-        """As ComfyUI converts it: `int(value)`."""
+        """The value as an INT. ComfyUI converts it with `int(value)` too."""
         return self._converted(int, name, default)
 
     def number(self, name: str, default: Any = _MISSING) -> float:
-        """As ComfyUI converts it: `float(value)`."""
+        """The value as a FLOAT. ComfyUI converts it with `float(value)` too."""
         return self._converted(float, name, default)
 
     def text(self, name: str, default: Any = _MISSING) -> str:
@@ -131,13 +138,14 @@ class Node:
         return self._of_type(Latent, name)
 
     def image(self, name: str) -> Image:
+        """The image of an input. Raises NotKnownError if its size is not known."""
         value = self.value(name)
         if isinstance(value, UnsizedImage):
             raise NotKnownError(value.why)
         return self._of_type(Image, name)
 
-    def pictures(self, name: str) -> int:
-        """The batch of an image, for a rule that does not need its size."""
+    def image_batch(self, name: str) -> int:
+        """The batch of an image, for rules that do not need its size."""
         value = self.value(name)
         return value.batch if isinstance(value, UnsizedImage) else self._of_type(Image, name).batch
 
@@ -149,17 +157,17 @@ class Node:
         try:
             return kind(value)
         except (TypeError, ValueError, OverflowError):
-            raise self.unknown(f"'{name}' is no number that could be used") from None
+            raise self.unknown(f"'{name}' is not a usable number") from None
 
     def _of_type(self, kind: type[_T], name: str, default: Any = _MISSING) -> _T:
         value = self.value(name, default)
         if not isinstance(value, kind):
-            raise self.unknown(f"'{name}' is not what this input takes")
+            raise self.unknown(f"'{name}' has a value of the wrong type")
         return value
 
 
 def as_link(value: Any) -> Link | None:
-    """`value` as a link where ComfyUI reads it as one: a list of a node's id and an output's number."""
+    """The link if ComfyUI would read `value` as one, a list [node id, output number]; None otherwise."""
     if not isinstance(value, (list, tuple)) or len(value) != 2:
         return None
     source, output = value

@@ -1,4 +1,4 @@
-"""Rules for nodes that give numbers, and the arithmetic of sides that several rules share."""
+"""Rules for nodes that output numbers, and the size arithmetic that several rules share."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ import re
 from ....compile_cache.sizes import resolve_size
 from .node import Image, Node, Outputs, Value
 
-CELL = 8  # pixels along each side of a latent's cell, in every model that Resolute compiles
+# Image pixels per latent pixel along each side, for every model that Resolute compiles. (Flux 2 has 16.)
+SCALE_FACTOR = 8
 
-# As core's ResolutionSelector names them.
+# The options of core's ResolutionSelector.
 _ASPECTS = {
     "1:1 (Square)": (1, 1),
     "2:3 (Portrait Photo)": (2, 3),
@@ -25,9 +26,9 @@ _LAST_NUMBER = re.compile(r"(\d{1,9})$")
 
 
 def resolution(node: Node) -> Outputs:
-    """Our own node, which refuses what the model cannot take."""
+    """Resolution, our own node. Raises ValueError for a size that the node would refuse."""
     if node.text("use", "exact") != "exact":
-        raise node.unknown("it takes the nearest size that is ready when the prompt runs")
+        raise node.unknown("it chooses the nearest ready size only when the prompt runs")
     width, height = node.integer("width"), node.integer("height")
     size = resolve_size(node.text("preset"), width, height, str(node.value("multiple")))
     return size.width, size.height
@@ -36,7 +37,7 @@ def resolution(node: Node) -> Outputs:
 def resolution_selector(node: Node) -> Outputs:
     aspect, multiple = node.text("aspect_ratio"), node.integer("multiple", 8)
     if aspect not in _ASPECTS:
-        raise node.unknown(f"the aspect ratio '{aspect}' is not one that Resolute knows")
+        raise node.unknown(f"Resolute does not know the aspect ratio '{aspect}'")
     wide, high = _ASPECTS[aspect]
     scale = math.sqrt(node.number("megapixels") * 1024 * 1024 / (wide * high))
     return round(wide * scale / multiple) * multiple, round(high * scale / multiple) * multiple
@@ -51,7 +52,7 @@ def number(node: Node) -> Value:
 
 
 def converted(node: Node) -> Outputs:
-    """core's Convert Number: a FLOAT and an INT."""
+    """Core's Convert Number: outputs a FLOAT and an INT."""
     value = node.value("value")
     if isinstance(value, str):
         value = value.strip()
@@ -65,20 +66,20 @@ def image_numbers(node: Node) -> Outputs:
     return image.width, image.height, image.batch
 
 
-def taken(node: Node) -> str:
-    """The input that a switch hands on; the other one is not run."""
+def selected_input(node: Node) -> str:
+    """The name of the input that a switch outputs. ComfyUI does not evaluate the other one."""
     switch = node.value("switch")
     if not isinstance(switch, bool):
-        raise node.unknown("which way it is set is known only when the prompt runs")
+        raise node.unknown("its switch is known only when the prompt runs")
     return "on_true" if switch else "on_false"
 
 
 def switched(node: Node) -> Value:
-    return node.value(taken(node))
+    return node.value(selected_input(node))
 
 
-def sides_at(image: Image, width: int, height: int) -> tuple[int, int]:
-    """Width and height of an image that is scaled; 0 stands for the side that keeps the proportions."""
+def scaled_sides(image: Image, width: int, height: int) -> tuple[int, int]:
+    """Width and height of an image that is scaled. A side of 0 follows from the aspect ratio."""
     if width == 0 and height == 0:
         return image.width, image.height
     if width == 0:
@@ -88,24 +89,24 @@ def sides_at(image: Image, width: int, height: int) -> tuple[int, int]:
     return width, height
 
 
-def sides_turned(width: int, height: int, rotation: str) -> tuple[int, int]:
+def rotated_sides(width: int, height: int, rotation: str) -> tuple[int, int]:
     return (height, width) if rotation.startswith(("90", "270")) else (width, height)
 
 
-def length_of_cut(side: int, start: int, length: int) -> int:
-    """What a slice from `start` leaves of a side; a start below 0 counts from the end, as torch's does."""
+def slice_length(side: int, start: int, length: int) -> int:
+    """The length of `tensor[start : start + length]` along a side; a negative start counts from the end."""
     return len(range(side)[start : start + length])
 
 
-def part_of_batch(node: Node, batch: int) -> int:
-    """How many pictures core's From Batch nodes take out of `batch`."""
+def images_from_batch(node: Node, batch: int) -> int:
+    """How many images core's From Batch nodes select out of `batch`."""
     index, length = node.integer("batch_index"), node.integer("length")
     start = max(0, min(batch - 1, index + batch if index < 0 else index))
     return min(batch - start, length)
 
 
 def numbered_links(node: Node) -> list[str]:
-    """The inputs of a node that takes as many as are connected, in their order."""
+    """The connected inputs of a node with a growing list of inputs (image0, image1, ...), in their order."""
     found = [(int(match[1]), name) for name in node.links() if (match := _LAST_NUMBER.search(name))]
     if not found:
         raise node.unknown("nothing is connected to it")

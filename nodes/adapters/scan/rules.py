@@ -1,22 +1,25 @@
-"""What each class of node makes of sizes, batches and texts: the tables that a new node is added to.
+"""The scanner's tables: node class -> rule. Add a line here to teach the scanner a node.
 
-A rule gets its node and gives what comes out: one value, or a tuple with one for each output. It computes as the node
-does, with the same roundings, and raises NotKnownError (or ValueError, with a sentence) where the graph does not tell.
-A class that is in no table is never guessed at.
+A rule is a function of a `Node`. It reads the node's inputs (`node.integer("width")`, `node.latent("samples")`) and
+returns one value, or a tuple with one value for each output. It must compute exactly what the real node computes, with
+the same rounding: `tests/comfy/test_scanner.py` runs the real nodes and compares. If the workflow alone does not decide
+the value, the rule raises `node.unknown(reason)` (or a ValueError whose text is the reason).
+
+Classes that are in no table have no rule, and the scanner does not guess what they output.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from . import images, latents, numbers, texts
+from . import conditioning, images, latents, numbers
 from .node import Guidance, Node, Outputs, Value
 
 Rule = Callable[[Node], "Value | Outputs"]
 
 
-def same(name: str) -> Rule:
-    """A rule that hands an input on: neither size nor batch changes."""
+def passes(name: str) -> Rule:
+    """A rule for nodes that keep the size and batch of the input `name`."""
     return lambda node: node.value(name)
 
 
@@ -24,41 +27,41 @@ NUMBERS: Mapping[str, Rule] = {
     "ComfyNumberConvert": numbers.converted,
     "ComfySwitchNode": numbers.switched,
     "GetImageSize": numbers.image_numbers,
-    "PrimitiveBoolean": same("value"),
+    "PrimitiveBoolean": passes("value"),
     "PrimitiveFloat": numbers.number,
     "PrimitiveInt": numbers.integer,
-    "PrimitiveString": same("value"),
-    "PrimitiveStringMultiline": same("value"),
+    "PrimitiveString": passes("value"),
+    "PrimitiveStringMultiline": passes("value"),
     "ResoluteResolution": numbers.resolution,
     "ResolutionSelector": numbers.resolution_selector,
 }
 
 LATENTS: Mapping[str, Rule] = {
-    "AddNoise": same("latent_image"),
+    "AddNoise": passes("latent_image"),
     "BatchLatentsNode": latents.all_in_batch,
     "EmptyLatentImage": latents.empty,
     "EmptySD3LatentImage": latents.empty,
     "InpaintModelConditioning": latents.for_inpainting,
-    "LatentAdd": same("samples1"),
-    "LatentApplyOperation": same("samples"),
+    "LatentAdd": passes("samples1"),
+    "LatentApplyOperation": passes("samples"),
     "LatentBatch": latents.two_in_batch,
-    "LatentBatchSeedBehavior": same("samples"),
+    "LatentBatchSeedBehavior": passes("samples"),
     "LatentBlend": latents.blended,
-    "LatentComposite": same("samples_to"),
-    "LatentCompositeMasked": same("destination"),
+    "LatentComposite": passes("samples_to"),
+    "LatentCompositeMasked": passes("destination"),
     "LatentConcat": latents.joined,
     "LatentCrop": latents.cropped,
     "LatentCut": latents.cut,
-    "LatentFlip": same("samples"),
+    "LatentFlip": passes("samples"),
     "LatentFromBatch": latents.from_batch,
-    "LatentInterpolate": same("samples1"),
-    "LatentMultiply": same("samples"),
+    "LatentInterpolate": passes("samples1"),
+    "LatentMultiply": passes("samples"),
     "LatentRotate": latents.rotated,
-    "LatentSubtract": same("samples1"),
+    "LatentSubtract": passes("samples1"),
     "LatentUpscale": latents.upscaled,
     "LatentUpscaleBy": latents.upscaled_by,
     "RepeatLatentBatch": latents.repeated,
-    "SetLatentNoiseMask": same("samples"),
+    "SetLatentNoiseMask": passes("samples"),
     "VAEEncode": latents.encoded,
     "VAEEncodeForInpaint": latents.encoded,
     "VAEEncodeTiled": latents.encoded,
@@ -66,24 +69,24 @@ LATENTS: Mapping[str, Rule] = {
 
 IMAGES: Mapping[str, Rule] = {
     "BatchImagesNode": images.all_in_batch,
-    "Canny": same("image"),
+    "Canny": passes("image"),
     "EmptyImage": images.empty,
-    "ImageAddNoise": same("image"),
+    "ImageAddNoise": passes("image"),
     "ImageBatch": images.two_in_batch,
-    "ImageBlur": same("image"),
-    "ImageCompositeMasked": same("destination"),
+    "ImageBlur": passes("image"),
+    "ImageCompositeMasked": passes("destination"),
     "ImageCrop": images.cropped,
-    "ImageFlip": same("image"),
+    "ImageFlip": passes("image"),
     "ImageFromBatch": images.from_batch,
-    "ImageInvert": same("image"),
+    "ImageInvert": passes("image"),
     "ImagePadForOutpaint": images.padded,
-    "ImageQuantize": same("image"),
+    "ImageQuantize": passes("image"),
     "ImageRotate": images.rotated,
     "ImageScale": images.scaled,
     "ImageScaleBy": images.scaled_by,
     "ImageScaleToMaxDimension": images.scaled_to_longer_side,
     "ImageScaleToTotalPixels": images.scaled_to_pixels,
-    "ImageSharpen": same("image"),
+    "ImageSharpen": passes("image"),
     "ImageUpscaleWithModel": images.by_upscale_model,
     "LoadImage": images.loaded,
     "LoadImageOutput": images.loaded,
@@ -92,7 +95,7 @@ IMAGES: Mapping[str, Rule] = {
     "ResizeImageMaskNode": images.resized,
 }
 
-TEXTS: Mapping[str, Rule] = dict.fromkeys(
+CONDITIONING: Mapping[str, Rule] = dict.fromkeys(
     (
         "CLIPTextEncode",
         "ConditioningConcat",
@@ -107,36 +110,37 @@ TEXTS: Mapping[str, Rule] = dict.fromkeys(
         "ControlNetApplySD3",
         "FluxGuidance",
     ),
-    texts.unsized,
+    conditioning.no_size,
 )
 
 GUIDERS: Mapping[str, Callable[[Node], Guidance]] = {
-    "BasicGuider": texts.one_text,
-    "CFGGuider": texts.two_texts,
-    "DualCFGGuider": texts.three_texts,
+    "BasicGuider": conditioning.positive_only,
+    "CFGGuider": conditioning.positive_and_negative,
+    "DualCFGGuider": conditioning.dual,
 }
 
-# What each sampler calls; all of them take `latent_image` and give its shape back.
+# Sampler class -> the model and conditioning that it uses. `workflow.scan` reads the size from the input
+# `latent_image`, which all of them have, and `latents.sampled` is the rule for their outputs.
 SAMPLERS: Mapping[str, Callable[[Node], Guidance]] = {
-    "KSampler": texts.two_texts,
-    "KSamplerAdvanced": texts.two_texts,
-    "SamplerCustom": texts.two_texts,
-    "SamplerCustomAdvanced": texts.from_guider,
+    "KSampler": conditioning.positive_and_negative,
+    "KSamplerAdvanced": conditioning.positive_and_negative,
+    "SamplerCustom": conditioning.positive_and_negative,
+    "SamplerCustomAdvanced": conditioning.from_guider,
 }
 
-# All of them take `samples` and `vae`.
+# All decoders have the inputs `samples` and `vae`.
 DECODERS: Mapping[str, Rule] = {"VAEDecode": images.decoded, "VAEDecodeTiled": images.decoded}
 
-# None of these is an output node: at the end of a workflow, none of them runs.
+# Do not add an output node here: `graph.nodes_that_run` relies on every class with a rule not being one.
 RULES: Mapping[str, Rule] = {
     **NUMBERS,
     **LATENTS,
     **IMAGES,
-    **TEXTS,
+    **CONDITIONING,
     **GUIDERS,
     **dict.fromkeys(SAMPLERS, latents.sampled),
     **DECODERS,
 }
 
-# Class -> the input that it hands on; what is connected to its others is not run for it.
-SWITCHES: Mapping[str, Callable[[Node], str]] = {"ComfySwitchNode": numbers.taken}
+# Switch class -> the name of the input that it outputs. ComfyUI does not run what feeds its other input.
+SWITCHES: Mapping[str, Callable[[Node], str]] = {"ComfySwitchNode": numbers.selected_input}

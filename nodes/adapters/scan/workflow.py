@@ -1,7 +1,8 @@
-"""What a workflow will sample and decode, told from its graph alone: nothing is run, loaded or imported for it.
+"""`scan`: the entry point of the scanner. It runs nothing, loads nothing and does not import ComfyUI.
 
-Sizes are in pixels, eight to a cell of the latent. That holds for every model that Resolute compiles; a model or VAE
-with other cells (Flux 2) is not told from the graph, and its own empty latents are not known here.
+All sizes in `Sampling` and `Decoding` are image pixels, 8 to a latent pixel. That holds for every model that Resolute
+compiles. It is wrong for Flux 2, which has 16. The workflow does not say which model a file holds, but Flux 2 has an
+empty-latent node of its own, and that node has no rule.
 """
 
 from __future__ import annotations
@@ -12,24 +13,24 @@ from typing import Any
 
 from ....compile_cache.errors import UserError, first_line
 from ....compile_cache.sizes import Size
-from .graph import in_order, live, without_rule
+from .graph import nodes_that_run, possible_model_runners, topological_order
 from .node import Image, ImageSize, Latent, Link, Node, NotKnownError, Outputs
-from .numbers import CELL
+from .numbers import SCALE_FACTOR
 from .rules import DECODERS, RULES, SAMPLERS
 
 _HOW_TO_EXPORT = "In ComfyUI choose File, Export (API), and use that file."
 _NO_RULE = "Resolute does not know what this node does to sizes and batches"
-_MOST_NAMED = 5
-_LARGEST = 2**20  # pixels, cells or pictures: beyond it, a number was meant otherwise
+_MAX_NAMED = 5  # nodes in one sentence
+_MAX_SIDE = 2**20  # pixels a side, or images in a batch; a larger number is a mistake in the workflow
 
 Values = dict[str, "Outputs | NotKnownError"]
 
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """One sampler of the workflow. size: in pixels; batch: pictures at once, texts not counted.
+    """One sampler of the workflow. size: in image pixels. batch: images, not multiplied by positive and negative.
 
-    negative: None where the sampler has no such text. cfg: None where it is known only when the prompt runs.
+    negative: None if the sampler has none. cfg: None if it is known only when the prompt runs.
     """
 
     node: str
@@ -44,7 +45,7 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True)
 class Decoding:
-    """One VAE Decode. size: of the picture, in pixels. tile_size, overlap: in pixels, as typed in; None: not tiled."""
+    """One VAE Decode. size: of the image, in pixels. tile_size, overlap: in pixels; None for the untiled node."""
 
     node: str
     label: str
@@ -57,7 +58,7 @@ class Decoding:
 
 @dataclass(frozen=True, slots=True)
 class Scan:
-    """unknown: sentences that name a node, what cannot be known before it runs, and why."""
+    """What a workflow will run. unknown: a sentence for each thing that is not known, with the node and the reason."""
 
     samplings: tuple[Sampling, ...]
     decodings: tuple[Decoding, ...]
@@ -69,64 +70,60 @@ def scan(
     *,
     image_size: ImageSize | None = None,
 ) -> Scan:
-    """Follow sizes and batches through a workflow in API form to its samplers and decoders.
+    """Find the size and batch of every sampler and decoder in a workflow in API form.
 
-    Nodes that no output can need are left out, as ComfyUI leaves them out. Raises UserError for what is no workflow in
-    API form.
+    Nodes that no output needs are left out, because ComfyUI does not run them. Raises UserError if `prompt` is not a
+    workflow in API form.
 
-    image_size: what LoadImage was given -> width and height as it would read them (turned by EXIF), None for what is
-    not one readable, still picture.
+    image_size: the file name in LoadImage -> the width and height that LoadImage will output, None if not known. None
+    in place of the function: no image file can be read.
     """
-    nodes, _ = evaluated(checked(prompt), image_size)
+    nodes, _ = evaluate(parse_workflow(prompt), image_size)
     samplings: list[Sampling] = []
     decodings: list[Decoding] = []
-    remarks: list[str] = []
-    causes: dict[str, list[str]] = {}
-    running = live(nodes)
+    warnings: list[str] = []
+    causes: dict[str, list[str]] = {}  # reason -> labels of the samplers and decoders that are not known because of it
+    running = nodes_that_run(nodes)
     for node in running:
         try:
             if node.class_type in SAMPLERS:
-                sampling, remark = _sampling(node)
+                sampling, warning = _sampling(node)
                 samplings.append(sampling)
-                remarks += [remark] if remark else []
+                warnings += [warning] if warning else []
             elif node.class_type in DECODERS:
                 decodings.append(_decoding(node))
         except NotKnownError as cause:
             causes.setdefault(str(cause), []).append(node.label)
-    remarks += [
-        f"{node.label}: a node of this kind ({node.class_type}) may sample or decode, and Resolute has no rule for it."
-        for node in without_rule(running)
+    warnings += [
+        f"{node.label}: this node ({node.class_type}) may sample or decode, and Resolute has no rule for it."
+        for node in possible_model_runners(running)
     ]
-    unknown = [*(_left_out(cause, labels) for cause, labels in causes.items()), *dict.fromkeys(remarks)]
+    unknown = [*(_explain(cause, labels) for cause, labels in causes.items()), *dict.fromkeys(warnings)]
     return Scan(tuple(samplings), tuple(decodings), tuple(unknown))
 
 
-def checked(prompt: Any) -> dict[str, Mapping[str, Any]]:
-    """The nodes of a workflow in API form; UserError says what is wrong with anything else."""
+def parse_workflow(prompt: Any) -> dict[str, Mapping[str, Any]]:
+    """The nodes of a workflow in API form, by id. Raises UserError, which says how to export it, for anything else."""
     if isinstance(prompt, Mapping) and isinstance(prompt.get("nodes"), list):
-        raise UserError(
-            f"This is a workflow in the form that ComfyUI's editor saves, not in API form. {_HOW_TO_EXPORT}"
-        )
+        raise UserError(f"This workflow is in the form of ComfyUI's editor, not in API form. {_HOW_TO_EXPORT}")
     if not isinstance(prompt, Mapping) or not prompt:
-        raise UserError(f"This is no workflow in API form: nodes by their ids were expected. {_HOW_TO_EXPORT}")
+        raise UserError(f"This is not a workflow in API form. {_HOW_TO_EXPORT}")
     for name, content in prompt.items():
         if not isinstance(content, Mapping) or not isinstance(content.get("class_type"), str):
-            raise UserError(f"Entry '{name}' of the workflow is no node: it has no 'class_type'. {_HOW_TO_EXPORT}")
+            raise UserError(f"Entry '{name}' of the workflow is not a node: it has no 'class_type'. {_HOW_TO_EXPORT}")
         if not isinstance(content.get("inputs"), Mapping):
             raise UserError(f"Node {name} ({content['class_type']}) has no 'inputs'. {_HOW_TO_EXPORT}")
     return {str(name): content for name, content in prompt.items()}
 
 
-def evaluated(
-    contents: Mapping[str, Mapping[str, Any]], image_size: ImageSize | None
-) -> tuple[dict[str, Node], Values]:
-    """Every node, and what comes out of it or why that is not known, by node id."""
+def evaluate(contents: Mapping[str, Mapping[str, Any]], image_size: ImageSize | None) -> tuple[dict[str, Node], Values]:
+    """Call the rule of every node. Returns by id: the nodes, and their outputs or the reason why they are not known."""
     values: Values = {}
     nodes = {name: Node(name, content, values, image_size) for name, content in contents.items()}
-    for node in in_order(nodes):
+    for node in topological_order(nodes):
         values[node.id] = _outputs(node)
     for node in nodes.values():
-        values.setdefault(node.id, node.unknown("it is part of a cycle, or comes after one, and ComfyUI refuses that"))
+        values.setdefault(node.id, node.unknown("it is in a cycle or depends on one, so ComfyUI will refuse it"))
     return nodes, values
 
 
@@ -135,8 +132,8 @@ def _outputs(node: Node) -> Outputs | NotKnownError:
     if rule is None:
         return node.unknown(_NO_RULE)
     try:
-        given = rule(node)
-        outputs = given if isinstance(given, tuple) else (given,)
+        returned = rule(node)
+        outputs = returned if isinstance(returned, tuple) else (returned,)
         for value in outputs:
             if isinstance(value, (Latent, Image)):
                 _check_size(node, value)
@@ -150,9 +147,9 @@ def _outputs(node: Node) -> Outputs | NotKnownError:
 def _check_size(node: Node, value: Latent | Image) -> None:
     sides = value.width, value.height, value.batch
     if min(sides) < 1:
-        raise node.unknown("what comes out of it is empty")
-    if max(sides) > _LARGEST:
-        raise node.unknown("what comes out of it is larger than any picture")
+        raise node.unknown("its output is empty")
+    if max(sides) > _MAX_SIDE:
+        raise node.unknown(f"its output is larger than {_MAX_SIDE} pixels a side or images")
 
 
 def _sampling(node: Node) -> tuple[Sampling, str]:
@@ -165,10 +162,10 @@ def _sampling(node: Node) -> tuple[Sampling, str]:
         positive=guidance.positive,
         negative=guidance.negative,
         cfg=guidance.cfg,
-        size=Size(latent.width * CELL, latent.height * CELL),
+        size=Size(latent.width * SCALE_FACTOR, latent.height * SCALE_FACTOR),
         batch=latent.batch,
     )
-    return sampling, guidance.remark
+    return sampling, guidance.warning
 
 
 def _decoding(node: Node) -> Decoding:
@@ -178,13 +175,13 @@ def _decoding(node: Node) -> Decoding:
         node=node.id,
         label=node.label,
         vae=node.link("vae"),
-        size=Size(latent.width * CELL, latent.height * CELL),
+        size=Size(latent.width * SCALE_FACTOR, latent.height * SCALE_FACTOR),
         batch=latent.batch,
         tile_size=node.integer("tile_size") if tiled else None,
         overlap=node.integer("overlap", 64) if tiled else None,
     )
 
 
-def _left_out(cause: str, labels: Sequence[str]) -> str:
-    more = f" and {len(labels) - _MOST_NAMED} more" if len(labels) > _MOST_NAMED else ""
-    return f"{cause}. Not known because of that: {', '.join(labels[:_MOST_NAMED])}{more}."
+def _explain(cause: str, labels: Sequence[str]) -> str:
+    more = f" and {len(labels) - _MAX_NAMED} more" if len(labels) > _MAX_NAMED else ""
+    return f"{cause}. So Resolute does not know the size of: {', '.join(labels[:_MAX_NAMED])}{more}."

@@ -1,6 +1,7 @@
-"""One prediction of a model, and one decode of a VAE, through ComfyUI's own code: what a sampler and a node would do.
+"""Run a model or a VAE once for a warm-up, through ComfyUI's own sampling and decoding code.
 
-So every wrapper, patch, ControlNet and batching decision is the user's own, and the shapes are those that a run meets.
+Because ComfyUI's code makes the calls, the user's wrappers, patches, ControlNets and cond batching all apply, and the
+shapes are exactly those of a real run.
 """
 
 from __future__ import annotations
@@ -16,27 +17,29 @@ import torch
 from ....compile_cache.errors import UserError
 from ....compile_cache.warm_up_plan import Item
 from ..deepcache.passes import RUN
-from .texts import made_up
+from .dummy_conditioning import dummy_conditioning
 
 _SEED = 20240229
-_STEPS = 20  # of the schedule from which noise levels are taken; DeepCache plans its passes by it
+_STEPS = 20  # length of the noise schedule; long enough that DeepCache, which needs more than 8 steps, is active
 
 
-def predict(model: Any, item: Item, cfg: float, texts: tuple[Any, Any] | None, control_net: Any, vae: Any) -> None:
-    """Call `model` (a ModelPatcher) once for each set of conditions that a run at `item` would meet.
+def predict(
+    model: Any, item: Item, cfg: float, conditioning: tuple[Any, Any] | None, control_net: Any, vae: Any
+) -> None:
+    """Call `model` (a ModelPatcher) once for each combination of conds that a real run at `item` would use.
 
-    texts: positive and negative CONDITIONING, used as they are; None makes them up by `item.chunks`. control_net: put
-    onto both texts with a hint of noise. vae: for a ControlNet that encodes its hint.
+    conditioning: positive and negative CONDITIONING, used unchanged; None uses dummies of `item.chunks` chunks.
+    control_net: applied to both, with noise as its hint image. vae: for a ControlNet that encodes its hint.
     """
     generator = torch.Generator().manual_seed(_SEED)
-    positive, negative = texts or [made_up(model, item.chunks or 1, generator) for _ in range(2)]
+    positive, negative = conditioning or [dummy_conditioning(model, item.chunks or 1, generator) for _ in range(2)]
     if control_net is not None:
-        picture = torch.rand((1, item.size.height, item.size.width, 3), generator=generator)
-        hint = picture.movedim(-1, 1)  # channels last, as pictures of ComfyUI are
+        image = torch.rand((1, item.size.height, item.size.width, 3), generator=generator)
+        hint = image.movedim(-1, 1)  # a view of a channels-last image, the memory layout that core's nodes give
         positive, negative = _with_control((positive, negative), control_net, hint, vae)
     latent_format = model.get_model_object("latent_format")
-    latent = torch.zeros(_latent_shape(item, latent_format.latent_channels, _ratio(latent_format)))
-    latent = comfy.sample.fix_empty_latent_channels(model, latent)  # with a dimension for frames, where it has one
+    latent = torch.zeros(_latent_shape(item, latent_format.latent_channels, _scale_factor(latent_format)))
+    latent = comfy.sample.fix_empty_latent_channels(model, latent)  # adds a frame dimension for video models
     sigmas = comfy.samplers.calculate_sigmas(model.get_model_object("model_sampling"), "simple", _STEPS)
     comfy.sample.sample_custom(
         model,
@@ -53,43 +56,52 @@ def predict(model: Any, item: Item, cfg: float, texts: tuple[Any, Any] | None, c
 
 
 def decode(vae: Any, item: Item, tile_size: int, overlap: int) -> None:
-    """Decode noise. tile_size, overlap: in pixels, as for VAE Decode (Tiled); tile_size 0 decodes the whole picture."""
+    """Decode a latent of noise with `vae` at `item`. Raises UserError for a VAE of videos or sound.
+
+    tile_size, overlap: in pixels, as in VAE Decode (Tiled); tile_size 0 decodes the whole image.
+    """
     if vae.latent_dim != 2:
-        raise UserError("a VAE of videos or sound has no sizes that Warm Up knows: it makes latents of pictures")
-    ratio = vae.spacial_compression_decode()
-    shape = _latent_shape(item, vae.latent_channels, ratio)
+        raise UserError("Warm Up can only warm up VAEs of images, not of videos or sound. Disconnect this VAE.")
+    scale_factor = vae.spacial_compression_decode()
+    shape = _latent_shape(item, vae.latent_channels, scale_factor)
     latent = torch.randn(shape, generator=torch.Generator().manual_seed(_SEED))
     if tile_size == 0:
         vae.decode(latent)
         return
-    overlap = min(overlap, tile_size // 4)  # as core's node does
-    vae.decode_tiled(latent, tile_x=tile_size // ratio, tile_y=tile_size // ratio, overlap=overlap // ratio)
+    overlap = min(overlap, tile_size // 4)  # core's VAEDecodeTiled limits it like this
+    tile = tile_size // scale_factor
+    vae.decode_tiled(latent, tile_x=tile, tile_y=tile, overlap=overlap // scale_factor)
 
 
 def sample_once(
     model: Any, x: torch.Tensor, sigmas: torch.Tensor, extra_args: dict[str, Any] | None = None, **_: Any
 ) -> torch.Tensor:
-    """A sampler, as core's `KSAMPLER` calls one: it asks for as few predictions as meet every set of conditions."""
+    """A sampler function for core's `KSAMPLER`. It makes as few predictions as are needed to warm up every shape.
+
+    That is one for each stage (see `_stages`), and with DeepCache as many more as it takes to run both a full and a
+    fast pass. Returns `x` unchanged.
+    """
     arguments = extra_args or {}
-    run = arguments.get("model_options", {}).get("transformer_options", {}).get(RUN)
+    deepcache = arguments.get("model_options", {}).get("transformer_options", {}).get(RUN)
     levels = sigmas[:-1].tolist()
     for stage in _stages(levels, _boundaries(getattr(model.inner_model, "conds", {}))):
-        before = {} if run is None else dict(run.passes)
+        before = {} if deepcache is None else dict(deepcache.passes)
         for step in stage:
             model(x, sigmas[step] * x.new_ones([x.shape[0]]), **arguments)
-            if run is None or all(run.passes[kind] > before.get(kind, 0) for kind in ("full", "fast")):
+            if deepcache is None or all(deepcache.passes[kind] > before.get(kind, 0) for kind in ("full", "fast")):
                 break
     return x
 
 
 def _stages(levels: Sequence[float], boundaries: Iterable[float]) -> Iterator[list[int]]:
-    """The steps, grouped by the noise levels at which a condition or a ControlNet comes or goes."""
+    """Groups of steps within which no cond and no ControlNet starts or ends. boundaries: the sigmas where one does."""
     limits = sorted(set(boundaries))
     for _, steps in itertools.groupby(range(len(levels)), lambda step: sum(levels[step] > limit for limit in limits)):
         yield list(steps)
 
 
 def _boundaries(conds: Any) -> Iterator[float]:
+    """The noise levels (sigmas) at which a cond or one of its ControlNets starts or ends."""
     for cond in itertools.chain.from_iterable(conds.values()):
         for name in ("timestep_start", "timestep_end"):
             if cond.get(name) is not None:
@@ -101,8 +113,11 @@ def _boundaries(conds: Any) -> Iterator[float]:
             control = getattr(control, "previous_controlnet", None)
 
 
-def _with_control(texts: Sequence[Any], control_net: Any, hint: torch.Tensor, vae: Any) -> list[Any]:
-    """As core's node does: texts with the same ControlNet before this one share it, and are sampled in one batch."""
+def _with_control(conditionings: Sequence[Any], control_net: Any, hint: torch.Tensor, vae: Any) -> list[Any]:
+    """Apply a ControlNet to each CONDITIONING, like core's ControlNetApplyAdvanced.
+
+    Entries with the same previous ControlNet must share one copy, because core only batches conds that share it.
+    """
     controls: dict[Any, Any] = {}
 
     def control_after(previous: Any) -> Any:
@@ -114,15 +129,16 @@ def _with_control(texts: Sequence[Any], control_net: Any, hint: torch.Tensor, va
     return [
         [
             [embedding, {**more, "control": control_after(more.get("control")), "control_apply_to_uncond": False}]
-            for embedding, more in text
+            for embedding, more in conditioning
         ]
-        for text in texts
+        for conditioning in conditionings
     ]
 
 
-def _latent_shape(item: Item, channels: int, ratio: int) -> tuple[int, int, int, int]:
-    return (item.batch, channels, item.size.height // ratio, item.size.width // ratio)
+def _latent_shape(item: Item, channels: int, scale_factor: int) -> tuple[int, int, int, int]:
+    return (item.batch, channels, item.size.height // scale_factor, item.size.width // scale_factor)
 
 
-def _ratio(latent_format: Any) -> int:
-    return int(getattr(latent_format, "spacial_downscale_ratio", 8))  # 0.8 has no other
+def _scale_factor(latent_format: Any) -> int:
+    """Image pixels per latent pixel. ComfyUI 0.8 lacks the attribute; 8 is right for every model that we compile."""
+    return int(getattr(latent_format, "spacial_downscale_ratio", 8))

@@ -1,4 +1,4 @@
-"""From what `scan` found to a prompt that warms it up: Warm Up nodes, and what they need of the workflow."""
+"""Build the prompt that warms up a workflow: Warm Up nodes for what `scan` found, and the nodes that feed them."""
 
 from __future__ import annotations
 
@@ -9,38 +9,39 @@ from typing import Any
 
 from ....compile_cache.errors import UserError
 from ....compile_cache.sizes import MAXIMUM, MINIMUM, Size, is_valid
-from ..scan.graph import before, runs_a_model
+from ..scan.graph import model_runners, upstream
 from ..scan.node import Link, Node
-from ..scan.numbers import CELL
-from ..scan.workflow import Decoding, Sampling, Scan, checked
+from ..scan.numbers import SCALE_FACTOR
+from ..scan.workflow import Decoding, Sampling, Scan, parse_workflow
 
 WARM_UP = "ResoluteWarmUp"
-MOST_PICTURES = 64  # in a batch, as Warm Up takes it
-# Where the guidance is known only when the prompt runs: any but 1 samples both texts.
+MAX_BATCH = 64  # images; the largest batch size that Warm Up accepts
+# The cfg to warm up with if the workflow computes it at run time. Every cfg but 1 gives the same shapes.
 _ANY_CFG = 7.0
-_NO_TILES, _OVERLAP = 0, 64
+_NO_TILES, _OVERLAP = 0, 64  # Warm Up's defaults
 
-# (class, output) from which a compiled model or VAE comes.
+# (class, output number) of the nodes that output a compiled model or VAE.
 _COMPILED_MODELS = {("ResoluteCompileModel", 0), ("ResoluteLoadCheckpoint", 0)}
 _COMPILED_VAES = {("ResoluteCompileVAEDecode", 0), ("ResoluteLoadCheckpoint", 2)}
-_APPLIES_CONTROL = ("ControlNetApply", "ControlNetApplyAdvanced", "ControlNetApplySD3")
-_TEXT_INPUTS = ("positive", "negative", "conditioning", "conditioning_1", "conditioning_2")
+_CONTROLNET_APPLIERS = ("ControlNetApply", "ControlNetApplyAdvanced", "ControlNetApplySD3")
+_CONDITIONING_INPUTS = ("positive", "negative", "conditioning", "conditioning_1", "conditioning_2")
 
 
 @dataclass(frozen=True, slots=True)
 class WarmUpPrompt:
-    """prompt: in API form, to be queued as any other. added: the names of its Warm Up nodes that the workflow does not
-    have. notes: what it leaves out or does otherwise, and why.
+    """prompt: in API form, ready to queue. added: ids of the Warm Up nodes that were added to it.
+
+    warnings: one sentence for each part that is left out or warmed up differently, with the reason.
     """
 
     prompt: dict[str, dict[str, Any]]
     added: tuple[str, ...]
-    notes: tuple[str, ...]
+    warnings: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class _Subject:
-    """What one Warm Up node gets, its sizes left out."""
+class _NodeInputs:
+    """The inputs of one Warm Up node, except its sizes."""
 
     batch: int
     model: Link | None = None
@@ -57,117 +58,127 @@ class _Subject:
         return {name: link for name in names if (link := getattr(self, name)) is not None}
 
 
-Groups = dict[_Subject, set[Size]]
+Groups = dict[_NodeInputs, set[Size]]
 
 
 def warm_up_prompt(prompt: Mapping[str, Any], found: Scan) -> WarmUpPrompt:
-    """One Warm Up node for each model, texts, guidance and batch that `found` names, with all their sizes.
+    """Build one Warm Up node for each combination of model, conditioning, cfg and batch in `found`, with all its sizes.
 
-    Of the workflow, only what leads to those nodes is kept, so that nothing is sampled, decoded or saved by it. Raises
-    UserError where nothing is left to warm up.
+    The prompt keeps only the workflow's nodes that feed those Warm Up nodes, so it samples, decodes and saves nothing
+    itself. Raises UserError if nothing can be warmed up.
     """
-    contents = checked(prompt)
+    contents = parse_workflow(prompt)
     builder = _Builder({name: Node(name, content) for name, content in contents.items()})
-    groups = _shared(builder.samplings(found.samplings), builder.decodings(found.decodings))
+    groups = _merge_decodings(builder.samplings(found.samplings), builder.decodings(found.decodings))
     if not groups:
-        why = [*builder.notes, *found.unknown] or ["It has no sampler and no VAE Decode that an output needs."]
-        raise UserError(f"Nothing in this workflow can be warmed up. {next(iter(why))}")
-    needed = before(builder.nodes, [source for subject in groups for source, _ in subject.links().values()])
-    built: dict[str, dict[str, Any]] = {
-        name: copy.deepcopy(dict(contents[name])) for name in contents if name in needed
-    }
+        reasons = [*builder.warnings, *found.unknown] or ["It has no sampler and no VAE Decode that an output uses."]
+        raise UserError(f"Nothing in this workflow can be warmed up. {reasons[0]}")
+    needed = upstream(builder.nodes, [source for inputs in groups for source, _ in inputs.links().values()])
+    kept: dict[str, dict[str, Any]] = {name: copy.deepcopy(dict(contents[name])) for name in contents if name in needed}
     names = (name for number in range(1, 10**9) if (name := f"warm-up-{number}") not in contents)
-    largest_first = sorted(groups.items(), key=lambda group: max(map(_work, group[1])), reverse=True)
-    added = {next(names): _warm_up_node(subject, sizes) for subject, sizes in largest_first}
-    return WarmUpPrompt(built | added, tuple(added), tuple(dict.fromkeys(builder.notes)))
+    largest_first = sorted(groups.items(), key=lambda group: max(map(_pixels, group[1])), reverse=True)
+    added = {next(names): _warm_up_node(inputs, sizes) for inputs, sizes in largest_first}
+    return WarmUpPrompt(kept | added, tuple(added), tuple(dict.fromkeys(builder.warnings)))
 
 
 @dataclass
 class _Builder:
-    """Sorts what was found into groups, and notes what cannot be warmed up as it is."""
+    """Groups samplings and decodings into Warm Up nodes, and collects a warning for each that it has to change."""
 
     nodes: dict[str, Node]
-    notes: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self._running = runs_a_model(self.nodes)
-        self._saving = {name for name, node in self.nodes.items() if node.class_type.startswith("Save")}
+        saving = {name for name, node in self.nodes.items() if node.class_type.startswith("Save")}
+        self._must_not_run = model_runners(self.nodes) | saving
 
     def samplings(self, samplings: Iterable[Sampling]) -> Groups:
         groups: Groups = {}
         for sampling in samplings:
-            if self._is_possible(sampling) and self._is_compiled(sampling, sampling.model, _COMPILED_MODELS, "model"):
-                groups.setdefault(self._sampled(sampling), set()).add(sampling.size)
+            if self._is_accepted(sampling) and self._is_compiled(sampling, sampling.model, _COMPILED_MODELS, "model"):
+                groups.setdefault(self._inputs_of(sampling), set()).add(sampling.size)
         return groups
 
     def decodings(self, decodings: Iterable[Decoding]) -> Groups:
         groups: Groups = {}
         for decoding in decodings:
-            if self._is_possible(decoding) and self._is_compiled(decoding, decoding.vae, _COMPILED_VAES, "VAE"):
+            if self._is_accepted(decoding) and self._is_compiled(decoding, decoding.vae, _COMPILED_VAES, "VAE"):
                 tile_size = _NO_TILES if decoding.tile_size is None else decoding.tile_size
                 overlap = _OVERLAP if decoding.overlap is None else decoding.overlap
-                subject = _Subject(decoding.batch, vae=decoding.vae, tile_size=tile_size, overlap=overlap)
-                groups.setdefault(subject, set()).add(decoding.size)
+                inputs = _NodeInputs(decoding.batch, vae=decoding.vae, tile_size=tile_size, overlap=overlap)
+                groups.setdefault(inputs, set()).add(decoding.size)
         return groups
 
-    def _sampled(self, sampling: Sampling) -> _Subject:
+    def _inputs_of(self, sampling: Sampling) -> _NodeInputs:
         cfg = sampling.cfg
         if cfg is None:
             cfg = _ANY_CFG
-            self.notes.append(f"{sampling.label}: its cfg is known only when it runs; warmed up as for any but 1.")
-        # Warm Up takes both texts or neither; at a cfg of 1 the negative one is not sampled.
+            self.warnings.append(
+                f"{sampling.label}: its cfg is known only when the prompt runs. It is warmed up for every cfg except 1."
+            )
+        # Warm Up needs both or neither. With one conditioning the cfg is 1, so the negative one is not sampled anyway.
         negative = sampling.positive if sampling.negative is None else sampling.negative
-        texts = (sampling.positive, negative)
-        if not any(map(self._needs_a_run, texts)):
-            return _Subject(sampling.batch, sampling.model, *texts, cfg=cfg)
-        return self._without_a_run(sampling, texts, cfg)
+        conditioning = (sampling.positive, negative)
+        if not any(map(self._needs_a_run, conditioning)):
+            return _NodeInputs(sampling.batch, sampling.model, *conditioning, cfg=cfg)
+        return self._inputs_without_a_run(sampling, conditioning, cfg)
 
-    def _without_a_run(self, sampling: Sampling, texts: tuple[Link, Link], cfg: float) -> _Subject:
-        """Of a ControlNet only its picture may be missing: Warm Up puts noise in its place."""
-        because = "a picture or latent that is made while the workflow runs"
-        taken: set[Link] = set()
-        positive, negative = (self._without_control(text, taken) for text in texts)
+    def _inputs_without_a_run(self, sampling: Sampling, conditioning: tuple[Link, Link], cfg: float) -> _NodeInputs:
+        """The inputs for a sampler whose conditioning depends on an image or latent that the workflow makes first.
+
+        If only the image of a ControlNet does, Warm Up gets the ControlNet and the conditioning before it, and uses
+        noise for the image. Otherwise Warm Up uses dummy conditioning.
+        """
+        because = "an image or latent that the workflow makes first"
+        removed: set[Link] = set()
+        positive, negative = (self._before_control(link, removed) for link in conditioning)
         if not any(map(self._needs_a_run, (positive, negative))):
-            control_net = self._usable(taken)
-            used = "it is warmed with noise" if control_net is not None else "its texts are used without ControlNet"
-            self.notes.append(f"{sampling.label}: its ControlNet needs {because}, so {used}.")
-            return _Subject(sampling.batch, sampling.model, positive, negative, control_net, cfg)
-        control_net = self._control_net(texts)
-        self.notes.append(
-            f"{sampling.label}: its texts need {because}, so they are left out and other texts of the usual length are "
-            f"used{', with the ControlNet' if control_net is not None else ''}."
+            control_net = self._only_usable(removed)
+            result = "Warm Up uses noise for it" if control_net is not None else "Warm Up leaves the ControlNet out"
+            self.warnings.append(f"{sampling.label}: its ControlNet needs {because}. {result}.")
+            return _NodeInputs(sampling.batch, sampling.model, positive, negative, control_net, cfg)
+        control_net = self._control_net(conditioning)
+        self.warnings.append(
+            f"{sampling.label}: its conditioning needs {because}. Warm Up uses a dummy of the usual length"
+            f"{', with the ControlNet' if control_net is not None else ''}."
         )
-        return _Subject(sampling.batch, sampling.model, control_net=control_net, cfg=cfg)
+        return _NodeInputs(sampling.batch, sampling.model, control_net=control_net, cfg=cfg)
 
-    def _is_possible(self, item: Sampling | Decoding) -> bool:
-        if not is_valid(item.size, CELL):
-            self.notes.append(f"{item.label}: {item.size} is left out; Warm Up takes {MINIMUM} to {MAXIMUM} pixels.")
-        elif item.batch > MOST_PICTURES:
-            most = f"Warm Up takes {MOST_PICTURES} at most"
-            self.notes.append(f"{item.label}: a batch of {item.batch} is left out; {most}.")
+    def _is_accepted(self, item: Sampling | Decoding) -> bool:
+        """Whether Warm Up accepts this size and batch."""
+        if not is_valid(item.size, SCALE_FACTOR):
+            self.warnings.append(
+                f"{item.label}: {item.size} is left out. Warm Up accepts {MINIMUM} to {MAXIMUM} pixels a side."
+            )
+        elif item.batch > MAX_BATCH:
+            self.warnings.append(
+                f"{item.label}: its batch of {item.batch} is left out. Warm Up accepts up to {MAX_BATCH}."
+            )
         else:
             return True
         return False
 
     def _is_compiled(self, item: Sampling | Decoding, link: Link, sources: set[Link], what: str) -> bool:
+        """Whether the model or VAE on `link` comes from a compile node, and can be had without running a sampler."""
         if self._needs_a_run(link):
-            self.notes.append(
-                f"{item.label}: its {what} needs a picture or latent that is made while the workflow runs, so it is "
-                "not warmed up."
+            self.warnings.append(
+                f"{item.label}: its {what} needs an image or latent that the workflow makes first, so it is not warmed "
+                "up."
             )
         elif not self._comes_from(link, sources):
             node = "Compile Model" if what == "model" else "Compile VAE Decode"
-            self.notes.append(f"{item.label}: its {what} is not compiled. Put {node} before it to have it warmed up.")
+            self.warnings.append(f"{item.label}: its {what} is not compiled. Put {node} before it.")
         else:
             return True
         return False
 
     def _needs_a_run(self, link: Link) -> bool:
-        return bool(before(self.nodes, [link[0]]) & (self._running | self._saving))
+        """Whether making this value would run a sampler, a decoder or a node that saves."""
+        return bool(upstream(self.nodes, [link[0]]) & self._must_not_run)
 
     def _comes_from(self, link: Link, sources: set[Link]) -> bool:
-        """Whether the link, or one of those before it, is such an output."""
-        found = before(self.nodes, [link[0]])
+        """Whether `link` or a link upstream of it is one of `sources`, (class, output number)."""
+        found = upstream(self.nodes, [link[0]])
         links = [link, *(each for name in found for each in self.nodes[name].links().values())]
         return any(
             source in self.nodes
@@ -176,71 +187,71 @@ class _Builder:
             for source, output in links
         )
 
-    def _without_control(self, text: Link, taken: set[Link]) -> Link:
-        """The text before a ControlNet that needs a run was put onto it. Such ControlNets are added to `taken`."""
-        for _ in self.nodes:  # once for each at most: the graph may have a cycle
-            node = self.nodes.get(text[0])
-            if node is None or node.class_type not in _APPLIES_CONTROL or not self._needs_a_run(text):
+    def _before_control(self, conditioning: Link, removed: set[Link]) -> Link:
+        """The conditioning before the ControlNets that need a run were applied. Adds those ControlNets to `removed`."""
+        for _ in self.nodes:  # a bounded loop, because the graph may have a cycle
+            node = self.nodes.get(conditioning[0])
+            if node is None or node.class_type not in _CONTROLNET_APPLIERS or not self._needs_a_run(conditioning):
                 break
             links = node.links()
             if "control_net" in links:
-                taken.add(links["control_net"])
-            text = links.get("conditioning", links.get("negative" if text[1] == 1 else "positive", text))
-        return text
+                removed.add(links["control_net"])
+            name = "negative" if conditioning[1] == 1 else "positive"
+            conditioning = links.get("conditioning", links.get(name, conditioning))
+        return conditioning
 
-    def _control_net(self, texts: Sequence[Link]) -> Link | None:
-        """The only ControlNet that is put onto the texts, if there is one and it can be had without a run."""
-        waiting, found, seen = [source for source, _ in texts], set(), set()
+    def _control_net(self, conditioning: Sequence[Link]) -> Link | None:
+        """The ControlNet applied to the conditioning, if there is exactly one and it needs no run."""
+        waiting, found, seen = [source for source, _ in conditioning], set(), set()
         while waiting:
             name = waiting.pop()
             if name in seen or name not in self.nodes:
                 continue
             seen.add(name)
             links = self.nodes[name].links()
-            if self.nodes[name].class_type in _APPLIES_CONTROL and "control_net" in links:
+            if self.nodes[name].class_type in _CONTROLNET_APPLIERS and "control_net" in links:
                 found.add(links["control_net"])
-            waiting += [links[each][0] for each in _TEXT_INPUTS if each in links]
-        return self._usable(found)
+            waiting += [links[each][0] for each in _CONDITIONING_INPUTS if each in links]
+        return self._only_usable(found)
 
-    def _usable(self, control_nets: set[Link]) -> Link | None:
-        """Warm Up takes one ControlNet."""
+    def _only_usable(self, control_nets: set[Link]) -> Link | None:
+        """The single ControlNet if it needs no run. Warm Up has an input for one ControlNet only."""
         only = next(iter(control_nets)) if len(control_nets) == 1 else None
         return None if only is None or self._needs_a_run(only) else only
 
 
-def _shared(samplings: Groups, decodings: Groups) -> Groups:
-    """Decodings of the same sizes and batch go into the node of a sampling."""
+def _merge_decodings(samplings: Groups, decodings: Groups) -> Groups:
+    """Put the VAE of a decoding into a sampling's node if that node has none and the sizes and the batch are equal."""
     groups = dict(samplings)
     for decoding, sizes in decodings.items():
-        host = next((each for each in groups if _can_host(each, groups[each], decoding, sizes)), None)
-        if host is None:
+        fitting = (
+            each for each in groups if each.vae is None and each.batch == decoding.batch and groups[each] == sizes
+        )
+        sampling = next(fitting, None)
+        if sampling is None:
             groups[decoding] = sizes
         else:
-            del groups[host]
-            more = replace(host, vae=decoding.vae, tile_size=decoding.tile_size, overlap=decoding.overlap)
-            groups[more] = sizes
+            del groups[sampling]
+            both = replace(sampling, vae=decoding.vae, tile_size=decoding.tile_size, overlap=decoding.overlap)
+            groups[both] = sizes
     return groups
 
 
-def _can_host(subject: _Subject, sizes: set[Size], decoding: _Subject, decoded: set[Size]) -> bool:
-    return subject.vae is None and subject.batch == decoding.batch and sizes == decoded
-
-
-def _warm_up_node(subject: _Subject, sizes: Iterable[Size]) -> dict[str, Any]:
-    largest_first = sorted(sizes, key=lambda size: (_work(size), size.width), reverse=True)
+def _warm_up_node(inputs: _NodeInputs, sizes: Iterable[Size]) -> dict[str, Any]:
+    largest_first = sorted(sizes, key=lambda size: (_pixels(size), size.width), reverse=True)
     return {
         "class_type": WARM_UP,
         "inputs": {
             "sizes": ", ".join(map(str, largest_first)),
-            "batch_sizes": str(subject.batch),
+            "batch_sizes": str(inputs.batch),
             "prompt_chunks": "1",
-            "cfg": subject.cfg,
-            "tile_size": subject.tile_size,
-            "overlap": subject.overlap,
-            **{name: list(link) for name, link in subject.links().items()},
+            "cfg": inputs.cfg,
+            "tile_size": inputs.tile_size,
+            "overlap": inputs.overlap,
+            **{name: list(link) for name, link in inputs.links().items()},
         },
     }
 
 
-def _work(size: Size) -> int:
+def _pixels(size: Size) -> int:
     return size.width * size.height

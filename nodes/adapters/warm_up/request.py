@@ -1,4 +1,4 @@
-"""What `POST /resolute/warm-up` was asked for, as a prompt."""
+"""Turn the body of `POST /resolute/warm-up` into a prompt that ComfyUI can queue."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from ....compile_cache.errors import UserError
 from ....compile_cache.warm_up_plan import plan
-from ..scan.pictures import image_size
+from ..scan.image_files import image_size
 from ..scan.workflow import scan
 from .prompt import WARM_UP, warm_up_prompt
 
@@ -16,58 +16,61 @@ _DEFAULTS: dict[str, Any] = {"batch_sizes": "1", "prompt_chunks": "1", "cfg": 7.
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
-    """prompt: to be queued; items: what it will warm, a line each; unknown: what cannot be told, or is left out."""
+class WarmUpRequest:
+    """prompt: in API form, ready to queue. items: one line for each shape that it warms up, in order.
+
+    unknown: one sentence for each part of the workflow that cannot be warmed up, or only in part, with the reason.
+    """
 
     prompt: Mapping[str, Mapping[str, Any]]
     items: list[str]
     unknown: list[str]
 
 
-def wanted(body: Mapping[str, Any]) -> Wanted:
-    """Raises UserError for a request that cannot be served.
+def parse_request(body: Mapping[str, Any]) -> WarmUpRequest:
+    """Build the prompt for a request. Raises UserError if the request is invalid or has nothing to warm up.
 
-    body: {"prompt": a workflow in API form}, or {"plan": {"checkpoint": file, "sizes": "1024x1024, 720x960"}} with, if
-    need be, "batch_sizes" ("1"), "prompt_chunks" ("1"), "cfg" (7.0), "backend" ("auto") and "vae" (true).
+    body: either {"prompt": a workflow in API form} or {"plan": {"checkpoint": file, "sizes": "1024x1024, 720x960"}}. A
+    plan may also have "batch_sizes" ("1"), "prompt_chunks" ("1"), "cfg" (7.0), "backend" ("auto") and "vae" (true).
     """
     if ("prompt" in body) == ("plan" in body):
-        raise UserError('Send either "prompt", a workflow in API form, or "plan", a checkpoint and its sizes.')
+        raise UserError('Send either "prompt" (a workflow in API form) or "plan" (a checkpoint and its sizes).')
     if "prompt" in body:
         found = scan(body["prompt"], image_size=image_size)
-        made = warm_up_prompt(body["prompt"], found)
-        return Wanted(made.prompt, _items(made.prompt[name] for name in made.added), [*found.unknown, *made.notes])
-    prompt = _planned(body["plan"])
-    return Wanted(prompt, _items([prompt["warm"]]), [])
+        built = warm_up_prompt(body["prompt"], found)
+        items = _items(built.prompt[name] for name in built.added)
+        return WarmUpRequest(built.prompt, items, [*found.unknown, *built.warnings])
+    prompt = _prompt_for_plan(body["plan"])
+    return WarmUpRequest(prompt, _items([prompt["warm"]]), [])
 
 
-def _planned(asked: Any) -> Mapping[str, Mapping[str, Any]]:
-    if not isinstance(asked, Mapping) or not all(isinstance(asked.get(name), str) for name in ("checkpoint", "sizes")):
-        raise UserError('A plan needs "checkpoint", the name of the file, and "sizes", such as "1024x1024, 720x960".')
-    unknown = sorted(set(asked) - {"checkpoint", "sizes", *_DEFAULTS})
+def _prompt_for_plan(given: Any) -> Mapping[str, Mapping[str, Any]]:
+    if not isinstance(given, Mapping) or not all(isinstance(given.get(name), str) for name in ("checkpoint", "sizes")):
+        raise UserError('A plan needs "checkpoint" (a file name) and "sizes", for example "1024x1024, 720x960".')
+    unknown = sorted(set(given) - {"checkpoint", "sizes", *_DEFAULTS})
     if unknown:
-        raise UserError(
-            f"A plan has no '{unknown[0]}'. Besides checkpoint and sizes it may have {', '.join(_DEFAULTS)}."
-        )
-    given = {**_DEFAULTS, **asked}
-    if not isinstance(given["vae"], bool):
-        raise UserError(f'A plan\'s "vae" is true or false, not {given["vae"]!r}.')
-    plan(given["sizes"], str(given["batch_sizes"]), str(given["prompt_chunks"]))  # refused here, not in the queue
-    lists = {name: str(given[name]) for name in ("sizes", "batch_sizes", "prompt_chunks")}
-    links: dict[str, Any] = {"model": ["load", 0], **({"vae": ["load", 2]} if given["vae"] else {})}
-    load = {"ckpt_name": given["checkpoint"], "backend": given["backend"], "compile_vae": given["vae"]}
+        raise UserError(f"A plan has no '{unknown[0]}'. Its fields are checkpoint, sizes, {', '.join(_DEFAULTS)}.")
+    values = {**_DEFAULTS, **given}
+    if not isinstance(values["vae"], bool):
+        raise UserError(f'"vae" of a plan must be true or false, not {values["vae"]!r}.')
+    # Check the lists now: the client then gets an answer with the error, not a prompt that fails later.
+    plan(values["sizes"], str(values["batch_sizes"]), str(values["prompt_chunks"]))
+    lists = {name: str(values[name]) for name in ("sizes", "batch_sizes", "prompt_chunks")}
+    links: dict[str, Any] = {"model": ["load", 0], **({"vae": ["load", 2]} if values["vae"] else {})}
+    load = {"ckpt_name": values["checkpoint"], "backend": values["backend"], "compile_vae": values["vae"]}
     return {
         "load": {"class_type": "ResoluteLoadCheckpoint", "inputs": load},
-        "warm": {"class_type": WARM_UP, "inputs": {**links, **lists, "cfg": given["cfg"]}},
+        "warm": {"class_type": WARM_UP, "inputs": {**links, **lists, "cfg": values["cfg"]}},
     }
 
 
 def _items(nodes: Iterable[Mapping[str, Any]]) -> list[str]:
-    """One line per shape and subject of Warm Up nodes that were built here, in the order in which they are warmed."""
+    """One line for each shape of these Warm Up nodes, in the order in which they are warmed up."""
     lines = []
     for node in nodes:
         inputs = node["inputs"]
-        texts = None if "positive" in inputs else inputs["prompt_chunks"]
+        chunks = None if "positive" in inputs else inputs["prompt_chunks"]
         what = " and ".join(name for name in ("model", "vae") if name in inputs)
         tiles = f" in tiles of {inputs['tile_size']}" if inputs.get("tile_size") else ""
-        lines += [f"{item}: {what}{tiles}" for item in plan(inputs["sizes"], inputs["batch_sizes"], texts)]
+        lines += [f"{item}: {what}{tiles}" for item in plan(inputs["sizes"], inputs["batch_sizes"], chunks)]
     return lines

@@ -1,4 +1,4 @@
-"""Warm up item by item: what is ready is skipped, what fails is told, and Cancel stops between two items."""
+"""Warm up a list of items one by one: skip what is ready, report what fails, and stop between two items on Cancel."""
 
 from __future__ import annotations
 
@@ -25,93 +25,103 @@ from .predict import decode, predict
 logger = logging.getLogger(__name__)
 
 MODEL, VAE = "model", "VAE"
-_NOTHING = "Nothing that is connected can be warmed up."
-
-# By model patcher and by VAE: ComfyUI hands out the same object until something before the node changes.
+# Model patcher or VAE -> its finished tasks by key, and the cache entries that each used. ComfyUI passes the same
+# object from prompt to prompt until a node upstream changes.
 _warmed: weakref.WeakKeyDictionary[Any, dict[Hashable, Used]] = weakref.WeakKeyDictionary()
 
-_numbers = itertools.count(1)
-_numbered: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+_next_number = itertools.count(1)
+_object_numbers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 
 
 @dataclass(frozen=True)
-class Subjects:
-    """What is connected. texts: positive and negative, or None to make them up. tile_size, overlap: of the VAE, in
-    pixels; 0 is no tiles.
+class WarmUpInputs:
+    """The connected inputs of a Warm Up node; None is not connected.
+
+    conditioning: positive and negative; None uses dummies. tile_size, overlap: of the decoder, in pixels; tile_size 0
+    decodes whole images.
     """
 
     model: Any = None
     vae: Any = None
     control_net: Any = None
-    texts: tuple[Any, Any] | None = None
+    conditioning: tuple[Any, Any] | None = None
     cfg: float = 1.0
     tile_size: int = 0
     overlap: int = 64
 
 
-def warm_up(subjects: Subjects, items: Sequence[Item], node_id: str | None = None) -> list[Outcome]:
-    """Make every item ready, in the order given. Raises UserError where nothing that is connected can be warmed up, and
-    ComfyUI's own interruption when the user cancels; any other failure is an outcome.
+def warm_up(inputs: WarmUpInputs, items: Sequence[Item], node_id: str | None = None) -> list[Outcome]:
+    """Warm up every item, in the given order. A failed item becomes an outcome and the others go on.
+
+    Raises UserError if none of the connected inputs can be warmed up, and ComfyUI's InterruptProcessingException if the
+    user cancels.
     """
-    tasks = list(_tasks(subjects, items))
+    tasks = list(_tasks(inputs, items))
     if not tasks:
-        raise UserError(" ".join([_NOTHING, *left_out(subjects)]))
+        raise UserError(" ".join(["Nothing can be warmed up.", *skipped_inputs(inputs)]))
     progress = NodeProgress(node_id)
     bar = comfy.utils.ProgressBar(len(tasks), node_id=node_id)
     outcomes = []
     for number, task in enumerate(tasks):
         progress.raise_if_cancelled()
         progress.report(number, len(tasks), f"warming {number + 1} of {len(tasks)}: {task.what} {task.item}")
-        outcomes.append(_done(task, progress))
+        outcomes.append(_run_task(task, progress))
         bar.update(1)
     counts = ", ".join(f"{sum(o.state == state for o in outcomes)} {state}" for state in (READY, WARMED, FAILED))
     progress.report(len(tasks), len(tasks), f"warm-up: {counts}")
     return outcomes
 
 
-def left_out(subjects: Subjects) -> list[str]:
-    """A sentence for each thing that is connected and not warmed up: why, and what to do."""
-    told = []
-    if subjects.model is subjects.vae is subjects.control_net is None:
-        told.append("Connect what comes out of Compile Model or Compile VAE Decode.")
-    if subjects.model is not None and not _samples(subjects):
-        told.append("The model is not compiled: put Compile Model before Warm Up.")
-    if subjects.vae is not None and not _decodes(subjects):
-        told.append("The VAE is not compiled: put Compile VAE Decode before Warm Up.")
-    if subjects.control_net is not None and subjects.model is None:
-        told.append("A ControlNet is warmed up together with a model: connect the model too.")
-    return told
+def skipped_inputs(inputs: WarmUpInputs) -> list[str]:
+    """One sentence for each connected input that is not warmed up: why, and what to do."""
+    sentences = []
+    if inputs.model is inputs.vae is inputs.control_net is None:
+        sentences.append("Connect the output of Compile Model or Compile VAE Decode.")
+    if inputs.model is not None and not _warms_model(inputs):
+        sentences.append("The model is not compiled: put Compile Model before Warm Up.")
+    if inputs.vae is not None and not _warms_vae(inputs):
+        sentences.append("The VAE is not compiled: put Compile VAE Decode before Warm Up.")
+    if inputs.control_net is not None and inputs.model is None:
+        sentences.append("A ControlNet is warmed up together with a model: connect the model too.")
+    return sentences
 
 
 @dataclass(frozen=True)
 class Task:
+    """One model prediction or one decode. owner: the model patcher or VAE.
+
+    key: everything else that decides which captures the task uses.
+    """
+
     what: str
     item: Item
-    subject: Any
-    about: Hashable  # what else decides which graphs it meets
+    owner: Any
+    key: Hashable
     run: Callable[[], None]
 
 
-def _tasks(subjects: Subjects, items: Sequence[Item]) -> Iterator[Task]:
+def _tasks(inputs: WarmUpInputs, items: Sequence[Item]) -> Iterator[Task]:
     decoded = set()
-    samples, decodes = _samples(subjects), _decodes(subjects)
+    warms_model, warms_vae = _warms_model(inputs), _warms_vae(inputs)
     for item in items:
-        if samples:
-            about: Hashable = (MODEL, item, subjects.cfg != 1, _form(subjects.texts), _number(subjects.control_net))
-            inputs = (subjects.model, item, subjects.cfg, subjects.texts, subjects.control_net, subjects.vae)
-            yield Task(MODEL, item, subjects.model, about, functools.partial(predict, *inputs))
-        picture = Item(item.size, item.batch)  # a decoder knows no text
-        if decodes and picture not in decoded:
-            decoded.add(picture)
-            about = (VAE, picture, subjects.tile_size, subjects.overlap)
-            run = functools.partial(decode, subjects.vae, picture, subjects.tile_size, subjects.overlap)
-            yield Task(VAE, picture, subjects.vae, about, run)
+        if warms_model:
+            conditioning_key = _conditioning_key(inputs.conditioning)
+            key: Hashable = (MODEL, item, inputs.cfg != 1, conditioning_key, _object_number(inputs.control_net))
+            arguments = (inputs.model, item, inputs.cfg, inputs.conditioning, inputs.control_net, inputs.vae)
+            yield Task(MODEL, item, inputs.model, key, functools.partial(predict, *arguments))
+        image = Item(item.size, item.batch)  # without chunks: decoding does not depend on the prompt's length
+        if warms_vae and image not in decoded:
+            decoded.add(image)
+            key = (VAE, image, inputs.tile_size, inputs.overlap)
+            run = functools.partial(decode, inputs.vae, image, inputs.tile_size, inputs.overlap)
+            yield Task(VAE, image, inputs.vae, key, run)
 
 
-def _done(task: Task, progress: NodeProgress) -> Outcome:
+def _run_task(task: Task, progress: NodeProgress) -> Outcome:
+    """Run a task unless its captures are ready. Every failure except a cancellation becomes a FAILED outcome."""
     cache = runtime.cache()
-    known = _warmed.setdefault(task.subject, {})
-    used = known.get(task.about)
+    known = _warmed.setdefault(task.owner, {})
+    used = known.get(task.key)
     if used is not None and cache.still_ready(used):
         return Outcome(str(task.item), task.what, READY, 0.0, cache.bytes_of(used), "nothing to do")
     before = cache.stats.snapshot()
@@ -124,16 +134,16 @@ def _done(task: Task, progress: NodeProgress) -> Outcome:
     except Exception as error:
         comfy.model_management.soft_empty_cache()
         logger.warning("Resolute: warm-up of %s %s failed: %s", task.what, task.item, first_line(error))
-        logger.debug("Resolute: how it failed", exc_info=True)
+        logger.debug("Resolute: traceback of the failed warm-up", exc_info=True)
         seconds = time.perf_counter() - started
         return Outcome(str(task.item), task.what, FAILED, seconds, 0, f"{type(error).__name__}: {first_line(error)}")
     seconds = time.perf_counter() - started
-    known[task.about] = used
-    told = _told(before, cache.stats.snapshot())
-    return Outcome(str(task.item), task.what, WARMED, seconds, cache.bytes_of(used), told)
+    known[task.key] = used
+    detail = _changes(before, cache.stats.snapshot())
+    return Outcome(str(task.item), task.what, WARMED, seconds, cache.bytes_of(used), detail)
 
 
-_COUNTED = {
+_COUNTER_TEXTS = {
     "region_compiles": "regions compiled",
     "region_loads": "regions loaded",
     "captures": "captured",
@@ -141,19 +151,21 @@ _COUNTED = {
 }
 
 
-def _told(before: dict[str, Any], after: dict[str, Any]) -> str:
-    parts = [f"{after[key] - before[key]} {text}" for key, text in _COUNTED.items() if after[key] > before[key]]
+def _changes(before: dict[str, Any], after: dict[str, Any]) -> str:
+    """What the cache did between two snapshots of its counters, for example "2 regions compiled, 1 captured"."""
+    parts = [f"{after[key] - before[key]} {text}" for key, text in _COUNTER_TEXTS.items() if after[key] > before[key]]
     bypasses = [code for code, count in after["bypasses"].items() if count > before["bypasses"].get(code, 0)]
     return ", ".join([*parts, *(f"bypassed: {code}" for code in bypasses)]) or "through compiled regions"
 
 
-def _samples(subjects: Subjects) -> bool:
-    network = getattr(subjects.control_net, "control_model_wrapped", None)
-    return subjects.model is not None and (_is_compiled(subjects.model) or _is_compiled(network))
+def _warms_model(inputs: WarmUpInputs) -> bool:
+    """A compiled ControlNet is enough: a prediction of a model that is not compiled runs it too."""
+    control_patcher = getattr(inputs.control_net, "control_model_wrapped", None)
+    return inputs.model is not None and (_is_compiled(inputs.model) or _is_compiled(control_patcher))
 
 
-def _decodes(subjects: Subjects) -> bool:
-    return subjects.vae is not None and _is_compiled(getattr(subjects.vae, "patcher", None))
+def _warms_vae(inputs: WarmUpInputs) -> bool:
+    return inputs.vae is not None and _is_compiled(getattr(inputs.vae, "patcher", None))
 
 
 def _is_compiled(patcher: Any) -> bool:
@@ -161,32 +173,32 @@ def _is_compiled(patcher: Any) -> bool:
     return any(isinstance(patch, CompiledForward) for patch in patches.values())
 
 
-def _form(texts: tuple[Any, Any] | None) -> Hashable:
-    """What of the texts decides which graphs they meet: shapes, and whatever else is said beside them."""
-    if texts is None:
+def _conditioning_key(conditioning: tuple[Any, Any] | None) -> Hashable:
+    """What decides the signatures of a CONDITIONING: the shapes of its tensors, and its other values (areas, hooks)."""
+    if conditioning is None:
         return None
     return tuple(
-        (tuple(embedding.shape), tuple(sorted((name, _plain(value)) for name, value in more.items())))
-        for text in texts
-        for embedding, more in text
+        (tuple(embedding.shape), tuple(sorted((name, _value_key(value)) for name, value in more.items())))
+        for entries in conditioning
+        for embedding, more in entries
     )
 
 
-def _plain(value: Any) -> str:
+def _value_key(value: Any) -> str:
     if hasattr(value, "shape"):
         return f"shape {tuple(value.shape)}"
     if isinstance(value, dict):
-        return f"{{{', '.join(f'{name}: {_plain(each)}' for name, each in value.items())}}}"
+        return f"{{{', '.join(f'{name}: {_value_key(each)}' for name, each in value.items())}}}"
     if isinstance(value, (list, tuple)):
-        return f"[{', '.join(map(_plain, value))}]"
-    return repr(value) if isinstance(value, (bool, int, float, str)) else f"object {_number(value)}"
+        return f"[{', '.join(map(_value_key, value))}]"
+    return repr(value) if isinstance(value, (bool, int, float, str)) else f"object {_object_number(value)}"
 
 
-def _number(value: Any) -> int:
-    """One for each object, and never given twice, as `id` would be once an object is gone."""
+def _object_number(value: Any) -> int:
+    """A number for this object. Not `id`, because Python uses an id again once its object is collected."""
     if value is None:
         return 0
     try:
-        return _numbered.setdefault(value, next(_numbers))
-    except TypeError:  # it cannot be told from its successor, so what has it is warmed up again
-        return next(_numbers)
+        return _object_numbers.setdefault(value, next(_next_number))
+    except TypeError:  # not hashable or not weakly referable: a new number each time, so it is warmed up again
+        return next(_next_number)
