@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from . import comfyui, environment
-from .errors import PromptError, ServerError, SetupError
+from .errors import as_command
 from .places import ROOT
 
 
@@ -35,17 +35,6 @@ def prepare(versions: Sequence[str] = (comfyui.TARGET,), say: Callable[[str], No
     wanted = dict.fromkeys((comfyui.TARGET, *versions))
     checkouts = {version: comfyui.ensure(ROOT, version, say) for version in wanted}
     return Setup(environment.ensure(ROOT, checkouts[comfyui.TARGET], say), checkouts)
-
-
-def as_command(main: Callable[[], int]) -> int:
-    """Runs a command; an expected error becomes one sentence on stderr and exit code 1."""
-    try:
-        return main()
-    except (SetupError, ServerError, PromptError) as error:
-        print(f"error: {error}", file=sys.stderr, flush=True)
-        return 1
-    except KeyboardInterrupt:
-        return 130
 
 
 def _say(text: str) -> None:

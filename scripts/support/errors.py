@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
+
 
 class SetupError(RuntimeError):
     """Set-up cannot go on; the message names what failed and the remedy."""
@@ -13,3 +16,14 @@ class ServerError(RuntimeError):
 
 class PromptError(RuntimeError):
     """ComfyUI refused a prompt, or a node failed; the message says which and why."""
+
+
+def as_command(main: Callable[[], int]) -> int:
+    """Run a command; an expected error becomes one sentence on stderr and exit code 1."""
+    try:
+        return main()
+    except (SetupError, ServerError, PromptError) as error:
+        print(f"error: {error}", file=sys.stderr, flush=True)
+        return 1
+    except KeyboardInterrupt:
+        return 130
