@@ -1,4 +1,4 @@
-"""What lets the processor prepare a step while the GPU works on another. That it does, `benchmarks.deepcache` shows."""
+"""Overlapping steps: conditioning is moved once, each step waits for the one before. See `benchmarks.deepcache`."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_large_conditioning_stays_all_of_it_and_what_is_shared_counts_once(
     core: SimpleNamespace, overlap: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one, other = (core.comfy.conds.CONDCrossAttn(torch.ones(1, 4, 4)) for _ in range(2))
-    monkeypatch.setattr(overlap, "_MOST", 2 * one.cond.nbytes - 1)
+    monkeypatch.setattr(overlap, "_MAX_BYTES", 2 * one.cond.nbytes - 1)
     shared = {"positive": [{"model_conds": {"text": one}}, {"model_conds": {"text": one}}]}
     first, second = overlap.on_device(shared, ELSEWHERE)["positive"]
     assert first["model_conds"]["text"].cond.device == ELSEWHERE
@@ -83,25 +83,25 @@ class Guider:
 
 @pytest.fixture
 def order(overlap: ModuleType, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What happens, with a GPU that only tells."""
+    """A log of all calls, with fake CUDA events that only write to it."""
     happened: list[str] = []
 
     class Event:
         def record(self, stream: str) -> None:
-            self.number = sum("told" in each for each in happened)
-            happened.append(f"{stream} told to tell of {self.number}")
+            self.number = sum("recorded" in each for each in happened)
+            happened.append(f"event {self.number} recorded on {stream}")
 
         def synchronize(self) -> None:
             happened.append(f"waited for {self.number}")
 
-    fake = SimpleNamespace(Event=Event, current_stream=lambda device: f"{device}'s")
+    fake = SimpleNamespace(Event=Event, current_stream=lambda device: device)
     monkeypatch.setattr(overlap, "torch", SimpleNamespace(cuda=fake, Tensor=torch.Tensor))
     real = overlap.on_device
     monkeypatch.setattr(overlap, "on_device", lambda conds, _: real(conds, ELSEWHERE))
     return happened
 
 
-def test_each_step_is_told_when_the_one_before_is_done(
+def test_each_callback_waits_until_the_step_before_is_done(
     core: SimpleNamespace, overlap: ModuleType, order: list[str]
 ) -> None:
     guider = Guider(core, "cuda:0")
@@ -112,16 +112,16 @@ def test_each_step_is_told_when_the_one_before_is_done(
             assert callback(step, None, x=None, total_steps=3) == step
         return sigmas, extra_args, rest, named
 
-    def told(step: int, *_: Any, **__: Any) -> int:
+    def callback(step: int, *_: Any, **__: Any) -> int:
         order.append(f"step {step}")
         return step
 
-    assert overlap._sample(sampler, guider, 1, ONE_GPU, told, 3, four=4) == (1, ONE_GPU, (3,), {"four": 4})
+    assert overlap._sample(sampler, guider, 1, ONE_GPU, callback, 3, four=4) == (1, ONE_GPU, (3,), {"four": 4})
     assert guider.text.type == "cpu"
     assert order == [
-        "cuda:0's told to tell of 0", "step 0",
-        "cuda:0's told to tell of 1", "waited for 0", "step 1",
-        "cuda:0's told to tell of 2", "waited for 1", "step 2",
+        "event 0 recorded on cuda:0", "step 0",
+        "event 1 recorded on cuda:0", "waited for 0", "step 1",
+        "event 2 recorded on cuda:0", "waited for 1", "step 2",
     ]  # fmt: skip
 
 

@@ -187,7 +187,7 @@ class TestValuesThatAreNoNumbers:
         images[which][1, 4, 6, :2] = value
         found = comparison.compare(**images)
         text = comparison.report(found, **OFF)
-        assert f"\n2      no numbers: {which} holds 2 NaN or infinite values (of {24 * 31 * 3})" in text
+        assert f"\n2      no scores: {which} holds 2 NaN or infinite values (of {24 * 31 * 3})" in text
         assert math.isfinite(found.scores[0].psnr) and math.isnan(found.scores[1].psnr)
         assert all(math.isnan(v) for v in (found.max_error, found.mean_error, found.psnr, found.ssim))
         assert comparison.failure(found, **OFF) is None
@@ -224,17 +224,19 @@ class TestALimit:
         a = flat(0.5, batch=3)
         b = a + torch.tensor([0.0, 0.01, 0.1]).view(3, 1, 1, 1)
         message = comparison.failure(comparison.compare(a, b), 4.0, 0.0)
-        assert message.startswith("Image 3 of 3 is too far from the other: max error 25.50 of 255, mean error 25.5000")
+        assert message.startswith(
+            "Image 3 of 3 is outside the limits (max_error 4 of 255): max error 25.50 of 255, mean error 25.5000"
+        )
         assert "PSNR 20.00 dB, SSIM 0." in message
-        assert "The limits were max_error 4 of 255." in message
-        assert "images fail" not in message
+        assert "that fail" not in message
 
     def test_of_psnr_names_the_worst_image_and_how_many_fail(self, comparison: Any) -> None:
         a = flat(0.5, batch=3)
         b = a + torch.tensor([0.0, 0.01, 0.1]).view(3, 1, 1, 1)
         message = comparison.failure(comparison.compare(a, b), 255.0, 45.5)
-        assert message.startswith("Image 3 of 3 is too far from the other")
-        assert "The limits were min_psnr 45.5 dB. 2 of 3 images fail." in message
+        assert message.startswith(
+            "Image 3 of 3, the worst of 2 that fail, is outside the limits (min_psnr 45.5 dB): max error 25.50"
+        )
         assert "set max_error to 255 and min_psnr to 0: then nothing fails" in message
 
     def test_that_is_kept_is_told(self, comparison: Any) -> None:

@@ -1,1 +1,1 @@
-"""Pictures and tables that nodes show."""
+"""What the nodes show: the report of the cache as a table and a chart, and the comparison of two images."""

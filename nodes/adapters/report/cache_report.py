@@ -1,4 +1,4 @@
-"""What `GET /resolute/cache` and Graph Cache Report tell of the process's cache."""
+"""The data that `GET /resolute/cache` and Graph Cache Report show."""
 
 from __future__ import annotations
 
@@ -10,7 +10,11 @@ from ..restart import shape_status
 
 
 def report() -> dict[str, Any]:
-    """The cache's report, with the regions of each module that has a program."""
+    """The state of the cache, as JSON: its own report, and three more fields.
+
+    modules: for each compiled module, how many of its regions are compiled. store: regions kept on disk, and their
+    bytes. models: for each remembered model and shape, whether it is ready in memory or on disk.
+    """
     cache, programs = runtime.cache(), runtime.programs()
     modules = [
         {"module": owner, "backend": backend, "regions_compiled": program.regions[0], "regions": program.regions[1]}
@@ -24,5 +28,5 @@ def report() -> dict[str, Any]:
 
 
 def ready_sizes() -> list[tuple[int, int]]:
-    """(width, height) of latents that a diffusion model samples without a stall; see `shape_status.sizes`."""
+    """(width, height) in latent pixels of the captured sizes; if there are none, of those whose regions are on disk."""
     return shape_status.sizes(runtime.cache(), runtime.device())

@@ -1,1 +1,1 @@
-"""What a sampling run does around the calls: batches of conditions, overlapping steps, free memory."""
+"""What we change about a sampling run besides the model's forward: cond batching, overlapping steps, free memory."""

@@ -1,7 +1,8 @@
-"""Whether the conditions of one step (cond and uncond) run as one batch or one after the other.
+"""Choose whether the conds of one step (cond and uncond) run as one batch or one after the other.
 
-Core merges them where its estimate of their memory fits 1.5 times into what is free, so the batch may flip with other
-programs' memory. The estimate is asked for in one place per step; there, and only there, it is answered for core.
+Core merges them if 1.5 times its memory estimate is below the free memory (`samplers._calc_cond_batch`), so the batch
+size may change whenever another program uses memory. The estimate is `model.memory_required`. We replace that method,
+and only around the one call in each step that decides about batches: loading a model needs the real estimate.
 """
 
 from __future__ import annotations
@@ -16,23 +17,24 @@ AUTO, MERGE, SPLIT = "auto", "always merge", "always split"
 POLICIES = (AUTO, MERGE, SPLIT)
 
 _KEY = "resolute-batching"
-_ESTIMATES = {MERGE: -math.inf, SPLIT: math.inf}  # compared with what is free, which may be nothing
+# Fake estimates. For MERGE not 0 but minus infinity: core's test is "less than", and the free memory may be 0.
+_ESTIMATES = {MERGE: -math.inf, SPLIT: math.inf}
 
 
 def apply(patcher: Any, policy: str) -> None:
-    """Give a patcher (a clone of ours) one of POLICIES; `auto` is core's own choice. Raises ValueError."""
+    """Set the policy of a patcher (our clone); AUTO leaves the choice to core. Raises ValueError if it is unknown."""
     if policy not in POLICIES:
         raise ValueError(f"There is no batching '{policy}'. Choose one of: {', '.join(POLICIES)}.")
     patcher.remove_wrappers_with_key(WrappersMP.CALC_COND_BATCH, _KEY)
     if policy != AUTO:
-        patcher.add_wrapper_with_key(WrappersMP.CALC_COND_BATCH, _KEY, _answering(_ESTIMATES[policy]))
+        patcher.add_wrapper_with_key(WrappersMP.CALC_COND_BATCH, _KEY, _with_estimate(_ESTIMATES[policy]))
 
 
-def _answering(estimate: float) -> Callable[..., Any]:
+def _with_estimate(estimate: float) -> Callable[..., Any]:
     def wrapper(executor: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
         attributes = vars(model)
         missing = object()
-        before = attributes.get("memory_required", missing)  # another pack's object patch
+        before = attributes.get("memory_required", missing)  # set if another pack patched the method too
         attributes["memory_required"] = lambda *_, **__: estimate
         try:
             return executor(model, *args, **kwargs)

@@ -1,4 +1,4 @@
-"""Give memory back: on request, and before a model is loaded that would not fit beside the captures."""
+"""Free the memory of captures: on request, and before sampling if the model would not fit beside them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _KEY = "resolute-memory"
 
 
 def free_graphs() -> int:
-    """Free the captures that no run uses, and the allocator's caches. Returns the bytes of the captures."""
+    """Free all captures that no running session uses, and torch's cached memory. Returns the captures' bytes."""
     freed = runtime.cache().trim()
     release_graph_memory()
     comfy.model_management.soft_empty_cache()
@@ -27,7 +27,11 @@ def free_graphs() -> int:
 
 
 def make_room_before_sampling(patcher: Any) -> None:
-    """Let captures go before `patcher` (a clone of ours) is loaded, where its weights would have to be streamed."""
+    """Before each sampling run of `patcher` (our clone), free as many captures as its weights need to fit.
+
+    Otherwise ComfyUI would load the model partially and stream its weights, because it does not know that captures can
+    be freed. PREPARE_SAMPLING is the last wrapper that runs before ComfyUI loads the model.
+    """
     patcher.remove_wrappers_with_key(WrappersMP.PREPARE_SAMPLING, _KEY)
     patcher.add_wrapper_with_key(WrappersMP.PREPARE_SAMPLING, _KEY, _make_room)
 
@@ -43,7 +47,10 @@ def _make_room(executor: Any, patcher: Any, noise_shape: Any, conds: Any, *args:
 
 
 def _missing(patcher: Any, noise_shape: Any, conds: Any) -> int:
-    """Bytes by which the device is short for the rest of the weights and for the run, as core reckons them."""
+    """Bytes that the device lacks for the weights still to load and for the run. Negative if there is room.
+
+    The estimate is the one of core's `load_models_gpu`.
+    """
     management = comfy.model_management
     run, _ = comfy.sampler_helpers.estimate_memory(patcher, noise_shape, conds)
     run = max(management.minimum_inference_memory(), run + management.extra_reserved_memory())

@@ -1,12 +1,14 @@
-"""Let the processor prepare the next step of a sampling run while the GPU works on this one.
+"""Overlap the steps of a sampling run: the CPU prepares the next step while the GPU still works on this one.
 
-Core keeps conditioning in the computer's memory and copies it to the GPU in every step, and such a copy waits for all
-that the GPU has been told to do. So conditioning is copied once here, when a run starts. Nothing would then keep the
-processor from running many steps ahead, with a progress bar that shows what is not done yet and a Cancel that comes too
-late; so after each step it waits for the step before.
+Core keeps conditioning in CPU memory and copies it to the GPU in every step. Such a copy blocks the CPU until the GPU
+has finished all queued work, so nothing overlaps. Therefore we copy conditioning once, when a run starts.
 
-A sampler that compares a noise level in each step still waits there, which is most of core's: euler, ddim and uni_pc do
-not.
+Then nothing holds the CPU back, and it could queue many steps: the progress bar would show steps that the GPU has not
+done, and Cancel would come too late. Therefore, after each step, the CPU waits until the GPU has finished the step
+before.
+
+Most of core's samplers compare a noise level on the CPU in every step, which blocks too, so they do not overlap. euler,
+ddim and uni_pc do not compare, and overlap.
 """
 
 from __future__ import annotations
@@ -19,34 +21,35 @@ from comfy.conds import CONDCrossAttn, CONDRegular
 from comfy.patcher_extension import WrappersMP
 
 _KEY = "resolute-overlap"
-_MOST = 256 << 20  # bytes that stay on the GPU for a whole run
+_MAX_BYTES = 256 << 20  # of conditioning on the GPU, where it stays for the whole run
 
 
 def overlap_steps(patcher: Any) -> None:
-    """Let the sampling runs of `patcher` (a clone of ours) overlap their steps."""
+    """Overlap the steps in all sampling runs of `patcher` (our clone)."""
     patcher.remove_wrappers_with_key(WrappersMP.SAMPLER_SAMPLE, _KEY)
     patcher.add_wrapper_with_key(WrappersMP.SAMPLER_SAMPLE, _KEY, _sample)
 
 
 def _sample(executor: Any, guider: Any, sigmas: Any, extra_args: Any, callback: Any, *args: Any, **kwargs: Any) -> Any:
     device = guider.model_patcher.load_device
-    if device.type != "cuda" or "multigpu_clones" in extra_args["model_options"]:  # each GPU takes its own copies
+    if device.type != "cuda" or "multigpu_clones" in extra_args["model_options"]:  # each GPU needs its own copy
         return executor(guider, sigmas, extra_args, callback, *args, **kwargs)
     conds, guider.conds = guider.conds, on_device(guider.conds, device)
     try:
-        return executor(guider, sigmas, extra_args, _one_step_ahead(callback, device), *args, **kwargs)
+        return executor(guider, sigmas, extra_args, _wait_for_previous_step(callback, device), *args, **kwargs)
     finally:
         guider.conds = conds
 
 
 def on_device(conds: dict[str, list[dict[str, Any]]], device: torch.device) -> dict[str, list[dict[str, Any]]]:
-    """The same conditioning, of which core would copy every tensor in every step, with these tensors on `device`.
+    """The conds with those tensors on `device` that core would copy in every step.
 
-    All of them or, where they are large, none: core runs only those together that are on one device.
+    Moves all of them, or none if together they are larger than _MAX_BYTES: core only batches conds whose tensors are on
+    the same device. Returns `conds` itself if nothing is moved. The given dicts are not changed.
     """
     values = [value for group in conds.values() for cond in group for value in cond["model_conds"].values()]
     copied = {id(value): value for value in values if _is_copied(value, device)}
-    if sum(value.cond.nbytes for value in copied.values()) > _MOST:
+    if sum(value.cond.nbytes for value in copied.values()) > _MAX_BYTES:
         return conds
     moved = {number: type(value)(value.cond.to(device)) for number, value in copied.items()}
 
@@ -58,13 +61,13 @@ def on_device(conds: dict[str, list[dict[str, Any]]], device: torch.device) -> d
 
 
 def _is_copied(value: Any, device: torch.device) -> bool:
-    # Of other kinds core reads more than the tensor, and whatever another pack derived from these may keep more.
+    # Exactly these two classes: other conds of core, and subclasses of other packs, hold more than one tensor.
     known = type(value) in (CONDRegular, CONDCrossAttn) and isinstance(value.cond, torch.Tensor)
     return known and value.cond.device != device
 
 
-def _one_step_ahead(callback: Callable[..., Any] | None, device: torch.device) -> Callable[..., Any]:
-    """`callback`, called after each step, when the GPU is done with the step before."""
+def _wait_for_previous_step(callback: Callable[..., Any] | None, device: torch.device) -> Callable[..., Any]:
+    """Wrap the callback that core calls after each step, so that it first waits for the GPU to end the step before."""
     before: torch.cuda.Event | None = None
 
     def called(*args: Any, **kwargs: Any) -> Any:
