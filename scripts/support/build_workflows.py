@@ -163,7 +163,7 @@ def deepcache_controlnet() -> Graph:
 
 
 def lcm_image_to_image() -> Graph:
-    """One picture drawn again in three shapes by SDXL with LCM; DeepCache says why it stands aside."""
+    """One picture drawn again in three shapes by SDXL with LCM; DeepCache shows why it skips nothing."""
     graph = Graph("lcm_image_to_image")
     group = graph.group("SDXL with LCM", (0, 0), STOCK)
     loader = graph.add(group, "CheckpointLoaderSimple", ckpt_name=SDXL)
