@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -70,6 +72,39 @@ def test_a_question_leads_to_the_files_that_answer_it(question: str) -> None:
     assert files
     text = "".join(file.read_text("utf-8") for file in files)
     assert [name for name in spans(row) if not re.search(rf"\b{re.escape(name)}\b", text)] == []
+
+
+def steps() -> list[Path]:
+    """The file of each numbered line of the drawing."""
+    drawing = HOW.read_text("utf-8").partition("## One prompt's way through the code")[2].split("```")[1]
+    return [ROOT / path for path in re.findall(r"^ *\d [A-Z]+ +(\S+\.py) ", drawing, re.MULTILINE)]
+
+
+def imported_by(file: Path) -> Iterator[Path]:
+    """The files that a file of the pack imports by relative imports, wherever in it."""
+    for node in ast.walk(ast.parse(file.read_text("utf-8"))):
+        if isinstance(node, ast.ImportFrom) and node.level:
+            base = file.parents[node.level - 1].joinpath(*(node.module or "").split("."))
+            for path in (base, *(base / alias.name for alias in node.names)):
+                if path.with_suffix(".py").is_file():
+                    yield path.with_suffix(".py")
+
+
+def reachable_from(file: Path) -> set[Path]:
+    found, pending = set[Path](), [file]
+    while pending:
+        new = set(imported_by(pending.pop())) - found
+        found |= new
+        pending += new
+    return found
+
+
+def test_the_walk_through_the_code_never_goes_back_up() -> None:
+    walk = steps()
+    assert len(walk) == 7
+    assert walk[1] in reachable_from(walk[0])
+    for number, file in enumerate(walk):
+        assert reachable_from(file) & set(walk[:number]) == set()
 
 
 @pytest.mark.parametrize(
