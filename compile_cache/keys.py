@@ -19,13 +19,21 @@ Component = tuple[str, Literal]
 
 
 class Role(str, Enum):
-    """What a compiled module is to the workflow."""
+    """What a compiled module is to the workflow. The values are part of saved files and of the HTTP interface.
 
-    UNET = "unet"
+    The passes of a step cache are roles too. They are listed here, not by the step cache, because the commands that
+    read saved files run without ComfyUI.
+    """
+
+    UNET = "unet"  # the diffusion model, whatever its family
     VAE_DECODE = "vae_decode"
     CONTROLNET = "controlnet"
-    DEEPCACHE_FULL = "deepcache_full"  # a UNet that also hands out the feature that DeepCache keeps
+    DEEPCACHE_FULL = "deepcache_full"  # a UNet that also returns the feature that DeepCache keeps
     DEEPCACHE_FAST = "deepcache_fast"  # its shallow blocks alone, from that feature
+
+
+# Roles that run all of a diffusion model: a size is ready to sample when one of them is.
+WHOLE_DIFFUSION_MODEL = (Role.UNET, Role.DEEPCACHE_FULL)
 
 
 def digest(value: Literal) -> str:

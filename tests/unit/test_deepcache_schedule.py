@@ -165,33 +165,3 @@ class TestSettings:
     ) -> None:
         with pytest.raises(user_error, match=words):
             schedule.Settings(**changes)
-
-
-class TestOneDiff:
-    """Its parameters, with its own meaning: depth = sum(num_res_blocks[:layer]) + block + 1, steps of a thousand."""
-
-    SD15 = (2, 2, 2, 2)
-
-    @pytest.fixture
-    def translate(self, pack: Any) -> Any:
-        return pack("nodes.adapters.deepcache.onediff").from_onediff
-
-    @pytest.mark.parametrize(
-        ("layer", "block", "depth"), [(0, 0, 1), (0, 1, 2), (1, 0, 3), (1, 1, 4), (2, 1, 6), (3, 2, 9)]
-    )
-    def test_layer_and_block_are_a_depth(self, translate: Any, layer: int, block: int, depth: int) -> None:
-        assert translate(self.SD15, cache_layer_id=layer, cache_block_id=block).depth == depth
-
-    def test_levels_of_other_heights_count_as_they_are(self, translate: Any) -> None:
-        assert translate((1, 3, 2), cache_layer_id=2, cache_block_id=0).depth == 5
-
-    def test_its_defaults_are_ours(self, translate: Any, schedule: Any) -> None:
-        assert translate(self.SD15) == schedule.Settings()
-
-    def test_its_steps_are_noise_levels(self, translate: Any) -> None:
-        settings = translate(self.SD15, cache_interval=5, start_step=200, end_step=900)
-        assert (settings.interval, settings.start_percent, settings.end_percent) == (5, 0.2, 0.9)
-
-    def test_a_layer_that_the_model_lacks_is_refused(self, translate: Any, user_error: type[Exception]) -> None:
-        with pytest.raises(user_error, match="cache_layer_id 5 is outside what this model has: 0 to 4"):
-            translate(self.SD15, cache_layer_id=5)

@@ -13,10 +13,11 @@ from ....compile_cache.errors import UserError
 from ..comfyui.progress import NodeProgress
 from ..forward.forward_patch import ForwardPatch
 from ..forward.patch_install import install_patch
+from ..forward.step_pass import PASS, RUN
+from ..forward.uncompiled_forward import UncompiledForward
 from ..sampling.step_overlap import overlap_steps
 from .cost import share_of_fast_pass
-from .forward import DeepCacheForward
-from .passes import PASS, RUN, core_unet
+from .passes import core_unet
 from .run import Run
 from .schedule import Settings, plan, window_of
 
@@ -40,7 +41,7 @@ def add_deepcache(model: Any, settings: Settings, node_id: str | None = None) ->
     progress = NodeProgress(node_id)
     clone = model.clone()
     forward = clone.get_model_object(_FORWARD)
-    patch = forward if isinstance(forward, ForwardPatch) else DeepCacheForward(unet, forward)
+    patch = forward if isinstance(forward, ForwardPatch) else UncompiledForward(unet, forward)
     for kind in _WRAPPERS:  # of two DeepCache nodes in a row, the last decides
         clone.remove_wrappers_with_key(kind, _KEY)
     if not patch.is_known_code:
@@ -100,7 +101,7 @@ class Sampling:
     # Core's compile node drops guards on options: it would go on with the first pass it saw.
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def call_model(self, executor: Any, x: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        """Around one call of the UNet: decide how it runs. Whatever stands in its `_forward` executes that."""
+        """Around one call of the UNet: decide how it runs. The forward that is installed in it runs that."""
         options = _options(args, kwargs)
         run = None if options is None else options.get(RUN)
         chosen = run.decide(x, options) if isinstance(run, Run) and options is not None else None

@@ -9,48 +9,84 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import dataclass
-from typing import Any, Union
+from typing import Any, ClassVar
 
 import torch
 
-# Where transformer_options carries the decision down to whatever executes it, and where it carries the sampling run.
-PASS, RUN = "resolute_deepcache_pass", "resolute_deepcache"
+from ....compile_cache.keys import Component, Role
+from ..forward.step_pass import StepPass
+
 Control = Mapping[str, Any]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Full:
-    """The whole network; `keep`, where there is one, is handed the feature."""
+@dataclass(frozen=True, eq=False)
+class Full(StepPass):
+    """The whole network. `keep`, if there is one, receives the feature (batch, channels, height, width)."""
 
+    role: ClassVar[Role] = Role.DEEPCACHE_FULL
     depth: int
     keep: Callable[[torch.Tensor], None] | None
     passes: Counter[str]
 
-    def done(self, feature: torch.Tensor | None) -> None:
+    @property
+    def settings(self) -> tuple[Component, ...]:
+        return (("deepcache depth", self.depth),)
+
+    def run(
+        self,
+        module: torch.nn.Module,
+        forward: Callable[..., Any],
+        latent: torch.Tensor,
+        transformer_options: Mapping[str, Any] | None = None,
+        **arguments: Any,
+    ) -> tuple[Any, torch.Tensor | None]:
+        """(the model's result, the feature)."""
+
+        def call(options: dict[str, Any]) -> Any:
+            return forward(latent, transformer_options=options, **arguments)
+
+        return run_full(module, self.depth, call, transformer_options or {})
+
+    def finish(self, output: tuple[Any, torch.Tensor | None]) -> Any:
+        result, feature = output
         self.passes["full"] += 1
         if self.keep is not None and feature is not None:
             self.keep(feature)
+        return result
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Fast:
+@dataclass(frozen=True, eq=False)
+class Fast(StepPass):
     """The shallow part, from a kept feature (batch, channels, height, width)."""
 
+    role: ClassVar[Role] = Role.DEEPCACHE_FAST
     depth: int
     feature: torch.Tensor
     passes: Counter[str]
 
-    def done(self) -> None:
+    @property
+    def settings(self) -> tuple[Component, ...]:
+        return (("deepcache depth", self.depth),)
+
+    def arguments(self, module: torch.nn.Module, given: dict[str, Any]) -> dict[str, Any]:
+        """Without the ControlNet residuals of blocks that do not run; with the feature."""
+        unet: Any = module
+        control = shallow_control(given.get("control"), len(unet.output_blocks), self.depth)
+        return {**given, "control": control, "feature": self.feature}
+
+    def run(
+        self,
+        module: torch.nn.Module,
+        forward: Callable[..., Any],
+        latent: torch.Tensor,
+        feature: torch.Tensor | None = None,
+        **arguments: Any,
+    ) -> Any:
+        return run_fast(module, self.depth, feature, latent, **arguments)
+
+    def finish(self, output: Any) -> Any:
         self.passes["fast"] += 1
-
-
-Pass = Union[Full, Fast]  # noqa: UP007 (evaluated at import, on Python 3.10 too)
-
-
-def decided(options: Mapping[str, Any] | None) -> Pass | None:
-    """The pass that was decided for this call."""
-    found = None if options is None else options.get(PASS)
-    return found if isinstance(found, (Full, Fast)) else None
+        return output
 
 
 def run_full(unet: Any, depth: int, call: Callable[[dict[str, Any]], Any], options: Mapping[str, Any]) -> Any:

@@ -43,7 +43,7 @@ class Run:
         """sigmas: the sampler's schedule, one more than there are steps. `one_prediction_a_step`: whether counting
         predictions tells the step. Reading the noise level tells it always, but waits for the GPU at every step.
         """
-        self.passes: Counter[str] = Counter()  # that were executed: "full" and "fast"
+        self.passes: Counter[str] = Counter(full=0, fast=0)  # how often each has run
         self._plan = plan
         self._depth = depth
         self._sigmas = list(sigmas)

@@ -13,7 +13,7 @@ from ....compile_cache.backends.base import Method
 from ....compile_cache.errors import BypassCode, BypassReason
 from ....compile_cache.keys import Component, Signature, TensorSpec
 from ....compile_cache.regions.foreign_code import origin
-from ..deepcache import passes as deepcache
+from . import step_pass
 
 # Entries of transformer_options that nothing inside `_forward` reads, unless a patch does, and patches are refused
 # below. Everything else is unknown and keeps the call from being captured; the compiled regions still run.
@@ -21,7 +21,7 @@ _INERT_OPTIONS = frozenset(
     {
         "activations_shape", "block", "block_index", "callbacks", "cond_or_uncond", "easycache",
         "multigpu_thread_device", "original_shape", "prefetch_dynamic_vbars", "sample_sigmas", "sigmas",
-        "total_blocks", "transformer_index", "uuids", "wrappers", deepcache.PASS, deepcache.RUN,
+        "total_blocks", "transformer_index", "uuids", "wrappers", step_pass.PASS, step_pass.RUN,
     }
 )  # fmt: skip
 _PATCHES = ("patches", "patches_replace")

@@ -12,23 +12,22 @@ from ....compile_cache.backends.base import Method
 from ....compile_cache.keys import Role
 from ....compile_cache.regions.region import Hook, HookBuilder, RegionRunner
 from ..blocks.common import Bypass
-from ..deepcache.passes import Fast, Full, Pass, decided, run_fast, run_full, shallow_control
+from ..comfyui.progress import NodeProgress
 from ..process import runtime
 from .call_description import CallDescription, argument_names
 from .forward_patch import ForwardPatch
 from .module_runner import Invoke, ModuleRunner
 from .session_log import SessionLog
+from .step_pass import StepPass, decided_pass
 
 # Finds the hooks of a module: `hooks` of one of the files in `blocks`.
 Family = Callable[[torch.nn.Module, RegionRunner, Bypass], list[Hook]]
-
-_PASS_ROLES: dict[type, Role] = {Full: Role.DEEPCACHE_FULL, Fast: Role.DEEPCACHE_FAST}
 
 
 class CompiledForward(ForwardPatch):
     """The first argument of `inner` is the latent; whatever else it takes is described by name.
 
-    A call for which DeepCache decided a pass runs that pass, each of the two as a graph of its own over the same
+    A call for which a step cache decided a pass runs that pass. Each kind of pass has graphs of its own, over the same
     regions: the blocks are the same modules.
     """
 
@@ -46,12 +45,9 @@ class CompiledForward(ForwardPatch):
         super().__init__(module, inner)
         build_hooks = _hook_builder(module, families)
         label = label or type(module).__name__
-        self.runner = ModuleRunner(module, backend, role, build_hooks, node_id, label)
+        self.runner = ModuleRunner(module, backend, role, build_hooks, NodeProgress(node_id), label)
+        self._role = role
         self._pass_runners: dict[Role, ModuleRunner] = {}
-        if role is Role.UNET:
-            self._pass_runners = {
-                role: ModuleRunner(module, backend, role, build_hooks, node_id, label) for role in _PASS_ROLES.values()
-            }
         self._made_with = (backend, role, families, node_id, label)
         self._log = SessionLog(self.runner)
         # A decode is one call, with no sampling run around it that would look at the module first, and tell of it.
@@ -106,17 +102,11 @@ class CompiledForward(ForwardPatch):
             raise
 
     def _answer(self, given: dict[str, Any], thorough: bool) -> Any:
-        chosen = self._decided(given.get("transformer_options"))
-        if chosen is None:
+        step_pass = self._decided_pass(given.get("transformer_options"))
+        if step_pass is None:
             return self._run_whole(given, thorough)
-        runner = self._pass_runners[_PASS_ROLES[type(chosen)]]
-        if isinstance(chosen, Fast):
-            result = runner.run(*self._describe_fast(given, chosen), thorough)
-            chosen.done()
-            return result
-        result, feature = runner.run(*self._describe_full(given, chosen), thorough)
-        chosen.done(feature)
-        return result
+        runner = self._runner_for(step_pass.role)
+        return step_pass.finish(runner.run(*self.describe_pass(given, step_pass), thorough))
 
     def _run_whole(self, given: dict[str, Any], thorough: bool) -> Any:
         if not self._looks_always:
@@ -133,9 +123,14 @@ class CompiledForward(ForwardPatch):
     def _named(self, args: Sequence[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
         return {self._names[index]: value for index, value in enumerate(args)} | kwargs
 
-    def _decided(self, options: Any) -> Pass | None:
-        # Around the forward of another pack the decision is not ours to execute: it would skip what that one does.
-        return decided(options) if self._pass_runners and self.is_known_code else None
+    def _decided_pass(self, options: Any) -> StepPass | None:
+        # A pass would skip what another pack's forward does, so that one always runs in full.
+        return decided_pass(options) if self._role is Role.UNET and self.is_known_code else None
+
+    def _runner_for(self, role: Role) -> ModuleRunner:
+        if role not in self._pass_runners:
+            self._pass_runners[role] = self.runner.for_role(role)
+        return self._pass_runners[role]
 
     def _describe(
         self, given: dict[str, Any], call: Callable[..., Any] | None = None
@@ -165,28 +160,14 @@ class CompiledForward(ForwardPatch):
             description.method = Method(self.inner.__name__, arguments)
         return description, invoke
 
-    def _describe_full(self, given: dict[str, Any], chosen: Full) -> tuple[CallDescription, Invoke]:
-        def call(latent: torch.Tensor, transformer_options: Any = None, **arguments: Any) -> Any:
-            def with_options(options: dict[str, Any]) -> Any:
-                return self.inner(latent, transformer_options=options, **arguments)
+    def describe_pass(self, given: dict[str, Any], step_pass: StepPass) -> tuple[CallDescription, Invoke]:
+        """The same for a pass of a step cache. given: the arguments of `inner`, by name."""
 
-            return run_full(self.module, chosen.depth, with_options, transformer_options)
+        def call(latent: torch.Tensor, **arguments: Any) -> Any:
+            return step_pass.run(self.module, self.inner, latent, **arguments)
 
-        description, invoke = self._describe(given, call)
-        description.values.append(("deepcache depth", chosen.depth))
-        return description, invoke
-
-    def _describe_fast(self, given: dict[str, Any], chosen: Fast) -> tuple[CallDescription, Invoke]:
-        # What the shallow part does not read is no part of the call: neither a size to be keyed by nor a buffer.
-        unet: Any = self.module
-        control = shallow_control(given.get("control"), len(unet.output_blocks), chosen.depth)
-        given = {**given, "control": control, "feature": chosen.feature}
-
-        def call(latent: torch.Tensor, feature: torch.Tensor, **arguments: Any) -> Any:
-            return run_fast(unet, chosen.depth, feature, latent, **arguments)
-
-        description, invoke = self._describe(given, call)
-        description.values.append(("deepcache depth", chosen.depth))
+        description, invoke = self._describe(step_pass.arguments(self.module, given), call)
+        description.values.extend(step_pass.settings)
         return description, invoke
 
 

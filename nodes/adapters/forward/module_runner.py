@@ -58,11 +58,11 @@ class ModuleRunner:
         backend: str,
         role: Role,
         build_hooks: HookBuilder,
-        node_id: str | None,
+        progress: NodeProgress,
         label: str,
     ) -> None:
         """label: what people call the model."""
-        self.progress = NodeProgress(node_id)
+        self.progress = progress
         self.weights = runtime.weights_of(module)
         self.owner = runtime.owner_of(module)
         self._module = weakref.ref(module)  # see CompiledForward
@@ -73,6 +73,10 @@ class ModuleRunner:
         self._recaptured: set[GraphKey] = set()
         self._programs: dict[str, tuple[Program, str]] = {}
         self._keys: dict[tuple[Any, ...], GraphKey] = {}  # by form: one object per key is found faster in the cache
+
+    def for_role(self, role: Role) -> ModuleRunner:
+        """A runner of the same module in another role; both share one program."""
+        return ModuleRunner(self._alive(), self._backend, role, self._build_hooks, self.progress, self._label)
 
     def program(self, device: str) -> tuple[Program, str]:
         """The program for a type of device and the name of its backend."""

@@ -10,12 +10,11 @@ import torch
 from ....compile_cache.backends import registry
 from ....compile_cache.backends.base import Located
 from ....compile_cache.cache import GraphCache
-from ....compile_cache.keys import Role
+from ....compile_cache.keys import WHOLE_DIFFUSION_MODEL
 from ....compile_cache.store.shape_history import Model, UsedShape
 
 # A shape in memory runs at once; one on disk waits for its regions to load and for a capture, tenths of a second.
 MEMORY, DISK, UNKNOWN = "memory", "disk", "unknown"
-_SAMPLED = (Role.UNET.value, Role.DEEPCACHE_FULL.value)
 _CHANNELS = (4, 16)  # of latents whose cells are 8 pixels
 
 
@@ -56,7 +55,7 @@ def sizes(cache: GraphCache, device: torch.device) -> list[tuple[int, int]]:
     captured = [{**graph.plain(), "state": MEMORY} for graph, _ in cache.captured()]
     for shape in [*captured, *(shape for model in models(cache, device) for shape in model["shapes"])]:
         latent = shape["latent_shape"]
-        if shape["role"] in _SAMPLED and len(latent) == 4 and latent[1] in _CHANNELS:
+        if shape["role"] in WHOLE_DIFFUSION_MODEL and len(latent) == 4 and latent[1] in _CHANNELS:
             ready[shape["state"]].append((latent[3], latent[2]))
     return list(dict.fromkeys(ready[MEMORY] or ready[DISK]))
 

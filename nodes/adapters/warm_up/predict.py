@@ -16,11 +16,11 @@ import torch
 
 from ....compile_cache.errors import UserError
 from ....compile_cache.warm_up_plan import Item
-from ..deepcache.passes import RUN
+from ..forward.step_pass import RUN
 from .dummy_conditioning import dummy_conditioning
 
 _SEED = 20240229
-_STEPS = 20  # length of the noise schedule; long enough that DeepCache, which needs more than 8 steps, is active
+_STEPS = 20  # length of the noise schedule; long enough that a step cache (DeepCache needs more than 8 steps) is active
 
 
 def predict(
@@ -78,17 +78,17 @@ def sample_once(
 ) -> torch.Tensor:
     """A sampler function for core's `KSAMPLER`. It makes as few predictions as are needed to warm up every shape.
 
-    That is one for each stage (see `_stages`), and with DeepCache as many more as it takes to run both a full and a
-    fast pass. Returns `x` unchanged.
+    That is one for each stage (see `_stages`), and with a step cache as many more as it takes to run each kind of pass.
+    Returns `x` unchanged.
     """
     arguments = extra_args or {}
-    deepcache = arguments.get("model_options", {}).get("transformer_options", {}).get(RUN)
+    run = arguments.get("model_options", {}).get("transformer_options", {}).get(RUN)
     levels = sigmas[:-1].tolist()
     for stage in _stages(levels, _boundaries(getattr(model.inner_model, "conds", {}))):
-        before = {} if deepcache is None else dict(deepcache.passes)
+        before = {} if run is None else dict(run.passes)
         for step in stage:
             model(x, sigmas[step] * x.new_ones([x.shape[0]]), **arguments)
-            if deepcache is None or all(deepcache.passes[kind] > before.get(kind, 0) for kind in ("full", "fast")):
+            if run is None or all(run.passes[kind] > count for kind, count in before.items()):
                 break
     return x
 

@@ -38,7 +38,7 @@ def unet(core: SimpleNamespace) -> Any:
 @pytest.fixture(scope="module")
 def plain(core: SimpleNamespace, unet: Any) -> Any:
     """What stands for `_forward` without Compile Model."""
-    return core.ours("deepcache.forward").DeepCacheForward(unet, unet._forward)
+    return core.ours("forward.uncompiled_forward").UncompiledForward(unet, unet._forward)
 
 
 @pytest.fixture(scope="module")
@@ -53,14 +53,14 @@ def compiled(core: SimpleNamespace, unet: Any) -> Any:
 @pytest.fixture
 def both(core: SimpleNamespace) -> Callable[..., Passes]:
     """`both(forward, depth, first, second)`: a full pass over the first call and a fast one over the second."""
-    passes = core.ours("deepcache.passes")
+    passes, option = core.ours("deepcache.passes"), core.ours("forward.step_pass").PASS
 
     def run(forward: Any, depth: int, first: dict[str, Any], second: dict[str, Any], patches: Any = None) -> Passes:
         kept: list[torch.Tensor] = []
         counted: Counter[str] = Counter()
 
         def call(arguments: dict[str, Any], chosen: Any) -> torch.Tensor:
-            options = {"patches": {} if patches is None else patches, passes.PASS: chosen}
+            options = {"patches": {} if patches is None else patches, option: chosen}
             return forward(**arguments, transformer_options=options)
 
         full = call(first, passes.Full(depth, kept.append, counted))
@@ -179,7 +179,7 @@ def test_residuals_of_blocks_that_do_not_run_are_no_part_of_a_fast_call(core: Si
 
 def test_class_conditional_models_take_their_vector(core: SimpleNamespace, both: Any, expected: Any) -> None:
     unet = make_unet(core, num_classes="sequential", adm_in_channels=24)
-    forward = core.ours("deepcache.forward").DeepCacheForward(unet, unet._forward)
+    forward = core.ours("forward.uncompiled_forward").UncompiledForward(unet, unet._forward)
     calls = [{**inputs(264, 200, seed=seed), "y": torch.full((1, 24), 0.1 * seed)} for seed in (1, 2)]
     for depth in DEPTHS:
         assert_close(both(forward, depth, *calls), expected(unet, depth, *calls))
@@ -191,7 +191,7 @@ def test_a_video_model_takes_its_frames(core: SimpleNamespace, both: Any, expect
         core, use_temporal_attention=True, use_temporal_resblock=True, merge_strategy="learned_with_images",
         video_kernel_size=[3, 1, 1], extra_ff_mix_layer=True, use_spatial_context=True,
     )  # fmt: skip
-    forward = core.ours("deepcache.forward").DeepCacheForward(unet, unet._forward)
+    forward = core.ours("forward.uncompiled_forward").UncompiledForward(unet, unet._forward)
     frames = {"num_video_frames": 3, "image_only_indicator": torch.zeros(1, 3)}
     calls = [{**inputs(264, 200, seed=seed, batch=3), **frames} for seed in (1, 2)]
     for depth in (1, 3):
@@ -238,14 +238,13 @@ class TestPatchesOfOtherPacks:
             assert relative_error(fast, own) <= TOLERANCE
 
     def test_they_forbid_a_capture_and_our_own_tap_does_not(self, core: SimpleNamespace, compiled: Any) -> None:
-        passes = core.ours("deepcache.passes")
+        passes, names = core.ours("deepcache.passes"), core.ours("forward.step_pass")
         for chosen in (passes.Full(2, None, Counter()), passes.Fast(2, torch.zeros(1), Counter())):
             blockers = []
             for patches in ({}, {"output_block_patch": [print]}):
-                options = {"patches": patches, passes.PASS: chosen, passes.RUN: object()}
+                options = {"patches": patches, names.PASS: chosen, names.RUN: object()}
                 given = compiled._named((), {**inputs(264, 200), "transformer_options": options})
-                describe = compiled._describe_full if isinstance(chosen, passes.Full) else compiled._describe_fast
-                blockers.append(describe(given, chosen)[0].blocker)
+                blockers.append(compiled.describe_pass(given, chosen)[0].blocker)
             assert blockers[0] is None
             assert "output_block_patch" in str(blockers[1])
 
@@ -303,9 +302,9 @@ def test_around_the_forward_of_another_pack_a_decision_is_left_to_whoever_stands
 ) -> None:
     passes = core.ours("deepcache.passes")
     counted: Counter[str] = Counter()
-    forward = core.ours("deepcache.forward").DeepCacheForward(unet, lambda x, *args, **kwargs: x * 3)
+    forward = core.ours("forward.uncompiled_forward").UncompiledForward(unet, lambda x, *args, **kwargs: x * 3)
     call = inputs(264, 200)
-    options = {passes.PASS: passes.Fast(2, torch.zeros(1), counted)}
+    options = {core.ours("forward.step_pass").PASS: passes.Fast(2, torch.zeros(1), counted)}
     assert torch.equal(forward(**call, transformer_options=options), call["x"] * 3)
     assert not counted
 

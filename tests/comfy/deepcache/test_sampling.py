@@ -334,7 +334,7 @@ class TestOneRunAfterAnother:
         broken, runs = deepcache.clone(), []
 
         def call(apply_model: Any, given: dict[str, Any]) -> Any:
-            runs.append(weakref.ref(given["c"]["transformer_options"]["resolute_deepcache"]))
+            runs.append(weakref.ref(given["c"]["transformer_options"]["resolute_step_cache"]))
             if len(runs) > step:
                 raise KeyboardInterrupt
             return apply_model(given["input"], given["timestep"], **given["c"])
@@ -413,8 +413,8 @@ class TestGuidanceThatCallsAgain:
         plain = {"uuids": ["a"], "cond_or_uncond": [0], "sigmas": sigma}
         patched = {**plain, "patches_replace": {"attn1": {("middle", 0): print}}}
         run.begin_evaluation()
-        run.decide(latent, plain).done(torch.ones(1))
-        run.decide(latent, patched).done(torch.full((1,), 2.0))
+        run.decide(latent, plain).finish((None, torch.ones(1)))
+        run.decide(latent, patched).finish((None, torch.full((1,), 2.0)))
         run.begin_evaluation()
         assert run.decide(latent, {**patched, "sigmas": torch.tensor([2.0])}).feature == 2.0
 
@@ -442,7 +442,7 @@ class TestDecisions:
         return type(chosen).__name__
 
     def test_a_feature_serves_its_condition_alone_and_together(self, decide: Any) -> None:
-        decide(3.0).done(torch.tensor([1.0, 2.0]))
+        decide(3.0).finish((None, torch.tensor([1.0, 2.0])))
         assert decide(2.0).feature.tolist() == [1.0, 2.0]
         assert decide(2.0, (1, 4, 8, 8), uuids=["b"], cond_or_uncond=[1]).feature.tolist() == [2.0]
         assert decide(2.0, uuids=["b", "a"], cond_or_uncond=[1, 0]).feature.tolist() == [2.0, 1.0]
@@ -462,7 +462,7 @@ class TestDecisions:
         ids=["condition", "side", "size", "batch", "frames", "frames of a pack", "patches", "nothing known"],
     )
     def test_a_call_that_differs_has_none_and_runs_in_full(self, decide: Any, shape: Any, options: Any) -> None:
-        decide(3.0).done(torch.tensor([1.0, 2.0]))
+        decide(3.0).finish((None, torch.tensor([1.0, 2.0])))
         assert self.kind(decide(2.0, shape, **options)) == "Full"
 
     def test_a_call_without_a_noise_level_is_not_decided(self, decide: Any) -> None:
@@ -470,14 +470,14 @@ class TestDecisions:
 
     def test_a_batch_that_is_no_multiple_of_its_conditions_is_kept_whole(self, decide: Any) -> None:
         feature = torch.tensor([1.0, 2.0, 3.0])
-        decide(3.0, (3, 4, 8, 8)).done(feature)
+        decide(3.0, (3, 4, 8, 8)).finish((None, feature))
         assert decide(2.0, (3, 4, 8, 8)).feature is feature
 
     def test_a_feature_of_another_full_step_does_not_do(self, bench: Bench) -> None:
         plan = bench.core.ours("deepcache.schedule").Plan((None, 0, None, 2))
         run = bench.core.ours("deepcache.run").Run(plan, 2, [4.0, 3.0, 2.0, 1.0, 0.0])
         options = {"uuids": ["a"], "cond_or_uncond": [0]}
-        run.decide(torch.zeros(1, 4, 8, 8), {**options, "sigmas": torch.tensor([4.0])}).done(torch.ones(1))
+        run.decide(torch.zeros(1, 4, 8, 8), {**options, "sigmas": torch.tensor([4.0])}).finish((None, torch.ones(1)))
         late = run.decide(torch.zeros(1, 4, 8, 8), {**options, "sigmas": torch.tensor([1.0])})
         assert self.kind(late) == "Full"
         assert late.keep is not None

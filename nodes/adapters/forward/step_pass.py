@@ -1,0 +1,62 @@
+"""What a step cache asks of a model's forward: run one pass through the network in place of all of it.
+
+A step cache (DeepCache and its kind) reuses work between the steps of a sampling run. Its node wraps the calls of the
+model, decides for each one which pass it takes, and puts that StepPass into transformer_options. CompiledForward and
+UncompiledForward run whichever they find there; they know no step cache by name.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, Protocol
+
+import torch
+
+from ....compile_cache.keys import Component, Role
+
+# Names in transformer_options: the StepPass of this call, and the StepCacheRun of this sampling run.
+PASS, RUN = "resolute_step_pass", "resolute_step_cache"
+
+
+class StepCacheRun(Protocol):
+    """What a step cache keeps during one sampling run."""
+
+    passes: Counter[str]  # how often each kind of pass has run; a kind that has not is there with 0
+
+
+class StepPass(ABC):
+    """One pass through a diffusion model, decided for one call.
+
+    `run` may be captured and replayed, so it must depend on its arguments and on `settings` only, and change nothing
+    else; what a pass keeps for later steps, it keeps in `finish`.
+    """
+
+    role: ClassVar[Role]  # of its graphs: part of their key
+
+    @property
+    @abstractmethod
+    def settings(self) -> tuple[Component, ...]:
+        """Plain values, by name, that change what the pass computes: part of its graphs' key."""
+
+    def arguments(self, module: torch.nn.Module, given: dict[str, Any]) -> dict[str, Any]:
+        """The arguments of `run`, by name, from those of the model's forward.
+
+        A tensor that the pass does not read is best left out: each one is part of the key, and is copied for a replay.
+        """
+        return given
+
+    @abstractmethod
+    def run(self, module: torch.nn.Module, forward: Callable[..., Any], latent: torch.Tensor, **arguments: Any) -> Any:
+        """Compute the pass. forward: the model's own, with the latent (batch first) as its first argument."""
+
+    @abstractmethod
+    def finish(self, output: Any) -> Any:
+        """Take what `run` returned, keep what later steps need of it, and return the result of the model's forward."""
+
+
+def decided_pass(options: Mapping[str, Any] | None) -> StepPass | None:
+    """The pass that a step cache decided for the call with these transformer_options."""
+    found = None if options is None else options.get(PASS)
+    return found if isinstance(found, StepPass) else None
