@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from operator import methodcaller
 from typing import Any, cast
 
@@ -26,8 +26,18 @@ from .store.shape_history import ShapeHistory
 logger = logging.getLogger(__name__)
 
 _FULL = 0.75  # of the budget: what is captured ahead leaves room for what is asked for
-CHANGED = object()  # in place of an answer
 Used = dict[CaptureKey, bool]  # the calls that were made, and whether each has a capture
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Attempt:
+    """A call with what was decided for it and, for a replay, what came of launching it."""
+
+    call: Call
+    key: CaptureKey
+    decision: Decision
+    output: Any
+    out_of_memory: torch.cuda.OutOfMemoryError | None
 
 
 class GraphCache:
@@ -44,60 +54,75 @@ class GraphCache:
         self._latched: dict[CaptureKey, BypassReason] = {}
         self._book = SignatureBook()
         self._sessions: dict[int, list[CaptureKey]] = {}
-        self._watches: list[Used] = []
+        self._recordings: list[Used] = []
         folder = self.config.store_folder
         self.shapes = ShapeHistory(folder / "shapes" if folder is not None and self.config.remember else None)
         self._lock = threading.RLock()
 
     # --- calls -------------------------------------------------------------------------------------------------
 
-    def run(self, program: Program, call: Call, still_valid: Callable[[], bool] | None = None) -> Any:
+    def run(self, program: Program, call: Call, recheck: Callable[[], Call] | None = None) -> Any:
         """Answer a call by the fastest right path. Raises only what the original forward raises.
 
-        `still_valid` tells whether the module still is as the call says; a replay is at work by then. If not: CHANGED.
+        recheck: looks closely at the module and returns the call as it is now: `call` itself if nothing changed. It is
+        called once, after a replay was launched, so that the look overlaps with the GPU's work, or before anything else
+        runs. If it returns another call, the replay's output is dropped and that call is answered.
         """
-        key = _key(program, call)
         with self._lock:
-            if program.capabilities.reads_live_weights:
-                self._drop_unrefreshable(key.owner, call.epoch)
-            result = self._answer(program, call, key, still_valid or (lambda: True))
-            for used in self._watches if result is not CHANGED else ():
-                used[key] = key in self._graphs
+            attempt = self._begin(program, call)
+            if recheck is not None and (call_now := recheck()) is not call:
+                attempt = self._begin(program, call_now)
+            result = self._finish(program, attempt)
+            for recording in self._recordings:
+                recording[attempt.key] = attempt.key in self._graphs
             return result
 
-    def _answer(self, program: Program, call: Call, key: CaptureKey, still_valid: Callable[[], bool]) -> Any:
+    def _begin(self, program: Program, call: Call) -> _Attempt:
+        """Decide what happens to a call. A replay is launched at once; nothing else runs, and nothing is counted."""
+        key = _key(program, call)
+        if program.capabilities.reads_live_weights:
+            self._drop_unrefreshable(key.owner, call.epoch)
         decision = self._decide(program, call, key)
-        if decision.action is not Action.REPLAY and not still_valid():
-            return CHANGED
-        if decision.reason is not None:
-            self._count_bypass(decision.reason)
-        news = None if decision.action is Action.REPLAY else self._record_signature(program, call, key)
+        output, error = self._replay(key, call.tensors) if decision.action is Action.REPLAY else (None, None)
+        return _Attempt(call, key, decision, output, error)
+
+    def _replay(
+        self, key: CaptureKey, tensors: Sequence[torch.Tensor]
+    ) -> tuple[Any, torch.cuda.OutOfMemoryError | None]:
+        """Launch the replay of a capture: its output, or the error if memory ran out."""
+        graph = self._graphs.get(key)
+        assert graph is not None, "the decision saw it under the same lock"
         try:
-            if decision.action is Action.REPLAY:
-                graph = self._graphs.get(key)
-                assert graph is not None, "the decision saw it under the same lock"
-                result = graph.replay(call.tensors)
-                if not still_valid():
-                    return CHANGED
-                self._pin(key)
-                self.stats.counters.replays += 1
-                self.shapes.record(call.key, program)
-                return result
-            if decision.action is Action.EAGER:
-                result = call.invoke(call.tensors)
-                self.stats.counters.eager_calls += 1
-                return result
-            result = program.run(call)
+            return graph.replay(tensors), None
         except torch.cuda.OutOfMemoryError as error:
-            if decision.action is Action.REPLAY and not still_valid():
-                return CHANGED
+            return None, error
+
+    def _finish(self, program: Program, attempt: _Attempt) -> Any:
+        """Do what was decided, and count it."""
+        call, key, action = attempt.call, attempt.key, attempt.decision.action
+        if attempt.decision.reason is not None:
+            self._count_bypass(attempt.decision.reason)
+        if attempt.out_of_memory is not None:
+            return self._retry_without_graphs(call, key, attempt.out_of_memory)
+        if action is Action.REPLAY:
+            self._pin(key)
+            self.stats.counters.replays += 1
+            self.shapes.record(call.key, program)
+            return attempt.output
+        difference = self._record_signature(program, call, key)
+        try:
+            result = call.invoke(call.tensors) if action is Action.EAGER else program.run(call)
+        except torch.cuda.OutOfMemoryError as error:
             return self._retry_without_graphs(call, key, error)
+        if action is Action.EAGER:
+            self.stats.counters.eager_calls += 1
+            return result
         self.stats.counters.graph_calls += 1
         seconds = 0.0
-        if decision.action is Action.CAPTURE:
-            seconds = self._capture(program, call, key, result, news or FREED)
+        if action is Action.CAPTURE:
+            seconds = self._capture(program, call, key, result, difference or FREED)
             self._pin(key)
-        if news is not None and call.capture_blocker is None:
+        if difference is not None and call.capture_blocker is None:
             self.shapes.record(call.key, program, seconds)
         return result
 
@@ -218,11 +243,11 @@ class GraphCache:
     def watching(self) -> Iterator[Used]:
         """The calls that are made meanwhile, from any thread."""
         used: Used = {}
-        self._watches.append(used)
+        self._recordings.append(used)
         try:
             yield used
         finally:
-            self._watches = [watch for watch in self._watches if watch is not used]
+            self._recordings = [watch for watch in self._recordings if watch is not used]
 
     def still_ready(self, used: Used) -> bool:
         """Whether calls that were made before would be answered as fast again: no capture of theirs is gone."""

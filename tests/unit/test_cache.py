@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from compile_cache.backends.base import Capabilities
-from compile_cache.cache import CHANGED, GraphCache
+from compile_cache.cache import GraphCache
 from compile_cache.config import CacheConfig
 
 from .fakes import BUDGET, GRADIENT, OBSERVED, FakeProgram, Module, answer, expect, session
@@ -53,26 +53,33 @@ class TestOneSignature:
         with expect(cache, graph_calls=1, captures=1, replays=1):
             assert [answer(cache.run(other_program, other.call())) for _ in range(2)] == [5.0, 5.0]
 
-    def test_a_module_that_holds_is_answered_as_ever(self, cache: Any, program: Any, module: Any) -> None:
-        asked: list[bool] = []
+    def test_a_recheck_that_finds_no_change_is_made_once(self, cache: Any, program: Any, module: Any) -> None:
         for counts in ({"captures": 1, "graph_calls": 1}, {"replays": 1}):
-            with expect(cache, **counts):
-                result = cache.run(program, module.call(), lambda: not asked.append(True))
-            assert torch.equal(result, module.call().tensors[0] * 2)
-        assert len(asked) == 2
+            call, rechecks = module.call(), list[bool]()
 
-    def test_of_a_module_that_has_changed_nothing_is_run_noted_or_pinned(
+            def unchanged(call: Any = call, rechecks: list[bool] = rechecks) -> Any:
+                rechecks.append(True)
+                return call
+
+            with expect(cache, **counts):
+                assert torch.equal(cache.run(program, call, unchanged), call.tensors[0] * 2)
+            assert len(rechecks) == 1
+
+    def test_a_call_that_the_recheck_changes_is_the_only_one_that_is_answered_counted_and_pinned(
         self, cache: Any, program: Any, module: Any
     ) -> None:
-        with session(cache, program.owner), cache.watching() as used, expect(cache):
-            assert cache.run(program, module.call(), lambda: False) is CHANGED
-        assert module.calls == 0
-        cache.run(program, module.call())
-        with session(cache, program.owner), cache.watching() as used:
-            with expect(cache):
-                assert cache.run(program, module.call(), lambda: False) is CHANGED
-            assert not used
-            assert cache.trim() > 0
+        def changed() -> Any:
+            module.load(module.factor + 1)
+            return module.call()
+
+        for _ in range(2):  # before the first capture, and over one that is stale by then
+            with session(cache, program.owner), cache.watching() as used:
+                with expect(cache, captures=1, graph_calls=1):
+                    result = cache.run(program, module.call(), changed)
+                assert answer(result) == module.factor
+                assert [key.epoch for key in used] == [module.epoch]
+                assert cache.trim() == 0
+        assert program.open_graphs == 1
 
     def test_with_captures_switched_off_every_call_runs_through_regions(self, program: Any, module: Any) -> None:
         cache = GraphCache(CacheConfig(capture=False))

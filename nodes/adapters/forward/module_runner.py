@@ -5,14 +5,12 @@ from __future__ import annotations
 import logging
 import weakref
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 import torch
 
 from ....compile_cache.backends import registry
 from ....compile_cache.backends.base import Call, Program
-from ....compile_cache.cache import CHANGED
 from ....compile_cache.errors import BypassCode, BypassReason
 from ....compile_cache.keys import GraphKey, Role
 from ....compile_cache.regions.region import HookBuilder
@@ -90,21 +88,22 @@ class ModuleRunner:
         `thorough`: look at the module closely, as in the first call of a sampling run.
         """
         program, backend = self.program(description.tensors[0].device.type)
-        cache, looked = runtime.cache(), self.weights.refresh()
+        looked = self.weights.refresh()
         call = self._call(description, invoke, backend)
-        result = cache.run(program, call, partial(self._is_still_at, call.epoch) if thorough and not looked else None)
-        if result is CHANGED:
-            call = self._call(description, invoke, backend)
-            result = cache.run(program, call)
+
+        def recheck() -> Call:
+            nonlocal call
+            self.weights.refresh(thorough=True)
+            if self.weights.epoch != call.epoch:
+                call = self._call(description, invoke, backend)
+            return call
+
+        result = runtime.cache().run(program, call, recheck if thorough and not looked else None)
         can = program.capabilities
         if can.captures and can.returns_memory and call.key not in self._recaptured:
             self._recaptured.add(call.key)
             recapture(program, call, self.weights.recaptured)
         return result
-
-    def _is_still_at(self, epoch: int) -> bool:
-        self.weights.refresh(thorough=True)
-        return self.weights.epoch == epoch
 
     def _call(self, description: CallDescription, invoke: Invoke, backend: str) -> Call:
         return Call(

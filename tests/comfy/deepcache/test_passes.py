@@ -258,9 +258,9 @@ class TestGraphs:
         cache = core.ours("process.runtime").cache()
         run = cache.run
 
-        def watched(program: Any, call: Any, *holds: Any) -> Any:
+        def watched(program: Any, call: Any, *recheck: Any) -> Any:
             seen.append((program, call))
-            return run(program, call, *holds)
+            return run(program, call, *recheck)
 
         monkeypatch.setattr(cache, "run", watched)
         return seen
