@@ -79,17 +79,18 @@ class Fast(StepPass):
         module: torch.nn.Module,
         forward: Callable[..., Any],
         latent: torch.Tensor,
-        feature: torch.Tensor | None = None,
         **arguments: Any,
     ) -> Any:
-        return run_fast(module, self.depth, feature, latent, **arguments)
+        return run_fast(module, self.depth, x=latent, **arguments)
 
     def finish(self, output: Any) -> Any:
         self.passes["fast"] += 1
         return output
 
 
-def run_full(unet: Any, depth: int, call: Callable[[dict[str, Any]], Any], options: Mapping[str, Any]) -> Any:
+def run_full(
+    unet: Any, depth: int, call: Callable[[dict[str, Any]], Any], options: Mapping[str, Any]
+) -> tuple[Any, torch.Tensor | None]:
     """`call(options)`, the model's own forward, with a tap in its options: (its result, the feature).
 
     Without a feature, which would mean that core does not call such patches any more, no step becomes a fast one.
