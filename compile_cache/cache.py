@@ -8,25 +8,27 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from operator import methodcaller
-from typing import Any, cast
+from typing import Any
 
 import torch
 
-from .backends.base import Call, Graph, LiveWeightsGraph, Program
+from .backends.base import Call, Graph, Program
+from .captures import Captures
 from .config import CacheConfig
 from .dispatcher import Action, Decision, Situation, decide
 from .errors import BypassCode, BypassReason
 from .keys import ANY_EPOCH, CaptureKey, GraphKey
-from .memory_cache import ByteLRU, Entry
-from .misses import FREED, SignatureBook
+from .memory_cache import Entry
+from .misses import FREED, SeenSignatures
 from .stats import Stats
 from .store.shape_history import ShapeHistory
 
 logger = logging.getLogger(__name__)
 
-_FULL = 0.75  # of the budget: what is captured ahead leaves room for what is asked for
-Used = dict[CaptureKey, bool]  # the calls that were made, and whether each has a capture
+# Captures made ahead of a call fill this share of the budget at most, and leave the rest to real calls.
+_PREPARE_LIMIT = 0.75
+
+RecordedCalls = dict[CaptureKey, bool]  # calls that were made, and whether each has a capture
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -41,20 +43,18 @@ class _Attempt:
 
 
 class GraphCache:
-    """Captures by key, bounded by bytes, with their bookkeeping.
+    """Answers the calls of compiled modules, and counts what it did.
 
-    One lock guards every capture and replay: captures share memory and static buffers, and ComfyUI samples on one
-    thread; a second thread (multi-GPU) waits here for a launch, or a look at a model, not for the GPU.
+    One lock guards every capture and replay, because captures share memory and static buffers. ComfyUI samples on one
+    thread; with several GPUs, a second thread waits here for a launch or for a check of a model, not for the GPU.
     """
 
     def __init__(self, config: CacheConfig | None = None) -> None:
         self.config = config or CacheConfig.from_environment()
         self.stats = Stats()
-        self._graphs: ByteLRU[CaptureKey, Graph] = ByteLRU(self.config.budget_bytes, methodcaller("close"))
-        self._latched: dict[CaptureKey, BypassReason] = {}
-        self._book = SignatureBook()
-        self._sessions: dict[int, list[CaptureKey]] = {}
-        self._recordings: list[Used] = []
+        self._captures = Captures(self.config.budget_bytes)
+        self._seen = SeenSignatures()
+        self._recordings: list[RecordedCalls] = []
         folder = self.config.store_folder
         self.shapes = ShapeHistory(folder / "shapes" if folder is not None and self.config.remember else None)
         self._lock = threading.RLock()
@@ -74,15 +74,23 @@ class GraphCache:
                 attempt = self._begin(program, call_now)
             result = self._finish(program, attempt)
             for recording in self._recordings:
-                recording[attempt.key] = attempt.key in self._graphs
+                recording[attempt.key] = attempt.key in self._captures
             return result
 
     def _begin(self, program: Program, call: Call) -> _Attempt:
         """Decide what happens to a call. A replay is launched at once; nothing else runs, and nothing is counted."""
         key = _key(program, call)
         if program.capabilities.reads_live_weights:
-            self._drop_unrefreshable(key.owner, call.epoch)
-        decision = self._decide(program, call, key)
+            self._captures.drop_unrefreshable(key.owner, call.epoch)
+        decision = decide(
+            Situation(
+                compiles=program.capabilities.compiles,
+                captures=program.capabilities.captures and self.config.capture,
+                ready=key in self._captures,
+                forward_bypass=call.forward_bypass,
+                capture_blocker=call.capture_blocker or self._captures.blockers.get(key),
+            )
+        )
         output, error = self._replay(key, call.tensors) if decision.action is Action.REPLAY else (None, None)
         return _Attempt(call, key, decision, output, error)
 
@@ -90,7 +98,7 @@ class GraphCache:
         self, key: CaptureKey, tensors: Sequence[torch.Tensor]
     ) -> tuple[Any, torch.cuda.OutOfMemoryError | None]:
         """Launch the replay of a capture: its output, or the error if memory ran out."""
-        graph = self._graphs.get(key)
+        graph = self._captures.get(key)
         assert graph is not None, "the decision saw it under the same lock"
         try:
             return graph.replay(tensors), None
@@ -105,7 +113,7 @@ class GraphCache:
         if attempt.out_of_memory is not None:
             return self._retry_without_graphs(call, key, attempt.out_of_memory)
         if action is Action.REPLAY:
-            self._pin(key)
+            self._captures.pin_for_session(key)
             self.stats.counters.replays += 1
             self.shapes.record(call.key, program)
             return attempt.output
@@ -121,20 +129,20 @@ class GraphCache:
         seconds = 0.0
         if action is Action.CAPTURE:
             seconds = self._capture(program, call, key, result, difference or FREED)
-            self._pin(key)
+            self._captures.pin_for_session(key)
         if difference is not None and call.capture_blocker is None:
             self.shapes.record(call.key, program, seconds)
         return result
 
     def prepare(self, program: Program, call: Call) -> bool:
-        """Capture before the first call of this signature. False where it is no use to go on: for lack of room, or
-        because it failed. Raises what cancels.
+        """Capture ahead of the first call of this signature. Returns False if preparing more calls is pointless: the
+        budget is nearly full, or this capture failed. Raises the progress's own cancellation.
         """
         key = _key(program, call)
         with self._lock:
-            if key in self._graphs or key in self._latched:
+            if key in self._captures or key in self._captures.blockers:
                 return True
-            if self._graphs.bytes > self._graphs.budget * _FULL:
+            if self._captures.bytes > self._captures.budget * _PREPARE_LIMIT:
                 return False
             try:
                 result = program.run(call)
@@ -144,36 +152,25 @@ class GraphCache:
                 raise
             except Exception as error:
                 logger.info("Resolute: %s was not captured ahead", key.shape, exc_info=error)
-            if key in self._graphs:
+            if key in self._captures:
                 return True
-            self._latched.pop(key, None)  # the first real call may have more room
+            self._captures.blockers.pop(key, None)  # the first real call may find more memory
             return False
 
     def _record_signature(self, program: Program, call: Call, key: CaptureKey) -> str | None:
-        """Why this signature is new, told as an event; None where it was met before."""
-        # Where nothing is captured, it does not matter where the weights are.
+        """What differs from the nearest signature seen before, also kept as an event; None if it was seen before."""
+        # Without captures nothing depends on the weights' addresses.
         exact = key if program.capabilities.captures else replace(key, epoch=0)
-        why = self._book.notice(key.owner, exact, exact.components())
-        if why is not None:
+        difference = self._seen.add(key.owner, exact, exact.components())
+        if difference is not None:
             self.stats.counters.signatures += 1
-            text = f"{key.graph.role.value} {key.shape}: {why}"
+            text = f"{key.graph.role.value} {key.shape}: {difference}"
             self.stats.event("signature", text)
             call.progress.detail(text)
-        return why
-
-    def _decide(self, program: Program, call: Call, key: CaptureKey) -> Decision:
-        return decide(
-            Situation(
-                compiles=program.capabilities.compiles,
-                captures=program.capabilities.captures and self.config.capture,
-                ready=key in self._graphs,
-                forward_bypass=call.forward_bypass,
-                capture_blocker=call.capture_blocker or self._latched.get(key),
-            )
-        )
+        return difference
 
     def _capture(self, program: Program, call: Call, key: CaptureKey, result: Any, why: str) -> float:
-        """Make the capture of a call that gave `result`. Returns the seconds; where it fails, the key is latched."""
+        """Capture a call whose run gave `result`. Returns the seconds it took; a key that fails is not tried again."""
         started = time.perf_counter()
         self.drop_stale(key.owner, call.epoch)
         call.progress.raise_if_cancelled()
@@ -184,127 +181,104 @@ class GraphCache:
                 raise error.__cause__ from None
             if isinstance(error, call.progress.cancellations):
                 raise
-            self._latch(key, BypassReason(BypassCode.CAPTURE_FAILED, str(error)))
+            self._block_capture(key, BypassReason(BypassCode.CAPTURE_FAILED, str(error)))
             return 0.0
         seconds = time.perf_counter() - started
         self.stats.counters.captures += 1
         self.stats.counters.stall_seconds += seconds
         self.stats.event("capture", f"{key.shape}: {why}", seconds)
-        if not self._graphs.put(key, graph, graph.bytes):
+        if not self._captures.put(key, graph, graph.bytes):
             graph.close()
-            told = f"a capture of {key.shape} takes {graph.bytes >> 20} MiB, more than the cache may use beside the "
-            told += f"ones in use; raise RESOLUTE_BUDGET_MB (now {self._graphs.budget >> 20})"
-            self._latch(key, BypassReason(BypassCode.OUT_OF_MEMORY, told))
+            detail = f"a capture of {key.shape} takes {graph.bytes >> 20} MiB, more than the budget has beside the "
+            detail += f"captures in use; raise RESOLUTE_BUDGET_MB (now {self._captures.budget >> 20})"
+            self._block_capture(key, BypassReason(BypassCode.OUT_OF_MEMORY, detail))
         elif not program.capabilities.returns_memory:
-            self._graphs.pin(key)  # for good: to evict it would free nothing
-        self.stats.counters.evictions = self._graphs.evictions
+            self._captures.pin(key)  # for good: evicting it would free nothing
+        self.stats.counters.evictions = self._captures.evictions
         return seconds
 
     def _retry_without_graphs(self, call: Call, key: CaptureKey, error: torch.cuda.OutOfMemoryError) -> Any:
-        freed = self._graphs.trim(0)
-        self.stats.counters.evictions = self._graphs.evictions
+        freed = self._captures.trim(0)
+        self.stats.counters.evictions = self._captures.evictions
         if not freed:
             raise error
         del error
         torch.cuda.empty_cache()
-        self._latch(key, BypassReason(BypassCode.OUT_OF_MEMORY, f"out of memory at {key.shape}; captures were freed"))
+        self._block_capture(
+            key, BypassReason(BypassCode.OUT_OF_MEMORY, f"out of memory at {key.shape}; captures were freed")
+        )
         result = call.invoke(call.tensors)
         self.stats.counters.eager_calls += 1
         return result
 
-    def _latch(self, key: CaptureKey, reason: BypassReason) -> None:
-        self._latched[key] = reason
+    def _block_capture(self, key: CaptureKey, reason: BypassReason) -> None:
+        self._captures.blockers[key] = reason
         self._count_bypass(reason)
 
     def _count_bypass(self, reason: BypassReason) -> None:
         if self.stats.bypass(reason):
             logger.info("Resolute: %s", reason)
 
-    # --- sessions ----------------------------------------------------------------------------------------------
+    # --- sampling runs and recordings --------------------------------------------------------------------------
 
     def open_session(self, owner: int) -> None:
-        """Keep the captures that a sampling run uses until it ends; a run that was left open (cancelled) ends first."""
+        """A sampling run of a module starts: the captures that it uses stay until it ends."""
         with self._lock:
-            self.close_session(owner)
-            self._sessions[owner] = []
+            self._captures.open_session(owner)
 
     def close_session(self, owner: int) -> None:
         with self._lock:
-            for key in self._sessions.pop(owner, []):
-                self._graphs.unpin(key)
-
-    def _pin(self, key: CaptureKey) -> None:
-        session = self._sessions.get(key.owner)
-        if session is not None and key in self._graphs and key not in session:
-            self._graphs.pin(key)
-            session.append(key)
+            self._captures.close_session(owner)
 
     @contextmanager
-    def watching(self) -> Iterator[Used]:
-        """The calls that are made meanwhile, from any thread."""
-        used: Used = {}
-        self._recordings.append(used)
+    def record_calls(self) -> Iterator[RecordedCalls]:
+        """Record the calls made inside the `with`, from any thread."""
+        recorded: RecordedCalls = {}
+        self._recordings.append(recorded)
         try:
-            yield used
+            yield recorded
         finally:
-            self._recordings = [watch for watch in self._recordings if watch is not used]
+            self._recordings = [recording for recording in self._recordings if recording is not recorded]
 
-    def still_ready(self, used: Used) -> bool:
-        """Whether calls that were made before would be answered as fast again: no capture of theirs is gone."""
-        return bool(used) and all(key in self._graphs for key, captured in used.items() if captured)
+    def has_captures(self, recorded: RecordedCalls) -> bool:
+        """Whether recorded calls would be answered as fast again: each capture that they had is still there."""
+        return bool(recorded) and all(key in self._captures for key, captured in recorded.items() if captured)
 
-    def bytes_of(self, used: Used) -> int:
-        """What the captures of these calls take."""
-        return sum(entry.bytes for key, entry in self._graphs if key in used)
+    def bytes_of(self, recorded: RecordedCalls) -> int:
+        """Bytes of the captures of recorded calls."""
+        return sum(entry.bytes for key, entry in self._captures if key in recorded)
 
     # --- memory ------------------------------------------------------------------------------------------------
 
     @property
     def bytes(self) -> int:
-        return self._graphs.bytes
+        return self._captures.bytes
 
     def trim(self, bytes_to_free: int | None = None) -> int:
         """Free captures that no session uses, oldest first; all of them by default. Returns the bytes freed."""
         with self._lock:
-            limit = 0 if bytes_to_free is None else max(0, self._graphs.bytes - bytes_to_free)
-            freed = self._graphs.trim(limit)
-            self._latched.clear()
-            self.stats.counters.evictions = self._graphs.evictions
+            limit = 0 if bytes_to_free is None else max(0, self._captures.bytes - bytes_to_free)
+            freed = self._captures.trim(limit)
+            self._captures.blockers.clear()
+            self.stats.counters.evictions = self._captures.evictions
             return freed
 
     def forget(self, owner: int) -> None:
-        """Drop everything of a module that is gone."""
+        """Drop everything of a module that was garbage collected."""
         with self._lock:
-            self.close_session(owner)
-            self._book.forget(owner)
-            for key, _ in self._graphs:
-                if key.owner == owner:
-                    self._graphs.discard(key)
-            self._latched = {key: reason for key, reason in self._latched.items() if key.owner != owner}
+            self._seen.forget(owner)
+            self._captures.forget(owner)
 
     def drop_stale(self, owner: int, epoch: int) -> None:
-        """A new weights epoch makes the module's older captures useless: drop them."""
+        """Drop a module's captures from before its weights epoch `epoch`."""
         with self._lock:
-            useful = (epoch, ANY_EPOCH)
-            for key, _ in self._graphs:
-                if key.owner == owner and key.epoch not in useful:
-                    self._graphs.discard(key)
-            self._drop_unrefreshable(owner, epoch)
-            self._latched = {k: r for k, r in self._latched.items() if k.owner != owner or k.epoch in useful}
-
-    def _drop_unrefreshable(self, owner: int, epoch: int) -> None:
-        """Of the graphs that follow their weights, drop those that cannot."""
-        for key, entry in self._graphs:
-            if key.owner == owner and key.epoch == ANY_EPOCH:
-                graph = cast(LiveWeightsGraph, entry.value)
-                if not graph.refresh_weights(epoch):
-                    self._graphs.discard(key)
+            self._captures.drop_stale(owner, epoch)
 
     # --- reports -----------------------------------------------------------------------------------------------
 
     def captured(self) -> list[tuple[GraphKey, Entry[Graph]]]:
         """Every graph that has a capture now, the least recently used first."""
-        return [(key.graph, entry) for key, entry in self._graphs]
+        return [(key.graph, entry) for key, entry in self._captures]
 
     def report(self) -> dict[str, Any]:
         """Plain data for `GET /resolute/cache` and the report node. Never waits for a call that is running."""
@@ -314,8 +288,8 @@ class GraphCache:
         ]
         return {
             "counters": self.stats.snapshot(),
-            "bytes": self._graphs.bytes,
-            "budget_bytes": self._graphs.budget,
+            "bytes": self._captures.bytes,
+            "budget_bytes": self._captures.budget,
             "entries": entries,
         }
 

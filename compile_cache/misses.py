@@ -1,4 +1,4 @@
-"""Why a call met no graph: the signatures that were seen, and the difference in words."""
+"""Why a call found no graph: the signatures seen before, and in words what differs from them."""
 
 from __future__ import annotations
 
@@ -7,40 +7,43 @@ from collections.abc import Hashable, Iterable
 
 from .keys import Component, Literal, differing
 
-# Signatures remembered for each module: enough for a day of sizes, and a bound.
-_REMEMBERED = 256
+# Signatures kept for each module: more than a day's work has sizes.
+_MAX_SIGNATURES = 256
 
 FIRST = "first graph of this module"
 FREED = "nothing differs: the graph was evicted or freed"
 
 
-class SignatureBook:
-    """The signatures that each module was called with, the latest ones."""
+class SeenSignatures:
+    """The latest signatures that each module was called with."""
 
     def __init__(self) -> None:
         self._seen: dict[int, OrderedDict[Hashable, list[Component]]] = {}
 
-    def notice(self, owner: int, key: Hashable, components: list[Component]) -> str | None:
-        """None for a signature that was seen before, else what differs from the nearest that was."""
+    def add(self, owner: int, key: Hashable, components: list[Component]) -> str | None:
+        """Returns None for a signature seen before, else in words what differs from the nearest one seen before.
+
+        owner: the module's number. components: of the signature, by name.
+        """
         seen = self._seen.setdefault(owner, OrderedDict())
         if key in seen:
             seen.move_to_end(key)
             return None
-        why = explain_miss(components, seen.values())
+        difference = explain_miss(components, seen.values())
         seen[key] = components
-        if len(seen) > _REMEMBERED:
+        if len(seen) > _MAX_SIGNATURES:
             seen.popitem(last=False)
-        return why
+        return difference
 
     def forget(self, owner: int) -> None:
-        """The module is gone."""
+        """The module was garbage collected."""
         self._seen.pop(owner, None)
 
 
 def explain_miss(wanted: list[Component], known: Iterable[list[Component]]) -> str:
     """Name what differs from the nearest known key: "context tokens 77 -> 154".
 
-    The nearest key is the one with the fewest differences. Says "first graph" where none is known.
+    The nearest key is the one with the fewest differences. Returns FIRST if no key is known, FREED if one is equal.
     """
     nearest = min((_differences(other, wanted) for other in known), key=len, default=None)
     if nearest is None:
@@ -52,7 +55,7 @@ def explain_miss(wanted: list[Component], known: Iterable[list[Component]]) -> s
 
 
 def _differences(known: list[Component], wanted: list[Component]) -> list[str]:
-    """One phrase per difference. One size that changed everywhere, such as the batch, is one difference."""
+    """One phrase per difference. A size that changed in several tensors, such as the batch, is one difference."""
     names, known_names = {name for name, _ in wanted}, {name for name, _ in known}
     phrases: dict[str, str] = {}
     for name, old, new in differing(known, wanted):
@@ -65,7 +68,7 @@ def _differences(known: list[Component], wanted: list[Component]) -> list[str]:
         elif name == "weights epoch":
             phrases[name] = "weights moved or changed"
         else:
-            # "context batch" and "latent batch" move together, and so do a level's heights.
+            # "context batch" and "latent batch" change together, and so do the heights of one level.
             dimension = f"{name.rpartition(' ')[2]} {_short(old)} -> {_short(new)}"
             phrases.setdefault(dimension, f"{name} {_short(old)} -> {_short(new)}")
     return list(phrases.values())

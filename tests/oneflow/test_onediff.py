@@ -74,7 +74,7 @@ def test_weights_and_graphs_of_a_deleted_module_are_freed(comfy: None) -> None:
     module.conv_out.weight = nn.Parameter(torch.from_numpy(memory), requires_grad=False)
     bound = bound_to_onediff(module)
     bound(random(1, 4, 8, 8))
-    ((_, entry),) = bound.cache._graphs
+    ((_, entry),) = bound.cache._captures
     graph = weakref.ref(entry.value._graph)  # type: ignore[attr-defined]
     del entry
     bound.close()

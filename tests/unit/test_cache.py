@@ -73,7 +73,7 @@ class TestOneSignature:
             return module.call()
 
         for _ in range(2):  # before the first capture, and over one that is stale by then
-            with session(cache, program.owner), cache.watching() as used:
+            with session(cache, program.owner), cache.record_calls() as used:
                 with expect(cache, captures=1, graph_calls=1):
                     result = cache.run(program, module.call(), changed)
                 assert answer(result) == module.factor

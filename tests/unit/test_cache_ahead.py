@@ -61,7 +61,7 @@ class TestWatching:
         self, cache: Any, program: Any, module: Any
     ) -> None:
         cache.run(program, module.call(8))
-        with cache.watching() as used:
+        with cache.record_calls() as used:
             cache.run(program, module.call(16))
             cache.run(program, module.call(24, capture_blocker=OBSERVED))
         cache.run(program, module.call(32))
@@ -72,24 +72,24 @@ class TestWatching:
         assert cache.bytes_of(used) == program.size
 
     def test_they_stay_ready_until_a_capture_goes(self, cache: Any, program: Any, module: Any) -> None:
-        with cache.watching() as used:
+        with cache.record_calls() as used:
             cache.run(program, module.call(16))
             cache.run(program, module.call(24, capture_blocker=OBSERVED))
-        assert cache.still_ready(used)
+        assert cache.has_captures(used)
         cache.trim()
-        assert not cache.still_ready(used)
+        assert not cache.has_captures(used)
 
     def test_new_weights_make_them_unready(self, cache: Any, program: Any, module: Any) -> None:
-        with cache.watching() as used:
+        with cache.record_calls() as used:
             cache.run(program, module.call(16))
         module.load(3.0)
         cache.run(program, module.call(8))
-        assert not cache.still_ready(used)
+        assert not cache.has_captures(used)
 
     def test_nothing_was_never_ready(self, cache: Any) -> None:
-        with cache.watching() as used:
+        with cache.record_calls() as used:
             pass
-        assert not cache.still_ready(used)
+        assert not cache.has_captures(used)
 
 
 class TestRemembering:

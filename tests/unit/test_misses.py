@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from compile_cache.keys import CaptureKey, GraphKey, Role, Signature, TensorSpec
-from compile_cache.misses import FIRST, FREED, SignatureBook, explain_miss
+from compile_cache.misses import FIRST, FREED, SeenSignatures, explain_miss
 
 
 def key(latent: tuple[int, ...] = (2, 4, 64, 64), tokens: int = 77, epoch: int = 1, **changes: Any) -> CaptureKey:
@@ -101,23 +101,23 @@ def test_long_values_are_shortened() -> None:
 
 
 def test_a_signature_is_news_once() -> None:
-    book = SignatureBook()
-    assert book.notice(1, "a", key().components()) == FIRST
-    assert book.notice(1, "a", key().components()) is None
-    assert book.notice(1, "b", key(tokens=154).components()) == "context tokens 77 -> 154"
+    book = SeenSignatures()
+    assert book.add(1, "a", key().components()) == FIRST
+    assert book.add(1, "a", key().components()) is None
+    assert book.add(1, "b", key(tokens=154).components()) == "context tokens 77 -> 154"
 
 
 def test_modules_are_told_apart_and_forgotten() -> None:
-    book = SignatureBook()
-    book.notice(1, "a", key().components())
-    assert book.notice(2, "a", key().components()) == FIRST
+    book = SeenSignatures()
+    book.add(1, "a", key().components())
+    assert book.add(2, "a", key().components()) == FIRST
     book.forget(1)
-    assert book.notice(1, "a", key().components()) == FIRST
+    assert book.add(1, "a", key().components()) == FIRST
 
 
 def test_old_signatures_are_forgotten_and_the_latest_stay() -> None:
-    book = SignatureBook()
+    book = SeenSignatures()
     for number in range(1000):
-        book.notice(1, number, key(epoch=number).components())
-    assert book.notice(1, 999, key(epoch=999).components()) is None
-    assert book.notice(1, 0, key(epoch=0).components()) is not None
+        book.add(1, number, key(epoch=number).components())
+    assert book.add(1, 999, key(epoch=999).components()) is None
+    assert book.add(1, 0, key(epoch=0).components()) is not None

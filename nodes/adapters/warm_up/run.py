@@ -14,7 +14,7 @@ from typing import Any
 import comfy.model_management
 import comfy.utils
 
-from ....compile_cache.cache import Used
+from ....compile_cache.cache import RecordedCalls
 from ....compile_cache.errors import UserError, first_line
 from ....compile_cache.warm_up_plan import FAILED, READY, WARMED, Item, Outcome
 from ..comfyui.progress import NodeProgress
@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 MODEL, VAE = "model", "VAE"
 # Model patcher or VAE -> its finished tasks by key, and the cache entries that each used. ComfyUI passes the same
 # object from prompt to prompt until a node upstream changes.
-_warmed: weakref.WeakKeyDictionary[Any, dict[Hashable, Used]] = weakref.WeakKeyDictionary()
+_warmed: weakref.WeakKeyDictionary[Any, dict[Hashable, RecordedCalls]] = weakref.WeakKeyDictionary()
 
 _next_number = itertools.count(1)
 _object_numbers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
@@ -122,12 +122,12 @@ def _run_task(task: Task, progress: NodeProgress) -> Outcome:
     cache = runtime.cache()
     known = _warmed.setdefault(task.owner, {})
     used = known.get(task.key)
-    if used is not None and cache.still_ready(used):
+    if used is not None and cache.has_captures(used):
         return Outcome(str(task.item), task.what, READY, 0.0, cache.bytes_of(used), "nothing to do")
     before = cache.stats.snapshot()
     started = time.perf_counter()
     try:
-        with cache.watching() as used:
+        with cache.record_calls() as used:
             task.run()
     except progress.cancellations:
         raise

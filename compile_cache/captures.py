@@ -1,0 +1,68 @@
+"""The captures of a process: bounded by bytes, pinned by sampling runs, dropped when their weights move."""
+
+from __future__ import annotations
+
+from operator import methodcaller
+from typing import cast
+
+from .backends.base import Graph, LiveWeightsGraph
+from .errors import BypassReason
+from .keys import ANY_EPOCH, CaptureKey
+from .memory_cache import ByteLRU
+
+
+class Captures(ByteLRU[CaptureKey, Graph]):
+    """Captures by key, each closed when it leaves. GraphCache's lock guards all but the reports.
+
+    blockers: why the call of a key is not captured again, after a capture of it failed or memory ran out.
+    """
+
+    def __init__(self, budget: int) -> None:
+        """budget: in bytes."""
+        super().__init__(budget, methodcaller("close"))
+        self.blockers: dict[CaptureKey, BypassReason] = {}
+        self._sessions: dict[int, list[CaptureKey]] = {}  # the captures that each module's sampling run pinned
+
+    def open_session(self, owner: int) -> None:
+        """A sampling run of a module starts. A run that was never closed (cancelled) ends first."""
+        self.close_session(owner)
+        self._sessions[owner] = []
+
+    def close_session(self, owner: int) -> None:
+        """The sampling run is over: its captures may be evicted again."""
+        for key in self._sessions.pop(owner, []):
+            self.unpin(key)
+
+    def pin_for_session(self, key: CaptureKey) -> None:
+        """Keep a capture until the sampling run of its module ends, if there is one."""
+        session = self._sessions.get(key.owner)
+        if session is not None and key in self and key not in session:
+            self.pin(key)
+            session.append(key)
+
+    def forget(self, owner: int) -> None:
+        """Drop everything of a module that was garbage collected."""
+        self.close_session(owner)
+        for key, _ in self:
+            if key.owner == owner:
+                self.discard(key)
+        self.blockers = {key: reason for key, reason in self.blockers.items() if key.owner != owner}
+
+    def drop_stale(self, owner: int, epoch: int) -> None:
+        """Drop the module's captures of earlier weights epochs: they read addresses where its weights no longer are."""
+        current = (epoch, ANY_EPOCH)
+        for key, _ in self:
+            if key.owner == owner and key.epoch not in current:
+                self.discard(key)
+        self.drop_unrefreshable(owner, epoch)
+        self.blockers = {
+            key: reason for key, reason in self.blockers.items() if key.owner != owner or key.epoch in current
+        }
+
+    def drop_unrefreshable(self, owner: int, epoch: int) -> None:
+        """Of the module's graphs that read its weights in each replay, drop those that cannot read the present ones."""
+        for key, entry in self:
+            if key.owner == owner and key.epoch == ANY_EPOCH:
+                graph = cast(LiveWeightsGraph, entry.value)
+                if not graph.refresh_weights(epoch):
+                    self.discard(key)
