@@ -1,4 +1,4 @@
-"""`POST /resolute/warm-up` and `POST /resolute/free`: prompts like any other, that warm graphs up, or free them."""
+"""`POST /resolute/warm-up` and `POST /resolute/free` queue prompts that warm up or free captures."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from scripts.support.server import ComfyServer
 
 from .rig import Bench, PromptDict, compiled, node
 
-TENSE = {"timeout": 300}
+WITHIN = {"timeout": 300}
 
 
 @pytest.fixture
 def prompt(tiny_prompt: Any, seed: int) -> PromptDict:
-    """A workflow with a model of its own: its first pass is small, its second larger, and it decodes the second."""
+    """A workflow with a new model: a small first pass, a larger second pass, and a decode of the second."""
     prompt: PromptDict = tiny_prompt(seed=seed, width=88, height=72, batch=2, steps=2)
     prompt["model"]["inputs"]["seed"] = prompt["vae"]["inputs"]["seed"] = 9000 + seed
     inputs = prompt["sample"]["inputs"]
@@ -34,12 +34,12 @@ def prompt(tiny_prompt: Any, seed: int) -> PromptDict:
 
 def warm_up(bench: Bench, body: dict[str, Any]) -> dict[str, Any]:
     answer: dict[str, Any] = bench.client.post("/resolute/warm-up", body)
-    bench.client.wait(answer["prompt_id"], **TENSE)
+    bench.client.wait(answer["prompt_id"], **WITHIN)
     return answer
 
 
 class TestWarmUp:
-    def test_after_it_the_workflow_meets_nothing_new(self, bench: Bench, prompt: PromptDict) -> None:
+    def test_after_a_warm_up_the_workflow_has_no_new_signature(self, bench: Bench, prompt: PromptDict) -> None:
         answer = warm_up(bench, {"prompt": prompt})
         assert answer["unknown"] == []
         # A latent of 11x9, and 1.5 times that: 16.5 and 13.5, rounded to even.
@@ -48,27 +48,27 @@ class TestWarmUp:
         assert len(run.images) == 2
         assert (run.rise["signatures"], run.rise["region_compiles"]) == (0, 0)
 
-    def test_it_says_what_it_did_as_any_prompt_does(self, bench: Bench, prompt: PromptDict) -> None:
+    def test_its_history_has_the_report_and_no_images(self, bench: Bench, prompt: PromptDict) -> None:
         answer = bench.client.post("/resolute/warm-up", {"prompt": prompt})
-        history = bench.client.wait(answer["prompt_id"], **TENSE)
+        history = bench.client.wait(answer["prompt_id"], **WITHIN)
         assert any("warmed" in text for text in bench.client.outputs(history, "text"))
         assert bench.client.images(history) == []
 
-    def test_a_warm_up_that_the_workflow_has_itself_is_left_to_it(self, bench: Bench, prompt: PromptDict) -> None:
+    def test_the_items_do_not_count_a_warm_up_node_of_the_workflow(self, bench: Bench, prompt: PromptDict) -> None:
         link = prompt["sample"]["inputs"]["model"]
         prompt["number"] = node("PrimitiveString", value="1")
         own = {"sizes": "64x64", "batch_sizes": ["number", 0], "prompt_chunks": "1", "cfg": 1.0, "model": link}
-        prompt["own"] = node("ResoluteWarmUp", **own)  # with an input that only a run can tell
+        prompt["own"] = node("ResoluteWarmUp", **own)  # with an input that is known only at run time
         prompt["second"]["inputs"]["model"] = prompt["sample"]["inputs"]["model"] = ["own", 0]
         answer = warm_up(bench, {"prompt": prompt})
         assert answer["items"] == ["128x112 batch 2: model", "88x72 batch 2: model", "128x112 batch 2: vae"]
 
-    def test_what_is_nested_too_deeply_is_refused(self, bench: Bench) -> None:
+    def test_json_that_is_nested_too_deeply_is_refused(self, bench: Bench) -> None:
         with pytest.raises(urllib.error.HTTPError) as caught:
             bench.client.raw("/resolute/warm-up", b'{"prompt": ' + b"[" * 100_000 + b"]" * 100_000 + b"}")
         assert caught.value.code == 400
 
-    def test_what_cannot_be_told_is_said(self, bench: Bench, prompt: PromptDict) -> None:
+    def test_what_cannot_be_known_is_listed(self, bench: Bench, prompt: PromptDict) -> None:
         prompt["picture"] = node("LoadImage", image="absent.png")
         prompt["encode"] = node("VAEEncode", pixels=["picture", 0], vae=["vae", 0])
         prompt["second"]["inputs"]["latent_image"] = ["encode", 0]
@@ -106,25 +106,25 @@ class TestWarmUp:
 
 
 class TestFree:
-    def test_it_is_a_prompt_and_waits_for_the_one_that_runs(self, bench: Bench, prompt: PromptDict) -> None:
+    def test_it_waits_for_the_running_prompt(self, bench: Bench, prompt: PromptDict) -> None:
         running = bench.client.queue(prompt)
         while not any(running in entry for entry in bench.client.get("/queue")["queue_running"]):
             time.sleep(0.01)
         answer = bench.client.post("/resolute/free", {})
-        history = bench.client.wait(answer["prompt_id"], **TENSE)
+        history = bench.client.wait(answer["prompt_id"], **WITHIN)
         assert running in bench.client.get(f"/history/{running}")
         (text,) = bench.client.outputs(history, "text")
         assert "0 of " in text
         run = bench.client.wait(running)
         assert len(bench.client.images(run)) == 2
 
-    def test_it_frees_each_time_that_it_is_asked(self, bench: Bench) -> None:
+    def test_every_request_runs_the_node_again(self, bench: Bench) -> None:
         for _ in range(2):
-            history = bench.client.wait(bench.client.post("/resolute/free")["prompt_id"], **TENSE)
+            history = bench.client.wait(bench.client.post("/resolute/free")["prompt_id"], **WITHIN)
             messages = dict(history["status"]["messages"])
             assert messages["execution_cached"]["nodes"] == []
 
-    def test_the_node_runs_where_nothing_comes_after_it(
+    def test_the_node_runs_if_its_output_is_not_connected(
         self, server: ComfyServer, bench: Bench, tiny_prompt: Any, seed: int
     ) -> None:
         before = server.log().count("Resolute: freed")
@@ -133,7 +133,7 @@ class TestFree:
 
     def test_no_body_is_needed(self, bench: Bench) -> None:
         answer = bench.client.post("/resolute/free")
-        bench.client.wait(answer["prompt_id"], **TENSE)
+        bench.client.wait(answer["prompt_id"], **WITHIN)
 
 
 class TestNearestReady:
@@ -146,14 +146,14 @@ class TestNearestReady:
         }
 
     def size(self, bench: Bench, width: int, height: int, seed: int) -> tuple[int, int]:
-        """What Resolution gives, as the size of a picture that is made of it."""
+        """The output of Resolution: the size of an image that is made with it."""
         (picture,) = bench.run(self.asked(width, height, seed)).images
         return picture.shape[1], picture.shape[0]
 
-    def test_where_no_other_size_is_ready_what_follows_is_kept(self, bench: Bench, seed: int) -> None:
+    def test_while_no_other_size_is_ready_the_nodes_stay_cached(self, bench: Bench, seed: int) -> None:
         assert self.size(bench, 64, 2048, seed) == (64, 2048)
         history = bench.client.run(self.asked(64, 2048, seed))
         assert set(dict(history["status"]["messages"])["execution_cached"]["nodes"]) == {"size", "image", "save"}
 
-    def test_without_anything_of_this_aspect_it_is_the_size_as_asked(self, bench: Bench, seed: int) -> None:
+    def test_without_a_ready_size_of_this_aspect_it_is_the_exact_size(self, bench: Bench, seed: int) -> None:
         assert self.size(bench, 64, 2048, seed) == (64, 2048)

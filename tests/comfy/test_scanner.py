@@ -1,4 +1,4 @@
-"""The scanner against a real server: its rules against the nodes themselves, what it finds against what a run used."""
+"""The scanner on a real server: rules compared with the real nodes, and scans compared with what a run used."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Shapes = set[tuple[str, tuple[int, ...]]]  # role and latent shape, N x C x H x 
 
 @pytest.fixture(scope="module")
 def example(server: ComfyServer, comfyui_folder: Callable[[str], Path]) -> tuple[int, int]:
-    """ComfyUI's own example picture, where LoadImage looks for it; its width and height."""
+    """Copy ComfyUI's example image into the input folder. Its width and height."""
     from PIL import Image
 
     source = comfyui_folder(comfyui.TARGET) / "input" / "example.png"
@@ -38,7 +38,7 @@ def example(server: ComfyServer, comfyui_folder: Callable[[str], Path]) -> tuple
         return picture.size
 
 
-def test_every_rule_is_for_a_node_of_comfyui_or_ours_that_is_no_output_node(client: Client, pack: Any) -> None:
+def test_every_class_with_a_rule_exists_and_is_not_an_output_node(client: Client, pack: Any) -> None:
     known = client.get("/object_info")
     rules = pack("nodes.adapters.scan.rules").RULES
     assert sorted(rules.keys() - known.keys()) == []
@@ -46,7 +46,7 @@ def test_every_rule_is_for_a_node_of_comfyui_or_ours_that_is_no_output_node(clie
 
 
 def latent_nodes(draw: random.Random) -> PromptDict:
-    """Every node that gives latents, with sizes that no rounding leaves alone."""
+    """Every node with a rule that outputs latents, at random sizes that make each of them round."""
 
     def side(least: int = 64, most: int = 320) -> int:
         return draw.randint(least, most)
@@ -91,7 +91,7 @@ def latent_nodes(draw: random.Random) -> PromptDict:
 
 
 def image_nodes(draw: random.Random) -> PromptDict:
-    """Every node that gives pictures, and numbers of them; small, for they are saved."""
+    """Every node with a rule that outputs images or numbers. The images are small because they are saved."""
 
     def side(least: int = 20, most: int = 150) -> int:
         return draw.randint(least, most)
@@ -161,7 +161,7 @@ def image_nodes(draw: random.Random) -> PromptDict:
 
 
 def encoder_nodes(draw: random.Random) -> PromptDict:
-    """Every node that makes a latent from a picture, or puts something beside one."""
+    """Every node that encodes an image, or adds a mask or conditioning to a latent."""
     text = node("ResoluteTestConditioning", seed=1, tokens=77, width=768, pooled_width=0, batch=1)
     pixels, tile = {"pixels": ["picture", 0], "vae": ["vae", 0]}, {"tile_size": 64, "overlap": 16}
     texts = {"positive": ["text", 0], "negative": ["text", 0]}
@@ -185,7 +185,7 @@ NUMBERS = {"size", "selector", "ours", "int", "float", "string", "convert", "tru
 
 @pytest.mark.parametrize("draw", range(4))
 @pytest.mark.parametrize("nodes", [latent_nodes, encoder_nodes], ids=lambda nodes: nodes.__name__)
-def test_latents_are_as_their_nodes_make_them(
+def test_rules_give_the_latents_of_the_real_nodes(
     bench: Bench, pack: Any, draw: int, nodes: Callable[[random.Random], PromptDict]
 ) -> None:
     prompt = nodes(random.Random(draw))
@@ -202,7 +202,7 @@ def test_latents_are_as_their_nodes_make_them(
 
 
 @pytest.mark.parametrize("draw", range(4))
-def test_pictures_are_as_their_nodes_make_them(bench: Bench, pack: Any, example: tuple[int, int], draw: int) -> None:
+def test_rules_give_the_images_of_the_real_nodes(bench: Bench, pack: Any, example: tuple[int, int], draw: int) -> None:
     prompt = image_nodes(random.Random(draw))
     pictures = prompt.keys() - NUMBERS
     saves = {f"save {name}": node("SaveImage", images=[name, 0], filename_prefix="s") for name in pictures}
@@ -217,14 +217,14 @@ def test_pictures_are_as_their_nodes_make_them(bench: Bench, pack: Any, example:
 
 
 def size_of(outputs: Any, output: int = 0) -> tuple[int, int, int]:
-    """(width, height, batch); an error fails the test with its sentence."""
+    """(width, height, batch). A NotKnownError fails the test with its message."""
     assert isinstance(outputs, tuple), str(outputs)
     value = outputs[output]
     return value.width, value.height, value.batch
 
 
 class Compared:
-    """A prompt that runs on the server, what the scanner told of it, and the signatures that the run met."""
+    """Runs prompts on the server, and compares the signatures of the run with what the scanner found."""
 
     def __init__(self, bench: Bench, pack: Any, image_sizes: dict[str, tuple[int, int]] | None = None) -> None:
         self.bench, self.client = bench, bench.client
@@ -234,22 +234,22 @@ class Compared:
         )
 
     def used(self, prompt: PromptDict) -> Shapes:
-        """The new signatures of a run: each module tells of a signature once."""
+        """The new signatures of a run, from its events. Each signature has one event, when it is first used."""
         before = max((event["at"] for event in self._events()), default=0.0)
         self.bench.run(prompt)
-        told = [event["text"].split(":")[0].split() for event in self._events() if event["at"] > before]
-        return {(_role(role), tuple(map(int, shape.split("x")))) for role, shape in told}
+        found = [event["text"].split(":")[0].split() for event in self._events() if event["at"] > before]
+        return {(_role(role), tuple(map(int, shape.split("x")))) for role, shape in found}
 
     def found(self, prompt: PromptDict) -> Shapes:
-        """What the scanner found, as signatures: both texts in one batch, and each tile of a tiled decode."""
+        """The scan as signatures: positive and negative in one batch, and each tile of a tiled decode."""
         found = self.scan(prompt)
         assert found.unknown == ()
         assert found.samplings
         shapes: Shapes = set()
         for sampling in found.samplings:
-            texts = 1 if sampling.cfg == 1.0 else 2
+            conds = 1 if sampling.cfg == 1.0 else 2
             cells = (sampling.size.height // 8, sampling.size.width // 8)
-            shapes.add(("model", (sampling.batch * texts, CHANNELS, *cells)))
+            shapes.add(("model", (sampling.batch * conds, CHANNELS, *cells)))
         for decoding in found.decodings:
             cells = (decoding.size.height // 8, decoding.size.width // 8)
             if decoding.tile_size is None:
@@ -270,7 +270,7 @@ def _role(role: str) -> str:
 
 
 def tiles(cells: tuple[int, int], decoding: Any) -> Shapes:
-    """Height and width of each tile, in cells: core decodes three times, in square, tall and wide tiles."""
+    """Height and width of each tile, in latent pixels. Core decodes three times: in square, tall and wide tiles."""
     tile, overlap = decoding.tile_size // 8, decoding.overlap // 8
 
     def along(side: int, size: int) -> set[int]:
@@ -290,7 +290,7 @@ def compared(bench: Bench, pack: Any) -> Compared:
 
 @pytest.fixture
 def tiny(tiny_prompt: Any, seed: int) -> Callable[..., PromptDict]:
-    """The tiny prompt, compiled; model and VAE are made for this test, so that no signature was met before."""
+    """The tiny prompt, compiled. Model and VAE are new in each test, so that every signature is new."""
 
     def make(**choices: Any) -> PromptDict:
         prompt: PromptDict = tiny_prompt(seed=seed, steps=1, **choices)
@@ -309,7 +309,7 @@ def plain(tiny: Any) -> PromptDict:
     return dict(tiny(width=136, height=104))
 
 
-def one_text(tiny: Any) -> PromptDict:
+def positive_alone(tiny: Any) -> PromptDict:
     return dict(tiny(width=104, height=136, batch=3, cfg=1.0))
 
 
@@ -330,14 +330,14 @@ def second_pass(prompt: PromptDict, latent: str) -> PromptDict:
 
 
 def latent_hires_fix(tiny: Any) -> PromptDict:
-    """By 1.5 from 17 x 13 cells: 25.5 and 19.5, which go to the even 26 and 20."""
+    """17 x 13 latent pixels times 1.5: 25.5 and 19.5, which round to the even 26 and 20."""
     prompt = second_pass(tiny(width=136, height=104), "bigger")
     prompt["bigger"] = node("LatentUpscaleBy", samples=["sample", 0], upscale_method="nearest-exact", scale_by=1.5)
     return prompt
 
 
-def pixel_hires_fix(tiny: Any) -> PromptDict:
-    """By 1.7 from 104 x 88 pixels: 177 x 150, of which the VAE takes 22 x 18 cells."""
+def image_hires_fix(tiny: Any) -> PromptDict:
+    """104 x 88 pixels times 1.7: 177 x 150, which the VAE crops to 22 x 18 latent pixels."""
     prompt = second_pass(tiny(width=104, height=88, batch=2), "encoded")
     prompt["first"] = node("VAEDecode", samples=["sample", 0], vae=["decoder", 0])
     prompt["bigger"] = node("ImageScaleBy", image=["first", 0], upscale_method="area", scale_by=1.7)
@@ -346,7 +346,7 @@ def pixel_hires_fix(tiny: Any) -> PromptDict:
 
 
 def batch_workflow(tiny: Any) -> PromptDict:
-    """Two latents in a batch, repeated, and all but one of them decoded."""
+    """Two latents in a batch, repeated to four; three of them are decoded."""
     prompt = tiny(width=88, height=64)
     prompt["other"] = node("EmptyLatentImage", width=128, height=128, batch_size=1)
     prompt["both"] = node("LatentBatch", samples1=["latent", 0], samples2=["other", 0])
@@ -371,11 +371,11 @@ def custom_sampling(tiny: Any) -> PromptDict:
 
 WORKFLOWS = (
     plain,
-    one_text,
+    positive_alone,
     batch_of_two,
     tiled,
     latent_hires_fix,
-    pixel_hires_fix,
+    image_hires_fix,
     batch_workflow,
     custom_sampling,
 )
@@ -383,13 +383,15 @@ each_workflow = pytest.mark.parametrize("workflow", WORKFLOWS, ids=lambda workfl
 
 
 @each_workflow
-def test_what_is_found_is_what_a_run_uses(compared: Compared, tiny: Any, workflow: Callable[[Any], PromptDict]) -> None:
+def test_a_scan_finds_the_signatures_that_a_run_uses(
+    compared: Compared, tiny: Any, workflow: Callable[[Any], PromptDict]
+) -> None:
     prompt = workflow(tiny)
     assert compared.used(prompt) == compared.found(prompt)
 
 
 @each_workflow
-def test_after_its_warm_up_a_workflow_meets_nothing_new(
+def test_after_a_warm_up_the_workflow_has_no_new_signature(
     compared: Compared, tiny: Any, workflow: Callable[[Any], PromptDict]
 ) -> None:
     prompt = workflow(tiny)
@@ -398,9 +400,7 @@ def test_after_its_warm_up_a_workflow_meets_nothing_new(
     assert compared.used(prompt) == set()
 
 
-def test_a_picture_that_is_loaded_counts_with_its_size(
-    bench: Bench, pack: Any, tiny: Any, example: tuple[int, int]
-) -> None:
+def test_the_size_of_a_loaded_image_is_used(bench: Bench, pack: Any, tiny: Any, example: tuple[int, int]) -> None:
     prompt = tiny()
     prompt["picture"] = node("LoadImage", image="example.png")
     prompt["smaller"] = node("ImageScaleBy", image=["picture", 0], upscale_method="area", scale_by=0.17)
@@ -410,7 +410,7 @@ def test_a_picture_that_is_loaded_counts_with_its_size(
 
 
 def with_tiny_models(workflow: str, seed: int) -> PromptDict:
-    """A bundled workflow with tiny models in the place of files, a quarter of its sizes, and one step."""
+    """A bundled workflow with tiny models in place of model files, a quarter of its sizes, and one step."""
     prompt: PromptDict = json.loads((ROOT / "workflows" / "api" / f"{workflow}.json").read_text("utf-8"))
     kind = "sdxl" if workflow.startswith(("sdxl", "lcm")) else "sd"
     moved: dict[tuple[str, int], list[Any]] = {}
@@ -447,7 +447,7 @@ def with_tiny_models(workflow: str, seed: int) -> PromptDict:
 
 
 @pytest.mark.parametrize("workflow", BUNDLED)
-def test_a_bundled_workflow_uses_what_is_found(
+def test_a_bundled_workflow_uses_the_signatures_that_a_scan_finds(
     bench: Bench, pack: Any, seed: int, example: tuple[int, int], workflow: str
 ) -> None:
     compared = Compared(bench, pack, {"example.png": example})
@@ -457,7 +457,7 @@ def test_a_bundled_workflow_uses_what_is_found(
 
 @pytest.fixture
 def command(client: Client, tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
-    """`command(workflow)`: scripts/warm-up with that workflow, or that text, in its file."""
+    """`command(workflow)`: run scripts/warm-up with a file that holds this workflow or this text."""
 
     def run(workflow: Any, server: str = client.url) -> subprocess.CompletedProcess[str]:
         file = tmp_path / "workflow.json"
@@ -469,7 +469,7 @@ def command(client: Client, tmp_path: Path) -> Callable[..., subprocess.Complete
 
 
 class TestTheCommand:
-    def test_it_tells_each_shape_and_the_report_and_the_workflow_then_meets_nothing_new(
+    def test_it_prints_shapes_and_report_and_then_the_workflow_has_no_new_signature(
         self, compared: Compared, tiny: Any, command: Any
     ) -> None:
         prompt = latent_hires_fix(tiny)
@@ -482,7 +482,7 @@ class TestTheCommand:
         assert sum(int(line.split()[0]) for line in lines if " warmed; " in line) == 3
         assert compared.used(prompt) == set()
 
-    def test_what_cannot_be_known_is_told(self, tiny: Any, command: Any) -> None:
+    def test_it_prints_what_cannot_be_known(self, tiny: Any, command: Any) -> None:
         prompt = tiny(width=72, height=64)
         prompt["mystery"] = node("SomeonesNode", samples=["sample", 0])
         prompt["again"] = node("KSampler", **{**prompt["sample"]["inputs"], "latent_image": ["mystery", 0]})
@@ -491,7 +491,7 @@ class TestTheCommand:
         assert done.returncode == 0
         assert "not known: SomeonesNode mystery: Resolute does not know" in done.stdout
 
-    def test_a_shape_that_fails_makes_it_fail(self, tiny: Any, command: Any) -> None:
+    def test_it_fails_if_a_shape_fails(self, tiny: Any, command: Any) -> None:
         prompt = tiny(width=72, height=64)
         prompt["failing"] = node("ResoluteTestFailingPatch", model=["compiled", 0], step=0)
         prompt["sample"]["inputs"]["model"] = ["failing", 0]
@@ -500,7 +500,7 @@ class TestTheCommand:
         assert "asked to fail at step 0" in done.stdout
         assert "1 could not be warmed up" in done.stdout
 
-    def test_a_prompt_that_comfyui_refuses_names_the_node(self, tiny: Any, command: Any) -> None:
+    def test_it_names_the_node_that_comfyui_refuses(self, tiny: Any, command: Any) -> None:
         prompt = tiny(width=72, height=64)
         prompt["model"]["inputs"]["kind"] = "no such kind"
         done = command(prompt)
@@ -511,23 +511,23 @@ class TestTheCommand:
         ("workflow", "sentence"),
         [
             ({"nodes": [], "links": []}, "not in API form. In ComfyUI choose File, Export (API)"),
-            ("{", "is no JSON"),
+            ("{", "is not JSON"),
             ("[]", "not a workflow in API form"),
         ],
     )
-    def test_what_is_no_workflow_in_api_form_is_refused(self, command: Any, workflow: Any, sentence: str) -> None:
+    def test_anything_but_a_workflow_in_api_form_is_refused(self, command: Any, workflow: Any, sentence: str) -> None:
         done = command(workflow)
         assert (done.returncode, done.stdout) == (1, "")
         assert sentence in done.stderr
         assert done.stderr.count("\n") == 1
 
-    def test_a_server_that_is_not_there_is_named(self, command: Any) -> None:
+    def test_a_missing_server_is_named(self, command: Any) -> None:
         done = command({}, server="http://127.0.0.1:9")
         assert done.returncode == 1
         assert "error: http://127.0.0.1:9 does not answer" in done.stderr
 
 
-def test_our_own_resolution_node_has_no_input_that_the_scanner_does_not_know(client: Client) -> None:
+def test_the_rule_of_resolution_knows_all_of_its_inputs(client: Client) -> None:
     inputs = client.get("/object_info/ResoluteResolution")["ResoluteResolution"]["input"]
     known = {"preset", "width", "height", "multiple", "use"}
     assert {name for group in ("required", "optional") for name in inputs[group]} == known

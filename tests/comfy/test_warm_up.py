@@ -1,4 +1,4 @@
-"""Warm Up on a real server: after it, prompts of these shapes meet nothing new; it tells what it did, and stops."""
+"""Warm Up on a real server: later prompts of these shapes are ready, it reports its work, and it can be cancelled."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LIST = ", ".join(f"{width}x{height}" for width, height in SIZES)
 
 @pytest.fixture(scope="module")
 def models() -> Any:
-    """Seeds of models that nobody else has: each is a module that met no signature yet."""
+    """Seeds of models that no other test uses, so that each model has no signature yet."""
     return iter(range(7000, 8000))
 
 
@@ -30,7 +30,7 @@ def prompt(models: Any, tiny_prompt: Any, seed: int) -> PromptDict:
 
 
 def warming(prompt: PromptDict, sizes: str = LIST, vae: bool = True, **inputs: Any) -> PromptDict:
-    """The prompt's loaders and compile nodes, with Warm Up in place of sampler and decoder."""
+    """The prompt's loaders and compile nodes, with Warm Up in place of the sampler and the decoder."""
     inputs = {
         "batch_sizes": "1",
         "prompt_chunks": "1",
@@ -60,7 +60,7 @@ def sized(prompt: PromptDict, width: int, height: int, batch: int = 1) -> Prompt
 
 
 def with_controlnet(prompt: PromptDict, seed: int, end_percent: float = 1.0) -> PromptDict:
-    """The prompt with a compiled ControlNet of that seed on both texts."""
+    """The prompt with a compiled ControlNet of this seed on positive and negative."""
     links = {"positive": ["positive", 0], "negative": ["negative", 0], "control_net": ["compiled-net", 0]}
     values = {"strength": 1.0, "start_percent": 0.0, "end_percent": end_percent}
     changed = {
@@ -76,17 +76,19 @@ def with_controlnet(prompt: PromptDict, seed: int, end_percent: float = 1.0) -> 
 
 def assert_nothing_new(bench: Bench, prompt: PromptDict) -> Run:
     run = bench.run(prompt)
-    met = [event["text"] for event in bench.client.get("/resolute/events")["events"] if event["kind"] == "signature"]
-    assert (run.rise["signatures"], run.rise["region_compiles"]) == (0, 0), met[-run.rise["signatures"] :]
+    signatures = [
+        event["text"] for event in bench.client.get("/resolute/events")["events"] if event["kind"] == "signature"
+    ]
+    assert (run.rise["signatures"], run.rise["region_compiles"]) == (0, 0), signatures[-run.rise["signatures"] :]
     assert run.forwards > 1
     return run
 
 
-def test_a_cold_prompt_meets_something_new(bench: Bench, prompt: PromptDict) -> None:
+def test_a_prompt_without_a_warm_up_has_new_signatures(bench: Bench, prompt: PromptDict) -> None:
     assert bench.run(sized(prompt, *SIZES[0])).rise["signatures"] == 2
 
 
-def test_after_it_no_shape_is_new(bench: Bench, prompt: PromptDict) -> None:
+def test_after_a_warm_up_no_shape_is_new(bench: Bench, prompt: PromptDict) -> None:
     run = bench.run(warming(prompt, batch_sizes="1, 3"))
     assert run.rise["signatures"] == 2 * 2 * len(SIZES)
     assert states(report(bench, run)) == [("model", "warmed"), ("VAE", "warmed")] * 2 * len(SIZES)
@@ -102,33 +104,33 @@ def test_the_largest_shape_comes_first_and_each_line_has_its_seconds(bench: Benc
     assert all(float(line.split()[3]) > 0 for line in lines)
 
 
-def test_the_model_goes_through_and_samples_as_without_it(bench: Bench, prompt: PromptDict) -> None:
+def test_the_model_output_samples_like_the_model_input(bench: Bench, prompt: PromptDict) -> None:
     through = warming(prompt, sizes="128x128")
     whole = {**prompt, "warm": through["warm"]}
     whole["sample"] = {**prompt["sample"], "inputs": {**prompt["sample"]["inputs"], "model": ["warm", 0]}}
     whole["decode"] = node("VAEDecode", samples=["sample", 0], vae=["warm", 1])
     run = bench.run(sized(whole, 128, 128))
     assert len(run.images) == len(run.latents) == 1
-    again = bench.run(sized(prompt, 128, 128))  # ComfyUI sees other inputs, and samples again
+    again = bench.run(sized(prompt, 128, 128))  # the sampler's inputs differ, so ComfyUI samples again
     assert (run.latents[0] == again.latents[0]).all()
 
 
 class TestAgain:
-    def test_what_is_ready_is_skipped(self, bench: Bench, prompt: PromptDict) -> None:
+    def test_ready_shapes_are_skipped(self, bench: Bench, prompt: PromptDict) -> None:
         bench.run(warming(prompt))
         run = bench.run(warming(prompt))
         assert states(report(bench, run)) == [("model", "ready"), ("VAE", "ready")] * len(SIZES)
         assert not run.touched_the_cache
 
-    def test_only_what_is_missing_is_warmed(self, bench: Bench, prompt: PromptDict) -> None:
+    def test_only_missing_shapes_are_warmed(self, bench: Bench, prompt: PromptDict) -> None:
         bench.run(warming(prompt, sizes="128x128", vae=False))
         run = bench.run(warming(prompt, sizes="128x128, 64x64", vae=False))
         assert states(report(bench, run)) == [("model", "ready"), ("model", "warmed")]
 
 
-class TestTexts:
+class TestConditioning:
     @pytest.mark.parametrize("kind", ["sd", "sdxl"])
-    def test_made_up_ones_have_the_form_of_real_ones(
+    def test_dummies_have_the_shape_of_real_conditioning(
         self, bench: Bench, tiny_prompt: Any, seed: int, models: Any, kind: str
     ) -> None:
         prompt = tiny_prompt(seed=seed, steps=2, kind=kind)
@@ -140,17 +142,17 @@ class TestTexts:
                 prompt[side]["inputs"]["tokens"] = tokens
             assert_nothing_new(bench, sized(prompt, 128, 128))
 
-    def test_connected_ones_decide_the_length(self, bench: Bench, prompt: PromptDict) -> None:
+    def test_connected_conditioning_decides_the_length(self, bench: Bench, prompt: PromptDict) -> None:
         prompt["positive"]["inputs"]["tokens"] = 231
         bench.run(warming(prompt, sizes="128x128", positive=["positive", 0], negative=["negative", 0]))
         assert_nothing_new(bench, sized(prompt, 128, 128))
 
-    def test_without_guidance_there_is_one_text(self, bench: Bench, prompt: PromptDict) -> None:
+    def test_at_a_cfg_of_1_there_is_no_negative(self, bench: Bench, prompt: PromptDict) -> None:
         bench.run(warming(prompt, sizes="128x128", cfg=1.0))
         prompt["sample"]["inputs"]["cfg"] = 1.0
         assert_nothing_new(bench, sized(prompt, 128, 128))
 
-    def test_one_alone_is_refused(self, bench: Bench, prompt: PromptDict) -> None:
+    def test_a_positive_alone_is_refused(self, bench: Bench, prompt: PromptDict) -> None:
         with pytest.raises(PromptError, match="Connect positive and negative, or neither"):
             bench.run(warming(prompt, positive=["positive", 0]))
 
@@ -167,17 +169,17 @@ class TestMore:
     def test_a_controlnet_that_ends_in_the_middle_is_warmed_on_and_off(self, bench: Bench, prompt: PromptDict) -> None:
         controlled = with_controlnet(prompt, seed=3, end_percent=0.5)
         controlled["sample"]["inputs"]["steps"] = 4
-        texts = {side: controlled["sample"]["inputs"][side] for side in ("positive", "negative")}
-        bench.run(warming(controlled, sizes="128x128", **texts))
+        conditioning = {side: controlled["sample"]["inputs"][side] for side in ("positive", "negative")}
+        bench.run(warming(controlled, sizes="128x128", **conditioning))
         assert_nothing_new(bench, sized(controlled, 128, 128))
 
-    def test_a_controlnet_that_is_connected_is_put_onto_the_texts(self, bench: Bench, prompt: PromptDict) -> None:
+    def test_a_connected_controlnet_is_applied_to_the_conditioning(self, bench: Bench, prompt: PromptDict) -> None:
         controlled = with_controlnet(prompt, seed=4)
         run = bench.run(warming(controlled, sizes="128x128", control_net=["compiled-net", 0]))
-        assert run.rise["signatures"] == 3  # of the UNet, of the ControlNet, and of the decoder
+        assert run.rise["signatures"] == 3  # UNet, ControlNet and decoder
         assert_nothing_new(bench, sized(controlled, 128, 128))
 
-    def test_tiles_are_warmed_as_the_tiled_decoder_cuts_them(self, bench: Bench, prompt: PromptDict) -> None:
+    def test_the_tiles_of_the_tiled_decoder_are_warmed(self, bench: Bench, prompt: PromptDict) -> None:
         bench.run(warming(prompt, sizes="192x128", tile_size=64, overlap=16))
         tiled = sized(prompt, 192, 128)
         tiled["decode"] = node(
@@ -188,8 +190,8 @@ class TestMore:
 
 
 class TestFailures:
-    def test_what_fails_is_reported_and_the_rest_goes_on(self, bench: Bench, prompt: PromptDict) -> None:
-        prompt["positive"]["inputs"]["width"] = 32  # a text for another model
+    def test_a_failed_shape_is_reported_and_the_others_go_on(self, bench: Bench, prompt: PromptDict) -> None:
+        prompt["positive"]["inputs"]["width"] = 32  # conditioning for another model
         run = bench.run(warming(prompt, positive=["positive", 0], negative=["negative", 0]))
         text = report(bench, run)
         assert states(text) == [("model", "failed"), ("VAE", "warmed")] * len(SIZES)
@@ -211,7 +213,7 @@ class TestFailures:
             bench, {**sized(prompt, 504, 256), "decode": node("VAEDecode", samples=["sample", 0], vae=["vae", 0])}
         )
 
-    def test_nothing_that_is_compiled_is_refused(self, bench: Bench, tiny_prompt: Any) -> None:
+    def test_inputs_that_are_not_compiled_are_refused(self, bench: Bench, tiny_prompt: Any) -> None:
         prompt = tiny_prompt()
         with pytest.raises(PromptError, match="The model is not compiled: put Compile Model before Warm Up"):
             bench.run(warming(prompt, vae=False))
@@ -224,14 +226,14 @@ class TestFailures:
         with pytest.raises(PromptError, match="A ControlNet is warmed up together with a model"):
             bench.run(alone)
 
-    def test_what_is_connected_and_not_compiled_is_told(self, bench: Bench, prompt: PromptDict) -> None:
+    def test_a_connected_vae_that_is_not_compiled_is_reported(self, bench: Bench, prompt: PromptDict) -> None:
         prompt = {**prompt, "plain": node("ResoluteTestTinyVAE", seed=9)}
         asked = warming(prompt, sizes="64x64", vae=False)
         asked["warm"]["inputs"]["vae"] = ["plain", 0]
         text = report(bench, bench.run(asked))
         assert "The VAE is not compiled: put Compile VAE Decode before Warm Up." in text
 
-    def test_tiles_that_no_decoder_takes_are_refused(self, bench: Bench, prompt: PromptDict) -> None:
+    def test_a_tile_size_that_no_decoder_accepts_is_refused(self, bench: Bench, prompt: PromptDict) -> None:
         with pytest.raises(PromptError, match=r"tile_size 8 is smaller than VAE Decode .* use 64 or more, or 0"):
             bench.run(warming(prompt, sizes="64x64", tile_size=8))
 

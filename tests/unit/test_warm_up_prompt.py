@@ -1,4 +1,4 @@
-"""The prompt that warms a workflow up: its Warm Up nodes, what it keeps of the workflow, and what it notes."""
+"""The prompt that warms up a workflow: its Warm Up nodes, the nodes that it keeps, and its warnings."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from .test_warm_up_scan import BASE, BUNDLED, Prompt, advanced, decoder, empty, node, sampler, workflow
-from .test_warm_up_scan import user_error as user_error
+from .test_scan import BASE, BUNDLED, Prompt, advanced, decoder, empty, node, sampler, workflow
+from .test_scan import user_error as user_error
 
 Build = Callable[[Prompt], Any]
 
@@ -25,7 +25,7 @@ INPUTS = {
 
 @pytest.fixture(scope="module")
 def build(pack: Any) -> Build:
-    """A workflow -> what warms it up; pictures are 768x512."""
+    """`build(workflow)`: the WarmUpPrompt of a workflow. Every image file is 768x512."""
     scan, make = pack("nodes.adapters.scan.workflow").scan, pack("nodes.adapters.warm_up.prompt").warm_up_prompt
     return lambda prompt: make(prompt, scan(prompt, image_size=lambda name: (768, 512)))
 
@@ -45,7 +45,7 @@ class TestBundledWorkflows:
         classes = {each["class_type"] for each in build(json.loads(path.read_text("utf-8"))).prompt.values()}
         assert not classes & {"KSampler", "VAEDecode", "VAEEncode", "SaveImage", "PreviewImage", "PreviewAny"}
 
-    def test_what_is_linked_is_there_and_as_it_was(self, build: Build, path: Path) -> None:
+    def test_every_linked_node_is_kept_unchanged(self, build: Build, path: Path) -> None:
         original = json.loads(path.read_text("utf-8"))
         built = build(original).prompt
         for name, each in built.items():
@@ -65,7 +65,7 @@ def test_the_node_has_every_size_the_largest_first(build: Build) -> None:
     assert inputs["sizes"] == "960x720, 896x768, 640x960, 720x720, 584x456"
 
 
-def test_a_whole_node_is_as_warm_up_takes_it(build: Build) -> None:
+def test_a_node_has_all_inputs_of_warm_up(build: Build) -> None:
     (inputs,) = warm_ups(
         build(workflow(latent=empty(720, 960, 2), sample=sampler("latent"), picture=decoder("sample")))
     )
@@ -83,7 +83,7 @@ def test_a_whole_node_is_as_warm_up_takes_it(build: Build) -> None:
     }
 
 
-def test_batches_and_guidances_are_nodes_of_their_own(build: Build) -> None:
+def test_each_batch_and_each_cfg_has_its_own_node(build: Build) -> None:
     built = build(
         workflow(
             one=empty(),
@@ -101,7 +101,7 @@ def test_batches_and_guidances_are_nodes_of_their_own(build: Build) -> None:
     assert not any("vae" in each for each in warm_ups(built))
 
 
-def test_a_decoding_of_other_sizes_has_its_own_node(build: Build) -> None:
+def test_a_decoding_with_other_sizes_has_its_own_node(build: Build) -> None:
     built = build(
         workflow(
             latent=empty(),
@@ -116,19 +116,19 @@ def test_a_decoding_of_other_sizes_has_its_own_node(build: Build) -> None:
     assert (decoding["sizes"], "model" in decoding) == ("1024x1024", False)
 
 
-def test_tiles_are_handed_on(build: Build) -> None:
+def test_tile_size_and_overlap_are_passed_on(build: Build) -> None:
     tiled = node("VAEDecodeTiled", samples=["latent", 0], vae=["vae", 0], tile_size=256, overlap=32)
     (inputs,) = warm_ups(build(workflow(latent=empty(1024, 1024), picture=tiled)))
     assert (inputs["tile_size"], inputs["overlap"]) == (256, 32)
 
 
-def test_a_single_text_is_handed_in_as_both(build: Build) -> None:
+def test_a_positive_alone_is_also_used_as_the_negative(build: Build) -> None:
     guider = node("BasicGuider", model=["model", 0], conditioning=["text", 0])
     (inputs,) = warm_ups(build(workflow(latent=empty(), guider=guider, sample=advanced())))
     assert (inputs["cfg"], inputs["positive"], inputs["negative"]) == (1.0, ["text", 0], ["text", 0])
 
 
-def test_an_open_guidance_is_warmed_for_both_texts(build: Build) -> None:
+def test_a_cfg_known_only_at_run_time_is_warmed_up_with_a_negative(build: Build) -> None:
     built = build(workflow(latent=empty(), dice=node("Dice"), sample=sampler("latent", cfg=["dice", 0])))
     assert [each["cfg"] for each in warm_ups(built)] == [7.0]
     assert "dice" not in kept(built)
@@ -137,23 +137,23 @@ def test_an_open_guidance_is_warmed_for_both_texts(build: Build) -> None:
     )
 
 
-def test_ids_of_the_workflow_are_not_used_again(build: Build) -> None:
+def test_added_nodes_get_ids_that_the_workflow_does_not_use(build: Build) -> None:
     prompt = {**workflow(latent=empty(), sample=sampler("latent")), "warm-up-1": node("SaveAnything")}
     assert "warm-up-2" in build(prompt).prompt
     assert "warm-up-1" not in build(prompt).prompt
 
 
-def test_the_workflow_stays_as_it_is(build: Build) -> None:
+def test_the_given_workflow_is_not_changed(build: Build) -> None:
     prompt = workflow(latent=empty(), sample=sampler("latent"))
     before = json.dumps(prompt)
     build(prompt).prompt["model"]["inputs"]["model"] = "changed"
     assert json.dumps(prompt) == before
 
 
-class TestWhatIsMadeWhileTheWorkflowRuns:
+class TestImagesThatTheWorkflowMakesFirst:
     @pytest.fixture
     def two_pass(self) -> Prompt:
-        """The second pass follows the edges of the first pass's picture."""
+        """The ControlNet of the second pass uses the edges of the first pass's image."""
         applied = node(
             "ControlNetApplyAdvanced",
             positive=["text", 0],
@@ -173,7 +173,7 @@ class TestWhatIsMadeWhileTheWorkflowRuns:
             second=sampler("big", positive=["applied", 0], negative=["applied", 1]),
         )
 
-    def test_a_controlnet_stays_on_the_texts_that_it_was_put_onto(self, build: Build, two_pass: Prompt) -> None:
+    def test_the_controlnet_is_kept_with_the_conditioning_before_it(self, build: Build, two_pass: Prompt) -> None:
         built = build(two_pass)
         (second,) = [each for each in warm_ups(built) if each["sizes"] == "1024x1024"]
         assert second["control_net"] == ["net", 0]
@@ -183,7 +183,9 @@ class TestWhatIsMadeWhileTheWorkflowRuns:
             "Warm Up uses noise for it.",
         )
 
-    def test_one_with_a_picture_of_its_own_stays_below_it(self, build: Build, two_pass: Prompt) -> None:
+    def test_an_earlier_controlnet_with_a_loaded_image_stays_in_the_conditioning(
+        self, build: Build, two_pass: Prompt
+    ) -> None:
         two_pass["photo"] = node("LoadImage", image="a.png")
         own = {"control_net": ["other net", 0], "image": ["photo", 0]}
         two_pass["depth"] = node("ControlNetApplyAdvanced", **{**two_pass["applied"]["inputs"], **own})
@@ -193,20 +195,22 @@ class TestWhatIsMadeWhileTheWorkflowRuns:
         assert (second["positive"], second["negative"]) == (["depth", 0], ["depth", 1])
         assert second["control_net"] == ["net", 0]
 
-    def test_of_two_that_need_a_run_none_is_used(self, build: Build, two_pass: Prompt) -> None:
+    def test_two_controlnets_that_need_a_run_are_both_left_out(self, build: Build, two_pass: Prompt) -> None:
         two_pass["again"] = node(
             "ControlNetApply", conditioning=["applied", 0], control_net=["other net", 0], image=["edges", 0]
         )
         two_pass["other net"] = node("ControlNetLoader")
         two_pass["second"]["inputs"]["positive"] = ["again", 0]
         built = build(two_pass)
-        (both,) = [each for each in warm_ups(built) if "model" in each]  # two sizes of the same then
+        (both,) = [
+            each for each in warm_ups(built) if "model" in each
+        ]  # both samplers now have the same inputs, so they share a node
         assert both["sizes"] == "1024x1024, 512x512"
         assert both["positive"] == ["text", 0]
         assert "control_net" not in both
         assert built.warnings[0].endswith("Warm Up leaves the ControlNet out.")
 
-    def test_texts_that_need_a_run_themselves_are_replaced(self, build: Build, two_pass: Prompt) -> None:
+    def test_conditioning_that_needs_a_run_is_replaced_by_a_dummy(self, build: Build, two_pass: Prompt) -> None:
         two_pass["inpainting"] = node(
             "InpaintModelConditioning",
             positive=["applied", 0],
@@ -249,7 +253,7 @@ class TestWhatIsMadeWhileTheWorkflowRuns:
         assert [each["sizes"] for each in warm_ups(built)] == ["512x512"]
         assert any("KSampler second: its model needs an image" in warning for warning in built.warnings)
 
-    def test_a_node_that_saves_is_not_run_again(self, build: Build) -> None:
+    def test_a_node_that_saves_is_not_kept(self, build: Build) -> None:
         saved = node("SaveAndPass", image=["picture", 0])
         applied = node("ControlNetApply", conditioning=["text", 0], control_net=["net", 0], image=["saved", 0])
         built = build(
@@ -267,7 +271,7 @@ class TestWhatIsMadeWhileTheWorkflowRuns:
 
 
 class TestWhatIsNotCompiled:
-    def test_it_is_left_out_with_the_node_to_add(self, build: Build) -> None:
+    def test_it_is_left_out_and_the_warning_names_the_node_to_add(self, build: Build) -> None:
         plain = {**sampler("latent", model="loader"), "_meta": {"title": "Plain"}}
         built = build(workflow(latent=empty(), one=sampler("latent"), other=plain))
         assert [each["model"] for each in warm_ups(built)] == [["model", 0]]
@@ -278,7 +282,7 @@ class TestWhatIsNotCompiled:
         built = build(workflow(latent=empty(), lora=lora, sample=sampler("latent", model="lora")))
         assert [each["model"] for each in warm_ups(built)] == [["lora", 0]]
 
-    def test_a_text_encoder_from_our_loader_makes_no_compiled_model(self, build: Build) -> None:
+    def test_a_text_encoder_from_our_loader_does_not_make_a_model_compiled(self, build: Build) -> None:
         prompt = workflow(
             ours=node("ResoluteLoadCheckpoint", compile_vae=True),
             lora=node("LoraLoader", model=["loader", 0], clip=["ours", 1]),
@@ -289,7 +293,7 @@ class TestWhatIsNotCompiled:
         assert [each["model"] for each in warm_ups(build(prompt))] == [["ours", 0]]
 
     @pytest.mark.parametrize(("compile_vae", "nodes"), [(True, 1), (False, 0)])
-    def test_our_loader_compiles_its_vae_where_it_is_asked_to(
+    def test_the_vae_of_our_loader_counts_as_compiled_if_compile_vae_is_on(
         self, build: Build, user_error: type[Exception], compile_vae: bool, nodes: int
     ) -> None:
         ours = node("ResoluteLoadCheckpoint", compile_vae=compile_vae)
@@ -307,20 +311,20 @@ class TestNothingToWarmUp:
         with pytest.raises(user_error, match="no sampler and no VAE Decode"):
             build({**BASE, "end": node("SaveAnything", any=["text", 0])})
 
-    def test_the_first_reason_is_told(self, build: Build, user_error: type[Exception]) -> None:
+    def test_the_error_has_the_first_reason(self, build: Build, user_error: type[Exception]) -> None:
         with pytest.raises(user_error, match="Resolute does not know what this node does"):
             build(workflow(latent=node("Mystery"), sample=sampler("latent")))
 
     @pytest.mark.parametrize("latent", [empty(32, 512), empty(16384, 512), empty(batch=65)])
-    def test_what_warm_up_does_not_take_is_left_out(
+    def test_sizes_and_batches_that_warm_up_refuses_are_left_out(
         self, build: Build, user_error: type[Exception], latent: dict[str, Any]
     ) -> None:
         with pytest.raises(user_error, match="is left out"):
             build(workflow(latent=latent, sample=sampler("latent")))
 
 
-class TestPictures:
-    """What the server says of a picture's size, with ComfyUI's folders replaced by one."""
+class TestImageFiles:
+    """`image_size` with one folder in place of ComfyUI's."""
 
     @pytest.fixture
     def image_size(self, pack: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Any]:
@@ -342,22 +346,22 @@ class TestPictures:
         Image.new("RGB", (40, 30)).save(inputs / "turned.jpg", exif=turned)
         frames = [Image.new("RGB", (40, 30), color) for color in ("red", "blue")]
         frames[0].save(inputs / "moving.gif", save_all=True, append_images=frames[1:])
-        (inputs / "text.png").write_text("no picture")
+        (inputs / "text.png").write_text("not an image")
         found: Callable[[str], Any] = pack("nodes.adapters.scan.image_files").image_size
         return found
 
-    def test_a_still_picture_has_its_width_and_height(self, image_size: Callable[[str], Any]) -> None:
+    def test_a_still_image_has_its_width_and_height(self, image_size: Callable[[str], Any]) -> None:
         assert image_size("plain.png") == (40, 30)
 
-    def test_of_a_file_that_was_cut_off_nothing_is_said(self, image_size: Callable[[str], Any], tmp_path: Path) -> None:
+    def test_a_truncated_file_raises_nothing(self, image_size: Callable[[str], Any], tmp_path: Path) -> None:
         pages = [Image.new("RGB", (40, 30), color) for color in ("red", "blue")]
         file = tmp_path / "input" / "pages.tif"
         pages[0].save(file, save_all=True, append_images=pages[1:])
         whole = file.read_bytes()
-        for length in range(0, len(whole), 25):  # at some of them Pillow raises a TypeError
+        for length in range(0, len(whole), 25):  # Pillow raises a TypeError at some lengths
             file.write_bytes(whole[:length])
             assert image_size(file.name) in (None, (40, 30)), length
 
     @pytest.mark.parametrize("name", ["gone.png", "text.png", "turned.jpg", "moving.gif", "../outside.png", "", "\0"])
-    def test_of_anything_else_nothing_is_said(self, image_size: Callable[[str], Any], name: str) -> None:
+    def test_any_other_file_has_no_size(self, image_size: Callable[[str], Any], name: str) -> None:
         assert image_size(name) is None

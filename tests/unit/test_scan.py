@@ -1,4 +1,4 @@
-"""What the scanner tells of a workflow from its graph alone: sizes, batches, texts, and what it cannot know."""
+"""What the scanner finds in a workflow without running it: sizes, batches, conditioning, and what it cannot know."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ BUNDLED = sorted((ROOT / "workflows" / "api").glob("*.json"))
 Prompt = dict[str, dict[str, Any]]
 Sizes = list[tuple[int, int, int]]
 
-# Width, height, batch of every sampler and of every decoder, in the order of the file; written by hand.
+# Width, height and batch of every sampler and every decoder, in the order of the file. Written by hand.
 EXPECTED: dict[str, Sizes] = {
     "compare_with_stock": [(512, 512, 1)] * 2,
     "deepcache": [(512, 512, 1)],
@@ -63,7 +63,7 @@ BASE: Prompt = {
 
 
 def workflow(**nodes: dict[str, Any]) -> Prompt:
-    """A workflow in which everything that is made is saved."""
+    """A workflow that saves every result that no other node uses."""
     used = {
         value[0] for each in nodes.values() for value in each["inputs"].values() if value and isinstance(value, list)
     }
@@ -80,7 +80,7 @@ def pictures(found: Any) -> Sizes:
 
 
 def latent_of(scan: Any, **nodes: dict[str, Any]) -> tuple[int, int, int]:
-    """What a sampler gets from the node named `last`; everything before it has to be known."""
+    """The size and batch that a sampler gets from the node named `last`. Fails if anything is not known."""
     found = scan(workflow(**nodes, sample=sampler("last")), image_size={"a.png": (1001, 607)}.get)
     assert found.unknown == ()
     (one,) = latents(found)
@@ -88,7 +88,7 @@ def latent_of(scan: Any, **nodes: dict[str, Any]) -> tuple[int, int, int]:
 
 
 class TestBundledWorkflows:
-    def test_each_has_its_sizes_written_down(self) -> None:
+    def test_the_expected_sizes_cover_every_bundled_workflow(self) -> None:
         assert [path.stem for path in BUNDLED] == sorted(EXPECTED)
 
     @pytest.mark.parametrize("path", BUNDLED, ids=lambda path: path.stem)
@@ -97,7 +97,7 @@ class TestBundledWorkflows:
         assert latents(found) == pictures(found) == EXPECTED[path.stem]
         assert found.unknown == ()
 
-    def test_without_the_picture_image_to_image_says_what_is_missing(self, scan: Any) -> None:
+    def test_without_the_image_file_image_to_image_names_what_is_missing(self, scan: Any) -> None:
         found = scan(json.loads((ROOT / "workflows" / "api" / "image_to_image.json").read_text("utf-8")))
         (sentence,) = found.unknown
         assert latents(found) == pictures(found) == []
@@ -107,29 +107,29 @@ class TestBundledWorkflows:
 
 class TestSamplers:
     @pytest.mark.parametrize("class_type", ["KSampler", "KSamplerAdvanced", "SamplerCustom"])
-    def test_the_links_and_the_guidance_are_those_of_the_sampler(self, scan: Any, class_type: str) -> None:
+    def test_links_and_cfg_are_those_of_the_sampler(self, scan: Any, class_type: str) -> None:
         one = {**sampler("latent", cfg=4.5), "class_type": class_type}
         (found,) = scan(workflow(latent=empty(), sample=one)).samplings
         assert (found.node, found.model, found.positive, found.negative, found.cfg) == (
             "sample", ("model", 0), ("text", 0), ("text", 0), 4.5,
         )  # fmt: skip
 
-    def test_a_basic_guider_has_one_text(self, scan: Any) -> None:
+    def test_a_basic_guider_has_no_negative(self, scan: Any) -> None:
         guider = node("BasicGuider", model=["model", 0], conditioning=["text", 0])
         (found,) = scan(workflow(latent=empty(), guider=guider, sample=advanced())).samplings
         assert (found.model, found.positive, found.negative, found.cfg) == (("model", 0), ("text", 0), None, 1.0)
 
-    def test_a_cfg_guider_has_two(self, scan: Any) -> None:
+    def test_a_cfg_guider_has_positive_and_negative(self, scan: Any) -> None:
         guider = {**sampler("latent", cfg=3.0), "class_type": "CFGGuider"}
         (found,) = scan(workflow(latent=empty(), guider=guider, sample=advanced())).samplings
         assert (found.negative, found.cfg) == (("text", 0), 3.0)
 
-    def test_a_dual_guider_with_nothing_to_cancel_says_that_it_has_three(self, scan: Any) -> None:
+    def test_a_dual_guider_gets_a_warning_for_its_third_conditioning(self, scan: Any) -> None:
         found = scan(workflow(latent=empty(), guider=dual(5.0, 3.0), sample=advanced()))
         assert [each.cfg for each in found.samplings] == [3.0]
         assert "three conditionings" in found.unknown[0]
 
-    def test_a_dual_guider_without_its_negative_text_has_two(self, scan: Any) -> None:
+    def test_a_dual_guider_with_a_scale_of_1_has_no_negative(self, scan: Any) -> None:
         found = scan(workflow(latent=empty(), guider=dual(5.0, 1.0), sample=advanced()))
         assert [(each.negative, each.cfg) for each in found.samplings] == [(("other", 0), 5.0)]
         assert found.unknown == ()
@@ -139,12 +139,12 @@ class TestSamplers:
         assert found.samplings == ()
         assert found.unknown[0].startswith("My guider guider: Resolute does not know")
 
-    def test_a_cfg_that_is_computed_is_left_open(self, scan: Any) -> None:
+    def test_a_cfg_computed_at_run_time_is_none(self, scan: Any) -> None:
         found = scan(workflow(latent=empty(), number=node("Dice"), sample=sampler("latent", cfg=["number", 0])))
         assert [each.cfg for each in found.samplings] == [None]
         assert found.unknown == ()
 
-    def test_a_cfg_from_a_constant_is_followed(self, scan: Any) -> None:
+    def test_a_cfg_from_a_constant_is_known(self, scan: Any) -> None:
         number = node("PrimitiveFloat", value=2.5)
         found = scan(workflow(latent=empty(), number=number, sample=sampler("latent", cfg=["number", 0])))
         assert [each.cfg for each in found.samplings] == [2.5]
@@ -162,7 +162,7 @@ class TestSamplers:
         assert latents(found) == [(512, 768, 1), (768, 1152, 1)]
         assert pictures(found) == [(768, 1152, 1)]
 
-    def test_a_pixel_hires_fix_has_two_sizes_and_two_decodings(self, scan: Any) -> None:
+    def test_an_image_hires_fix_has_two_sizes_and_two_decodings(self, scan: Any) -> None:
         found = scan(
             workflow(
                 latent=empty(512, 512, 2),
@@ -174,7 +174,7 @@ class TestSamplers:
                 picture=decoder("second"),
             )
         )
-        # 512 * 1.7 = 870.4, 870 pixels: 108 cells and 6 pixels that the VAE leaves out
+        # 512 * 1.7 = 870.4 -> 870 pixels = 108 latent pixels and 6 image pixels that the VAE crops
         assert latents(found) == pictures(found) == [(512, 512, 2), (864, 864, 2)]
 
     def test_an_upscale_model_before_a_fixed_size_does_not_matter(self, scan: Any) -> None:
@@ -187,7 +187,7 @@ class TestSamplers:
         }
         assert latent_of(scan, **nodes) == (1000, 600, 3)
 
-    def test_an_upscale_model_alone_is_not_guessed(self, scan: Any) -> None:
+    def test_the_scale_of_an_upscale_model_is_not_guessed(self, scan: Any) -> None:
         found = scan(
             workflow(
                 latent=empty(),
@@ -202,11 +202,11 @@ class TestSamplers:
 
 
 class TestDecoders:
-    def test_a_plain_one_has_no_tiles(self, scan: Any) -> None:
+    def test_vae_decode_has_no_tiles(self, scan: Any) -> None:
         (found,) = scan(workflow(latent=empty(), picture=decoder("latent"))).decodings
         assert (found.vae, found.tile_size, found.overlap) == (("vae", 0), None, None)
 
-    def test_a_tiled_one_tells_tile_and_overlap(self, scan: Any) -> None:
+    def test_tiled_vae_decode_has_tile_size_and_overlap(self, scan: Any) -> None:
         tiled = node("VAEDecodeTiled", samples=["latent", 0], vae=["vae", 0], tile_size=256, overlap=32)
         (found,) = scan(workflow(latent=empty(1024, 512, 2), picture=tiled)).decodings
         assert (found.size.width, found.size.height, found.batch) == (1024, 512, 2)
@@ -214,14 +214,14 @@ class TestDecoders:
 
 
 class TestSizes:
-    def test_a_latent_leaves_out_what_is_no_whole_cell(self, scan: Any) -> None:
+    def test_an_empty_latent_is_cropped_to_whole_latent_pixels(self, scan: Any) -> None:
         assert latent_of(scan, last=empty(519, 456)) == (512, 456, 1)
 
     @pytest.mark.parametrize("class_type", ["EmptyLatentImage", "EmptySD3LatentImage"])
-    def test_every_empty_latent_has_eight_pixels_to_a_cell(self, scan: Any, class_type: str) -> None:
+    def test_every_empty_latent_has_8_image_pixels_to_a_latent_pixel(self, scan: Any, class_type: str) -> None:
         assert latent_of(scan, last={**empty(720, 960, 4), "class_type": class_type}) == (720, 960, 4)
 
-    def test_our_resolution_node_is_followed_by_preset_and_by_numbers(self, scan: Any) -> None:
+    def test_resolution_gives_its_preset_or_its_numbers(self, scan: Any) -> None:
         linked = {"width": ["size", 0], "height": ["size", 1], "batch_size": 1}
         latent = node("EmptyLatentImage", **linked)
         preset = node("ResoluteResolution", preset="SDXL 1216x832", width=64, height=64, multiple="8")
@@ -229,7 +229,7 @@ class TestSizes:
         assert latent_of(scan, size=preset, last=latent) == (1216, 832, 1)
         assert latent_of(scan, size=custom, last=latent) == (584, 456, 1)
 
-    def test_our_resolution_node_is_quoted_where_it_refuses(self, scan: Any) -> None:
+    def test_the_error_of_an_invalid_resolution_is_quoted(self, scan: Any) -> None:
         size = node("ResoluteResolution", preset="custom", width=500, height=456, multiple="8")
         latent = node("EmptyLatentImage", width=["size", 0], height=["size", 1], batch_size=1)
         (sentence,) = scan(workflow(size=size, latent=latent, sample=sampler("latent"))).unknown
@@ -260,7 +260,7 @@ class TestSizes:
         upscale = node("LatentUpscale", samples=["first", 0], **changes)
         assert latent_of(scan, first=empty(584, 456, 2), last=upscale) == expected
 
-    def test_half_a_cell_goes_to_the_even_number(self, scan: Any) -> None:
+    def test_half_a_latent_pixel_rounds_to_the_even_number(self, scan: Any) -> None:
         upscale = node("LatentUpscaleBy", samples=["first", 0], scale_by=1.5)
         # 73 * 1.5 = 109.5 -> 110, 57 * 1.5 = 85.5 -> 86; 75 * 1.5 = 112.5 -> 112
         assert latent_of(scan, first=empty(584, 456), last=upscale) == (880, 688, 1)
@@ -277,7 +277,7 @@ class TestSizes:
         assert latent_of(scan, **nodes) == (512, 512, 3)
         assert latent_of(scan, last=nodes.pop("many"), both=nodes["both"], one=nodes["one"], two=nodes["two"])[2] == 10
 
-    def test_any_number_of_latents_in_a_batch_has_the_size_of_the_first(self, scan: Any) -> None:
+    def test_batch_latents_has_the_size_of_its_first_input(self, scan: Any) -> None:
         links = {f"latents.latent{number}": [name, 0] for number, name in [(10, "two"), (2, "one")]}
         nodes = {"one": empty(512, 256), "two": empty(64, 64, 5), "last": node("BatchLatentsNode", **links)}
         assert latent_of(scan, **nodes) == (512, 256, 6)
@@ -286,7 +286,7 @@ class TestSizes:
         crop = node("LatentCrop", samples=["first", 0], width=512, height=64, x=400, y=0)
         assert latent_of(scan, first=empty(512, 512), last=crop) == (112, 64, 1)
 
-    def test_rotation_turns_the_sides(self, scan: Any) -> None:
+    def test_rotation_swaps_width_and_height(self, scan: Any) -> None:
         turned = node("LatentRotate", samples=["first", 0], rotation="270 degrees")
         assert latent_of(scan, first=empty(512, 768), last=turned) == (768, 512, 1)
 
@@ -308,7 +308,7 @@ class TestSizes:
         ],
         ids=lambda value: value["class_type"] if isinstance(value, dict) else "",
     )
-    def test_pictures_are_followed_to_the_encoder(
+    def test_image_sizes_reach_the_encoder(
         self, scan: Any, scale: dict[str, Any], expected: tuple[int, int, int]
     ) -> None:
         name = "input" if scale["class_type"] == "ResizeImageMaskNode" else "image"
@@ -316,12 +316,12 @@ class TestSizes:
         encode = node("VAEEncode", pixels=["scaled", 0], vae=["loader", 2])
         assert latent_of(scan, picture=node("LoadImage", image="a.png"), scaled=scaled, last=encode) == expected
 
-    def test_a_switch_hands_one_side_on(self, scan: Any) -> None:
+    def test_a_switch_outputs_the_selected_side(self, scan: Any) -> None:
         switch = node("ComfySwitchNode", switch=True, on_true=["small", 0], on_false=["big", 0])
         assert latent_of(scan, small=empty(256, 256), big=empty(1024, 1024), last=switch) == (256, 256, 1)
 
 
-class TestWhatRuns:
+class TestNodesThatRun:
     def test_a_sampler_that_no_output_needs_is_left_out(self, scan: Any) -> None:
         prompt = workflow(latent=empty(), used=sampler("latent"))
         prompt["unused"] = sampler("latent")
@@ -330,7 +330,7 @@ class TestWhatRuns:
         assert [each.node for each in found.samplings] == ["used"]
         assert found.decodings == ()
 
-    def test_the_side_of_a_switch_that_is_not_taken_is_left_out(self, scan: Any) -> None:
+    def test_the_unselected_side_of_a_switch_does_not_run(self, scan: Any) -> None:
         switch = node("ComfySwitchNode", switch=["flag", 0], on_true=["one", 0], on_false=["two", 0])
         flag = node("PrimitiveBoolean", value=False)
         found = scan(workflow(latent=empty(), flag=flag, one=sampler("latent"), two=sampler("latent"), chosen=switch))
@@ -338,7 +338,7 @@ class TestWhatRuns:
 
 
 class TestUnknownNodes:
-    def test_one_in_the_way_is_named_and_nothing_is_guessed(self, scan: Any) -> None:
+    def test_a_node_without_a_rule_is_named_and_nothing_is_guessed(self, scan: Any) -> None:
         other = node("SomeonesUpscaler", "Make it big", samples=["first", 0], scale_by=2.0)
         found = scan(workflow(latent=empty(), first=sampler("latent"), other=other, second=sampler("other")))
         assert latents(found) == [(512, 512, 1)]
@@ -348,14 +348,14 @@ class TestUnknownNodes:
         )
 
     @pytest.mark.parametrize("links", [("model", "positive", "latent_image"), ("vae", "samples")])
-    def test_one_that_may_sample_or_decode_is_named(self, scan: Any, links: tuple[str, ...]) -> None:
+    def test_a_node_that_may_sample_or_decode_is_named(self, scan: Any, links: tuple[str, ...]) -> None:
         sources = {"model": "model", "positive": "text", "latent_image": "latent", "samples": "latent", "vae": "vae"}
         other = node("SomeonesSampler", "Fancy", **{name: [sources[name], 0] for name in links})
         found = scan(workflow(latent=empty(), other=other))
         assert found.samplings == found.decodings == ()
         assert found.unknown[0].startswith("Fancy other: this node (SomeonesSampler) may sample or decode")
 
-    def test_what_samples_from_a_pipe_is_named_and_what_makes_or_opens_one_is_not(self, scan: Any) -> None:
+    def test_a_node_that_samples_from_a_pipe_is_named_but_not_one_that_packs_or_unpacks_it(self, scan: Any) -> None:
         made = node("ToBasicPipe", model=["model", 0], clip=["loader", 1], vae=["vae", 0], positive=["text", 0])
         opened = node("FromBasicPipe", basic_pipe=["made", 0])
         own = sampler("latent", model="opened", positive=["opened", 3], negative=["opened", 4])
@@ -365,7 +365,7 @@ class TestUnknownNodes:
         (unknown,) = found.unknown
         assert unknown.startswith("FaceDetailerPipe last: this node (FaceDetailerPipe) may sample or decode")
 
-    def test_one_that_hands_models_and_texts_on_is_not(self, scan: Any) -> None:
+    def test_a_node_that_only_outputs_models_and_conditioning_is_not_named(self, scan: Any) -> None:
         adapter = node("ApplyIdentity", model=["model", 0], positive=["text", 0], negative=["text", 0])
         one = sampler("latent", model="adapter", positive=["adapter", 1], negative=["adapter", 2])
         found = scan(workflow(latent=empty(), adapter=adapter, sample=one))
@@ -374,27 +374,27 @@ class TestUnknownNodes:
 
 class TestMalformedInput:
     @pytest.mark.parametrize("prompt", [None, [], {}, "text", 7])
-    def test_what_is_no_workflow_is_refused(self, scan: Any, user_error: type[Exception], prompt: Any) -> None:
+    def test_anything_but_a_workflow_is_refused(self, scan: Any, user_error: type[Exception], prompt: Any) -> None:
         with pytest.raises(user_error, match=r"not a workflow in API form.*Export \(API\)"):
             scan(prompt)
 
-    def test_the_editors_own_form_is_refused_with_the_way_out(self, scan: Any, user_error: type[Exception]) -> None:
+    def test_the_editors_form_is_refused_with_the_way_to_export(self, scan: Any, user_error: type[Exception]) -> None:
         editor = json.loads((ROOT / "workflows" / "deepcache.json").read_text("utf-8"))
         with pytest.raises(user_error, match=r"form of ComfyUI's editor, not in API form.*Export \(API\)"):
             scan(editor)
 
     @pytest.mark.parametrize("content", [None, 3, {}, {"class_type": 3}, {"class_type": "KSampler"}])
-    def test_what_is_no_node_is_named(self, scan: Any, user_error: type[Exception], content: Any) -> None:
+    def test_an_entry_that_is_not_a_node_is_named(self, scan: Any, user_error: type[Exception], content: Any) -> None:
         with pytest.raises(user_error, match="seventeen"):
             scan({**BASE, "seventeen": content})
 
-    def test_a_cycle_is_told(self, scan: Any) -> None:
+    def test_a_cycle_is_reported(self, scan: Any) -> None:
         prompt = workflow(first=sampler("second"), second=sampler("first"), picture=decoder("second"))
         found = scan(prompt)
         assert found.samplings == found.decodings == ()
         assert any("cycle" in sentence for sentence in found.unknown)
 
-    def test_a_chain_of_thousands_is_no_danger(self, scan: Any) -> None:
+    def test_a_chain_of_thousands_of_nodes_does_not_overflow_the_stack(self, scan: Any) -> None:
         chain = {f"{number}": node("LatentFlip", samples=[f"{number - 1}", 0]) for number in range(1, 5000)}
         found = scan({**BASE, **chain, "0": empty(), "s": sampler("4999"), "end": node("Save", any=["s", 0])})
         assert latents(found) == [(512, 512, 1)]
@@ -413,18 +413,18 @@ class TestMalformedInput:
             ({"width": float("inf"), "height": 512}, "'width' is not a usable number"),
         ],
     )
-    def test_a_number_that_cannot_be_used_is_told(self, scan: Any, inputs: dict[str, Any], sentence: str) -> None:
+    def test_an_unusable_number_is_reported(self, scan: Any, inputs: dict[str, Any], sentence: str) -> None:
         found = scan(workflow(latent=node("EmptyLatentImage", batch_size=1, **inputs), sample=sampler("latent")))
         assert found.samplings == ()
         assert sentence in found.unknown[0]
 
     @pytest.mark.parametrize("factor", [float("inf"), float("nan"), 1e308, "wide", [], {}, True])
-    def test_no_factor_breaks_it(self, scan: Any, factor: Any) -> None:
+    def test_no_scale_factor_raises(self, scan: Any, factor: Any) -> None:
         upscale = node("LatentUpscaleBy", samples=["latent", 0], scale_by=factor)
         found = scan(workflow(latent=empty(), bigger=upscale, sample=sampler("bigger")))
         assert len(found.samplings) + len(found.unknown) == 1
 
-    def test_a_sampler_without_a_model_is_told(self, scan: Any) -> None:
+    def test_a_sampler_without_a_model_is_reported(self, scan: Any) -> None:
         broken = sampler("latent")
         del broken["inputs"]["model"]
         assert "nothing is connected to 'model'" in scan(workflow(latent=empty(), sample=broken)).unknown[0]
@@ -443,8 +443,8 @@ def dual(conds: float, negative: float) -> dict[str, Any]:
     return node("DualCFGGuider", **links, cfg_conds=conds, cfg_cond2_negative=negative, style="regular")
 
 
-def test_it_needs_neither_torch_nor_comfyui() -> None:
-    """In a process of its own, where nothing else has imported them."""
+def test_the_scanner_imports_neither_torch_nor_comfyui() -> None:
+    """Runs in a new process, where no other test has imported them."""
     lines = ["import sys", "from scripts.support import pack", "pack.module('nodes.adapters.warm_up.prompt')"]
     lines.append("print(sorted(sys.modules.keys() & {'torch', 'numpy', 'PIL', 'comfy', 'nodes', 'folder_paths'}))")
     command = [sys.executable, "-c", "\n".join(lines)]
