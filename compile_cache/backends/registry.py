@@ -1,53 +1,60 @@
-"""Backends by name, and what `auto` means on a device."""
+"""The table of backends, and which one `auto` takes on a device."""
 
 from __future__ import annotations
 
+import importlib
 import threading
+from typing import NamedTuple
 
 from ..errors import BackendUnavailableError, UnknownBackendError
 from .base import Backend, Capabilities
 
+
+class _Entry(NamedTuple):
+    name: str
+    module: str  # below this folder, imported at the first use
+    kind: str  # the subclass of Backend in it
+    in_auto: bool = False  # whether `auto` may take it
+
+
+# One line for each backend, in the order of the node's choices. `auto` takes the first that can run.
+_TABLE = (
+    _Entry("inductor", ".inductor.backend", "InductorBackend", in_auto=True),
+    _Entry("cudagraph", ".cudagraph", "CudaGraphBackend", in_auto=True),
+    _Entry("oneflow", ".oneflow.backend", "OneFlowBackend"),
+    _Entry("eager", ".eager", "EagerBackend", in_auto=True),
+)
+_ENTRIES = {entry.name: entry for entry in _TABLE}
+
 AUTO = "auto"
-_AUTO_ORDER = ("inductor", "cudagraph", "eager")
-NAMES = ("inductor", "cudagraph", "oneflow", "eager")
+NAMES = tuple(_ENTRIES)
 CHOICES = (AUTO, *NAMES)
 
-_lock = threading.Lock()  # regions are loaded ahead in a thread of their own
+_lock = threading.Lock()  # a thread that preloads regions asks for backends too
 _instances: dict[str, Backend] = {}
 
 
 def get(name: str) -> Backend:
-    """The one instance of a backend. Its module is imported here, at first use. Raises UnknownBackendError."""
+    """The one instance of a backend, made at its first use. Raises UnknownBackendError."""
     with _lock:
         if name not in _instances:
-            _instances[name] = _made(name)
+            _instances[name] = _make(name)
         return _instances[name]
 
 
-def _made(name: str) -> Backend:
-    if name == "inductor":
-        from .inductor.backend import InductorBackend
-
-        return InductorBackend()
-    if name == "cudagraph":
-        from .cudagraph import CudaGraphBackend
-
-        return CudaGraphBackend()
-    if name == "oneflow":
-        from .oneflow.backend import OneFlowBackend
-
-        return OneFlowBackend()
-    if name == "eager":
-        from .eager import EagerBackend
-
-        return EagerBackend()
-    raise UnknownBackendError(name, list(CHOICES))
+def _make(name: str) -> Backend:
+    entry = _ENTRIES.get(name)
+    if entry is None:
+        raise UnknownBackendError(name, list(CHOICES))
+    backend: Backend = getattr(importlib.import_module(entry.module, __package__), entry.kind)()
+    return backend
 
 
 def resolve(name: str, device: str) -> tuple[Backend, Capabilities, str]:
-    """The backend for `name` on a type of device, with a sentence that says why it was chosen.
+    """The backend for `name` (one of CHOICES) on a device type ("cuda", "cpu"), and a sentence that says why.
 
-    A backend that was asked for by name and cannot run raises BackendUnavailableError: it is never replaced silently.
+    A backend that was chosen by name is never replaced by another. Raises UnknownBackendError, and
+    BackendUnavailableError with the reason and the remedy if the chosen backend cannot run on that device.
     """
     if name != AUTO:
         backend = get(name)
@@ -57,11 +64,11 @@ def resolve(name: str, device: str) -> tuple[Backend, Capabilities, str]:
         detail = f" ({capabilities.detail})" if capabilities.detail else ""
         return backend, capabilities, f"{name}, as chosen{detail}"
     refused: list[str] = []
-    for candidate in _AUTO_ORDER:
+    for candidate in [entry.name for entry in _TABLE if entry.in_auto]:
         backend = get(candidate)
         capabilities = backend.probe(device)
         if capabilities.available:
             why = f"{candidate} ({'; '.join(refused)})" if refused else candidate
             return backend, capabilities, why
         refused.append(f"not {candidate}: {capabilities.reason}")
-    raise AssertionError("eager runs everywhere")
+    raise AssertionError("eager runs on every device")

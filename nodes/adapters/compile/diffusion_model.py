@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ....compile_cache.keys import Role
-from ..blocks import flux, unet
+from ..blocks.registry import families_for
 from ..forward.module_runner import explain_passthrough, prepare_backend
 from ..forward.patch_install import install_compiled_forward
 from ..sampling import cond_batching, memory
@@ -13,7 +13,6 @@ from ..sampling.step_overlap import overlap_steps
 from ..weights.static_clone import static_clone
 
 _NETWORK = "diffusion_model"
-_FAMILIES = (unet.hooks, flux.hooks)
 
 
 def compile_diffusion_model(
@@ -35,7 +34,7 @@ def compile_diffusion_model(
     clone = static_clone(model)
     # Most diffusion models of core split `forward` (wrappers) from `_forward` (the computation); some do not.
     method = "_forward" if hasattr(clone.get_model_object(_NETWORK), "_forward") else "forward"
-    install_compiled_forward(clone, f"{_NETWORK}.{method}", backend, Role.UNET, _FAMILIES, node_id)
+    install_compiled_forward(clone, f"{_NETWORK}.{method}", backend, Role.UNET, families_for(Role.UNET), node_id)
     cond_batching.apply(clone, policy)
     memory.make_room_before_sampling(clone)
     overlap_steps(clone)

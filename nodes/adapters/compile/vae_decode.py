@@ -9,11 +9,10 @@ import torch
 
 from ....compile_cache.keys import Role
 from ..blocks import vae as vae_blocks
+from ..blocks.registry import families_for
 from ..forward.module_runner import explain_passthrough, prepare_backend
 from ..forward.patch_install import install_compiled_forward
 from ..weights.static_clone import static_clone
-
-_FAMILIES = (vae_blocks.hooks,)
 
 
 def compile_vae_decode(vae: Any, backend: str, node_id: str | None = None) -> Any:
@@ -28,7 +27,9 @@ def compile_vae_decode(vae: Any, backend: str, node_id: str | None = None) -> An
         return vae
     prepare_backend(backend, torch.device(vae.device), node_id)
     patcher = static_clone(vae.patcher, vae.vae_dtype)
-    install_compiled_forward(patcher, f"{name}.forward", backend, Role.VAE_DECODE, _FAMILIES, node_id)
+    install_compiled_forward(
+        patcher, f"{name}.forward", backend, Role.VAE_DECODE, families_for(Role.VAE_DECODE), node_id
+    )
     clone = copy.copy(vae)
     clone.patcher = patcher
     clone.first_stage_model = patcher.model

@@ -1,0 +1,33 @@
+"""The table of model families: which file hooks the blocks of which models."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+
+from ....compile_cache.keys import Role
+from ....compile_cache.regions.region import Hook, RegionRunner
+from . import flux, unet, vae
+from .common import Bypass
+
+FamilyHooks = Callable[[torch.nn.Module, RegionRunner, Bypass], list[Hook]]
+
+
+class Family(NamedTuple):
+    hooks: FamilyHooks  # returns an empty list for a model of another family
+    roles: tuple[Role, ...]
+
+
+# One line for each family.
+FAMILIES = (
+    Family(unet.hooks, (Role.UNET, Role.CONTROLNET)),
+    Family(flux.hooks, (Role.UNET, Role.CONTROLNET)),
+    Family(vae.hooks, (Role.VAE_DECODE,)),
+)
+
+
+def families_for(role: Role) -> list[FamilyHooks]:
+    """The `hooks` of every family that serves a role, in the order of the table."""
+    return [family.hooks for family in FAMILIES if role in family.roles]
