@@ -1,0 +1,92 @@
+"""What torch reads globally while it computes: flags and contexts that change the result of the same call.
+
+A node may set one of them for a single prompt (KJNodes' Model Patch Torch Settings sets
+`allow_fp16_accumulation`). A capture keeps the kernels that were chosen under the flags of its day, and a traced region
+keeps the casts of autocast and the choice of an attention kernel. So the state is part of the key of both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.overrides import _get_current_function_mode_stack
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+
+from .keys import Component, Literal
+
+Read = Callable[[], Literal]
+
+_backends = torch.backends
+_matmul = torch.backends.cuda.matmul
+
+
+def _float32_precision(switch: Any, allow_tf32: Callable[[], bool]) -> Read:
+    """torch 2.9 and newer have `fp32_precision`, and reading `allow_tf32` raises once a program has set that."""
+    if not hasattr(switch, "fp32_precision"):
+        return lambda: allow_tf32()
+
+    def precision() -> str:
+        own: str = switch.fp32_precision
+        general: str = getattr(_backends, "fp32_precision", "none") if own == "none" else own
+        return "ieee" if general == "none" else general
+
+    return precision
+
+
+# By the name that people see where the state explains why a capture was not found.
+_EVERYWHERE: dict[str, Read] = {
+    "default dtype": lambda: str(torch.get_default_dtype()),
+    "deterministic algorithms": lambda: torch.get_deterministic_debug_mode(),  # 0 off, 1 warn, 2 error
+    "flash attention": _backends.cuda.flash_sdp_enabled,
+    "math attention": _backends.cuda.math_sdp_enabled,
+}
+_ON_CUDA: dict[str, Read] = {
+    "float32 matmul": _float32_precision(_matmul, lambda: _matmul.allow_tf32),
+    "float32 convolution": _float32_precision(
+        getattr(_backends.cudnn, "conv", None), lambda: _backends.cudnn.allow_tf32
+    ),
+    "fp16 accumulation": lambda: getattr(_matmul, "allow_fp16_accumulation", False),
+    "fp16 reduction": lambda: str(_matmul.allow_fp16_reduced_precision_reduction),
+    "bf16 reduction": lambda: str(_matmul.allow_bf16_reduced_precision_reduction),
+    "cudnn": lambda: (_backends.cudnn.enabled, _backends.cudnn.benchmark, _backends.cudnn.deterministic),
+    "memory-efficient attention": _backends.cuda.mem_efficient_sdp_enabled,
+    "cudnn attention": _backends.cuda.cudnn_sdp_enabled,
+    "reduced-precision math attention": _backends.cuda.fp16_bf16_reduction_math_sdp_allowed,
+}
+_ON_CPU: dict[str, Read] = {
+    "onednn": lambda: torch._C._get_mkldnn_enabled(),
+    "float32 matmul": _float32_precision(
+        getattr(_backends.mkldnn, "matmul", None), lambda: torch.get_float32_matmul_precision() != "highest"
+    ),
+}
+_FLAGS = {
+    "cuda": tuple({**_EVERYWHERE, **_ON_CUDA}.items()),
+    "cpu": tuple({**_EVERYWHERE, **_ON_CPU}.items()),
+}
+
+
+def compute_state(device_type: str) -> tuple[Component, ...]:
+    """The present state, by name, for a call on this type of device ("cuda", "cpu").
+
+    Two calls with the same state and the same inputs give the same numbers. Reading it takes some microseconds.
+    """
+    flags = _FLAGS.get(device_type, _FLAGS["cuda"])
+    return (*((name, read()) for name, read in flags), ("autocast", autocast_state(device_type)))
+
+
+def autocast_state(device_type: str) -> str:
+    """The dtype that autocast casts to on this type of device, "off" outside of it."""
+    if not torch.is_autocast_enabled(device_type):
+        return "off"
+    return str(torch.get_autocast_dtype(device_type))
+
+
+def intercepting_mode() -> str | None:
+    """The class of the innermost `TorchFunctionMode` or `TorchDispatchMode` of this thread, None without one.
+
+    Such a mode sees every operation. A replay runs none, and compiled code runs others than the model's own.
+    """
+    modes = (*_get_current_dispatch_mode_stack(), *_get_current_function_mode_stack())  # type: ignore[no-untyped-call]
+    return type(modes[-1]).__name__ if modes else None

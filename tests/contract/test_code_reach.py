@@ -1,0 +1,201 @@
+"""What a model's code can reach at module level, and what another pack put there."""
+
+from __future__ import annotations
+
+import functools
+import gc
+import importlib
+import itertools
+import sys
+import weakref
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+
+from compile_cache.regions.code_reach import CodeReach, ReachBook
+
+_NUMBERS = itertools.count()
+
+MATH = """
+import torch
+from functools import wraps
+from {kernels} import fast
+
+def decorated(function):
+    @wraps(function)
+    def wrapper(*args):
+        return function(*args)
+    return wrapper
+
+def helper(x):
+    return x + 1
+
+@decorated
+def attention(x):
+    return torch.nn.functional.softmax(helper(x), -1)
+
+def unused(x):
+    return x
+"""
+BLOCKS = """
+import torch
+from . import math
+from .math import attention
+
+class Block(torch.nn.Module):
+    def forward(self, x):
+        return attention(x)
+
+class Other(torch.nn.Module):
+    def forward(self, x):
+        return self.norm(x) + math.helper(x)
+
+    def norm(self, x):
+        return (lambda y: y * 2)(x)
+"""
+KERNELS = "def fast(x):\n    return x\n"
+FOREIGN = """
+def exchanged(x):
+    return x * 3
+
+def wrapping(function):
+    from functools import wraps
+    @wraps(function)
+    def wrapper(*args):
+        return function(*args) * 2
+    return wrapper
+"""
+
+
+class Packages:
+    """A package of blocks, a package of kernels that it imports, and another pack that it does not."""
+
+    def __init__(self, folder: Path) -> None:
+        number = next(_NUMBERS)
+        self.names = {part: f"reach_{part}_{number}" for part in ("blocks", "kernels", "foreign")}
+        package = folder / self.names["blocks"]
+        package.mkdir()
+        (package / "__init__.py").write_text("")
+        (package / "math.py").write_text(MATH.format(kernels=self.names["kernels"]))
+        (package / "model.py").write_text(BLOCKS)
+        (folder / f"{self.names['kernels']}.py").write_text(KERNELS)
+        (folder / f"{self.names['foreign']}.py").write_text(FOREIGN)
+
+    @property
+    def math(self) -> Any:
+        return importlib.import_module(f"{self.names['blocks']}.math")
+
+    @property
+    def model(self) -> Any:
+        return importlib.import_module(f"{self.names['blocks']}.model")
+
+    @property
+    def kernels(self) -> ModuleType:
+        return importlib.import_module(self.names["kernels"])
+
+    @property
+    def foreign(self) -> Any:
+        return importlib.import_module(self.names["foreign"])
+
+    def reach(self, *names: str) -> CodeReach:
+        return CodeReach([getattr(self.model, name) for name in names or ("Block", "Other")])
+
+
+@pytest.fixture
+def packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Packages]:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    made = Packages(tmp_path)
+    yield made
+    for name in [name for name in sys.modules if name.partition(".")[0] in made.names.values()]:
+        del sys.modules[name]
+
+
+def named(reach: CodeReach) -> set[str]:
+    return {str(slot).partition(".")[2] for slot in reach.slots}
+
+
+def test_it_goes_through_globals_attributes_of_modules_and_decorators(packages: Packages) -> None:
+    assert {"model.attention", "math.helper", "nn.functional.softmax"} <= named(packages.reach("Block"))
+    assert "math.unused" not in named(packages.reach())
+    assert "math.helper" in named(packages.reach("Other"))
+    assert "model.attention" not in named(packages.reach("Other"))
+
+
+def test_nothing_has_changed_and_nothing_is_foreign_in_untouched_packages(packages: Packages) -> None:
+    reach = packages.reach()
+    assert not reach.has_changed()
+    assert reach.foreign == ()
+    assert reach.digest == packages.reach().digest
+
+
+@pytest.mark.parametrize("where", ["model", "math"])
+def test_a_function_of_another_pack_is_noticed_and_named(packages: Packages, where: str) -> None:
+    before = packages.reach()
+    module = getattr(packages, where)
+    name = "attention" if where == "model" else "helper"
+    own = getattr(module, name)
+    setattr(module, name, packages.foreign.exchanged)
+    assert before.has_changed()
+    after = packages.reach()
+    assert [str(slot).partition(".")[2] for slot in after.foreign] == [f"{where}.{name}"]
+    assert after.digest != before.digest
+    setattr(module, name, own)
+    assert not before.has_changed()
+    assert packages.reach().digest == before.digest
+
+
+def test_a_wrapper_that_copies_the_name_of_what_it_wraps_is_foreign_all_the_same(packages: Packages) -> None:
+    packages.math.helper = packages.foreign.wrapping(packages.math.helper)
+    assert len(packages.reach().foreign) == 1
+
+
+def test_a_partial_of_another_packs_function_is_foreign(packages: Packages) -> None:
+    packages.math.helper = functools.partial(packages.foreign.exchanged)
+    assert len(packages.reach().foreign) == 1
+
+
+def test_torchs_own_attention_exchanged_for_everybody_is_noticed(
+    packages: Packages, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = packages.reach("Block")
+    monkeypatch.setattr(torch.nn.functional, "softmax", packages.foreign.exchanged)
+    assert before.has_changed()
+    assert [str(slot) for slot in packages.reach("Block").foreign] == ["torch.nn.functional.softmax"]
+
+
+def test_a_package_that_the_source_imports_is_native(packages: Packages) -> None:
+    before = packages.reach()
+    packages.math.helper = packages.kernels.fast
+    assert before.has_changed()
+    assert packages.reach().foreign == ()
+    assert packages.reach().digest != before.digest, "another native function is other code all the same"
+
+
+def test_code_that_the_exchanged_name_does_not_reach_stays_clean(packages: Packages) -> None:
+    packages.model.attention = packages.foreign.exchanged
+    assert packages.reach("Other").foreign == ()
+    assert packages.reach("Block").foreign != ()
+
+
+def test_an_exchanged_function_is_not_kept_alive(packages: Packages) -> None:
+    packages.model.attention = packages.foreign.wrapping(packages.math.attention)
+    held = weakref.ref(packages.model.attention)
+    reach = packages.reach()
+    packages.model.attention = packages.math.attention
+    gc.collect()
+    assert held() is None
+    assert reach.has_changed(), "another function at the same address is another function"
+
+
+def test_the_book_looks_again_only_after_an_exchange(packages: Packages) -> None:
+    book, kinds = ReachBook(), [packages.model.Block]
+    first = book.of(kinds)
+    assert book.of(kinds) is first
+    packages.model.attention = packages.foreign.exchanged
+    second = book.of(kinds)
+    assert second is not first
+    assert second.foreign
