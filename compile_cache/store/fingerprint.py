@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, fields
 from ..keys import Component, differing, digest
 
 # Increase it whenever the meaning of a key or of a stored artifact changes.
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 
 
 @dataclass(frozen=True, slots=True)

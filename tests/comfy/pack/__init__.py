@@ -6,6 +6,7 @@ The servers of these tests load it as a custom node; it never ships.
 from .controlnets import ResoluteTestControlNet, ResoluteTestHint
 from .failures import ResoluteTestEmptyConditioning, ResoluteTestFailingBlock, ResoluteTestResidual
 from .formats import ResoluteTestFormatModel, ResoluteTestFreeMemory
+from .global_state import ResoluteTestGlobalState
 from .loading import ResoluteTestLowVRAM, ResoluteTestOtherModel, ResoluteTestUnloadInTheMiddle
 from .models import ResoluteTestUnknownModel
 from .patches import ResoluteTestPatch
@@ -18,6 +19,7 @@ NODES = (
     ResoluteTestFailingBlock,
     ResoluteTestFormatModel,
     ResoluteTestFreeMemory,
+    ResoluteTestGlobalState,
     ResoluteTestLatent,
     ResoluteTestLowVRAM,
     ResoluteTestOtherModel,

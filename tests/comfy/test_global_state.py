@@ -1,0 +1,58 @@
+"""What another pack changes for everybody in one prompt takes effect in that prompt, and in no other one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from .rig import Bench, assert_different, assert_same, compile_model, node, with_model
+
+STEPS = 4
+EXCHANGED = ["exchanged attention", "exchanged torch attention", "exchanged embedding"]
+
+pytestmark = pytest.mark.usefixtures("warm")
+
+
+@pytest.fixture
+def prompt(tiny_prompt: Any, seed: int) -> Any:
+    whole = tiny_prompt(seed=seed, width=136, height=104, steps=STEPS)
+    return {name: part for name, part in whole.items() if name not in ("vae", "decode", "image")}
+
+
+def changed(kind: str) -> Any:
+    return node("ResoluteTestGlobalState", kind=kind)
+
+
+def again(prompt: Any, number: int) -> Any:
+    """The same steps, and another prompt: ComfyUI does not sample one that it has just sampled."""
+    sampler = {**prompt["sample"], "inputs": {**prompt["sample"]["inputs"], "denoise": 1.0 - number * 1e-7}}
+    return {**prompt, "sample": sampler}
+
+
+@pytest.mark.parametrize("kind", ["autocast", *EXCHANGED])
+def test_it_takes_effect_in_its_own_prompt_only(bench: Bench, prompt: Any, kind: str) -> None:
+    plain, expected = bench.run(prompt), bench.run(with_model(prompt, changed(kind)))
+    assert_different(expected, plain)
+    compiled = with_model(prompt, compile_model())
+    assert_same(bench.run(compiled), plain)
+    assert_same(bench.run(with_model(prompt, changed(kind), compile_model())), expected)
+    assert_same(bench.run(again(compiled, 1)), plain)
+    assert_same(bench.run(again(with_model(prompt, compile_model(), changed(kind)), 2)), expected)
+    after = bench.run(again(compiled, 3))
+    assert_same(after, plain)
+    assert after.rise["region_compiles"] == 0
+    assert after.bypasses == {}
+
+
+@pytest.mark.parametrize("kind", EXCHANGED)
+def test_an_exchanged_function_is_named(bench: Bench, prompt: Any, kind: str) -> None:
+    run = bench.run(with_model(prompt, changed(kind), compile_model()))
+    assert "replaced_forward" in run.bypasses
+    told = [event["text"] for event in bench.client.get("/resolute/events")["events"] if event["kind"] == "bypass"]
+    name = {
+        "exchanged attention": "attention.optimized_attention",
+        "exchanged torch attention": "torch.nn.functional.scaled_dot_product_attention",
+        "exchanged embedding": "openaimodel.timestep_embedding",
+    }[kind]
+    assert any(name in text for text in told), told
