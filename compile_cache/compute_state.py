@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch.overrides import _get_current_function_mode_stack
+from torch.utils._device import DeviceContext
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from .keys import Component, Literal
@@ -38,6 +39,7 @@ def _float32_precision(switch: Any, allow_tf32: Callable[[], bool]) -> Read:
 # By the name that people see where the state explains why a capture was not found.
 _EVERYWHERE: dict[str, Read] = {
     "default dtype": lambda: str(torch.get_default_dtype()),
+    "default device": lambda: str(torch.get_default_device()),
     "deterministic algorithms": lambda: torch.get_deterministic_debug_mode(),  # 0 off, 1 warn, 2 error
     "flash attention": _backends.cuda.flash_sdp_enabled,
     "math attention": _backends.cuda.math_sdp_enabled,
@@ -84,9 +86,10 @@ def autocast_state(device_type: str) -> str:
 
 
 def intercepting_mode() -> str | None:
-    """The class of the innermost `TorchFunctionMode` or `TorchDispatchMode` of this thread, None without one.
+    """The class of a `TorchFunctionMode` or `TorchDispatchMode` that is active in this thread, None without one.
 
-    Such a mode sees every operation. A replay runs none, and compiled code runs others than the model's own.
+    Such a mode sees every operation. A replay runs none, and compiled code runs others than the model's own. torch's
+    own mode of the default device is no such mode: it is part of the state.
     """
     modes = (*_get_current_dispatch_mode_stack(), *_get_current_function_mode_stack())  # type: ignore[no-untyped-call]
-    return type(modes[-1]).__name__ if modes else None
+    return next((type(mode).__name__ for mode in reversed(modes) if not isinstance(mode, DeviceContext)), None)

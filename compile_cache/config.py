@@ -24,6 +24,8 @@ class CacheConfig:
     remember: also store the shapes that each model was used with, and capture them again after a restart.
     workers: number of processes that compile regions. None: as many as fit in memory. 0 or 1: compile in this process.
     source: digest of the code that regions are traced from. Regions compiled from other code are not used.
+    trusted_classes: "module.Class" of model classes of other packs that may be captured all the same.
+    management_modules: modules whose functions move memory and compute nothing; another pack may replace those.
     """
 
     budget_bytes: int = 4096 * _MIB
@@ -34,6 +36,8 @@ class CacheConfig:
     remember: bool = True
     workers: int | None = None
     source: str = ""
+    trusted_classes: frozenset[str] = frozenset()
+    management_modules: frozenset[str] = frozenset()
 
     @staticmethod
     def from_environment(
@@ -41,6 +45,7 @@ class CacheConfig:
         device_bytes: int | None = None,
         store_folder: Path | None = None,
         source: str = "",
+        management_modules: frozenset[str] = frozenset(),
     ) -> CacheConfig:
         """Read the RESOLUTE_* variables. Raises UserError for an invalid value.
 
@@ -61,6 +66,8 @@ class CacheConfig:
             remember=_flag(env, "RESOLUTE_REMEMBER", defaults.remember),
             workers=_number(env, "RESOLUTE_WORKERS", defaults.workers),
             source=source,
+            trusted_classes=_names(env, "RESOLUTE_TRUSTED_CLASSES"),
+            management_modules=management_modules,
         )
 
 
@@ -91,6 +98,11 @@ def _folder(env: Mapping[str, str], name: str, default: Path | None) -> Path | N
     if not Path(text).is_absolute():
         raise UserError(f"{name}={text!r} is neither an absolute path of a folder nor on or off.")
     return Path(text)
+
+
+def _names(env: Mapping[str, str], name: str) -> frozenset[str]:
+    # ComfyUI names a pack's modules by their path, so an entry may hold any character but the comma.
+    return frozenset(entry.strip() for entry in env.get(name, "").split(",") if entry.strip())
 
 
 def _flag(env: Mapping[str, str], name: str, default: bool) -> bool:

@@ -48,7 +48,9 @@ class BypassCode(str, Enum):
 
     OBSERVED_INPUT = "observed_input"  # the call has an input that may change the computation, and we do not know it
     PATCHED_BLOCK = "patched_block"  # another node's patch runs inside the block
-    REPLACED_FORWARD = "replaced_forward"  # another pack replaced the block's forward
+    REPLACED_FORWARD = "replaced_forward"  # another pack replaced the block's forward, or a function that it calls
+    FOREIGN_MODEL = "foreign_model"  # another pack wrote a class of the model
+    UNREADABLE_WEIGHTS = "unreadable_weights"  # a weight is more than one buffer, so a change of it cannot be seen
     STREAMED_WEIGHTS = "streamed_weights"  # the weights are not resident on the GPU (low VRAM, DynamicVRAM)
     NO_REGIONS = "no_regions"  # the model has no block of a supported family
     COMPILE_FAILED = "compile_failed"

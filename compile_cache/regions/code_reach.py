@@ -86,6 +86,19 @@ def class_code(kinds: Iterable[type]) -> Iterator[FunctionType]:
                 yield from _functions_in(value)
 
 
+def string_constants(kinds: Iterable[type]) -> set[str]:
+    """Every string that is written in the code of these classes: the keys that they can look up, for example."""
+    codes = [function.__code__ for function in class_code(kinds)]
+    found: set[str] = set()
+    while codes:
+        for constant in codes.pop().co_consts:
+            if isinstance(constant, str):
+                found.add(constant)
+            elif isinstance(constant, CodeType):
+                codes.append(constant)
+    return found
+
+
 def _reachable(kinds: Iterable[type]) -> set[Slot]:
     slots: set[Slot] = set()
     done: set[CodeType] = set()

@@ -112,3 +112,11 @@ def test_a_mode_that_sees_every_operation_is_named(mode: Callable[[], AbstractCo
     with mode():
         assert intercepting_mode() == mode.__name__  # type: ignore[attr-defined]
     assert intercepting_mode() is None
+
+
+def test_the_default_device_is_part_of_the_state_and_no_mode_of_another_pack() -> None:
+    state = compute_state("cpu")
+    with torch.device("meta"):
+        assert intercepting_mode() is None
+        assert compute_state("cpu") != state
+    assert compute_state("cpu") == state
