@@ -296,4 +296,4 @@ class GraphCache:
 
 def _key(program: Program, call: Call) -> CaptureKey:
     epoch = ANY_EPOCH if program.capabilities.reads_live_weights else call.epoch
-    return CaptureKey(call.key, call.device, program.owner, epoch)
+    return CaptureKey(call.key, call.device, program.owner, epoch, call.state)

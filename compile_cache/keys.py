@@ -173,6 +173,7 @@ class CaptureKey:
     device: str
     owner: int
     epoch: int
+    state: tuple[Component, ...] = ()  # what torch computes under, see `compute_state`
 
     @property
     def shape(self) -> str:
@@ -185,6 +186,7 @@ class CaptureKey:
             ("device", self.device),
             ("module", self.owner),
             ("weights epoch", self.epoch),
+            *self.state,
         ]
 
 

@@ -11,7 +11,7 @@ import torch
 
 from ..config import CacheConfig
 from ..errors import BypassReason
-from ..keys import GraphKey
+from ..keys import Component, GraphKey
 from ..regions.region import HookBuilder, Progress, SilentProgress
 from ..stats import Stats
 
@@ -67,6 +67,7 @@ class Call:
     invoke: Callable[[Sequence[torch.Tensor]], Any]
     device: str
     epoch: int = 0
+    state: tuple[Component, ...] = ()
     forward_bypass: BypassReason | None = None
     capture_blocker: BypassReason | None = None
     progress: Progress = field(default_factory=SilentProgress)

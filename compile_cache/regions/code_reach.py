@@ -75,14 +75,15 @@ class ReachBook:
 
 
 def class_code(kinds: Iterable[type]) -> Iterator[FunctionType]:
-    """Every function that is written in these classes or in their bases, torch's own classes left out."""
+    """Every function that is written in these classes or in their bases; of torch's own classes only their forwards."""
     seen: set[type] = set()
-    for kind in kinds:
-        for base in kind.__mro__:
-            if base in seen or _package(base.__module__) in _ALWAYS_NATIVE:
-                continue
-            seen.add(base)
-            for value in vars(base).values():
+    for base in (base for kind in kinds for base in kind.__mro__ if base not in (torch.nn.Module, object)):
+        if base in seen:
+            continue
+        seen.add(base)
+        is_torch = _package(base.__module__) in _ALWAYS_NATIVE
+        for name, value in vars(base).items():
+            if not is_torch or "forward" in name:
                 yield from _functions_in(value)
 
 
@@ -113,6 +114,8 @@ def _reachable(kinds: Iterable[type]) -> set[Slot]:
             if slot in slots:
                 continue
             slots.add(slot)
+            if _package(home) in _ALWAYS_NATIVE:
+                continue
             waiting += [inner for inner in _functions_of(slot.value()) if _package(inner.__module__) == _package(home)]
         # A decorator's closure holds the function that it decorates.
         for cell in function.__closure__ or ():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import types
 import weakref
 from collections.abc import Callable
 from types import ModuleType
@@ -277,3 +278,86 @@ class TestBlockers:
         module.first.weight_function = []
         watched.refresh(thorough=True)
         assert watched.blocker is None
+
+
+class Quantized(torch.Tensor):
+    """As GGUF's: the data at one address, and what a LoRA changes in an attribute."""
+
+
+class TestWhatIsNotCoresOwn:
+    def test_a_weight_that_is_more_than_its_data_forbids_a_capture(self, watched: Any, module: Module) -> None:
+        before = watched.epoch
+        module.first.weight = nn.Parameter(module.first.weight.detach().as_subclass(Quantized), requires_grad=False)
+        watched.refresh(thorough=True)
+        assert watched.epoch != before
+        assert watched.blocker.code.value == "unreadable_weights"
+        assert "Quantized" in watched.blocker.detail
+
+    def test_a_buffer_of_that_kind_does_too(self, watched: Any, module: Module) -> None:
+        module.table = torch.zeros(3).as_subclass(Quantized)
+        watched.refresh(thorough=True)
+        assert watched.blocker.code.value == "unreadable_weights"
+
+    @pytest.fixture
+    def strange(self, adapter: Callable[[str], ModuleType], monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(adapter("weights.model_code"), "_KNOWN_PACKAGES", frozenset({"torch"}))
+
+    def test_a_class_of_another_pack_forbids_a_capture_and_is_named(
+        self, residency: ModuleType, module: Module, strange: None
+    ) -> None:
+        watched = residency.WeightsTracker(module)
+        watched.refresh()
+        assert watched.blocker.code.value == "foreign_model"
+        assert f"{Module.__module__}.Module" in watched.blocker.detail
+        assert "RESOLUTE_TRUSTED_CLASSES" in watched.blocker.detail
+
+    def test_a_class_that_a_person_named_may_be_captured(
+        self, residency: ModuleType, module: Module, strange: None
+    ) -> None:
+        both = {f"{kind.__module__}.{kind.__qualname__}" for kind in (Module, Operation)}
+        watched = residency.WeightsTracker(module, both)
+        watched.refresh()
+        assert watched.blocker is None
+
+    @pytest.mark.parametrize("where", ["inside", "outside"])
+    def test_a_function_that_another_pack_exchanged_is_another_epoch_until_it_is_back(
+        self, watched: Any, monkeypatch: pytest.MonkeyPatch, where: str
+    ) -> None:
+        before = watched.epoch
+        strange = types.FunctionType(forward_of_strange.__code__, {"__name__": "custom_nodes.strange"})
+        with monkeypatch.context() as patch:
+            # nn.Linear calls `linear`, and never `silu`.
+            patch.setattr(torch.nn.functional, "linear" if where == "inside" else "silu", strange)
+            watched.refresh(thorough=True)
+            if where == "outside":
+                assert (watched.epoch, watched.blocker) == (before, None)
+                return
+            assert watched.epoch != before
+            assert watched.blocker.code.value == "replaced_forward"
+            assert "torch.nn.functional.linear" in watched.blocker.detail
+        watched.refresh(thorough=True)
+        assert watched.blocker is None
+
+    def test_functions_that_manage_memory_may_be_another_packs(
+        self, adapter: Callable[[str], ModuleType], watched: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        strange = types.FunctionType(forward_of_strange.__code__, {"__name__": "custom_nodes.strange"})
+        monkeypatch.setattr(adapter("weights.model_code"), "MANAGEMENT_MODULES", frozenset({"torch.nn.functional"}))
+        monkeypatch.setattr(torch.nn.functional, "linear", strange)
+        watched.refresh(thorough=True)
+        assert watched.blocker is None
+
+    def test_a_model_that_reads_the_noise_level_is_not_captured(self, residency: ModuleType) -> None:
+        module = ReadsSigmas()
+        watched = residency.WeightsTracker(module)
+        watched.refresh()
+        assert watched.blocker.code.value == "observed_input"
+
+
+def forward_of_strange(*args: Any) -> Any:
+    return args
+
+
+class ReadsSigmas(Module):
+    def forward(self, x: Any, transformer_options: Any) -> Any:
+        return x * transformer_options["sigmas"][0]

@@ -52,8 +52,13 @@ OTHER: list[tuple[str, Any]] = [
     ("options", (("depth", "fast"),)),
     ("options", ()),
 ]
-IN_PROCESS: dict[str, Any] = {"device": "cuda:0", "owner": 1, "epoch": 1}
-IN_PROCESS_OTHER: list[tuple[str, Any]] = [("device", "cuda:1"), ("owner", 2), ("epoch", 2)]
+IN_PROCESS: dict[str, Any] = {"device": "cuda:0", "owner": 1, "epoch": 1, "state": ()}
+IN_PROCESS_OTHER: list[tuple[str, Any]] = [
+    ("device", "cuda:1"),
+    ("owner", 2),
+    ("epoch", 2),
+    ("state", (("fp16 accumulation", True),)),
+]
 
 # Four values that Python calls equal, and their neighbours: a traced graph tells each from every other.
 PLAIN_VALUES = [None, False, True, 0, 1, 0.0, -0.0, 1.0, "", "0", "1", "True", "None", (), (0,), (1,), (True,), ((1,),)]
@@ -68,7 +73,7 @@ def graph_key(**changes: Any) -> GraphKey:
 
 def capture_key(graph: GraphKey | None = None, **changes: Any) -> CaptureKey:
     c = {**IN_PROCESS, **changes}
-    return CaptureKey(graph or graph_key(), c["device"], c["owner"], c["epoch"])
+    return CaptureKey(graph or graph_key(), c["device"], c["owner"], c["epoch"], c["state"])
 
 
 @pytest.mark.parametrize(("factor", "value"), OTHER)

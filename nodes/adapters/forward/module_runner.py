@@ -11,6 +11,7 @@ import torch
 
 from ....compile_cache.backends import registry
 from ....compile_cache.backends.base import Call, Program
+from ....compile_cache.compute_state import compute_state, intercepting_mode
 from ....compile_cache.errors import BypassCode, BypassReason
 from ....compile_cache.keys import GraphKey, Role
 from ....compile_cache.regions.region import HookBuilder
@@ -112,6 +113,7 @@ class ModuleRunner:
             invoke=invoke,
             device=str(description.tensors[0].device),
             epoch=self.weights.epoch,
+            state=compute_state(description.tensors[0].device.type),
             forward_bypass=_forward_bypass(),
             capture_blocker=description.blocker or self.weights.blocker,
             progress=self.progress,
@@ -142,4 +144,7 @@ def _forward_bypass() -> BypassReason | None:
         return BypassReason(BypassCode.GRADIENT, "gradients are on: a compiled graph has no backward pass")
     if torch.compiler.is_compiling():
         return BypassReason(BypassCode.OBSERVED_INPUT, "another pack is compiling this model")
+    mode = intercepting_mode()
+    if mode is not None:
+        return BypassReason(BypassCode.OBSERVED_INPUT, f"another pack's {mode} watches every operation of the model")
     return None

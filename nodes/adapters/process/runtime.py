@@ -17,6 +17,7 @@ from ....compile_cache.config import CacheConfig
 from ....compile_cache.regions.region import HookBuilder
 from ....compile_cache.regions.structure import structure_digest
 from ....compile_cache.store.fingerprint import ModelFingerprint
+from ..weights.model_code import MANAGEMENT_MODULES
 from ..weights.weights_epoch import WeightsTracker
 from . import store_location
 
@@ -42,7 +43,9 @@ def cache() -> GraphCache:
         if _cache is None:
             total = int(comfy.model_management.get_total_memory(device()))
             _cache = GraphCache(
-                CacheConfig.from_environment(None, total, store_location.folder(), store_location.source())
+                CacheConfig.from_environment(
+                    None, total, store_location.folder(), store_location.source(), MANAGEMENT_MODULES
+                )
             )
         return _cache
 
@@ -76,10 +79,10 @@ def program_for(module: torch.nn.Module, backend: str, device: str, build_hooks:
 
 def weights_of(module: torch.nn.Module) -> WeightsTracker:
     """The one WeightsTracker of a module, shared by every clone that runs it."""
-    owner = owner_of(module)
+    owner, trusted = owner_of(module), cache().config.trusted_classes
     with _lock:
         if owner not in _weights:
-            _weights[owner] = WeightsTracker(module)
+            _weights[owner] = WeightsTracker(module, trusted)
         return _weights[owner]
 
 

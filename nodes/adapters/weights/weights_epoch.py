@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import itertools
 import weakref
-from collections.abc import Hashable
+from collections.abc import Collection, Hashable
 from typing import Any
 
 import torch
 
 from ....compile_cache.errors import BypassCode, BypassReason
 from ....compile_cache.regions.foreign_code import is_own
+from .model_code import ModelCode
 from .module_state import ModuleStates
 
 _epochs = itertools.count(1)
@@ -26,11 +27,14 @@ class WeightsTracker:
     It does not keep the module alive: that it is gone is how everything that belongs to it is let go.
     """
 
-    def __init__(self, module: torch.nn.Module) -> None:
+    def __init__(self, module: torch.nn.Module, trusted: Collection[str] = ()) -> None:
+        """trusted: see `ModelCode.blocker`."""
         self._module = weakref.ref(module)
         self._slots: list[tuple[dict[str, Any], str]] = []
         self._addresses: list[int] | None = None
         self._conditions = ModuleStates()
+        self._code = ModelCode()
+        self._trusted = trusted
         self._state: tuple[Any, ...] | None = None
         self.epoch = 0
         self.blocker: BypassReason | None = None
@@ -62,11 +66,19 @@ class WeightsTracker:
         tensors = [slots[name] for slots, name in self._slots]
         addresses = self._addresses or [_address(tensor) for tensor in tensors]
         conditions = self._conditions.read(modules, root)
-        state = (addresses, [(tensor.dtype, tensor.device) for tensor in tensors], conditions)
+        kinds, reach = self._code.read(modules)
+        state = (
+            addresses,
+            [(type(tensor), tensor.dtype, tensor.device) for tensor in tensors],
+            conditions,
+            kinds,
+            reach,
+        )
         if state != self._state:
             self._state = state
             self.epoch = next(_epochs)
-            self.blocker = _blocker(tensors, modules, any(foreign for _, foreign, *_ in conditions))
+            foreign = any(marks for _, marks, *_ in conditions)
+            self.blocker = _blocker(tensors, modules, foreign) or self._code.blocker(kinds, reach, self._trusted)
         return True
 
     def _read_addresses(self) -> list[int] | None:
@@ -89,6 +101,12 @@ def _blocker(tensors: list[torch.Tensor], modules: list[torch.nn.Module], foreig
         return BypassReason(
             BypassCode.STREAMED_WEIGHTS,
             f"weights are on {' and '.join(sorted(devices))} (low VRAM), so the forward cannot be captured",
+        )
+    unreadable = next((tensor for tensor in tensors if type(tensor) not in (torch.nn.Parameter, torch.Tensor)), None)
+    if unreadable is not None:
+        return BypassReason(
+            BypassCode.UNREADABLE_WEIGHTS,
+            f"a weight is a {type(unreadable).__name__}, and its address does not show every change of it",
         )
     if foreign:
         return BypassReason(
