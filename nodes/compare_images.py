@@ -59,14 +59,14 @@ class CompareImages(io.ComfyNode):
     @classmethod
     def execute(cls, image_a: Any, image_b: Any, max_error: float, min_psnr: float) -> io.NodeOutput:
         """Raises ValueError if the shapes differ, or if the images differ by more than a limit allows."""
-        found = image_comparison.compare(image_a, image_b)
-        problem = image_comparison.failure(found, max_error, min_psnr)
+        scores = image_comparison.compare(image_a, image_b)
+        problem = image_comparison.failure(scores, max_error, min_psnr)
         if problem is not None:
             raise ValueError(problem)
-        text = image_comparison.report(found, max_error, min_psnr)
-        numbers = (found.max_error, found.mean_error, found.psnr, found.ssim)
-        return io.NodeOutput(text, found.heat_map, *numbers, ui={"text": (text,)})
+        text = image_comparison.report(scores, max_error, min_psnr)
+        numbers = (scores.max_error, scores.mean_error, scores.psnr, scores.ssim)
+        return io.NodeOutput(text, scores.heat_map, *numbers, ui={"text": (text,)})
 
 
-def _limit(name: str, off: float, largest: float, tooltip: str) -> io.Float.Input:
-    return io.Float.Input(name, default=off, min=0.0, max=largest, step=0.5, tooltip=tooltip)
+def _limit(name: str, default: float, maximum: float, tooltip: str) -> io.Float.Input:
+    return io.Float.Input(name, default=default, min=0.0, max=maximum, step=0.5, tooltip=tooltip)

@@ -69,6 +69,7 @@ class ResoluteResolution(io.ComfyNode):
         """Raises ValueError if a side is not a multiple of `multiple`."""
         size = sizes.resolve_size(preset, width, height, multiple)
         if use == NEAREST_READY:
+            # 8 image pixels to a latent pixel, for every model that Resolute compiles.
             ready = [sizes.Size(8 * w, 8 * h) for w, h in cache_report.ready_sizes()]
             found = sizes.nearest_ready(size, ready, multiple)
             text = f"{found} is ready" if found else f"no size of this aspect ratio is ready: using {size}"

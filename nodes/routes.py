@@ -35,7 +35,10 @@ _registered = False
 
 
 def register() -> None:
-    """Add the routes, once in a process. ComfyUI serves them at /resolute/... and at /api/resolute/..."""
+    """Add the routes and start to load remembered regions from disk; once in a process.
+
+    ComfyUI serves each route at /resolute/... and at /api/resolute/...
+    """
     global _registered
     server = getattr(PromptServer, "instance", None)
     if _registered or server is None:

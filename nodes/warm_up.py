@@ -102,8 +102,7 @@ def _optional_inputs() -> list[Any]:
         io.Model.Input(
             "model",
             optional=True,
-            tooltip="A model from Compile Model; each size predicts one step. With DeepCache, full and fast steps are "
-            "both warmed up.",
+            tooltip="A model from Compile Model. Each size runs one step; with DeepCache, one full and one fast step.",
         ),
         io.Vae.Input("vae", optional=True, tooltip="A VAE from Compile VAE Decode. It decodes each size once."),
         io.ControlNet.Input(

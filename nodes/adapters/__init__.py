@@ -1,1 +1,5 @@
-"""Between ComfyUI and the cache: one file for each thing that ComfyUI does its own way."""
+"""All code that knows ComfyUI's internals, one folder for each part of the work. The node classes call these.
+
+A folder imports only folders below it, in this order: compile, warm_up, deepcache, forward, report, restart, sampling,
+process, weights, blocks, scan, comfyui. `tests/unit/test_architecture.py` checks that.
+"""

@@ -68,15 +68,15 @@ def _is_copied(value: Any, device: torch.device) -> bool:
 
 def _wait_for_previous_step(callback: Callable[..., Any] | None, device: torch.device) -> Callable[..., Any]:
     """Wrap the callback that core calls after each step, so that it first waits for the GPU to end the step before."""
-    before: torch.cuda.Event | None = None
+    previous: torch.cuda.Event | None = None
 
-    def called(*args: Any, **kwargs: Any) -> Any:
-        nonlocal before
-        own = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        own.record(torch.cuda.current_stream(device))
-        if before is not None:
-            before.synchronize()
-        before = own
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        nonlocal previous
+        end_of_step = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        end_of_step.record(torch.cuda.current_stream(device))
+        if previous is not None:
+            previous.synchronize()
+        previous = end_of_step
         return None if callback is None else callback(*args, **kwargs)
 
-    return called
+    return wrapped

@@ -3,7 +3,8 @@
 A rule is a function of a `Node`. It reads the node's inputs (`node.integer("width")`, `node.latent("samples")`) and
 returns one value, or a tuple with one value for each output. It must compute exactly what the real node computes, with
 the same rounding: `tests/comfy/test_scanner.py` runs the real nodes and compares. If the workflow alone does not decide
-the value, the rule raises `node.unknown(reason)` (or a ValueError whose text is the reason).
+the value, the rule raises `node.unknown(reason)` (or a ValueError whose text is the reason). `images.empty` is a simple
+example.
 
 Classes that are in no table have no rule, and the scanner does not guess what they output.
 """
