@@ -91,7 +91,7 @@ class TestWarmUp:
             ({"prompt": {"1": node("EmptyImage", width=64, height=64, batch_size=1, color=0)}}, "Nothing in this"),
             ({"plan": {"sizes": "64x64"}}, "A plan needs"),
             ({"plan": {"checkpoint": "a", "sizes": "64x64", "steps": 3}}, "A plan has no 'steps'"),
-            ({"plan": {"checkpoint": "a", "sizes": "large"}}, "'large' is no size"),
+            ({"plan": {"checkpoint": "a", "sizes": "large"}}, "'large' is not a size"),
             ({"plan": {"checkpoint": "a", "sizes": "64x64", "vae": "no"}}, "must be true or false, not 'no'"),
             ({"plan": {"checkpoint": "absent.safetensors", "sizes": "64x64"}}, "absent.safetensors"),
         ],
