@@ -1,8 +1,8 @@
-"""Commands of the project; each one is a file without an extension beside this one."""
+"""The project's commands: each is a file without an extension in this folder."""
 
 import sys
 
-# Before any other import: the modules below use syntax that an older Python stops at.
+# Check before any other import: the modules use syntax that an older Python cannot parse.
 if sys.version_info < (3, 10):  # noqa: UP036
     raise SystemExit(
         "error: this needs Python 3.10 to 3.13 and was started with "

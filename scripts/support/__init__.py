@@ -1,5 +1,5 @@
-"""What the commands and the server tests share: environment, ComfyUI, models, server.
+"""Shared code of the commands and the server tests: environment, ComfyUI, models, server.
 
-Only the standard library is imported at the top of these modules, because they run
-before the environment exists. ``models`` imports torch in functions only.
+These modules import only the standard library at the top, because they run before the
+environment exists. ``models`` imports torch inside functions.
 """

@@ -1,7 +1,7 @@
-"""Names and shapes of the weights of each model kind, read from ComfyUI's own classes.
+"""Names and shapes of the weights of each model kind, from ComfyUI's own classes.
 
-The modules are built on the meta device: nothing is allocated, nothing runs.
-Import it only where torch and a ComfyUI checkout can be imported.
+The modules are built on the meta device, so nothing is allocated or run.
+Needs torch and a ComfyUI checkout to be importable.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ SD15 = {
     "transformer_depth_output": [1, 1, 1, 1, 1, 1, 1, 1, 1, 0, 0, 0],
     "transformer_depth_middle": 1,
 }
-# One block per level and no wider levels: still three resolutions, attention at two.
+# One block per level, the same width at all levels, three resolutions, attention at two of them.
 SD15_MINI = {
     **SD15,
     "num_res_blocks": [1, 1, 1],
@@ -55,7 +55,7 @@ SDXL = {
     "transformer_depth_output": [0, 0, 0, 2, 2, 2, 10, 10, 10],
     "transformer_depth_middle": 10,
 }
-# ComfyUI recognises SDXL by the depths of the input blocks; the others may be short.
+# ComfyUI recognises SDXL by the transformer depths of the input blocks; the other depths may be smaller.
 SDXL_MINI = {
     **SDXL,
     "channel_mult": [1, 1, 1],
@@ -94,7 +94,7 @@ FLUX: dict[str, Any] = {
 
 
 def state_dict_shapes(kind: str) -> Shapes:
-    """Name -> shape of everything in the file of ``kind`` (a key of models.KINDS)."""
+    """Name -> shape of every weight in the file of ``kind``, a key of models.KINDS."""
     _prefer_cpu()
     return _BUILDERS[kind]()
 
@@ -144,7 +144,7 @@ def _unet(config: dict[str, Any]) -> Shapes:
 
 
 def _vae(decoder_channels: int) -> Shapes:
-    """ComfyUI fixes the encoder at 128 channels; 0.33 reads the decoder's from the file."""
+    """ComfyUI's encoder always has 128 channels; version 0.33 reads the decoder's channels from the file."""
     import comfy.ldm.models.autoencoder as autoencoder
 
     with torch.device("meta"):
@@ -153,14 +153,14 @@ def _vae(decoder_channels: int) -> Shapes:
 
 
 def _clip_l(prefix: str) -> Shapes:
-    """CLIP ViT-L/14's text model, under the names of an SD checkpoint."""
+    """CLIP ViT-L/14's text model, with the names of an SD checkpoint."""
     shapes = _shapes(_clip("sd1_clip_config.json"), prefix)
     shapes.pop(prefix + "text_projection.weight")
     return shapes
 
 
 def _clip_g(prefix: str) -> Shapes:
-    """CLIP ViT-bigG's text model, under OpenCLIP's names: q, k and v in one matrix."""
+    """CLIP ViT-bigG's text model, with OpenCLIP's names: q, k and v in one matrix."""
     source = _shapes(_clip("clip_config_bigg.json"), "")
     renamed = {
         "text_model.embeddings.token_embedding.weight": "token_embedding.weight",

@@ -1,8 +1,8 @@
-"""Writes the bundled workflows, UI form and API form, from one description of each.
+"""Writes the bundled workflows in UI form and API form from one description of each.
 
 ``python -m scripts.support.build_workflows`` writes ``workflows/`` and
-``workflows/api/``; with ``--check`` it only says which files differ. Needs nothing but
-Python. Thumbnails are made by ``scripts.support.workflow_pictures``.
+``workflows/api/``; ``--check`` only reports which files differ. Needs only Python.
+``scripts.support.workflow_pictures`` makes the thumbnails.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ FOLDER = ROOT / "workflows"
 SD15, SDXL = "sd15.safetensors", "sdxl.safetensors"
 CONTROL_NET, LCM_LORA = "sd15_canny.safetensors", "sdxl_lcm_lora.safetensors"
 LCM_SHAPES = ((1024, 1024), (512, 2048), (2048, 512))
-# Title, preset, width, height of each size of the tour; the last has an odd latent, 73 x 57.
+# Title, preset, width and height of each size of the tour; the last has an odd latent, 73 x 57.
 TOUR = (
     ("960 x 720", "960x720", 960, 720),
     ("896 x 768", "896x768", 896, 768),
@@ -34,27 +34,27 @@ TOUR = (
     ("640 x 960, portrait", "640x960", 640, 960),
     ("584 x 456, odd latent", "custom", 584, 456),
 )
-# Pixels from one row of several sizes to the next.
+# Distance between rows in pixels.
 TOUR_ROW = 400
 
 
 def sd15_text_to_image() -> Graph:
-    """Stock text to image with Compile Model and Compile VAE Decode put in between."""
+    """Stock text to image with Compile Model and Compile VAE Decode."""
     return _text_to_image("sd15_text_to_image", SD15, "SD1.5 512x512", 512, 512, cfg=7.0)
 
 
 def sdxl_text_to_image() -> Graph:
-    """The same for SDXL."""
+    """Text to image with SDXL."""
     return _text_to_image("sdxl_text_to_image", SDXL, "SDXL 1024x1024", 1024, 1024, cfg=6.0)
 
 
 def oneflow_text_to_image() -> Graph:
-    """The same for SD1.5 with the backend that has to be chosen by name."""
+    """Text to image with SD1.5 and the backend `oneflow`, which `auto` never chooses."""
     return _text_to_image("oneflow_text_to_image", SD15, "SD1.5 512x512", 512, 512, cfg=7.0, backend="oneflow")
 
 
 def resolution_tour() -> Graph:
-    """One compiled checkpoint, five sizes, and the report of what that cost."""
+    """One compiled checkpoint, five sizes and the cache report."""
     graph = Graph("resolution_tour")
     group = graph.group("Checkpoint, compiled", (0, 0), OURS)
     loader = graph.add(group, "ResoluteLoadCheckpoint", ckpt_name=SD15)
@@ -63,7 +63,7 @@ def resolution_tour() -> Graph:
     for row in range(1, len(TOUR)):
         strip = _tour_stop(graph, loader, prompts, row, strip)
     group = graph.group("What it cost", (COLUMN * 7, (len(TOUR) - 2) * TOUR_ROW), OURS)
-    # The report takes the finished strip, so it runs after every size.
+    # The report's input is the finished strip, so it runs after all sizes.
     report = graph.add(group, "ResoluteReport", wide=500, any=strip)
     graph.add(group, "PreviewImage", wide=500, images=report["image"])
     graph.add(group, "PreviewAny", wide=500, source=report["text"])
@@ -72,7 +72,7 @@ def resolution_tour() -> Graph:
 
 
 def image_to_image() -> Graph:
-    """ComfyUI's example picture, scaled to a valid size and drawn again."""
+    """Image to image from ComfyUI's example image, scaled to a valid size."""
     graph = Graph("image_to_image")
     model, clip, vae, loader = parts.compiled_checkpoint(graph, SD15)
     prompts = parts.prompts(graph, clip, (COLUMN, 320))
@@ -81,7 +81,7 @@ def image_to_image() -> Graph:
     group = graph.group("Scaled to a valid size", (0, 740), STOCK, rightward=True)
     size = parts.resolution(graph, group, "SD1.5 512x512", 512, 512)
     scaled = parts.scaled(graph, group, loaded["IMAGE"], size)
-    # Only decoding is compiled: the encoder takes the VAE from the loader.
+    # Only decoding is compiled, so the encoder uses the loader's VAE.
     latent = graph.add(group, "VAEEncode", pixels=scaled, vae=loader["VAE"])["LATENT"]
     group = graph.group("Sample", (COLUMN * 3, 0), STOCK)
     sampler = parts.sampler(graph, group, model, prompts, latent, cfg=7.0, denoise=0.6, after="randomize")
@@ -91,7 +91,7 @@ def image_to_image() -> Graph:
 
 
 def compare_with_stock() -> Graph:
-    """One checkpoint, sampled and decoded twice with the same seed: compiled, and by ComfyUI alone."""
+    """One checkpoint, sampled and decoded twice with the same seed: compiled and with stock ComfyUI."""
     graph = Graph("compare_with_stock")
     model, clip, vae, loader = parts.compiled_checkpoint(graph, SD15)
     prompts = parts.prompts(graph, clip, (COLUMN, 320))
@@ -131,7 +131,7 @@ def deepcache() -> Graph:
 
 
 def deepcache_controlnet() -> Graph:
-    """The same with a ControlNet that follows the edges of a picture, compiled too."""
+    """DeepCache with a compiled ControlNet for the edges of an image."""
     graph = Graph("deepcache_controlnet")
     model, clip, vae, _ = parts.compiled_checkpoint(graph, SD15, with_deepcache=True)
     texts = parts.prompts(graph, clip, (COLUMN, 600))
@@ -163,7 +163,7 @@ def deepcache_controlnet() -> Graph:
 
 
 def lcm_image_to_image() -> Graph:
-    """One picture drawn again in three shapes by SDXL with LCM; DeepCache shows why it skips nothing."""
+    """Image to image in three shapes with SDXL and LCM; DeepCache reports why it skips nothing."""
     graph = Graph("lcm_image_to_image")
     group = graph.group("SDXL with LCM", (0, 0), STOCK)
     loader = graph.add(group, "CheckpointLoaderSimple", ckpt_name=SDXL)
@@ -219,7 +219,7 @@ def _text_to_image(
 
 
 def _tour_stop(graph: Graph, loader: Node, prompts: Prompts, row: int, strip: Output | None) -> Output:
-    """One row: size, latent, sampler, decoder, file. Returns the strip with its image added."""
+    """Add one row: size, latent, sampler, decoder, file. Returns the strip with its image appended."""
     title, preset, width, height = TOUR[row]
     group = graph.group(title, (COLUMN, row * TOUR_ROW), STOCK, rightward=True)
     size = parts.resolution(graph, group, preset, width, height)
@@ -248,7 +248,7 @@ WORKFLOWS: tuple[Callable[[], Graph], ...] = (
 
 
 def rendered() -> dict[str, str]:
-    """What belongs on disk: path below ``workflows/`` -> text of the file."""
+    """The files that belong in ``workflows/``: relative path -> text."""
     texts: dict[str, str] = {}
     for build in WORKFLOWS:
         graph = build()
@@ -269,9 +269,9 @@ def differing(folder: Path = FOLDER) -> list[str]:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """The command line; exits with 1 when ``--check`` finds a difference."""
+    """The command line; returns 1 if ``--check`` finds a difference."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--check", action="store_true", help="write nothing, name what differs")
+    parser.add_argument("--check", action="store_true", help="write nothing, report which files differ")
     if parser.parse_args(arguments).check:
         names = differing()
         for name in names:

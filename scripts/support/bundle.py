@@ -1,4 +1,4 @@
-"""What `scripts/bundle` does: this machine's environment and store as ComfyUI's server has them, and the report.
+"""Implements `scripts/bundle`: finds the server's environment and store, exports, imports and reports.
 
 Only `machine` needs torch and ComfyUI; the rest runs on any Python.
 """
@@ -24,15 +24,15 @@ from compile_cache.store.fingerprint import EnvironmentFingerprint
 from .errors import SetupError
 from .places import ROOT
 
-# ComfyUI has a module `nodes` of its own, so the pack's are imported below a name that nobody else has.
+# ComfyUI has a module `nodes` too, so import the pack under a unique name.
 _PACK = "resolute_for_bundles"
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Which store and environment a command is about; None is what ComfyUI's server on this machine uses.
+    """The store and environment to use; None means those of ComfyUI's server on this machine.
 
-    comfyui: its folder. environment: the name of one that the store has. server_arguments: of ComfyUI's command line.
+    comfyui: ComfyUI's folder. environment: name of an environment in the store. server_arguments: ComfyUI's arguments.
     """
 
     comfyui: Path | None
@@ -51,7 +51,7 @@ def _one_sentence() -> Iterator[None]:
 
 
 def describe(file: Path) -> str:
-    """What a bundle says is in it. Raises SetupError for what is none."""
+    """Describe a bundle's contents. Raises SetupError if the file is not a bundle."""
     with _one_sentence():
         contents = bundle.read_contents(file)
     lines = [f"{file} holds {len(contents.artifacts)} compiled regions, by kind:"]
@@ -70,22 +70,22 @@ def _listed(environment: EnvironmentFingerprint) -> list[str]:
 
 
 def export_to(file: Path, place: Place) -> BundleReport:
-    """Write a bundle. Raises SetupError where the store has nothing for the environment."""
+    """Write a bundle. Raises SetupError if the store has nothing for the environment."""
     with _one_sentence():
         folder, environment, limit = _resolved(place)
-        there = {name: each for name, each in bundle.environments(folder).items() if any((folder / name).glob("*.bin"))}
-        if environment not in there.values():
-            known = "\n".join(f"--environment {name}:\n" + "\n".join(_listed(each)) for name, each in there.items())
+        found = {name: each for name, each in bundle.environments(folder).items() if any((folder / name).glob("*.bin"))}
+        if environment not in found.values():
+            known = "\n".join(f"--environment {name}:\n" + "\n".join(_listed(each)) for name, each in found.items())
             raise SetupError(
                 f"{folder} has nothing for this machine's environment:\n"
                 + "\n".join(_listed(environment))
-                + (f"\nIt has:\n{known}" if known else "\nIt has none at all: sample once with Compile Model first.")
+                + (f"\nIt has:\n{known}" if known else "\nIt is empty: sample once with Compile Model first.")
             )
         return bundle.export_bundle(ArtifactStore(folder, environment, limit), file)
 
 
 def store_for(file: Path, place: Place) -> ArtifactStore:
-    """The store to import a bundle into. Raises SetupError where its code is for another environment."""
+    """The store to import a bundle into. Raises SetupError if the bundle is for another environment or does not fit."""
     with _one_sentence():
         contents = bundle.read_contents(file)
         folder, environment, limit = _resolved(place)
@@ -96,23 +96,23 @@ def store_for(file: Path, place: Place) -> ArtifactStore:
 
 
 def import_from(file: Path, store: ArtifactStore) -> BundleReport:
-    """Import a bundle. Raises SetupError for one that cannot be."""
+    """Import a bundle. Raises SetupError if it cannot be imported."""
     with _one_sentence():
         return bundle.import_bundle(file, store)
 
 
-def demand_yes() -> None:
-    """Raises SetupError unless somebody types yes."""
+def require_yes() -> None:
+    """Raise SetupError unless the user types yes."""
     try:
         answer = input("Type yes to import it: ")
     except EOFError:
         answer = ""
     if answer.strip().lower() != "yes":
-        raise SetupError("nothing was imported, for nobody said yes (--yes says it beforehand).")
+        raise SetupError("nothing was imported, because the answer was not yes (--yes skips the question).")
 
 
 def say(report: BundleReport, what: str, file: Path) -> int:
-    """Print what happened; the exit code."""
+    """Print the result and return the exit code."""
     print(f"{len(report.done)} regions ({report.bytes / 2**20:.1f} MB) {what} {file}.")
     if report.known:
         print(f"{len(report.known)} were in the store already.")
@@ -125,32 +125,32 @@ def say(report: BundleReport, what: str, file: Path) -> int:
 
 
 def _resolved(place: Place) -> tuple[Path, EnvironmentFingerprint, int]:
-    """(store folder, environment, limit of the store in bytes)"""
+    """(store folder, environment, the store's limit in bytes)"""
     if place.environment is not None and place.store is not None:
         return place.store, _named(place.store, place.environment), CacheConfig.from_environment().store_bytes
     config, environment = machine(place)
     folder = place.store or config.store_folder
     if folder is None:
-        raise SetupError("the store is turned off by RESOLUTE_STORE: name its folder with --store.")
+        raise SetupError("RESOLUTE_STORE turns the store off: name a folder with --store.")
     if place.environment is not None:
         environment = _named(folder, place.environment)
     return folder, environment, config.store_bytes
 
 
 def _named(folder: Path, name: str) -> EnvironmentFingerprint:
-    there = bundle.environments(folder)
-    if name not in there:
-        raise SetupError(f"{folder} has no environment '{name}'; it has {', '.join(there) or 'none'}.")
-    return there[name]
+    found = bundle.environments(folder)
+    if name not in found:
+        raise SetupError(f"{folder} has no environment '{name}'; it has {', '.join(found) or 'none'}.")
+    return found[name]
 
 
 def machine(place: Place) -> tuple[CacheConfig, EnvironmentFingerprint]:
-    """The settings and the environment of a server with ComfyUI from `place`. Imports torch and ComfyUI.
+    """The settings and environment of a server with the ComfyUI of `place`.
 
-    ComfyUI's own modules are asked, for they set the flags that the environment consists of and choose the device.
+    Imports torch and ComfyUI, because ComfyUI's modules choose the device and set the flags of the environment.
     """
     if place.comfyui is None or not (place.comfyui / "comfy" / "model_management.py").is_file():
-        raise SetupError("--comfyui must name ComfyUI's folder, the one with main.py and comfy in it.")
+        raise SetupError("--comfyui must name ComfyUI's folder, which contains main.py and comfy.")
     sys.path.insert(0, str(place.comfyui.resolve()))
     sys.argv = ["main.py", *place.server_arguments, *(["--cpu"] if place.device == "cpu" else [])]
     try:
@@ -160,21 +160,21 @@ def machine(place: Place) -> tuple[CacheConfig, EnvironmentFingerprint]:
     except ImportError as error:
         raise SetupError(f"{error}: run this with the Python that runs ComfyUI.") from error
     except (AssertionError, RuntimeError) as error:
-        raise SetupError(f"ComfyUI finds no GPU here ({error}): --device cpu is for servers without one.") from error
+        raise SetupError(f"ComfyUI finds no GPU here ({error}); for a server on the CPU, add --device cpu.") from error
     given = importlib.import_module("comfy.cli_args").args
-    if given.user_directory:  # main.py does so, and nothing that can be imported
+    if given.user_directory:  # main.py applies it, and main.py cannot be imported
         folders.set_user_directory(str(Path(given.user_directory).resolve()))
     device = management.get_torch_device()
     if place.device not in (None, device.type):
         raise SetupError(f"ComfyUI's device here is '{device}', not '{place.device}'.")
-    persistence = _of_the_pack("nodes.adapters.process.store_location")
-    config = CacheConfig.from_environment(store_folder=persistence.folder(), source=persistence.source())
+    location = _import_from_pack("nodes.adapters.process.store_location")
+    config = CacheConfig.from_environment(store_folder=location.folder(), source=location.source())
     environment_of = importlib.import_module("compile_cache.backends.inductor.compile.environment").environment_of
     environment: EnvironmentFingerprint = environment_of(device, config.source)
     return config, environment
 
 
-def _of_the_pack(name: str) -> ModuleType:
+def _import_from_pack(name: str) -> ModuleType:
     spec = importlib.util.spec_from_file_location(_PACK, ROOT / "__init__.py", submodule_search_locations=[str(ROOT)])
     assert spec is not None
     assert spec.loader is not None

@@ -1,4 +1,4 @@
-"""ComfyUI's HTTP API with the standard library: queue a prompt, wait, fetch the images."""
+"""A client of ComfyUI's HTTP API: queue a prompt, wait for it, fetch its images. Standard library only."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from .errors import PromptError, ServerError
 Prompt = Mapping[str, Mapping[str, Any]]
 History = dict[str, Any]
 
-PATIENCE = 1500.0  # seconds for one prompt: it may compile everything, on a busy machine
+PROMPT_TIMEOUT = 1500.0  # seconds; a prompt may compile everything on a busy machine
 
 
 class Client:
-    """Talks to one ComfyUI server; every method may raise ServerError when it is gone."""
+    """Talks to one ComfyUI server. Every method may raise ServerError if the server does not answer."""
 
     def __init__(self, url: str, timeout: float = 60.0) -> None:
         self.url = (url if "://" in url else f"http://{url}").rstrip("/")
@@ -28,15 +28,15 @@ class Client:
         self.client_id = uuid.uuid4().hex
 
     def get(self, path: str) -> Any:
-        """The JSON that ``GET path`` answers, None for an empty answer."""
+        """The JSON answer of ``GET path``, None if it is empty."""
         return _parse(self.raw(path))
 
     def post(self, path: str, body: Any = None) -> Any:
-        """The JSON that ``POST path`` answers, None for an empty answer."""
+        """The JSON answer of ``POST path``, None if it is empty."""
         return _parse(self.raw(path, json.dumps({} if body is None else body).encode()))
 
     def raw(self, path: str, body: bytes | None = None) -> bytes:
-        """The answer's bytes; an HTTP error is raised as urllib.error.HTTPError."""
+        """The answer's bytes. Raises urllib.error.HTTPError for an HTTP error."""
         request = urllib.request.Request(self.url + path, data=body, headers={"Content-Type": "application/json"})
         try:
             with urllib.request.urlopen(request, timeout=self.timeout) as answer:
@@ -48,21 +48,18 @@ class Client:
             raise ServerError(f"{self.url}{path} does not answer: {error}") from error
 
     def queue(self, prompt: Prompt) -> str:
-        """Queues a prompt in API form and returns its id.
-
-        Raises PromptError with each node's errors when ComfyUI rejects it.
-        """
+        """Queue a prompt in API form and return its id. Raises PromptError with each node's errors if rejected."""
         try:
             answer = self.post("/prompt", {"prompt": prompt, "client_id": self.client_id})
         except urllib.error.HTTPError as error:
             raise PromptError(_rejection(error)) from None
         if answer.get("node_errors"):
-            # ComfyUI runs the other outputs and only mentions the broken ones.
+            # ComfyUI accepts such a prompt and runs only the valid outputs.
             raise PromptError("ComfyUI rejected nodes: " + _node_errors(answer["node_errors"]))
         return str(answer["prompt_id"])
 
-    def wait(self, prompt_id: str, timeout: float = PATIENCE) -> History:
-        """The history entry of a finished prompt.
+    def wait(self, prompt_id: str, timeout: float = PROMPT_TIMEOUT) -> History:
+        """Wait for a prompt and return its history entry.
 
         Raises PromptError if a node failed or the prompt was interrupted, and
         ServerError if it has not finished after ``timeout`` seconds.
@@ -73,28 +70,28 @@ class Client:
             if entry is not None:
                 _raise_failure(entry)
                 return dict(entry)
-            time.sleep(min(max(0.03, waited / 100), 0.5))  # each look takes time from what computes there
+            time.sleep(min(max(0.03, waited / 100), 0.5))  # poll slowly, because each request costs the server time
         raise ServerError(f"Prompt {prompt_id} had not finished after {timeout:.0f} s.")
 
-    def run(self, prompt: Prompt, timeout: float = PATIENCE) -> History:
-        """Queues a prompt and waits for it; raises what ``queue`` and ``wait`` raise."""
+    def run(self, prompt: Prompt, timeout: float = PROMPT_TIMEOUT) -> History:
+        """Queue a prompt and wait for it. Raises what ``queue`` and ``wait`` raise."""
         return self.wait(self.queue(prompt), timeout)
 
     def interrupt(self) -> None:
-        """Cancels the prompt that is running."""
+        """Cancel the running prompt."""
         self.post("/interrupt")
 
     def free(self, unload_models: bool = True) -> None:
-        """Asks ComfyUI to unload models and empty its caches; done by its worker, soon."""
+        """Ask ComfyUI to unload models and empty its caches; its worker does so soon after."""
         self.post("/free", {"unload_models": unload_models, "free_memory": True})
 
     def outputs(self, history: History, key: str) -> list[Any]:
-        """Everything the nodes showed under ``ui[key]``, in the order of node ids."""
+        """All values that nodes returned under ``ui[key]``, ordered by node id."""
         nodes = sorted(history["outputs"].items(), key=lambda item: (len(item[0]), item[0]))
         return [value for _, shown in nodes for value in shown.get(key, [])]
 
     def images(self, history: History, key: str = "images") -> list[bytes]:
-        """The files of a finished prompt, through ``/view``; key is the ``ui`` entry."""
+        """The image files of a finished prompt, fetched from ``/view``. key: the ``ui`` entry."""
         return [self.raw("/view?" + urllib.parse.urlencode(image)) for image in self.outputs(history, key)]
 
 

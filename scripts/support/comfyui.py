@@ -1,7 +1,7 @@
 """A ComfyUI checkout at a pinned commit.
 
-Success is read from the result (HEAD and main.py), not from git's messages: git may
-complain about an object that the sparse checkout leaves out and still do its work.
+Success is judged by the result (HEAD and main.py), not by git's messages: git may
+complain about an object that the sparse checkout leaves out and still succeed.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ VERSIONS = {
     OLDEST: "fc0cb10bcbee6e73ed3caf34c27f7bde4559a07f",
 }
 # Large tokenizers that no test and no bundled workflow needs.
-LEFT_OUT = (
+SPARSE_EXCLUDES = (
     "/comfy/text_encoders/llama_tokenizer/tokenizer.json",
     "/comfy/text_encoders/qwen35_tokenizer/vocab.json",
 )
 
 
 def folder_for(root: Path, version: str = TARGET) -> Path:
-    """Where the checkout of ``version`` belongs; ``COMFYUI_PATH`` replaces the target's."""
+    """The folder of the checkout of ``version``; ``COMFYUI_PATH`` overrides the target's."""
     override = os.environ.get("COMFYUI_PATH")
     if version == TARGET and override:
         return Path(override).expanduser().resolve()
@@ -38,10 +38,10 @@ def folder_for(root: Path, version: str = TARGET) -> Path:
 
 
 def ensure(root: Path, version: str = TARGET, say: Callable[[str], None] = print) -> Path:
-    """The folder of a ComfyUI at the pinned commit, cloned if it is not there yet.
+    """The folder of a ComfyUI at the pinned commit, cloned if needed.
 
     A folder named by ``COMFYUI_PATH`` is used as it is and never changed.
-    Raises SetupError when git or the network is missing.
+    Raises SetupError if git or the network is missing.
     """
     folder = folder_for(root, version)
     if version == TARGET and os.environ.get("COMFYUI_PATH"):
@@ -55,12 +55,12 @@ def ensure(root: Path, version: str = TARGET, say: Callable[[str], None] = print
 
 
 def is_ready(folder: Path, version: str) -> bool:
-    """Whether ``folder`` is a complete checkout; git moves HEAD after writing the files."""
+    """Whether ``folder`` is a complete checkout. Checking HEAD is enough, because git moves it last."""
     return (folder / "main.py").is_file() and head(folder) == VERSIONS[version]
 
 
 def head(folder: Path) -> str | None:
-    """The commit that ``folder`` itself (not a repository around it) is at, or None."""
+    """The commit of the repository in ``folder``, or None; ignores a repository in a parent folder."""
     if not (folder / ".git").exists():
         return None
     done = _git(["rev-parse", "HEAD"], folder)
@@ -70,8 +70,8 @@ def head(folder: Path) -> str | None:
 def _accept_given(folder: Path, say: Callable[[str], None]) -> Path:
     if not (folder / "main.py").is_file():
         raise SetupError(
-            f"COMFYUI_PATH names {folder}, which holds no ComfyUI (no main.py). "
-            "Set it to a ComfyUI folder, or unset it to have one checked out."
+            f"COMFYUI_PATH names {folder}, which is not a ComfyUI folder (no main.py). "
+            "Set it to a ComfyUI folder, or unset it to get a fresh checkout."
         )
     if head(folder) != VERSIONS[TARGET]:
         say(f"ComfyUI: using {folder}, which is not the pinned {TARGET}; results may differ.")
@@ -79,9 +79,9 @@ def _accept_given(folder: Path, say: Callable[[str], None]) -> Path:
 
 
 def _clone(folder: Path, version: str, say: Callable[[str], None]) -> None:
-    """Clones beside ``folder`` and renames at the end, so a half clone is never used."""
+    """Clone next to ``folder`` and rename at the end, so that an incomplete clone is never used."""
     if folder.is_symlink() or (folder.exists() and not (folder / ".git").exists()):
-        raise SetupError(f"{folder} exists but was not made by this project. Move it away, or set COMFYUI_PATH to it.")
+        raise SetupError(f"{folder} exists but this project did not make it. Move it away, or set COMFYUI_PATH to it.")
     say(f"ComfyUI: cloning {version} into {folder.name} (up to 200 MB, once).")
     partial = folder.with_name(folder.name + ".partial")
     _remove(partial)
@@ -99,16 +99,16 @@ def _clone(folder: Path, version: str, say: Callable[[str], None]) -> None:
 
 
 def _leave_out_large_files(folder: Path) -> None:
-    # Written by hand: `git sparse-checkout set --no-cone` needs a newer git than many have.
+    # Write the file directly: `git sparse-checkout set --no-cone` needs a newer git than many systems have.
     _must(["config", "core.sparseCheckout", "true"], folder)
     patterns = folder / ".git" / "info" / "sparse-checkout"
     patterns.parent.mkdir(parents=True, exist_ok=True)
-    patterns.write_text("\n".join(["/*", *("!" + path for path in LEFT_OUT)]) + "\n", "utf-8")
+    patterns.write_text("\n".join(["/*", *("!" + path for path in SPARSE_EXCLUDES)]) + "\n", "utf-8")
 
 
 def _remove(folder: Path) -> None:
     def make_writable(function: Callable[[str], object], path: str, _: object) -> None:
-        Path(path).chmod(0o700)  # git's packs are read-only, and Windows will not delete them
+        Path(path).chmod(0o700)  # git's pack files are read-only, and Windows refuses to delete such files
         function(path)
 
     if folder.exists():
@@ -117,7 +117,7 @@ def _remove(folder: Path) -> None:
 
 def _git(arguments: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "GIT_TERMINAL_PROMPT": "0"}
-    # A hook or a `git rebase --exec` around us must not redirect these commands.
+    # In a git hook or `git rebase --exec`, these variables would redirect our commands.
     for name in ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE"):
         environment.pop(name, None)
     try:

@@ -1,4 +1,4 @@
-"""The set-up that every command begins with: ComfyUI checkouts, then the environment."""
+"""The setup that every command starts with: ComfyUI checkouts, then the environment."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .places import ROOT
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """A ready interpreter and the ComfyUI checkouts, by version."""
+    """A ready interpreter, and the ComfyUI checkouts by version."""
 
     python: Path
     checkouts: dict[str, Path]
@@ -26,9 +26,9 @@ class Setup:
 
 
 def prepare(versions: Sequence[str] = (comfyui.TARGET,), say: Callable[[str], None] | None = None) -> Setup:
-    """Makes what is missing and says so; ready things cost a fraction of a second.
+    """Set up what is missing and report it; takes a fraction of a second if everything is ready.
 
-    The target is always among the checkouts: its requirements are the environment's.
+    Always includes the target version, because the environment has its requirements.
     """
     say = say or _say
     environment.check_python(sys.version_info[:2])
@@ -42,7 +42,7 @@ def _say(text: str) -> None:
 
 
 if __name__ == "__main__":
-    # For shell scripts: progress on stderr, the interpreter's path alone on stdout.
+    # For shell scripts: progress goes to stderr, only the interpreter's path to stdout.
     def _main() -> int:
         print(prepare(say=lambda text: print(text, file=sys.stderr, flush=True)).python)
         return 0

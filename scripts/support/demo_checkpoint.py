@@ -1,4 +1,4 @@
-"""Which family a checkpoint file belongs to, read from its header: nothing is loaded."""
+"""Finds a checkpoint's model family from its safetensors header, without loading it."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from pathlib import Path
 
 from .errors import SetupError
 
-# Width of the text that the UNet's cross attention takes -> family; SD2 runs in SD1.5's workflow.
+# Width of the conditioning in the UNet's cross attention -> family; SD2 uses the workflow of SD1.5.
 _FAMILIES = {768: "sd15", 1024: "sd15", 2048: "sdxl"}
 _CROSS_ATTENTION = ".attn2.to_k.weight"
-_LONGEST_HEADER = 100_000_000
+_MAX_HEADER = 100_000_000  # bytes
 
 
 def family_of(path: Path) -> str:
@@ -28,11 +28,11 @@ def family_of(path: Path) -> str:
     family = families.pop() if len(families) == 1 else None
     if family is None:
         raise SetupError(
-            f"{path.name} holds no UNet of SD1.5, SD2 or SDXL, which the bundled workflows need. "
+            f"{path.name} has no UNet of SD1.5, SD2 or SDXL, which the bundled workflows need. "
             "Give a full checkpoint (UNet, text encoder and VAE in one file) of one of those."
         )
     if not any(name.startswith("first_stage_model.") for name in names):
-        raise SetupError(f"{path.name} holds no VAE. Give a full checkpoint: UNet, text encoder and VAE in one file.")
+        raise SetupError(f"{path.name} has no VAE. Give a full checkpoint: UNet, text encoder and VAE in one file.")
     return family
 
 
@@ -41,13 +41,13 @@ def _header(path: Path) -> dict[str, dict[str, list[int]]]:
     try:
         with open(path, "rb") as file:
             (length,) = struct.unpack("<Q", file.read(8))
-            if length > _LONGEST_HEADER:
+            if length > _MAX_HEADER:
                 raise ValueError("the header is too long")
             header = json.loads(file.read(length))
     except (ValueError, struct.error):
         raise SetupError(
-            f"{path.name} is no safetensors file. Older formats can run code when they are opened; "
-            "convert it, or give another."
+            f"{path.name} is not a safetensors file. Older formats can run code when they are loaded; "
+            "convert it, or give another file."
         ) from None
     header.pop("__metadata__", None)
     return dict(header)

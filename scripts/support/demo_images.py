@@ -1,7 +1,7 @@
-"""How far two pictures are apart, in steps of 255.
+"""Compares images: the largest difference of any channel, 0 to 255.
 
-Pillow and numpy live in the environment, the demo itself may run on a bare Python:
-``max_errors`` asks one process of that environment about all pairs.
+Pillow and numpy are in the environment, but the demo may run on a plain Python, so
+``max_errors`` compares all pairs in one process of that environment.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Pair = tuple[Path, Path]
 
 
 def max_errors(python: Path, pairs: Sequence[Pair]) -> list[int]:
-    """The largest difference of any pixel's channel (0 to 255) of each pair; 255 where the sizes differ."""
+    """The largest channel difference (0 to 255) of each pair; 255 if the sizes differ. Raises SetupError."""
     done = subprocess.run(
         [str(python), "-m", "scripts.support.demo_images"],
         cwd=ROOT,

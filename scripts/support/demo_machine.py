@@ -1,4 +1,4 @@
-"""What the demo will run on, asked in the environment that ComfyUI will use.
+"""Inspects the device that the demo will run on, in the environment that ComfyUI will use.
 
 ``python -m scripts.support.demo_machine [--cpu]`` prints it as JSON.
 """
@@ -17,7 +17,7 @@ from .places import ROOT
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """Device type, its name, the torch version, and what the backend ``auto`` means here and why."""
+    """Device type and name, torch version, and which backend ``auto`` chooses here and why."""
 
     device: str
     name: str
@@ -27,7 +27,7 @@ class Machine:
 
 
 def inspect(python: Path, cpu: bool) -> Machine:
-    """The machine as ``python`` sees it; ``cpu`` forces the CPU. Raises SetupError if torch does not start."""
+    """Inspect the machine with ``python``; ``cpu`` forces the CPU. Raises SetupError if torch does not start."""
     command = [str(python), "-m", "scripts.support.demo_machine", *(["--cpu"] if cpu else [])]
     done = subprocess.run(command, cwd=ROOT, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
     if done.returncode != 0:

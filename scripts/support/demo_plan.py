@@ -1,4 +1,4 @@
-"""What the demo runs: which bundled workflow, at which sizes, batches and prompt lengths."""
+"""The demo's jobs: which bundled workflow runs at which sizes, batches and prompt lengths."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ SD15, SDXL = "sd15_text_to_image", "sdxl_text_to_image"
 TOUR_NAME, IMAGE_TO_IMAGE, COMPARE = "resolution_tour", "image_to_image", "compare_with_stock"
 DEEPCACHE = "deepcache"
 _NEEDS_MORE = {
-    "deepcache_controlnet": "it needs a ControlNet beside the model",
-    "lcm_image_to_image": "it needs a LoRA beside the model",
-    "oneflow_text_to_image": "it needs OneFlow, which has an environment of its own",
+    "deepcache_controlnet": "it needs a ControlNet in addition to the model",
+    "lcm_image_to_image": "it needs a LoRA in addition to the model",
+    "oneflow_text_to_image": "it needs OneFlow, which is in another environment",
 }
-# The bundled model is a small UNet of SD1.5's kind.
+# The bundled model: a small UNet like SD1.5's.
 BUNDLED = "bundled"
 TEXT_TO_IMAGE = {BUNDLED: SD15, "sd15": SD15, "sdxl": SDXL}
-# CLIP takes 75 words of its own per chunk of 77 tokens; this text fills one and part of the next.
+# A chunk of 77 tokens holds 75 tokens of text; this text fills one chunk and part of the next.
 LONG_TEXT = ", ".join([POSITIVE] * 6)
 SEED = 1
 
 _Case = tuple[Size, int, int]  # size, batch, tokens
-# Odd latents: 264x200 is 33x25; 240x360 is 30x45, whose next level is 15x23: as 720x960 meets
-# it further down, where half of 45 rounded up, doubled, is no longer 45.
+# Odd latents: 264x200 is 33x25; 240x360 is 30x45, whose next level is 15x23. Half of 45 rounded up and doubled is 46,
+# not 45; 720x960 has the same problem at a deeper level.
 _CPU_QUICK: tuple[_Case, ...] = (
     ((128, 128), 1, 77),
     ((264, 200), 1, 77),
@@ -66,8 +66,8 @@ _CUDA: tuple[_Case, ...] = (
     ((1024, 1024), 1, 154),
     ((960, 720), 2, 154),
 )
-# The bundled model: sizes that it has learnt, on every device. Its prompts have 4 tokens for each
-# object and 4 for the background.
+# Sizes that the bundled model was trained at, for every device. Its prompts have 4 tokens per object and 4 for the
+# background.
 _BUNDLED_QUICK: tuple[_Case, ...] = (
     ((256, 256), 1, 8),
     ((264, 200), 1, 8),
@@ -96,10 +96,10 @@ _CAPTIONS = {
     ),
 }
 _BUNDLED_TOUR: tuple[Size, ...] = ((256, 192), (224, 192), (192, 192), (160, 240), (184, 136))
-# Where bundled pictures are right at that strength; SD1.5's own is in the workflows.
+# The guidance at which the bundled model draws well; the workflows have SD1.5's.
 _BUNDLED_CFG = 4.0
 _CASES = {("cpu", False): _CPU, ("cpu", True): _CPU_QUICK, ("cuda", False): _CUDA, ("cuda", True): _CUDA_QUICK}
-# The tour's own sizes are for a GPU; these have its proportions, odd latents included.
+# The tour's own sizes are for a GPU; these have the same proportions, including odd latents.
 _CPU_TOUR: tuple[Size, ...] = ((120, 96), (112, 96), (96, 96), (80, 120), (88, 72))
 _PICTURE_SIZE: dict[str, Size] = {"cpu": (136, 104), "cuda": (720, 720)}
 _BUNDLED_PICTURE: _Case = ((264, 200), 1, 12)
@@ -116,12 +116,12 @@ class Job:
 
     @property
     def size_text(self) -> str:
-        """For people: ``264x200``, or how many sizes there are in this one prompt."""
+        """``264x200``, or the number of sizes if the prompt has several."""
         return text_of(self.sizes[0]) if len(self.sizes) == 1 else f"{len(self.sizes)} sizes"
 
     @property
     def name(self) -> str:
-        """Unique in a plan, and fit for a file name."""
+        """Unique in a plan and valid as a file name."""
         size = "_".join(self.size_text.split())
         return f"{self.workflow}_{size}_batch{self.batch}_tokens{self.tokens}"
 
@@ -131,7 +131,7 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The jobs in order, and the bundled workflows that are left out, each with the reason."""
+    """The jobs in order, and the bundled workflows left out, each with its reason."""
 
     jobs: tuple[Job, ...]
     left_out: dict[str, str]
@@ -158,9 +158,9 @@ def make_plan(device: str, family: str, quick: bool) -> Plan:
 
 
 def prompt_for(job: Job, checkpoint: str | None, backend: str | None, seed: int, steps: int) -> PromptDict:
-    """The bundled API prompt of a job with its values put in.
+    """The bundled API prompt of a job with its values filled in.
 
-    A checkpoint of None is the bundled model, which a node of its own loads. A backend of None leaves the file's own.
+    checkpoint: None uses the bundled model, which has its own loader node. backend: None keeps the file's.
     """
     prompt: PromptDict = json.loads((FOLDER / "api" / f"{job.workflow}.json").read_text("utf-8"))
     texts = _bundled_texts(job) if checkpoint is None else {POSITIVE: LONG_TEXT if job.tokens > 77 else POSITIVE}
@@ -186,13 +186,13 @@ def prompt_for(job: Job, checkpoint: str | None, backend: str | None, seed: int,
 
 
 def _bundled_texts(job: Job) -> dict[str, str]:
-    """Each bundled workflow's text -> a caption of as many tokens as the job wants; another one for other sizes."""
+    """Map each text of the bundled workflows to a caption with the job's number of tokens; the size selects which."""
     captions = _CAPTIONS[job.tokens]
     return {POSITIVE: captions[sum(job.sizes[0]) // 8 % len(captions)], NEGATIVE: ""}
 
 
 def _load_bundled_model(prompt: PromptDict) -> None:
-    """Puts the bundled model's loader where the checkpoint's was; ours compiles too, so two nodes follow it."""
+    """Replace checkpoint loaders by the bundled model's loader; after one that compiles, add the two compile nodes."""
     for name, node in list(prompt.items()):
         if node["class_type"] == "KSampler":
             node["inputs"]["cfg"] = _BUNDLED_CFG
@@ -219,5 +219,5 @@ def text_of(size: Size) -> str:
 
 def _other_family(workflow: str) -> str:
     if workflow == SDXL:
-        return "the model is no SDXL; give one with --checkpoint FILE, or --model sdxl (random weights, 6.9 GB)"
-    return "the model is an SDXL; give an SD1.5 one with --checkpoint FILE, or none"
+        return "the model is not SDXL; give one with --checkpoint FILE, or use --model sdxl (random weights, 6.9 GB)"
+    return "the model is SDXL; give an SD1.5 checkpoint with --checkpoint FILE, or none"

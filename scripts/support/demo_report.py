@@ -1,4 +1,4 @@
-"""The demo's result for people and for machines: the table, the verdict, the JSON."""
+"""The demo's result: table, verdict and JSON."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from .demo_machine import Machine
 from .demo_plan import Plan, text_of
 from .demo_run import PromptRun, Row
 
-# On the CPU both runs are fp32: what is left is rounding to 8 bits. On CUDA they are fp16, and the error is only told.
-MOST_CPU_ERROR = 1
+# On the CPU both runs are fp32, so only rounding to 8 bits differs. On CUDA they are fp16; the error is only reported.
+MAX_CPU_ERROR = 1
 
 _COLUMNS = ("workflow", "size", "batch", "tokens", "eager s", "first s", "second s")
 _COUNTS = ("compiles", "captures", "replays", "calls", "bypasses", "max error")
-LEGEND = """eager s: the second of two prompts through ComfyUI's own code. first s, second s: the first and the second
-prompt of the row, compiled. compiles, captures, replays: over both. calls: forwards through compiled regions
-without a replay. max error: of 255, against eager with the same seed."""
+LEGEND = """eager s: the second of two eager prompts. first s, second s: the first and the second compiled prompt.
+compiles, captures, replays: sums over both. calls: forwards through compiled regions without a replay.
+max error: largest difference from eager with the same seed, of 255."""
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Whether the demo shows what it claims, in one sentence, and what speaks against it."""
+    """Whether the demo passed, in one sentence, and the problems."""
 
     passed: bool
     sentence: str
@@ -40,7 +40,7 @@ def table(rows: Sequence[Row]) -> str:
 
 
 def judge(rows: Sequence[Row], machine: Machine, steps: int, bypasses: Sequence[str]) -> Verdict:
-    """The verdict over all rows. Without a compiling backend there is nothing to judge but the images."""
+    """Judge all rows. Without a compiling backend, only the images are judged."""
     problems = [*_wrong_images(rows, machine), *_bypassed(rows, bypasses)]
     if machine.backend == "inductor":
         problems += _late_compiles(rows)
@@ -60,7 +60,7 @@ def judge(rows: Sequence[Row], machine: Machine, steps: int, bypasses: Sequence[
 def as_json(
     rows: Sequence[Row], plan: Plan, machine: Machine, verdict: Verdict, checkpoint: str, steps: int
 ) -> dict[str, Any]:
-    """Everything that was measured, as plain data."""
+    """All measurements as plain data."""
     return {
         "machine": asdict(machine),
         "checkpoint": checkpoint,
@@ -95,7 +95,7 @@ def _row_json(row: Row) -> dict[str, Any]:
 
 
 def _after_first(rows: Sequence[Row]) -> list[tuple[Row, PromptRun]]:
-    """Every compiled prompt but the very first."""
+    """Every compiled prompt except the first of all."""
     return [(row, run) for row in rows for run in row.compiled][1:]
 
 
@@ -108,15 +108,15 @@ def _late_compiles(rows: Sequence[Row]) -> list[str]:
 
 
 def _calls_outside(rows: Sequence[Row], steps: int) -> list[str]:
-    """Zero compiles prove nothing where nothing ran compiled: each step and each decoding must have."""
+    """Problems if fewer forwards ran compiled than there are steps and decodes; else 0 compiles would prove nothing."""
     problems = []
     for row in rows:
-        least = len(row.job.sizes) * (steps + 1)
+        expected = len(row.job.sizes) * (steps + 1)
         for run in row.compiled:
             inside = run.counters["graph_calls"] + run.counters["replays"]
-            if inside < least or run.counters["eager_calls"] or run.counters["compile_failures"]:
+            if inside < expected or run.counters["eager_calls"] or run.counters["compile_failures"]:
                 problems.append(
-                    f"{row.job}: {inside} forwards ran compiled (at least {least} expected), "
+                    f"{row.job}: {inside} forwards ran compiled (at least {expected} expected), "
                     f"{run.counters['eager_calls']} ran eagerly, {run.counters['compile_failures']} compiles failed"
                 )
     return problems
@@ -125,16 +125,16 @@ def _calls_outside(rows: Sequence[Row], steps: int) -> list[str]:
 def _wrong_images(rows: Sequence[Row], machine: Machine) -> list[str]:
     problems = [f"{row.job}: no image" for row in rows if not row.compiled_images]
     if machine.device == "cpu":
-        wrong = [row for row in rows if row.max_error is not None and row.max_error > MOST_CPU_ERROR]
+        wrong = [row for row in rows if row.max_error is not None and row.max_error > MAX_CPU_ERROR]
         problems += [f"{row.job}: differs from eager by {row.max_error} of 255" for row in wrong]
     return problems
 
 
 def _bypassed(rows: Sequence[Row], reasons: Sequence[str]) -> list[str]:
-    """The bundled workflows hold nothing that has to run outside the graphs: each bypass is one too many."""
+    """Every bypass is a problem, because the bundled workflows need none."""
     codes = {code for row in rows for run in row.compiled for code in run.counters["bypasses"]}
-    told = [reason for reason in reasons if reason.split(":")[0] in codes]
-    return [f"bypassed: {reason}" for reason in told] or [f"bypassed: {code}" for code in sorted(codes)]
+    matching = [reason for reason in reasons if reason.split(":")[0] in codes]
+    return [f"bypassed: {reason}" for reason in matching] or [f"bypassed: {code}" for code in sorted(codes)]
 
 
 def _passed(rows: Sequence[Row], machine: Machine) -> str:
@@ -142,13 +142,13 @@ def _passed(rows: Sequence[Row], machine: Machine) -> str:
     sizes = {size for row in rows for size in row.job.sizes}
     later = len(_after_first(rows))
     error = max(row.max_error or 0 for row in rows)
-    told = f"the images differ from eager by at most {error} of 255"
+    difference = f"the images differ from eager by at most {error} of 255"
     if machine.device != "cpu":
-        told += " (half precision: told, not judged)"
+        difference += " (half precision: reported, not judged)"
     return (
         f"PASSED: {first['region_compiles']} regions compiled in the first prompt, none in the {later} after it, over "
         f"{len(sizes)} sizes, batches {_listed(row.job.batch for row in rows)} and "
-        f"{_listed(row.job.tokens for row in rows)} tokens; {told}."
+        f"{_listed(row.job.tokens for row in rows)} tokens; {difference}."
     )
 
 

@@ -1,4 +1,4 @@
-"""Runs the demo's jobs on one server, and reads from it what each prompt cost."""
+"""Runs the demo's jobs on one server and reads the time and counters of each prompt."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from .errors import PromptError, ServerError
 Counters = dict[str, Any]
 Say = Callable[[str], None]
 COUNTED = ("region_compiles", "compile_failures", "captures", "replays", "graph_calls", "eager_calls", "stall_seconds")
-# Real checkpoints on a CPU: a prompt may take long, and a hang must still end.
-LONGEST_PROMPT = 3600.0
+# Seconds: long enough for a real checkpoint on a CPU, and a hang still ends.
+PROMPT_TIMEOUT = 3600.0
 
 
 @dataclass(frozen=True, slots=True)
 class PromptRun:
-    """One prompt: its seed, ComfyUI's own execution time, and by how much each counter rose."""
+    """One prompt: its seed, ComfyUI's execution time in seconds, and the increase of each counter."""
 
     seed: int
     seconds: float
@@ -33,7 +33,7 @@ class PromptRun:
 
 @dataclass(slots=True)
 class Row:
-    """One job: its eager and its compiled prompts, and the images of the first of each."""
+    """One job: its eager and compiled prompts, and the images of the first of each."""
 
     job: Job
     eager: list[PromptRun] = field(default_factory=list)
@@ -43,19 +43,19 @@ class Row:
     max_error: int | None = None
 
     def total(self, name: str) -> Any:
-        """A counter's rise over the compiled prompts."""
+        """The increase of a counter over all compiled prompts."""
         return sum(run.counters[name] for run in self.compiled)
 
 
 class DemoRunner:
-    """Runs jobs in two passes, eager and compiled, with the same seeds; the images go to ``output``."""
+    """Runs jobs eager and then compiled with the same seeds; writes the images to ``output``."""
 
     def __init__(self, client: Client, checkpoint: str | None, steps: int, output: Path, say: Say) -> None:
         self._client, self._checkpoint, self._steps = client, checkpoint, steps
         self._output, self._say = output, say
 
     def run(self, jobs: tuple[Job, ...]) -> list[Row]:
-        """Every job twice eager, then every job twice compiled. Raises PromptError or ServerError."""
+        """Run every job twice eager, then every job twice compiled. Raises PromptError or ServerError."""
         rows = [Row(job) for job in jobs]
         for number, row in enumerate(rows, 1):
             runs, row.eager_images = self._pass(row.job, "eager")
@@ -69,20 +69,20 @@ class DemoRunner:
         return rows
 
     def _pass(self, job: Job, label: str) -> tuple[list[PromptRun], list[Path]]:
-        """Two prompts: with the same seed ComfyUI would answer the second from its own cache."""
+        """Run two prompts; their seeds differ, because ComfyUI would answer a repeated prompt from its cache."""
         first, history = self._prompt(job, label, SEED)
         images = self._save(history, f"{job.name}_{label}")
         second, _ = self._prompt(job, label, SEED + 1)
         return [first, second], images
 
     def _prompt(self, job: Job, label: str, seed: int) -> tuple[PromptRun, History]:
-        # The compiled pass leaves the bundled workflow's own backend, `auto`.
+        # The compiled pass keeps the workflow's own backend, `auto`.
         backend = "eager" if label == "eager" else None
         prompt = prompt_for(job, self._checkpoint, backend, seed, self._steps)
         before = self._counters()
         with _progress(self._client, self._say):
             try:
-                history = self._client.run(prompt, timeout=LONGEST_PROMPT)
+                history = self._client.run(prompt, timeout=PROMPT_TIMEOUT)
             except PromptError as error:
                 raise PromptError(f"{job} ({label}): {error}") from None
         return PromptRun(seed, execution_seconds(history), _rise(before, self._counters())), history
@@ -92,7 +92,7 @@ class DemoRunner:
         return counters
 
     def _save(self, history: History, name: str) -> list[Path]:
-        """Writes what SaveImage made (not previews) and returns the files, in the order of the nodes."""
+        """Write the images of SaveImage (not previews) and return the files, ordered by node."""
         shown = [image for image in self._client.outputs(history, "images") if image["type"] == "output"]
         paths = [self._output / f"{name}_{number}.png" for number in range(1, len(shown) + 1)]
         for path, image in zip(paths, shown, strict=True):
@@ -101,7 +101,7 @@ class DemoRunner:
 
 
 def bypass_reasons(client: Client) -> list[str]:
-    """Each distinct bypass of the server's life, as a sentence."""
+    """Every distinct bypass since the server started, as a sentence."""
     events = client.get("/resolute/events")["events"]
     return [event["text"] for event in events if event["kind"] == "bypass"]
 
@@ -120,28 +120,28 @@ def _times(runs: list[PromptRun]) -> str:
 
 @contextlib.contextmanager
 def _progress(client: Client, say: Say, every: float = 5.0) -> Iterator[None]:
-    """Says now and then how many regions were compiled, as long as the prompt inside runs."""
-    over = threading.Event()
+    """While the block runs, report the number of compiled regions every few seconds."""
+    finished = threading.Event()
 
     def watch() -> None:
-        said = _compiled(client)
-        while not over.wait(every):
+        last = _compiled(client)
+        while not finished.wait(every):
             now = _compiled(client)
-            if now > said:
+            if now > last:
                 say(f"      ... {now} regions compiled")
-                said = now
+                last = now
 
     thread = threading.Thread(target=watch, daemon=True)
     thread.start()
     try:
         yield
     finally:
-        over.set()
+        finished.set()
         thread.join()
 
 
 def _compiled(client: Client) -> int:
-    # Events, not /resolute/cache: that one may have to wait for the forward that compiles.
+    # Use the events: /resolute/cache may have to wait for the forward that compiles.
     try:
         events = client.get("/resolute/events")["events"]
     except (ServerError, urllib.error.HTTPError):

@@ -1,7 +1,7 @@
-"""The virtual environments: of tests and demo, one with the oldest supported torch, and one with OneFlow.
+"""The virtual environments: for tests and demo, for the oldest supported torch, and for OneFlow.
 
 They live outside the checkout, named by Python version and a hash of the requirement files,
-so that a second checkout does not install 6 GB again; ``.venv`` links to the first.
+so that a second checkout does not install 6 GB again. ``.venv`` links to the first one.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ Say = Callable[[str], None]
 
 
 def ensure(root: Path, comfyui: Path, say: Say = print) -> Path:
-    """The Python of an environment with everything installed; makes it when needed.
+    """The Python of an environment with everything installed, made if needed.
 
-    ``RESOLUTE_PYTHON`` names a ready interpreter instead (a machine without network);
+    ``RESOLUTE_PYTHON`` names a ready interpreter instead, for machines without a network;
     nothing is installed then. Raises SetupError with the remedy.
     """
     given = os.environ.get("RESOLUTE_PYTHON")
@@ -53,12 +53,12 @@ def ensure(root: Path, comfyui: Path, say: Say = print) -> Path:
 def ensure_oldest_torch(root: Path, say: Say = print) -> Path:
     """The Python of an environment with the oldest supported torch, without ComfyUI.
 
-    ``RESOLUTE_PYTHON`` replaces it only if its torch is that one. Raises SetupError.
+    ``RESOLUTE_PYTHON`` is used instead if it has that torch. Raises SetupError otherwise.
     """
     given = os.environ.get("RESOLUTE_PYTHON")
     if given:
         python = _accept_given(Path(given).expanduser())
-        _demand_torch(python, oldest_torch(root))
+        _require_torch(python, oldest_torch(root))
         return python
     check_python(sys.version_info[:2])
     files = [root / name for name in OLDEST_TORCH_REQUIREMENTS]
@@ -69,17 +69,17 @@ def ensure_oldest_torch(root: Path, say: Say = print) -> Path:
 def ensure_oneflow(root: Path, comfyui: Path, say: Say = print) -> Path:
     """The Python 3.10 of an environment with ComfyUI's requirements, OneFlow and onediff (about 11 GB).
 
-    ``RESOLUTE_PYTHON`` replaces it if OneFlow is installed there. Raises SetupError with the remedy.
+    ``RESOLUTE_PYTHON`` is used instead if it has OneFlow. Raises SetupError with the remedy.
     """
     given = os.environ.get("RESOLUTE_PYTHON")
     if given:
         python = _accept_given(Path(given).expanduser())
-        _demand_oneflow(python)
+        _require_oneflow(python)
         return python
     base = find_oneflow_python()
     if base is None:
         raise SetupError(
-            "OneFlow's newest public version has builds for Python 3.10 and older, and no Python 3.10 was found. "
+            "OneFlow's newest public version has builds only up to Python 3.10, and no Python 3.10 was found. "
             "Install one (`pyenv install 3.10`, or your system's python3.10), then run this again."
         )
     files = [root / name for name in ONEFLOW_REQUIREMENTS] + [comfyui / "requirements.txt"]
@@ -88,24 +88,24 @@ def ensure_oneflow(root: Path, comfyui: Path, say: Say = print) -> Path:
 
 
 def find_oneflow_python() -> Path | None:
-    """A Python 3.10 that can make virtual environments: this one, one on PATH, or one of pyenv's; None without one."""
+    """A Python 3.10 that can make virtual environments (this one, one on PATH or one of pyenv), or None."""
     named = [sys.executable, shutil.which("python3.10")]
     pyenv = Path(os.environ.get("PYENV_ROOT") or Path.home() / ".pyenv") / "versions"
     known = [Path(path) for path in named if path] + sorted(pyenv.glob("3.10.*/bin/python3.10"), reverse=True)
-    question = f"import sys, venv, ensurepip; sys.exit(sys.version_info[:2] != {ONEFLOW_PYTHON})"
-    return next((python for python in known if _succeeds(python, question)), None)
+    check = f"import sys, venv, ensurepip; sys.exit(sys.version_info[:2] != {ONEFLOW_PYTHON})"
+    return next((python for python in known if _succeeds(python, check)), None)
 
 
 def oldest_torch(root: Path) -> str:
-    """The version that the requirement file pins, such as "2.8.0"."""
+    """The torch version that the requirement file pins, such as "2.8.0"."""
     pin = re.search(r"^torch==(\S+)$", (root / OLDEST_TORCH_PIN).read_text("utf-8"), re.MULTILINE)
     if pin is None:
-        raise SetupError(f"{OLDEST_TORCH_PIN} pins no torch. Restore it with `git checkout`.")
+        raise SetupError(f"{OLDEST_TORCH_PIN} does not pin torch. Restore it with `git checkout`.")
     return pin[1]
 
 
 def check_python(version: tuple[int, int]) -> None:
-    """Raises SetupError for a Python that the pinned torch has no builds for."""
+    """Raise SetupError for a Python version without builds of the pinned torch."""
     if not OLDEST_PYTHON <= version <= NEWEST_PYTHON:
         raise SetupError(
             f"Python {version[0]}.{version[1]} cannot run this: it needs Python 3.10 to 3.13. "
@@ -114,7 +114,7 @@ def check_python(version: tuple[int, int]) -> None:
 
 
 def environment_key(version: tuple[int, int], files: Sequence[Path]) -> str:
-    """``<X.Y>-<hash>`` of the requirement files, whatever their line endings."""
+    """``<X.Y>-<hash>``: Python version and hash of the requirement files; line endings do not count."""
     digest = hashlib.sha256()
     for file in files:
         if not file.is_file():
@@ -129,14 +129,14 @@ def python_of(folder: Path) -> Path:
 
 
 def is_ready(folder: Path, key: str) -> bool:
-    """Whether ``folder`` was finished for ``key`` and its base Python still exists."""
+    """Whether the environment in ``folder`` is complete for ``key`` and its base Python still exists."""
     if _stamp_of(folder) != f"ready {key}":
         return False
     return _succeeds(python_of(folder), "")
 
 
 def has_cuda(python: Path) -> bool:
-    """Whether torch in that environment sees an NVIDIA GPU (asks a short process)."""
+    """Whether torch in that environment finds an NVIDIA GPU; runs a short process."""
     return _succeeds(python, "import torch, sys; sys.exit(0 if torch.cuda.is_available() else 3)")
 
 
@@ -156,32 +156,32 @@ def _accept_given(python: Path) -> Path:
     if done.returncode != 0:
         raise SetupError(
             f"RESOLUTE_PYTHON names {python}, where torch cannot be imported. Install "
-            "ComfyUI's requirements there, or unset it to have an environment made."
+            "ComfyUI's requirements there, or unset it to get a new environment."
         )
     return python
 
 
-def _demand_torch(python: Path, version: str) -> None:
-    question = "import torch; print(torch.__version__.split('+')[0])"
-    done = subprocess.run([str(python), "-c", question], capture_output=True, text=True, check=False)
+def _require_torch(python: Path, version: str) -> None:
+    code = "import torch; print(torch.__version__.split('+')[0])"
+    done = subprocess.run([str(python), "-c", code], capture_output=True, text=True, check=False)
     found = done.stdout.strip()
     if found != version:
         raise SetupError(
             f"RESOLUTE_PYTHON names {python}, which has torch {found}, and this needs torch {version}. "
-            "Name one that has it, or unset it to have an environment made."
+            "Name one that has it, or unset it to get a new environment."
         )
 
 
-def _demand_oneflow(python: Path) -> None:
+def _require_oneflow(python: Path) -> None:
     if not _succeeds(python, "import sys; from importlib.metadata import version; version('oneflow')"):
         raise SetupError(
             f"RESOLUTE_PYTHON names {python}, where OneFlow is not installed. Install requirements-oneflow.txt there, "
-            "or unset it to have an environment made."
+            "or unset it to get a new environment."
         )
 
 
 def _built(folder: Path, key: str, files: Sequence[Path], say: Say, base: Path = Path(sys.executable)) -> Path:
-    """The interpreter of the environment in ``folder``, built first from the Python `base` unless it is ready."""
+    """The interpreter of the environment in ``folder``; builds it with the Python `base` if it is not ready."""
     if not is_ready(folder, key):
         with locked(folder.with_name(folder.name + ".lock"), "the virtual environment"):
             if not is_ready(folder, key):
@@ -190,9 +190,9 @@ def _built(folder: Path, key: str, files: Sequence[Path], say: Say, base: Path =
 
 
 def _link(link: Path, folder: Path) -> bool:
-    """Points ``.venv`` to the environment; False where the file system has no links.
+    """Link ``.venv`` to the environment. Returns False if the file system does not support links.
 
-    A real ``.venv`` that is not ours is left alone: the environment works without it.
+    A real ``.venv`` that this project did not make is left alone; the environment works without the link.
     """
     if link.exists() and not link.is_symlink():
         return _stamp_of(link) is None and os.name != "nt"
@@ -217,11 +217,11 @@ def _stamp_of(folder: Path) -> str | None:
 
 
 def _build(folder: Path, key: str, files: Sequence[Path], say: Say, base: Path) -> None:
-    """Builds in place (an environment cannot be renamed); the stamp becomes "ready" last."""
+    """Build in place, because an environment cannot be renamed; the stamp becomes "ready" last."""
     if folder.exists():
         if _stamp_of(folder) is None and any(folder.iterdir()):
-            raise SetupError(f"{folder} exists but was not made by this project. Move it away.")
-        say("Environment: an unfinished or outdated one is removed.")
+            raise SetupError(f"{folder} exists but this project did not make it. Move it away.")
+        say("Environment: removing an incomplete or outdated one.")
         shutil.rmtree(folder)
     folder.mkdir(parents=True)
     (folder / STAMP).write_text(f"building {key}\n", "utf-8")
@@ -271,7 +271,7 @@ def _install(python: Path, files: Sequence[Path], say: Say) -> None:
 
 
 def _report(line: str, say: Say) -> None:
-    """Passes on only what takes time: downloads of 10 MB and more, and the last step."""
+    """Report only slow steps: downloads of 10 MB and more, and the installation."""
     download = re.match(r"(?:Downloading|Using cached) (\S+) \((\d+(?:\.\d+)?) MB\)", line)
     if download and float(download[2]) >= 10:
         name = "-".join(download[1].rsplit("/", 1)[-1].split("-")[:2])

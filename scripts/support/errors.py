@@ -7,15 +7,15 @@ from collections.abc import Callable
 
 
 class SetupError(RuntimeError):
-    """Set-up cannot go on; the message names what failed and the remedy."""
+    """Setup failed; the message names the cause and the remedy."""
 
 
 class ServerError(RuntimeError):
-    """ComfyUI did not start, or ended; the message holds the end of its log."""
+    """ComfyUI did not start, ended or does not answer; the message has the end of its log if there is one."""
 
 
 class PromptError(RuntimeError):
-    """ComfyUI refused a prompt, or a node failed; the message says which and why."""
+    """ComfyUI refused a prompt or a node failed; the message names the node and the reason."""
 
 
 def as_command(main: Callable[[], int]) -> int:

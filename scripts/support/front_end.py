@@ -1,7 +1,6 @@
-"""ComfyUI's front end in a headless Chromium, for tests and for pictures of workflows.
+"""ComfyUI's front end in a headless Chromium, for tests and for workflow images.
 
-Needs the Python package playwright and a Chromium on PATH; playwright's own browsers
-are not used.
+Needs the Python package playwright and a Chromium on PATH; does not use playwright's own browsers.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ FLAGS = (
     "--disable-sync",
 )
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
-# The front end shows what is wrong with a graph a moment after it has loaded it.
+# The front end reports problems of a graph a moment after loading it.
 SETTLE_MS = 1500
 READY = "() => Boolean(window.app?.extensionManager && window.app.canvas && window.app.graph)"
 OPENED = """([name, count]) => Boolean(
@@ -40,14 +39,14 @@ DROP = """async ([text, name]) => {
     target.dispatchEvent(new DragEvent('drop', {
         dataTransfer: data, bubbles: true, cancelable: true}));
 }"""
-# Texts of every dialog and of the notice that reports missing nodes or models.
+# Texts of all dialogs and of the overlay that reports missing nodes or models.
 COMPLAINTS = """() => {
     const shown = '[role=dialog], [role=alertdialog], [data-testid=error-overlay]';
     return [...document.querySelectorAll(shown)].map(e => e.innerText.trim());
 }"""
 UNKNOWN_TYPES = """() => app.graph.nodes.map(n => n.type)
     .filter(type => !(type in LiteGraph.registered_node_types))"""
-# Frames everything that is drawn: groups, and nodes with their titles. Answers its size.
+# Scrolls and zooms so that all groups and nodes with their titles are visible. Returns the size in pixels.
 FRAME = """([scale, margin]) => {
     const boxes = app.graph.groups.map(g => [...g.pos, ...g.size]);
     for (const n of app.graph.nodes)
@@ -68,7 +67,7 @@ FOR_PICTURES = {
 
 
 def missing_requirement() -> str | None:
-    """What is needed and not there, as a sentence; None when a browser can be started."""
+    """A sentence that names the missing requirement; None if a browser can be started."""
     if importlib.util.find_spec("playwright") is None:
         return "The package playwright is not installed: pip install playwright."
     if executable() is None:
@@ -82,22 +81,22 @@ def executable() -> str | None:
 
 
 class FrontEnd:
-    """One tab of the front end of the server at ``url``."""
+    """A browser tab with the front end of the server at ``url``."""
 
     def __init__(self, page: Any, url: str) -> None:
         self.page, self.url = page, url
 
     def open_template(self, name: str, source: str, nodes: int) -> None:
-        """Opens a template of the pack ``source`` as the template browser does.
+        """Open a template of the pack ``source``, as the template browser does.
 
-        Returns when its ``nodes`` nodes are in the graph and complaints would show.
+        Returns when the graph has ``nodes`` nodes and complaints would be visible.
         """
         query = urllib.parse.urlencode({"template": name, "source": source})
         self.page.goto(f"{self.url}/?{query}")
         self._wait_until_opened(name, nodes)
 
     def drop(self, path: Path, nodes: int) -> None:
-        """Drops a workflow file on the canvas of an empty front end."""
+        """Drop a workflow file on the canvas of an empty front end."""
         self.page.goto(self.url)
         self.page.wait_for_function(READY)
         self.page.wait_for_timeout(SETTLE_MS)
@@ -106,7 +105,7 @@ class FrontEnd:
         self._wait_until_opened(path.stem, nodes)
 
     def load(self, workflow: Mapping[str, Any], name: str) -> None:
-        """Loads a workflow that is no file."""
+        """Load a workflow from memory."""
         script = "([graph, name]) => app.loadGraphData(graph, true, true, name)"
         self.page.evaluate(script, [workflow, name])
         self.page.wait_for_timeout(SETTLE_MS)
@@ -118,7 +117,7 @@ class FrontEnd:
         return prompt
 
     def complaints(self) -> list[str]:
-        """Texts of open dialogs and of the error notice."""
+        """Texts of open dialogs and of the error overlay."""
         return list(self.page.evaluate(COMPLAINTS))
 
     def unknown_types(self) -> list[str]:
@@ -136,7 +135,7 @@ class FrontEnd:
         toggle = "() => app.extensionManager.command.execute('Workspace.ToggleFocusMode')"
         self.page.evaluate(toggle)
         width, height = (round(side) for side in self.page.evaluate(FRAME, [scale, margin]))
-        # Larger than the picture: controls float at the right and the bottom edge.
+        # Larger than the image, because controls float at the right and bottom edges.
         self.page.set_viewport_size({"width": width + 420, "height": height + 120})
         self.page.wait_for_timeout(SETTLE_MS)
         self.page.evaluate(FRAME, [scale, margin])
@@ -153,10 +152,10 @@ class FrontEnd:
 
 @contextlib.contextmanager
 def front_end(url: str, pixel_ratio: float = 1.0) -> Iterator[FrontEnd]:
-    """A fresh browser profile with one tab; closed at the end."""
-    # By name, so that type checks pass with and without the package.
+    """Open a fresh browser profile with one tab; close it at the end."""
+    # Import by name, so that type checks pass without the package.
     sync_playwright = importlib.import_module("playwright.sync_api").sync_playwright
-    # Chromium may still write into its profile while it is being removed.
+    # Chromium may still write to its profile while the folder is being removed.
     with (
         tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile,
         sync_playwright() as playwright,

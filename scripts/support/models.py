@@ -1,8 +1,8 @@
-"""Checkpoints with random weights that ComfyUI's ordinary loaders accept.
+"""Makes checkpoints with random weights that ComfyUI's ordinary loaders accept.
 
 ``python -m scripts.support.models KIND OUT`` writes one, in an environment with torch
-and with the ComfyUI checkout named by ``--comfyui``. ``ensure`` runs that once per
-machine and keeps the file in the models cache.
+and with the ComfyUI checkout named by ``--comfyui``. ``ensure`` does so once per
+machine and stores the file in the models cache.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from pathlib import Path
 from .errors import SetupError
 from .places import ROOT, locked, models_root
 
-# Part of the cache folder's name: raise it when what is written changes.
+# Part of the cache folder's name: increase it when the contents of the files change.
 FORMAT = 1
 
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A model that can be made: its folder in ComfyUI's models, size, and what it is."""
+    """A kind of model: its folder in ComfyUI's ``models``, its file size, and a description."""
 
     folder: str
     megabytes: int
@@ -42,17 +42,17 @@ KINDS = {
 
 
 def folder() -> Path:
-    """The models folder to give to ``ComfyServer(models=...)``; its layout is ComfyUI's."""
+    """The folder for ``ComfyServer(models=...)``, in the layout of ComfyUI's ``models``."""
     return models_root() / f"v{FORMAT}"
 
 
 def file_name(kind: str) -> str:
-    """The name that a loader node shows, for example ``resolute-sd15-mini.safetensors``."""
+    """The file name, for example ``resolute-sd15-mini.safetensors``."""
     return f"resolute-{kind}.safetensors"
 
 
 def ensure(kind: str, python: Path, comfyui: Path, say: Callable[[str], None] = print) -> Path:
-    """The file of ``kind`` in the cache, made by ``python`` when it is not there yet."""
+    """The file of ``kind`` in the cache; ``python`` makes it if needed. Raises SetupError."""
     if kind not in KINDS:
         raise SetupError(f"There is no model kind {kind!r}; choose one of {', '.join(KINDS)}.")
     path = folder() / KINDS[kind].folder / file_name(kind)
@@ -77,7 +77,7 @@ def _make(kind: str, path: Path, python: Path, comfyui: Path) -> None:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """The command line; writes beside OUT and renames, so OUT is never half a file."""
+    """The command line. Writes next to OUT and renames, so that OUT is never incomplete."""
     parser = argparse.ArgumentParser(prog="python -m scripts.support.models", description=__doc__)
     parser.add_argument("kind", choices=list(KINDS), metavar="KIND", help=", ".join(KINDS))
     parser.add_argument("out", type=Path, metavar="OUT")

@@ -1,4 +1,4 @@
-"""Modules of the pack, imported without ComfyUI and, where they do not need it themselves, without torch."""
+"""Imports the pack's modules without ComfyUI, and without torch if the module does not need it."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Any
 from .places import ROOT
 
 _NAME = "resolute_without_comfyui"
-# Packages whose own code is left out: it wants ComfyUI.
+# Packages whose __init__ is not run, because it needs ComfyUI.
 _EMPTY = ("", "compile_cache", "nodes", "nodes.adapters", "nodes.adapters.deepcache", "nodes.adapters.warm_up")
 
 
 def module(name: str) -> Any:
-    """`module("nodes.adapters.scan.workflow")`. Modules are shared until `forget`."""
+    """Import a module, for example `module("nodes.adapters.scan.workflow")`. Calls share modules until `forget`."""
     if _NAME not in sys.modules:
         for empty in _EMPTY:
             package = ModuleType(".".join(filter(None, (_NAME, empty))))
@@ -25,5 +25,6 @@ def module(name: str) -> Any:
 
 
 def forget() -> None:
+    """Drop all modules that `module` imported."""
     for name in [name for name in sys.modules if name.partition(".")[0] == _NAME]:
         del sys.modules[name]

@@ -1,7 +1,6 @@
-"""Folders outside the checkout, and a lock for work that two processes may start.
+"""Folders outside the checkout, and a lock against two processes doing the same work.
 
-Environments and models are gigabytes; they live once per user and are shared by
-every checkout.
+Environments and models take gigabytes, so all checkouts of a user share them.
 """
 
 from __future__ import annotations
@@ -19,41 +18,41 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def cache_root() -> Path:
-    """``~/.cache/resolute``, or what ``RESOLUTE_CACHE_HOME`` says."""
+    """``~/.cache/resolute``, or the folder in ``RESOLUTE_CACHE_HOME``."""
     override = os.environ.get("RESOLUTE_CACHE_HOME")
     return Path(override).expanduser() if override else Path.home() / ".cache" / "resolute"
 
 
 def environments_root() -> Path:
-    """Where virtual environments live; ``RESOLUTE_ENVIRONMENTS`` overrides it."""
+    """Folder of the virtual environments; ``RESOLUTE_ENVIRONMENTS`` overrides it."""
     override = os.environ.get("RESOLUTE_ENVIRONMENTS")
     return Path(override).expanduser() if override else cache_root() / "environments"
 
 
 def models_root() -> Path:
-    """Where generated models live, in the folder layout of ComfyUI's ``models``."""
+    """Folder of generated models, in the layout of ComfyUI's ``models``."""
     return cache_root() / "models"
 
 
 def inductor_cache() -> Path:
-    """Inductor's disk cache, shared by the tests so that few of them compile cold."""
+    """Inductor's disk cache, shared by all tests so that few of them compile cold."""
     return cache_root() / "inductor"
 
 
 @contextlib.contextmanager
 def locked(path: Path, what: str, timeout: float = 3600.0) -> Iterator[None]:
-    """Holds an exclusive lock on ``path``; the system releases it if the process dies.
+    """Hold an exclusive lock on ``path``; the system releases it if the process dies.
 
-    ``what`` is named while waiting for another process, and when ``timeout`` passes.
+    what: names the work in messages. Raises SetupError after ``timeout`` seconds.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with open(path, "a+b") as handle:
         deadline = time.monotonic() + timeout
-        said = False
+        announced = False
         while not _try_lock(handle.fileno()):
-            if not said:
+            if not announced:
                 print(f"Waiting: another process is busy with {what}.", flush=True)
-                said = True
+                announced = True
             if time.monotonic() > deadline:
                 raise SetupError(
                     f"Another process has held {path} for {timeout:.0f} s while busy with {what}. "

@@ -1,8 +1,8 @@
 """Writes random weights as fp16 safetensors, tensor by tensor.
 
 Matrices get variance-preserving noise (std = fan_in ** -0.5), norms 1, biases 0:
-other noise overflows fp16 within a few layers. Writing by hand keeps one tensor in
-memory at a time, where the library would hold all 7 GB of SDXL twice.
+other noise overflows fp16 within a few layers. This writer holds one tensor in memory
+at a time; the safetensors library would hold all 7 GB of SDXL twice.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ BYTES = 2
 
 
 def write(path: Path, shapes: Mapping[str, tuple[int, ...]], seed: int) -> None:
-    """Writes ``path``; the same seed gives the same file on the same kind of device."""
+    """Write ``path``; the same seed gives the same file on the same kind of device."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     generator = torch.Generator(device).manual_seed(seed)
     with open(path, "wb") as file:
@@ -45,7 +45,7 @@ def _tensor(name: str, shape: tuple[int, ...], generator: torch.Generator) -> to
     if len(shape) < 2:
         constant = 0.0 if name.endswith("bias") else 1.0
         return torch.full(shape, constant, dtype=torch.float16, device=device)
-    # Uniform noise of the same deviation: twice as fast as normal on a CPU.
+    # Uniform noise with the same deviation is twice as fast as normal noise on a CPU.
     bound = math.sqrt(3.0) * _deviation(name, shape)
     noise = torch.empty(shape, dtype=torch.float32, device=device)
     return noise.uniform_(-bound, bound, generator=generator).to(torch.float16)
@@ -54,5 +54,5 @@ def _tensor(name: str, shape: tuple[int, ...], generator: torch.Generator) -> to
 def _deviation(name: str, shape: tuple[int, ...]) -> float:
     fan_in = math.prod(shape[1:])
     if "position" in name or "token_embedding" in name:
-        return 0.5  # rows are looked up, not multiplied: two of them add up to about 1
+        return 0.5  # embedding rows are looked up, not multiplied; the sum of two has a deviation of about 1
     return 1 / math.sqrt(fan_in)

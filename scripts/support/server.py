@@ -1,4 +1,4 @@
-"""A headless ComfyUI of our own: fresh folders, a free port, a log, a clean end."""
+"""Runs a headless ComfyUI with fresh folders, a free port and a log file."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from types import TracebackType
 from .client import Client
 from .errors import ServerError
 
-# On the CPU, PyTorch's attention is the one that compiled and eager runs have in common.
+# On the CPU, compiled and eager runs are comparable only with PyTorch's attention.
 CPU_ARGUMENTS = (
     "--cpu",
     "--use-pytorch-cross-attention",
@@ -27,18 +27,18 @@ NOT_COPIED = shutil.ignore_patterns(".*", "__pycache__", "output", "models")
 
 
 class ComfyServer:
-    """Starts ComfyUI in a subprocess; as a context manager it also ends it.
+    """Starts ComfyUI in a subprocess; as a context manager, also stops it.
 
     python, comfyui: interpreter and checkout to run.
-    folder: base directory, made if needed; holds custom_nodes, input, output, user
+    folder: base directory, made if needed; contains custom_nodes, input, output, user
         and ``server.log``.
-    packs: name in custom_nodes -> folder of the pack, linked (copied where the file
-        system has no links).
+    packs: name in custom_nodes -> folder of the pack, linked (copied if the file
+        system does not support links).
     models: a folder in the layout of ComfyUI's ``models``, added to the search paths.
-    checkpoints: name -> file, offered beside those in ``models``.
-    cpu: whether to run on the CPU. On CUDA only folders, address and an in-memory
-        database are passed, so that ComfyUI's default command line is what runs.
-    arguments, environment: extra ones; an environment value of None removes the name.
+    checkpoints: name -> file, in addition to those in ``models``.
+    cpu: run on the CPU. On CUDA, ComfyUI gets only folders, address and an in-memory
+        database, so that its default command line is measured.
+    arguments, environment: additional ones; an environment value of None removes the variable.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class ComfyServer:
 
     @property
     def url(self) -> str:
-        """``http://127.0.0.1:<port>``; the port is chosen at ``start``."""
+        """``http://127.0.0.1:<port>``; ``start`` chooses the port."""
         return f"http://127.0.0.1:{self.port}"
 
     @property
@@ -77,12 +77,12 @@ class ComfyServer:
 
     @property
     def input_folder(self) -> Path:
-        """Where LoadImage finds files."""
+        """The folder that LoadImage reads."""
         return self.folder / "input"
 
     @property
     def output_folder(self) -> Path:
-        """Where SaveImage writes."""
+        """The folder that SaveImage writes to."""
         return self.folder / "output"
 
     def __enter__(self) -> ComfyServer:
@@ -98,7 +98,7 @@ class ComfyServer:
         self.stop()
 
     def start(self) -> None:
-        """Starts the server and waits until it answers; ServerError with the log if not."""
+        """Start the server and wait until it answers. Raises ServerError with the end of the log."""
         self._prepare_folder()
         self.port = _free_port()
         with open(self.log_path, "ab") as log:
@@ -117,7 +117,7 @@ class ComfyServer:
             raise
 
     def stop(self) -> None:
-        """Ends the process that ``start`` started, and nothing else."""
+        """Stop the process that ``start`` started."""
         process, self.process = self.process, None
         if process is None or process.poll() is not None:
             return
@@ -132,7 +132,7 @@ class ComfyServer:
         """The command line that ``start`` runs."""
         command = [str(self.python), "main.py", "--listen", "127.0.0.1", "--port", str(self.port)]
         command += ["--base-directory", str(self.folder)]
-        # The default database lies in the checkout and two servers would fight over it.
+        # The default database is in the checkout, and two servers would conflict over it.
         command += ["--database-url", "sqlite:///:memory:"]
         if self.models is not None:
             command += ["--extra-model-paths-config", str(self.folder / "models.yaml")]
@@ -165,7 +165,7 @@ class ComfyServer:
 
     def _environment(self) -> dict[str, str]:
         merged: dict[str, str | None] = {**os.environ, "PYTHONUNBUFFERED": "1"}
-        # What the caller's Python was told about its own paths is not for this one.
+        # The caller's Python paths are wrong for this interpreter.
         merged.update({"PYTHONPATH": None, "PYTHONHOME": None})
         merged.update(self.environment)
         return {name: value for name, value in merged.items() if value is not None}
@@ -190,7 +190,7 @@ class ComfyServer:
 
 
 def link(source: Path, target: Path) -> None:
-    """Makes ``target`` show ``source``: a symlink, else a hard link or a copy."""
+    """Make ``target`` a symlink to ``source``, or a hard link or copy if symlinks are not available."""
     if target.is_symlink():
         target.unlink()
     if target.exists():

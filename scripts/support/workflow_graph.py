@@ -1,4 +1,4 @@
-"""One graph, two forms: what the front end opens (UI form) and what the server runs (API form)."""
+"""Builds a workflow in two forms: the UI form for the front end and the API form for the server."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NAMESPACE = uuid.UUID("6d2ab0c5-7e0c-5d39-9a1e-3a1d1c8f5b10")
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """A socket that another node's input may be linked to."""
+    """An output socket that another node's input can link to."""
 
     node: int
     slot: int
@@ -58,7 +58,7 @@ class Node:
 
 @dataclass(slots=True)
 class Group:
-    """A titled frame; its nodes stand in one line, downward or to the right."""
+    """A titled frame; its nodes are in one line, downward or to the right."""
 
     title: str
     position: tuple[int, int]
@@ -67,7 +67,7 @@ class Group:
     nodes: list[Node] = field(default_factory=list)
 
     def next_position(self) -> tuple[int, int]:
-        """Where the next node's body begins."""
+        """Position of the next node's body."""
         x, y = self.position[0] + GAP, self.position[1] + GROUP_TITLE + TITLE
         for node in self.nodes:
             if self.rightward:
@@ -93,7 +93,7 @@ class Graph:
         self.groups: list[Group] = []
 
     def group(self, title: str, at: tuple[int, int], color: str, rightward: bool = False) -> Group:
-        """A frame whose top left corner is ``at``; hand it to ``add``."""
+        """Add a frame with its top left corner at ``at``; pass it to ``add``."""
         group = Group(title, at, color, rightward)
         self.groups.append(group)
         return group
@@ -107,7 +107,7 @@ class Graph:
         wide: int = 300,
         **inputs: WidgetValue | Output,
     ) -> Node:
-        """Adds a node; inputs are widget values or outputs of other nodes.
+        """Add a node; inputs are widget values or outputs of other nodes.
 
         Raises KeyError for an input that the type does not have, and TypeError for an
         output of another type.
@@ -139,18 +139,18 @@ class Graph:
         return node
 
     def note(self, text: str, at: tuple[int, int], width: int, height: int) -> None:
-        """Adds a note in Markdown; it belongs to no group."""
+        """Add a Markdown note outside all groups."""
         node_type = NODE_TYPES[NOTE]
         node = Node(len(self.nodes) + 1, node_type, "What to look at", {"text": text}, {}, width)
         node.position, node.text_height = (at[0], at[1] + TITLE), height
         self.nodes.append(node)
 
     def api(self) -> dict[str, dict[str, Any]]:
-        """The prompt that ``POST /prompt`` takes, as the front end exports it."""
+        """The prompt for ``POST /prompt``, as the front end exports it."""
         return {str(node.id): _api(node) for node in self.nodes if not node.type.is_front_end_only}
 
     def ui(self) -> dict[str, Any]:
-        """The graph in the front end's own form (LiteGraph, schema version 0.4)."""
+        """The graph in the front end's form (LiteGraph, schema version 0.4)."""
         links = self._links()
         return {
             "id": str(uuid.uuid5(NAMESPACE, self.name)),
@@ -178,7 +178,7 @@ class Graph:
 
 
 def _socket_names(node: Node) -> list[str]:
-    """Inputs first, then the widgets: each of them has a socket too, except texts in the browser."""
+    """Inputs first, then widgets, which have sockets too, except on nodes and widgets of the front end only."""
     widgets = [w.name for w in node.type.widgets if w.name not in FRONT_END_ONLY]
     return [
         *(name for name, _ in node.type.inputs),

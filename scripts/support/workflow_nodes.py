@@ -1,7 +1,7 @@
-"""The node types that bundled workflows use: sockets, widgets and titles.
+"""The node types of the bundled workflows: sockets, widgets and titles.
 
-Stock types as in ComfyUI 0.33.0, Resolute's as in ``nodes/``; a browser test compares
-both with what a running server says. Only what 0.8.0 has too.
+Stock types are as in ComfyUI 0.33.0, Resolute's as in ``nodes/``; a browser test compares
+both with a running server. Uses only nodes that ComfyUI 0.8.0 has too.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 Slot = tuple[str, str]  # name, type
 WidgetValue = str | int | float | bool
 
-# What the front end adds to a seed widget; it is saved in UI form and never queued.
+# The front end adds these widgets; they are saved in UI form and never queued.
 AFTER_GENERATE = "control_after_generate"
 UPLOAD = "upload"
 FRONT_END_ONLY = frozenset({AFTER_GENERATE, UPLOAD})
@@ -20,7 +20,7 @@ NOTE = "MarkdownNote"
 
 @dataclass(frozen=True, slots=True)
 class Widget:
-    """A value that is edited on the node; type and default as the server declares them."""
+    """A value that the user edits on the node, with the server's type and default."""
 
     name: str
     type: str
@@ -29,7 +29,7 @@ class Widget:
 
 @dataclass(frozen=True, slots=True)
 class NodeType:
-    """Sockets and widgets in the order in which the front end shows them."""
+    """A node type; sockets and widgets are in the front end's order."""
 
     id: str
     title: str
@@ -44,7 +44,7 @@ class NodeType:
 
     @property
     def is_front_end_only(self) -> bool:
-        """Whether the type exists in the browser only, so that no prompt holds it."""
+        """Whether the type exists only in the browser and never in a prompt."""
         return self.id == NOTE
 
     def widget(self, name: str) -> Widget | None:

@@ -1,4 +1,4 @@
-"""The Markdown note in each bundled workflow."""
+"""The Markdown note of each bundled workflow."""
 
 from __future__ import annotations
 

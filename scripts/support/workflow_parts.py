@@ -1,4 +1,4 @@
-"""Pieces that several bundled workflows have in common: loader, prompts, size, sampler, result."""
+"""Parts that several bundled workflows share: loader, prompts, size, sampler, result."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from .workflow_graph import Graph, Group, Node, Output
 
 POSITIVE = "a lighthouse on a cliff at dusk, waves, warm light in the windows, detailed painting"
 NEGATIVE = "blurry, low quality, text, watermark"
-# Frames around our nodes, and around ComfyUI's own.
+# Colours of frames around Resolute's nodes and around ComfyUI's.
 OURS, STOCK = "#2f7f86", "#3f789e"
-# Pixels from one column to the next.
+# Distance between columns in pixels.
 COLUMN = 380
 Prompts = tuple[Output, Output]  # positive, negative
 
@@ -16,7 +16,7 @@ Prompts = tuple[Output, Output]  # positive, negative
 def compiled_checkpoint(
     graph: Graph, checkpoint: str, with_deepcache: bool = False, backend: str = "auto"
 ) -> tuple[Output, Output, Output, Node]:
-    """Compiled model, CLIP, VAE with compiled decoding, and the loader itself."""
+    """Returns compiled model, CLIP, VAE with compiled decoding, and the loader node."""
     group = graph.group("Checkpoint", (0, 0), STOCK)
     loader = graph.add(group, "CheckpointLoaderSimple", ckpt_name=checkpoint)
     group = graph.group("Compiled", (COLUMN, 0), OURS)
@@ -48,12 +48,12 @@ def resolution(graph: Graph, group: Group, preset: str, width: int, height: int)
 
 
 def scaled_picture(graph: Graph, group: Group, size: Node) -> Output:
-    """A picture that the user chooses, at the size of a Resolution node."""
+    """An image that the user chooses, scaled to the size of a Resolution node."""
     return scaled(graph, group, graph.add(group, "LoadImage")["IMAGE"], size)
 
 
 def scaled(graph: Graph, group: Group, picture: Output, size: Node) -> Output:
-    """A picture at the size of a Resolution node."""
+    """An image scaled to the size of a Resolution node."""
     node = graph.add(
         group,
         "ImageScale",

@@ -1,8 +1,7 @@
-"""Thumbnails of the bundled workflows and the README's picture, taken in a real browser.
+"""Makes the thumbnails of the bundled workflows and the README's image in a real browser.
 
 ``python -m scripts.support.workflow_pictures --url http://127.0.0.1:8188`` needs a
-running ComfyUI with the pack in it, playwright, Chromium and Pillow. Each picture shows
-the graph as the front end draws it.
+running ComfyUI with the pack, playwright, Chromium and Pillow.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ BACKGROUND = (20, 20, 20)
 def main(arguments: list[str] | None = None) -> int:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--url", required=True, help="of a running ComfyUI")
+    parser.add_argument("--url", required=True, help="address of a running ComfyUI")
     parser.add_argument("--source", default="resolute", help="the pack's name in custom_nodes")
     options = parser.parse_args(arguments)
     problem = missing_requirement()
@@ -39,11 +38,11 @@ def main(arguments: list[str] | None = None) -> int:
         return 2
     with front_end(options.url, pixel_ratio=1.5) as browser:
         for build in WORKFLOWS:
-            _take(browser, build(), options.source)
+            _save_pictures(browser, build(), options.source)
     return 0
 
 
-def _take(browser: FrontEnd, graph: Graph, source: str) -> None:
+def _save_pictures(browser: FrontEnd, graph: Graph, source: str) -> None:
     browser.open_template(graph.name, source, len(graph.nodes))
     complaints = browser.complaints()
     if complaints:
@@ -56,7 +55,7 @@ def _take(browser: FrontEnd, graph: Graph, source: str) -> None:
 
 
 def _save_thumbnail(picture: Image.Image, path: Path) -> None:
-    """The whole picture in a 16:10 frame, with the best quality that the limit allows."""
+    """Save the whole image in a 16:10 frame, with the best JPEG quality that fits THUMBNAIL_BYTES."""
     small = picture.copy()
     small.thumbnail(THUMBNAIL, Image.Resampling.LANCZOS)
     framed = Image.new("RGB", THUMBNAIL, BACKGROUND)

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from scripts.support.client import PATIENCE
+from scripts.support.client import PROMPT_TIMEOUT
 from scripts.support.server import ComfyServer
 
 from .conftest import QUICK_START
@@ -88,7 +88,7 @@ def test_a_server_that_is_killed_in_the_middle_of_a_compile_leaves_what_it_finis
 ) -> None:
     killed = start()
     killed.client.queue(compiled(prompt()))
-    deadline = time.monotonic() + PATIENCE
+    deadline = time.monotonic() + PROMPT_TIMEOUT
     while stored(store) < 2 and time.monotonic() < deadline:
         time.sleep(0.05)
     assert killed.process is not None
@@ -112,7 +112,7 @@ def test_the_next_server_loads_what_was_used_before_anybody_asks(
     kept = stored(store)
     server = start()
     line = f"{kept} regions and {len(SIZES)} shapes ready for BASE, 0 compiles expected"
-    deadline = time.monotonic() + PATIENCE
+    deadline = time.monotonic() + PROMPT_TIMEOUT
     while line not in server.log() and time.monotonic() < deadline:
         time.sleep(0.2)
     assert line in server.log()

@@ -31,7 +31,7 @@ def upstream(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     source.mkdir()
     git(source, "init", "--quiet")
     (source / "main.py").write_text("pinned")
-    big = source / comfyui.LEFT_OUT[0].lstrip("/")
+    big = source / comfyui.SPARSE_EXCLUDES[0].lstrip("/")
     big.parent.mkdir(parents=True)
     big.write_text("big")
     git(source, "add", ".")
@@ -51,7 +51,7 @@ def test_comfyui_is_checked_out_at_the_pinned_commit_without_the_large_files(
 ) -> None:
     folder = comfyui.ensure(tmp_path)
     assert (folder / "main.py").read_text() == "pinned"
-    assert not (folder / comfyui.LEFT_OUT[0].lstrip("/")).exists()
+    assert not (folder / comfyui.SPARSE_EXCLUDES[0].lstrip("/")).exists()
 
 
 def test_a_second_checkout_needs_no_network(upstream: Path, tmp_path: Path) -> None:

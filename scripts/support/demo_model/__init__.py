@@ -1,6 +1,6 @@
-"""A small trained model, and the node that loads it into ComfyUI: shapes, colours and places on demand.
+"""A node pack with a small trained model that draws coloured shapes at named positions, for the demo and benchmarks.
 
-A node pack of the demo and of benchmarks; it never ships. ``benchmarks/train_demo_model.py`` made the two files.
+Not part of the release. ``benchmarks/train_demo_model.py`` made the two files.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from typing import Any
 
 
 class ResoluteDemoModel:
-    """In place of Load Checkpoint: the same three outputs."""
+    """Loads the demo model; has the outputs of Load Checkpoint."""
 
     CATEGORY = "resolute/demo"
     RETURN_TYPES = ("MODEL", "CLIP", "VAE")
@@ -21,7 +21,7 @@ class ResoluteDemoModel:
 
     def load(self) -> tuple[Any, Any, Any]:
         """MODEL, CLIP for captions of shapes (see captions.py), VAE."""
-        from . import networks  # only here is ComfyUI certain to be importable
+        from . import networks  # import here, because it needs ComfyUI
 
         return networks.load_model(), networks.load_clip(), networks.load_vae()
 

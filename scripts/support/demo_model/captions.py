@@ -1,7 +1,7 @@
-"""What the demo's model understands: phrases of a few words, one per object, separated by commas.
+"""The demo model's prompt language: phrases of a few words, one per object, separated by commas.
 
 ``large red circle left, small blue square right, white background``. Any word of a phrase
-may be left out, and an empty caption describes nothing: that is the negative prompt.
+may be left out. The empty caption describes nothing and is the negative prompt.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ POSITIONS = ("left", "right", "top", "bottom", "centre")
 BACKGROUND = "background"
 BACKGROUNDS = ("white", "grey", "black")
 
-# The four places of a phrase, each with the words that can stand there.
+# The four slots of a phrase, each with its possible words.
 PLACES = (SIZES, (*COLOURS, *BACKGROUNDS), (*SHAPES, BACKGROUND), POSITIONS)
-# Number 0 stands for a word that is not there.
+# Number 0 means that the slot is empty.
 WORDS = ("", *(word for place in PLACES for word in place))
 NUMBERS = {word: number for number, word in enumerate(WORDS)}
 _PLACE = {word: index for index, place in enumerate(PLACES) for word in place}
@@ -27,7 +27,7 @@ NOTHING: Phrase = (0,) * len(PLACES)
 def numbers(caption: str) -> list[Phrase]:
     """The word numbers of each phrase, in the order of PLACES; at least one phrase.
 
-    Raises ValueError for a word that the model does not know, or for two in the same place.
+    Raises ValueError for an unknown word or for two words in the same slot.
     """
     phrases = [_phrase(text) for text in caption.lower().split(",") if text.strip()]
     return phrases or [NOTHING]

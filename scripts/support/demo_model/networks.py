@@ -1,6 +1,6 @@
-"""The demo's UNet, text encoder and VAE: ComfyUI's own classes at a small width, and how they are loaded.
+"""The demo's UNet, text encoder and VAE: ComfyUI's own classes with few channels, and their loaders.
 
-Imported inside ComfyUI, or where its modules can be imported.
+Needs ComfyUI's modules to be importable.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from . import captions
 FOLDER = Path(__file__).resolve().parent
 UNET_FILE, VAE_FILE = "demo_unet.safetensors", "demo_vae.safetensors"
 CONTEXT = 64
-# Three levels as SDXL has them: none of the transformers in the first, which has a block more than the others.
+# Three levels like SDXL: the first level has no transformers and one block more than the others.
 UNET: dict[str, Any] = {
     "image_size": 32,
     "in_channels": 4,
@@ -61,8 +61,8 @@ _UNET, _TEXT = "unet.", "text."
 class CaptionEncoder(torch.nn.Module):
     """Word numbers (batch, phrases, 4) -> conditioning (batch, phrases * 4, CONTEXT).
 
-    A token is its word's vector plus the sum of another vector of each word of its phrase, so that it also says which
-    colour belongs to which shape. A phrase that is there twice changes nothing, as ComfyUI repeats conditioning.
+    A token is its word's own vector plus the sum of the shared vectors of all words in its phrase, so that it encodes
+    which colour belongs to which shape. Repeating a phrase changes nothing; ComfyUI repeats conditioning to pad it.
     """
 
     def __init__(self) -> None:
@@ -76,13 +76,13 @@ class CaptionEncoder(torch.nn.Module):
 
 
 class CaptionCLIP:
-    """What ComfyUI's CLIP Text Encode asks of a CLIP, for captions of shapes."""
+    """The part of ComfyUI's CLIP interface that CLIP Text Encode uses."""
 
     def __init__(self, encoder: CaptionEncoder) -> None:
         self._encoder = encoder
 
     def tokenize(self, text: str) -> list[captions.Phrase]:
-        """The caption's word numbers; ValueError names a word that is not known."""
+        """The caption's word numbers. Raises ValueError for an unknown word."""
         return captions.numbers(text)
 
     def encode_from_tokens_scheduled(self, tokens: list[captions.Phrase]) -> list[Any]:
@@ -91,15 +91,15 @@ class CaptionCLIP:
 
 
 def merged_state_dict(unet: torch.nn.Module, text: CaptionEncoder) -> dict[str, torch.Tensor]:
-    """What UNET_FILE holds: both under their prefixes."""
+    """The contents of UNET_FILE: the weights of both, with prefixes."""
     parts = ((_UNET, unet.state_dict()), (_TEXT, text.state_dict()))
     return {prefix + name: weight for prefix, part in parts for name, weight in part.items()}
 
 
 def load_model(path: str = str(FOLDER / UNET_FILE), disable_dynamic: bool = False) -> Any:
-    """A ModelPatcher of UNET_FILE. ComfyUI has no loader for a UNet of this width: its own are 320 channels wide."""
+    """A ModelPatcher of UNET_FILE. ComfyUI's loaders detect only UNets with 320 channels, so build it directly."""
     config = comfy.supported_models_base.BASE(UNET)
-    # BASE sets heads of 64 channels.
+    # BASE has set heads of 64 channels; restore ours.
     config.unet_config.update(num_heads=UNET["num_heads"], num_head_channels=UNET["num_head_channels"])
     config.latent_format = comfy.supported_models.SD15.latent_format()
     config.memory_usage_factor = comfy.supported_models.SD15.memory_usage_factor
@@ -108,7 +108,7 @@ def load_model(path: str = str(FOLDER / UNET_FILE), disable_dynamic: bool = Fals
     config.set_inference_dtype(dtype, None)
     offload = comfy.model_management.unet_offload_device()
     model = comfy.model_base.BaseModel(config, device=offload)
-    # 0.8.0 has one patcher class; later versions page weights with another on NVIDIA.
+    # ComfyUI 0.8.0 has one patcher class; later versions have another on NVIDIA, which pages weights.
     kind = comfy.model_patcher.ModelPatcher
     if not disable_dynamic:
         kind = getattr(comfy.model_patcher, "CoreModelPatcher", kind)
@@ -118,13 +118,13 @@ def load_model(path: str = str(FOLDER / UNET_FILE), disable_dynamic: bool = Fals
         options["assign"] = patcher.is_dynamic()
     weights = {name: weight.to(dtype) for name, weight in _part(path, _UNET).items()}
     model.load_model_weights(weights, "", **options)
-    # How core makes another copy of the model, as its own loaders leave it there.
+    # Core calls this to make another copy of the model; its own loaders set it too.
     patcher.cached_patcher_init = (load_model, (path,))
     return patcher
 
 
 def load_clip(path: str = str(FOLDER / UNET_FILE)) -> CaptionCLIP:
-    """The text encoder of UNET_FILE, on the CPU: a table of words."""
+    """The text encoder of UNET_FILE, on the CPU; it is only an embedding table."""
     encoder = CaptionEncoder()
     encoder.load_state_dict({name: weight.float() for name, weight in _part(path, _TEXT).items()})
     return CaptionCLIP(encoder)
