@@ -1,12 +1,12 @@
-"""DeepCache's speed: SDXL with random weights, sampled by stock ComfyUI, compiled, and compiled with DeepCache.
+"""Measures DeepCache's speed: SDXL with random weights, stock ComfyUI, compiled, and compiled with DeepCache.
 
     python -m benchmarks.deepcache --out benchmarks/results/NAME.json [--backend auto] [--argument --ARG ...]
 
-One server on ComfyUI's default command line. For each size and contender: warm-up prompts, then repetitions that
-differ by seed, first with the latents saved and nothing decoded, then with the picture decoded and saved. Of the former
-both the sampler's own seconds are told (*sampling*, what DeepCache changes; see `stopwatch`) and those of the prompt
-(*latents*), as of the latter (*prompt*): ComfyUI's own, from its start to its end message. Needs CUDA and what
-`scripts/test` installs (RESOLUTE_PYTHON and COMFYUI_PATH name ready ones on a machine without a network).
+One server on ComfyUI's default command line. For each size and contender: warm-up prompts, then repetitions with
+different seeds, first saving only latents, then also decoding and saving the image. Three times are reported:
+*sampling*: the sampler alone, which is what DeepCache changes (see `stopwatch`), in prompts that save only latents;
+*latents*: those whole prompts; *prompt*: the whole prompts with decoding; both by ComfyUI's start and end messages.
+Needs CUDA and the environment of `scripts/test` (without a network, set RESOLUTE_PYTHON and COMFYUI_PATH).
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ SIZES = ((1024, 1024), (720, 960))
 COMPILED, CACHED, CACHED_ONLY = "compiled", "compiled + DeepCache", "DeepCache alone"
 INTERVAL, DEPTH = 3, 2
 WARM_UP, REPEATS = 2, 5
-# What the issue asks for: sampling with DeepCache against sampling without, and against stock ComfyUI.
+# Targets: speedup of sampling with DeepCache over compiled sampling without it, and over stock ComfyUI.
 TARGETS = {COMPILED: 2.2, STOCK: 4.0}
 _SAMPLED = re.compile(r"stopwatch: sampled for ([\d.]+) s")
 _PASSES = re.compile(r"DeepCache: .*?(\d+) full and (\d+) fast passes")
 
 
 def contender_prompt(checkpoint: str, name: str, backend: str, size: tuple[int, int], seed: int) -> dict[str, Any]:
-    """The tour's prompt, with DeepCache before its sampler where the contender has it."""
+    """The tour's prompt, with DeepCache before the sampler if the contender has it."""
     compiled = name in (COMPILED, CACHED)
     nodes = prompt(checkpoint, backend if compiled else STOCK, (*size, 1, "a lighthouse"), seed=seed)
     if name in (CACHED, CACHED_ONLY):
@@ -53,12 +53,12 @@ def contender_prompt(checkpoint: str, name: str, backend: str, size: tuple[int, 
 
 
 def sampling_only(nodes: dict[str, Any]) -> dict[str, Any]:
-    """The same without decoding."""
+    """The same prompt without decoding."""
     return {name: node for name, node in nodes.items() if name not in ("decode", "save", "compile_vae")}
 
 
 def measure(server: ComfyServer, make: Any) -> dict[str, Any]:
-    """Every single time, what the counters moved by, DeepCache's passes as its log lines give them, and the latents."""
+    """All times, the increase of each counter, DeepCache's passes from its log lines, and the latents."""
     import numpy
 
     client = server.client
@@ -67,7 +67,7 @@ def measure(server: ComfyServer, make: Any) -> dict[str, Any]:
     warm_up: dict[str, list[float]] = {}
     latents = b""
     for kind, change in (("latents", sampling_only), ("prompt", dict)):
-        offset = 0 if kind == "latents" else 100  # another seed, or ComfyUI would answer from its cache
+        offset = 0 if kind == "latents" else 100  # a repeated seed would be answered from ComfyUI's cache
         times = []
         for run in range(WARM_UP + REPEATS):
             history = client.run(change(make(seed=1 + offset + run)))
@@ -76,7 +76,7 @@ def measure(server: ComfyServer, make: Any) -> dict[str, Any]:
                 latents = client.images(history, "latents")[0]
         warm_up[kind], seconds[kind] = times[:WARM_UP], times[WARM_UP:]
         if kind == "latents":
-            sampled = [float(told) for told in _SAMPLED.findall(server.log()[log:])]
+            sampled = [float(text) for text in _SAMPLED.findall(server.log()[log:])]
             assert len(sampled) == len(times), "one sampling run for each prompt"
             warm_up["sampling"], seconds["sampling"] = sampled[:WARM_UP], sampled[WARM_UP:]
     after = client.get("/resolute/cache")["counters"]
@@ -96,7 +96,7 @@ def measure(server: ComfyServer, make: Any) -> dict[str, Any]:
 def visit(
     server: ComfyServer, checkpoint: str, size: tuple[int, int], names: list[str], backend: str
 ) -> dict[str, Any]:
-    """All contenders at one size. `latent_error`: of random weights, so it says nothing of quality; 0 would be odd."""
+    """Measure all contenders at one size. `latent_error` says nothing about quality, because the weights are random."""
     import numpy
 
     row: dict[str, Any] = {"width": size[0], "height": size[1]}
@@ -133,7 +133,7 @@ def _line(row: dict[str, Any], name: str) -> str:
 
 
 def verdicts(row: dict[str, Any]) -> list[str]:
-    """One sentence for each target."""
+    """One sentence per target."""
     own = row[CACHED]["median_seconds"]["sampling"]
     lines = []
     for name, target in TARGETS.items():
@@ -147,10 +147,10 @@ def verdicts(row: dict[str, Any]) -> list[str]:
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path)
-    parser.add_argument("--backend", default="auto", help="of Compile Model and Compile VAE Decode")
+    parser.add_argument("--backend", default="auto", help="backend of Compile Model and Compile VAE Decode")
     parser.add_argument("--argument", action="append", default=[], help="an extra argument for ComfyUI")
     parser.add_argument("--with-deepcache-alone", action="store_true", help="also DeepCache without Compile Model")
-    parser.add_argument("--folder", type=Path, help="where the server keeps its files and log")
+    parser.add_argument("--folder", type=Path, help="the server's folder, with its files and log")
     return parser.parse_args()
 
 
@@ -172,13 +172,13 @@ def main() -> int:
     rows: list[dict[str, Any]] = []
     with server:
         about = {**environment(server), "kind": KIND, "arguments": without_paths(options.argument), **settings}
-        # Loading, and the very first kernels of the process, are nobody's time.
+        # Load the model and run the process's first kernels before measuring.
         server.client.run(contender_prompt(path.name, STOCK, options.backend, SIZES[0], seed=99))
         print(_HEADER)
         for size in SIZES:
             rows.append(visit(server, path.name, size, names, options.backend))
             result = {**about, "rows": rows, "cache": server.client.get("/resolute/cache")}
-            if options.out:  # after every size: a run that is cut off keeps what it has
+            if options.out:  # write after every size, so that an interrupted run has results
                 options.out.write_text(json.dumps(result, indent=1) + "\n")
     print(f"server log: {server.log_path}\n\n{_HEADER}")
     for row in rows:

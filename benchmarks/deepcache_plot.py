@@ -1,4 +1,4 @@
-"""Draws what `deepcache_quality` measured: speed against error, one panel for each number of steps. Plain SVG."""
+"""Draws the results of `deepcache_quality` as SVG: speed against error, one panel per number of steps."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ Point = tuple[float, float, str]  # speedup, error, label
 
 
 class _Panel:
-    """One pair of axes: how many times faster (linear), and the error of the latents (logarithmic)."""
+    """One diagram. x: speedup (linear); y: error of the latents (logarithmic)."""
 
     def __init__(self, left: float, title: str, points: Sequence[Point]) -> None:
         self.parts: list[str] = []
         self._left = left
-        self._most = max(1.5, *(speedup for speedup, _, _ in points)) * 1.08
+        self._max_speedup = max(1.5, *(speedup for speedup, _, _ in points)) * 1.08
         errors = [error for _, error, _ in points if error > 0]
         self._low = max(tick for tick in _TICKS if tick <= max(min(errors), _TICKS[0]))
         self._high = min(tick for tick in _TICKS if tick >= min(max(errors), _TICKS[-1]))
@@ -27,14 +27,14 @@ class _Panel:
 
     def x(self, speedup: float) -> float:
         low = 0.5
-        return self._left + _WIDTH * (speedup - low) / (self._most - low)
+        return self._left + _WIDTH * (speedup - low) / (self._max_speedup - low)
 
     def y(self, error: float) -> float:
         share = math.log(max(error, self._low) / self._low) / math.log(self._high / self._low)
         return _TOP + _HEIGHT * (1 - share)
 
     def series(self, points: Sequence[Point], colour: str, shape: str, dashed: bool = False) -> None:
-        """Points joined by a line, each with its label."""
+        """Add labelled points joined by a line."""
         path = " ".join(f"{self.x(a):.1f},{self.y(b):.1f}" for a, b, _ in points)
         dash = ' stroke-dasharray="4 3"' if dashed else ""
         self.parts.append(f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-opacity="0.55"{dash}/>')
@@ -49,7 +49,7 @@ class _Panel:
             y = self.y(tick)
             self.parts.append(f'<line x1="{self._left}" y1="{y:.1f}" x2="{right}" y2="{y:.1f}" stroke="#e4e4e4"/>')
             self.parts.append(_text(self._left - 6, y + 4, f"{tick:g}", "#404040", 11, "end"))
-        for half in range(1, int(self._most * 2) + 1):
+        for half in range(1, int(self._max_speedup * 2) + 1):
             x = self.x(half / 2)
             self.parts.append(f'<line x1="{x:.1f}" y1="{_TOP}" x2="{x:.1f}" y2="{bottom}" stroke="#efefef"/>')
             self.parts.append(_text(x, bottom + 16, f"{half / 2:g}", "#404040", 11, "middle"))
@@ -59,7 +59,7 @@ class _Panel:
 
 
 def draw(result: dict[str, Any]) -> str:
-    """The whole picture as SVG text."""
+    """The whole plot as SVG text."""
     panels = [_panel(result, number, steps) for number, steps in enumerate(_steps(result))]
     width = _LEFT + len(panels) * (_WIDTH + _GAP)
     height = _TOP + _HEIGHT + 120
@@ -118,11 +118,11 @@ def _legend(y: float, result: dict[str, Any]) -> list[str]:
         x = _LEFT + 10 + index * 105
         parts += [marker(x, y, colour, shape), _text(x + 10, y + 4, text, "#202020", 12)]
     size, count = "x".join(map(str, result["size"])), result["batch"] * len(result["captions"])
-    told = (
-        f"Numbers: the interval, or the steps. Each point: {count} pictures of {size}, the demo's trained model, "
+    caption = (
+        f"Numbers: the interval, or the steps. Each point: {count} images of {size}, the demo's trained model, "
         f"same seeds; {where}, {result['date'][:10]}."
     )
-    return [*parts, _text(_LEFT, y + 30, told, "#404040", 11)]
+    return [*parts, _text(_LEFT, y + 30, caption, "#404040", 11)]
 
 
 def _text(x: float, y: float, text: str, colour: str, size: int, anchor: str = "start") -> str:

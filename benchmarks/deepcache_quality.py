@@ -1,12 +1,12 @@
-"""What DeepCache costs in quality and gains in speed, on the demo's trained model, in a real headless ComfyUI.
+"""Measures DeepCache's quality and speed with the demo's trained model in a real headless ComfyUI.
 
     python -m benchmarks.deepcache_quality --out docs/deepcache-quality.json --plot docs/deepcache-quality.svg
                                            [--cpu] [--size 256 256] [--batch 8] [--backend auto]
 
-For 20 and for 50 steps: every interval, depth and schedule, each against the full model with the same captions and
-seeds: relative RMS of the latents, PSNR and SSIM of the pictures (means over all), full and fast passes (as the node
-counted them), and the seconds of sampling alone. Beside them what anyone can do without DeepCache: the full model with
-fewer steps. `--plot` alone, with `--from FILE`, draws a file again. The scores need kornia, which ComfyUI brings.
+For 20 and for 50 steps: every interval, depth and schedule against the full model with the same captions and seeds.
+Reports relative RMS of the latents, PSNR and SSIM of the images (means over all), full and fast passes (counted by the
+node) and the seconds of sampling alone. For comparison also the full model with fewer steps, which needs no DeepCache.
+`--plot` with `--from FILE` redraws a result. The scores need kornia, which ComfyUI installs.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from .deepcache_plot import draw
 from .tour import ROOT, environment, without_paths
 
 INTERVALS, DEPTHS, SCHEDULES = (2, 3, 5, 10), (1, 2, 3), ("uniform", "non-uniform")
-# Steps -> the shorter runs of the full model that stand beside them.
+# Number of steps -> the shorter runs of the full model to compare with.
 STEPS = {20: (16, 14, 12, 10, 8, 6), 50: (40, 30, 25, 20, 15, 10)}
 CAPTIONS = (
     "large red circle left, white background",
@@ -48,7 +48,7 @@ Settings = dict[str, Any]
 
 
 def prompt(caption: str, steps: int, settings: Settings | None, options: argparse.Namespace, seed: int) -> Any:
-    """The model, compiled unless asked otherwise, with DeepCache where `settings` are given; latents are saved."""
+    """A prompt that saves latents; the model is compiled unless --backend is none. settings: of DeepCache, or None."""
     nodes: dict[str, Any] = {
         "load": _node("ResoluteDemoModel"),
         "positive": _node("CLIPTextEncode", clip=["load", 1], text=caption),
@@ -73,7 +73,7 @@ def prompt(caption: str, steps: int, settings: Settings | None, options: argpars
 
 
 def decoded(nodes: dict[str, Any]) -> dict[str, Any]:
-    """The same with pictures: after the prompt without them, ComfyUI has the samples and only decodes."""
+    """The same prompt with images. If the prompt without them ran before, ComfyUI has the samples and only decodes."""
     return {
         **nodes,
         "decode": _node("VAEDecode", samples=["sample", 0], vae=["load", 2]),
@@ -86,19 +86,19 @@ def _node(kind: str, **inputs: Any) -> dict[str, Any]:
 
 
 class Session:
-    """One server; runs a setting over all captions and keeps what came out."""
+    """Runs settings over all captions on one server."""
 
     def __init__(self, server: ComfyServer, options: argparse.Namespace) -> None:
         self._server, self._options = server, options
         self._client: Client = server.client
 
     def run(self, steps: int, settings: Settings | None) -> dict[str, Any]:
-        """Seconds of each caption's sampling, passes, latents (pictures, 4, h, w) and images (pictures, h, w, 3)."""
+        """Sampling seconds per caption, passes, latents (images, 4, h, w) and images (images, h, w, 3)."""
         import numpy
         import torch
         from PIL import Image
 
-        # What is compiled and captured at first sight is nobody's time: a picture with another seed goes first.
+        # Compile and capture before measuring: run the first and last caption with another seed.
         self._client.run(prompt(CAPTIONS[0], steps, settings, self._options, seed=SEED + 1000))
         self._client.run(prompt(CAPTIONS[-1], steps, settings, self._options, seed=SEED + 1000))
         log = len(self._server.log())
@@ -120,13 +120,13 @@ class Session:
 
 
 def scored(run: dict[str, Any], reference: dict[str, Any]) -> dict[str, Any]:
-    """A run against the reference: means over all pictures, and each picture's own number."""
+    """Scores of a run against the reference: means over all images, and the values of each image."""
     from nodes.adapters.report.image_comparison import compare
 
     error = (run["latents"] - reference["latents"]).flatten(1).norm(dim=1)
     relative = (error / reference["latents"].flatten(1).norm(dim=1)).tolist()
     scores = compare(run["images"], reference["images"]).scores
-    # Two pictures may be the same to the last bit: their PSNR is infinite and would be the mean.
+    # Identical images have an infinite PSNR, which would make the mean infinite, so limit it.
     psnr = [min(score.psnr, 100.0) for score in scores]
     median, full = statistics.median(run["seconds"]), statistics.median(reference["seconds"])
     return {
@@ -142,9 +142,9 @@ def scored(run: dict[str, Any], reference: dict[str, Any]) -> dict[str, Any]:
 
 
 def measure(session: Session, steps: int, intervals: list[int], depths: list[int], keep: Any) -> None:
-    """Every setting at this number of steps; `keep` gets each row as it is finished."""
+    """Measure every setting at this number of steps; calls `keep` with each finished row."""
     reference = session.run(steps, None)
-    # The same again: what the machine and its arithmetic differ by from run to run.
+    # Repeat the reference to measure the difference between two equal runs.
     keep({"steps": steps, "kind": "full", "of": steps, **scored(session.run(steps, None), reference)})
     for fewer in STEPS[steps]:
         keep({"steps": steps, "kind": "fewer steps", "of": fewer, **scored(session.run(fewer, None), reference)})
@@ -172,13 +172,13 @@ HEADER = f"{'steps':>5}  {'what':<38}{'passes':>8}{'seconds':>9}{'faster':>8}{'l
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, help="write the raw numbers there")
-    parser.add_argument("--plot", type=Path, help="draw them there, as SVG")
-    parser.add_argument("--from", type=Path, dest="source", help="measure nothing, draw this file")
+    parser.add_argument("--out", type=Path, help="write the raw numbers to this file")
+    parser.add_argument("--plot", type=Path, help="draw them to this file, as SVG")
+    parser.add_argument("--from", type=Path, dest="source", help="measure nothing and draw this result")
     parser.add_argument("--cpu", action="store_true")
     parser.add_argument("--size", type=int, nargs=2, default=(256, 256), metavar=("WIDTH", "HEIGHT"))
-    parser.add_argument("--batch", type=int, default=8, help="pictures of each caption, in one prompt")
-    parser.add_argument("--backend", default="auto", help="of Compile Model; none leaves the model as it is")
+    parser.add_argument("--batch", type=int, default=8, help="images per caption, in one prompt")
+    parser.add_argument("--backend", default="auto", help="backend of Compile Model; none does not compile")
     parser.add_argument("--steps", type=int, nargs="*", choices=list(STEPS), default=list(STEPS))
     parser.add_argument("--intervals", type=int, nargs="*", default=list(INTERVALS))
     parser.add_argument("--depths", type=int, nargs="*", default=list(DEPTHS))
@@ -187,7 +187,7 @@ def parse() -> argparse.Namespace:
 
 
 def about(server: ComfyServer, options: argparse.Namespace) -> dict[str, Any]:
-    """Where and when this was measured; `environment` asks for an NVIDIA card."""
+    """Date and machine; without a GPU, `environment` of the tour cannot be used."""
     if not options.cpu:
         return environment(server)
     date = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
@@ -195,7 +195,7 @@ def about(server: ComfyServer, options: argparse.Namespace) -> dict[str, Any]:
 
 
 def measure_all(options: argparse.Namespace) -> dict[str, Any]:
-    """Starts a server and measures; writes `--out` after every row."""
+    """Start a server and measure everything; writes `--out` after every row."""
     setup = command.prepare()
     packs = {
         "resolute": ROOT,

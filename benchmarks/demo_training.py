@@ -1,4 +1,4 @@
-"""How the demo's VAE and UNet learn: plain loops that stop by the clock. Imported where ComfyUI's modules are."""
+"""Training loops of the demo's VAE and UNet; they stop after a given time. Needs ComfyUI's modules to be importable."""
 
 from __future__ import annotations
 
@@ -22,15 +22,16 @@ Size = tuple[int, int]  # width, height in pixels
 Say = Callable[[str], None]
 CAPTION_DROPOUT, WORD_DROPOUT = 0.12, 0.03
 KL_WEIGHT = 5e-4
-# Hang et al. 2023 (arXiv 2303.09556): without it the almost noiseless steps take most of the gradient.
+# Hang et al. 2023 (arXiv 2303.09556): without this limit the almost noiseless steps dominate the gradient.
 MIN_SNR = 5.0
-# These start at zero: the layers before a sum, so that a block begins as the identity, and the UNet's output.
+# Initialised to zero: the last layer of each residual branch, so that a block starts as the identity, and the UNet's
+# output.
 _LAST_LAYERS = ("out_layers.3.weight", "proj_out.weight", "conv2.weight", "unet.out.2.weight")
 
 
 @dataclass(slots=True)
 class Clock:
-    """Learning rate over time: a short warm-up, then a half cosine to zero when the time is over."""
+    """Learning rate over time: a short warm-up, then half a cosine down to zero at the end."""
 
     seconds: float
     rate: float
@@ -39,7 +40,7 @@ class Clock:
 
     @property
     def passed(self) -> float:
-        """0 at the start, 1 and more when the time is over."""
+        """Fraction of the time that has passed; 1 or more after the end."""
         return (time.monotonic() - self.start) / self.seconds
 
     def rate_at(self, step: int) -> float:
@@ -47,7 +48,7 @@ class Clock:
 
 
 class Average:
-    """Exponential moving average of parameters; the average replaces them at the end."""
+    """Exponential moving average of parameters; `apply` replaces them by the average."""
 
     def __init__(self, parameters: Iterable[torch.Tensor], decay: float) -> None:
         self._parameters, self._decay = list(parameters), decay
@@ -72,7 +73,7 @@ def learn(
     losses: Iterator[torch.Tensor],
     say: Say,
 ) -> list[dict[str, float]]:
-    """Steps on each loss until the time is over; leaves the averaged weights; the log has a line every 5 %."""
+    """Train on each loss until the time is over, then set the averaged weights. Returns a log entry for every 5 %."""
     fused = parameters[0].is_cuda
     optimizer = torch.optim.AdamW(parameters, lr=rate, betas=(0.9, 0.99), weight_decay=1e-4, fused=fused)
     average, clock = Average(parameters, 0.999), Clock(minutes * 60, rate)
@@ -101,7 +102,7 @@ def learn(
 
 
 def initialise(module: torch.nn.Module, generator: torch.Generator) -> None:
-    """ComfyUI's layers come without values: noise that keeps the variance, and zero for the last layers."""
+    """Set weights, which ComfyUI leaves uninitialised: variance-preserving noise, zero for _LAST_LAYERS."""
     for name, weight in module.named_parameters():
         with torch.no_grad():
             if weight.ndim < 2:
@@ -124,7 +125,7 @@ def new_vae(device: Any, generator: torch.Generator) -> Any:
 
 
 def vae_losses(vae: Any, sizes: list[Size], pixels: int, device: Any) -> Iterator[torch.Tensor]:
-    """Losses of batches of about ``pixels`` pixels: how far the picture is off, and a pull towards small latents."""
+    """Losses of batches of about ``pixels`` pixels: L1 + L2 error of the image, plus the latents' KL divergence."""
     seed = 0
     while True:
         width, height = sizes[seed % len(sizes)]
@@ -141,9 +142,9 @@ def vae_losses(vae: Any, sizes: list[Size], pixels: int, device: Any) -> Iterato
 
 @torch.no_grad()
 def normalise(vae: Any, latents: torch.Tensor, scale: float) -> dict[str, list[float]]:
-    """Folds a factor and an offset per channel into the two 1x1 convolutions around the latents.
+    """Fold a factor and an offset per channel into the two 1x1 convolutions around the latents.
 
-    Afterwards a latent times ``scale``, which is what ComfyUI samples, has mean 0 and deviation 1 in each channel.
+    Afterwards latents times ``scale``, which is what ComfyUI samples, have mean 0 and deviation 1 per channel.
     """
     mean = latents.mean((0, 2, 3))
     deviation = latents.std((0, 2, 3))
@@ -160,7 +161,7 @@ def normalise(vae: Any, latents: torch.Tensor, scale: float) -> dict[str, list[f
 
 @torch.no_grad()
 def encode(vae: Any, x: torch.Tensor) -> torch.Tensor:
-    """Pictures (0 to 1) -> the means of their latents."""
+    """Encode images (0 to 1) to the means of their latents."""
     mean: torch.Tensor = vae.quant_conv(vae.encoder(2 * x - 1)).chunk(2, dim=1)[0]
     return mean
 
@@ -169,27 +170,27 @@ def encode(vae: Any, x: torch.Tensor) -> torch.Tensor:
 
 
 @dataclass(slots=True)
-class Shelf:
-    """Encoded pictures of one size and number of objects: latents (n, 4, h, w) and words (n, phrases, 4)."""
+class Dataset:
+    """Encoded images of one size and number of objects: latents (n, 4, h, w) and words (n, phrases, 4)."""
 
     latents: torch.Tensor
     words: torch.Tensor
 
 
-def encode_many(vae: Any, sizes: list[Size], minutes: float, pixels: int, scale: float, device: Any) -> list[Shelf]:
-    """Draws and encodes until the time is over, every size and number of objects in turn."""
+def encode_many(vae: Any, sizes: list[Size], minutes: float, pixels: int, scale: float, device: Any) -> list[Dataset]:
+    """Draw and encode images until the time is over, cycling through sizes and numbers of objects."""
     kinds = [(size, objects) for size in sizes for objects in (1, 2)]
-    shelves: dict[Any, list[Shelf]] = {kind: [] for kind in kinds}
+    batches: dict[Any, list[Dataset]] = {kind: [] for kind in kinds}
     clock, seed = Clock(minutes * 60, 1.0), 1_000_000
     while clock.passed < 1 or seed < 1_000_000 + len(kinds):
         (width, height), objects = kind = kinds[seed % len(kinds)]
         scenes = pictures.scenes(seed, max(4, pixels // (width * height)), objects)
         latents = encode(vae, pictures.draw(scenes, width, height, device)) * scale
-        shelves[kind].append(Shelf(latents, pictures.caption_numbers(scenes).to(device)))
+        batches[kind].append(Dataset(latents, pictures.caption_numbers(scenes).to(device)))
         seed += 1
     return [
-        Shelf(torch.cat([part.latents for part in parts]), torch.cat([part.words for part in parts]))
-        for parts in shelves.values()
+        Dataset(torch.cat([part.latents for part in parts]), torch.cat([part.words for part in parts]))
+        for parts in batches.values()
     ]
 
 
@@ -202,33 +203,33 @@ class Denoiser(torch.nn.Module):
         self.unet = openaimodel.UNetModel(**networks.UNET, dtype=torch.float32, operations=operations)
         self.text = networks.CaptionEncoder()
         initialise(self, generator)
-        # Vectors of words are looked up, not multiplied.
+        # Embedding vectors are looked up, not multiplied, so fan-in does not apply.
         for table in (self.text.own.weight, self.text.shared.weight):
             torch.nn.init.normal_(table, std=0.5, generator=generator)
         sigmas = comfy.model_sampling.ModelSamplingDiscrete().sigmas
-        self.register_buffer("kept", 1 / (1 + sigmas.float().square()), persistent=False)
+        self.register_buffer("signal", 1 / (1 + sigmas.float().square()), persistent=False)
 
     def loss(self, latents: torch.Tensor, words: torch.Tensor) -> torch.Tensor:
-        """The weighted mean square error of the noise, with captions and single words left out at random."""
+        """The weighted mean square error of the predicted noise; drops captions and single words at random."""
         count, device = len(latents), latents.device
         dropped = torch.rand((count, 1, 1), device=device) < CAPTION_DROPOUT
         words = words.masked_fill(dropped | (torch.rand(words.shape, device=device) < WORD_DROPOUT), 0)
-        steps = torch.randint(0, len(self.kept), (count,), device=device)
-        kept = self.kept[steps].view(-1, 1, 1, 1)
+        steps = torch.randint(0, len(self.signal), (count,), device=device)
+        signal = self.signal[steps].view(-1, 1, 1, 1)
         noise = torch.randn(latents.shape, device=device)
-        noisy = latents * kept.sqrt() + noise * (1 - kept).sqrt()
+        noisy = latents * signal.sqrt() + noise * (1 - signal).sqrt()
         predicted = self.unet(noisy, steps, self.text(words), transformer_options={})
-        ratio = kept.flatten() / (1 - kept.flatten())
+        ratio = signal.flatten() / (1 - signal.flatten())
         weight = ratio.clamp(max=MIN_SNR) / ratio
         return ((predicted - noise).square().mean((1, 2, 3)) * weight).mean()
 
 
-def denoiser_losses(model: Denoiser, shelves: list[Shelf], positions: int, most: int) -> Iterator[torch.Tensor]:
-    """Batches of one shelf each, of about ``positions`` latent positions and at most ``most`` pictures."""
-    turn = torch.Generator().manual_seed(1)
+def denoiser_losses(model: Denoiser, datasets: list[Dataset], positions: int, limit: int) -> Iterator[torch.Tensor]:
+    """Losses of batches from one dataset each: about ``positions`` latent positions, at most ``limit`` images."""
+    generator = torch.Generator().manual_seed(1)
     while True:
-        shelf = shelves[int(torch.randint(len(shelves), (1,), generator=turn))]
-        height, width = shelf.latents.shape[-2:]
-        count = max(2, min(most, positions // (height * width)))
-        chosen = torch.randint(len(shelf.latents), (count,), device=shelf.latents.device)
-        yield model.loss(shelf.latents[chosen], shelf.words[chosen])
+        dataset = datasets[int(torch.randint(len(datasets), (1,), generator=generator))]
+        height, width = dataset.latents.shape[-2:]
+        count = max(2, min(limit, positions // (height * width)))
+        chosen = torch.randint(len(dataset.latents), (count,), device=dataset.latents.device)
+        yield model.loss(dataset.latents[chosen], dataset.words[chosen])

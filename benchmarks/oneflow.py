@@ -1,11 +1,11 @@
-"""What OneFlow graphs cost: seconds to build for each size, steady time against torch, memory as sizes add up.
+"""Measures OneFlow graphs: build time per size, steady time against torch, and memory as the number of sizes grows.
 
 Run it in the environment of `scripts/test --oneflow`, with ComfyUI's folder in COMFYUI_PATH:
 
     python -m benchmarks.oneflow --compiler lowering --out benchmarks/results/FILE.json
 
-One compiler for each process: what a graph took does not come back. `--full` measures SD1.5's own UNet (860 M
-parameters) in place of a small one.
+Each process measures one compiler, because a graph's memory is never returned. `--full` measures SD1.5's own UNet
+(860 M parameters) instead of a small one.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from compile_cache.config import CacheConfig
 from compile_cache.keys import GraphKey, Role, Signature, TensorSpec
 
 MIB = 1024 * 1024
-# Pixels, width by height. Latents with odd sides are among them.
+# Width and height in pixels; some have latents with odd sides.
 SIZES = [(128, 128), (256, 128), (128, 256), (152, 136), (192, 192), (240, 184), (184, 240), (224, 192), (256, 256)]
 FULL_SIZES = [(256, 256), (240, 184), (128, 128)]
 REPEATS = 5
@@ -62,7 +62,7 @@ def unet(**changes: Any) -> Any:
 
 
 class Measured:
-    """One module through the cache, with the times of its calls."""
+    """Runs one module through the cache and times its calls."""
 
     def __init__(self, module: Any, compiler: str) -> None:
         backend = OneFlowBackend(compiler)
@@ -86,11 +86,11 @@ class Measured:
         return Call(key, tensors, invoke, "cpu", epoch=1, module=self._module, method=method)
 
     def run(self, width: int, height: int) -> dict[str, Any]:
-        """A first call, which builds, and steady ones beside torch's own."""
+        """Time the first call, which builds a graph, then replays and torch's own calls."""
         call = self.call(width, height)
         expected, _ = timed(lambda: call.invoke(call.tensors))
         _, first = timed(lambda: self.cache.run(self._program, call))
-        answer, _ = timed(lambda: self.cache.run(self._program, call))
+        result, _ = timed(lambda: self.cache.run(self._program, call))
         replays = [timed(lambda: self.cache.run(self._program, call))[1] for _ in range(REPEATS)]
         torch_times = [timed(lambda: call.invoke(call.tensors))[1] for _ in range(REPEATS)]
         counters = self.cache.report()["counters"]
@@ -102,7 +102,7 @@ class Measured:
             "torch_seconds": torch_times,
             "graph_median": statistics.median(replays),
             "torch_median": statistics.median(torch_times),
-            "relative_error": float((answer - expected).norm() / expected.norm()),
+            "relative_error": float((result - expected).norm() / expected.norm()),
             "resident_mib": memory_in_use(torch.device("cpu")) // MIB,
             "graphs": counters["captures"],
             "graphs_mib": self.cache.bytes // MIB,
@@ -117,7 +117,7 @@ def timed(function: Callable[[], Any]) -> tuple[Any, float]:
 
 
 def measure(name: str, module: Any, compiler: str, sizes: list[tuple[int, int]]) -> dict[str, Any]:
-    """All sizes one after the other, then everything let go."""
+    """Measure all sizes one after the other, then drop all graphs."""
     before = memory_in_use(torch.device("cpu")) // MIB
     bench = Measured(module, compiler)
     rows = []
@@ -142,7 +142,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.oneflow", description=__doc__)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--compiler", choices=list(COMPILERS), required=True)
-    parser.add_argument("--full", action="store_true", help="SD1.5's own UNet in place of a small one")
+    parser.add_argument("--full", action="store_true", help="SD1.5's own UNet instead of a small one")
     options = parser.parse_args()
     sys.path.insert(0, os.environ.get("COMFYUI_PATH", ".comfyui"))
     import comfy.cli_args

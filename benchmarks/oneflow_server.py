@@ -1,10 +1,10 @@
-"""The full SD1.5 architecture through OneFlow in a headless ComfyUI on the CPU: times, memory, and how right it is.
+"""Measures the full SD1.5 architecture with OneFlow in a headless ComfyUI on the CPU: times, memory and errors.
 
     python -m benchmarks.oneflow_server --out benchmarks/results/FILE.json
 
 Run it with the Python of `scripts/test --oneflow`. Random weights in float32, the bundled workflow; for each size one
-prompt of ComfyUI's own code, one that builds, and one that finds what was built. Seconds are ComfyUI's own, of a whole
-prompt. Needs about 20 GB of memory.
+eager prompt, one that builds graphs, and one that reuses them. Seconds are ComfyUI's, of a whole prompt. Needs about
+20 GB of memory.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from tests.comfy.rig import Bench, Run, latent_error
 from tests.comfy.test_workflows import saved
 
 WORKFLOW = "oneflow_text_to_image"
-# Pixels, width by height. The second has an odd latent, 19x17.
+# Width and height in pixels. The second has an odd latent, 19x17.
 SIZES = [(128, 128), (152, 136)]
 STEPS = 3
 MIB = 1024 * 1024
@@ -43,7 +43,7 @@ def resident_mib(server: ComfyServer) -> int:
 
 
 def row(server: ComfyServer, checkpoint: str, size: tuple[int, int], seed: int) -> dict[str, Any]:
-    """One size, three times; the pictures of the first two have the same seed."""
+    """Run one size three times; the first two prompts have the same seed."""
     bench, job = Bench(server.client), Job(WORKFLOW, (size,))
 
     def run(backend: str | None, its_seed: int) -> Run:

@@ -1,13 +1,13 @@
-"""What Resolute itself costs in each call that is replayed, and once in each sampling run.
+"""Measures Resolute's own overhead: per replayed call, and per sampling run.
 
     python -m benchmarks.overhead --out benchmarks/results/FILE.json
 
-The call is SDXL's, batch 2, with the residuals of a ControlNet; the module has as many weights as SDXL's UNet, each of
-one element, in as many modules, and computes nothing. So what remains is the description of the inputs, the key, the
-look at the weights' addresses, the lookup, and the copies in and out; and at the first call of a run a close look at
-every module. On CUDA tensors have their real sizes (a copy is a launch) and the graph is a real one; on the CPU they
-are 8 times smaller in height and width, because a copy there is memory traffic, and the graph is a stand-in that only
-copies. One thread.
+The call is SDXL's, batch 2, with the residuals of a ControlNet. The module has as many weights (of one element) and as
+many submodules as SDXL's UNet, and computes nothing. What remains is the overhead: describing the inputs, the key,
+checking the weights' addresses, the lookup, and the copies in and out; and a thorough check of every module at the
+first call of a run. On CUDA, tensors have their real sizes (a copy is one launch) and the graph is real. On the CPU
+they have an eighth of the height and width, because a copy costs memory traffic there, and a fake graph only copies.
+Uses one thread.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from .parity import load_pack_where_it_runs
+from .parity import load_pack_for_device
 
 WEIGHTS = 1680
 MODULES = 2034
@@ -32,7 +32,7 @@ RESIDUALS = [(320, 1)] * 3 + [(320, 2), (640, 2), (640, 2), (640, 4), (1280, 4),
 
 
 def make_module(device: str) -> Any:
-    """A module with SDXL's number of weights and of modules."""
+    """A module with as many weights and submodules as SDXL's UNet."""
     import torch
 
     class Nothing(torch.nn.Module):
@@ -46,7 +46,7 @@ def make_module(device: str) -> Any:
 
 
 def make_call(device: str) -> dict[str, Any]:
-    """The keywords of one call at 1024x1024, as core passes them."""
+    """The keyword arguments of one call at 1024x1024, as core passes them."""
     import torch
 
     side = 128 if device == "cuda" else 16
@@ -68,14 +68,14 @@ def make_call(device: str) -> dict[str, Any]:
 
 
 def make_forward(module: Any, device: str) -> Any:
-    """A CompiledForward around a forward that does nothing, on a backend that replays."""
+    """A CompiledForward of a forward that computes nothing, with a backend that replays."""
     import torch
     from resolute_pack.compile_cache.backends.base import Capabilities, Program  # type: ignore[import-not-found]
     from resolute_pack.compile_cache.keys import Role  # type: ignore[import-not-found]
     from resolute_pack.nodes.adapters.forward.compiled_forward import CompiledForward  # type: ignore[import-not-found]
 
     class Copies:
-        """Copies in and out, as a capture does."""
+        """A fake graph that copies in and out like a capture."""
 
         bytes = 1
 
@@ -106,13 +106,13 @@ def make_forward(module: Any, device: str) -> Any:
 
 
 def timed(call: Callable[[], Any], device: str, calls: int = CALLS) -> dict[str, float]:
-    """Milliseconds of one call: median, tenth and ninetieth percentile. The GPU is not waited for within a call."""
+    """Milliseconds per call: median, 10th and 90th percentile. A call's time does not include waiting for the GPU."""
     import torch
 
     samples = []
     for number in range(calls + 200):
         if device == "cuda" and number % 20 == 0:
-            torch.cuda.synchronize()  # or the queue of launches fills up and a call waits for the GPU
+            torch.cuda.synchronize()  # otherwise the launch queue fills up and a call waits for the GPU
         started = time.perf_counter()
         call()
         samples.append((time.perf_counter() - started) * 1e3)
@@ -121,28 +121,28 @@ def timed(call: Callable[[], Any], device: str, calls: int = CALLS) -> dict[str,
 
 
 def measure(device: str) -> tuple[dict[str, dict[str, float]], dict[str, Any]]:
-    """Rows by name, and the counters at the end: they show that the calls were replays."""
+    """The rows by name, and the final counters, which show that the calls were replays."""
     import torch
-    from resolute_pack.nodes.adapters import service  # type: ignore[import-not-found]
+    from resolute_pack.nodes.adapters.process import runtime  # type: ignore[import-not-found]
 
     module, call = make_module(device), make_call(device)
     forward = make_forward(module, device)
     latent = torch.randn(2, 4, call["control"]["output"][0].shape[2], call["control"]["output"][0].shape[3])
     latent = latent.to(device, torch.float16)
-    residency = forward.runner.weights
+    weights = forward.runner.weights
     forward.begin()
     for _ in range(3):
         forward(latent, **call)
     rows = {
         "whole call": timed(lambda: forward(latent, **call), device),
-        "of it: addresses of the weights": timed(residency.refresh, device),
+        "of it: addresses of the weights": timed(weights.refresh, device),
         "of it: description of the inputs": timed(lambda: forward.describe((latent,), call), device),
     }
-    counters = service.cache().stats.snapshot()
+    counters = runtime.cache().stats.snapshot()
     forward.end()
 
     def run() -> None:
-        forward.weights_detached(unpatched=False)  # core takes the model down and up again, though it stays where it is
+        forward.weights_detached(unpatched=False)  # core detaches and reloads the model before each run
         forward.weights_loaded()
         forward.begin()
         forward(latent, **call)
@@ -156,7 +156,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
-    device = load_pack_where_it_runs()
+    device = load_pack_for_device()
     import torch
 
     torch.set_num_threads(1)

@@ -1,11 +1,11 @@
-"""Relative error of one UNet call, by backend and size, against eager fp16 and against fp32.
+"""Measures the relative error of one UNet call, by backend and size, against eager fp16 and against fp32.
 
     python -m benchmarks.parity [--out FILE]
 
-A full SDXL UNet with random weights, run in this process with ComfyUI's modules (COMFYUI_PATH or `.comfyui`), through
+A full SDXL UNet with random weights runs in this process with ComfyUI's modules (COMFYUI_PATH or `.comfyui`), through
 the pack's own adapters. Two kinds of weights: `random` preserves variance in every layer, which amplifies rounding more
-than a trained network does; `damped` scales the last layer of each residual branch by 0.2, as training from a zero
-start leaves them small. Needs CUDA.
+than a trained network does; `damped` scales the last layer of each residual branch by 0.2, because training starts
+those at zero and leaves them small. Needs CUDA.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ SDXL = {
 
 
 def load_pack() -> Any:
-    """Import the pack by path under a name of its own, as ComfyUI does."""
+    """Import the pack by path as the module `resolute_pack`, as ComfyUI does."""
     comfyui = Path(os.environ.get("COMFYUI_PATH") or ROOT / ".comfyui")
     sys.path.insert(0, str(comfyui))
     spec = importlib.util.spec_from_file_location(
@@ -45,8 +45,8 @@ def load_pack() -> Any:
     return module
 
 
-def load_pack_where_it_runs() -> str:
-    """Import the pack, and ComfyUI for the GPU, or for the CPU where there is none. Returns the device."""
+def load_pack_for_device() -> str:
+    """Import the pack, and ComfyUI for the GPU, or for the CPU if there is none. Returns the device type."""
     import torch
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -54,7 +54,7 @@ def load_pack_where_it_runs() -> str:
     load_pack()
     import comfy.options
 
-    comfy.options.enable_args_parsing()  # or ComfyUI does not see --cpu
+    comfy.options.enable_args_parsing()  # without this, ComfyUI ignores --cpu
     return device
 
 
@@ -73,7 +73,7 @@ def make_unet(damping: float, device: str = "cuda", settings: dict[str, Any] = S
 
 
 def randomized(module: Any, damping: float = 1.0) -> Any:
-    """The module with random weights that keep a signal's variance, but for the last layers, which `damping` scales."""
+    """Set random weights that preserve variance; scales those of LAST_LAYERS by `damping`. Returns the module."""
     import torch
 
     torch.manual_seed(0)
@@ -112,7 +112,7 @@ def measure(unet: Any, reference: Any) -> dict[str, dict[str, float]]:
             noise(batch, 4, height // 8, width // 8), torch.full((batch,), 500.0, device="cuda"),
             noise(batch, tokens, 2048), noise(batch, 2816), None,
         )  # fmt: skip
-        eager(*inputs, {})  # the very first call of a process may pick other convolution kernels than later ones
+        eager(*inputs, {})  # the first call of a process may choose other convolution kernels than later ones
         plain = eager(*inputs, {})
         exact = reference._forward(*(x.float() if torch.is_tensor(x) else x for x in inputs), {})
         row = {"eager_to_fp32": relative(plain, exact), "eager_again": relative(eager(*inputs, {}), plain)}
@@ -143,14 +143,14 @@ def main() -> int:
             reference.dtype = torch.float32
             rows |= {f"{name} {size}": row for size, row in measure(unet, reference).items()}
             del unet, reference
-    from resolute_pack.nodes.adapters import service
+    from resolute_pack.nodes.adapters.process import runtime
 
     result = {
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         "gpu": torch.cuda.get_device_name(),
         "torch": torch.__version__,
         "allocator": torch.cuda.get_allocator_backend(),
-        "counters": service.cache().stats.snapshot(),
+        "counters": runtime.cache().stats.snapshot(),
         "rows": rows,
     }
     print(result["counters"])

@@ -1,15 +1,14 @@
-"""What a restart costs: the first prompts of a process that finds compiled code, and of one that does not.
+"""Measures a restart: the first prompts of a process with stored compiled code, and of one without.
 
     python -m benchmarks.restart --kind sdxl --out benchmarks/results/NAME.json [--contenders resolute ...]
 
-For each contender two processes run the same tour, one prompt a size. The first starts with nothing on the disk; the
-second finds what the first kept: Resolute its store, with inductor's cache emptied in between; Resolute without a
-store, and core's TorchCompileModel, inductor's cache. It visits one size more, which the first did not. Seconds are
-ComfyUI's own, from a prompt's start to its end message. Each size is asked for twice, with another seed: what the
-first one takes longer is the stall. Before its first prompt a server is left alone for as long as it takes to open the
-page in a browser (--pause): Resolute loads ahead then. That prompt loads the checkpoint too, so stock ComfyUI is there
-to compare with. Resolute compiles the VAE's decoder as well, TorchCompileModel the diffusion model alone. Needs CUDA;
-see `benchmarks.tour` for what else.
+For each contender, two processes run the same sizes. The first starts with empty caches; the second finds what the
+first stored: Resolute its store (inductor's cache is emptied in between); Resolute without a store and core's
+TorchCompileModel inductor's cache. The second process also runs one size that the first did not. Seconds are between
+ComfyUI's start and end messages of a prompt. Each size runs twice with different seeds; the extra time of the first run
+is the stall. Before the first prompt the server is idle for as long as opening the page in a browser takes (--pause),
+and Resolute preloads regions in that time. The first prompt also loads the checkpoint, so compare with stock ComfyUI.
+Resolute compiles the VAE decoder too, TorchCompileModel only the diffusion model. Needs CUDA; see `benchmarks.tour`.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ CONTENDERS = {STOCK: STOCK, "resolute": "inductor", WITHOUT_STORE: "inductor", "
 
 
 def visit(server: ComfyServer, checkpoint: str, backend: str, sizes: list[Any]) -> Iterator[dict[str, Any]]:
-    """Each size twice: what it costs when it is new, and after that."""
+    """Run each size twice: the first time and again. Yields seconds and the increase of each counter."""
     client = server.client
     for size in sizes:
         before = client.get("/resolute/cache")["counters"]
@@ -100,17 +99,17 @@ def main() -> None:
                 time.sleep(options.pause)
                 about = environment(server)
                 rows: list[dict[str, Any]] = []
-                told = {"contender": contender, "process": process, "ready_seconds": ready, "rows": rows}
-                processes.append(told)
+                entry = {"contender": contender, "process": process, "ready_seconds": ready, "rows": rows}
+                processes.append(entry)
                 for row in visit(
                     server, path.name, CONTENDERS[contender], sizes if process == "cold" else [*sizes, *new]
                 ):
                     rows.append(row)
-                    told |= server.client.get("/resolute/events")
-                    if options.out:  # after every size: a run that is cut off keeps what it has
+                    entry |= server.client.get("/resolute/events")
+                    if options.out:  # write after every size, so that an interrupted run has results
                         result = {**about, **settings, "processes": processes}
                         options.out.write_text(json.dumps(result, indent=1) + "\n")
-            print(table([told]), flush=True)
+            print(table([entry]), flush=True)
         shutil.rmtree(work, ignore_errors=True)
     print(table(processes))
 

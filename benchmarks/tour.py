@@ -1,12 +1,12 @@
-"""The tour: one checkpoint, many sizes, stock ComfyUI and Resolute in one server, prompt by prompt.
+"""Runs one checkpoint at many sizes, with stock ComfyUI and Resolute in the same server.
 
     python -m benchmarks.tour --kind sdxl --out benchmarks/results/NAME.json [--backends inductor cudagraph]
                               [--argument --disable-cuda-malloc ...]
 
-For each size: three prompts of stock ComfyUI, then three per backend, which differ by seed. Seconds are ComfyUI's own,
-from its start to its end message; `stall` is what the cache counted as spent compiling and capturing in the three;
-`ms/step` is (20-step prompt - 1-step prompt) / 19. Needs CUDA and what `scripts/test` installs (RESOLUTE_PYTHON and
-COMFYUI_PATH name ready ones on a machine without a network).
+For each size: three prompts with stock ComfyUI, then three per backend, with different seeds. Seconds are between
+ComfyUI's start and end messages; `stall` is the time that the cache counted for compiling and capturing in the three;
+`ms/step` is (20-step prompt - 1-step prompt) / 19. Needs CUDA and the environment of `scripts/test` (without a network,
+set RESOLUTE_PYTHON and COMFYUI_PATH).
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ TOURS: dict[str, list[tuple[int, int, int, str]]] = {
 def prompt(
     checkpoint: str, backend: str, size: tuple[int, int, int, str], steps: int = STEPS, seed: int = 1
 ) -> dict[str, Any]:
-    """Text to image with core's nodes, and with ours in between unless `backend` is stock."""
+    """Text to image with core's nodes; adds Resolute's nodes or TorchCompileModel unless `backend` is stock."""
     width, height, batch, text = size
     model, vae = ["load", 0], ["load", 2]
     nodes: dict[str, Any] = {
@@ -86,7 +86,7 @@ def _node(kind: str, **inputs: Any) -> dict[str, Any]:
 
 
 def measure(client: Client, make: Any, repeats: int) -> dict[str, Any]:
-    """Run prompts that differ by seed alone; seconds, latents of seed 1, and what the counters moved by."""
+    """Run prompts with different seeds. Returns seconds, the latents of seed 1, and the increase of each counter."""
     before = client.get("/resolute/cache")["counters"]
     seconds, latents = [], None
     for run in range(repeats):
@@ -101,7 +101,7 @@ def measure(client: Client, make: Any, repeats: int) -> dict[str, Any]:
 
 
 def visit(client: Client, checkpoint: str, size: tuple[int, int, int, str], backends: list[str]) -> dict[str, Any]:
-    """One size: stock, then each backend, with the error of the latents against stock."""
+    """Measure one size: stock, then each backend with the error of its latents against stock."""
     import numpy
 
     def load(files: list[bytes]) -> Any:
@@ -138,7 +138,7 @@ def environment(server: ComfyServer) -> dict[str, Any]:
 
 
 def without_paths(arguments: list[str]) -> list[str]:
-    """Arguments of ComfyUI as they go into a result: a folder of this machine is of no use to whoever reads it."""
+    """ComfyUI's arguments for the result file, with FOLDER in place of this machine's paths."""
     return ["FOLDER" if Path(argument).is_absolute() else argument for argument in arguments]
 
 
@@ -168,7 +168,7 @@ def main() -> int:
     parser.add_argument("--argument", action="append", default=[], help="an extra argument for ComfyUI")
     parser.add_argument("--sizes", type=int, default=99, help="visit only the first sizes of the tour")
     parser.add_argument("--out", type=Path)
-    parser.add_argument("--folder", type=Path, help="where the server keeps its files and log")
+    parser.add_argument("--folder", type=Path, help="the server's folder, with its files and log")
     options = parser.parse_args()
     setup = command.prepare()
     path = models.ensure(options.kind, setup.python, setup.comfyui)
@@ -181,14 +181,14 @@ def main() -> int:
     with server:
         about = {**environment(server), "kind": options.kind, "arguments": without_paths(options.argument)}
         try:
-            # Loading, and the very first kernels of the process, are nobody's time.
+            # Load the model and run the process's first kernels before measuring.
             server.client.run(prompt(path.name, STOCK, TOURS[options.kind][0], seed=99))
             for size in TOURS[options.kind][: options.sizes]:
                 rows.append(visit(server.client, path.name, size, options.backends))
                 print(table(rows[-1:], options.backends), flush=True)
                 result = {**about, "steps": STEPS, "rows": rows}
                 result |= {"cache": server.client.get("/resolute/cache"), **server.client.get("/resolute/events")}
-                if options.out:  # after every size: a run that is cut off keeps what it has
+                if options.out:  # write after every size, so that an interrupted run has results
                     options.out.write_text(json.dumps(result, indent=1) + "\n")
         finally:
             log = folder / "server.log"

@@ -1,11 +1,11 @@
-"""Trains the demo's model: a VAE, then a UNet on its latents, on pictures that it draws itself.
+"""Trains the demo's model: a VAE, then a UNet on its latents, with images that it draws itself.
 
     python -m benchmarks.train_demo_model --out FOLDER [--vae-minutes 1.4 --encode-minutes 0.4 --unet-minutes 3.2]
-    python -m benchmarks.train_demo_model --out FOLDER --smoke   (on the CPU: everything runs, nothing is learnt)
+    python -m benchmarks.train_demo_model --out FOLDER --smoke   (a short run on the CPU that learns nothing)
 
-Writes demo_unet.safetensors and demo_vae.safetensors (half precision), example.png (a drawn picture to start image to
-image from), training.json and samples.png: what the two files, loaded as the demo loads them, sample with ComfyUI's
-KSampler. Needs torch, Pillow and ComfyUI's modules (COMFYUI_PATH or `.comfyui`); runs on CUDA where there is one.
+Writes demo_unet.safetensors and demo_vae.safetensors (half precision), example.png (a drawn image for image-to-image),
+training.json, and samples.png (images that ComfyUI samples with the two files, loaded as in the demo). Needs torch,
+Pillow and ComfyUI's modules (COMFYUI_PATH or `.comfyui`); uses CUDA if available.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 SEED = 1
-# Pixels: the VAE sees many small pictures, the UNet every size that the demo asks for and what lies between.
+# In pixels. The VAE trains on many small images, the UNet on every size of the demo and sizes in between.
 VAE_SIZES = [(128, 128), (192, 128), (128, 192), (256, 256)]
 UNET_SIZES = [
     (128, 128), (192, 128), (128, 192), (192, 192), (256, 192), (192, 256), (256, 256), (264, 200), (200, 264),
@@ -50,12 +50,12 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--encode-minutes", type=float, default=0.4)
     parser.add_argument("--unet-minutes", type=float, default=3.2)
     parser.add_argument("--vae-rate", type=float, default=1e-3, help="the VAE's largest learning rate")
-    parser.add_argument("--unet-rate", type=float, default=1.5e-3, help="the UNet's")
+    parser.add_argument("--unet-rate", type=float, default=1.5e-3, help="the UNet's largest learning rate")
     parser.add_argument("--pixels", type=int, default=1_600_000, help="pixels in a batch of the VAE")
     parser.add_argument("--positions", type=int, default=500_000, help="latent positions in a batch of the UNet")
-    parser.add_argument("--most", type=int, default=768, help="most pictures in a batch of the UNet")
-    parser.add_argument("--small", action="store_true", help="learn the three smallest sizes only: for a CPU")
-    parser.add_argument("--vae", type=Path, metavar="FILE", help="take this VAE and train the UNet only")
+    parser.add_argument("--most", type=int, default=768, help="maximum number of images in a batch of the UNet")
+    parser.add_argument("--small", action="store_true", help="train only on the three smallest sizes, for a CPU")
+    parser.add_argument("--vae", type=Path, metavar="FILE", help="use this VAE and train only the UNet")
     parser.add_argument("--smoke", action="store_true", help="a few steps of everything, on the CPU")
     options = parser.parse_args()
     if options.smoke:
@@ -69,7 +69,7 @@ def say(text: str) -> None:
 
 
 def import_comfyui(cpu: bool) -> None:
-    """Makes ComfyUI's modules importable; it reads its own options from sys.argv, which are not ours."""
+    """Make ComfyUI's modules importable. ComfyUI reads its options from sys.argv, so remove ours."""
     sys.argv = sys.argv[:1]
     sys.path.insert(0, os.environ.get("COMFYUI_PATH") or str(ROOT / ".comfyui"))
     import comfy.cli_args
@@ -88,7 +88,7 @@ def save(state: dict[str, Any], path: Path) -> None:
 
 
 def train_vae(options: argparse.Namespace, device: Any, generator: Any, scale: float) -> tuple[Any, dict[str, Any]]:
-    """The trained VAE, in evaluation mode and with normalised latents, and what is to be told of it."""
+    """The trained VAE, in evaluation mode and with normalised latents, and its entry in training.json."""
     import torch
 
     from . import demo_training as training
@@ -111,26 +111,26 @@ def train_vae(options: argparse.Namespace, device: Any, generator: Any, scale: f
         decoded = vae.decoder(vae.post_quant_conv(training.encode(vae, x))).add(1).div(2).clamp(0, 1)
     error = (decoded - x).square().mean((1, 2, 3))
     psnr = float((-10 * error.log10()).mean())
-    say(f"VAE: PSNR of pictures it has not seen {psnr:.1f} dB.")
+    say(f"VAE: PSNR of unseen images {psnr:.1f} dB.")
     return vae, {"log": log, "latents": about, "psnr": psnr}
 
 
 def train_unet(options: argparse.Namespace, vae: Any, device: Any, generator: Any, scale: float) -> tuple[Any, Any]:
-    """The trained Denoiser, and what is to be told of it."""
+    """The trained Denoiser and its entry in training.json."""
     from . import demo_training as training
 
     sizes = SMALL_SIZES if options.small else UNET_SIZES
-    shelves = training.encode_many(vae, sizes, options.encode_minutes, options.pixels, scale, device)
-    pictures = sum(len(shelf.latents) for shelf in shelves)
-    say(f"Encoded {pictures} pictures of {len(sizes)} sizes.")
+    datasets = training.encode_many(vae, sizes, options.encode_minutes, options.pixels, scale, device)
+    pictures = sum(len(dataset.latents) for dataset in datasets)
+    say(f"Encoded {pictures} images of {len(sizes)} sizes.")
     model = training.Denoiser(generator).to(device)
-    losses = training.denoiser_losses(model, shelves, options.positions, options.most)
+    losses = training.denoiser_losses(model, datasets, options.positions, options.most)
     log = training.learn("UNet", list(model.parameters()), options.unet_minutes, options.unet_rate, losses, say)
     return model.eval(), {"log": log, "pictures": pictures, "sizes": sizes}
 
 
 def sample(folder: Path, captions: list[str], size: tuple[int, int], steps: int, cfg: float) -> Any:
-    """Pictures (captions, height, width, 3), sampled and decoded by ComfyUI from the files in ``folder``."""
+    """Images (captions, height, width, 3), sampled and decoded by ComfyUI with the files in ``folder``."""
     import comfy.sample
     import torch
 
@@ -152,7 +152,7 @@ def sample(folder: Path, captions: list[str], size: tuple[int, int], steps: int,
 
 
 def write_grid(folder: Path, sizes: list[tuple[int, int]], steps: int, cfg: float) -> None:
-    """samples.png: a row for each caption, a column for each size."""
+    """Write samples.png: one row per caption, one column per size."""
     import torch
     from PIL import Image, ImageDraw
 
@@ -173,7 +173,7 @@ def write_grid(folder: Path, sizes: list[tuple[int, int]], steps: int, cfg: floa
 
 
 def write_example(folder: Path) -> None:
-    """example.png: a drawn picture, for image to image."""
+    """Write example.png, a drawn image for image-to-image."""
     import torch
     from PIL import Image
 

@@ -1,7 +1,7 @@
-"""A node pack without nodes, for benchmarks: it writes into the log how long each sampling run took.
+"""A node pack without nodes, for benchmarks: it logs the duration of each sampling run.
 
-From the moment that a sampler node hands its latents over until it has them back, the GPU idle before and after: what
-ComfyUI does around a node (caches, messages, files) is left out, what it does to load the model is not.
+The time starts when a sampler node calls `CFGGuider.sample` and ends when that returns, with the GPU idle before and
+after. It includes loading the model, but not ComfyUI's work around a node (caches, messages, files).
 """
 
 from __future__ import annotations
