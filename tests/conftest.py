@@ -1,7 +1,7 @@
-"""Fixtures of every kind of test: markers, ComfyUI checkouts, models, servers.
+"""Fixtures for all tests: markers, ComfyUI checkouts, models, servers.
 
-Nothing here runs until a test asks for it, so unit tests need no ComfyUI. A checkout
-or a server that cannot be had raises: the test fails, it is not skipped.
+Nothing runs until a test requests it, so unit tests need no ComfyUI. If a checkout or
+a server is not available, the test fails; it is not skipped.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ MakeModel = Callable[[str], str]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Where the server tests run, and where `tests/comfy/matrix` writes what it saw."""
+    """Options for the device and backend of the server tests, and for the record of `tests/comfy/matrix`."""
     group = parser.getgroup("resolute")
     group.addoption("--on-cuda", action="store_true", help="servers run on CUDA, on ComfyUI's default command line")
     group.addoption("--server-argument", action="append", default=[], help="one more argument for the shared server")
@@ -41,15 +41,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Registers the markers here, so that a test file works without other settings."""
+    """Register the markers."""
     for marker in MARKERS:
         config.addinivalue_line("markers", marker)
 
 
 def server_environment() -> dict[str, str | None]:
-    """One thread, and one inductor cache for all tests (those about cold starts and restarts use their own).
+    """One thread, and one inductor cache for all tests; tests of cold starts and restarts use their own.
 
-    Nothing is kept by Resolute itself: a region that came from its store is not counted as compiled.
+    Resolute's store is off, because regions loaded from it would not count as compiled.
     """
     return {
         "RESOLUTE_STORE": "0",
@@ -59,7 +59,7 @@ def server_environment() -> dict[str, str | None]:
 
 
 def linked_packs() -> dict[str, Path]:
-    """The test pack, and the pack itself as soon as it exists."""
+    """The test pack and Resolute itself."""
     packs = {TEST_PACK_NAME: ROOT / "tests" / "pack"}
     if (ROOT / "__init__.py").is_file():
         packs[PACK_NAME] = ROOT
@@ -68,20 +68,20 @@ def linked_packs() -> dict[str, Path]:
 
 @pytest.fixture(scope="module")
 def pack() -> Iterator[Callable[[str], Any]]:
-    """`pack("nodes.adapters.scan.workflow")`: a module of the pack, imported here, without ComfyUI."""
+    """`pack("nodes.adapters.scan.workflow")` imports a module of the pack without ComfyUI."""
     yield packing.module
     packing.forget()
 
 
 @pytest.fixture(scope="session")
 def comfyui_folder() -> Callable[[str], Path]:
-    """``comfyui_folder("0.33.0")``: a checkout at the pinned commit."""
+    """``comfyui_folder("0.33.0")`` returns a checkout at the pinned commit."""
     return lambda version: comfyui.ensure(ROOT, version)
 
 
 @pytest.fixture(scope="session")
 def make_model(comfyui_folder: Callable[[str], Path]) -> MakeModel:
-    """``make_model("sd15-mini")``: makes it if needed, returns the name for a loader node."""
+    """``make_model("sd15-mini")`` makes it if needed and returns the name for a loader node."""
 
     def make(kind: str) -> str:
         target = comfyui_folder(comfyui.TARGET)
@@ -94,9 +94,9 @@ def make_model(comfyui_folder: Callable[[str], Path]) -> MakeModel:
 def make_server(
     tmp_path_factory: pytest.TempPathFactory, comfyui_folder: Callable[[str], Path]
 ) -> Iterator[MakeServer]:
-    """Starts servers that end with the session; ``stop()`` one earlier to free memory.
+    """Starts servers that end with the session; call ``stop()`` to free memory earlier.
 
-    ``environment`` is added to ``server_environment()``; a value of None removes a name.
+    ``environment`` is added to ``server_environment()``; a value of None removes a variable.
     """
     servers: list[ComfyServer] = []
     numbers = itertools.count()

@@ -1,4 +1,4 @@
-"""A cache, a module and a program that pretends to compile it."""
+"""Fixtures: a cache, a module and a fake program."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A program and graphs that only pretend, for tests of GraphCache on small CPU tensors."""
+"""A fake program and fake graphs, for tests of GraphCache with small CPU tensors."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def oom() -> Exception:
 
 
 class FakeGraph:
-    """Answers like the module did when it was captured, so that a stale one gives itself away."""
+    """Computes what the module computed at its capture, so that a stale graph gives a wrong result."""
 
     def __init__(self, forward: Callable[..., Any], size: int) -> None:
         self.bytes = size
@@ -48,7 +48,7 @@ class FakeGraph:
 
 @dataclass(eq=False)
 class Module:
-    """A forward that multiplies; `factor` plays the weights, `epoch` their residency."""
+    """A forward that multiplies. `factor` stands for the weights, `epoch` for the weights epoch."""
 
     factor: float = 2.0
     epoch: int = 1
@@ -62,7 +62,7 @@ class Module:
         return x * self.factor
 
     def load(self, factor: float) -> None:
-        """New weights at new addresses."""
+        """Load new weights at new addresses."""
         self.factor, self.epoch = factor, self.epoch + 1
 
     def call(self, side: int = 8, **changes: Any) -> Call:
@@ -93,7 +93,7 @@ class FakeProgram(Program):
 
     def capture(self, call: Call, result: Any) -> FakeGraph:
         self.capture_attempts += 1
-        assert torch.equal(result, call.invoke(call.tensors)), "the result of the run that came right before"
+        assert torch.equal(result, call.invoke(call.tensors)), "`capture` must get the result of the run before it"
         if self.capture_failure is not None:
             raise self.capture_failure
         factor = float(call.invoke([torch.ones(1)]))
@@ -108,7 +108,7 @@ class FakeProgram(Program):
 
 @dataclass
 class StoppingProgress:
-    """Somebody presses Cancel."""
+    """A Progress whose user has pressed Cancel."""
 
     cancellations = (InterruptedError,)
     presses: Iterator[bool] = field(default_factory=lambda: itertools.chain([True], itertools.repeat(False)))
@@ -134,7 +134,7 @@ def session(cache: GraphCache, owner: int) -> Iterator[None]:
 
 @contextmanager
 def expect(cache: GraphCache, bypasses: dict[str, int] | None = None, **counts: int) -> Iterator[None]:
-    """Exactly these counts are added in the block: a counter that is not named stays, and so do the bypasses."""
+    """Assert that the block adds exactly these counts and bypasses; all other counters must stay the same."""
     before = cache.stats.snapshot()
     yield
     after = cache.stats.snapshot()
@@ -144,5 +144,5 @@ def expect(cache: GraphCache, bypasses: dict[str, int] | None = None, **counts: 
 
 
 def answer(result: torch.Tensor) -> float:
-    """The factor that the result was made with."""
+    """The factor that computed the result."""
     return float(result.flatten()[0]) / 3.0

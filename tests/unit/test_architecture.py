@@ -23,7 +23,7 @@ COMFYUI = {
     "app", "comfy", "comfy_api", "comfy_config", "comfy_execution", "comfy_extras", "execution", "folder_paths",
     "latent_preview", "node_helpers", "nodes", "server",
 }  # fmt: skip
-# What a node class may take from ComfyUI: the node interface, file names, core's own nodes, the server's routes.
+# Modules of ComfyUI that node classes may import: node interface, file names, core's nodes, server.
 FOR_NODES = {"comfy_api", "folder_paths", "nodes", "server"}
 WITHOUT_TORCH = [
     "keys", "config", "errors", "stats", "dispatcher", "memory_cache", "sizes", "warm_up_plan",
@@ -31,23 +31,23 @@ WITHOUT_TORCH = [
 ]  # fmt: skip
 READS_THE_ENVIRONMENT = {CORE / "config.py"}
 INDUCTOR = CORE / "backends" / "inductor"
-# torch's own pickle of a compiled graph, from the store that belongs to this user alone: it is code either way. And
-# what two processes of ours tell each other over a pipe.
+# Pickle loads compiled graphs that torch pickled, from a private store: they are code in any form. The workers also use
+# it for messages over a pipe.
 LOADS_COMPILED_CODE = {
     INDUCTOR / "compile" / "artifacts.py": {"pickle"},
     INDUCTOR / "parallel" / "worker.py": {"pickle"},
     INDUCTOR / "parallel" / "pool.py": {"subprocess"},
 }
-STARTED_BY_PATH = {INDUCTOR / "parallel" / "worker.py"}  # a program of its own, whose package has no parent
-# Whether Triton and inductor would find a compiler, how torch looks for GPUs, what importing it starts: variables of
-# theirs, not settings.
+STARTED_BY_PATH = {INDUCTOR / "parallel" / "worker.py"}  # a separate program, so its package has no parent
+# Variables of Triton, inductor and torch, not settings of ours: which compiler they find, how torch looks for GPUs, and
+# what importing it starts.
 PROBES = {
     INDUCTOR / "backend.py": {"CC", "CXX"},
     INDUCTOR / "parallel" / "worker.py": {"PYTORCH_NVML_BASED_CUDA_CHECK", "TORCH_WARM_POOL"},
 }
-# Importing OneFlow sets variables for the whole process: this function takes them back, whatever they are.
+# Importing OneFlow sets variables of the process; this function restores them.
 RESTORES_THE_ENVIRONMENT = {CORE / "backends" / "oneflow" / "packages.py": "process_state_restored"}
-MOST_LINES = 300
+MAX_LINES = 300
 
 # The order of imports, from the top down: a file may import its own place and places further down. Places on one line
 # are neighbours that do not import each other. A file belongs to the longest place that its path begins with.
@@ -89,7 +89,7 @@ def tree_of(file: Path) -> ast.Module:
 
 
 def absolute_imports(file: Path) -> set[str]:
-    """Full names of the modules that a file imports, wherever in the file, relative ones left out."""
+    """Full names of the modules that a file imports anywhere, without relative imports."""
     found: set[str] = set()
     for node in ast.walk(tree_of(file)):
         if isinstance(node, ast.Import):
@@ -112,7 +112,7 @@ def relative_imports(file: Path) -> Iterator[Path]:
 
 
 def imported_files(file: Path) -> set[Path]:
-    """Our own files that a file imports, at its top, inside a function or for type checks alone."""
+    """Our own files that a file imports at its top, inside a function or only for type checks."""
     found: set[Path] = set()
     for node in ast.walk(tree_of(file)):
         if not isinstance(node, ast.ImportFrom):
@@ -139,7 +139,7 @@ def climbs(importer: str, imported: str) -> bool:
 
 
 def circle(imports: Mapping[str, Iterable[str]]) -> list[str]:
-    """A chain of imports that ends where it begins; empty if there is none."""
+    """A circular chain of imports; empty if there is none."""
     try:
         list(TopologicalSorter(imports).static_order())
     except CycleError as error:
@@ -151,7 +151,7 @@ def top_level(file: Path) -> set[str]:
     return {name.partition(".")[0] for name in absolute_imports(file)}
 
 
-def test_the_rules_are_applied_to_the_whole_package() -> None:
+def test_the_rules_cover_the_whole_package() -> None:
     names = {name_of(file) for file in FILES}
     assert {"__init__.py", "compile_cache/cache.py", "nodes/adapters/process/runtime.py"} <= names
 
@@ -190,7 +190,7 @@ class TestOrderOfImports:
             ("compile_cache/backends/base.py", "compile_cache/backends/eager.py", True),
         ],
     )
-    def test_up_and_across_is_a_climb(self, importer: str, imported: str, climbing: bool) -> None:
+    def test_imports_upward_and_across_are_climbs(self, importer: str, imported: str, climbing: bool) -> None:
         assert climbs(importer, imported) == climbing
 
     def test_a_circle_is_found_through_other_files(self) -> None:
@@ -258,15 +258,15 @@ class TestEveryFile:
         readers = {"pickle", "marshal", "shelve", "dill", "cloudpickle", "subprocess"}
         assert top_level(file) & readers == LOADS_COMPILED_CODE.get(file, set())
 
-    def test_no_error_is_caught_without_a_name(self, file: Path) -> None:
+    def test_there_is_no_bare_except(self, file: Path) -> None:
         handlers = [node for node in ast.walk(tree_of(file)) if isinstance(node, ast.ExceptHandler)]
         assert [handler.lineno for handler in handlers if handler.type is None] == []
 
-    def test_a_file_says_what_it_is_for(self, file: Path) -> None:
+    def test_a_file_has_a_docstring(self, file: Path) -> None:
         assert ast.get_docstring(tree_of(file))
 
-    def test_a_file_stays_readable_in_one_go(self, file: Path) -> None:
-        assert len(file.read_text(encoding="utf-8").splitlines()) <= MOST_LINES
+    def test_a_file_has_at_most_300_lines(self, file: Path) -> None:
+        assert len(file.read_text(encoding="utf-8").splitlines()) <= MAX_LINES
 
 
 def _reads_environment(node: ast.AST) -> bool:
@@ -276,7 +276,7 @@ def _reads_environment(node: ast.AST) -> bool:
 
 
 def calls(file: Path) -> set[str]:
-    """What a file calls, as written."""
+    """The functions that a file calls, as written in the source."""
     return {ast.unparse(node.func) for node in ast.walk(tree_of(file)) if isinstance(node, ast.Call)}
 
 
@@ -285,7 +285,7 @@ def test_it_does_not_import_torch_itself(module: str) -> None:
     assert "torch" not in top_level(CORE.joinpath(*module.split(".")).with_suffix(".py"))
 
 
-def test_they_do_not_import_torch_through_others_either() -> None:
+def test_they_do_not_import_torch_through_other_modules() -> None:
     imports = "".join(f"import compile_cache.{module}\n" for module in WITHOUT_TORCH)
     code = imports + "import sys\nprint(sorted(sys.modules.keys() & {'torch', 'numpy', 'sympy', 'comfy', 'nodes'}))"
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}

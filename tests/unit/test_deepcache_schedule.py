@@ -1,4 +1,4 @@
-"""Which steps DeepCache runs in full: plain numbers, and the sentence that people read."""
+"""DeepCache's schedule: which steps run in full, and the sentence that the node shows."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class TestUniform:
         assert plan.sources == (None, 0, 0, 0, None, 4, 4, 4, None, 8)
         assert plan.keeps == {0, 4, 8}
 
-    def test_a_full_step_that_none_follows_is_not_kept(self, schedule: Any) -> None:
+    def test_a_full_step_without_fast_steps_after_it_is_not_kept(self, schedule: Any) -> None:
         assert schedule.plan(schedule.Settings(interval=3), 10).keeps == {0, 3, 6}
 
     def test_outside_the_window_every_step_is_full(self, schedule: Any) -> None:
@@ -92,7 +92,7 @@ class TestWhereNothingIsSkipped:
             ({}, 20, (19, 20), "start and end percent leave no step to skip"),
         ],
     )
-    def test_every_step_is_full_and_it_says_why(
+    def test_every_step_is_full_with_a_reason(
         self, schedule: Any, changes: Any, steps: int, window: Any, reason: str
     ) -> None:
         plan = schedule.plan(schedule.Settings(**changes), steps, window)
@@ -104,7 +104,7 @@ class TestWhereNothingIsSkipped:
         assert schedule.plan(schedule.Settings(), 9).fast == 6
 
 
-def test_the_line_for_people_counts_and_estimates(schedule: Any) -> None:
+def test_the_shown_line_has_counts_and_an_estimate(schedule: Any) -> None:
     plan = schedule.plan(schedule.Settings(), 20)
     assert plan.told(0.23) == "20 steps: 7 full, 13 fast, about 2.0x"
     assert plan.told(1.0) == "20 steps: 7 full, 13 fast, about 1.0x"
@@ -128,11 +128,11 @@ class TestStepOfANoiseLevel:
             (0.0, 3),
         ],
     )
-    def test_a_call_belongs_to_the_step_that_it_starts_or_lies_in(self, schedule: Any, sigma: float, step: int) -> None:
+    def test_a_call_belongs_to_the_step_of_its_noise_level(self, schedule: Any, sigma: float, step: int) -> None:
         assert schedule.step_of(sigma, self.SIGMAS) == step
 
     @pytest.mark.parametrize(("sigma", "step"), [(0.0, 0), (1.0, 0), (2.0, 1), (5.0, 2), (14.6, 3), (99.0, 3)])
-    def test_rising_levels_are_read_the_other_way_round(self, schedule: Any, sigma: float, step: int) -> None:
+    def test_rising_noise_levels_are_supported(self, schedule: Any, sigma: float, step: int) -> None:
         assert schedule.step_of(sigma, self.SIGMAS[::-1]) == step
 
     def test_each_level_of_a_long_schedule_is_its_own_step(self, schedule: Any) -> None:
@@ -143,7 +143,7 @@ class TestStepOfANoiseLevel:
         ("start", "end", "window"),
         [(1e9, 0.0, (0, 4)), (8.0, 0.0, (1, 4)), (1e9, 4.0, (0, 2)), (7.9, 2.0, (2, 3)), (1.0, 0.5, (0, 0))],
     )
-    def test_a_window_holds_the_steps_that_start_inside(
+    def test_a_window_contains_the_steps_that_start_inside(
         self, schedule: Any, start: float, end: float, window: Any
     ) -> None:
         assert schedule.window_of(self.SIGMAS, start, end) == window
@@ -160,7 +160,7 @@ class TestSettings:
             ({"start_percent": 0.6, "end_percent": 0.5}, "start_percent 0.6 is not before end_percent 0.5"),
         ],
     )
-    def test_a_value_that_means_nothing_is_refused_in_a_sentence(
+    def test_an_invalid_value_is_refused_with_a_sentence(
         self, schedule: Any, user_error: type[Exception], changes: Any, words: str
     ) -> None:
         with pytest.raises(user_error, match=words):

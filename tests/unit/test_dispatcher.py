@@ -1,4 +1,4 @@
-"""The decision about a call, over every situation there is."""
+"""The dispatcher's decision in every possible situation."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SITUATIONS = [
 
 
 def fastest(situation: Situation) -> set[Action]:
-    """What the backend would do if nothing stood in the way."""
+    """The backend's fastest actions if nothing is bypassed or blocked."""
     if situation.captures:
         return {Action.REPLAY if situation.ready else Action.CAPTURE}
     return {Action.REGIONS if situation.compiles else Action.EAGER}
@@ -28,11 +28,11 @@ def fastest(situation: Situation) -> set[Action]:
 
 @pytest.mark.parametrize("situation", SITUATIONS, ids=str)
 class TestEverySituation:
-    def test_a_replay_happens_exactly_when_a_capture_is_there_and_allowed(self, situation: Situation) -> None:
+    def test_a_replay_happens_exactly_if_a_capture_exists_and_is_allowed(self, situation: Situation) -> None:
         allowed = situation.captures and situation.forward_bypass is None and situation.capture_blocker is None
         assert (decide(situation).action is Action.REPLAY) == (allowed and situation.ready)
 
-    def test_a_capture_happens_exactly_when_there_is_none_and_it_is_allowed(self, situation: Situation) -> None:
+    def test_a_capture_happens_exactly_if_none_exists_and_it_is_allowed(self, situation: Situation) -> None:
         allowed = situation.captures and situation.forward_bypass is None and situation.capture_blocker is None
         assert (decide(situation).action is Action.CAPTURE) == (allowed and not situation.ready)
 
@@ -44,7 +44,7 @@ class TestEverySituation:
         else:
             assert decide(situation).reason is not BYPASS
 
-    def test_the_original_runs_only_if_it_has_to(self, situation: Situation) -> None:
+    def test_the_original_runs_only_if_necessary(self, situation: Situation) -> None:
         nothing_else = not situation.compiles and (not situation.captures or situation.capture_blocker is not None)
         has_to = situation.forward_bypass is not None or nothing_else
         assert (decide(situation).action is Action.EAGER) == has_to
@@ -53,7 +53,7 @@ class TestEverySituation:
         if decide(situation).action is Action.REGIONS:
             assert situation.compiles
 
-    def test_a_reason_comes_exactly_with_a_path_that_is_not_the_fastest(self, situation: Situation) -> None:
+    def test_there_is_a_reason_exactly_if_the_path_is_not_the_fastest(self, situation: Situation) -> None:
         decision = decide(situation)
         if decision.action in fastest(situation):
             assert decision.reason is None or situation.forward_bypass is not None
@@ -61,6 +61,6 @@ class TestEverySituation:
             assert decision.reason in (BYPASS, BLOCKER)
 
 
-def test_the_table_is_complete() -> None:
+def test_every_situation_is_tested() -> None:
     assert len(set(SITUATIONS)) == 2**5
     assert {decide(situation).action for situation in SITUATIONS} == set(Action)

@@ -1,4 +1,4 @@
-"""Compare Images in numbers that are computed here a second time, with numpy and on paper."""
+"""Compare Images against values computed with numpy or by hand."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Array = numpy.ndarray[Any, Any]
 
 @pytest.fixture(scope="module")
 def comparison() -> Iterator[Any]:
-    """nodes/adapters/report/image_comparison.py, imported as part of the pack, as ComfyUI does. It needs none."""
+    """nodes/adapters/report/image_comparison.py, imported as part of the pack, without ComfyUI."""
     spec = importlib.util.spec_from_file_location(PACK, ROOT / "__init__.py", submodule_search_locations=[str(ROOT)])
     assert spec is not None and spec.loader is not None
     sys.modules[PACK] = importlib.util.module_from_spec(spec)
@@ -35,7 +35,7 @@ def comparison() -> Iterator[Any]:
 
 
 def flat(value: float, *, height: int = 16, width: int = 20, batch: int = 1) -> torch.Tensor:
-    """(batch, height, width, 3) of one value."""
+    """An image (batch, height, width, 3) of one value."""
     return torch.full((batch, height, width, 3), value)
 
 
@@ -44,7 +44,7 @@ def noise(*, seed: int = 0, height: int = 24, width: int = 31, batch: int = 1, c
 
 
 def ssim_of(a: Array, b: Array, window: int = 11) -> float:
-    """SSIM as Wang et al. wrote it down, one window at a time. a, b: (height, width, channels)."""
+    """SSIM as in Wang et al. 2004, one window at a time. a, b: (height, width, channels)."""
     at = numpy.arange(window) - window // 2
     line = numpy.exp(-(at**2) / (2 * 1.5**2))
     weights = numpy.outer(line, line) / line.sum() ** 2
@@ -76,7 +76,7 @@ def test_flat_images_have_the_ssim_of_their_means(comparison: Any) -> None:
     assert comparison.compare(flat(0.2), flat(0.6)).ssim == pytest.approx(expected, abs=1e-6)
 
 
-def test_one_wrong_value_counts_once(comparison: Any) -> None:
+def test_one_wrong_value_is_counted_once(comparison: Any) -> None:
     a, b = flat(0.5), flat(0.5)
     b[0, 3, 7, 1] += 51 / 255
     found = comparison.compare(a, b)
@@ -88,7 +88,7 @@ def test_one_wrong_value_counts_once(comparison: Any) -> None:
 
 @pytest.mark.parametrize("channels", [1, 3, 4])
 @pytest.mark.parametrize(("height", "width"), [(24, 31), (11, 11), (12, 40)])
-def test_every_number_is_what_numpy_computes(comparison: Any, height: int, width: int, channels: int) -> None:
+def test_every_number_equals_numpys(comparison: Any, height: int, width: int, channels: int) -> None:
     a = noise(height=height, width=width, channels=channels)
     b = (a + 0.2 * noise(seed=1, height=height, width=width, channels=channels)).clamp(0, 1)
     found = comparison.compare(a, b)
@@ -117,7 +117,7 @@ def test_identical_images_are_called_identical(comparison: Any, value: torch.Ten
 
 
 @pytest.mark.parametrize(("height", "width", "window"), [(10, 40, 9), (5, 8, 5), (2, 2, 1), (1, 1, 1), (40, 4, 3)])
-def test_an_image_smaller_than_the_window_gets_a_smaller_one_and_says_so(
+def test_a_small_image_gets_a_smaller_window_and_the_report_says_so(
     comparison: Any, height: int, width: int, window: int
 ) -> None:
     a, b = noise(height=height, width=width), noise(seed=1, height=height, width=width)
@@ -134,7 +134,7 @@ def test_half_precision_images_are_compared_exactly(comparison: Any) -> None:
     assert found.max_error == pytest.approx(float((b.double() - a.double()).max()) * 255, rel=1e-12)
 
 
-def test_a_batch_is_told_pair_by_pair_and_as_a_whole(comparison: Any) -> None:
+def test_a_batch_is_reported_per_pair_and_as_a_whole(comparison: Any) -> None:
     a = flat(0.5, batch=3)
     b = a + torch.tensor([0.0, 0.1, 0.01]).view(3, 1, 1, 1)
     found = comparison.compare(a, b)
@@ -180,7 +180,7 @@ class TestTheHeatMap:
 class TestValuesThatAreNoNumbers:
     @pytest.mark.parametrize("value", [math.nan, math.inf])
     @pytest.mark.parametrize("which", ["image_a", "image_b"])
-    def test_are_named_with_their_image_and_fail_no_prompt_without_a_limit(
+    def test_are_reported_with_their_image_and_do_not_fail_a_prompt_without_a_limit(
         self, comparison: Any, which: str, value: float
     ) -> None:
         images = {"image_a": noise(batch=2), "image_b": noise(seed=1, batch=2)}
@@ -239,12 +239,12 @@ class TestALimit:
         )
         assert "set max_error to 255 and min_psnr to 0: then nothing fails" in message
 
-    def test_that_is_kept_is_told(self, comparison: Any) -> None:
+    def test_that_is_met_is_reported(self, comparison: Any) -> None:
         found = comparison.compare(flat(0.5), flat(0.5 + LEVEL))
         assert "Within the limits: max_error 2 of 255, min_psnr 40 dB." in comparison.report(found, 2.0, 40.0)
         assert "limits" not in comparison.report(found, **OFF)
 
-    def test_is_off_by_default_whatever_the_images_hold(self, comparison: Any) -> None:
+    def test_is_off_by_default_for_any_image(self, comparison: Any) -> None:
         assert comparison.failure(comparison.compare(flat(-3.0), flat(7.0)), **OFF) is None
 
 

@@ -1,4 +1,4 @@
-"""Keys: everything that changes a computation changes the key, nothing else does, in every process alike."""
+"""Keys: everything that changes a computation changes the key, nothing else does, in every process."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ IN_PROCESS_OTHER: list[tuple[str, Any]] = [
     ("state", (("fp16 accumulation", True),)),
 ]
 
-# Four values that Python calls equal, and their neighbours: a traced graph tells each from every other.
+# Values that are equal in Python but not in a traced graph, and similar ones.
 PLAIN_VALUES = [None, False, True, 0, 1, 0.0, -0.0, 1.0, "", "0", "1", "True", "None", (), (0,), (1,), (True,), ((1,),)]
 
 
@@ -96,7 +96,7 @@ def test_a_changed_graph_changes_the_capture_key() -> None:
         assert capture_key(graph_key(**{factor: value})) != capture_key(), factor
 
 
-def test_the_tables_hold_every_field_of_the_keys() -> None:
+def test_the_tables_cover_every_field_of_the_keys() -> None:
     named = {factor for factor, _ in OTHER}
     assert {field.name for field in fields(TensorSpec)} <= named
     assert {field.name for field in fields(GraphKey) if field.init} - {"signature"} <= named
@@ -121,7 +121,7 @@ def test_a_capture_is_found_again_under_a_number_without_a_finite_value(value: f
     assert capture_key(graph_key(value=float(str(value)))) in kept
 
 
-def test_the_identity_of_objects_is_no_part_of_a_key() -> None:
+def test_the_identity_of_objects_is_not_part_of_a_key() -> None:
     shape = tuple(int(size) for size in ("2", "4", "64", "64"))
     again = graph_key(shape=shape, dtype="".join(["float", "16"]), model="".join(["a"] * 64))
     assert again == graph_key()
@@ -155,7 +155,7 @@ def test_nesting_and_concatenation_never_collide(a: Any) -> None:
 
 
 @pytest.mark.parametrize("value", [[1], {"a": 1}, {1}, b"1", object(), 1j, (1, [2])], ids=repr)
-def test_what_is_no_plain_data_is_refused(value: Any) -> None:
+def test_values_that_are_not_plain_data_are_refused(value: Any) -> None:
     with pytest.raises(TypeError, match=r"cannot be part of a key"):
         digest(value)
 
@@ -186,12 +186,12 @@ def test_the_latent_shape_is_the_shape_of_the_first_tensor() -> None:
     assert Signature(()).latent_shape == ()
 
 
-def test_a_tensor_reads_as_everything_that_a_graph_may_know_of_it() -> None:
+def test_a_tensor_spec_prints_everything_that_a_graph_may_depend_on() -> None:
     assert str(TensorSpec((2, 4, 90, 45), "float16", "cuda")) == "2x4x90x45 float16 cuda"
     assert str(TensorSpec((2,), "float32", "cpu", "channels_last")) == "2 float32 cpu channels_last"
 
 
-def test_equal_keys_differ_in_nothing() -> None:
+def test_equal_keys_have_no_difference() -> None:
     assert differing(graph_key().components(), graph_key().components()) == []
 
 

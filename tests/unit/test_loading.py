@@ -1,4 +1,4 @@
-"""ComfyUI loads packs by path, under a name that is a path: the root must bear it, and without ComfyUI or torch."""
+"""ComfyUI loads packs by path, under a module name that is a path. That must work, also without ComfyUI or torch."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ print(json.dumps({
 
 @pytest.fixture(params=["my resolute-pack 1", "resolute.v1.2", "Resolute"])
 def installed(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    """The package copied into a folder such as people have: with a space, a hyphen, dots."""
+    """The package in a folder whose name has a space, a hyphen or dots, as users have."""
     folder = tmp_path / "custom_nodes" / request.param
     folder.mkdir(parents=True)
     for name in PACKAGE:
@@ -59,7 +59,7 @@ def installed(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 
 
 def load(folder: Path, then: str, path: str = "") -> dict[str, Any]:
-    """Load a folder in a fresh interpreter that does not stand in our tree, and read what `then` prints."""
+    """Load a folder in a fresh interpreter outside our tree, and return the JSON that `then` prints."""
     environment = {**os.environ, "PYTHONPATH": path}
     command = [sys.executable, "-c", LOAD + then, str(folder)]
     done = subprocess.run(command, cwd=folder.parent, env=environment, capture_output=True, text=True, check=False)
@@ -74,7 +74,7 @@ def test_the_root_loads_by_path_without_comfyui_and_without_torch(installed: Pat
     assert report["heavy"] == []
 
 
-def test_submodules_are_found_inside_the_folder_and_not_by_their_bare_names(installed: Path, tmp_path: Path) -> None:
+def test_submodules_are_found_inside_the_folder_and_not_as_top_level_modules(installed: Path, tmp_path: Path) -> None:
     (tmp_path / "nodes.py").write_text("DECOY = True\n", encoding="utf-8")
     report = load(installed, SUBMODULES, path=str(tmp_path))
     assert report["decoy"]
@@ -83,6 +83,6 @@ def test_submodules_are_found_inside_the_folder_and_not_by_their_bare_names(inst
     assert report["shadowed"] == []
 
 
-def test_the_web_folder_that_the_root_names_is_there() -> None:
+def test_the_web_folder_that_the_root_names_exists() -> None:
     report = load(ROOT, REPORT)
     assert (ROOT / report["web"]).is_dir()

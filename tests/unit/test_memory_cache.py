@@ -1,4 +1,4 @@
-"""The cache in memory: bounded by bytes, oldest out first, pinned entries stay, each value is let go once."""
+"""ByteLRU: limited by bytes, evicts the oldest first, keeps pinned entries, closes each value once."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ def test_a_value_is_found_and_its_hits_are_counted(cache: ByteLRU[str, str]) -> 
     assert cache.get("b") is None
 
 
-def test_the_oldest_leaves_first(cache: ByteLRU[str, str], evicted: list[str]) -> None:
+def test_the_oldest_is_evicted_first(cache: ByteLRU[str, str], evicted: list[str]) -> None:
     for name in "abc":
         cache.put(name, name.upper(), 4)
     assert evicted == ["A"]
     assert keys(cache) == ["b", "c"]
 
 
-def test_a_value_that_was_used_is_young_again(cache: ByteLRU[str, str], evicted: list[str]) -> None:
+def test_using_a_value_makes_it_the_newest(cache: ByteLRU[str, str], evicted: list[str]) -> None:
     cache.put("a", "A", 4)
     cache.put("b", "B", 4)
     cache.get("a")
@@ -51,7 +51,7 @@ def test_a_value_that_was_used_is_young_again(cache: ByteLRU[str, str], evicted:
     assert evicted == ["B"]
 
 
-def test_looking_whether_a_key_is_there_is_no_use_of_it(cache: ByteLRU[str, str], evicted: list[str]) -> None:
+def test_checking_for_a_key_does_not_count_as_use(cache: ByteLRU[str, str], evicted: list[str]) -> None:
     cache.put("a", "A", 4)
     cache.put("b", "B", 4)
     assert "a" in cache
@@ -59,7 +59,7 @@ def test_looking_whether_a_key_is_there_is_no_use_of_it(cache: ByteLRU[str, str]
     assert evicted == ["A"]
 
 
-def test_no_more_leaves_than_has_to(cache: ByteLRU[str, str], evicted: list[str]) -> None:
+def test_no_more_is_evicted_than_necessary(cache: ByteLRU[str, str], evicted: list[str]) -> None:
     for name, size in (("a", 2), ("b", 5), ("c", 3)):
         cache.put(name, name, size)
     cache.put("d", "d", 2)
@@ -79,7 +79,7 @@ def test_a_value_that_exactly_fills_the_budget_is_kept(cache: ByteLRU[str, str])
     assert cache.bytes == BUDGET
 
 
-def test_what_cannot_fit_beside_the_pinned_is_refused_and_evicts_nothing(
+def test_a_value_that_cannot_fit_next_to_pinned_ones_is_refused_and_evicts_nothing(
     cache: ByteLRU[str, str], evicted: list[str]
 ) -> None:
     cache.put("a", "A", 6)
@@ -90,7 +90,7 @@ def test_what_cannot_fit_beside_the_pinned_is_refused_and_evicts_nothing(
     assert evicted == []
 
 
-def test_a_pinned_entry_stays_though_it_is_the_oldest(cache: ByteLRU[str, str], evicted: list[str]) -> None:
+def test_a_pinned_entry_is_kept_even_if_it_is_the_oldest(cache: ByteLRU[str, str], evicted: list[str]) -> None:
     cache.put("a", "A", 4)
     cache.put("b", "B", 4)
     cache.pin("a")
@@ -110,21 +110,21 @@ def test_pins_are_counted(cache: ByteLRU[str, str]) -> None:
     assert cache.trim(0) == 4
 
 
-def test_one_unpin_too_many_does_not_owe_a_pin(cache: ByteLRU[str, str]) -> None:
+def test_an_extra_unpin_does_not_cancel_a_later_pin(cache: ByteLRU[str, str]) -> None:
     cache.put("a", "A", 4)
     cache.unpin("a")
     cache.pin("a")
     assert cache.trim(0) == 0
 
 
-def test_a_replaced_value_is_let_go(cache: ByteLRU[str, str], evicted: list[str]) -> None:
+def test_a_replaced_value_is_closed(cache: ByteLRU[str, str], evicted: list[str]) -> None:
     cache.put("a", "old", 4)
     cache.put("a", "new", 6)
     assert evicted == ["old"]
     assert cache.bytes == 6
 
 
-def test_trim_goes_down_to_the_limit_and_says_what_it_freed(cache: ByteLRU[str, str], evicted: list[str]) -> None:
+def test_trim_evicts_down_to_the_limit_and_returns_freed_bytes(cache: ByteLRU[str, str], evicted: list[str]) -> None:
     for name in "abc":
         cache.put(name, name, 3)
     assert cache.trim(5) == 6
@@ -132,12 +132,12 @@ def test_trim_goes_down_to_the_limit_and_says_what_it_freed(cache: ByteLRU[str, 
     assert cache.evictions == 2
 
 
-def test_discarding_what_is_not_there_does_nothing(cache: ByteLRU[str, str], evicted: list[str]) -> None:
+def test_discarding_a_missing_key_does_nothing(cache: ByteLRU[str, str], evicted: list[str]) -> None:
     cache.discard("a")
     assert evicted == []
 
 
-def test_entries_may_be_discarded_while_walking_over_them(cache: ByteLRU[str, str]) -> None:
+def test_entries_may_be_discarded_during_iteration(cache: ByteLRU[str, str]) -> None:
     for name in "abc":
         cache.put(name, name, 1)
     for key, _ in cache:
@@ -145,7 +145,7 @@ def test_entries_may_be_discarded_while_walking_over_them(cache: ByteLRU[str, st
     assert len(cache) == 0
 
 
-def test_a_cache_without_anyone_to_tell_evicts_too() -> None:
+def test_a_cache_without_an_eviction_callback_evicts_too() -> None:
     cache: ByteLRU[str, str] = ByteLRU(4)
     cache.put("a", "A", 4)
     cache.put("b", "B", 4)
@@ -157,7 +157,7 @@ SIZES = st.integers(0, BUDGET + 2)
 
 
 class AgainstANaiveModel(RuleBasedStateMachine):
-    """The same operations on a plain list; what is kept, in which order, and what left must agree after each."""
+    """Runs the same operations on a plain list; contents, order and evictions must agree after each."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -223,7 +223,7 @@ class AgainstANaiveModel(RuleBasedStateMachine):
         self.drop(key)
 
     @invariant()
-    def the_same_is_kept_in_the_same_order(self) -> None:
+    def contents_and_order_are_equal(self) -> None:
         assert [(key, entry.value, entry.bytes) for key, entry in self.cache] == self.kept
 
     @invariant()
@@ -231,7 +231,7 @@ class AgainstANaiveModel(RuleBasedStateMachine):
         assert self.cache.bytes == sum(size for _, _, size in self.kept) <= BUDGET
 
     @invariant()
-    def each_value_that_left_was_let_go_once(self) -> None:
+    def each_removed_value_was_closed_once(self) -> None:
         assert self.evicted == self.left
         assert len(set(self.evicted)) == len(self.evicted)
         assert len(self.evicted) + len(self.kept) + self.refused == self.made

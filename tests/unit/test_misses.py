@@ -1,4 +1,4 @@
-"""The sentence that explains a miss, and the signatures that it is compared with."""
+"""The sentence that explains a cache miss, and the known signatures it is compared with."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_a_miss_names_what_differs(wanted: CaptureKey, text: str) -> None:
     assert explain(wanted, key()) == text
 
 
-def test_a_batch_that_changes_in_every_tensor_is_one_difference() -> None:
+def test_a_batch_that_differs_in_every_tensor_is_one_difference() -> None:
     merged, split = with_batch(2), with_batch(1)
     assert explain(split, merged) == "latent batch 2 -> 1"
 
@@ -68,7 +68,7 @@ def test_control_residuals_that_appear_are_one_difference() -> None:
     assert explain(with_tensors(shapes), controlled) == "control gone"
 
 
-def test_many_differences_are_counted_rather_than_listed() -> None:
+def test_many_differences_are_counted_and_not_listed() -> None:
     text = explain(key(latent=(1, 8, 90, 120), tokens=154), key())
     assert text == "latent batch 2 -> 1, latent channels 4 -> 8, latent height 64 -> 90 and 2 more"
 
@@ -86,12 +86,12 @@ def test_every_difference_from_the_nearest_graph_is_named() -> None:
     assert "latent" not in text
 
 
-def test_a_graph_that_was_freed_is_told_from_one_that_never_was() -> None:
+def test_a_freed_graph_is_distinguished_from_a_new_one() -> None:
     assert explain(key(), key()) == FREED
 
 
 @pytest.mark.parametrize("values", [(("y", None),), (("y", False),)])
-def test_an_input_that_was_not_there_before_is_a_difference(values: Any) -> None:
+def test_a_new_input_is_a_difference(values: Any) -> None:
     assert explain(key(values=values), key()).startswith("y ")
 
 
@@ -100,14 +100,14 @@ def test_long_values_are_shortened() -> None:
     assert len(explain(key(values=(("tiles", many),)), key(values=(("tiles", many[1:]),)))) < 150
 
 
-def test_a_signature_is_news_once() -> None:
+def test_a_signature_is_new_only_once() -> None:
     book = SeenSignatures()
     assert book.add(1, "a", key().components()) == FIRST
     assert book.add(1, "a", key().components()) is None
     assert book.add(1, "b", key(tokens=154).components()) == "context tokens 77 -> 154"
 
 
-def test_modules_are_told_apart_and_forgotten() -> None:
+def test_modules_are_distinguished_and_forgotten() -> None:
     book = SeenSignatures()
     book.add(1, "a", key().components())
     assert book.add(2, "a", key().components()) == FIRST
@@ -115,7 +115,7 @@ def test_modules_are_told_apart_and_forgotten() -> None:
     assert book.add(1, "a", key().components()) == FIRST
 
 
-def test_old_signatures_are_forgotten_and_the_latest_stay() -> None:
+def test_old_signatures_are_forgotten_and_the_latest_are_kept() -> None:
     book = SeenSignatures()
     for number in range(1000):
         book.add(1, number, key(epoch=number).components())

@@ -11,21 +11,21 @@ from compile_cache.stats import Stats
 STREAMED = BypassReason(BypassCode.STREAMED_WEIGHTS, "low VRAM")
 
 
-def test_a_reason_is_news_once_and_counted_always() -> None:
+def test_a_reason_is_new_once_and_counted_every_time() -> None:
     stats = Stats()
     assert [stats.bypass(STREAMED) for _ in range(3)] == [True, False, False]
     assert stats.counters.bypasses == {"streamed_weights": 3}
     assert [event.kind for event in stats.events] == ["bypass"]
 
 
-def test_another_detail_of_the_same_code_is_news_and_counts_under_the_code() -> None:
+def test_another_detail_of_the_same_code_is_new_and_counted_under_the_code() -> None:
     stats = Stats()
     stats.bypass(STREAMED)
     assert stats.bypass(replace(STREAMED, detail="DynamicVRAM"))
     assert stats.counters.bypasses == {"streamed_weights": 2}
 
 
-def test_events_are_bounded_and_the_newest_stay() -> None:
+def test_events_are_limited_and_the_newest_are_kept() -> None:
     stats = Stats()
     for number in range(5000):
         stats.event("compile", str(number))
@@ -33,7 +33,7 @@ def test_events_are_bounded_and_the_newest_stay() -> None:
     assert stats.events[-1].text == "4999"
 
 
-def test_a_snapshot_is_plain_data_and_does_not_follow_the_counters() -> None:
+def test_a_snapshot_is_plain_data_and_does_not_change_with_the_counters() -> None:
     stats = Stats()
     stats.bypass(STREAMED)
     stats.counters.replays = 2
@@ -46,7 +46,7 @@ def test_a_snapshot_is_plain_data_and_does_not_follow_the_counters() -> None:
     assert set(before) == set(vars(stats.counters))
 
 
-def test_a_snapshot_stands_while_another_thread_counts_something_new() -> None:
+def test_a_snapshot_is_consistent_while_another_thread_counts() -> None:
     stats = Stats()
 
     class Meanwhile(str):
@@ -58,14 +58,14 @@ def test_a_snapshot_stands_while_another_thread_counts_something_new() -> None:
     assert stats.snapshot()["bypasses"] == {"one": 1}
 
 
-def test_events_since_a_moment_are_the_later_ones_as_far_as_they_are_kept() -> None:
+def test_events_since_a_moment_are_the_later_ones_that_are_still_kept() -> None:
     stats = Stats()
     stats.event("compile", "before")
-    told = stats.told
-    assert stats.events_since(told) == []
+    start = stats.told
+    assert stats.events_since(start) == []
     for number in range(3):
         stats.event("compile", str(number))
-    assert [event.text for event in stats.events_since(told)] == ["0", "1", "2"]
+    assert [event.text for event in stats.events_since(start)] == ["0", "1", "2"]
     for number in range(5000):
         stats.event("compile", str(number))
-    assert len(stats.events_since(told)) == len(stats.events)
+    assert len(stats.events_since(start)) == len(stats.events)

@@ -1,4 +1,4 @@
-"""Bundled workflows: both forms on disk say the same, and the front end can show them."""
+"""Bundled workflows: both forms are the same graph, and the front end can show them."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def read_api(name: str) -> Json:
 
 
 def prompt_of(ui: Json) -> Json:
-    """UI form to API form, read from the links table alone: a second opinion on the generator."""
+    """Convert UI form to API form from the links table alone, independently of the generator."""
     sources = {link[0]: [str(link[1]), link[2]] for link in ui["links"]}
     prompt: Json = {}
     for node in ui["nodes"]:
@@ -69,7 +69,7 @@ def prompt_of(ui: Json) -> Json:
 
 
 def size_of(resolution: Json) -> sizes.Size:
-    """What a Resolution node gives."""
+    """The size that a Resolution node outputs."""
     inputs = dict(resolution["inputs"])
     assert inputs.pop("use") == "exact"
     return sizes.resolve_size(**inputs)
@@ -90,7 +90,7 @@ def nodes_of(prompt: Json, class_type: str) -> list[str]:
     return [node for node, about in prompt.items() if about["class_type"] == class_type]
 
 
-def test_the_files_are_what_the_generator_writes() -> None:
+def test_the_files_are_up_to_date_with_the_generator() -> None:
     assert build_workflows.differing() == []
 
 
@@ -125,7 +125,7 @@ def test_the_ui_form_has_the_schema_of_the_front_end(ui: Json) -> None:
     assert ui["last_link_id"] == max(links)
 
 
-def test_each_link_is_known_at_both_ends(ui: Json) -> None:
+def test_each_link_is_listed_at_both_ends(ui: Json) -> None:
     nodes = {node["id"]: node for node in ui["nodes"]}
     for link, source, source_slot, target, target_slot, kind in ui["links"]:
         output = nodes[source]["outputs"][source_slot]
@@ -135,7 +135,7 @@ def test_each_link_is_known_at_both_ends(ui: Json) -> None:
         assert "*" in (socket["type"], kind) or socket["type"] == kind == output["type"]
 
 
-def test_every_input_that_is_no_widget_is_linked(api: Json) -> None:
+def test_every_input_without_a_widget_is_linked(api: Json) -> None:
     for node in api.values():
         wanted = {name for name, _ in NODE_TYPES[node["class_type"]].inputs}
         linked = {name for name, value in node["inputs"].items() if isinstance(value, list)}
@@ -145,11 +145,11 @@ def test_every_input_that_is_no_widget_is_linked(api: Json) -> None:
 def test_the_sizes_can_be_sampled(api: Json) -> None:
     for node in nodes_of(api, "ResoluteResolution"):
         size = size_of(api[node])
-        # What the widgets show is what the preset gives.
+        # The widgets must show the preset's size.
         assert size == sizes.Size(api[node]["inputs"]["width"], api[node]["inputs"]["height"])
 
 
-def test_nodes_do_not_overlap_and_stand_in_a_group(ui: Json) -> None:
+def test_nodes_do_not_overlap_and_are_inside_a_group(ui: Json) -> None:
     boxes = {node["id"]: box(node) for node in ui["nodes"]}
     for first, second in itertools.combinations(boxes.values(), 2):
         assert not overlap(first, second)
@@ -161,7 +161,7 @@ def test_nodes_do_not_overlap_and_stand_in_a_group(ui: Json) -> None:
             assert sum(inside(boxes[node["id"]], corners(group)) for group in groups) == 1
 
 
-def test_a_note_says_what_to_look_at(ui: Json) -> None:
+def test_a_workflow_has_a_note(ui: Json) -> None:
     notes = [node for node in ui["nodes"] if NODE_TYPES[node["type"]].is_front_end_only]
     assert len(notes) == 1
     assert notes[0]["widgets_values"][0].startswith("## ")
@@ -191,7 +191,7 @@ def test_the_report_of_the_tour_comes_after_every_size() -> None:
     assert set(nodes_of(prompt, "VAEDecode")) <= upstream(prompt, report)
 
 
-def test_the_comparison_differs_in_the_compiled_nodes_alone() -> None:
+def test_the_two_compared_branches_differ_only_in_the_compiled_nodes() -> None:
     prompt = read_api("compare_with_stock")
     (compare,) = nodes_of(prompt, "ResoluteCompareImages")
     mine, theirs = (prompt[compare]["inputs"][name][0] for name in ("image_a", "image_b"))
