@@ -1,4 +1,4 @@
-"""A ComfyUI server with the pack, and Chromium with its front end."""
+"""Fixtures: a ComfyUI server with the pack, and Chromium with its front end."""
 
 from __future__ import annotations
 
@@ -15,16 +15,13 @@ from scripts.support.server import ComfyServer
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Registers the marker here, so that a test file works without other settings."""
+    """Register the marker."""
     config.addinivalue_line("markers", "browser: needs chromium and playwright")
 
 
 @pytest.fixture(scope="session")
 def server(make_server: Callable[..., ComfyServer], comfyui_folder: Callable[[str], Path]) -> ComfyServer:
-    """The target ComfyUI, with files of the names that the workflows mention.
-
-    Nothing is sampled here, so the checkpoints are empty.
-    """
+    """The target ComfyUI, with empty files named like the workflows' models; nothing is sampled here."""
     server = make_server()
     example = comfyui_folder(comfyui.TARGET) / "input" / "example.png"
     shutil.copyfile(example, server.input_folder / example.name)
@@ -38,7 +35,7 @@ def server(make_server: Callable[..., ComfyServer], comfyui_folder: Callable[[st
 
 @pytest.fixture(scope="session")
 def browser(server: ComfyServer) -> Iterator[FrontEnd]:
-    """One tab, used by all tests in turn; each of them loads the page anew."""
+    """One tab for all tests; each test reloads the page."""
     missing = front_end.missing_requirement()
     if missing:
         pytest.skip(missing)

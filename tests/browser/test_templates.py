@@ -1,4 +1,4 @@
-"""The bundled workflows in ComfyUI's own front end: they open, and mean what the API form says."""
+"""The bundled workflows in ComfyUI's own front end: they open, and queue the API form."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_a_dropped_file_opens_as_well(browser: FrontEnd) -> None:
     assert browser.prompt() == written_prompt(name)
 
 
-def test_a_missing_node_would_be_noticed(browser: FrontEnd) -> None:
+def test_a_missing_node_is_detected(browser: FrontEnd) -> None:
     name = "sd15_text_to_image"
     browser.open_template(name, PACK, len(GRAPHS[name].nodes))
     workflow = GRAPHS[name].ui()
@@ -69,7 +69,7 @@ def test_the_help_page_of_a_node_is_served(server: ComfyServer, node_type: Any) 
 
 
 @pytest.mark.parametrize("type_id", sorted(NODE_TYPES))
-def test_the_description_of_a_node_type_is_the_servers(server: ComfyServer, type_id: str) -> None:
+def test_a_node_types_description_equals_the_servers(server: ComfyServer, type_id: str) -> None:
     node_type = NODE_TYPES[type_id]
     if node_type.is_front_end_only:
         return
@@ -80,9 +80,9 @@ def test_the_description_of_a_node_type_is_the_servers(server: ComfyServer, type
     )
     ours = dict(node_type.inputs)
     ours |= {w.name: w.type for w in node_type.widgets if w.name not in FRONT_END_ONLY}
-    # A bundled workflow may leave out what a stock node does not require.
+    # A bundled workflow may leave out optional inputs of a stock node.
     assert required.items() <= ours.items() <= {**required, **optional}.items()
-    # Newer versions may append outputs; the ones that links use come first.
+    # Newer versions may append outputs; links use only the first ones.
     assert [kind for _, kind in node_type.outputs] == about["output"][: len(node_type.outputs)]
     if node_type.is_ours:
         assert ours == {**required, **optional}
@@ -101,7 +101,7 @@ def test_every_input_and_output_of_our_nodes_has_a_tooltip(server: ComfyServer, 
 
 
 @pytest.mark.parametrize("type_id", ["ResoluteLoadCheckpoint", "ResoluteResolution"])
-def test_choices_and_defaults_are_the_servers(server: ComfyServer, type_id: str) -> None:
+def test_choices_and_defaults_equal_the_servers(server: ComfyServer, type_id: str) -> None:
     about = server.client.get(f"/object_info/{type_id}")[type_id]["input"]
     inputs = {**about["required"], **about.get("optional", {})}
     for widget in NODE_TYPES[type_id].widgets:

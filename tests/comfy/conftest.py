@@ -1,4 +1,4 @@
-"""Real ComfyUI servers on the CPU, and prompts to send to them."""
+"""Fixtures: real ComfyUI servers on the CPU, and prompts for them."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from scripts.support.server import ComfyServer
 from ..conftest import linked_packs
 
 pytest.register_assert_rewrite(f"{__package__}.rig")
-from .rig import Bench, PromptDict, Run, compiled  # noqa: E402 (after the line that has its assertions explained)
+from .rig import Bench, PromptDict, Run, compiled  # noqa: E402 (after register_assert_rewrite)
 
 SCENARIO_PACK = ROOT / "tests" / "comfy" / "pack"
 DEEPCACHE_PACK = ROOT / "tests" / "comfy" / "deepcache" / "pack"  # DeepCache as a plain loop
 
-# To see which vector instructions the compiler and the CPU have, inductor starts ten processes that import torch: 15 s
-# for each server. The demo's test and the contract tests leave it at that.
+# To detect the CPU's vector instructions, inductor starts ten processes that import torch, which takes 15 s per server,
+# so skip that here. The demo's test and the contract tests do not skip it.
 QUICK_START = {"TORCHINDUCTOR_VEC_ISA_OK": "1"}
 
 
 @pytest.fixture(scope="session")
 def server(make_server: Callable[..., ComfyServer], pytestconfig: pytest.Config) -> ComfyServer:
-    """The target ComfyUI, shared by the session, with the nodes of ``tests/comfy/pack`` too."""
+    """The target ComfyUI with the nodes of ``tests/comfy/pack``, shared by the session."""
     return make_server(
         packs={**linked_packs(), "resolute-scenario-pack": SCENARIO_PACK, "resolute-deepcache-pack": DEEPCACHE_PACK},
         environment=QUICK_START,
@@ -60,13 +60,13 @@ def old_client(old_server: ComfyServer) -> Client:
 
 @pytest.fixture(scope="session")
 def bench(server: ComfyServer) -> Bench:
-    """Runs prompts on the shared target server and tells what each cost."""
+    """Runs prompts on the shared target server and reports the counters of each."""
     return Bench(server.client)
 
 
 @pytest.fixture(scope="session")
 def seeds() -> Iterator[int]:
-    """Seeds that no other prompt of the session has: ComfyUI would answer a repeated one without sampling."""
+    """Seeds that no other prompt of the session has, because ComfyUI answers a repeated prompt from its cache."""
     return itertools.count(1000)
 
 
@@ -78,13 +78,13 @@ def seed(seeds: Iterator[int]) -> int:
 
 @pytest.fixture(scope="session")
 def warm(bench: Bench, seeds: Iterator[int]) -> Run:
-    """The first compiled prompt of the tiny model and VAE on the shared server, at 256x256: the one that compiles."""
+    """The first compiled prompt of the tiny model and VAE on the shared server, at 256x256; it compiles the regions."""
     return bench.run(compiled(_tiny_prompt(seed=next(seeds))))
 
 
 @pytest.fixture(scope="session")
 def node() -> Callable[..., dict[str, Any]]:
-    """``node("KSampler", model=["1", 0], ...)``: one node of a prompt in API form."""
+    """``node("KSampler", model=["1", 0], ...)`` makes one node of a prompt in API form."""
     return _node
 
 
@@ -102,13 +102,13 @@ def checkpoint_prompt() -> Callable[..., PromptDict]:
 
 @pytest.fixture(scope="session")
 def latents() -> Callable[[Client, History], list[numpy.ndarray[Any, Any]]]:
-    """``latents(client, history)``: what ResoluteTestSaveLatent wrote, exactly."""
+    """``latents(client, history)`` returns the arrays that ResoluteTestSaveLatent wrote."""
     return lambda client, history: [numpy.load(io.BytesIO(data)) for data in client.images(history, "latents")]
 
 
 @pytest.fixture(scope="session")
 def pixels() -> Callable[[Client, History], list[numpy.ndarray[Any, Any]]]:
-    """``pixels(client, history)``: the images as arrays (height, width, 3), 0 to 255."""
+    """``pixels(client, history)`` returns the images as arrays (height, width, 3), 0 to 255."""
     return lambda client, history: [
         numpy.asarray(Image.open(io.BytesIO(data)).convert("RGB")) for data in client.images(history)
     ]
@@ -131,7 +131,7 @@ def _tiny_prompt(
 ) -> PromptDict:
     """Nodes: model, vae, positive, negative, latent, sample, decode, image, samples.
 
-    Each is a key, so that a test can put a node between them.
+    The names are the keys of the prompt, so that a test can insert nodes.
     """
     widths = {"sd": (768, 0), "sdxl": (2048, 1280)}[kind]
     text = {"tokens": tokens, "width": widths[0], "pooled_width": widths[1], "batch": 1}

@@ -1,4 +1,4 @@
-"""Prompts with Resolute's nodes in them, what each of them cost, and what must be true of the results."""
+"""Builds prompts with Resolute's nodes, runs them with their counters, and compares results."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from scripts.support.errors import PromptError
 PromptDict = dict[str, dict[str, Any]]
 Array = numpy.ndarray[Any, Any]
 
-# What fp32 on the CPU may differ from ComfyUI's own: latents relatively, images in levels of 255.
+# Tolerance against ComfyUI's own result in fp32 on the CPU: relative for latents, levels of 255 for images.
 LATENT_TOLERANCE = 1e-4
 IMAGE_TOLERANCE = 1
 
-# Bypasses that only forbid a capture, and so can only be met on a GPU.
+# Bypasses that only prevent a capture, so they occur only on a GPU.
 AGAINST_CAPTURES = frozenset({"observed_input", "streamed_weights"})
 
 
@@ -34,12 +34,12 @@ def node(class_type: str, **inputs: Any) -> dict[str, Any]:
 
 
 def compile_model(backend: str = "inductor") -> dict[str, Any]:
-    """A Compile Model node whose model is still to be connected."""
+    """A Compile Model node without its model input."""
     return node("ResoluteCompileModel", backend=backend)
 
 
 def with_model(prompt: PromptDict, *nodes: dict[str, Any], sampler: str = "sample") -> PromptDict:
-    """A copy of the prompt with ``nodes``, in this order, between the sampler and its model."""
+    """A copy of the prompt with ``nodes`` between the sampler and its model, in this order."""
     changed = copy.deepcopy(prompt)
     link = changed[sampler]["inputs"]["model"]
     for number, added in enumerate(nodes):
@@ -51,7 +51,7 @@ def with_model(prompt: PromptDict, *nodes: dict[str, Any], sampler: str = "sampl
 
 
 def with_vae(prompt: PromptDict, backend: str = "inductor") -> PromptDict:
-    """A copy of the prompt whose decoder node takes its VAE from Compile VAE Decode."""
+    """A copy of the prompt whose decoder uses Compile VAE Decode."""
     changed = copy.deepcopy(prompt)
     inputs = changed["decode"]["inputs"]
     changed["compiled-vae"] = node("ResoluteCompileVAEDecode", vae=inputs["vae"], backend=backend)
@@ -60,14 +60,14 @@ def with_vae(prompt: PromptDict, backend: str = "inductor") -> PromptDict:
 
 
 def compiled(prompt: PromptDict, backend: str = "inductor") -> PromptDict:
-    """A copy of the prompt that samples, and decodes where it does, through the cache."""
+    """A copy of the prompt with a compiled model, and a compiled decoder if the prompt decodes."""
     changed = with_model(prompt, compile_model(backend))
     return with_vae(changed, backend) if "decode" in prompt else changed
 
 
 @dataclass(frozen=True)
 class Run:
-    """A finished prompt: the latents and images that it saved, previews left out, and by how much each counter rose."""
+    """A finished prompt: its saved latents and images (no previews), and the increase of each counter."""
 
     latents: list[Array]
     images: list[Array]
@@ -76,18 +76,18 @@ class Run:
 
     @property
     def bypasses(self) -> dict[str, int]:
-        """Bypass code -> how often it was counted in this prompt."""
+        """Bypass code -> count in this prompt."""
         counted: dict[str, int] = self.rise["bypasses"]
         return counted
 
     @property
     def forwards(self) -> int:
-        """Calls that ran through regions or, on a GPU, were replayed."""
+        """Number of calls that ran through regions or, on a GPU, were replayed."""
         return int(self.rise["graph_calls"] + self.rise["replays"])
 
     @property
     def touched_the_cache(self) -> bool:
-        """Whether any counter moved."""
+        """Whether any counter changed."""
         return any(self.rise.values())
 
 
@@ -103,15 +103,15 @@ class Bench:
         return counters
 
     def run(self, prompt: PromptDict) -> Run:
-        """Raises PromptError like ``Client.run``."""
+        """Run a prompt. Raises PromptError like ``Client.run``."""
         before = self.counters()
         history = self.client.run(prompt)
         return self.finished(history, before)
 
     def cancel_once(self, prompt: PromptDict, reached: Callable[[], bool]) -> str:
-        """Queues a prompt, interrupts it as soon as ``reached()``, and returns the message with which it ended.
+        """Queue a prompt, interrupt it as soon as ``reached()`` is true, and return its error message.
 
-        A prompt that ends by itself fails the test with that message, or with pytest's for no error at all.
+        The test fails if the prompt finishes without an error.
         """
         prompt_id = self.client.queue(prompt)
         while not reached() and prompt_id not in self.client.get(f"/history/{prompt_id}"):
@@ -122,7 +122,7 @@ class Bench:
         return str(caught.value)
 
     def finished(self, history: History, before: Mapping[str, Any]) -> Run:
-        """The Run of a prompt that was queued when the counters stood at ``before``."""
+        """The Run of a finished prompt; ``before``: the counters when it was queued."""
         after = self.counters()
         rise = {name: after[name] - before[name] for name in after if name != "bypasses"}
         bypasses = {code: count - before["bypasses"].get(code, 0) for code, count in after["bypasses"].items()}
@@ -144,29 +144,29 @@ def latent_error(actual: Array, expected: Array) -> float:
 
 
 def assert_same(actual: Run, expected: Run) -> None:
-    """As many latents and images, and each of them within the tolerance; none of them empty, flat or not a number."""
-    assert len(expected.latents) + len(expected.images) > 0, "the prompt saves nothing that could be compared"
+    """Assert equal numbers of latents and images, all within the tolerance, and none of them empty, flat or NaN."""
+    assert len(expected.latents) + len(expected.images) > 0, "the prompt saves nothing to compare"
     assert len(actual.latents) == len(expected.latents)
     assert len(actual.images) == len(expected.images)
     for mine, theirs in zip(actual.latents, expected.latents, strict=True):
         assert mine.shape == theirs.shape
-        assert numpy.isfinite(theirs).all(), "the latents to compare with are no numbers"
-        assert theirs.std() > 0, "the latents to compare with are empty"
+        assert numpy.isfinite(theirs).all(), "the expected latents contain NaN or infinity"
+        assert theirs.std() > 0, "the expected latents are empty"
         assert latent_error(mine, theirs) <= LATENT_TOLERANCE, latent_error(mine, theirs)
     for mine, theirs in zip(actual.images, expected.images, strict=True):
         assert mine.shape == theirs.shape
-        assert theirs.std() > 5, f"the image to compare with is flat: deviation {theirs.std():.2f}"
+        assert theirs.std() > 5, f"the expected image is flat: deviation {theirs.std():.2f}"
         assert abs(mine - theirs).max() <= IMAGE_TOLERANCE, f"images differ by {abs(mine - theirs).max()} of 255"
 
 
 def assert_different(one: Run, other: Run) -> None:
-    """The latents differ by far more than what counts as the same: a node between them did something."""
+    """Assert that the latents differ by far more than the tolerance, so the change between the runs took effect."""
     for mine, theirs in zip(one.latents, other.latents, strict=True):
         assert latent_error(mine, theirs) > 20 * LATENT_TOLERANCE, latent_error(mine, theirs)
 
 
 def assert_ran_compiled(run: Run, forwards: int, bypasses: tuple[str, ...] = (), beside: Collection[str] = ()) -> None:
-    """Nothing was compiled and nothing failed, and what ``assert_through_regions`` asserts."""
+    """Assert what ``assert_through_regions`` does, and that nothing was compiled."""
     assert_through_regions(run, forwards, bypasses, beside)
     assert run.rise["region_compiles"] == 0
 
@@ -174,8 +174,10 @@ def assert_ran_compiled(run: Run, forwards: int, bypasses: tuple[str, ...] = (),
 def assert_through_regions(
     run: Run, forwards: int, bypasses: tuple[str, ...] = (), beside: Collection[str] = ()
 ) -> None:
-    """Every forward ran through regions or was replayed, no region failed, and these codes were bypassed, ``beside``
-    them at most those."""
+    """Assert that every forward ran through regions or was replayed, and no region failed.
+
+    bypasses: codes that must occur; beside: codes that may occur too.
+    """
     assert run.forwards == forwards
     assert run.rise["region_calls"] >= run.rise["graph_calls"]
     assert (run.rise["eager_calls"], run.rise["compile_failures"]) == (0, 0)

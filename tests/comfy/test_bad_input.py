@@ -1,4 +1,4 @@
-"""A mistake gets a sentence that says what to do, and the next prompt runs as if nothing had happened."""
+"""A user's mistake gets a sentence with the remedy, and the next prompt is not affected."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ STEPS = 4
 
 
 def failure_of(bench: Bench, prompt: Any) -> str:
-    """The message of a prompt that has to fail."""
+    """Run a prompt that must fail and return its message."""
     with pytest.raises(PromptError) as caught:
         bench.run(prompt)
     return str(caught.value)
@@ -58,7 +58,7 @@ def test_cudagraph_on_a_cpu_says_what_to_choose(bench: Bench, tiny_prompt: Any, 
     ("size", "multiple", "nearest"),
     [((513, 512), "8", "512x512"), ((512, 250), "8", "512x248"), ((520, 512), "16", "528x512")],
 )
-def test_a_size_that_is_no_multiple_says_which_multiple(
+def test_a_size_off_the_multiple_names_the_multiple(
     bench: Bench, tiny_prompt: Any, size: tuple[int, int], multiple: str, nearest: str
 ) -> None:
     prompt = tiny_prompt()
@@ -96,7 +96,7 @@ def test_a_resolution_that_is_valid_reaches_the_latent(bench: Bench, tiny_prompt
 
 
 @pytest.mark.parametrize("shape", ["one forward", "split forward"])
-def test_a_model_of_an_unknown_family_runs_as_it_is_and_says_so(
+def test_a_model_of_an_unknown_family_runs_eagerly_and_says_so(
     bench: Bench, tiny_prompt: Any, seed: int, shape: str
 ) -> None:
     prompt = tiny_prompt(seed=seed, steps=STEPS)
@@ -110,11 +110,11 @@ def test_a_model_of_an_unknown_family_runs_as_it_is_and_says_so(
 
 
 @pytest.mark.usefixtures("warm")
-def test_the_original_is_itself_again_after_a_failure(bench: Bench, tiny_prompt: Any, seed: int) -> None:
+def test_the_original_model_is_unchanged_after_a_failure(bench: Bench, tiny_prompt: Any, seed: int) -> None:
     prompt = tiny_prompt(seed=seed, steps=STEPS)
     expected = bench.run(prompt)
     failure_of(bench, with_model(prompt, compile_model(), node("ResoluteTestFailingPatch", step=1)))
-    prompt["sample"]["inputs"]["denoise"] = 0.999999  # the same steps, and no result to take from ComfyUI's cache
+    prompt["sample"]["inputs"]["denoise"] = 0.999999  # the same steps, but not in ComfyUI's cache
     again = bench.run(prompt)
     assert_same(again, expected)
     assert not again.touched_the_cache
@@ -122,14 +122,14 @@ def test_the_original_is_itself_again_after_a_failure(bench: Bench, tiny_prompt:
 
 @pytest.fixture
 def prompt(warm: Run, tiny_prompt: Any, seed: int) -> PromptDict:
-    """Four steps of the tiny model, which is compiled by then, at a latent of 17x13, without a decoder."""
+    """Four steps of the tiny model, already compiled, at a latent of 17x13, without a decoder."""
     whole = tiny_prompt(seed=seed, width=136, height=104, steps=STEPS)
     return {name: part for name, part in whole.items() if name not in ("vae", "decode", "image")}
 
 
 @pytest.fixture(scope="module", autouse=True)
 def latents(server: ComfyServer) -> None:
-    """Latents for core's LoadLatent: of sixteen channels, of no numbers at all, of a single pixel."""
+    """Latents for core's LoadLatent: with sixteen channels, of NaN, of a single pixel."""
     kinds = {
         "sixteen-channels": numpy.ones((1, 16, 13, 17)),
         "no-numbers": numpy.full((1, 4, 13, 17), numpy.nan),
@@ -141,14 +141,14 @@ def latents(server: ComfyServer) -> None:
 
 
 def assert_the_next_prompt_is_right(bench: Bench, prompt: PromptDict, seed: int) -> None:
-    """The same prompt with another seed, compiled and not, and without a compile or a bypass."""
+    """Assert that the prompt with another seed gives ComfyUI's result, without a compile or a bypass."""
     prompt["sample"]["inputs"]["seed"] = seed
     expected, ours = bench.run(prompt), bench.run(compiled(prompt))
     assert_same(ours, expected)
     assert_ran_compiled(ours, STEPS)
 
 
-# What cannot work, as changes of a prompt's nodes, and what ComfyUI says to it.
+# Changes of a prompt that cannot work, with ComfyUI's own message.
 IMPOSSIBLE = {
     "channels": ({"latent": node("LoadLatent", latent="sixteen-channels.latent")}, "to have 4 channels, but got 16"),
     "text width": (
@@ -161,20 +161,18 @@ IMPOSSIBLE = {
 
 
 @pytest.mark.parametrize("kind", IMPOSSIBLE)
-def test_what_cannot_work_gets_comfyuis_own_message_and_the_next_prompt_works(
+def test_an_impossible_prompt_gets_comfyuis_own_message_and_the_next_one_works(
     bench: Bench, prompt: PromptDict, seeds: Any, kind: str
 ) -> None:
-    changes, told = IMPOSSIBLE[kind]
+    changes, expected = IMPOSSIBLE[kind]
     message = failure_of(bench, prompt | changes)
-    assert told in message
+    assert expected in message
     assert failure_of(bench, compiled(prompt | changes)) == message
     assert_the_next_prompt_is_right(bench, prompt, next(seeds))
 
 
-def test_a_text_for_another_model_does_not_spoil_what_is_compiled_after_it(
-    bench: Bench, prompt: PromptDict, seeds: Any
-) -> None:
-    # The first prompt of an architecture, so that its blocks meet the wrong text before the right one.
+def test_a_text_for_another_model_does_not_affect_later_compiles(bench: Bench, prompt: PromptDict, seeds: Any) -> None:
+    # This is the first prompt of an architecture, so that its blocks get the wrong text before the right one.
     prompt["model"] = node("ResoluteTestOtherModel", seed=1, kind="attentive", channels=160)
     changes, _ = IMPOSSIBLE["text width"]
     message = failure_of(bench, prompt | changes)
@@ -186,7 +184,7 @@ def test_a_text_for_another_model_does_not_spoil_what_is_compiled_after_it(
 
 
 @pytest.mark.parametrize("model", ["known", "new"])
-def test_latents_that_are_no_numbers_stay_so_and_the_next_prompt_works(
+def test_latents_of_nan_stay_nan_and_the_next_prompt_works(
     bench: Bench, prompt: PromptDict, seeds: Any, model: str
 ) -> None:
     if model == "new":
@@ -199,10 +197,10 @@ def test_latents_that_are_no_numbers_stay_so_and_the_next_prompt_works(
     assert_the_next_prompt_is_right(bench, prompt, next(seeds))
 
 
-def test_a_latent_of_one_pixel_gives_comfyuis_own_and_spoils_nothing(
+def test_a_latent_of_one_pixel_gives_comfyuis_result_and_affects_nothing(
     bench: Bench, prompt: PromptDict, seeds: Any
 ) -> None:
-    # Normalizing a single value leaves nothing but rounding noise, in which two ways of computing it differ wholly.
+    # Normalizing a single value leaves only rounding noise, so two correct computations may differ completely.
     small = prompt | {"latent": node("LoadLatent", latent="one-pixel.latent")}
     expected, ours = bench.run(small), bench.run(compiled(small))
     assert_same(ours, expected)
@@ -210,7 +208,7 @@ def test_a_latent_of_one_pixel_gives_comfyuis_own_and_spoils_nothing(
     assert_the_next_prompt_is_right(bench, prompt, next(seeds))
 
 
-def test_an_empty_list_of_texts_gives_comfyuis_own_picture(bench: Bench, prompt: PromptDict, seeds: Any) -> None:
+def test_an_empty_list_of_texts_gives_comfyuis_own_image(bench: Bench, prompt: PromptDict, seeds: Any) -> None:
     without = prompt | {"positive": node("ResoluteTestEmptyConditioning", kind="no entry")}
     untouched, expected, ours = bench.run(prompt), bench.run(without), bench.run(compiled(without))
     assert_different(expected, untouched)
@@ -220,7 +218,7 @@ def test_an_empty_list_of_texts_gives_comfyuis_own_picture(bench: Bench, prompt:
 
 
 @pytest.mark.parametrize("place", ["before", "after"])
-def test_a_control_of_an_odd_size_is_left_out_as_without_us(
+def test_a_control_residual_of_a_wrong_size_is_left_out_as_in_comfyui(
     bench: Bench, server: ComfyServer, prompt: PromptDict, seeds: Any, place: str
 ) -> None:
     warning = "control could not be applied"
@@ -229,7 +227,7 @@ def test_a_control_of_an_odd_size_is_left_out_as_without_us(
     untouched = bench.run(prompt)
     for residual in (fits, odd):
         expected = bench.run(with_model(prompt, residual))
-        told = server.log().count(warning)
+        before = server.log().count(warning)
         order = (residual, compile_model()) if place == "before" else (compile_model(), residual)
         ours = bench.run(with_model(prompt, *order))
         assert_same(ours, expected)
@@ -238,5 +236,5 @@ def test_a_control_of_an_odd_size_is_left_out_as_without_us(
             assert_different(ours, untouched)
         else:
             assert_same(ours, untouched)
-            assert server.log().count(warning) == told + STEPS
+            assert server.log().count(warning) == before + STEPS
     assert_the_next_prompt_is_right(bench, prompt, next(seeds))

@@ -1,4 +1,4 @@
-"""`scripts/bundle` between two servers: the command knows the environment and the store that a real server has."""
+"""`scripts/bundle` between two servers: the command finds the environment and the store of a real server."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from scripts.support.server import ComfyServer
 from .conftest import QUICK_START
 from .rig import Bench, assert_same, compile_model, with_model
 
-# Each server keeps its regions where a user's does, below its own folders.
+# Each server stores its regions in the default place, below its own folders.
 OWN_STORE = {**QUICK_START, "RESOLUTE_STORE": None}
 
 
 def bundle(server: ComfyServer, *arguments: object) -> subprocess.CompletedProcess[str]:
-    """The command as somebody types it who starts the server with `--cpu --base-directory FOLDER`."""
+    """Run the command for a server that was started with `--cpu --base-directory FOLDER`."""
     typed = [*map(str, arguments), "--comfyui", str(server.comfyui), "--", "--cpu", "--base-directory"]
     environment = {name: value for name, value in server._environment().items() if name != "RESOLUTE_STORE"}
     return subprocess.run(
@@ -35,7 +35,7 @@ def bundle(server: ComfyServer, *arguments: object) -> subprocess.CompletedProce
 
 
 @pytest.mark.long
-def test_what_one_server_compiled_another_one_loads(make_server: Any, tiny_prompt: Any, tmp_path: Path) -> None:
+def test_another_server_loads_what_one_server_compiled(make_server: Any, tiny_prompt: Any, tmp_path: Path) -> None:
     prompt = tiny_prompt(width=128, height=96, steps=2)
     compiled = with_model(prompt, compile_model())
     file = tmp_path / "regions.bundle"

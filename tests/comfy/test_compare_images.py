@@ -1,4 +1,4 @@
-"""Compare Images on a real server: what it shows and hands on, and how it stops a prompt."""
+"""Compare Images on a real server: its texts and outputs, and how it fails a prompt."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from scripts.support.errors import PromptError
 
 from .rig import Bench, PromptDict, Run, compiled, node
 
-# All values 100 of 255, and the same plus 1 and plus 10 levels.
+# All values are 100 of 255, or that plus 1 or plus 10 levels.
 GREY, NEXT_GREY, LIGHTER = 0x646464, 0x656565, 0x6E6E6E
 
 
@@ -38,7 +38,7 @@ def report_of(run: Run) -> list[str]:
 
 
 def failure_of(bench: Bench, prompt: PromptDict) -> str:
-    """The message of a prompt that has to fail in Compare Images."""
+    """Run a prompt that must fail in Compare Images and return its message."""
     with pytest.raises(PromptError) as caught:
         bench.run(prompt)
     message = str(caught.value)
@@ -46,7 +46,7 @@ def failure_of(bench: Bench, prompt: PromptDict) -> str:
     return message.partition("ValueError: ")[2]
 
 
-def test_it_runs_without_anything_behind_it_and_shows_its_text(bench: Bench) -> None:
+def test_it_runs_as_an_output_node_and_shows_its_text(bench: Bench) -> None:
     lines = report_of(bench.run(two_pictures(GREY, LIGHTER)))
     assert lines[0] == "1 image of 24x16 with 3 channels, A against B"
     # 10 of 255 everywhere: PSNR is 20 * log10(25.5).
@@ -54,7 +54,7 @@ def test_it_runs_without_anything_behind_it_and_shows_its_text(bench: Bench) -> 
     assert "identical" in report_of(bench.run(two_pictures(LIGHTER, LIGHTER)))[2]
 
 
-def test_its_numbers_and_its_text_reach_other_nodes(bench: Bench) -> None:
+def test_its_numbers_and_text_can_be_used_by_other_nodes(bench: Bench) -> None:
     prompt = two_pictures(GREY, LIGHTER)
     shown = {"text": 0, "max_error": 2, "mean_error": 3, "psnr": 4, "ssim": 5}
     prompt |= {f"show-{name}": node("PreviewAny", source=["compare", slot]) for name, slot in shown.items()}
@@ -69,7 +69,7 @@ def test_its_numbers_and_its_text_reach_other_nodes(bench: Bench) -> None:
     assert numbers["ssim"] == pytest.approx((2 * a * b + c1) / (a**2 + b**2 + c1), abs=1e-5)
 
 
-def test_the_heat_map_is_one_picture_for_each_pair(bench: Bench) -> None:
+def test_the_heat_map_has_one_image_per_pair(bench: Bench) -> None:
     prompt = {"a": picture(GREY, batch=2), "one": picture(GREY), "two": picture(LIGHTER), "compare": compare()}
     prompt["b"] = node("ImageBatch", image1=["one", 0], image2=["two", 0])
     prompt["image"] = node("SaveImage", images=["compare", 1], filename_prefix="heat")
@@ -85,7 +85,7 @@ def test_the_heat_map_is_one_picture_for_each_pair(bench: Bench) -> None:
     ("limits", "limit"),
     [({"max_error": 9.5}, "max_error 9.5 of 255"), ({"min_psnr": 28.5}, "min_psnr 28.5 dB")],
 )
-def test_beyond_a_limit_the_prompt_fails_and_says_by_how_much(
+def test_an_exceeded_limit_fails_the_prompt_with_the_numbers(
     bench: Bench, limits: dict[str, float], limit: str
 ) -> None:
     message = failure_of(bench, two_pictures(GREY, LIGHTER, **limits))
@@ -109,22 +109,22 @@ def test_the_failing_image_of_a_batch_is_named(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize(
-    ("other", "told", "remedy"),
+    ("other", "expected", "remedy"),
     [
         ({"width": 32}, ("24x16", "32x16"), "Upscale Image"),
         ({"batch": 3}, ("1 image", "3 images"), "Get Image from Batch"),
     ],
 )
 def test_different_sizes_or_counts_are_refused_with_the_remedy(
-    bench: Bench, other: dict[str, int], told: tuple[str, str], remedy: str
+    bench: Bench, other: dict[str, int], expected: tuple[str, str], remedy: str
 ) -> None:
     prompt = {"a": picture(GREY), "b": picture(GREY, **other), "compare": compare()}
     message = failure_of(bench, prompt)
-    assert re.search(f"image_a is .*{told[0]}.*image_b is .*{told[1]}.*{remedy}", message), message
+    assert re.search(f"image_a is .*{expected[0]}.*image_b is .*{expected[1]}.*{remedy}", message), message
 
 
 @pytest.mark.parametrize("size", [(1, 1), (4, 30)])
-def test_a_picture_smaller_than_the_window_is_compared(bench: Bench, size: tuple[int, int]) -> None:
+def test_an_image_smaller_than_the_window_is_compared(bench: Bench, size: tuple[int, int]) -> None:
     width, height = size
     prompt = {"a": picture(GREY, width=width, height=height), "b": picture(LIGHTER, width=width, height=height)}
     lines = report_of(bench.run({**prompt, "compare": compare()}))
@@ -149,7 +149,7 @@ class TestCompiledAgainstStock:
         limit = 24 if pytestconfig.getoption("--on-cuda") else 1
         run = bench.run({**prompt, "compare": compare("decode", "stock", max_error=limit)})
         assert report_of(run)[-1] == f"Within the limits: max_error {limit} of 255."
-        assert run.forwards == 5, "the two branches were not one compiled, one not"
+        assert run.forwards == 5, "exactly one of the two branches must run compiled"
 
     def test_another_seed_does_not(self, bench: Bench, prompt: PromptDict) -> None:
         prompt["stock-sample"]["inputs"]["seed"] += 10_000
@@ -157,7 +157,7 @@ class TestCompiledAgainstStock:
         failure_of(bench, {**prompt, "compare": compare("decode", "stock", min_psnr=30)})
 
 
-def test_the_bundled_workflow_reports_that_both_pictures_are_the_same(
+def test_the_bundled_workflow_reports_that_both_images_are_equal(
     bench: Bench, make_model: Any, seed: int, pytestconfig: pytest.Config
 ) -> None:
     prompt: PromptDict = json.loads((FOLDER / "api" / "compare_with_stock.json").read_text("utf-8"))
@@ -176,4 +176,4 @@ def test_the_bundled_workflow_reports_that_both_pictures_are_the_same(
     mine, stock = run.images
     assert mine.shape == stock.shape == (104, 136, 3)
     assert stock.std() > 5
-    assert run.forwards == 3, "two steps and one decode were to run compiled"
+    assert run.forwards == 3, "two steps and one decode must run compiled"

@@ -1,6 +1,6 @@
-"""While regions compile: the node counts them, the server answers, and Cancel stops between two of them.
+"""While regions compile, the node counts them, the server answers, and Cancel stops between two of them.
 
-Its server keeps no graphs of earlier runs, so that every compile takes its time.
+The server does not use inductor's graph cache, so that every compile takes its full time.
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ COMPILING = re.compile(r"compiling (\d+) of (\d+) regions")
 
 @dataclass
 class Story:
-    """A plain prompt, the compiled one cancelled while it compiles, and the same once more to its end."""
+    """Three runs: a plain prompt, the compiled one cancelled while it compiles, and the compiled one to its end."""
 
     expected: Run
     cancelled: str = ""
     regions_when_cancelled: int = 0
     resumed: Run | None = None
     events: Events | None = None
-    # What the server answered while the last prompt ran: regions compiled, of how many, prompts running.
+    # The server's answers while the last prompt ran: compiled regions, all regions, running prompts.
     answers: list[tuple[int, int, int]] = field(default_factory=list)
 
     @property
     def progress(self) -> list[tuple[int, int]]:
-        """The (n, total) of each "compiling n of total regions" on the Compile Model node."""
+        """(n, total) of each text "compiling n of total regions" on the Compile Model node."""
         assert self.events is not None
         texts = [text for name, text in self.events.texts if name == "sample-model-0"]
         return [(int(found[1]), int(found[2])) for found in map(COMPILING.search, texts) if found]
@@ -54,7 +54,7 @@ class Story:
 
 @pytest.fixture(scope="module")
 def cold(make_server: Any) -> Iterator[Bench]:
-    """A server that has compiled nothing, and takes nothing but object files from inductor's cache."""
+    """A server that has compiled nothing and uses only object files from inductor's cache."""
     server = make_server(environment={"TORCHINDUCTOR_FX_GRAPH_CACHE": "0", "TORCHINDUCTOR_VEC_ISA_OK": "1"})
     yield Bench(server.client)
     server.stop()
@@ -69,10 +69,10 @@ def prompt(tiny_prompt: Any) -> PromptDict:
 
 @pytest.fixture(scope="module")
 def story(cold: Bench, prompt: PromptDict) -> Story:
-    told = Story(expected=cold.run(prompt))
-    cancel_while_it_compiles(cold, with_model(prompt, compile_model()), told)
-    watch_to_the_end(cold, with_model(prompt, compile_model()), told)
-    return told
+    story = Story(expected=cold.run(prompt))
+    cancel_while_it_compiles(cold, with_model(prompt, compile_model()), story)
+    watch_to_the_end(cold, with_model(prompt, compile_model()), story)
+    return story
 
 
 def compiles(client: Client) -> int:
@@ -80,34 +80,34 @@ def compiles(client: Client) -> int:
 
 
 def regions(client: Client) -> tuple[int, int]:
-    """How many regions of the only module are compiled, and of how many."""
+    """Number of compiled regions, and of all regions, of the only module."""
     (module,) = client.get("/resolute/cache")["modules"]
     return module["regions_compiled"], module["regions"]
 
 
-def cancel_while_it_compiles(cold: Bench, prompt: PromptDict, told: Story) -> None:
-    # Two, for Cancel also stops the comparison of a new region with its original: that one then compiles again.
-    told.cancelled = cold.cancel_once(prompt, lambda: compiles(cold.client) >= 2)
-    told.regions_when_cancelled, _ = regions(cold.client)
+def cancel_while_it_compiles(cold: Bench, prompt: PromptDict, story: Story) -> None:
+    # Wait for two: Cancel may also stop the comparison of a new region with eager, and that region compiles again.
+    story.cancelled = cold.cancel_once(prompt, lambda: compiles(cold.client) >= 2)
+    story.regions_when_cancelled, _ = regions(cold.client)
 
 
-def watch_to_the_end(cold: Bench, prompt: PromptDict, told: Story) -> None:
+def watch_to_the_end(cold: Bench, prompt: PromptDict, story: Story) -> None:
     before = cold.counters()
 
     def run() -> None:
-        told.events = run_with_events(cold.client, prompt)
+        story.events = run_with_events(cold.client, prompt)
 
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
     while thread.is_alive():
-        told.answers.append((*regions(cold.client), len(cold.client.get("/queue")["queue_running"])))
+        story.answers.append((*regions(cold.client), len(cold.client.get("/queue")["queue_running"])))
         time.sleep(0.2)
-    told.answers.append((*regions(cold.client), 0))
-    assert told.events is not None, "the prompt after the cancelled one failed"
-    told.resumed = cold.finished(told.events.history, before)
+    story.answers.append((*regions(cold.client), 0))
+    assert story.events is not None, "the prompt after the cancelled one failed"
+    story.resumed = cold.finished(story.events.history, before)
 
 
-def test_a_cancelled_compile_ends_the_prompt_as_interrupted(story: Story) -> None:
+def test_cancelling_a_compile_interrupts_the_prompt(story: Story) -> None:
     assert story.cancelled == "The prompt was interrupted in node sample."
 
 
@@ -133,11 +133,11 @@ def test_the_node_counts_the_regions_while_they_compile(story: Story) -> None:
 
 def test_the_report_and_the_queue_answer_while_a_region_compiles(story: Story) -> None:
     during = {done for done, total, running in story.answers if running and done < total}
-    # Were they to wait for the forward, they would say what was true before it, or after it.
+    # If the answers waited for the forward, they would only show the numbers before or after it.
     assert during - {story.regions_when_cancelled}, story.answers
 
 
-def test_nothing_compiles_once_all_is_compiled(cold: Bench, story: Story, prompt: PromptDict) -> None:
+def test_nothing_compiles_after_everything_is_compiled(cold: Bench, story: Story, prompt: PromptDict) -> None:
     assert story.resumed is not None
     other = {**prompt, "latent": {**prompt["latent"], "inputs": {"width": 72, "height": 120, "batch_size": 2}}}
     plain, ours = cold.run(other), cold.run(with_model(other, compile_model()))

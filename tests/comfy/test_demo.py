@@ -1,4 +1,4 @@
-"""The demo command: a real run of it, and what its verdict rests on."""
+"""The demo command: a real run of it, and its verdict."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ NO_COMPILER = Machine("cpu", "CPU", "2.11.0", "eager", "eager (not inductor: the
 
 @pytest.fixture(scope="module")
 def demo(tmp_path_factory: pytest.TempPathFactory) -> tuple[subprocess.CompletedProcess[str], dict[str, Any], Path]:
-    """One run of ``scripts/demo --quick`` on the CPU: the process, its JSON, and the folder of images."""
+    """One run of ``scripts/demo --quick`` on the CPU: the process, its JSON and the folder of images."""
     folder = tmp_path_factory.mktemp("demo")
     result = folder / "demo.json"
     command = [sys.executable, str(ROOT / "scripts" / "demo"), "--cpu", "--quick", "--steps", str(STEPS)]
@@ -96,7 +96,7 @@ def a_run(**counters: Any) -> PromptRun:
 
 
 def two_rows(**second: Any) -> list[Row]:
-    """A first row that compiles and a second row whose first prompt is changed."""
+    """A first row that compiles, and a second row whose first prompt has the given counters."""
     runs = [[a_run(region_compiles=15), a_run()], [a_run(**second), a_run()]]
     jobs = make_plan("cpu", "sd15", quick=True).jobs
     image = [Path("image.png")]
@@ -107,12 +107,12 @@ def verdict_on(rows: list[Row], machine: Machine = INDUCTOR) -> Verdict:
     return judge(rows, machine, STEPS, ["patched_block: another node patches attn1"])
 
 
-def test_the_verdict_passes_what_is_right() -> None:
+def test_the_verdict_passes_a_right_run() -> None:
     assert verdict_on(two_rows()).passed
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "expected"),
     [
         ({"region_compiles": 1}, "1 regions compiled after the first prompt .*264x200"),
         ({"graph_calls": STEPS}, "264x200.* 3 forwards ran compiled .at least 4"),
@@ -122,20 +122,20 @@ def test_the_verdict_passes_what_is_right() -> None:
         ({"bypasses": {"gradient": 1}}, "bypassed: gradient"),
     ],
 )
-def test_the_verdict_fails_and_says_why(change: dict[str, Any], said: str) -> None:
+def test_the_verdict_fails_with_the_reason(change: dict[str, Any], expected: str) -> None:
     verdict = verdict_on(two_rows(**change))
     assert not verdict.passed
     assert verdict.sentence.startswith("FAILED: ")
-    assert re.search(said, verdict.sentence), verdict.sentence
+    assert re.search(expected, verdict.sentence), verdict.sentence
 
 
-def test_the_verdict_wants_a_first_prompt_that_compiled() -> None:
+def test_the_verdict_fails_if_the_first_prompt_compiled_nothing() -> None:
     rows = two_rows()
     rows[0].compiled[0] = a_run()
     assert "the first prompt compiled nothing" in verdict_on(rows).problems
 
 
-def test_a_wrong_image_fails_on_the_cpu_and_is_only_told_on_cuda() -> None:
+def test_a_wrong_image_fails_on_the_cpu_and_is_only_reported_on_cuda() -> None:
     rows = two_rows()
     rows[1].max_error = 2
     assert "differs from eager by 2 of 255" in verdict_on(rows).sentence
@@ -190,7 +190,7 @@ def test_the_family_of_a_checkpoint_is_read_from_its_header(tmp_path: Path, widt
     assert family_of(a_checkpoint(tmp_path / "file.safetensors", width=width)) == family
 
 
-def test_an_unsuitable_checkpoint_says_what_to_give(tmp_path: Path) -> None:
+def test_an_unsupported_checkpoint_is_refused_with_the_remedy(tmp_path: Path) -> None:
     with pytest.raises(SetupError, match="There is no checkpoint"):
         family_of(tmp_path / "missing.safetensors")
     with pytest.raises(SetupError, match=r"no UNet of SD1\.5, SD2 or SDXL"):
@@ -208,7 +208,7 @@ def test_a_job_names_its_size_batch_and_tokens() -> None:
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_the_prompts_of_the_bundled_model_are_the_bundled_workflows_with_its_loader_and_captions(device: str) -> None:
+def test_the_bundled_models_prompts_differ_from_the_workflows_only_in_loader_and_captions(device: str) -> None:
     for job in make_plan(device, BUNDLED, quick=False).jobs:
         prompt = prompt_for(job, None, None, seed=1, steps=STEPS)
         kinds = [node["class_type"] for node in prompt.values()]
@@ -230,7 +230,7 @@ def test_the_prompts_of_the_bundled_model_are_the_bundled_workflows_with_its_loa
         assert negative == [captions.NOTHING]
 
 
-def test_without_a_backend_given_the_bundled_prompts_leave_the_choice_to_auto() -> None:
+def test_without_a_given_backend_the_bundled_prompts_keep_auto() -> None:
     for job in make_plan("cpu", BUNDLED, quick=False).jobs:
         for given, expected in ((None, "auto"), ("eager", "eager")):
             nodes = prompt_for(job, None, given, seed=1, steps=STEPS).values()

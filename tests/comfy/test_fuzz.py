@@ -1,6 +1,6 @@
-"""A machine looks for what nobody listed: sequences of changes and events, each prompt compared with ComfyUI's own.
+"""Random sequences of changes and events; each prompt is compared with ComfyUI's own.
 
-Here a few dozen sequences, the same each time; any number of them, and those that failed, through `scripts/fuzz`.
+This test runs a few dozen sequences, the same each time. `scripts/fuzz` runs any number, and replays failures.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import pytest
 from scripts.support.server import ComfyServer
 
 pytest.register_assert_rewrite(f"{__package__}.rig", f"{__package__}.fuzz.player")
-from .fuzz import loras, patches  # noqa: E402 (after the line that has their assertions explained)
+from .fuzz import loras, patches  # noqa: E402 (after register_assert_rewrite)
 from .fuzz import player as playing  # noqa: E402
 from .fuzz.player import Player, Unexpected  # noqa: E402
 from .fuzz.search import Plan, Search  # noqa: E402
@@ -24,7 +24,7 @@ from .rig import Bench, Run, compile_model, with_model  # noqa: E402
 
 @pytest.fixture
 def player(server: ComfyServer, bench: Bench, warm: Run, pytestconfig: pytest.Config) -> Player:
-    """Plays events on the shared server, whose tiny model and VAE are compiled by then."""
+    """Plays events on the shared server, whose tiny model and VAE are already compiled."""
     loras.write(server.folder / "models" / "loras")
     backend, on_cuda = pytestconfig.getoption("--backend"), pytestconfig.getoption("--on-cuda")
     return Player(bench, backend, on_cuda, Recorder(backend, on_cuda).tolerance)
@@ -32,15 +32,15 @@ def player(server: ComfyServer, bench: Bench, warm: Run, pytestconfig: pytest.Co
 
 @pytest.fixture
 def search(player: Player, tmp_path: Path, pytestconfig: pytest.Config) -> Search:
-    """Draws sequences. On a GPU without the nodes that decide: fp16 rounds so much that they decide otherwise."""
+    """Draws sequences. On a GPU it leaves out nodes that compare numbers, because fp16 rounding changes the outcome."""
     plan, on_cuda = Plan.from_environment(), pytestconfig.getoption("--on-cuda")
     left_out = {patches.NEVER_TOGETHER[(plan.seed or 0) % 2]}
     left_out |= {name for name, patch in patches.PATCHES.items() if on_cuda and patch.decides}
     return Search(player, plan.failures or tmp_path, [name for name in patches.PATCHES if name not in left_out])
 
 
-@pytest.mark.timeout(0)  # hypothesis may take minutes to shorten a sequence that fails
-def test_no_sequence_of_changes_makes_a_prompt_differ_or_compile_again(
+@pytest.mark.timeout(0)  # hypothesis may take minutes to shorten a failing sequence
+def test_no_sequence_of_changes_makes_a_result_differ_or_compile_again(
     search: Search, player: Player, capsys: pytest.CaptureFixture[str]
 ) -> None:
     plan = Plan.from_environment()
@@ -56,7 +56,7 @@ def test_no_sequence_of_changes_makes_a_prompt_differ_or_compile_again(
     assert tally.rises["region_calls"] + tally.rises["replays"] > 0, "nothing ran compiled"
 
 
-def test_the_fuzzer_sees_a_wrong_picture(player: Player, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_fuzzer_detects_a_wrong_image(player: Player, monkeypatch: pytest.MonkeyPatch) -> None:
     right = playing.ours
 
     def wrong(*given: Any) -> Any:
@@ -68,10 +68,10 @@ def test_the_fuzzer_sees_a_wrong_picture(player: Player, monkeypatch: pytest.Mon
         player.play([("set", "backend", "eager"), ("queue",)])
 
 
-def test_a_sequence_that_fails_is_written_down_and_can_be_played_again(
+def test_a_failing_sequence_is_written_to_a_file_and_can_be_replayed(
     search: Search, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # A workflow that says it has no Compile Model, and has one.
+    # A workflow that claims to have no Compile Model and has one.
     monkeypatch.setattr(Workflow, "sampling_backend", "none")
     with pytest.raises(Unexpected, match="went through the cache"):
         search.play([("set", "batch", 2), ("queue",)], "it")
@@ -86,7 +86,7 @@ def test_every_kind_of_the_scenario_packs_patch_is_known_to_the_fuzzer(bench: Be
 
 
 @pytest.mark.parametrize("name", patches.PATCHES)
-def test_every_patch_of_the_fuzzer_is_a_node_that_comfyui_has(bench: Bench, name: str) -> None:
+def test_every_patch_of_the_fuzzer_is_a_node_of_comfyui(bench: Bench, name: str) -> None:
     patch = patches.PATCHES[name]
     kind = patch.node["class_type"]
     inputs = bench.client.get("/object_info/" + kind.replace(" ", "%20"))[kind]["input"]

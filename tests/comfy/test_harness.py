@@ -1,4 +1,4 @@
-"""The harness itself: servers, the test pack and the generated models do what tests rely on."""
+"""The test harness itself: servers, the test pack and the generated models work as the tests expect."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ TEST_NODES = {
 
 
 def assert_a_picture(image: numpy.ndarray[Any, Any]) -> None:
-    """Neither black (what ComfyUI saves for NaN) nor one flat colour."""
+    """Assert that an image is neither black, which ComfyUI saves for NaN, nor one flat colour."""
     assert image.std() > 5, f"mean {image.mean():.1f}, deviation {image.std():.1f}"
 
 
@@ -48,7 +48,7 @@ def test_a_tiny_prompt_is_deterministic_and_uses_its_seed(client: Client, tiny_p
 
 @pytest.mark.parametrize("kind", ["sd", "sdxl"])
 @pytest.mark.parametrize("size", [(256, 256), (264, 200)])
-def test_a_tiny_prompt_makes_a_picture(
+def test_a_tiny_prompt_makes_an_image(
     client: Client, tiny_prompt: Any, pixels: Any, kind: str, size: tuple[int, int]
 ) -> None:
     history = client.run(tiny_prompt(kind=kind, width=size[0], height=size[1], batch=2, tokens=154))
@@ -58,7 +58,7 @@ def test_a_tiny_prompt_makes_a_picture(
         assert_a_picture(image)
 
 
-def test_sd15_mini_makes_a_picture_from_text(
+def test_sd15_mini_makes_an_image_from_text(
     client: Client, make_model: Any, checkpoint_prompt: Any, pixels: Any
 ) -> None:
     image = pixels(client, client.run(checkpoint_prompt(make_model("sd15-mini"))))[0]
@@ -66,14 +66,14 @@ def test_sd15_mini_makes_a_picture_from_text(
     assert_a_picture(image)
 
 
-def test_sd15_mini_follows_its_text(client: Client, make_model: Any, checkpoint_prompt: Any, latents: Any) -> None:
+def test_sd15_mini_depends_on_its_text(client: Client, make_model: Any, checkpoint_prompt: Any, latents: Any) -> None:
     name = make_model("sd15-mini")
     first = latents(client, client.run(checkpoint_prompt(name, text="a cat")))[0]
     other = latents(client, client.run(checkpoint_prompt(name, text="a dog")))[0]
     assert not numpy.allclose(first, other)
 
 
-def test_sd15_mini_makes_a_picture_from_a_picture(
+def test_sd15_mini_makes_an_image_from_an_image(
     server: ComfyServer, make_model: Any, checkpoint_prompt: Any, node: Any, pixels: Any
 ) -> None:
     noise = numpy.random.default_rng(0).integers(0, 255, (64, 72, 3), dtype=numpy.uint8)
@@ -87,7 +87,7 @@ def test_sd15_mini_makes_a_picture_from_a_picture(
     assert_a_picture(image)
 
 
-def test_sdxl_mini_makes_a_picture(
+def test_sdxl_mini_makes_an_image(
     client: Client, make_model: Any, checkpoint_prompt: Any, node: Any, pixels: Any
 ) -> None:
     prompt = checkpoint_prompt(make_model("sdxl-mini"))
@@ -123,7 +123,7 @@ def test_a_failure_in_a_node_names_the_node(client: Client, tiny_prompt: Any, no
 def test_events_show_the_progress_of_the_sampler(client: Client, tiny_prompt: Any) -> None:
     events = run_with_events(client, tiny_prompt(steps=3, seed=77))
     steps = [data["value"] for data in events.of_type("progress") if data["node"] == "sample"]
-    # ComfyUI leaves out steps that follow each other fast, never the last one.
+    # ComfyUI skips progress messages of fast steps, but never that of the last one.
     assert steps == sorted(set(steps))
     assert steps[-1] == 3
     assert events.history["status"]["completed"]
@@ -156,7 +156,7 @@ def test_a_cancelled_prompt_says_so_and_the_next_one_runs(client: Client, tiny_p
 
 
 @pytest.mark.old
-def test_the_oldest_comfyui_makes_a_tiny_picture(old_client: Client, tiny_prompt: Any, pixels: Any) -> None:
+def test_the_oldest_comfyui_makes_a_tiny_image(old_client: Client, tiny_prompt: Any, pixels: Any) -> None:
     assert old_client.get("/object_info").keys() >= TEST_NODES
     assert_a_picture(pixels(old_client, old_client.run(tiny_prompt()))[0])
 

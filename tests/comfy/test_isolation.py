@@ -1,4 +1,4 @@
-"""Several backends and the original on one checkpoint, in one graph: none of them gets in another's way."""
+"""Several backends and the original on one checkpoint, in one graph: none of them affects another."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ def prompt(tiny_prompt: Any, seed: int) -> PromptDict:
 
 
 def branched(prompt: PromptDict, branches: dict[str, str | None]) -> PromptDict:
-    """One sampler for each branch, each with a Compile Model of its backend, or none; all on one model.
+    """One sampler per branch, all on one model, each with a Compile Model of its backend (None: without).
 
-    Their latents are saved in the order of the branches' names, which must be of one length.
+    Latents are saved in the order of the branches' names, which must have equal lengths.
     """
     changed = {name: part for name, part in prompt.items() if name not in ("sample", "samples")}
     for name, backend in branches.items():
@@ -62,7 +62,7 @@ def test_the_original_and_two_backends_in_one_graph(
     bench: Bench, prompt: PromptDict, order: tuple[str | None, ...]
 ) -> None:
     expected = bench.run(prompt).latents[0]
-    prompt["sample"]["inputs"]["denoise"] = 0.999999  # the same steps, and no result to take from ComfyUI's cache
+    prompt["sample"]["inputs"]["denoise"] = 0.999999  # the same steps, but not in ComfyUI's cache
     ours = bench.run(branched(prompt, dict(zip("abc", order, strict=True))))
     assert len(ours.latents) == 3
     assert_all_are(ours.latents, expected)
@@ -74,7 +74,7 @@ def test_the_original_and_two_backends_in_one_graph(
 def test_two_compiled_copies_of_one_model_in_one_graph(bench: Bench, prompt: PromptDict) -> None:
     expected = bench.run(prompt).latents[0]
     copies = branched(prompt, {"a": "inductor", "b": "inductor"})
-    # ComfyUI merges nothing here: the second sampler has a seed of its own, the third the first one's steps.
+    # The samplers differ in seed or steps, so ComfyUI does not answer one from the cached result of another.
     copies["b"]["inputs"]["seed"] += 10_000
     ours = bench.run(copies)
     assert_all_are(ours.latents[:1], expected)
@@ -91,7 +91,7 @@ def test_the_original_makes_no_call_after_a_compiled_prompt(bench: Bench, prompt
 @pytest.mark.parametrize(
     ("chain", "counter"), [(("eager", "inductor"), "graph_calls"), (("inductor", "eager"), "eager_calls")]
 )
-def test_of_two_compile_nodes_in_a_row_the_last_decides(
+def test_the_last_of_two_chained_compile_nodes_decides(
     bench: Bench, prompt: PromptDict, chain: tuple[str, str], counter: str
 ) -> None:
     expected, ours = bench.run(prompt), bench.run(with_model(prompt, *map(compile_model, chain)))
@@ -102,7 +102,7 @@ def test_of_two_compile_nodes_in_a_row_the_last_decides(
 
 
 @pytest.mark.parametrize("chain", [("eager", "inductor"), ("inductor", "eager")])
-def test_of_two_chained_vae_nodes_the_last_decides(
+def test_the_last_of_two_chained_vae_nodes_decides(
     bench: Bench, tiny_prompt: Any, seed: int, chain: tuple[str, str]
 ) -> None:
     prompt = tiny_prompt(seed=seed, width=136, height=104)
@@ -115,7 +115,7 @@ def test_of_two_chained_vae_nodes_the_last_decides(
     assert (ours.rise["graph_calls"], ours.rise["eager_calls"]) == ((1, 0) if chain[1] == "inductor" else (0, 1))
 
 
-def test_the_original_vae_stays_as_it_is_beside_a_compiled_one(
+def test_the_original_vae_is_unchanged_next_to_a_compiled_one(
     bench: Bench, tiny_prompt: Any, node: Any, seed: int
 ) -> None:
     prompt = tiny_prompt(seed=seed, width=136, height=104)
@@ -128,12 +128,12 @@ def test_the_original_vae_stays_as_it_is_beside_a_compiled_one(
     for image in ours.images:
         assert abs(image - expected.images[0]).max() <= 1
     assert (ours.rise["graph_calls"], ours.rise["eager_calls"]) == (1, 0)
-    # And alone, after the compiled one has run.
+    # Run the original alone too, after the compiled one.
     prompt["sample"]["inputs"]["seed"] += 10_000
     assert not bench.run(prompt).touched_the_cache
 
 
-def test_encoding_with_a_compiled_vae_stays_comfyuis_own(bench: Bench, tiny_prompt: Any, node: Any, seed: int) -> None:
+def test_encoding_with_a_compiled_vae_equals_comfyuis(bench: Bench, tiny_prompt: Any, node: Any, seed: int) -> None:
     prompt = tiny_prompt(seed=seed, width=136, height=104)
     prompt["encode"] = node("VAEEncode", pixels=["decode", 0], vae=["vae", 0])
     prompt["encoded"] = node("ResoluteTestSaveLatent", samples=["encode", 0], filename_prefix="encoded")
@@ -145,7 +145,7 @@ def test_encoding_with_a_compiled_vae_stays_comfyuis_own(bench: Bench, tiny_prom
     assert_ran_compiled(ours, STEPS + 1)
 
 
-def test_what_belongs_to_models_that_are_gone_goes_too(server: ComfyServer, bench: Bench, prompt: PromptDict) -> None:
+def test_everything_of_a_deleted_model_is_freed(server: ComfyServer, bench: Bench, prompt: PromptDict) -> None:
     def known() -> set[int]:
         return {module["module"] for module in bench.client.get("/resolute/cache")["modules"]}
 
@@ -155,7 +155,7 @@ def test_what_belongs_to_models_that_are_gone_goes_too(server: ComfyServer, benc
         bench.run(with_model(prompt, compile_model()))
     assert len(known() - before) >= 1
     bench.client.post("/free", {"unload_models": True, "free_memory": True})
-    prompt["model"]["inputs"]["seed"] = 99  # ComfyUI collects what is dead while it loads another
+    prompt["model"]["inputs"]["seed"] = 99  # ComfyUI frees dead models while it loads another
     bench.run(with_model(prompt, compile_model()))
     deadline = time.monotonic() + 600  # ... or some seconds later, between two prompts
     while len(known() - before) > 1 and time.monotonic() < deadline:

@@ -21,7 +21,7 @@ WHY = r"not inductor: there is no C\+\+ compiler"
 
 @pytest.fixture(scope="module")
 def bare_server(make_server: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ComfyServer]:
-    """A server that finds no program at all: neither on its PATH nor by name."""
+    """A server that finds no compiler, neither on PATH nor through CC or CXX."""
     nothing: Path = tmp_path_factory.mktemp("nothing-here")
     server = make_server(environment={"PATH": str(nothing), "CC": None, "CXX": None})
     yield server
@@ -45,8 +45,8 @@ def test_auto_says_why_on_the_node_or_in_the_log(
     bare: Bench, bare_server: ComfyServer, tiny_prompt: Any, seed: int
 ) -> None:
     events = run_with_events(bare.client, compiled(tiny_prompt(seed=seed, steps=STEPS), "auto"))
-    said = "\n".join([*(text for _, text in events.texts), bare_server.log()])
-    assert re.search(WHY, said), said[-2000:]
+    shown = "\n".join([*(text for _, text in events.texts), bare_server.log()])
+    assert re.search(WHY, shown), shown[-2000:]
 
 
 def test_inductor_by_name_says_what_to_install(bare: Bench, tiny_prompt: Any, seed: int) -> None:
@@ -57,7 +57,7 @@ def test_inductor_by_name_says_what_to_install(bare: Bench, tiny_prompt: Any, se
     assert re.search(r"Install .*'apt install g\+\+'.* choose 'auto'", message), message
 
 
-def test_a_refused_backend_leaves_the_next_prompt_as_it_was(bare: Bench, tiny_prompt: Any, seed: int) -> None:
+def test_a_refused_backend_does_not_affect_the_next_prompt(bare: Bench, tiny_prompt: Any, seed: int) -> None:
     prompt = tiny_prompt(seed=seed, steps=STEPS)
     expected = bare.run(prompt)
     with pytest.raises(PromptError, match="cannot run here"):

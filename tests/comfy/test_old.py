@@ -1,4 +1,4 @@
-"""The oldest supported ComfyUI: every node is there, and a bundled workflow runs compiled."""
+"""The oldest supported ComfyUI: every node is registered, and a bundled workflow runs compiled."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_a_compiled_prompt_can_be_cancelled_and_the_next_one_is_right(old: Bench
     assert_through_regions(ours, STEPS + 1)
 
 
-def test_warm_up_leaves_nothing_new(old: Bench, tiny_prompt: Any, node: Any, seed: int) -> None:
+def test_after_warm_up_nothing_is_new(old: Bench, tiny_prompt: Any, node: Any, seed: int) -> None:
     prompt = compiled(tiny_prompt(seed=seed, steps=STEPS, width=72, height=88))
     links = {"model": prompt["sample"]["inputs"]["model"], "vae": prompt["decode"]["inputs"]["vae"]}
     dropped = ("sample", "decode", "image", "samples", "latent")

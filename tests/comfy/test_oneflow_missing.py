@@ -1,4 +1,4 @@
-"""Without OneFlow the node lists it, a prompt that picks it says what to install, and everything else works."""
+"""Without OneFlow, the nodes still list it, choosing it fails with what to install, and everything else works."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from scripts.support.errors import PromptError
 from .rig import Bench, assert_same, compile_model, compiled, node, with_model
 
 
-def test_this_environment_is_one_without_it() -> None:
-    """With it the other tests of this file would say nothing; tests/oneflow runs where it is installed."""
+def test_this_environment_has_no_oneflow() -> None:
+    """The other tests of this file need an environment without OneFlow; tests/oneflow needs one with it."""
     for package in ("oneflow", "onediff"):
         with pytest.raises(PackageNotFoundError):
             version(package)
@@ -26,14 +26,14 @@ def test_the_node_lists_it(bench: Bench, name: str) -> None:
     assert "oneflow" in (options.get("options") if kind == "COMBO" else kind)
 
 
-def test_a_prompt_that_picks_it_fails_with_what_to_install(bench: Bench, tiny_prompt: Any, seed: int) -> None:
+def test_choosing_it_fails_with_what_to_install(bench: Bench, tiny_prompt: Any, seed: int) -> None:
     with pytest.raises(PromptError) as caught:
         bench.run(with_model(tiny_prompt(seed=seed, width=64, height=64), compile_model("oneflow")))
     assert "OneFlow is not installed" in str(caught.value)
     assert "requirements-oneflow.txt" in str(caught.value)
 
 
-def test_a_decoder_that_picks_it_fails_in_the_same_way(bench: Bench, tiny_prompt: Any, seed: int) -> None:
+def test_choosing_it_for_a_decoder_fails_in_the_same_way(bench: Bench, tiny_prompt: Any, seed: int) -> None:
     prompt = tiny_prompt(seed=seed, width=64, height=64)
     prompt["compiled-vae"] = node("ResoluteCompileVAEDecode", vae=["vae", 0], backend="oneflow")
     prompt["decode"]["inputs"]["vae"] = ["compiled-vae", 0]

@@ -1,4 +1,4 @@
-"""The compiled model and VAE give ComfyUI's own pictures, and only the first prompt compiles."""
+"""The compiled model and VAE give ComfyUI's own images, and only the first prompt compiles."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from .rig import (
 )
 
 STEPS = 4
-FORWARDS = STEPS + 1  # and one for the decoder
+FORWARDS = STEPS + 1  # one of them is the decoder's
 
-# Odd latents: 264x200 is 33x25; 240x360 is 30x45, and 45 halves to 23 and doubles to 46, as 720x960 does.
+# Odd latents: 264x200 is 33x25; 240x360 is 30x45, where half of 45 rounds up to 23, and doubles to 46, as at 720x960.
 CASES = [
     (256, 256, 2),
     (256, 256, 3),
@@ -75,7 +75,7 @@ def test_texts_of_unequal_length_compile_nothing(
 
 @pytest.mark.usefixtures("warm")
 def test_without_guidance_the_batch_of_one_compiles_nothing(bench: Bench, tiny_prompt: Any, seed: int) -> None:
-    # With a cfg of 1 ComfyUI leaves the negative prompt out: the model sees a batch of one.
+    # With a cfg of 1 ComfyUI skips the negative prompt, so the model's batch is one.
     assert_parity(bench, tiny_prompt(seed=seed, cfg=1.0))
 
 
@@ -100,22 +100,22 @@ def test_tiled_decoding_compiles_nothing(bench: Bench, tiny_prompt: Any, node: A
     prompt["decode"] = node("VAEDecodeTiled", samples=["sample", 0], vae=["vae", 0], **tiles)
     plain, ours = bench.run(prompt), bench.run(compiled(prompt))
     assert_same(ours, plain)
-    assert ours.rise["graph_calls"] > FORWARDS  # one for each tile
+    assert ours.rise["graph_calls"] > FORWARDS  # one per tile
     assert_ran_compiled(ours, ours.rise["graph_calls"])
 
 
 @pytest.mark.usefixtures("warm")
-def test_sdxl_compiles_in_its_first_prompt_at_most(bench: Bench, tiny_prompt: Any, seed: int) -> None:
+def test_sdxl_compiles_only_in_its_first_prompt(bench: Bench, tiny_prompt: Any, seed: int) -> None:
     first = tiny_prompt(kind="sdxl", seed=seed)
     plain, ours = bench.run(first), bench.run(compiled(first))
     assert_same(ours, plain)
-    assert_through_regions(ours, FORWARDS)  # compiled here, or by another test on this server
+    assert_through_regions(ours, FORWARDS)  # compiled here or by another test on this server
     for width, height, batch, tokens in [(264, 200, 1, 77), (120, 180, 2, 154), (128, 128, 3, 77)]:
         prompt = tiny_prompt(kind="sdxl", seed=seed, width=width, height=height, batch=batch, tokens=tokens)
         assert_parity(bench, prompt)
 
 
-def test_flux_compiles_in_its_first_prompt_at_most(
+def test_flux_compiles_only_in_its_first_prompt(
     bench: Bench, make_model: Any, tiny_prompt: Any, node: Any, seed: int
 ) -> None:
     name = make_model("flux-tiny")

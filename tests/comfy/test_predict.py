@@ -19,7 +19,7 @@ def core() -> SimpleNamespace:
 
 
 @pytest.mark.parametrize(("dimensions", "frames"), [(2, ()), (3, (1,))], ids=["pictures", "one frame of a video"])
-def test_a_prediction_has_the_dimensions_of_the_models_latents(
+def test_a_prediction_has_the_rank_of_the_models_latents(
     core: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, dimensions: int, frames: tuple[int, ...]
 ) -> None:
     (patcher,) = core.tiny_model().build(seed=0, kind="sd")

@@ -1,4 +1,4 @@
-"""What the cache tells about itself: the report node, Free Graphs, and the HTTP interface."""
+"""The cache's reports: the report node, Free Graphs and the HTTP interface."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ COUNTERS = {
 
 @pytest.fixture
 def reported(bench: Bench, warm: Run, tiny_prompt: Any, node: Any, seed: int) -> Run:
-    """A compiled prompt with the report behind its image; its images: the picture, then the chart."""
+    """A compiled prompt with the report after its image; it saves the image and the report's chart."""
     prompt = compiled(tiny_prompt(seed=seed, steps=STEPS))
     prompt["report"] = node("ResoluteReport", any=["decode", 0])
     prompt["text"] = node("PreviewAny", source=["report", 0])
@@ -49,14 +49,14 @@ def test_the_report_is_a_text_with_the_counters(bench: Bench, reported: Run) -> 
     assert "region compiles" in shown["report"][0]
 
 
-def test_the_report_is_an_image_with_something_on_it(reported: Run) -> None:
+def test_the_report_is_an_image_with_contents(reported: Run) -> None:
     _, chart = reported.images
     assert chart.shape[2] == 3
     assert min(chart.shape[:2]) > 50
     assert chart.std() > 5
 
 
-def test_the_report_is_made_anew_when_only_the_cache_has_changed(
+def test_the_report_runs_again_when_only_the_cache_has_changed(
     bench: Bench, reported: Run, tiny_prompt: Any, node: Any
 ) -> None:
     alone = {"report": node("ResoluteReport")}
@@ -72,7 +72,7 @@ def test_free_graphs_passes_its_input_through_and_compiles_nothing(
 ) -> None:
     prompt = compiled(tiny_prompt(seed=seed, steps=STEPS))
     expected = bench.run(prompt)
-    prompt["sample"]["inputs"]["denoise"] = 0.999999  # the same steps, and no result to take from ComfyUI's cache
+    prompt["sample"]["inputs"]["denoise"] = 0.999999  # the same steps, but not in ComfyUI's cache
     for name, source in (("free-latent", "sample"), ("free-image", "decode")):
         prompt[name] = node("ResoluteFree", any=[source, 0])
     prompt["decode"]["inputs"]["samples"] = prompt["samples"]["inputs"]["samples"] = ["free-latent", 0]
@@ -94,23 +94,23 @@ def test_free_graphs_runs_each_time(server: ComfyServer, bench: Bench, tiny_prom
 
 @pytest.mark.usefixtures("warm")
 @pytest.mark.parametrize("path", ["/resolute/cache", "/api/resolute/cache"])
-def test_the_cache_tells_its_counters_bytes_and_entries(bench: Bench, path: str) -> None:
-    told = bench.client.get(path)
-    assert told.keys() >= {"counters", "bytes", "budget_bytes", "entries", "modules"}
-    assert told["counters"].keys() >= COUNTERS
-    assert isinstance(told["counters"]["bypasses"], dict)
-    assert told["counters"]["region_compiles"] > 0
-    assert told["counters"]["stall_seconds"] > 0
-    assert 0 <= told["bytes"] <= told["budget_bytes"]
-    assert told["entries"] == []  # nothing is captured on a CPU
-    for module in told["modules"]:
+def test_the_cache_route_returns_counters_bytes_and_entries(bench: Bench, path: str) -> None:
+    report = bench.client.get(path)
+    assert report.keys() >= {"counters", "bytes", "budget_bytes", "entries", "modules"}
+    assert report["counters"].keys() >= COUNTERS
+    assert isinstance(report["counters"]["bypasses"], dict)
+    assert report["counters"]["region_compiles"] > 0
+    assert report["counters"]["stall_seconds"] > 0
+    assert 0 <= report["bytes"] <= report["budget_bytes"]
+    assert report["entries"] == []  # nothing is captured on a CPU
+    for module in report["modules"]:
         assert module.keys() >= {"module", "backend", "regions_compiled", "regions"}
 
 
 @pytest.mark.usefixtures("warm")
-def test_events_tell_what_was_compiled_and_how_long_it_took(bench: Bench, node: Any, tiny_prompt: Any) -> None:
+def test_events_report_compiles_and_their_seconds(bench: Bench, node: Any, tiny_prompt: Any) -> None:
     prompt = tiny_prompt(seed=1, steps=1)
-    prompt["model"] = node("ResoluteTestOtherModel", seed=1, kind="short", channels=64)  # nobody compiled this width
+    prompt["model"] = node("ResoluteTestOtherModel", seed=1, kind="short", channels=64)  # a width of this test only
     rise = bench.run(compiled(prompt)).rise["region_compiles"]
     events = bench.client.get("/resolute/events")["events"]
     assert all(event.keys() >= {"kind", "text", "seconds", "at"} for event in events)
@@ -128,18 +128,18 @@ CHANGES = [
 
 @pytest.mark.usefixtures("warm")
 @pytest.mark.parametrize(("change", "text"), CHANGES)
-def test_the_one_thing_that_changed_is_named(
+def test_the_changed_component_is_named(
     server: ComfyServer, bench: Bench, tiny_prompt: Any, node: Any, seeds: Any, change: dict[str, int], text: str
 ) -> None:
-    # A model of its own, whose earlier signatures are known here.
+    # A new model, so that its earlier signatures are only those of this test.
     own = node("ResoluteTestTinyModel", seed=next(seeds), kind="sd")
     size = {"width": 168, "height": 120, "steps": 1}
     for parameters in (size, {**size, **change}):
         prompt = compiled({**tiny_prompt(seed=1, **parameters), "model": own})
         heard = run_with_events(bench.client, prompt)
-    told = [event["text"] for event in bench.client.get("/resolute/events")["events"] if event["kind"] == "signature"]
-    assert text in told
-    assert told.count(text) == 1
+    texts = [event["text"] for event in bench.client.get("/resolute/events")["events"] if event["kind"] == "signature"]
+    assert text in texts
+    assert texts.count(text) == 1
     shown = [shown for name, shown in heard.texts if name == "sample-model-0"]
     assert any(text in line for line in shown), shown
     assert f"new: {text}" in server.log()

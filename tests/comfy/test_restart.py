@@ -1,7 +1,7 @@
-"""A restart compiles nothing again: not after a clean end, not after a kill, and not beside another server.
+"""A restart compiles nothing again: after a clean end, after a kill, and next to another server.
 
-Each server starts with an empty inductor cache, so that only Resolute's own store can help. The database is a file, as
-by default: what the first server does to make it, later ones do not.
+Each server starts with an empty inductor cache, so that only Resolute's store can help. The database is a file, as by
+default, so that only the first server has to create it.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ StartServer = Callable[..., ComfyServer]
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The one store of all servers of this file."""
+    """The store that all servers of this file share."""
     return tmp_path_factory.mktemp("restart") / "store"
 
 
 @pytest.fixture(scope="module")
 def start(make_server: Any, store: Path, tmp_path_factory: pytest.TempPathFactory) -> StartServer:
-    """A new server with that store, and with nothing else that was compiled."""
+    """Start a new server with that store and an empty inductor cache."""
 
     def one(remember: bool = True, database: str = f"sqlite:///{store.parent / 'comfyui.db'}") -> ComfyServer:
         empty = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path_factory.mktemp("inductor"))}
@@ -67,7 +67,7 @@ def regions(run: Run) -> tuple[int, int]:
 
 
 def tour(server: ComfyServer, prompt: Callable[..., PromptDict]) -> list[Run]:
-    """Each size with Resolute, its latents compared with ComfyUI's own."""
+    """Run each size with Resolute and compare its latents with ComfyUI's own."""
     bench, runs = Bench(server.client), []
     for size in SIZES:
         expected = bench.run(prompt(*size))
@@ -79,11 +79,11 @@ def tour(server: ComfyServer, prompt: Callable[..., PromptDict]) -> list[Run]:
 
 
 def stored(store: Path) -> int:
-    """Artifacts that are complete."""
+    """Number of complete artifacts."""
     return len(list(store.glob("*/*-*.json")))
 
 
-def test_a_server_that_is_killed_in_the_middle_of_a_compile_leaves_what_it_finished(
+def test_a_server_killed_while_compiling_leaves_the_finished_regions(
     start: StartServer, store: Path, prompt: Callable[..., PromptDict]
 ) -> None:
     killed = start()
@@ -92,7 +92,7 @@ def test_a_server_that_is_killed_in_the_middle_of_a_compile_leaves_what_it_finis
     while stored(store) < 2 and time.monotonic() < deadline:
         time.sleep(0.05)
     assert killed.process is not None
-    killed.process.kill()  # while it compiles the third
+    killed.process.kill()  # while it compiles the third region
     killed.process.wait()
     finished = stored(store)
     assert finished >= 2
@@ -106,7 +106,7 @@ def test_a_server_that_is_killed_in_the_middle_of_a_compile_leaves_what_it_finis
     server.stop()
 
 
-def test_the_next_server_loads_what_was_used_before_anybody_asks(
+def test_the_next_server_preloads_the_used_regions(
     start: StartServer, store: Path, prompt: Callable[..., PromptDict]
 ) -> None:
     kept = stored(store)
@@ -116,9 +116,9 @@ def test_the_next_server_loads_what_was_used_before_anybody_asks(
     while line not in server.log() and time.monotonic() < deadline:
         time.sleep(0.2)
     assert line in server.log()
-    told = server.client.get("/resolute/cache")
-    assert told["counters"]["region_loads"] == kept
-    (model,) = told["models"]
+    report = server.client.get("/resolute/cache")
+    assert report["counters"]["region_loads"] == kept
+    (model,) = report["models"]
     assert sorted(tuple(shape["latent_shape"][2:]) for shape in model["shapes"]) == sorted(
         (height // 8, width // 8) for width, height in SIZES
     )
@@ -128,20 +128,20 @@ def test_the_next_server_loads_what_was_used_before_anybody_asks(
     server.stop()
 
 
-def test_without_remembered_shapes_it_loads_them_when_they_are_asked_for(
+def test_without_remembered_shapes_regions_are_loaded_on_demand(
     start: StartServer, store: Path, prompt: Callable[..., PromptDict]
 ) -> None:
     kept = stored(store)
     server = start(remember=False)
     assert [regions(run) for run in tour(server, prompt)] == [(0, kept), (0, 0), (0, 0)]
-    told = server.client.get("/resolute/cache")["store"]
-    assert told["regions"] == kept
-    assert 0 < told["bytes"] <= told["limit"]
+    report = server.client.get("/resolute/cache")["store"]
+    assert report["regions"] == kept
+    assert 0 < report["bytes"] <= report["limit"]
     assert stored(store) == kept
     server.stop()
 
 
-def test_a_damaged_region_alone_is_compiled_again(
+def test_only_a_damaged_region_is_compiled_again(
     start: StartServer, store: Path, prompt: Callable[..., PromptDict]
 ) -> None:
     kept = stored(store)
@@ -154,10 +154,10 @@ def test_a_damaged_region_alone_is_compiled_again(
     server.stop()
 
 
-def test_what_a_kill_leaves_of_a_write_is_never_taken_for_a_region(
+def test_an_interrupted_write_is_never_loaded_as_a_region(
     start: StartServer, store: Path, prompt: Callable[..., PromptDict]
 ) -> None:
-    """A region is written as payload, then manifest, each to a temporary file first: these are the places to stop."""
+    """A region is written as payload, then manifest, each to a temporary file first; a kill may hit any of these."""
     kept = stored(store)
     first, second, third = sorted(store.glob("*/*-*.bin"))[:3]
     first.with_suffix(".json").rename(f"{first.with_suffix('.json')}.x7.tmp")
@@ -172,7 +172,7 @@ def test_what_a_kill_leaves_of_a_write_is_never_taken_for_a_region(
     server.stop()
 
 
-def test_two_servers_at_once_compile_each_region_once(
+def test_two_concurrent_servers_compile_each_region_once(
     start: StartServer, store: Path, prompt: Callable[..., PromptDict]
 ) -> None:
     before = stored(store)

@@ -1,6 +1,6 @@
-"""Every way in which a node can change a model takes effect, in either order, and the regions keep running.
+"""Every way in which a node can change a model takes effect, before and after Compile Model, and regions keep running.
 
-What core's own nodes do with them is in ``matrix/test_guidance.py``.
+``matrix/test_guidance.py`` has core's own nodes.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def placed(prompt: Any, other: dict[str, Any], place: str) -> Any:
 
 
 def latents_only(prompt: Any) -> Any:
-    """Without the decoder: these tests are about the model."""
+    """The prompt without its decoder."""
     return {name: part for name, part in prompt.items() if name not in ("vae", "decode", "image")}
 
 
@@ -72,7 +72,7 @@ def test_a_patch_outside_the_blocks_takes_effect_without_a_bypass(
 
 @before_and_after
 @pytest.mark.parametrize("kind", INSIDE_BLOCKS)
-def test_a_patch_inside_the_blocks_takes_effect_and_costs_those_blocks_only(
+def test_a_patch_inside_blocks_takes_effect_and_bypasses_only_those_blocks(
     bench: Bench, prompt: Any, kind: str, place: str
 ) -> None:
     untouched, expected = bench.run(prompt), bench.run(with_model(prompt, a_patch(kind)))
@@ -84,9 +84,7 @@ def test_a_patch_inside_the_blocks_takes_effect_and_costs_those_blocks_only(
 
 
 @before_and_after
-def test_a_block_whose_forward_another_node_replaced_runs_as_replaced(
-    bench: Bench, prompt: Any, seeds: Any, place: str
-) -> None:
+def test_a_block_with_a_replaced_forward_runs_that_forward(bench: Bench, prompt: Any, seeds: Any, place: str) -> None:
     replaced = a_patch("replaced_forward")
     untouched, expected = bench.run(prompt), bench.run(with_model(prompt, replaced))
     assert_different(expected, untouched)
@@ -95,10 +93,10 @@ def test_a_block_whose_forward_another_node_replaced_runs_as_replaced(
     assert_ran_compiled(ours, STEPS, bypasses=("replaced_forward",))
     prompt["sample"]["inputs"]["seed"] = next(seeds)
     again = bench.run(placed(prompt, replaced, place))
-    assert again.bypasses == ours.bypasses, "a bypass is counted in the first prompt only"
+    assert again.bypasses == ours.bypasses, "the second prompt must count the bypass too"
 
 
-def test_a_block_runs_compiled_again_once_its_forward_is_its_own(bench: Bench, prompt: Any, seeds: Any) -> None:
+def test_a_block_runs_compiled_again_after_its_forward_is_restored(bench: Bench, prompt: Any, seeds: Any) -> None:
     whole = bench.run(with_model(prompt, compile_model()))
     bench.run(with_model(prompt, a_patch("replaced_forward"), compile_model()))
     prompt["sample"]["inputs"]["seed"] = next(seeds)
@@ -112,7 +110,7 @@ def test_a_model_first_seen_with_a_replaced_forward_runs_compiled_without_it(
     bench: Bench, prompt: Any, seeds: Any
 ) -> None:
     whole = bench.run(with_model(prompt, compile_model()))
-    prompt["model"]["inputs"]["seed"] = 2  # a model that this server has not seen yet
+    prompt["model"]["inputs"]["seed"] = 2  # a model that is new to this server
     replaced = a_patch("replaced_forward")
     expected, ours = bench.run(with_model(prompt, replaced)), bench.run(with_model(prompt, replaced, compile_model()))
     assert_same(ours, expected)
@@ -124,31 +122,31 @@ def test_a_model_first_seen_with_a_replaced_forward_runs_compiled_without_it(
 
 
 @before_and_after
-def test_a_network_that_another_node_exchanged_runs_as_it_is(bench: Bench, prompt: Any, place: str) -> None:
+def test_a_network_that_another_node_replaced_runs_eagerly(bench: Bench, prompt: Any, place: str) -> None:
     exchanged = a_patch("exchanged_network")
     untouched, expected = bench.run(prompt), bench.run(with_model(prompt, exchanged))
     assert_different(expected, untouched)
     assert_same(bench.run(placed(prompt, exchanged, place)), expected)
-    prompt["sample"]["inputs"]["denoise"] = 0.999999  # the same steps, and no result to take from ComfyUI's cache
+    prompt["sample"]["inputs"]["denoise"] = 0.999999  # the same steps, but not in ComfyUI's cache
     again = bench.run(prompt)
     assert_same(again, untouched)
     assert not again.touched_the_cache
 
 
-def test_what_a_pack_changed_in_the_model_itself_outlives_an_unload(bench: Bench, prompt: Any) -> None:
-    prompt["model"]["inputs"]["seed"] = 3  # a model of its own: the change is there for every clone
+def test_a_packs_change_of_the_model_itself_survives_an_unload(bench: Bench, prompt: Any) -> None:
+    prompt["model"]["inputs"]["seed"] = 3  # its own model, because the change affects every clone
     untouched = bench.run(prompt)
     expected = bench.run(with_model(prompt, a_patch("changed_in_place")))
     assert_different(expected, untouched)
     assert_same(bench.run(with_model(prompt, a_patch("changed_in_place"), compile_model())), expected)
     bench.client.post("/free", {"unload_models": True})
-    prompt["sample"]["inputs"]["denoise"] = 0.999999  # the same steps, and no result to take from ComfyUI's cache
+    prompt["sample"]["inputs"]["denoise"] = 0.999999  # the same steps, but not in ComfyUI's cache
     assert_same(bench.run(prompt), expected)
 
 
-def test_a_tie_between_two_timesteps_falls_as_it_does_in_comfyui(bench: Bench, prompt: Any, seeds: Any) -> None:
-    """One sigma of sgm_uniform's four lies between timesteps 499 and 500. Core computes sigmas where the model is, on
-    the CPU before it is loaded and on the GPU after, and the last bit decides: two results that differ by a percent.
+def test_a_tie_between_two_timesteps_is_decided_as_in_comfyui(bench: Bench, prompt: Any, seeds: Any) -> None:
+    """One of sgm_uniform's four sigmas lies between timesteps 499 and 500. Core computes sigmas on the model's current
+    device, the CPU before loading and the GPU after, and the last bit decides between results that differ by a percent.
     """
     prompt["sample"]["inputs"]["scheduler"] = "sgm_uniform"
     numbers = [next(seeds), next(seeds)]

@@ -1,6 +1,6 @@
-"""What keeps a model with DynamicVRAM: code around this very copy of it, which a copy with ordinary weights would lack.
+"""Which models must keep DynamicVRAM: those with code around this very copy, which a static clone would not have.
 
-DynamicVRAM itself needs a GPU; which models it has to be left on is decided anywhere.
+DynamicVRAM needs a GPU, but the decision can be tested anywhere.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import torch
 from .deepcache.in_process import load
 
 PATCHES = Path(__file__).parent / "pack" / "patches.py"
-# Their code holds the module that it stands for, or is on the model itself.
+# Patches whose code refers to the module that it replaces, or is on the model itself.
 AROUND_THIS_COPY = ["replaced_forward", "exchanged_network", "changed_in_place"]
 
 
@@ -29,7 +29,7 @@ def core() -> SimpleNamespace:
 
 @pytest.fixture(scope="module")
 def patches(core: SimpleNamespace) -> ModuleType:
-    """What another pack may do to a model, by name."""
+    """The scenario pack's changes of a model, by name."""
     spec = importlib.util.spec_from_file_location("resolute_scenario_patches", PATCHES)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -39,7 +39,7 @@ def patches(core: SimpleNamespace) -> ModuleType:
 
 @pytest.fixture
 def patcher(core: SimpleNamespace) -> Any:
-    """A ModelPatcher around a tiny model of its own."""
+    """A ModelPatcher of a new tiny model."""
     (made,) = core.tiny_model().build(seed=0, kind="sd")
     return made
 
@@ -50,12 +50,14 @@ def reaches(core: SimpleNamespace) -> Callable[[Any], bool]:
     return found
 
 
-def test_a_model_and_its_clones_are_free(patcher: Any, reaches: Any) -> None:
+def test_a_model_and_its_clones_need_no_dynamic_vram(patcher: Any, reaches: Any) -> None:
     assert not reaches(patcher)
     assert not reaches(patcher.clone())
 
 
-def test_what_may_be_done_to_any_copy_is_free(patcher: Any, patches: ModuleType, reaches: Any) -> None:
+def test_changes_that_a_copy_would_have_too_need_no_dynamic_vram(
+    patcher: Any, patches: ModuleType, reaches: Any
+) -> None:
     kinds = [kind for kind in patches.APPLY if kind not in AROUND_THIS_COPY]
     assert len(kinds) > 10
     for kind in kinds:
@@ -65,14 +67,14 @@ def test_what_may_be_done_to_any_copy_is_free(patcher: Any, patches: ModuleType,
 
 
 @pytest.mark.parametrize("kind", AROUND_THIS_COPY)
-def test_what_was_done_to_this_copy_is_seen(patcher: Any, patches: ModuleType, reaches: Any, kind: str) -> None:
+def test_changes_of_this_copy_are_detected(patcher: Any, patches: ModuleType, reaches: Any, kind: str) -> None:
     changed = patcher.clone()
     patches.APPLY[kind](changed)
     assert reaches(changed)
 
 
 class Holder:
-    """A callable that keeps the module it was made for."""
+    """A callable that refers to a module."""
 
     def __init__(self, module: torch.nn.Module) -> None:
         self.module = module
@@ -86,7 +88,7 @@ class Holder:
     [lambda block: torch.nn.Sequential(block), Holder, lambda block: functools.partial(block.forward)],
     ids=["a module", "an object", "a partial"],
 )
-def test_whatever_holds_a_module_of_it_is_seen(patcher: Any, reaches: Any, around: Any) -> None:
+def test_callables_that_refer_to_a_module_are_detected(patcher: Any, reaches: Any, around: Any) -> None:
     changed = patcher.clone()
     block = patcher.model.diffusion_model.middle_block
     changed.add_object_patch("diffusion_model.middle_block", around(block))
@@ -96,7 +98,9 @@ def test_whatever_holds_a_module_of_it_is_seen(patcher: Any, reaches: Any, aroun
     assert reaches(wrapped)
 
 
-def test_our_own_nodes_are_free_in_any_order(core: SimpleNamespace, patcher: Any, reaches: Any) -> None:
+def test_resolutes_own_nodes_need_no_dynamic_vram_in_any_order(
+    core: SimpleNamespace, patcher: Any, reaches: Any
+) -> None:
     compiled = core.ours("compile.diffusion_model").compile_diffusion_model
     cached = core.ours("deepcache.node").add_deepcache
     settings = core.ours("deepcache.schedule").Settings()
@@ -105,7 +109,7 @@ def test_our_own_nodes_are_free_in_any_order(core: SimpleNamespace, patcher: Any
     assert not reaches(compiled(cached(patcher, settings), "eager"))
 
 
-def test_a_patch_that_comfyui_put_onto_the_model_for_a_clone_is_no_change_of_the_model(
+def test_a_clones_patch_that_comfyui_applied_is_not_a_change_of_the_model(
     core: SimpleNamespace, patcher: Any, reaches: Any
 ) -> None:
     compiled = core.ours("compile.diffusion_model").compile_diffusion_model(patcher, "eager")
@@ -118,7 +122,7 @@ def test_a_patch_that_comfyui_put_onto_the_model_for_a_clone_is_no_change_of_the
 
 
 @pytest.mark.parametrize("paged", [True, False])
-def test_a_copy_writes_into_no_memory_of_a_paged_model_and_runs_no_hook_of_the_other(
+def test_a_copy_never_writes_to_paged_memory_and_runs_no_hook_of_the_original(
     core: SimpleNamespace, patcher: Any, monkeypatch: pytest.MonkeyPatch, paged: bool
 ) -> None:
     delegate = core.ours("weights.static_clone")
@@ -133,19 +137,19 @@ def test_a_copy_writes_into_no_memory_of_a_paged_model_and_runs_no_hook_of_the_o
     assert not patcher.model.diffusion_model._forward_hooks
 
 
-def test_a_paged_model_is_read_again_once_where_core_knows_how(
+def test_a_paged_model_is_read_again_only_once_if_core_can(
     core: SimpleNamespace, patcher: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     delegate = core.ours("weights.static_clone")
     (again,) = core.tiny_model().build(seed=0, kind="sd")
-    asked: list[dict[str, Any]] = []
+    calls: list[dict[str, Any]] = []
 
     def clone(**options: Any) -> Any:
-        asked.append(options)
+        calls.append(options)
         return again
 
     monkeypatch.setattr(delegate.compat, "is_dynamic", lambda _: True)
     monkeypatch.setattr(patcher, "clone", clone)
     assert delegate._delegate_of(patcher, None).model is again.model
     assert delegate._delegate_of(patcher, None).model is again.model
-    assert asked == [{"disable_dynamic": True}]
+    assert calls == [{"disable_dynamic": True}]

@@ -25,9 +25,7 @@ def overlap(core: SimpleNamespace) -> ModuleType:
     return module
 
 
-def test_what_core_would_copy_in_every_step_is_moved_and_nothing_else(
-    core: SimpleNamespace, overlap: ModuleType
-) -> None:
+def test_only_conditioning_that_core_copies_in_every_step_is_moved(core: SimpleNamespace, overlap: ModuleType) -> None:
     kinds = core.comfy.conds
 
     class OfAnotherPack(kinds.CONDRegular):  # type: ignore[misc, name-defined]
@@ -50,12 +48,12 @@ def test_what_core_would_copy_in_every_step_is_moved_and_nothing_else(
     for name, before in (("text", text), ("pooled", pooled)):
         assert own["model_conds"][name].cond.device == ELSEWHERE
         assert type(own["model_conds"][name]) is type(before)
-        assert before.cond.device.type == "cpu"  # what other samplers share stays
+        assert before.cond.device.type == "cpu"  # other samplers share it, so it must not move
     for name, before in stays.items():
         assert own["model_conds"][name] is before
 
 
-def test_large_conditioning_stays_all_of_it_and_what_is_shared_counts_once(
+def test_large_conditioning_is_not_moved_and_shared_tensors_count_once(
     core: SimpleNamespace, overlap: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one, other = (core.comfy.conds.CONDCrossAttn(torch.ones(1, 4, 4)) for _ in range(2))
@@ -69,7 +67,7 @@ def test_large_conditioning_stays_all_of_it_and_what_is_shared_counts_once(
 
 
 class Guider:
-    """What the wrapper touches of core's."""
+    """The part of core's guider that the wrapper uses."""
 
     def __init__(self, core: SimpleNamespace, device: str) -> None:
         self.model_patcher = SimpleNamespace(load_device=torch.device(device))
@@ -125,9 +123,7 @@ def test_each_callback_waits_until_the_step_before_is_done(
     ]  # fmt: skip
 
 
-def test_a_sampler_without_a_callback_waits_all_the_same(
-    core: SimpleNamespace, overlap: ModuleType, order: list[str]
-) -> None:
+def test_a_sampler_without_a_callback_waits_too(core: SimpleNamespace, overlap: ModuleType, order: list[str]) -> None:
     def sampler(guider: Guider, sigmas: Any, extra_args: Any, callback: Any) -> None:
         for step in range(2):
             callback(step, None, None, 2)
@@ -136,9 +132,7 @@ def test_a_sampler_without_a_callback_waits_all_the_same(
     assert order[-1] == "waited for 0"
 
 
-def test_a_run_that_fails_leaves_the_conditioning_as_it_was(
-    core: SimpleNamespace, overlap: ModuleType, order: list[str]
-) -> None:
+def test_a_failed_run_restores_the_conditioning(core: SimpleNamespace, overlap: ModuleType, order: list[str]) -> None:
     guider = Guider(core, "cuda")
 
     def fails(*_: Any) -> None:
@@ -153,7 +147,7 @@ def test_a_run_that_fails_leaves_the_conditioning_as_it_was(
 @pytest.mark.parametrize(
     ("device", "options"), [("cpu", {}), ("cuda", {"multigpu_clones": {}})], ids=["no GPU", "several GPUs"]
 )
-def test_elsewhere_nothing_changes(
+def test_on_other_devices_nothing_changes(
     core: SimpleNamespace, overlap: ModuleType, device: str, options: dict[str, Any]
 ) -> None:
     guider, own = Guider(core, device), lambda *_: None
@@ -166,7 +160,7 @@ def test_elsewhere_nothing_changes(
     overlap._sample(sampler, guider, 1, {"model_options": options}, own)
 
 
-def test_both_nodes_overlap_steps_and_once(core: SimpleNamespace, overlap: ModuleType) -> None:
+def test_both_nodes_overlap_steps_but_only_once(core: SimpleNamespace, overlap: ModuleType) -> None:
     model = core.tiny_model().build(0, "sd")[0]
     settings = core.ours("deepcache.schedule").Settings()
     model = core.ours("compile.diffusion_model").compile_diffusion_model(model, "eager")

@@ -1,4 +1,4 @@
-"""Set-up recovers from interruptions and says what to do; no server, no network."""
+"""Setup recovers from interruptions, and its errors name the remedy. Needs no server and no network."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def git(folder: Path, *arguments: str) -> str:
 
 @pytest.fixture
 def upstream(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A small repository in the place of ComfyUI's; the pinned commit is not its newest."""
+    """A small repository instead of ComfyUI's; the pinned commit is not its newest."""
     source = tmp_path / "upstream"
     source.mkdir()
     git(source, "init", "--quiet")
@@ -61,7 +61,7 @@ def test_a_second_checkout_needs_no_network(upstream: Path, tmp_path: Path) -> N
 
 
 @pytest.mark.usefixtures("upstream")
-def test_a_half_clone_is_replaced(tmp_path: Path) -> None:
+def test_an_incomplete_clone_is_replaced(tmp_path: Path) -> None:
     for name in (".comfyui", ".comfyui.partial"):
         (tmp_path / name / ".git").mkdir(parents=True)
     assert (comfyui.ensure(tmp_path) / "main.py").read_text() == "pinned"
@@ -69,7 +69,7 @@ def test_a_half_clone_is_replaced(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("upstream")
-def test_a_folder_that_is_not_ours_is_left_alone(tmp_path: Path) -> None:
+def test_a_folder_that_we_did_not_make_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / ".comfyui").mkdir()
     (tmp_path / ".comfyui" / "mine.txt").write_text("keep")
     with pytest.raises(SetupError, match="Move it away"):
@@ -96,7 +96,7 @@ def test_a_comfyui_path_without_comfyui_says_so(tmp_path: Path, monkeypatch: pyt
         comfyui.ensure(ROOT)
 
 
-def test_the_environment_key_follows_python_and_the_requirements(tmp_path: Path) -> None:
+def test_the_environment_key_depends_on_python_and_the_requirements(tmp_path: Path) -> None:
     file = tmp_path / "requirements.txt"
     file.write_bytes(b"numpy\ntorch\n")
     key = environment.environment_key((3, 11), [file])
@@ -108,7 +108,7 @@ def test_the_environment_key_follows_python_and_the_requirements(tmp_path: Path)
 
 
 @pytest.mark.parametrize("version", [(3, 9), (3, 14)])
-def test_an_unsuitable_python_names_those_that_work(version: tuple[int, int]) -> None:
+def test_an_unsupported_python_names_the_supported_versions(version: tuple[int, int]) -> None:
     with pytest.raises(SetupError, match=r"3\.10 to 3\.13"):
         environment.check_python(version)
 
@@ -137,9 +137,7 @@ def test_the_pinned_oldest_torch_is_the_one_that_the_backend_accepts() -> None:
     assert pinned[: len(OLDEST_TORCH)] == OLDEST_TORCH
 
 
-def test_a_given_python_with_another_torch_is_not_taken_for_the_oldest(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_given_python_with_another_torch_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / environment.OLDEST_TORCH_PIN).write_text("# the oldest\ntorch==1.0.0\n")
     monkeypatch.setenv("RESOLUTE_PYTHON", sys.executable)
     with pytest.raises(SetupError, match=r"has torch \d.*needs torch 1\.0\.0"):
@@ -148,7 +146,7 @@ def test_a_given_python_with_another_torch_is_not_taken_for_the_oldest(
 
 @pytest.fixture
 def test_command() -> ModuleType:
-    """`scripts/test`, imported: it has no .py in its name."""
+    """`scripts/test` as a module; it needs a loader, because its name has no .py."""
     loader = SourceFileLoader("scripts_test", str(ROOT / "scripts" / "test"))
     spec = importlib.util.spec_from_loader(loader.name, loader)
     assert spec is not None
@@ -176,7 +174,7 @@ def test_a_missing_test_folder_is_an_error(
         (["--quick", "--gpu"], ["unit", "gpu"]),
     ],
 )
-def test_a_choice_runs_its_folders_alone(test_command: ModuleType, flags: list[str], names: list[str]) -> None:
+def test_an_option_runs_only_its_folders(test_command: ModuleType, flags: list[str], names: list[str]) -> None:
     options, passed = test_command.parse([*flags, "--", "-x"])
     assert [folder.name for folder in test_command.chosen_folders(options)] == names
     assert passed == ["-x"]

@@ -1,4 +1,4 @@
-"""Every bundled workflow runs on a real server, compiled and eager alike, and compiles in its first prompt only."""
+"""Every bundled workflow on a real server: compiled equals eager, and only the first prompt compiles."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ELSEWHERE = {
     "oneflow_text_to_image",  # tests/oneflow/test_workflow.py
 }  # fmt: skip
 WORKFLOWS = sorted({path.stem for path in (ROOT / "workflows" / "api").glob("*.json")} - ELSEWHERE)
-# image_to_image encodes a picture, for which the small VAE has no encoder.
+# image_to_image encodes an image, and the small VAE has no encoder.
 CHECKPOINTS = {
     "sd15_text_to_image": "sd15-mini",
     "resolution_tour": "sd15-mini",
@@ -30,18 +30,18 @@ CHECKPOINTS = {
     "sdxl_text_to_image": "sdxl-mini",
     "compare_with_stock": "sd15-mini",
 }
-# Pictures that it saves for each size: this one samples twice, and only one of the two goes through the cache.
+# Images saved per size: this workflow samples twice, and only one of the two runs through the cache.
 PICTURES = {"compare_with_stock": 2}
 
 
 def job_of(workflow: str) -> Job:
-    """The tour with the demo's sizes for the CPU; for the others a latent of 17x13 and a text of 154 tokens."""
+    """The tour has the demo's sizes for the CPU; the others have a latent of 17x13 and a text of 154 tokens."""
     tour = next(job for job in make_plan("cpu", "sd15", quick=False).jobs if job.workflow == TOUR_NAME)
     return tour if workflow == TOUR_NAME else Job(workflow, ((136, 104),), tokens=154)
 
 
 def saved(prompt: PromptDict) -> PromptDict:
-    """The prompt with the latents of each sampler saved too."""
+    """The prompt, which also saves the latents of each sampler."""
     samplers = [name for name, part in prompt.items() if part["class_type"] == "KSampler"]
     for name in samplers:
         prompt[f"{name}-latent"] = node("ResoluteTestSaveLatent", samples=[name, 0], filename_prefix="workflow")
@@ -49,7 +49,7 @@ def saved(prompt: PromptDict) -> PromptDict:
 
 
 def with_stand_ins_for_text(prompt: PromptDict, tokens: int) -> PromptDict:
-    """SDXL's text encoders are gigabytes: random embeddings of their shape take their place."""
+    """Replace SDXL's text encoders, which are gigabytes, by random embeddings of the same shape."""
     texts = [name for name, part in prompt.items() if part["class_type"] == "CLIPTextEncode"]
     for seed, name in enumerate(texts):
         shape = {"tokens": tokens, "width": 2048, "pooled_width": 1280, "batch": 1}
@@ -59,7 +59,7 @@ def with_stand_ins_for_text(prompt: PromptDict, tokens: int) -> PromptDict:
 
 @pytest.fixture(scope="module")
 def with_example_picture(server: ComfyServer, comfyui_folder: Callable[[str], Path]) -> None:
-    """ComfyUI's own example picture, where LoadImage looks for it."""
+    """Copy ComfyUI's example image to the server's input folder."""
     example = comfyui_folder(comfyui.TARGET) / "input" / "example.png"
     shutil.copyfile(example, server.input_folder / example.name)
 
@@ -82,7 +82,7 @@ def test_a_bundled_workflow_is_right_and_compiles_in_its_first_prompt_only(
     forwards = len(job.sizes) * (STEPS + 1)
     eager = bench.run(prompt("eager", seed))
     assert (eager.rise["eager_calls"], eager.rise["graph_calls"]) == (forwards, 0)
-    # None leaves what the file says: `auto`.
+    # None keeps the file's backend, `auto`.
     first = bench.run(prompt(None, seed))
     assert_same(first, eager)
     assert_through_regions(first, forwards)

@@ -1,7 +1,7 @@
 """A test-only node pack: tiny models, exact latents, and a failure on request.
 
-ComfyUI loads it as a custom node; it never ships. V1 nodes, because one file then
-works on every supported ComfyUI.
+ComfyUI loads it as a custom node; it is not part of the release. It has V1 nodes, so that
+one file works on every supported ComfyUI.
 """
 
 from .conditioning import ResoluteTestConditioning

@@ -8,7 +8,7 @@ import torch
 
 
 class ResoluteTestConditioning:
-    """Random embeddings of a given length and width, as a text encoder would give them."""
+    """Random embeddings of a given length and width, like a text encoder's."""
 
     CATEGORY = "resolute/test"
     RETURN_TYPES = ("CONDITIONING",)

@@ -22,7 +22,7 @@ class ResoluteTestFailingPatch:
         }
 
     def patch(self, model: Any, step: int) -> tuple[Any]:
-        """Clones the model and fails in its model function wrapper."""
+        """Clone the model and fail in its model function wrapper."""
 
         def call(apply_model: Any, arguments: dict[str, Any]) -> Any:
             options = arguments["c"]["transformer_options"]

@@ -27,11 +27,11 @@ class ResoluteTestSaveLatent:
         }
 
     def save(self, samples: dict[str, Any], filename_prefix: str) -> dict[str, Any]:
-        """Shows ``latents``: the same kind of entry as SaveImage's, so /view serves it."""
+        """Returns ``ui`` entries ``latents`` in the form of SaveImage's, so that /view serves the files."""
         folder, name, counter, subfolder, _ = folder_paths.get_save_image_path(
             filename_prefix, folder_paths.get_output_directory()
         )
-        # get_save_image_path counts images only; skip what earlier calls wrote.
+        # get_save_image_path counts only images, so skip the files of earlier calls.
         while (path := Path(folder) / f"{name}_{counter:05}_.npy").exists():
             counter += 1
         numpy.save(path, samples["samples"].float().cpu().numpy())

@@ -1,4 +1,4 @@
-"""A UNet of about 4 MB and a VAE of about 1 MB, with the classes of the real ones."""
+"""A UNet of about 4 MB and a VAE of about 1 MB, of the same classes as real ones."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class ResoluteTestTinyModel:
         }
 
     def build(self, seed: int, kind: str) -> tuple[Any]:
-        """Builds the model the way that ComfyUI's checkpoint loader does."""
+        """Build the model like ComfyUI's checkpoint loader."""
         return (_patcher(seed, kind),)
 
 
@@ -85,7 +85,7 @@ class ResoluteTestTinyVAE:
         return {"required": {"seed": ("INT", {"default": 0, "min": 0, "max": 2**31})}}
 
     def build(self, seed: int) -> tuple[Any]:
-        """Builds the VAE through ComfyUI's own class from a random state dict."""
+        """Build the VAE with ComfyUI's own class from a random state dict."""
         config = {"params": {"ddconfig": dict(VAE), "embed_dim": 4}}
         empty = comfy.sd.AutoencoderKL(**config["params"])
         return (comfy.sd.VAE(sd=fill(empty, seed), config=config),)
@@ -97,7 +97,7 @@ def _patcher(seed: int, kind: str, disable_dynamic: bool = False) -> Any:
     offload_device = comfy.model_management.unet_offload_device()
     family = comfy.model_base.SDXL if kind == "sdxl" else comfy.model_base.BaseModel
     model = family(config, device=offload_device)
-    # 0.8.0 has one patcher class; later versions page weights with another on NVIDIA.
+    # ComfyUI 0.8.0 has one patcher class; later versions have another on NVIDIA, which pages weights.
     patcher_class = getattr(comfy.model_patcher, "CoreModelPatcher", comfy.model_patcher.ModelPatcher)
     if disable_dynamic:
         patcher_class = comfy.model_patcher.ModelPatcher
@@ -108,7 +108,7 @@ def _patcher(seed: int, kind: str, disable_dynamic: bool = False) -> Any:
     dtype = model.get_dtype()
     weights = {name: weight.to(dtype) for name, weight in fill(model.diffusion_model, seed).items()}
     model.load_model_weights(weights, "", **options)
-    # How core makes another copy of the model, as its own loaders leave it there.
+    # Core calls this to make another copy of the model; its own loaders set it too.
     patcher.cached_patcher_init = (_patcher, (seed, kind))
     return patcher
 

@@ -249,7 +249,7 @@ class TestALimit:
 
 
 @pytest.mark.parametrize(
-    ("a", "b", "told", "remedy"),
+    ("a", "b", "expected", "remedy"),
     [
         ((1, 8, 9, 3), (1, 8, 10, 3), ("1 image of 9x8", "1 image of 10x8"), "Upscale Image"),
         ((2, 8, 9, 3), (1, 8, 9, 3), ("2 images of 9x8", "1 image of 9x8"), "Get Image from Batch"),
@@ -257,12 +257,12 @@ class TestALimit:
     ],
 )
 def test_different_shapes_are_named_with_the_remedy(
-    comparison: Any, a: tuple[int, ...], b: tuple[int, ...], told: tuple[str, str], remedy: str
+    comparison: Any, a: tuple[int, ...], b: tuple[int, ...], expected: tuple[str, str], remedy: str
 ) -> None:
     with pytest.raises(ValueError, match=r"cannot be compared: image_a is .*, image_b is ") as caught:
         comparison.compare(torch.zeros(a), torch.zeros(b))
     message = str(caught.value)
-    assert message.index(told[0]) < message.index(told[1])
+    assert message.index(expected[0]) < message.index(expected[1])
     remedies = ("Upscale Image", "Get Image from Batch", "Split Image with Alpha")
     assert [name for name in remedies if name in message] == [remedy]
 

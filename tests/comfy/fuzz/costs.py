@@ -1,4 +1,4 @@
-"""What prompts may cost: counters that tell whether what should run compiled did so, and nothing else."""
+"""Checks the counters of prompts: everything that should run compiled did, and nothing else."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .workflow import Workflow
 
 
 class Costs:
-    """Knows what the server has compiled so far. backend: the "chosen" one."""
+    """Remembers what the server has compiled so far. backend: the "chosen" one."""
 
     def __init__(self, backend: str, on_cuda: bool) -> None:
         self._backend = backend
@@ -18,7 +18,7 @@ class Costs:
         self._met: set[tuple[str, bool]] = set()
 
     def wrong(self, workflows: Sequence[Workflow], rise: dict[str, Any]) -> list[str]:
-        """What is wrong about the counters of finished prompts, by how much they rose together."""
+        """Problems in the counters of finished prompts; rise: their total increase."""
         found = self._whole_forwards(workflows, rise)
         if rise["compile_failures"]:
             found.append("a region failed to compile")
@@ -30,12 +30,12 @@ class Costs:
         architectures = {each for workflow in workflows for each in workflow.architectures}
         if rise["region_compiles"] and architectures <= self._met:
             found.append("regions were compiled again")
-        if not rise["bypasses"]:  # a patched block is compiled when it is met without the patch
+        if not rise["bypasses"]:  # a patched block is compiled only when it runs without the patch
             self._met.update(*(workflow.certain_architectures for workflow in workflows))
         return found
 
     def _whole_forwards(self, workflows: Sequence[Workflow], rise: dict[str, Any]) -> list[str]:
-        """Which backends ran whole forwards, against those that had to and those that could."""
+        """Problems if a backend ran whole forwards that it must not, or ran none although it must."""
         sure = {name for workflow in workflows for name in workflow.backends}
         possible = sure.union(*(workflow.control_backends for workflow in workflows))
         found = []

@@ -1,9 +1,8 @@
-"""What a user can do to an open workflow, drawn by hypothesis.
+"""A user's actions on an open workflow, drawn by hypothesis.
 
-A sequence is a plain list of events, and an event a plain tuple: ("set", "batch", 3), ("queue",). That is why this is
-no RuleBasedStateMachine: the list that fails is what is printed, what the file for `scripts/fuzz --replay` holds, and
-what a person edits. Every event is possible in every state, so that hypothesis may leave out any of them to find the
-shortest sequence that fails.
+A sequence is a plain list of events, and an event is a plain tuple: ("set", "batch", 3), ("queue",). It is not a
+RuleBasedStateMachine, so that a failing list can be printed, stored for `scripts/fuzz --replay` and edited by hand.
+Every event is possible in every state, so that hypothesis can remove any of them to shorten a failing sequence.
 """
 
 from __future__ import annotations
@@ -25,8 +24,8 @@ SAMPLERS = (
 SCHEDULERS = ("normal", "karras", "simple", "sgm_uniform", "exponential", "beta", "ddim_uniform", "kl_optimal")
 CONDITIONINGS = ("whole", "two", "concat", "in turn", "area", "mask", "mask bounds", "lora hook")
 
-# In the order in which one looks for the cause of a failure: hypothesis prefers the first value of each.
-# Mostly small sizes, for time: attention costs the fourth power of them.
+# Hypothesis prefers the first value of each, so simple values come first: they make the cause of a failure clearer.
+# Mostly small sizes to save time, because attention costs the fourth power of the side.
 _SIZE = st.one_of(st.integers(8, 18), st.integers(8, 18), st.integers(8, 32)).map(lambda eighths: 8 * eighths)
 _TOKENS = st.sampled_from((77, 154, 231))
 
@@ -63,7 +62,7 @@ def _values(patches: Sequence[str]) -> dict[str, st.SearchStrategy[Any]]:
     }
 
 
-# How often each is drawn, of the things that ComfyUI has to do.
+# How often each action of ComfyUI is drawn.
 _ACTIONS = ("queue",) * 7 + ("again",) * 3 + ("both",) * 3 + ("plain", "count", "cancel", "fail", "free") * 2
 
 
@@ -76,15 +75,15 @@ def _action(kind: str, change: st.SearchStrategy[tuple[str, Any]]) -> st.SearchS
 
 
 def sequences(patches: Sequence[str] = tuple(PATCHES)) -> st.SearchStrategy[list[Event]]:
-    """A workflow is opened, and three to five times something in it is changed and something has to be done.
+    """Open a workflow, then three to five times change something and run an action.
 
-    ("open", {...}) is another workflow: the defaults of `Workflow`, and what the dictionary says. ("set", name, value)
-    changes it. ("both", name, value) queues it and at once the changed one too, but it stays as it is.
-    ("queue",) and ("again",), with another seed, are compared with ComfyUI's own; ("plain",) runs without our nodes,
-    ("count",) also with the backend that only counts forwards.
+    ("open", {...}): another workflow, with the defaults of `Workflow` and the dictionary's values. ("set", name,
+    value): change it. ("both", name, value): queue it and immediately a changed copy. ("queue",), and ("again",) with
+    another seed: run and compare with ComfyUI's own result. ("plain",): run without Resolute's nodes. ("count",): also
+    run with the backend that only counts forwards.
     """
     values = _values(patches)
-    # The chain decides most about what runs, so it changes more often than the rest.
+    # The chain of patches affects most what runs, so change it more often than the rest.
     names = st.sampled_from(("patches", "at", "backend", *values))
     change = names.flatmap(lambda name: st.tuples(st.just(name), values[name]))
     opened = st.fixed_dictionaries({}, optional=values).map(lambda fields: ("open", fields))

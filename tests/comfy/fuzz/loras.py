@@ -1,4 +1,4 @@
-"""Two LoRA files that fit every kind of model here: layers that all of them have, of equal shapes."""
+"""Two LoRA files that fit every kind of model here, for layers that all of them have with equal shapes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy
 from safetensors.numpy import save_file
 
-# In regions of three kinds, and outside all of them.
+# In three kinds of regions, and outside all regions.
 _LAYERS = {
     "time_embed.0": (128, 32),
     "input_blocks.1.0.in_layers.2": (32, 32, 3, 3),
@@ -18,7 +18,7 @@ _LAYERS = {
 
 
 def write(folder: Path) -> None:
-    """fuzz-a.safetensors for all layers, and fuzz-b.safetensors for one transformer block: of rank 2."""
+    """Write fuzz-a.safetensors for all layers and fuzz-b.safetensors for one transformer block, both of rank 2."""
     folder.mkdir(parents=True, exist_ok=True)
     for number, (name, part) in enumerate({"fuzz-a": "", "fuzz-b": "transformer_blocks"}.items()):
         noise = numpy.random.default_rng(number)

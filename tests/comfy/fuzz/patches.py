@@ -1,4 +1,4 @@
-"""The nodes that a workflow may have between its loader and its sampler, and what each may cost a compiled model."""
+"""The nodes that a workflow may have between loader and sampler, with the bypasses that each may cause."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ..rig import node
 
 _PATCHED = frozenset({"patched_block"})
 
-# The kinds of ResoluteTestPatch by what they cost; a test holds these lists and the scenario pack together.
+# The kinds of ResoluteTestPatch by their effect; a test checks that these lists match the scenario pack.
 INSIDE_BLOCKS = (
     "attn1_patch",
     "attn2_patch",
@@ -31,21 +31,21 @@ OUTSIDE_BLOCKS = (
     "diffusion_model_wrapper",
 )
 REPLACED = ("replaced_forward",)
-# A plain test has each of these: one goes on for every later prompt of the sequence, one is never compiled.
+# Left out, because other tests cover them: the first affects all later prompts, the second never runs compiled.
 LEFT_OUT = ("changed_in_place", "exchanged_network")
 
-# What a node that needs a second model, or an empty prompt, is connected to: see `Workflow`.
+# The inputs of nodes that need a second model or an empty prompt; see `Workflow`.
 OTHER_MODEL = ["other-model", 0]
 NEGATIVE = ["negative", 0]
 
 
 @dataclass(frozen=True)
 class Patch:
-    """A node MODEL -> MODEL without its model.
+    """A node MODEL -> MODEL without its model input.
 
-    bypasses: the codes that it explains. decides: it compares numbers and acts on which is larger, so that two correct
-    results may differ where two numbers are all but equal. counts_calls: its picture depends on whether conditions are
-    merged into one call. input: where the model goes in.
+    bypasses: codes that it may cause. decides: it compares numbers, so two correct results may differ if the numbers
+    are almost equal. counts_calls: its image depends on whether conditions are merged into one call. input: name of
+    its model input.
     """
 
     node: dict[str, Any]
@@ -66,7 +66,7 @@ def _lora(class_type: str, file: str, strength: float, *bypasses: str) -> Patch:
 
 
 def _windows() -> Patch:
-    """Core's context windows over the batch, as for frames."""
+    """Core's context windows over the batch, as it is used for frames."""
     inputs = {"context_length": 2, "context_overlap": 1, "context_schedule": "standard_static", "context_stride": 1}
     inputs |= {"closed_loop": False, "fuse_method": "pyramid", "dim": 0, "freenoise": False}
     return Patch(
@@ -96,7 +96,7 @@ _HYPER_TILE = node("HyperTile", tile_size=64, swap_size=2, max_depth=1, scale_de
 
 PATCHES: dict[str, Patch] = {
     # Core's nodes around the model, and between its blocks.
-    # Without momentum: after a prompt that was cancelled it takes that one's average on to the next.
+    # Without momentum, because the node carries its average over from a cancelled prompt to the next one.
     "APG": Patch(node("APG", eta=0.5, norm_threshold=5.0, momentum=0.0)),
     "CFGNorm": Patch(node("CFGNorm", strength=1.0, pre_cfg=False)),
     "CFGZeroStar": Patch(node("CFGZeroStar")),
@@ -118,7 +118,7 @@ PATCHES: dict[str, Patch] = {
         node("ModelSamplingContinuousEDM", sampling="v_prediction", sigma_max=20.0, sigma_min=0.03)
     ),
     "ModelSamplingDiscrete": Patch(node("ModelSamplingDiscrete", sampling="v_prediction", zsnr=False)),
-    # Other weights, and another way of computing with them.
+    # Other weights, and other ways of computing with them.
     "ModelComputeDtype": Patch(node("ModelComputeDtype", dtype="fp32")),
     "ModelMergeSimple": Patch(node("ModelMergeSimple", model2=OTHER_MODEL, ratio=0.6), input="model1"),
     "UNetCrossAttentionMultiply": Patch(node("UNetCrossAttentionMultiply", q=1.2, k=1.0, v=1.2, out=1.0)),
@@ -126,7 +126,7 @@ PATCHES: dict[str, Patch] = {
     "lora a": _lora("LoraLoaderModelOnly", "fuzz-a", 0.8),
     "lora b": _lora("LoraLoaderModelOnly", "fuzz-b", -0.5),
     "lora beside": _lora("LoraLoaderBypassModelOnly", "fuzz-b", 0.6, "replaced_forward"),
-    # A machine with little memory.
+    # As on a machine with little memory.
     "ResoluteTestFreeMemory": Patch(node("ResoluteTestFreeMemory", from_step=1)),
     "ResoluteTestLowVRAM": Patch(node("ResoluteTestLowVRAM", kilobytes_outside=2000), frozenset({"streamed_weights"})),
     # Core's nodes inside transformer blocks.
@@ -138,13 +138,13 @@ PATCHES: dict[str, Patch] = {
     "PerturbedAttentionGuidance": Patch(node("PerturbedAttentionGuidance", scale=2.0), _PATCHED),
     "SelfAttentionGuidance": Patch(node("SelfAttentionGuidance", scale=0.5, blur_sigma=2.0), _PATCHED, True, True),
     "TomePatchModel": Patch(node("TomePatchModel", ratio=0.3), _PATCHED, True, True),
-    # Our own nodes: of two Compile Models the last decides.
+    # Resolute's own nodes; the last of two Compile Model nodes decides.
     "ResoluteCompileModel": Patch(node("ResoluteCompileModel", backend="eager", batching="auto")),
     "ResoluteFree": Patch(node("ResoluteFree"), input="any"),
     **{kind: Patch(node("ResoluteTestPatch", kind=kind)) for kind in OUTSIDE_BLOCKS},
     **{kind: Patch(node("ResoluteTestPatch", kind=kind), _PATCHED) for kind in INSIDE_BLOCKS},
     **{kind: Patch(node("ResoluteTestPatch", kind=kind), frozenset({"replaced_forward"})) for kind in REPLACED},
 }
-# A model that ComfyUI casted once (ModelComputeDtype) loses its LoRAs when it is next loaded in part: core's own.
+# A bug of core: a model that was cast once (ModelComputeDtype) loses its LoRAs at its next partial load.
 NEVER_TOGETHER = ("ModelComputeDtype", "ResoluteTestLowVRAM")
 OURS = ("ResoluteCompileModel", "ResoluteFree")

@@ -1,4 +1,4 @@
-"""Plays a sequence of events on a real server, and compares each prompt with ComfyUI's own."""
+"""Plays a sequence of events on a real server and compares each prompt with ComfyUI's own result."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from .prompts import ours, plain
 from .tally import Tally
 from .workflow import Workflow
 
-# A prompt that someone cancels has so many steps that it is not over by then.
+# Steps of a prompt to be cancelled: so many that it cannot finish before.
 _LONG = 40
-# Results of plain prompts that are kept: while hypothesis shortens a sequence, the same ones come again and again.
+# Number of cached results of plain prompts: while hypothesis shortens a sequence, the same prompts repeat.
 _KEPT = 64
-# What ComfyUI's own result may differ by from one time to the next: kernels depend on where memory is aligned.
+# How much ComfyUI's own result may differ from run to run: kernels depend on memory alignment.
 _STEADY = (1e-5, 1)
-# How many times the difference that a disturbance of a millionth makes still counts as rounding.
+# A difference counts as rounding up to this multiple of the difference that weights disturbed by a millionth make.
 _SENSITIVE = 5
-# Other nodes that raise in the middle of sampling: around the model, or inside one of its blocks.
+# Nodes that raise in the middle of sampling, around the model or inside one of its blocks.
 _FAILURES = (
     *(node("ResoluteTestFailingPatch", step=step) for step in (1, 0, 2, 3)),
     *(node("ResoluteTestFailingBlock", where=where) for where in ("output_block_patch", "attn1_patch")),
@@ -40,7 +40,7 @@ Difference = tuple[float, int]
 
 
 class Unexpected(AssertionError):
-    """A property that does not hold; `prompts` are the API prompts that show it, by name."""
+    """A violated property. prompts: the API prompts that show it, by name."""
 
     def __init__(self, text: str, **prompts: PromptDict) -> None:
         super().__init__(text)
@@ -49,7 +49,7 @@ class Unexpected(AssertionError):
 
 @dataclass(frozen=True)
 class Done:
-    """A prompt with our nodes that ended by itself: its workflow, and what came out or the error."""
+    """A finished prompt with Resolute's nodes: its workflow, and its result or error."""
 
     event: str
     workflow: Workflow
@@ -58,9 +58,9 @@ class Done:
 
 
 class Player:
-    """One for a whole session: it knows what the server has compiled.
+    """Plays sequences of a whole session, because it remembers what the server has compiled.
 
-    tolerance: what latents may differ by, relatively, and images, in levels of 255.
+    tolerance: allowed difference of latents (relative) and of images (levels of 255).
     """
 
     def __init__(self, bench: Bench, backend: str, on_cuda: bool, tolerance: Difference) -> None:
@@ -74,9 +74,9 @@ class Player:
         self._plain: OrderedDict[str, Run | str] = OrderedDict()
 
     def play(self, sequence: Sequence[Event]) -> None:
-        """Raises Unexpected at the first prompt that costs what it must not, or at the end for a wrong picture.
+        """Play a sequence. Raises Unexpected at the first prompt with wrong counters, or at the end for a wrong image.
 
-        Pictures are compared at the end, so that prompts with our nodes follow each other as they do for a user.
+        Images are compared at the end, so that prompts with Resolute's nodes run one after the other, as for a user.
         """
         self.tally.sequences += 1
         workflow, done = Workflow(), list[Done]()
@@ -115,7 +115,7 @@ class Player:
         return ours(workflow, self._backend, self._nonce())
 
     def _run(self, place: str, *workflows: Workflow) -> list[Done]:
-        """Queue them all at once, wait for them, and judge what they cost together."""
+        """Queue all workflows at once, wait for them, and check their counters together."""
         client, before = self.bench.client, self.bench.counters()
         prompts = [self._ours(workflow) for workflow in workflows]
         queued = [client.queue(prompt) for prompt in prompts]
@@ -141,7 +141,7 @@ class Player:
         return done
 
     def _count(self, place: str, workflow: Workflow) -> list[Done]:
-        """The chosen backend makes as many forwards as the backend that only counts them."""
+        """Check that the chosen backend runs as many forwards as the backend that only counts them."""
         done = [*self._run(place, workflow.with_backend("chosen")), *self._run(place, workflow.with_backend("eager"))]
         runs = [one.result for one in done if isinstance(one.result, Run)]
         counts = {sum(run.rise[name] for name in ("graph_calls", "replays", "eager_calls")) for run in runs}
@@ -150,7 +150,7 @@ class Player:
         return done
 
     def _cancel(self, place: str, workflow: Workflow, forwards: int) -> None:
-        """Press Cancel once that many forwards went through the cache."""
+        """Cancel the prompt after that many forwards went through the cache."""
         client, before = self.bench.client, self.bench.counters()
         long = dataclasses.replace(workflow, steps=_LONG)
         prompt = self._ours(long)
@@ -168,7 +168,7 @@ class Player:
             self.tally.cancelled += self._stopped(Done(place, long, prompt, str(error)), "interrupted")
 
     def _fail(self, place: str, workflow: Workflow, number: int) -> None:
-        """Another node raises in the middle of sampling; it may not where a step cache skips that very step."""
+        """Run a prompt whose node raises in the middle of sampling, unless a step cache skips that step."""
         prompt = with_model(self._ours(workflow), _FAILURES[number % len(_FAILURES)])
         try:
             self.bench.client.run(prompt)
@@ -176,7 +176,7 @@ class Player:
             self.tally.failed += self._stopped(Done(place, workflow, prompt, str(error)), "asked to fail")
 
     def _stopped(self, one: Done, how: str) -> bool:
-        """Whether a prompt ended as it was made to. Any other error must be ComfyUI's own."""
+        """Whether a prompt ended as intended. Any other error must be ComfyUI's own."""
         if how in str(one.result):
             return True
         self._compare(one)
@@ -185,7 +185,7 @@ class Player:
     # --- ComfyUI's own -----------------------------------------------------------------------------------------
 
     def _run_plain(self, workflow: Workflow, afresh: bool = False) -> Run | str:
-        """What ComfyUI makes of it: the result, or the error. A kept result is compared with a new one if `afresh`."""
+        """ComfyUI's own result or error. afresh: run it even if a result is cached, and compare the two."""
         prompt = plain(workflow)
         key = json.dumps(prompt, sort_keys=True)
         kept = self._plain.get(key)
@@ -238,25 +238,25 @@ class Player:
         raise Unexpected(f"{one.event}: the results differ by {latent:.3g}, images by {image} of 255", **prompts)
 
     def _is_one_of_comfyuis_own(self, workflow: Workflow, result: Run) -> bool:
-        """Whether ComfyUI itself gives this result too: in the first run after a model was loaded, or in the next.
+        """Whether ComfyUI itself gives this result too, in the first run after loading a model or in the next.
 
-        Core computes the sigmas where the model is at that moment. At an even number of sgm_uniform's steps one of them
-        lies between two timesteps, and its last bit, which CPU and GPU round differently, decides for one.
+        Core computes sigmas on the model's current device. With an even number of sgm_uniform's steps, one sigma lies
+        between two timesteps, and its last bit, which CPU and GPU round differently, selects one of them.
         """
         self.bench.client.free()
         own = [self.bench.run(plain(workflow, self._nonce())) for _ in range(2)]
         return any(_within(_difference(result, each), self._tolerance) for each in own)
 
     def _is_sensitive(self, workflow: Workflow, expected: Run, difference: Difference) -> bool:
-        """Whether ComfyUI's own result differs about as much where weights differ by a millionth, which is rounding."""
-        if workflow.kind == "fp8":  # its weights have no millionths
+        """Whether ComfyUI's own result differs as much with weights disturbed by a millionth; then it is rounding."""
+        if workflow.kind == "fp8":  # its weights cannot be disturbed by a millionth
             return False
         disturbed = self.bench.run(plain(workflow, self._nonce(), disturbed=True))
         latent, image = _difference(disturbed, expected)
         return _within(difference, (_SENSITIVE * latent, max(self._tolerance[1], _SENSITIVE * image)))
 
     def _differs_again(self, workflow: Workflow) -> bool:
-        """Whether two more seeds differ as well: a knife edge is met once, a defect again and again."""
+        """Whether two more seeds differ too: a comparison of almost equal numbers fails once, a defect every time."""
         for other in (1001, 1002):
             again = dataclasses.replace(workflow, seed=workflow.seed + other)
             expected, (one,) = self._run_plain(again), self._run("another seed", again)
@@ -273,7 +273,7 @@ def _meaningful(run: Run) -> bool:
 
 
 def _difference(one: Run, other: Run) -> Difference:
-    """Of latents, relatively, and of images, in levels."""
+    """Difference of latents (relative) and of images (levels of 255)."""
     shapes = [[part.shape for part in (*run.latents, *run.images)] for run in (one, other)]
     if shapes[0] != shapes[1]:
         return float("inf"), 255

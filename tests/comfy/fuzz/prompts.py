@@ -1,4 +1,4 @@
-"""The two API prompts of a workflow: with our nodes and without."""
+"""The two API prompts of a workflow: with Resolute's nodes and without."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .workflow import NETS, Workflow
 
 Link = list[Any]
 
-# Nodes that make a model, and the widths of conditioning and of pooled output.
+# Nodes that make a model, with the widths of its conditioning and pooled output.
 _MODELS: dict[str, tuple[dict[str, Any], int, int]] = {
     "sd": (node("ResoluteTestTinyModel", kind="sd"), 768, 0),
     "sdxl": (node("ResoluteTestTinyModel", kind="sdxl"), 2048, 1280),
@@ -23,15 +23,15 @@ _TILES = {"tile_size": 128, "overlap": 32, "temporal_size": 64, "temporal_overla
 
 
 def plain(workflow: Workflow, nonce: int = 0, disturbed: bool = False) -> PromptDict:
-    """The prompt without our nodes; `nonce` as below. `disturbed`: with weights that differ by about a millionth."""
+    """The prompt without Resolute's nodes. nonce: see `ours`; disturbed: change weights by about a millionth."""
     return _Builder(workflow, None, nonce, disturbed).prompt
 
 
 def ours(workflow: Workflow, backend: str, nonce: int = 0) -> PromptDict:
-    """The prompt with them; `backend` is the "chosen" one.
+    """The prompt with Resolute's nodes; `backend` is the "chosen" one.
 
-    ComfyUI does not sample a prompt that it has just sampled. Another `nonce` is another prompt of equal results: it
-    changes the denoise of each sampler by less than its schedule notices.
+    nonce: ComfyUI does not sample a repeated prompt again, so another nonce makes another prompt with equal results. It
+    changes the denoise of each sampler by less than the schedule's resolution.
     """
     return _Builder(workflow, backend, nonce).prompt
 
@@ -63,7 +63,7 @@ class _Builder:
         return self._add(name, made["class_type"], **made["inputs"], **inputs)
 
     def _compile(self, name: str, what: str, backend: str, link: Link, **inputs: Any) -> Link:
-        """One of our compile nodes; what goes in where there is none."""
+        """Add a compile node and return its output; without a backend, return `link`."""
         if self._backend is None or backend == "none":
             return link
         kind, socket = {
@@ -129,7 +129,7 @@ class _Builder:
         return self._add(name, "ResoluteTestConditioning", seed=seed, **sizes)
 
     def _half(self, name: str) -> Link:
-        """A mask of the picture's left half."""
+        """A mask of the image's left half."""
         size = {"width": self._w.width, "height": self._w.height}
         nothing = self._add(f"{name}-nothing", "SolidMask", value=0.0, **size)
         left = {**size, "width": self._w.width // 2}

@@ -1,8 +1,8 @@
-"""Looks for a sequence that fails: a fixed set of them in CI, any number of them through `scripts/fuzz`.
+"""Searches for a failing sequence: a fixed set in CI, any number with `scripts/fuzz`.
 
-Nothing that is found is lost: hypothesis shortens a failing sequence by playing parts of it on the same server, and
-where the failure needs what came before, that finds nothing. So the first failure is written down at once, with the
-sequences before it, and the shortest one beside it.
+No failure is lost: hypothesis shortens a failing sequence by playing parts of it on the same server, which finds
+nothing if the failure depends on earlier sequences. So the first failure is written to a file immediately, together
+with the sequences before it; the shortest one is written too.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from hypothesis.errors import HypothesisException
 from .events import Event, sequences
 from .player import Player, Unexpected
 
-_AT_ONCE = 50  # sequences of one run of hypothesis; the next run has the next seed
+_AT_ONCE = 50  # sequences per run of hypothesis; the next run has the next seed
 _MOST_FAILURES = 5
 _FEWEST_CHANGES = 4
-_EARLIER = 20  # sequences before a failing one that are written down with it
+_EARLIER = 20  # number of earlier sequences that are written with a failing one
 
 
 @dataclass(frozen=True)
 class Plan:
-    """How long to look, and where to write failures. Without a seed it is the same search each time.
+    """Limits of the search, and the folder for failures. Without a seed the search is the same each time.
 
-    sequences, minutes: whichever comes first. replay: a file of a failure, played in place of a search.
+    sequences, minutes: the search stops at the first of the two. replay: play this failure's file instead.
     """
 
     sequences: int = 30
@@ -43,7 +43,7 @@ class Plan:
 
     @classmethod
     def from_environment(cls) -> Plan:
-        """What `scripts/fuzz` asks for; CI's plan where it does not."""
+        """The plan in the variables of `scripts/fuzz`; without them, CI's plan."""
         variables = os.environ
         minutes, seed_, replay = (variables.get(f"RESOLUTE_FUZZ_{name}") for name in ("MINUTES", "SEED", "REPLAY"))
         failures = variables.get("RESOLUTE_FUZZ_FAILURES")
@@ -57,7 +57,7 @@ class Plan:
 
 
 class Search:
-    """Plays sequences, and keeps a diary of them for the file of a failure."""
+    """Plays sequences and records them for a failure's file."""
 
     def __init__(self, player: Player, folder: Path, patches: Sequence[str]) -> None:
         self._player = player
@@ -65,10 +65,10 @@ class Search:
         self._patches = patches
         self._diary: deque[list[Event]] = deque(maxlen=_EARLIER)
         self._changes: deque[Counter[str]] = deque(maxlen=_AT_ONCE)
-        self._failure = ""  # the latest of this run of hypothesis, for people
+        self._failure = ""  # text of the latest failure of this run of hypothesis
 
     def run(self, plan: Plan) -> list[str]:
-        """What failed, as text, each with the file that `scripts/fuzz --replay` takes."""
+        """Run the search. Returns the failures as text, each with its file for `scripts/fuzz --replay`."""
         found: list[str] = []
         begun, tally = time.monotonic(), self._player.tally
         number = 0
@@ -107,27 +107,27 @@ class Search:
         try:
             (play if start is None else seed(start)(play))()
         except Exception as error:  # noqa: BLE001 (it becomes part of the report)
-            # The shortest sequence was played last; where it passed then, hypothesis says so in its own error.
+            # The shortest sequence was played last. If it passed then, hypothesis reports that in its own error.
             flaky = f"{type(error).__name__}: {error}\n" if isinstance(error, HypothesisException) else ""
             return flaky + self._failure
         return None
 
     def _is_news(self, sequence: Sequence[Event]) -> bool:
-        """Whether a sequence changes enough that earlier ones did not.
+        """Whether a sequence has enough changes that earlier ones did not have.
 
-        Of each example hypothesis also makes up to five that are nearly the same. That finds more where an example
-        costs microseconds; these cost seconds. Once something failed it must have all that it asks for.
+        Hypothesis makes up to five near copies of each example. That is useful for examples of microseconds; these take
+        seconds, so skip the copies. After a failure hypothesis must get every sequence that it wants.
         """
         changes = Counter(repr(event[1:]) for event in sequence if event[0] in ("set", "both"))
         changes += Counter(repr(field) for event in sequence if event[0] == "open" for field in event[1].items())
-        most = max((sum((changes & earlier).values()) for earlier in self._changes), default=0)
-        if sum(changes.values()) < _FEWEST_CHANGES or most > sum(changes.values()) / 2:
+        shared = max((sum((changes & earlier).values()) for earlier in self._changes), default=0)
+        if sum(changes.values()) < _FEWEST_CHANGES or shared > sum(changes.values()) / 2:
             return False
         self._changes.append(changes)
         return True
 
     def play(self, sequence: Sequence[Event], name: str) -> None:
-        """Play one sequence; where it fails, write down how to play it again, and let the failure through."""
+        """Play one sequence. If it fails, write a file for replaying it and raise the failure."""
         earlier = list(self._diary)
         self._diary.append(list(sequence))
         try:
@@ -148,7 +148,7 @@ class Search:
             raise
 
     def replay(self, path: Path) -> None:
-        """Play a failure's sequence; where it passes, once more after the sequences that came before it."""
+        """Play a failure's sequence. If it passes, play it again after the sequences before it."""
         record: dict[str, Any] = json.loads(path.read_text("utf-8"))
         self._player.play(record["sequence"])
         for sequence in [*record.get("earlier", []), record["sequence"]]:

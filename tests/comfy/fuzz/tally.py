@@ -1,4 +1,4 @@
-"""What a search did, in numbers."""
+"""Counts of a search."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ _COUNTERS = ("signatures", "region_calls", "graph_calls", "replays", "captures",
 
 @dataclass
 class Tally:
-    """Prompts are those with our nodes, unless they are called plain."""
+    """Counts of a search. Prompts have Resolute's nodes unless they are called plain."""
 
     sequences: int = 0
     prompts: int = 0
     plain_prompts: int = 0
     compared: int = 0
-    refused: int = 0  # ComfyUI itself refuses them or fails at them, with and without our nodes
-    meaningless: int = 0  # the plain result is flat or no number
-    sensitive: int = 0  # they differed by no more than a disturbance of weights by a millionth makes
-    knife_edges: int = 0  # they differed because a node decided between two all but equal numbers
-    unsteady: int = 0  # ComfyUI's own results differ as much from each other, and ours is one of them
+    refused: int = 0  # fail in ComfyUI itself, with and without Resolute's nodes
+    meaningless: int = 0  # the plain result is flat or NaN
+    sensitive: int = 0  # differ no more than with weights disturbed by a millionth
+    knife_edges: int = 0  # differ because a node compared two almost equal numbers
+    unsteady: int = 0  # ComfyUI's own results differ as much from run to run, and ours is one of them
     cancelled: int = 0
     failed: int = 0
     failures: int = 0
-    worst: float = 0.0  # difference of latents that counted as the same
+    worst: float = 0.0  # largest difference of latents that counted as equal
     bypasses: Counter[str] = field(default_factory=Counter)
     rises: Counter[str] = field(default_factory=Counter)
 
     def add(self, rise: dict[str, Any]) -> None:
-        """Count what some prompts did, by how much each counter rose."""
+        """Add the increase of each counter."""
         self.bypasses.update(rise["bypasses"])
         self.rises.update({name: value for name, value in rise.items() if name != "bypasses"})
 

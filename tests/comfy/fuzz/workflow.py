@@ -1,4 +1,4 @@
-"""The workflow as a user has it open: everything that can be changed in it, and what its nodes explain."""
+"""A user's open workflow: everything that can be changed in it, and the bypasses that its nodes may cause."""
 
 from __future__ import annotations
 
@@ -8,21 +8,20 @@ from typing import Any
 
 from .patches import PATCHES
 
-# Those with a network of their own, which Compile ControlNet compiles; the number is how many stand in a row.
+# ControlNets with their own network, which Compile ControlNet compiles; the value is how many are chained.
 NETS = {"one": 1, "two": 2, "early": 1, "late": 1, "weak": 1}
 
 
 @dataclass(frozen=True)
 class Workflow:
-    """Every field is one thing to change; a change never makes another one invalid.
+    """Every field can be changed independently: a change never makes another field invalid.
 
-    backend: "chosen" is the one that the session compiles with; "none" is without Compile Model. The same for the VAE
-    and the ControlNet.
+    backend: "chosen" is the session's backend, "none" is without Compile Model. The same for VAE and ControlNet.
     kind: "sd" and "sdxl" are the tiny models, "inpaint" has five more channels, "fp8" is a smaller one whose weights
-    ComfyUI casts on the way.
-    patches: names in `PATCHES`, in the order of the chain; at: how many of them come before Compile Model.
-    second: another sampler behind the first, at 1.25 times the size. Its model is the "same", the "unpatched" one that
-    comes out of Compile Model, the "plain" one, or an "other" one with a Compile Model of its own.
+    ComfyUI casts in each forward.
+    patches: names in `PATCHES` in the order of the chain. at: how many of them come before Compile Model.
+    second: a second sampler after the first, at 1.25 times the size. Its model is the "same", the "unpatched" output of
+    Compile Model, the "plain" one, or an "other" one with its own Compile Model.
     """
 
     kind: str = "sd"
@@ -54,19 +53,19 @@ class Workflow:
 
     @classmethod
     def opened(cls, fields: dict[str, Any]) -> Workflow:
-        """The defaults, and what `fields` says."""
+        """A workflow with the defaults and these fields."""
         workflow = cls()
         for name, value in fields.items():
             workflow = workflow.changed(name, value)
         return workflow
 
     def changed(self, name: str, value: Any) -> Workflow:
-        """With one field set; JSON knows no tuples."""
+        """A copy with one field set; converts lists from JSON to tuples."""
         values: dict[str, Any] = {name: tuple(value) if name == "patches" else value}
         return dataclasses.replace(self, **values)
 
     def with_backend(self, backend: str) -> Workflow:
-        """With this one in every compile node that there is."""
+        """A copy with this backend in every compile node."""
         workflow = self
         for name in ("backend", "vae_backend", "control_backend"):
             if getattr(self, name) != "none":
@@ -75,20 +74,20 @@ class Workflow:
 
     @property
     def sampling_backend(self) -> str:
-        """What the chain ends with: of two Compile Models the last one decides, even where it is one of the patches."""
+        """The backend of the sampler: the last Compile Model decides, even if it is one of the patches."""
         after = self.patches if self.backend == "none" else self.patches[self.at :]
         return "eager" if "ResoluteCompileModel" in after else self.backend
 
     @property
     def second_backend(self) -> str:
-        """The same for the model of the second sampler, where there is one."""
+        """The backend of the second sampler, if there is one."""
         if self.second == "unpatched":
             return dataclasses.replace(self, patches=self.patches[: self.at]).sampling_backend
         return {"same": self.sampling_backend, "other": self.backend}.get(self.second, "none")
 
     @property
     def backends(self) -> set[str]:
-        """Which backends run something in this workflow, whatever the schedule."""
+        """The backends that run something in this workflow, with any schedule."""
         decoding = self.vae_backend if self.decode != "none" else "none"
         return {self.sampling_backend, self.second_backend, decoding} - {"none"}
 
@@ -101,12 +100,12 @@ class Workflow:
 
     @property
     def control_backends(self) -> set[str]:
-        """What runs a ControlNet, at the steps for which it is switched on: perhaps at none."""
+        """The backends that run a ControlNet, at the steps where it is active, which may be none."""
         return {self.control_backend} - {"none"} if self.fitting_control in NETS else set()
 
     @property
     def architectures(self) -> set[tuple[str, bool]]:
-        """What the chosen backend compiles: families, and whether ComfyUI casts their weights on the way."""
+        """The families that the chosen backend compiles, and whether ComfyUI casts their weights in each forward."""
         casts = self.kind, "ModelComputeDtype" in self.patches
         found = {casts} if "chosen" in (self.sampling_backend, self.second_backend) else set()
         found |= {(self.kind, False)} if self.second_backend == "chosen" and self.second != "same" else set()
@@ -114,21 +113,21 @@ class Workflow:
 
     @property
     def certain_architectures(self) -> set[tuple[str, bool]]:
-        """Those that have run as a whole once the workflow has: none where that depends on the schedule."""
+        """The architectures that certainly ran as a whole after the workflow; none if that depends on the schedule."""
         depends = self.second == "unpatched" or self.fitting_control in ("early", "late")
         return set() if depends else self.architectures
 
     @property
     def bypasses(self) -> set[str]:
-        """The codes that the patches explain."""
+        """The bypass codes that the patches may cause."""
         return {code for name in self.patches for code in PATCHES[name].bypasses}
 
     @property
     def decides(self) -> bool:
-        """Whether a patch acts on which of two numbers is larger."""
+        """Whether a patch compares numbers."""
         return any(PATCHES[name].decides for name in self.patches)
 
     @property
     def free_batching(self) -> str:
-        """Merging or splitting conditions, where no patch makes another picture of it in ComfyUI itself."""
+        """The batching policy, unless a patch's result depends on batching in ComfyUI itself."""
         return "auto" if any(PATCHES[name].counts_calls for name in self.patches) else self.batching

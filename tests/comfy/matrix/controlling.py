@@ -1,4 +1,4 @@
-"""Prompts with ControlNets in them, and the same with all of them compiled."""
+"""Builds prompts with ControlNets, plain and compiled."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ NETS = {
 
 
 def hint(seed: int = 5, width: int = 136, height: int = 104, batch: int = 1, channels: int = 3) -> dict[str, Any]:
-    """The picture that a ControlNet looks at."""
+    """The hint image of a ControlNet."""
     return node("ResoluteTestHint", seed=seed, width=width, height=height, batch=batch, channels=channels)
 
 
@@ -36,7 +36,7 @@ def controlled(
     picture: dict[str, Any] | None = None,
     **settings: float,
 ) -> PromptDict:
-    """A copy of the prompt with these ControlNets, one after the other, on the conditions of these sides.
+    """A copy of the prompt with these ControlNets, chained, on the conditions of these sides.
 
     nets: keys of NETS, or of nodes that the prompt has. settings: strength, start_percent, end_percent.
     """
@@ -56,7 +56,7 @@ def controlled(
 
 
 def with_compiled_nets(prompt: PromptDict, backend: str, *, but: tuple[str, ...] = ()) -> PromptDict:
-    """A copy of the prompt in which each ControlNet is compiled where it comes from, but those named."""
+    """A copy of the prompt with a Compile ControlNet after each ControlNet's source, except those in `but`."""
     changed = copy.deepcopy(prompt)
     for name, part in prompt.items():
         source = part["inputs"].get("control_net", [""])[0]
@@ -68,7 +68,7 @@ def with_compiled_nets(prompt: PromptDict, backend: str, *, but: tuple[str, ...]
 
 
 def all_compiled(prompt: PromptDict, backend: str) -> PromptDict:
-    """Model, decoder and every ControlNet."""
+    """A copy of the prompt with model, decoder and every ControlNet compiled."""
     return with_compiled_nets(compiled(prompt, backend), backend)
 
 
@@ -78,5 +78,5 @@ def check_control(check: Check, plain: PromptDict, forwards: int = BOTH, **expec
 
 
 def first_prompt(bench: Bench, prompt: PromptDict, net: str, config: pytest.Config) -> Run:
-    """The prompt with a ControlNet, all compiled: it compiles what none before it did."""
+    """Run the prompt with a compiled ControlNet for the first time, which may compile new regions."""
     return bench.run(all_compiled(controlled(prompt, net), config.getoption("--backend")))

@@ -1,4 +1,4 @@
-"""One check of the matrix: a prompt as ComfyUI runs it and the same prompt compiled, with the same seed."""
+"""One check of the matrix: a prompt in stock ComfyUI against the same prompt compiled, with the same seed."""
 
 from __future__ import annotations
 
@@ -13,36 +13,36 @@ import numpy
 
 from ..rig import IMAGE_TOLERANCE, LATENT_TOLERANCE, Bench, PromptDict, Run, compiled, latent_error
 
-# On CUDA inductor is checked in float32 without TF32: fp16 rounds at every kernel, other kernels round otherwise, and
-# the steps of a random model amplify that without bound. Replays of eager's own kernels do not differ in any dtype.
+# On CUDA, inductor is checked in float32 without TF32: fp16 rounds in every kernel, other kernels round differently,
+# and the steps of a random model amplify that without bound. Replays of eager's own kernels are equal in any dtype.
 CUDA_TOLERANCE = {"inductor": (2e-3, 4), "cudagraph": (0.0, 0), "eager": (0.0, 0)}
 
 
 @dataclass
 class Recorder:
-    """Every check of a session: its name, its errors, and by how much each counter rose."""
+    """Every check of a session: its name, its errors, and the increase of each counter."""
 
     backend: str
     on_cuda: bool
     path: Path | None = None
-    system: Mapping[str, Any] = field(default_factory=dict)  # what ComfyUI tells of the machine
+    system: Mapping[str, Any] = field(default_factory=dict)  # ComfyUI's system stats
     cases: list[dict[str, Any]] = field(default_factory=list)
 
     @property
     def tolerance(self) -> tuple[float, int]:
-        """What latents may differ by, relatively, and images, in levels of 255."""
+        """Allowed difference of latents (relative) and of images (levels of 255)."""
         return CUDA_TOLERANCE[self.backend] if self.on_cuda else (LATENT_TOLERANCE, IMAGE_TOLERANCE)
 
     def add(self, name: str, plain: Run, ours: Run) -> None:
-        """Keep one check, whether or not it goes on to pass."""
+        """Record one check, whether it passes or not."""
         latents = [latent_error(mine, theirs) for mine, theirs in zip(ours.latents, plain.latents, strict=True)]
         images = [int(abs(mine - theirs).max()) for mine, theirs in zip(ours.images, plain.images, strict=True)]
         self.cases.append({"case": name, "latent_errors": latents, "image_errors": images, "rise": ours.rise})
-        if self.path is not None:  # each time: a session may be cut short
+        if self.path is not None:  # after each check, because a session may be interrupted
             self.path.write_text(json.dumps(self.as_json(), indent=1) + "\n", "utf-8")
 
     def as_json(self) -> dict[str, Any]:
-        """With the machine and the versions."""
+        """The records with the machine and the versions."""
         kept = ("os", "comfyui_version", "python_version", "pytorch_version", "argv")
         about = {name: value for name, value in self.system["system"].items() if name in kept}
         about["argv"] = [part for part in about.get("argv", []) if part.startswith("--") and "/" not in part]
@@ -57,7 +57,7 @@ class Recorder:
 
 
 class Check:
-    """Runs a prompt both ways and compares pictures and counters."""
+    """Runs a prompt both ways and compares images and counters."""
 
     def __init__(self, bench: Bench, recorder: Recorder, name: str) -> None:
         self.bench = bench
@@ -66,12 +66,12 @@ class Check:
 
     @property
     def backend(self) -> str:
-        """For a Compile node that a test places itself."""
+        """The backend, for compile nodes that a test adds itself."""
         return self._recorder.backend
 
     @property
     def on_cuda(self) -> bool:
-        """Whether forwards may be replayed: then `region_calls` counts the first one only."""
+        """Whether forwards may be replayed; if so, `region_calls` counts only the first one."""
         return self._recorder.on_cuda
 
     def __call__(
@@ -84,31 +84,31 @@ class Check:
         eager_calls: int = 0,
         compiles: bool = False,
     ) -> Run:
-        """Run `plain` and `ours` (default: `plain` with Compile Model, and Compile VAE Decode where it decodes).
+        """Run `plain` and `ours` (default: `plain` with Compile Model, and Compile VAE Decode if it decodes).
 
-        forwards: calls of compiled modules in `ours`, each of them replayed or through regions.
-        bypasses: code -> count, exactly; none by default. eager_calls: whole forwards that ran as they are.
+        forwards: calls of compiled modules in `ours`, replayed or through regions.
+        bypasses: code -> exact count; none by default. eager_calls: whole forwards that ran eagerly.
         compiles: whether this is the first prompt of an architecture; otherwise nothing may compile.
         """
         expected = self.bench.run(plain)
         actual = self.bench.run(compiled(plain, self.backend) if ours is None else ours)
         self._recorder.add(self._name, expected, actual)
-        assert not expected.touched_the_cache, "the prompt without our nodes went through the cache"
+        assert not expected.touched_the_cache, "the prompt without Resolute's nodes used the cache"
         self._compare(actual, expected)
         self._count(actual, forwards, dict(bypasses or {}), eager_calls, compiles)
         return actual
 
     def _compare(self, actual: Run, expected: Run) -> None:
         latent, image = self._recorder.tolerance
-        assert len(expected.latents) + len(expected.images) > 0, "the prompt saves nothing that could be compared"
+        assert len(expected.latents) + len(expected.images) > 0, "the prompt saves nothing to compare"
         assert (len(actual.latents), len(actual.images)) == (len(expected.latents), len(expected.images))
         for mine, theirs in zip(actual.latents, expected.latents, strict=True):
             assert mine.shape == theirs.shape
-            assert numpy.isfinite(theirs).all() and theirs.std() > 0, "the latents to compare with are empty"
+            assert numpy.isfinite(theirs).all() and theirs.std() > 0, "the expected latents are empty"
             assert latent_error(mine, theirs) <= latent, latent_error(mine, theirs)
         for mine, theirs in zip(actual.images, expected.images, strict=True):
             assert mine.shape == theirs.shape
-            assert theirs.std() > 5, f"the image to compare with is flat: deviation {theirs.std():.2f}"
+            assert theirs.std() > 5, f"the expected image is flat: deviation {theirs.std():.2f}"
             assert abs(mine - theirs).max() <= image, f"images differ by {abs(mine - theirs).max()} of 255"
 
     def _count(self, run: Run, forwards: int, bypasses: dict[str, int], eager_calls: int, compiles: bool) -> None:
@@ -121,7 +121,7 @@ class Check:
         assert rise["compile_failures"] == 0, rise
         assert compiles == (rise["region_compiles"] > 0), rise
         assert rise["captures"] <= rise["signatures"], rise
-        if self.on_cuda:  # a replay bypasses nothing, and what forbids a capture is a reason that only a GPU meets
+        if self.on_cuda:  # replays count no bypass, and a GPU may add reasons against a capture
             assert set(bypasses) <= set(run.bypasses), rise
         else:
             assert run.bypasses == bypasses, rise

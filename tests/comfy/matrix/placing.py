@@ -1,4 +1,4 @@
-"""Where a node stands beside Compile Model, and whether it did anything."""
+"""Places nodes before or after Compile Model and checks that they have an effect."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ before_and_after = pytest.mark.parametrize("place", ["before", "after"])
 
 
 def placed(prompt: PromptDict, others: list[dict[str, Any]], place: str, backend: str) -> PromptDict:
-    """The prompt with `others`, in their order, all before or all after Compile Model."""
+    """The prompt with `others` in this order, all before or all after Compile Model."""
     ours = [compile_model(backend)]
     return with_model(prompt, *(others + ours if place == "before" else ours + others))
 
@@ -21,7 +21,7 @@ def placed(prompt: PromptDict, others: list[dict[str, Any]], place: str, backend
 def check_placed(
     check: Check, prompt: PromptDict, others: list[dict[str, Any]], place: str, *, forwards: int, **expected: Any
 ) -> Any:
-    """Check a prompt with `others` in it, which must change the picture: an equal one would prove nothing otherwise."""
+    """Check a prompt with `others`, which must change the image; otherwise equal images would prove nothing."""
     untouched = check.bench.run(prompt)
     ours = placed(prompt, others, place, check.backend)
     run = check(with_model(prompt, *others), ours, forwards=forwards, **expected)

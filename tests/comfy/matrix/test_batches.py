@@ -1,4 +1,4 @@
-"""Row 2: batches, and how core puts the conditions of a step into forwards."""
+"""Row 2: batches, and how core distributes the conditions of a step over forwards."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ FORWARDS = {MERGE: STEPS, SPLIT: 2 * STEPS}
 
 
 def latents_only(prompt: PromptDict) -> PromptDict:
-    """Without the decoder: these tests are about the model."""
+    """The prompt without its decoder."""
     return {name: part for name, part in prompt.items() if name not in ("vae", "decode", "image")}
 
 
-# The model sees twice the batch: 16 and more is where convolutions on the CPU change their mind.
+# The model's batch is twice the latent's; from 16 on, convolutions on the CPU choose another algorithm.
 @pytest.mark.parametrize("batch", [5, 1, 8, 3, 2, 7, 4, 6, 12])
 def test_a_batch_of_any_size_compiles_nothing(check: Check, tiny_prompt: Any, seed: int, batch: int) -> None:
     run = check(tiny_prompt(seed=seed, width=88, height=72, batch=batch, steps=STEPS), forwards=STEPS + 1)
@@ -80,19 +80,19 @@ def test_a_part_of_a_batch_is_sampled_again_as_its_own_picture(check: Check, tin
 
 
 def batching(backend: str, policy: str) -> dict[str, Any]:
-    """A Compile Model node whose model is still to be connected."""
+    """A Compile Model node without its model input."""
     return node("ResoluteCompileModel", backend=backend, batching=policy)
 
 
 def policy_prompt(tiny_prompt: Any, seed: int, batch: int = 1) -> PromptDict:
-    """A prompt of a model that no other test has: each of its signatures is new, and so is told as an event."""
+    """A prompt with a new model, so that each of its signatures is new and reported as an event."""
     prompt = latents_only(tiny_prompt(seed=seed, width=136, height=88, batch=batch, steps=STEPS))
     prompt["model"]["inputs"]["seed"] = seed
     return prompt
 
 
 def signatures(check: Check, prompt: PromptDict) -> list[str]:
-    """The latent shapes that a prompt was the first to have, as "2x4x11x17"."""
+    """The new latent shapes of a prompt, as "2x4x11x17"."""
     before = check.bench.client.get("/resolute/events")["events"]
     latest = max((event["at"] for event in before), default=0.0)
     check.bench.run(prompt)
@@ -124,7 +124,7 @@ def test_changes_between_merge_and_split_compile_nothing(check: Check, tiny_prom
 def test_each_condition_and_each_area_is_split_from_the_others(
     check: Check, tiny_prompt: Any, seed: int, policy: str, forwards: int
 ) -> None:
-    # Two positive and one negative condition of one shape; and an area, for which core makes a negative one too.
+    # Two positive and one negative condition of one shape, and an area, for which core adds a negative one.
     prompt = latents_only(tiny_prompt(seed=seed, width=136, height=88, steps=STEPS))
     prompt["other"] = node("ResoluteTestConditioning", seed=21, tokens=154, width=768, pooled_width=0, batch=1)
     prompt["area"] = node(
@@ -140,7 +140,7 @@ def test_each_condition_and_each_area_is_split_from_the_others(
 @pytest.mark.parametrize(
     ("policy", "forwards"), [("auto", 2 + 2 * 2), (MERGE, 4), (SPLIT, 2 * 4)], ids=["auto", "merge", "split"]
 )
-def test_memory_that_runs_short_in_the_middle_of_a_run_splits_only_what_core_decides(
+def test_low_memory_in_the_middle_of_a_run_splits_only_what_core_decides(
     check: Check, tiny_prompt: Any, seed: int, policy: str, forwards: int, place: str
 ) -> None:
     prompt = latents_only(tiny_prompt(seed=seed, width=104, height=88, steps=4))
@@ -158,7 +158,7 @@ def test_the_last_of_two_compile_nodes_decides(
     check(prompt, ours, forwards=FORWARDS.get(last, STEPS))
 
 
-def test_a_split_model_leaves_the_one_that_came_in_as_it_is(check: Check, tiny_prompt: Any, seed: int) -> None:
+def test_a_split_model_leaves_its_input_unchanged(check: Check, tiny_prompt: Any, seed: int) -> None:
     # Two samplers in one prompt: one on the split model, one on the original, whose forwards "eager" counts.
     prompt = latents_only(tiny_prompt(seed=seed, width=88, height=104, batch=2, steps=STEPS))
     prompt["again"] = node("KSampler", **{**prompt["sample"]["inputs"], "latent_image": ["sample", 0], "denoise": 0.5})
@@ -168,7 +168,7 @@ def test_a_split_model_leaves_the_one_that_came_in_as_it_is(check: Check, tiny_p
     check(prompt, ours, forwards=FORWARDS[SPLIT], eager_calls=STEPS)
 
 
-def test_a_split_run_that_fails_leaves_nothing_behind(check: Check, tiny_prompt: Any, seeds: Any) -> None:
+def test_a_failed_split_run_leaves_nothing_behind(check: Check, tiny_prompt: Any, seeds: Any) -> None:
     failing = latents_only(tiny_prompt(seed=next(seeds), width=88, height=104, steps=STEPS))
     fails = node("ResoluteTestFailingPatch", step=1)
     with pytest.raises(PromptError, match="asked to fail at step 1"):

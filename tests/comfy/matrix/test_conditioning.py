@@ -1,7 +1,7 @@
 """Row 3: lengths of prompts, and conditioning that is cut, masked, joined or limited to a part of the run.
 
-Core runs conditions of one shape in one forward and the others apart; each test says how many forwards that makes. For
-an area it adds a negative condition of the same area.
+Core runs conditions of equal shape in one forward and others separately; each test says how many forwards that makes.
+For an area, core adds a negative condition of the same area.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from .kit import Check
 
 STEPS = 4
 LENGTHS = (77, 154, 231)
-# Repeated to their common length, up to four times, they share a forward; beyond that core splits them.
+# Core repeats texts up to four times to a common length, so that they share a forward; beyond that it splits them.
 SHARED, SPLIT = STEPS, 2 * STEPS
 
 FULL = {"width": 768, "pooled_width": 0, "batch": 1}
 LEFT_HALF = {"width": 64, "height": 104, "x": 0, "y": 0, "strength": 1.2}
 LOWER_RIGHT = {"width": 0.5, "height": 0.6, "x": 0.4, "y": 0.3, "strength": 1.0}
-# A range that leaves nothing out: what the other nodes are compared with.
+# A range that covers everything, to compare the other nodes with.
 ALWAYS = node("ConditioningSetTimestepRange", start=0.0, end=1.0)
 
 
@@ -31,13 +31,13 @@ def conditioning(seed: int, tokens: int = 77) -> dict[str, Any]:
 
 
 def with_positive(prompt: PromptDict, positive: list[Any], **nodes: dict[str, Any]) -> PromptDict:
-    """The prompt with more nodes, sampled with the positive conditioning that the link `positive` gives."""
+    """The prompt with more nodes, and `positive` as the positive conditioning."""
     inputs = {**prompt["sample"]["inputs"], "positive": positive}
     return {**prompt, **nodes, "sample": {**prompt["sample"], "inputs": inputs}}
 
 
 def combined(prompt: PromptDict, changed: dict[str, Any], tokens: int = 77) -> PromptDict:
-    """The positive conditioning of the prompt, and beside it another one of which `changed` makes something."""
+    """The prompt with its positive conditioning combined with another one, which the node `changed` modifies."""
     changed = {**changed, "inputs": {**changed["inputs"], "conditioning": ["other", 0]}}
     both = node("ConditioningCombine", conditioning_1=["positive", 0], conditioning_2=["changed", 0])
     return with_positive(prompt, ["both", 0], other=conditioning(21, tokens), changed=changed, both=both)
@@ -54,7 +54,7 @@ def rectangle(prompt: PromptDict) -> PromptDict:
 
 
 def check_that_it_matters(check: Check, changed: PromptDict, untouched: PromptDict, *, forwards: int) -> None:
-    """The changed prompt gives another picture than the untouched one, and ours is ComfyUI's."""
+    """Check that the changed prompt gives another image than the untouched one, and that ours equals ComfyUI's."""
     assert_different(check.bench.run(changed), check.bench.run(untouched))
     check(changed, forwards=forwards)
 
@@ -109,7 +109,7 @@ def test_an_area_runs_as_a_forward_of_its_own(
 
 
 def test_two_areas_and_no_conditioning_for_the_whole_picture(check: Check, prompt: PromptDict) -> None:
-    # Three forwards in each step: the left, the right, and the negative prompt for the whole.
+    # Three forwards per step: left, right, and the negative prompt for the whole image.
     changed = with_positive(
         prompt,
         ["both", 0],
@@ -127,18 +127,18 @@ def test_two_areas_and_no_conditioning_for_the_whole_picture(check: Check, promp
 def test_a_mask_weighs_the_result_or_cuts_out_its_bounds(
     check: Check, prompt: PromptDict, where: str, forwards: int
 ) -> None:
-    # By default three conditions share a forward: a batch of 3.
+    # By default, three conditions share a forward with a batch of 3.
     masked = node("ConditioningSetMask", mask=["mask", 0], strength=1.5, set_cond_area=where)
     check_that_it_matters(check, combined(rectangle(prompt), masked), combined(prompt, ALWAYS), forwards=forwards)
 
 
-def test_a_condition_that_leaves_in_the_middle_of_the_run(check: Check, prompt: PromptDict) -> None:
-    # A batch of 3 until it leaves, then of 2.
+def test_a_condition_that_ends_in_the_middle_of_the_run(check: Check, prompt: PromptDict) -> None:
+    # A batch of 3 until the condition ends, then of 2.
     half = node("ConditioningSetTimestepRange", start=0.0, end=0.5)
     check_that_it_matters(check, combined(prompt, half), combined(prompt, ALWAYS), forwards=STEPS)
 
 
-def test_a_condition_that_comes_in_the_middle_of_the_run(check: Check, prompt: PromptDict) -> None:
+def test_a_condition_that_starts_in_the_middle_of_the_run(check: Check, prompt: PromptDict) -> None:
     late = node("ConditioningSetTimestepRange", start=0.5, end=1.0)
     check_that_it_matters(check, combined(prompt, late, 154), combined(prompt, ALWAYS, 154), forwards=STEPS)
 
@@ -190,12 +190,12 @@ def test_the_average_of_two_conditions_compiles_nothing(check: Check, prompt: Pr
 
 
 def test_areas_and_lengths_of_the_sdxl_family_compile_nothing(check: Check, tiny_prompt: Any, seeds: Any) -> None:
-    # Its pooled embeddings and sizes go with each condition, through every batch that core makes of them.
+    # Each condition has pooled embeddings and sizes, which must be batched with it.
     def sdxl(width: int, tokens: int) -> PromptDict:
         prompt = tiny_prompt(kind="sdxl", seed=next(seeds), width=width, height=104, tokens=tokens, steps=STEPS)
         return {name: part for name, part in prompt.items() if name not in ("vae", "decode", "image")}
 
-    check.bench.run(compiled(sdxl(128, 77), check.backend))  # the prompt that may compile
+    check.bench.run(compiled(sdxl(128, 77), check.backend))  # this first prompt may compile
     untouched = sdxl(136, 154)
     other = node("ResoluteTestConditioning", seed=21, tokens=77, **{**FULL, "width": 2048, "pooled_width": 1280})
     both = node("ConditioningCombine", conditioning_1=["positive", 0], conditioning_2=["other", 0])

@@ -1,6 +1,6 @@
-"""Row 5: ControlNets come and go, in strength, in time and in number, at any size.
+"""Row 5: ControlNets of any strength, time range, number and size.
 
-Counted are forwards of the UNet and of compiled ControlNets: one each for every batch of conditions that core makes.
+The tests count forwards of the UNet and of compiled ControlNets: one each per batch of conditions.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def without_decoder(prompt: PromptDict) -> PromptDict:
 
 
 def test_the_first_prompt_compiles_only_what_the_unet_does_not_have(warm_control: Run) -> None:
-    # Everything but the convolutions that read the picture; nothing, where another file's prompts had one before.
+    # It compiles only the convolutions that read the hint, or nothing if another file's tests ran a ControlNet before.
     assert warm_control.rise["region_compiles"] <= 1
     assert warm_control.forwards + warm_control.rise["eager_calls"] == BOTH + 1
 
@@ -84,36 +84,34 @@ def test_another_picture_is_seen(checked: Check, prompt: PromptDict) -> None:
 LEAK = "WARNING, memory leak with model"
 
 
-def test_one_that_no_node_holds_any_more_is_let_go(
-    checked: Check, prompt: PromptDict, server: ComfyServer, seeds: Any
-) -> None:
-    told = server.log().count(LEAK)
+def test_an_unused_one_is_freed(checked: Check, prompt: PromptDict, server: ComfyServer, seeds: Any) -> None:
+    before = server.log().count(LEAK)
     check_control(checked, controlled(prompt, "net"))
-    for _ in range(2):  # ComfyUI drops what the next prompt does not name, and looks for leaks at each load
+    for _ in range(2):  # ComfyUI drops objects that the next prompt does not use, and checks for leaks at each load
         prompt["sample"]["inputs"]["seed"] = next(seeds)
         checked(prompt, forwards=STEPS)
-    assert server.log().count(LEAK) == told
+    assert server.log().count(LEAK) == before
 
 
-def test_one_that_was_compiled_twice_is_let_go(
+def test_one_that_was_compiled_twice_is_freed(
     checked: Check, prompt: PromptDict, server: ComfyServer, seeds: Any
 ) -> None:
     for compile_all in (everything_compiled, compiled_twice, everything_compiled):
         prompt["sample"]["inputs"]["seed"] = next(seeds)
         plain = controlled(prompt, "net")
         checked(plain, compile_all(plain, checked.backend), forwards=BOTH)
-    told = []
+    counts = []
     for _ in range(3):
         prompt["sample"]["inputs"]["seed"] = next(seeds)
         checked(prompt, forwards=STEPS)
         checked(controlled(prompt, "other"), forwards=STEPS)
-        told.append(server.log().count(LEAK))
-    # One garbage collection may be what it takes. A leak costs one at every load, several times the time of a prompt.
-    assert told[-1] == told[-2]
+        counts.append(server.log().count(LEAK))
+    # One garbage collection is allowed. A leak would cause one at every load, which costs several times a prompt.
+    assert counts[-1] == counts[-2]
 
 
 def compiled_twice(plain: PromptDict, backend: str) -> PromptDict:
-    """Everything compiled, the ControlNet by two nodes in a row."""
+    """The prompt with everything compiled, and two chained compile nodes for the ControlNet."""
     ours = everything_compiled(plain, backend)
     ours["again"] = node("ResoluteCompileControlNet", control_net=["compiled-net", 0], backend=backend)
     ours["apply-0"]["inputs"]["control_net"] = ["again", 0]
@@ -138,10 +136,8 @@ class TestWhatIsCompiled:
         if not pytestconfig.getoption("--on-cuda"):  # replays run no regions
             assert twice.rise["region_calls"] == once.rise["region_calls"]
 
-    def test_the_original_stays_as_it_is_in_other_samplers_of_the_graph(
-        self, checked: Check, prompt: PromptDict
-    ) -> None:
-        """Three samplers in a row: core's own, everything compiled, core's own again."""
+    def test_the_original_is_unchanged_in_other_samplers_of_the_graph(self, checked: Check, prompt: PromptDict) -> None:
+        """Three samplers in a row: stock, everything compiled, stock again."""
         plain = controlled(prompt, "net")
         for number in (2, 3):
             before = "sample" if number == 2 else "sample-2"
@@ -160,7 +156,7 @@ class TestWhatIsCompiled:
 
 class TestConditions:
     @pytest.mark.parametrize("side", ["positive", "negative"])
-    def test_with_it_on_one_side_each_side_runs_by_itself(self, checked: Check, prompt: PromptDict, side: str) -> None:
+    def test_with_it_on_one_side_the_sides_run_separately(self, checked: Check, prompt: PromptDict, side: str) -> None:
         run = check_control(checked, controlled(prompt, "net", on=(side,)), 2 * STEPS + STEPS)
         for fewer in (prompt, controlled(prompt, "net")):
             assert_different(run, checked.bench.run(fewer))
@@ -177,7 +173,7 @@ class TestConditions:
         assert_different(check_control(checked, plain), checked.bench.run(prompt))
 
     @pytest.mark.parametrize("merged_steps", [0, 2])
-    def test_both_sides_run_apart_where_memory_is_short(
+    def test_both_sides_run_separately_when_memory_is_short(
         self, checked: Check, prompt: PromptDict, merged_steps: int
     ) -> None:
         short = controlled(prompt, "net")
@@ -209,7 +205,7 @@ class TestSeveral:
         assert_different(run, checked.bench.run(controlled(prompt, "net")))
 
     @pytest.mark.parametrize("order", [("net", "other"), ("other", "net")], ids=["first", "second"])
-    def test_one_beside_another_that_is_not_compiled(
+    def test_one_next_to_another_that_is_not_compiled(
         self, checked: Check, prompt: PromptDict, order: tuple[str, str]
     ) -> None:
         plain = controlled(prompt, *order)
@@ -217,9 +213,7 @@ class TestSeveral:
         checked(plain, ours, forwards=BOTH)
 
     @pytest.mark.parametrize("place", ["apply-0", "apply-1"])
-    def test_one_in_a_row_with_its_own_original_which_stays_as_it_is(
-        self, checked: Check, prompt: PromptDict, place: str
-    ) -> None:
+    def test_one_chained_with_its_own_unchanged_original(self, checked: Check, prompt: PromptDict, place: str) -> None:
         plain = controlled(prompt, "net", "net")
         ours = compiled(plain, checked.backend)
         ours["compiled-net"] = node("ResoluteCompileControlNet", control_net=["net", 0], backend=checked.backend)

@@ -1,4 +1,4 @@
-"""Row 5, the kinds of ControlNet that core builds differently: SDXL's, unions, T2I adapters and ControlLoras."""
+"""Row 5: kinds of ControlNets that core builds differently: SDXL's, unions, T2I adapters and ControlLoras."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def warm_control(bench: Bench, warm: Run, tiny_prompt: Any, seeds: Any, pytestco
 
 @pytest.fixture(scope="module")
 def warm_sdxl(bench: Bench, warm_control: Run, tiny_prompt: Any, seeds: Any, pytestconfig: pytest.Config) -> Run:
-    """The tiny SDXL model without a ControlNet: the one that compiles."""
+    """The first prompt of the tiny SDXL model, without a ControlNet; it compiles the model."""
     return bench.run(compiled(tiny_prompt(kind="sdxl", seed=next(seeds)), pytestconfig.getoption("--backend")))
 
 
@@ -55,9 +55,9 @@ class TestSDXL:
 class TestUnion:
     @pytest.fixture
     def typed(self, prompt: PromptDict) -> PromptDict:
-        """The prompt with a union ControlNet that is told what the picture shows."""
-        told = {"typed": node("SetUnionControlNetType", control_net=["union", 0], type="depth")}
-        return controlled({**controlled(prompt, "union"), **told}, "typed")
+        """The prompt with a union ControlNet whose type is set."""
+        setting = {"typed": node("SetUnionControlNetType", control_net=["union", 0], type="depth")}
+        return controlled({**controlled(prompt, "union"), **setting}, "typed")
 
     @pytest.mark.parametrize("kind", ["openpose", "segment", "auto"])
     def test_any_type_of_picture_compiles_nothing(self, checked: Check, typed: PromptDict, kind: str) -> None:
@@ -65,12 +65,12 @@ class TestUnion:
         typed["typed"]["inputs"]["type"] = kind
         assert_different(check_control(checked, typed), depth)
 
-    def test_the_type_may_be_told_after_compiling_or_before(self, checked: Check, typed: PromptDict) -> None:
+    def test_the_type_may_be_set_before_or_after_compiling(self, checked: Check, typed: PromptDict) -> None:
         first = checked(typed, all_compiled(typed, checked.backend), forwards=BOTH)
         ours = compiled(typed, checked.backend)
         ours["compiled-typed"] = node("ResoluteCompileControlNet", control_net=["typed", 0], backend=checked.backend)
         ours["apply-0"]["inputs"]["control_net"] = ["compiled-typed", 0]
-        typed["sample"]["inputs"]["denoise"] = ours["sample"]["inputs"]["denoise"] = 0.999999  # not from the cache
+        typed["sample"]["inputs"]["denoise"] = ours["sample"]["inputs"]["denoise"] = 0.999999  # not in ComfyUI's cache
         checked(typed, ours, forwards=BOTH)
         assert first.latents
 
@@ -97,7 +97,7 @@ class TestUnion:
 )
 class TestWhatIsNotCompiled:
     @pytest.mark.parametrize("size", [(128, 128), (136, 104)], ids=["even", "odd"])
-    def test_comes_back_working_and_says_why(
+    def test_is_returned_unchanged_with_a_reason(
         self,
         checked: Check,
         tiny_prompt: Any,
@@ -108,10 +108,10 @@ class TestWhatIsNotCompiled:
         size: tuple[int, int],
     ) -> None:
         whole = tiny_prompt(seed=seed, width=size[0], height=size[1], steps=STEPS)
-        told = server.log().count(reason)
+        before = server.log().count(reason)
         plain = controlled(whole, name, picture=hint(width=size[0], height=size[1]))
         run = check_control(checked, plain, STEPS + 1)
-        assert server.log().count(reason) == told + 1
+        assert server.log().count(reason) == before + 1
         assert_different(run, checked.bench.run(whole))
 
     def test_works_on_a_model_that_is_not_compiled(

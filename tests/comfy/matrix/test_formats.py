@@ -1,6 +1,6 @@
-"""Row 7: formats of weights. Another format is other code, compiled once; changing between formats compiles nothing.
+"""Row 7: formats of weights. Each format is compiled once; changing between formats compiles nothing.
 
-On the CPU core computes all of them in fp32 and casts weights on the way: the cast is part of the compiled regions.
+On the CPU, core computes all formats in fp32 and casts weights in each forward; the regions include the cast.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ FORMATS = ("fp32", "fp16", "bf16", "fp8_e4m3fn")
 CASTED = FORMATS[1:]
 FLUX_FORMATS = ("default", "fp8_e4m3fn", "fp8_e5m2")
 
-# A family's prompt for (weights, width, height, batch), each with a seed of its own.
+# Makes a family's prompt from (weights, width, height, batch), each with a new seed.
 MakePrompt = Callable[..., PromptDict]
 
 
 @pytest.fixture
 def unet(tiny_prompt: Any, seeds: Any) -> MakePrompt:
-    """The model of `pack/formats.py`: an SD1.5 UNet with each kind of block once."""
+    """Prompts with the model of `pack/formats.py`, an SD1.5 UNet with each kind of block once."""
 
     def make(weights: str, width: int = 136, height: int = 104, batch: int = 1) -> PromptDict:
         prompt = tiny_prompt(seed=next(seeds), width=width, height=height, batch=batch, steps=STEPS)
@@ -36,7 +36,7 @@ def unet(tiny_prompt: Any, seeds: Any) -> MakePrompt:
 
 @pytest.fixture
 def flux(tiny_prompt: Any, seeds: Any, make_model: Any) -> MakePrompt:
-    """A tiny Flux from a file, through core's own loader."""
+    """Prompts with a tiny Flux from a file, loaded by core's own loader."""
     name = make_model("flux-tiny")
 
     def make(weights: str, width: int = 144, height: int = 112, batch: int = 1) -> PromptDict:
@@ -51,14 +51,14 @@ def flux(tiny_prompt: Any, seeds: Any, make_model: Any) -> MakePrompt:
 
 
 def first_prompt(check: Check, prompt: PromptDict) -> Run:
-    """Run a prompt that may compile: whether it does depends on what the session ran before."""
+    """Run a prompt that may compile, depending on what the session ran before."""
     run = check.bench.run(with_model(prompt, compile_model(check.backend)))
     assert run.rise["compile_failures"] == 0
     return run
 
 
 def check_that_formats_differ(check: Check, prompt: PromptDict, other: PromptDict) -> None:
-    """Without our nodes, two formats give different pictures of one seed: one taken for the other would show."""
+    """Check that two formats give different images in stock ComfyUI, so that confusing them would be visible."""
     other = {**other, "sample": {**other["sample"], "inputs": dict(prompt["sample"]["inputs"])}}
     one, two = check.bench.run(prompt), check.bench.run(other)
     assert latent_error(two.latents[0], one.latents[0]) > 2 * LATENT_TOLERANCE

@@ -1,4 +1,4 @@
-"""Row 6, second half: nodes that change how a model is sampled, each before and after Compile Model."""
+"""Row 6, second half: nodes that change how a model is sampled, before and after Compile Model."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .placing import before_and_after, check_placed
 
 STEPS = 4
 
-# What a model's output means and which noise levels it knows: an exchanged model_sampling.
+# Nodes that replace model_sampling: the meaning of a model's output, and its noise levels.
 SAMPLINGS = {
     "eps zsnr": node("ModelSamplingDiscrete", sampling="eps", zsnr=True),
     "v": node("ModelSamplingDiscrete", sampling="v_prediction", zsnr=False),
@@ -22,7 +22,7 @@ SAMPLINGS = {
     "continuous v": node("ModelSamplingContinuousV", sampling="v_prediction", sigma_max=500.0, sigma_min=0.03),
     "flow": node("ModelSamplingSD3", shift=3.0),
 }
-# What is done with the results of the forwards, and between the blocks of one: no reason to bypass anything.
+# Nodes that act on the results of forwards or between blocks; they must not cause a bypass.
 OUTSIDE = {
     "RescaleCFG": node("RescaleCFG", multiplier=0.8),
     "FreeU": node("FreeU", b1=1.4, b2=1.6, s1=0.7, s2=0.3),
@@ -33,8 +33,8 @@ STEP_CACHES = {
     "EasyCache": node("EasyCache", reuse_threshold=0.5, start_percent=0.1, end_percent=0.9, verbose=False),
     "LazyCache": node("LazyCache", reuse_threshold=0.5, start_percent=0.1, end_percent=0.9, verbose=False),
 }
-# Patches inside transformer blocks: the node, the forwards of four steps, and in how many of them blocks are patched.
-# Perturbed attention is a second forward, and the only patched one; self-attention guidance patches both of its own.
+# Patches inside transformer blocks: the node, the forwards of four steps, and how many of them have patched blocks.
+# Perturbed attention adds a second forward, and only that is patched; self-attention guidance patches both forwards.
 INSIDE = {
     "PerturbedAttentionGuidance": (node("PerturbedAttentionGuidance", scale=3.0), 2 * STEPS, STEPS),
     "SelfAttentionGuidance": (node("SelfAttentionGuidance", scale=0.8, blur_sigma=2.0), 2 * STEPS, 2 * STEPS),
@@ -67,14 +67,16 @@ def test_a_step_cache_skips_the_same_steps(check: Check, prompt: Any, name: str,
     prompt["sample"]["inputs"]["steps"] = steps
     eager = check.bench.run(with_model(prompt, STEP_CACHES[name], compile_model("eager")))
     calls = eager.rise["eager_calls"]
-    assert 0 < calls < steps, "no step was skipped, or all of them"
+    assert 0 < calls < steps, "some steps must be skipped, but not all"
     check_placed(check, prompt, [STEP_CACHES[name]], place, forwards=calls)
 
 
 @before_and_after
 @pytest.mark.parametrize("name", INSIDE)
-def test_guidance_inside_the_blocks_costs_those_blocks_only(check: Check, prompt: Any, name: str, place: str) -> None:
-    # HyperTile leaves a size alone that it cannot divide into tiles.
+def test_guidance_inside_the_blocks_bypasses_only_those_blocks(
+    check: Check, prompt: Any, name: str, place: str
+) -> None:
+    # HyperTile does nothing at a size that it cannot divide into tiles.
     prompt["latent"]["inputs"].update(width=256, height=256)
     other, forwards, patched = INSIDE[name]
     check_placed(check, prompt, [other], place, forwards=forwards, bypasses={"patched_block": patched})
@@ -83,7 +85,7 @@ def test_guidance_inside_the_blocks_costs_those_blocks_only(check: Check, prompt
 def test_free_u_comes_and_goes_without_a_compile_and_leaves_nothing_behind(
     check: Check, prompt: Any, seeds: Any
 ) -> None:
-    # Core's own compile node goes on with the graph that was compiled without FreeU.
+    # For comparison: core's own compile node keeps using the graph that was compiled without FreeU.
     check(prompt, forwards=STEPS)
     for place in ("after", "before"):
         prompt["sample"]["inputs"]["seed"] = next(seeds)
@@ -92,7 +94,7 @@ def test_free_u_comes_and_goes_without_a_compile_and_leaves_nothing_behind(
         check(prompt, forwards=STEPS)
 
 
-def test_several_such_nodes_on_both_sides_all_take_effect(check: Check, prompt: Any) -> None:
+def test_several_such_nodes_before_and_after_all_take_effect(check: Check, prompt: Any) -> None:
     first, second = [OUTSIDE["FreeU"], SAMPLINGS["v"]], [OUTSIDE["RescaleCFG"], INSIDE["PerturbedAttentionGuidance"][0]]
     plain = with_model(prompt, *first, *second)
     ours = with_model(prompt, *first, compile_model(check.backend), *second)
@@ -102,7 +104,7 @@ def test_several_such_nodes_on_both_sides_all_take_effect(check: Check, prompt: 
 
 
 def merged(prompt: PromptDict, merge: dict[str, Any], place: str, backend: str | None) -> PromptDict:
-    """The prompt with its model merged with another. `place`: whether the merge or its models are compiled."""
+    """The prompt with a merge of two models. place: whether the merge or its input models are compiled."""
     compiles = {"model1": ["model", 0], "model2": ["other", 0]}
     parts = {"other": node("ResoluteTestTinyModel", seed=3, kind="sd")}
     if backend is not None and place == "after":
@@ -118,7 +120,7 @@ def merged(prompt: PromptDict, merge: dict[str, Any], place: str, backend: str |
 @before_and_after
 @pytest.mark.parametrize("name", MERGES)
 def test_merged_weights_compile_nothing_and_do_not_stay(check: Check, prompt: Any, name: str, place: str) -> None:
-    # Merging patches weights as a LoRA does: at load, into new parameters.
+    # A merge patches weights like a LoRA: at load, into new Parameters.
     plain = merged(prompt, MERGES[name], place, None)
     run = check(plain, merged(prompt, MERGES[name], place, check.backend), forwards=STEPS)
     original = check(prompt, forwards=STEPS)

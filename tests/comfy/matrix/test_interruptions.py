@@ -1,4 +1,4 @@
-"""Row 10: prompts that wait, are cancelled or fail, and the next one that must not notice."""
+"""Row 10: prompts that wait, are cancelled or fail, and must not affect the next one."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ STEPS = 4
 ENDLESS = 10000
 INTERRUPTED = "The prompt was interrupted in node sample."
 
-# A width that no other model of the server has, so that all of its regions are still to be compiled.
+# A width that no other model of the server has, so that all of its regions must be compiled.
 WIDTH = 96
 
 
 class QueuedCheck(Check):
-    """Checks prompts that are queued at once: each by its picture, all together by their counters."""
+    """Checks prompts that are queued at once: each by its image, all together by their counters."""
 
     def together(
         self, plain: Sequence[PromptDict], ours: Sequence[PromptDict], *, forwards: int, bypasses: dict[str, int]
@@ -41,29 +41,29 @@ class QueuedCheck(Check):
 
 @pytest.fixture
 def queued(bench: Bench, warm: Run, recorder: Recorder, request: pytest.FixtureRequest) -> QueuedCheck:
-    """Like ``check``, for several prompts."""
+    """``check`` for several prompts."""
     return QueuedCheck(bench, recorder, request.node.name)
 
 
 def failure_of(client: Client, prompt: PromptDict) -> str:
-    """The message of a prompt that has to fail."""
+    """Run a prompt that must fail and return its message."""
     with pytest.raises(PromptError) as caught:
         client.run(prompt)
     return str(caught.value)
 
 
 def endless(prompt: PromptDict) -> PromptDict:
-    """The prompt with more steps than anybody waits for."""
+    """The prompt with so many steps that it cannot finish."""
     return {**prompt, "sample": {**prompt["sample"], "inputs": {**prompt["sample"]["inputs"], "steps": ENDLESS}}}
 
 
 def calls(bench: Bench) -> int:
-    """Forwards of compiled modules so far."""
+    """Number of forwards of compiled modules so far."""
     counters = bench.counters()
     return int(counters["graph_calls"] + counters["replays"])
 
 
-def test_prompts_queued_at_once_do_not_touch_each_other(queued: QueuedCheck, tiny_prompt: Any, seeds: Any) -> None:
+def test_prompts_queued_at_once_do_not_affect_each_other(queued: QueuedCheck, tiny_prompt: Any, seeds: Any) -> None:
     def small(**settings: Any) -> PromptDict:
         whole = tiny_prompt(seed=next(seeds), steps=STEPS, **settings)
         return {name: part for name, part in whole.items() if name not in ("vae", "decode", "image")}
@@ -81,9 +81,7 @@ def test_prompts_queued_at_once_do_not_touch_each_other(queued: QueuedCheck, tin
 
 
 @before_and_after
-def test_a_prompt_cancelled_in_the_middle_leaves_the_next_one_alone(
-    check: Check, prompt: Any, seeds: Any, place: str
-) -> None:
+def test_a_cancelled_prompt_does_not_affect_the_next_one(check: Check, prompt: Any, seeds: Any, place: str) -> None:
     other = [node("FreeU_V2", b1=1.5, b2=1.6, s1=0.7, s2=0.3)]
     check(prompt, forwards=STEPS)
     before = calls(check.bench)
@@ -118,7 +116,7 @@ def test_the_prompt_that_waits_behind_a_cancelled_one_is_right(
 
 @before_and_after
 @pytest.mark.parametrize("step", [0, 2])
-def test_a_failure_around_a_forward_leaves_the_next_prompt_alone(
+def test_a_failure_around_a_forward_does_not_affect_the_next_prompt(
     check: Check, prompt: Any, place: str, step: int
 ) -> None:
     failing = [node("ResoluteTestFailingPatch", step=step)]
@@ -131,7 +129,7 @@ def test_a_failure_around_a_forward_leaves_the_next_prompt_alone(
 
 @before_and_after
 @pytest.mark.parametrize("where", ["input_block_patch", "output_block_patch", "attn1_patch"])
-def test_a_failure_inside_a_forward_leaves_the_next_prompt_alone(
+def test_a_failure_inside_a_forward_does_not_affect_the_next_prompt(
     check: Check, prompt: Any, seeds: Any, place: str, where: str
 ) -> None:
     whole = check(prompt, forwards=STEPS)
@@ -157,7 +155,7 @@ def test_a_prompt_cancelled_while_it_compiles_and_one_that_fails_after_it_leave_
     message = check.bench.cancel_once(endless(compiled(prompt, check.backend)), lambda: compiles() > before)
     assert message == INTERRUPTED
     cancelled = compiles()
-    # Its first forward compiles what is left, and the second fails.
+    # Its first forward compiles the remaining regions, and the second fails.
     failing = node("ResoluteTestFailingPatch", step=1)
     failure_of(check.bench.client, with_model(prompt, failing, compile_model(check.backend)))
     if check.backend == "inductor":

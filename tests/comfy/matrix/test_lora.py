@@ -1,4 +1,4 @@
-"""Row 4: LoRAs come, go and change, baked into the weights, beside them, or in the middle of a step."""
+"""Row 4: LoRAs are added, removed and changed: merged into weights, next to them, or in the middle of a step."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .placing import before_and_after, check_placed, placed
 
 STEPS = 4
 
-# Modules of the tiny UNet, with the shapes of their weights: in regions of every kind, and outside all of them.
+# Modules of the tiny UNet with the shapes of their weights, in every kind of region and outside all regions.
 TINY = {
     "diffusion_model.time_embed.0": (128, 32),
     "diffusion_model.input_blocks.0.0": (32, 4, 3, 3),
@@ -29,9 +29,9 @@ TINY = {
     "diffusion_model.middle_block.1.transformer_blocks.0.ff.net.2": (64, 256),
     "diffusion_model.out.2": (4, 32, 3, 3),
 }
-# One transformer block's, and nothing else.
+# Only modules of one transformer block.
 ONE_BLOCK = {name: TINY[name] for name in TINY if "input_blocks.1.1.transformer_blocks" in name}
-# SD1.5, in the names that most published files have: UNet and text encoder.
+# SD1.5's UNet and text encoder, with the names that most published files have.
 SD15 = {
     "lora_unet_input_blocks_1_1_transformer_blocks_0_attn2_to_k": (320, 768),
     "lora_unet_middle_block_0_in_layers_2": (320, 320, 3, 3),
@@ -41,12 +41,12 @@ SD15 = {
 
 
 def lora(name: str, strength: float = 1.0) -> dict[str, Any]:
-    """Core's loader of a LoRA for the model alone."""
+    """Core's LoRA loader for the model alone."""
     return node("LoraLoaderModelOnly", lora_name=f"{name}.safetensors", strength_model=strength)
 
 
 def low_rank(name: str, shape: tuple[int, ...], noise: Any) -> dict[str, Array]:
-    """Rank 2, as most files have it; a convolution's second half is 1x1."""
+    """A low-rank LoRA of rank 2, the usual kind; a convolution's second half is 1x1."""
     down, up = (2, *shape[1:]), (shape[0], 2, *[1] * (len(shape) - 2))
     fan_in = float(numpy.prod(shape[1:]))
     return {
@@ -57,13 +57,13 @@ def low_rank(name: str, shape: tuple[int, ...], noise: Any) -> dict[str, Array]:
 
 
 def with_magnitudes(name: str, shape: tuple[int, ...], noise: Any) -> dict[str, Array]:
-    """DoRA: the weight is scaled to given lengths after the low-rank part was added."""
+    """DoRA: after adding the low-rank part, the weight is scaled to given magnitudes."""
     scale = numpy.abs(noise((shape[0], *[1] * (len(shape) - 1)))) + 0.8
     return {**low_rank(name, shape, noise), f"{name}.dora_scale": scale}
 
 
 def hadamard(name: str, shape: tuple[int, ...], noise: Any) -> dict[str, Array]:
-    """LoHa: the product, element by element, of two low-rank matrices."""
+    """LoHa: the elementwise product of two low-rank matrices."""
     inner = int(numpy.prod(shape[1:]))
     halves = {"w1_a": (shape[0], 2), "w1_b": (2, inner), "w2_a": (shape[0], 2), "w2_b": (2, inner)}
     return {f"{name}.hada_{half}": noise(size) * 0.3 for half, size in halves.items()}
@@ -76,10 +76,10 @@ def kronecker(name: str, shape: tuple[int, ...], noise: Any) -> dict[str, Array]
 
 
 def whole_difference(name: str, shape: tuple[int, ...], noise: Any) -> dict[str, Array]:
-    """The difference itself, of weight and bias."""
+    """The full difference of weight and bias."""
     fan_in = float(numpy.prod(shape[1:]))
     parts = {f"{name}.diff": noise(shape) * 0.3 / fan_in**0.5}
-    if "attn" not in name:  # their projections have no bias
+    if "attn" not in name:  # attention projections have no bias
         parts[f"{name}.diff_b"] = noise((shape[0],)) * 0.2
     return parts
 
@@ -95,7 +95,7 @@ FORMATS = {
 
 @pytest.fixture(scope="module", autouse=True)
 def files(server: ComfyServer) -> Path:
-    """The LoRA files in the server's own folder, where core's loaders find them."""
+    """Write the LoRA files to the server's folder."""
     folder = server.folder / "models" / "loras"
     folder.mkdir(parents=True, exist_ok=True)
     contents = {name: (make, TINY) for name, make in FORMATS.items()}
@@ -140,11 +140,11 @@ def test_two_stacked_loras_both_take_effect(check: Check, prompt: Any, place: st
 
 
 @before_and_after
-def test_a_lora_beside_the_weights_costs_those_blocks_only_while_it_is_there(
+def test_a_lora_next_to_the_weights_bypasses_its_blocks_while_it_is_active(
     check: Check, prompt: Any, seeds: Any, place: str
 ) -> None:
-    # Core's "bypass" loader puts a forward of its own into each layer that the file names: here in one transformer
-    # block. Two reasons in each forward: the layer, and the block around it.
+    # Core's "bypass" loader replaces the forward of each layer in the file, here in one transformer block. Each forward
+    # counts two reasons: the layer and its block.
     whole = check(prompt, forwards=STEPS)
     beside = node("LoraLoaderBypassModelOnly", lora_name="one_block.safetensors", strength_model=1.0)
     prompt["sample"]["inputs"]["seed"] = next(seeds)
@@ -156,7 +156,7 @@ def test_a_lora_beside_the_weights_costs_those_blocks_only_while_it_is_there(
 
 @pytest.fixture
 def hooked(prompt: PromptDict) -> PromptDict:
-    """The positive prompt alone has a LoRA, from the second step on turned round."""
+    """Only the positive prompt has a LoRA, with a negative strength from the second step on."""
     prompt["hook"] = node("CreateHookLoraModelOnly", lora_name="low_rank.safetensors", strength_model=1.0)
     prompt["start"] = node("CreateHookKeyframe", strength_mult=1.0, start_percent=0.0)
     prompt["later"] = node("CreateHookKeyframe", strength_mult=-1.0, start_percent=0.3, prev_hook_kf=["start", 0])
@@ -173,17 +173,17 @@ def hooked(prompt: PromptDict) -> PromptDict:
 
 
 def test_a_lora_hook_changes_weights_in_the_middle_of_a_step(check: Check, hooked: Any) -> None:
-    # Each step samples the two prompts with different weights, one after the other.
+    # Each step runs the two prompts separately, with different weights.
     run = check(hooked, forwards=2 * STEPS)
     hooked["with-hook"]["inputs"]["hooks"] = ["hook", 0]
-    assert_different(run, check.bench.run(hooked))  # what the keyframe changes counts
+    assert_different(run, check.bench.run(hooked))  # the keyframe must have an effect
     hooked["sample"]["inputs"]["positive"] = ["positive", 0]
     assert_different(run, check.bench.run(hooked))
 
 
 @pytest.fixture(scope="module")
 def checkpoint(make_model: Any, checkpoint_prompt: Any, bench: Bench, seeds: Any) -> PromptDict:
-    """Two steps of a checkpoint with a text encoder, without a decoder; its UNet is compiled by then."""
+    """Two steps of a checkpoint with a text encoder, without a decoder; its UNet is already compiled."""
     whole = checkpoint_prompt(make_model("sd15-mini"), seed=next(seeds))
     prompt = {name: part for name, part in whole.items() if name not in ("decode", "image")}
     bench.run(compiled(prompt))
@@ -197,7 +197,7 @@ def with_clip(prompt: PromptDict, clip: list[Any]) -> PromptDict:
 
 
 def models_built(server: ComfyServer) -> int:
-    """How many diffusion models the server has made so far: each one says its type."""
+    """Number of diffusion models that the server has built so far; each one logs its type."""
     return server.log().count("model_type ")
 
 
@@ -216,7 +216,7 @@ def test_a_lora_for_model_and_text_encoder_loads_nothing_again(
         ours = with_clip(placed(prompt, [both], place, check.backend), [name, 1])
         run = check(plain, ours, forwards=2)
         assert_different(run, check.bench.run(prompt))
-        assert_different(run, check.bench.run(with_model(prompt, both)))  # the text encoder counts too
+        assert_different(run, check.bench.run(with_model(prompt, both)))  # the LoRA must affect the text encoder too
     assert models_built(server) == built > 0
 
 

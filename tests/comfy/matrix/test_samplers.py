@@ -1,4 +1,4 @@
-"""Row 6, first half: what is sampled (pictures, masks, inpainting models), and by which sampler and guider."""
+"""Row 6, first half: what is sampled (images, masks, inpainting models), with which sampler and guider."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .placing import before_and_after, check_placed
 
 STEPS = 4
 
-# Samplers, and how often they call the model in four steps.
+# Samplers and their number of model calls in four steps.
 SAMPLERS = {
     "dpm_2_ancestral": 7,
     "dpmpp_2m_sde": 4,
@@ -34,7 +34,7 @@ SAMPLERS = {
 
 @pytest.fixture(scope="module", autouse=True)
 def pictures(server: ComfyServer) -> None:
-    """In the server's input folder: a picture of 136x104, and a mask of its middle that is no multiple of eight."""
+    """Write to the server's input folder: an image of 136x104, and a mask whose sides are not multiples of eight."""
     noise = numpy.random.default_rng(0)
     ramp = numpy.linspace(0, 160, 136)[None, :, None] + numpy.zeros((104, 1, 3))
     Image.fromarray((ramp + noise.uniform(0, 95, (104, 136, 3))).astype("uint8")).save(
@@ -47,7 +47,7 @@ def pictures(server: ComfyServer) -> None:
 
 @pytest.fixture
 def pictured(prompt: PromptDict) -> PromptDict:
-    """The prompt with a picture, its mask and a VAE beside it, not connected yet."""
+    """The prompt with nodes for an image, its mask and a VAE, not connected yet."""
     prompt["vae"] = node("ResoluteTestTinyVAE", seed=0)
     prompt["picture"] = node("LoadImage", image="matrix-picture.png")
     prompt["mask"] = node("LoadImageMask", image="matrix-mask.png", channel="red")
@@ -56,13 +56,13 @@ def pictured(prompt: PromptDict) -> PromptDict:
 
 
 def check_against(check: Check, prompt: PromptDict, other: PromptDict, *, forwards: int) -> None:
-    """Check a prompt, whose picture must be another one than that of `other`."""
+    """Check a prompt whose image must differ from that of `other`."""
     run = check(prompt, forwards=forwards)
     assert_different(run, check.bench.run(other))
 
 
 def sampling(prompt: PromptDict, **inputs: Any) -> PromptDict:
-    """The prompt with other inputs of its sampler."""
+    """The prompt with other inputs for its sampler."""
     return {**prompt, "sample": {**prompt["sample"], "inputs": {**prompt["sample"]["inputs"], **inputs}}}
 
 
@@ -97,7 +97,7 @@ def test_encoding_for_inpainting_compiles_nothing(check: Check, pictured: Any) -
 def test_an_inpainting_model_sees_mask_and_picture_and_compiles_nothing(
     check: Check, pictured: Any, noise_mask: bool
 ) -> None:
-    # Nine channels go in, and only the first convolution, which no region covers, sees them.
+    # The model has nine input channels, and only the first convolution, which is in no region, reads them.
     pictured["model"] = node("ResoluteTestOtherModel", seed=4, kind="inpaint", channels=0)
     texts = {"positive": ["positive", 0], "negative": ["negative", 0]}
     picture = {"vae": ["vae", 0], "pixels": ["picture", 0], "mask": ["mask", 0]}
@@ -125,7 +125,7 @@ def test_few_steps_of_an_lcm_model_compile_nothing(check: Check, prompt: Any, st
 
 
 def guided(prompt: PromptDict, guider: dict[str, Any]) -> PromptDict:
-    """The prompt sampled by SamplerCustomAdvanced; the guider's model is that of the prompt's sampler."""
+    """The prompt with SamplerCustomAdvanced; the guider gets the model of the prompt's sampler."""
     old = prompt["sample"]["inputs"]
     parts = {
         "guider": {**guider, "inputs": {**guider["inputs"], "model": old["model"]}},

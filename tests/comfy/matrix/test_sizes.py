@@ -13,11 +13,11 @@ from .kit import Check
 
 STEPS = 2
 TILE, OVERLAP = 128, 32  # pixels
-PIXELS = 192 * 256  # bounds what a drawn size costs on the CPU
+PIXELS = 192 * 256  # limits the time of a drawn size on the CPU
 
 
 def drawn_sizes(count: int, seed: int = 3) -> list[tuple[int, int]]:
-    """(width, height): multiples of 8 from 64 to 2048 without an order, half of them portrait, of at most PIXELS."""
+    """Random (width, height): multiples of 8 from 64 to 2048, half of them portrait, of at most PIXELS."""
     draw = random.Random(seed)
     sizes: list[tuple[int, int]] = []
     while len(sizes) < count:
@@ -32,18 +32,18 @@ any_size = pytest.mark.parametrize(("width", "height"), SIZES, ids=lambda side: 
 
 
 def image_shapes(run: Run) -> list[tuple[int, ...]]:
-    """(height, width, 3) of each picture: equal pictures alone do not show that the size is the one asked for."""
+    """(height, width, 3) of each image; comparing images alone does not show that the size is right."""
     return [image.shape for image in run.images]
 
 
 def tiled(prompt: PromptDict) -> PromptDict:
-    """The prompt with the tiled decoder of core."""
+    """The prompt with core's tiled decoder."""
     sizes = {"tile_size": TILE, "overlap": OVERLAP, "temporal_size": 64, "temporal_overlap": 8}
     return {**prompt, "decode": node("VAEDecodeTiled", **prompt["decode"]["inputs"], **sizes)}
 
 
 def tiles(width: int, height: int) -> int:
-    """How often core decodes for one picture: three passes, with square, tall and wide tiles."""
+    """Number of decodes for one image: three passes, with square, tall and wide tiles."""
 
     def along(side: int, tile: int) -> int:
         return 1 if side <= tile else math.ceil((side - OVERLAP) / (tile - OVERLAP))
@@ -80,7 +80,7 @@ def test_sizes_that_were_there_before_compile_nothing_in_another_order(
 def test_a_side_that_halves_to_an_odd_number_compiles_nothing(
     check: Check, tiny_prompt: Any, seed: int, side: int
 ) -> None:
-    # Latents of 9, 11, 13, 15 and 17: each level of the UNet rounds up, and upsampling has to crop again.
+    # Latents of 9, 11, 13, 15 and 17: each level of the UNet rounds up, and upsampling must crop again.
     run = check(tiny_prompt(seed=seed, width=side, height=264 - side, steps=STEPS), forwards=STEPS + 1)
     assert image_shapes(run) == [(264 - side, side, 3)]
 
@@ -93,7 +93,7 @@ UPSCALES = {
 
 
 def sampled_twice(prompt: PromptDict) -> PromptDict:
-    """A second sampler of denoise 0.5 after the node "larger"; the first size is decoded too, as "first-decode"."""
+    """Add a second sampler with denoise 0.5 after the node "larger", and decode the first size as "first-decode"."""
     vae = ["vae", 0]
     again = {**prompt["sample"]["inputs"], "latent_image": ["larger", 0], "denoise": 0.5}
     return {
@@ -107,7 +107,7 @@ def sampled_twice(prompt: PromptDict) -> PromptDict:
 
 
 def compiled_twice(prompt: PromptDict, backend: str) -> PromptDict:
-    """Both samplers and every decoder behind one Compile Model and one Compile VAE Decode."""
+    """The prompt with one Compile Model for both samplers and one Compile VAE Decode for all decoders."""
     ours = compiled(prompt, backend)
     ours["again"]["inputs"]["model"] = ours["sample"]["inputs"]["model"]
     for name in ("first-decode", "larger"):

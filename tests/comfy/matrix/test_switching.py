@@ -1,4 +1,4 @@
-"""Row 8: models, clones and weights take turns, and what was compiled serves all of them."""
+"""Row 8: models, clones and weights alternate, and share the compiled regions."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ NOTHING = {
 
 
 class FreesFirst(Bench):
-    """Presses ComfyUI's button for free memory before each prompt."""
+    """Frees ComfyUI's memory before each prompt, like the button in the front end."""
 
     def __init__(self, bench: Bench, free_memory: bool) -> None:
         super().__init__(bench.client)
@@ -31,32 +31,32 @@ class FreesFirst(Bench):
 
     def run(self, prompt: PromptDict) -> Run:
         self.client.post("/free", {"unload_models": True, "free_memory": self._free_memory})
-        # The button is heeded between two prompts: after this one it has been. It names the nodes of the next prompt
-        # without running them, or ComfyUI would drop their results.
+        # ComfyUI frees memory between two prompts, so run a prompt in between. It contains the nodes of the next prompt
+        # without running them; otherwise ComfyUI would drop their results.
         self.client.run({**{name: part for name, part in prompt.items() if name != "samples"}, **NOTHING})
         return super().run(prompt)
 
 
 def from_cache(run: Run) -> set[str]:
-    """The nodes whose results ComfyUI still had."""
+    """The nodes whose results came from ComfyUI's cache."""
     messages = run.history["status"]["messages"]
     return {name for kind, data in messages if kind == "execution_cached" for name in data["nodes"]}
 
 
 def loads(server: ComfyServer) -> int:
-    """How often ComfyUI loaded a model that was not loaded."""
+    """Number of times that ComfyUI loaded a model."""
     return server.log().count("Requested to load")
 
 
 @pytest.fixture(scope="module")
 def sdxl(bench: Bench, tiny_prompt: Any, seeds: Any) -> None:
-    """The tiny SDXL model is compiled by then."""
+    """Compile the tiny SDXL model."""
     whole = tiny_prompt(seed=next(seeds), kind="sdxl", width=136, height=104, steps=1)
     bench.run(compiled({name: part for name, part in whole.items() if name not in ("vae", "decode", "image")}))
 
 
 def of_kind(tiny_prompt: Any, kind: str, seed: int) -> PromptDict:
-    """Four steps of a kind of tiny model, without a decoder."""
+    """Four steps of a tiny model of this kind, without a decoder."""
     whole = tiny_prompt(seed=seed, kind=kind, width=136, height=104, steps=STEPS)
     return {name: part for name, part in whole.items() if name not in ("vae", "decode", "image")}
 
@@ -74,7 +74,7 @@ def test_a_second_model_of_one_architecture_compiles_nothing(check: Check, promp
 
 
 @pytest.mark.usefixtures("sdxl")
-def test_two_architectures_by_turns_compile_nothing(check: Check, tiny_prompt: Any, seeds: Any) -> None:
+def test_two_alternating_architectures_compile_nothing(check: Check, tiny_prompt: Any, seeds: Any) -> None:
     for kind in ("sd", "sdxl", "sd", "sdxl"):
         check(of_kind(tiny_prompt, kind, next(seeds)), forwards=STEPS)
 
@@ -96,9 +96,9 @@ def test_two_architectures_one_after_the_other_in_one_graph_compile_nothing(
 
 
 def branches(prompt: PromptDict, of_each: dict[str, list[dict[str, Any]]]) -> PromptDict:
-    """One sampler for each branch, all on one model, each with nodes of its own before it.
+    """One sampler per branch, all on one model, each with its own nodes before it.
 
-    Their latents are saved in the order of the branches' names, which must be of one length.
+    Latents are saved in the order of the branches' names, which must have equal lengths.
     """
     changed = {name: part for name, part in prompt.items() if name not in ("sample", "samples")}
     for name, nodes in of_each.items():
@@ -120,16 +120,16 @@ def test_clones_with_different_patches_in_one_graph_do_not_mix(check: Check, pro
     def prompt_with(own: bool) -> PromptDict:
         nodes = {name: (list(parts) + ours if place == "before" else ours + parts) for name, parts in wanted.items()}
         built = branches(prompt, nodes if own else wanted)
-        for part in built.values():  # merging names its first model otherwise
+        for part in built.values():  # the merge node names its first model differently
             if part["class_type"] == "ModelMergeSimple":
                 part["inputs"]["model1"] = part["inputs"].pop("model")
         return built
 
-    # Perturbed attention: a second forward in each step, in which blocks are patched.
+    # Perturbed attention adds a second forward with patched blocks to each step.
     run = check(prompt_with(False), prompt_with(True), forwards=6 * STEPS, bypasses={"patched_block": STEPS})
     for number, one in enumerate(run.latents):
         for other in run.latents[number + 1 :]:
-            assert abs(one - other).max() > 0.01, "two branches gave the same"
+            assert abs(one - other).max() > 0.01, "two branches gave the same result"
 
 
 def test_an_unloaded_model_is_loaded_again_without_a_compile(check: Check, prompt: Any, server: ComfyServer) -> None:
@@ -141,9 +141,7 @@ def test_an_unloaded_model_is_loaded_again_without_a_compile(check: Check, promp
     assert loads(server) > before
 
 
-def test_free_memory_takes_the_model_and_its_compiled_blocks_serve_the_next(
-    check: Check, prompt: Any, seeds: Any
-) -> None:
+def test_after_free_memory_the_compiled_blocks_serve_the_reloaded_model(check: Check, prompt: Any, seeds: Any) -> None:
     assert "model" in from_cache(check(prompt, forwards=STEPS))
     check.bench = FreesFirst(check.bench, free_memory=True)
     prompt["sample"]["inputs"]["seed"] = next(seeds)
@@ -153,9 +151,9 @@ def test_free_memory_takes_the_model_and_its_compiled_blocks_serve_the_next(
 
 @pytest.fixture
 def merged(prompt: PromptDict, seed: int) -> PromptDict:
-    """The prompt of a model of its own, all of whose weights are patched by a merge.
+    """A prompt with a new model whose weights are all patched by a merge.
 
-    Where memory is short, ComfyUI patches the weights that stay outside on their way in.
+    If memory is short, ComfyUI patches the weights that stay off the device in each forward.
     """
     prompt["model"] = node("ResoluteTestOtherModel", seed=seed, kind="sd", channels=0)
     prompt["other"] = node("ResoluteTestTinyModel", seed=3, kind="sd")
@@ -166,7 +164,7 @@ def merged(prompt: PromptDict, seed: int) -> PromptDict:
 
 @pytest.mark.parametrize("kilobytes", [8, 100_000], ids=["some", "all"])
 @pytest.mark.parametrize("order", [("in", "out", "in"), ("out", "in", "out", "in")], ids="-".join)
-def test_weights_that_leave_and_return_compile_nothing(
+def test_weights_that_are_unloaded_and_reloaded_compile_nothing(
     check: Check, merged: Any, seeds: Any, order: tuple[str, ...], kilobytes: int
 ) -> None:
     outside = node("ResoluteTestLowVRAM", kilobytes_outside=kilobytes)
@@ -185,7 +183,7 @@ def test_weights_that_leave_and_return_compile_nothing(
 
 
 @before_and_after
-def test_weights_that_leave_in_the_middle_of_a_run_compile_nothing(
+def test_weights_unloaded_in_the_middle_of_a_run_compile_nothing(
     check: Check, merged: Any, seeds: Any, place: str
 ) -> None:
     leaving = [node("ResoluteTestUnloadInTheMiddle", step=1)]

@@ -11,7 +11,7 @@ from .kit import Check, Recorder
 from .test_sizes import tiled, tiles
 
 KL, FLUX = "with quant conv", "without quant conv"
-# Core takes the number of latent channels from the file, 1 as well as any other.
+# Core reads the number of latent channels from the file; any number works, also 1.
 LAYOUTS = [(1, KL), (1, FLUX), (4, KL), (4, FLUX), (16, KL), (16, FLUX)]
 any_layout = pytest.mark.parametrize(("channels", "layout"), LAYOUTS)
 TINY = node("ResoluteTestTinyVAE", seed=0)
@@ -30,7 +30,7 @@ def decode_only(vae: dict[str, Any], seed: int, width: int, height: int, batch: 
 
 
 def of_layout(channels: int, layout: str) -> dict[str, Any]:
-    """A VAE of `pack/vaes.py`: four levels, so other blocks than the tiny VAE has."""
+    """A VAE of `pack/vaes.py`; it has four levels, so its blocks differ from the tiny VAE's."""
     return node("ResoluteTestVAE", seed=channels, channels=channels, layout=layout)
 
 
@@ -41,7 +41,7 @@ def check_decode(check: Check, prompt: PromptDict, **expected: Any) -> Run:
 
 @pytest.fixture(scope="session")
 def layouts_compiled(bench: Bench, recorder: Recorder, warm: Run, seeds: Any) -> Run:
-    """The first prompt of the larger VAEs' blocks; the number of latent channels is no part of any block."""
+    """The first prompt of the larger VAEs' blocks; no block depends on the number of latent channels."""
     return bench.run(with_vae(decode_only(of_layout(4, KL), next(seeds), 128, 128), recorder.backend))
 
 
@@ -64,7 +64,7 @@ def test_any_number_of_latent_channels_decodes_in_tiles(check: Check, seed: int,
 
 
 @pytest.mark.parametrize("channels", [4, 16])
-def test_a_taesd_decoder_runs_as_it_is_and_says_so(check: Check, seeds: Any, channels: int) -> None:
+def test_a_taesd_decoder_runs_eagerly_and_says_so(check: Check, seeds: Any, channels: int) -> None:
     for width, height, batch in [(136, 104, 1), (72, 88, 2)]:
         prompt = decode_only(of_layout(channels, "taesd"), next(seeds), width, height, batch, channels)
         run = check_decode(check, prompt, forwards=1, bypasses={"no_regions": 1})
@@ -77,7 +77,7 @@ def test_a_taesd_decoder_in_tiles_says_so_for_each_tile(check: Check, seed: int)
 
 
 def test_a_video_decoder_keeps_what_it_carries_from_frame_to_frame(check: Check, seed: int) -> None:
-    # It carries frames in a list of the caller's, from call to call: Resolute leaves such a decoder alone.
+    # It carries frames from call to call in the caller's list, so Resolute does not compile such a decoder.
     prompt = decode_only(of_layout(16, "video"), seed, 64, 64)
     prompt["latent"] = node("ResoluteTestLatent", seed=seed, channels=16, width=64, height=64, batch=1, frames=3)
     run = check_decode(check, prompt, forwards=0)
@@ -86,7 +86,7 @@ def test_a_video_decoder_keeps_what_it_carries_from_frame_to_frame(check: Check,
 
 
 def two_decoders(prompt: PromptDict, vae: dict[str, Any]) -> PromptDict:
-    """The prompt with the same samples decoded by another VAE too."""
+    """The prompt, which also decodes the same samples with another VAE."""
     inputs = prompt["decode"]["inputs"]
     return {
         **prompt,
@@ -97,7 +97,7 @@ def two_decoders(prompt: PromptDict, vae: dict[str, Any]) -> PromptDict:
 
 
 def both_compiled(prompt: PromptDict, backend: str) -> PromptDict:
-    """Both decoders behind a Compile VAE Decode each."""
+    """The prompt with a Compile VAE Decode for each decoder."""
     ours = with_vae(prompt, backend)
     ours["second-compiled"] = node("ResoluteCompileVAEDecode", vae=["second-vae", 0], backend=backend)
     ours["second-decode"]["inputs"]["vae"] = ["second-compiled", 0]
@@ -114,7 +114,7 @@ def test_two_vaes_in_one_prompt_compile_nothing(check: Check, tiny_prompt: Any, 
         ours["sample"]["inputs"]["model"] = ["compiled", 0]
         run = check(prompt, ours, forwards=1 + 2 * (tiles(width, height) if in_tiles else 1))
         one, other = run.images
-        assert abs(one - other).max() > 20, "the two VAEs gave one picture"
+        assert abs(one - other).max() > 20, "the two VAEs gave the same image"
 
 
 @pytest.mark.usefixtures("layouts_compiled")
@@ -123,8 +123,8 @@ def test_vaes_of_two_layouts_in_turn_compile_nothing(check: Check, seeds: Any) -
         check_decode(check, decode_only(vae, next(seeds), 104, 72), forwards=1)
 
 
-def test_a_compiled_vae_leaves_the_one_that_came_in_as_it_is(check: Check, seed: int) -> None:
-    # Both decode in one prompt: only one of the two goes through the cache.
+def test_a_compiled_vae_leaves_its_input_unchanged(check: Check, seed: int) -> None:
+    # Both decode in one prompt, and only one of them uses the cache.
     prompt = two_decoders(decode_only(TINY, seed, 88, 104), TINY)
     prompt["second-decode"]["inputs"]["vae"] = ["vae", 0]
     del prompt["second-vae"]
@@ -132,7 +132,7 @@ def test_a_compiled_vae_leaves_the_one_that_came_in_as_it_is(check: Check, seed:
 
 
 def remembered(prompt: PromptDict, changed: dict[str, Any], place: str, backend: str) -> tuple[PromptDict, PromptDict]:
-    """The prompt with a node that changes its VAE, and the same with that node before or after Compile VAE Decode."""
+    """The prompt with a node that changes its VAE: plain, and with that node before or after Compile VAE Decode."""
     decode = {**prompt["decode"], "inputs": {**prompt["decode"]["inputs"], "vae": ["changed", 0]}}
     plain = {**prompt, "changed": {**changed, "inputs": {**changed["inputs"], "vae": ["vae", 0]}}, "decode": decode}
     if place == "before":
@@ -153,11 +153,11 @@ def test_a_batch_that_memory_splits_is_decoded_in_parts(
     assert len(run.images) == batch
 
 
-def test_a_decode_that_runs_out_of_memory_goes_on_in_tiles(check: Check, seeds: Any) -> None:
-    # A latent of 132x8: the whole has 1056 pixels. Core's tiles are 64, 32 and 128 wide, and overlap by 16.
+def test_a_decode_that_runs_out_of_memory_continues_in_tiles(check: Check, seeds: Any) -> None:
+    # A latent of 132x8 has 1056 cells. Core's tiles are 64, 32 and 128 wide and overlap by 16.
     limited = node("ResoluteTestVAEOutOfMemory", limit=1024)
     plain, ours = remembered(decode_only(TINY, next(seeds), 1056, 64), limited, "after", check.backend)
-    # Where captures could be freed, the cache would try the whole once more.
+    # If captures could be freed, the cache would retry the whole decode once.
     ours["free"] = node("ResoluteFree", any=["latent", 0])
     ours["decode"] = {**ours["decode"], "inputs": {**ours["decode"]["inputs"], "samples": ["free", 0]}}
     check(plain, ours, forwards=3 + 8 + 2)

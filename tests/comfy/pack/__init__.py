@@ -1,6 +1,6 @@
-"""A test-only node pack: what other packs do to a model, and models that Resolute does not know.
+"""A test-only node pack: changes of a model as other packs make them, and models that Resolute does not know.
 
-The servers of these tests load it as a custom node; it never ships.
+The servers of these tests load it as a custom node; it is not part of the release.
 """
 
 from .controlnets import ResoluteTestControlNet, ResoluteTestHint

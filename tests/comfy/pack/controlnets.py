@@ -1,4 +1,4 @@
-"""ControlNets that fit the test pack's tiny models, of each kind that core builds differently, and hints for them."""
+"""ControlNets for the test pack's tiny models, of each kind that core builds differently, and hint images for them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import torch
 
 from .noise import fill
 
-# As UNET and KINDS in tests/pack/models.py: a ControlNet is a copy of the UNet's first half.
+# Must match UNET and KINDS in tests/pack/models.py, because a ControlNet is a copy of the UNet's first half.
 CONFIG: dict[str, Any] = {
     "image_size": 32,
     "in_channels": 4,
@@ -37,7 +37,7 @@ UNION_TYPES = 6
 
 
 def control_net(seed: int, adapt: Callable[[Any], None] | None = None, **changes: Any) -> Any:
-    """Built as core's loader of ControlNet files does it; `adapt` changes the network before it gets its weights."""
+    """Build a ControlNet like core's loader; `adapt` changes the network before it gets its weights."""
     load_device = comfy.model_management.get_torch_device()
     supported = [torch.float16, torch.float32]
     dtype = comfy.model_management.unet_dtype(device=load_device, supported_dtypes=supported)
@@ -52,7 +52,7 @@ def control_net(seed: int, adapt: Callable[[Any], None] | None = None, **changes
 
 
 def union(seed: int) -> Any:
-    """A ControlNet for pictures of several types. Core builds these parts with the 320 channels of a real UNet."""
+    """A ControlNet for several types of hints. Core builds these parts with the 320 channels of a real UNet."""
 
     def adapt(model: Any) -> None:
         channels, dtype = model.model_channels, model.dtype
@@ -65,9 +65,9 @@ def union(seed: int) -> Any:
 
 
 def t2i_adapter(seed: int) -> Any:
-    """Two features, for the tiny UNet's second and third level; those begin at an eighth of a picture's side already.
+    """A T2I adapter with two features, for the tiny UNet's second and third level.
 
-    So its picture has four pixels for each of the latent, and not eight.
+    Its features begin at an eighth of the hint's side, so the hint has four pixels per latent cell instead of eight.
     """
     model = comfy.t2i_adapter.adapter.Adapter(
         channels=[32, 64], nums_rb=1, cin=3 * 8 * 8, ksize=1, sk=True, use_conv=False, xl=False
@@ -77,7 +77,7 @@ def t2i_adapter(seed: int) -> Any:
 
 
 def control_lora(seed: int) -> Any:
-    """What a ControlNet adds to the UNet, as weights, and a low-rank change of what it has from it."""
+    """A ControlLora: the weights that a ControlNet adds to the UNet, and low-rank changes of the UNet's weights."""
     whole = fill(comfy.cldm.cldm.ControlNet(**CONFIG, operations=comfy.ops.disable_weight_init), seed)
     added = ("zero_convs.", "middle_block_out.", "input_hint_block.")
     weights = {name: weight for name, weight in whole.items() if name.startswith(added)}
@@ -116,7 +116,7 @@ class ResoluteTestControlNet:
 
 
 class ResoluteTestHint:
-    """A picture for a ControlNet: coloured patches of 8x8 pixels."""
+    """A hint image for a ControlNet: coloured patches of 8x8 pixels."""
 
     CATEGORY = "resolute/test"
     RETURN_TYPES = ("IMAGE",)
@@ -129,7 +129,7 @@ class ResoluteTestHint:
         return {"required": {"seed": ("INT", {"default": 0, "min": 0, "max": 2**31}), **sizes}}
 
     def build(self, seed: int, width: int, height: int, batch: int, channels: int) -> tuple[Any]:
-        """(batch, height, width, channels), 0 to 1; each picture of a batch is another one."""
+        """An image (batch, height, width, channels), 0 to 1; each image of a batch is different."""
         generator = torch.Generator("cpu").manual_seed(seed)
         patches = torch.rand((batch, height // 8 + 1, width // 8 + 1, channels), generator=generator)
         return (patches.repeat_interleave(8, 1).repeat_interleave(8, 2)[:, :height, :width].contiguous(),)

@@ -33,7 +33,7 @@ PATCHES = {"input_block_patch": _tensor, "output_block_patch": _skip, "attn1_pat
 
 
 class ResoluteTestFailingBlock:
-    """Raises in the middle of the second step's forward: between two blocks, or inside one."""
+    """Raises in the middle of the second step's forward, between two blocks or inside one."""
 
     CATEGORY = "resolute/test"
     RETURN_TYPES = ("MODEL",)
@@ -50,7 +50,7 @@ class ResoluteTestFailingBlock:
 
 
 class ResoluteTestEmptyConditioning:
-    """Conditioning with nothing in it: an empty list, or a text of no tokens."""
+    """Empty conditioning: an empty list, or a text without tokens."""
 
     CATEGORY = "resolute/test"
     RETURN_TYPES = ("CONDITIONING",)
@@ -77,7 +77,7 @@ class ResoluteTestResidual:
         return {"required": {"model": ("MODEL",), "width": size, "height": size}}
 
     def patch(self, model: Any, width: int, height: int) -> tuple[Any]:
-        """`width`, `height`: the residual's own, whatever the middle block's are."""
+        """width, height: of the residual; they need not match the middle block's."""
 
         def call(apply_model: Any, arguments: dict[str, Any]) -> Any:
             x = arguments["input"]

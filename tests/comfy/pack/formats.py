@@ -1,4 +1,4 @@
-"""A model as another machine would have it: weights in another format, and little free memory."""
+"""Models as on other machines: weights in another format, and little free memory."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ FORMATS = {
 }
 
 
-# One level and one transformer: every kind of block once, because each format compiles all of them again.
+# One level and one transformer: each kind of block only once, because each format compiles all of them again.
 UNET: dict[str, Any] = {
     "image_size": 32,
     "in_channels": 4,
@@ -46,9 +46,9 @@ UNET: dict[str, Any] = {
 
 
 class ResoluteTestFormatModel:
-    """A UNet of the SD1.5 family whose weights have a certain format: with the same seed, the same numbers rounded.
+    """An SD1.5 UNet with weights in a given format; the same seed gives the same numbers, rounded to the format.
 
-    As core's loader does it, the format is computed in where the device can, and is else cast on the way.
+    As with core's loader, the model computes in the format if the device supports it; otherwise weights are cast.
     """
 
     CATEGORY = "resolute/test"
@@ -65,7 +65,7 @@ class ResoluteTestFormatModel:
         }
 
     def build(self, seed: int, weights: str) -> tuple[Any]:
-        """Built as the test pack's tiny model is."""
+        """Build it like the test pack's tiny model."""
         config = comfy.supported_models_base.BASE(dict(UNET))
         config.unet_config.update(num_heads=4, num_head_channels=-1)
         config.latent_format = comfy.supported_models.SD15.latent_format()
@@ -83,7 +83,7 @@ class ResoluteTestFormatModel:
 
 
 class ResoluteTestFreeMemory:
-    """Core sees no free memory from the k-th step on (0 is the first), as if another program took it."""
+    """From the k-th step on (0 is the first), core finds no free memory, as if another program used it."""
 
     CATEGORY = "resolute/test"
     RETURN_TYPES = ("MODEL",)
@@ -94,7 +94,7 @@ class ResoluteTestFreeMemory:
         return {"required": {"model": ("MODEL",), "from_step": ("INT", {"default": 0, "min": 0, "max": 1000})}}
 
     def patch(self, model: Any, from_step: int) -> tuple[Any]:
-        """Clones the model and answers for its patcher where core asks how large a batch may be."""
+        """Clone the model and override the memory that core finds when it decides the batch size."""
 
         def call(executor: Any, base: Any, conds: Any, x: Any, timestep: Any, options: Any) -> Any:
             schedule = options["transformer_options"]["sample_sigmas"]

@@ -1,4 +1,4 @@
-"""Models that are not the tiny one, and models that ComfyUI loads only in part."""
+"""Other models than the tiny one, and models that ComfyUI loads only in part."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ SHORT: dict[str, Any] = {
 KINDS: dict[str, dict[str, Any]] = {
     # The tiny SD model itself.
     "sd": {},
-    # The tiny SD model with the five channels of a mask and a masked picture beside the latent's four.
+    # The tiny SD model with five more input channels, for a mask and a masked image.
     "inpaint": {"in_channels": 9},
     # Three kinds of region, and no attention at all.
     "short": {**SHORT, "transformer_depth_middle": -1},
-    # The same with one transformer block in its middle.
+    # The previous one with a transformer block in the middle.
     "attentive": {**SHORT, "transformer_depth_middle": 1},
 }
 
@@ -50,7 +50,7 @@ class ResoluteTestOtherModel:
         }
 
     def build(self, seed: int, kind: str, channels: int) -> tuple[Any]:
-        """Built like the test pack's tiny model. `channels`: another width than the kind's, if not 0."""
+        """Build it like the test pack's tiny model. channels: overrides the kind's width unless 0."""
         tiny = sys.modules[nodes.NODE_CLASS_MAPPINGS["ResoluteTestTinyModel"].__module__]
         unet = {**tiny.UNET, **KINDS[kind]}
         if channels:
@@ -72,7 +72,7 @@ class ResoluteTestOtherModel:
 
 
 class ResoluteTestLowVRAM:
-    """Lets only so much of a model's weights be loaded, as ComfyUI does where memory is short."""
+    """Keeps part of a model's weights off the device, as ComfyUI does when memory is short."""
 
     CATEGORY = "resolute/test"
     RETURN_TYPES = ("MODEL",)
@@ -84,7 +84,7 @@ class ResoluteTestLowVRAM:
         return {"required": {"model": ("MODEL",), "kilobytes_outside": kilobytes}}
 
     def limit(self, model: Any, kilobytes_outside: int) -> tuple[Any]:
-        """A clone with a class of its own, which its clones inherit."""
+        """A clone with its own class, which its clones inherit."""
         clone = model.clone()
         own = type(clone)
 
@@ -98,7 +98,7 @@ class ResoluteTestLowVRAM:
 
 
 class ResoluteTestUnloadInTheMiddle:
-    """Takes half of the weights away before one of the steps, as ComfyUI does where another model needs their room."""
+    """Unloads half of the weights before one of the steps, as ComfyUI does when another model needs the memory."""
 
     CATEGORY = "resolute/test"
     RETURN_TYPES = ("MODEL",)
@@ -109,7 +109,7 @@ class ResoluteTestUnloadInTheMiddle:
         return {"required": {"model": ("MODEL",), "step": ("INT", {"default": 1, "min": 0, "max": 1000})}}
 
     def patch(self, model: Any, step: int) -> tuple[Any]:
-        """`step`: 0 is the first."""
+        """step: 0 is the first."""
 
         def call(apply_model: Any, arguments: dict[str, Any]) -> Any:
             options, sigma = arguments["c"]["transformer_options"], float(arguments["timestep"].flatten()[0])

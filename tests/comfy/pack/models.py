@@ -13,7 +13,7 @@ import torch
 
 
 class OneForward(torch.nn.Module):
-    """Two convolutions and a timestep; its computation is in ``forward`` itself, as in SD3."""
+    """Two convolutions and a timestep; computes in ``forward`` itself, like SD3."""
 
     def __init__(self, in_channels: int, dtype: Any, device: Any, operations: Any, **unused: Any) -> None:
         super().__init__()
@@ -27,7 +27,7 @@ class OneForward(torch.nn.Module):
 
 
 class SplitForward(OneForward):
-    """The same with the pair that most of core's models have: ``forward`` calls ``_forward``."""
+    """The same model with ``forward`` calling ``_forward``, like most of core's models."""
 
     def forward(self, x: Any, timesteps: Any, context: Any = None, **options: Any) -> Any:
         return self._forward(x, timesteps, context, **options)
@@ -51,7 +51,7 @@ class ResoluteTestUnknownModel:
         return {"required": {"shape": (list(SHAPES),)}}
 
     def build(self, shape: str) -> tuple[Any]:
-        """Built as the test pack's tiny model is; it is never paged, for it stays on the CPU."""
+        """Build it like the test pack's tiny model; it stays on the CPU, so it is never paged."""
         config = comfy.supported_models_base.BASE({"in_channels": 4})
         config.latent_format = comfy.supported_models.SD15.latent_format()
         config.set_inference_dtype(torch.float32, None)

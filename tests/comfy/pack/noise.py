@@ -1,4 +1,4 @@
-"""Random weights that keep a signal's variance. As in tests/pack: two packs of ComfyUI's share no module."""
+"""Random weights that preserve variance. A copy of tests/pack/noise.py, because two packs cannot share a module."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def _shapes(module: torch.nn.Module) -> Iterator[tuple[str, tuple[int, ...]]]:
     for name, tensor in module.state_dict().items():
         yield name, tuple(tensor.shape)
     for path, part in module.named_modules():
-        # Where ComfyUI pages weights, its Linear has none until they are loaded.
+        # If ComfyUI pages weights, its Linear has none until they are loaded.
         if getattr(part, "weight", part) is None and hasattr(part, "in_features"):
             yield f"{path}.weight", (part.out_features, part.in_features)
             if part.comfy_need_lazy_init_bias:

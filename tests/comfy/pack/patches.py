@@ -1,4 +1,4 @@
-"""Every way in which core lets a node change what a UNet computes, each with a visible effect."""
+"""Every way in which core lets a node change a UNet's computation, each with a visible effect."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def _replace_forward(model: Any) -> None:
 
 
 def _add_wrapper(kind: str) -> Callable[[Any], None]:
-    # Looked up when used: a version without it must still load the pack.
+    # Look it up only when used, so that the pack loads in a version without it.
     return lambda model: model.add_wrapper(getattr(comfy.patcher_extension.WrappersMP, kind), _wrapper)
 
 
@@ -73,7 +73,7 @@ def _patch(name: str, patch: Any) -> Callable[[Any], None]:
 
 
 class _Gain(torch.nn.Module):
-    """A whole network in place of another, as packs put one that they compiled."""
+    """Replaces a whole network by another one, as packs do with a network that they compiled."""
 
     def __init__(self, network: torch.nn.Module) -> None:
         super().__init__()
@@ -120,16 +120,16 @@ APPLY: dict[str, Callable[[Any], None]] = {
     # Around the model.
     "apply_model_wrapper": _add_wrapper("APPLY_MODEL"),
     "diffusion_model_wrapper": _add_wrapper("DIFFUSION_MODEL"),
-    # In the place of a block's forward.
+    # Instead of a block's forward.
     "replaced_forward": _replace_forward,
     "exchanged_network": _exchange_network,
-    # On the model itself, so for every clone.
+    # On the model itself, so it affects every clone.
     "changed_in_place": _change_in_place,
 }
 
 
 class ResoluteTestPatch:
-    """Clones the model and changes it in one of the ways of ``APPLY``."""
+    """Clones the model and applies one of the changes in ``APPLY``."""
 
     CATEGORY = "resolute/test"
     RETURN_TYPES = ("MODEL",)

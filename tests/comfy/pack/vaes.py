@@ -27,9 +27,9 @@ LAYOUTS = ("with quant conv", "without quant conv", "taesd", "video", "none")
 
 
 class ResoluteTestVAE:
-    """A small VAE that core recognises by its keys, as in a file; of image VAEs only the decoder has weights.
+    """A small VAE that core recognises by its keys; image VAEs have weights only in the decoder.
 
-    SD1.5 and SDXL have 4 channels and a quant convolution, Flux and SD3 have 16 and none.
+    SD1.5 and SDXL have 4 channels and a quant convolution, Flux and SD3 have 16 channels and none.
     """
 
     CATEGORY = "resolute/test"
@@ -47,8 +47,8 @@ class ResoluteTestVAE:
         }
 
     def build(self, seed: int, channels: int, layout: str) -> tuple[Any]:
-        """`channels`: of the latent."""
-        if layout == "none":  # what core hands out for a checkpoint that has no VAE
+        """channels: of the latent."""
+        if layout == "none":  # core's result for a checkpoint without a VAE
             return (comfy.sd.VAE(sd={}),)
         if layout == "video":
             return (comfy.sd.VAE(sd=noise(WanVAE(dim=8, z_dim=16, temperal_downsample=[False, True, True]), "", seed)),)
@@ -61,7 +61,7 @@ class ResoluteTestVAE:
 
 
 class ResoluteTestLatent:
-    """Random samples: what a model of that many latent channels would hand to a decoder."""
+    """Random samples, as a model with that many latent channels would give to a decoder."""
 
     CATEGORY = "resolute/test"
     RETURN_TYPES = ("LATENT",)
@@ -74,14 +74,14 @@ class ResoluteTestLatent:
         return {"required": required, "optional": {"frames": ("INT", {"default": 0, "min": 0, "max": 64})}}
 
     def make(self, seed: int, channels: int, width: int, height: int, batch: int, frames: int = 0) -> tuple[Any]:
-        """`width`, `height`: in pixels, at eight to a latent. `frames`: of a latent video; 0 for pictures."""
+        """width, height: in pixels, eight per latent cell. frames: of a latent video; 0 for images."""
         generator = torch.Generator("cpu").manual_seed(seed)
         time = (frames,) if frames else ()
         return ({"samples": torch.randn((batch, channels, *time, height // 8, width // 8), generator=generator)},)
 
 
 class ResoluteTestVAEMemory:
-    """Free memory for `at_once` pictures in a decode; core then decodes a batch in parts of that many."""
+    """Makes core find memory for decoding `at_once` images, so that it decodes a batch in parts of that size."""
 
     CATEGORY = "resolute/test"
     RETURN_TYPES = ("VAE",)
@@ -92,14 +92,14 @@ class ResoluteTestVAEMemory:
         return {"required": {"vae": ("VAE",), "at_once": ("INT", {"default": 1, "min": 1, "max": 64})}}
 
     def change(self, vae: Any, at_once: int) -> tuple[Any]:
-        """A copy whose estimate is a part of what is free at that moment: core divides one by the other."""
+        """A copy whose memory estimate is a fraction of the free memory, because core divides one by the other."""
         changed = copy.copy(vae)
         changed.memory_used_decode = lambda shape, dtype: vae.patcher.get_free_memory(vae.device) / (at_once + 0.5)
         return (changed,)
 
 
 class ResoluteTestVAEOutOfMemory:
-    """A decoder that runs out of memory above `limit` latent pixels: core then decodes in tiles."""
+    """A decoder that runs out of memory above `limit` latent pixels, so that core decodes in tiles."""
 
     CATEGORY = "resolute/test"
     RETURN_TYPES = ("VAE",)
@@ -110,7 +110,7 @@ class ResoluteTestVAEOutOfMemory:
         return {"required": {"vae": ("VAE",), "limit": ("INT", {"default": 1024, "min": 1, "max": 2**20})}}
 
     def change(self, vae: Any, limit: int) -> tuple[Any]:
-        """A copy that fails in the first convolution, inside whatever runs the decoder."""
+        """A copy that fails in the decoder's first convolution, compiled or not."""
         changed = copy.copy(vae)
         changed.patcher = vae.patcher.clone()
         inner = changed.patcher.get_model_object("decoder.conv_in.forward")
@@ -125,5 +125,5 @@ class ResoluteTestVAEOutOfMemory:
 
 
 def noise(module: torch.nn.Module, prefix: str, seed: int) -> dict[str, torch.Tensor]:
-    """The state dict of a seed, each name with a prefix."""
+    """A random state dict, each name with a prefix."""
     return {prefix + name: weight for name, weight in fill(module, seed).items()}
