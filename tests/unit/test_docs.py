@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
 import re
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from compile_cache.backends.registry import CHOICES
+from compile_cache.errors import BypassCode
+from compile_cache.stats import Counters
 
 from .documentation import FOREIGN, ROOT, complaints, links, spans
 
@@ -56,6 +61,21 @@ def test_the_readme_is_one_page() -> None:
     text = (ROOT / "README.md").read_text("utf-8")
     assert len(text.split()) < MOST_WORDS
     assert [line for line in text.splitlines() if len(line) > 120 and not line.startswith("|")] == []
+
+
+@pytest.mark.parametrize(
+    ("page", "names"),
+    [
+        ("troubleshooting.md", [code.value for code in BypassCode]),
+        ("servers.md", [counter.name for counter in dataclasses.fields(Counters)]),
+        ("settings.md", re.findall(r'"(RESOLUTE_\w+)"', (ROOT / "compile_cache" / "config.py").read_text("utf-8"))),
+        ("backends.md", CHOICES),
+    ],
+)
+def test_a_reference_page_leaves_nothing_out(page: str, names: list[str]) -> None:
+    assert names
+    listed = set(re.findall(r"`(\w+)`", (ROOT / "docs" / page).read_text("utf-8")))
+    assert [name for name in names if name not in listed] == []
 
 
 def rows() -> dict[str, str]:
