@@ -1,11 +1,11 @@
-"""Measures the time to compile and to run single regions, one after the other in this process, without a disk cache.
+"""What a region costs to compile and to run, one after the other in this process, with nothing on disk.
 
     python -m benchmarks.regions --out FILE [--torchs-group-norm]
 
-Regions of SDXL's UNet (batch 2) and of its VAE decoder, random weights, fp16, through the pack's own adapters and
-ComfyUI's modules (COMFYUI_PATH or `.comfyui`). Calls are timed at the sizes of a 1024x1024 image and of another one,
-captured on CUDA. On the CPU, maps have an eighth of the height and width, and the run only shows that the script works.
-`--torchs-group-norm` uses torch's own decomposition of GroupNorm.
+Regions of SDXL's UNet (batch 2) and of its VAE's decoder, random weights, fp16, through the pack's own adapters and
+ComfyUI's modules (COMFYUI_PATH or `.comfyui`). A call is timed at the sizes of a picture of 1024x1024 and at others,
+captured on CUDA; on the CPU, where it shows only that the script works, maps are 8 times smaller in height and width.
+`--torchs-group-norm` leaves GroupNorm to torch's own decomposition.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from .parity import SDXL, load_pack_for_device, make_unet, randomized
+from .parity import SDXL, load_pack_where_it_runs, make_unet, randomized
 
-# One transformer block instead of SDXL's two or ten; transformer blocks are not measured.
+# One transformer block where SDXL has two or ten: none of them is measured.
 UNET = {
     **SDXL, "transformer_depth": [0, 0, 1, 1, 1, 1], "transformer_depth_middle": 1,
     "transformer_depth_output": [0, 0, 0, 1, 1, 1, 1, 1, 1],
@@ -37,12 +37,12 @@ UNET_REGIONS = {
     "input_blocks.4.1 SpatialTransformer.enter": (640, 64),
 }
 DECODER_REGIONS = {"up.0.block.1 ResnetBlock": (128, 1024), "up.1.block.0 ResnetBlock": (512, 512)}
-OTHER = (45 / 64, 15 / 16)  # the other size, as fractions of height and width
+OTHER = (45 / 64, 15 / 16)  # of height and width
 ROUNDS, CALLS = 5, 20
 
 
 def cases(device: str) -> Iterator[tuple[str, Any, list[Any], list[Any]]]:
-    """(name, site, inputs at 1024x1024, inputs at another size) of each region."""
+    """(name, site, inputs at 1024x1024, inputs at other sizes) of each region."""
     import torch
     from resolute_pack.compile_cache.backends.inductor.compile.tracing import region_format  # type: ignore[import-not-found]
     from resolute_pack.nodes.adapters.blocks import unet, vae  # type: ignore[import-not-found]
@@ -74,7 +74,6 @@ def make_decoder(device: str) -> Any:
 
 def measure(site: Any, inputs: list[Any], other: list[Any]) -> dict[str, float]:
     from resolute_pack.compile_cache.backends.inductor.compile import lowering, tracing
-    from resolute_pack.compile_cache.backends.inductor.regions import table
     from torch._inductor import config
     from torch._inductor.utils import fresh_cache
 
@@ -83,25 +82,25 @@ def measure(site: Any, inputs: list[Any], other: list[Any]) -> dict[str, float]:
     weights = [slots[name] for slots, name in tracing.weight_slots(site.module, site.without)]
     with fresh_cache(), config.patch(fx_graph_cache=False, compile_threads=1):
         started = time.perf_counter()
-        hints = table.general_hints(sizes, device)
+        hints = tracing.general_hints(sizes, device)
         traced = tracing.trace(site.function, site.module, inputs, site.dims, hints, True, site.without)
         middle = time.perf_counter()
-        compiled = lowering.compile_trace(traced, table.inductor_options(device), keep=True)
+        compiled = lowering.compile_trace(traced, keep=True)
         ended = time.perf_counter()
         used = [weights[index] for index in traced.used_weights]
-        (result, *_), right = compiled([*used, *inputs]), site.function(site.module, *inputs)
+        (result, *_), right = compiled.code([*used, *inputs]), site.function(site.module, *inputs)
         return {
             "trace_seconds": middle - started,
             "lower_seconds": ended - middle,
             "kernels": len(compiled.kernels),
             "difference": float((result.double() - right.double()).norm() / right.double().norm()),
-            "microseconds": microseconds(lambda: compiled([*used, *inputs]), device),
-            "microseconds_at_other_size": microseconds(lambda: compiled([*used, *other]), device),
+            "microseconds": microseconds(lambda: compiled.code([*used, *inputs]), device),
+            "microseconds_at_other_size": microseconds(lambda: compiled.code([*used, *other]), device),
         }
 
 
 def microseconds(call: Callable[[], Any], device: Any) -> float:
-    """Time of one call: the minimum over ROUNDS of the mean over CALLS."""
+    """Of one call: the least of ROUNDS times the mean of CALLS."""
     import torch
 
     call()
@@ -125,11 +124,9 @@ def microseconds(call: Callable[[], Any], device: Any) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path)
-    parser.add_argument(
-        "--torchs-group-norm", action="store_true", help="use torch's own decomposition, for comparison"
-    )
+    parser.add_argument("--torchs-group-norm", action="store_true", help="torch's own decomposition, for comparison")
     options = parser.parse_args()
-    device = load_pack_for_device()
+    device = load_pack_where_it_runs()
     import torch
 
     if options.torchs_group_norm:

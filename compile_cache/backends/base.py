@@ -18,10 +18,12 @@ from ..stats import Stats
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """What a backend can do on a device, and if it cannot run there, why and what to do about it.
+    """What a backend can do on a type of device.
 
-    `reads_live_weights`: its graphs are `LiveWeightsGraph`s. `returns_memory`: what a graph takes comes back when it is
-    closed; where not, no graph is closed to make room. `detail` says more about what runs, for people.
+    reason, remedy: if not available, why, and what to do about it.
+    reads_live_weights: its graphs are `LiveWeightsGraph`s.
+    returns_memory: closing a graph frees its memory. If not, no graph is closed to make room.
+    detail: more about what runs, for people.
     """
 
     available: bool
@@ -36,9 +38,9 @@ class Capabilities:
 
 @dataclass(frozen=True, eq=False)
 class Method:
-    """The method of the module that a call is a call of, for a backend that runs another form of the same module.
+    """Which method of the module a call calls, for a backend that runs another form of the same module (OneFlow).
 
-    `arguments(tensors)` gives its positional and keyword arguments with `tensors` in place of the call's.
+    `arguments(tensors)` returns its positional and keyword arguments, with `tensors` in place of the call's own.
     """
 
     name: str
@@ -47,7 +49,7 @@ class Method:
 
 @dataclass(frozen=True, slots=True)
 class Located:
-    """Keys of regions that are in memory, that are kept from before, and that would have to be compiled."""
+    """Keys of regions, by where their compiled code is: in memory, in the store on disk, or nowhere yet."""
 
     in_memory: frozenset[str] = frozenset()
     on_disk: frozenset[str] = frozenset()
@@ -56,10 +58,15 @@ class Located:
 
 @dataclass(frozen=True, eq=False)
 class Call:
-    """One call of a module: its key, its tensors in the order of the signature, and how to call with other tensors.
+    """One call of a module.
 
-    `invoke(tensors)` calls the module's original code with `tensors` in place of the originals; it may be called more
-    than once and must not keep or change them. `method` is None where it does not simply call one of the module's own.
+    tensors: in the order of the key's signature.
+    invoke: calls the module's own code with `tensors` in place of the call's. A backend may call it several times; it
+        must not keep or change the tensors.
+    device: its type, "cuda" or "cpu".
+    epoch: the weights epoch; equal numbers mean the same Parameters at the same addresses.
+    forward_bypass: why the call must run eagerly, if it must. capture_blocker: why it must not be captured.
+    method: None if `invoke` does more than to call one method of the module.
     """
 
     key: GraphKey
@@ -76,24 +83,24 @@ class Call:
 
 
 class Graph(Protocol):
-    """A whole forward for one exact signature."""
+    """A captured forward for one exact signature. `bytes`: the memory that it takes on the device."""
 
     bytes: int
 
     def replay(self, tensors: Sequence[torch.Tensor]) -> Any:
-        """Run with `tensors`; the result is the caller's own, never a static buffer."""
+        """Run with `tensors`. The result belongs to the caller: it is never a static buffer of the graph."""
         ...
 
     def close(self) -> None: ...
 
 
 class LiveWeightsGraph(Graph, Protocol):
-    """A graph that reads the module's present weights in each replay, wherever they went since it was made."""
+    """A graph that reads the module's weights in each replay, so it survives an unload or a LoRA (OneFlow)."""
 
     def refresh_weights(self, epoch: int) -> bool:
-        """Whether it still can; where not, it is dropped and made anew. Asked before every replay.
+        """Point the graph at the module's weights of this weights epoch; called before every replay.
 
-        `epoch` numbers the state that the weights are in: the same number, the same Parameters at the same addresses.
+        Returns False if it cannot: then the cache closes the graph and captures a new one.
         """
         ...
 
@@ -112,42 +119,50 @@ class Program(ABC):
 
     @property
     def region_keys(self) -> frozenset[str]:
-        """Keys of the regions that calls of this module ran through: with these, the next process compiles nothing."""
+        """Keys of the regions that calls of this module ran. If the next process loads these, it compiles nothing."""
         return frozenset()
 
     @abstractmethod
     def run(self, call: Call) -> Any:
-        """Run through whatever the backend compiled; compiles what is missing."""
+        """Run the call, by compiled code where the backend has some. Compiles what is missing, which can take minutes.
+
+        Raises what the module raises, and whatever cancels.
+        """
 
     def capture(self, call: Call, result: Any) -> Graph:
-        """Make a graph for this call's signature; a `run` of the same call came right before and gave `result`."""
+        """Capture a graph for the call's signature, right after a `run` of the same call returned `result`.
+
+        Raises CaptureError.
+        """
         raise NotImplementedError(f"{type(self).__name__} does not capture")
 
 
 class Backend(ABC):
+    """One way to run modules. There is one instance of each backend; it is shared by all threads."""
+
     name: str
 
     def stored(self) -> dict[str, int]:
-        """What it keeps over restarts: `regions`, `bytes`, and their `limit`; empty where it keeps nothing."""
+        """What its store on disk has: numbers of `regions` and `bytes`, and their `limit`; empty without a store."""
         return {}
 
     def located(self, keys: Iterable[str], device: torch.device, config: CacheConfig) -> Located:
-        """Where the regions with these keys are, for a device."""
+        """Where the compiled code of these regions is, for a device."""
         return Located()
 
     def preload(self, keys: Iterable[str], device: torch.device, config: CacheConfig) -> int:
-        """Load regions that are kept, ahead of the first call. Returns how many it loaded."""
+        """Load regions from the store before the first call needs them. Returns how many artifacts it loaded."""
         return 0
 
     def prewarm(self, device: torch.device, config: CacheConfig) -> None:  # noqa: B027
-        """A module will soon be bound and run: a time to start what takes a while. Returns at once."""
+        """A module will be bound and run soon: start slow imports and processes in the background. Returns at once."""
 
     @abstractmethod
     def probe(self, device: str) -> Capabilities:
-        """Whether it can run on this type of device; cheap, and without side effects."""
+        """Whether it can run on a type of device ("cuda", "cpu"). Cheap, and without side effects."""
 
     @abstractmethod
     def bind(
         self, owner: int, capabilities: Capabilities, build_hooks: HookBuilder, stats: Stats, config: CacheConfig
     ) -> Program:
-        """Prepare to run one module. Compiles nothing yet."""
+        """Prepare to run one module. Compiles nothing yet. `owner`: the module's number in this process."""

@@ -1,4 +1,4 @@
-"""CUDA graphs of the unmodified forward: nothing to compile, eager's very kernels without their launches."""
+"""CUDA graphs of the unmodified forward: nothing is compiled, and eager's kernels run without their launch overhead."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The original forward with the cache's bookkeeping: the reference for parity and for A/B."""
+"""The original forward with the cache's counters: the reference to compare the other backends with."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Inputs that are made up, where the real ones are not there yet."""
+"""Random inputs, for when the real ones do not exist yet."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ import torch
 def dummy_input(
     shape: Sequence[int], dtype: torch.dtype, device: torch.device, memory_format: torch.memory_format
 ) -> torch.Tensor:
-    """Normal noise, or zeros of a type that is not floating. The same each time, and the global generator, which the
-    user's pictures may depend on, does not notice.
+    """Normal noise in a floating dtype, zeros in any other.
+
+    The same values each time, from a generator of its own: images may depend on torch's global one.
     """
     made = torch.empty(tuple(shape), dtype=dtype, device=device, memory_format=memory_format)
     if not dtype.is_floating_point:

@@ -1,7 +1,7 @@
 """Regions: the repeated blocks of a model, compiled once for every latent shape.
 
-An adapter that knows a model family describes its blocks as `Hook`s; a backend that compiles gives it the `run` to call
-for each region. Nothing here compiles anything.
+An adapter that knows a model family describes its blocks as `Hook`s. A backend that compiles passes it a `run` to call
+for each region. This module only describes regions; it compiles nothing.
 """
 
 from __future__ import annotations
@@ -15,29 +15,33 @@ import torch
 
 from ..errors import BypassReason
 
-# One entry per dimension of an input: a name makes it dynamic and equal wherever the name occurs, None keeps it static.
+# One entry per dimension of an input. A name makes the dimension dynamic; equal names mean equal sizes. None: static.
 Dims = tuple[str | None, ...]
 RegionFunction = Callable[..., Any]
 
 
 @dataclass(frozen=True, eq=False)
 class RegionSite:
-    """One place where a region runs: `function(module, *tensors)` with `dims` for each tensor.
+    """One place in a model where a region runs: `function(module, *tensors)`, with `dims` for each tensor.
 
-    Sites with equal `kind`, `dims` and module structure share one compiled artifact; only weights differ.
+    Sites with equal `kind`, `dims` and module structure share compiled code; only their weights differ.
+
+    name: the place in the model, for people: "input_blocks.4.1".
+    kind: which code runs: "ResBlock".
+    without: children of the module that the function does not run.
     """
 
-    name: str  # where, for people: "input_blocks.4.1"
-    kind: str  # which code: "ResBlock"
+    name: str
+    kind: str
     module: torch.nn.Module
     function: RegionFunction
     dims: tuple[Dims, ...]
-    without: tuple[str, ...] = ()  # children of the module that the function does not run
+    without: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
 class Hook:
-    """A replacement for one module's `forward`, in force only while a call runs through the regions."""
+    """A replacement for one module's `forward`, installed only while a call runs through the regions."""
 
     module: torch.nn.Module
     forward: Callable[..., Any]
@@ -45,25 +49,30 @@ class Hook:
 
 
 class RegionRunner(Protocol):
-    """What a backend offers to the hooks."""
+    """Runs one region; a backend passes it to the hooks. Returns what `site.function` returns."""
 
     def __call__(self, site: RegionSite, *tensors: torch.Tensor) -> Any: ...
 
 
 class Progress(Protocol):
-    """Watches a run from outside: shows progress, and may stop it between two units of work by raising.
+    """Shows the progress of a call, and can cancel it.
 
-    `cancellations` are the exceptions that mean "stop", whoever raises them: they are never taken for a failure.
+    `cancellations` are the exceptions that mean "cancelled", also when other code raises them. They are always raised
+    on, and never counted as a failure.
     """
 
     cancellations: tuple[type[BaseException], ...]
 
-    def raise_if_cancelled(self) -> None: ...
+    def raise_if_cancelled(self) -> None:
+        """Called between two units of work."""
+        ...
 
-    def report(self, done: int, total: int, text: str) -> None: ...
+    def report(self, done: int, total: int, text: str) -> None:
+        """`done` of `total` units are done."""
+        ...
 
     def detail(self, text: str) -> None:
-        """Something about this call that is worth a line where people look."""
+        """Show one line about this call to the user."""
         ...
 
 
@@ -80,15 +89,16 @@ class SilentProgress:
         pass
 
 
-# Builds the hooks of a module; `bypass` counts a block that has to run as it is.
+# (run, bypass) -> the hooks of a module. The hooks call `bypass(reason)` for a block that must run its original.
 HookBuilder = Callable[[RegionRunner, Callable[[BypassReason], None]], Sequence[Hook]]
 
 
 @contextlib.contextmanager
 def installed(hooks: Sequence[Hook]) -> Iterator[None]:
-    """Route each hooked module through its hook for the length of one call, and leave no trace.
+    """Install the hooks for one call, and remove them afterwards.
 
-    An instance attribute shadows the class's `forward`; a module that has one already belongs to somebody else.
+    A hook is an instance attribute that shadows the class's `forward`. A module that already has such an attribute was
+    patched by another pack, and stays as it is.
     """
     mine: list[dict[str, Any]] = []
     try:

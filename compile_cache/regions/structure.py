@@ -1,7 +1,7 @@
-"""The structure of a module: everything but its weights' values that a trace of it can depend on.
+"""The structure of a module: everything that a trace of it can depend on, except the values of its weights.
 
-Two modules of equal structure run the same artifact. Too fine a structure costs a compile; too coarse a one costs a
-wrong picture, so every plain attribute counts unless it is known not to matter.
+Modules of equal structure share compiled code. If the digest has too much in it, a region is compiled twice; if it has
+too little, images are wrong. So every plain attribute counts unless it is known not to matter.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 from ..keys import Literal
 from .foreign_code import HOOKED
 
-# What ComfyUI's paging of weights (DynamicVRAM) leaves on modules.
+# Attributes that ComfyUI's paging of weights (DynamicVRAM) sets on modules.
 PAGING = frozenset(
     {
         "_v", "_v_block", "_v_block_faulted", "_v_signature", "_v_weight", "_v_bias",
@@ -25,8 +25,8 @@ PAGING = frozenset(
     }
 )  # fmt: skip
 
-# Attributes that move without changing the computation: bookkeeping of torch and of ComfyUI's weight loading.
-# `comfy_cast_weights` does matter; its effective value is part of the region key, where the weights are read.
+# Attributes that change without changing the computation: bookkeeping of torch and of ComfyUI's weight loading.
+# `comfy_cast_weights` does change it; its effect is in the region key, see `_weights_state`.
 VOLATILE = (
     PAGING
     | frozenset(vars(torch.nn.Module()))
@@ -39,16 +39,16 @@ VOLATILE = (
         "comfy_need_lazy_init_bias",
     }
 )
-# ComfyUI's note of the dtype that a weight is loaded in; the weight itself says so too.
+# ComfyUI stores the dtype of a loaded weight under such a name. The digest has the weight's own dtype.
 _LOADED_AS = "_comfy_model_dtype"
 
 
-# Digests by id(module), good for one survey: nothing may change in between.
+# Digests by id(module), for one survey of a model that does not change meanwhile.
 Memo = dict[int, str]
 
 
 def parts(module: torch.nn.Module, without: Sequence[str] = ()) -> list[tuple[str, torch.nn.Module]]:
-    """`module` and everything below it, by name, but for the children `without`."""
+    """`module` and all modules below it, by name, except the children `without`."""
     inside = tuple(f"{child}." for child in without)
     return [
         (name, part) for name, part in module.named_modules() if name not in without and not name.startswith(inside)
@@ -56,10 +56,10 @@ def parts(module: torch.nn.Module, without: Sequence[str] = ()) -> list[tuple[st
 
 
 def structure_digest(module: torch.nn.Module, memo: Memo | None = None, without: Sequence[str] = ()) -> str:
-    """A digest of classes, weights, their ties and the settings of `module` and everything below it.
+    """A digest of `module` and all modules below it: classes, settings, and the shapes, dtypes and ties of weights.
 
-    With `memo`, digests of parts are shared between calls: a survey of a whole model looks at each module once.
-    `without`: children of `module` that do not count.
+    memo: shares the digests of parts between calls, so that a survey of a model computes each part once.
+    without: children of `module` to leave out.
     """
     ties = _ties(part for _, part in parts(module, without))
     return _hash((ties, _digest(module, {} if memo is None else memo, is_root=True, without=without)))
@@ -76,7 +76,7 @@ def _digest(module: torch.nn.Module, memo: Memo, is_root: bool = False, without:
         for name, tensor in slots.items()
         if tensor is not None
     )
-    # Somebody's function runs before or after this module: never the same as any other module.
+    # A torch hook can do anything before or after this module, so it makes the module different from all others.
     hooks = tuple(id(hook) for hooks in (module._forward_hooks, module._forward_pre_hooks) for hook in hooks.values())
     children = tuple(
         (name, _digest(child, memo))
@@ -91,15 +91,15 @@ def _digest(module: torch.nn.Module, memo: Memo, is_root: bool = False, without:
 
 
 def _hash(plain: tuple[object, ...]) -> str:
-    # repr tells plain values apart to the last bit (1, 1.0, True, "1"), and everything here is plain.
+    # `repr` differs for all plain values that differ (1, 1.0, True, "1"), and all values here are plain.
     return hashlib.sha256(repr(plain).encode()).hexdigest()
 
 
 def settings(module: torch.nn.Module, is_root: bool) -> tuple[tuple[str, Literal], ...]:
-    """The plain attributes of one module, by name, in the order in which they were set.
+    """The plain attributes of one module: (name, value), in the order in which they were set.
 
-    `is_root`: it is the module that runs through the cache itself, not a part of it; what stands where it is hooked, or
-    is left there by an object patch that ComfyUI took back, says nothing about it.
+    `is_root`: the module is the one that runs through the cache, not a part of it. Then its `HOOKED` attributes do not
+    count: they are ours, or what ComfyUI leaves behind when it removes an object patch.
     """
     return tuple(
         (name, literal)
@@ -110,7 +110,7 @@ def settings(module: torch.nn.Module, is_root: bool) -> tuple[tuple[str, Literal
 
 
 def _ties(modules: Iterable[torch.nn.Module]) -> tuple[int, ...]:
-    """Which weights are one and the same tensor."""
+    """A number for each weight, in order; equal numbers mean the same tensor."""
     numbers: dict[int, int] = {}
     return tuple(
         numbers.setdefault(id(tensor), len(numbers))
@@ -122,7 +122,7 @@ def _ties(modules: Iterable[torch.nn.Module]) -> tuple[int, ...]:
 
 
 def _literal(value: object) -> list[Literal]:
-    """A one-element list with the value as plain data, or none where it is not a setting."""
+    """The value as plain data, in a list of one element; an empty list if it is no setting."""
     if value is None or (isinstance(value, (bool, int, float, str)) and not isinstance(value, enum.Enum)):
         return [value]
     if isinstance(value, (torch.dtype, torch.device, enum.Enum)):

@@ -25,7 +25,7 @@ from torch._inductor import config as inductor_config
 
 from compile_cache.backends.inductor.compile import environment
 from compile_cache.backends.inductor.compile.environment import environment_of
-from compile_cache.backends.inductor.regions.table import group_key
+from compile_cache.backends.inductor.regions.region import region_key
 from compile_cache.regions.region import RegionSite
 from compile_cache.regions.structure import structure_digest
 from compile_cache.store.fingerprint import FORMAT_VERSION, EnvironmentFingerprint
@@ -325,7 +325,7 @@ def key_of(module: nn.Module, **changes: Any) -> str:
     given |= {"dtype": torch.float32, "tokens": (2, 8, 16), **changes}
     site = RegionSite("blocks.0", given["kind"], module, original, given["dims"])
     tensors = [torch.empty(given["tokens"], dtype=given["dtype"], device=given["device"]) for _ in range(2)]
-    return group_key(site, structure_digest(module), tensors, given["state"])
+    return region_key(site, structure_digest(module), tensors, given["state"])
 
 
 ANOTHER_REGION: dict[str, Callable[[], str]] = {

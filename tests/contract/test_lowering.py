@@ -12,7 +12,7 @@ import torch
 from torch._inductor.runtime.cache_dir_utils import cache_dir
 
 from compile_cache.backends.inductor.compile import lowering
-from compile_cache.backends.inductor.compile.lowering import KernelByAddress
+from compile_cache.backends.inductor.compile.compiled_region import KernelByAddress
 
 
 @dataclass

@@ -19,7 +19,7 @@ from torch._inductor.runtime.cache_dir_utils import temporary_cache_dir
 
 from compile_cache.backends.inductor.backend import InductorBackend
 from compile_cache.backends.inductor.parallel import parallel_compile, pool
-from compile_cache.backends.inductor.regions import table
+from compile_cache.backends.inductor.regions import region
 from compile_cache.config import CacheConfig
 from compile_cache.errors import CaptureError
 from scripts.support.places import ROOT
@@ -33,7 +33,7 @@ SIZES = [(1, 8, 8, 7), (17, 8, 8, 7), (2, 33, 25, 154), (1, 1, 1, 1), (3, 17, 9,
 def two_are_enough(monkeypatch: pytest.MonkeyPatch) -> None:
     """The model has two distinct regions."""
     monkeypatch.setattr(parallel_compile, "_FEWEST", 2)
-    monkeypatch.setattr(pool, "STAY", 2.0)
+    monkeypatch.setattr(pool, "IDLE_SECONDS", 2.0)
 
 
 def rig(**config: Any) -> Rig:
@@ -59,10 +59,10 @@ def test_they_are_right_at_every_size_and_nothing_compiles_again(tmp_path: Path)
 
 def assumed(rig: Rig) -> dict[str, set[str]]:
     """By region, but for "not 0", which lowering asks or does not ask by what it did before."""
-    groups = rig.backend.table._groups.values()
+    regions = rig.backend.table._regions.values()
     return {
-        group.label: {str(each) for each in group.variants[0].assumptions.expressions if not isinstance(each, sympy.Ne)}
-        for group in groups
+        each.label: {str(guard) for guard in each.compiled[0].guards.expressions if not isinstance(guard, sympy.Ne)}
+        for each in regions
     }
 
 
@@ -77,9 +77,9 @@ def test_a_wrong_result_is_never_used(monkeypatch: pytest.MonkeyPatch) -> None:
     real = parallel_compile.unpack
 
     def spoiled(artifact: Any) -> Any:
-        variant = real(artifact)
-        variant.compiled = lambda tensors: [torch.zeros_like(tensors[-1])]
-        return variant
+        compiled = real(artifact)
+        compiled.code = lambda tensors: [torch.zeros_like(tensors[-1])]
+        return compiled
 
     monkeypatch.setattr(parallel_compile, "unpack", spoiled)
     one = rig()
@@ -90,14 +90,14 @@ def test_a_wrong_result_is_never_used(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_there_is_no_memory_to_compare_is_compared_by_the_call_and_kept_then(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real, errors = table.disagreement, [torch.cuda.OutOfMemoryError("out of memory") for _ in range(2)]
+    real, errors = region.difference_from_original, [torch.cuda.OutOfMemoryError("out of memory") for _ in range(2)]
 
-    def disagreement(*args: Any) -> str | None:
+    def difference(*args: Any) -> str | None:
         if errors:
             raise errors.pop()
         return real(*args)
 
-    monkeypatch.setattr(table, "disagreement", disagreement)
+    monkeypatch.setattr(region, "difference_from_original", difference)
     one = rig(store_folder=tmp_path, source="one")
     with one.expect(region_compiles=2, verifications=4, region_calls=4, graph_calls=1):
         assert one.bind(seeded(Model)).error(*inputs()) <= TOLERANCE
@@ -117,7 +117,7 @@ assert backend.probe("cpu").available
 assert "torch._inductor.compile_fx" not in sys.modules
 backend.prewarm(device, CacheConfig(workers=0))
 backend.prewarm(device, CacheConfig(workers=0))
-backend._preparing.join()
+backend._prewarming.join()
 assert "torch._inductor.compile_fx" in sys.modules
 table = backend.table
 assert backend.table is table
@@ -135,20 +135,20 @@ def test_what_cannot_be_started_ahead_is_told_and_costs_nothing_else(
     monkeypatch.setattr(one.backend.workers, "start", refuse)  # type: ignore[attr-defined]
     with caplog.at_level("WARNING"):
         one.backend.prewarm(torch.device("cpu"), CacheConfig(workers=2))
-        one.backend._preparing.join()  # type: ignore[attr-defined]
-    assert "nothing is started ahead: no more processes" in caplog.text
+        one.backend._prewarming.join()  # type: ignore[attr-defined]
+    assert "worker processes were not started early: no more processes" in caplog.text
     assert one.backend._table is not None  # type: ignore[attr-defined]  # inductor is imported all the same
 
 
 class Pretended:
-    """WorkerPool that have memory, and compile nothing."""
+    """Worker processes that hold memory, and compile nothing."""
 
     running = False
 
-    def call_up(self, count: int, device: torch.device) -> None:
+    def prepare(self, count: int, device: torch.device) -> None:
         self.running = True
 
-    def answers(self, jobs: Any, settings: Any) -> Iterator[None]:
+    def results(self, jobs: Any, settings: Any) -> Iterator[None]:
         for _ in jobs:
             yield None
 
@@ -162,6 +162,10 @@ def pretending() -> Any:
     return one
 
 
+def looking_for_missing(bound: Any) -> bool:
+    return bound.program._regions._missing is not None
+
+
 def test_where_they_have_the_memory_they_end_and_the_call_is_made_once_more() -> None:
     one = pretending()
     module, workers = seeded(Model), one.backend.workers
@@ -169,7 +173,7 @@ def test_where_they_have_the_memory_they_end_and_the_call_is_made_once_more() ->
 
     def invoke(tensors: Any) -> Any:
         result = module(*tensors)
-        if workers.running and not bound.program._bound._seen:  # the call after everybody looked
+        if workers.running and not looking_for_missing(bound):
             raise torch.cuda.OutOfMemoryError("the workers have it")
         return result
 
@@ -180,14 +184,14 @@ def test_where_they_have_the_memory_they_end_and_the_call_is_made_once_more() ->
 
 def test_they_end_before_a_region_runs_as_it_is_for_lack_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     one = pretending()
-    real, workers = table.disagreement, one.backend.workers
+    real, workers = region.difference_from_original, one.backend.workers
 
-    def disagreement(*args: Any) -> str | None:
+    def difference(*args: Any) -> str | None:
         if workers.running:
             raise torch.cuda.OutOfMemoryError("the workers have it")
         return real(*args)
 
-    monkeypatch.setattr(table, "disagreement", disagreement)
+    monkeypatch.setattr(region, "difference_from_original", difference)
     with one.expect(region_compiles=2, verifications=3, region_calls=4, graph_calls=1):
         assert one.bind(seeded(Model)).error(*inputs()) <= TOLERANCE
     assert not workers.running
@@ -232,7 +236,7 @@ def test_code_is_loaded_by_one_thread_at_a_time(tmp_path: Path, monkeypatch: pyt
     def look() -> None:
         alone.append(not lock.acquire(blocking=False))
 
-    for module in (parallel_compile, table):
+    for module in (parallel_compile, region):
         real = module.unpack
 
         def unpack(artifact: Any, real: Any = real) -> Any:
@@ -249,17 +253,17 @@ def test_code_is_loaded_by_one_thread_at_a_time(tmp_path: Path, monkeypatch: pyt
 def test_progress_is_told_while_a_call_meets_new_regions() -> None:
     bound = Rig(InductorBackend(), workers=0).bind(seeded(Model))
     bound(*inputs())
-    regions: Any = bound.program._bound  # type: ignore[attr-defined]
+    regions: Any = bound.program._regions  # type: ignore[attr-defined]
 
     class Meeting:
         key = "one"
 
         @property
-        def variants(self) -> list[Any]:
-            regions._groups[len(regions._groups)] = Meeting()
+        def compiled(self) -> list[Any]:
+            regions._regions[len(regions._regions)] = Meeting()
             return []
 
-    regions._groups = {0: Meeting()}
+    regions._regions = {0: Meeting()}
     assert bound.program.regions == (0, 2)
 
 
@@ -289,21 +293,21 @@ def test_cancel_ends_the_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def test_workers_stay_for_the_next_model_and_end_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pool, "STAY", 10.0)
+    monkeypatch.setattr(pool, "IDLE_SECONDS", 10.0)
     monkeypatch.setattr(parallel_compile, "_FEWEST", 1)
     one = rig()
     one.bind(seeded(Model))(*inputs())
-    first = crew(one)
+    first = process(one)
     assert first.alive
     with one.expect(region_compiles=1, verifications=1, region_calls=ANY, graph_calls=1):
         one.bind(seeded(lambda: Model(eps=1e-3)))(*inputs())
-    assert crew(one) is first
+    assert process(one) is first
     wait_for(lambda: not first.alive)
     assert not one.backend.workers.running  # type: ignore[attr-defined]
 
 
-def crew(rig: Rig) -> Any:
-    return rig.backend.workers._crew  # type: ignore[attr-defined]
+def process(rig: Rig) -> Any:
+    return rig.backend.workers._process  # type: ignore[attr-defined]
 
 
 def wait_for(condition: Callable[[], bool], seconds: float = 600.0) -> None:
@@ -321,7 +325,7 @@ def test_they_are_started_ahead_where_nothing_of_this_environment_is_kept(
         Rig(InductorBackend(), store_folder=tmp_path, source=kept, workers=0).bind(seeded(Model))(*inputs())
     one = rig(store_folder=tmp_path, source="one")
     one.backend.prewarm(torch.device("cpu"), one.cache.config)
-    one.backend._preparing.join()  # type: ignore[attr-defined]
+    one.backend._prewarming.join()  # type: ignore[attr-defined]
     assert one.backend.workers.running is started  # type: ignore[attr-defined]
     one.backend.workers.close()  # type: ignore[attr-defined]
 

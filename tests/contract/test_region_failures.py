@@ -230,15 +230,15 @@ class TestInputs:
 class TestWrongArtifacts:
     """What happens if an artifact is broken, by a bug of ours or of the compiler."""
 
-    def variant(self, rig: Rig) -> Any:
-        (group,) = (group for group in rig.backend.table._groups.values() if group.label == "Plain")
-        return group.variants[0]
+    def compiled(self, rig: Rig) -> Any:
+        (region,) = (region for region in rig.backend.table._regions.values() if region.label == "Plain")
+        return region.compiled[0]
 
     def test_with_verify_a_wrong_result_is_refused_and_compiled_again(self) -> None:
         rig = Rig(InductorBackend(), verify=True)
         bound = rig.bind(seeded(Plain))
         bound(tokens())
-        self.variant(rig).compiled = lambda tensors: [torch.zeros_like(tensors[-1])]
+        self.compiled(rig).code = lambda tensors: [torch.zeros_like(tensors[-1])]
         with rig.expect(region_compiles=1, verifications=2, region_calls=1, graph_calls=1):
             assert bound.error(tokens(7)) <= TOLERANCE
 
@@ -255,15 +255,15 @@ class TestWrongArtifacts:
         rig = Rig(InductorBackend())
         bound = rig.bind(seeded(Plain))
         bound(tokens())
-        variant = self.variant(rig)
-        right = variant.compiled
+        compiled = self.compiled(rig)
+        right = compiled.code
 
-        def compiled(tensors: list[torch.Tensor]) -> Any:
+        def code(tensors: list[torch.Tensor]) -> Any:
             if tensors[-1].shape[1] == 7:
                 raise error
             return right(tensors)
 
-        variant.compiled = compiled
+        compiled.code = code
         with rig.expect({"compile_failed": 2}, region_calls=1, graph_calls=3):
             assert bound.error(tokens(7)) == 0
             assert bound.error(tokens(7)) == 0
@@ -285,14 +285,14 @@ class TestComparing:
 
         def compiled(*args: Any, **kwargs: Any) -> Any:
             made = compile_trace(*args, **kwargs)
-            run = made._run
+            run = made.code
 
             def failing(tensors: list[torch.Tensor]) -> Any:
                 if errors:
                     raise errors.pop()
                 return run(tensors)
 
-            made._run = failing
+            made.code = failing
             return made
 
         monkeypatch.setattr(table, "compile_trace", compiled)

@@ -220,19 +220,19 @@ def test_sizes_that_one_artifact_excludes_get_a_second_and_both_are_kept(tmp_pat
         assert (counters.region_compiles, counters.region_loads) == ((0, 2) if loads else (2, 0))
 
 
-def test_assumptions_come_back_as_they_were(kept: Path) -> None:
+def test_guards_come_back_as_they_were(kept: Path) -> None:
     """At every combination of small sizes the verdict is the same."""
     rig = process(kept)
     rig.bind(seeded(Model))(*inputs())
-    groups = list(rig.backend.table._groups.values())  # type: ignore[attr-defined]
-    assert len(groups) == 2
-    for group in groups:
-        for variant in group.variants:
-            again = unpack(pack(group.key, group.label, variant))
-            names = list(variant.assumptions.symbols)
+    regions = list(rig.backend.table._regions.values())  # type: ignore[attr-defined]
+    assert len(regions) == 2
+    for region in regions:
+        for compiled in region.compiled:
+            again = unpack(pack(region.key, region.label, compiled))
+            names = list(compiled.guards.symbols)
             for size in (1, 2, 3, 16, 17, 64):
                 sizes = dict.fromkeys(names, size)
-                assert again.assumptions.check(sizes) == variant.assumptions.check(sizes)
+                assert again.guards.check(sizes) == compiled.guards.check(sizes)
 
 
 class Launched:
@@ -244,15 +244,15 @@ class Launched:
 
 def test_a_kernel_that_was_launched_before_is_kept_without_its_launchers(kept: Path) -> None:
     (artifact, *_) = everything(store_of(kept))
-    variant = unpack(artifact)
-    assert variant.compiled.graph is not None
-    variant.compiled.graph._triton_bundle = TritonBundle([], [Launched()])  # type: ignore[list-item]
-    assert unpack(pack(artifact.key, artifact.label, variant)).static == variant.static
+    compiled = unpack(artifact)
+    assert compiled.graph is not None
+    compiled.graph._triton_bundle = TritonBundle([], [Launched()])  # type: ignore[list-item]
+    assert unpack(pack(artifact.key, artifact.label, compiled)).static == compiled.static
 
 
 def test_a_graph_that_cannot_be_pickled_is_refused_by_name(kept: Path) -> None:
     (artifact, *_) = everything(store_of(kept))
-    variant = unpack(artifact)
-    variant.compiled.graph.fx_kwargs = {"hook": Launched()}  # type: ignore[union-attr, typeddict-unknown-key]
+    compiled = unpack(artifact)
+    compiled.graph.fx_kwargs = {"hook": Launched()}  # type: ignore[union-attr, typeddict-unknown-key]
     with pytest.raises(InvalidArtifactError, match="cannot be kept"):
-        pack(artifact.key, artifact.label, variant)
+        pack(artifact.key, artifact.label, compiled)

@@ -1,4 +1,4 @@
-"""Tracing: names of dimensions become symbols, weights become inputs, assumptions become a list."""
+"""Tracing: names of dimensions become symbols, weights become inputs, guards become a list."""
 
 from __future__ import annotations
 
@@ -51,12 +51,12 @@ def test_a_slot_gives_the_weight_that_is_there_now() -> None:
     assert any(where[name] is fresh for where, name in slots)
 
 
-def test_equal_sizes_under_two_names_stay_two_symbols_and_nothing_is_assumed() -> None:
+def test_equal_sizes_under_two_names_stay_two_symbols_and_nothing_is_guarded() -> None:
     inputs = [random(2, 5, 16), random(2, 5, 16)]
     traced = trace(original, seeded(Attention), inputs, (TOKENS, CONTEXT), {"b": 2, "n": 5, "m": 5})
     assert len(set(traced.symbols.values())) == 3
     # Some torch versions note `max(1, n) == n`; what must not be there is an equality of two dimensions.
-    assert not [guard for guard in traced.assumptions if isinstance(guard, sympy.Eq) and len(guard.free_symbols) > 1]
+    assert not [guard for guard in traced.guards if isinstance(guard, sympy.Eq) and len(guard.free_symbols) > 1]
 
 
 def test_only_the_weights_that_are_used_enter_the_graph() -> None:

@@ -21,7 +21,7 @@ import pytest
 import torch
 
 from compile_cache.backends.inductor.parallel import job, pool, worker
-from compile_cache.backends.inductor.parallel.scheduling import worker_count
+from compile_cache.backends.inductor.parallel.pool import worker_count
 from scripts.support.places import ROOT
 
 CPU = torch.device("cpu")
@@ -46,7 +46,7 @@ def start_method() -> str:
 
 @pytest.fixture(params=["works", "refuses", "hangs"])
 def driver(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    monkeypatch.setattr(worker, "_BEGIN", 2.0)
+    monkeypatch.setattr(worker, "_READY_SECONDS", 2.0)
     does.append(request.param)
     yield request.param
     does.clear()
@@ -70,13 +70,13 @@ def lose_a_child(folder: str, told: Any) -> None:
 
 def test_what_children_share_is_found_in_this_torch_and_wakes_no_gpu(caplog: pytest.LogCaptureFixture) -> None:
     program = (
-        "from compile_cache.backends.inductor import job; job.before_children(); import torch; "
+        "from compile_cache.backends.inductor.parallel import job; job.before_fork(); import torch; "
         "raise SystemExit(torch.cuda.is_initialized())"
     )
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=False, timeout=300)
     assert done.returncode == 0
     with caplog.at_level(logging.DEBUG, logger=job.logger.name):
-        job.before_children()
+        job.before_fork()
     told = [record.getMessage() for record in caplog.records if record.name == job.logger.name]
     assert not told, "what fails is left to the children, and told to nobody but this test"
 
@@ -128,25 +128,25 @@ def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], 
 
 def test_processes_that_are_killed_leave_no_file_behind(program: Callable[[str], Path]) -> None:
     temporary = program("import pathlib, sys, time; pathlib.Path(sys.argv[1], 'half').mkdir(); time.sleep(600)")
-    crew = pool.WorkerPool()
-    crew.start()
+    processes = pool.WorkerPool()
+    processes.start()
     wait_for(lambda: list(temporary.glob("*/half")) != [])
-    crew.close()
+    processes.close()
     wait_for(lambda: list(temporary.iterdir()) == [])
 
 
 def test_processes_that_end_by_themselves_leave_no_thread_and_no_pipe(program: Callable[[str], Path]) -> None:
     program("raise SystemExit")
-    crew = pool.WorkerPool()
+    processes = pool.WorkerPool()
 
     def left() -> tuple[int, int]:
         return threading.active_count(), len(list(Path("/proc/self/fd").iterdir()))
 
     before = left()
     for _ in range(3):
-        crew.start()
-        wait_for(lambda: not crew.running)
-    crew.close()
+        processes.start()
+        wait_for(lambda: not processes.running)
+    processes.close()
     wait_for(lambda: left() == before)
 
 
@@ -157,10 +157,10 @@ def test_what_went_wrong_with_a_job_is_told_though_its_error_cannot_be_sent(monk
         raise error
 
     monkeypatch.setattr(job, "_run", refuse)
-    monkeypatch.setattr(job, "_prepare", lambda settings: None)
-    monkeypatch.setattr(job, "_prepared", None)
-    settings = vars(job.Settings("cpu", {}, {}, ""))
-    answer = job.work(settings, vars(job.Job("key", "label", b"", (), "", True, (), {})))
+    monkeypatch.setattr(job, "_apply", lambda settings: None)
+    monkeypatch.setattr(job, "_applied", None)
+    settings = vars(job.WorkerSettings("cpu", {}, {}, ""))
+    answer = job.work(settings, vars(job.Job("key", "label", b"", (), (), "", True)))
     assert pickle.loads(pickle.dumps(answer))[0] == "RuntimeError: no such compiler"
 
 

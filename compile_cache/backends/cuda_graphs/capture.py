@@ -1,8 +1,8 @@
-"""Capture a forward as a CUDA graph, on every allocator that ComfyUI may have chosen.
+"""Capture a forward as a CUDA graph, with torch's own allocator and with cudaMallocAsync, ComfyUI's default.
 
-Inputs and outputs live in ordinary memory, allocated before the capture; what the forward allocates inside is given
-back inside. So a replay owns nothing between two runs, graphs may share their memory, and under cudaMallocAsync
-(ComfyUI's default) no allocation node of the graph outlives it.
+Inputs and outputs are in ordinary memory, allocated before the capture. Memory that the forward allocates inside the
+capture is also freed inside. So between replays a graph holds no memory of its own, all graphs of a device share one
+pool, and under cudaMallocAsync no allocation node outlives its graph.
 """
 
 from __future__ import annotations
@@ -25,16 +25,19 @@ Invoke = Callable[[Sequence[torch.Tensor]], Any]
 
 
 def _keep_for_good(error: BaseException) -> None:
-    """Never free what a broken capture allocated; the frames of its error hold it.
+    """Leak the tensors of a broken capture, which the frames of its error hold.
 
-    Freeing such memory under cudaMallocAsync ends the process, from a destructor where nothing can catch it. A list
-    would be emptied when the interpreter ends; a reference that nobody owns is not.
+    Under cudaMallocAsync, freeing memory of a broken capture ends the process, from a destructor where nothing can
+    catch it. A list of errors would be emptied when the interpreter exits, so leak a reference instead.
     """
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(error))
 
 
 class CapturedGraph:
-    """One captured forward. Single-threaded: the cache's lock guards capture and replay."""
+    """One captured forward. Not thread-safe: the cache's lock guards capture and replay.
+
+    inputs, outputs: the static buffers; leaves of the result that are no tensors are returned as they are. size: bytes.
+    """
 
     def __init__(
         self,
@@ -53,7 +56,7 @@ class CapturedGraph:
     def replay(self, tensors: Sequence[torch.Tensor]) -> Any:
         torch._foreach_copy_(self._inputs, list(tensors))
         self._graph.replay()
-        # A tensor that the original hands out twice (ControlNet residuals, scaled in place) is handed out twice here.
+        # The original may return one tensor twice (ControlNet's residuals, which are scaled in place): do the same.
         copies = {id(leaf): leaf.clone() for leaf in self._outputs if isinstance(leaf, torch.Tensor)}
         results = [copies.get(id(leaf), leaf) for leaf in self._outputs]
         return pytree.tree_unflatten(results, self._spec)
@@ -64,9 +67,10 @@ class CapturedGraph:
 
 
 class _Pools:
-    """One memory pool per device for all captures: they never run at the same time, so they may share it.
+    """One memory pool per device for all graphs: no two of them run at the same time, so they can share it.
 
-    torch forgets a pool when its last graph dies and then fails on its handle, so a tiny graph anchors each one.
+    torch deletes a pool with its last graph, and then a capture with the pool's handle fails. So a tiny graph on each
+    device keeps the pool.
     """
 
     def __init__(self) -> None:
@@ -74,7 +78,7 @@ class _Pools:
         self._streams: dict[int, torch.cuda.Stream] = {}
 
     def stream(self, device: int) -> torch.cuda.Stream:
-        """The stream on which all captures of a device are made."""
+        """The stream of all captures on a device."""
         if device not in self._streams:
             self._streams[device] = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         return self._streams[device]
@@ -96,15 +100,15 @@ _pools = _Pools()
 class Recorder:
     """Captures the calls of one program.
 
-    Each form of call is rehearsed once: the same tensors by name and the same plain values run the same Python, and
-    another shape of them only launches other sizes.
+    Calls with the same tensor names and the same plain values run the same Python code, whatever their shapes. So of
+    these only the first is rehearsed.
     """
 
     def __init__(self) -> None:
         self._rehearsed: set[Any] = set()
 
     def capture(self, call: Call, result: Any) -> CapturedGraph:
-        """Capture a call that ran once right before and gave `result`. Raises CaptureError."""
+        """Capture a call that has just run and returned `result`. Raises CaptureError."""
         signature = call.key.signature
         form = (tuple(name for name, _ in signature.tensors), repr(signature.values))
         graph = capture(call.invoke, call.tensors, result, rehearse=form not in self._rehearsed)
@@ -113,9 +117,10 @@ class Recorder:
 
 
 def capture(invoke: Invoke, tensors: Sequence[torch.Tensor], result: Any, rehearse: bool = True) -> CapturedGraph:
-    """Capture `invoke(tensors)`, which ran once right before and gave `result`: every kernel is compiled and loaded.
+    """Capture `invoke(tensors)`, which has just run and returned `result`, so that every kernel is compiled and loaded.
 
-    Raises CaptureError with the cause; whatever was half made is abandoned, and so it is when the user cancels.
+    rehearse: run once more on the stream of the capture first, see `_rehearse`. Raises CaptureError with the cause, and
+    whatever cancels; either way the unfinished graph is dropped.
     """
     device = tensors[0].device.index
     leaves, spec = pytree.tree_flatten(result)
@@ -140,11 +145,11 @@ def capture(invoke: Invoke, tensors: Sequence[torch.Tensor], result: Any, rehear
 
 
 def _rehearse(invoke: Invoke, inputs: list[torch.Tensor]) -> None:
-    """Run once more, on the stream of the capture, with every wait for the GPU turned into an error.
+    """Run on the stream of the capture, with an error for everything that waits for the GPU.
 
-    Code that waits (`.item()`, a copy to the CPU) would break the capture, and under cudaMallocAsync the first
-    temporary that is freed after that ends the process. It also lets cuBLAS make its workspace for this stream: made
-    inside a capture, it would die with it.
+    Code that waits (`.item()`, a copy to the CPU) would break the capture, and under cudaMallocAsync the process ends
+    as soon as a tensor of a broken capture is freed. The run also makes cuBLAS allocate its workspace for this stream:
+    allocated inside the capture, it would be freed with the graph.
     """
     mode = torch.cuda.get_sync_debug_mode()
     torch.cuda.set_sync_debug_mode("error")
@@ -160,7 +165,7 @@ def _capture_on_current_stream(
     invoke: Invoke, inputs: list[torch.Tensor], outputs: list[Any], pool: Any
 ) -> torch.cuda.CUDAGraph:
     graph = torch.cuda.CUDAGraph()
-    # "thread_local", as core does: under the default another thread's CUDA call kills the capture.
+    # "thread_local", as ComfyUI does: with the default, a CUDA call of another thread breaks the capture.
     graph.capture_begin(pool=pool, capture_error_mode="thread_local")
     try:
         results, _ = pytree.tree_flatten(invoke(inputs))
@@ -174,7 +179,7 @@ def _capture_on_current_stream(
         _abandon(graph)
         raise CaptureError(f"{type(error).__name__}: {first_line(error)}") from error
     except BaseException as error:
-        # Cancel, which ComfyUI's operations look for: nothing broke, so memory may go while it is still recorded.
+        # A cancel, which ComfyUI's operations check for. The capture is intact: free its tensors while it still runs.
         traceback.clear_frames(error.__traceback__)
         _abandon(graph)
         raise

@@ -1,7 +1,8 @@
-"""The driver's own memory for CUDA graphs.
+"""Free the memory that the driver keeps for CUDA graphs.
 
-Under cudaMallocAsync a graph's memory belongs to the driver, outside torch's allocator: it stays reserved when the
-graph dies, until it is trimmed. torch has no call for that, so the driver is asked directly.
+Under cudaMallocAsync the memory of a graph belongs to the driver, not to torch's allocator, and the driver keeps it
+after the graph is deleted until it is trimmed. torch has no function for that, so call the driver's
+`cuDeviceGraphMemTrim`.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ logger = logging.getLogger(__name__)
 
 
 def release_graph_memory() -> None:
-    """Give graph memory that no live graph needs back to the system, on every device in use."""
+    """Free graph memory that no graph uses, on every device. Does nothing without an NVIDIA driver in use."""
     if not torch.cuda.is_available() or torch.version.hip is not None or not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return
     try:

@@ -1,4 +1,4 @@
-"""The default backend: regions compiled once for every shape, captures of the whole forward on CUDA."""
+"""The default backend: inductor compiles each region once for all shapes; on CUDA each signature is also captured."""
 
 from __future__ import annotations
 
@@ -20,15 +20,14 @@ from ...stats import Stats
 from ...store.artifact_store import DIGEST_CHARS, ArtifactStore, StoreError
 from ...store.fingerprint import EnvironmentFingerprint
 from ..base import Backend, Capabilities, Located, Program
-from .parallel.pool import WorkerPool
-from .parallel.scheduling import worker_count
+from .parallel.pool import WorkerPool, worker_count
 
-if TYPE_CHECKING:  # which imports inductor: seconds, and only where something is compiled
+if TYPE_CHECKING:  # importing inductor takes seconds, and not every process compiles
     from .regions.table import RegionTable
 
 logger = logging.getLogger(__name__)
 
-# The oldest torch whose make_fx and inductor take the path of `tracing`; tests run on it.
+# The oldest torch that `compile/` works with; the tests run on it too.
 OLDEST_TORCH = (2, 8)
 
 
@@ -39,7 +38,7 @@ class InductorBackend(Backend):
         self.workers = WorkerPool()
         self._table: RegionTable | None = None
         self._lock = threading.Lock()
-        self._preparing: threading.Thread | None = None
+        self._prewarming: threading.Thread | None = None
         self._stores: dict[EnvironmentFingerprint, ArtifactStore | None] = {}
         self._latest: ArtifactStore | None = None
 
@@ -61,7 +60,7 @@ class InductorBackend(Backend):
             return _probe_cuda()
         if device == "cpu":
             return _probe_cpu()
-        return _missing(f"it was not tried on '{device}'", "Choose 'auto' or 'eager'.")
+        return _missing(f"it was not tested on '{device}'", "Choose 'auto' or 'eager'.")
 
     def bind(
         self, owner: int, capabilities: Capabilities, build_hooks: HookBuilder, stats: Stats, config: CacheConfig
@@ -74,24 +73,25 @@ class InductorBackend(Backend):
         return InductorProgram(owner, capabilities, self.table, self.workers, store_for, build_hooks, stats, config)
 
     def prewarm(self, device: torch.device, config: CacheConfig) -> None:
-        """Import inductor while the model is still loaded, once; where nothing was ever compiled, the processes that
-        compile begin too.
-        """
-        if self._preparing is None:
-            self._preparing = threading.Thread(target=self._prepare, args=(device, config), daemon=True)
-            self._preparing.start()
+        """Import inductor in a thread while ComfyUI still loads the model. Later calls do nothing.
 
-    def _prepare(self, device: torch.device, config: CacheConfig) -> None:
+        Also start the worker processes if the store is empty, because then every region has to be compiled.
+        """
+        if self._prewarming is None:
+            self._prewarming = threading.Thread(target=self._prewarm, args=(device, config), daemon=True)
+            self._prewarming.start()
+
+    def _prewarm(self, device: torch.device, config: CacheConfig) -> None:
         try:
-            if worker_count(config.workers, device) and self._keeps_nothing(device, config):
+            if worker_count(config.workers, device) and self._has_nothing_stored(device, config):
                 self.workers.start()
         except Exception as error:
-            logger.warning("Resolute: nothing is started ahead: %s", first_line(error))
+            logger.warning("Resolute: worker processes were not started early: %s", first_line(error))
             logger.debug("Resolute: why", exc_info=True)
-        self.table  # noqa: B018 (it is made)
+        self.table  # noqa: B018 (imports inductor)
 
-    def _keeps_nothing(self, device: torch.device, config: CacheConfig) -> bool:
-        """Whether everything has to be compiled. A new folder says so at once; an environment takes imports to tell."""
+    def _has_nothing_stored(self, device: torch.device, config: CacheConfig) -> bool:
+        # `is_new` looks at the folder alone. `_store` needs the environment, and with it inductor's import.
         if config.store_folder is None or ArtifactStore.is_new(config.store_folder):
             return True
         store = self._store(device, config)
@@ -104,8 +104,8 @@ class InductorBackend(Backend):
     def located(self, keys: Iterable[str], device: torch.device, config: CacheConfig) -> Located:
         store = self._store(device, config)
         wanted = frozenset(keys)
-        # Where there is no table yet nothing is in memory, and whoever asks does not wait for inductor's import.
-        in_memory = frozenset() if self._table is None else wanted & self._table.compiled
+        # Without a table nothing is in memory; making one would import inductor, and the caller would wait seconds.
+        in_memory = frozenset() if self._table is None else wanted & self._table.compiled_keys
         stored = set() if store is None else {name.partition("-")[0] for name in store.names()}
         on_disk = frozenset(key for key in wanted - in_memory if key[:DIGEST_CHARS] in stored)
         return Located(in_memory, on_disk, wanted - in_memory - on_disk)
@@ -115,9 +115,9 @@ class InductorBackend(Backend):
         return 0 if store is None else sum(self.table.preload(key, store) for key in keys)
 
     def _store(self, device: torch.device, config: CacheConfig) -> ArtifactStore | None:
-        """Where compiled regions of a device are kept over restarts, if they are.
+        """The store of compiled regions for a device; None if the setting is off or the folder cannot be used.
 
-        The environment is read anew: another pack may have changed the precision of multiplications since.
+        The environment is read anew each time: another pack may have changed TF32, for example.
         """
         if config.store_folder is None:
             return None

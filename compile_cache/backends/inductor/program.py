@@ -1,4 +1,4 @@
-"""One module's hooks over the shared table of regions."""
+"""One module and its calls: through hooks, compiled regions, and on CUDA captures of the whole forward."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ import torch
 
 from ...config import CacheConfig
 from ...errors import BypassCode, BypassReason, first_line
-from ...regions.region import Hook, HookBuilder, Progress, RegionSite, SilentProgress, installed
+from ...regions.region import Hook, HookBuilder, installed
 from ...stats import Stats
 from ...store.artifact_store import ArtifactStore
 from ..base import Call, Capabilities, Graph, Program
 from ..cuda_graphs.capture import Recorder
-from .parallel.pool import WorkerPool
-from .parallel.scheduling import LOOKED, LookAhead, worker_count
-from .regions.binding import BoundRegions
+from .parallel.parallel_compile import compile_in_parallel
+from .parallel.pool import WorkerPool, worker_count
+from .regions.binding import RegionBinding
+from .regions.region import RegionCall
 from .regions.table import RegionTable
 
 logger = logging.getLogger(__name__)
@@ -26,7 +27,10 @@ T = TypeVar("T")
 
 
 class InductorProgram(Program):
-    """A call that comes to a region without an artifact looks at all of them first, and compiles them at once."""
+    """One module on the inductor backend.
+
+    store_for: the store for compiled regions of a device, or None. build_hooks: see `HookBuilder`.
+    """
 
     def __init__(
         self,
@@ -43,24 +47,23 @@ class InductorProgram(Program):
         self._stats = stats
         self._recorder = Recorder()
         self._bypassed: set[BypassReason] = set()
-        self._lasting: frozenset[BypassReason] = frozenset()  # found when hooks were built; they concern every call
-        self._progress: Progress = SilentProgress()
-        self._bound = BoundRegions(table, workers, store_for, stats, config, self._announce)
+        self._lasting: frozenset[BypassReason] = frozenset()  # from building the hooks; they apply to every call
+        self._table = table
+        self._regions = RegionBinding(table, store_for, lambda: not workers.running, self._bypass, stats, config.verify)
         self._build_hooks = build_hooks
         self._hooks: Sequence[Hook] = ()
         self._epoch: int | None = None
         self._workers = workers
         self._wanted_workers = config.workers
-        self._use = 0  # of the workers, in a call that may look ahead
-        self._may_look = False
+        self._is_first = True  # no call was answered yet
 
     @property
     def regions(self) -> tuple[int, int]:
-        return self._bound.compiled_count
+        return self._regions.compiled_count
 
     @property
     def region_keys(self) -> frozenset[str]:
-        return self._bound.keys
+        return self._regions.keys
 
     def run(self, call: Call) -> Any:
         self._bypassed.clear()
@@ -68,14 +71,10 @@ class InductorProgram(Program):
         if not self._hooks:
             self._bypass(BypassReason(BypassCode.NO_REGIONS, "the model has no block that Resolute knows"))
             return call.invoke(call.tensors)
-        self._progress = call.progress
-        try:
-            return self._without_workers_if_short(lambda: self._invoke(call))
-        finally:
-            self._progress = SilentProgress()
+        return self._without_workers_if_short(lambda: self._invoke(call))
 
     def _without_workers_if_short(self, work: Callable[[], T]) -> T:
-        """Where the processes that compile hold memory that the work needs, they end and it is done once more."""
+        """Do the work. If memory runs out while worker processes hold some, end them and do it again."""
         try:
             return work()
         except Exception as error:
@@ -84,81 +83,80 @@ class InductorProgram(Program):
                 raise
         logger.info("Resolute: out of memory; the processes that compile end, and the call is made once more")
         self._workers.close()
-        self._may_look = False  # which would start them again
+        self._is_first = False  # else the call would start them again
         torch.cuda.empty_cache()
         return work()
 
     def _invoke(self, call: Call) -> Any:
-        """The call through its regions. One that comes to a region without an artifact looks at all of them first."""
-        self._bound.begin(call.progress)
-        # A patch that another pack put inside the model may count how often it is called.
-        looks = self._may_look and call.capture_blocker is None
-        self._use = worker_count(self._wanted_workers, call.tensors[0].device) if looks else 0
+        """Run the call through its regions; twice, if many of them have to be compiled.
+
+        The first call of a program may find most regions without compiled code. Worker processes compile them all at
+        once, but which they are, and for which inputs, shows only when the call runs. So it first runs with their
+        originals in place, and runs again once they are compiled.
+        """
+        self._regions.begin(call.progress)
+        count = self._worker_count(call)
         with installed(self._hooks):
-            try:
-                result = call.invoke(call.tensors)
-            except LookAhead:
-                self._call_up(call.tensors[0].device)
-                started = time.perf_counter()
-                with self._bound.looking():
-                    call.invoke(call.tensors)
-                self._stats.event("look", "for all regions of the call", time.perf_counter() - started)
-                self._build_ahead()
-                result = call.invoke(call.tensors)
-        self._may_look, self._use = False, 0  # what is missing later is little
+            if count:
+                result, missing = self._find_missing(call, count)
+                if not missing:
+                    self._is_first = False
+                    return result
+                del result  # a decoded image takes memory that the second run needs
+                self._compile_in_parallel(missing)
+            result = call.invoke(call.tensors)  # compiles what is still missing, one region after the other
+        self._is_first = False
         return result
 
-    def _call_up(self, device: torch.device) -> None:
-        count, self._use = self._use, 0
-        try:
-            self._workers.call_up(count, device)
-        except OSError as error:
-            logger.debug("Resolute: no processes that compile: %s", error)  # a warning follows when jobs want them
+    def _worker_count(self, call: Call) -> int:
+        """How many workers may compile for this call; 0 if each region is compiled when the call comes to it."""
+        # A patch of another pack inside the model may count its calls, so a call with a capture blocker runs once.
+        if not self._is_first or call.capture_blocker is not None:
+            return 0
+        return worker_count(self._wanted_workers, call.tensors[0].device)
 
-    def _build_ahead(self) -> None:
+    def _find_missing(self, call: Call, count: int) -> tuple[Any, list[RegionCall]]:
+        """Run the call with the original in place of each region that has no compiled code.
+
+        Returns the result, and one call of each of these regions.
+        """
+
+        def prepare_workers() -> None:  # they start while the call runs on
+            try:
+                self._workers.prepare(count, call.tensors[0].device)
+            except OSError as error:
+                logger.debug("Resolute: no processes that compile: %s", error)  # `_compile_in_parallel` warns
+
+        started = time.perf_counter()
+        with self._regions.postponing_compiles(prepare_workers) as missing:
+            result = call.invoke(call.tensors)
+        if missing:
+            self._stats.event("look", "for all regions of the call", time.perf_counter() - started)
+        return result, list(missing.values())
+
+    def _compile_in_parallel(self, missing: list[RegionCall]) -> None:
         try:
-            self._bound.build_ahead(self._announce_ahead)
-        except self._progress.cancellations:
+            compile_in_parallel(missing, self._table, self._workers)
+        except missing[0].progress.cancellations:
             raise
         except Exception as error:
             logger.warning("Resolute: regions are compiled one after the other: %s", first_line(error))
             logger.debug("Resolute: why not at once", exc_info=True)
 
     def _survey(self, epoch: int) -> None:
-        """Look at the module again whenever something about it changed: another pack may have exchanged a block."""
+        """Build the hooks anew if the weights epoch changed: another pack may have replaced a block."""
         if epoch == self._epoch:
             for reason in self._lasting:
                 self._bypass(reason)
             return
-        self._hooks = self._build_hooks(self._run_region, self._bypass)
+        self._hooks = self._build_hooks(self._regions.run, self._bypass)
         self._lasting = frozenset(self._bypassed)
-        self._bound.survey(site for hook in self._hooks for site in hook.sites)
-        self._may_look = self._may_look or self._epoch is None
+        self._regions.survey(site for hook in self._hooks for site in hook.sites)
         self._epoch = epoch
 
     def capture(self, call: Call, result: Any) -> Graph:
         with installed(self._hooks):
             return self._without_workers_if_short(lambda: self._recorder.capture(call, result))
-
-    def _run_region(self, site: RegionSite, *tensors: torch.Tensor) -> Any:
-        result = self._bound.run(site, tensors)
-        if result is LOOKED:
-            return site.function(site.module, *tensors)
-        if isinstance(result, BypassReason):
-            self._bypass(result)
-            return site.function(site.module, *tensors)
-        return result
-
-    def _announce(self, kind: str) -> None:
-        """A region is about to be compiled."""
-        if self._use > 1:
-            raise LookAhead
-        done, total = self._bound.compiled_count
-        self._progress.raise_if_cancelled()
-        self._progress.report(done, total, f"compiling {min(done + 1, total)} of {total} regions ({kind})")
-
-    def _announce_ahead(self, done: int, total: int, kind: str) -> None:
-        self._progress.report(done, total, f"compiled {done} of {total} regions ({kind})")
 
     def _bypass(self, reason: BypassReason) -> None:
         # Once per call and reason: a model has seventy blocks, and one patch concerns them all.

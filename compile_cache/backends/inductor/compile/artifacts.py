@@ -1,7 +1,7 @@
-"""A compiled region as an artifact of the store, and back, without tracing or compiling anything.
+"""A compiled region as an artifact of the store, and back, without tracing or compiling.
 
-The payload is a zip: inductor's own pickle of the compiled graph (source of the wrapper, Triton's binaries), and on the
-CPU the libraries that the wrapper loads. What Resolute knows of the region beside it is plain data.
+The payload is a zip: inductor's own pickle of the compiled graph (the wrapper's source and Triton's binaries), and on
+the CPU the shared libraries that the wrapper loads. The rest of a `CompiledRegion` is plain data in `Artifact.about`.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from torch._inductor.triton_bundler import TritonBundler
 
 from ....store.artifact_store import Artifact, InvalidArtifactError
 from ....store.private_files import atomic_write
-from .lowering import Compiled, launch_by_address
+from .compiled_region import CompiledRegion, KernelByAddress, launch_by_address
+from .lowering import code_of
 from .shape_guards import ShapeGuards
-from .variant import Variant
 
 _GRAPH = "graph.pickle"
 _LIBRARIES = "libraries/"
 
-# Every function that may stand in an assumption: of sympy, and of torch's arithmetic of sizes.
+# Every function that a guard may have in it: of sympy, and of torch's arithmetic of sizes.
 _SYMPY = ("Add", "Mul", "Pow", "Eq", "Ne", "Lt", "Le", "Gt", "Ge", "And", "Or", "Not", "Rational")
 _TORCH = (
     "CeilDiv", "CeilToInt", "CleanDiv", "FloorDiv", "FloorToInt", "IntTrueDiv", "Max", "Min", "Mod",
@@ -47,57 +47,59 @@ _FUNCTIONS: dict[str, Any] = {
 }
 
 
-def pack(key: str, label: str, variant: Variant) -> Artifact:
-    """The artifact of a variant that was just compiled here. Raises InvalidArtifactError where it cannot be kept."""
-    symbols = variant.assumptions.symbols
+def pack(key: str, label: str, compiled: CompiledRegion) -> Artifact:
+    """The artifact of a region that this process compiled. Raises InvalidArtifactError if it cannot be stored."""
+    symbols = compiled.guards.symbols
     about = {
         "symbols": {name: [symbol.name, symbol.assumptions0] for name, symbol in symbols.items()},
-        "assumptions": [_encode(expression) for expression in variant.assumptions.expressions],
-        "static": [list(sizes) for sizes in variant.static],
-        "used_weights": list(variant.used_weights),
-        "output": pytree.treespec_dumps(variant.output_spec),
-        **measured(variant),
-        "instructions": str(pick_vec_isa()) if variant.compiled.libraries else "",
+        "assumptions": [_encode(expression) for expression in compiled.guards.expressions],
+        "static": [list(sizes) for sizes in compiled.static],
+        "used_weights": list(compiled.used_weights),
+        "output": pytree.treespec_dumps(compiled.output_spec),
+        **measured(compiled),
+        "instructions": str(pick_vec_isa()) if compiled.libraries else "",
     }
-    return Artifact(key, label, about, _payload(variant.compiled))
+    return Artifact(key, label, about, _payload(compiled))
 
 
-def measured(variant: Variant) -> dict[str, Any]:
-    """What is known of a variant only once it ran: the part of `Artifact.about` that another run may add to."""
-    choices = {name: kernel.choice for name, kernel in variant.compiled.kernels.items()}
-    return {"shown": sorted(variant.shown), "choices": {name: told for name, told in choices.items() if told}}
+def measured(compiled: CompiledRegion) -> dict[str, Any]:
+    """The part of `Artifact.about` that is known only after the region ran: confirmed guards, autotuning's choices."""
+    choices = {name: kernel.choice for name, kernel in compiled.kernels.items()}
+    return {"shown": sorted(compiled.confirmed), "choices": {name: each for name, each in choices.items() if each}}
 
 
-def unpack(artifact: Artifact) -> Variant:
-    """Load it: ready to run. Raises InvalidArtifactError for what is not one of `pack`'s, and OutOfMemoryError.
+def unpack(artifact: Artifact) -> CompiledRegion:
+    """Load an artifact, ready to run.
 
-    One at a time, and never beside a compile: what torch loaded meanwhile is taken for this one's.
+    One at a time, and never beside a compile: modules that torch loads meanwhile are taken for this artifact's. Raises
+    InvalidArtifactError for anything that `pack` did not make, and torch's OutOfMemoryError.
     """
     about = artifact.about
     try:
-        symbols = {name: sympy.Symbol(told, **given) for name, (told, given) in about["symbols"].items()}
+        symbols = {name: sympy.Symbol(symbol, **given) for name, (symbol, given) in about["symbols"].items()}
         by_name = {symbol.name: symbol for symbol in symbols.values()}
-        assumptions = ShapeGuards([_decode(each, by_name) for each in about["assumptions"]], symbols)
+        guards = ShapeGuards([_decode(each, by_name) for each in about["assumptions"]], symbols)
         static = tuple(tuple(sizes) for sizes in about["static"])
         spec = pytree.treespec_loads(about["output"])
+        used_weights, confirmed = tuple(about["used_weights"]), set(about["shown"])
         _expect_instructions(about["instructions"])
-        compiled = _load(artifact.payload)
+        graph, kernels = _load(artifact.payload)
         for name, choice in about["choices"].items():
-            if name in compiled.kernels:
-                compiled.kernels[name].choose(choice)
-        return Variant(compiled, assumptions, static, tuple(about["used_weights"]), spec, set(about["shown"]))
+            if name in kernels:
+                kernels[name].choose(choice)
+        return CompiledRegion(code_of(graph), guards, static, used_weights, spec, kernels, graph, confirmed=confirmed)
     except (InvalidArtifactError, torch.cuda.OutOfMemoryError):
         raise
-    except Exception as error:  # torch's loaders raise whatever they meet
+    except Exception as error:  # torch's loaders raise any class
         raise InvalidArtifactError(f"{type(error).__name__} while it was loaded: {error}") from error
 
 
 # --- the code --------------------------------------------------------------------------------------------------
 
 
-def _payload(compiled: Compiled) -> bytes:
+def _payload(compiled: CompiledRegion) -> bytes:
     if compiled.graph is None:
-        raise InvalidArtifactError("it hands its inputs through, and there is no code to keep")
+        raise InvalidArtifactError("it returns its inputs unchanged, so there is no code to store")
     graph = copy.copy(compiled.graph)
     graph.prepare_for_serialization()
     stored = _pickled(graph)
@@ -110,21 +112,22 @@ def _payload(compiled: Compiled) -> bytes:
 
 
 def _pickled(graph: CompiledFxGraph) -> bytes:
-    """Raises InvalidArtifactError for a graph that cannot be kept."""
+    """Raises InvalidArtifactError for a graph that cannot be pickled."""
     try:
         try:
             return pickle.dumps(graph)
         except AssertionError:
-            # What inductor found in its own cache has launchers by now, and refuses. Its binaries are there without.
+            # A graph from inductor's own cache has launchers, which refuse to be pickled. The bundle also holds the
+            # binaries, and those are enough.
             if graph._triton_bundle is None:
                 raise
             graph._triton_bundle = dataclasses.replace(graph._triton_bundle, static_autotuners=[])
             return pickle.dumps(graph)
-    except Exception as error:  # torch's classes refuse in ways of their own
+    except Exception as error:  # torch's classes raise any class
         raise InvalidArtifactError(f"inductor's graph cannot be kept: {error}") from error
 
 
-def _load(payload: bytes) -> Compiled:
+def _load(payload: bytes) -> tuple[CompiledFxGraph, dict[str, KernelByAddress]]:
     with zipfile.ZipFile(io.BytesIO(payload)) as container:
         for name in container.namelist():
             if name.startswith(_LIBRARIES):
@@ -135,13 +138,13 @@ def _load(payload: bytes) -> Compiled:
     loaded = len(PyCodeCache.modules)
     graph.after_deserialization(CompiledFxGraphConstants())
     graph.post_compile([], CompiledFxGraphConstants(), graph.fx_kwargs)
-    return Compiled(graph, launch_by_address(PyCodeCache.modules[loaded:]))
+    return graph, launch_by_address(PyCodeCache.modules[loaded:])
 
 
 def _expect_instructions(wanted: str) -> None:
-    """Spare inductor its search for the vector instructions that compiler and CPU have, 15 s in each process.
+    """Skip inductor's search for the vector instructions of compiler and CPU, which takes 15 s in each process.
 
-    That they do was found when the artifact was built, and is asked again where the CPU's own list says otherwise.
+    The search was made when the artifact was built. It is made again where the CPU's own list gives another result.
     """
     if not wanted or valid_vec_isa_list.cache_info().currsize:
         return
@@ -152,7 +155,10 @@ def _expect_instructions(wanted: str) -> None:
 
 
 def _place(name: PurePosixPath, content: bytes) -> None:
-    """Put a library where the wrapper looks for it, so that nothing is compiled."""
+    """Write a library to where the wrapper looks for it, so that inductor compiles nothing.
+
+    Raises InvalidArtifactError for a name that leads out of inductor's cache.
+    """
     if name.is_absolute() or ".." in name.parts:
         raise InvalidArtifactError(f"it names a file outside its folder: {name}")
     path = Path(cache_dir()) / name
@@ -163,7 +169,7 @@ def _place(name: PurePosixPath, content: bytes) -> None:
         stream.write(content)
 
 
-# --- assumptions as plain data ---------------------------------------------------------------------------------
+# --- guards as plain data --------------------------------------------------------------------------------------
 
 
 def _encode(expression: sympy.Basic) -> Any:
@@ -179,7 +185,7 @@ def _encode(expression: sympy.Basic) -> Any:
     if isinstance(expression, sympy.Rational):
         return ["Rational", int(expression.p), int(expression.q)]
     if name not in _FUNCTIONS:
-        raise InvalidArtifactError(f"an assumption about sizes holds {name}, which Resolute cannot write down")
+        raise InvalidArtifactError(f"a guard on sizes has {name} in it, which Resolute cannot store")
     return [name, *map(_encode, expression.args)]
 
 

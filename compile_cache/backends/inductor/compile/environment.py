@@ -1,4 +1,4 @@
-"""What inductor's code depends on besides the regions themselves."""
+"""The environment: everything besides the regions themselves that inductor's code depends on."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from torch._inductor import config as inductor_config
 from ....keys import digest
 from ....store.fingerprint import EnvironmentFingerprint
 
-# Settings of how and where inductor works, which its code does not show.
+# Settings of how and where inductor works. The generated code does not depend on them.
 _HOW_NOT_WHAT = frozenset(
     {
         "compile_threads", "worker_start_method", "cpp.vec_isa_ok", "cpp.cxx", "cuda.cuda_cxx", "rocm.rocm_home",
@@ -26,20 +26,23 @@ _HOW_NOT_WHAT = frozenset(
         "global_cache_dir", "disable_progress", "verbose_progress", "log_tlparse",
     }
 )  # fmt: skip
-# Functions of somebody else that rewrite the graph; inductor leaves them out of what it tells.
+# Passes of other packs that rewrite the graph. `save_config_portable` leaves them out.
 _PASSES = (
     "pre_grad_custom_pass", "joint_custom_pre_pass", "joint_custom_post_pass",
     "post_grad_custom_pre_pass", "post_grad_custom_post_pass", "_pre_fusion_custom_pass",
 )  # fmt: skip
 
 _lock = threading.Lock()
-_before: list[str] = []  # the settings from before the compile that has them changed
+_before: list[str] = []  # the digest of the settings from before each compile that is running
 
 
 def environment_of(device: torch.device, source: str) -> EnvironmentFingerprint:
-    """The environment of code for a device. `source`: a digest of the source code that regions are traced from."""
+    """The environment of code for a device. `source`: a digest of the source code that regions are traced from.
+
+    It is read anew each time, which takes milliseconds.
+    """
     return EnvironmentFingerprint(
-        torch=str(torch.__version__),  # a class of its own has another digest than the text on disk
+        torch=str(torch.__version__),  # torch's is a subclass of str, whose digest would differ from a str's
         triton=_version("triton") or _version("triton-windows") or "none",
         python=f"{sys.version_info.major}.{sys.version_info.minor}",
         platform=f"{sys.platform} {platform.machine()}",
@@ -62,24 +65,24 @@ def _device(device: torch.device) -> str:
     if device.type == "cuda":
         major, minor = torch.cuda.get_device_capability(device)
         return f"{torch.cuda.get_device_name(device)}, sm_{major}{minor}"
-    # Generated C++ is compiled for exactly this processor (-march=native), and has the number of threads in it.
+    # Inductor compiles C++ for exactly this processor (-march=native) and writes the number of threads into it.
     capability, threads = torch.backends.cpu.get_cpu_capability(), torch.get_num_threads()
     return f"{device.type} {capability}, instructions {_instructions()}, {threads} threads"
 
 
 @functools.cache
 def _instructions(listed: Path = Path("/proc/cpuinfo")) -> str:
-    """Which instructions the processor has, as a digest: another one may not know what was compiled for this."""
+    """A digest of the processor's instruction set: another processor may lack instructions that the code uses."""
     try:
         lines = listed.read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:  # no Linux
+    except OSError:  # not Linux
         lines = []
     names = next((line for line in lines if line.split(":")[0].strip() in ("flags", "Features")), platform.processor())
     return digest(" ".join(sorted(names.split())))[:8]
 
 
 def _precision(device: torch.device) -> str:
-    """Flags that change the numbers."""
+    """Torch's flags that change results."""
     flags: dict[str, object] = {"deterministic": torch.are_deterministic_algorithms_enabled()}
     if device.type == "cuda":
         matmul = torch.backends.cuda.matmul
@@ -94,7 +97,7 @@ def _precision(device: torch.device) -> str:
 
 
 def flags() -> dict[str, Any]:
-    """The state of this process that the environment consists of, for another process to take on."""
+    """The flags of this process that are a part of the environment, for `apply_flags` in a worker process."""
     matmul = torch.backends.cuda.matmul
     return {
         "deterministic": torch.are_deterministic_algorithms_enabled(),
@@ -108,9 +111,9 @@ def flags() -> dict[str, Any]:
 
 
 def apply_flags(values: Mapping[str, Any]) -> None:
-    """Take on what `flags` told of another process."""
+    """Set the flags that `flags` read in the main process."""
     matmul = torch.backends.cuda.matmul
-    torch.use_deterministic_algorithms(values["deterministic"], warn_only=True)  # as core does
+    torch.use_deterministic_algorithms(values["deterministic"], warn_only=True)  # as ComfyUI does
     torch.set_num_threads(values["threads"])
     matmul.allow_tf32 = values["tf32 matmul"]
     torch.backends.cudnn.allow_tf32 = values["tf32 convolution"]
@@ -126,12 +129,12 @@ def tf32_matmul() -> bool:
 
 
 def tf32_convolution() -> bool:
-    """The same for convolutions."""
+    """Whether float32 convolutions run in TF32 on NVIDIA."""
     return _tf32(torch.backends.cudnn, getattr(torch.backends.cudnn, "conv", None))
 
 
 def _tf32(switch: Any, precision: Any) -> bool:
-    """torch 2.9 and newer have `fp32_precision`, and refuse to tell `allow_tf32` once somebody has set that."""
+    # Since torch 2.9 reading `allow_tf32` raises once a pack has set the newer `fp32_precision`, so read that first.
     set_to = getattr(precision, "fp32_precision", None)
     return bool(switch.allow_tf32) if set_to is None else set_to == "tf32"
 
@@ -142,7 +145,10 @@ def _on(value: object) -> str:
 
 @contextlib.contextmanager
 def own_settings() -> Iterator[None]:
-    """A compile changes inductor's settings for itself: meanwhile every thread is told those from before."""
+    """While a compile runs, `environment_of` returns the settings from before it, in every thread.
+
+    A compile changes inductor's settings for its own duration.
+    """
     with _lock:
         _before.append(_before[0] if _before else _read_settings())
     try:
@@ -152,13 +158,12 @@ def own_settings() -> Iterator[None]:
 
 
 def _settings() -> str:
-    """Inductor's own settings, as far as they change the code. Read anew: another pack may have changed one since."""
+    """A digest of inductor's settings that change the generated code."""
     with _lock:
         return _before[0] if _before else _read_settings()
 
 
 def _read_settings() -> str:
-    """Some milliseconds."""
     portable = inductor_config.save_config_portable(ignore_private_configs=True)
     portable |= {name: getattr(inductor_config, name, None) for name in _PASSES}
     kept = sorted((name, repr(value)) for name, value in portable.items() if name not in _HOW_NOT_WHAT)

@@ -1,7 +1,7 @@
-"""GroupNorm as channels-last memory wants it.
+"""A decomposition of GroupNorm for channels-last memory.
 
-Torch's own decomposition takes (batch, groups, channels of a group * height * width), which in channels-last memory is
-neither one run of addresses nor a simple index: inductor then divides by the symbolic width for every element.
+Torch's own reshapes to (batch, groups, channels per group * height * width). In channels-last memory that is neither
+contiguous nor a simple index, so inductor's kernels divide by the symbolic width for every element.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _GROUP_NORM = torch.ops.aten.native_group_norm.default
 
 
 def decompositions() -> dict[Any, Callable[..., Any]]:
-    """Inductor's, with this one for what is channels-last between regions, and so within."""
+    """Inductor's table of decompositions, with ours for tensors whose `region_format` is channels-last."""
     known = select_decomp_table()
     elsewhere = known[_GROUP_NORM]
 
@@ -35,10 +35,13 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
 def over_channels(
     x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None, groups: int, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """(normalised x, means, reciprocal deviations) of x: (batch, channels, height, width), the latter (batch, groups).
+    """GroupNorm of x (batch, channels, height, width), by the statistics of each channel.
 
-    Statistics are those of each channel first, which reads memory as it lies; as channels are of one size, the variance
-    of a group is the mean of its channels' variances and of the squares by which their means differ from its own.
+    Returns what `aten.native_group_norm` returns: the normalised x in channels-last memory, and the means and the
+    reciprocal standard deviations, both (batch, groups).
+
+    Channel statistics read the memory in order. All channels have the same number of pixels, so the variance of a group
+    is the mean over its channels of (channel variance + (channel mean - group mean)^2), the law of total variance.
     """
     batch, channels, height, width = x.shape
     own = channels // groups

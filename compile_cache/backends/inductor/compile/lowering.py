@@ -1,13 +1,12 @@
-"""Compile a traced graph with inductor, and make its launches fit for capture on every allocator."""
+"""Compile a trace with inductor."""
 
 from __future__ import annotations
 
 import contextlib
 import logging
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import sympy  # type: ignore[import-untyped]
@@ -20,92 +19,88 @@ from torch._inductor.compile_fx import compile_fx, compile_fx_inner
 from torch._inductor.output_code import CompiledFxGraph
 from torch._inductor.runtime.cache_dir_utils import temporary_cache_dir
 
+from .compiled_region import CompiledRegion, FlatCode, launch_by_address
 from .environment import own_settings
 from .group_norm import decompositions
 from .shape_guards import ShapeGuards
 from .tracing import Trace, size_one_is_general
 
-# torch's symbolic arithmetic logs thousands of harmless lines for odd sizes through these loggers.
+# torch's symbolic arithmetic logs thousands of harmless lines for odd sizes.
 _NOISY_LOGGERS = ("torch.utils._sympy.interp", "torch.fx.experimental.symbolic_shapes")
 
-scratch: str | None = None  # where temporary folders are made, None for the system's place
-
-Choice = dict[str, Any]  # block sizes and numbers of warps and stages, as Triton names them
-Run = Callable[[list[torch.Tensor]], Sequence[Any]]
+scratch: str | None = None  # the folder for temporary folders; None for the system's
 
 
-class Compiled:
-    """Inductor's code for one trace: takes `weights + inputs`, flat, in the order of the trace; gives flat outputs.
+def compile_trace(trace: Trace, keep: bool = False) -> CompiledRegion:
+    """Compile a trace with inductor (`compile_fx`), for every size that its guards allow.
 
-    graph: what inductor gave; None where a trace does nothing but hand inputs through, and inductor gives a function.
-    kernels: its Triton kernels by name.
-    libraries: files that the code loads, by their place in inductor's cache; none where it brings its kernels along.
-    from_disk: whether inductor had it in its own cache, which does not tell all that lowering once assumed.
+    keep: whether the result will be stored; if so, it holds the shared libraries that it loads on the CPU. Raises
+    whatever inductor raises. One compile at a time: modules that torch loads meanwhile are taken for this trace's.
     """
-
-    def __init__(
-        self,
-        made: CompiledFxGraph | Run,
-        kernels: Mapping[str, KernelByAddress] | None = None,
-        libraries: Mapping[str, bytes] | None = None,
-        from_disk: bool = False,
-    ) -> None:
-        self.from_disk = from_disk
-        self.kernels = kernels or {}
-        self.graph = made if isinstance(made, CompiledFxGraph) else None
-        self.libraries = libraries or {}
-        run = made.current_callable if isinstance(made, CompiledFxGraph) else made
-        assert run is not None, "a graph that was compiled or loaded has its code"
-        self._run = run
-
-    def __call__(self, tensors: list[torch.Tensor]) -> Sequence[Any]:
-        """Takes the list for itself, as inductor's code does: it lets go of each input after its last use."""
-        return self._run(tensors)
-
-
-def compile_trace(trace: Trace, options: dict[str, Any], keep: bool = False) -> Compiled:
-    """Compile for every size that meets the trace's assumptions. `options` are settings of inductor.
-
-    keep: whether the result is to be stored; then it knows its libraries.
-    """
+    device = trace.fakes[-1].device
     loaded, hits = len(PyCodeCache.modules), counters["inductor"]["fxgraph_cache_hit"]
-    made: list[CompiledFxGraph | Run] = []
+    made: list[CompiledFxGraph | FlatCode] = []
 
     def inner(graph: Any, inputs: Any, **kwargs: Any) -> Any:
         made.append(compile_fx_inner(graph, inputs, **kwargs))
         return made[-1]
 
-    on_cpu = all(fake.device.type == "cpu" for fake in trace.fakes)
     with (
         _quiet(),
-        _own_folder(keep and on_cpu) as libraries,
+        _own_folder(keep and device.type == "cpu") as libraries,
         torch._guards.tracing(torch._guards.TracingContext(trace.fake_mode)),
         torch.no_grad(),
         size_one_is_general(trace.oblivious),
         own_settings(),
-        inductor_config.patch(options),
-        # AOTAutograd has nothing to do for a graph without gradients or writes: what it would keep is this one graph.
+        inductor_config.patch(_options(device)),
+        # AOTAutograd's cache saves nothing for a graph without gradients or writes, and it would keep this one.
         functorch_config.patch(enable_autograd_cache=False),
     ):
         compile_fx(trace.graph, trace.fakes, inner_compile=inner, decompositions=decompositions())
-    kernels = launch_by_address(PyCodeCache.modules[loaded:])  # whether generated now or found in inductor's disk cache
-    (graph,) = made
-    return Compiled(graph, kernels, libraries, counters["inductor"]["fxgraph_cache_hit"] > hits)
+    (compiled,) = made
+    graph = compiled if isinstance(compiled, CompiledFxGraph) else None
+    return CompiledRegion(
+        code=compiled if graph is None else code_of(graph),
+        guards=_guards(trace, from_disk=counters["inductor"]["fxgraph_cache_hit"] > hits),
+        static=trace.static,
+        used_weights=trace.used_weights,
+        output_spec=trace.output_spec,
+        kernels=launch_by_address(PyCodeCache.modules[loaded:]),
+        graph=graph,
+        libraries=libraries,
+    )
 
 
-def assumptions_of(trace: Trace, compiled: Compiled) -> ShapeGuards:
-    """What tracing and lowering assumed. What inductor found in its cache was lowered by somebody for whom every size
-    counted as larger than 1: then that is an assumption too.
+def code_of(graph: CompiledFxGraph) -> FlatCode:
+    """The function of a graph that was compiled or loaded."""
+    assert graph.current_callable is not None
+    return graph.current_callable
+
+
+def _options(device: torch.device) -> dict[str, Any]:
+    """Inductor's settings for a device.
+
+    On CUDA activations stay channels-last between regions: convolutions are fastest with it, and tokens are a view of
+    it. Pointwise kernels take inductor's first choice of block sizes: measuring others took seconds and gained nothing.
     """
-    larger = [sympy.Gt(symbol, 1) for symbol in trace.symbols.values()] if compiled.from_disk else []
-    return ShapeGuards([*trace.assumptions, *larger], trace.symbols)
+    return {} if device.type == "cpu" else {"force_layout_optimization": True, "triton.autotune_pointwise": False}
+
+
+def _guards(trace: Trace, from_disk: bool) -> ShapeGuards:
+    """The guards of tracing and lowering.
+
+    A graph from inductor's own disk cache was lowered by another trace, whose guards are not known. It may rely on
+    sizes larger than 1, so that becomes a guard too.
+    """
+    larger = [sympy.Gt(symbol, 1) for symbol in trace.symbols.values()] if from_disk else []
+    return ShapeGuards([*trace.guards, *larger], trace.symbols)
 
 
 @contextlib.contextmanager
 def _own_folder(wanted: bool) -> Iterator[dict[str, bytes]]:
-    """Let inductor work in an empty folder, and yield what will be the libraries that it put there, by relative path.
+    """Let inductor work in an empty folder. Yields a dict that then gets the shared libraries, by relative path.
 
-    On the CPU its graphs name libraries in its cache and do not hold them; on CUDA they hold their kernels.
+    On the CPU inductor's graph only names libraries in inductor's cache; on CUDA the graph holds its kernels.
     """
     libraries: dict[str, bytes] = {}
     if not wanted:
@@ -117,56 +112,6 @@ def _own_folder(wanted: bool) -> Iterator[dict[str, bytes]]:
         for path in Path(folder).rglob("*"):
             if path.suffix in (".so", ".pyd", ".dll") and path.is_file():
                 libraries[path.relative_to(folder).as_posix()] = path.read_bytes()
-
-
-class KernelByAddress:
-    """Launches one of our Triton kernels with device addresses instead of tensors.
-
-    Triton's launcher asks the driver about each tensor's pointer, and memory that cudaMallocAsync (ComfyUI's default)
-    hands out inside a capture cannot be asked about: the launch fails with "invalid argument". An address passes
-    unasked. Until autotuning has settled on one configuration the tensors themselves are needed.
-    """
-
-    def __init__(self, kernel: Any) -> None:
-        self._kernel = kernel
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._kernel, name)
-
-    @property
-    def choice(self) -> Choice | None:
-        """The configuration that autotuning settled on; None before."""
-        launchers = self._kernel.launchers
-        return _choice(launchers[0]) if len(launchers) == 1 else None
-
-    def choose(self, choice: Choice) -> None:
-        """Settle on what was found before, which spares a measurement of each configuration; else do nothing."""
-        matching = [launcher for launcher in self._kernel.launchers if _choice(launcher) == choice]
-        if len(matching) == 1:
-            self._kernel.launchers = matching
-
-    def run(self, *args: Any, **kwargs: Any) -> Any:
-        if len(self._kernel.launchers) == 1:
-            args = tuple(arg.data_ptr() if isinstance(arg, torch.Tensor) else arg for arg in args)
-        return self._kernel.run(*args, **kwargs)
-
-
-def _choice(launcher: Any) -> Choice:
-    config = launcher.config
-    return {**config.kwargs, "num_warps": config.num_warps, "num_stages": config.num_stages}
-
-
-def launch_by_address(modules: Iterable[ModuleType]) -> dict[str, KernelByAddress]:
-    """Prepare modules of generated code, in place. Returns their kernels by name."""
-    kernels: dict[str, KernelByAddress] = {}
-    for module in modules:
-        for name, value in list(vars(module).items()):
-            if type(value).__name__ == "CachingAutotuner":
-                value = KernelByAddress(value)
-                setattr(module, name, value)
-            if isinstance(value, KernelByAddress):  # also one that another region of this process has
-                kernels[name] = value
-    return kernels
 
 
 @contextlib.contextmanager

@@ -1,6 +1,5 @@
-"""What a compiled region takes for granted about sizes, and whether it holds for others.
-
-There are no guards at run time: the assumptions are evaluated once for each new combination of sizes.
+"""The guards of a compiled region: conditions on its sizes. They are checked once for each new combination of sizes,
+not in every call.
 """
 
 from __future__ import annotations
@@ -15,16 +14,17 @@ _INT32_LIMIT = 2**31 - 1
 
 class Verdict(Enum):
     HOLDS = "holds"
-    UNPROVEN = "unproven"  # a bound was passed that only steered a heuristic, as far as one can tell: compare results
-    BROKEN = "broken"  # the code would be wrong, or would read out of bounds
+    UNPROVEN = "unproven"  # a guard fails that probably only chose between two correct ways: compare results
+    BROKEN = "broken"  # the code would give wrong results or read out of bounds
 
 
 class ShapeGuards:
-    """Expressions over named dimensions.
+    """Expressions over symbols, and the symbol of each named dimension.
 
-    Equalities (one size equals another, a size is a multiple) and limits of 32-bit indexing are the code's own: where
-    one fails the code must not run. Other bounds, "batch > 1" or "fewer than 16", come from heuristics of layout
-    and of the choice of a convolution; the code is general, but that is shown by comparing, not assumed.
+    If an equality fails (one size equals another, a size is a multiple of a number) or a limit of 32-bit indexing, the
+    code must not run. Other bounds ("batch > 1", "fewer than 16") come from heuristics: the choice of a memory layout
+    or of a convolution's algorithm. The code is probably right for sizes beyond such a bound, and a comparison with
+    the original shows whether it is.
     """
 
     def __init__(self, expressions: Iterable[sympy.Basic], symbols: Mapping[str, sympy.Symbol]) -> None:
@@ -32,17 +32,17 @@ class ShapeGuards:
         self.expressions = list(dict.fromkeys(expressions))
 
     def check(self, sizes: Mapping[str, int]) -> tuple[Verdict, str]:
-        """Evaluate for sizes by dimension name. The text names the assumptions that decided."""
+        """Check sizes, by dimension name. The text lists the guards that failed; for BROKEN, the first of them."""
         values = {symbol: sympy.Integer(sizes[name]) for name, symbol in self.symbols.items()}
-        passed: list[str] = []
+        failed: list[str] = []
         for expression in self.expressions:
             result = expression.xreplace(values)
             if result == sympy.true:
                 continue
             if result != sympy.false or _is_essential(expression):
                 return Verdict.BROKEN, str(expression)
-            passed.append(str(expression))
-        return (Verdict.UNPROVEN if passed else Verdict.HOLDS), ", ".join(passed)
+            failed.append(str(expression))
+        return (Verdict.UNPROVEN if failed else Verdict.HOLDS), ", ".join(failed)
 
 
 def _is_essential(expression: sympy.Basic) -> bool:

@@ -1,9 +1,9 @@
-"""Turn a block of a model into an ATen graph whose chosen dimensions are symbols.
+"""Trace a block of a model to an ATen graph whose named dimensions are symbols.
 
-The graph is made by `make_fx` over fake tensors, not by Dynamo. Dynamo guards every attribute that it meets and
-recompiles when one moves; here the caller names the inputs and their dynamic dimensions, weights become inputs of the
-graph, and every assumption that tracing had to make comes back as an explicit list (`Trace.assumptions`). One graph
-then serves every module of the same structure, in inference mode and in no_grad alike.
+`make_fx` (torch.fx.experimental.proxy_tensor) traces over fake tensors; Dynamo is not used. Dynamo guards every
+attribute that it meets and recompiles when one changes. Here the caller names the inputs and their dynamic dimensions,
+weights become inputs of the graph, and tracing returns its guards on sizes as a list (`Trace.guards`). So one graph
+serves every module of the same structure, in inference mode and under no_grad.
 """
 
 from __future__ import annotations
@@ -26,17 +26,31 @@ from torch.nn.utils import stateless
 from ....regions.region import Dims, RegionFunction
 from ....regions.structure import parts
 
-# Where a weight lives: its module's dictionary of parameters or buffers, and its name there.
+# Where a weight is kept: its module's dictionary of parameters or buffers, and its name there.
 WeightSlot = tuple[dict[str, Any], str]
+Shapes = tuple[tuple[int, ...], ...]
+
+# On the CPU the meta kernel of a convolution branches on batch == 1 and on batch < 16. With a hint above both, the
+# symbol gets no upper bound.
+_CPU_BATCH_HINT = 17
 
 
 @dataclass(frozen=True, eq=False)
 class Trace:
-    """An ATen graph over `weights + inputs`, with the symbols and the assumptions behind it."""
+    """An ATen graph over the used weights and then the inputs, with its symbols and the guards on them.
+
+    fakes: a fake tensor for each input of the graph.
+    static: for each input its shape, with 0 for dimensions that have a name.
+    used_weights: indices into `weight_slots`: a part of a block needs only some of the block's weights.
+    symbols: by name of a dimension.
+    output_spec: the structure of the function's result, whose leaves the graph returns.
+    oblivious: whether tracing ran under `size_one_is_general`. Lowering must run under the same setting.
+    """
 
     graph: torch.fx.GraphModule
     fakes: Sequence[torch.Tensor]
-    used_weights: tuple[int, ...]  # which of `weight_slots` the graph takes: a part of a block needs a part of them
+    static: Shapes
+    used_weights: tuple[int, ...]
     fake_mode: FakeTensorMode
     shape_env: ShapeEnv
     symbols: dict[str, sympy.Symbol]
@@ -44,13 +58,13 @@ class Trace:
     oblivious: bool
 
     @property
-    def assumptions(self) -> list[sympy.Basic]:
-        """What has to hold for the symbols. Lowering adds to it, so read it after compiling."""
+    def guards(self) -> list[sympy.Basic]:
+        """Expressions over the symbols that must be true. Lowering adds to the list, so read it after compiling."""
         return [guard.expr for guard in self.shape_env.guards]
 
 
 def bind_dims(dims: Sequence[Dims], shapes: Sequence[Sequence[int]]) -> dict[str, int] | None:
-    """Sizes of the named dimensions, or None where ranks differ or one name would need two sizes."""
+    """The sizes of the named dimensions; None where a rank differs or one name would have two sizes."""
     sizes: dict[str, int] = {}
     for names, shape in zip(dims, shapes, strict=True):
         if len(names) != len(shape):
@@ -61,11 +75,28 @@ def bind_dims(dims: Sequence[Dims], shapes: Sequence[Sequence[int]]) -> dict[str
     return sizes
 
 
-def weight_slots(module: torch.nn.Module, without: Sequence[str] = ()) -> list[WeightSlot]:
-    """Where the weights of `module` live, each once, in the order in which a trace takes them.
+def static_sizes(dims: Sequence[Dims], shapes: Sequence[Sequence[int]]) -> Shapes:
+    """The shapes, with 0 for dimensions that have a name."""
+    return tuple(
+        tuple(size if name is None else 0 for name, size in zip(names, shape, strict=True))
+        for names, shape in zip(dims, shapes, strict=True)
+    )
 
-    Reading the slots again before each call, instead of keeping tensors, is what makes a rebound Parameter (a LoRA,
-    an unload) take effect at once. `without`: children whose weights are left out.
+
+def general_hints(sizes: Mapping[str, int], device: torch.device) -> dict[str, int]:
+    """Sizes to trace at, by name, so that the code stays general.
+
+    Never 1, for which torch and inductor have special cases; on the CPU, batch "b" is at least _CPU_BATCH_HINT.
+    """
+    lowest = {"b": _CPU_BATCH_HINT} if device.type == "cpu" else {}
+    return {name: max(size, lowest.get(name, 2)) for name, size in sizes.items()}
+
+
+def weight_slots(module: torch.nn.Module, without: Sequence[str] = ()) -> list[WeightSlot]:
+    """Where the weights of `module` are kept, each weight once, in the order in which a trace takes them.
+
+    Callers keep the slots, not the tensors, and read them before each call: so a Parameter that was replaced (by a
+    LoRA, by an unload) takes effect at once. `without`: children whose weights are left out.
     """
     return list(_named_slots(module, without).values())
 
@@ -92,11 +123,15 @@ def trace(
     oblivious: bool = True,
     without: Sequence[str] = (),
 ) -> Trace:
-    """Trace `function(module, *inputs)` with `dims` symbolic and every input in its `region_format`.
+    """Trace `function(module, *inputs)` with the named `dims` as symbols and every input in its `region_format`.
 
-    `hints` are the sizes that heuristics may look at; they are not part of the result. `oblivious`: see
-    `size_one_is_general`. `without`: children of `module` that `function` does not run. Raises whatever the traced
-    code raises, and torch's own errors where a symbol would have to be read as a number.
+    inputs: one tensor for each entry of `dims`; only shape, dtype and device count, so expanded placeholders will do.
+    hints: by name of a dimension, the size that tracing may look at. Only a guard can make it part of the result.
+    oblivious: see `size_one_is_general`.
+    without: children of `module` that `function` does not run.
+
+    Raises ValueError where the function writes into an input, whatever the traced code raises, and torch's errors
+    (GuardOnDataDependentSymNode, for example) where the code needs a value that tracing does not have.
     """
     # No duck shaping: two dimensions that happen to be equal in the example stay two symbols.
     shape_env = ShapeEnv(specialize_zero_one=False, duck_shape=False)
@@ -120,8 +155,8 @@ def trace(
         output_specs.append(spec)
         return leaves
 
-    # Its cache is for many traces of equal sizes: symbols of one trace are of no use to the next, and what to keep of
-    # each result takes longer than to work it out.
+    # The cache serves many traces of equal sizes. Each of our traces has symbols of its own, so nothing is ever found,
+    # and writing an entry takes longer than computing the result.
     fake_mode.cache_enabled = False
     with fake_mode, torch.no_grad(), size_one_is_general(oblivious):
         traced = make_fx(flat, tracing_mode="symbolic")(*fakes)
@@ -131,27 +166,31 @@ def trace(
     # A fresh module: make_fx hangs its ShapeEnv on the graph, which inductor's disk cache then cannot pickle.
     graph = torch.fx.GraphModule(torch.nn.Module(), traced.graph)
     fakes = [fakes[index] for index in used] + fakes[len(weights) :]
-    return Trace(graph, fakes, used, fake_mode, shape_env, symbols, output_specs[-1], oblivious)
+    static = static_sizes(dims, [tensor.shape for tensor in inputs])
+    return Trace(graph, fakes, static, used, fake_mode, shape_env, symbols, output_specs[-1], oblivious)
 
 
 def size_one_is_general(wanted: bool) -> AbstractContextManager[None]:
-    """Whether a dynamic dimension counts as general even where the example's size is 1.
+    """Whether torch treats a dynamic dimension as larger than 1, whatever the example's size (`backed_size_oblivious`).
 
-    It makes tracing leave out the question "is it 1?", at the price of operations that inductor cannot lower (slices
-    by symbols). Without it the question becomes an assumption, which a comparison can settle.
+    If so, tracing never asks "is it 1?", but some operations cannot be lowered (slices by symbols). If not, the
+    question becomes a guard, and where a size fails it the results are compared.
     """
     patched: AbstractContextManager[None] = symbolic_shape_config.patch(backed_size_oblivious=wanted)  # type: ignore[attr-defined]
     return patched
 
 
 def region_format(tensor: torch.Tensor) -> torch.memory_format:
-    """The one memory layout that regions take: channels-last feature maps on CUDA, where convolutions want it and
-    tokens are a view of it; contiguous for everything else."""
+    """The memory format in which regions take a tensor.
+
+    Channels-last for (batch, channels, height, width) on CUDA: convolutions are fastest with it, and tokens are a view
+    of it. Contiguous for everything else.
+    """
     return torch.channels_last if tensor.ndim == 4 and tensor.is_cuda else torch.contiguous_format
 
 
 def _refuse_writes_to_inputs(graph: torch.fx.Graph) -> None:
-    """A region may be handed a copy of its input in another layout; what it wrote there would be lost."""
+    """A region may get a copy of its input in another layout, and what it writes to a copy is lost."""
     for node in graph.nodes:
         if not isinstance(node.target, torch._ops.OpOverload) or not node.target._schema.is_mutable:
             continue

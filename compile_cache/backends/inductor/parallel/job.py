@@ -1,4 +1,4 @@
-"""One trace on its way to a worker, and the artifact that comes back."""
+"""A trace as a job for a worker process, and the worker's side: compile the trace and return an artifact."""
 
 from __future__ import annotations
 
@@ -25,63 +25,65 @@ from ....store.artifact_store import Artifact
 from ..compile import lowering
 from ..compile.artifacts import pack
 from ..compile.environment import apply_flags, environment_of, flags
-from ..compile.lowering import assumptions_of, compile_trace
-from ..compile.tracing import Trace, size_one_is_general
-from ..compile.variant import Shapes, Variant
+from ..compile.lowering import compile_trace
+from ..compile.tracing import Shapes, Trace, size_one_is_general
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Settings:
-    """What a worker must have in common with the process that it works for."""
+class WorkerSettings:
+    """The state of this process that a worker must take on, so that it generates the same code.
+
+    inductor: inductor's settings; flags: see `environment.flags`; environment: a digest, which the worker must reach.
+    """
 
     device: str
     inductor: dict[str, Any]
     flags: dict[str, Any]
-    environment: str  # digest: code for another one is of no use
+    environment: str
 
 
 @dataclass(frozen=True)
 class Job:
-    """trace: graph, inputs and symbols, as torch's own pickler writes them; output: a tree spec as JSON."""
+    """A `Trace` in plain types. trace: graph, fakes and symbols by torch's GraphPickler; output: tree spec as JSON."""
 
     key: str
     label: str
     trace: bytes
+    static: Shapes
     used_weights: tuple[int, ...]
     output: str
     oblivious: bool
-    static: Shapes
-    options: dict[str, Any]
 
 
-def settings_for(device: torch.device) -> Settings:
+def settings_for(device: torch.device) -> WorkerSettings:
     settings = inductor_config.save_config_portable(ignore_private_configs=True)
-    return Settings(str(device), settings, flags(), environment_of(device, "").digest())
+    return WorkerSettings(str(device), settings, flags(), environment_of(device, "").digest())
 
 
-def job_of(key: str, label: str, traced: Trace, static: Shapes, options: dict[str, Any]) -> Job:
+def job_of(key: str, label: str, traced: Trace) -> Job:
+    """Raises what torch's pickler raises for a graph that it cannot pickle."""
     content = GraphPickler.dumps((traced.graph, list(traced.fakes), traced.symbols))
     output = pytree.treespec_dumps(traced.output_spec)
-    return Job(key, label, content, traced.used_weights, output, traced.oblivious, static, options)
+    return Job(key, label, content, traced.static, traced.used_weights, output, traced.oblivious)
 
 
 # --- in the worker ---------------------------------------------------------------------------------------------
 
-_prepared: dict[str, Any] | None = None
+_applied: dict[str, Any] | None = None  # the settings of the last job
 
 
-def before_children() -> None:
-    """Do once what each forked child would do at its first job: hash the code of torch and Triton, import the rest.
+def before_fork() -> None:
+    """Do once what each forked child would do at its first job: hash the code of torch and Triton, import modules.
 
-    Nothing here wakes a GPU's driver, which no forked child could use then. What another version of torch keeps
-    elsewhere is left to the children.
+    Nothing here may initialise CUDA: a forked child could not use it then. These are internals of torch; where another
+    version moved one, the children do that part themselves.
     """
     for share in (_hash_torch, _hash_triton, _import_code_generators, _import_late_sympy):
         try:
             share()
-        except Exception as error:  # what matters fails in a child too
+        except Exception as error:  # an error that matters comes again in the child
             logger.debug("Resolute: each process that compiles does %s for itself", share.__name__, exc_info=error)
 
 
@@ -113,33 +115,32 @@ def _import_late_sympy() -> None:
 
 
 def begin(device: str, folder: str) -> None:
-    """A worker starts, whose temporary folders are in `folder`: one that is killed leaves them behind.
+    """Initialise a child. `folder` gets its temporary folders: a child that is killed leaves them, and the pool
+    removes `folder`.
 
-    Raises whatever torch raises where the device cannot be used from it.
+    Raises whatever torch raises where this process cannot use the device.
     """
     lowering.scratch = folder
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    inductor_config.compile_threads = 1  # there are as many workers as there is work for processors
-    torch.zeros(1, device=device)  # a driver that does not take to this process says so now
+    inductor_config.compile_threads = 1  # the children already use all processors
+    torch.zeros(1, device=device)  # fails now, not in the first job, where the driver does not support forks
 
 
 def ready() -> None:
-    """Something to wait for until a worker has begun."""
+    """An empty job: its result means that a child is initialised."""
 
 
 def work(settings: dict[str, Any], job: dict[str, Any]) -> tuple[dict[str, Any] | str, float]:
-    """(the artifact or what went wrong, seconds) of a job, all in plain types: torch's errors hold what no process can
-    send to another.
-    """
-    global _prepared
+    """Run a job. Returns (artifact or error text, seconds), all in plain types: torch's errors cannot be pickled."""
+    global _applied
     started = time.perf_counter()
     try:
-        if settings != _prepared:
-            _prepare(Settings(**settings))
-            _prepared = settings
+        if settings != _applied:
+            _apply(WorkerSettings(**settings))
+            _applied = settings
             started = time.perf_counter()
         made: dict[str, Any] | str = vars(_run(Job(**job)))
-    except Exception as error:  # noqa: BLE001 (whoever asked logs it, and compiles the region itself)
+    except Exception as error:  # noqa: BLE001 (the main process logs it, and compiles the region itself)
         made = f"{type(error).__name__}: {first_line(error)}"
     return made, time.perf_counter() - started
 
@@ -151,22 +152,20 @@ def _end_with_parent() -> None:
     os._exit(1)
 
 
-def _prepare(settings: Settings) -> None:
-    """Make this process one like that which asks. Raises RuntimeError where it cannot be."""
+def _apply(settings: WorkerSettings) -> None:
+    """Take on the settings of the main process. Raises RuntimeError if the environment still differs."""
     inductor_config.load_config(settings.inductor)
     inductor_config.compile_threads = 1
     apply_flags(settings.flags)
     if environment_of(torch.device(settings.device), "").digest() != settings.environment:
-        raise RuntimeError("this process is another environment than the one that asks")
+        raise RuntimeError("the environment of this worker differs from that of the main process")
 
 
 def _run(job: Job) -> Artifact:
     with size_one_is_general(job.oblivious):
         loaded: Any = GraphPickler.loads(job.trace, FakeTensorMode(shape_env=ShapeEnv()))
     graph, fakes, symbols = loaded
-    mode = fakes[-1].fake_mode  # with the ShapeEnv of the trace: its settings, and its assumptions so far
+    mode = fakes[-1].fake_mode  # torch made it anew, with the ShapeEnv of the trace and the guards that it has so far
     spec = pytree.treespec_loads(job.output)
-    traced = Trace(graph, fakes, job.used_weights, mode, mode.shape_env, symbols, spec, job.oblivious)
-    compiled = compile_trace(traced, job.options, keep=True)
-    assumptions = assumptions_of(traced, compiled)
-    return pack(job.key, job.label, Variant(compiled, assumptions, job.static, job.used_weights, spec))
+    traced = Trace(graph, fakes, job.static, job.used_weights, mode, mode.shape_env, symbols, spec, job.oblivious)
+    return pack(job.key, job.label, compile_trace(traced, keep=True))

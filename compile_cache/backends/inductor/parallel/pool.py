@@ -1,4 +1,6 @@
-"""Compile many regions at once, in processes of their own: lowering is Python, and uses one processor each."""
+"""The worker processes that compile regions. Lowering is Python code and keeps one processor busy, so processes, not
+threads.
+"""
 
 from __future__ import annotations
 
@@ -22,20 +24,51 @@ import torch
 from ....store.artifact_store import Artifact
 from . import worker
 
-if TYPE_CHECKING:  # which imports inductor, and processes are started before that
-    from .job import Job, Settings
+if TYPE_CHECKING:  # job imports inductor, and the pool starts processes before inductor is imported
+    from .job import Job, WorkerSettings
 
 logger = logging.getLogger(__name__)
 
-STAY = 60.0  # seconds after the last job: the next model of a workflow comes soon
-_GONE = 5.0  # seconds that a killed process may take to be gone
-_POLL = 0.1  # seconds between two looks at whether somebody cancels
+IDLE_SECONDS = 60.0  # after the last job the processes stay this long: the next model of a workflow comes soon
+_KILL_SECONDS = 5.0  # that a killed process may take to end
+_POLL_SECONDS = 0.1  # between two checks for a cancel
 
-Answer = tuple[int, "Artifact | str", float]
+_MOST = 16
+_OTHERS = 2  # processors left for the process that traces and compares, and for the rest of the machine
+_MOST_WANTED = 61  # the most processes that Windows can wait for
+_MEMORY = 1 << 30  # bytes of memory for torch in each process
+_GPU_MEMORY = 1 << 30  # bytes of GPU memory for each process's CUDA context
+
+JobResult = tuple[int, "Artifact | str", float]
+
+
+def worker_count(wanted: int | None, device: torch.device) -> int:
+    """How many workers to use: `wanted`, or with None what processors and memory allow. 0 where it would be only one.
+
+    On CUDA all workers together get at most half of the device's free memory.
+    """
+    count = min(_processors() - _OTHERS, _MOST, _fitting()) if wanted is None else min(wanted, _MOST_WANTED)
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        count = min(count, int(free // 2 // _GPU_MEMORY))
+    return count if count > 1 else 0
+
+
+def _fitting() -> int:
+    """How many fit into half of the free memory; the models get the other half."""
+    try:
+        import psutil  # type: ignore[import-untyped]  # ComfyUI requires it
+    except ImportError:
+        return _MOST
+    return int(psutil.virtual_memory().available // 2 // _MEMORY)
+
+
+def _processors() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 class _WorkerProcess:
-    """One process of `worker`, with its children, and the threads that write to it and read from it."""
+    """A process that runs worker.py, its children, and two threads of ours: one writes to it, one reads from it."""
 
     def __init__(self) -> None:
         self._folder = tempfile.mkdtemp(prefix="resolute-")
@@ -48,9 +81,9 @@ class _WorkerProcess:
             shutil.rmtree(self._folder, ignore_errors=True)
             raise
         self._messages: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self._waiting: dict[int, queue.SimpleQueue[Any]] = {}
+        self._pending: dict[int, queue.SimpleQueue[Any]] = {}
         self._numbers = itertools.count()
-        self._called_up = False
+        self._has_children = False
         self._reader = threading.Thread(target=self._read, daemon=True)
         for thread in (self._reader, threading.Thread(target=self._write, daemon=True)):
             thread.start()
@@ -59,22 +92,22 @@ class _WorkerProcess:
     def alive(self) -> bool:
         return self._process.poll() is None
 
-    def call_up(self, count: int, device: torch.device) -> None:
-        """Its children start, once, and get to know a device."""
-        if not self._called_up:
-            self._called_up = True
+    def start_children(self, count: int, device: torch.device) -> None:
+        """Once; later calls do nothing."""
+        if not self._has_children:
+            self._has_children = True
             self._messages.put((count, str(device)))
 
-    def submit(self, answers: queue.SimpleQueue[Any], job: Job, settings: Settings) -> int:
-        """Its number. `answers` gets (number, artifact or what went wrong, seconds)."""
+    def submit(self, results: queue.SimpleQueue[Any], job: Job, settings: WorkerSettings) -> int:
+        """Returns the job's number. `results` gets (number, artifact or error text, seconds)."""
         number = next(self._numbers)
-        self._waiting[number] = answers
+        self._pending[number] = results
         self._messages.put((number, vars(settings), vars(job)))
         return number
 
     def end(self) -> None:
-        """With its children, whatever they are doing."""
-        if self.alive:  # else they ended with it, and its number may be another's
+        """Kill the process and its children."""
+        if self.alive:  # else its process id may belong to another process by now
             if hasattr(os, "killpg"):
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(self._process.pid, signal.SIGKILL)
@@ -82,7 +115,7 @@ class _WorkerProcess:
                 self._process.kill()
         self._process.wait()
         self._messages.put(None)
-        self._reader.join(_GONE)  # it reads until no child is left, so that what they held of the GPU is free
+        self._reader.join(_KILL_SECONDS)  # the pipe ends with the last child: then their GPU memory is free
 
     def _write(self) -> None:
         assert self._process.stdin is not None
@@ -95,88 +128,93 @@ class _WorkerProcess:
         with contextlib.suppress(EOFError), self._process.stdout as stream:
             while True:
                 number, made, seconds = worker.receive(stream)
-                self._waiting.pop(number).put((number, made, seconds))
-        shutil.rmtree(self._folder, ignore_errors=True)  # none of them is left that could write there
+                self._pending.pop(number).put((number, made, seconds))
+        shutil.rmtree(self._folder, ignore_errors=True)  # all processes that wrote there have ended
 
 
 class WorkerPool:
-    """Processes that compile: one that may be started ahead of need and imports torch, and its children."""
+    """One process that imports torch, and its children, which compile. Thread-safe.
+
+    The processes start when they are needed, or earlier with `start`, and end IDLE_SECONDS after the last job.
+    """
 
     def __init__(self) -> None:
-        self._crew: _WorkerProcess | None = None
+        self._process: _WorkerProcess | None = None
         self._wanted: tuple[int, torch.device] | None = None
         self._users = 0
-        self._end: threading.Timer | None = None
+        self._timer: threading.Timer | None = None
         self._lock = threading.RLock()
 
     @property
     def running(self) -> bool:
-        return self._crew is not None and self._crew.alive
+        return self._process is not None and self._process.alive
 
     def start(self) -> None:
-        """Import torch, for whoever asks within STAY seconds."""
+        """Start the process, which imports torch. It ends after IDLE_SECONDS without `prepare`. Raises OSError."""
         with self._lock:
             if not self.running:
-                self.close()  # one that ended by itself has its threads and pipes yet
-                self._crew = _WorkerProcess()
-            self._end_later()
+                self.close()  # a process that ended by itself still has threads and pipes here
+                self._process = _WorkerProcess()
+            self._end_when_idle()
 
-    def call_up(self, count: int, device: torch.device) -> None:
-        """Jobs come soon: have `count` children, or as many as there are already."""
+    def prepare(self, count: int, device: torch.device) -> None:
+        """Start `count` children for jobs on a device, unless there are children already. Raises OSError."""
         with self._lock:
             self._wanted = (count, device)
             self.start()
-            assert self._crew is not None
-            self._crew.call_up(count, device)
+            assert self._process is not None
+            self._process.start_children(count, device)
 
-    def answers(self, jobs: Iterable[tuple[int, Job]], settings: Settings) -> Generator[Answer | None]:
-        """(number, artifact or what went wrong, seconds) of each job as they come; None now and then between.
+    def results(self, jobs: Iterable[tuple[int, Job]], settings: WorkerSettings) -> Generator[JobResult | None]:
+        """Submit numbered jobs to the children that `prepare` started.
 
-        Whoever does not take all of them ends the processes. Raises RuntimeError where they end by themselves.
+        Yields (number, artifact or error text, seconds) of each job when it is done, and None every _POLL_SECONDS
+        without a result, so that the caller can check for a cancel. A caller that stops early, by an error or by
+        closing the generator, ends the processes. Raises RuntimeError if the processes end by themselves.
         """
         with self._lock:
-            assert self._wanted is not None, "somebody called them up"
-            self.call_up(*self._wanted)  # again, where it took so long that they ended
-            crew = self._crew
-            assert crew is not None
+            assert self._wanted is not None, "`prepare` comes first"
+            self.prepare(*self._wanted)  # again: they may have ended after IDLE_SECONDS
+            process = self._process
+            assert process is not None
             self._users += 1
         try:
-            answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
-            waiting = {crew.submit(answers, job, settings): number for number, job in jobs}
-            while waiting:
+            results: queue.SimpleQueue[Any] = queue.SimpleQueue()
+            pending = {process.submit(results, job, settings): number for number, job in jobs}
+            while pending:
                 try:
-                    submitted, made, seconds = answers.get(timeout=_POLL)
+                    submitted, made, seconds = results.get(timeout=_POLL_SECONDS)
                 except queue.Empty:
-                    if not crew.alive and answers.empty():
+                    if not process.alive and results.empty():
                         raise RuntimeError("the processes that compile ended") from None
                     yield None
                     continue
-                yield waiting.pop(submitted), made if isinstance(made, str) else Artifact(**made), seconds
+                yield pending.pop(submitted), made if isinstance(made, str) else Artifact(**made), seconds
         except BaseException:
             self.close()
             raise
         finally:
             with self._lock:
                 self._users -= 1
-                self._end_later()
+                self._end_when_idle()
 
     def close(self) -> None:
-        """End the processes. They are started again where they are wanted again."""
+        """End the processes. `start` and `prepare` start new ones."""
         with self._lock:
-            crew, self._crew = self._crew, None
-            if self._end is not None:
-                self._end.cancel()
-        if crew is not None:
-            crew.end()
+            process, self._process = self._process, None
+            if self._timer is not None:
+                self._timer.cancel()
+        if process is not None:
+            process.end()
 
-    def _end_later(self) -> None:
-        if self._end is not None:
-            self._end.cancel()
-        if self._crew is None:
+    def _end_when_idle(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._process is None:
             return
-        self._end = threading.Timer(STAY, self._end_unused)
-        self._end.daemon = True
-        self._end.start()
+        self._timer = threading.Timer(IDLE_SECONDS, self._end_unused)
+        self._timer.daemon = True
+        self._timer.start()
 
     def _end_unused(self) -> None:
         with self._lock:

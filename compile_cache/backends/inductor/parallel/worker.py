@@ -1,9 +1,9 @@
-"""Processes that compile traces for another one: `python worker.py FOLDER`, jobs on stdin, artifacts on stdout.
+"""A program that compiles traces in child processes: `python worker.py FOLDER`, jobs on stdin, artifacts on stdout.
 
-This one imports torch and compiles nothing: children do, which on Linux begin with what is imported by then. How many,
-and for which device, is the first message, so that none takes memory of a GPU before there is a model that wants it.
-Started by `workers`, by path: the pack's own name is whatever folder ComfyUI found it in. For the same reason messages
-are of plain types: the two sides know one class by different names.
+The program itself imports torch and compiles nothing. Its children compile; on Linux they are forked and so start with
+everything imported. The first message gives their number and device: no child takes GPU memory before there is a job.
+`WorkerPool` starts the program by path, because the pack's package name is that of its folder in custom_nodes. For the
+same reason messages have plain types only: the two sides import the same class under different module names.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from multiprocessing import connection
 from pathlib import Path
 from typing import IO, Any, NoReturn
 
-_FORKS = sys.platform == "linux"
+_CAN_FORK = sys.platform == "linux"
 _LENGTH = struct.Struct(">Q")
-_BEGIN = 60.0  # seconds that a forked child may take to be ready: a driver may as well hang as refuse
+_READY_SECONDS = 60.0  # that a forked child may take to be ready: a driver without support for forks may hang
 
 
 def send(stream: IO[bytes], message: Any) -> None:
@@ -35,7 +35,7 @@ def send(stream: IO[bytes], message: Any) -> None:
 
 
 def receive(stream: IO[bytes]) -> Any:
-    """The next message. Raises EOFError where the other side is gone."""
+    """The next message. Raises EOFError if the other side ended."""
     head = stream.read(_LENGTH.size)
     if len(head) < _LENGTH.size:
         raise EOFError
@@ -47,41 +47,41 @@ def receive(stream: IO[bytes]) -> Any:
 
 
 def main() -> None:
-    answers = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # whatever a library prints is no answer
+    replies = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # a library that prints must not write between our messages
     own = Path(__file__).resolve()
     sys.path[:] = [str(own.parents[4]), *(path for path in sys.path if Path(path or ".").resolve() != own.parent)]
-    # torch then asks for GPUs without starting their driver, which no forked child could use.
+    # With it torch looks for GPUs without initialising CUDA, which forked children could not use then.
     os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
-    # Before torch 2.9, importing inductor begins processes of its own, and a thread: none may be there at a fork.
+    # Before torch 2.9, importing inductor starts a thread and processes of its own, and a fork needs a single thread.
     os.environ["TORCH_WARM_POOL"] = "0"
     from compile_cache.backends.inductor.parallel import job
 
     (folder,) = sys.argv[1:]
     one_at_a_time = threading.Lock()
 
-    def answer(number: int, done: Future[Any]) -> None:
+    def reply(number: int, done: Future[Any]) -> None:
         error = done.exception()
         with one_at_a_time:
-            send(answers, (number, *(done.result() if error is None else (f"{type(error).__name__}: {error}", 0.0))))
+            send(replies, (number, *(done.result() if error is None else (f"{type(error).__name__}: {error}", 0.0))))
 
-    if _FORKS:
-        job.before_children()
+    if _CAN_FORK:
+        job.before_fork()
     try:
         count, device = receive(sys.stdin.buffer)
-        gc.freeze()  # what is imported: children then share its memory, and none goes through it again and again
+        gc.freeze()  # the collector skips imported objects, so forked children keep sharing their memory
         pool = _pool(job, (device, folder), count)
         threading.Thread(target=_end_with_a_child, args=(folder,), daemon=True).start()
         while True:
             number, *work = receive(sys.stdin.buffer)
-            pool.submit(job.work, *work).add_done_callback(partial(answer, number))
-    except (EOFError, BrokenProcessPool):  # nobody waits any more, or a child ended, which its jobs' answers tell
+            pool.submit(job.work, *work).add_done_callback(partial(reply, number))
+    except (EOFError, BrokenProcessPool):  # the main process ended, or a child did: its job's reply is that error
         pass
     _end(folder)
 
 
 def _end_with_a_child(folder: str) -> None:
-    """A pool that lost one does no more work, and tells so only to whoever has a job: others would wait for nothing."""
+    """A pool that lost a worker is broken; only pending jobs see the error, so the process exits."""
     while not connection.wait([child.sentinel for child in multiprocessing.active_children()], timeout=1.0):
         pass
     _end(folder)
@@ -90,7 +90,7 @@ def _end_with_a_child(folder: str) -> None:
 def _end(folder: str) -> NoReturn:
     _end_children()
     shutil.rmtree(folder, ignore_errors=True)
-    os._exit(0)  # the pool would wait for what its children do
+    os._exit(0)  # a normal exit would wait for the pool's jobs
 
 
 def _end_children() -> None:
@@ -98,25 +98,25 @@ def _end_children() -> None:
     for child in children:
         child.kill()
     for child in children:
-        child.join(1.0)  # none that a driver keeps is waited for any longer
+        child.join(1.0)  # a driver can keep a killed child alive, so do not wait forever
 
 
 def _pool(job: Any, arguments: tuple[str, str], count: int) -> ProcessPoolExecutor:
-    """Children that are ready. Where a driver does not take to forked ones, each imports for itself.
+    """A pool of `count` children: forked if the device's driver supports that, else spawned.
 
-    arguments: of `job.begin`, the device and the folder for what is temporary.
+    arguments: of `job.begin`: the device, and the folder for temporary files.
     """
     begin = (job.begin, arguments)
-    if _FORKS:
+    if _CAN_FORK:
         pool = ProcessPoolExecutor(count, multiprocessing.get_context("fork"), *begin)
         ready = pool.submit(job.ready)
-        wait([ready], timeout=_BEGIN)
+        wait([ready], timeout=_READY_SECONDS)
         if ready.done() and ready.exception() is None:
             return pool
         _end_children()
         pool.shutdown(wait=False)
     pool = ProcessPoolExecutor(count, multiprocessing.get_context("spawn"), *begin)
-    for _ in range(count):  # a pool starts a spawned child for each job that finds none idle
+    for _ in range(count):  # the pool starts a spawned child only for a job that finds none idle
         pool.submit(job.ready)
     return pool
 

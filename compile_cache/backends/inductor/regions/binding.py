@@ -1,4 +1,4 @@
-"""The regions of one module: which group each site belongs to, where its weights are, and the call itself."""
+"""The regions of one module: which shared region each site belongs to, where its weights are, and each call."""
 
 from __future__ import annotations
 
@@ -10,19 +10,16 @@ from typing import Any
 
 import torch
 
-from ....config import CacheConfig
 from ....errors import BypassCode, BypassReason
 from ....regions.foreign_code import ForeignCode
 from ....regions.region import Progress, RegionSite, SilentProgress
 from ....regions.structure import Memo, parts, structure_digest
 from ....stats import Stats
 from ....store.artifact_store import ArtifactStore
-from ..compile.tracing import WeightSlot, region_format, weight_slots
-from ..compile.variant import Shapes, Variant
-from ..parallel.parallel_compile import Seen, build, like
-from ..parallel.pool import WorkerPool
-from ..parallel.scheduling import LOOKED
-from .table import RegionGroup, RegionTable, Request, group_key
+from ..compile.compiled_region import CompiledRegion
+from ..compile.tracing import Shapes, WeightSlot, region_format, weight_slots
+from .region import Region, RegionCall, region_key, without_contents
+from .table import RegionTable
 
 _NOT_READY = "not ready"
 _STREAMED = BypassReason(
@@ -32,82 +29,66 @@ _STREAMED = BypassReason(
 
 
 @dataclass(eq=False)
-class BoundSite:
+class _BoundSite:
     structure: str
     slots: list[WeightSlot]
-    casting: list[torch.nn.Module]  # modules of ComfyUI that may cast or patch their weights on the way
-    groups: dict[tuple[Any, ...], RegionGroup] = field(default_factory=dict)
+    casting: list[torch.nn.Module]  # modules of ComfyUI that may cast or patch their weights before use
+    regions: dict[tuple[Any, ...], Region] = field(default_factory=dict)
     refused: BypassReason | None = None
-    states: dict[torch.dtype, str] = field(default_factory=dict)  # how its weights come to a computation in a dtype
+    states: dict[torch.dtype, str] = field(default_factory=dict)  # how its weights reach a computation in a dtype
 
 
-class BoundRegions:
-    """Runs sites through the table. `announce(kind)` is called before each compile and may raise to cancel it."""
+class RegionBinding:
+    """Runs the sites of one module through the shared table of regions.
+
+    store_for: the store for compiled regions of a device, or None.
+    out_of_memory_is_final: asked after an OutOfMemoryError while a region is loaded or compared. If so, the original
+        runs; if not, the error is raised, because the caller can free memory and repeat the call.
+    bypass: gets the reason each time an original runs in place of compiled code.
+    """
 
     def __init__(
         self,
         table: RegionTable,
-        workers: WorkerPool,
         store_for: Callable[[torch.device], ArtifactStore | None],
+        out_of_memory_is_final: Callable[[], bool],
+        bypass: Callable[[BypassReason], None],
         stats: Stats,
-        config: CacheConfig,
-        announce: Callable[[str], None],
+        verify: bool,
     ) -> None:
         self._table = table
-        self._workers = workers
         self._store_for = store_for
+        self._out_of_memory_is_final = out_of_memory_is_final
+        self._bypass = bypass
         self._stats = stats
-        self._verify = config.verify
-        self._announce = announce
-        self._sites: dict[RegionSite, BoundSite] = {}
+        self._verify = verify
+        self._sites: dict[RegionSite, _BoundSite] = {}
         self._distinct: set[tuple[str, str]] = set()
-        self._groups: dict[int, RegionGroup] = {}
+        self._regions: dict[int, Region] = {}
         self._progress: Progress = SilentProgress()
-        self._seen: dict[str, Seen] | None = None  # while a call only looks: the regions that it came to
-        # Of one call. What is told of the environment that a store is for takes milliseconds.
+        self._missing: dict[str, RegionCall] | None = None  # by key of a region, in `postponing_compiles`
+        self._on_first_missing: Callable[[], None] = lambda: None
+        # Of one call of the module. To find the store, all settings of the environment are read: milliseconds.
         self._stores: dict[torch.device, ArtifactStore | None] = {}
-        self._no_room: dict[tuple[str, Shapes], BypassReason] = {}
-
-    def begin(self, progress: Progress) -> None:
-        """A call starts."""
-        self._progress = progress
-        self._stores.clear()
-        self._no_room.clear()
-
-    @contextlib.contextmanager
-    def looking(self) -> Iterator[None]:
-        """Meanwhile every region runs its original, and is noted."""
-        self._seen = {}
-        try:
-            yield
-        except BaseException:
-            self._seen = None
-            raise
-
-    def build_ahead(self, announce: Callable[[int, int, str], None]) -> None:
-        """Compile what was seen, with workers that were called up. Raises what cancels."""
-        seen, self._seen = [each for each in (self._seen or {}).values() if not each.group.variants], None
-        if seen:
-            store = self._store(seen[0].tensors[0].device)
-            build(seen, self._table, self._workers, store, self._stats, self._progress, announce)
+        self._no_memory: dict[tuple[str, Shapes], BypassReason] = {}
 
     def survey(self, sites: Iterable[RegionSite]) -> None:
-        """Find the distinct groups before anything is compiled: they are the N of "7 of N".
+        """Read the structure of each site and find its weights. Nothing is compiled.
 
-        Done again when anything about the module changed (its weights epoch): structures and weights are read anew.
+        Repeat it when anything about the module changed (when its weights epoch changed).
         """
         self._sites.clear()
         self._distinct.clear()
-        self._groups.clear()
+        self._regions.clear()
         memo: Memo = {}
-        look = ForeignCode()
+        foreign_code = ForeignCode()
         for site in sites:
             own = [part for _, part in parts(site.module, site.without)]
-            foreign = any(look.inside(module) for module in own)
+            foreign = any(foreign_code.inside(module) for module in own)
             casting = [module for module in own if hasattr(module, "comfy_cast_weights")]
             structure = structure_digest(site.module, memo, site.without)
-            bound = BoundSite(structure, weight_slots(site.module, site.without), casting)
-            if foreign:  # its code is a closure that no key can describe
+            bound = _BoundSite(structure, weight_slots(site.module, site.without), casting)
+            if foreign:  # no key can describe a closure
                 bound.refused = BypassReason(
                     BypassCode.REPLACED_FORWARD,
                     f"another pack replaced code inside {site.kind}; such blocks run as they are",
@@ -115,21 +96,75 @@ class BoundRegions:
             self._sites[site] = bound
             self._distinct.add((site.kind, bound.structure))
 
+    def begin(self, progress: Progress) -> None:
+        """A call of the module starts."""
+        self._progress = progress
+        self._stores.clear()
+        self._no_memory.clear()
+
+    @contextlib.contextmanager
+    def postponing_compiles(self, on_first: Callable[[], None]) -> Iterator[dict[str, RegionCall]]:
+        """Inside, a region without compiled code runs its original instead of being compiled.
+
+        Yields a dict that collects these regions by key, each with its first call, whose tensors have no contents: the
+        inputs of all regions together do not fit into memory. `on_first` is called when the first one is found.
+        """
+        calls = self._stats.counters.region_calls
+        self._missing, self._on_first_missing = {}, on_first
+        missing = self._missing
+        try:
+            yield missing
+        finally:
+            self._missing = None
+        if missing:  # the module is called again, and only the regions of that call count
+            self._stats.counters.region_calls = calls
+
     @property
     def compiled_count(self) -> tuple[int, int]:
-        """(compiled, distinct) groups of this module. From any thread, while calls meet new ones."""
-        done = sum(bool(group.variants) for group in list(self._groups.values()))
+        """(compiled, distinct) regions of this module. May be read from any thread while a call adds regions."""
+        done = sum(bool(region.compiled) for region in list(self._regions.values()))
         return done, max(len(self._distinct), done)
 
     @property
     def keys(self) -> frozenset[str]:
-        """Of the groups that were run."""
-        return frozenset(group.key for group in list(self._groups.values()))
+        """Keys of the regions that calls came to."""
+        return frozenset(region.key for region in list(self._regions.values()))
 
-    def run(self, site: RegionSite, tensors: Sequence[torch.Tensor]) -> Any:
-        """The result of the region, or the BypassReason for which the original must run."""
+    def run(self, site: RegionSite, *tensors: torch.Tensor) -> Any:
+        """The result of `site.function(site.module, *tensors)`, by compiled code where there is some.
+
+        Raises what the original raises, and whatever cancels; OutOfMemoryError as `out_of_memory_is_final` says.
+        """
         bound = self._sites[site]
         weights = [slots[name] for slots, name in bound.slots]
+        region = self._region(site, bound, weights, tensors)
+        if isinstance(region, BypassReason):
+            return self._run_original(site, tensors, region)
+        inputs = [tensor.contiguous(memory_format=region_format(tensor)) for tensor in tensors]
+        shapes = tuple(tuple(tensor.shape) for tensor in inputs)
+        found = region.by_shapes.get(shapes) or self._resolve(region, site, weights, inputs)
+        if not isinstance(found, CompiledRegion):
+            return self._run_original(site, tensors, found)
+        try:
+            result = found(weights, inputs)
+        except (AssertionError, RuntimeError) as error:
+            capturing = inputs[0].is_cuda and torch.cuda.is_current_stream_capturing()
+            if capturing or isinstance(error, (torch.cuda.OutOfMemoryError, *self._progress.cancellations)):
+                raise
+            return self._run_original(site, tensors, self._table.refuse(region, shapes, error))
+        self._stats.counters.region_calls += 1
+        return result
+
+    def _run_original(self, site: RegionSite, tensors: Sequence[torch.Tensor], reason: BypassReason | None) -> Any:
+        """`reason`: None where the region is only to be compiled later."""
+        if reason is not None:
+            self._bypass(reason)
+        return site.function(site.module, *tensors)
+
+    def _region(
+        self, site: RegionSite, bound: _BoundSite, weights: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]
+    ) -> Region | BypassReason:
+        """The region of a site for inputs of these dtypes, or why the site's original must run."""
         if bound.refused is not None:
             return bound.refused
         dtype = tensors[0].dtype
@@ -138,65 +173,57 @@ class BoundRegions:
             state = bound.states[dtype] = _weights_state(bound, weights, dtype, tensors[0].device)
         if state == _NOT_READY:
             return _STREAMED
-        tensors = [tensor.contiguous(memory_format=region_format(tensor)) for tensor in tensors]
-        group = self._group(site, bound, tensors, state)
-        if self._seen is not None:
-            self._seen.setdefault(group.key, Seen(group, site, weights, [like(tensor) for tensor in tensors]))
-            return LOOKED
-        shapes = tuple(tuple(tensor.shape) for tensor in tensors)
-        variant = group.known(shapes)
-        if variant is None:
-            variant = self._no_room.get((group.key, shapes)) or self._resolve(group, site, weights, tensors)
-        if isinstance(variant, BypassReason):
-            return variant
-        try:
-            result = variant(weights, tensors)
-        except (AssertionError, RuntimeError) as error:
-            capturing = tensors[0].is_cuda and torch.cuda.is_current_stream_capturing()
-            if capturing or isinstance(error, (torch.cuda.OutOfMemoryError, *self._progress.cancellations)):
-                raise
-            return self._table.refuse(group, shapes, error)
-        self._stats.counters.region_calls += 1
-        return result
+        key = (state, *((tensor.dtype, tensor.ndim) for tensor in tensors))
+        region = bound.regions.get(key)
+        if region is None:
+            region = self._table.region(region_key(site, bound.structure, tensors, state), site.kind)
+            bound.regions[key] = region
+            self._regions[id(region)] = region
+        return region
 
     def _resolve(
-        self, group: RegionGroup, site: RegionSite, weights: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]
-    ) -> Variant | BypassReason:
-        """Load, compile, or compare. Where that takes more memory than there is, the original runs, in this call."""
+        self, region: Region, site: RegionSite, weights: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]
+    ) -> CompiledRegion | BypassReason | None:
+        """Code for sizes that were not met before, or why there is none; None if the region is to be compiled later."""
+        store = self._store(inputs[0].device)
         announce = functools.partial(self._announce, site.kind)
-        store = self._store(tensors[0].device)
-        request = Request(site, weights, tensors, self._stats, self._progress, announce, self._verify, store)
+        call = RegionCall(region, site, weights, inputs, self._stats, self._progress, announce, self._verify, store)
+        no_memory = self._no_memory.get((region.key, call.shapes))
+        if no_memory is not None:
+            return no_memory
         try:
-            return self._table.resolve(group, request)
+            found = self._table.resolve(call, postpone=self._missing is not None)
         except torch.cuda.OutOfMemoryError:
-            if self._workers.running:  # which hold some of it: the program ends them, and begins again
+            if not self._out_of_memory_is_final():
                 raise
-        detail = f"there is no memory to load {site.kind} and compare it with its original; it runs as it is until then"
-        reason = BypassReason(BypassCode.OUT_OF_MEMORY, detail)
-        self._no_room[group.key, request.shapes] = reason
-        return reason
+            detail = (
+                f"there is no memory to load {site.kind} and compare it with its original; it runs as it is until then"
+            )
+            found = self._no_memory[region.key, call.shapes] = BypassReason(BypassCode.OUT_OF_MEMORY, detail)
+        if found is None and self._missing is not None and region.key not in self._missing:
+            if not self._missing:
+                self._on_first_missing()
+            self._missing[region.key] = without_contents(call)
+        return found
+
+    def _announce(self, kind: str) -> None:
+        """Show that a region is about to be compiled. Raises what cancels."""
+        done, total = self.compiled_count
+        self._progress.raise_if_cancelled()
+        self._progress.report(done, total, f"compiling {min(done + 1, total)} of {total} regions ({kind})")
 
     def _store(self, device: torch.device) -> ArtifactStore | None:
         if device not in self._stores:
             self._stores[device] = self._store_for(device)
         return self._stores[device]
 
-    def _group(self, site: RegionSite, bound: BoundSite, tensors: Sequence[torch.Tensor], state: str) -> RegionGroup:
-        key = (state, *((tensor.dtype, tensor.ndim) for tensor in tensors))
-        group = bound.groups.get(key)
-        if group is None:
-            group = self._table.group(group_key(site, bound.structure, tensors, state), site.kind)
-            bound.groups[key] = group
-            self._groups[id(group)] = group
-        return group
 
+def _weights_state(bound: _BoundSite, weights: Sequence[torch.Tensor], dtype: torch.dtype, device: torch.device) -> str:
+    """How the block's weights reach a computation in `dtype`; `_NOT_READY` if some are not on the device.
 
-def _weights_state(bound: BoundSite, weights: Sequence[torch.Tensor], dtype: torch.dtype, device: torch.device) -> str:
-    """How the block's weights come to a computation in `dtype`, `_NOT_READY` where they are not on the device.
-
-    ComfyUI casts or patches weights on the way in (`comfy_cast_weights`, `weight_function`). A cast to another dtype
-    is traced as part of the region; one to the same dtype does nothing, and ComfyUI leaves its flag behind on modules
-    that were streamed once. A patch is Python that changes under our feet.
+    ComfyUI casts or patches weights before use (`comfy_cast_weights`, `weight_function`). A cast to another dtype is
+    traced as a part of the region. A cast to the same dtype does nothing; ComfyUI leaves the flag set on modules whose
+    weights were streamed once. A patch is a Python function that may change between calls, so it cannot be traced.
     """
     casts = ""
     for module in bound.casting:

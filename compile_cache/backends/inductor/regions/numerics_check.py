@@ -1,4 +1,4 @@
-"""Whether a compiled region gives what its original gives, but for rounding."""
+"""Compare the results of compiled code with those of the original block, with a tolerance for rounding."""
 
 from __future__ import annotations
 
@@ -9,33 +9,34 @@ import torch
 import torch.utils._pytree as pytree
 
 from ....regions.region import RegionSite
+from ..compile.compiled_region import CompiledRegion
 from ..compile.environment import tf32_convolution, tf32_matmul
-from ..compile.variant import Variant
 
 # Relative error between a region and its original that rounding explains, by dtype of the result.
 _TOLERANCE = {torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 1e-1}
-_TF32_TOLERANCE = 5e-3  # float32 on NVIDIA, where convolutions round their inputs to 10 bits unless told otherwise
+_TF32_TOLERANCE = 5e-3  # float32 on NVIDIA: by default convolutions round their inputs to 10 bits
 
-# What is left where a block's inputs cancel out is rounding, and no two ways of computing it have that in common. As a
-# part of the inputs: a normalisation of equal values divides each rounding by the root of its 1e-6.
+# Where inputs cancel, only rounding noise is left, so allow an absolute tolerance, as a part of the norm of the inputs.
+# A normalisation of equal values divides that noise by the root of its epsilon (1e-6).
 _NOISE = 1000 * torch.finfo(torch.float32).eps
 
 
-def disagreement(
-    variant: Variant,
+def difference_from_original(
+    compiled: CompiledRegion,
     site: RegionSite,
     weights: Sequence[torch.Tensor],
     tensors: Sequence[torch.Tensor],
     cancellations: tuple[type[BaseException], ...] = (),
 ) -> str | None:
-    """None where the artifact agrees with the original on this input, else what is wrong.
+    """How the results of `compiled` differ from the original's on these inputs, for people; None if they agree.
 
-    Raises what the original raises, what cancels, and OutOfMemoryError, which tells nothing of the artifact.
+    Raises what the original raises; `cancellations` and torch's OutOfMemoryError, which do not mean that the code is
+    wrong.
     """
-    expected = pytree.tree_leaves(original(site, tensors))
+    expected = pytree.tree_leaves(run_original(site, tensors))
     with torch.no_grad():
         try:
-            actual = pytree.tree_leaves(variant(weights, tensors))
+            actual = pytree.tree_leaves(compiled(weights, tensors))
         except (AssertionError, RuntimeError) as error:
             if isinstance(error, (torch.cuda.OutOfMemoryError, *cancellations)):
                 raise
@@ -44,7 +45,7 @@ def disagreement(
     for a, b in zip(actual, expected, strict=True):
         if a.shape != b.shape:
             return f"shape {tuple(a.shape)} instead of {tuple(b.shape)}"
-        finite = torch.isfinite(b)  # a model that overflows does so in either way of computing it
+        finite = torch.isfinite(b)  # where the original overflows, the compiled code may too
         scale = _norm(b)
         error_norm = (a[finite].float() - b[finite].float()).norm()
         if not bool(error_norm <= _tolerance(b) * scale + noise):
@@ -52,14 +53,14 @@ def disagreement(
     return None
 
 
-def original(site: RegionSite, tensors: Sequence[torch.Tensor]) -> Any:
-    """What the block's own code gives; `tensors` stay as they are."""
+def run_original(site: RegionSite, tensors: Sequence[torch.Tensor]) -> Any:
+    """The result of the block's own code. It gets copies, because it may write to its inputs."""
     with torch.no_grad():
         return site.function(site.module, *[tensor.clone() for tensor in tensors])
 
 
 def _norm(tensor: torch.Tensor) -> torch.Tensor:
-    """Of what is finite."""
+    """Of the finite values."""
     norm: torch.Tensor = tensor[torch.isfinite(tensor)].float().norm()
     return norm
 

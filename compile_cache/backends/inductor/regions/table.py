@@ -1,4 +1,4 @@
-"""All regions of the process: one compiled artifact per distinct group, shared by every model that has such blocks."""
+"""All regions of the process: sites of equal structure, in whatever model, share one `Region` and its compiled code."""
 
 from __future__ import annotations
 
@@ -7,294 +7,178 @@ import functools
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 
 from ....errors import BypassCode, BypassReason, RegionCompileError
-from ....keys import digest
-from ....regions.region import Progress, RegionSite
 from ....stats import Stats
-from ....store.artifact_store import Artifact, ArtifactStore, InvalidArtifactError
-from ..compile.artifacts import pack, unpack
-from ..compile.lowering import assumptions_of, compile_trace
-from ..compile.shape_guards import Verdict
-from ..compile.tracing import Trace, bind_dims, trace
-from ..compile.variant import Shapes, Variant
-from .numerics_check import disagreement, original
+from ....store.artifact_store import ArtifactStore, InvalidArtifactError
+from ..compile.artifacts import pack
+from ..compile.compiled_region import CompiledRegion
+from ..compile.lowering import compile_trace
+from ..compile.tracing import Shapes, general_hints, trace
+from .numerics_check import run_original
+from .region import Region, RegionCall, may_run
 
 logger = logging.getLogger(__name__)
 
-# On the CPU the meta kernel of a convolution asks whether the batch is 1 and whether it is under 16; a hint above
-# both leaves the symbol unbounded from above.
-_CPU_BATCH_HINT = 17
-
-# More artifacts than this for one group mean that something defeats the dynamic dimensions.
-_MOST_VARIANTS = 8
-
-
-@dataclass(eq=False)
-class RegionGroup:
-    """Sites of one kind, structure, dtypes and device."""
-
-    key: str
-    label: str
-    variants: list[Variant] = field(default_factory=list)
-    by_shapes: dict[Shapes, Variant] = field(default_factory=dict)
-    failures: dict[Shapes, BypassReason] = field(default_factory=dict)  # by static sizes: no size of these compiles
-    refused: dict[Shapes, BypassReason] = field(default_factory=dict)
-    stored: set[str] = field(default_factory=set)  # names of artifacts that came from the store, or went there
-    untried: dict[Variant, Callable[[], None]] = field(default_factory=dict)  # not compared yet, and what keeps each
-
-    def add(self, variant: Variant, keep: Callable[[], None]) -> None:
-        """A new artifact: `may_run` compares it before its first use, and calls `keep` where it is right."""
-        self.variants.append(variant)
-        self.untried[variant] = keep
-
-    def known(self, shapes: Shapes) -> Variant | BypassReason | None:
-        """What was decided for these sizes: asked in every call."""
-        return self.by_shapes.get(shapes) or self.refused.get(shapes)
-
-
-def group_key(site: RegionSite, structure: str, tensors: Sequence[torch.Tensor], weights_state: str) -> str:
-    """What sites must have in common to share an artifact."""
-    # The device with its index: generated code launches on the device that it was made for.
-    inputs = tuple((str(tensor.dtype), str(tensor.device), tensor.ndim) for tensor in tensors)
-    return digest((site.kind, site.dims, structure, inputs, weights_state))
-
-
-@dataclass(frozen=True, eq=False)
-class Request:
-    """One call of a region that has no artifact for its sizes yet."""
-
-    site: RegionSite
-    weights: Sequence[torch.Tensor]
-    tensors: Sequence[torch.Tensor]
-    stats: Stats
-    progress: Progress
-    announce: Callable[[], None]  # called before a compile; may cancel it by raising
-    verify: bool = False
-    store: ArtifactStore | None = None
-
-    @property
-    def shapes(self) -> Shapes:
-        return tuple(tuple(tensor.shape) for tensor in self.tensors)
+# If a region was compiled more often than this, something defeats its dynamic dimensions.
+_MOST_COMPILED = 8
 
 
 class RegionTable:
-    """Thread-safe: whoever adds to a group, or loads code, holds `lock`."""
+    """The regions by key. Thread-safe; hold `lock` to add to a region or to load code."""
 
     def __init__(self) -> None:
-        self._groups: dict[str, RegionGroup] = {}
+        self._regions: dict[str, Region] = {}
         self.lock = threading.RLock()
 
-    def group(self, key: str, label: str) -> RegionGroup:
+    def region(self, key: str, label: str) -> Region:
         with self.lock:
-            group = self._groups.setdefault(key, RegionGroup(key, label))
-            group.label = label  # where it was loaded ahead, nobody knew
-            return group
+            region = self._regions.setdefault(key, Region(key, label))
+            region.label = label  # `preload` knows only the key
+            return region
 
     @property
-    def compiled(self) -> frozenset[str]:
-        """Keys of the groups that have an artifact in memory."""
-        return frozenset(key for key, group in list(self._groups.items()) if group.variants)
+    def compiled_keys(self) -> frozenset[str]:
+        """Keys of the regions that have compiled code in memory."""
+        return frozenset(key for key, region in list(self._regions.items()) if region.compiled)
 
     def preload(self, key: str, store: ArtifactStore) -> int:
-        """Load what the store has for a group, if nobody asked for it yet. Returns how many artifacts it loaded."""
+        """Load a region from the store unless it is in memory. Returns the number of artifacts that it loaded."""
         with self.lock:
-            group = self._groups.setdefault(key, RegionGroup(key, ""))
-            return 0 if group.variants else _load(store, group)
+            region = self._regions.setdefault(key, Region(key, ""))
+            return 0 if region.compiled else region.load(store)
 
-    def resolve(self, group: RegionGroup, request: Request) -> Variant | BypassReason:
-        """The artifact for the request's sizes, or why there is none. Compiles once for each set of assumptions."""
-        shapes = request.shapes
+    def resolve(self, call: RegionCall, postpone: bool = False) -> CompiledRegion | BypassReason | None:
+        """What runs at the call's sizes: code from memory or from the store, else newly compiled code; or the reason
+        for which the original runs.
+
+        postpone: return None for a region that has no compiled code at all, instead of compiling it.
+
+        Raises torch's OutOfMemoryError, and whatever cancels.
+        """
+        region, shapes = call.region, call.shapes
         with self.lock:
-            known = group.known(shapes)
-            if known is not None:
-                return known
-            sizes = bind_dims(request.site.dims, shapes)
-            if sizes is None:
-                return self._refuse(group, shapes, f"{group.label}: inputs {shapes} do not fit {request.site.dims}")
-            variant = _find(group, request, sizes)
-            if variant is None and request.store is not None and take_from(request.store, group, request.stats):
-                variant = _find(group, request, sizes)
-            if variant is None:
-                return self._build(group, request, sizes)
-            group.by_shapes[shapes] = variant
-            return variant
+            if shapes in region.by_shapes:
+                return region.by_shapes[shapes]
+            if not call.fits:
+                return _refuse(region, shapes, f"{region.label}: inputs {shapes} do not fit {call.site.dims}")
+            compiled = _find(call)
+            if compiled is not None:
+                region.by_shapes[shapes] = compiled
+                return compiled
+            if call.static in region.failures:
+                return region.by_shapes.setdefault(shapes, region.failures[call.static])
+            if len(region.compiled) >= _MOST_COMPILED:
+                return _refuse(region, shapes, f"{region.label} was compiled {_MOST_COMPILED} times already")
+            if postpone and not region.compiled:
+                return None
+            return region.by_shapes.setdefault(shapes, _compile_or_explain(call))
 
-    def _build(self, group: RegionGroup, request: Request, sizes: dict[str, int]) -> Variant | BypassReason:
-        """Compile; where another process does so at the same time, wait for what it makes."""
-        static = static_sizes(request.site, request.shapes)
-        if static in group.failures:
-            return group.refused.setdefault(request.shapes, group.failures[static])
-        if len(group.variants) >= _MOST_VARIANTS:
-            return self._refuse(group, request.shapes, f"{group.label} was compiled {_MOST_VARIANTS} times already")
-        request.announce()
-        try:
-            with _alone(request.store, group.key, request.progress):
-                variant = None
-                if request.store is not None and take_from(request.store, group, request.stats):
-                    variant = _find(group, request, sizes)
-                if variant is None:
-                    variant = _compile_for(group, request, sizes)
-        except RegionCompileError as error:
-            # Inputs that the original refuses too (a text for another model) are not our failure.
-            original(request.site, request.tensors)
-            request.stats.counters.compile_failures += 1
-            logger.warning("Resolute: %s; it runs as it is", error, exc_info=logger.isEnabledFor(logging.DEBUG))
-            group.failures[static] = BypassReason(BypassCode.COMPILE_FAILED, str(error))
-            return group.refused.setdefault(request.shapes, group.failures[static])
-        group.by_shapes[request.shapes] = variant
-        return variant
-
-    def refuse(self, group: RegionGroup, shapes: Shapes, error: BaseException) -> BypassReason:
-        """Latch a failure at run time: these sizes run the original from now on."""
+    def refuse(self, region: Region, shapes: Shapes, error: BaseException) -> BypassReason:
+        """The code failed when it ran: from now on the original runs at these sizes."""
         with self.lock:
-            group.by_shapes.pop(shapes, None)
-            return self._refuse(group, shapes, f"{group.label} failed at {shapes}: {error}")
-
-    @staticmethod
-    def _refuse(group: RegionGroup, shapes: Shapes, detail: str) -> BypassReason:
-        logger.warning("Resolute: %s; it runs as it is", detail)
-        return group.refused.setdefault(shapes, BypassReason(BypassCode.COMPILE_FAILED, detail))
+            return _refuse(region, shapes, f"{region.label} failed at {shapes}: {error}")
 
 
-def _find(group: RegionGroup, request: Request, sizes: dict[str, int]) -> Variant | None:
-    """The first artifact in memory that may run at these sizes."""
-    static = static_sizes(request.site, request.shapes)
-    same = [variant for variant in group.variants if variant.static == static]
-    return next((variant for variant in same if may_run(group, variant, request, sizes)), None)
-
-
-def may_run(group: RegionGroup, variant: Variant, request: Request, sizes: dict[str, int]) -> bool:
-    """Whether an artifact of the group may run at these sizes. A new one is kept or dropped by the answer.
-
-    Raises OutOfMemoryError where there is no room to compare, and what cancels: then it stays for the next call.
-    """
-    keep = group.untried.get(variant)
-    fits = _admits(variant, request, sizes, request.verify or keep is not None)
-    if keep is not None:
-        del group.untried[variant]
-        if fits:
-            keep()
-        else:
-            group.variants.remove(variant)
-    return fits
-
-
-def _alone(store: ArtifactStore | None, key: str, progress: Progress) -> contextlib.AbstractContextManager[None]:
-    return contextlib.nullcontext() if store is None else store.build_lock(key, progress.raise_if_cancelled)
-
-
-def take_from(store: ArtifactStore, group: RegionGroup, stats: Stats) -> bool:
-    """Load what the store has for a group and memory has not, while somebody waits. Whether there was anything."""
+def load_while_waiting(region: Region, store: ArtifactStore, stats: Stats) -> bool:
+    """`Region.load` while a prompt waits for it, so the time is counted. Returns whether it loaded anything."""
     started = time.perf_counter()
-    loaded = _load(store, group)
+    loaded = region.load(store)
     if loaded:
         seconds = time.perf_counter() - started
         stats.counters.region_loads += loaded
         stats.counters.stall_seconds += seconds
-        stats.event("load", group.label, seconds)
+        stats.event("load", region.label, seconds)
     return loaded > 0
 
 
-def _load(store: ArtifactStore, group: RegionGroup) -> int:
-    loaded = 0
-    for artifact in store.load(group.key, frozenset(group.stored)):
-        try:
-            group.variants.append(unpack(artifact))
-            loaded += 1
-        except InvalidArtifactError as error:
-            store.discard(artifact.name, str(error))
-        group.stored.add(artifact.name)
-    return loaded
+def _find(call: RegionCall) -> CompiledRegion | None:
+    """Code that may run at the call's sizes."""
+    return _find_in_memory(call) or _find_in_store(call)
 
 
-def _keep(store: ArtifactStore | None, group: RegionGroup, variant: Variant) -> None:
-    if store is None:
-        return
+def _find_in_store(call: RegionCall) -> CompiledRegion | None:
+    if call.store is None or not load_while_waiting(call.region, call.store, call.stats):
+        return None
+    return _find_in_memory(call)
+
+
+def _find_in_memory(call: RegionCall) -> CompiledRegion | None:
+    same = [compiled for compiled in call.region.compiled if compiled.static == call.static]
+    return next((compiled for compiled in same if may_run(call, compiled)), None)
+
+
+def _compile_or_explain(call: RegionCall) -> CompiledRegion | BypassReason:
+    """Compile; where another process compiles the same region, wait for its artifact instead."""
+    call.announce()
     try:
-        save(store, group, pack(group.key, group.label, variant))
-    except InvalidArtifactError as error:
-        logger.info("Resolute: %s is compiled again after a restart: %s", group.label, error)
+        with _alone(call):
+            return _find_in_store(call) or _compile_and_compare(call)
+    except RegionCompileError as error:
+        # Inputs that the original refuses too (a text for another model) are no failure of the compiler: raise.
+        run_original(call.site, call.tensors)
+        call.stats.counters.compile_failures += 1
+        logger.warning("Resolute: %s; it runs as it is", error, exc_info=logger.isEnabledFor(logging.DEBUG))
+        reason = BypassReason(BypassCode.COMPILE_FAILED, str(error))
+        call.region.failures[call.static] = reason
+        return reason
 
 
-def save(store: ArtifactStore, group: RegionGroup, artifact: Artifact) -> None:
-    store.save(artifact)
-    group.stored.add(artifact.name)
+def _alone(call: RegionCall) -> contextlib.AbstractContextManager[None]:
+    """Keep other processes from compiling the same region."""
+    if call.store is None:
+        return contextlib.nullcontext()
+    return call.store.build_lock(call.region.key, call.progress.raise_if_cancelled)
 
 
-def _compile_for(group: RegionGroup, request: Request, sizes: dict[str, int]) -> Variant:
-    """Compile for hints that keep the code general; only where that does not fit these sizes, for these alone."""
-    general = general_hints(sizes, request.tensors[0].device)
+def _compile_and_compare(call: RegionCall) -> CompiledRegion:
+    """Compile for general sizes; only if the result is wrong at the call's sizes, for these."""
+    sizes = call.sizes
+    general = general_hints(sizes, call.tensors[0].device)
     for hints in [general] if general == sizes else [general, sizes]:
-        variant = _compile(request, hints)
-        group.add(variant, functools.partial(_keep, request.store, group, variant))
-        if may_run(group, variant, request, sizes):
-            return variant
-    raise RegionCompileError(request.site.kind, AssertionError("its results differ from the original's"))
+        compiled = _compile(call, hints)
+        call.region.add(compiled, functools.partial(_store, call.store, call.region, compiled))
+        if may_run(call, compiled):
+            return compiled
+    raise RegionCompileError(call.site.kind, AssertionError("its results differ from the original's"))
 
 
-def _admits(variant: Variant, request: Request, sizes: dict[str, int], verify: bool) -> bool:
-    """Whether an artifact may run at `sizes`: by its assumptions, and by comparing results where they do not tell."""
-    kind = request.site.kind
-    verdict, decided = variant.assumptions.check(sizes)
-    if verdict is Verdict.BROKEN:
-        logger.info("Resolute: %s compiles again at %s, for it was compiled for %s", kind, sizes, decided)
-        return False
-    if not verify and (verdict is Verdict.HOLDS or decided in variant.shown):
-        return True
-    request.stats.counters.verifications += 1
-    error = disagreement(variant, request.site, request.weights, request.tensors, request.progress.cancellations)
-    if error is not None:
-        logger.info("Resolute: %s does not carry over to %s (%s)", kind, sizes, error)
-        return False
-    variant.shown.add(decided)
-    return True
-
-
-def static_sizes(site: RegionSite, shapes: Shapes) -> Shapes:
-    """The sizes of the dimensions without a name, 0 elsewhere."""
-    return tuple(
-        tuple(size if name is None else 0 for name, size in zip(names, shape, strict=True))
-        for names, shape in zip(site.dims, shapes, strict=True)
-    )
-
-
-def general_hints(sizes: dict[str, int], device: torch.device) -> dict[str, int]:
-    """Never 1: an example of size 1 invites a special case. See _CPU_BATCH_HINT for the other bound."""
-    lowest = {"b": _CPU_BATCH_HINT} if device.type == "cpu" else {}
-    return {name: max(size, lowest.get(name, 2)) for name, size in sizes.items()}
-
-
-def inductor_options(device: torch.device) -> dict[str, Any]:
-    """On CUDA, activations stay channels-last between regions: convolutions want it, and tokens are then a view.
-    Pointwise kernels take inductor's first choice of blocks: trying others took seconds, and sped nothing up."""
-    return {} if device.type == "cpu" else {"force_layout_optimization": True, "triton.autotune_pointwise": False}
-
-
-def _compile(request: Request, hints: dict[str, int]) -> Variant:
-    site, tensors = request.site, request.tensors
+def _compile(call: RegionCall, hints: dict[str, int]) -> CompiledRegion:
+    """Trace and lower. Raises RegionCompileError where torch cannot, OutOfMemoryError, and whatever cancels."""
+    site, stats = call.site, call.stats
     started = time.perf_counter()
-    options = inductor_options(tensors[0].device)
     failures: list[Exception] = []
     for oblivious in (True, False):
         try:
-            traced: Trace = trace(site.function, site.module, tensors, site.dims, hints, oblivious, site.without)
-            compiled = compile_trace(traced, options, keep=request.store is not None)
+            traced = trace(site.function, site.module, call.tensors, site.dims, hints, oblivious, site.without)
+            compiled = compile_trace(traced, keep=call.store is not None)
             break
         except Exception as error:
-            if isinstance(error, (torch.cuda.OutOfMemoryError, *request.progress.cancellations)):
+            if isinstance(error, (torch.cuda.OutOfMemoryError, *call.progress.cancellations)):
                 raise
             failures.append(error)
     else:
         raise RegionCompileError(site.kind, failures[0]) from failures[0]
     seconds = time.perf_counter() - started
-    request.stats.counters.region_compiles += 1
-    request.stats.counters.stall_seconds += seconds
-    request.stats.event("compile", f"{site.kind} ({site.name})", seconds)
-    static = static_sizes(site, request.shapes)
-    return Variant(compiled, assumptions_of(traced, compiled), static, traced.used_weights, traced.output_spec)
+    stats.counters.region_compiles += 1
+    stats.counters.stall_seconds += seconds
+    stats.event("compile", f"{site.kind} ({site.name})", seconds)
+    return compiled
+
+
+def _store(store: ArtifactStore | None, region: Region, compiled: CompiledRegion) -> None:
+    if store is None:
+        return
+    try:
+        region.save(store, pack(region.key, region.label, compiled))
+    except InvalidArtifactError as error:
+        logger.info("Resolute: %s is compiled again after a restart: %s", region.label, error)
+
+
+def _refuse(region: Region, shapes: Shapes, detail: str) -> BypassReason:
+    logger.warning("Resolute: %s; it runs as it is", detail)
+    reason = BypassReason(BypassCode.COMPILE_FAILED, detail)
+    region.by_shapes[shapes] = reason
+    return reason

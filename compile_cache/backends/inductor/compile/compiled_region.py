@@ -1,0 +1,101 @@
+"""One compiled region: inductor's code for a trace, and the sizes for which it may run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import ModuleType
+from typing import Any
+
+import torch
+import torch.utils._pytree as pytree
+from torch._inductor.output_code import CompiledFxGraph
+
+from .shape_guards import ShapeGuards
+from .tracing import Shapes
+
+FlatCode = Callable[[list[torch.Tensor]], Sequence[Any]]
+Choice = dict[str, Any]  # block sizes and numbers of warps and stages, under Triton's names
+
+
+@dataclass(eq=False)
+class CompiledRegion:
+    """Runs on the weights of any module of the structure that was traced, at every size that its guards allow.
+
+    code: inductor's function from one flat list, the used weights and then the inputs, to the flat outputs. It empties
+        the list while it runs, so that each input is freed after its last use.
+    static: for each input its shape, with 0 for dimensions that have a name. A call must have exactly these sizes.
+    used_weights: indices into `weight_slots`: a part of a block needs only some of the block's weights.
+    output_spec: the structure of the original's result.
+    kernels: the Triton kernels by name; empty on the CPU.
+    graph: what a store keeps; None where the region returns its inputs, for which inductor gives a plain function.
+    libraries: shared libraries that the code loads, by path in inductor's cache. Only on the CPU, only if compiled
+        here: a CUDA graph brings its kernels along.
+    confirmed: guards that are not met at some size, but where a comparison showed the results to be right.
+    """
+
+    code: FlatCode
+    guards: ShapeGuards
+    static: Shapes
+    used_weights: tuple[int, ...]
+    output_spec: pytree.TreeSpec
+    kernels: Mapping[str, KernelByAddress] = field(default_factory=dict)
+    graph: CompiledFxGraph | None = None
+    libraries: Mapping[str, bytes] = field(default_factory=dict)
+    confirmed: set[str] = field(default_factory=set)
+
+    def __call__(self, weights: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]) -> Any:
+        """Run on all weights of the block, in the order of `weight_slots`, and its inputs in `region_format`."""
+        flat = self.code([*[weights[index] for index in self.used_weights], *tensors])
+        return pytree.tree_unflatten(list(flat), self.output_spec)
+
+
+class KernelByAddress:
+    """Launches one of our Triton kernels with device addresses instead of tensors.
+
+    Triton's launcher asks the driver about each tensor's pointer. The driver has no answer for memory that
+    cudaMallocAsync (ComfyUI's default allocator) allocates inside a capture: the launch fails with "invalid argument".
+    The launcher takes an integer as an address and asks nothing. Autotuning needs the tensors themselves, so kernels
+    with several configurations still get them.
+    """
+
+    def __init__(self, kernel: Any) -> None:
+        self._kernel = kernel
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._kernel, name)
+
+    @property
+    def choice(self) -> Choice | None:
+        """The configuration that autotuning chose; None before it did."""
+        launchers = self._kernel.launchers
+        return _choice(launchers[0]) if len(launchers) == 1 else None
+
+    def choose(self, choice: Choice) -> None:
+        """Use a configuration that was measured before. Does nothing where the kernel has no such configuration."""
+        matching = [launcher for launcher in self._kernel.launchers if _choice(launcher) == choice]
+        if len(matching) == 1:
+            self._kernel.launchers = matching
+
+    def run(self, *args: Any, **kwargs: Any) -> Any:
+        if len(self._kernel.launchers) == 1:
+            args = tuple(arg.data_ptr() if isinstance(arg, torch.Tensor) else arg for arg in args)
+        return self._kernel.run(*args, **kwargs)
+
+
+def _choice(launcher: Any) -> Choice:
+    config = launcher.config
+    return {**config.kwargs, "num_warps": config.num_warps, "num_stages": config.num_stages}
+
+
+def launch_by_address(modules: Iterable[ModuleType]) -> dict[str, KernelByAddress]:
+    """Wrap the Triton kernels of generated modules, in place. Returns the kernels by name."""
+    kernels: dict[str, KernelByAddress] = {}
+    for module in modules:
+        for name, value in list(vars(module).items()):
+            if type(value).__name__ == "CachingAutotuner":
+                value = KernelByAddress(value)
+                setattr(module, name, value)
+            if isinstance(value, KernelByAddress):  # wrapped before: another region of this process shares the kernel
+                kernels[name] = value
+    return kernels

@@ -1,0 +1,157 @@
+"""A region that sites of equal structure share: its compiled code, and whether that code may run for a call."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+
+from ....errors import BypassReason
+from ....keys import digest
+from ....regions.region import Progress, RegionSite
+from ....stats import Stats
+from ....store.artifact_store import Artifact, ArtifactStore, InvalidArtifactError
+from ..compile.artifacts import unpack
+from ..compile.compiled_region import CompiledRegion
+from ..compile.shape_guards import Verdict
+from ..compile.tracing import Shapes, bind_dims, static_sizes
+from .numerics_check import difference_from_original
+
+logger = logging.getLogger(__name__)
+
+
+def region_key(site: RegionSite, structure: str, tensors: Sequence[torch.Tensor], weights_state: str) -> str:
+    """What two sites must have in common to share compiled code, as a digest.
+
+    `weights_state`: how the weights reach the computation (plain, or cast on the way).
+    """
+    # The device with its index: generated code launches on the device that it was compiled for.
+    inputs = tuple((str(tensor.dtype), str(tensor.device), tensor.ndim) for tensor in tensors)
+    return digest((site.kind, site.dims, structure, inputs, weights_state))
+
+
+@dataclass(eq=False)
+class Region:
+    """What all sites of one `region_key` share: the compiled code, and the sizes at which there is none.
+
+    label: the kind of block, for people.
+    compiled: one, unless a call had sizes that its guards exclude.
+    by_shapes: what runs at the shapes that were met: compiled code, or the original for a reason.
+    failures: by static sizes: compiling failed, and is not tried again for any size of these.
+    stored: names of the artifacts that were loaded from the store or saved to it.
+    unverified: compiled code that no comparison has confirmed yet, with the function that stores it.
+    """
+
+    key: str
+    label: str
+    compiled: list[CompiledRegion] = field(default_factory=list)
+    by_shapes: dict[Shapes, CompiledRegion | BypassReason] = field(default_factory=dict)
+    failures: dict[Shapes, BypassReason] = field(default_factory=dict)
+    stored: set[str] = field(default_factory=set)
+    unverified: dict[CompiledRegion, Callable[[], None]] = field(default_factory=dict)
+
+    def add(self, compiled: CompiledRegion, store: Callable[[], None]) -> None:
+        """Add new code. `may_run` compares it before its first use, and calls `store` if it is right."""
+        self.compiled.append(compiled)
+        self.unverified[compiled] = store
+
+    def load(self, store: ArtifactStore) -> int:
+        """Load the artifacts that are in the store and not in memory. Returns how many; discards invalid ones."""
+        loaded = 0
+        for artifact in store.load(self.key, frozenset(self.stored)):
+            try:
+                self.compiled.append(unpack(artifact))
+                loaded += 1
+            except InvalidArtifactError as error:
+                store.discard(artifact.name, str(error))
+            self.stored.add(artifact.name)
+        return loaded
+
+    def save(self, store: ArtifactStore, artifact: Artifact) -> None:
+        store.save(artifact)
+        self.stored.add(artifact.name)
+
+
+@dataclass(frozen=True, eq=False)
+class RegionCall:
+    """One call of a region at sizes that were not met before, with everything needed to compile and to compare.
+
+    weights: all weights of the block, in the order of `weight_slots`.
+    tensors: the inputs, in `region_format`.
+    announce: called before a compile; may raise to cancel it.
+    verify: whether to compare results even where the guards allow the sizes.
+    """
+
+    region: Region
+    site: RegionSite
+    weights: Sequence[torch.Tensor]
+    tensors: Sequence[torch.Tensor]
+    stats: Stats
+    progress: Progress
+    announce: Callable[[], None]
+    verify: bool = False
+    store: ArtifactStore | None = None
+
+    @property
+    def shapes(self) -> Shapes:
+        return tuple(tuple(tensor.shape) for tensor in self.tensors)
+
+    @property
+    def static(self) -> Shapes:
+        return static_sizes(self.site.dims, self.shapes)
+
+    @property
+    def fits(self) -> bool:
+        """Whether the inputs have the site's dimensions, each name with one size."""
+        return bind_dims(self.site.dims, self.shapes) is not None
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """By name of a dimension."""
+        sizes = bind_dims(self.site.dims, self.shapes)
+        assert sizes is not None, f"{self.shapes} do not fit {self.site.dims}: `RegionTable.resolve` refuses them"
+        return sizes
+
+
+def without_contents(call: RegionCall) -> RegionCall:
+    """The same call with tensors of equal shape, dtype and device that take no memory."""
+    tensors = [tensor.new_empty((1,) * tensor.ndim).expand(tensor.shape) for tensor in call.tensors]
+    return replace(call, tensors=tensors)
+
+
+def may_run(call: RegionCall, compiled: CompiledRegion) -> bool:
+    """Whether compiled code of the call's region may run at the call's sizes. New code is stored if so, else dropped.
+
+    Raises torch's OutOfMemoryError where there is no memory to compare, and whatever cancels. The code then stays
+    unverified, and the next call compares it.
+    """
+    region = call.region
+    store = region.unverified.get(compiled)
+    allowed = _allowed(call, compiled, call.verify or store is not None)
+    if store is not None:
+        del region.unverified[compiled]
+        if allowed:
+            store()
+        else:
+            region.compiled.remove(compiled)
+    return allowed
+
+
+def _allowed(call: RegionCall, compiled: CompiledRegion, verify: bool) -> bool:
+    """By the guards; by comparing results where `verify` is set or the guards leave it open."""
+    kind, sizes = call.site.kind, call.sizes
+    verdict, failed = compiled.guards.check(sizes)
+    if verdict is Verdict.BROKEN:
+        logger.info("Resolute: %s compiles again at %s, because its code needs %s", kind, sizes, failed)
+        return False
+    if not verify and (verdict is Verdict.HOLDS or failed in compiled.confirmed):
+        return True
+    call.stats.counters.verifications += 1
+    difference = difference_from_original(compiled, call.site, call.weights, call.tensors, call.progress.cancellations)
+    if difference is not None:
+        logger.info("Resolute: the code of %s is wrong at %s (%s)", kind, sizes, difference)
+        return False
+    compiled.confirmed.add(failed)
+    return True
