@@ -39,7 +39,7 @@ _owners = itertools.count(1)
 
 
 class Attention(nn.Module):
-    """A transformer block in small: norm, attention over a context, residual."""
+    """A small transformer block: norm, attention over a context, residual."""
 
     dims = (TOKENS, CONTEXT)
 
@@ -141,7 +141,7 @@ class Bound:
         self._backend = backend.name
 
     def weights_moved(self) -> None:
-        """What the adapter's residency says when it finds other weights, or other ways to them."""
+        """What the adapter does when it finds other weights, or other patches of them: a new weights epoch."""
         self.epoch += 1
 
     def __call__(self, *tensors: torch.Tensor, **changes: Any) -> torch.Tensor:

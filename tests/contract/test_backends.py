@@ -86,7 +86,7 @@ def test_auto_on_a_cpu_is_inductor() -> None:
     assert not capabilities.captures
 
 
-def test_auto_on_a_device_that_nobody_knows_is_eager_and_says_why() -> None:
+def test_auto_on_an_unknown_device_is_eager_and_says_why() -> None:
     backend, _, why = registry.resolve("auto", "mps")
     assert backend.name == "eager"
     assert "not inductor" in why

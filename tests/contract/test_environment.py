@@ -48,7 +48,7 @@ def forget() -> None:
 
 @pytest.fixture(autouse=True)
 def gpu(monkeypatch: Patch) -> Iterator[None]:
-    """A GPU as torch would tell of it; the flags are torch's own, which need none."""
+    """A GPU as torch reports it. The flags are torch's real ones; they exist without a GPU."""
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device=None: "NVIDIA H200")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: (9, 0))
     forget()
@@ -75,10 +75,10 @@ def package(name: str, version: str | None) -> Change:
     """Another version of a package, or None for no such package."""
     real = environment._version
 
-    def told(asked: str) -> str | None:
+    def fake_version(asked: str) -> str | None:
         return version if asked == name else real(asked)
 
-    return setting(environment, "_version", told)
+    return setting(environment, "_version", fake_version)
 
 
 def interpreter(**values: object) -> Change:
@@ -132,8 +132,8 @@ INVALIDATES: dict[str, tuple[str, str, Change]] = {
     "fast math": ("settings", "cpu cuda", inductor(use_fast_math=True)),
     "threads by setting": ("settings", "cpu cuda", inductor(cpp__threads=77)),
     "unsafe math": ("settings", "cpu cuda", inductor(cpp__enable_unsafe_math_opt_flag=True)),
-    "somebody's pass over graphs": ("settings", "cpu cuda", inductor(post_grad_custom_post_pass=print)),
-    "somebody's pass before": ("settings", "cpu cuda", inductor(joint_custom_pre_pass=print)),
+    "a pass over graphs": ("settings", "cpu cuda", inductor(post_grad_custom_post_pass=print)),
+    "a pass before the joint graph": ("settings", "cpu cuda", inductor(joint_custom_pre_pass=print)),
 }
 if hasattr(MATMUL, "fp32_precision"):  # torch 2.9 and newer
     INVALIDATES["TF32 by its newer switch"] = ("precision", "cuda", setting(MATMUL, "fp32_precision", "tf32"))
@@ -152,7 +152,7 @@ def test_a_change_of_the_environment_is_another_environment_and_is_named(
         after = environment_of(DEVICES[device], "source")
     if device in concerned.split():
         assert after.digest() != before.digest()
-        assert [told.split(":")[0] for told in before.difference(after)] == [component]
+        assert [line.split(":")[0] for line in before.difference(after)] == [component]
     else:
         assert after == before
 
@@ -200,7 +200,7 @@ def test_a_change_that_is_in_no_code_changes_nothing(tmp_path: Path, kind: str, 
 
 
 def test_what_a_compile_changes_for_itself_is_no_change_of_the_environment() -> None:
-    """Asked from another thread meanwhile, for a report or to load ahead."""
+    """Another thread reads the environment meanwhile, for a report or to preload."""
     with inductor_config.patch(max_autotune=not inductor_config.max_autotune):
         before = environment_of(DEVICES["cuda"], "source")
         with environment.own_settings(), inductor_config.patch(force_layout_optimization=True):
@@ -379,8 +379,8 @@ torch.cuda.get_device_capability = lambda device=None: (9, 0)
 from tests.contract.test_environment import DEVICES, key_of
 from tests.contract.rig import Attention, seeded
 from compile_cache.backends.inductor.compile.environment import environment_of
-told = [dict(environment_of(device, "source").components()) for device in DEVICES.values()]
-print(json.dumps([*told, key_of(seeded(Attention))]))
+components = [dict(environment_of(device, "source").components()) for device in DEVICES.values()]
+print(json.dumps([*components, key_of(seeded(Attention))]))
 """
 PLACES = ("HOME", "TMPDIR", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "XDG_CACHE_HOME", "CUDA_HOME")
 
@@ -423,4 +423,4 @@ def test_the_number_of_threads_is_in_generated_cpp_and_in_nothing_else(
     cpu, cuda, key = told_by_a_process(OMP_NUM_THREADS="2")
     assert (cuda, key) == usual[1:]
     difference = EnvironmentFingerprint(**usual[0]).difference(EnvironmentFingerprint(**cpu))
-    assert [told.split(":")[0] for told in difference] == ["device"]
+    assert [line.split(":")[0] for line in difference] == ["device"]

@@ -1,4 +1,4 @@
-"""Code that another pack put into a module is told from the module's own, whatever it says of itself."""
+"""Code that another pack put into a module is found, even if it carries the name of the original."""
 
 from __future__ import annotations
 

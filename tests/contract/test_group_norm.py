@@ -1,4 +1,4 @@
-"""GroupNorm over channels-last memory: torch's own results, and in a graph without divisions by a width."""
+"""GroupNorm over channels-last memory: the results of torch's own, by a graph that does not divide by the width."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Launching a kernel, and settling on one of its configurations without measuring them again."""
+"""Launching a kernel, and choosing one of its configurations without measuring them again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Regions that are compiled at once, in other processes: the same artifacts, the same bookkeeping."""
+"""Regions that worker processes compile in parallel: the same artifacts, the same counters."""
 
 from __future__ import annotations
 
@@ -48,17 +48,17 @@ def test_they_are_right_at_every_size_and_nothing_compiles_again(tmp_path: Path)
     with one.expect(region_calls=4 * len(SIZES), graph_calls=len(SIZES), verifications=ANY):
         assert max(bound.error(*inputs(*size)) for size in SIZES) <= TOLERANCE
 
-    # They bring along what tracing and lowering assumed, as those of this process do.
+    # Their guards are the same as those of regions that this process compiles.
     two = Rig(InductorBackend(), store_folder=tmp_path, source="one", workers=0)
     with two.expect(region_loads=2, region_calls=4, graph_calls=1):
         assert two.bind(seeded(Model)).error(*inputs()) <= TOLERANCE
     here = Rig(InductorBackend(), workers=0, store_folder=tmp_path / "another", source="one")
     here.bind(seeded(Model))(*inputs())
-    assert assumed(one) == assumed(two) == assumed(here)
+    assert guards_of(one) == guards_of(two) == guards_of(here)
 
 
-def assumed(rig: Rig) -> dict[str, set[str]]:
-    """By region, but for "not 0", which lowering asks or does not ask by what it did before."""
+def guards_of(rig: Rig) -> dict[str, set[str]]:
+    """By region, without "not 0": whether lowering adds that depends on what it lowered before."""
     regions = rig.backend.table._regions.values()
     return {
         each.label: {str(guard) for guard in each.compiled[0].guards.expressions if not isinstance(guard, sympy.Ne)}
@@ -66,7 +66,7 @@ def assumed(rig: Rig) -> dict[str, set[str]]:
     }
 
 
-def test_what_a_worker_cannot_do_is_compiled_here(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_worker_cannot_compile_is_compiled_by_the_call(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pool.worker, "__file__", str(Path(__file__).with_name("no_such_worker.py")))
     one = rig()
     with one.expect(region_compiles=2, verifications=2, region_calls=4, graph_calls=1):
@@ -87,7 +87,7 @@ def test_a_wrong_result_is_never_used(monkeypatch: pytest.MonkeyPatch) -> None:
         assert one.bind(seeded(Model)).error(*inputs()) <= TOLERANCE
 
 
-def test_what_there_is_no_memory_to_compare_is_compared_by_the_call_and_kept_then(
+def test_without_memory_to_compare_the_call_compares_and_then_stores(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real, errors = region.difference_from_original, [torch.cuda.OutOfMemoryError("out of memory") for _ in range(2)]
@@ -125,7 +125,7 @@ assert backend.table is table
     subprocess.run([sys.executable, "-c", program], check=True, cwd=ROOT)
 
 
-def test_what_cannot_be_started_ahead_is_told_and_costs_nothing_else(
+def test_workers_that_cannot_be_started_early_are_logged_and_cost_nothing_else(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def refuse() -> None:
@@ -166,7 +166,7 @@ def looking_for_missing(bound: Any) -> bool:
     return bound.program._regions._missing is not None
 
 
-def test_where_they_have_the_memory_they_end_and_the_call_is_made_once_more() -> None:
+def test_if_they_hold_the_memory_they_end_and_the_call_runs_again() -> None:
     one = pretending()
     module, workers = seeded(Model), one.backend.workers
     bound = one.bind(module)
@@ -197,7 +197,7 @@ def test_they_end_before_a_region_runs_as_it_is_for_lack_of_memory(monkeypatch: 
     assert not workers.running
 
 
-def test_a_capture_for_which_they_have_the_memory_is_made_without_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_capture_that_needs_their_memory_is_made_without_them(monkeypatch: pytest.MonkeyPatch) -> None:
     one = pretending()
     bound, workers = one.bind(seeded(Model)), one.backend.workers
     workers.running = True
@@ -211,7 +211,7 @@ def test_a_capture_for_which_they_have_the_memory_is_made_without_them(monkeypat
     assert bound.program.capture(None, None) == "captured"  # type: ignore[arg-type]
 
 
-def test_an_out_of_memory_that_is_nobodys_fault_is_raised_at_once() -> None:
+def test_an_out_of_memory_without_workers_is_raised_at_once() -> None:
     one = pretending()
     calls = []
 
@@ -226,7 +226,7 @@ def test_an_out_of_memory_that_is_nobodys_fault_is_raised_at_once() -> None:
 
 @pytest.mark.parametrize("kept", [False, True])
 def test_code_is_loaded_by_one_thread_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kept: bool) -> None:
-    """What workers made, and what the store has: another thread may be loading ahead."""
+    """From workers and from the store: another thread may preload at the same time."""
     config: Any = {"store_folder": tmp_path, "source": "one"}
     if kept:
         Rig(InductorBackend(), **config, workers=0).bind(seeded(Model))(*inputs())
@@ -250,7 +250,7 @@ def test_code_is_loaded_by_one_thread_at_a_time(tmp_path: Path, monkeypatch: pyt
     assert alone == [True, True]
 
 
-def test_progress_is_told_while_a_call_meets_new_regions() -> None:
+def test_progress_can_be_read_while_a_call_adds_regions() -> None:
     bound = Rig(InductorBackend(), workers=0).bind(seeded(Model))
     bound(*inputs())
     regions: Any = bound.program._regions  # type: ignore[attr-defined]
@@ -318,7 +318,7 @@ def wait_for(condition: Callable[[], bool], seconds: float = 600.0) -> None:
 
 
 @pytest.mark.parametrize(("kept", "started"), [("", True), ("two", True), ("one", False)])
-def test_they_are_started_ahead_where_nothing_of_this_environment_is_kept(
+def test_they_are_started_early_if_the_store_has_nothing_of_this_environment(
     tmp_path: Path, kept: str, started: bool
 ) -> None:
     if kept:

@@ -1,4 +1,4 @@
-"""Regions that cannot be compiled, artifacts that do not carry over, and calls that are cancelled."""
+"""Regions that cannot be compiled, code that is wrong at other sizes, and calls that are cancelled."""
 
 from __future__ import annotations
 
@@ -228,7 +228,7 @@ class TestInputs:
 
 
 class TestWrongArtifacts:
-    """What happens if an artifact is broken, by a bug of ours or of the compiler."""
+    """Code that is wrong, by a bug of ours or of the compiler."""
 
     def compiled(self, rig: Rig) -> Any:
         (region,) = (region for region in rig.backend.table._regions.values() if region.label == "Plain")
@@ -275,7 +275,7 @@ class Pressed(RuntimeError):
 
 
 class TestComparing:
-    """What says nothing of an artifact, while it is compared."""
+    """Errors during a comparison that do not mean that the code is wrong."""
 
     @pytest.fixture
     def raised(self, monkeypatch: pytest.MonkeyPatch) -> list[Exception]:
@@ -346,7 +346,7 @@ class TestComparing:
 
 
 class CancelledOnce(nn.Module):
-    """Somebody presses Cancel while its trace is made."""
+    """The user presses Cancel while it is traced."""
 
     dims = (TOKENS,)
 
@@ -362,7 +362,7 @@ class CancelledOnce(nn.Module):
 
 
 class Stopper:
-    """Somebody presses Cancel before the first region is compiled."""
+    """The user presses Cancel before the first region is compiled."""
 
     cancellations: tuple[type[BaseException], ...] = (InterruptedError,)
 

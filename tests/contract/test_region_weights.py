@@ -1,4 +1,4 @@
-"""Weights of a region: read anew at each call, wherever they are, and never through an artifact made for others."""
+"""Weights of a region: read anew at each call, and never run by code that was compiled for other ones."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ class TestWeights:
 
 
 class TestStreamedWeights:
-    """Weights that do not lie ready on the device: the block runs as it is, and that is counted."""
+    """Weights that are not on the device: the original runs, and a bypass is counted."""
 
     @pytest.fixture
     def bound(self, rig: Rig, warm: Bound) -> Bound:

@@ -1,4 +1,4 @@
-"""Regions: one artifact for every size and every module of a structure, and never a wrong one."""
+"""Regions: the same compiled code for every size and every module of a structure, with right results."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ class TestTraces:
         assert [block for block in warm.module.modules() if "forward" in block.__dict__] == []
         assert warm.error(*inputs()) <= TOLERANCE
 
-    def test_a_forward_that_belongs_to_somebody_else_is_called_and_stays(self, rig: Rig, warm: Bound) -> None:
+    def test_a_forward_of_another_pack_is_called_and_stays(self, rig: Rig, warm: Bound) -> None:
         bound = rig.bind(seeded(Model))
         foreign = lambda x: x * 0  # noqa: E731
         bound.module.convolutions[0].forward = foreign

@@ -1,4 +1,4 @@
-"""ShapeGuards about sizes: which are the code's own, which only steered a heuristic, and what holds for others."""
+"""Shape guards: which must hold, which only steered a heuristic, and the verdict for given sizes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def check(expression: sympy.Basic, **sizes: int) -> Verdict:
     return ShapeGuards([expression], SYMBOLS).check({"b": 2, "n": 5, "h": 7, **sizes})[0]
 
 
-def test_without_assumptions_every_size_holds() -> None:
+def test_without_guards_every_size_holds() -> None:
     assert ShapeGuards([], SYMBOLS).check({"b": 1, "n": 1, "h": 1}) == (Verdict.HOLDS, "")
 
 
@@ -57,16 +57,16 @@ def test_what_is_always_false_is_broken() -> None:
     assert check(sympy.false) is Verdict.BROKEN
 
 
-def test_one_broken_assumption_outweighs_every_unproven_one() -> None:
+def test_one_broken_guard_outweighs_every_unproven_one() -> None:
     expressions = [B > 1, sympy.Eq(B, N, evaluate=False), N < 4]
     assert ShapeGuards(expressions, SYMBOLS).check({"b": 1, "n": 5, "h": 7})[0] is Verdict.BROKEN
 
 
-def test_the_text_names_what_decided() -> None:
-    assumptions = ShapeGuards([B > 1, N < 16, H < 99], SYMBOLS)
-    assert assumptions.check({"b": 1, "n": 20, "h": 7}) == (Verdict.UNPROVEN, "s0 > 1, s1 < 16")
-    assert assumptions.check({"b": 2, "n": 5, "h": 7}) == (Verdict.HOLDS, "")
+def test_the_text_names_the_guards_that_failed() -> None:
+    guards = ShapeGuards([B > 1, N < 16, H < 99], SYMBOLS)
+    assert guards.check({"b": 1, "n": 20, "h": 7}) == (Verdict.UNPROVEN, "s0 > 1, s1 < 16")
+    assert guards.check({"b": 2, "n": 5, "h": 7}) == (Verdict.HOLDS, "")
 
 
-def test_the_same_assumption_twice_counts_once() -> None:
+def test_the_same_guard_twice_counts_once() -> None:
     assert ShapeGuards([B > 1, B > 1], SYMBOLS).check({"b": 1, "n": 5, "h": 7})[1] == "s0 > 1"

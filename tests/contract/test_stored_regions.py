@@ -1,4 +1,4 @@
-"""Regions that outlive their process: loaded without a compile, right at every size, and never taken for another's."""
+"""Regions in the store: loaded without a compile, right at every size, and never in another environment."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ CPU = torch.device("cpu")
 
 
 def process(folder: Path, **config: Any) -> Rig:
-    """A process that keeps its regions in `folder`: nothing in its memory."""
+    """A new process, with nothing in memory, that stores its regions in `folder`."""
     return Rig(InductorBackend(), store_folder=folder, source="one", **config)
 
 
@@ -77,7 +77,7 @@ def test_the_next_process_loads_and_compiles_nothing(kept: Path) -> None:
     assert bound.program.regions == (2, 2)
 
 
-def test_whoever_asks_what_is_kept_does_not_wait_for_inductors_import(kept: Path) -> None:
+def test_locating_stored_regions_does_not_import_inductor(kept: Path) -> None:
     backend = InductorBackend()
     keys = frozenset(artifact.key for artifact in everything(store_of(kept)))
     config = CacheConfig(store_folder=kept, source="one")
@@ -184,11 +184,11 @@ def test_an_artifact_with_a_foreign_description_is_refused(copied: Path, damage:
 def test_what_two_processes_met_at_once_is_compiled_once(tmp_path: Path) -> None:
     """The second begins to build while the first has just done so: it finds that under the lock."""
     one, two = process(tmp_path / "store"), process(tmp_path / "store")
-    ahead = two.bind(seeded(Model))
-    ahead.program._survey(0)  # type: ignore[attr-defined]
+    second = two.bind(seeded(Model))
+    second.program._survey(0)  # type: ignore[attr-defined]
     one.bind(seeded(Model))(*inputs())
     with two.expect(region_loads=2, region_calls=4, graph_calls=1):
-        ahead(*inputs())
+        second(*inputs())
 
 
 def test_sizes_that_one_artifact_excludes_get_a_second_and_both_are_kept(tmp_path: Path) -> None:

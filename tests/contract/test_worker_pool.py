@@ -1,4 +1,4 @@
-"""The processes that compile: how they begin, and what is left of them when they end."""
+"""The worker processes: how they start, and that nothing is left of them when they end."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from scripts.support.places import ROOT
 
 CPU = torch.device("cpu")
 
-# What a driver does in forked children that was started before. Spawned ones know nothing of it.
+# What an initialised driver does in forked children. Spawned children get an empty list.
 does: list[str] = []
 
 
@@ -52,7 +52,7 @@ def driver(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> I
     does.clear()
 
 
-def test_children_import_for_themselves_where_a_driver_does_not_take_to_forks(driver: str) -> None:
+def test_children_are_spawned_if_the_driver_does_not_support_forks(driver: str) -> None:
     pool = worker._pool(SimpleNamespace(begin=begin, ready=ready), ("cuda:0", "folder"), 2)
     try:
         forked = sys.platform == "linux" and driver == "works"
@@ -62,13 +62,15 @@ def test_children_import_for_themselves_where_a_driver_does_not_take_to_forks(dr
         pool.shutdown()
 
 
-def lose_a_child(folder: str, told: Any) -> None:
+def lose_a_child(folder: str, children: Any) -> None:
     worker._pool(SimpleNamespace(begin=begin, ready=ready), ("cpu", folder), 2)
-    told.put([child.pid for child in multiprocessing.active_children()])
+    children.put([child.pid for child in multiprocessing.active_children()])
     worker._end_with_a_child(folder)
 
 
-def test_what_children_share_is_found_in_this_torch_and_wakes_no_gpu(caplog: pytest.LogCaptureFixture) -> None:
+def test_every_step_before_the_fork_works_with_this_torch_and_initialises_no_gpu(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     program = (
         "from compile_cache.backends.inductor.parallel import job; job.before_fork(); import torch; "
         "raise SystemExit(torch.cuda.is_initialized())"
@@ -77,18 +79,18 @@ def test_what_children_share_is_found_in_this_torch_and_wakes_no_gpu(caplog: pyt
     assert done.returncode == 0
     with caplog.at_level(logging.DEBUG, logger=job.logger.name):
         job.before_fork()
-    told = [record.getMessage() for record in caplog.records if record.name == job.logger.name]
-    assert not told, "what fails is left to the children, and told to nobody but this test"
+    messages = [record.getMessage() for record in caplog.records if record.name == job.logger.name]
+    assert not messages, "a step failed; only this test shows it, because the children then do it themselves"
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="children are forked on Linux")
-def test_a_process_that_lost_a_child_ends_with_the_others_though_nobody_waits(tmp_path: Path) -> None:
+def test_a_process_that_lost_a_child_ends_with_the_others_even_without_a_job(tmp_path: Path) -> None:
     folder, fork = tmp_path / "folder", multiprocessing.get_context("fork")
     folder.mkdir()
-    told = fork.SimpleQueue()
-    process = fork.Process(target=lose_a_child, args=(str(folder), told))
+    children = fork.SimpleQueue()
+    process = fork.Process(target=lose_a_child, args=(str(folder), children))
     process.start()
-    lost, other = told.get()
+    lost, other = children.get()
     os.kill(lost, signal.SIGKILL)
     process.join(60)
     assert process.exitcode == 0
@@ -97,7 +99,7 @@ def test_a_process_that_lost_a_child_ends_with_the_others_though_nobody_waits(tm
 
 
 def gone(pid: int) -> bool:
-    """Also where nobody asks how it ended."""
+    """Also a zombie, whose parent has not waited for it."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
     except OSError:
@@ -113,7 +115,7 @@ def wait_for(condition: Callable[[], bool], seconds: float = 60.0) -> None:
 
 @pytest.fixture
 def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Path]:
-    """Lets processes run this instead of compiling. Gives the folder for what is temporary."""
+    """Makes the pool run this program instead of worker.py. Returns the folder for temporary files."""
 
     def run(code: str) -> Path:
         (tmp_path / "program.py").write_text(code)
@@ -150,7 +152,7 @@ def test_processes_that_end_by_themselves_leave_no_thread_and_no_pipe(program: C
     wait_for(lambda: left() == before)
 
 
-def test_what_went_wrong_with_a_job_is_told_though_its_error_cannot_be_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_job_returns_the_text_of_an_error_that_cannot_be_pickled(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
         error = RuntimeError("no such compiler\nand a page of text")
         error.frame = sys._getframe()  # type: ignore[attr-defined]

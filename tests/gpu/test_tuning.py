@@ -1,4 +1,4 @@
-"""What Triton measured for a region is kept with it. Each case is two processes: kernels live as long as theirs."""
+"""Triton's autotuning choices are stored with a region. Each case runs two processes, because kernels live in one."""
 
 from __future__ import annotations
 
