@@ -18,6 +18,7 @@ import torch.utils._pytree as pytree
 
 from ...errors import CaptureError, first_line
 from ..base import Call
+from .sync_check import recorded_waits
 
 logger = logging.getLogger(__name__)
 
@@ -145,20 +146,19 @@ def capture(invoke: Invoke, tensors: Sequence[torch.Tensor], result: Any, rehear
 
 
 def _rehearse(invoke: Invoke, inputs: list[torch.Tensor]) -> None:
-    """Run on the stream of the capture, with an error for everything that waits for the GPU.
+    """Run on the stream of the capture. Raises CaptureError if anything waits for the GPU.
 
     Code that waits (`.item()`, a copy to the CPU) would break the capture, and under cudaMallocAsync the process ends
     as soon as a tensor of a broken capture is freed. The run also makes cuBLAS allocate its workspace for this stream:
     allocated inside the capture, it would be freed with the graph.
     """
-    mode = torch.cuda.get_sync_debug_mode()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        invoke(inputs)
-    except Exception as error:
-        raise CaptureError(f"the forward cannot be captured: {first_line(error)}") from error
-    finally:
-        torch.cuda.set_sync_debug_mode(mode)
+    with recorded_waits() as waits:
+        try:
+            invoke(inputs)
+        except Exception as error:
+            raise CaptureError(f"the forward cannot be captured: {first_line(error)}") from error
+    if waits:
+        raise CaptureError(f"the forward cannot be captured: it waits for the GPU at {waits[0]}")
 
 
 def _capture_on_current_stream(

@@ -49,7 +49,7 @@ class InductorProgram(Program):
         self._bypassed: set[BypassReason] = set()
         self._lasting: frozenset[BypassReason] = frozenset()  # from building the hooks; they apply to every call
         self._table = table
-        self._regions = RegionBinding(table, store_for, lambda: not workers.running, self._bypass, stats, config.verify)
+        self._regions = RegionBinding(table, store_for, lambda: not workers.running, self._bypass, stats, config)
         self._build_hooks = build_hooks
         self._hooks: Sequence[Hook] = ()
         self._epoch: int | None = None
@@ -94,7 +94,7 @@ class InductorProgram(Program):
         once, but which they are, and for which inputs, shows only when the call runs. So it first runs with their
         originals in place, and runs again once they are compiled.
         """
-        self._regions.begin(call.progress)
+        self._regions.begin(call.progress, call.state)
         count = self._worker_count(call)
         with installed(self._hooks):
             if count:

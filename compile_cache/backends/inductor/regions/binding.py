@@ -10,7 +10,11 @@ from typing import Any
 
 import torch
 
+from ....compute_state import autocast_state
+from ....config import CacheConfig
 from ....errors import BypassCode, BypassReason
+from ....keys import Component, digest
+from ....regions.code_reach import CodeReach, ReachBook
 from ....regions.foreign_code import ForeignCode
 from ....regions.region import Progress, RegionSite, SilentProgress
 from ....regions.structure import Memo, parts, structure_digest
@@ -26,6 +30,9 @@ _STREAMED = BypassReason(
     BypassCode.STREAMED_WEIGHTS,
     "weights are not all on the device (low VRAM); blocks with such weights run as they are",
 )
+
+# A trace has no autocast in it, and compiled code casts nothing.
+_AUTOCAST = BypassReason(BypassCode.OBSERVED_INPUT, "another pack turned autocast on; blocks run as they are inside it")
 
 
 @dataclass(eq=False)
@@ -54,14 +61,17 @@ class RegionBinding:
         out_of_memory_is_final: Callable[[], bool],
         bypass: Callable[[BypassReason], None],
         stats: Stats,
-        verify: bool,
+        config: CacheConfig,
     ) -> None:
         self._table = table
         self._store_for = store_for
         self._out_of_memory_is_final = out_of_memory_is_final
         self._bypass = bypass
         self._stats = stats
-        self._verify = verify
+        self._verify = config.verify
+        self._management = config.management_modules
+        self._reaches = ReachBook()
+        self._state: tuple[Component, ...] = ()
         self._sites: dict[RegionSite, _BoundSite] = {}
         self._distinct: set[tuple[str, str]] = set()
         self._regions: dict[int, Region] = {}
@@ -84,21 +94,27 @@ class RegionBinding:
         foreign_code = ForeignCode()
         for site in sites:
             own = [part for _, part in parts(site.module, site.without)]
-            foreign = any(foreign_code.inside(module) for module in own)
+            reach = self._reaches.of(map(type, own))
             casting = [module for module in own if hasattr(module, "comfy_cast_weights")]
-            structure = structure_digest(site.module, memo, site.without)
+            structure = digest((structure_digest(site.module, memo, site.without), reach.digest))
             bound = _BoundSite(structure, weight_slots(site.module, site.without), casting)
-            if foreign:  # no key can describe a closure
-                bound.refused = BypassReason(
-                    BypassCode.REPLACED_FORWARD,
-                    f"another pack replaced code inside {site.kind}; such blocks run as they are",
-                )
+            foreign = any(foreign_code.inside(module) for module in own)
+            bound.refused = self._replaced(site.kind, foreign, reach)
             self._sites[site] = bound
             self._distinct.add((site.kind, bound.structure))
 
-    def begin(self, progress: Progress) -> None:
-        """A call of the module starts."""
+    def _replaced(self, kind: str, foreign: bool, reach: CodeReach) -> BypassReason | None:
+        """Why a site with code of another pack runs its original: no key can describe a closure."""
+        slots = [slot for slot in reach.foreign if slot.module not in self._management]
+        if not foreign and not slots:
+            return None
+        what = str(slots[0]) if slots else f"code inside {kind}"
+        return BypassReason(BypassCode.REPLACED_FORWARD, f"another pack replaced {what}; {kind} blocks run as they are")
+
+    def begin(self, progress: Progress, state: tuple[Component, ...]) -> None:
+        """A call of the module starts. `state`: what torch computes under, see `compute_state`."""
         self._progress = progress
+        self._state = state
         self._stores.clear()
         self._no_memory.clear()
 
@@ -167,16 +183,18 @@ class RegionBinding:
         """The region of a site for inputs of these dtypes, or why the site's original must run."""
         if bound.refused is not None:
             return bound.refused
-        dtype = tensors[0].dtype
+        dtype, device = tensors[0].dtype, tensors[0].device
+        if autocast_state(device.type) != "off":
+            return _AUTOCAST
         state = bound.states.get(dtype)
         if state is None:
-            state = bound.states[dtype] = _weights_state(bound, weights, dtype, tensors[0].device)
+            state = bound.states[dtype] = _weights_state(bound, weights, dtype, device)
         if state == _NOT_READY:
             return _STREAMED
-        key = (state, *((tensor.dtype, tensor.ndim) for tensor in tensors))
+        key = (state, self._state, *((tensor.dtype, tensor.ndim) for tensor in tensors))
         region = bound.regions.get(key)
         if region is None:
-            region = self._table.region(region_key(site, bound.structure, tensors, state), site.kind)
+            region = self._table.region(region_key(site, bound.structure, tensors, state, self._state), site.kind)
             bound.regions[key] = region
             self._regions[id(region)] = region
         return region

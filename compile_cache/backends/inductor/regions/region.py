@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from ....errors import BypassReason
-from ....keys import digest
+from ....keys import Component, digest
 from ....regions.region import Progress, RegionSite
 from ....stats import Stats
 from ....store.artifact_store import Artifact, ArtifactStore, InvalidArtifactError
@@ -22,14 +22,21 @@ from .numerics_check import difference_from_original
 logger = logging.getLogger(__name__)
 
 
-def region_key(site: RegionSite, structure: str, tensors: Sequence[torch.Tensor], weights_state: str) -> str:
+def region_key(
+    site: RegionSite,
+    structure: str,
+    tensors: Sequence[torch.Tensor],
+    weights_state: str,
+    state: Sequence[Component] = (),
+) -> str:
     """What two sites must have in common to share compiled code, as a digest.
 
-    `weights_state`: how the weights reach the computation (plain, or cast on the way).
+    structure: digest of the block and of the functions that it reaches. weights_state: how the weights reach the
+    computation (plain, or cast on the way). state: what torch computes under, see `compute_state`.
     """
     # The device with its index: generated code launches on the device that it was compiled for.
     inputs = tuple((str(tensor.dtype), str(tensor.device), tensor.ndim) for tensor in tensors)
-    return digest((site.kind, site.dims, structure, inputs, weights_state))
+    return digest((site.kind, site.dims, structure, inputs, weights_state, tuple(state)))
 
 
 @dataclass(eq=False)
