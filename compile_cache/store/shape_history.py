@@ -71,7 +71,7 @@ class ShapeHistory:
         self._warned = False
         self._lock = threading.Lock()
 
-    def name(self, model: str, name: str) -> None:
+    def set_name(self, model: str, name: str) -> None:
         """Set the display name of the model with digest `model`."""
         self._names[model] = name
 

@@ -212,7 +212,7 @@ class TestEveryFile:
         if file.is_relative_to(NODES) and not file.is_relative_to(ADAPTERS):
             assert top_level(file) & COMFYUI <= FOR_NODES
 
-    def test_the_root_imports_nothing_before_comfyui_asks(self, file: Path) -> None:
+    def test_the_root_imports_nothing_until_comfyui_loads_the_nodes(self, file: Path) -> None:
         if file.parent == ROOT:
             imported = {
                 alias.name

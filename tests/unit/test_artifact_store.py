@@ -54,13 +54,13 @@ def only_file(store: ArtifactStore, ending: str) -> Path:
     return found
 
 
-def test_what_is_saved_is_found_by_another_process(store: ArtifactStore, tmp_path: Path) -> None:
+def test_another_process_loads_a_saved_artifact(store: ArtifactStore, tmp_path: Path) -> None:
     kept = artifact(static=[[0, 320]])
     store.save(kept)
     assert store_in(tmp_path / "store").load(KEY) == [kept]
 
 
-def test_two_artifacts_of_one_key_live_side_by_side_and_known_ones_are_not_read_again(store: ArtifactStore) -> None:
+def test_a_key_may_have_two_artifacts_and_known_ones_are_not_read_again(store: ArtifactStore) -> None:
     one, two = artifact(static=[1]), artifact(static=[2])
     store.save(one)
     store.save(two)

@@ -84,7 +84,7 @@ def expected() -> list[Artifact]:
 # --- there and back --------------------------------------------------------------------------------------------
 
 
-def test_what_is_exported_is_imported(here: ArtifactStore, there: ArtifactStore, tmp_path: Path) -> None:
+def test_an_export_can_be_imported(here: ArtifactStore, there: ArtifactStore, tmp_path: Path) -> None:
     file = tmp_path / "regions.bundle"
     size = sum(len(artifact.payload) for artifact in ARTIFACTS)
     names = [artifact.name for artifact in expected()]
@@ -139,7 +139,7 @@ def test_a_damaged_artifact_is_not_exported_and_not_touched(here: ArtifactStore,
     assert (here._folder / f"{FIRST}.bin").exists()
 
 
-def test_an_empty_store_exports_nothing_and_leaves_the_file_as_it_was(there: ArtifactStore, tmp_path: Path) -> None:
+def test_an_empty_store_exports_nothing_and_does_not_change_the_file(there: ArtifactStore, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("before")
     with pytest.raises(BundleError, match="no compiled region"):
         export_bundle(there, tmp_path / "file")
@@ -510,7 +510,7 @@ def onto(there: ArtifactStore) -> list[object]:
     return ["--store", there._root, "--environment", there._folder.name]
 
 
-def test_show_says_what_is_inside(file: Path) -> None:
+def test_show_lists_the_contents(file: Path) -> None:
     code, output, _ = command("show", file)
     assert code == 0
     assert "3 compiled regions" in output

@@ -239,7 +239,7 @@ class TestALimit:
         )
         assert "set max_error to 255 and min_psnr to 0: then nothing fails" in message
 
-    def test_that_is_met_is_reported(self, comparison: Any) -> None:
+    def test_a_limit_that_is_met_is_reported(self, comparison: Any) -> None:
         found = comparison.compare(flat(0.5), flat(0.5 + LEVEL))
         assert "Within the limits: max_error 2 of 255, min_psnr 40 dB." in comparison.report(found, 2.0, 40.0)
         assert "limits" not in comparison.report(found, **OFF)

@@ -116,7 +116,7 @@ def test_a_capture_is_never_found_under_a_value_of_another_type(a: Any, b: Any) 
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
-def test_a_capture_is_found_again_under_a_number_without_a_finite_value(value: float) -> None:
+def test_a_capture_is_found_under_nan_and_infinity(value: float) -> None:
     kept = {capture_key(graph_key(value=value)): "graph"}
     assert capture_key(graph_key(value=float(str(value)))) in kept
 

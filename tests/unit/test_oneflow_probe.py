@@ -85,7 +85,7 @@ class TestWithThePackages:
         assert capabilities.captures
         assert capabilities.reads_live_weights
 
-    def test_a_newer_oneflow_runs_onediff_as_it_is(self, versions: dict[str, str]) -> None:
+    def test_a_newer_oneflow_uses_the_compiler_onediff(self, versions: dict[str, str]) -> None:
         versions["oneflow"] = "1.0.0"
         assert "compiler onediff" in resolve("oneflow", "cpu")[2]
 

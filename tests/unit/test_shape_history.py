@@ -44,7 +44,7 @@ def folder(tmp_path: Path) -> Path:
 
 def test_another_process_reads_equal_keys_with_the_last_used_one_at_the_end(folder: Path) -> None:
     first = ShapeHistory(folder)
-    first.name(MODEL, "SDXL")
+    first.set_name(MODEL, "SDXL")
     keys = [key(8), key(16), key(8, role=Role.DEEPCACHE_FULL), key(8, options=(("precision", "high"),))]
     for each in keys:
         first.record(each, Regions(["r1", "r2"]), 0.2)
@@ -57,7 +57,7 @@ def test_another_process_reads_equal_keys_with_the_last_used_one_at_the_end(fold
 
 def test_models_are_listed_by_name_with_the_last_used_one_first(folder: Path) -> None:
     memory = ShapeHistory(folder)
-    memory.name(MODEL, "SDXL")
+    memory.set_name(MODEL, "SDXL")
     memory.record(key(), Regions(["a", "b"]))
     memory.record(key(16), Regions(["b", "c"]))
     memory.record(key(model=OTHER), Regions([]))
@@ -154,7 +154,7 @@ def test_a_failed_write_is_repeated_by_a_later_call(
     assert len(caplog.records) == 1
 
 
-def test_after_a_failure_not_every_call_tries_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_after_a_failed_write_calls_wait_before_trying_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every sampler step is a call, so a retry in each would slow sampling down."""
     monkeypatch.setattr(shape_history, "_RETRY_SECONDS", 1e9)
     held = Held(failures=99)

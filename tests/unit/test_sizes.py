@@ -130,5 +130,5 @@ class TestNearestReady:
         ready = [Size(1016, 1032), Size(1024, 1024), Size(1032, 1016)]
         assert sizes.nearest_ready(Size(1024, 1024), ready, "8") == Size(1024, 1024)
 
-    def test_with_nothing_ready_there_is_none(self) -> None:
+    def test_without_ready_sizes_there_is_no_result(self) -> None:
         assert sizes.nearest_ready(Size(512, 512), [], "8") is None

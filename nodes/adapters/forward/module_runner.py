@@ -134,7 +134,7 @@ class ModuleRunner:
             if len(self._keys) >= _KEPT_KEYS:
                 self._keys.clear()
                 self._recaptured.clear()
-            runtime.cache().shapes.name(model, self._label)
+            runtime.cache().shapes.set_name(model, self._label)
             key = self._keys[form] = GraphKey(description.signature(), self._role, model, backend)
         return key
 

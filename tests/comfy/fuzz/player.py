@@ -102,7 +102,7 @@ class Player:
             elif kind == "free":
                 self.bench.client.free()
             else:
-                raise ValueError(f"{kind!r} is no event")
+                raise ValueError(f"{kind!r} is not an event")
         for one in done:
             self._compare(one)
 

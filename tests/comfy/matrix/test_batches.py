@@ -64,7 +64,7 @@ def test_a_repeated_latent_is_a_batch(check: Check, tiny_prompt: Any, seed: int)
     assert check(prompt, forwards=STEPS).latents[0].shape == (6, 4, 13, 11)
 
 
-def test_a_part_of_a_batch_is_sampled_again_as_its_own_picture(check: Check, tiny_prompt: Any, seed: int) -> None:
+def test_a_part_of_a_batch_is_sampled_again_as_its_own_image(check: Check, tiny_prompt: Any, seed: int) -> None:
     prompt = latents_only(tiny_prompt(seed=seed, width=88, height=104, batch=4, steps=STEPS))
     first = node("ResoluteTestSaveLatent", samples=["sample", 0], filename_prefix="whole")
     chosen = node("LatentFromBatch", samples=["sample", 0], batch_index=1, length=3)

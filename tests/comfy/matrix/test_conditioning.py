@@ -143,7 +143,7 @@ def test_a_condition_that_starts_in_the_middle_of_the_run(check: Check, prompt: 
     check_that_it_matters(check, combined(prompt, late, 154), combined(prompt, ALWAYS, 154), forwards=STEPS)
 
 
-def test_one_condition_takes_over_from_another_of_other_length(check: Check, prompt: PromptDict) -> None:
+def test_one_condition_replaces_another_of_other_length(check: Check, prompt: PromptDict) -> None:
     changed = with_positive(
         prompt,
         ["both", 0],
@@ -156,7 +156,7 @@ def test_one_condition_takes_over_from_another_of_other_length(check: Check, pro
     check_that_it_matters(check, changed, prompt, forwards=2 + 2 * 2)
 
 
-def test_the_only_positive_condition_leaves_and_the_negative_one_runs_alone(check: Check, prompt: PromptDict) -> None:
+def test_the_only_positive_condition_ends_and_the_negative_one_runs_alone(check: Check, prompt: PromptDict) -> None:
     half = node("ConditioningSetTimestepRange", conditioning=["positive", 0], start=0.0, end=0.5)
     check_that_it_matters(check, with_positive(prompt, ["half", 0], half=half), prompt, forwards=STEPS)
 

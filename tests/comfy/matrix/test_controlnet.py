@@ -43,7 +43,7 @@ def test_the_first_prompt_compiles_only_what_the_unet_does_not_have(warm_control
     assert warm_control.forwards + warm_control.rise["eager_calls"] == BOTH + 1
 
 
-def test_two_controlnets_of_one_kind_share_what_is_compiled(checked: Check, prompt: PromptDict) -> None:
+def test_two_controlnets_of_one_kind_share_their_regions(checked: Check, prompt: PromptDict) -> None:
     assert_different(*(check_control(checked, controlled(prompt, net)) for net in ("net", "other")))
 
 
@@ -69,7 +69,7 @@ def test_it_begins_and_ends_within_a_run_without_a_compile(
         assert_different(run, checked.bench.run(controlled(prompt, "net")))
 
 
-def test_on_and_off_and_on_again_between_prompts(checked: Check, prompt: PromptDict, seeds: Any) -> None:
+def test_it_can_be_switched_on_and_off_between_prompts(checked: Check, prompt: PromptDict, seeds: Any) -> None:
     for is_on in (True, False, True, False, True):
         prompt["sample"]["inputs"]["seed"] = next(seeds)
         run = check_control(checked, controlled(prompt, "net") if is_on else prompt, BOTH if is_on else STEPS)
@@ -77,7 +77,7 @@ def test_on_and_off_and_on_again_between_prompts(checked: Check, prompt: PromptD
             assert_different(run, checked.bench.run(prompt))
 
 
-def test_another_picture_is_seen(checked: Check, prompt: PromptDict) -> None:
+def test_another_hint_changes_the_image(checked: Check, prompt: PromptDict) -> None:
     assert_different(*(check_control(checked, controlled(prompt, "net", picture=hint(seed))) for seed in (5, 6)))
 
 
@@ -220,7 +220,7 @@ class TestSeveral:
         ours[place]["inputs"]["control_net"] = ["compiled-net", 0]
         checked(plain, ours, forwards=BOTH)
 
-    def test_two_take_turns_within_a_run(self, checked: Check, prompt: PromptDict) -> None:
+    def test_two_alternate_within_a_run(self, checked: Check, prompt: PromptDict) -> None:
         plain = controlled(prompt, "net", "other")
         plain["apply-0"]["inputs"]["end_percent"] = 0.5
         plain["apply-1"]["inputs"]["start_percent"] = 0.5

@@ -74,7 +74,7 @@ def test_a_format_compiles_in_its_first_prompt_only(check: Check, unet: MakeProm
 
 
 @pytest.mark.parametrize("weights", CASTED)
-def test_a_format_is_not_taken_for_another(check: Check, unet: MakePrompt, weights: str) -> None:
+def test_a_format_is_never_confused_with_another(check: Check, unet: MakePrompt, weights: str) -> None:
     for other in FORMATS:
         if other != weights:
             check_that_formats_differ(check, unet(weights), unet(other))

@@ -82,9 +82,7 @@ def test_guidance_inside_the_blocks_bypasses_only_those_blocks(
     check_placed(check, prompt, [other], place, forwards=forwards, bypasses={"patched_block": patched})
 
 
-def test_free_u_comes_and_goes_without_a_compile_and_leaves_nothing_behind(
-    check: Check, prompt: Any, seeds: Any
-) -> None:
+def test_free_u_is_added_and_removed_without_a_compile(check: Check, prompt: Any, seeds: Any) -> None:
     # For comparison: core's own compile node keeps using the graph that was compiled without FreeU.
     check(prompt, forwards=STEPS)
     for place in ("after", "before"):
@@ -119,7 +117,7 @@ def merged(prompt: PromptDict, merge: dict[str, Any], place: str, backend: str |
 
 @before_and_after
 @pytest.mark.parametrize("name", MERGES)
-def test_merged_weights_compile_nothing_and_do_not_stay(check: Check, prompt: Any, name: str, place: str) -> None:
+def test_merged_weights_compile_nothing_and_are_removed_again(check: Check, prompt: Any, name: str, place: str) -> None:
     # A merge patches weights like a LoRA: at load, into new Parameters.
     plain = merged(prompt, MERGES[name], place, None)
     run = check(plain, merged(prompt, MERGES[name], place, check.backend), forwards=STEPS)

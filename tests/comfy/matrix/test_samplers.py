@@ -72,7 +72,7 @@ def test_a_picture_sampled_again_compiles_nothing(check: Check, pictured: Any, d
     check_against(check, ours, sampling(pictured, denoise=denoise), forwards=STEPS)
 
 
-def test_a_noise_mask_keeps_what_it_covers_and_compiles_nothing(check: Check, pictured: Any) -> None:
+def test_a_noise_mask_protects_its_area_and_compiles_nothing(check: Check, pictured: Any) -> None:
     pictured["masked"] = node("SetLatentNoiseMask", samples=["encoded", 0], mask=["mask", 0])
     masked = sampling(pictured, latent_image=["masked", 0])
     check_against(check, masked, sampling(pictured, latent_image=["encoded", 0]), forwards=STEPS)

@@ -53,9 +53,7 @@ def tiles(width: int, height: int) -> int:
 
 
 @any_size
-def test_a_size_that_no_prompt_had_compiles_nothing(
-    check: Check, tiny_prompt: Any, seed: int, width: int, height: int
-) -> None:
+def test_a_new_size_compiles_nothing(check: Check, tiny_prompt: Any, seed: int, width: int, height: int) -> None:
     run = check(tiny_prompt(seed=seed, width=width, height=height, steps=STEPS), forwards=STEPS + 1)
     assert image_shapes(run) == [(height, width, 3)]
 
@@ -69,9 +67,7 @@ def test_a_tiled_decode_of_any_size_compiles_nothing(
     assert image_shapes(run) == [(height, width, 3)]
 
 
-def test_sizes_that_were_there_before_compile_nothing_in_another_order(
-    check: Check, tiny_prompt: Any, seeds: Any
-) -> None:
+def test_repeated_sizes_compile_nothing_in_another_order(check: Check, tiny_prompt: Any, seeds: Any) -> None:
     for width, height in [SIZES[2], SIZES[0], SIZES[1], SIZES[0], SIZES[2]]:
         check(tiny_prompt(seed=next(seeds), width=width, height=height, steps=STEPS), forwards=STEPS + 1)
 

@@ -76,7 +76,7 @@ def test_a_taesd_decoder_in_tiles_says_so_for_each_tile(check: Check, seed: int)
     check_decode(check, prompt, forwards=tiles(168, 104), bypasses={"no_regions": tiles(168, 104)})
 
 
-def test_a_video_decoder_keeps_what_it_carries_from_frame_to_frame(check: Check, seed: int) -> None:
+def test_a_video_decoder_keeps_its_state_from_frame_to_frame(check: Check, seed: int) -> None:
     # It carries frames from call to call in the caller's list, so Resolute does not compile such a decoder.
     prompt = decode_only(of_layout(16, "video"), seed, 64, 64)
     prompt["latent"] = node("ResoluteTestLatent", seed=seed, channels=16, width=64, height=64, batch=1, frames=3)
