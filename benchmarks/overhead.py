@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import datetime
 import json
+import os
 import platform
 import statistics
 import sys
@@ -36,6 +37,8 @@ def make_module(device: str) -> Any:
     import torch
 
     class Nothing(torch.nn.Module):
+        __qualname__ = "Nothing"
+
         def _forward(self, x: Any, timesteps: Any, context: Any, y: Any, control: Any, transformer_options: Any) -> Any:
             return x * 1
 
@@ -156,6 +159,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
+    os.environ["RESOLUTE_TRUSTED_CLASSES"] = f"{__name__}.Nothing"  # or its calls would not be captured
     device = load_pack_for_device()
     import torch
 

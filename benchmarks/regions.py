@@ -1,11 +1,11 @@
-"""What a region costs to compile and to run, one after the other in this process, with nothing on disk.
+"""Measures the time to compile and to run single regions, one after the other in this process, without a disk cache.
 
     python -m benchmarks.regions --out FILE [--torchs-group-norm]
 
-Regions of SDXL's UNet (batch 2) and of its VAE's decoder, random weights, fp16, through the pack's own adapters and
-ComfyUI's modules (COMFYUI_PATH or `.comfyui`). A call is timed at the sizes of a picture of 1024x1024 and at others,
-captured on CUDA; on the CPU, where it shows only that the script works, maps are 8 times smaller in height and width.
-`--torchs-group-norm` leaves GroupNorm to torch's own decomposition.
+Regions of SDXL's UNet (batch 2) and of its VAE decoder, random weights, fp16, through the pack's own adapters and
+ComfyUI's modules (COMFYUI_PATH or `.comfyui`). Calls are timed at the sizes of a 1024x1024 image and of another one,
+captured on CUDA. On the CPU, maps have an eighth of the height and width, and the run only shows that the script works.
+`--torchs-group-norm` uses torch's own decomposition of GroupNorm.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from .parity import SDXL, load_pack_where_it_runs, make_unet, randomized
+from .parity import SDXL, load_pack_for_device, make_unet, randomized
 
-# One transformer block where SDXL has two or ten: none of them is measured.
+# One transformer block instead of SDXL's two or ten; transformer blocks are not measured.
 UNET = {
     **SDXL, "transformer_depth": [0, 0, 1, 1, 1, 1], "transformer_depth_middle": 1,
     "transformer_depth_output": [0, 0, 0, 1, 1, 1, 1, 1, 1],
@@ -37,12 +37,12 @@ UNET_REGIONS = {
     "input_blocks.4.1 SpatialTransformer.enter": (640, 64),
 }
 DECODER_REGIONS = {"up.0.block.1 ResnetBlock": (128, 1024), "up.1.block.0 ResnetBlock": (512, 512)}
-OTHER = (45 / 64, 15 / 16)  # of height and width
+OTHER = (45 / 64, 15 / 16)  # the other size, as fractions of height and width
 ROUNDS, CALLS = 5, 20
 
 
 def cases(device: str) -> Iterator[tuple[str, Any, list[Any], list[Any]]]:
-    """(name, site, inputs at 1024x1024, inputs at other sizes) of each region."""
+    """(name, site, inputs at 1024x1024, inputs at another size) of each region."""
     import torch
     from resolute_pack.compile_cache.backends.inductor.compile.tracing import region_format  # type: ignore[import-not-found]
     from resolute_pack.nodes.adapters.blocks import unet, vae  # type: ignore[import-not-found]
@@ -100,7 +100,7 @@ def measure(site: Any, inputs: list[Any], other: list[Any]) -> dict[str, float]:
 
 
 def microseconds(call: Callable[[], Any], device: Any) -> float:
-    """Of one call: the least of ROUNDS times the mean of CALLS."""
+    """Time of one call: the minimum over ROUNDS of the mean over CALLS."""
     import torch
 
     call()
@@ -124,9 +124,11 @@ def microseconds(call: Callable[[], Any], device: Any) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path)
-    parser.add_argument("--torchs-group-norm", action="store_true", help="torch's own decomposition, for comparison")
+    parser.add_argument(
+        "--torchs-group-norm", action="store_true", help="use torch's own decomposition, for comparison"
+    )
     options = parser.parse_args()
-    device = load_pack_where_it_runs()
+    device = load_pack_for_device()
     import torch
 
     if options.torchs_group_norm:
