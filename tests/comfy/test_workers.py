@@ -1,4 +1,4 @@
-"""A server that compiles a model's regions at once, in processes of their own."""
+"""A server that compiles a model's regions in parallel, in worker processes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def bench(server: ComfyServer) -> Bench:
 
 
 def workers() -> list[int]:
-    """The processes that compile, and their children."""
+    """Process ids of the workers and their children."""
     found = []
     for command in Path("/proc").glob("[0-9]*/cmdline"):
         try:
@@ -41,7 +41,7 @@ def workers() -> list[int]:
     return found
 
 
-def test_cancel_ends_them(bench: Bench, server: ComfyServer, tiny_prompt: Callable[..., PromptDict]) -> None:
+def test_cancel_ends_the_workers(bench: Bench, server: ComfyServer, tiny_prompt: Callable[..., PromptDict]) -> None:
     prompt = compiled(tiny_prompt(seed=1, width=136, height=104, steps=STEPS))
     assert "interrupted" in bench.cancel_once(prompt, lambda: "regions (all at once)" in server.log())
     wait_for(lambda: not workers())
@@ -54,7 +54,7 @@ def wait_for(condition: Callable[[], bool], seconds: float = 600.0) -> None:
         time.sleep(0.05)
 
 
-def test_the_picture_is_right_and_the_next_size_compiles_nothing(
+def test_the_image_is_right_and_the_next_size_compiles_nothing(
     bench: Bench, server: ComfyServer, tiny_prompt: Callable[..., PromptDict]
 ) -> None:
     for number, size in enumerate([(136, 104), (72, 200)]):
@@ -67,17 +67,17 @@ def test_the_picture_is_right_and_the_next_size_compiles_nothing(
             assert ours.rise["region_compiles"] > 5
             assert server.log().count("regions (all at once)") == 3  # cancelled, then the UNet's and the decoder's
             assert "no worker compiled" not in server.log()
-            # A line for the sampling run, and one for the decode, which had to wait too.
+            # One line for the sampling run and one for the decode, which had to wait too.
             assert len(re.findall(r"through regions, \d+ region compiles, waited", server.log())) == 2
         else:
             assert_ran_compiled(ours, STEPS + 1)
 
 
-def test_they_end_with_a_server_that_is_killed(make_server: Any, tmp_path: Path, tiny_prompt: Any) -> None:
+def test_the_workers_end_with_a_killed_server(make_server: Any, tmp_path: Path, tiny_prompt: Any) -> None:
     environment = {**QUICK_START, "TORCHINDUCTOR_CACHE_DIR": str(tmp_path), "RESOLUTE_WORKERS": "2"}
     server = make_server(environment=environment)
     before = set(workers())
     server.client.queue(compiled(tiny_prompt(seed=3, width=136, height=104, steps=STEPS)))
-    wait_for(lambda: len(set(workers()) - before) >= 3)  # one, and its two children
+    wait_for(lambda: len(set(workers()) - before) >= 3)  # one worker and its two children
     server.process.kill()
     wait_for(lambda: not set(workers()) - before)
