@@ -259,7 +259,7 @@ def _wrong_path(path: str, page: Path) -> str | None:
 def _paths() -> frozenset[str]:
     """Files of the source and their folders: a page may shorten `nodes/adapters/blocks/unet.py` to `unet.py`."""
     found: set[Path] = set()
-    for folder in (*CODE, "workflows", "web", "docs"):
+    for folder in (*CODE, "workflows", "web", "docs", "typings"):
         files = [each for each in (ROOT / folder).rglob("*") if each.is_file() and "__pycache__" not in each.parts]
         found.update(files, *(file.relative_to(ROOT).parents for file in files))
     return frozenset(f"/{(ROOT / each).relative_to(ROOT).as_posix()}" for each in found)
