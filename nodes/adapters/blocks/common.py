@@ -1,4 +1,4 @@
-"""What the families share: recognising core's own blocks, and attention as tracing can see it."""
+"""What the families share: recognising ComfyUI's own blocks, and attention in a form that tracing can follow."""
 
 from __future__ import annotations
 
@@ -11,13 +11,16 @@ from ....compile_cache.errors import BypassCode, BypassReason
 
 Bypass = Callable[[BypassReason], None]
 
-# Feature maps: batch, channels, height, width. Tokens: batch, tokens, channels.
+# Names of the dynamic dimensions. Feature maps: batch, channels, height, width. Tokens: batch, tokens, channels.
 FEATURES = ("b", None, "h", "w")
 TOKENS = ("b", "n", None)
 
 
 def is_core(module: torch.nn.Module, where: str, name: str) -> bool:
-    """Whether a module is exactly core's class, with core's own forward: a subclass may do anything."""
+    """Whether a module is exactly the class `name` of ComfyUI's module `where`, with the forward of that class.
+
+    A subclass, or a forward that another pack put there, may compute anything.
+    """
     kind = type(module)
     return (
         kind.__module__ == where
@@ -28,7 +31,7 @@ def is_core(module: torch.nn.Module, where: str, name: str) -> bool:
 
 
 def original(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
-    """The class's forward, past any hook on the instance."""
+    """Call the forward of the module's class, past a hook on the instance."""
     return type(module).forward(module, *args, **kwargs)
 
 
@@ -46,8 +49,8 @@ def traced_attention(
 ) -> torch.Tensor:
     """Core's `attention_pytorch` without its branches on size, as an `optimized_attention_override`.
 
-    q, k, v: (batch, tokens, heads * width), or (batch, heads, tokens, width) with `skip_reshape`. Core's other choices
-    on plain torch (sub-quadratic, split) compute the same by slices that depend on free memory.
+    q, k, v: (batch, tokens, heads * width), or (batch, heads, tokens, width) with `skip_reshape`. Core's other
+    implementations in plain torch (sub-quadratic, split) compute the same in slices that depend on free memory.
     """
     batch = q.shape[0]
     if not skip_reshape:
@@ -63,7 +66,7 @@ def traced_attention(
 
 
 def _preferred_kernels(q: torch.Tensor) -> Any:
-    """Core's own order of kernels on CUDA: flash attention first."""
+    """Core's order of kernels on CUDA: flash attention first."""
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
     order = [SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
@@ -72,17 +75,17 @@ def _preferred_kernels(q: torch.Tensor) -> Any:
     return sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.MATH])
 
 
-# What a region sees of transformer_options: this, and nothing of the caller's.
+# The transformer_options of a traced block. Tracing would freeze values of the caller's, so none of them is in here.
 TRACED_OPTIONS: dict[str, Any] = {"optimized_attention_override": traced_attention}
 
 _ATTENTION_PATCHES = ("attn1_patch", "attn1_output_patch", "attn2_patch", "attn2_output_patch", "middle_patch")
 
 
 def attention_patch(options: Mapping[str, Any]) -> BypassReason | None:
-    """The patch of another node that acts inside this transformer block, if there is one.
+    """Why a transformer block must run as it is: another node's patch acts inside it. None if there is no such patch.
 
-    Core's block reads three things: `patches` of attention, `patches_replace` for its own position, and the attention
-    override. Whatever else stands in the options cannot reach it.
+    options: the transformer_options of the call. Core's block reads three of them: `patches` of attention,
+    `patches_replace` for the block's position, and the attention override.
     """
     if "optimized_attention_override" in options:
         return BypassReason(

@@ -1,4 +1,4 @@
-"""Flux: the double and the single stream blocks."""
+"""Flux: its double stream and single stream blocks. The simplest family: CONTRIBUTING.md uses it as the example."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _ROTARY = ("b", None, "l", None, None, None)
 
 
 def hooks(module: torch.nn.Module, run: RegionRunner, bypass: Bypass) -> list[Hook]:
-    """Hooks for the blocks of Flux and of models built from core's Flux blocks; empty for others."""
+    """Hooks for the blocks of Flux, and of models built from core's Flux blocks; empty for other models."""
     if not version.attention_is_traceable():
         return []
     found: list[Hook] = []
@@ -42,7 +42,7 @@ def _block(site: RegionSite, names: tuple[str, ...], run: RegionRunner, bypass: 
         patch = attention_patch(given.get("transformer_options") or {})
         if patch is not None:
             bypass(patch)
-        # Masks and per-range modulation (reference latents) are not part of the region.
+        # Calls with a mask, or with modulation per range of tokens (reference latents), run core's code.
         extra = [key for key in given if key not in (*names, "transformer_options") and given[key] is not None]
         tensors: list[Any] = [given.get(name) for name in names]
         if patch is not None or extra or len(args) > len(names) or any(type(t) is not torch.Tensor for t in tensors):
@@ -52,7 +52,7 @@ def _block(site: RegionSite, names: tuple[str, ...], run: RegionRunner, bypass: 
     return Hook(block, forward, (site,))
 
 
-# Core's blocks add to their inputs in place; a region must leave them as they are, and its callers use the results.
+# Core's blocks add to their inputs in place. A region must not write to its inputs, so these work on clones.
 
 
 def _double(block: Any, img: torch.Tensor, txt: torch.Tensor, vec: torch.Tensor, pe: torch.Tensor) -> Any:

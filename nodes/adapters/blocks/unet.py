@@ -1,4 +1,4 @@
-"""UNetModel of SD1.5, SD2, SDXL and their ControlNets: residual and transformer blocks, and what is around them."""
+"""UNetModel of SD1.5, SD2, SDXL and their ControlNets: residual and transformer blocks, and the layers around them."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _EMBEDDING = ("b", None)
 
 
 def hooks(module: torch.nn.Module, run: RegionRunner, bypass: Bypass) -> list[Hook]:
-    """Hooks for every block of a UNetModel, or of the ControlNet that is its copy; empty for other models."""
+    """Hooks for every block of a UNetModel, or of a ControlNet, which copies its encoder; empty for other models."""
     if type(module).__module__ not in (_UNET, _CONTROLNET):
         return []
     found: list[Hook] = []
     for name, block in module.named_modules():
-        if block is module:  # a ControlNet is hooked at its own forward
+        if block is module:  # a ControlNet's own forward is the one that Compile ControlNet replaced
             continue
         if "forward" in block.__dict__:
             kind = type(block).__name__
@@ -73,9 +73,9 @@ def _traced_block(block: torch.nn.Module, x: torch.Tensor, context: torch.Tensor
 
 
 def _spatial_transformer(name: str, block: Any, run: RegionRunner) -> Hook:
-    """The part before the transformer blocks and the part after them are a region each.
+    """Two regions: one before the transformer blocks, one after them.
 
-    Both are cut out of core's own forward, so that nothing of it is written here a second time.
+    Both run core's own forward with the transformer blocks replaced, so nothing of core is copied here.
     """
     inner = ("transformer_blocks",)
     enter = RegionSite(name, "SpatialTransformer.enter", block, _enter, (FEATURES,), inner)
@@ -95,7 +95,7 @@ def _spatial_transformer(name: str, block: Any, run: RegionRunner) -> Hook:
 
 
 class _Reached(Exception):
-    """Carries the tokens out of core's forward at the point where the transformer blocks begin."""
+    """Carries the tokens out of core's forward when it calls the first transformer block."""
 
     def __init__(self, tokens: torch.Tensor) -> None:
         super().__init__("reached the transformer blocks")
@@ -147,7 +147,7 @@ def _output(out: torch.nn.Sequential, run: RegionRunner) -> Hook:
 
 
 def _hint(block: torch.nn.Sequential, run: RegionRunner) -> Hook:
-    """The convolutions through which a ControlNet reads its picture, at every step."""
+    """The convolutions that read a ControlNet's image. They run at every step."""
     site = RegionSite("input_hint_block", "ControlNet.hint", block, _layers, (FEATURES,))
     plain = all(type(layer).__name__ in ("Conv2d", "SiLU") for layer in block)
 

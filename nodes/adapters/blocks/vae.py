@@ -1,4 +1,4 @@
-"""The decoder of AutoencoderKL: residual blocks, attention, upsampling and the last norm."""
+"""The decoder of AutoencoderKL: residual blocks, attention, upsampling and the last normalisation."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ def hooks(module: torch.nn.Module, run: RegionRunner, bypass: Bypass) -> list[Ho
 
 
 def is_decoder(module: Any) -> bool:
+    """Whether a module is core's image decoder, and not a subclass."""
     return type(module).__module__ == _MODEL and type(module).__name__ == "Decoder"
 
 
@@ -34,7 +35,7 @@ def _feature_block(name: str, kind: str, block: Any, run: RegionRunner) -> Hook:
     site = RegionSite(name, kind, block, original, (FEATURES,))
 
     def forward(x: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        # More than the feature map: a time embedding, or the carried frames of a video decoder.
+        # Only a feature map is known: there may be a time embedding, or frames that a video decoder carries over.
         plain = all(value is None for value in (*args, *kwargs.values()))
         if x.ndim != 4 or not plain:
             return original(block, x, *args, **kwargs)

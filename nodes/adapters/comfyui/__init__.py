@@ -1,1 +1,1 @@
-"""ComfyUI itself: its version, its queue, its progress text."""
+"""ComfyUI itself: differences between its versions, its queue, its progress text."""

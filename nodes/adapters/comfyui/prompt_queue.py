@@ -1,4 +1,4 @@
-"""Queue a prompt of our own through ComfyUI's own handler of `POST /prompt`, so that it is one like any other."""
+"""Queue a prompt through ComfyUI's own handler of `POST /prompt`, so that it is checked and run like any other."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Prompt = Mapping[str, Mapping[str, Any]]
 
 
 class _Posted:
-    """What core's handler reads of a request."""
+    """The parts of a request that core's handler reads."""
 
     def __init__(self, body: Mapping[str, Any], headers: Mapping[str, str]) -> None:
         self.headers = headers
@@ -22,9 +22,10 @@ class _Posted:
 
 
 async def queue(server: Any, prompt: Prompt, request: web.Request, **more: Any) -> web.Response:
-    """Core's answer: 200 with `prompt_id`, or 400 with what is wrong with the prompt.
+    """Queue `prompt` and return core's answer: 200 with `prompt_id`, or 400 with what is wrong with the prompt.
 
-    server: ComfyUI's PromptServer. more: further fields of the body, such as `client_id` and `front`.
+    server: ComfyUI's PromptServer. request: the one that asked for it; its headers go along. more: further fields of
+    the body, such as `client_id` and `front`. Raises HTTPNotImplemented if the server has no such route.
     """
     for route in server.routes:
         if getattr(route, "path", None) == "/prompt" and route.method == "POST":

@@ -1,4 +1,4 @@
-"""Differences between ComfyUI versions. Nothing else in the pack asks which version it runs on."""
+"""Differences between ComfyUI's versions. No other file asks which version it runs on."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ def is_dynamic(patcher: Any) -> bool:
 
 
 def supports_static_clone(patcher: Any) -> bool:
-    """Whether `clone` can give a patcher whose weights are not paged."""
+    """Whether the patcher's `clone` can make one whose weights are not paged."""
     return "disable_dynamic" in inspect.signature(patcher.clone).parameters
 
 
 def unload_everywhere(patcher: Any) -> None:
-    """Take a model and its clones off every device."""
+    """Unload a model and its clones from every device."""
     unload = comfy.model_management.unload_model_and_clones
     unload(patcher, **({"all_devices": True} if "all_devices" in inspect.signature(unload).parameters else {}))
 
 
-# The name under which a patcher keeps the copies of its model on other GPUs.
+# The key of `additional_models` under which a patcher keeps copies of its model for other GPUs.
 GPU_COPIES = "multigpu"
 
 
 def attention_is_traceable() -> bool:
-    """Whether core's attention is plain torch: SageAttention and others bring kernels that tracing cannot see."""
-    if origin(attention.optimized_attention) != "comfy":  # another pack exchanged it
+    """Whether core's attention is plain torch. Tracing cannot follow the kernels of SageAttention and others."""
+    if origin(attention.optimized_attention) != "comfy":  # another pack replaced it
         return False
     mm = comfy.model_management
     foreign = (
@@ -46,5 +46,5 @@ def attention_is_traceable() -> bool:
 
 
 def vae_attention_is_traceable() -> bool:
-    """Whether the VAE's attention is torch's own; the others slice by free memory, which a trace would freeze."""
+    """Whether the VAE's attention is torch's. The others slice by free memory, and a trace would freeze the slices."""
     return bool(comfy.model_management.pytorch_attention_enabled_vae())
