@@ -6,6 +6,7 @@ a server is not available, the test fails; it is not skipped.
 
 from __future__ import annotations
 
+import importlib.metadata
 import itertools
 import os
 import sys
@@ -64,6 +65,12 @@ def linked_packs() -> dict[str, Path]:
     if (ROOT / "__init__.py").is_file():
         packs[PACK_NAME] = ROOT
     return packs
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _torch_in_the_report(record_testsuite_property: Callable[[str, str], None]) -> None:
+    """scripts/compatibility reads it from pytest's JUnit file."""
+    record_testsuite_property("torch", importlib.metadata.version("torch"))
 
 
 @pytest.fixture(scope="module")

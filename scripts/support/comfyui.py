@@ -18,9 +18,11 @@ from .places import locked
 URL = "https://github.com/comfyanonymous/ComfyUI.git"
 TARGET = "0.33.0"
 OLDEST = "0.8.0"
+NEWEST = "2026-08-22"  # the day of the commit: it still calls itself 0.33.0
 VERSIONS = {
     TARGET: "2f35f4a08176d993cded35dac3332be4f7287f41",
     OLDEST: "fc0cb10bcbee6e73ed3caf34c27f7bde4559a07f",
+    NEWEST: "783545f689a0af730065994b46b382ae24844c99",
 }
 # Large tokenizers that no test and no bundled workflow needs.
 SPARSE_EXCLUDES = (
@@ -73,7 +75,7 @@ def _accept_given(folder: Path, say: Callable[[str], None]) -> Path:
             f"COMFYUI_PATH names {folder}, which is not a ComfyUI folder (no main.py). "
             "Set it to a ComfyUI folder, or unset it to get a fresh checkout."
         )
-    if head(folder) != VERSIONS[TARGET]:
+    if head(folder) not in VERSIONS.values():
         say(f"ComfyUI: using {folder}, which is not the pinned {TARGET}; results may differ.")
     return folder
 

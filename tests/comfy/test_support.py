@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import subprocess
 import sys
+from collections.abc import Callable
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import ModuleType
@@ -228,3 +229,13 @@ def test_on_cuda_no_flag_changes_how_comfyui_computes(tmp_path: Path) -> None:
     flags = {part for part in server.command() if part.startswith("--")}
     addresses = {"--listen", "--port", "--base-directory", "--database-url"}
     assert flags == addresses | {"--extra-model-paths-config"}
+
+
+def test_the_newest_comfyui_runs_in_the_environment_of_the_target(comfyui_folder: Callable[[str], Path]) -> None:
+    # Server tests need no front end; a difference in anything else would want an environment of its own.
+    front_end = {"comfyui-frontend-package", "comfyui-workflow-templates", "comfyui-embedded-docs"}
+    target, newest = (
+        set((comfyui_folder(version) / "requirements.txt").read_text("utf-8").split("\n"))
+        for version in (comfyui.TARGET, comfyui.NEWEST)
+    )
+    assert {line.partition("==")[0] for line in target ^ newest} <= front_end

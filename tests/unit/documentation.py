@@ -16,7 +16,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "benchmarks" / "results"
 CODE = ("compile_cache", "nodes", "scripts", "benchmarks", "tests")
-COMMANDS = ("bundle", "demo", "fuzz", "test", "warm-up")  # Python files of scripts/ without a suffix
+COMMANDS = ("bundle", "compatibility", "demo", "fuzz", "test", "warm-up")  # Python files of scripts/ without a suffix
 THESE = {ROOT / "tests" / "unit" / name for name in ("documentation.py", "test_docs.py")}  # they hold made-up names
 ROUTES = ROOT / "nodes" / "routes.py"
 
