@@ -1,4 +1,4 @@
-"""Counters and events: what the cache did."""
+"""Counters and events of what the cache did."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ _KEPT_EVENTS = 512
 class Counters:
     """Totals since the process started (or since `reset`). `stall_seconds`: compiling, loading and capturing."""
 
-    signatures: int = 0  # distinct calls met: each costs one capture at most
+    signatures: int = 0  # distinct calls; each costs one capture at most
     region_compiles: int = 0
-    region_loads: int = 0  # regions that came compiled from the disk
+    region_loads: int = 0  # compiled regions loaded from disk
     compile_failures: int = 0
     verifications: int = 0
     captures: int = 0
     replays: int = 0
     region_calls: int = 0
-    graph_calls: int = 0  # forwards that ran through compiled regions, without a replay
+    graph_calls: int = 0  # forwards through compiled regions, without a replay
     eager_calls: int = 0
     evictions: int = 0
     stall_seconds: float = 0.0
@@ -34,7 +34,7 @@ class Counters:
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Something worth telling: `kind` is one of signature, compile, load, capture, bypass; times are Unix seconds."""
+    """Something worth reporting: `kind` is one of signature, compile, load, capture, bypass; times are Unix seconds."""
 
     kind: str
     text: str
@@ -48,12 +48,12 @@ class Stats:
         self._events: deque[Event] = deque(maxlen=_KEPT_EVENTS)
         self._lock = threading.Lock()
         self._seen_bypasses: set[str] = set()
-        self.told = 0  # events so far, those that are forgotten included
+        self.event_count = 0  # of all events, also of those no longer kept
 
     def event(self, kind: str, text: str, seconds: float = 0.0) -> None:
         with self._lock:
             self._events.append(Event(kind, text, seconds))
-            self.told += 1
+            self.event_count += 1
 
     @property
     def events(self) -> list[Event]:
@@ -61,13 +61,13 @@ class Stats:
         with self._lock:
             return list(self._events)
 
-    def events_since(self, told: int) -> list[Event]:
-        """The events after the first `told` ones, as far as they are kept."""
+    def events_since(self, count: int) -> list[Event]:
+        """The events after the first `count` ones, as far as they are still kept."""
         with self._lock:
-            return list(self._events)[max(len(self._events) - (self.told - told), 0) :]
+            return list(self._events)[max(len(self._events) - (self.event_count - count), 0) :]
 
     def bypass(self, reason: BypassReason) -> bool:
-        """Count a bypass. True the first time that this very reason occurs: then it is worth a line in the log."""
+        """Count a bypass. Returns True the first time that this exact reason occurs: then it deserves a log line."""
         self.counters.bypasses[reason.code.value] += 1
         text = str(reason)
         if text in self._seen_bypasses:

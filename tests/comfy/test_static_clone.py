@@ -46,7 +46,7 @@ def patcher(core: SimpleNamespace) -> Any:
 
 @pytest.fixture
 def reaches(core: SimpleNamespace) -> Callable[[Any], bool]:
-    found: Callable[[Any], bool] = core.ours("weights.static_clone")._reaches_into_model
+    found: Callable[[Any], bool] = core.ours("weights.static_clone")._is_bound_to_model
     return found
 
 
@@ -126,9 +126,9 @@ def test_a_copy_never_writes_to_paged_memory_and_runs_no_hook_of_the_original(
     core: SimpleNamespace, patcher: Any, monkeypatch: pytest.MonkeyPatch, paged: bool
 ) -> None:
     delegate = core.ours("weights.static_clone")
-    monkeypatch.setattr(delegate.compat, "is_dynamic", lambda _: paged)
+    monkeypatch.setattr(delegate.version, "is_dynamic", lambda _: paged)
     patcher.cached_patcher_init = None
-    copied = delegate._delegate_of(patcher, None).model
+    copied = delegate._static_patcher_of(patcher, None).model
     theirs = dict(patcher.model.named_parameters())
     for name, weight in copied.named_parameters():
         assert torch.equal(weight, theirs[name])
@@ -148,8 +148,8 @@ def test_a_paged_model_is_read_again_only_once_if_core_can(
         calls.append(options)
         return again
 
-    monkeypatch.setattr(delegate.compat, "is_dynamic", lambda _: True)
+    monkeypatch.setattr(delegate.version, "is_dynamic", lambda _: True)
     monkeypatch.setattr(patcher, "clone", clone)
-    assert delegate._delegate_of(patcher, None).model is again.model
-    assert delegate._delegate_of(patcher, None).model is again.model
+    assert delegate._static_patcher_of(patcher, None).model is again.model
+    assert delegate._static_patcher_of(patcher, None).model is again.model
     assert calls == [{"disable_dynamic": True}]

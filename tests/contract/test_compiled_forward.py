@@ -81,8 +81,8 @@ def test_a_sampling_run_looks_closely_at_the_model_once(
     looks: list[bool] = []
     refresh = forward.runner.weights.refresh
 
-    def watched(thorough: bool = False) -> bool:
-        looks.append(refresh(thorough))
+    def watched(inspect_modules: bool = False) -> bool:
+        looks.append(refresh(inspect_modules))
         return looks[-1]
 
     monkeypatch.setattr(forward.runner.weights, "refresh", watched)
@@ -160,8 +160,8 @@ def captured(
     forward.runner._programs["cpu"] = (Captures(forward.runner.owner, can), "captures")
     refresh = forward.runner.weights.refresh
 
-    def watched(thorough: bool = False) -> bool:
-        looked: bool = refresh(thorough)
+    def watched(inspect_modules: bool = False) -> bool:
+        looked: bool = refresh(inspect_modules)
         happened.extend(["look"] if looked else [])
         return looked
 

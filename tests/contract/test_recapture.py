@@ -52,8 +52,8 @@ class Process:
                 return SimpleNamespace(bytes=1000, replay=call.invoke, close=lambda: None)
 
         self.captured: list[tuple[int, ...]] = []
-        can = self.adapter("forward.module_runner").registry.Capabilities(available=True, compiles=True, captures=True)
-        program = Pretending(service.owner_of(self.model), can)
+        can = service.registry.Capabilities(available=True, compiles=True, captures=True)
+        program = Pretending(service.record_of(self.model).owner, can)
         forward = self.adapter("forward.compiled_forward")
         self.forward = forward.CompiledForward(self.model, self.model._forward, "inductor", forward.Role.UNET, [], None)
         self.forward.runner._programs["cpu"] = (program, "inductor")
@@ -140,7 +140,7 @@ class TestTheNextProcess:
     def test_no_more_time_than_its_budget(
         self, start: Callable[..., Process], adapter: Callable[[str], ModuleType], monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(adapter("restart.recapture"), "_SECONDS", -1.0)
+        monkeypatch.setattr(adapter("restart.recapture"), "_MAX_SECONDS", -1.0)
         process = start()
         process(16)
         assert process.captured == [(16, 16)]

@@ -29,22 +29,21 @@ def test_a_module_that_dies_takes_its_program_with_it(
     report = adapter("report.cache_report").report
     module = nn.Linear(2, 2)
     service.program_for(module, "eager", "cpu", build_no_hooks)
-    service.weights_of(module).refresh()
+    service.record_of(module).weights.refresh()
     service.fingerprint_of(module)
-    number = service.owner_of(module)
+    number = service.record_of(module).owner
     assert number in {row["module"] for row in report()["modules"]}
     del module
     gc.collect()
     assert number not in {row["module"] for row in report()["modules"]}
-    assert number not in service._weights
-    assert number not in service._fingerprints
+    assert number not in service._records
 
 
 def test_a_module_may_die_in_a_thread_that_somebody_waits_for_with_the_lock_held(service: ModuleType) -> None:
     # Inductor's own threads collect garbage too, while a prompt compiles and waits for them.
     module = nn.Linear(2, 2)
     module.myself = [module]  # type: ignore[assignment]  # a cycle: only a collection ends it
-    service.owner_of(module)
+    service.record_of(module)
     del module
     with service.cache()._lock, service._lock:
         collector = threading.Thread(target=gc.collect, daemon=True)
@@ -114,7 +113,7 @@ def test_a_setting_that_cannot_be_read_is_told_at_the_start(
 ) -> None:
     monkeypatch.setattr(service, "_cache", None)
     monkeypatch.setenv("RESOLUTE_BUDGET_MB", "lots")
-    adapter("restart.preload")._look_ahead()
+    adapter("restart.preload")._preload()
     (told,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     assert "RESOLUTE_BUDGET_MB='lots' is not a whole number" in told
     assert "started again" in told

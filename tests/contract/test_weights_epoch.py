@@ -1,4 +1,4 @@
-"""WeightsTracker: a number that changes whenever the weights are elsewhere, and what then forbids a capture."""
+"""WeightsEpoch: a number that changes whenever the weights are elsewhere, and what then forbids a capture."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def module() -> Module:
 
 @pytest.fixture
 def watched(residency: ModuleType, module: Module) -> Any:
-    watched = residency.WeightsTracker(module)
+    watched = residency.WeightsEpoch(module)
     watched.refresh()
     return watched
 
@@ -89,7 +89,7 @@ def test_weights_that_move_begin_a_new_epoch_at_the_next_call(
     assert watched.epoch > before
     after = watched.epoch
     watched.refresh()
-    watched.refresh(thorough=True)
+    watched.refresh(inspect_modules=True)
     assert watched.epoch == after
     assert kept
 
@@ -148,29 +148,29 @@ def add_parameter(module: Module) -> None:
 def test_what_leaves_the_addresses_alone_begins_a_new_epoch_when_a_run_starts(
     watched: Any, module: Module, change: Callable[[Module], None]
 ) -> None:
-    watched.refresh(thorough=True)  # what can be remembered is
+    watched.refresh(inspect_modules=True)  # what can be remembered is
     before = watched.epoch
     change(module)
-    watched.refresh(thorough=True)
+    watched.refresh(inspect_modules=True)
     assert watched.epoch > before
 
 
 def test_an_exchanged_submodules_weights_are_watched_from_then_on(watched: Any, module: Module) -> None:
     exchange_submodule(module)
-    watched.refresh(thorough=True)
+    watched.refresh(inspect_modules=True)
     before = watched.epoch
     module.second.weight = nn.Parameter(torch.zeros(4, 4))
     watched.refresh()
     assert watched.epoch > before
 
 
-@pytest.mark.parametrize("thorough", [False, True])
-def test_without_a_change_the_epoch_stays(watched: Any, module: Module, thorough: bool) -> None:
+@pytest.mark.parametrize("inspect_modules", [False, True])
+def test_without_a_change_the_epoch_stays(watched: Any, module: Module, inspect_modules: bool) -> None:
     before = watched.epoch
     with torch.no_grad():
         module.first.weight.mul_(2)  # values in place: a replay reads them anew
     for _ in range(3):
-        watched.refresh(thorough=thorough)
+        watched.refresh(inspect_modules=inspect_modules)
     assert watched.epoch == before
 
 
@@ -179,21 +179,21 @@ def test_a_model_that_is_watched_goes_when_everybody_else_lets_go(residency: Mod
     module = Module()
     module.get_submodule(holder).forward = module.forward  # a method bound to the model, as core leaves it there
     module.get_submodule(holder).__dict__["model"] = [module]
-    watched, gone = residency.WeightsTracker(module), weakref.ref(module)
-    watched.refresh(thorough=True)
+    watched, gone = residency.WeightsEpoch(module), weakref.ref(module)
+    watched.refresh(inspect_modules=True)
     del module
     gc.collect()
     assert gone() is None
-    watched.refresh(thorough=True)
+    watched.refresh(inspect_modules=True)
 
 
 @pytest.mark.parametrize("name", ["holders", "weight_function"])
 def test_a_model_goes_though_it_was_put_into_a_list_that_was_seen_empty(residency: ModuleType, name: str) -> None:
     module = Module()
     module.first.__dict__[name] = found = []  # type: ignore[var-annotated]
-    watched, gone = residency.WeightsTracker(module), weakref.ref(module)
+    watched, gone = residency.WeightsEpoch(module), weakref.ref(module)
     for _ in range(2):
-        watched.refresh(thorough=True)
+        watched.refresh(inspect_modules=True)
         found.append(module)
     del module, found
     gc.collect()
@@ -203,12 +203,12 @@ def test_a_model_goes_though_it_was_put_into_a_list_that_was_seen_empty(residenc
 def test_gradients_switched_off_are_no_change(watched: Any, module: Module) -> None:
     before = watched.epoch
     module.requires_grad_(False)
-    watched.refresh(thorough=True)
+    watched.refresh(inspect_modules=True)
     assert watched.epoch == before
 
 
 def test_two_modules_never_share_an_epoch(residency: ModuleType, watched: Any) -> None:
-    other = residency.WeightsTracker(Module())
+    other = residency.WeightsEpoch(Module())
     other.refresh()
     assert other.epoch != watched.epoch
 
@@ -229,11 +229,11 @@ class TestBlockers:
     ) -> None:
         before, changed = watched.epoch, module.get_submodule(where)
         changed.extra_repr = lambda: ""  # type: ignore[method-assign]  # any method: which one computes is not ours to say
-        watched.refresh(thorough=True)
+        watched.refresh(inspect_modules=True)
         assert watched.blocker.code.value == "replaced_forward"
         assert watched.epoch > before
         del changed.extra_repr
-        watched.refresh(thorough=True)
+        watched.refresh(inspect_modules=True)
         assert watched.blocker is None
 
     def test_weights_that_lie_ready_forbid_nothing(self, watched: Any) -> None:
@@ -241,7 +241,7 @@ class TestBlockers:
 
     def test_a_cast_on_the_way_forbids_nothing(self, watched: Any, module: Module) -> None:
         flip_cast(module)
-        watched.refresh(thorough=True)
+        watched.refresh(inspect_modules=True)
         assert watched.blocker is None
 
     @pytest.mark.parametrize("change", [patch_weight, patch_bias], ids=lambda change: change.__name__)
@@ -249,7 +249,7 @@ class TestBlockers:
         self, watched: Any, module: Module, change: Callable[[Module], None]
     ) -> None:
         change(module)
-        watched.refresh(thorough=True)
+        watched.refresh(inspect_modules=True)
         assert watched.blocker.code.value == "streamed_weights"
         assert "patched" in watched.blocker.detail
 
@@ -261,22 +261,22 @@ class TestBlockers:
 
     def test_weights_that_are_nowhere_forbid_a_capture(self, watched: Any, module: Module) -> None:
         module.to("meta")
-        watched.refresh(thorough=True)
+        watched.refresh(inspect_modules=True)
         assert watched.blocker is not None
         assert watched.blocker.code.value == "streamed_weights"
 
     def test_paged_weights_forbid_a_capture(self, watched: Any, module: Module) -> None:
         module.first._v = object()  # DynamicVRAM keeps its page there
         module.first.comfy_cast_weights = True
-        watched.refresh(thorough=True)
+        watched.refresh(inspect_modules=True)
         assert watched.blocker.code.value == "streamed_weights"
         assert "DynamicVRAM" in watched.blocker.detail
 
     def test_weights_that_came_back_forbid_nothing(self, watched: Any, module: Module) -> None:
         patch_weight(module)
-        watched.refresh(thorough=True)
+        watched.refresh(inspect_modules=True)
         module.first.weight_function = []
-        watched.refresh(thorough=True)
+        watched.refresh(inspect_modules=True)
         assert watched.blocker is None
 
 
@@ -288,14 +288,14 @@ class TestWhatIsNotCoresOwn:
     def test_a_weight_that_is_more_than_its_data_forbids_a_capture(self, watched: Any, module: Module) -> None:
         before = watched.epoch
         module.first.weight = nn.Parameter(module.first.weight.detach().as_subclass(Quantized), requires_grad=False)
-        watched.refresh(thorough=True)
+        watched.refresh(inspect_modules=True)
         assert watched.epoch != before
         assert watched.blocker.code.value == "unreadable_weights"
         assert "Quantized" in watched.blocker.detail
 
     def test_a_buffer_of_that_kind_does_too(self, watched: Any, module: Module) -> None:
         module.table = torch.zeros(3).as_subclass(Quantized)
-        watched.refresh(thorough=True)
+        watched.refresh(inspect_modules=True)
         assert watched.blocker.code.value == "unreadable_weights"
 
     @pytest.fixture
@@ -305,7 +305,7 @@ class TestWhatIsNotCoresOwn:
     def test_a_class_of_another_pack_forbids_a_capture_and_is_named(
         self, residency: ModuleType, module: Module, strange: None
     ) -> None:
-        watched = residency.WeightsTracker(module)
+        watched = residency.WeightsEpoch(module)
         watched.refresh()
         assert watched.blocker.code.value == "foreign_model"
         assert f"{Module.__module__}.Module" in watched.blocker.detail
@@ -315,7 +315,7 @@ class TestWhatIsNotCoresOwn:
         self, residency: ModuleType, module: Module, strange: None
     ) -> None:
         both = {f"{kind.__module__}.{kind.__qualname__}" for kind in (Module, Operation)}
-        watched = residency.WeightsTracker(module, both)
+        watched = residency.WeightsEpoch(module, both)
         watched.refresh()
         assert watched.blocker is None
 
@@ -328,14 +328,14 @@ class TestWhatIsNotCoresOwn:
         with monkeypatch.context() as patch:
             # nn.Linear calls `linear`, and never `silu`.
             patch.setattr(torch.nn.functional, "linear" if where == "inside" else "silu", strange)
-            watched.refresh(thorough=True)
+            watched.refresh(inspect_modules=True)
             if where == "outside":
                 assert (watched.epoch, watched.blocker) == (before, None)
                 return
             assert watched.epoch != before
             assert watched.blocker.code.value == "replaced_forward"
             assert "torch.nn.functional.linear" in watched.blocker.detail
-        watched.refresh(thorough=True)
+        watched.refresh(inspect_modules=True)
         assert watched.blocker is None
 
     def test_functions_that_manage_memory_may_be_another_packs(
@@ -344,12 +344,12 @@ class TestWhatIsNotCoresOwn:
         strange = types.FunctionType(forward_of_strange.__code__, {"__name__": "custom_nodes.strange"})
         monkeypatch.setattr(adapter("weights.model_code"), "MANAGEMENT_MODULES", frozenset({"torch.nn.functional"}))
         monkeypatch.setattr(torch.nn.functional, "linear", strange)
-        watched.refresh(thorough=True)
+        watched.refresh(inspect_modules=True)
         assert watched.blocker is None
 
     def test_a_model_that_reads_the_noise_level_is_not_captured(self, residency: ModuleType) -> None:
         module = ReadsSigmas()
-        watched = residency.WeightsTracker(module)
+        watched = residency.WeightsEpoch(module)
         watched.refresh()
         assert watched.blocker.code.value == "observed_input"
 

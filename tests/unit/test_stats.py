@@ -61,7 +61,7 @@ def test_a_snapshot_is_consistent_while_another_thread_counts() -> None:
 def test_events_since_a_moment_are_the_later_ones_that_are_still_kept() -> None:
     stats = Stats()
     stats.event("compile", "before")
-    start = stats.told
+    start = stats.event_count
     assert stats.events_since(start) == []
     for number in range(3):
         stats.event("compile", str(number))

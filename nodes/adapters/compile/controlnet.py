@@ -8,9 +8,9 @@ import comfy.controlnet
 
 from ....compile_cache.keys import Role
 from ..blocks.registry import families_for
-from ..forward.module_runner import explain_passthrough, prepare_backend
 from ..forward.patch_install import install_compiled_forward
-from ..weights.static_clone import own_clone
+from ..weights.static_clone import unshared_clone
+from .backend_choice import explain_passthrough, prepare_backend
 
 
 def compile_controlnet(control_net: Any, backend: str, node_id: str | None = None) -> Any:
@@ -25,7 +25,7 @@ def compile_controlnet(control_net: Any, backend: str, node_id: str | None = Non
         explain_passthrough(reason, node_id)
         return copy
     prepare_backend(backend, copy.control_model_wrapped.load_device, node_id)
-    patcher = own_clone(copy.control_model_wrapped)
+    patcher = unshared_clone(copy.control_model_wrapped)
     install_compiled_forward(patcher, "forward", backend, Role.CONTROLNET, families_for(Role.CONTROLNET), node_id)
     copy.control_model_wrapped = patcher
     copy.control_model = patcher.model

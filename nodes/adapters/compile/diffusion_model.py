@@ -6,11 +6,11 @@ from typing import Any
 
 from ....compile_cache.keys import Role
 from ..blocks.registry import families_for
-from ..forward.module_runner import explain_passthrough, prepare_backend
 from ..forward.patch_install import install_compiled_forward
 from ..sampling import cond_batching, memory
 from ..sampling.step_overlap import overlap_steps
 from ..weights.static_clone import static_clone
+from .backend_choice import explain_passthrough, prepare_backend
 
 _NETWORK = "diffusion_model"
 

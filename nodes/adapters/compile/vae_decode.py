@@ -10,9 +10,9 @@ import torch
 from ....compile_cache.keys import Role
 from ..blocks import vae as vae_blocks
 from ..blocks.registry import families_for
-from ..forward.module_runner import explain_passthrough, prepare_backend
 from ..forward.patch_install import install_compiled_forward
 from ..weights.static_clone import static_clone
+from .backend_choice import explain_passthrough, prepare_backend
 
 
 def compile_vae_decode(vae: Any, backend: str, node_id: str | None = None) -> Any:

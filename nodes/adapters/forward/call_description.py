@@ -1,8 +1,7 @@
-"""Describe one call of a diffusion model: its tensors, its plain values, and what forbids a capture."""
+"""Describe one call of a module: its tensors, its plain values, and what forbids a capture."""
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,8 +14,8 @@ from ....compile_cache.keys import Component, Signature, TensorSpec
 from ....compile_cache.regions.foreign_code import origin
 from . import step_pass
 
-# Entries of transformer_options that nothing inside `_forward` reads, unless a patch does, and patches are refused
-# below. Everything else is unknown and keeps the call from being captured; the compiled regions still run.
+# Entries of transformer_options that nothing inside `_forward` reads except patches, which are refused below. Any other
+# entry is unknown, so the call is not captured; its compiled regions still run.
 _INERT_OPTIONS = frozenset(
     {
         "activations_shape", "block", "block_index", "callbacks", "cond_or_uncond", "easycache",
@@ -25,14 +24,14 @@ _INERT_OPTIONS = frozenset(
     }
 )  # fmt: skip
 _PATCHES = ("patches", "patches_replace")
-# Which parts of a batch are positive and which negative. Of core's models only this one looks.
-_ORDER = "cond_or_uncond"
-_LOOKS_AT_ORDER = "comfy.ldm.seedvr.model"
+# Which parts of the batch are positive and which negative. Of core's models only SeedVR's reads it.
+_COND_ORDER = "cond_or_uncond"
+_READS_COND_ORDER = "comfy.ldm.seedvr.model"
 
 
 @dataclass
 class CallDescription:
-    """The flat tensors of a call, in the order of its signature, and how to put others in their place."""
+    """The tensors of a call, flat and in the order of its signature, its plain values, and what forbids a capture."""
 
     names: list[str] = field(default_factory=list)
     tensors: list[torch.Tensor] = field(default_factory=list)
@@ -40,23 +39,25 @@ class CallDescription:
     blocker: BypassReason | None = None
     method: Method | None = None  # see Call
 
-    def form(self) -> tuple[Any, ...]:
-        """Everything that the signature is made of, as it lies at hand: equal forms have equal signatures."""
+    def quick_key(self) -> tuple[Any, ...]:
+        """Cheaper to make and to compare than the signature. Equal quick keys have equal signatures."""
         tensors = tuple([(tensor.shape, tensor.stride(), tensor.dtype, tensor.device) for tensor in self.tensors])
         return (tuple(self.names), tensors, repr(self.values))
 
     def signature(self) -> Signature:
+        """What the graph of this call is keyed by, beside the model and the backend."""
         specs = tuple((name, tensor_spec(tensor)) for name, tensor in zip(self.names, self.tensors, strict=True))
         return Signature(specs, tuple(self.values))
 
     def block(self, detail: str) -> None:
+        """Forbid a capture. detail: the reason, a sentence for people; the first one stays."""
         if self.blocker is None:
             self.blocker = BypassReason(BypassCode.OBSERVED_INPUT, detail)
 
-    def take(self, name: str, value: Any) -> Callable[[Sequence[torch.Tensor]], Any]:
-        """Describe one argument; returns a function that builds it again from a list of replacement tensors.
+    def add(self, name: str, value: Any) -> Callable[[Sequence[torch.Tensor]], Any]:
+        """Describe one argument. Returns a function that rebuilds it from replacements for all tensors of the call.
 
-        Containers are built anew each time: core pops ControlNet residuals out of theirs in place.
+        Containers are rebuilt each time, because core pops ControlNet residuals out of theirs.
         """
         if type(value) in (torch.Tensor, torch.nn.Parameter):
             index = len(self.tensors)
@@ -68,21 +69,21 @@ class CallDescription:
             return lambda tensors: value
         if isinstance(value, Mapping):
             self.values.append((name, tuple(str(key) for key in value)))
-            parts = {key: self.take(f"{name}.{key}", item) for key, item in value.items()}
+            parts = {key: self.add(f"{name}.{key}", item) for key, item in value.items()}
             return lambda tensors: {key: build(tensors) for key, build in parts.items()}
         if type(value) in (list, tuple):
             kind: type = type(value)
             self.values.append((name, len(value)))
-            items = [self.take(f"{name}[{i}]", item) for i, item in enumerate(value)]
+            items = [self.add(f"{name}[{i}]", item) for i, item in enumerate(value)]
             return lambda tensors: kind(build(tensors) for build in items)
-        self.block(f"'{name}' is a {type(value).__name__}, which a capture cannot follow")
+        self.block(f"'{name}' is a {type(value).__name__}, which is no input of a graph")
         return lambda tensors: value
 
-    def take_options(self, options: Mapping[str, Any], module: torch.nn.Module) -> None:
+    def add_options(self, options: Mapping[str, Any], module: torch.nn.Module) -> None:
         """Refuse a capture for anything in transformer_options that could change what `module` computes."""
         kind = type(module)
-        if _ORDER in options and (kind.__module__ == _LOOKS_AT_ORDER or origin(kind) != "comfy"):
-            self.values.append((_ORDER, tuple(options[_ORDER])))
+        if _COND_ORDER in options and (kind.__module__ == _READS_COND_ORDER or origin(kind) != "comfy"):
+            self.values.append((_COND_ORDER, tuple(options[_COND_ORDER])))
         for name in _PATCHES:
             kinds = sorted(kind for kind, patches in (options.get(name) or {}).items() if patches)
             if kinds:
@@ -93,20 +94,8 @@ class CallDescription:
 
 
 def tensor_spec(tensor: torch.Tensor) -> TensorSpec:
-    """The spec of a tensor. Captures copy into contiguous or channels-last buffers, so no other stride matters."""
+    """The spec of a tensor. Captures copy it into a contiguous or channels-last buffer: no other stride matters."""
     layout = "contiguous"
     if tensor.ndim == 4 and not tensor.is_contiguous() and tensor.is_contiguous(memory_format=torch.channels_last):
         layout = "channels_last"
     return TensorSpec(tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."), tensor.device.type, layout)
-
-
-def argument_names(module: torch.nn.Module, forward: Callable[..., Any]) -> list[str]:
-    """The names of a forward's arguments by position: families order them differently, and core calls by position.
-
-    Where another pack's replacement takes `*args`, the module's own forward tells.
-    """
-    parameters = list(inspect.signature(forward).parameters.values())
-    if any(parameter.kind is parameter.VAR_POSITIONAL for parameter in parameters):
-        own = getattr(type(module), "_forward", type(module).forward)
-        parameters = list(inspect.signature(own).parameters.values())[1:]
-    return [parameter.name for parameter in parameters if parameter.kind is not parameter.VAR_KEYWORD]

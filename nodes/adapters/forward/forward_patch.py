@@ -1,10 +1,12 @@
-"""What stands where a module's forward stood, as an object patch of a model patcher."""
+"""The base of what replaces a module's forward, as an object patch of a model patcher."""
 
 from __future__ import annotations
 
+import functools
 import inspect
 import weakref
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -13,13 +15,18 @@ from ....compile_cache.regions.foreign_code import HOOKED, is_own, origin
 
 
 class ForwardPatch(ABC):
-    """Not a Module: it stands for one, and must not become its child or keep it alive: ComfyUI puts it into the module
-    itself, and a model that only a garbage collection can free stays on the GPU until then.
+    """Replaces the forward of one module.
 
-    `inner` is the forward that it replaces: the module's own, or what another pack put there.
+    It is no Module and holds the module weakly: ComfyUI stores it in the module itself, and a reference cycle would
+    keep an unloaded model on the GPU until the next garbage collection.
     """
 
     def __init__(self, module: torch.nn.Module, inner: Any) -> None:
+        """inner: the forward to replace, the module's own or another pack's. If it is a patch of ours, this one takes
+        its place: of two compile nodes in a row, the last one decides.
+        """
+        while isinstance(inner, ForwardPatch):
+            inner = inner.inner
         self._module = weakref.ref(module)
         own = inspect.ismethod(inner) and inner.__self__ is module
         self._own_method = inner.__func__ if own else None
@@ -31,7 +38,7 @@ class ForwardPatch(ABC):
     def module(self) -> torch.nn.Module:
         """The module whose forward this is. It outlives every call."""
         module = self._module()
-        assert module is not None, "called for a module that is gone"
+        assert module is not None, "the forward of a module that was garbage collected is called"
         return module
 
     @property
@@ -39,17 +46,31 @@ class ForwardPatch(ABC):
         """The forward that this one replaces."""
         return self._foreign if self._own_method is None else self._own_method.__get__(self.module)
 
+    def by_name(self, args: Sequence[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
+        """The arguments of a call by name."""
+        return {self._names[index]: value for index, value in enumerate(args)} | kwargs
+
+    @property
+    def latent_name(self) -> str:
+        """The name of the first argument, which is the latent in every role."""
+        return self._names[0]
+
+    @functools.cached_property
+    def _names(self) -> list[str]:
+        return argument_names(self.module, self.inner)
+
     def for_copy(self, module: torch.nn.Module, own: Any) -> ForwardPatch:
-        """The same for another copy of the model, on another device, whose own forward is `own`."""
-        return self._around(module, own if self._foreign is None else self._foreign)
+        """The same patch for a copy of the model on another device. own: the forward that the copy has now."""
+        return self._rebuilt(module, own if self._foreign is None else self._foreign)
 
     @abstractmethod
-    def _around(self, module: torch.nn.Module, inner: Any) -> ForwardPatch: ...
+    def _rebuilt(self, module: torch.nn.Module, inner: Any) -> ForwardPatch:
+        """A patch with the same settings for another module."""
 
     def weights_detached(self, unpatched: bool) -> None:
-        """ComfyUI took the model down: `unpatched`, all of it (unload, free memory), or only to take it up again."""
-        # Restoring an object patch leaves a bound method in the module's dictionary: a cycle that keeps it alive. Where
-        # another patch has exchanged the module meanwhile, it leaves us there.
+        """ComfyUI detached the weights. unpatched: for good (unload, free memory), not only to load them again."""
+        # Undoing an object patch leaves a bound method in the module's dictionary, a cycle that keeps the module alive.
+        # If another object patch has replaced the module meanwhile, this patch itself is left there.
         module = self._module()
         if module is None:
             return
@@ -59,11 +80,17 @@ class ForwardPatch(ABC):
                 del module.__dict__[name]
 
     @abstractmethod
-    def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Same arguments and result as `inner`."""
 
 
-def without_our_patches(forward: Any) -> Any:
-    """What stood there before Resolute: of two Compile nodes in a row, the last decides."""
-    while isinstance(forward, ForwardPatch):
-        forward = forward.inner
-    return forward
+def argument_names(module: torch.nn.Module, forward: Callable[..., Any]) -> list[str]:
+    """The names of a forward's arguments by position: families order them differently, and core passes them so.
+
+    If another pack's replacement takes `*args`, the names come from the module's own forward.
+    """
+    parameters = list(inspect.signature(forward).parameters.values())
+    if any(parameter.kind is parameter.VAR_POSITIONAL for parameter in parameters):
+        own = getattr(type(module), "_forward", type(module).forward)
+        parameters = list(inspect.signature(own).parameters.values())[1:]
+    return [parameter.name for parameter in parameters if parameter.kind is not parameter.VAR_KEYWORD]

@@ -1,4 +1,4 @@
-"""Put a compiled forward into a model patcher, and tell it what ComfyUI does with the model."""
+"""Install a forward patch in a model patcher, with callbacks for loading, sampling and unloading."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from comfy.patcher_extension import CallbacksMP
 
 from ....compile_cache.keys import Role
 from .compiled_forward import CompiledForward, Family
-from .forward_patch import ForwardPatch, without_our_patches
+from .forward_patch import ForwardPatch
 
 _KEY = "resolute"
 
@@ -19,18 +19,18 @@ _KEY = "resolute"
 def install_compiled_forward(
     patcher: Any, name: str, backend: str, role: Role, families: Sequence[Family], node_id: str | None
 ) -> None:
-    """Compile the method `name` ("diffusion_model._forward") of the model of `patcher`, which must be a clone of ours.
+    """Compile the method `name` ("diffusion_model._forward") of the model of `patcher`, which must be our own clone.
 
-    The hook is an object patch: ComfyUI applies and restores it for each clone.
+    The CompiledForward is an object patch, which ComfyUI applies and restores for each clone.
     """
-    inner = without_our_patches(patcher.get_model_object(name))
     module = _holder(patcher, name)
     label = type(getattr(patcher.model, "model_config", patcher.model)).__name__  # "SDXL"
+    inner = patcher.get_model_object(name)
     install_patch(patcher, name, CompiledForward(module, inner, backend, role, families, node_id, label))
 
 
 def install_patch(patcher: Any, name: str, patch: ForwardPatch) -> None:
-    """Let `patch` stand for the method `name` of the model of `patcher`, a clone of ours, and of its clones."""
+    """Replace the method `name` of the model of `patcher`, our own clone, and of later clones of it."""
     patcher.add_object_patch(name, patch)
     for moment, callback in _CALLBACKS.items():
         patcher.remove_callbacks_with_key(moment, _KEY)
@@ -38,20 +38,20 @@ def install_patch(patcher: Any, name: str, patch: ForwardPatch) -> None:
 
 
 def _holder(patcher: Any, name: str) -> torch.nn.Module:
-    """The module whose method is `name`."""
+    """The module that has the method `name`."""
     path = name.rpartition(".")[0]
     module: torch.nn.Module = patcher.get_model_object(path) if path else patcher.model
     return module
 
 
-# Callbacks belong to a patcher and are copied to its clones, so they act on the forwards of the patcher that calls.
+# Clones share the callbacks of their patcher, so a callback acts on the patches of the patcher that it is called with.
 
 
-def _telling(act: Callable[[CompiledForward], None]) -> Callable[..., None]:
+def _for_each_compiled(action: Callable[[CompiledForward], None]) -> Callable[..., None]:
     def callback(patcher: Any, *_: Any) -> None:
         for patch in list(patcher.object_patches.values()):
             if isinstance(patch, CompiledForward):
-                act(patch)
+                action(patch)
 
     return callback
 
@@ -62,7 +62,7 @@ def _sampling_begins(patcher: Any) -> None:
             continue
         method = name.rpartition(".")[2]
         if method not in vars(patch.module) and _holder(patcher, name) is patch.module:
-            setattr(patch.module, method, patch)  # a clone that was collected since this one was loaded took it along
+            setattr(patch.module, method, patch)  # a clone that was collected after this one was loaded removed it
         if isinstance(patch, CompiledForward):
             patch.begin()
 
@@ -70,28 +70,27 @@ def _sampling_begins(patcher: Any) -> None:
 def _weights_detached(patcher: Any, unpatched: bool) -> None:
     sampling = getattr(patcher.model, "current_patcher", None)
     if not unpatched and sampling is not None and sampling is not patcher:
-        return  # a clone that is garbage, and is collected while another one samples with the same forward
+        return  # a clone is garbage collected while another one samples with the same forward
     for patch in list(patcher.object_patches.values()):
         if isinstance(patch, ForwardPatch):
             patch.weights_detached(unpatched)
 
 
 def _patch_clone(patcher: Any, clone: Any) -> None:
-    """Core's copies of a model for other GPUs are clones of the patcher around another module: hook that one."""
+    """Core's copies of a model for other GPUs are clones of the patcher around another module: patch that one."""
     for name, forward in list(clone.object_patches.items()):
         if not isinstance(forward, ForwardPatch):
             continue
         module = _holder(clone, name)
         if module is forward.module:
             continue
-        own = without_our_patches(comfy.utils.get_attr(clone.model, name))
-        clone.add_object_patch(name, forward.for_copy(module, own))
+        clone.add_object_patch(name, forward.for_copy(module, comfy.utils.get_attr(clone.model, name)))
 
 
 _CALLBACKS = {
     CallbacksMP.ON_PRE_RUN: _sampling_begins,
-    CallbacksMP.ON_CLEANUP: _telling(CompiledForward.end),
-    CallbacksMP.ON_LOAD: _telling(CompiledForward.weights_loaded),
+    CallbacksMP.ON_CLEANUP: _for_each_compiled(CompiledForward.end),
+    CallbacksMP.ON_LOAD: _for_each_compiled(CompiledForward.weights_loaded),
     CallbacksMP.ON_DETACH: _weights_detached,
     CallbacksMP.ON_CLONE: _patch_clone,
 }

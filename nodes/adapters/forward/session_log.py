@@ -1,14 +1,12 @@
-"""One line for each sampling run, and for a decode that had to wait: what it did, what it waited for, and why."""
+"""One log line for each sampling run, and for a decode that had to wait: what it did, how long it waited, and why."""
 
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from ..comfyui.progress import NodeProgress
 from ..process import runtime
-
-if TYPE_CHECKING:
-    from .module_runner import ModuleRunner
 
 logger = logging.getLogger(__name__)
 
@@ -19,19 +17,21 @@ _COUNTED = {
     "captures": "captures",
     "region_compiles": "region compiles",
 }
-_MOST_NEWS = 3
-_WORTH_TELLING = 0.05  # seconds
+_MAX_NEW_SIGNATURES = 3
+_SHORT_WAIT = 0.05  # seconds; less is not mentioned
 
 
 class SessionLog:
-    def __init__(self, runner: ModuleRunner) -> None:
-        self._runner = runner
+    """Compares the cache's counters at the start and at the end of a sampling run."""
+
+    def __init__(self, progress: NodeProgress) -> None:
+        self._progress = progress
         self._before: dict[str, Any] = {}
-        self._told = 0
+        self._events_before = 0
 
     def begin(self) -> None:
         stats = runtime.cache().stats
-        self._before, self._told = stats.snapshot(), stats.told
+        self._before, self._events_before = stats.snapshot(), stats.event_count
 
     def end(self, only_if_waited: bool = False) -> None:
         """Log the summary and show it on the node."""
@@ -39,26 +39,29 @@ class SessionLog:
             return
         after = runtime.cache().stats.snapshot()
         waited = after["stall_seconds"] - self._before["stall_seconds"]
-        if only_if_waited and waited < _WORTH_TELLING:
+        if only_if_waited and waited < _SHORT_WAIT:
             return
-        parts = [
-            f"{after[key] - self._before[key]} {text}"
-            for key, text in _COUNTED.items()
-            if after[key] > self._before[key]
-        ]
-        bypasses = [
-            f"{count - self._before['bypasses'].get(reason, 0)}x {reason}"
-            for reason, count in after["bypasses"].items()
-            if count > self._before["bypasses"].get(reason, 0)
-        ]
-        line = ", ".join(parts) or "no calls"
-        if waited >= _WORTH_TELLING:
-            line += f", waited {waited:.1f} s"
-        news = [event.text for event in runtime.cache().stats.events_since(self._told) if event.kind == "signature"]
-        if news:
-            line += f"; new: {'; '.join(news[:_MOST_NEWS])}" + ("; ..." if len(news) > _MOST_NEWS else "")
-        if bypasses:
-            line += f"; bypassed: {', '.join(bypasses)}"
+        line = self._summary(after, waited)
         self._before = {}
         logger.info("Resolute: %s", line)
-        self._runner.progress.show(line)
+        self._progress.show(line)
+
+    def _summary(self, after: dict[str, Any], waited: float) -> str:
+        before = self._before
+        parts = [f"{after[key] - before[key]} {text}" for key, text in _COUNTED.items() if after[key] > before[key]]
+        bypasses = [
+            f"{count - before['bypasses'].get(code, 0)}x {code}"
+            for code, count in after["bypasses"].items()
+            if count > before["bypasses"].get(code, 0)
+        ]
+        line = ", ".join(parts) or "no calls"
+        if waited >= _SHORT_WAIT:
+            line += f", waited {waited:.1f} s"
+        events = runtime.cache().stats.events_since(self._events_before)
+        new = [event.text for event in events if event.kind == "signature"]
+        if new:
+            more = "; ..." if len(new) > _MAX_NEW_SIGNATURES else ""
+            line += f"; new: {'; '.join(new[:_MAX_NEW_SIGNATURES])}{more}"
+        if bypasses:
+            line += f"; bypassed: {', '.join(bypasses)}"
+        return line

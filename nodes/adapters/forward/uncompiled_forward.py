@@ -6,28 +6,22 @@ from typing import Any
 
 import torch
 
-from .call_description import argument_names
 from .forward_patch import ForwardPatch
 from .step_pass import decided_pass
 
 
 class UncompiledForward(ForwardPatch):
-    """Replaces the forward of a diffusion model. Without a decided pass it is that forward."""
+    """Replaces the forward of a diffusion model. A call without a decided pass runs the original."""
 
-    def __init__(self, module: torch.nn.Module, inner: Any) -> None:
-        super().__init__(module, inner)
-        self._names = argument_names(module, inner)
-
-    def _around(self, module: torch.nn.Module, inner: Any) -> UncompiledForward:
+    def _rebuilt(self, module: torch.nn.Module, inner: Any) -> UncompiledForward:
         return UncompiledForward(module, inner)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Same arguments as `inner`."""
-        given = dict(zip(self._names, args, strict=False)) | kwargs
+        given = self.by_name(args, kwargs) if self.is_known_code else {}
         # A pass would skip what another pack's forward does, so that one always runs in full.
-        step_pass = decided_pass(given.get("transformer_options")) if self.is_known_code else None
+        step_pass = decided_pass(given.get("transformer_options"))
         if step_pass is None:
             return self.inner(*args, **kwargs)
         arguments = step_pass.arguments(self.module, given)
-        latent = arguments.pop(self._names[0])
+        latent = arguments.pop(self.latent_name)
         return step_pass.finish(step_pass.run(self.module, self.inner, latent, **arguments))

@@ -1,4 +1,4 @@
-"""The one cache of the process, and the programs that run through it."""
+"""The one GraphCache of the process, and what the process keeps for each module that runs through it."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import collections
 import itertools
 import threading
 import weakref
+from dataclasses import dataclass, field
 
 import comfy.model_management
 import torch
@@ -18,27 +19,39 @@ from ....compile_cache.regions.region import HookBuilder
 from ....compile_cache.regions.structure import structure_digest
 from ....compile_cache.store.fingerprint import ModelFingerprint
 from ..weights.model_code import MANAGEMENT_MODULES
-from ..weights.weights_epoch import WeightsTracker
+from ..weights.weights_epoch import WeightsEpoch
 from . import store_location
+
+
+@dataclass(eq=False)
+class ModuleRecord:
+    """What the process keeps for one module, shared by every clone that runs it."""
+
+    owner: int  # the number of the module in this process
+    weights: WeightsEpoch
+    programs: dict[str, Program] = field(default_factory=dict)  # by the name of the backend
+    fingerprint: ModelFingerprint | None = None
+    fingerprint_epoch: int = 0  # the weights epoch in which it was computed
+
 
 _lock = threading.Lock()
 _cache: GraphCache | None = None
 _owners: weakref.WeakKeyDictionary[torch.nn.Module, int] = weakref.WeakKeyDictionary()
-_programs: dict[tuple[int, str], Program] = {}
-_fingerprints: dict[int, tuple[int, ModelFingerprint]] = {}  # by owner, with the epoch that it was taken in
-_weights: dict[int, WeightsTracker] = {}
+_records: dict[int, ModuleRecord] = {}
 _numbers = itertools.count(1)
-# Numbers of modules that died. Garbage is collected in any thread at any moment, also in one that a compile waits for
-# while this pack's locks are held: so whoever finds a module dead only notes it, and the next caller cleans up.
-_dead: collections.deque[int] = collections.deque()
-_gone: collections.deque[int] = collections.deque()  # of those, whose captures are still to be dropped
+# Numbers of modules that were garbage collected. Garbage is collected in any thread at any moment, also in one that a
+# compile waits for while this pack's locks are held. So the finalizer only notes the number; the next caller cleans up.
+_collected: collections.deque[int] = collections.deque()
+_with_captures: collections.deque[int] = collections.deque()  # of those, whose captures are still to be dropped
 
 
 def cache() -> GraphCache:
-    """The process's GraphCache, made at first use."""
+    """The process's GraphCache, made at first use. Raises UserError for a setting that cannot be read."""
     global _cache
-    while _dead:
-        _let_go(_dead.popleft())
+    while _collected:
+        owner = _collected.popleft()
+        _with_captures.append(owner)
+        _records.pop(owner, None)
     with _lock:
         if _cache is None:
             total = int(comfy.model_management.get_total_memory(device()))
@@ -50,55 +63,50 @@ def cache() -> GraphCache:
         return _cache
 
 
-def owner_of(module: torch.nn.Module) -> int:
-    """A number for a module of this process. When the module dies, everything that belongs to it goes too."""
+def record_of(module: torch.nn.Module) -> ModuleRecord:
+    """The record of a module, made at first use and dropped after the module was garbage collected."""
+    trusted = cache().config.trusted_classes
     with _lock:
-        number = _owners.get(module)
-        if number is None:
-            number = next(_numbers)
-            _owners[module] = number
-            weakref.finalize(module, _dead.append, number)
-        return number
+        if module not in _owners:
+            owner = next(_numbers)
+            _owners[module] = owner
+            _records[owner] = ModuleRecord(owner, WeightsEpoch(module, trusted))
+            weakref.finalize(module, _collected.append, owner)
+        return _records[_owners[module]]
 
 
 def program_for(module: torch.nn.Module, backend: str, device: str, build_hooks: HookBuilder) -> tuple[Program, str]:
-    """The program that runs `module` through a backend, made once, and the name of the backend that it is.
+    """The program that runs `module` through a backend, made once, and the name of the backend that was resolved.
 
-    Raises UnknownBackendError or BackendUnavailableError for a backend that was asked for by name.
+    device: a type ("cuda"). Raises UnknownBackendError or BackendUnavailableError for a backend asked for by name.
     """
     graph_cache = cache()
-    _bury(graph_cache)
+    _drop_captures_of_collected(graph_cache)
     chosen, capabilities, _ = registry.resolve(backend, device)
-    owner = owner_of(module)
-    program = _programs.get((owner, chosen.name))
+    record = record_of(module)
+    program = record.programs.get(chosen.name)
     if program is None:
-        program = chosen.bind(owner, capabilities, build_hooks, graph_cache.stats, graph_cache.config)
-        _programs[owner, chosen.name] = program
+        program = chosen.bind(record.owner, capabilities, build_hooks, graph_cache.stats, graph_cache.config)
+        record.programs[chosen.name] = program
     return program, chosen.name
 
 
-def weights_of(module: torch.nn.Module) -> WeightsTracker:
-    """The one WeightsTracker of a module, shared by every clone that runs it."""
-    owner, trusted = owner_of(module), cache().config.trusted_classes
-    with _lock:
-        if owner not in _weights:
-            _weights[owner] = WeightsTracker(module, trusted)
-        return _weights[owner]
-
-
 def fingerprint_of(module: torch.nn.Module) -> ModelFingerprint:
-    """The structure of a module, computed once per weights epoch: a setting of it may change."""
-    owner, epoch = owner_of(module), weights_of(module).epoch
-    known = _fingerprints.get(owner)
-    if known is None or known[0] != epoch:
-        known = (epoch, ModelFingerprint(type(module).__name__, structure_digest(module)))
-        _fingerprints[owner] = known
-    return known[1]
+    """The structure of a module, computed once per weights epoch, because its settings may change in between."""
+    record = record_of(module)
+    if record.fingerprint is None or record.fingerprint_epoch != record.weights.epoch:
+        record.fingerprint = ModelFingerprint(type(module).__name__, structure_digest(module))
+        record.fingerprint_epoch = record.weights.epoch
+    return record.fingerprint
 
 
 def programs() -> dict[tuple[int, str], Program]:
     """Every program of the process, by the number of its module and the name of its backend."""
-    return dict(_programs)
+    return {
+        (owner, backend): program
+        for owner, record in list(_records.items())  # another thread may add one meanwhile
+        for backend, program in list(record.programs.items())
+    }
 
 
 def device() -> torch.device:
@@ -107,15 +115,7 @@ def device() -> torch.device:
     return chosen
 
 
-def _let_go(owner: int) -> None:
-    _gone.append(owner)
-    _fingerprints.pop(owner, None)
-    _weights.pop(owner, None)
-    for key in [key for key in list(_programs) if key[0] == owner]:  # another thread may add one meanwhile
-        _programs.pop(key, None)
-
-
-def _bury(graph_cache: GraphCache) -> None:
-    """Drop the captures of modules that died. It may wait for a compile that runs, so no request does it."""
-    while _gone:
-        graph_cache.forget(_gone.popleft())
+def _drop_captures_of_collected(graph_cache: GraphCache) -> None:
+    """Not in `cache()`, which serves requests too: it may have to wait for a compile that runs."""
+    while _with_captures:
+        graph_cache.forget(_with_captures.popleft())

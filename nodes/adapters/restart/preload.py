@@ -1,4 +1,4 @@
-"""What happens before a prompt of ours runs: say what is ready, and load and import what it will wait for."""
+"""What happens before a prompt runs: log what is ready, load compiled regions, start what a backend will need."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 import comfy.model_management
 import torch
-import torch._dynamo  # here: two threads that import it at once, a node's and ours, find it half made
+import torch._dynamo  # at import, because two threads that import it at once find it half initialised
 
 from ....compile_cache.backends import registry
 from ....compile_cache.errors import UserError
@@ -20,14 +20,14 @@ from . import shape_status
 
 logger = logging.getLogger(__name__)
 
-_MODULES = 8  # that were used last: a UNet, a decoder and a ControlNet are three
+_MAX_MODELS = 8  # those used last; a UNet, a decoder and a ControlNet are three
 _begun = False
 
 
 def begin(server: Any) -> None:
-    """Look ahead when `server` (ComfyUI's PromptServer) starts to serve, and when somebody queues a prompt.
+    """Preload when `server` (ComfyUI's PromptServer) starts to serve, and prewarm when a prompt is queued.
 
-    By then every pack is imported, and a thread of ours cannot get in the way of another pack's imports.
+    Not before: until then packs are imported, and a thread of ours could disturb another pack's imports.
     """
     global _begun
     if _begun:
@@ -35,23 +35,24 @@ def begin(server: Any) -> None:
     _begun = True
 
     async def start(app: Any) -> None:
-        threading.Thread(target=_look_ahead, name="resolute-look-ahead", daemon=True).start()
+        threading.Thread(target=_preload, name="resolute-preload", daemon=True).start()
 
     server.app.on_startup.append(start)
     server.add_on_prompt_handler(before_prompt)
 
 
 def before_prompt(body: dict[str, Any]) -> dict[str, Any]:
-    """Let the backends of a prompt's nodes of ours get ready while it loads its models. Gives the body of the request
-    back as it is, which ComfyUI has not looked at yet.
+    """Prewarm the backends that a queued prompt will use, while it loads its models.
+
+    body: of the request, which ComfyUI has not validated yet. Returns it unchanged.
     """
     try:
         chosen = {each for node in body["prompt"].values() if (each := _backend(node)) is not None}
         device = comfy.model_management.get_torch_device()
         for name in chosen:
             registry.resolve(name, device.type)[0].prewarm(device, runtime.cache().config)
-    except Exception as error:  # whatever is wrong with it is ComfyUI's, or the node's, to say
-        logger.debug("Resolute: nothing is got ready for this prompt", exc_info=error)
+    except Exception as error:  # ComfyUI, or the node, reports what is wrong with the prompt
+        logger.debug("Resolute: no backend was prewarmed for this prompt", exc_info=error)
     return body
 
 
@@ -60,19 +61,19 @@ def _backend(node: Mapping[str, Any]) -> str | None:
     return choice if choice in registry.CHOICES and node["class_type"].startswith("Resolute") else None
 
 
-def _look_ahead() -> None:
+def _preload() -> None:
     try:
-        look_ahead(comfy.model_management.get_torch_device())
-    except UserError as error:  # a setting: every node of ours says so too
-        logger.warning("Resolute: %s Nothing of Resolute runs until that is mended and ComfyUI started again.", error)
+        preload(comfy.model_management.get_torch_device())
+    except UserError as error:  # a setting; each of our nodes raises it too
+        logger.warning("Resolute: %s No Resolute node runs until it is corrected and ComfyUI is started again.", error)
     except Exception:
-        logger.warning("Resolute: nothing was loaded ahead", exc_info=True)
+        logger.warning("Resolute: compiled regions were not preloaded", exc_info=True)
 
 
-def look_ahead(device: torch.device) -> None:
-    """Load what the models that were used last were compiled to, and log what is ready."""
+def preload(device: torch.device) -> None:
+    """Load the compiled regions of the models that were used last, and log what is ready."""
     cache = runtime.cache()
-    for model in cache.shapes.models()[:_MODULES]:
+    for model in cache.shapes.models()[:_MAX_MODELS]:
         started = time.perf_counter()
         loaded = 0
         for backend in {graph.key.backend for graph in model.graphs} & set(registry.NAMES):

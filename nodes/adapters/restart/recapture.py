@@ -1,4 +1,4 @@
-"""Captures of an earlier process, made again at the first call that shows how: the same call at other sizes."""
+"""Capture the shapes of earlier processes again: at the first call that differs from them in sizes only."""
 
 from __future__ import annotations
 
@@ -19,48 +19,48 @@ from .shape_status import locate
 
 logger = logging.getLogger(__name__)
 
-_SECONDS = 5.0  # at most, in front of a picture that somebody waits for
-_MOST = 16
+_MAX_SECONDS = 5.0  # a user is waiting for a picture
+_MAX_CAPTURES = 16
 
 
 def recapture(program: Program, call: Call, done: set[Hashable]) -> None:
-    """After `call` was answered: capture the remembered shapes of its module that differ from it in sizes only.
+    """Capture the remembered shapes that differ from `call`, which was just answered, in sizes only.
 
-    done: kinds of calls of this module that were looked after, once in each process. Within limits of time, number and
-    memory, the latest used first. Raises nothing but what cancels.
+    The latest used come first, within limits of time, number and memory. done: the kinds of calls of this module for
+    which this process has done it. Raises the progress's own cancellation only.
     """
     if call.capture_blocker is not None or call.forward_bypass is not None:
         return
-    kind = _kind(call.key)
+    kind = _without_sizes(call.key)
     if kind in done:
         return
     done.add(kind)
     try:
-        _recall(program, call, kind)
+        _capture_known_shapes(program, call, kind)
     except call.progress.cancellations:
         raise
     except Exception:
         logger.warning("Resolute: remembered shapes were not captured ahead", exc_info=True)
 
 
-def _recall(program: Program, call: Call, kind: Hashable) -> None:
+def _capture_known_shapes(program: Program, call: Call, kind: Hashable) -> None:
     cache = runtime.cache()
     known = reversed(cache.shapes.of_model(call.key.model))
-    like = [graph for graph in known if graph.key != call.key and _kind(graph.key) == kind]
-    # What is not compiled would take longer than it is worth here.
+    like = [graph for graph in known if graph.key != call.key and _without_sizes(graph.key) == kind]
+    # Skip shapes with regions to compile: that would take too long here.
     missing = frozenset[str]().union(*(found.missing for found in locate(like, cache, call.tensors[0].device).values()))
-    wanted = [graph.key for graph in like if graph.regions.isdisjoint(missing)][:_MOST]
+    wanted = [graph.key for graph in like if graph.regions.isdisjoint(missing)][:_MAX_CAPTURES]
     started = time.perf_counter()
     captured = 0
     for number, key in enumerate(wanted):
-        if time.perf_counter() - started > _SECONDS:
+        if time.perf_counter() - started > _MAX_SECONDS:
             break
         call.progress.raise_if_cancelled()
-        if not _fits(call, key):
+        if not _fits_in_memory(call, key):
             continue
         shape = "x".join(map(str, key.signature.latent_shape))
         call.progress.detail(f"capturing {number + 1} of {len(wanted)} remembered shapes: {shape}")
-        tensors = [_made_up(spec, call.tensors[0].device) for _, spec in key.signature.tensors]
+        tensors = [_dummy_tensor(spec, call.tensors[0].device) for _, spec in key.signature.tensors]
         if not cache.prepare(program, replace(call, key=key, tensors=tensors)):
             break
         captured += 1
@@ -69,21 +69,21 @@ def _recall(program: Program, call: Call, kind: Hashable) -> None:
         logger.info("Resolute: captured %d of %d remembered shapes in %.1f s", captured, len(wanted), seconds)
 
 
-def _kind(key: GraphKey) -> Hashable:
-    """All of a key but its sizes: with equal kinds, one call's code can be run on tensors of the other's sizes."""
+def _without_sizes(key: GraphKey) -> Hashable:
+    """A key without its sizes. If two are equal, one call's code can run on tensors of the other's sizes."""
     tensors = tuple(
         (name, len(spec.shape), spec.dtype, spec.device, spec.memory_format) for name, spec in key.signature.tensors
     )
     return (key.role, key.model, key.backend, tensors, repr(key.signature.values), repr(key.options))
 
 
-def _made_up(spec: TensorSpec, device: torch.device) -> torch.Tensor:
+def _dummy_tensor(spec: TensorSpec, device: torch.device) -> torch.Tensor:
     layout = torch.channels_last if spec.memory_format == "channels_last" else torch.contiguous_format
     return dummy_input(spec.shape, getattr(torch, spec.dtype), device, layout)
 
 
-def _fits(call: Call, key: GraphKey) -> bool:
-    """Whether there is memory for a call at these sizes, reckoned from the most that was in use so far."""
+def _fits_in_memory(call: Call, key: GraphKey) -> bool:
+    """Whether there is memory for a call at these sizes: the peak so far, scaled by the size of the latent."""
     device = call.tensors[0].device
     if device.type != "cuda":
         return True

@@ -1,4 +1,4 @@
-"""What decides how the modules of a model compute, besides their weights: quick to read while nothing changes."""
+"""What decides how the modules of a model compute, besides their weights; cheap to read while nothing changes."""
 
 from __future__ import annotations
 
@@ -14,37 +14,38 @@ import torch
 from ....compile_cache.regions.foreign_code import ForeignCode, marks_on
 from ....compile_cache.regions.structure import VOLATILE, settings
 
-# The condition of one module, to be compared with another one of the same; its identity first, its foreign code second.
+# The state of one module, to compare with an earlier one: its identity first, marks of foreign code second.
 ModuleState = tuple[Any, ...]
 
 
-class ModuleStates:
-    """Reads the conditions of one model's modules, once in every sampling run.
+class ModuleStateReader:
+    """Reads the states of a model's modules, once in every sampling run.
 
-    What the attributes of a module say is worked out once, and again when one of them was exchanged. Where one could
-    change in place, or hold on to the model, it is worked out each time.
+    What it derives from a module's attributes is cached until one of them is replaced, unless an attribute could change
+    in place or keep the model alive.
     """
 
     def __init__(self) -> None:
-        self._known: dict[int, _Attributes] = {}
+        self._cached: dict[int, _Attributes] = {}
 
     def read(self, modules: Iterable[torch.nn.Module], root: torch.nn.Module) -> list[ModuleState]:
-        known, self._known = self._known, {}
-        look = ForeignCode()
-        return [self._condition(module, module is root, known.get(id(module)), look) for module in modules]
+        """One state for each module, in their order. root: the module that runs through the cache."""
+        cached, self._cached = self._cached, {}
+        foreign_code = ForeignCode()
+        return [self._state(module, module is root, cached.get(id(module)), foreign_code) for module in modules]
 
-    def _condition(
-        self, module: torch.nn.Module, is_root: bool, known: _Attributes | None, look: ForeignCode
+    def _state(
+        self, module: torch.nn.Module, is_root: bool, cached: _Attributes | None, foreign_code: ForeignCode
     ) -> ModuleState:
         attributes = vars(module)
-        if known is None or not known.are_those_of(module):
-            known = _Attributes(module, is_root)
-        if known.lasting:
-            self._known[id(module)] = known
+        if cached is None or not cached.match(module):
+            cached = _Attributes(module, is_root)
+        if cached.cacheable:
+            self._cached[id(module)] = cached
         return (
             id(module),
-            known.marks + look.marks_around(module, is_root),
-            known.settings,
+            cached.marks + foreign_code.marks_around(module, is_root),
+            cached.settings,
             getattr(module, "comfy_cast_weights", None) if hasattr(type(module), "comfy_cast_weights") else None,
             len(attributes.get("weight_function") or ()),
             len(attributes.get("bias_function") or ()),
@@ -53,13 +54,13 @@ class ModuleStates:
 
 
 class _Attributes:
-    """The attributes of a module, and what they say.
+    """The attributes of a module, and what was derived from them.
 
-    lasting: none changes but by being exchanged, and none refers to anything that it would keep alive, such as the
-    model itself; so they may be kept to compare with.
+    cacheable: no attribute can change in place, and none keeps something alive (such as the model), so they may be kept
+    to compare with.
     """
 
-    __slots__ = ("_module", "_names", "_own", "lasting", "marks", "settings")
+    __slots__ = ("_module", "_names", "_own", "cacheable", "marks", "settings")
 
     def __init__(self, module: torch.nn.Module, is_root: bool) -> None:
         attributes = vars(module)
@@ -67,38 +68,40 @@ class _Attributes:
         self._names, self._own = list(attributes), _own(attributes)
         self.settings = settings(module, is_root)
         self.marks = marks_on(module, is_root)
-        self.lasting = self._names[:_TORCHS] == _TORCHS_NAMES and all(
+        self.cacheable = self._names[:_TORCH_COUNT] == _TORCH_NAMES and all(
             _is_fixed(value) or (isinstance(value, _Container) and name in VOLATILE)
-            for name, value in zip(self._names[_TORCHS:], self._own, strict=True)
+            for name, value in zip(self._names[_TORCH_COUNT:], self._own, strict=True)
         )
 
-    def are_those_of(self, module: torch.nn.Module) -> bool:
+    def match(self, module: torch.nn.Module) -> bool:
+        """Whether the module still has these very attributes."""
         attributes = vars(module)
         return (
             self._module() is module and list(attributes) == self._names and all(map(is_, _own(attributes), self._own))
         )
 
 
-# Torch's own attributes are a module's first, and are looked at by themselves: weights, hooks, children.
-_TORCHS_NAMES = list(vars(torch.nn.Module()))
-_TORCHS = len(_TORCHS_NAMES)
+# Torch's own attributes (weights, hooks, children) come first in a module, and are read separately.
+_TORCH_NAMES = list(vars(torch.nn.Module()))
+_TORCH_COUNT = len(_TORCH_NAMES)
 _FIXED = frozenset({type(None), bool, int, float, str, torch.dtype, torch.device})
 
 
 class _Container:
-    """In place of one that somebody may put the model into later."""
+    """Placeholder for a mutable container, so that we keep no reference to the model."""
 
 
 _CONTAINERS = {kind: _Container() for kind in (list, dict, set)}
 
 
 def _own(attributes: dict[str, Any]) -> list[Any]:
-    return [_CONTAINERS.get(type(value), value) for value in islice(attributes.values(), _TORCHS, None)]
+    return [_CONTAINERS.get(type(value), value) for value in islice(attributes.values(), _TORCH_COUNT, None)]
 
 
 def _is_fixed(value: object) -> bool:
     if isinstance(value, type):
-        return "<locals>" not in value.__qualname__  # what is written in a function may hold on to anything there
+        # A class defined in a function may keep that function's variables alive.
+        return "<locals>" not in value.__qualname__
     if type(value) is tuple:
         return all(map(_is_fixed, value))
     return type(value) in _FIXED or isinstance(value, enum.Enum)

@@ -1,15 +1,14 @@
-"""A clone whose weights stay where they are.
+"""Clones of a model patcher whose weights stay at fixed addresses.
 
-With DynamicVRAM, ComfyUI's default on NVIDIA, weights are paged in per operation and have no stable address. Core's way
-out, `clone(disable_dynamic=True)`, reads the file again and builds a second model on *every* call. Here that happens
-once per loaded model: later clones share the first one's. Where the loader left core no way to read the file again (a
-ControlNet's, and those of other packs), the second model is a copy. Around the same memory it could not be: what a
-paged model has is a read-only view of the file, and to write into that ends the process.
+With DynamicVRAM, ComfyUI's default on NVIDIA, weights are paged in per operation and have no stable address. Core's
+`clone(disable_dynamic=True)` reads the file again and builds a second model on *every* call. Here that happens once per
+loaded model, and later clones share this static model. If core cannot read the file again (a ControlNet's loader, those
+of some packs), the static model is a copy. It cannot share memory: paged weights are read-only views of the file, and
+writing to them crashes the process.
 """
 
 from __future__ import annotations
 
-import copy
 import functools
 import inspect
 import logging
@@ -20,76 +19,77 @@ import comfy.model_management
 import comfy.model_patcher
 import torch
 
-from ....compile_cache.regions.foreign_code import is_own, replaced_methods
-from ....compile_cache.regions.structure import PAGING
+from ....compile_cache.regions.foreign_code import replaced_methods
 from ..comfyui import version
+from .model_copy import copy_model
 
 logger = logging.getLogger(__name__)
 
-# The original model -> a patcher around its delegate, which lives as long as the original does. It is the parent of all
-# clones: what a dead clone had loaded is then core's to unload, through a patcher of the same model.
-_delegates: weakref.WeakKeyDictionary[torch.nn.Module, Any] = weakref.WeakKeyDictionary()
+# The original model -> a patcher of its static model, which lives as long as the original. It is the parent of all its
+# clones, so after a clone is collected, core can still unload what it had loaded.
+_static_patchers: weakref.WeakKeyDictionary[torch.nn.Module, Any] = weakref.WeakKeyDictionary()
 
 
 def static_clone(patcher: Any, dtype: torch.dtype | None = None) -> Any:
-    """A clone of a model patcher with ordinary weights, where ComfyUI can make one; else a plain clone.
+    """A clone of a model patcher with ordinary weights if ComfyUI can make one, else a plain clone.
 
-    `dtype`: what the weights are computed in, where the loader leaves them as they are in the file because paging
-    casts them on the way (a VAE's). Without `supports_static_clone` (older versions do not page) the clone is plain.
+    dtype: to convert the weights to, for a loader that leaves them in the file's dtype because paging casts them on
+    their way in (a VAE's). ComfyUI versions without `supports_static_clone` do not page; there the clone is plain.
     """
     if not version.is_dynamic(patcher) or not version.supports_static_clone(patcher):
         return patcher.clone()
-    if _reaches_into_model(patcher):
+    if _is_bound_to_model(patcher):
         logger.warning(
-            "Resolute: a node before the compile node put code around this very copy of the model, which stays with "
-            "DynamicVRAM: its weights are paged, so it runs as it is. Put that node after the compile node."
+            "Resolute: a node before the compile node put code around this copy of the model, so it stays with "
+            "DynamicVRAM: its weights are paged, and it runs without compiling. Put that node after the compile node."
         )
         return patcher.clone()
-    clone = _clone_around(_delegate_of(patcher, dtype), patcher)
+    clone = _clone_around(_static_patcher_of(patcher, dtype), patcher)
     for name, models in clone.additional_models.items():
         if name == version.GPU_COPIES:
             clone.additional_models[name] = [static_clone(model, dtype) for model in models]
     return clone
 
 
-def own_clone(patcher: Any) -> Any:
-    """A clone around a copy of the model, with ordinary weights: a hook on it is not there for the original.
+def unshared_clone(patcher: Any) -> Any:
+    """A clone with a copy of the model and ordinary weights, so that a patch of it does not reach the original.
 
-    For models that core may load twice at once (a ControlNet, compiled and not, in one chain). Host memory is shared.
+    For models that core may load twice at once (a ControlNet, compiled and not, in one chain). The copy shares host
+    memory unless the weights are paged.
     """
-    if version.is_dynamic(patcher) or not version.supports_static_clone(patcher) or _reaches_into_model(patcher):
+    if version.is_dynamic(patcher) or not version.supports_static_clone(patcher) or _is_bound_to_model(patcher):
         return static_clone(patcher)
-    if any(patcher.model is delegate.model for delegate in _delegates.values()):  # compiled before
+    if any(patcher.model is static.model for static in _static_patchers.values()):  # it is a static model already
         return patcher.clone()
-    return _clone_around(_delegate_of(patcher, None), patcher)
+    return _clone_around(_static_patcher_of(patcher, None), patcher)
 
 
-def _delegate_of(patcher: Any, dtype: torch.dtype | None) -> Any:
-    delegate = _delegates.get(patcher.model)
-    if delegate is None:
+def _static_patcher_of(patcher: Any, dtype: torch.dtype | None) -> Any:
+    static = _static_patchers.get(patcher.model)
+    if static is None:
         if version.is_dynamic(patcher) and getattr(patcher, "cached_patcher_init", None) is not None:
             model = patcher.clone(disable_dynamic=True).model
         else:
-            model = _twin(patcher)
+            model = _copy_of_model(patcher)
         if dtype is not None:
             model.to(dtype)
-        delegate = comfy.model_patcher.ModelPatcher(model, patcher.load_device, patcher.offload_device)
-        _delegates[patcher.model] = delegate
-    return delegate
+        static = comfy.model_patcher.ModelPatcher(model, patcher.load_device, patcher.offload_device)
+        _static_patchers[patcher.model] = static
+    return static
 
 
-def _clone_around(delegate: Any, patcher: Any) -> Any:
+def _clone_around(static: Any, patcher: Any) -> Any:
     options = {"disable_dynamic": True} if version.is_dynamic(patcher) else {}
-    clone = patcher.clone(model_override=delegate.get_clone_model_override(), **options)
-    # Core takes patchers of one identity for clones of one model, and hands a copy on another GPU from one to another:
-    # a paging patcher cannot run on a copy that was not made for paging.
-    clone.clone_base_uuid = delegate.clone_base_uuid
-    clone.parent = delegate
+    clone = patcher.clone(model_override=static.get_clone_model_override(), **options)
+    # Core takes patchers with one identity for clones of one model, and passes a model copy on another GPU between
+    # them; a paging patcher cannot run on a copy that was not made for paging.
+    clone.clone_base_uuid = static.clone_base_uuid
+    clone.parent = static
     return clone
 
 
-def _reaches_into_model(patcher: Any) -> bool:
-    """Whether something computes with this very model's modules, or was put onto them: a clone would lose it."""
+def _is_bound_to_model(patcher: Any) -> bool:
+    """Whether another pack's code refers to this model's modules, or is set on them: a static clone would lose it."""
     if any(patcher.injections.values()) or _was_changed_in_place(patcher):
         return True
     modules = {id(module) for module in patcher.model.modules()}
@@ -99,15 +99,15 @@ def _reaches_into_model(patcher: Any) -> bool:
             return True
         if isinstance(value, torch.nn.Module):
             return any(id(module) in modules for module in value.modules())
-        return depth > 0 and any(reaches(part, depth - 1) for part in _parts(value))
+        return depth > 0 and any(reaches(part, depth - 1) for part in _references(value))
 
     wrappers = [each for kinds in patcher.wrappers.values() for given in kinds.values() for each in given]
     return any(reaches(value) for value in (*patcher.object_patches.values(), *wrappers))
 
 
 def _was_changed_in_place(patcher: Any) -> bool:
-    """Whether a pack replaced methods on the model itself (PuLID), past the patcher."""
-    patched = set(patcher.object_patches_backup)  # by ComfyUI, for whichever clone is loaded
+    """Whether a pack replaced methods on the model itself (PuLID), not through the patcher."""
+    patched = set(patcher.object_patches_backup)  # by ComfyUI, for the clone that is loaded
     return any(
         (f"{name}.{method}" if name else method) not in patched
         for name, module in patcher.model.named_modules()
@@ -115,8 +115,8 @@ def _was_changed_in_place(patcher: Any) -> bool:
     )
 
 
-def _parts(value: Any) -> list[Any]:
-    """What a callable holds: its closure, its arguments, its attributes. Not a whole patcher: many keep one at hand."""
+def _references(value: Any) -> list[Any]:
+    """What a callable refers to: its closure, arguments, attributes. Not a patcher's, which many keep at hand."""
     if isinstance(value, functools.partial):
         return [value.func, *value.args, *value.keywords.values()]
     if inspect.isfunction(value):
@@ -128,51 +128,15 @@ def _parts(value: Any) -> list[Any]:
 
 def _is_filled(cell: Any) -> bool:
     try:
-        cell.cell_contents  # noqa: B018 (it raises where there is nothing)
+        cell.cell_contents  # noqa: B018 (an empty cell raises)
     except ValueError:
         return False
     return True
 
 
-def _twin(patcher: Any) -> torch.nn.Module:
-    """A copy of the model whose weights are not paged. What pages keep is a view of the file that nobody may write to,
-    as hooks do with weights that stay on the host: then the copy has memory of its own.
+def _copy_of_model(patcher: Any) -> torch.nn.Module:
+    """A copy of the model whose weights are not paged. It has its own memory if the original's are: those are a view of
+    the file, and ComfyUI's weight hooks write to weights that stay on the host.
     """
     version.unload_everywhere(patcher)
-    return _copied(patcher.model, not version.is_dynamic(patcher), {})
-
-
-def _copied(module: torch.nn.Module, shares_memory: bool, done: dict[int, torch.nn.Module]) -> torch.nn.Module:
-    """New modules, Parameters and dictionaries; other plain attributes are shared.
-
-    Without what paging left: whether weights are cast on the way is then for their class to say again.
-    """
-    if id(module) in done:
-        return done[id(module)]
-    twin = done[id(module)] = copy.copy(module)
-    own = vars(twin)
-    for name, value in list(own.items()):
-        # A method of the old module stays behind where an object patch was taken back.
-        if name in PAGING or is_own(module, name, value):
-            del own[name]
-        elif name in ("weight_function", "bias_function"):
-            own[name] = []
-        elif name == "current_patcher":
-            own[name] = None
-        elif isinstance(value, dict):  # what is hooked to one of them is not to the other
-            own[name] = copy.copy(value)
-    own["_parameters"] = {
-        name: _copied_weight(twin, name, weight, shares_memory) for name, weight in module._parameters.items()
-    }
-    own["_modules"] = {
-        name: child if child is None else _copied(child, shares_memory, done) for name, child in module._modules.items()
-    }
-    return twin
-
-
-def _copied_weight(module: torch.nn.Module, name: str, weight: Any, shares_memory: bool) -> Any:
-    if type(weight) is not torch.nn.Parameter:  # none, or quantized: then it is the wrapper that is replaced
-        return weight
-    # Paging casts a weight on its way from the file's dtype to the model's.
-    dtype = getattr(module, f"{name}_comfy_model_dtype", None) or weight.dtype
-    return torch.nn.Parameter(weight.data.to(dtype, copy=not shares_memory), requires_grad=False)
+    return copy_model(patcher.model, shares_memory=not version.is_dynamic(patcher))

@@ -1,7 +1,7 @@
-"""Where a module's weights are: the epoch that a capture depends on, and whether a capture is possible at all.
+"""The weights epoch of a module: a number that changes whenever a capture of the module would be wrong.
 
-ComfyUI moves weights at will (load, offload, LoRA, hooks), often without a callback. So the addresses themselves are
-read before every call; a number that changes whenever they do is the weights epoch.
+A capture reads weights at fixed addresses. ComfyUI moves weights (load, offload, LoRA, hooks), often without a
+callback, so their addresses are read before every call.
 """
 
 from __future__ import annotations
@@ -16,15 +16,16 @@ import torch
 from ....compile_cache.errors import BypassCode, BypassReason
 from ....compile_cache.regions.foreign_code import is_own
 from .model_code import ModelCode
-from .module_state import ModuleStates
+from .module_state import ModuleStateReader
 
 _epochs = itertools.count(1)
 
 
-class WeightsTracker:
-    """Watches one module's weights. All clones of a model share one: their epochs must agree.
+class WeightsEpoch:
+    """The weights epoch of one module, and why its weights forbid a capture, if they do.
 
-    It does not keep the module alive: that it is gone is how everything that belongs to it is let go.
+    All clones of a model share one, because their epochs must agree. It holds the module weakly: everything that
+    belongs to a module is dropped when the module is garbage collected.
     """
 
     def __init__(self, module: torch.nn.Module, trusted: Collection[str] = ()) -> None:
@@ -32,26 +33,28 @@ class WeightsTracker:
         self._module = weakref.ref(module)
         self._slots: list[tuple[dict[str, Any], str]] = []
         self._addresses: list[int] | None = None
-        self._conditions = ModuleStates()
+        self._states = ModuleStateReader()
         self._code = ModelCode()
         self._trusted = trusted
         self._state: tuple[Any, ...] | None = None
         self.epoch = 0
         self.blocker: BypassReason | None = None
-        self.recaptured: set[Hashable] = set()  # see `recapture`
+        self.recaptured: set[Hashable] = set()  # kinds of calls, see `recapture`
 
-    def refresh(self, thorough: bool = False) -> bool:
-        """Bring `epoch` and `blocker` up to date. Returns whether it looked closely: always where addresses changed.
+    def refresh(self, inspect_modules: bool = False) -> bool:
+        """Bring `epoch` and `blocker` up to date. Returns whether it inspected every module.
 
-        Reading the addresses takes a fraction of a millisecond; `thorough` (at a run's first call) also looks for what
-        leaves addresses alone: weights that are cast or patched on the way, settings, modules that were exchanged.
+        Reading the addresses takes a fraction of a millisecond. If one changed, or with `inspect_modules` (at the first
+        call of a sampling run), it also reads what leaves the addresses alone: casts and patches of weights on their
+        way in, settings, foreign code, replaced modules.
         """
-        if not thorough and self._addresses is not None and self._addresses == self._read_addresses():
+        if not inspect_modules and self._addresses is not None and self._addresses == self._read_addresses():
             return False
         root = self._module()
         if root is None:
             return False
         modules = list(root.modules())
+        # When ComfyUI undoes an object patch, it leaves the class's own `forward` there, bound.
         for submodule in modules:
             if "forward" in (attributes := vars(submodule)) and is_own(submodule, "forward", attributes["forward"]):
                 del attributes["forward"]
@@ -65,19 +68,19 @@ class WeightsTracker:
         self._addresses = self._read_addresses()
         tensors = [slots[name] for slots, name in self._slots]
         addresses = self._addresses or [_address(tensor) for tensor in tensors]
-        conditions = self._conditions.read(modules, root)
+        module_states = self._states.read(modules, root)
         kinds, reach = self._code.read(modules)
         state = (
             addresses,
             [(type(tensor), tensor.dtype, tensor.device) for tensor in tensors],
-            conditions,
+            module_states,
             kinds,
             reach,
         )
         if state != self._state:
             self._state = state
             self.epoch = next(_epochs)
-            foreign = any(marks for _, marks, *_ in conditions)
+            foreign = any(marks for _, marks, *_ in module_states)
             self.blocker = _blocker(tensors, modules, foreign) or self._code.blocker(kinds, reach, self._trusted)
         return True
 
@@ -111,12 +114,12 @@ def _blocker(tensors: list[torch.Tensor], modules: list[torch.nn.Module], foreig
     if foreign:
         return BypassReason(
             BypassCode.REPLACED_FORWARD,
-            "another pack put code of its own into the model, and a capture could not follow what it does",
+            "another pack put code of its own into the model, and a capture would repeat what that code did once",
         )
     for module in modules:
         attributes = vars(module)
         if "_v" in attributes:
-            return BypassReason(BypassCode.STREAMED_WEIGHTS, "ComfyUI pages these weights in as it goes (DynamicVRAM)")
+            return BypassReason(BypassCode.STREAMED_WEIGHTS, "ComfyUI pages these weights in (DynamicVRAM)")
         if attributes.get("weight_function") or attributes.get("bias_function"):
             return BypassReason(BypassCode.STREAMED_WEIGHTS, "weights are patched on their way in (low VRAM)")
     return None

@@ -243,7 +243,7 @@ class TestPatchesOfOtherPacks:
             blockers = []
             for patches in ({}, {"output_block_patch": [print]}):
                 options = {"patches": patches, names.PASS: chosen, names.RUN: object()}
-                given = compiled._named((), {**inputs(264, 200), "transformer_options": options})
+                given = compiled.by_name((), {**inputs(264, 200), "transformer_options": options})
                 blockers.append(compiled.describe_pass(given, chosen)[0].blocker)
             assert blockers[0] is None
             assert "output_block_patch" in str(blockers[1])
