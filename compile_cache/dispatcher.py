@@ -1,4 +1,4 @@
-"""What happens to a call: a pure decision, tested without a model and without a GPU."""
+"""What happens to a call: a pure decision, testable without a model or a GPU."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from .errors import BypassReason
 
 
 class Action(Enum):
-    REPLAY = "replay"  # a capture of this very signature is there
-    CAPTURE = "capture"  # run now through the compiled regions, capture right after
+    REPLAY = "replay"  # there is a capture of this signature
+    CAPTURE = "capture"  # run through the compiled regions, then capture
     REGIONS = "regions"  # run through the compiled regions, without a capture
     EAGER = "eager"  # run the original forward
 
@@ -19,8 +19,8 @@ class Action(Enum):
 class Situation:
     """Everything that the decision depends on.
 
-    `forward_bypass` forbids any graph for this call, `capture_blocker` only a capture. `ready` says that a capture
-    for this key is there. `compiles` and `captures` are what the backend can do on this device.
+    compiles, captures: what the backend can do on this device. ready: there is a capture for this key.
+    forward_bypass: why this call must run the original forward. capture_blocker: why it must not be captured.
     """
 
     compiles: bool
@@ -37,7 +37,7 @@ class Decision:
 
 
 def decide(situation: Situation) -> Decision:
-    """Choose the fastest path that is right. A reason comes with every path that is not the fastest one."""
+    """Choose the fastest correct path. Any slower path that a call is forced to take comes with its reason."""
     if situation.forward_bypass is not None:
         return Decision(Action.EAGER, situation.forward_bypass)
     if not situation.captures:

@@ -1,8 +1,8 @@
-"""What a graph is keyed by.
+"""The keys of graphs.
 
-Every key is a small frozen dataclass with a *named* list of components, so that a miss can say which one differed,
-and a canonical digest that is the same in every process. Hashes are kept, for keys are looked up in every call.
-Nothing here imports torch: dtypes and devices are strings.
+Every key is a small frozen dataclass with a *named* list of components, so that a miss can name the ones that differ,
+and a canonical digest that is the same in every process. Hashes are computed once, because keys are looked up in every
+call. Nothing here imports torch: dtypes and devices are strings.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def digest(value: Literal) -> str:
 
 
 def _plain(value: Any) -> Any:
-    # The type is kept beside the value: 1, 1.0, True and "1" are four different things to a traced graph.
+    # With its type: 1, 1.0, True and "1" are four different constants to a traced graph.
     if isinstance(value, tuple):
         return ["tuple", [_plain(item) for item in value]]
     if value is None or isinstance(value, (bool, int, str)):
@@ -59,7 +59,7 @@ _DIMENSIONS = {4: ("batch", "channels", "height", "width"), 3: ("batch", "tokens
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
-    """What a graph may know of a tensor: everything but its contents and its address."""
+    """What a graph depends on in a tensor: all but its values and its address."""
 
     shape: tuple[int, ...]
     dtype: str
@@ -67,7 +67,7 @@ class TensorSpec:
     memory_format: str = "contiguous"
 
     def components(self, name: str) -> list[Component]:
-        """One component per dimension, "context tokens", and one for each of the other properties."""
+        """One component per dimension ("context tokens"), and one for each other property."""
         rank = len(self.shape)
         names = _DIMENSIONS.get(rank) or ("batch", *(f"size {index}" for index in range(1, rank)))
         parts: list[Component] = [(f"{name} {part}", size) for part, size in zip(names[:rank], self.shape, strict=True)]
@@ -94,7 +94,7 @@ class Signature:
     _hash: int = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        # Python calls 1, 1.0 and True equal; a traced graph does not. repr tells plain values apart.
+        # In Python 1, 1.0 and True are equal, but not in a traced graph; their reprs differ.
         object.__setattr__(self, "_exact", (self.tensors, repr(self.values)))
         object.__setattr__(self, "_hash", hash(self._exact))
 
@@ -106,7 +106,7 @@ class Signature:
 
     @property
     def latent_shape(self) -> tuple[int, ...]:
-        """Shape of the first tensor: the latent in every role."""
+        """The shape of the first tensor, which is the latent in every role."""
         return self.tensors[0][1].shape if self.tensors else ()
 
     def components(self) -> list[Component]:
@@ -115,7 +115,7 @@ class Signature:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GraphKey:
-    """One graph. Latent shape comes first because it is what people see. Survives a restart."""
+    """One graph, also across processes. The latent's shape comes first because it is what people see."""
 
     signature: Signature
     role: Role
@@ -159,14 +159,14 @@ class GraphKey:
         }
 
 
-ANY_EPOCH = -1  # of weights: in the key of a graph that follows its weights
+ANY_EPOCH = -1  # in the key of a graph that reads the module's present weights in each replay
 
 
 @dataclass(frozen=True, slots=True)
 class CaptureKey:
-    """One capture of a graph in this process: it bakes addresses, so it also depends on where the weights are.
+    """One capture of a graph in this process: it reads fixed addresses, so it depends on where the weights are.
 
-    `owner` tells two modules of one structure apart; it is an in-process number and never leaves the process.
+    owner: the number of the module in this process, which distinguishes two modules of one structure.
     """
 
     graph: GraphKey
@@ -177,7 +177,7 @@ class CaptureKey:
 
     @property
     def shape(self) -> str:
-        """The latent's, for people: "2x4x128x128"."""
+        """The latent's shape, for people: "2x4x128x128"."""
         return "x".join(map(str, self.graph.signature.latent_shape))
 
     def components(self) -> list[Component]:

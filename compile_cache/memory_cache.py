@@ -1,4 +1,4 @@
-"""A least-recently-used cache bounded by bytes, whose pinned entries stay."""
+"""A least-recently-used cache, bounded by bytes, with entries that can be pinned."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ class Entry(Generic[V]):
 
 
 class ByteLRU(Generic[K, V]):
-    """`on_evict` is called once for each value that leaves, whatever the cause.
+    """budget: in bytes. on_evict: called once for each value that leaves, for whatever cause.
 
-    Thread-safe, by a lock of its own that is never held for long: a report must not wait for a forward pass.
+    Thread-safe, with a lock of its own that is never held for long, because a report must not wait for a forward.
     """
 
     def __init__(self, budget: int, on_evict: Callable[[V], None] | None = None) -> None:
@@ -58,7 +58,7 @@ class ByteLRU(Generic[K, V]):
             return entry.value
 
     def put(self, key: K, value: V, size: int) -> bool:
-        """Keep `value`, evicting others to stay in the budget. False where it cannot fit beside the pinned ones."""
+        """Keep `value` of `size` bytes; others are evicted. Returns False if it does not fit beside the pinned ones."""
         with self._lock:
             self.discard(key)
             if not self.make_room(size):
@@ -67,7 +67,7 @@ class ByteLRU(Generic[K, V]):
             return True
 
     def make_room(self, size: int) -> bool:
-        """Evict unpinned entries, oldest first, until `size` more bytes fit. Evicts nothing where it is no use."""
+        """Evict unpinned entries, oldest first, until `size` more bytes fit. Returns False, evicting none, if they can't."""
         with self._lock:
             pinned = sum(entry.bytes for key, entry in self._entries.items() if self._pins[key])
             if pinned + size > self.budget:

@@ -98,7 +98,7 @@ class TestWhereNothingIsSkipped:
         plan = schedule.plan(schedule.Settings(**changes), steps, window)
         assert plan.fast == 0
         assert not plan.keeps
-        assert plan.told(0.3) == f"{steps} step{'s' if steps > 1 else ''}, all full: {reason}"
+        assert plan.summary(0.3) == f"{steps} step{'s' if steps > 1 else ''}, all full: {reason}"
 
     def test_nine_steps_are_enough(self, schedule: Any) -> None:
         assert schedule.plan(schedule.Settings(), 9).fast == 6
@@ -106,8 +106,8 @@ class TestWhereNothingIsSkipped:
 
 def test_the_shown_line_has_counts_and_an_estimate(schedule: Any) -> None:
     plan = schedule.plan(schedule.Settings(), 20)
-    assert plan.told(0.23) == "20 steps: 7 full, 13 fast, about 2.0x"
-    assert plan.told(1.0) == "20 steps: 7 full, 13 fast, about 1.0x"
+    assert plan.summary(0.23) == "20 steps: 7 full, 13 fast, about 2.0x"
+    assert plan.summary(1.0) == "20 steps: 7 full, 13 fast, about 1.0x"
 
 
 class TestStepOfANoiseLevel:

@@ -1,5 +1,6 @@
-"""DeepCache (arXiv 2312.00858): on most steps of a sampling run, the deep blocks of a UNet are not run again.
+"""DeepCache (Ma, Fang and Wang, arXiv 2312.00858): on most steps, reuse the output of a UNet's deep blocks.
 
-`schedule` says which steps run in full, `run` holds what one sampling run keeps, `passes` are the two ways through the
-network, and `node` adds it to a model patcher. The forward of the model runs the passes: see `forward/step_pass`.
+`schedule` plans which steps run in full, `run` keeps features during one sampling run and decides the pass of each
+call, `passes` are the two passes through the network, and `node` adds DeepCache to a model patcher. The model's
+forward, compiled or not, runs the passes: see `forward/step_pass`.
 """

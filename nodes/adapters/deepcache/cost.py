@@ -1,4 +1,4 @@
-"""What a fast pass costs beside a full one, estimated from the model alone."""
+"""The cost of a fast pass relative to a full one, estimated from the model alone."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import torch
 
 
 def share_of_fast_pass(unet: Any, depth: int) -> float:
-    """The cost of a fast pass of that depth as a share of a full pass, 0 to 1.
+    """The cost of a fast pass at `depth` as a share of a full pass, 0 to 1.
 
-    Each layer counts its weights times the area of its feature map, which is a quarter after each downsampling. The
-    part of attention that grows with the square of the area is left out.
+    A layer costs its weights times the area of its feature map, which is a quarter after each downsampling. The part of
+    attention that grows with the square of the area is left out.
     """
     inputs, outputs = list(unet.input_blocks), list(unet.output_blocks)
     middle = [] if unet.middle_block is None else [unet.middle_block]
@@ -27,21 +27,21 @@ def _costs(blocks: list[Any]) -> Iterator[float]:
     for block in blocks:
         cost = 0.0
         for layer in block:
-            change = _change_of_area(layer)
-            # A layer that shrinks the map works on the small one, one that enlarges it on the large one.
+            change = _area_factor(layer)
+            # A layer that shrinks the map computes on the small one, a layer that enlarges it on the large one.
             area *= change
             cost += area * _weights(layer)
         yield cost
 
 
-def _change_of_area(layer: torch.nn.Module) -> float:
+def _area_factor(layer: torch.nn.Module) -> float:
     # A residual block may hold the resampling (`resblock_updown`).
     names = {type(part).__name__ for part in layer.modules()}
     return 0.25 if "Downsample" in names else 4.0 if "Upsample" in names else 1.0
 
 
 def _weights(layer: Any) -> int:
-    """How many weights are multiplied with each pixel. Where ComfyUI pages weights, a Linear may have none yet."""
+    """How many weights each pixel is multiplied with. If ComfyUI pages weights, a Linear may have none yet."""
     total = 0
     for part in layer.modules():
         weight = getattr(part, "weight", None)

@@ -1,4 +1,4 @@
-"""DeepCache for a MODEL: check that it can be, and put it into the model patcher."""
+"""Add DeepCache to a MODEL."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ logger = logging.getLogger(__name__)
 
 _KEY = "resolute-deepcache"
 _FORWARD = "diffusion_model._forward"
-# How many steps the text on the node takes for example, before a sampler says how many there are.
+# Steps of the example that the node shows before a sampler says how many there are.
 _EXAMPLE_STEPS = 20
 
 
 def add_deepcache(model: Any, settings: Settings, node_id: str | None = None) -> Any:
     """A clone of `model` (a ModelPatcher) that runs the deep blocks of its UNet on some steps only.
 
-    Raises UserError for a model that is no UNet of core's, and for a depth that it does not have. Around the forward of
-    another pack it stands aside and says so: a fast pass would leave out whatever that pack does.
+    Raises UserError for a model that is not core's UNet, and for a depth that it does not have. If another pack
+    replaced the forward, every step runs in full, and the node says so: a fast pass would skip what that forward does.
     """
     unet = model.get_model_object("diffusion_model")
-    _demand_unet(unet)
-    _demand_depth(unet, settings.depth)
+    _require_unet(unet)
+    _require_depth(unet, settings.depth)
     progress = NodeProgress(node_id)
     clone = model.clone()
     forward = clone.get_model_object(_FORWARD)
@@ -45,7 +45,7 @@ def add_deepcache(model: Any, settings: Settings, node_id: str | None = None) ->
     for kind in _WRAPPERS:  # of two DeepCache nodes in a row, the last decides
         clone.remove_wrappers_with_key(kind, _KEY)
     if not patch.is_known_code:
-        _tell(progress, "another pack put a forward of its own into this model, so every step runs in full")
+        _report(progress, "another pack put a forward of its own into this model, so every step runs in full")
         return clone
     if patch is not forward:
         install_patch(clone, _FORWARD, patch)
@@ -55,12 +55,12 @@ def add_deepcache(model: Any, settings: Settings, node_id: str | None = None) ->
     overlap_steps(clone)
     inside = tuple(math.ceil(percent * _EXAMPLE_STEPS) for percent in (settings.start_percent, settings.end_percent))
     example = plan(settings, _EXAMPLE_STEPS, (inside[0], min(inside[1], _EXAMPLE_STEPS)))
-    _tell(progress, f"for example {example.told(sampling.fast_share)}")
+    _report(progress, f"for example {example.summary(sampling.fast_share)}")
     return clone
 
 
 class Sampling:
-    """The wrappers of one DeepCache node. They keep nothing: a sampling run has its own `Run`."""
+    """The wrappers of one DeepCache node. The state of a sampling run is in its own `Run`."""
 
     def __init__(self, settings: Settings, fast_share: float, progress: NodeProgress) -> None:
         self.fast_share = fast_share
@@ -68,7 +68,7 @@ class Sampling:
         self._progress = progress
 
     def sample(self, executor: Any, guider: Any, sigmas: Any, extra_args: dict[str, Any], *args: Any, **kw: Any) -> Any:
-        """Around one sampling run: it gets a Run, which ends with it, also when it is cancelled or fails."""
+        """Wraps one sampling run. Its Run is closed at the end, also if the sampling is cancelled or fails."""
         levels = torch.as_tensor(sigmas).flatten().tolist()
         if len(levels) < 2:
             return executor(guider, sigmas, extra_args, *args, **kw)
@@ -77,7 +77,7 @@ class Sampling:
             levels, float(to_sigma(self._settings.start_percent)), float(to_sigma(self._settings.end_percent))
         )
         chosen = plan(self._settings, len(levels) - 1, window)
-        _tell(self._progress, chosen.told(self.fast_share))
+        _report(self._progress, chosen.summary(self.fast_share))
         if not chosen.fast:
             return executor(guider, sigmas, extra_args, *args, **kw)
         options = extra_args["model_options"].setdefault("transformer_options", {})
@@ -88,10 +88,10 @@ class Sampling:
         finally:
             options.pop(RUN, None)
             run.close()
-            self._summarize(chosen.told(self.fast_share), run)
+            self._summarize(chosen.summary(self.fast_share), run)
 
     def predict_noise(self, executor: Any, x: Any, timestep: Any, model_options: Any = None, *args: Any) -> Any:
-        """Around one prediction, which may take several calls of the model."""
+        """Wraps one prediction, which may take several calls of the model."""
         options = {} if model_options is None else model_options
         run = options.get("transformer_options", {}).get(RUN)
         if isinstance(run, Run):
@@ -101,24 +101,24 @@ class Sampling:
     # Core's compile node drops guards on options: it would go on with the first pass it saw.
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def call_model(self, executor: Any, x: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        """Around one call of the UNet: decide how it runs. The forward that is installed in it runs that."""
+        """Wraps one call of the UNet: decide its pass, which the installed forward runs."""
         options = _options(args, kwargs)
         run = None if options is None else options.get(RUN)
         chosen = run.decide(x, options) if isinstance(run, Run) and options is not None else None
         if options is None or chosen is None:
             return executor(x, *args, **kwargs)
-        options[PASS] = chosen  # core made these options for this call alone
+        options[PASS] = chosen  # core makes new options for each call
         try:
             return executor(x, *args, **kwargs)
         finally:
             options.pop(PASS, None)
 
-    def _summarize(self, told: str, run: Run) -> None:
+    def _summarize(self, summary: str, run: Run) -> None:
         passes = run.passes
         if passes["full"] + passes["fast"] == 0:
-            _tell(self._progress, "no pass of it was run: another pack replaced or skipped the model's forward")
+            _report(self._progress, "none of its passes ran: another pack replaced or skipped the model's forward")
         else:
-            _tell(self._progress, f"{told}; {passes['full']} full and {passes['fast']} fast passes")
+            _report(self._progress, f"{summary}; {passes['full']} full and {passes['fast']} fast passes")
 
 
 _WRAPPERS = {
@@ -128,7 +128,7 @@ _WRAPPERS = {
 }
 
 
-# Samplers of core that ask for exactly one prediction at each noise level of their schedule, in its order.
+# Core's samplers that make exactly one prediction at each noise level of their schedule, in its order.
 _ONE_PREDICTION = frozenset(
     {
         "sample_ddpm", "sample_dpmpp_2m", "sample_dpmpp_2m_sde", "sample_dpmpp_2m_sde_gpu", "sample_dpmpp_3m_sde",
@@ -138,7 +138,7 @@ _ONE_PREDICTION = frozenset(
 
 
 def _predicts_once_a_step(sampler: Any, model_options: dict[str, Any]) -> bool:
-    """Whether each prediction that passes our wrapper is the next step's; a wrapper of another pack may ask twice."""
+    """Whether each prediction is the next step's. The wrapper of another pack may make a prediction twice."""
     function = getattr(sampler, "sampler_function", None)
     known = getattr(function, "__module__", "") == "comfy.k_diffusion.sampling"
     wrappers = get_all_wrappers(WrappersMP.PREDICT_NOISE, model_options, is_model_options=True)
@@ -151,23 +151,23 @@ def _options(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any] | 
     return options if isinstance(options, dict) else None
 
 
-def _demand_unet(module: Any) -> None:
+def _require_unet(module: Any) -> None:
     core = core_unet()
     kind = type(module)
     if isinstance(module, core.UNetModel) and kind._forward is core.UNetModel._forward:
         return
     raise UserError(
         f"DeepCache is for UNets (SD1.5, SD2, SDXL, SVD), and this model is a {kind.__name__}, which has no skip "
-        "connections that could be used so. Use ComfyUI's EasyCache node with it instead."
+        "connections to use. Use ComfyUI's EasyCache node instead."
     )
 
 
-def _demand_depth(unet: Any, depth: int) -> None:
+def _require_depth(unet: Any, depth: int) -> None:
     highest = len(unet.output_blocks) - 1
     if not 1 <= depth <= highest:
         raise UserError(f"depth {depth} is outside what this model has: choose 1 to {highest}; 2 suits most models.")
 
 
-def _tell(progress: NodeProgress, text: str) -> None:
+def _report(progress: NodeProgress, text: str) -> None:
     logger.info("Resolute: DeepCache: %s", text)
     progress.show(f"DeepCache: {text}")

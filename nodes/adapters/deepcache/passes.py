@@ -1,7 +1,7 @@
-"""The two ways through a UNet: all of it, keeping the feature that enters its shallow part, and that part alone.
+"""DeepCache's two passes through a UNet: the whole network, recording a feature, and the shallow part, from a feature.
 
-Depth m: the shallow part is input blocks 0 to m and the last m+1 output blocks. The kept feature is what enters the
-first of these output blocks, before its skip connection is joined.
+At depth m the shallow part is input blocks 0 to m and the last m+1 output blocks. The feature (batch, channels, height,
+width) is the input of the first of these output blocks, before the skip connection is concatenated.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Control = Mapping[str, Any]
 
 @dataclass(frozen=True, eq=False)
 class Full(StepPass):
-    """The whole network. `keep`, if there is one, receives the feature (batch, channels, height, width)."""
+    """The whole network. keep: called with the feature, if a later step needs it."""
 
     role: ClassVar[Role] = Role.DEEPCACHE_FULL
     depth: int
@@ -57,7 +57,7 @@ class Full(StepPass):
 
 @dataclass(frozen=True, eq=False)
 class Fast(StepPass):
-    """The shallow part, from a kept feature (batch, channels, height, width)."""
+    """The shallow part, from the feature of an earlier step."""
 
     role: ClassVar[Role] = Role.DEEPCACHE_FAST
     depth: int
@@ -69,7 +69,7 @@ class Fast(StepPass):
         return (("deepcache depth", self.depth),)
 
     def arguments(self, module: torch.nn.Module, given: dict[str, Any]) -> dict[str, Any]:
-        """Without the ControlNet residuals of blocks that do not run; with the feature."""
+        """Adds the feature, and leaves out the ControlNet residuals of blocks that do not run."""
         unet: Any = module
         control = shallow_control(given.get("control"), len(unet.output_blocks), self.depth)
         return {**given, "control": control, "feature": self.feature}
@@ -91,24 +91,24 @@ class Fast(StepPass):
 def run_full(
     unet: Any, depth: int, call: Callable[[dict[str, Any]], Any], options: Mapping[str, Any]
 ) -> tuple[Any, torch.Tensor | None]:
-    """`call(options)`, the model's own forward, with a tap in its options: (its result, the feature).
+    """Run the whole network and record the feature. Returns (the result, the feature).
 
-    Without a feature, which would mean that core does not call such patches any more, no step becomes a fast one.
-    The tap is the first of the patches that core calls before each output block, so core's own code runs and nothing
-    else: what comes out is the same to the last bit.
+    call: the model's own forward, as a function of its transformer_options. The feature is recorded by the first of the
+    patches that core calls before each output block, so the result is core's own to the last bit. If core stops calling
+    such patches, the feature is None, and every step runs in full.
     """
     first = len(unet.output_blocks) - depth - 1
     patches = options.get("patches") or {}
     others = patches.get("output_block_patch") or []
-    seen: list[torch.Tensor] = []
+    recorded: list[torch.Tensor] = []
 
-    def tap(h: torch.Tensor, skip: Any, inside: Mapping[str, Any]) -> tuple[torch.Tensor, Any]:
+    def record(h: torch.Tensor, skip: Any, inside: Mapping[str, Any]) -> tuple[torch.Tensor, Any]:
         if inside["block"] == ("output", first):
-            seen.append(h.clone() if others else h)  # FreeU writes into what it is given
+            recorded.append(h.clone() if others else h)  # FreeU writes into its input
         return h, skip
 
-    result = call({**options, "patches": {**patches, "output_block_patch": [tap, *others]}})
-    return result, seen[0] if seen else None
+    result = call({**options, "patches": {**patches, "output_block_patch": [record, *others]}})
+    return result, recorded[0] if recorded else None
 
 
 def run_fast(
@@ -123,10 +123,10 @@ def run_fast(
     transformer_options: MutableMapping[str, Any] | None = None,
     **kwargs: Any,
 ) -> Any:
-    """The shallow part of `unet` (core's UNetModel), with the arguments of its forward.
+    """Run the shallow part of `unet` (core's UNetModel). x (batch, channels, height, width) is the latent.
 
-    `control`: see `shallow_control`; as core does, this pops residuals out of its lists. Patches of other packs run
-    with the blocks that run, and blocks keep their numbers.
+    It mirrors `UNetModel._forward` and takes its arguments. control: from `shallow_control`; like core, this pops
+    residuals out of its lists. Patches of other packs run for the blocks that run, and blocks keep their numbers.
     """
     core = core_unet()
     options = {} if transformer_options is None else transformer_options
@@ -155,7 +155,7 @@ def run_fast(
     first = len(unet.output_blocks) - depth - 1
     options["transformer_index"] += _skipped_transformers(unet, depth)
     output_patches = patches.get("output_block_patch") or ()
-    h = feature.clone() if output_patches else feature  # they may write into it
+    h = feature.clone() if output_patches else feature  # patches may write into it
     for number, layers in enumerate(unet.output_blocks[first:], first):
         options["block"] = ("output", number)
         skip = core.apply_control(skips.pop(), control, "output")
@@ -170,8 +170,9 @@ def run_fast(
 
 
 def core_unet() -> Any:
-    """The module of core's UNet. Its functions are looked up in it for each call, as core does: a pack that replaces
-    one of them (AnimateDiff's `forward_timestep_embed`) replaces it for both passes."""
+    """Core's module `openaimodel`. Look its functions up in it at each call, as core does, so that a pack that replaces
+    one (AnimateDiff's `forward_timestep_embed`) replaces it for both passes.
+    """
     import comfy.ldm.modules.diffusionmodules.openaimodel as openaimodel
 
     return openaimodel
@@ -195,7 +196,7 @@ def _embedding(
 
 
 def _skipped_transformers(unet: Any, depth: int) -> int:
-    """How many transformers core would have counted in the blocks that a fast pass leaves out."""
+    """How many transformers core would have counted in the blocks that a fast pass skips."""
     skipped = [*unet.input_blocks[depth + 1 :], *unet.output_blocks[: len(unet.output_blocks) - depth - 1]]
     if unet.middle_block is not None:
         skipped.append(unet.middle_block)
@@ -205,8 +206,8 @@ def _skipped_transformers(unet: Any, depth: int) -> int:
 def shallow_control(control: Control | None, blocks: int, depth: int) -> dict[str, Any] | None:
     """The ControlNet residuals that belong to the shallow part of a UNet with `blocks` output blocks.
 
-    Core takes each block's residual from the end of its list: input block 0 and output block 0, the deepest, come
-    first. Lists are copied and shortened, never changed; one that is shorter than there are blocks stays aligned.
+    Core pops each block's residual off the end of its list, so the list starts with the residual of the last block to
+    run. Lists are copied and shortened, never changed. One with fewer residuals than blocks stays aligned at its end.
     """
     if control is None:
         return None

@@ -1,9 +1,9 @@
-"""What DeepCache keeps during one sampling run, and what each call of the model therefore does.
+"""What DeepCache keeps during one sampling run, and how it decides the pass of each call of the model.
 
-A call is decided by its noise level, and calls are counted only for samplers that are known to predict once a step: so
-samplers that call the model several times a step, split and merged conditions, and guidance that adds calls of its own
-are all right. Kept features belong to one condition; a call whose conditions have none from the step that it needs runs
-in full.
+The step of a call follows from its noise level; predictions are counted instead only for samplers known to make exactly
+one in each step. So samplers that call the model several times a step, conds that are split or merged, and guidance
+that adds calls all work. A feature belongs to one cond: a call runs in full if one of its conds has no feature from
+the step that it needs.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ import torch
 from .passes import Fast, Full
 from .schedule import Plan, step_of
 
-# Samplers that look ahead (heun, heunpp2) go to and fro between two full steps.
-_KEPT_STEPS = 2
+# Samplers that evaluate the next noise level too (heun, heunpp2) alternate between the features of two full steps.
+_MAX_KEPT_STEPS = 2
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Feature:
-    """The part of a kept feature that belongs to one condition: number `part` of `parts` along the batch."""
+    """The part of a kept feature that belongs to one cond: number `part` of `parts` along the batch."""
 
     whole: torch.Tensor
     part: int
@@ -36,19 +36,20 @@ class Feature:
 
 
 class Run:
-    """Lives from the start of a sampling run to its end, however it ends. Thread-safe: core's CFG split over several
-    GPUs calls the model from a thread for each."""
+    """The state of DeepCache in one sampling run. Thread-safe: with conds split over several GPUs, core calls the model
+    from one thread for each.
+    """
 
     def __init__(self, plan: Plan, depth: int, sigmas: Sequence[float], one_prediction_a_step: bool = False) -> None:
-        """sigmas: the sampler's schedule, one more than there are steps. `one_prediction_a_step`: whether counting
-        predictions tells the step. Reading the noise level tells it always, but waits for the GPU at every step.
+        """sigmas: the sampler's schedule, one more than there are steps. one_prediction_a_step: whether the number of
+        predictions gives the step. The noise level always does, but reading it waits for the GPU.
         """
         self.passes: Counter[str] = Counter(full=0, fast=0)  # how often each has run
         self._plan = plan
         self._depth = depth
         self._sigmas = list(sigmas)
         self._keeps = plan.keeps
-        self._features: dict[int, dict[Hashable, Feature]] = {}  # by the step that made them, the latest used last
+        self._features: dict[int, dict[Hashable, Feature]] = {}  # by the step that made them, the last used at the end
         self._repeats: Counter[Hashable] = Counter()
         self._level: tuple[Any, float] = (None, 0.0)
         self._counts = one_prediction_a_step
@@ -56,13 +57,13 @@ class Run:
         self._lock = threading.Lock()
 
     def begin_evaluation(self) -> None:
-        """The sampler asks for one prediction; guidance may answer it with several calls for the same condition."""
+        """The sampler asks for one prediction; guidance may call the model several times for the same cond."""
         with self._lock:
             self._repeats.clear()
             self._predictions += 1
 
     def decide(self, latent: torch.Tensor, options: Mapping[str, Any]) -> Full | Fast | None:
-        """The pass for a call of the model with `latent` (batch first); None where its noise level is not known."""
+        """The pass for a call of the model with `latent` (batch first), or None if its noise level is unknown."""
         if options.get("sigmas") is None:
             return None
         with self._lock:
@@ -79,7 +80,7 @@ class Run:
         return Full(self._depth, lambda feature: self._keep(wanted, chunks, feature), self.passes)
 
     def close(self) -> None:
-        """Let go of every feature."""
+        """Free every feature."""
         with self._lock:
             self._features.clear()
             self._level = (None, 0.0)
@@ -90,21 +91,21 @@ class Run:
         return step_of(self._sigma(sigmas), self._sigmas)
 
     def _sigma(self, sigmas: Any) -> float:
-        # Reading a value waits for the GPU: once for all calls that are handed the same tensor.
+        # Reading a value waits for the GPU, so read it once for all calls with the same tensor.
         if self._level[0] is not sigmas:
             level = float(torch.as_tensor(sigmas).flatten()[0])
             if level != self._level[1]:
-                self._repeats.clear()  # where a guider goes past `begin_evaluation`
+                self._repeats.clear()  # for a guider that bypasses `begin_evaluation`
             self._level = (sigmas, level)
         return self._level[1]
 
     def _chunks(self, latent: torch.Tensor, options: Mapping[str, Any]) -> list[Hashable]:
-        """What identifies the condition of each part of the batch; empty where ComfyUI does not say."""
+        """A key for the cond of each part of the batch; empty if ComfyUI does not identify the conds."""
         uuids, sides = options.get("uuids"), options.get("cond_or_uncond")
         if not uuids or not sides or len(uuids) != len(sides):
             return []
         conditions: list[Hashable] = list(zip(uuids, sides, strict=True))
-        if latent.shape[0] % len(conditions):  # a batch that another pack made: it stays as it is
+        if latent.shape[0] % len(conditions):  # a batch made by another pack: one cond for all of it
             conditions = [tuple(conditions)]
         about = (
             latent.shape[0] // len(conditions),
@@ -138,12 +139,12 @@ class Run:
             self._features[step] = kept
             for part, chunk in enumerate(chunks):
                 kept[chunk] = Feature(feature, part, len(chunks))
-            while len(self._features) > _KEPT_STEPS:
+            while len(self._features) > _MAX_KEPT_STEPS:
                 self._features.pop(next(iter(self._features)))
 
 
 def _frames(options: Mapping[str, Any]) -> Hashable:
-    """Which frames of a long video a call sees: core's context windows, and those of AnimateDiff-Evolved."""
+    """The frames of a long video that a call covers: core's context windows, or AnimateDiff-Evolved's."""
     window = getattr(options.get("context_window"), "index_list", None)
     evolved = options.get("ad_params")
     frames = evolved.get("sub_idxs") if isinstance(evolved, Mapping) else None
@@ -151,7 +152,7 @@ def _frames(options: Mapping[str, Any]) -> Hashable:
 
 
 def _patched(options: Mapping[str, Any]) -> Hashable:
-    """Where other nodes patch this very call: perturbed attention guidance calls again with one block replaced."""
+    """What other nodes patch in this call: perturbed attention guidance calls the model again with a block replaced."""
     patches = options.get("patches") or {}
     replaced = options.get("patches_replace") or {}
     return (

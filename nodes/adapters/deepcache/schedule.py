@@ -1,4 +1,4 @@
-"""Which steps of a sampling run go through the whole network. Plain numbers: no torch, no ComfyUI."""
+"""Plan which steps of a sampling run go through the whole network. Plain numbers: no torch, no ComfyUI."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ....compile_cache.errors import UserError
 
 UNIFORM, NON_UNIFORM = "uniform", "non-uniform"
 SCHEDULES = (UNIFORM, NON_UNIFORM)
-# In so few steps each one changes the picture a lot, and nothing that could be kept is still true one step later.
+# With so few steps each one changes the picture so much that no feature is still right one step later.
 FEW_STEPS = 8
 # Samplers compute their sigmas in float32, some of them through logarithms.
 _TOLERANCE = 1e-4
@@ -19,10 +19,11 @@ _TOLERANCE = 1e-4
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What the user chose. `start_percent` and `end_percent` are percent of the model's noise levels, as everywhere in
-    ComfyUI (0 is pure noise); `power` and `centre` (a step of the run) shape the non-uniform schedule only.
+    """The inputs of the DeepCache node.
 
-    Raises UserError for a value that means nothing. `depth` is checked against a model elsewhere.
+    interval: a full step every so many steps. depth: see `passes`; `node` checks it against the model. start_percent,
+    end_percent: of the noise levels, as everywhere in ComfyUI, from 0.0 (pure noise) to 1.0. power, centre (a step):
+    the shape of the non-uniform schedule. Raises UserError for a value that makes no sense.
     """
 
     interval: int = 3
@@ -40,7 +41,7 @@ class Settings:
             raise UserError(f"There is no schedule '{self.schedule}'. Choose one of: {', '.join(SCHEDULES)}.")
         if not 1 <= self.power < math.inf:
             raise UserError(
-                f"power {self.power} is no number from 1 on: 1 is uniform, more gathers full steps at the centre."
+                f"power {self.power} is no number from 1 on: 1 is uniform, more moves full steps to the centre."
             )
         if self.start_percent >= self.end_percent:
             raise UserError(
@@ -51,9 +52,9 @@ class Settings:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """For each step, the step whose feature it starts from; None where the whole network runs.
+    """sources: for each step, the step whose feature it starts from, or None if the whole network runs.
 
-    `keeps` are the full steps whose feature a later one uses. `reason` says why no step is fast, where none is.
+    keeps: the full steps whose feature a later step uses. reason: why no step is fast, if none is.
     """
 
     sources: tuple[int | None, ...]
@@ -71,8 +72,8 @@ class Plan:
     def keeps(self) -> frozenset[int]:
         return frozenset(source for source in self.sources if source is not None)
 
-    def told(self, fast_share: float) -> str:
-        """One line for people. `fast_share`: the cost of a fast pass, as a share of a full one's (0 to 1)."""
+    def summary(self, fast_share: float) -> str:
+        """One line for people. fast_share: the cost of a fast pass as a share of a full one's, 0 to 1."""
         steps = f"{self.steps} step{'' if self.steps == 1 else 's'}"
         if not self.fast:
             return f"{steps}, all full: {self.reason}"
@@ -82,7 +83,7 @@ class Plan:
 
 
 def plan(settings: Settings, steps: int, window: tuple[int, int] | None = None) -> Plan:
-    """Plan a run of `steps` steps. `window`: the first step that may be fast or kept, and the one after the last."""
+    """Plan a run of `steps` steps. window: the first step that may be fast or kept, and the one after the last."""
     first, stop = window or (0, steps)
     reason = ""
     if settings.interval == 1:
@@ -110,14 +111,14 @@ def _full_steps(settings: Settings, first: int, stop: int) -> list[int]:
     count = math.ceil((stop - first) / settings.interval)
     if settings.schedule == UNIFORM:
         return [first + number * settings.interval for number in range(count)]
-    return [first + step for step in _gathered(stop - first, count, settings.centre - first, settings.power)]
+    return [first + step for step in _denser_at_centre(stop - first, count, settings.centre - first, settings.power)]
 
 
-def _gathered(steps: int, count: int, centre: int, power: float) -> list[int]:
-    """`count` of `steps` steps, the first among them, denser at `centre` (the paper's non-uniform 1:N).
+def _denser_at_centre(steps: int, count: int, centre: int, power: float) -> list[int]:
+    """`count` of `steps` steps, always with the first, denser at `centre` (the paper's non-uniform 1:N schedule).
 
-    Evenly spaced points of the `power`-th root of the distance to the centre are raised to `power` again. Where that
-    rounds two to one step, the power is lowered until it does not; at 1 they are evenly spaced.
+    Points evenly spaced in the `power`-th root of the distance to the centre are raised to `power`. If two of them
+    round to one step, the power is lowered until none do; with power 1 they are evenly spaced.
     """
     centre = min(max(centre, 0), steps)
     while True:
@@ -131,10 +132,10 @@ def _gathered(steps: int, count: int, centre: int, power: float) -> list[int]:
 
 
 def step_of(sigma: float, sigmas: Sequence[float]) -> int:
-    """The step of a sampler's schedule that a call at noise level `sigma` belongs to: the one that `sigma` starts, or
-    lies inside. A call before the first (added noise) belongs to the first, one at the end to the last.
+    """The step of a sampler's schedule that a call at noise level `sigma` belongs to: it starts at `sigma` or contains
+    it. A call before the first step (with noise added) belongs to the first, one at the end to the last.
 
-    sigmas: one more than there are steps; falling, or rising where a picture is turned back into noise.
+    sigmas: one more than there are steps; falling, or rising when a picture is turned back into noise.
     """
     rising = sigmas[-1] > sigmas[0]
     margin = 1 - _TOLERANCE if rising else 1 + _TOLERANCE
@@ -143,9 +144,9 @@ def step_of(sigma: float, sigmas: Sequence[float]) -> int:
 
 
 def window_of(sigmas: Sequence[float], start_sigma: float, end_sigma: float) -> tuple[int, int]:
-    """The steps that start at a noise level above `end_sigma` and not above `start_sigma`: first, and after the last.
+    """The steps that start at a noise level in (end_sigma, start_sigma]: the first one, and the one after the last.
 
-    Levels as ComfyUI's `percent_to_sigma` gives them: the start percent's is the higher one.
+    start_sigma, end_sigma: from ComfyUI's `percent_to_sigma`, so the start's is the higher one.
     """
     inside = [step for step, level in enumerate(sigmas[:-1]) if end_sigma < level <= start_sigma]
     return (inside[0], inside[-1] + 1) if inside else (0, 0)
