@@ -67,7 +67,7 @@ class ByteLRU(Generic[K, V]):
             return True
 
     def make_room(self, size: int) -> bool:
-        """Evict unpinned entries, oldest first, until `size` more bytes fit. Returns False, evicting none, if they can't."""
+        """Evict unpinned entries, oldest first, until `size` more bytes fit. If they cannot, returns False at once."""
         with self._lock:
             pinned = sum(entry.bytes for key, entry in self._entries.items() if self._pins[key])
             if pinned + size > self.budget:
