@@ -1,4 +1,4 @@
-"""How far the shapes that models were used with are ready: captured, compiled, or yet to be compiled."""
+"""The status of each shape that a model was used with: captured, compiled, or still to compile."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from ....compile_cache.cache import GraphCache
 from ....compile_cache.keys import WHOLE_DIFFUSION_MODEL
 from ....compile_cache.store.shape_history import Model, UsedShape
 
-# A shape in memory runs at once; one on disk waits for its regions to load and for a capture, tenths of a second.
+# A shape in memory runs at once. One on disk first loads its regions and captures, which takes tenths of a second.
 MEMORY, DISK, UNKNOWN = "memory", "disk", "unknown"
-_CHANNELS = (4, 16)  # of latents whose cells are 8 pixels
+_CHANNELS = (4, 16)  # of latents with 8 pixels to a side of each cell
 
 
 def locate(graphs: Iterable[UsedShape], cache: GraphCache, device: torch.device) -> dict[str, Located]:
-    """Where the regions of graphs are, by backend: one look at each store."""
+    """Where the regions of graphs are, by backend, with one query of each store."""
     regions: dict[str, frozenset[str]] = {}
     for graph in graphs:
-        if graph.key.backend in registry.NAMES:  # it may be of another version of this pack
+        if graph.key.backend in registry.NAMES:  # it may come from another version of this pack
             regions[graph.key.backend] = regions.get(graph.key.backend, frozenset()) | graph.regions
     return {name: registry.get(name).located(keys, device, cache.config) for name, keys in regions.items()}
 
 
 def models(cache: GraphCache, device: torch.device) -> list[dict[str, Any]]:
-    """Plain data: each model that is remembered, with the state of each shape, the latest used first."""
+    """Plain data: each remembered model with the state of its shapes, the last used first."""
     captured, known = dict(cache.captured()), cache.shapes.models()
     located = locate((graph for model in known for graph in model.graphs), cache, device)
     found = []
@@ -50,7 +50,7 @@ def models(cache: GraphCache, device: torch.device) -> list[dict[str, Any]]:
 
 
 def sizes(cache: GraphCache, device: torch.device) -> list[tuple[int, int]]:
-    """(width, height) of the latents of diffusion models that are in memory; of those on disk where there are none."""
+    """(width, height), in cells, of diffusion models' latents that are in memory, or on disk if none is in memory."""
     ready: dict[str, list[tuple[int, int]]] = {MEMORY: [], DISK: [], UNKNOWN: []}
     captured = [{**graph.plain(), "state": MEMORY} for graph, _ in cache.captured()]
     for shape in [*captured, *(shape for model in models(cache, device) for shape in model["shapes"])]:
@@ -61,7 +61,7 @@ def sizes(cache: GraphCache, device: torch.device) -> list[tuple[int, int]]:
 
 
 def line(model: Model, cache: GraphCache, device: torch.device) -> str:
-    """For the log at the start: "18 regions and 9 shapes ready for SDXL, 0 compiles expected"."""
+    """The log line at startup: "18 regions and 9 shapes ready for SDXL, 0 compiles expected"."""
     located = locate(model.graphs, cache, device)
     regions = sum(len(found.in_memory) + len(found.on_disk) for found in located.values())
     missing = sum(len(found.missing) for found in located.values())
@@ -75,6 +75,6 @@ def _state(graph: UsedShape, located: Mapping[str, Located], device: torch.devic
         return UNKNOWN
     can = registry.get(graph.key.backend).probe(device.type)
     compiled = graph.regions.isdisjoint(found.missing)
-    if not compiled or not can.available or not can.returns_memory:  # what is kept for good is built anew, slowly
+    if not compiled or not can.available or not can.returns_memory:  # graphs of such a backend are rebuilt, slowly
         return UNKNOWN
     return DISK if can.captures or not graph.regions.isdisjoint(found.on_disk) else MEMORY
