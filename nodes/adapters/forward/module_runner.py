@@ -51,7 +51,7 @@ class ModuleRunner:
         self._label = label
         self._recapture_done: set[GraphKey] = set()
         self._programs: dict[str, tuple[Program, str]] = {}
-        self._keys: dict[tuple[Any, ...], GraphKey] = {}  # by quick key: equal objects compare slower
+        self._keys: dict[tuple[Any, ...], GraphKey] = {}  # by quick key: one object per key, found by identity
 
     def for_role(self, role: Role) -> ModuleRunner:
         """A runner of the same module in another role; both share one program."""

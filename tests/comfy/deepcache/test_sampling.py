@@ -530,7 +530,7 @@ class TestTheNode:
         model = bench.cached()
         model.add_object_patch("diffusion_model._forward", lambda x, *args, **kwargs: x * 0.5)
         bench.sample(model)
-        assert "no pass of it was run: another pack replaced or skipped the model's forward" in bench.caplog.text
+        assert "none of its passes ran: another pack replaced or skipped the model's forward" in bench.caplog.text
 
     @pytest.mark.parametrize("place", ["before", "after"])
     def test_cores_own_compile_node_does_not_go_on_with_the_first_pass_it_saw(self, bench: Bench, place: str) -> None:
