@@ -16,10 +16,11 @@ from .backends.base import Call, Graph, Program
 from .captures import Captures
 from .config import CacheConfig
 from .dispatcher import Action, Decision, Situation, decide
-from .errors import BypassCode, BypassReason
+from .errors import BypassCode, BypassReason, first_line
 from .keys import ANY_EPOCH, CaptureKey, GraphKey
 from .memory_cache import Entry
 from .misses import FREED, SeenSignatures
+from .out_of_memory import is_out_of_memory
 from .stats import Stats
 from .store.shape_history import ShapeHistory
 
@@ -39,7 +40,7 @@ class _Attempt:
     key: CaptureKey
     decision: Decision
     output: Any
-    out_of_memory: torch.cuda.OutOfMemoryError | None
+    failure: Exception | None
 
 
 class GraphCache:
@@ -94,15 +95,13 @@ class GraphCache:
         output, error = self._replay(key, call.tensors) if decision.action is Action.REPLAY else (None, None)
         return _Attempt(call, key, decision, output, error)
 
-    def _replay(
-        self, key: CaptureKey, tensors: Sequence[torch.Tensor]
-    ) -> tuple[Any, torch.cuda.OutOfMemoryError | None]:
-        """Launch the replay of a capture: its output, or the error if memory ran out."""
+    def _replay(self, key: CaptureKey, tensors: Sequence[torch.Tensor]) -> tuple[Any, Exception | None]:
+        """Launch the replay of a capture: its output, or the error if that failed."""
         graph = self._captures.get(key)
         assert graph is not None, "the decision saw it under the same lock"
         try:
             return graph.replay(tensors), None
-        except torch.cuda.OutOfMemoryError as error:
+        except Exception as error:  # noqa: BLE001 (`_finish` runs the original, and says why)
             return None, error
 
     def _finish(self, program: Program, attempt: _Attempt) -> Any:
@@ -110,8 +109,8 @@ class GraphCache:
         call, key, action = attempt.call, attempt.key, attempt.decision.action
         if attempt.decision.reason is not None:
             self._count_bypass(attempt.decision.reason)
-        if attempt.out_of_memory is not None:
-            return self._retry_without_graphs(call, key, attempt.out_of_memory)
+        if attempt.failure is not None:
+            return self._answer_failed_replay(call, key, attempt.failure)
         if action is Action.REPLAY:
             self._captures.pin_for_session(key)
             self.stats.counters.replays += 1
@@ -119,11 +118,15 @@ class GraphCache:
             return attempt.output
         difference = self._record_signature(program, call, key)
         try:
-            result = call.invoke(call.tensors) if action is Action.EAGER else program.run(call)
-        except torch.cuda.OutOfMemoryError as error:
-            return self._retry_without_graphs(call, key, error)
+            result = self._run_original(call) if action is Action.EAGER else program.run(call)
+            out_of_memory = False
+        except RuntimeError as error:
+            out_of_memory = is_out_of_memory(error) and self._free_captures()
+            if not out_of_memory:
+                raise
+        if out_of_memory:  # not in the handler: the error's frames hold tensors until it ends
+            return self._answer_out_of_memory(call, key)
         if action is Action.EAGER:
-            self.stats.counters.eager_calls += 1
             return result
         self.stats.counters.graph_calls += 1
         seconds = 0.0
@@ -197,16 +200,33 @@ class GraphCache:
         self.stats.counters.evictions = self._captures.evictions
         return seconds
 
-    def _retry_without_graphs(self, call: Call, key: CaptureKey, error: torch.cuda.OutOfMemoryError) -> Any:
+    def _free_captures(self) -> bool:
+        """Free the captures that no session uses. Returns whether that gave any memory back."""
         freed = self._captures.trim(0)
         self.stats.counters.evictions = self._captures.evictions
-        if not freed:
-            raise error
-        del error
-        torch.cuda.empty_cache()
+        if freed:
+            torch.cuda.empty_cache()
+        return freed > 0
+
+    def _answer_failed_replay(self, call: Call, key: CaptureKey, failure: Exception) -> Any:
+        """A replay failed: its capture goes, and the original forward answers."""
+        if is_out_of_memory(failure):
+            self._free_captures()
+            return self._answer_out_of_memory(call, key)
+        logger.warning("Resolute: a replay failed; the original runs", exc_info=failure)
+        self._captures.discard(key)
+        self._block_capture(
+            key, BypassReason(BypassCode.CAPTURE_FAILED, f"the replay of {key.shape} failed: {first_line(failure)}")
+        )
+        return self._run_original(call)
+
+    def _answer_out_of_memory(self, call: Call, key: CaptureKey) -> Any:
         self._block_capture(
             key, BypassReason(BypassCode.OUT_OF_MEMORY, f"out of memory at {key.shape}; captures were freed")
         )
+        return self._run_original(call)
+
+    def _run_original(self, call: Call) -> Any:
         result = call.invoke(call.tensors)
         self.stats.counters.eager_calls += 1
         return result

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -120,6 +121,64 @@ class TestOutOfMemory:
         call = module.call(16, invoke=forward, forward_bypass=GRADIENT)
         assert answer(cache.run(program, call)) == 2.0
         assert program.open_graphs == 0
+
+    @pytest.mark.parametrize("when", ["in a run", "in a replay", "in the original"])
+    def test_what_the_driver_reports_is_the_same_lack_of_memory(
+        self, cache: Any, program: Any, module: Any, when: str
+    ) -> None:
+        """A failing graph launch raises it, and ComfyUI's own `is_oom` takes it too."""
+        error = torch.AcceleratorError("CUDA error: out of memory")
+        cache.run(program, module.call(8))
+        call = module.call(8 if when == "in a replay" else 16)
+        if when == "in a run":
+            program.run_failures = [error]
+        elif when == "in a replay":
+            program.graphs[0].failure = error
+        else:
+            failures = [error]
+            call = replace(
+                call,
+                forward_bypass=GRADIENT,
+                invoke=lambda tensors: _raise(failures.pop()) if failures else module.forward(*tensors),
+            )
+        assert answer(cache.run(program, call)) == 2.0
+        assert program.open_graphs == 0
+
+    def test_another_error_of_the_driver_is_none(self, cache: Any, program: Any, module: Any) -> None:
+        cache.run(program, module.call(8))
+        program.run_failures = [torch.AcceleratorError("CUDA error: an illegal memory access was encountered")]
+        with pytest.raises(torch.AcceleratorError, match="illegal"):
+            cache.run(program, module.call(16))
+
+
+class TestAReplayThatFails:
+    def test_costs_its_capture_and_no_picture(self, cache: Any, program: Any, module: Any) -> None:
+        cache.run(program, module.call())
+        program.graphs[0].failure = RuntimeError("the launch failed")
+        with expect(cache, {"capture_failed": 1}, eager_calls=1):
+            assert answer(cache.run(program, module.call())) == 2.0
+        assert program.open_graphs == 0
+
+    def test_is_not_tried_again_until_the_weights_move(self, cache: Any, program: Any, module: Any) -> None:
+        cache.run(program, module.call())
+        program.graphs[0].failure = RuntimeError("the launch failed")
+        cache.run(program, module.call())
+        with expect(cache, {"capture_failed": 1}, graph_calls=1):
+            assert answer(cache.run(program, module.call())) == 2.0
+        module.load(5.0)
+        with expect(cache, graph_calls=1, captures=1):
+            assert answer(cache.run(program, module.call())) == 5.0
+
+    def test_in_the_middle_of_a_sampling_run_leaves_the_run_intact(self, cache: Any, program: Any, module: Any) -> None:
+        with session(cache, program.owner):
+            cache.run(program, module.call())
+            program.graphs[0].failure = RuntimeError("the launch failed")
+            assert answer(cache.run(program, module.call())) == 2.0
+        assert program.open_graphs == 0
+
+
+def _raise(error: BaseException) -> Any:
+    raise error
 
 
 class TestSessions:

@@ -11,6 +11,7 @@ import torch
 
 from ...config import CacheConfig
 from ...errors import BypassCode, BypassReason, first_line
+from ...out_of_memory import is_out_of_memory
 from ...regions.region import Hook, HookBuilder, installed
 from ...stats import Stats
 from ...store.artifact_store import ArtifactStore
@@ -78,7 +79,7 @@ class InductorProgram(Program):
         try:
             return work()
         except Exception as error:
-            short = any(isinstance(each, torch.cuda.OutOfMemoryError) for each in (error, error.__cause__))
+            short = any(map(is_out_of_memory, (error, error.__cause__)))
             if not short or not self._workers.running:
                 raise
         logger.info("Resolute: out of memory; the processes that compile end, and the call is made once more")

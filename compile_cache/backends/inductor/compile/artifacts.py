@@ -16,7 +16,6 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 import sympy  # type: ignore[import-untyped]
-import torch
 import torch.utils._pytree as pytree
 import torch.utils._sympy.functions as torch_functions
 from torch._inductor import config as inductor_config
@@ -26,6 +25,7 @@ from torch._inductor.output_code import CompiledFxGraph, CompiledFxGraphConstant
 from torch._inductor.runtime.cache_dir_utils import cache_dir
 from torch._inductor.triton_bundler import TritonBundler
 
+from ....out_of_memory import is_out_of_memory
 from ....store.artifact_store import Artifact, InvalidArtifactError
 from ....store.private_files import atomic_write
 from .compiled_region import CompiledRegion, KernelByAddress, launch_by_address
@@ -88,9 +88,11 @@ def unpack(artifact: Artifact) -> CompiledRegion:
             if name in kernels:
                 kernels[name].choose(choice)
         return CompiledRegion(code_of(graph), guards, static, used_weights, spec, kernels, graph, confirmed=confirmed)
-    except (InvalidArtifactError, torch.cuda.OutOfMemoryError):
+    except InvalidArtifactError:
         raise
     except Exception as error:  # torch's loaders raise any class
+        if is_out_of_memory(error):
+            raise
         raise InvalidArtifactError(f"{type(error).__name__} while it was loaded: {error}") from error
 
 

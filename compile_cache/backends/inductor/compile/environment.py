@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch._dynamo.convert_frame import compile_lock
 from torch._inductor import config as inductor_config
 
 from ....keys import digest
@@ -33,6 +34,7 @@ _PASSES = (
 )  # fmt: skip
 
 _lock = threading.Lock()
+_latest: str | None = None  # what `_read_settings` gave last
 _before: list[str] = []  # the digest of the settings from before each compile that is running
 
 
@@ -149,7 +151,7 @@ def own_settings() -> Iterator[None]:
 
     A compile changes inductor's settings for its own duration.
     """
-    with _lock:
+    with compile_lock, _lock:
         _before.append(_before[0] if _before else _read_settings())
     try:
         yield
@@ -158,13 +160,25 @@ def own_settings() -> Iterator[None]:
 
 
 def _settings() -> str:
-    """A digest of inductor's settings that change the generated code."""
-    with _lock:
-        return _before[0] if _before else _read_settings()
+    """A digest of inductor's settings that change the generated code.
+
+    `torch.compile` changes them for the duration of a compile and holds torch's `compile_lock` meanwhile. While
+    another thread compiles, the settings are those that were read before; a first reader waits for its end.
+    """
+    if not compile_lock.acquire(blocking=_latest is None):
+        assert _latest is not None
+        return _latest
+    try:
+        with _lock:
+            return _before[0] if _before else _read_settings()
+    finally:
+        compile_lock.release()
 
 
 def _read_settings() -> str:
+    global _latest
     portable = inductor_config.save_config_portable(ignore_private_configs=True)
     portable |= {name: getattr(inductor_config, name, None) for name in _PASSES}
     kept = sorted((name, repr(value)) for name, value in portable.items() if name not in _HOW_NOT_WHAT)
-    return digest(tuple(kept))[:16]
+    _latest = digest(tuple(kept))[:16]
+    return _latest

@@ -12,8 +12,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from torch.cuda import OutOfMemoryError
-
+from ....out_of_memory import is_out_of_memory
 from ....regions.dummy_inputs import dummy_input
 from ....store.artifact_store import Artifact, InvalidArtifactError
 from ..compile.artifacts import measured, unpack
@@ -123,7 +122,9 @@ def _add(call: RegionCall, artifact: Artifact) -> str:
     try:
         inputs = [dummy_input(each.shape, each.dtype, each.device, region_format(each)) for each in call.tensors]
         right = may_run(replace(call, tensors=inputs), compiled)
-    except OutOfMemoryError:
+    except RuntimeError as error:
+        if not is_out_of_memory(error):
+            raise
         logger.info("Resolute: %s is compared when the call comes to it: memory is short now", call.site.kind)
         return ""
     return "" if right else "its results differ from the original's"

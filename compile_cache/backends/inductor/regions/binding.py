@@ -14,6 +14,7 @@ from ....compute_state import autocast_state
 from ....config import CacheConfig
 from ....errors import BypassCode, BypassReason
 from ....keys import Component, digest
+from ....out_of_memory import is_out_of_memory
 from ....regions.code_reach import CodeReach, ReachBook
 from ....regions.foreign_code import ForeignCode
 from ....regions.region import Progress, RegionSite, SilentProgress
@@ -165,7 +166,7 @@ class RegionBinding:
             result = found(weights, inputs)
         except (AssertionError, RuntimeError) as error:
             capturing = inputs[0].is_cuda and torch.cuda.is_current_stream_capturing()
-            if capturing or isinstance(error, (torch.cuda.OutOfMemoryError, *self._progress.cancellations)):
+            if capturing or is_out_of_memory(error) or isinstance(error, self._progress.cancellations):
                 raise
             return self._run_original(site, tensors, self._table.refuse(region, shapes, error))
         self._stats.counters.region_calls += 1
@@ -211,8 +212,8 @@ class RegionBinding:
             return no_memory
         try:
             found = self._table.resolve(call, postpone=self._missing is not None)
-        except torch.cuda.OutOfMemoryError:
-            if not self._out_of_memory_is_final():
+        except RuntimeError as error:
+            if not is_out_of_memory(error) or not self._out_of_memory_is_final():
                 raise
             detail = (
                 f"there is no memory to load {site.kind} and compare it with its original; it runs as it is until then"

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 import torch.utils._pytree as pytree
 
+from ....out_of_memory import is_out_of_memory
 from ....regions.region import RegionSite
 from ..compile.compiled_region import CompiledRegion
 from ..compile.environment import tf32_convolution, tf32_matmul
@@ -30,7 +31,7 @@ def difference_from_original(
 ) -> str | None:
     """How the results of `compiled` differ from the original's on these inputs, for people; None if they agree.
 
-    Raises what the original raises; `cancellations` and torch's OutOfMemoryError, which do not mean that the code is
+    Raises what the original raises; `cancellations` and a lack of memory, which do not mean that the code is
     wrong.
     """
     expected = pytree.tree_leaves(run_original(site, tensors))
@@ -38,7 +39,7 @@ def difference_from_original(
         try:
             actual = pytree.tree_leaves(compiled(weights, tensors))
         except (AssertionError, RuntimeError) as error:
-            if isinstance(error, (torch.cuda.OutOfMemoryError, *cancellations)):
+            if is_out_of_memory(error) or isinstance(error, cancellations):
                 raise
             return f"it fails: {error}"
     noise = max(float(_norm(tensor)) for tensor in tensors) * _NOISE

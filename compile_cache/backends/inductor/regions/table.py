@@ -8,9 +8,8 @@ import logging
 import threading
 import time
 
-import torch
-
 from ....errors import BypassCode, BypassReason, RegionCompileError
+from ....out_of_memory import is_out_of_memory
 from ....stats import Stats
 from ....store.artifact_store import ArtifactStore, InvalidArtifactError
 from ..compile.artifacts import pack
@@ -156,7 +155,7 @@ def _compile(call: RegionCall, hints: dict[str, int]) -> CompiledRegion:
             compiled = compile_trace(traced, keep=call.store is not None)
             break
         except Exception as error:
-            if isinstance(error, (torch.cuda.OutOfMemoryError, *call.progress.cancellations)):
+            if is_out_of_memory(error) or isinstance(error, call.progress.cancellations):
                 raise
             failures.append(error)
     else:
