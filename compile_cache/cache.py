@@ -13,11 +13,11 @@ from typing import Any
 import torch
 
 from .backends.base import Call, Graph, Program
-from .captures import Captures
+from .captures import Captures, capture_key
 from .config import CacheConfig
 from .dispatcher import Action, Decision, Situation, decide
 from .errors import BypassCode, BypassReason, first_line
-from .keys import ANY_EPOCH, CaptureKey, GraphKey
+from .keys import CaptureKey, GraphKey
 from .memory_cache import Entry
 from .misses import FREED, SeenSignatures
 from .out_of_memory import is_out_of_memory
@@ -80,7 +80,7 @@ class GraphCache:
 
     def _begin(self, program: Program, call: Call) -> _Attempt:
         """Decide what happens to a call. A replay is launched at once; nothing else runs, and nothing is counted."""
-        key = _key(program, call)
+        key = capture_key(program, call)
         if program.capabilities.reads_live_weights:
             self._captures.drop_unrefreshable(key.owner, call.epoch)
         decision = decide(
@@ -141,7 +141,7 @@ class GraphCache:
         """Capture ahead of the first call of this signature. Returns False if preparing more calls is pointless: the
         budget is nearly full, or this capture failed. Raises the progress's own cancellation.
         """
-        key = _key(program, call)
+        key = capture_key(program, call)
         with self._lock:
             if key in self._captures or key in self._captures.blockers:
                 return True
@@ -184,7 +184,7 @@ class GraphCache:
                 raise error.__cause__ from None
             if isinstance(error, call.progress.cancellations):
                 raise
-            self._block_capture(key, BypassReason(BypassCode.CAPTURE_FAILED, str(error)))
+            self._block_capture(key, BypassCode.CAPTURE_FAILED, str(error))
             return 0.0
         seconds = time.perf_counter() - started
         self.stats.counters.captures += 1
@@ -194,7 +194,7 @@ class GraphCache:
             graph.close()
             detail = f"a capture of {key.shape} takes {graph.bytes >> 20} MiB, more than the budget has beside the "
             detail += f"captures in use; raise RESOLUTE_BUDGET_MB (now {self._captures.budget >> 20})"
-            self._block_capture(key, BypassReason(BypassCode.OUT_OF_MEMORY, detail))
+            self._block_capture(key, BypassCode.OUT_OF_MEMORY, detail)
         elif not program.capabilities.returns_memory:
             self._captures.pin(key)  # for good: evicting it would free nothing
         self.stats.counters.evictions = self._captures.evictions
@@ -215,15 +215,11 @@ class GraphCache:
             return self._answer_out_of_memory(call, key)
         logger.warning("Resolute: a replay failed; the original runs", exc_info=failure)
         self._captures.discard(key)
-        self._block_capture(
-            key, BypassReason(BypassCode.CAPTURE_FAILED, f"the replay of {key.shape} failed: {first_line(failure)}")
-        )
+        self._block_capture(key, BypassCode.CAPTURE_FAILED, f"the replay of {key.shape} failed: {first_line(failure)}")
         return self._run_original(call)
 
     def _answer_out_of_memory(self, call: Call, key: CaptureKey) -> Any:
-        self._block_capture(
-            key, BypassReason(BypassCode.OUT_OF_MEMORY, f"out of memory at {key.shape}; captures were freed")
-        )
+        self._block_capture(key, BypassCode.OUT_OF_MEMORY, f"out of memory at {key.shape}; captures were freed")
         return self._run_original(call)
 
     def _run_original(self, call: Call) -> Any:
@@ -231,8 +227,8 @@ class GraphCache:
         self.stats.counters.eager_calls += 1
         return result
 
-    def _block_capture(self, key: CaptureKey, reason: BypassReason) -> None:
-        self._captures.blockers[key] = reason
+    def _block_capture(self, key: CaptureKey, code: BypassCode, detail: str) -> None:
+        reason = self._captures.blockers[key] = BypassReason(code, detail)
         self._count_bypass(reason)
 
     def _count_bypass(self, reason: BypassReason) -> None:
@@ -302,18 +298,4 @@ class GraphCache:
 
     def report(self) -> dict[str, Any]:
         """Plain data for `GET /resolute/cache` and the report node. Never waits for a call that is running."""
-        entries = [
-            {**graph.plain(), "state": "captured", "bytes": entry.bytes, "hits": entry.hits}
-            for graph, entry in self.captured()
-        ]
-        return {
-            "counters": self.stats.snapshot(),
-            "bytes": self._captures.bytes,
-            "budget_bytes": self._captures.budget,
-            "entries": entries,
-        }
-
-
-def _key(program: Program, call: Call) -> CaptureKey:
-    epoch = ANY_EPOCH if program.capabilities.reads_live_weights else call.epoch
-    return CaptureKey(call.key, call.device, program.owner, epoch, call.state)
+        return {"counters": self.stats.snapshot(), **self._captures.report()}

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 from operator import methodcaller
-from typing import cast
+from typing import Any, cast
 
-from .backends.base import Graph, LiveWeightsGraph
+from .backends.base import Call, Graph, LiveWeightsGraph, Program
 from .errors import BypassReason
 from .keys import ANY_EPOCH, CaptureKey
 from .memory_cache import ByteLRU
+
+
+def capture_key(program: Program, call: Call) -> CaptureKey:
+    """The key of a call's capture: a graph that reads the present weights in each replay serves every epoch."""
+    epoch = ANY_EPOCH if program.capabilities.reads_live_weights else call.epoch
+    return CaptureKey(call.key, call.device, program.owner, epoch, call.state)
 
 
 class Captures(ByteLRU[CaptureKey, Graph]):
@@ -22,6 +28,13 @@ class Captures(ByteLRU[CaptureKey, Graph]):
         super().__init__(budget, methodcaller("close"))
         self.blockers: dict[CaptureKey, BypassReason] = {}
         self._sessions: dict[int, list[CaptureKey]] = {}  # the captures that each module's sampling run pinned
+
+    def report(self) -> dict[str, Any]:
+        """Plain data: the bytes in use, their limit, and each capture."""
+        entries = [
+            {**key.graph.plain(), "state": "captured", "bytes": entry.bytes, "hits": entry.hits} for key, entry in self
+        ]
+        return {"bytes": self.bytes, "budget_bytes": self.budget, "entries": entries}
 
     def open_session(self, owner: int) -> None:
         """A sampling run of a module starts. A run that was never closed (cancelled) ends first."""
