@@ -46,8 +46,8 @@ class _Attempt:
 class GraphCache:
     """Answers the calls of compiled modules, and counts what it did.
 
-    One lock guards every capture and replay, because captures share memory and static buffers. ComfyUI samples on one
-    thread; with several GPUs, a second thread waits here for a launch or for a check of a model, not for the GPU.
+    One lock guards every capture and replay, because captures share memory. ComfyUI samples on one thread; with several
+    GPUs, a second thread waits here for a launch or for a check of a model, not for the GPU.
     """
 
     def __init__(self, config: CacheConfig | None = None) -> None:
@@ -204,8 +204,7 @@ class GraphCache:
         """Free the captures that no session uses. Returns whether that gave any memory back."""
         freed = self._captures.trim(0)
         self.stats.counters.evictions = self._captures.evictions
-        if freed:
-            torch.cuda.empty_cache()
+        torch.cuda.empty_cache()
         return freed > 0
 
     def _answer_failed_replay(self, call: Call, key: CaptureKey, failure: Exception) -> Any:
