@@ -56,6 +56,7 @@ class BypassCode(str, Enum):
     COMPILE_FAILED = "compile_failed"
     CAPTURE_FAILED = "capture_failed"
     OUT_OF_MEMORY = "out_of_memory"
+    CORE_COMPILER = "core_compiler"  # ComfyUI's own compiler is at work on the call
     GRADIENT = "gradient"  # training: a graph has no backward pass
 
 

@@ -82,3 +82,5 @@ def comfy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     package.model_management = answers  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "comfy", package)
     monkeypatch.setitem(sys.modules, "comfy.model_management", answers)  # type: ignore[arg-type]
+    package.cli_args = SimpleNamespace(args=SimpleNamespace())  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "comfy.cli_args", package.cli_args)

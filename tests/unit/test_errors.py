@@ -27,6 +27,7 @@ PUBLISHED_CODES = {
     "compile_failed",
     "capture_failed",
     "out_of_memory",
+    "core_compiler",
     "gradient",
 }
 

@@ -8,11 +8,16 @@ class CallbacksMP:
     ON_CLEANUP: str
     ON_PRE_RUN: str
 
+class PatcherInjection:
+    def __init__(self, inject: Callable[[Any], None], eject: Callable[[Any], None]) -> None: ...
+
 class WrappersMP:
+    OUTER_SAMPLE: str
     PREPARE_SAMPLING: str
     SAMPLER_SAMPLE: str
     PREDICT_NOISE: str
     CALC_COND_BATCH: str
+    APPLY_MODEL: str
     DIFFUSION_MODEL: str
 
 def get_all_wrappers(

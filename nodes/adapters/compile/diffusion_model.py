@@ -8,6 +8,7 @@ from ....compile_cache.keys import Role
 from ..blocks.registry import families_for
 from ..forward.patch_install import install_compiled_forward
 from ..sampling import cond_batching, memory
+from ..sampling.core_compiler_off import switch_off_while_sampling
 from ..sampling.step_overlap import overlap_steps
 from ..weights.static_clone import static_clone
 from .backend_choice import explain_passthrough, prepare_backend
@@ -35,6 +36,7 @@ def compile_diffusion_model(
     # Most diffusion models of core split `forward` (wrappers) from `_forward` (the computation); some do not.
     method = "_forward" if hasattr(clone.get_model_object(_NETWORK), "_forward") else "forward"
     install_compiled_forward(clone, f"{_NETWORK}.{method}", backend, Role.UNET, families_for(Role.UNET), node_id)
+    switch_off_while_sampling(clone)
     cond_batching.apply(clone, policy)
     memory.make_room_before_sampling(clone)
     overlap_steps(clone)

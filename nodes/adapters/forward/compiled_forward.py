@@ -12,6 +12,7 @@ from ....compile_cache.backends.base import Method
 from ....compile_cache.keys import Role
 from ....compile_cache.regions.region import Hook, HookBuilder, RegionRunner
 from ..blocks.common import Bypass
+from ..comfyui import core_compiler
 from ..comfyui.progress import NodeProgress
 from ..process import runtime
 from .call_description import CallDescription
@@ -94,7 +95,8 @@ class CompiledForward(ForwardPatch):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         inspect_modules, self._inspect_next_call = self._inspect_next_call or self._inspect_every_call, False
         try:
-            return self._answer(self.by_name(args, kwargs), inspect_modules)
+            with core_compiler.switched_off():
+                return self._answer(self.by_name(args, kwargs), inspect_modules)
         except BaseException:
             self._inspect_next_call = True  # the inspection may not have happened
             raise

@@ -13,6 +13,7 @@ from ....compile_cache.compute_state import compute_state, intercepting_mode
 from ....compile_cache.errors import BypassCode, BypassReason
 from ....compile_cache.keys import GraphKey, Role
 from ....compile_cache.regions.region import HookBuilder
+from ..comfyui import core_compiler
 from ..comfyui.progress import NodeProgress
 from ..process import runtime
 from ..restart.recapture import recapture
@@ -83,7 +84,8 @@ class ModuleRunner:
 
         result = runtime.cache().run(program, call, recheck if inspect_modules and not inspected else None)
         can = program.capabilities
-        if can.captures and can.returns_memory and call.key not in self._recapture_done:
+        may_capture = can.captures and can.returns_memory and call.forward_bypass is None
+        if may_capture and call.key not in self._recapture_done:
             self._recapture_done.add(call.key)
             recapture(program, call, self.weights.recaptured)
         return result
@@ -129,4 +131,6 @@ def _forward_bypass() -> BypassReason | None:
     mode = intercepting_mode()
     if mode is not None:
         return BypassReason(BypassCode.OBSERVED_INPUT, f"another pack's {mode} watches every operation of the model")
+    if core_compiler.is_recording():
+        return BypassReason(BypassCode.CORE_COMPILER, "ComfyUI's own compiler is recording this call")
     return None
