@@ -6,7 +6,9 @@ from typing import Any
 
 from ....compile_cache.keys import Role
 from ..blocks.registry import families_for
+from ..forward.call_watch import count_bypass
 from ..forward.patch_install import install_compiled_forward
+from ..forward.replaced_forward import describe_code, watch_calls
 from ..sampling import cond_batching, memory
 from ..sampling.core_compiler_off import switch_off_while_sampling
 from ..sampling.step_overlap import overlap_steps
@@ -27,15 +29,17 @@ def compile_diffusion_model(
     """
     exchanged = model.object_patches.get(_NETWORK)
     if exchanged is not None:
-        explain_passthrough(
-            f"another node put a {type(exchanged).__name__} in place of the whole network: it runs as it is", node_id
-        )
+        reason = f"another node put {describe_code(exchanged)} in place of the whole network: it runs as it is"
+        explain_passthrough(reason, node_id)
+        count_bypass(reason)
         return model
     prepare_backend(backend, model.load_device, node_id)
     clone = static_clone(model)
     # Most diffusion models of core split `forward` (wrappers) from `_forward` (the computation); some do not.
     method = "_forward" if hasattr(clone.get_model_object(_NETWORK), "_forward") else "forward"
-    install_compiled_forward(clone, f"{_NETWORK}.{method}", backend, Role.UNET, families_for(Role.UNET), node_id)
+    name = f"{_NETWORK}.{method}"
+    install_compiled_forward(clone, name, backend, Role.UNET, families_for(Role.UNET), node_id)
+    watch_calls(clone, name)
     switch_off_while_sampling(clone)
     cond_batching.apply(clone, policy)
     memory.make_room_before_sampling(clone)

@@ -16,6 +16,7 @@ from ..comfyui import core_compiler
 from ..comfyui.progress import NodeProgress
 from ..process import runtime
 from .call_description import CallDescription
+from .call_watch import CallWatch
 from .forward_patch import ForwardPatch
 from .module_runner import Invoke, ModuleRunner
 from .session_log import SessionLog
@@ -51,6 +52,7 @@ class CompiledForward(ForwardPatch):
         self.runner = ModuleRunner(module, backend, role, build_hooks, progress, label or type(module).__name__)
         self._pass_runners: dict[Role, ModuleRunner] = {}
         self._log = SessionLog(progress)
+        self.watch = CallWatch()
         # A decode is one call outside any sampling run, so nothing else asks for an inspection before it.
         self._inspect_every_call = role is Role.VAE_DECODE
         self._inspect_next_call = True
@@ -64,12 +66,13 @@ class CompiledForward(ForwardPatch):
         """A sampling run starts, with the weights loaded: inspect the modules at its first call."""
         runtime.cache().open_session(self.runner.owner)
         self._inspect_next_call = True
+        self.watch.begin()
         self._log.begin()
 
     def end(self) -> None:
         """The run is over, however it ended."""
         runtime.cache().close_session(self.runner.owner)
-        self._log.end()
+        self._log.end(why_no_calls=self.watch.end())
 
     def weights_loaded(self) -> None:
         """ComfyUI loaded the model, or more of it: inspect the modules at the next call."""
@@ -94,6 +97,7 @@ class CompiledForward(ForwardPatch):
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         inspect_modules, self._inspect_next_call = self._inspect_next_call or self._inspect_every_call, False
+        self.watch.calls += 1
         try:
             with core_compiler.switched_off():
                 return self._answer(self.by_name(args, kwargs), inspect_modules)

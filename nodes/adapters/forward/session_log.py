@@ -33,20 +33,20 @@ class SessionLog:
         stats = runtime.cache().stats
         self._before, self._events_before = stats.snapshot(), stats.event_count
 
-    def end(self, only_if_waited: bool = False) -> None:
-        """Log the summary and show it on the node."""
+    def end(self, only_if_waited: bool = False, why_no_calls: str = "") -> None:
+        """Log the summary and show it on the node. why_no_calls: for a run in which nothing ran compiled."""
         if not self._before:
             return
         after = runtime.cache().stats.snapshot()
         waited = after["stall_seconds"] - self._before["stall_seconds"]
         if only_if_waited and waited < _SHORT_WAIT:
             return
-        line = self._summary(after, waited)
+        line = self._summary(after, waited, why_no_calls)
         self._before = {}
         logger.info("Resolute: %s", line)
         self._progress.show(line)
 
-    def _summary(self, after: dict[str, Any], waited: float) -> str:
+    def _summary(self, after: dict[str, Any], waited: float, why_no_calls: str) -> str:
         before = self._before
         parts = [f"{after[key] - before[key]} {text}" for key, text in _COUNTED.items() if after[key] > before[key]]
         bypasses = [
@@ -55,6 +55,8 @@ class SessionLog:
             if count > before["bypasses"].get(code, 0)
         ]
         line = ", ".join(parts) or "no calls"
+        if why_no_calls:
+            line += f": {why_no_calls}"
         if waited >= _SHORT_WAIT:
             line += f", waited {waited:.1f} s"
         events = runtime.cache().stats.events_since(self._events_before)

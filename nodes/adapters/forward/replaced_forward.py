@@ -1,0 +1,102 @@
+"""Whether the calls of a sampling run reach our forward, and what runs in its place where they do not.
+
+Another pack may exchange the forward for the length of one call (WaveSpeed's first block cache) or the whole network
+(nodes around torch.compile). Both are in place only while the model is called, so a wrapper looks at that moment.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import sys
+from collections.abc import Callable
+from pathlib import PurePath
+from typing import Any
+
+import comfy.utils
+import torch
+from comfy.patcher_extension import WrappersMP
+
+from ....compile_cache.regions.foreign_code import is_own
+from .call_watch import CallWatch
+from .forward_patch import ForwardPatch
+
+_KEY = "resolute-calls"
+_OURS = __name__.partition(".nodes.")[0]
+
+
+def watch_calls(patcher: Any, name: str) -> None:
+    """Let `patcher` (a clone of ours) notice calls of its model that do not reach the forward at the path `name`."""
+    patcher.remove_wrappers_with_key(WrappersMP.APPLY_MODEL, _KEY)
+    patcher.add_wrapper_with_key(WrappersMP.APPLY_MODEL, _KEY, functools.partial(_watched, name))
+
+
+def _watched(name: str, executor: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    model: Any = executor.class_obj  # type: ignore[attr-defined]  # core's WrapperExecutor
+    patcher = getattr(model, "current_patcher", None)
+    patch: Any = getattr(patcher, "object_patches", {}).get(name)
+    watch = getattr(patch, "watch", None)
+    if not isinstance(watch, CallWatch):
+        return executor(*args, **kwargs)
+    calls = watch.calls
+    result = executor(*args, **kwargs)
+    if watch.calls == calls:
+        watch.missed(_replacement(patch, name, model), _may_have_skipped(patcher))
+    return result
+
+
+def _replacement(patch: ForwardPatch, name: str, model: torch.nn.Module) -> str | None:
+    """What replaces `patch` at the path `name` of `model` at this moment, in words; None if nothing does."""
+    path, _, method = name.rpartition(".")
+    network = comfy.utils.get_attr(model, path)
+    if network is not patch.module:
+        return f"another node put {describe_code(network)} in place of the whole network"
+    found = vars(network).get(method)
+    if found is not patch:
+        own = found is None or is_own(network, method, found)
+        return f"{'another node' if own else describe_code(found)} replaced the model's {method}"
+    if getattr(network, "_compiled_call_impl", None) is not None:
+        return "torch.compile runs the whole network"
+    return None
+
+
+def _may_have_skipped(patcher: Any) -> str:
+    kinds = (WrappersMP.APPLY_MODEL, WrappersMP.DIFFUSION_MODEL)
+    wrappers = [each for kind in kinds for given in patcher.wrappers.get(kind, {}).values() for each in given]
+    names = [describe_code(each) for each in wrappers if not _is_ours(each)]
+    return f"{' or '.join(names) or 'another node'} answered in place of the model in every step"
+
+
+def describe_code(code: Any) -> str:
+    """A function or an object by its name and its pack: "cached_forward (Comfy-WaveSpeed)"."""
+    code = _unwrapped(code)
+    name = getattr(code, "__qualname__", type(code).__qualname__).rpartition("<locals>.")[2]
+    return f"{name} ({_pack_of(code)})"
+
+
+def _unwrapped(code: Any) -> Any:
+    """The function that was written, or the class of an object."""
+    while isinstance(code, functools.partial):
+        code = code.func
+    if not inspect.isroutine(code):
+        return code if isinstance(code, type) else type(code)
+    return inspect.unwrap(getattr(code, "__func__", code))
+
+
+def _module_of(code: Any) -> str:
+    return str(getattr(code, "__globals__", {}).get("__name__") or getattr(code, "__module__", ""))
+
+
+def _is_ours(code: Any) -> bool:
+    return _module_of(_unwrapped(code)).startswith(_OURS)
+
+
+def _pack_of(code: Any) -> str:
+    """The folder in custom_nodes that a function or class was written in, else "torch.compile" or its top package."""
+    module = _module_of(code)
+    if module.startswith(("torch._dynamo", "torch._inductor")):
+        return "torch.compile"
+    parts = PurePath(getattr(sys.modules.get(module), "__file__", None) or "").parts
+    if "custom_nodes" in parts[:-1]:
+        return parts[parts.index("custom_nodes") + 1]
+    return module.partition(".")[0]

@@ -1,0 +1,105 @@
+"""Where another pack runs the model in place of Compile Model, the picture is its own and the node names it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from . import packs
+from .conftest import Bench
+
+STEPS = 3
+in_either_order = pytest.mark.parametrize("place", ["before", "after"])
+
+
+@in_either_order
+def test_a_forward_that_is_exchanged_for_each_call_is_named_and_counted(bench: Bench, place: str) -> None:
+    model = bench.model()
+    expected = bench.sample(packs.with_forward_for_each_call(model))
+    ours = (
+        bench.compiled(packs.with_forward_for_each_call(model))
+        if place == "before"
+        else packs.with_forward_for_each_call(bench.compiled(model))
+    )
+    before = bench.bypasses()
+    assert torch.equal(bench.sample(ours), expected)
+    assert bench.bypasses() == before + STEPS
+    assert "no calls: cached_forward (tests) replaced the model's _forward" in bench.summary
+    assert f"bypassed: {STEPS}x replaced_forward" in bench.summary
+
+
+@in_either_order
+def test_a_network_that_is_exchanged_is_named_and_counted(bench: Bench, place: str) -> None:
+    model = bench.model()
+    expected = bench.sample(model)
+    before = bench.bypasses()
+    bench.caplog.clear()
+    if place == "before":
+        ours = bench.compiled(packs.with_compiled_network(model))
+        assert "another node put Compiled (tests) in place of the whole network" in bench.caplog.text
+        assert bench.bypasses() == before + 1
+        assert torch.equal(bench.sample(ours), expected)
+        return
+    ours = packs.with_compiled_network(bench.compiled(model))
+    # Its forward is the module's own, in which our `_forward` is called as ever.
+    assert torch.equal(bench.sample(ours), expected)
+    assert bench.bypasses() == before
+    assert f"{STEPS} eager calls" in bench.summary
+
+
+def test_a_network_with_code_of_its_own_is_named_and_counted(bench: Bench) -> None:
+    model = bench.model()
+    ours = bench.compiled(model)
+    network = ours.get_model_object("diffusion_model")
+    compiled = packs.Compiled(network)
+    compiled.forward = lambda x, *args, **kwargs: x * 0.5
+    ours.add_object_patch("diffusion_model", compiled)
+    before = bench.bypasses()
+    bench.sample(ours)
+    assert bench.bypasses() == before + STEPS
+    assert "no calls: another node put Compiled (tests) in place of the whole network" in bench.summary
+
+
+def test_a_pack_that_answers_every_step_is_named_and_counted(bench: Bench) -> None:
+    before = bench.bypasses()
+    bench.sample(packs.with_answers_of_its_own(bench.compiled(bench.model())))
+    assert bench.bypasses() == before + 1
+    assert "no calls: answer_for_model (tests) answered in place of the model in every step" in bench.summary
+
+
+def test_a_pack_that_answers_some_steps_is_no_reason_to_complain(bench: Bench) -> None:
+    before = bench.bypasses()
+    bench.sample(packs.with_some_steps_skipped(bench.compiled(bench.model())))
+    assert bench.bypasses() == before
+    assert "2 eager calls" in bench.summary
+
+
+def test_the_next_run_without_the_other_pack_runs_through_ours(bench: Bench) -> None:
+    model = bench.model()
+    expected = bench.sample(model)
+    ours = bench.compiled(model)
+    bench.sample(packs.with_forward_for_each_call(ours))
+    before = bench.bypasses()
+    assert torch.equal(bench.sample(ours), expected)
+    assert bench.bypasses() == before
+    assert "no calls" not in bench.summary
+
+
+def test_the_pack_of_a_function_is_its_folder_in_custom_nodes(
+    bench: Bench, tmp_path: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import importlib.util
+    from pathlib import Path
+
+    file = Path(str(tmp_path)) / "custom_nodes" / "Some-Pack" / "caching.py"
+    file.parent.mkdir(parents=True)
+    file.write_text("def outer():\n    def cached(): ...\n    return cached\n")
+    spec = importlib.util.spec_from_file_location("custom_nodes.Some-Pack.caching", file)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(__import__("sys").modules, spec.name, module)
+    spec.loader.exec_module(module)
+    describe = bench.core.ours("forward.replaced_forward").describe_code
+    assert describe(module.outer()) == "cached (Some-Pack)"
+    optimized = torch.compile(torch.nn.Linear(2, 2), backend="eager")
+    assert describe(optimized) == "OptimizedModule (torch.compile)"
