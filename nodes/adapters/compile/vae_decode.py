@@ -10,7 +10,9 @@ import torch
 from ....compile_cache.keys import Role
 from ..blocks import vae as vae_blocks
 from ..blocks.registry import families_for
+from ..forward.call_watch import count_bypass
 from ..forward.patch_install import install_compiled_forward
+from ..forward.replaced_forward import describe_code
 from ..weights.static_clone import static_clone
 from .backend_choice import explain_passthrough, prepare_backend
 
@@ -23,7 +25,11 @@ def compile_vae_decode(vae: Any, backend: str, node_id: str | None = None) -> An
     """
     name = _decoder_of(vae.first_stage_model)
     if name is None:
-        explain_passthrough(_why_not(vae.first_stage_model), node_id)
+        wrapper = _wrapped_decoder(vae.first_stage_model)
+        reason = _why_not(vae.first_stage_model) if wrapper is None else _why_not_wrapped(wrapper)
+        explain_passthrough(reason, node_id)
+        if wrapper is not None:
+            count_bypass(reason)
         return vae
     prepare_backend(backend, torch.device(vae.device), node_id)
     patcher = static_clone(vae.patcher, vae.vae_dtype)
@@ -49,3 +55,24 @@ def _why_not(model: Any) -> str:
     if model is None:
         return "there is no VAE to compile: the checkpoint has none"
     return f"{type(model).__name__} has no image decoder that Resolute knows, so it runs as it is"
+
+
+def _wrapped_decoder(model: Any) -> torch.nn.Module | None:
+    """What another pack put around a decoder that Resolute knows, on the model itself."""
+    for name in ("taesd_decoder", "decoder"):
+        found = getattr(model, name, None)
+        if not isinstance(found, torch.nn.Module):
+            continue
+        inside = [module for module in found.modules() if module is not found]
+        if any(vae_blocks.is_decoder(module) for module in inside) or (
+            name == "taesd_decoder" and any(type(module) is torch.nn.Sequential for module in inside)
+        ):
+            return found
+    return None
+
+
+def _why_not_wrapped(wrapper: torch.nn.Module) -> str:
+    return (
+        f"another node put {describe_code(wrapper)} around the decoder of this VAE, so it runs as that node left it. "
+        "Load the VAE anew without that node to compile it here."
+    )

@@ -42,6 +42,11 @@ class ForwardPatch(ABC):
         return module
 
     @property
+    def is_alive(self) -> bool:
+        """Whether the module still exists: another pack may have exchanged it for one of its own."""
+        return self._module() is not None
+
+    @property
     def inner(self) -> Any:
         """The forward that this one replaces."""
         return self._foreign if self._own_method is None else self._own_method.__get__(self.module)

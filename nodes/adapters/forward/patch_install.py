@@ -12,6 +12,7 @@ from comfy.patcher_extension import CallbacksMP
 from ....compile_cache.keys import Role
 from .compiled_forward import CompiledForward, Family
 from .forward_patch import ForwardPatch
+from .patch_place import keep_patches_in_place
 
 _KEY = "resolute"
 
@@ -32,6 +33,7 @@ def install_compiled_forward(
 def install_patch(patcher: Any, name: str, patch: ForwardPatch) -> None:
     """Replace the method `name` of the model of `patcher`, our own clone, and of later clones of it."""
     patcher.add_object_patch(name, patch)
+    keep_patches_in_place(patcher)
     for moment, callback in _CALLBACKS.items():
         patcher.remove_callbacks_with_key(moment, _KEY)
         patcher.add_callback_with_key(moment, _KEY, callback)

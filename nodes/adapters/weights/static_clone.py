@@ -25,6 +25,8 @@ from .model_copy import copy_model
 
 logger = logging.getLogger(__name__)
 
+OUR_INJECTIONS = "resolute"  # the key of those that keep our patches in place
+
 # The original model -> a patcher of its static model, which lives as long as the original. It is the parent of all its
 # clones, so after a clone is collected, core can still unload what it had loaded.
 _static_patchers: weakref.WeakKeyDictionary[torch.nn.Module, Any] = weakref.WeakKeyDictionary()
@@ -90,7 +92,8 @@ def _clone_around(static: Any, patcher: Any) -> Any:
 
 def _is_bound_to_model(patcher: Any) -> bool:
     """Whether another pack's code refers to this model's modules, or is set on them: a static clone would lose it."""
-    if any(patcher.injections.values()) or _was_changed_in_place(patcher):
+    others = [given for key, given in patcher.injections.items() if key != OUR_INJECTIONS]
+    if any(others) or _was_changed_in_place(patcher):
         return True
     modules = {id(module) for module in patcher.model.modules()}
 
