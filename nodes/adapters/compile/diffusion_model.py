@@ -31,7 +31,7 @@ def compile_diffusion_model(
     if exchanged is not None:
         reason = f"another node put {describe_code(exchanged)} in place of the whole network: it runs as it is"
         explain_passthrough(reason, node_id)
-        count_bypass(reason)
+        count_bypass(reason, is_logged=True)
         return model
     prepare_backend(backend, model.load_device, node_id)
     clone = static_clone(model)

@@ -29,7 +29,7 @@ def compile_vae_decode(vae: Any, backend: str, node_id: str | None = None) -> An
         reason = _why_not(vae.first_stage_model) if wrapper is None else _why_not_wrapped(wrapper)
         explain_passthrough(reason, node_id)
         if wrapper is not None:
-            count_bypass(reason)
+            count_bypass(reason, is_logged=True)
         return vae
     prepare_backend(backend, torch.device(vae.device), node_id)
     patcher = static_clone(vae.patcher, vae.vae_dtype)

@@ -40,7 +40,8 @@ class CallWatch:
         return self._replaced or self._skipped
 
 
-def count_bypass(detail: str) -> None:
-    """Count a call of the model that ran something else than our forward."""
-    if runtime.cache().stats.bypass(BypassReason(BypassCode.REPLACED_FORWARD, detail)):
+def count_bypass(detail: str, is_logged: bool = False) -> None:
+    """Count a call of the model that ran something else than our forward, and log the reason once."""
+    is_new = runtime.cache().stats.bypass(BypassReason(BypassCode.REPLACED_FORWARD, detail))
+    if is_new and not is_logged:
         logger.info("Resolute: %s", detail)
