@@ -28,6 +28,7 @@ FOR_NODES = {"comfy_api", "folder_paths", "nodes", "server"}
 WITHOUT_TORCH = [
     "keys", "config", "errors", "stats", "dispatcher", "memory_cache", "sizes", "warm_up_plan",
     "store.artifact_store", "store.bundle", "store.fingerprint", "store.private_files", "store.shape_history",
+    "store.temporary_folders",
 ]  # fmt: skip
 READS_THE_ENVIRONMENT = {CORE / "config.py"}
 INDUCTOR = CORE / "backends" / "inductor"

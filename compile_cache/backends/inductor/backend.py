@@ -19,6 +19,7 @@ from ...regions.region import HookBuilder
 from ...stats import Stats
 from ...store.artifact_store import DIGEST_CHARS, ArtifactStore, StoreError
 from ...store.fingerprint import EnvironmentFingerprint
+from ...store.temporary_folders import remove_abandoned
 from ..base import Backend, Capabilities, Located, Program
 from .parallel.pool import WorkerPool, worker_count
 
@@ -83,6 +84,7 @@ class InductorBackend(Backend):
 
     def _prewarm(self, device: torch.device, config: CacheConfig) -> None:
         try:
+            remove_abandoned()
             if worker_count(config.workers, device) and self._has_nothing_stored(device, config):
                 self.workers.start()
         except Exception as error:

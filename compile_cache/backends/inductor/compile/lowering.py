@@ -19,6 +19,7 @@ from torch._inductor.compile_fx import compile_fx, compile_fx_inner
 from torch._inductor.output_code import CompiledFxGraph
 from torch._inductor.runtime.cache_dir_utils import temporary_cache_dir
 
+from ....store.temporary_folders import TemporaryFolder
 from .compiled_region import CompiledRegion, FlatCode, launch_by_address
 from .environment import own_settings
 from .group_norm import decompositions
@@ -106,12 +107,25 @@ def _own_folder(wanted: bool) -> Iterator[dict[str, bytes]]:
     if not wanted:
         yield libraries
         return
-    with tempfile.TemporaryDirectory(prefix="resolute-", dir=scratch, ignore_cleanup_errors=True) as folder:
+    with _scratch_folder() as folder:
         with temporary_cache_dir(folder):
             yield libraries
         for path in Path(folder).rglob("*"):
             if path.suffix in (".so", ".pyd", ".dll") and path.is_file():
                 libraries[path.relative_to(folder).as_posix()] = path.read_bytes()
+
+
+@contextlib.contextmanager
+def _scratch_folder() -> Iterator[str]:
+    if scratch is not None:  # in a worker: the pool removes it
+        with tempfile.TemporaryDirectory(dir=scratch, ignore_cleanup_errors=True) as within:
+            yield within
+        return
+    folder = TemporaryFolder()
+    try:
+        yield str(folder.path)
+    finally:
+        folder.remove()
 
 
 @contextlib.contextmanager

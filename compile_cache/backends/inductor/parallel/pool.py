@@ -9,11 +9,9 @@ import itertools
 import logging
 import os
 import queue
-import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 from collections.abc import Generator, Iterable
 from pathlib import Path
@@ -22,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ....store.artifact_store import Artifact
+from ....store.temporary_folders import TemporaryFolder
 from . import worker
 
 if TYPE_CHECKING:  # job imports inductor, and the pool starts processes before inductor is imported
@@ -71,14 +70,14 @@ class _WorkerProcess:
     """A process that runs worker.py, its children, and two threads of ours: one writes to it, one reads from it."""
 
     def __init__(self) -> None:
-        self._folder = tempfile.mkdtemp(prefix="resolute-")
-        command = [sys.executable, str(Path(worker.__file__).resolve()), self._folder]
+        self._folder = TemporaryFolder()
+        command = [sys.executable, str(Path(worker.__file__).resolve()), str(self._folder.path)]
         try:
             self._process = subprocess.Popen(
                 command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
             )
         except OSError:
-            shutil.rmtree(self._folder, ignore_errors=True)
+            self._folder.remove()
             raise
         self._messages: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._pending: dict[int, queue.SimpleQueue[Any]] = {}
@@ -129,7 +128,12 @@ class _WorkerProcess:
             while True:
                 number, made, seconds = worker.receive(stream)
                 self._pending.pop(number).put((number, made, seconds))
-        shutil.rmtree(self._folder, ignore_errors=True)  # all processes that wrote there have ended
+        self._folder.remove()  # all processes that wrote there have ended
+
+
+def _result(pending: dict[int, int], message: tuple[int, dict[str, Any] | str, float]) -> JobResult:
+    submitted, made, seconds = message
+    return pending.pop(submitted), made if isinstance(made, str) else Artifact(**made), seconds
 
 
 class WorkerPool:
@@ -180,16 +184,20 @@ class WorkerPool:
             self._users += 1
         try:
             results: queue.SimpleQueue[Any] = queue.SimpleQueue()
-            pending = {process.submit(results, job, settings): number for number, job in jobs}
+            pending: dict[int, int] = {}
+            for number, job in jobs:
+                pending[process.submit(results, job, settings)] = number
+                while not results.empty():  # before the next trace: a region that the caller saves survives a kill
+                    yield _result(pending, results.get())
             while pending:
                 try:
-                    submitted, made, seconds = results.get(timeout=_POLL_SECONDS)
+                    message = results.get(timeout=_POLL_SECONDS)
                 except queue.Empty:
                     if not process.alive and results.empty():
                         raise RuntimeError("the processes that compile ended") from None
                     yield None
                     continue
-                yield pending.pop(submitted), made if isinstance(made, str) else Artifact(**made), seconds
+                yield _result(pending, message)
         except BaseException:
             self.close()
             raise
