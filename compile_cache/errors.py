@@ -71,6 +71,13 @@ class BypassReason:
         return f"{self.code.value}: {self.detail}"
 
 
+def excerpt(value: object, length: int = 60) -> str:
+    """What a text may repeat of a value that comes from outside: its first characters, on one line."""
+    text = value if isinstance(value, str) else repr(value)
+    shown = text if len(text) <= length else f"{text[: length - 1]}…"
+    return "".join(each if each.isprintable() else "?" for each in shown)
+
+
 def first_line(error: BaseException) -> str:
     """The first line of an error's text, because torch's error texts can be pages long."""
     text = str(error).strip()

@@ -6,6 +6,8 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from .errors import excerpt
+
 CUSTOM = "custom"
 MINIMUM = 64
 MAXIMUM = 8192
@@ -34,7 +36,7 @@ PRESETS = (
     "1280x720",
 )
 _SAME_ASPECT = 1.05
-_SIZE = re.compile(r"(\d+)\s*[xX×]\s*(\d+)")
+_SIZE = re.compile(r"(\d{1,9})\s*[xX×]\s*(\d{1,9})")
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +54,7 @@ def parse_size(text: str) -> Size:
     """Parse a size such as ``"960x720"``. Raises ValueError if `text` is not a size."""
     match = _SIZE.fullmatch(text.strip())
     if match is None:
-        raise ValueError(f"{text!r} is not a size. Write width x height in pixels, like 960x720.")
+        raise ValueError(f"'{excerpt(text)}' is not a size. Write width x height in pixels, like 960x720.")
     return Size(int(match[1]), int(match[2]))
 
 
@@ -60,7 +62,7 @@ def preset_size(preset: str) -> Size:
     """The size of a preset other than ``custom``. Raises ValueError, which lists the choices."""
     if preset == CUSTOM or preset not in PRESETS:
         choices = ", ".join(PRESETS[1:])
-        raise ValueError(f"{preset!r} is not a preset with a size. Choose one of: {choices}.")
+        raise ValueError(f"'{excerpt(preset)}' is not a preset with a size. Choose one of: {choices}.")
     return parse_size(preset.split()[-1])
 
 
@@ -116,7 +118,7 @@ def _ratio(a: float, b: float) -> float:
 
 def _checked_multiple(multiple: int | str) -> int:
     if str(multiple) not in MULTIPLES:
-        raise ValueError(f"Multiple {multiple!r} is not a choice. Use {', '.join(MULTIPLES)}.")
+        raise ValueError(f"Multiple {excerpt(multiple)!r} is not a choice. Use {', '.join(MULTIPLES)}.")
     return int(multiple)
 
 

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from .errors import UserError
+from .errors import UserError, excerpt
 from .sizes import CUSTOM, PRESETS, Size, parse_size, preset_size, resolve_size
 
 _MULTIPLE = 8
@@ -57,13 +57,16 @@ def plan(sizes: str, batch_sizes: str, prompt_chunks: str | None) -> list[Item]:
     sizes: "1024x1024, 720x960", presets, or a family of presets ("SDXL"), separated by commas or new lines.
     batch_sizes, prompt_chunks: whole numbers, "1, 2, 4". Raises UserError, which names the entry and what to write.
     """
+    given = dict.fromkeys(_sizes(sizes))
+    batches = dict.fromkeys(_numbers("batch_sizes", batch_sizes, 64))
     chunks: Iterable[int | None] = [None] if prompt_chunks is None else _numbers("prompt_chunks", prompt_chunks, 32)
-    combinations = itertools.product(_sizes(sizes), _numbers("batch_sizes", batch_sizes, 64), chunks)
-    items = list(dict.fromkeys(Item(*each) for each in combinations))
-    if len(items) > _MAX_ITEMS:
+    chunks = dict.fromkeys(chunks)
+    count = len(given) * len(batches) * len(chunks)
+    if count > _MAX_ITEMS:  # before they are made: three long lists are too many for any memory
         raise UserError(
-            f"{len(items)} shapes are too many; the limit is {_MAX_ITEMS}. Write fewer sizes, batch sizes or chunks."
+            f"{count} shapes are too many; the limit is {_MAX_ITEMS}. Write fewer sizes, batch sizes or chunks."
         )
+    items = [Item(*each) for each in itertools.product(given, batches, chunks)]
     return sorted(items, key=lambda item: (item.work, item.chunks or 0), reverse=True)
 
 
@@ -89,8 +92,8 @@ def _parse_entry(entry: str) -> list[Size]:
     except ValueError:
         families = sorted({name.split()[0] for name in PRESETS if " " in name})
         raise UserError(
-            f"sizes: '{entry}' is not a size. Write width x height in pixels (960x720), or {' or '.join(families)} "
-            "for all usual sizes of that family."
+            f"sizes: '{excerpt(entry)}' is not a size. Write width x height in pixels (960x720), or "
+            f"{' or '.join(families)} for all usual sizes of that family."
         ) from None
 
 
@@ -98,7 +101,7 @@ def _numbers(name: str, text: str, maximum: int) -> list[int]:
     numbers = []
     for entry in _entries(name, text, "1"):
         if not (entry.isascii() and entry.isdigit() and len(entry) < 9 and 1 <= int(entry) <= maximum):
-            raise UserError(f"{name}: '{entry}' is not a whole number from 1 to {maximum}. For example: 1, 2.")
+            raise UserError(f"{name}: '{excerpt(entry)}' is not a whole number from 1 to {maximum}. For example: 1, 2.")
         numbers.append(int(entry))
     return numbers
 

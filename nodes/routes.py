@@ -26,6 +26,7 @@ from .adapters.process import runtime
 from .adapters.report import cache_report
 from .adapters.restart import preload
 from .adapters.warm_up.request import parse_request
+from .adapters.warm_up.request_limits import MAX_BODY, MAX_SMALL_BODY, RequestTooLargeError, parse_body
 
 _FREE_PROMPT = {
     "free": {"class_type": "ResoluteFree", "inputs": {"any": "resolute"}},
@@ -68,7 +69,7 @@ def _json_answer(read: Callable[[], dict[str, Any]]) -> web.Response:
 
 async def _warm_up(request: web.Request) -> web.Response:
     try:
-        body = await _body(request)
+        body = await _body(request, MAX_BODY)
         parsed = await asyncio.to_thread(parse_request, body)  # it reads image files, so not on the event loop
     except UserError as error:
         return _error(error)
@@ -81,25 +82,29 @@ async def _warm_up(request: web.Request) -> web.Response:
 
 async def _free(request: web.Request) -> web.Response:
     try:
-        body = await _body(request) if request.can_read_body else {}
+        body = await _body(request, MAX_SMALL_BODY) if request.can_read_body else {}
     except UserError as error:
         return _error(error)
     return await queue(PromptServer.instance, copy.deepcopy(_FREE_PROMPT), request, front=True, **_client_id(body))
 
 
 def _error(error: UserError, status: int = 400) -> web.Response:
-    return web.json_response({"error": {"type": "resolute", "message": str(error)}}, status=status)
+    """In the form of core's own errors of POST /prompt."""
+    status = 413 if isinstance(error, RequestTooLargeError) else status
+    text = {"type": "resolute", "message": str(error), "details": str(error), "extra_info": {}}
+    return web.json_response({"error": text, "node_errors": {}}, status=status)
 
 
-async def _body(request: web.Request) -> Mapping[str, Any]:
-    """The request's JSON. Raises UserError if it is not a JSON object."""
-    try:
-        body = await request.json()
-    except (ValueError, RecursionError):
-        raise UserError("The request is not valid JSON, or it is nested too deeply.") from None
-    if not isinstance(body, dict):
-        raise UserError('The request must be a JSON object, for example {"prompt": ...}.')
-    return body
+async def _body(request: web.Request, limit: int) -> Mapping[str, Any]:
+    """The request's JSON. Raises UserError if it is not a JSON object of at most `limit` bytes, see request_limits."""
+    content = bytearray()
+    if (request.content_length or 0) > limit:
+        raise RequestTooLargeError(limit)
+    async for part in request.content.iter_any():  # a request without a length sends as much as it likes
+        content += part
+        if len(content) > limit:
+            raise RequestTooLargeError(limit)
+    return await asyncio.to_thread(parse_body, bytes(content))
 
 
 def _client_id(body: Mapping[str, Any]) -> dict[str, Any]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import re
 import time
 import urllib.error
 from collections.abc import Callable
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -67,6 +69,36 @@ class TestWarmUp:
         with pytest.raises(urllib.error.HTTPError) as caught:
             bench.client.raw("/resolute/warm-up", b'{"prompt": ' + b"[" * 100_000 + b"]" * 100_000 + b"}")
         assert caught.value.code == 400
+
+    @pytest.mark.parametrize(
+        ("route", "limit", "told"),
+        [("warm-up", 16 << 20, "larger than 16 MiB"), ("free", 64 << 10, "larger than 64 KiB")],
+    )
+    @pytest.mark.parametrize("chunked", [False, True])
+    def test_a_body_that_is_too_large_is_refused(
+        self, bench: Bench, route: str, limit: int, told: str, chunked: bool
+    ) -> None:
+        body = b'{"prompt": "' + b"x" * limit + b'"}'
+        connection = http.client.HTTPConnection(urlsplit(bench.client.url).netloc, timeout=60)
+        # Without a length only the bytes that come tell how many there are.
+        parts = (body[start : start + 65536] for start in range(0, len(body), 65536))
+        connection.request("POST", f"/resolute/{route}", parts if chunked else body, encode_chunked=chunked)
+        answer = connection.getresponse()
+        assert answer.status == 413
+        assert told in json.load(answer)["error"]["message"]
+        connection.close()
+
+    def test_an_error_has_the_form_of_cores_own(self, bench: Bench) -> None:
+        errors = []
+        for route, body in (("/resolute/warm-up", b'{"prompt": NaN}'), ("/prompt", b"{}")):
+            with pytest.raises(urllib.error.HTTPError) as caught:
+                bench.client.raw(route, body)
+            assert caught.value.code == 400
+            errors.append(json.load(caught.value))
+        ours, core = errors
+        assert ours.keys() == core.keys()
+        assert ours["error"].keys() == core["error"].keys()
+        assert "contains NaN" in ours["error"]["message"]
 
     def test_what_cannot_be_known_is_listed(self, bench: Bench, prompt: PromptDict) -> None:
         prompt["picture"] = node("LoadImage", image="absent.png")

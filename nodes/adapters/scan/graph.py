@@ -56,6 +56,22 @@ def upstream(nodes: Nodes, names: Iterable[str]) -> set[str]:
     return found
 
 
+def downstream(nodes: Nodes, names: Iterable[str]) -> set[str]:
+    """`names` and the ids of all nodes that depend on them: those whose `upstream` has one of `names`."""
+    users: dict[str, list[str]] = {}
+    for name, node in nodes.items():
+        for source, _ in _active_links(node).values():
+            users.setdefault(source, []).append(name)
+    found: set[str] = set()
+    waiting = [name for name in names if name in nodes]
+    while waiting:
+        name = waiting.pop()
+        if name not in found:
+            found.add(name)
+            waiting += users.get(name, [])
+    return found
+
+
 def model_runners(nodes: Nodes) -> set[str]:
     """The ids of all samplers and decoders, and of nodes without a rule that look like one."""
     known = {name for name, node in nodes.items() if node.class_type in SAMPLERS or node.class_type in DECODERS}

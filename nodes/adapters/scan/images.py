@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 
+from ....compile_cache.errors import excerpt
 from .node import Image, Node, Outputs, UnsizedImage, Value
 from .numbers import SCALE_FACTOR, images_from_batch, numbered_links, rotated_sides, scaled_sides, slice_length
 
@@ -48,7 +49,7 @@ def resized(node: Node) -> Value:
     """Core's Resize Image/Mask for images, with one rule for each `resize_type`."""
     resize_type = node.text("resize_type")
     if resize_type not in _RESIZE_TYPES:
-        raise node.unknown(f"Resolute does not know the resize type '{resize_type}'")
+        raise node.unknown(f"Resolute does not know the resize type '{excerpt(resize_type)}'")
     return _RESIZE_TYPES[resize_type](node)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ....compile_cache.errors import excerpt
 from .node import Latent, Node, Outputs, Value
 from .numbers import SCALE_FACTOR, images_from_batch, numbered_links, rotated_sides, slice_length
 
@@ -59,7 +60,7 @@ def cut(node: Node) -> Value:
     latent, side = node.latent("samples"), node.text("dim")
     index, amount = node.integer("index"), node.integer("amount")
     if side not in ("x", "y"):
-        raise node.unknown(f"it cuts along '{side}', and Resolute knows only x and y")
+        raise node.unknown(f"it cuts along '{excerpt(side)}', and Resolute knows only x and y")
     whole = latent.width if side == "x" else latent.height
     left = min(whole - min(index, whole - 1), amount) if index >= 0 else min(-max(index, -whole), amount)
     return Latent(left, latent.height, latent.batch) if side == "x" else Latent(latent.width, left, latent.batch)
@@ -68,7 +69,7 @@ def cut(node: Node) -> Value:
 def joined(node: Node) -> Value:
     first, second, side = node.latent("samples1"), node.latent("samples2"), node.text("dim").lstrip("-")
     if side not in ("x", "y"):
-        raise node.unknown(f"it joins along '{side}', and Resolute knows only x and y")
+        raise node.unknown(f"it joins along '{excerpt(side)}', and Resolute knows only x and y")
     width = first.width + (second.width if side == "x" else 0)
     return Latent(width, first.height + (second.height if side == "y" else 0), first.batch)
 

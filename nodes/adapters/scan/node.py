@@ -6,9 +6,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from ....compile_cache.errors import excerpt
+
 Link = tuple[str, int]  # node id, output number
 
-_MAX_TITLE = 60  # characters
 _MISSING = object()
 
 
@@ -82,11 +83,12 @@ class Node:
         self.class_type: str = content["class_type"]
         self.inputs: Mapping[str, Any] = content["inputs"]
         self.image_size = image_size
+        self._links: dict[str, Link] | None = None
         self._values = {} if values is None else values  # shared: `evaluate` fills it node by node
         meta = content.get("_meta")
         title = meta.get("title") if isinstance(meta, Mapping) else None
         name = title if isinstance(title, str) and title.strip() else self.class_type
-        self.label = f"{name.strip()[:_MAX_TITLE]} {node_id}"
+        self.label = f"{excerpt(name.strip())} {excerpt(node_id)}"
 
     def unknown(self, why: str) -> NotKnownError:
         """An error for a rule to raise: this node's label and the reason."""
@@ -94,8 +96,10 @@ class Node:
 
     def links(self) -> dict[str, Link]:
         """The inputs that are connected: input name -> link."""
-        found = {name: as_link(value) for name, value in self.inputs.items()}
-        return {name: link for name, link in found.items() if link is not None}
+        if self._links is None:  # read once: a walk through the graph asks each node again and again
+            found = {name: as_link(value) for name, value in self.inputs.items()}
+            self._links = {name: link for name, link in found.items() if link is not None}
+        return self._links
 
     def link(self, name: str) -> Link:
         """The link of an input. Raises NotKnownError if nothing is connected to it."""
@@ -116,11 +120,11 @@ class Node:
         source, output = link
         outputs = self._values.get(source)
         if outputs is None:
-            raise self.unknown(f"'{name}' comes from node {source}, which is not in the workflow")
+            raise self.unknown(f"'{name}' comes from node {excerpt(source)}, which is not in the workflow")
         if isinstance(outputs, NotKnownError):
             raise outputs
         if not 0 <= output < len(outputs):
-            raise self.unknown(f"'{name}' comes from output {output} of node {source}, which does not exist")
+            raise self.unknown(f"'{name}' comes from output {output} of node {excerpt(source)}, which does not exist")
         return outputs[output]
 
     def integer(self, name: str, default: Any = _MISSING) -> int:

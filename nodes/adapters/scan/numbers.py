@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 
+from ....compile_cache.errors import excerpt
 from ....compile_cache.sizes import resolve_size
 from .node import Image, Node, Outputs, Value
 
@@ -37,7 +38,7 @@ def resolution(node: Node) -> Outputs:
 def resolution_selector(node: Node) -> Outputs:
     aspect, multiple = node.text("aspect_ratio"), node.integer("multiple", 8)
     if aspect not in _ASPECTS:
-        raise node.unknown(f"Resolute does not know the aspect ratio '{aspect}'")
+        raise node.unknown(f"Resolute does not know the aspect ratio '{excerpt(aspect)}'")
     wide, high = _ASPECTS[aspect]
     scale = math.sqrt(node.number("megapixels") * 1024 * 1024 / (wide * high))
     return round(wide * scale / multiple) * multiple, round(high * scale / multiple) * multiple

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ....compile_cache.errors import UserError, first_line
+from ....compile_cache.errors import UserError, excerpt, first_line
 from ....compile_cache.sizes import Size
 from .graph import nodes_that_run, possible_model_runners, topological_order
 from .node import Image, ImageSize, Latent, Link, Node, NotKnownError, Outputs
@@ -95,7 +95,7 @@ def scan(
         except NotKnownError as cause:
             causes.setdefault(str(cause), []).append(node.label)
     warnings += [
-        f"{node.label}: this node ({node.class_type}) may sample or decode, and Resolute has no rule for it."
+        f"{node.label}: this node ({excerpt(node.class_type)}) may sample or decode, and Resolute has no rule for it."
         for node in possible_model_runners(running)
     ]
     unknown = [*(_explain(cause, labels) for cause, labels in causes.items()), *dict.fromkeys(warnings)]
@@ -110,9 +110,12 @@ def parse_workflow(prompt: Any) -> dict[str, Mapping[str, Any]]:
         raise UserError(f"This is not a workflow in API form. {_HOW_TO_EXPORT}")
     for name, content in prompt.items():
         if not isinstance(content, Mapping) or not isinstance(content.get("class_type"), str):
-            raise UserError(f"Entry '{name}' of the workflow is not a node: it has no 'class_type'. {_HOW_TO_EXPORT}")
+            entry = f"Entry '{excerpt(name)}' of the workflow"
+            raise UserError(f"{entry} is not a node: it has no 'class_type'. {_HOW_TO_EXPORT}")
         if not isinstance(content.get("inputs"), Mapping):
-            raise UserError(f"Node {name} ({content['class_type']}) has no 'inputs'. {_HOW_TO_EXPORT}")
+            raise UserError(
+                f"Node {excerpt(name)} ({excerpt(content['class_type'])}) has no 'inputs'. {_HOW_TO_EXPORT}"
+            )
     return {str(name): content for name, content in prompt.items()}
 
 

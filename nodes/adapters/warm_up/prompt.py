@@ -9,7 +9,7 @@ from typing import Any
 
 from ....compile_cache.errors import UserError
 from ....compile_cache.sizes import MAXIMUM, MINIMUM, Size, is_valid
-from ..scan.graph import model_runners, upstream
+from ..scan.graph import downstream, model_runners, upstream
 from ..scan.node import Link, Node
 from ..scan.numbers import SCALE_FACTOR
 from ..scan.workflow import Decoding, Sampling, Scan, parse_workflow
@@ -21,8 +21,8 @@ _ANY_CFG = 7.0
 _NO_TILES, _OVERLAP = 0, 64  # Warm Up's defaults
 
 # (class, output number) of the nodes that output a compiled model or VAE.
-_COMPILED_MODELS = {("ResoluteCompileModel", 0), ("ResoluteLoadCheckpoint", 0)}
-_COMPILED_VAES = {("ResoluteCompileVAEDecode", 0), ("ResoluteLoadCheckpoint", 2)}
+_COMPILED_MODELS = frozenset({("ResoluteCompileModel", 0), ("ResoluteLoadCheckpoint", 0)})
+_COMPILED_VAES = frozenset({("ResoluteCompileVAEDecode", 0), ("ResoluteLoadCheckpoint", 2)})
 _CONTROLNET_APPLIERS = ("ControlNetApply", "ControlNetApplyAdvanced", "ControlNetApplySD3")
 _CONDITIONING_INPUTS = ("positive", "negative", "conditioning", "conditioning_1", "conditioning_2")
 
@@ -90,7 +90,12 @@ class _Builder:
 
     def __post_init__(self) -> None:
         saving = {name for name, node in self.nodes.items() if node.class_type.startswith("Save")}
-        self._must_not_run = model_runners(self.nodes) | saving
+        # Asked for every sampler, so followed through the graph once.
+        self._needs = downstream(self.nodes, model_runners(self.nodes) | saving)
+        self._compiled = {
+            sources: downstream(self.nodes, [name for name, node in self.nodes.items() if self._takes(node, sources)])
+            for sources in (_COMPILED_MODELS, _COMPILED_VAES)
+        }
 
     def samplings(self, samplings: Iterable[Sampling]) -> Groups:
         groups: Groups = {}
@@ -158,7 +163,7 @@ class _Builder:
             return True
         return False
 
-    def _is_compiled(self, item: Sampling | Decoding, link: Link, sources: set[Link], what: str) -> bool:
+    def _is_compiled(self, item: Sampling | Decoding, link: Link, sources: frozenset[Link], what: str) -> bool:
         """Whether the model or VAE on `link` comes from a compile node, and can be had without running a sampler."""
         if self._needs_a_run(link):
             self.warnings.append(
@@ -174,18 +179,20 @@ class _Builder:
 
     def _needs_a_run(self, link: Link) -> bool:
         """Whether making this value would run a sampler, a decoder or a node that saves."""
-        return bool(upstream(self.nodes, [link[0]]) & self._must_not_run)
+        return link[0] in self._needs
 
-    def _comes_from(self, link: Link, sources: set[Link]) -> bool:
+    def _comes_from(self, link: Link, sources: frozenset[Link]) -> bool:
         """Whether `link` or a link upstream of it is one of `sources`, (class, output number)."""
-        found = upstream(self.nodes, [link[0]])
-        links = [link, *(each for name in found for each in self.nodes[name].links().values())]
-        return any(
-            source in self.nodes
-            and (self.nodes[source].class_type, output) in sources
-            and (output != 2 or self.nodes[source].inputs.get("compile_vae") is not False)
-            for source, output in links
-        )
+        return self._is_one_of(link, sources) or link[0] in self._compiled[sources]
+
+    def _takes(self, node: Node, sources: frozenset[Link]) -> bool:
+        return any(self._is_one_of(link, sources) for link in node.links().values())
+
+    def _is_one_of(self, link: Link, sources: frozenset[Link]) -> bool:
+        node = self.nodes.get(link[0])
+        if node is None or (node.class_type, link[1]) not in sources:
+            return False
+        return link[1] != 2 or node.inputs.get("compile_vae") is not False
 
     def _before_control(self, conditioning: Link, removed: set[Link]) -> Link:
         """The conditioning before the ControlNets that need a run were applied. Adds those ControlNets to `removed`."""

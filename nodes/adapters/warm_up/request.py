@@ -6,12 +6,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ....compile_cache.errors import UserError
+from ....compile_cache.errors import UserError, excerpt
 from ....compile_cache.warm_up_plan import plan
 from ..scan.image_files import image_size
 from ..scan.workflow import scan
 from .prompt import WARM_UP, warm_up_prompt
+from .request_limits import MAX_FIELD, MAX_NODES
 
+_MAX_CFG = 100  # as Warm Up takes it
 _DEFAULTS: dict[str, Any] = {"batch_sizes": "1", "prompt_chunks": "1", "cfg": 7.0, "backend": "auto", "vae": True}
 
 
@@ -36,6 +38,9 @@ def parse_request(body: Mapping[str, Any]) -> WarmUpRequest:
     if ("prompt" in body) == ("plan" in body):
         raise UserError('Send either "prompt" (a workflow in API form) or "plan" (a checkpoint and its sizes).')
     if "prompt" in body:
+        if isinstance(body["prompt"], Mapping) and len(body["prompt"]) > MAX_NODES:
+            nodes = len(body["prompt"])
+            raise UserError(f"The workflow has {nodes} nodes, and may have {MAX_NODES}. Send parts of it one by one.")
         found = scan(body["prompt"], image_size=image_size)
         built = warm_up_prompt(body["prompt"], found)
         items = _items(built.prompt[name] for name in built.added)
@@ -49,10 +54,13 @@ def _prompt_for_plan(given: Any) -> Mapping[str, Mapping[str, Any]]:
         raise UserError('A plan needs "checkpoint" (a file name) and "sizes", for example "1024x1024, 720x960".')
     unknown = sorted(set(given) - {"checkpoint", "sizes", *_DEFAULTS})
     if unknown:
-        raise UserError(f"A plan has no '{unknown[0]}'. Its fields are checkpoint, sizes, {', '.join(_DEFAULTS)}.")
+        raise UserError(
+            f"A plan has no '{excerpt(unknown[0])}'. Its fields are checkpoint, sizes, {', '.join(_DEFAULTS)}."
+        )
     values = {**_DEFAULTS, **given}
     if not isinstance(values["vae"], bool):
-        raise UserError(f'"vae" of a plan must be true or false, not {values["vae"]!r}.')
+        raise UserError(f'"vae" of a plan must be true or false, not {excerpt(values["vae"])}.')
+    _check_fields(values)
     # Check the lists now: the client then gets an answer with the error, not a prompt that fails later.
     plan(values["sizes"], str(values["batch_sizes"]), str(values["prompt_chunks"]))
     lists = {name: str(values[name]) for name in ("sizes", "batch_sizes", "prompt_chunks")}
@@ -62,6 +70,18 @@ def _prompt_for_plan(given: Any) -> Mapping[str, Mapping[str, Any]]:
         "load": {"class_type": "ResoluteLoadCheckpoint", "inputs": load},
         "warm": {"class_type": WARM_UP, "inputs": {**links, **lists, "cfg": values["cfg"]}},
     }
+
+
+def _check_fields(values: Mapping[str, Any]) -> None:
+    """Raises UserError for a field of a plan that no Warm Up node could use."""
+    for name in ("checkpoint", "sizes", "batch_sizes", "prompt_chunks"):
+        if len(str(values[name])) > MAX_FIELD:
+            raise UserError(f'"{name}" of a plan may have {MAX_FIELD} characters. Send several plans.')
+    if not isinstance(values["backend"], str):
+        raise UserError(f'"backend" of a plan must be a name, such as "auto", not {excerpt(values["backend"])}.')
+    cfg = values["cfg"]
+    if isinstance(cfg, bool) or not isinstance(cfg, (int, float)) or not 0 <= cfg <= _MAX_CFG:  # NaN is not
+        raise UserError(f'"cfg" of a plan must be a number from 0 to {_MAX_CFG}, not {excerpt(cfg)}.')
 
 
 def _items(nodes: Iterable[Mapping[str, Any]]) -> list[str]:
