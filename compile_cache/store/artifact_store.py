@@ -17,7 +17,6 @@ import json
 import logging
 import os
 import stat
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -27,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from .fingerprint import FORMAT_VERSION, EnvironmentFingerprint
-from .private_files import make_private, try_unlink, write_file
+from .private_files import NotPrivateError, make_private, require_private, try_unlink, write_file
 
 logger = logging.getLogger(__name__)
 
@@ -75,10 +74,12 @@ class ArtifactStore:
         try:
             for each in (folder, self._folder):
                 make_private(each)
-                _require_private(each)
+                require_private(each)
             path, content = self._folder / ENVIRONMENT_FILE, canonical_json(asdict(environment))
             if not path.is_file() or path.read_bytes() != content:
                 write_file(path, content)
+        except NotPrivateError as error:
+            raise StoreError(str(error)) from error
         except OSError as error:
             raise StoreError(f"compiled code cannot be kept in {folder}: {error}; set RESOLUTE_STORE") from error
 
@@ -281,17 +282,6 @@ def read_regular_file(path: Path, max_bytes: int = _MAX_MANIFEST) -> bytes:
     if status.st_size > max_bytes:
         raise InvalidArtifactError(f"its {path.suffix[1:]} file has {status.st_size} bytes instead of {max_bytes}")
     return path.read_bytes()
-
-
-def _require_private(folder: Path) -> None:
-    """Raise StoreError if another user can write to the folder: that user could then run code as this one."""
-    if sys.platform == "win32":  # a profile's folders are private by default
-        return
-    status = folder.stat()
-    if status.st_uid != os.geteuid():
-        raise StoreError(f"{folder} belongs to another user, so no code is loaded from it; set RESOLUTE_STORE")
-    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        raise StoreError(f"{folder} is writable by others, so no code is loaded: chmod 700 it, or set RESOLUTE_STORE")
 
 
 def canonical_json(value: Any) -> bytes:

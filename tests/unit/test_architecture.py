@@ -46,8 +46,12 @@ PROBES = {
     INDUCTOR / "backend.py": {"CC", "CXX"},
     INDUCTOR / "parallel" / "worker.py": {"PYTORCH_NVML_BASED_CUDA_CHECK", "TORCH_WARM_POOL"},
 }
-# Importing OneFlow sets variables of the process; this function restores them.
-RESTORES_THE_ENVIRONMENT = {CORE / "backends" / "oneflow" / "packages.py": "process_state_restored"}
+# Importing OneFlow sets variables of the process; this function restores them. Inductor looks for its cache in a
+# variable, which has to lead to a private folder while it loads code.
+RESTORES_THE_ENVIRONMENT = {
+    INDUCTOR / "compile" / "private_cache.py": "private_cache",
+    CORE / "backends" / "oneflow" / "packages.py": "process_state_restored",
+}
 MAX_LINES = 300
 
 # The order of imports, from the top down: a file may import its own place and places further down. Places on one line

@@ -27,9 +27,9 @@ from torch._inductor.triton_bundler import TritonBundler
 
 from ....out_of_memory import is_out_of_memory
 from ....store.artifact_store import Artifact, InvalidArtifactError
-from ....store.private_files import atomic_write
 from .compiled_region import CompiledRegion, KernelByAddress, launch_by_address
 from .lowering import code_of
+from .private_cache import place, place_binaries, private_cache, remove_other_source
 from .shape_guards import ShapeGuards
 
 _GRAPH = "graph.pickle"
@@ -130,16 +130,19 @@ def _pickled(graph: CompiledFxGraph) -> bytes:
 
 
 def _load(payload: bytes) -> tuple[CompiledFxGraph, dict[str, KernelByAddress]]:
-    with zipfile.ZipFile(io.BytesIO(payload)) as container:
-        for name in container.namelist():
-            if name.startswith(_LIBRARIES):
-                _place(PurePosixPath(name.removeprefix(_LIBRARIES)), container.read(name))
-        graph: CompiledFxGraph = pickle.loads(container.read(_GRAPH))
-    if graph._triton_bundle is not None:
-        TritonBundler.read_and_emit(graph._triton_bundle)
-    loaded = len(PyCodeCache.modules)
-    graph.after_deserialization(CompiledFxGraphConstants())
-    graph.post_compile([], CompiledFxGraphConstants(), graph.fx_kwargs)
+    with private_cache():
+        with zipfile.ZipFile(io.BytesIO(payload)) as container:
+            for name in container.namelist():
+                if name.startswith(_LIBRARIES):
+                    _place(PurePosixPath(name.removeprefix(_LIBRARIES)), container.read(name))
+            graph: CompiledFxGraph = pickle.loads(container.read(_GRAPH))
+        remove_other_source(graph)
+        if graph._triton_bundle is not None:
+            TritonBundler.read_and_emit(graph._triton_bundle)
+            place_binaries(graph._triton_bundle)
+        loaded = len(PyCodeCache.modules)
+        graph.after_deserialization(CompiledFxGraphConstants())
+        graph.post_compile([], CompiledFxGraphConstants(), graph.fx_kwargs)
     return graph, launch_by_address(PyCodeCache.modules[loaded:])
 
 
@@ -163,12 +166,7 @@ def _place(name: PurePosixPath, content: bytes) -> None:
     """
     if name.is_absolute() or ".." in name.parts:
         raise InvalidArtifactError(f"it names a file outside its folder: {name}")
-    path = Path(cache_dir()) / name
-    if path.exists():
-        return
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with atomic_write(path) as stream:
-        stream.write(content)
+    place(Path(cache_dir()) / name, content)
 
 
 # --- guards as plain data --------------------------------------------------------------------------------------

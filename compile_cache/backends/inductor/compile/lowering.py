@@ -23,6 +23,7 @@ from ....store.temporary_folders import TemporaryFolder
 from .compiled_region import CompiledRegion, FlatCode, launch_by_address
 from .environment import own_settings
 from .group_norm import decompositions
+from .private_cache import private_cache
 from .shape_guards import ShapeGuards
 from .tracing import Trace, size_one_is_general
 
@@ -105,7 +106,8 @@ def _own_folder(wanted: bool) -> Iterator[dict[str, bytes]]:
     """
     libraries: dict[str, bytes] = {}
     if not wanted:
-        yield libraries
+        with private_cache():
+            yield libraries
         return
     with _scratch_folder() as folder:
         with temporary_cache_dir(folder):

@@ -1,0 +1,128 @@
+"""Where inductor finds the code that it loads: files that no other user of the machine could have written.
+
+Inductor loads sources, libraries and Triton's binaries from its cache, and uses a file that is there as it is. The
+cache is in the system's temporary directory by default, under a name that another user can take first.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import functools
+import logging
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from torch._inductor.codecache import get_path
+from torch._inductor.output_code import CompiledFxGraph
+from torch._inductor.runtime.cache_dir_utils import cache_dir, triton_cache_dir
+from torch._inductor.triton_bundler import TritonBundle, TritonBundler
+
+from ....store.private_files import atomic_write, make_private, why_not_private
+from ....store.temporary_folders import TemporaryFolder
+
+logger = logging.getLogger(__name__)
+
+_INDUCTOR, _TRITON = "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"
+# Triton's texts, which nothing loads while the binary is there; they name the path of their source.
+_TEXTS = (".source", ".ttir", ".ttgir", ".llir", ".ptx", ".amdgcn")
+
+
+@contextlib.contextmanager
+def private_cache() -> Iterator[None]:
+    """While code is compiled or loaded: inductor's and Triton's own cache folders if they are private, else ours.
+
+    The folders are variables of the process, so another pack that compiles meanwhile uses the same ones. Raises OSError
+    where no private folder can be made.
+    """
+    inductor = Path(cache_dir())  # which also sets inductor's variable, so before it is read
+    before = {name: os.environ.get(name) for name in (_INDUCTOR, _TRITON)}
+    triton = before[_TRITON]
+    changed = []
+    if not _is_private(inductor):
+        os.environ[_INDUCTOR] = str(_own_folder())
+        changed = [_INDUCTOR, _TRITON]  # inductor sets Triton's to a place inside its own, at its first kernel
+        if triton is not None and Path(triton).is_relative_to(inductor):
+            del os.environ[_TRITON]
+    if _TRITON in os.environ and triton is not None and not _is_private(Path(triton)):
+        os.environ[_TRITON] = str(_own_folder() / "triton")
+        changed.append(_TRITON)
+    try:
+        yield
+    finally:
+        for name in changed:
+            os.environ.pop(name, None)
+            os.environ.update({name: value} if (value := before[name]) is not None else {})
+
+
+def place(path: Path, content: bytes) -> None:
+    """Make sure that a file has this content, which the store's digest covers, whatever is there. Raises OSError."""
+    if not path.is_symlink() and path.is_file() and path.read_bytes() == content:
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with atomic_write(path) as stream:
+        stream.write(content)
+
+
+def remove_other_source(graph: CompiledFxGraph) -> None:
+    """Remove another source of the graph's name, which inductor would load as it is. Raises OSError."""
+    path = Path(get_path(graph.cache_key, "py")[2])
+    try:
+        same = not path.is_symlink() and path.read_text() == graph.source_code  # as inductor writes it
+    except FileNotFoundError:
+        return
+    except UnicodeDecodeError:
+        same = False
+    if not same:
+        path.unlink()
+
+
+def place_binaries(bundle: TritonBundle) -> None:
+    """The files of Triton's kernels, in folders that are there: inductor writes only those that are not."""
+    for kernel in bundle.kernel_artifacts:
+        folder = os.path.join(triton_cache_dir(kernel.device), kernel.kernel_hash)  # noqa: PTH118 (as in its JSON)
+        if not Path(folder).is_dir():
+            continue
+        for file in kernel.artifacts:
+            if file.filename.endswith(_TEXTS):
+                continue
+            content = file.payload
+            if file.filename.endswith(".json"):
+                content = content.replace(TritonBundler._REPLACE_BYTES, folder.encode())
+            place(Path(folder) / file.filename, content)
+
+
+def _is_private(folder: Path) -> bool:
+    try:
+        make_private(folder)
+        why = why_not_private(folder)
+    except OSError as error:
+        why = str(error)
+    if why is not None:
+        _warn(why)
+    return why is None
+
+
+@functools.cache
+def _warn(why: str) -> None:
+    logger.warning(
+        "Resolute: %s, so no compiled code is loaded from it and a folder of Resolute's own is used. Remove it, or set "
+        "TORCHINDUCTOR_CACHE_DIR and TRITON_CACHE_DIR to folders of your own.",
+        why,
+    )
+
+
+@functools.cache
+def _own_folder() -> Path:
+    """In the user's cache; where that is not private, a temporary folder of this process."""
+    try:
+        folder = Path.home() / ".cache" / "resolute" / "inductor"
+        make_private(folder)
+        if why_not_private(folder) is None:
+            return folder
+    except (OSError, RuntimeError) as error:  # no home
+        logger.debug("Resolute: no private cache in the home folder: %s", error)
+    temporary = TemporaryFolder()
+    atexit.register(temporary.remove)
+    return temporary.path
