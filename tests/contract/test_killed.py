@@ -47,7 +47,7 @@ program.write_text("import time; time.sleep(600)")
 pool.worker.__file__ = str(program)
 workers = pool.WorkerPool()
 workers.start()
-print(workers._crew._process.pid, flush=True)
+print(workers._process._process.pid, flush=True)
 sys.stdin.read()
 """
 
@@ -126,8 +126,8 @@ def left() -> list[Path]:
 def start() -> None:
     backend = InductorBackend()
     backend.prewarm(torch.device("cpu"), CacheConfig(workers=0))
-    assert backend._preparing is not None
-    backend._preparing.join()
+    assert backend._prewarming is not None
+    backend._prewarming.join()
 
 
 def test_a_kill_in_a_compile_leaves_a_folder_until_the_next_start(program: Program) -> None:

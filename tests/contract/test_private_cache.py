@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from torch._inductor.runtime.cache_dir_utils import temporary_cache_dir
+from torch._inductor.runtime.cache_dir_utils import default_cache_dir, temporary_cache_dir
 from torch._inductor.triton_bundler import TritonBundle, TritonBundler, TritonKernelArtifact, TritonKernelArtifacts
 
 from compile_cache.backends.inductor.backend import InductorBackend
@@ -139,6 +139,15 @@ def test_nothing_is_compiled_into_a_refused_folder_either(cache: Path) -> None:
     with rig.expect(region_compiles=2, verifications=2, region_calls=4, graph_calls=1):
         assert rig.bind(seeded(Model)).error(*inputs()) <= TOLERANCE
     assert content(cache) == {}
+
+
+def test_no_header_is_compiled_in_from_a_refused_folder(tmp_path: Path) -> None:
+    """Inductor has them below its default folder, whatever its cache is."""
+    assert private_cache.header_settings() == {}
+    default = Path(default_cache_dir())
+    assert default.is_relative_to(tmp_path)
+    default.chmod(0o777)
+    assert private_cache.header_settings() == {"cpp_cache_precompile_headers": False}
 
 
 def test_tritons_own_folder_is_checked_too(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,9 +30,10 @@ class RequestTooLargeError(UserError):
 
     def __init__(self, limit: int) -> None:
         size = f"{limit >> 20} MiB" if limit >> 20 else f"{limit >> 10} KiB"
-        super().__init__(
-            f"The request is larger than {size}. Send pictures as files (LoadImage), not inside the workflow."
-        )
+        remedy = "Send pictures as files (LoadImage), not inside the workflow."
+        if limit < MAX_BODY:
+            remedy = 'Send nothing, or {"client_id": ...}.'
+        super().__init__(f"The request is larger than {size}. {remedy}")
 
 
 def parse_body(content: bytes) -> dict[str, Any]:

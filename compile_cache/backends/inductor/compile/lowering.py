@@ -23,7 +23,7 @@ from ....store.temporary_folders import TemporaryFolder
 from .compiled_region import CompiledRegion, FlatCode, launch_by_address
 from .environment import own_settings
 from .group_norm import decompositions
-from .private_cache import private_cache
+from .private_cache import header_settings, private_cache
 from .shape_guards import ShapeGuards
 from .tracing import Trace, size_one_is_general
 
@@ -54,7 +54,7 @@ def compile_trace(trace: Trace, keep: bool = False) -> CompiledRegion:
         torch.no_grad(),
         size_one_is_general(trace.oblivious),
         own_settings(),
-        inductor_config.patch(_options(device)),
+        inductor_config.patch({**_options(device), **header_settings()}),
         # AOTAutograd's cache saves nothing for a graph without gradients or writes, and it would keep this one.
         functorch_config.patch(enable_autograd_cache=False),
     ):

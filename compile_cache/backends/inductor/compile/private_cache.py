@@ -14,9 +14,10 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from torch._inductor import config as inductor_config
 from torch._inductor.codecache import get_path
 from torch._inductor.output_code import CompiledFxGraph
-from torch._inductor.runtime.cache_dir_utils import cache_dir, triton_cache_dir
+from torch._inductor.runtime.cache_dir_utils import cache_dir, default_cache_dir, triton_cache_dir
 from torch._inductor.triton_bundler import TritonBundle, TritonBundler
 
 from ....store.private_files import atomic_write, make_private, why_not_private
@@ -37,15 +38,16 @@ def private_cache() -> Iterator[None]:
     where no private folder can be made.
     """
     inductor = Path(cache_dir())  # which also sets inductor's variable, so before it is read
-    before = {name: os.environ.get(name) for name in (_INDUCTOR, _TRITON)}
-    triton = before[_TRITON]
+    before = {name: os.environ[name] for name in (_INDUCTOR, _TRITON) if name in os.environ}
+    triton = Path(before[_TRITON]) if _TRITON in before else None
     changed = []
     if not _is_private(inductor):
         os.environ[_INDUCTOR] = str(_own_folder())
         changed = [_INDUCTOR, _TRITON]  # inductor sets Triton's to a place inside its own, at its first kernel
-        if triton is not None and Path(triton).is_relative_to(inductor):
+        if triton is not None and triton.is_relative_to(inductor):
             del os.environ[_TRITON]
-    if _TRITON in os.environ and triton is not None and not _is_private(Path(triton)):
+            triton = None
+    if triton is not None and not _is_private(triton):
         os.environ[_TRITON] = str(_own_folder() / "triton")
         changed.append(_TRITON)
     try:
@@ -53,7 +55,16 @@ def private_cache() -> Iterator[None]:
     finally:
         for name in changed:
             os.environ.pop(name, None)
-            os.environ.update({name: value} if (value := before[name]) is not None else {})
+            if name in before:
+                os.environ[name] = before[name]
+
+
+def header_settings() -> dict[str, bool]:
+    """Inductor's settings for a compile. It includes headers from below its default folder, whichever its cache is."""
+    name = "cpp_cache_precompile_headers"  # since torch 2.8
+    if not hasattr(inductor_config, name) or _is_private(Path(default_cache_dir())):
+        return {}
+    return {name: False}
 
 
 def place(path: Path, content: bytes) -> None:
