@@ -32,7 +32,7 @@ FOREIGN = {
     "made by the store": {"shapes/"},
     "a prefix of every route, added by ComfyUI": {"/api"},
 }
-TOOLS = {"ruff", "mypy", "pytest"}  # that `python -m` starts; requirements-dev.txt has them
+TOOLS = {"bandit", "ruff", "mypy", "pytest"}  # that `python -m` starts; requirements-dev.txt has them
 
 _SUFFIX = re.compile(r"\.(py|md|json|txt|toml|yml|yaml|png|svg|jpg|sh)$")
 _LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")

@@ -72,7 +72,7 @@ def test_the_commit_hooks_run_the_checks_of_ci() -> None:
 
 def test_the_contributing_guide_lists_the_checks_of_ci() -> None:
     listed = re.findall(r"^\.venv/bin/python -m (.+?)(?: \.)?$", (ROOT / "CONTRIBUTING.md").read_text("utf-8"), re.M)
-    assert len(checks_of_ci()) == 3
+    assert len(checks_of_ci()) == 4
     assert listed == checks_of_ci()
 
 
