@@ -14,7 +14,7 @@ import inspect
 import re
 import sys
 import weakref
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
@@ -46,8 +46,9 @@ class CodeReach:
     digest: what the slots hold, by name: the same in every process that binds the same functions.
     """
 
-    def __init__(self, kinds: Iterable[type]) -> None:
-        self.slots = sorted(_reachable(kinds), key=str)
+    def __init__(self, kinds: Iterable[type], left_out: Collection[str] = ()) -> None:
+        """left_out: names of modules that compute nothing. Their functions are neither watched nor followed."""
+        self.slots = sorted(_reachable(kinds, left_out), key=str)
         values = [slot.value() for slot in self.slots]
         self._held = [_reference(value) for value in values]
         self.foreign = tuple(slot for slot in self.slots if _is_foreign(slot, self.slots))
@@ -60,9 +61,13 @@ class CodeReach:
 
 
 class ReachBook:
-    """The reach of classes, found once for each set of classes and again where something was exchanged."""
+    """The reach of classes, found once for each set of classes and again where something was exchanged.
 
-    def __init__(self) -> None:
+    left_out: see CodeReach.
+    """
+
+    def __init__(self, left_out: Collection[str] = ()) -> None:
+        self._left_out = left_out
         self._known: dict[frozenset[type], CodeReach] = {}
 
     def of(self, kinds: Iterable[type]) -> CodeReach:
@@ -70,7 +75,7 @@ class ReachBook:
         key = frozenset(kinds)
         found = self._known.get(key)
         if found is None or found.has_changed():
-            found = self._known[key] = CodeReach(key)
+            found = self._known[key] = CodeReach(key, self._left_out)
         return found
 
 
@@ -100,7 +105,7 @@ def string_constants(kinds: Iterable[type]) -> set[str]:
     return found
 
 
-def _reachable(kinds: Iterable[type]) -> set[Slot]:
+def _reachable(kinds: Iterable[type], left_out: Collection[str]) -> set[Slot]:
     slots: set[Slot] = set()
     done: set[CodeType] = set()
     waiting = list(class_code(kinds))
@@ -111,7 +116,7 @@ def _reachable(kinds: Iterable[type]) -> set[Slot]:
         done.add(function.__code__)
         home = function.__globals__.get("__name__", "")
         for slot in _named_in(function):
-            if slot in slots:
+            if slot in slots or slot.module in left_out:
                 continue
             slots.add(slot)
             if _package(home) in _ALWAYS_NATIVE:

@@ -199,3 +199,12 @@ def test_the_book_looks_again_only_after_an_exchange(packages: Packages) -> None
     second = book.of(kinds)
     assert second is not first
     assert second.foreign
+
+
+def test_a_module_that_is_left_out_is_neither_watched_nor_followed(packages: Packages) -> None:
+    left_out = {packages.math.__name__}
+    reach = CodeReach([packages.model.Block, packages.model.Other], left_out)
+    assert "model.attention" in named(reach)
+    assert "math.helper" not in named(reach)
+    packages.math.helper = packages.foreign.exchanged
+    assert not reach.has_changed()

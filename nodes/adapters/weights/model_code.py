@@ -10,7 +10,7 @@ from ....compile_cache.errors import BypassCode, BypassReason
 from ....compile_cache.regions.code_reach import CodeReach, ReachBook, string_constants
 
 # Functions of these modules move memory and choose devices. Packs replace some of them for their own memory
-# management; what a model computes stays the same.
+# management, and core sets callbacks there for each prompt; what a model computes stays the same.
 MANAGEMENT_MODULES = frozenset(
     {
         "comfy.memory_management", "comfy.model_management", "comfy.model_prefetch", "comfy.pinned_memory",
@@ -29,7 +29,7 @@ class ModelCode:
     """Looks at the classes of one model. `read` takes a tenth of a millisecond while nothing was exchanged."""
 
     def __init__(self) -> None:
-        self._book = ReachBook()
+        self._book = ReachBook(MANAGEMENT_MODULES)
         self._reads_noise_levels: dict[frozenset[type], bool] = {}
 
     def read(self, modules: Iterable[torch.nn.Module]) -> tuple[frozenset[type], CodeReach]:
@@ -42,11 +42,10 @@ class ModelCode:
 
         trusted: "module.Class" of classes that a person named (RESOLUTE_TRUSTED_CLASSES).
         """
-        replaced = [slot for slot in reach.foreign if slot.module not in MANAGEMENT_MODULES]
-        if replaced:
+        if reach.foreign:
             return BypassReason(
                 BypassCode.REPLACED_FORWARD,
-                f"another pack replaced {replaced[0]}, and a capture could not follow what that does",
+                f"another pack replaced {reach.foreign[0]}, and a capture would repeat what that did once",
             )
         names = {f"{kind.__module__}.{kind.__qualname__}": kind for kind in kinds}
         foreign = sorted(

@@ -70,8 +70,7 @@ class RegionBinding:
         self._bypass = bypass
         self._stats = stats
         self._verify = config.verify
-        self._management = config.management_modules
-        self._reaches = ReachBook()
+        self._reaches = ReachBook(config.management_modules)
         self._state: tuple[Component, ...] = ()
         self._sites: dict[RegionSite, _BoundSite] = {}
         self._distinct: set[tuple[str, str]] = set()
@@ -104,12 +103,12 @@ class RegionBinding:
             self._sites[site] = bound
             self._distinct.add((site.kind, bound.structure))
 
-    def _replaced(self, kind: str, foreign: bool, reach: CodeReach) -> BypassReason | None:
+    @staticmethod
+    def _replaced(kind: str, foreign: bool, reach: CodeReach) -> BypassReason | None:
         """Why a site with code of another pack runs its original: no key can describe a closure."""
-        slots = [slot for slot in reach.foreign if slot.module not in self._management]
-        if not foreign and not slots:
+        if not foreign and not reach.foreign:
             return None
-        what = str(slots[0]) if slots else f"code inside {kind}"
+        what = str(reach.foreign[0]) if reach.foreign else f"code inside {kind}"
         return BypassReason(BypassCode.REPLACED_FORWARD, f"another pack replaced {what}; {kind} blocks run as they are")
 
     def begin(self, progress: Progress, state: tuple[Component, ...]) -> None:
