@@ -39,7 +39,7 @@ def _float32_precision(switch: Any, allow_tf32: Callable[[], bool]) -> Read:
 # By the name that people see where the state explains why a capture was not found.
 _EVERYWHERE: dict[str, Read] = {
     "default dtype": lambda: str(torch.get_default_dtype()),
-    "default device": lambda: str(torch.get_default_device()),
+    "default device": lambda: _default_device(),
     "deterministic algorithms": lambda: torch.get_deterministic_debug_mode(),  # 0 off, 1 warn, 2 error
     "flash attention": _backends.cuda.flash_sdp_enabled,
     "math attention": _backends.cuda.math_sdp_enabled,
@@ -83,6 +83,14 @@ def autocast_state(device_type: str) -> str:
     if not torch.is_autocast_enabled(device_type):
         return "off"
     return str(torch.get_autocast_dtype(device_type))
+
+
+def _default_device() -> str | None:
+    """What `torch.set_default_device` or a `with torch.device(...)` says, None outside. It is a mode of torch's own."""
+    for mode in reversed(_get_current_function_mode_stack()):  # type: ignore[no-untyped-call]
+        if isinstance(mode, DeviceContext):
+            return str(mode.device)
+    return None
 
 
 def intercepting_mode() -> str | None:
