@@ -63,7 +63,7 @@ class Call:
     tensors: in the order of the key's signature.
     invoke: calls the module's own code with `tensors` in place of the call's. A backend may call it several times; it
         must not keep or change the tensors.
-    device: its type, "cuda" or "cpu".
+    device: of the first tensor, "cuda:0" or "cpu".
     epoch: the weights epoch; equal numbers mean the same Parameters at the same addresses.
     forward_bypass: why the call must run eagerly, if it must. capture_blocker: why it must not be captured.
     method: None if `invoke` does more than to call one method of the module.

@@ -60,7 +60,7 @@ class CodeReach:
         return any(held() is not slot.value() for held, slot in zip(self._held, self.slots, strict=True))
 
 
-class ReachBook:
+class ReachCache:
     """The reach of classes, found once for each set of classes and again where something was exchanged.
 
     left_out: see CodeReach.

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 
-from compile_cache.regions.code_reach import CodeReach, ReachBook
+from compile_cache.regions.code_reach import CodeReach, ReachCache
 
 _NUMBERS = itertools.count()
 
@@ -191,12 +191,12 @@ def test_an_exchanged_function_is_not_kept_alive(packages: Packages) -> None:
     assert reach.has_changed(), "another function at the same address is another function"
 
 
-def test_the_book_looks_again_only_after_an_exchange(packages: Packages) -> None:
-    book, kinds = ReachBook(), [packages.model.Block]
-    first = book.of(kinds)
-    assert book.of(kinds) is first
+def test_a_reach_is_found_again_only_after_an_exchange(packages: Packages) -> None:
+    reaches, kinds = ReachCache(), [packages.model.Block]
+    first = reaches.of(kinds)
+    assert reaches.of(kinds) is first
     packages.model.attention = packages.foreign.exchanged
-    second = book.of(kinds)
+    second = reaches.of(kinds)
     assert second is not first
     assert second.foreign
 

@@ -23,7 +23,7 @@ def compile_diffusion_model(
 ) -> Any:
     """A clone of `model` (a ModelPatcher) whose diffusion model runs through the cache. Compiles nothing yet.
 
-    The hook is innermost, so wrappers of other packs compose with it in either order. `policy`: see `batching`.
+    The hook is innermost, so wrappers of other packs compose with it in either order. `policy`: see `cond_batching`.
     A model whose network another node exchanged comes back as it is, and the node says so: ComfyUI would put our hook
     back onto the wrong one. Raises UnknownBackendError or BackendUnavailableError.
     """

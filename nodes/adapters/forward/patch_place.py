@@ -22,7 +22,7 @@ _NOTHING = object()
 
 
 def keep_patches_in_place(patcher: Any) -> None:
-    """Do so for every ForwardPatch of `patcher`, a clone of ours, and of its clones."""
+    """Keep each ForwardPatch of `patcher`, a clone of ours, and of its clones, on the module that it was made for."""
     patcher.set_injections(OUR_INJECTIONS, [PatcherInjection(_after_patching, _before_restoring)])
 
 

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable
 import torch
 
 from ....compile_cache.errors import BypassCode, BypassReason
-from ....compile_cache.regions.code_reach import CodeReach, ReachBook, string_constants
+from ....compile_cache.regions.code_reach import CodeReach, ReachCache, string_constants
 
 # Functions of these modules move memory and choose devices. Packs replace some of them for their own memory
 # management, and core sets callbacks there for each prompt; what a model computes stays the same.
@@ -29,13 +29,13 @@ class ModelCode:
     """Looks at the classes of one model. `read` takes a tenth of a millisecond while nothing was exchanged."""
 
     def __init__(self) -> None:
-        self._book = ReachBook(MANAGEMENT_MODULES)
+        self._reaches = ReachCache(MANAGEMENT_MODULES)
         self._reads_noise_levels: dict[frozenset[type], bool] = {}
 
     def read(self, modules: Iterable[torch.nn.Module]) -> tuple[frozenset[type], CodeReach]:
         """The classes of the modules, and what their code can reach: equal to an earlier one if nothing changed."""
         kinds = frozenset(map(type, modules))
-        return kinds, self._book.of(kinds)
+        return kinds, self._reaches.of(kinds)
 
     def blocker(self, kinds: frozenset[type], reach: CodeReach, trusted: Collection[str]) -> BypassReason | None:
         """Why a forward of such modules must not be captured, or None.

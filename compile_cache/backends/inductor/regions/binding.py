@@ -15,7 +15,7 @@ from ....config import CacheConfig
 from ....errors import BypassCode, BypassReason
 from ....keys import Component, digest
 from ....out_of_memory import is_out_of_memory
-from ....regions.code_reach import CodeReach, ReachBook
+from ....regions.code_reach import CodeReach, ReachCache
 from ....regions.foreign_code import ForeignCode
 from ....regions.region import Progress, RegionSite, SilentProgress
 from ....regions.structure import Memo, parts, structure_digest
@@ -70,7 +70,7 @@ class RegionBinding:
         self._bypass = bypass
         self._stats = stats
         self._verify = config.verify
-        self._reaches = ReachBook(config.management_modules)
+        self._reaches = ReachCache(config.management_modules)
         self._state: tuple[Component, ...] = ()
         self._sites: dict[RegionSite, _BoundSite] = {}
         self._distinct: set[tuple[str, str]] = set()
