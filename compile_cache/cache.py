@@ -102,7 +102,7 @@ class GraphCache:
         try:
             return graph.replay(tensors), None
         except Exception as error:  # noqa: BLE001 (`_finish` runs the original, and says why)
-            return None, error
+            return None, error.with_traceback(None)  # its frames hold copies of outputs
 
     def _finish(self, program: Program, attempt: _Attempt) -> Any:
         """Do what was decided, and count it."""

@@ -63,20 +63,22 @@ class CodeReach:
 class ReachCache:
     """The reach of classes, found once for each set of classes and again where something was exchanged.
 
-    left_out: see CodeReach.
+    It keeps no class alive: one that is written in a function may hold a model. left_out: see CodeReach.
     """
 
     def __init__(self, left_out: Collection[str] = ()) -> None:
         self._left_out = left_out
-        self._known: dict[frozenset[type], CodeReach] = {}
+        self._known: dict[frozenset[int], tuple[list[weakref.ref[type]], CodeReach]] = {}
 
     def of(self, kinds: Iterable[type]) -> CodeReach:
         """The present reach of some classes."""
-        key = frozenset(kinds)
-        found = self._known.get(key)
-        if found is None or found.has_changed():
-            found = self._known[key] = CodeReach(key, self._left_out)
-        return found
+        distinct = set(kinds)
+        key = frozenset(map(id, distinct))
+        refs, reach = self._known.get(key, ([], None))
+        if reach is None or reach.has_changed() or any(ref() is None for ref in refs):
+            reach = CodeReach(distinct, self._left_out)
+            self._known[key] = ([weakref.ref(kind) for kind in distinct], reach)
+        return reach
 
 
 def class_code(kinds: Iterable[type]) -> Iterator[FunctionType]:

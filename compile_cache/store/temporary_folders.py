@@ -31,7 +31,7 @@ _NO_LOCKS = (OSError, NotImplementedError)
 class TemporaryFolder:
     """A private folder (0700) in the system's temporary directory, until `remove` or the end of the process.
 
-    Where the file system has no locks, the folder of a killed process stays: without a lock, nobody knows whether its owner lives.
+    On a file system without locks the folder of a killed process stays, because nothing shows whether its owner lives.
     """
 
     def __init__(self) -> None:

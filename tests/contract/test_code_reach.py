@@ -208,3 +208,21 @@ def test_a_module_that_is_left_out_is_neither_watched_nor_followed(packages: Pac
     assert "math.helper" not in named(reach)
     packages.math.helper = packages.foreign.exchanged
     assert not reach.has_changed()
+
+
+def test_no_class_is_kept_alive() -> None:
+    """A class that is written in a function may hold the model."""
+
+    def made() -> type:
+        class Local(torch.nn.Module):
+            def forward(self, x: Any) -> Any:
+                return torch.nn.functional.silu(x)
+
+        return Local
+
+    kind, reaches = made(), ReachCache()
+    reaches.of([kind])
+    held = weakref.ref(kind)
+    del kind
+    gc.collect()
+    assert held() is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 from dataclasses import replace
@@ -21,6 +22,7 @@ from compile_cache.backends.inductor.backend import InductorBackend
 from compile_cache.backends.inductor.compile import artifacts
 from compile_cache.backends.inductor.compile.artifacts import pack, unpack
 from compile_cache.backends.inductor.compile.environment import environment_of
+from compile_cache.backends.inductor.regions import region
 from compile_cache.config import CacheConfig
 from compile_cache.store.artifact_store import Artifact, ArtifactStore, InvalidArtifactError
 
@@ -226,9 +228,9 @@ def test_guards_come_back_as_they_were(kept: Path) -> None:
     rig.bind(seeded(Model))(*inputs())
     regions = list(rig.backend.table._regions.values())  # type: ignore[attr-defined]
     assert len(regions) == 2
-    for region in regions:
-        for compiled in region.compiled:
-            again = unpack(pack(region.key, region.label, compiled))
+    for stored in regions:
+        for compiled in stored.compiled:
+            again = unpack(pack(stored.key, stored.label, compiled))
             names = list(compiled.guards.symbols)
             for size in (1, 2, 3, 16, 17, 64):
                 sizes = dict.fromkeys(names, size)
@@ -256,3 +258,23 @@ def test_a_graph_that_cannot_be_pickled_is_refused_by_name(kept: Path) -> None:
     compiled.graph.fx_kwargs = {"hook": Launched()}  # type: ignore[union-attr, typeddict-unknown-key]
     with pytest.raises(InvalidArtifactError, match="cannot be kept"):
         pack(artifact.key, artifact.label, compiled)
+
+
+def test_a_full_disk_costs_a_compile_and_no_artifact(copied: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(artifact: Artifact) -> Any:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    before, rig = store_of(copied).names(), process(copied)
+    monkeypatch.setattr(region, "unpack", full)
+    with rig.expect(region_compiles=2, region_calls=4, graph_calls=1, verifications=ANY):
+        assert rig.bind(seeded(Model)).error(*inputs()) <= TOLERANCE
+    assert set(before) <= set(store_of(copied).names())
+
+
+def test_a_library_that_cannot_be_written_is_the_disks_fault(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(payload: bytes) -> Any:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(artifacts, "_load", full)
+    with pytest.raises(OSError, match="No space"):
+        unpack(everything(store_of(kept))[0])

@@ -365,3 +365,21 @@ def forward_of_strange(*args: Any) -> Any:
 class ReadsSigmas(Module):
     def forward(self, x: Any, transformer_options: Any) -> Any:
         return x * transformer_options["sigmas"][0]
+
+
+def test_a_class_that_holds_the_model_does_not_keep_it_alive(residency: ModuleType) -> None:
+    def added_to(model: Module) -> nn.Module:
+        class Reader(nn.Module):
+            def forward(self, x: Any) -> Any:
+                return model.table + x
+
+        return Reader()
+
+    model = Module()
+    model.reader = added_to(model)
+    watched = residency.WeightsEpoch(model)
+    watched.refresh()
+    gone = weakref.ref(model)
+    del model
+    gc.collect()
+    assert gone() is None

@@ -60,7 +60,7 @@ def _for_each_compiled(action: Callable[[CompiledForward], None]) -> Callable[..
 
 def _sampling_begins(patcher: Any) -> None:
     for name, patch in list(patcher.object_patches.items()):
-        if not isinstance(patch, ForwardPatch):
+        if not isinstance(patch, ForwardPatch) or not patch.is_alive:
             continue
         method = name.rpartition(".")[2]
         if method not in vars(patch.module) and _holder(patcher, name) is patch.module:
@@ -81,7 +81,7 @@ def _weights_detached(patcher: Any, unpatched: bool) -> None:
 def _patch_clone(patcher: Any, clone: Any) -> None:
     """Core's copies of a model for other GPUs are clones of the patcher around another module: patch that one."""
     for name, forward in list(clone.object_patches.items()):
-        if not isinstance(forward, ForwardPatch):
+        if not isinstance(forward, ForwardPatch) or not forward.is_alive:
             continue
         module = _holder(clone, name)
         if module is forward.module:

@@ -2,8 +2,9 @@
 
 ComfyUI sets and restores an object patch by its path. Once a pack has put a wrapper into `model.decoder` (KJNodes'
 TorchCompileVAE does so on the model itself), the path "decoder.forward" leads into the wrapper, and to set or restore
-a forward there would undo the wrapper. Core calls injections after it has set the patches of a patcher and before it
-restores them, so both are put right there.
+a forward there would undo the wrapper. Core injects after it has set the patches of a patcher and ejects before it
+restores them, so both are put right there. Core also ejects and injects around other work on a loaded model (LoRA
+hooks, a partial unload), so a patch that is where its path leads is left to core.
 """
 
 from __future__ import annotations
@@ -28,10 +29,12 @@ def keep_patches_in_place(patcher: Any) -> None:
 
 def _after_patching(patcher: Any) -> None:
     for name, method, patch in _patches(patcher):
-        holder = comfy.utils.get_attr(patcher.model, name.rpartition(".")[0])
-        if holder is not patch.module and vars(holder).get(method) is patch:
+        holder = _holder(patcher, name)
+        if holder is patch.module:
+            continue
+        if vars(holder).get(method) is patch:
             _restore(holder, method, patcher.object_patches_backup.pop(name, _NOTHING))
-            setattr(patch.module, method, patch)
+        setattr(patch.module, method, patch)
 
 
 def _before_restoring(patcher: Any) -> None:
@@ -39,9 +42,17 @@ def _before_restoring(patcher: Any) -> None:
     if sampling is not None and sampling is not patcher:
         return  # a clone that is collected while another one samples with the same patches
     for name, method, patch in _patches(patcher):
+        if _holder(patcher, name) is patch.module:
+            continue
         before = patcher.object_patches_backup.pop(name, _NOTHING)
         if vars(patch.module).get(method) is patch:
             _restore(patch.module, method, before)
+
+
+def _holder(patcher: Any, name: str) -> Any:
+    """What is now at the place of the module whose method `name` is patched."""
+    path = name.rpartition(".")[0]
+    return comfy.utils.get_attr(patcher.model, path) if path else patcher.model
 
 
 def _patches(patcher: Any) -> Iterator[tuple[str, str, ForwardPatch]]:

@@ -49,7 +49,7 @@ def _replacement(patch: ForwardPatch, name: str, model: torch.nn.Module) -> str 
     """What replaces `patch` at the path `name` of `model` at this moment, in words; None if nothing does."""
     path, _, method = name.rpartition(".")
     network = comfy.utils.get_attr(model, path)
-    if network is not patch.module:
+    if not patch.is_alive or network is not patch.module:
         return f"another node put {describe_code(network)} in place of the whole network"
     found = vars(network).get(method)
     if found is not patch:

@@ -30,7 +30,6 @@ class ModelCode:
 
     def __init__(self) -> None:
         self._reaches = ReachCache(MANAGEMENT_MODULES)
-        self._reads_noise_levels: dict[frozenset[type], bool] = {}
 
     def read(self, modules: Iterable[torch.nn.Module]) -> tuple[frozenset[type], CodeReach]:
         """The classes of the modules, and what their code can reach: equal to an earlier one if nothing changed."""
@@ -59,13 +58,8 @@ class ModelCode:
                 f"another pack wrote {foreign[0]}, which may count its calls, so it is not captured; "
                 "if it does not, name it in RESOLUTE_TRUSTED_CLASSES",
             )
-        if self._may_read_noise_levels(kinds):
+        if not _NOISE_LEVELS.isdisjoint(string_constants(kinds)):
             return BypassReason(
                 BypassCode.OBSERVED_INPUT, "the model reads the noise level of a step from transformer_options"
             )
         return None
-
-    def _may_read_noise_levels(self, kinds: frozenset[type]) -> bool:
-        if kinds not in self._reads_noise_levels:
-            self._reads_noise_levels[kinds] = not _NOISE_LEVELS.isdisjoint(string_constants(kinds))
-        return self._reads_noise_levels[kinds]

@@ -74,7 +74,6 @@ class WeightsEpoch:
             addresses,
             [(type(tensor), tensor.dtype, tensor.device) for tensor in tensors],
             module_states,
-            kinds,
             reach,
         )
         if state != self._state:

@@ -110,3 +110,26 @@ def test_our_patch_keeps_no_module_alive(bench: Bench) -> None:
         assert decoder() is None
     finally:
         gc.enable()
+
+
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_core_may_eject_and_inject_in_the_middle_of_a_run(bench: Bench, wrapped: bool) -> None:
+    """As it does for LoRA hooks and for a partial unload; a patch that got lost there left the run uncompiled."""
+    model = bench.model()
+    expected = bench.sample(model)
+    ours = bench.compiled(model)
+    bench.sample(ours)
+    network = model.model.diffusion_model
+    patch = vars(network)["_forward"]
+    if wrapped:
+        model.model.diffusion_model = packs.Compiled(network)
+    management = bench.core.comfy.model_management
+    (loaded,) = [each.model for each in management.current_loaded_models if each.model.model is model.model]
+    assert loaded.is_injected
+    with loaded.use_ejected():
+        pass
+    assert vars(network)["_forward"] is patch
+    model.model.diffusion_model = network
+    assert torch.equal(bench.sample(ours), expected)
+    bench.unload()
+    assert "_forward" not in vars(network)

@@ -72,7 +72,8 @@ def unpack(artifact: Artifact) -> CompiledRegion:
     """Load an artifact, ready to run.
 
     One at a time, and never beside a compile: modules that torch loads meanwhile are taken for this artifact's. Raises
-    InvalidArtifactError for anything that `pack` did not make, and torch's OutOfMemoryError.
+    InvalidArtifactError for anything that `pack` did not make, torch's OutOfMemoryError, and OSError where a file
+    cannot be written.
     """
     about = artifact.about
     try:
@@ -91,9 +92,14 @@ def unpack(artifact: Artifact) -> CompiledRegion:
     except InvalidArtifactError:
         raise
     except Exception as error:  # torch's loaders raise any class
-        if is_out_of_memory(error):
+        if is_out_of_memory(error) or _is_of_the_disk(error):
             raise
         raise InvalidArtifactError(f"{type(error).__name__} while it was loaded: {error}") from error
+
+
+def _is_of_the_disk(error: Exception) -> bool:
+    """Whether the system refused a file (full, read-only, denied). A library that does not load has no error number."""
+    return isinstance(error, OSError) and error.errno is not None
 
 
 # --- the code --------------------------------------------------------------------------------------------------

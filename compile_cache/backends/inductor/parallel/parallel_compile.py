@@ -113,7 +113,7 @@ def _add(call: RegionCall, artifact: Artifact) -> str:
     region, store = call.region, call.store
     try:
         compiled = unpack(artifact)
-    except InvalidArtifactError as error:
+    except (InvalidArtifactError, OSError) as error:
         return str(error)
 
     def save() -> None:  # the worker's artifact: what `unpack` made of it no longer has its shared libraries

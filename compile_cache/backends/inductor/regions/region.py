@@ -73,6 +73,8 @@ class Region:
                 loaded += 1
             except InvalidArtifactError as error:
                 store.discard(artifact.name, str(error))
+            except OSError as error:
+                logger.warning("Resolute: a stored region could not be loaded, and is compiled: %s", error)
             self.stored.add(artifact.name)
         return loaded
 
