@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import inspect
 import re
 import sys
 import weakref
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
@@ -51,7 +51,7 @@ class CodeReach:
         self.slots = sorted(_reachable(kinds, left_out), key=str)
         values = [slot.value() for slot in self.slots]
         self._held = [_reference(value) for value in values]
-        self.foreign = tuple(slot for slot in self.slots if _is_foreign(slot, self.slots))
+        self.foreign = tuple(slot for slot in self.slots if _is_foreign(slot))
         bound = [(str(slot), *_identity(value)) for slot, value in zip(self.slots, values, strict=True)]
         self.digest = hashlib.sha256(repr(bound).encode()).hexdigest()
 
@@ -197,14 +197,15 @@ def _contents(cell: Any) -> Iterator[FunctionType]:
         return
 
 
-def _is_foreign(slot: Slot, slots: Sequence[Slot]) -> bool:
+def _is_foreign(slot: Slot) -> bool:
     package, own = _package(_home(slot.value())), _package(slot.module)
     if not package or package == own or package in _ALWAYS_NATIVE:
         return False
     # Core binds names of other packages too (comfy_kitchen's, sageattention's), sometimes by way of another module.
-    return not any(
-        _imports(module, package) for module in {each.module for each in slots if _package(each.module) == own}
-    )
+    modules = [slot.module]
+    if own not in _ALWAYS_NATIVE:  # torch has thousands, and binds nothing of packs
+        modules += [name for name in list(sys.modules) if _package(name) == own]
+    return not any(_imports(module, package) for module in modules)
 
 
 def _home(value: Any) -> str:
@@ -220,9 +221,10 @@ def _home(value: Any) -> str:
 @functools.cache
 def _imports(module: str, package: str) -> bool:
     """Whether the source of a module imports a package, anywhere in the file."""
+    file = getattr(sys.modules.get(module), "__file__", None)
     try:
-        source = inspect.getsource(sys.modules[module])
-    except (KeyError, OSError, TypeError):  # gone, or no Python file
+        source = Path(file or "").read_text(encoding="utf-8", errors="replace")
+    except OSError:  # gone, or no file
         return False
     return re.search(rf"^\s*(?:from|import)\s+{re.escape(package)}\b", source, re.MULTILINE) is not None
 

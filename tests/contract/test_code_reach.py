@@ -226,3 +226,11 @@ def test_no_class_is_kept_alive() -> None:
     del kind
     gc.collect()
     assert held() is None
+
+
+def test_a_name_that_came_by_way_of_another_module_of_the_package_is_native(packages: Packages) -> None:
+    """As comfy.ops has `QuantizedTensor` from comfy.quant_ops, which has it from comfy_kitchen."""
+    packages.model.attention = packages.kernels.fast  # only math.py imports that package
+    reach = CodeReach([packages.model.Block])
+    assert "math.helper" not in named(reach)
+    assert reach.foreign == ()
