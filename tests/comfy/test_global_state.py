@@ -45,14 +45,17 @@ def test_it_takes_effect_in_its_own_prompt_only(bench: Bench, prompt: Any, kind:
     assert after.bypasses == {}
 
 
-@pytest.mark.parametrize("kind", EXCHANGED)
+# The embedding is computed outside of all blocks, by core's own forward: it costs no block, and on a GPU the capture.
+NAMED = {
+    "exchanged attention": "attention.optimized_attention",
+    "exchanged torch attention": "torch.nn.functional.scaled_dot_product_attention",
+}
+
+
+@pytest.mark.parametrize("kind", NAMED)
 def test_an_exchanged_function_is_named(bench: Bench, prompt: Any, kind: str) -> None:
     run = bench.run(with_model(prompt, changed(kind), compile_model()))
     assert "replaced_forward" in run.bypasses
-    told = [event["text"] for event in bench.client.get("/resolute/events")["events"] if event["kind"] == "bypass"]
-    name = {
-        "exchanged attention": "attention.optimized_attention",
-        "exchanged torch attention": "torch.nn.functional.scaled_dot_product_attention",
-        "exchanged embedding": "openaimodel.timestep_embedding",
-    }[kind]
-    assert any(name in text for text in told), told
+    events = bench.client.get("/resolute/events")["events"]
+    reasons = [event["text"] for event in events if event["kind"] == "bypass"]
+    assert any(NAMED[kind] in reason for reason in reasons), reasons

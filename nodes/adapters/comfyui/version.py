@@ -6,9 +6,6 @@ import inspect
 from typing import Any
 
 import comfy.model_management
-from comfy.ldm.modules import attention
-
-from ....compile_cache.regions.foreign_code import origin
 
 
 def is_dynamic(patcher: Any) -> bool:
@@ -32,9 +29,10 @@ GPU_COPIES = "multigpu"
 
 
 def attention_is_traceable() -> bool:
-    """Whether core's attention is plain torch. Tracing cannot follow the kernels of SageAttention and others."""
-    if origin(attention.optimized_attention) != "comfy":  # another pack replaced it
-        return False
+    """Whether core's attention is plain torch. Tracing cannot follow the kernels of SageAttention and others.
+
+    Where another pack replaced it, the blocks that reach it say so themselves (`CodeReach`).
+    """
     mm = comfy.model_management
     foreign = (
         "sage_attention_enabled",

@@ -59,7 +59,7 @@ def _prompt_for_plan(given: Any) -> Mapping[str, Mapping[str, Any]]:
         )
     values = {**_DEFAULTS, **given}
     if not isinstance(values["vae"], bool):
-        raise UserError(f'"vae" of a plan must be true or false, not {excerpt(values["vae"])}.')
+        raise UserError(f'"vae" of a plan must be true or false, not {excerpt(repr(values["vae"]))}.')
     _check_fields(values)
     # Check the lists now: the client then gets an answer with the error, not a prompt that fails later.
     plan(values["sizes"], str(values["batch_sizes"]), str(values["prompt_chunks"]))
