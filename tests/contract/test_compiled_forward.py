@@ -101,7 +101,7 @@ def test_a_sampling_run_looks_closely_at_the_model_once(
     looks.clear()
     forward.weights_detached(unpatched=True)  # unloaded, though it may stay where it is: stale captures go at once
     assert looks == [True]
-    forward.weights_detached(unpatched=False)  # all that is told of a model without runs, such as a ControlNet
+    forward.weights_detached(unpatched=False)  # the only event for a model without sampling runs, such as a ControlNet
     looks.clear()
     for _ in range(3):
         forward(X, T, transformer_options={})
