@@ -9,7 +9,7 @@ import pytest
 from .rig import Bench, assert_different, assert_same, compile_model, node, with_model
 
 STEPS = 4
-EXCHANGED = ["exchanged attention", "exchanged torch attention", "exchanged embedding"]
+EXCHANGED = ["exchanged attention", "exchanged torch attention", "exchanged activation", "exchanged embedding"]
 
 pytestmark = pytest.mark.usefixtures("warm")
 

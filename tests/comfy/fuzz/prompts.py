@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 from ..rig import PromptDict, node
-from .patches import OTHER_MODEL, OURS, PATCHES
+from .patches import NEVER_TOGETHER, OTHER_MODEL, OURS, PATCHES
 from .workflow import NETS, Workflow
 
 Link = list[Any]
@@ -36,13 +37,25 @@ def ours(workflow: Workflow, backend: str, nonce: int = 0) -> PromptDict:
     return _Builder(workflow, backend, nonce).prompt
 
 
+def in_float32(workflow: Workflow, nonce: int = 0) -> PromptDict:
+    """The prompt without Resolute's nodes, with all models computing in float32 (their weights stay as they are).
+
+    It always loads whole models: core loses LoRAs of a model that was cast and is then loaded in part.
+    """
+    patches = tuple(name for name in workflow.patches if name not in NEVER_TOGETHER)
+    return _Builder(dataclasses.replace(workflow, patches=patches), None, nonce, in_float32=True).prompt
+
+
 class _Builder:
-    def __init__(self, workflow: Workflow, backend: str | None, nonce: int, disturbed: bool = False) -> None:
+    def __init__(
+        self, workflow: Workflow, backend: str | None, nonce: int, disturbed: bool = False, in_float32: bool = False
+    ) -> None:
         self.prompt: PromptDict = {}
         self._w = workflow
         self._backend = backend
         self._nonce = nonce
         self._disturbed = disturbed
+        self._in_float32 = in_float32
         plain = self._model("model", workflow.weights)
         model = self._chain(plain)
         conditions = self._controlled(self._positive(), self._text("negative", workflow.negative, seed=12))
@@ -106,6 +119,8 @@ class _Builder:
 
     def _sampler(self, name: str, model: Link, conditions: tuple[Link, Link], latent: Link, denoise: float) -> Link:
         w = self._w
+        if self._in_float32:
+            model = self._add(f"{name}-float32", "ModelComputeDtype", model=model, dtype="fp32")
         return self._add(
             name,
             "KSampler",

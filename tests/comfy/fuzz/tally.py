@@ -20,6 +20,7 @@ class Tally:
     refused: int = 0  # fail in ComfyUI itself, with and without Resolute's nodes
     meaningless: int = 0  # the plain result is flat or NaN
     sensitive: int = 0  # differ no more than with weights disturbed by a millionth
+    rounded: int = 0  # in half precision, about as close to float32 as ComfyUI's own
     knife_edges: int = 0  # differ because a node compared two almost equal numbers
     unsteady: int = 0  # ComfyUI's own results differ as much from run to run, and ours is one of them
     cancelled: int = 0

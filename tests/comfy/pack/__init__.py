@@ -8,12 +8,13 @@ from .failures import ResoluteTestEmptyConditioning, ResoluteTestFailingBlock, R
 from .formats import ResoluteTestFormatModel, ResoluteTestFreeMemory
 from .global_state import ResoluteTestGlobalState
 from .loading import ResoluteTestLowVRAM, ResoluteTestOtherModel, ResoluteTestUnloadInTheMiddle
-from .models import ResoluteTestUnknownModel
+from .models import ResoluteTestCountingModel, ResoluteTestUnknownModel
 from .patches import ResoluteTestPatch
 from .vaes import ResoluteTestLatent, ResoluteTestVAE, ResoluteTestVAEMemory, ResoluteTestVAEOutOfMemory
 
 NODES = (
     ResoluteTestControlNet,
+    ResoluteTestCountingModel,
     ResoluteTestHint,
     ResoluteTestEmptyConditioning,
     ResoluteTestFailingBlock,

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import comfy.model_base
 import comfy.model_management
 import comfy.model_patcher
 import comfy.patcher_extension
+import comfy.quant_ops
 import comfy.supported_models
 import comfy.supported_models_base
 import torch
@@ -21,6 +23,8 @@ FORMATS = {
     "fp8_e4m3fn": torch.float8_e4m3fn,
     "fp8_e5m2": torch.float8_e5m2,
 }
+# Formats of core's QuantizedTensor, in transformer blocks alone: each weight is numbers of 8 bits and a scale.
+QUANTIZED = ("float8_e4m3fn", "int8_tensorwise")
 
 
 # One level and one transformer: each kind of block only once, because each format compiles all of them again.
@@ -60,7 +64,7 @@ class ResoluteTestFormatModel:
         return {
             "required": {
                 "seed": ("INT", {"default": 0, "min": 0, "max": 2**31}),
-                "weights": (list(FORMATS),),
+                "weights": ([*FORMATS, *QUANTIZED],),
             }
         }
 
@@ -70,16 +74,36 @@ class ResoluteTestFormatModel:
         config.unet_config.update(num_heads=4, num_head_channels=-1)
         config.latent_format = comfy.supported_models.SD15.latent_format()
         config.memory_usage_factor = 1.0
-        dtype, load_device = FORMATS[weights], comfy.model_management.get_torch_device()
+        dtype, load_device = FORMATS.get(weights), comfy.model_management.get_torch_device()
         cast = comfy.model_management.unet_manual_cast(dtype, load_device, config.supported_inference_dtypes)
+        if dtype is None:
+            dtype, config.quant_config = cast, {"mixed_ops": True}
         config.set_inference_dtype(dtype, cast)
         offload_device = comfy.model_management.unet_offload_device()
         model = comfy.model_base.BaseModel(config, device=offload_device)
         patcher_class = comfy.model_patcher.CoreModelPatcher
         patcher = patcher_class(model, load_device=load_device, offload_device=offload_device)
         own = {name: weight.to(dtype) for name, weight in noise(model.diffusion_model, "", seed).items()}
+        if weights in QUANTIZED:
+            own = quantized(own, weights)
         model.load_model_weights(own, "", assign=patcher.is_dynamic())
         return (patcher,)
+
+
+def quantized(state: dict[str, torch.Tensor], weights: str) -> dict[str, torch.Tensor]:
+    """The state dict with the matrices of transformer blocks in one of ``QUANTIZED``, as core's loader reads them."""
+    storage = comfy.quant_ops.QUANT_ALGOS[weights]["storage_t"]
+    most = torch.finfo(storage).max if storage.is_floating_point else torch.iinfo(storage).max
+    about = torch.tensor(list(json.dumps({"format": weights}).encode()), dtype=torch.uint8)
+    made = dict(state)
+    for name, weight in state.items():
+        if ".transformer_blocks." in name and weight.ndim == 2:
+            place = name.removesuffix("weight")
+            scale = weight.abs().amax().float() / most
+            scaled = weight.float() / scale
+            made[name] = (scaled if storage.is_floating_point else scaled.round()).to(storage)
+            made |= {f"{place}weight_scale": scale, f"{place}comfy_quant": about.clone()}
+    return made
 
 
 class ResoluteTestFreeMemory:

@@ -48,11 +48,34 @@ def _fp16_accumulation() -> Iterator[None]:
         matmul.allow_fp16_accumulation = before
 
 
+@contextlib.contextmanager
+def _deterministic() -> Iterator[None]:
+    before = torch.get_deterministic_debug_mode()
+    torch.set_deterministic_debug_mode("warn")
+    try:
+        yield
+    finally:
+        torch.set_deterministic_debug_mode(before)
+
+
+@contextlib.contextmanager
+def _no_flash_attention() -> Iterator[None]:
+    before = torch.backends.cuda.flash_sdp_enabled()  # its name says cuda, and the CPU's kernel obeys it too
+    torch.backends.cuda.enable_flash_sdp(False)
+    try:
+        yield
+    finally:
+        torch.backends.cuda.enable_flash_sdp(before)
+
+
 CONTEXTS: dict[str, Callable[[], contextlib.AbstractContextManager[Any]]] = {
     "autocast": _autocast,
     "fp16 accumulation": _fp16_accumulation,
+    "deterministic": _deterministic,
+    "no flash attention": _no_flash_attention,
     "exchanged attention": lambda: _exchanged(attention, "optimized_attention", "optimized_attention_masked"),
     "exchanged torch attention": lambda: _exchanged(torch.nn.functional, "scaled_dot_product_attention"),
+    "exchanged activation": lambda: _exchanged(torch.nn.functional, "silu", "gelu"),
     "exchanged embedding": lambda: _exchanged(openaimodel, "timestep_embedding"),
 }
 

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
+import comfy.ldm.modules.diffusionmodules.openaimodel as openaimodel
 import comfy.model_base
 import comfy.model_management
 import comfy.model_patcher
+import comfy.patcher_extension
 import comfy.supported_models
 import comfy.supported_models_base
 import torch
+
+import nodes
 
 
 class OneForward(torch.nn.Module):
@@ -63,3 +67,38 @@ class ResoluteTestUnknownModel:
             weight.copy_(torch.randn(weight.shape, generator=generator) * 0.1)
         load_device = comfy.model_management.get_torch_device()
         return (comfy.model_patcher.ModelPatcher(model, load_device=load_device, offload_device=device),)
+
+
+class CountingUNet(openaimodel.UNetModel):  # type: ignore[misc]
+    """A UNet whose answer depends on how often it was called in this sampling run, as step caches of packs count."""
+
+    calls = 0
+
+    def _forward(self, *args: Any, **kwargs: Any) -> Any:
+        self.calls += 1
+        return super()._forward(*args, **kwargs) * (1 + 0.01 * self.calls)
+
+
+class ResoluteTestCountingModel:
+    """The tiny SD model with a class of this pack."""
+
+    CATEGORY = "resolute/test"
+    RETURN_TYPES = ("MODEL",)
+    FUNCTION = "build"
+
+    @classmethod
+    def INPUT_TYPES(cls) -> dict[str, Any]:
+        return {"required": {"seed": ("INT", {"default": 0, "min": 0, "max": 2**31})}}
+
+    def build(self, seed: int) -> tuple[Any]:
+        tiny = nodes.NODE_CLASS_MAPPINGS["ResoluteTestTinyModel"]
+        patcher = tiny().build(seed, "sd")[0]
+        network = patcher.model.diffusion_model
+        network.__class__ = CountingUNet
+
+        def sample(executor: Any, *args: Any, **kwargs: Any) -> Any:
+            network.calls = 0
+            return executor(*args, **kwargs)
+
+        patcher.add_wrapper(comfy.patcher_extension.WrappersMP.OUTER_SAMPLE, sample)
+        return (patcher,)

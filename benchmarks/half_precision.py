@@ -1,0 +1,95 @@
+"""Measures how far half precision moves the latents of the fuzzer's tiny model, with Resolute and without.
+
+    python -m benchmarks.half_precision [--cpu] [--out FILE]
+
+For each workflow and seed four prompts in one server: ComfyUI's own in float16, the same through `inductor` and through
+`cudagraph`, and a reference that computes in float32 with the same float16 weights (core's ModelComputeDtype). Errors
+are norms relative to the reference, or to ComfyUI's own. Takes two minutes on a GPU; `--cpu` computes in float16 on the
+CPU and leaves out `cudagraph`. Needs the environment of `scripts/test`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import datetime
+import json
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from scripts.support import comfyui, models
+from scripts.support.places import ROOT
+from scripts.support.server import ComfyServer
+from tests.comfy.fuzz import loras
+from tests.comfy.fuzz.prompts import in_float32, ours, plain
+from tests.comfy.fuzz.workflow import Workflow
+from tests.comfy.rig import Bench, Run, latent_error
+
+WORKFLOWS = {
+    "default": Workflow(),
+    "one step": Workflow(steps=1),
+    "256x256, batch 2": Workflow(width=256, height=256, batch=2),
+    "sdxl": Workflow(kind="sdxl"),
+    "without guidance": Workflow(cfg=1.0),
+}
+
+
+def row(bench: Bench, workflow: Workflow, backends: list[str]) -> dict[str, float]:
+    """The errors of one workflow."""
+    own, again, exact = (bench.run(prompt) for prompt in (plain(workflow), plain(workflow, 1), in_float32(workflow)))
+    errors = {"own again to own": _error(again, own), "own to float32": _error(own, exact)}
+    for number, backend in enumerate(backends):
+        run = bench.run(ours(workflow, backend, 2 + number))
+        errors |= {f"{backend} to own": _error(run, own), f"{backend} to float32": _error(run, exact)}
+    return errors
+
+
+def _error(run: Run, reference: Run) -> float:
+    return float(f"{latent_error(run.latents[0], reference.latents[0]):.3g}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.half_precision", description=__doc__)
+    parser.add_argument("--cpu", action="store_true", help="run on the CPU")
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    target = comfyui.ensure(ROOT, comfyui.TARGET)
+    tests = ROOT / "tests"
+    packs = {"resolute": ROOT, "resolute-test-pack": tests / "pack", "resolute-scenario": tests / "comfy" / "pack"}
+    backends = ["inductor"] if options.cpu else ["inductor", "cudagraph"]
+    with tempfile.TemporaryDirectory() as folder:
+        server = ComfyServer(
+            Path(sys.executable),
+            target,
+            Path(folder),
+            packs=packs,
+            models=models.folder(),
+            cpu=options.cpu,
+            arguments=["--fp16-unet"],
+            environment={"RESOLUTE_STORE": "0"},
+        )
+        with server:
+            loras.write(server.folder / "models" / "loras")
+            bench = Bench(server.client)
+            rows: dict[str, Any] = {}
+            for name, workflow in WORKFLOWS.items():
+                for seed in (1, 2, 3):
+                    case = f"{name}, seed {seed}"
+                    rows[case] = row(bench, dataclasses.replace(workflow, seed=seed), backends)
+                    print(case, rows[case], flush=True)
+            stats = server.client.get("/system_stats")
+    document = {
+        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        "devices": [device["name"] for device in stats["devices"]],
+        "torch": stats["system"]["pytorch_version"],
+        "comfyui": comfyui.TARGET,
+        "rows": rows,
+    }
+    if options.out:
+        options.out.write_text(json.dumps(document, indent=1) + "\n", "utf-8")
+
+
+if __name__ == "__main__":
+    main()
