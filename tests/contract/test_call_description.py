@@ -233,3 +233,21 @@ def test_a_replacement_that_takes_any_arguments_has_the_names_of_the_original(
 
     assert argument_names(Whole(), replacement) == ["z", "scale"]
     assert argument_names(Split(), replacement) == ["x", "timesteps", "context"]
+
+
+def test_a_model_class_that_takes_any_arguments_has_the_names_of_its_base(
+    argument_names: Callable[..., list[str]],
+) -> None:
+    class OfAPack(Split):
+        def _forward(self, *args: Any, **kwargs: Any) -> Any:
+            return super()._forward(*args, **kwargs)
+
+    assert argument_names(OfAPack(), OfAPack()._forward) == ["x", "timesteps", "context"]
+
+
+def test_a_model_class_that_names_no_argument_anywhere_has_no_names(argument_names: Callable[..., list[str]]) -> None:
+    class Unnamed(torch.nn.Module):
+        def forward(self, *args: Any) -> Any:
+            return args[0]
+
+    assert argument_names(Unnamed(), Unnamed().forward) == []

@@ -73,6 +73,25 @@ def test_the_forward_of_another_pack_runs_and_is_not_captured(compiled: Callable
     assert torch.equal(forward(X, T), X * 3)
 
 
+def test_the_forward_of_another_pack_gets_its_arguments_by_place_as_they_came(compiled: Callable[..., Any]) -> None:
+    model = Model()
+    forward = compiled(model, lambda *args, **kwargs: (args[0] * args[1], sorted(kwargs)))
+    answer, by_name = forward(X, T * 3, transformer_options={})
+    assert torch.equal(answer, X * 3)
+    assert by_name == ["transformer_options"]
+    in_place, by_name = compiled(model, lambda *args, **kwargs: (len(args), list(kwargs)))(X, T, {})
+    assert (in_place, by_name) == (3, [])
+
+
+def test_a_model_whose_forward_names_no_argument_runs(compiled: Callable[..., Any]) -> None:
+    class Unnamed(nn.Module):
+        def forward(self, *args: Any, **kwargs: Any) -> Any:
+            return args[0] * args[1] + kwargs["more"]
+
+    model = Unnamed()
+    assert torch.equal(compiled(model, model.forward)(X, T * 3, more=T), X * 4)
+
+
 def test_a_sampling_run_looks_closely_at_the_model_once(
     compiled: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

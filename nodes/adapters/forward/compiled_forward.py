@@ -100,20 +100,21 @@ class CompiledForward(ForwardPatch):
         self.watch.calls += 1
         try:
             with core_compiler.switched_off():
-                return self._answer(self.by_name(args, kwargs), inspect_modules)
+                return self._answer(args, kwargs, inspect_modules)
         except BaseException:
             self._inspect_next_call = True  # the inspection may not have happened
             raise
 
-    def _answer(self, given: dict[str, Any], inspect_modules: bool) -> Any:
+    def _answer(self, args: Sequence[Any], kwargs: dict[str, Any], inspect_modules: bool) -> Any:
+        given = self.by_name(args, kwargs)
         step_pass = self._decided_pass(given.get("transformer_options"))
         if step_pass is not None:
             runner = self._runner_for(step_pass.role)
             return step_pass.finish(runner.run(*self.describe_pass(given, step_pass), inspect_modules))
         if self._role is not Role.VAE_DECODE:
-            return self.runner.run(*self._describe(given), inspect_modules)
+            return self.runner.run(*self.describe(args, kwargs), inspect_modules)
         self._log.begin()
-        result = self.runner.run(*self._describe(given), inspect_modules)
+        result = self.runner.run(*self.describe(args, kwargs), inspect_modules)
         self._log.end(only_if_waited=True)
         return result
 
@@ -130,7 +131,7 @@ class CompiledForward(ForwardPatch):
 
     def describe(self, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[CallDescription, Invoke]:
         """The tensors and plain values of a call, and how to call `inner` with other tensors in their place."""
-        return self._describe(self.by_name(args, kwargs))
+        return self._describe(self.by_name(args, kwargs), by_place=len(args) if self.takes_any_arguments else 1)
 
     def describe_pass(self, given: dict[str, Any], step_pass: StepPass) -> tuple[CallDescription, Invoke]:
         """The same for a pass of a step cache. given: the arguments of `inner`, by name."""
@@ -143,9 +144,10 @@ class CompiledForward(ForwardPatch):
         return description, invoke
 
     def _describe(
-        self, given: dict[str, Any], call: Callable[..., Any] | None = None
+        self, given: dict[str, Any], call: Callable[..., Any] | None = None, by_place: int = 1
     ) -> tuple[CallDescription, Invoke]:
-        """call: called in place of `inner`, with the same arguments."""
+        """call: called in place of `inner`, with the same arguments. by_place: how many it gets without a name."""
+        places = list(given)[1:by_place]
         given = dict(given)
         options = given.pop("transformer_options", None)
         description = CallDescription()
@@ -160,7 +162,8 @@ class CompiledForward(ForwardPatch):
             passed_on["transformer_options"] = options
 
         def arguments(tensors: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-            return (latent(tensors),), {**{name: build(tensors) for name, build in others.items()}, **passed_on}
+            named = {**{name: build(tensors) for name, build in others.items()}, **passed_on}
+            return (latent(tensors), *(named.pop(name) for name in places)), named
 
         def invoke(tensors: Sequence[torch.Tensor]) -> Any:
             positional, named = arguments(tensors)

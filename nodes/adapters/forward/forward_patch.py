@@ -52,17 +52,23 @@ class ForwardPatch(ABC):
         return self._foreign if self._own_method is None else self._own_method.__get__(self.module)
 
     def by_name(self, args: Sequence[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
-        """The arguments of a call by name."""
-        return {self._names[index]: value for index, value in enumerate(args)} | kwargs
+        """The arguments of a call by name, in their order."""
+        unnamed = [f"args[{index}]" for index in range(len(self._names), len(args))]
+        return dict(zip([*self._names, *unnamed], args, strict=False)) | kwargs
 
     @property
     def latent_name(self) -> str:
         """The name of the first argument, which is the latent in every role."""
-        return self._names[0]
+        return self._names[0] if self._names else "args[0]"
 
     @functools.cached_property
     def _names(self) -> list[str]:
         return argument_names(self.module, self.inner)
+
+    @functools.cached_property
+    def takes_any_arguments(self) -> bool:
+        """Whether `inner` has `*args`: then the names are those of another forward, and it may read them by place."""
+        return _takes_any(inspect.signature(self.inner))
 
     def for_copy(self, module: torch.nn.Module, own: Any) -> ForwardPatch:
         """The same patch for a copy of the model on another device. own: the forward that the copy has now."""
@@ -92,10 +98,21 @@ class ForwardPatch(ABC):
 def argument_names(module: torch.nn.Module, forward: Callable[..., Any]) -> list[str]:
     """The names of a forward's arguments by position: families order them differently, and core passes them so.
 
-    If another pack's replacement takes `*args`, the names come from the module's own forward.
+    If it takes `*args`, they are those of the nearest forward among the module's classes that names its arguments, and
+    none if there is no such forward.
     """
-    parameters = list(inspect.signature(forward).parameters.values())
-    if any(parameter.kind is parameter.VAR_POSITIONAL for parameter in parameters):
-        own = getattr(type(module), "_forward", type(module).forward)
-        parameters = list(inspect.signature(own).parameters.values())[1:]
-    return [parameter.name for parameter in parameters if parameter.kind is not parameter.VAR_KEYWORD]
+    name = "_forward" if hasattr(type(module), "_forward") else "forward"
+    of_classes = (inspect.signature(vars(kind)[name]) for kind in type(module).__mro__ if name in vars(kind))
+    signatures = [inspect.signature(forward), *(_without_self(each) for each in of_classes)]
+    for signature in signatures:
+        if not _takes_any(signature):
+            return [each.name for each in signature.parameters.values() if each.kind is not each.VAR_KEYWORD]
+    return []
+
+
+def _without_self(signature: inspect.Signature) -> inspect.Signature:
+    return signature.replace(parameters=list(signature.parameters.values())[1:])
+
+
+def _takes_any(signature: inspect.Signature) -> bool:
+    return any(each.kind is each.VAR_POSITIONAL for each in signature.parameters.values())

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..rig import AGAINST_CAPTURES
-from .workflow import Workflow
+from .workflow import Architecture, Workflow
 
 
 class Costs:
@@ -15,7 +15,7 @@ class Costs:
     def __init__(self, backend: str, on_cuda: bool) -> None:
         self._backend = backend
         self._on_cuda = on_cuda
-        self._met: set[tuple[str, bool]] = set()
+        self._met: set[Architecture] = set()
 
     def wrong(self, workflows: Sequence[Workflow], rise: dict[str, Any]) -> list[str]:
         """Problems in the counters of finished prompts; rise: their total increase."""

@@ -31,6 +31,18 @@ OUTSIDE_BLOCKS = (
     "diffusion_model_wrapper",
 )
 REPLACED = ("replaced_forward",)
+# The kinds of ResoluteTestGlobalState, which changes something for the whole process while its model samples, with the
+# bypasses that each causes. FLAGS are part of a region's key, so each of them compiles regions once.
+FLAGS = ("deterministic", "no flash attention")
+GLOBAL_STATES = {
+    **{kind: frozenset[str]() for kind in FLAGS},
+    "fp16 accumulation": frozenset[str](),  # only NVIDIA reads it
+    "autocast": frozenset({"observed_input"}),
+    "exchanged attention": frozenset({"replaced_forward"}),
+    "exchanged torch attention": frozenset({"replaced_forward"}),
+    "exchanged activation": frozenset({"replaced_forward"}),
+    "exchanged embedding": frozenset({"replaced_forward"}),
+}
 # Left out, because other tests cover them: the first affects all later prompts, the second never runs compiled.
 LEFT_OUT = ("changed_in_place", "exchanged_network")
 
@@ -144,6 +156,7 @@ PATCHES: dict[str, Patch] = {
     **{kind: Patch(node("ResoluteTestPatch", kind=kind)) for kind in OUTSIDE_BLOCKS},
     **{kind: Patch(node("ResoluteTestPatch", kind=kind), _PATCHED) for kind in INSIDE_BLOCKS},
     **{kind: Patch(node("ResoluteTestPatch", kind=kind), frozenset({"replaced_forward"})) for kind in REPLACED},
+    **{kind: Patch(node("ResoluteTestGlobalState", kind=kind), codes) for kind, codes in GLOBAL_STATES.items()},
 }
 # A bug of core: a model that was cast once (ModelComputeDtype) loses its LoRAs at its next partial load.
 NEVER_TOGETHER = ("ModelComputeDtype", "ResoluteTestLowVRAM")

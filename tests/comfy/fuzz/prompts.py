@@ -17,6 +17,8 @@ _MODELS: dict[str, tuple[dict[str, Any], int, int]] = {
     "sdxl": (node("ResoluteTestTinyModel", kind="sdxl"), 2048, 1280),
     "inpaint": (node("ResoluteTestOtherModel", kind="inpaint", channels=0), 768, 0),
     "fp8": (node("ResoluteTestFormatModel", weights="fp8_e4m3fn"), 768, 0),
+    "quantized": (node("ResoluteTestFormatModel", weights="int8_tensorwise"), 768, 0),
+    "counting": (node("ResoluteTestCountingModel"), 768, 0),
 }
 # Strength, start and end of a ControlNet.
 _SPANS = {"early": (1.0, 0.0, 0.5), "late": (1.0, 0.4, 1.0), "weak": (0.3, 0.0, 1.0)}

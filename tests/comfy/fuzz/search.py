@@ -8,6 +8,7 @@ with the sequences before it; the shortest one is written too.
 from __future__ import annotations
 
 import json
+import math
 import os
 import time
 from collections import Counter, deque
@@ -66,15 +67,20 @@ class Search:
         self._diary: deque[list[Event]] = deque(maxlen=_EARLIER)
         self._changes: deque[Counter[str]] = deque(maxlen=_AT_ONCE)
         self._failure = ""  # text of the latest failure of this run of hypothesis
+        self._end = math.inf
+
+    @property
+    def _is_late(self) -> bool:
+        return time.monotonic() > self._end
 
     def run(self, plan: Plan) -> list[str]:
         """Run the search. Returns the failures as text, each with its file for `scripts/fuzz --replay`."""
         found: list[str] = []
-        begun, tally = time.monotonic(), self._player.tally
+        tally = self._player.tally
+        if plan.minutes is not None:
+            self._end = time.monotonic() + 60 * plan.minutes
         number = 0
-        while tally.sequences < plan.sequences and len(found) < _MOST_FAILURES:
-            if plan.minutes is not None and time.monotonic() - begun > 60 * plan.minutes:
-                break
+        while not self._is_late and tally.sequences < plan.sequences and len(found) < _MOST_FAILURES:
             count = min(_AT_ONCE, plan.sequences - tally.sequences)
             name = "ci" if plan.seed is None else str(plan.seed + number)
             failure = self._some(count, None if plan.seed is None else plan.seed + number, name)
@@ -85,6 +91,10 @@ class Search:
                 break
             number += 1
         return found
+
+    def _record(self) -> None:
+        """Write what was counted so far, because a long search may be interrupted."""
+        (self._folder / "tally.json").write_text(json.dumps(self._player.tally.as_json(), indent=1) + "\n", "utf-8")
 
     def _some(self, count: int, start: int | None, name: str) -> str | None:
         @settings(
@@ -99,7 +109,7 @@ class Search:
         )
         @given(sequence=sequences(self._patches))
         def play(sequence: list[Event]) -> None:
-            if not self._failure and not self._is_news(sequence):
+            if not self._failure and (self._is_late or not self._is_news(sequence)):
                 reject()
             self.play(sequence, name)
 
@@ -132,6 +142,7 @@ class Search:
         self._diary.append(list(sequence))
         try:
             self._player.play(sequence)
+            self._record()
         except Exception as error:
             record: dict[str, Any] = {
                 "error": f"{type(error).__name__}: {error}",

@@ -35,7 +35,12 @@ class Tally:
         self.bypasses.update(rise["bypasses"])
         self.rises.update({name: value for name, value in rise.items() if name != "bypasses"})
 
+    def as_json(self) -> dict[str, Any]:
+        """The counts by name."""
+        own = {name: value for name, value in vars(self).items() if name not in ("bypasses", "rises")}
+        return {**own, **{name: self.rises[name] for name in _COUNTERS}, "bypasses": dict(self.bypasses)}
+
     def __str__(self) -> str:
-        own = {name: value for name, value in vars(self).items() if name not in ("bypasses", "rises", "worst")}
-        parts = {**own, **{name: self.rises[name] for name in _COUNTERS}, "bypasses": dict(self.bypasses)}
-        return f"fuzz: worst {self.worst:.2g}, " + ", ".join(f"{key.replace('_', ' ')} {parts[key]}" for key in parts)
+        parts = self.as_json()
+        worst = parts.pop("worst")
+        return f"fuzz: worst {worst:.2g}, " + ", ".join(f"{key.replace('_', ' ')} {parts[key]}" for key in parts)

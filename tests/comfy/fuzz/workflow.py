@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .patches import PATCHES
+from .patches import FLAGS, PATCHES
 
 # ControlNets with their own network, which Compile ControlNet compiles; the value is how many are chained.
 NETS = {"one": 1, "two": 2, "early": 1, "late": 1, "weak": 1}
+# Kinds of one level, which no ControlNet here fits, and whose weights are of 8 bits.
+SMALL = ("fp8", "quantized")
+# Bypasses that a kind of model may cause.
+_BYPASSES = {"quantized": {"unreadable_weights"}, "counting": {"foreign_model"}}
+
+# Kind of model, whether ComfyUI casts its weights in each forward, and torch's flags.
+Architecture = tuple[str, bool, tuple[str, ...]]
 
 
 @dataclass(frozen=True)
@@ -17,8 +25,9 @@ class Workflow:
     """Every field can be changed independently: a change never makes another field invalid.
 
     backend: "chosen" is the session's backend, "none" is without Compile Model. The same for VAE and ControlNet.
-    kind: "sd" and "sdxl" are the tiny models, "inpaint" has five more channels, "fp8" is a smaller one whose weights
-    ComfyUI casts in each forward.
+    kind: "sd" and "sdxl" are the tiny models, "inpaint" has five more channels. "fp8" is a smaller one whose weights
+    ComfyUI casts in each forward, "quantized" the same with core's QuantizedTensor. "counting" is of another pack's
+    class, which counts its calls.
     patches: names in `PATCHES` in the order of the chain. at: how many of them come before Compile Model.
     second: a second sampler after the first, at 1.25 times the size. Its model is the "same", the "unpatched" output of
     Compile Model, the "plain" one, or an "other" one with its own Compile Model.
@@ -94,7 +103,7 @@ class Workflow:
     @property
     def fitting_control(self) -> str:
         """The ControlNet that this kind of model can have."""
-        if self.kind == "fp8" or (self.kind != "sd" and self.control == "control lora"):
+        if self.kind in SMALL or (self.kind != "sd" and self.control == "control lora"):
             return "none"
         return self.control
 
@@ -103,24 +112,35 @@ class Workflow:
         """The backends that run a ControlNet, at the steps where it is active, which may be none."""
         return {self.control_backend} - {"none"} if self.fitting_control in NETS else set()
 
-    @property
-    def architectures(self) -> set[tuple[str, bool]]:
-        """The families that the chosen backend compiles, and whether ComfyUI casts their weights in each forward."""
-        casts = self.kind, "ModelComputeDtype" in self.patches
-        found = {casts} if "chosen" in (self.sampling_backend, self.second_backend) else set()
-        found |= {(self.kind, False)} if self.second_backend == "chosen" and self.second != "same" else set()
-        return found | ({(f"ControlNet for {self.kind}", False)} if "chosen" in self.control_backends else set())
+    def _flags(self, patches: Sequence[str]) -> tuple[str, ...]:
+        return tuple(flag for flag in FLAGS if flag in patches)
 
     @property
-    def certain_architectures(self) -> set[tuple[str, bool]]:
+    def architectures(self) -> set[Architecture]:
+        """The families that the chosen backend compiles, whether ComfyUI casts their weights, and torch's flags."""
+        flags = self._flags(self.patches)
+        found = set[Architecture]()
+        if "chosen" in (self.sampling_backend, self.second_backend):
+            found.add((self.kind, "ModelComputeDtype" in self.patches, flags))
+        second_flags = self._flags(self.patches[: self.at]) if self.second == "unpatched" else ()
+        if self.second_backend == "chosen" and self.second != "same":
+            found.add((self.kind, False, second_flags))
+        if "chosen" in self.control_backends:
+            found.add((f"ControlNet for {self.kind}", False, flags))
+            if self.second not in ("none", "same"):
+                found.add((f"ControlNet for {self.kind}", False, second_flags))
+        return found
+
+    @property
+    def certain_architectures(self) -> set[Architecture]:
         """The architectures that certainly ran as a whole after the workflow; none if that depends on the schedule."""
         depends = self.second == "unpatched" or self.fitting_control in ("early", "late")
         return set() if depends else self.architectures
 
     @property
     def bypasses(self) -> set[str]:
-        """The bypass codes that the patches may cause."""
-        return {code for name in self.patches for code in PATCHES[name].bypasses}
+        """The bypass codes that the patches and the kind of model may cause."""
+        return _BYPASSES.get(self.kind, set()).union(*(PATCHES[name].bypasses for name in self.patches))
 
     @property
     def decides(self) -> bool:
@@ -129,5 +149,6 @@ class Workflow:
 
     @property
     def free_batching(self) -> str:
-        """The batching policy, unless a patch's result depends on batching in ComfyUI itself."""
-        return "auto" if any(PATCHES[name].counts_calls for name in self.patches) else self.batching
+        """The batching policy, unless the result depends on batching in ComfyUI itself."""
+        counts = self.kind == "counting" or any(PATCHES[name].counts_calls for name in self.patches)
+        return "auto" if counts else self.batching
