@@ -34,6 +34,7 @@ class Plan:
     """Limits of the search, and the folder for failures. Without a seed the search is the same each time.
 
     sequences, minutes: the search stops at the first of the two. replay: play this failure's file instead.
+    shorten: look for the shortest sequence that fails, which takes minutes.
     """
 
     sequences: int = 30
@@ -41,6 +42,7 @@ class Plan:
     minutes: float | None = None
     replay: Path | None = None
     failures: Path | None = None
+    shorten: bool = True
 
     @classmethod
     def from_environment(cls) -> Plan:
@@ -54,6 +56,7 @@ class Plan:
             minutes=float(minutes) if minutes else None,
             replay=Path(replay) if replay else None,
             failures=Path(failures) if failures else None,
+            shorten=variables.get("RESOLUTE_FUZZ_SHORTEN") != "0",
         )
 
 
@@ -83,7 +86,7 @@ class Search:
         while not self._is_late and tally.sequences < plan.sequences and len(found) < _MOST_FAILURES:
             count = min(_AT_ONCE, plan.sequences - tally.sequences)
             name = "ci" if plan.seed is None else str(plan.seed + number)
-            failure = self._some(count, None if plan.seed is None else plan.seed + number, name)
+            failure = self._some(count, None if plan.seed is None else plan.seed + number, name, plan.shorten)
             if failure is not None:
                 found.append(failure)
                 tally.failures += 1
@@ -96,14 +99,14 @@ class Search:
         """Write what was counted so far, because a long search may be interrupted."""
         (self._folder / "tally.json").write_text(json.dumps(self._player.tally.as_json(), indent=1) + "\n", "utf-8")
 
-    def _some(self, count: int, start: int | None, name: str) -> str | None:
+    def _some(self, count: int, start: int | None, name: str, shorten: bool) -> str | None:
         @settings(
             max_examples=count,
             derandomize=start is None,
             database=None,
             deadline=None,
             suppress_health_check=list(HealthCheck),
-            phases=(Phase.generate, Phase.shrink),
+            phases=(Phase.generate, Phase.shrink) if shorten else (Phase.generate,),
             report_multiple_bugs=False,
             print_blob=False,
         )
