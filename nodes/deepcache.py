@@ -28,7 +28,7 @@ class DeepCache(io.ComfyNode):
                     "interval",
                     default=3,
                     min=1,
-                    max=10,
+                    max=1000,
                     tooltip="The whole UNet runs on every interval-th step. 1 runs it on every step, as without this "
                     "node.",
                 ),

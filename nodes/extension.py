@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from comfy_api.latest import ComfyExtension, io
+from server import PromptServer
 
 from . import routes
 from .compare_images import CompareImages
@@ -12,6 +13,7 @@ from .compile_vae_decode import CompileVAEDecode
 from .deepcache import DeepCache
 from .free_graphs import FreeGraphs
 from .load_checkpoint import LoadCheckpointCompiled
+from .onediff import registration
 from .report import GraphCacheReport
 from .resolution import ResoluteResolution
 from .warm_up import WarmUp
@@ -20,6 +22,8 @@ from .warm_up import WarmUp
 class ResoluteExtension(ComfyExtension):
     async def get_node_list(self) -> list[type[io.ComfyNode]]:
         routes.register()
+        if (server := getattr(PromptServer, "instance", None)) is not None:
+            registration.begin(server)
         return [
             CompileModel,
             CompileVAEDecode,
@@ -31,4 +35,5 @@ class ResoluteExtension(ComfyExtension):
             CompareImages,
             WarmUp,
             FreeGraphs,
+            *registration.nodes_to_register(),
         ]

@@ -60,6 +60,8 @@ FLOORS = [
     ("__init__.py",),
     ("nodes/extension.py",),
     ("nodes",),
+    ("nodes/onediff",),
+    ("nodes/adapters/onediff",),
     ("nodes/adapters/compile",),
     ("nodes/adapters/warm_up",),
     ("nodes/adapters/deepcache",),

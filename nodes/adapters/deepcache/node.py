@@ -36,7 +36,6 @@ def add_deepcache(model: Any, settings: Settings, node_id: str | None = None) ->
     replaced the forward, every step runs in full, and the node says so: a fast pass would skip what that forward does.
     """
     unet = model.get_model_object("diffusion_model")
-    _require_unet(unet)
     _require_depth(unet, settings.depth)
     progress = NodeProgress(node_id)
     clone = model.clone()
@@ -162,9 +161,14 @@ def _require_unet(module: Any) -> None:
     )
 
 
+def deepest(unet: Any) -> int:
+    """The largest depth that DeepCache takes for a UNet. Raises UserError for a model that is not core's UNet."""
+    _require_unet(unet)
+    return len(unet.output_blocks) - 1
+
+
 def _require_depth(unet: Any, depth: int) -> None:
-    highest = len(unet.output_blocks) - 1
-    if not 1 <= depth <= highest:
+    if not 1 <= depth <= (highest := deepest(unet)):
         raise UserError(f"depth {depth} is outside what this model has: choose 1 to {highest}; 2 suits most models.")
 
 

@@ -241,7 +241,7 @@ class TestRefusals:
 
     def test_the_interval_has_a_range_of_its_own(self, check: Check, prompt: PromptDict) -> None:
         with pytest.raises(PromptError, match="interval"):
-            check.bench.client.run(changed(prompt, node("ResoluteDeepCache", interval=11, depth=2)))
+            check.bench.client.run(changed(prompt, node("ResoluteDeepCache", interval=1001, depth=2)))
 
 
 @pytest.mark.old

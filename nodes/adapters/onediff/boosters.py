@@ -1,0 +1,89 @@
+"""What OneDiff's boosters pass from node to node, and what they mean for a model, a VAE and a ControlNet.
+
+OneDiff wires a booster into a speed-up node. Ours carry only what still has a meaning: DeepCache's inputs, and whether
+the Torch Compile Booster was switched off. Everything else becomes a sentence on the node that applies the booster.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from typing import Any
+
+from ....compile_cache.backends.registry import AUTO
+from ..comfyui.progress import NodeProgress
+from ..compile.controlnet import compile_controlnet
+from ..compile.diffusion_model import compile_diffusion_model
+from ..compile.vae_decode import compile_vae_decode
+from ..deepcache.node import add_deepcache, deepest
+from .deepcache_settings import DeepCacheInputs, translate
+
+logger = logging.getLogger(__name__)
+
+_SWITCHED_OFF = "eager"  # the backend that compiles nothing
+
+
+@dataclass(frozen=True, slots=True)
+class Booster:
+    """CUSTOM_BOOSTER: what a speed-up node does beside compiling.
+
+    deepcache: None without a DeepCache booster. compiles: False if a Torch Compile Booster has `disable` on.
+    notes: what the boosters asked for and no longer get, one sentence each.
+    """
+
+    deepcache: DeepCacheInputs | None = None
+    compiles: bool = True
+    notes: tuple[str, ...] = ()
+
+    @property
+    def backend(self) -> str:
+        return AUTO if self.compiles else _SWITCHED_OFF
+
+
+def merged(*boosters: Booster | None) -> Booster:
+    """The boosters of one OneDiffModelBooster as one."""
+    given = [booster for booster in boosters if booster is not None]
+    return Booster(
+        next((each.deepcache for each in given if each.deepcache is not None), None),
+        all(each.compiles for each in given),
+        tuple(note for each in given for note in each.notes),
+    )
+
+
+def speed_up_model(model: Any, booster: Booster | None, node_id: str | None) -> Any:
+    """A compiled copy of `model` (a ModelPatcher), with DeepCache if the booster has it.
+
+    Raises UserError as Compile Model and DeepCache do.
+    """
+    booster = booster or Booster()
+    compiled = compile_diffusion_model(model, booster.backend, node_id)
+    if booster.deepcache is not None:
+        compiled = _with_deepcache(compiled, booster.deepcache, node_id)
+    _say(booster.notes, node_id)
+    return compiled
+
+
+def speed_up_vae(vae: Any, booster: Booster | None, node_id: str | None) -> Any:
+    """A copy of `vae` (comfy.sd.VAE) with a compiled decoder. DeepCache says nothing about a VAE."""
+    return compile_vae_decode(vae, (booster or Booster()).backend, node_id)
+
+
+def speed_up_controlnet(control_net: Any, booster: Booster | None, node_id: str | None) -> Any:
+    """A compiled copy of `control_net` (comfy.controlnet.ControlBase). DeepCache says nothing about a ControlNet."""
+    return compile_controlnet(control_net, (booster or Booster()).backend, node_id)
+
+
+def _with_deepcache(model: Any, inputs: DeepCacheInputs, node_id: str | None) -> Any:
+    unet = model.get_model_object("diffusion_model")
+    translation = translate(inputs, unet.num_res_blocks, deepest(unet))
+    if translation.settings is not None:
+        model = add_deepcache(model, translation.settings, node_id)
+    _say(translation.notes, node_id)
+    return model
+
+
+def _say(notes: tuple[str, ...], node_id: str | None) -> None:
+    for note in notes:
+        logger.info("Resolute: %s", note)
+    if notes:
+        NodeProgress(node_id).show(". ".join(notes))

@@ -1,0 +1,52 @@
+"""OneDiff's DeepCache inputs as `Settings` of ours. Plain numbers: no torch, no ComfyUI."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ..deepcache.schedule import Settings
+
+_STEPS = 1000  # OneDiff counts noise levels from 0 (pure noise) to 1000
+
+
+@dataclass(frozen=True, slots=True)
+class DeepCacheInputs:
+    """The inputs of OneDiff's DeepCache nodes, in their order and with their defaults.
+
+    cache_layer_id, cache_block_id: the level of the UNet and the block in it where the feature is taken. start_step,
+    end_step: noise levels from 0 (pure noise) to 1000, not steps of the sampler.
+    """
+
+    cache_interval: int = 3
+    cache_layer_id: int = 0
+    cache_block_id: int = 1
+    start_step: int = 0
+    end_step: int = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Translation:
+    """settings: None if OneDiff's inputs leave DeepCache nothing to do. notes: what could not be kept, in sentences."""
+
+    settings: Settings | None
+    notes: tuple[str, ...] = ()
+
+
+def translate(inputs: DeepCacheInputs, blocks_of_levels: Sequence[int], deepest: int) -> Translation:
+    """blocks_of_levels: `num_res_blocks` of the UNet. deepest: the largest depth that our DeepCache takes for it.
+
+    OneDiff sums the blocks of the levels above, adds the block's number and 1: that is our depth.
+    """
+    if inputs.start_step >= inputs.end_step:
+        return Translation(
+            None,
+            (f"start_step {inputs.start_step} is not before end_step {inputs.end_step}, so every step runs in full",),
+        )
+    wanted = sum(blocks_of_levels[: inputs.cache_layer_id]) + inputs.cache_block_id + 1
+    depth = min(wanted, deepest)
+    notes = (
+        () if depth == wanted else (f"cache_layer_id and cache_block_id give depth {wanted}; this UNet has {depth}",)
+    )
+    percent = (inputs.start_step / _STEPS, inputs.end_step / _STEPS)
+    return Translation(Settings(max(1, inputs.cache_interval), depth, *percent), notes)

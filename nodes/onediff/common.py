@@ -1,0 +1,88 @@
+"""What these nodes share: the schema of a deprecated node, OneDiff's types, and inputs that several of them have."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from comfy_api.latest import io
+
+from ..adapters.onediff.deepcache_settings import DeepCacheInputs
+
+CATEGORY = "Resolute/OneDiff"
+NO_EFFECT = "Has no effect here; kept because saved workflows have it."
+
+CustomBooster = io.Custom("CUSTOM_BOOSTER")
+DeepCacheBooster = io.Custom("DeepCacheBooster")
+TorchCompileBooster = io.Custom("TorchCompileBooster")
+QuantizationBooster = io.Custom("QuantizationBooster")
+
+
+def schema(
+    node_id: str, title: str, became: str, about: str, inputs: list[Any], outputs: list[Any], *, ends: bool = False
+) -> io.Schema:
+    """The schema of a deprecated node.
+
+    title: OneDiff's own. became: the node to use now, shown in the title; empty if none is needed any more. about: a
+    sentence or two on what it does now. ends: it has no outputs, so ComfyUI runs it by itself.
+    """
+    advice = f"Use {became} in new workflows." if became else "It is no longer needed."
+    return io.Schema(
+        node_id=node_id,
+        display_name=f"{title} → {became}" if became else f"{title} (no longer needed)",
+        category=CATEGORY,
+        description=f"OneDiff's node. {advice} {about}",
+        inputs=inputs,
+        outputs=outputs,
+        hidden=[io.Hidden.unique_id],
+        is_output_node=ends,
+        is_deprecated=True,
+    )
+
+
+def booster_input() -> Any:
+    return CustomBooster.Input(
+        "custom_booster", optional=True, tooltip="From Apply Model Booster: adds DeepCache, or switches compiling off."
+    )
+
+
+def inplace_input() -> Any:
+    return io.Boolean.Input("inplace", default=True, optional=True, tooltip=NO_EFFECT)
+
+
+def vae_speedup_input() -> Any:
+    return io.Combo.Input(
+        "vae_speedup",
+        options=["disable", "enable"],
+        default="disable",
+        optional=True,
+        tooltip="Compiles the VAE too.",
+    )
+
+
+def static_mode_input() -> Any:
+    return io.Combo.Input(
+        "static_mode", options=["enable", "disable"], default="enable", optional=True, tooltip=NO_EFFECT
+    )
+
+
+def ignored_text(name: str, default: str = "", *, multiline: bool = False) -> Any:
+    return io.String.Input(name, default=default, multiline=multiline, optional=True, tooltip=NO_EFFECT)
+
+
+def deepcache_inputs() -> list[Any]:
+    """OneDiff's five inputs of DeepCache; `deepcache_from` reads them."""
+
+    def number(name: str, default: int, lowest: int, highest: int, tooltip: str) -> Any:
+        return io.Int.Input(name, default=default, min=lowest, max=highest, optional=True, tooltip=tooltip)
+
+    return [
+        number("cache_interval", 3, 1, 1000, "As `interval` of DeepCache: the whole UNet runs on every so many steps."),
+        number("cache_layer_id", 0, 0, 12, "The UNet's level whose blocks the other steps still run, from 0."),
+        number("cache_block_id", 1, 0, 12, "The block of that level. With the level it gives `depth` of DeepCache."),
+        number("start_step", 0, 0, 1000, "A noise level, not a step: DeepCache's start_percent times 1000."),
+        number("end_step", 1000, 0, 1000, "A noise level, not a step: DeepCache's end_percent times 1000."),
+    ]
+
+
+def deepcache_from(values: dict[str, Any]) -> DeepCacheInputs:
+    return DeepCacheInputs(**{name: int(value) for name, value in values.items()})

@@ -1,0 +1,214 @@
+"""OneDiff's loaders: core's loader, and the compile nodes behind it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import folder_paths
+from comfy_api.latest import io
+
+import nodes
+
+from ...compile_cache.errors import UserError, excerpt
+from ..adapters.onediff.boosters import Booster, speed_up_controlnet, speed_up_model, speed_up_vae
+from .common import (
+    booster_input,
+    deepcache_from,
+    deepcache_inputs,
+    ignored_text,
+    schema,
+    static_mode_input,
+    vae_speedup_input,
+)
+
+_NOT_QUANTIZED = Booster(notes=("nothing is quantized: the model is compiled in its own precision",))
+
+
+def _file_input(name: str, folder: str) -> Any:
+    return io.Combo.Input(
+        name, options=folder_paths.get_filename_list(folder), tooltip=f"A file in ComfyUI's models/{folder} folder."
+    )
+
+
+def _checkpoint_outputs() -> list[Any]:
+    return [
+        io.Model.Output(tooltip="The diffusion model, compiled."),
+        io.Clip.Output(tooltip="The text encoder, not compiled."),
+        io.Vae.Output(tooltip="The VAE; its decoder is compiled if vae_speedup is enable."),
+    ]
+
+
+def _compiled(loaded: Any, vae_speedup: str, booster: Booster | None, node_id: str) -> io.NodeOutput:
+    """loaded: model, text or image encoder, and VAE (or None), from a loader of core."""
+    model, encoder, vae = loaded
+    model = speed_up_model(model, booster, node_id)
+    if vae_speedup == "enable" and vae is not None:
+        vae = speed_up_vae(vae, booster, node_id)
+    return io.NodeOutput(model, encoder, vae)
+
+
+class CheckpointLoader(io.ComfyNode):
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        return schema(
+            "OneDiffCheckpointLoaderSimple",
+            "Load Checkpoint - OneDiff",
+            "Load Checkpoint (Compiled)",
+            "It loads and compiles; vae_speedup compiles the VAE's decoder too.",
+            [_file_input("ckpt_name", "checkpoints"), vae_speedup_input(), booster_input()],
+            _checkpoint_outputs(),
+        )
+
+    @classmethod
+    def execute(
+        cls, ckpt_name: str, vae_speedup: str = "disable", custom_booster: Booster | None = None
+    ) -> io.NodeOutput:
+        loaded = nodes.CheckpointLoaderSimple().load_checkpoint(ckpt_name)
+        return _compiled(loaded, vae_speedup, custom_booster, cls.hidden.unique_id)
+
+
+class DeepCacheCheckpointLoader(io.ComfyNode):
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        return schema(
+            "OneDiffDeepCacheCheckpointLoaderSimple",
+            "Load Checkpoint - OneDiff DeepCache",
+            "Load Checkpoint (Compiled) and DeepCache",
+            "start_step and end_step are DeepCache's percents times 1000; level and block give its depth.",
+            [_file_input("ckpt_name", "checkpoints"), vae_speedup_input(), static_mode_input(), *deepcache_inputs()],
+            _checkpoint_outputs(),
+        )
+
+    @classmethod
+    def execute(
+        cls, ckpt_name: str, vae_speedup: str = "disable", static_mode: str = "enable", **inputs: Any
+    ) -> io.NodeOutput:
+        loaded = nodes.CheckpointLoaderSimple().load_checkpoint(ckpt_name)
+        booster = Booster(deepcache=deepcache_from(inputs))
+        return _compiled(loaded, vae_speedup, booster, cls.hidden.unique_id)
+
+
+class ControlNetModelLoader(io.ComfyNode):
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        return schema(
+            "OneDiffControlNetLoader",
+            "Load ControlNet Model - OneDiff",
+            "Load ControlNet Model and Compile ControlNet",
+            "It loads and compiles. A ControlLora runs as it is, and the node says so.",
+            [_file_input("control_net_name", "controlnet"), booster_input()],
+            [io.ControlNet.Output(tooltip="The ControlNet, compiled.")],
+        )
+
+    @classmethod
+    def execute(cls, control_net_name: str, custom_booster: Booster | None = None) -> io.NodeOutput:
+        (control_net,) = nodes.ControlNetLoader().load_controlnet(control_net_name)
+        return io.NodeOutput(speed_up_controlnet(control_net, custom_booster, cls.hidden.unique_id))
+
+
+class QuantCheckpointLoader(io.ComfyNode):
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        return schema(
+            "OneDiffQuantCheckpointLoaderSimple",
+            "Load Checkpoint - OneDiff Quant",
+            "Load Checkpoint (Compiled)",
+            "Nothing is quantized: the model is compiled in its own precision.",
+            [_file_input("ckpt_name", "checkpoints"), vae_speedup_input()],
+            _checkpoint_outputs(),
+        )
+
+    @classmethod
+    def execute(cls, ckpt_name: str, vae_speedup: str = "disable") -> io.NodeOutput:
+        loaded = nodes.CheckpointLoaderSimple().load_checkpoint(ckpt_name)
+        return _compiled(loaded, vae_speedup, _NOT_QUANTIZED, cls.hidden.unique_id)
+
+
+def _advanced_inputs() -> list[Any]:
+    return [
+        _file_input("ckpt_name", "checkpoints"),
+        ignored_text("model_path"),
+        io.Combo.Input(
+            "compile",
+            options=["enable", "disable"],
+            default="enable",
+            optional=True,
+            tooltip="disable passes the model on as it was loaded.",
+        ),
+        vae_speedup_input(),
+    ]
+
+
+class QuantCheckpointLoaderAdvanced(io.ComfyNode):
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        return schema(
+            "OneDiffQuantCheckpointLoaderSimpleAdvanced",
+            "Load Checkpoint - OneDiff Quant Advanced",
+            "Load Checkpoint (Compiled)",
+            "Nothing is quantized: model_path is not read, and the checkpoint is compiled in its own precision.",
+            _advanced_inputs(),
+            _checkpoint_outputs(),
+        )
+
+    @classmethod
+    def execute(
+        cls, ckpt_name: str, model_path: str = "", compile: str = "enable", vae_speedup: str = "disable"
+    ) -> io.NodeOutput:
+        loaded = nodes.CheckpointLoaderSimple().load_checkpoint(ckpt_name)
+        booster = Booster(compiles=compile == "enable", notes=_NOT_QUANTIZED.notes)
+        return _compiled(loaded, vae_speedup, booster, cls.hidden.unique_id)
+
+
+class ImageOnlyCheckpointLoader(io.ComfyNode):
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        model, _, vae = _checkpoint_outputs()
+        return schema(
+            "ImageOnlyOneDiffQuantCheckpointLoaderAdvanced",
+            "Load Checkpoint - OneDiff Quant Advanced (img2vid)",
+            "Image Only Checkpoint Loader and Compile Model",
+            "Nothing is quantized: model_path is not read, and the checkpoint is compiled in its own precision.",
+            _advanced_inputs(),
+            [model, io.ClipVision.Output(tooltip="The image encoder, not compiled."), vae],
+        )
+
+    @classmethod
+    def execute(
+        cls, ckpt_name: str, model_path: str = "", compile: str = "enable", vae_speedup: str = "disable"
+    ) -> io.NodeOutput:
+        loaded = nodes.NODE_CLASS_MAPPINGS["ImageOnlyCheckpointLoader"]().load_checkpoint(ckpt_name)
+        booster = Booster(compiles=compile == "enable", notes=_NOT_QUANTIZED.notes)
+        return _compiled(loaded, vae_speedup, booster, cls.hidden.unique_id)
+
+
+class UNETLoaderInt8(io.ComfyNode):
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        return schema(
+            "UNETLoaderInt8",
+            "UNET Loader Int8",
+            "Load Diffusion Model and Compile Model",
+            "Only OneDiff reads its int8 files, so this node stops the prompt and says which nodes to use.",
+            [io.String.Input("model_path", default="", optional=True, tooltip="A folder with OneDiff's int8 files.")],
+            [io.Model.Output(tooltip="Never reached.")],
+        )
+
+    @classmethod
+    def execute(cls, model_path: str = "") -> io.NodeOutput:
+        """Raises UserError always."""
+        raise UserError(
+            f"UNET Loader Int8 cannot load '{excerpt(model_path)}': only OneDiff reads its int8 files. Load the "
+            "original model with Load Diffusion Model or Load Checkpoint, and put Compile Model behind it."
+        )
+
+
+NODES: list[type[io.ComfyNode]] = [
+    CheckpointLoader,
+    DeepCacheCheckpointLoader,
+    ControlNetModelLoader,
+    QuantCheckpointLoader,
+    QuantCheckpointLoaderAdvanced,
+    ImageOnlyCheckpointLoader,
+    UNETLoaderInt8,
+]
