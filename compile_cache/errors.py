@@ -52,6 +52,7 @@ class BypassCode(str, Enum):
     FOREIGN_MODEL = "foreign_model"  # another pack wrote a class of the model
     UNREADABLE_WEIGHTS = "unreadable_weights"  # a weight is more than one buffer, so a change of it cannot be seen
     STREAMED_WEIGHTS = "streamed_weights"  # the weights are not resident on the GPU (low VRAM, DynamicVRAM)
+    LEFT_OUT = "left_out"  # the user left blocks out of compiling
     NO_REGIONS = "no_regions"  # the model has no block of a supported family
     COMPILE_FAILED = "compile_failed"
     CAPTURE_FAILED = "capture_failed"

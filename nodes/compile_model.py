@@ -28,11 +28,19 @@ class CompileModel(io.ComfyNode):
                 ),
                 backend_input(),
                 batching_input(),
+                io.String.Input(
+                    "leave_out",
+                    default="",
+                    optional=True,
+                    tooltip="Blocks that run uncompiled, separated by commas: kinds (ResBlock) or places "
+                    "(input_blocks.4). A name that the model does not have stops the prompt with a list of those "
+                    "that it has. Empty compiles all.",
+                ),
             ],
             outputs=[io.Model.Output(tooltip="A compiled copy of the model, for the sampler.")],
             hidden=[io.Hidden.unique_id],
         )
 
     @classmethod
-    def execute(cls, model: Any, backend: str, batching: str = AUTO) -> io.NodeOutput:
-        return io.NodeOutput(compile_diffusion_model(model, backend, cls.hidden.unique_id, batching))
+    def execute(cls, model: Any, backend: str, batching: str = AUTO, leave_out: str = "") -> io.NodeOutput:
+        return io.NodeOutput(compile_diffusion_model(model, backend, cls.hidden.unique_id, batching, leave_out))

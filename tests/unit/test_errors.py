@@ -23,6 +23,7 @@ PUBLISHED_CODES = {
     "patched_block",
     "replaced_forward",
     "streamed_weights",
+    "left_out",
     "no_regions",
     "compile_failed",
     "capture_failed",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ....compile_cache.keys import Role
+from ..blocks import left_out
 from ..blocks.registry import families_for
 from ..forward.call_watch import count_bypass
 from ..forward.patch_install import install_compiled_forward
@@ -19,11 +20,16 @@ _NETWORK = "diffusion_model"
 
 
 def compile_diffusion_model(
-    model: Any, backend: str, node_id: str | None = None, policy: str = cond_batching.AUTO
+    model: Any,
+    backend: str,
+    node_id: str | None = None,
+    policy: str = cond_batching.AUTO,
+    leave_out: str = "",
 ) -> Any:
     """A clone of `model` (a ModelPatcher) whose diffusion model runs through the cache. Compiles nothing yet.
 
     The hook is innermost, so wrappers of other packs compose with it in either order. `policy`: see `cond_batching`.
+    `leave_out`: kinds or places of blocks that run as they are, separated by commas; UserError for an unknown one.
     A model whose network another node exchanged comes back as it is, and the node says so: ComfyUI would put our hook
     back onto the wrong one. Raises UnknownBackendError or BackendUnavailableError.
     """
@@ -33,12 +39,16 @@ def compile_diffusion_model(
         explain_passthrough(reason, node_id)
         count_bypass(reason, is_logged=True)
         return model
+    families, names = families_for(Role.UNET), left_out.names_in(leave_out)
+    if names:
+        left_out.require_known(names, families, model.get_model_object(_NETWORK))
+        families = left_out.without(families, names)
     prepare_backend(backend, model.load_device, node_id)
     clone = static_clone(model)
     # Most diffusion models of core split `forward` (wrappers) from `_forward` (the computation); some do not.
     method = "_forward" if hasattr(clone.get_model_object(_NETWORK), "_forward") else "forward"
     name = f"{_NETWORK}.{method}"
-    install_compiled_forward(clone, name, backend, Role.UNET, families_for(Role.UNET), node_id)
+    install_compiled_forward(clone, name, backend, Role.UNET, families, node_id, names)
     watch_calls(clone, name)
     switch_off_while_sampling(clone)
     cond_batching.apply(clone, policy)

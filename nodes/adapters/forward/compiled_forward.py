@@ -42,14 +42,16 @@ class CompiledForward(ForwardPatch):
         families: Sequence[Family],
         node_id: str | None,
         label: str = "",
+        left_out: tuple[str, ...] = (),
     ) -> None:
-        """label: the model's name in logs and reports; by default its class."""
+        """label: the model's name in logs and reports; by default its class. left_out: blocks that `families` omit."""
         super().__init__(module, inner)
-        self._settings = (backend, role, families, node_id, label)
+        self._settings = (backend, role, families, node_id, label, left_out)
         self._role = role
         progress = NodeProgress(node_id)
         build_hooks = _hook_builder(module, families)
-        self.runner = ModuleRunner(module, backend, role, build_hooks, progress, label or type(module).__name__)
+        label = label or type(module).__name__
+        self.runner = ModuleRunner(module, backend, role, build_hooks, progress, label, left_out)
         self._pass_runners: dict[Role, ModuleRunner] = {}
         self._log = SessionLog(progress)
         self.watch = CallWatch()
@@ -151,6 +153,7 @@ class CompiledForward(ForwardPatch):
         given = dict(given)
         options = given.pop("transformer_options", None)
         description = CallDescription()
+        description.values.extend(("left out", name) for name in self.runner.left_out)
         # First, because a graph is known by the latent's shape, whatever the order of the arguments.
         latent = description.add("latent", given.pop(self.latent_name))
         others = {name: description.add(name, value) for name, value in given.items()}

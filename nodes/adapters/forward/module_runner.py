@@ -39,8 +39,9 @@ class ModuleRunner:
         build_hooks: HookBuilder,
         progress: NodeProgress,
         label: str,
+        left_out: tuple[str, ...] = (),
     ) -> None:
-        """label: the model's name in logs and reports."""
+        """label: the model's name in logs and reports. left_out: names of blocks that `build_hooks` omits."""
         self.progress = progress
         record = runtime.record_of(module)
         self.owner = record.owner
@@ -50,19 +51,22 @@ class ModuleRunner:
         self._role = role
         self._build_hooks = build_hooks
         self._label = label
+        self.left_out = left_out
         self._recapture_done: set[GraphKey] = set()
         self._programs: dict[str, tuple[Program, str]] = {}
         self._keys: dict[tuple[Any, ...], GraphKey] = {}  # by quick key: one object per key, found by identity
 
     def for_role(self, role: Role) -> ModuleRunner:
         """A runner of the same module in another role; both share one program."""
-        return ModuleRunner(self._loaded_module(), self._backend, role, self._build_hooks, self.progress, self._label)
+        return ModuleRunner(
+            self._loaded_module(), self._backend, role, self._build_hooks, self.progress, self._label, self.left_out
+        )
 
     def program(self, device: str) -> tuple[Program, str]:
         """The program for a type of device and the name of its backend."""
         if device not in self._programs:
             self._programs[device] = runtime.program_for(
-                self._loaded_module(), self._backend, device, self._build_hooks
+                self._loaded_module(), self._backend, device, self._build_hooks, self.left_out
             )
         return self._programs[device]
 

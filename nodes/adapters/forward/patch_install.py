@@ -18,7 +18,13 @@ _KEY = "resolute"
 
 
 def install_compiled_forward(
-    patcher: Any, name: str, backend: str, role: Role, families: Sequence[Family], node_id: str | None
+    patcher: Any,
+    name: str,
+    backend: str,
+    role: Role,
+    families: Sequence[Family],
+    node_id: str | None,
+    left_out: tuple[str, ...] = (),
 ) -> None:
     """Compile the method `name` ("diffusion_model._forward") of the model of `patcher`, which must be our own clone.
 
@@ -27,7 +33,7 @@ def install_compiled_forward(
     module = _holder(patcher, name)
     label = type(getattr(patcher.model, "model_config", patcher.model)).__name__  # "SDXL"
     inner = patcher.get_model_object(name)
-    install_patch(patcher, name, CompiledForward(module, inner, backend, role, families, node_id, label))
+    install_patch(patcher, name, CompiledForward(module, inner, backend, role, families, node_id, label, left_out))
 
 
 def install_patch(patcher: Any, name: str, patch: ForwardPatch) -> None:

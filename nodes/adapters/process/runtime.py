@@ -29,7 +29,8 @@ class ModuleRecord:
 
     owner: int  # the number of the module in this process
     weights: WeightsEpoch
-    programs: dict[str, Program] = field(default_factory=dict)  # by the name of the backend
+    # By the name of the backend, and the names of the blocks that its hooks leave out.
+    programs: dict[tuple[str, tuple[str, ...]], Program] = field(default_factory=dict)
     fingerprint: ModelFingerprint | None = None
     fingerprint_epoch: int = 0  # the weights epoch in which it was computed
 
@@ -75,19 +76,22 @@ def record_of(module: torch.nn.Module) -> ModuleRecord:
         return _records[_owners[module]]
 
 
-def program_for(module: torch.nn.Module, backend: str, device: str, build_hooks: HookBuilder) -> tuple[Program, str]:
+def program_for(
+    module: torch.nn.Module, backend: str, device: str, build_hooks: HookBuilder, left_out: tuple[str, ...] = ()
+) -> tuple[Program, str]:
     """The program that runs `module` through a backend, made once, and the name of the backend that was resolved.
 
-    device: a type ("cuda"). Raises UnknownBackendError or BackendUnavailableError for a backend asked for by name.
+    device: a type ("cuda"). left_out: names of blocks that `build_hooks` omits; other names make another program.
+    Raises UnknownBackendError or BackendUnavailableError for a backend asked for by name.
     """
     graph_cache = cache()
     _drop_captures_of_collected(graph_cache)
     chosen, capabilities, _ = registry.resolve(backend, device)
     record = record_of(module)
-    program = record.programs.get(chosen.name)
+    program = record.programs.get((chosen.name, left_out))
     if program is None:
         program = chosen.bind(record.owner, capabilities, build_hooks, graph_cache.stats, graph_cache.config)
-        record.programs[chosen.name] = program
+        record.programs[chosen.name, left_out] = program
     return program, chosen.name
 
 
@@ -100,12 +104,12 @@ def fingerprint_of(module: torch.nn.Module) -> ModelFingerprint:
     return record.fingerprint
 
 
-def programs() -> dict[tuple[int, str], Program]:
-    """Every program of the process, by the number of its module and the name of its backend."""
+def programs() -> dict[tuple[int, str, tuple[str, ...]], Program]:
+    """Every program of the process, by the number of its module, the name of its backend, and what is left out."""
     return {
-        (owner, backend): program
+        (owner, backend, left_out): program
         for owner, record in list(_records.items())  # another thread may add one meanwhile
-        for backend, program in list(record.programs.items())
+        for (backend, left_out), program in list(record.programs.items())
     }
 
 

@@ -12,16 +12,23 @@ from ..restart import shape_status
 def report() -> dict[str, Any]:
     """The state of the cache, as JSON: its own report, and three more fields.
 
-    modules: for each compiled module, how many of its regions are compiled. store: regions kept on disk, and their
-    bytes. models: for each remembered model and shape, whether it is ready in memory or on disk.
+    modules: for each compiled module, how many of its regions are compiled, and the names of blocks that the user left
+    out. store: regions kept on disk, and their bytes. models: for each remembered model and shape, whether it is ready
+    in memory or on disk.
     """
     cache, programs = runtime.cache(), runtime.programs()
     modules = [
-        {"module": owner, "backend": backend, "regions_compiled": program.regions[0], "regions": program.regions[1]}
-        for (owner, backend), program in programs.items()
+        {
+            "module": owner,
+            "backend": backend,
+            "regions_compiled": program.regions[0],
+            "regions": program.regions[1],
+            "left_out": list(left_out),
+        }
+        for (owner, backend, left_out), program in programs.items()
     ]
     stored: dict[str, int] = {}
-    for name in {backend for _, backend in programs}:
+    for name in {backend for _, backend, _ in programs}:
         stored |= registry.get(name).stored()
     models = shape_status.models(cache, runtime.device())
     return {**cache.report(), "modules": modules, "store": stored, "models": models}

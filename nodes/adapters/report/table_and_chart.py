@@ -25,6 +25,9 @@ def table(data: dict[str, Any]) -> str:
         f"{data['bytes'] >> 20} of {data['budget_bytes'] >> 20} MiB used by captures",
     ]
     lines += [f"bypassed {count} times: {reason}" for reason, count in sorted(counters["bypasses"].items())]
+    left_out = sorted({name for module in data["modules"] for name in module["left_out"]})
+    if left_out:
+        lines.append(f"left out of compiling: {', '.join(left_out)}")
     if data["entries"]:
         lines += ["", f"{'latent shape':<20}{'role':<12}{'backend':<11}{'hits':>6}{'MiB':>8}"]
     lines += [

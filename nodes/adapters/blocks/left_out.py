@@ -1,0 +1,65 @@
+"""Blocks that the user leaves out of compiling, by the kind of their region or their place in the model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+import torch
+
+from ....compile_cache.errors import BypassCode, BypassReason, UserError, excerpt
+from ....compile_cache.regions.region import Hook, RegionRunner, RegionSite
+from .common import Bypass
+
+Family = Callable[[torch.nn.Module, RegionRunner, Bypass], list[Hook]]
+
+
+def names_in(text: str) -> tuple[str, ...]:
+    """The names in a text, which separates them by commas or line ends; sorted, so that their order does not matter."""
+    return tuple(sorted({name.strip() for name in text.replace("\n", ",").split(",")} - {""}))
+
+
+def require_known(names: Sequence[str], families: Sequence[Family], module: torch.nn.Module) -> None:
+    """Raises UserError with the names that exist if one of `names` is no kind of region of `module` and no place."""
+    sites = [site for hook in _hooks(families, module, _run_nothing, _no_bypass) for site in hook.sites]
+    unknown = [name for name in names if not any(_is_named(site, name) for site in sites)]
+    if not unknown:
+        return
+    given = ", ".join(f"'{excerpt(name)}'" for name in unknown[:3])
+    if not sites:
+        raise UserError(f"leave_out has {given}, but this model has no block that Resolute compiles: empty leave_out.")
+    kinds = sorted({site.kind.partition(".")[0] for site in sites})
+    places = sorted({site.name.partition(".")[0] for site in sites})
+    raise UserError(
+        f"leave_out has {given}, which this model does not have. It has the kinds {', '.join(kinds)} and the places "
+        f"{', '.join(places)}; a longer place names one block, as {max((site.name for site in sites), key=len)}."
+    )
+
+
+def without(families: Sequence[Family], names: Sequence[str]) -> list[Family]:
+    """The families as one that leaves out the named blocks, and reports them as a bypass."""
+
+    def kept_hooks(module: torch.nn.Module, run: RegionRunner, bypass: Bypass) -> list[Hook]:
+        found = _hooks(families, module, run, bypass)
+        kept = [hook for hook in found if not any(_is_named(site, name) for site in hook.sites for name in names)]
+        if len(kept) < len(found):
+            blocks = f"{len(found) - len(kept)} of {len(found)} blocks"
+            bypass(BypassReason(BypassCode.LEFT_OUT, f"you left out {', '.join(names)}: {blocks} run as they are"))
+        return kept
+
+    return [kept_hooks]
+
+
+def _hooks(families: Iterable[Family], module: torch.nn.Module, run: RegionRunner, bypass: Bypass) -> list[Hook]:
+    return [hook for family in families for hook in family(module, run, bypass)]
+
+
+def _is_named(site: RegionSite, name: str) -> bool:
+    return any(known == name or known.startswith(f"{name}.") for known in (site.kind, site.name))
+
+
+def _run_nothing(site: RegionSite, *tensors: torch.Tensor) -> None:
+    raise AssertionError("only the names of the regions are wanted")
+
+
+def _no_bypass(reason: BypassReason) -> None:
+    pass
