@@ -74,6 +74,18 @@ VAE: dict[str, Any] = {
     "attn_resolutions": [],
     "dropout": 0.0,
 }
+# Of a UNet's settings, those that a ControlNet, which is its first half, does not have.
+_DECODER_ONLY = {"out_channels", "transformer_depth_output"}
+SD3: dict[str, Any] = {
+    "input_size": None,
+    "patch_size": 2,
+    "in_channels": 16,
+    "depth": 2,
+    "num_patches": 576,
+    "pos_embed_max_size": 24,
+    "adm_in_channels": 2048,
+    "context_embedder_config": {"target": "torch.nn.Linear", "params": {"in_features": 4096, "out_features": 128}},
+}
 FLUX: dict[str, Any] = {
     "in_channels": 16,
     "out_channels": 16,
@@ -117,6 +129,24 @@ def _sdxl() -> Shapes:
     return shapes
 
 
+def _sd15_mini_controlnet() -> Shapes:
+    import comfy.cldm.cldm
+    import comfy.ops
+
+    config = {name: value for name, value in SD15_MINI.items() if name not in _DECODER_ONLY}
+    operations = comfy.ops.disable_weight_init
+    model = comfy.cldm.cldm.ControlNet(**config, hint_channels=3, device="meta", operations=operations)
+    return _shapes(model, "")
+
+
+def _sd3_tiny() -> Shapes:
+    import comfy.ldm.modules.diffusionmodules.mmdit as mmdit
+    import comfy.ops
+
+    model = mmdit.MMDiT(device="meta", operations=comfy.ops.disable_weight_init, **SD3)
+    return {**_shapes(model, "model.diffusion_model."), **_vae(32, SD3["in_channels"])}
+
+
 def _flux_tiny() -> Shapes:
     import comfy.ldm.flux.model
     import comfy.ops
@@ -131,6 +161,8 @@ _BUILDERS: dict[str, Callable[[], Shapes]] = {
     "sd15": lambda: _sd15(SD15, 128),
     "sdxl-mini": _sdxl_mini,
     "sdxl": _sdxl,
+    "sd15-mini-controlnet": _sd15_mini_controlnet,
+    "sd3-tiny": _sd3_tiny,
     "flux-tiny": _flux_tiny,
 }
 
@@ -143,12 +175,14 @@ def _unet(config: dict[str, Any]) -> Shapes:
     return _shapes(model, "model.diffusion_model.")
 
 
-def _vae(decoder_channels: int) -> Shapes:
+def _vae(decoder_channels: int, z_channels: int = 4) -> Shapes:
     """ComfyUI's encoder always has 128 channels; version 0.33 reads the decoder's channels from the file."""
     import comfy.ldm.models.autoencoder as autoencoder
 
+    config = {**VAE, "z_channels": z_channels}
+    decoder = {**config, "ch": decoder_channels}
     with torch.device("meta"):
-        model = autoencoder.AutoencoderKL(ddconfig=VAE, decoder_ddconfig={**VAE, "ch": decoder_channels}, embed_dim=4)
+        model = autoencoder.AutoencoderKL(ddconfig=config, decoder_ddconfig=decoder, embed_dim=z_channels)
     return _shapes(model, "first_stage_model.")
 
 

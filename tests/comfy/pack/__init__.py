@@ -10,6 +10,7 @@ from .global_state import ResoluteTestGlobalState
 from .loading import ResoluteTestLowVRAM, ResoluteTestOtherModel, ResoluteTestUnloadInTheMiddle
 from .models import ResoluteTestCountingModel, ResoluteTestUnknownModel
 from .patches import ResoluteTestPatch
+from .svd import ResoluteTestSVD
 from .vaes import ResoluteTestLatent, ResoluteTestVAE, ResoluteTestVAEMemory, ResoluteTestVAEOutOfMemory
 
 NODES = (
@@ -26,6 +27,7 @@ NODES = (
     ResoluteTestOtherModel,
     ResoluteTestPatch,
     ResoluteTestResidual,
+    ResoluteTestSVD,
     ResoluteTestUnknownModel,
     ResoluteTestUnloadInTheMiddle,
     ResoluteTestVAE,
