@@ -11,11 +11,9 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.overrides import _get_current_function_mode_stack
-from torch.utils._device import DeviceContext
-from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from .keys import Component, Literal
+from .torch_private import DeviceContext, dispatch_mode_stack, function_mode_stack, mkldnn_enabled
 
 Read = Callable[[], Literal]
 
@@ -58,7 +56,7 @@ _ON_CUDA: dict[str, Read] = {
     "reduced-precision math attention": _backends.cuda.fp16_bf16_reduction_math_sdp_allowed,
 }
 _ON_CPU: dict[str, Read] = {
-    "onednn": lambda: torch._C._get_mkldnn_enabled(),
+    "onednn": mkldnn_enabled,
     "float32 matmul": _float32_precision(
         getattr(_backends.mkldnn, "matmul", None), lambda: torch.get_float32_matmul_precision() != "highest"
     ),
@@ -87,7 +85,7 @@ def autocast_state(device_type: str) -> str:
 
 def _default_device() -> str | None:
     """What `torch.set_default_device` or a `with torch.device(...)` says, None outside. It is a mode of torch's own."""
-    for mode in reversed(_get_current_function_mode_stack()):  # type: ignore[no-untyped-call]
+    for mode in reversed(function_mode_stack()):
         if isinstance(mode, DeviceContext):
             return str(mode.device)
     return None
@@ -99,5 +97,5 @@ def intercepting_mode() -> str | None:
     Such a mode sees every operation. A replay runs none, and compiled code runs others than the model's own. torch's
     own mode of the default device is no such mode: it is part of the state.
     """
-    modes = (*_get_current_dispatch_mode_stack(), *_get_current_function_mode_stack())  # type: ignore[no-untyped-call]
+    modes = (*dispatch_mode_stack(), *function_mode_stack())
     return next((type(mode).__name__ for mode in reversed(modes) if not isinstance(mode, DeviceContext)), None)

@@ -9,6 +9,7 @@ import torch
 from ..config import CacheConfig
 from ..regions.region import HookBuilder
 from ..stats import Stats
+from ..torch_private import Loss, lost
 from .base import Backend, Call, Capabilities, Graph, Program
 from .cuda_graphs.capture import Recorder
 from .eager import EagerProgram
@@ -27,6 +28,9 @@ class CudaGraphBackend(Backend):
     name = "cudagraph"
 
     def probe(self, device: str) -> Capabilities:
+        lack = lost(Loss.CALLS)
+        if lack:
+            return Capabilities(available=False, reason=lack, remedy="Update Resolute, or install an older torch.")
         if device == "cuda" and torch.cuda.is_available() and torch.version.hip is None:
             return Capabilities(available=True, captures=True)
         return Capabilities(

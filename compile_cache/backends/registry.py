@@ -50,6 +50,11 @@ def _make(name: str) -> Backend:
     return backend
 
 
+def candidates(name: str) -> list[Backend]:
+    """The backends that `resolve` may return for `name`, on whatever device. Raises UnknownBackendError."""
+    return [get(entry.name) for entry in _TABLE if entry.in_auto] if name == AUTO else [get(name)]
+
+
 def resolve(name: str, device: str) -> tuple[Backend, Capabilities, str]:
     """The backend for `name` (one of CHOICES) on a device type ("cuda", "cpu"), and a sentence that says why.
 
@@ -61,14 +66,17 @@ def resolve(name: str, device: str) -> tuple[Backend, Capabilities, str]:
         capabilities = backend.probe(device)
         if not capabilities.available:
             raise BackendUnavailableError(name, capabilities.reason, capabilities.remedy)
-        detail = f" ({capabilities.detail})" if capabilities.detail else ""
-        return backend, capabilities, f"{name}, as chosen{detail}"
+        return backend, capabilities, f"{name}, as chosen{_in_brackets(capabilities.detail)}"
     refused: list[str] = []
     for candidate in [entry.name for entry in _TABLE if entry.in_auto]:
         backend = get(candidate)
         capabilities = backend.probe(device)
         if capabilities.available:
-            why = f"{candidate} ({'; '.join(refused)})" if refused else candidate
-            return backend, capabilities, why
+            return backend, capabilities, candidate + _in_brackets(capabilities.detail, *refused)
         refused.append(f"not {candidate}: {capabilities.reason}")
     raise AssertionError("eager runs on every device")
+
+
+def _in_brackets(*details: str) -> str:
+    known = "; ".join(filter(None, details))
+    return f" ({known})" if known else ""

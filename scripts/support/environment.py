@@ -1,4 +1,4 @@
-"""The virtual environments: for tests and demo, for the oldest supported torch, and for OneFlow.
+"""The virtual environments: for tests and demo, for the oldest and the newest torch, and for OneFlow.
 
 They live outside the checkout, named by Python version and a hash of the requirement files,
 so that a second checkout does not install 6 GB again. ``.venv`` links to the first one.
@@ -23,7 +23,7 @@ OLDEST_PYTHON = (3, 10)
 NEWEST_PYTHON = (3, 13)
 REQUIREMENTS = ("requirements.txt", "requirements-test.txt", "requirements-dev.txt")
 OLDEST_TORCH_PIN = "requirements-oldest-torch.txt"
-OLDEST_TORCH_REQUIREMENTS = ("requirements.txt", OLDEST_TORCH_PIN, "requirements-dev.txt")
+NEWEST_TORCH_PIN = "requirements-newest-torch.txt"
 ONEFLOW_PYTHON = (3, 10)
 ONEFLOW_REQUIREMENTS = (*REQUIREMENTS, "requirements-oneflow.txt")
 STAMP = "resolute-environment.txt"
@@ -50,18 +50,19 @@ def ensure(root: Path, comfyui: Path, say: Say = print) -> Path:
     return _built(folder, key, files, say)
 
 
-def ensure_oldest_torch(root: Path, say: Say = print) -> Path:
-    """The Python of an environment with the oldest supported torch, without ComfyUI.
+def ensure_torch(root: Path, pin: str, say: Say = print) -> Path:
+    """The Python of an environment with the torch that the requirement file `pin` names, without ComfyUI.
 
-    ``RESOLUTE_PYTHON`` is used instead if it has that torch. Raises SetupError otherwise.
+    pin: OLDEST_TORCH_PIN or NEWEST_TORCH_PIN. ``RESOLUTE_PYTHON`` is used instead if it has that torch. Raises
+    SetupError otherwise.
     """
     given = os.environ.get("RESOLUTE_PYTHON")
     if given:
         python = _accept_given(Path(given).expanduser())
-        _require_torch(python, oldest_torch(root))
+        _require_torch(python, pinned_torch(root, pin))
         return python
     check_python(sys.version_info[:2])
-    files = [root / name for name in OLDEST_TORCH_REQUIREMENTS]
+    files = [root / name for name in ("requirements.txt", pin, "requirements-dev.txt")]
     key = environment_key(sys.version_info[:2], files)
     return _built(environments_root() / key, key, files, say)
 
@@ -96,12 +97,12 @@ def find_oneflow_python() -> Path | None:
     return next((python for python in known if _succeeds(python, check)), None)
 
 
-def oldest_torch(root: Path) -> str:
-    """The torch version that the requirement file pins, such as "2.8.0"."""
-    pin = re.search(r"^torch==(\S+)$", (root / OLDEST_TORCH_PIN).read_text("utf-8"), re.MULTILINE)
-    if pin is None:
-        raise SetupError(f"{OLDEST_TORCH_PIN} does not pin torch. Restore it with `git checkout`.")
-    return pin[1]
+def pinned_torch(root: Path, pin: str) -> str:
+    """The torch version that a requirement file pins, such as "2.8.0"."""
+    found = re.search(r"^torch==(\S+)$", (root / pin).read_text("utf-8"), re.MULTILINE)
+    if found is None:
+        raise SetupError(f"{pin} does not pin torch. Restore it with `git checkout`.")
+    return found[1]
 
 
 def check_python(version: tuple[int, int]) -> None:

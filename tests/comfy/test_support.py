@@ -12,7 +12,7 @@ from types import ModuleType
 
 import pytest
 
-from compile_cache.backends.inductor.backend import OLDEST_TORCH
+from compile_cache.backends.inductor.backend import NEWEST_TORCH, OLDEST_TORCH
 from scripts.support import comfyui, environment, models
 from scripts.support.errors import SetupError
 from scripts.support.places import ROOT, locked
@@ -132,17 +132,21 @@ def test_a_command_started_with_an_old_python_says_so_in_one_sentence(command: s
     assert done.stderr.count("\n") == 1
 
 
-def test_the_pinned_oldest_torch_is_the_one_that_the_backend_accepts() -> None:
-    pinned = tuple(map(int, environment.oldest_torch(ROOT).split(".")))
+@pytest.mark.parametrize(
+    ("pin", "version"),
+    [(environment.OLDEST_TORCH_PIN, OLDEST_TORCH), (environment.NEWEST_TORCH_PIN, NEWEST_TORCH)],
+)
+def test_the_pinned_torch_is_the_one_that_the_backend_names(pin: str, version: tuple[int, int]) -> None:
+    pinned = tuple(map(int, environment.pinned_torch(ROOT, pin).split(".")))
     assert len(pinned) == 3
-    assert pinned[: len(OLDEST_TORCH)] == OLDEST_TORCH
+    assert pinned[: len(version)] == version
 
 
 def test_a_given_python_with_another_torch_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / environment.OLDEST_TORCH_PIN).write_text("# the oldest\ntorch==1.0.0\n")
     monkeypatch.setenv("RESOLUTE_PYTHON", sys.executable)
     with pytest.raises(SetupError, match=r"has torch \d.*needs torch 1\.0\.0"):
-        environment.ensure_oldest_torch(tmp_path)
+        environment.ensure_torch(tmp_path, environment.OLDEST_TORCH_PIN)
 
 
 @pytest.fixture
@@ -172,6 +176,7 @@ def test_a_missing_test_folder_is_an_error(
         (["--gpu"], ["gpu"]),
         (["--browser"], ["browser"]),
         (["--oldest-torch"], ["contract"]),
+        (["--newest-torch"], ["contract"]),
         (["--quick", "--gpu"], ["unit", "gpu"]),
     ],
 )

@@ -113,7 +113,6 @@ from compile_cache.backends.inductor.backend import InductorBackend
 from compile_cache.config import CacheConfig
 
 backend, device = InductorBackend(), torch.device("cpu")
-assert backend.probe("cpu").available
 assert "torch._inductor.compile_fx" not in sys.modules
 backend.prewarm(device, CacheConfig(workers=0))
 backend.prewarm(device, CacheConfig(workers=0))

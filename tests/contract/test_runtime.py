@@ -80,7 +80,7 @@ def test_a_queued_prompt_gets_the_backends_of_our_nodes_ready_and_stays_as_it_is
     asked: list[torch.device] = []
     backend = SimpleNamespace(prewarm=lambda device, config: asked.append(device))
     startup = adapter("restart.preload")
-    monkeypatch.setattr(startup.registry, "resolve", lambda name, device: (backend, None, name))
+    monkeypatch.setattr(startup.registry, "candidates", lambda name: [backend])
     body = {"prompt": prompt, "client_id": "a browser"}
     kept = copy.deepcopy(body)
     assert startup.before_prompt(body) is body

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from compile_cache import torch_private
+
 ROOT = Path(__file__).resolve().parents[2]
 CORE = ROOT / "compile_cache"
 NODES = ROOT / "nodes"
@@ -39,6 +41,8 @@ LOADS_COMPILED_CODE = {
     INDUCTOR / "parallel" / "worker.py": {"pickle"},
     INDUCTOR / "parallel" / "pool.py": {"subprocess"},
 }
+INDUCTORS_TRITON_SETTINGS = {"autotune_pointwise", "proton_output_dir"}  # triton.NAME in inductor's settings
+PRIVATE_TORCH = CORE / "torch_private.py"
 STARTED_BY_PATH = {INDUCTOR / "parallel" / "worker.py"}  # a separate program, so its package has no parent
 # Variables of Triton, inductor and torch, not settings of ours: which compiler they find, how torch looks for GPUs, and
 # what importing it starts.
@@ -260,6 +264,16 @@ class TestEveryFile:
         reads = [node for node in ast.walk(tree_of(file)) if _reads_environment(node)]
         assert len(reads) - len([node for node in restoring if _reads_environment(node)]) == len(allowed)
 
+    def test_private_names_of_torch_come_from_one_file(self, file: Path) -> None:
+        if file == PRIVATE_TORCH:
+            return
+        assert private_names_of_torch(tree_of(file)) == set()
+
+    def test_each_name_that_is_imported_from_there_is_in_its_table(self, file: Path) -> None:
+        for node in ast.walk(tree_of(file)):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").endswith("torch_private"):
+                assert {alias.name for alias in node.names} <= torch_private.NAMES.keys() | vars(torch_private).keys()
+
     def test_nothing_is_printed(self, file: Path) -> None:
         assert calls(file) & {"print", "sys.stdout.write", "sys.stderr.write"} == set()
 
@@ -283,6 +297,42 @@ def _reads_environment(node: ast.AST) -> bool:
     if isinstance(node, ast.Attribute):
         return ast.unparse(node) in ("os.environ", "os.environb", "os.getenv", "os.putenv", "os.unsetenv")
     return isinstance(node, ast.ImportFrom) and node.module == "os" and node.level == 0
+
+
+def private_names_of_torch(tree: ast.Module) -> set[str]:
+    """Names below `torch` that begin with one underscore, and all below `triton`: imports, attributes, texts."""
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.level == 0:
+            found |= {f"{node.module}.{alias.name}" for alias in node.names}
+        elif isinstance(node, ast.Attribute) and ast.unparse(node).startswith("torch."):
+            found.add(ast.unparse(node))
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and " " not in node.value:
+            found.add(node.value)
+    return {name for name in found if _is_private_of_torch(*name.split("."))}
+
+
+def _is_private_of_torch(package: str, *below: str) -> bool:
+    if package == "torch":
+        return any(part.startswith("_") and not part.startswith("__") for part in below)
+    return package == "triton" and below != () and below[0] not in INDUCTORS_TRITON_SETTINGS
+
+
+def test_a_private_name_of_torch_is_found_however_it_is_written() -> None:
+    code = """
+import torch, torch._dynamo
+import torch.utils._pytree as pytree
+from torch.overrides import _get_current_function_mode_stack
+torch._foreach_copy_([], [])
+importlib.import_module("triton.compiler.compiler")
+torch.__version__, torch.nn.Module, module._parameters, "triton.autotune_pointwise"
+"""
+    assert private_names_of_torch(ast.parse(code)) == {
+        "torch._dynamo", "torch.utils._pytree", "torch.overrides._get_current_function_mode_stack",
+        "torch._foreach_copy_", "triton.compiler.compiler",
+    }  # fmt: skip
 
 
 def calls(file: Path) -> set[str]:

@@ -14,9 +14,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-import torch.utils._pytree as pytree
 
 from ...errors import CaptureError, first_line
+from ...torch_private import foreach_copy, pytree
 from ..base import Call
 from .sync_check import recorded_waits
 
@@ -55,7 +55,7 @@ class CapturedGraph:
         self._spec = spec
 
     def replay(self, tensors: Sequence[torch.Tensor]) -> Any:
-        torch._foreach_copy_(self._inputs, list(tensors))
+        foreach_copy(self._inputs, list(tensors))
         self._graph.replay()
         # The original may return one tensor twice (ControlNet's residuals, which are scaled in place): do the same.
         copies = {id(leaf): leaf.clone() for leaf in self._outputs if isinstance(leaf, torch.Tensor)}

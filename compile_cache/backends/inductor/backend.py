@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import shutil
 import sys
 import threading
 from collections.abc import Iterable
+from dataclasses import replace
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
@@ -20,6 +22,7 @@ from ...stats import Stats
 from ...store.artifact_store import DIGEST_CHARS, ArtifactStore, StoreError
 from ...store.fingerprint import EnvironmentFingerprint
 from ...store.temporary_folders import remove_abandoned
+from ...torch_private import Loss, lost
 from ..base import Backend, Capabilities, Located, Program
 from .parallel.pool import WorkerPool, worker_count
 
@@ -28,8 +31,9 @@ if TYPE_CHECKING:  # importing inductor takes seconds, and not every process com
 
 logger = logging.getLogger(__name__)
 
-# The oldest torch that `compile/` works with; the tests run on it too.
+# The oldest torch that `compile/` works with, and the newest that it was tested on. The tests run on both.
 OLDEST_TORCH = (2, 8)
+NEWEST_TORCH = (2, 15)
 
 
 class InductorBackend(Backend):
@@ -53,15 +57,9 @@ class InductorBackend(Backend):
             return self._table
 
     def probe(self, device: str) -> Capabilities:
-        version = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
-        if version < OLDEST_TORCH:
-            oldest = ".".join(map(str, OLDEST_TORCH))
-            return _missing(f"it needs torch {oldest} or newer, and this is {torch.__version__}", "Update torch.")
-        if device == "cuda":
-            return _probe_cuda()
-        if device == "cpu":
-            return _probe_cpu()
-        return _missing(f"it was not tested on '{device}'", "Choose 'auto' or 'eager'.")
+        """Imports inductor, unless the device or a compiler is missing: does this torch have what is used of it?"""
+        machine = _probe_machine(device)
+        return _probe_torch(machine) if machine.available else machine
 
     def bind(
         self, owner: int, capabilities: Capabilities, build_hooks: HookBuilder, stats: Stats, config: CacheConfig
@@ -83,6 +81,8 @@ class InductorBackend(Backend):
             self._prewarming.start()
 
     def _prewarm(self, device: torch.device, config: CacheConfig) -> None:
+        if not _probe_machine(device.type).available:
+            return
         try:
             remove_abandoned()
             if worker_count(config.workers, device) and self._has_nothing_stored(device, config):
@@ -90,7 +90,8 @@ class InductorBackend(Backend):
         except Exception as error:
             logger.warning("Resolute: worker processes were not started early: %s", first_line(error))
             logger.debug("Resolute: why", exc_info=True)
-        self.table  # noqa: B018 (imports inductor)
+        if self.probe(device.type).available:
+            self.table  # noqa: B018 (imports inductor)
 
     def _has_nothing_stored(self, device: torch.device, config: CacheConfig) -> bool:
         # `is_new` looks at the folder alone. `_store` needs the environment, and with it inductor's import.
@@ -121,7 +122,7 @@ class InductorBackend(Backend):
 
         The environment is read anew each time: another pack may have changed TF32, for example.
         """
-        if config.store_folder is None:
+        if config.store_folder is None or lost(Loss.KEEPING):
             return None
         from .compile.environment import environment_of
 
@@ -135,6 +136,51 @@ class InductorBackend(Backend):
         store = self._stores[environment]
         self._latest = store or self._latest
         return store
+
+
+def _probe_machine(device: str) -> Capabilities:
+    """What the version of torch, the device and its compiler allow. Imports nothing."""
+    if _version() < OLDEST_TORCH:
+        reason = f"it needs torch {_text(OLDEST_TORCH)} or newer, and this is {torch.__version__}"
+        return _missing(reason, "Update torch.")
+    if device == "cuda":
+        return _probe_cuda()
+    if device == "cpu":
+        return _probe_cpu()
+    return _missing(f"it was not tested on '{device}'", "Choose 'auto' or 'eager'.")
+
+
+def _probe_torch(machine: Capabilities) -> Capabilities:
+    """The capabilities of a machine with this torch: some are lost where it lacks a name that they need."""
+    lack = lost(Loss.CALLS, Loss.COMPILING)
+    if lack:
+        return _missing(lack, f"Update Resolute, or install torch {_text(NEWEST_TORCH)} or older.")
+    losses = [lost(Loss.KEEPING), lost(Loss.WORKERS)]
+    addresses = lost(Loss.ADDRESSES) if machine.captures and _is_malloc_async() else ""
+    if _version() > NEWEST_TORCH:
+        newest = _text(NEWEST_TORCH)
+        losses.insert(0, f"torch {torch.__version__} is newer than {newest}, the newest that Resolute was tested on")
+    detail = "; ".join(filter(None, [*losses, addresses]))
+    if detail:
+        _warn_once(detail)
+    return replace(machine, captures=machine.captures and not addresses, detail=detail)
+
+
+def _version() -> tuple[int, ...]:
+    return tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
+
+
+def _text(version: tuple[int, ...]) -> str:
+    return ".".join(map(str, version))
+
+
+def _is_malloc_async() -> bool:
+    return torch.cuda.get_allocator_backend() == "cudaMallocAsync"
+
+
+@functools.cache
+def _warn_once(text: str) -> None:
+    logger.warning("Resolute: %s.", text)
 
 
 def _missing(reason: str, remedy: str) -> Capabilities:

@@ -15,6 +15,7 @@ from ...out_of_memory import is_out_of_memory
 from ...regions.region import Hook, HookBuilder, installed
 from ...stats import Stats
 from ...store.artifact_store import ArtifactStore
+from ...torch_private import Loss, lost
 from ..base import Call, Capabilities, Graph, Program
 from ..cuda_graphs.capture import Recorder
 from .parallel.parallel_compile import compile_in_parallel
@@ -112,7 +113,7 @@ class InductorProgram(Program):
     def _worker_count(self, call: Call) -> int:
         """How many workers may compile for this call; 0 if each region is compiled when the call comes to it."""
         # A patch of another pack inside the model may count its calls, so a call with a capture blocker runs once.
-        if not self._is_first or call.capture_blocker is not None:
+        if not self._is_first or call.capture_blocker is not None or lost(Loss.WORKERS, Loss.KEEPING):
             return 0
         return worker_count(self._wanted_workers, call.tensors[0].device)
 

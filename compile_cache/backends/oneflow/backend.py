@@ -7,6 +7,7 @@ from collections.abc import Callable
 from ...config import CacheConfig
 from ...regions.region import HookBuilder
 from ...stats import Stats
+from ...torch_private import Loss, lost
 from ..base import Backend, Capabilities, Program
 from . import packages
 from .lowering import LoweringCompiler
@@ -25,6 +26,8 @@ class OneFlowBackend(Backend):
 
     def probe(self, device: str) -> Capabilities:
         refusal = packages.unavailable_reason(device)
+        if refusal is None and lost(Loss.CALLS):
+            refusal = (lost(Loss.CALLS), "Update Resolute, or install an older torch.")
         if refusal is not None:
             return Capabilities(available=False, reason=refusal[0], remedy=refusal[1])
         return Capabilities(

@@ -15,10 +15,10 @@ from typing import Any
 
 import torch
 import torch.fx
-import torch.utils._pytree as pytree
 from torch.export.graph_signature import InputKind
 
 from ...errors import CaptureError, first_line
+from ...torch_private import pytree
 from ..base import Call
 from .operators import MAPPED
 from .packages import oneflow, process_state_restored
@@ -103,7 +103,8 @@ def lower(
     def flat(*inputs: torch.Tensor) -> list[Any]:
         leaves, spec = pytree.tree_flatten(invoke(inputs))
         specs.append(spec)
-        return leaves
+        values: list[Any] = leaves
+        return values
 
     try:
         with process_state_restored():

@@ -15,9 +15,9 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-import torch.utils._pytree as pytree
 
 from ...errors import CaptureError, first_line
+from ...torch_private import pytree
 from ..base import Call, Method
 from . import compatibility
 from .packages import onediff_is_native, oneflow

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 import torch
-import torch.utils._pytree as pytree
 
 from ...errors import CaptureError
+from ...torch_private import pytree
 from ..base import Call, Capabilities
 from ..eager import EagerProgram
 from .packages import installed, oneflow

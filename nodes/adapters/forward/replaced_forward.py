@@ -18,6 +18,7 @@ import torch
 from comfy.patcher_extension import WrappersMP
 
 from ....compile_cache.regions.foreign_code import is_own
+from ....compile_cache.torch_private import COMPILER_MODULES
 from .call_watch import CallWatch
 from .forward_patch import ForwardPatch
 
@@ -94,7 +95,7 @@ def _is_ours(code: Any) -> bool:
 def _pack_of(code: Any) -> str:
     """The folder in custom_nodes that a function or class was written in, else "torch.compile" or its top package."""
     module = _module_of(code)
-    if module.startswith(("torch._dynamo", "torch._inductor")):
+    if module.startswith(COMPILER_MODULES):
         return "torch.compile"
     parts = PurePath(getattr(sys.modules.get(module), "__file__", None) or "").parts
     if "custom_nodes" in parts[:-1]:

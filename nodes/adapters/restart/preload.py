@@ -10,11 +10,11 @@ from typing import Any
 
 import comfy.model_management
 import torch
-import torch._dynamo  # at import, because two threads that import it at once find it half initialised
 
 from ....compile_cache.backends import registry
 from ....compile_cache.errors import UserError
 from ....compile_cache.keys import GraphKey
+from ....compile_cache.torch_private import dynamo  # noqa: F401 (two threads that import it at once find half of it)
 from ..process import runtime
 from . import shape_status
 
@@ -50,7 +50,8 @@ def before_prompt(body: dict[str, Any]) -> dict[str, Any]:
         chosen = {each for node in body["prompt"].values() if (each := _backend(node)) is not None}
         device = comfy.model_management.get_torch_device()
         for name in chosen:
-            registry.resolve(name, device.type)[0].prewarm(device, runtime.cache().config)
+            for backend in registry.candidates(name):  # not `resolve`, which may import inductor: this is the server
+                backend.prewarm(device, runtime.cache().config)
     except Exception as error:  # ComfyUI, or the node, reports what is wrong with the prompt
         logger.debug("Resolute: no backend was prewarmed for this prompt", exc_info=error)
     return body

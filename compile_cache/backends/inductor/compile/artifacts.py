@@ -16,17 +16,21 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 import sympy  # type: ignore[import-untyped]
-import torch.utils._pytree as pytree
-import torch.utils._sympy.functions as torch_functions
-from torch._inductor import config as inductor_config
-from torch._inductor.codecache import PyCodeCache
-from torch._inductor.cpu_vec_isa import pick_vec_isa, valid_vec_isa_list
-from torch._inductor.output_code import CompiledFxGraph, CompiledFxGraphConstants
-from torch._inductor.runtime.cache_dir_utils import cache_dir
-from torch._inductor.triton_bundler import TritonBundler
 
 from ....out_of_memory import is_out_of_memory
 from ....store.artifact_store import Artifact, InvalidArtifactError
+from ....torch_private import (
+    CompiledFxGraph,
+    CompiledFxGraphConstants,
+    PyCodeCache,
+    TritonBundler,
+    cache_dir,
+    inductor_config,
+    pick_vec_isa,
+    pytree,
+    size_functions,
+    valid_vec_isa_list,
+)
 from .compiled_region import CompiledRegion, KernelByAddress, launch_by_address
 from .lowering import code_of
 from .private_cache import place, place_binaries, private_cache, remove_other_source
@@ -43,7 +47,7 @@ _TORCH = (
 )  # fmt: skip
 _FUNCTIONS: dict[str, Any] = {
     **{name: getattr(sympy, name) for name in _SYMPY},
-    **{name: getattr(torch_functions, name) for name in _TORCH if hasattr(torch_functions, name)},
+    **{name: getattr(size_functions, name) for name in _TORCH if hasattr(size_functions, name)},
 }
 
 
@@ -57,7 +61,7 @@ def pack(key: str, label: str, compiled: CompiledRegion) -> Artifact:
         "used_weights": list(compiled.used_weights),
         "output": pytree.treespec_dumps(compiled.output_spec),
         **measured(compiled),
-        "instructions": str(pick_vec_isa()) if compiled.libraries else "",
+        "instructions": str(pick_vec_isa()) if compiled.libraries and pick_vec_isa is not None else "",
     }
     return Artifact(key, label, about, _payload(compiled))
 
@@ -157,7 +161,7 @@ def _expect_instructions(wanted: str) -> None:
 
     The search was made when the artifact was built. It is made again where the CPU's own list gives another result.
     """
-    if not wanted or valid_vec_isa_list.cache_info().currsize:
+    if not wanted or pick_vec_isa is None or valid_vec_isa_list is None or valid_vec_isa_list.cache_info().currsize:
         return
     with inductor_config.patch({"cpp.vec_isa_ok": True}):
         found = str(pick_vec_isa())

@@ -8,9 +8,8 @@ from types import ModuleType
 from typing import Any
 
 import torch
-import torch.utils._pytree as pytree
-from torch._inductor.output_code import CompiledFxGraph
 
+from ....torch_private import CachingAutotuner, CompiledFxGraph, pytree
 from .shape_guards import ShapeGuards
 from .tracing import Shapes
 
@@ -93,7 +92,7 @@ def launch_by_address(modules: Iterable[ModuleType]) -> dict[str, KernelByAddres
     kernels: dict[str, KernelByAddress] = {}
     for module in modules:
         for name, value in list(vars(module).items()):
-            if type(value).__name__ == "CachingAutotuner":
+            if CachingAutotuner is not None and isinstance(value, CachingAutotuner):
                 value = KernelByAddress(value)
                 setattr(module, name, value)
             if isinstance(value, KernelByAddress):  # wrapped before: another region of this process shares the kernel

@@ -13,11 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch._dynamo.convert_frame import compile_lock
-from torch._inductor import config as inductor_config
 
 from ....keys import digest
 from ....store.fingerprint import EnvironmentFingerprint
+from ....torch_private import compile_lock, inductor_config, portable_config
 
 # Settings of how and where inductor works. The generated code does not depend on them.
 _HOW_NOT_WHAT = frozenset(
@@ -177,7 +176,7 @@ def _settings() -> str:
 
 def _read_settings() -> str:
     global _latest
-    portable = inductor_config.save_config_portable(ignore_private_configs=True)
+    portable = portable_config(ignore_private_configs=True)
     portable |= {name: getattr(inductor_config, name, None) for name in _PASSES}
     kept = sorted((name, repr(value)) for name, value in portable.items() if name not in _HOW_NOT_WHAT)
     _latest = digest(tuple(kept))[:16]

@@ -10,9 +10,8 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch._inductor.decomposition import select_decomp_table
-from torch._prims_common import get_computation_dtype
 
+from ....torch_private import computation_dtype, decomposition_table
 from .tracing import region_format
 
 _GROUP_NORM = torch.ops.aten.native_group_norm.default
@@ -20,7 +19,7 @@ _GROUP_NORM = torch.ops.aten.native_group_norm.default
 
 def decompositions() -> dict[Any, Callable[..., Any]]:
     """Inductor's table of decompositions, with ours for tensors whose `region_format` is channels-last."""
-    known = select_decomp_table()
+    known = decomposition_table()
     elsewhere = known[_GROUP_NORM]
 
     def native_group_norm(x: torch.Tensor, weight: Any, bias: Any, *sizes: Any) -> Any:
@@ -45,7 +44,7 @@ def over_channels(
     """
     batch, channels, height, width = x.shape
     own = channels // groups
-    pixels = x.permute(0, 2, 3, 1).reshape(batch, height * width, channels).to(get_computation_dtype(x.dtype))
+    pixels = x.permute(0, 2, 3, 1).reshape(batch, height * width, channels).to(computation_dtype(x.dtype))
     variances, means = (
         of_channels.view(batch, groups, own) for of_channels in torch.var_mean(pixels, dim=1, correction=0)
     )

@@ -11,24 +11,27 @@ from typing import Any
 
 import sympy  # type: ignore[import-untyped]
 import torch
-from torch._dynamo.utils import counters
-from torch._functorch import config as functorch_config
-from torch._inductor import config as inductor_config
-from torch._inductor.codecache import PyCodeCache
-from torch._inductor.compile_fx import compile_fx, compile_fx_inner
-from torch._inductor.output_code import CompiledFxGraph
-from torch._inductor.runtime.cache_dir_utils import temporary_cache_dir
 
 from ....store.temporary_folders import TemporaryFolder
+from ....torch_private import (
+    NOISY_LOGGERS,
+    CompiledFxGraph,
+    PyCodeCache,
+    TracingContext,
+    compile_fx,
+    compile_fx_inner,
+    counters,
+    functorch_config,
+    inductor_config,
+    temporary_cache_dir,
+    tracing,
+)
 from .compiled_region import CompiledRegion, FlatCode, launch_by_address
 from .environment import own_settings
 from .group_norm import decompositions
 from .private_cache import header_settings, private_cache
 from .shape_guards import ShapeGuards
 from .tracing import Trace, size_one_is_general
-
-# torch's symbolic arithmetic logs thousands of harmless lines for odd sizes.
-_NOISY_LOGGERS = ("torch.utils._sympy.interp", "torch.fx.experimental.symbolic_shapes")
 
 scratch: str | None = None  # the folder for temporary folders; None for the system's
 
@@ -40,7 +43,7 @@ def compile_trace(trace: Trace, keep: bool = False) -> CompiledRegion:
     whatever inductor raises. One compile at a time: modules that torch loads meanwhile are taken for this trace's.
     """
     device = trace.fakes[-1].device
-    loaded, hits = len(PyCodeCache.modules), counters["inductor"]["fxgraph_cache_hit"]
+    loaded, hits = len(PyCodeCache.modules), _cache_hits()
     made: list[CompiledFxGraph | FlatCode] = []
 
     def inner(graph: Any, inputs: Any, **kwargs: Any) -> Any:
@@ -50,7 +53,7 @@ def compile_trace(trace: Trace, keep: bool = False) -> CompiledRegion:
     with (
         _quiet(),
         _own_folder(keep and device.type == "cpu") as libraries,
-        torch._guards.tracing(torch._guards.TracingContext(trace.fake_mode)),
+        tracing(TracingContext(trace.fake_mode)),
         torch.no_grad(),
         size_one_is_general(trace.oblivious),
         own_settings(),
@@ -63,7 +66,7 @@ def compile_trace(trace: Trace, keep: bool = False) -> CompiledRegion:
     graph = compiled if isinstance(compiled, CompiledFxGraph) else None
     return CompiledRegion(
         code=compiled if graph is None else code_of(graph),
-        guards=_guards(trace, from_disk=counters["inductor"]["fxgraph_cache_hit"] > hits),
+        guards=_guards(trace, from_disk=hits is None or _cache_hits() != hits),
         static=trace.static,
         used_weights=trace.used_weights,
         output_spec=trace.output_spec,
@@ -73,10 +76,16 @@ def compile_trace(trace: Trace, keep: bool = False) -> CompiledRegion:
     )
 
 
+def _cache_hits() -> int | None:
+    """How many graphs came from inductor's own disk cache; None where this torch does not count them."""
+    return None if counters is None else int(counters["inductor"]["fxgraph_cache_hit"])
+
+
 def code_of(graph: CompiledFxGraph) -> FlatCode:
     """The function of a graph that was compiled or loaded."""
-    assert graph.current_callable is not None
-    return graph.current_callable
+    code: FlatCode | None = graph.current_callable
+    assert code is not None
+    return code
 
 
 def _options(device: torch.device) -> dict[str, Any]:
@@ -132,7 +141,7 @@ def _scratch_folder() -> Iterator[str]:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    loggers = [logging.getLogger(name) for name in _NOISY_LOGGERS]
+    loggers = [logging.getLogger(name) for name in NOISY_LOGGERS]
     levels = [logger.level for logger in loggers]
     for logger in loggers:
         logger.setLevel(logging.ERROR)

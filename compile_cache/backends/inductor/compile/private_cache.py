@@ -14,14 +14,18 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from torch._inductor import config as inductor_config
-from torch._inductor.codecache import get_path
-from torch._inductor.output_code import CompiledFxGraph
-from torch._inductor.runtime.cache_dir_utils import cache_dir, default_cache_dir, triton_cache_dir
-from torch._inductor.triton_bundler import TritonBundle, TritonBundler
-
 from ....store.private_files import atomic_write, make_private, why_not_private
 from ....store.temporary_folders import TemporaryFolder
+from ....torch_private import (
+    CompiledFxGraph,
+    TritonBundle,
+    TritonBundler,
+    cache_dir,
+    default_cache_dir,
+    get_path,
+    inductor_config,
+    triton_cache_dir,
+)
 
 logger = logging.getLogger(__name__)
 

@@ -15,16 +15,20 @@ from typing import Any
 
 import sympy  # type: ignore[import-untyped]
 import torch
-import torch.fx.experimental._config as symbolic_shape_config
-import torch.utils._pytree as pytree
-from torch._dynamo.source import ConstantSource
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.fx.experimental.proxy_tensor import make_fx
-from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
-from torch.nn.utils import stateless
 
 from ....regions.region import Dims, RegionFunction
 from ....regions.structure import parts
+from ....torch_private import (
+    ConstantSource,
+    DimDynamic,
+    FakeTensorMode,
+    OpOverload,
+    ShapeEnv,
+    make_fx,
+    pytree,
+    reparametrize_module,
+    symbolic_shape_config,
+)
 
 # Where a weight is kept: its module's dictionary of parameters or buffers, and its name there.
 WeightSlot = tuple[dict[str, Any], str]
@@ -150,10 +154,11 @@ def trace(
 
     def flat(*tensors: torch.Tensor) -> list[Any]:
         own = dict(zip(weights, tensors[: len(weights)], strict=True))
-        with stateless._reparametrize_module(module, own, tie_weights=True):
+        with reparametrize_module(module, own, tie_weights=True):
             leaves, spec = pytree.tree_flatten(function(module, *tensors[len(weights) :]))
         output_specs.append(spec)
-        return leaves
+        values: list[Any] = leaves
+        return values
 
     # The cache serves many traces of equal sizes. Each of our traces has symbols of its own, so nothing is ever found,
     # and writing an entry takes longer than computing the result.
@@ -176,7 +181,7 @@ def size_one_is_general(wanted: bool) -> AbstractContextManager[None]:
     If so, tracing never asks "is it 1?", but some operations cannot be lowered (slices by symbols). If not, the
     question becomes a guard, and where a size fails it the results are compared.
     """
-    patched: AbstractContextManager[None] = symbolic_shape_config.patch(backed_size_oblivious=wanted)  # type: ignore[attr-defined]
+    patched: AbstractContextManager[None] = symbolic_shape_config.patch(backed_size_oblivious=wanted)
     return patched
 
 
@@ -192,10 +197,10 @@ def region_format(tensor: torch.Tensor) -> torch.memory_format:
 def _refuse_writes_to_inputs(graph: torch.fx.Graph) -> None:
     """A region may get a copy of its input in another layout, and what it writes to a copy is lost."""
     for node in graph.nodes:
-        if not isinstance(node.target, torch._ops.OpOverload) or not node.target._schema.is_mutable:
+        if not isinstance(node.target, OpOverload) or not node.target._schema.is_mutable:
             continue
         written = node.args[0]
-        while isinstance(written.target, torch._ops.OpOverload) and written.target.is_view:
+        while isinstance(written.target, OpOverload) and written.target.is_view:
             written = written.args[0]
         if written.op == "placeholder":
             raise ValueError(f"it writes into its input ({node.target})")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import logging
 import multiprocessing
 import os
@@ -14,14 +13,22 @@ from typing import Any
 
 import sympy  # type: ignore[import-untyped]
 import torch
-import torch.utils._pytree as pytree
-from torch._inductor import config as inductor_config
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.fx._graph_pickler import GraphPickler
-from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from ....errors import first_line
 from ....store.artifact_store import Artifact
+from ....torch_private import (
+    FakeTensorMode,
+    GraphPickler,
+    ShapeEnv,
+    inductor_config,
+    init_backend_registration,
+    load_config,
+    portable_config,
+    pytree,
+    torch_key,
+    triton_code_generator,
+    triton_key,
+)
 from ..compile import lowering
 from ..compile.artifacts import pack
 from ..compile.environment import apply_flags, environment_of, flags
@@ -58,7 +65,7 @@ class Job:
 
 
 def settings_for(device: torch.device) -> WorkerSettings:
-    settings = inductor_config.save_config_portable(ignore_private_configs=True)
+    settings = portable_config(ignore_private_configs=True)
     return WorkerSettings(str(device), settings, flags(), environment_of(device, "").digest())
 
 
@@ -88,25 +95,15 @@ def before_fork() -> None:
 
 
 def _hash_torch() -> None:
-    from torch._inductor.codecache import torch_key
-
     torch_key()
 
 
 def _hash_triton() -> None:
-    if find_spec("triton") is None:
-        return
-    importlib.import_module("triton.compiler.code_generator")
-    try:
-        from torch._inductor.runtime.triton_compat import triton_key
-    except ImportError:  # before torch 2.9
-        triton_key = importlib.import_module("triton.compiler.compiler").triton_key
-    triton_key()
+    if find_spec("triton") is not None and triton_code_generator is not None:
+        triton_key()
 
 
 def _import_code_generators() -> None:
-    from torch._inductor.codegen.common import init_backend_registration
-
     init_backend_registration()
 
 
@@ -154,7 +151,7 @@ def _end_with_parent() -> None:
 
 def _apply(settings: WorkerSettings) -> None:
     """Take on the settings of the main process. Raises RuntimeError if the environment still differs."""
-    inductor_config.load_config(settings.inductor)
+    load_config(settings.inductor)
     inductor_config.compile_threads = 1
     apply_flags(settings.flags)
     if environment_of(torch.device(settings.device), "").digest() != settings.environment:

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-import torch.utils._pytree as pytree
 
 from ....out_of_memory import is_out_of_memory
 from ....regions.region import RegionSite
+from ....torch_private import pytree
 from ..compile.compiled_region import CompiledRegion
 from ..compile.environment import tf32_convolution, tf32_matmul
 

@@ -1,0 +1,193 @@
+"""Every name that Resolute uses of torch and that torch may move or rename without a word, and what is lost without it.
+
+    from ..torch_private import compile_fx, pytree
+
+A name is looked up at its first use: importing inductor takes seconds, and not every process compiles. A name that
+this torch lacks is None, or what the table gives in its place. So an import from here never fails: a backend asks
+`lost` in its `probe`, before any of its modules uses a name.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+import torch
+
+logger = logging.getLogger(__name__)
+
+
+class Loss(Enum):
+    """What does not work without a name."""
+
+    CALLS = "no call is compiled or captured"
+    COMPILING = "inductor compiles no region"
+    KEEPING = "compiled regions are not kept, so every start compiles them again"
+    WORKERS = "regions are compiled one after the other"
+    ADDRESSES = "with cudaMallocAsync, ComfyUI's default allocator, calls of compiled regions are not captured"
+    SPEED = "it takes somewhat longer"
+
+
+@dataclass(frozen=True, slots=True)
+class _Name:
+    """A name in a module of torch.
+
+    attribute: where it differs from our name for it; "" for the module itself. members: attributes that it must have.
+    instead: makes what takes its place.
+    """
+
+    name: str
+    module: str
+    loss: Loss
+    attribute: str | None = None
+    members: tuple[str, ...] = ()
+    instead: Callable[[], Any] = lambda: None
+
+
+class UnknownMode:
+    """In place of the modes that are active in this thread, where torch does not list them."""
+
+
+class _NoMode:
+    """Not the class of any mode."""
+
+
+def _copy_each(targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:
+    for target, source in zip(targets, sources, strict=True):
+        target.copy_(source)
+
+
+def _triton_key() -> None:
+    importlib.import_module("triton.compiler.compiler").triton_key()  # where it was before torch 2.9
+
+
+_MODE_STACK = "_get_current_{}_mode_stack"
+_TREES = ("tree_flatten", "tree_unflatten", "tree_leaves", "tree_map", "treespec_dumps", "treespec_loads", "TreeSpec")
+_GRAPH_MEMBERS = (
+    "prepare_for_serialization", "after_deserialization", "post_compile", "_triton_bundle", "cache_key", "source_code",
+    "fx_kwargs",
+)  # fmt: skip
+
+_TABLE = (
+    _Name("pytree", "torch.utils._pytree", Loss.CALLS, "", members=_TREES),
+    # Of what torch computes under: see compute_state.py. A mode that cannot be seen may be there.
+    _Name("DeviceContext", "torch.utils._device", Loss.CALLS, instead=lambda: _NoMode),
+    _Name(
+        "function_mode_stack", "torch.overrides", Loss.CALLS, _MODE_STACK.format("function"),
+        instead=lambda: lambda: [UnknownMode()],
+    ),
+    _Name(
+        "dispatch_mode_stack", "torch.utils._python_dispatch", Loss.CALLS, _MODE_STACK.format("dispatch"),
+        instead=lambda: lambda: [UnknownMode()],
+    ),
+    _Name("mkldnn_enabled", "torch._C", Loss.CALLS, "_get_mkldnn_enabled", instead=lambda: lambda: None),
+    _Name("foreach_copy", "torch", Loss.SPEED, "_foreach_copy_", instead=lambda: _copy_each),
+    # Dynamo is imported for its locks and counters. Nothing is traced by it.
+    _Name("dynamo", "torch._dynamo", Loss.COMPILING, ""),
+    _Name("make_fx", "torch.fx.experimental.proxy_tensor", Loss.COMPILING),
+    _Name("symbolic_shape_config", "torch.fx.experimental._config", Loss.COMPILING, "", ("backed_size_oblivious",)),
+    _Name("ShapeEnv", "torch.fx.experimental.symbolic_shapes", Loss.COMPILING,
+          members=("create_unspecified_symint_and_symbol",)),
+    _Name("DimDynamic", "torch.fx.experimental.symbolic_shapes", Loss.COMPILING),
+    _Name("FakeTensorMode", "torch._subclasses.fake_tensor", Loss.COMPILING, members=("from_tensor",)),
+    _Name("ConstantSource", "torch._dynamo.source", Loss.COMPILING),
+    _Name("TracingContext", "torch._guards", Loss.COMPILING),
+    _Name("tracing", "torch._guards", Loss.COMPILING),
+    _Name("OpOverload", "torch._ops", Loss.COMPILING),
+    _Name("reparametrize_module", "torch.nn.utils.stateless", Loss.COMPILING, "_reparametrize_module"),
+    _Name("inductor_config", "torch._inductor.config", Loss.COMPILING, "", ("patch",)),
+    _Name("functorch_config", "torch._functorch.config", Loss.COMPILING, "", ("patch", "enable_autograd_cache")),
+    _Name("compile_fx", "torch._inductor.compile_fx", Loss.COMPILING),
+    _Name("compile_fx_inner", "torch._inductor.compile_fx", Loss.COMPILING),
+    _Name("CompiledFxGraph", "torch._inductor.output_code", Loss.COMPILING, members=("current_callable",)),
+    _Name("PyCodeCache", "torch._inductor.codecache", Loss.COMPILING, members=("modules",)),
+    _Name("decomposition_table", "torch._inductor.decomposition", Loss.COMPILING, "select_decomp_table"),
+    _Name("computation_dtype", "torch._prims_common", Loss.COMPILING, "get_computation_dtype"),
+    _Name("cache_dir", "torch._inductor.runtime.cache_dir_utils", Loss.COMPILING),
+    _Name("default_cache_dir", "torch._inductor.runtime.cache_dir_utils", Loss.COMPILING),
+    _Name("temporary_cache_dir", "torch._inductor.runtime.cache_dir_utils", Loss.KEEPING),
+    _Name("triton_cache_dir", "torch._inductor.runtime.cache_dir_utils", Loss.KEEPING),
+    _Name("get_path", "torch._inductor.codecache", Loss.KEEPING),
+    _Name("StoredGraph", "torch._inductor.output_code", Loss.KEEPING, "CompiledFxGraph", _GRAPH_MEMBERS),
+    _Name("CompiledFxGraphConstants", "torch._inductor.output_code", Loss.KEEPING),
+    _Name("TritonBundler", "torch._inductor.triton_bundler", Loss.KEEPING, members=("read_and_emit", "_REPLACE_BYTES")),
+    _Name("TritonBundle", "torch._inductor.triton_bundler", Loss.KEEPING, members=("kernel_artifacts",)),
+    _Name("size_functions", "torch.utils._sympy.functions", Loss.KEEPING, ""),
+    _Name("portable_config", "torch._inductor.config", Loss.KEEPING, "save_config_portable"),
+    # Held by torch while it compiles under changed settings. Without it no digest of the settings can be trusted.
+    _Name("compile_lock", "torch._dynamo.convert_frame", Loss.KEEPING, instead=threading.RLock),
+    _Name("load_config", "torch._inductor.config", Loss.WORKERS),
+    _Name("GraphPickler", "torch.fx._graph_pickler", Loss.WORKERS, members=("dumps", "loads")),
+    _Name("CachingAutotuner", "torch._inductor.runtime.triton_heuristics", Loss.ADDRESSES, members=("run",)),
+    _Name("counters", "torch._dynamo.utils", Loss.SPEED),  # without, each region is compared at sizes of 1
+    _Name("pick_vec_isa", "torch._inductor.cpu_vec_isa", Loss.SPEED),
+    _Name("valid_vec_isa_list", "torch._inductor.cpu_vec_isa", Loss.SPEED, members=("cache_info", "cache_clear")),
+    _Name("torch_key", "torch._inductor.codecache", Loss.SPEED),
+    _Name("init_backend_registration", "torch._inductor.codegen.common", Loss.SPEED),
+    _Name("triton_key", "torch._inductor.runtime.triton_compat", Loss.SPEED, instead=lambda: _triton_key),
+    _Name("triton_code_generator", "triton.compiler.code_generator", Loss.SPEED, ""),
+)  # fmt: skip
+NAMES = {each.name: each for each in _TABLE}
+
+# Modules of functions that torch.compile makes.
+COMPILER_MODULES = ("torch._dynamo", "torch._inductor")
+# Loggers of torch's symbolic arithmetic, which write thousands of harmless lines for odd sizes.
+NOISY_LOGGERS = ("torch.utils._sympy.interp", "torch.fx.experimental.symbolic_shapes")
+
+_lock = threading.RLock()  # two threads that import inductor at once find it half initialised
+
+
+def __getattr__(name: str) -> Any:
+    if name not in NAMES:
+        raise AttributeError(f"{__name__} has no {name}: add it to its table")
+    value, why_not = _look_up(NAMES[name])
+    return NAMES[name].instead() if why_not else value
+
+
+@functools.cache
+def lost(*losses: Loss) -> str:
+    """What this torch lacks for these, as a sentence without its full stop; empty if it lacks nothing.
+
+    Looks up all their names, which imports inductor for all but CALLS.
+    """
+    lacking = [each for each in _TABLE if each.loss in losses and _look_up(each)[1]]
+    if not lacking:
+        return ""
+    return f"torch {torch.__version__} lacks {_look_up(lacking[0])[1]}: {lacking[0].loss.value}"
+
+
+def clear() -> None:
+    """Look up every name again. For tests."""
+    _cached_look_up.cache_clear()
+    lost.cache_clear()
+
+
+def _look_up(name: _Name) -> tuple[Any, str]:
+    """The value of a name and an empty text, or None and what is missing."""
+    with _lock:
+        return _cached_look_up(name)
+
+
+@functools.cache
+def _cached_look_up(name: _Name) -> tuple[Any, str]:
+    attribute = name.name if name.attribute is None else name.attribute
+    path = f"{name.module}.{attribute}".rstrip(".")
+    try:
+        module = importlib.import_module(name.module)
+        value = getattr(module, attribute) if attribute else module
+    except Exception as error:  # a module that moved, or that fails when it is imported
+        logger.debug("Resolute: %s was not found", path, exc_info=error)
+        return None, path
+    missing = [each for each in name.members if not hasattr(value, each) and each not in _annotated(value)]
+    return (None, f"{path}.{missing[0]}") if missing else (value, "")
+
+
+def _annotated(value: Any) -> dict[str, Any]:
+    found: dict[str, Any] = getattr(value, "__annotations__", {})
+    return found
