@@ -11,7 +11,17 @@ from enum import Enum
 
 
 class ResoluteError(Exception):
-    """Base class of every error of this package."""
+    """Base class of every error of this package.
+
+    People see "resolute.UserError": ComfyUI puts the class with its module before each message, and the true module
+    begins with the folder of the pack.
+    """
+
+    __module__ = "resolute"
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        cls.__module__ = ResoluteError.__module__
 
 
 class UserError(ResoluteError):
@@ -20,12 +30,12 @@ class UserError(ResoluteError):
 
 class UnknownBackendError(UserError):
     def __init__(self, name: str, known: list[str]) -> None:
-        super().__init__(f"There is no backend '{name}'. Choose one of: {', '.join(known)}.")
+        super().__init__(f"There is no backend '{excerpt(name)}'. Choose one of: {', '.join(known)}.")
 
 
 class BackendUnavailableError(UserError):
     def __init__(self, name: str, reason: str, remedy: str) -> None:
-        super().__init__(f"Backend '{name}' cannot run here: {reason}. {remedy}")
+        super().__init__(f"Backend '{excerpt(name)}' cannot run here: {reason}. {remedy}")
 
 
 class InternalError(ResoluteError):

@@ -11,6 +11,7 @@ from typing import Any
 from .errors import BypassReason
 
 _KEPT_EVENTS = 512
+_SHORT_WAIT = 0.05  # seconds
 
 
 @dataclass
@@ -34,7 +35,10 @@ class Counters:
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Something worth reporting: `kind` is one of signature, compile, load, capture, bypass; times are Unix seconds."""
+    """Something worth reporting, that ended `at` (Unix seconds) and took `seconds`.
+
+    kind: signature, look, trace, compile, load, capture or bypass.
+    """
 
     kind: str
     text: str
@@ -54,6 +58,12 @@ class Stats:
         with self._lock:
             self._events.append(Event(kind, text, seconds))
             self.event_count += 1
+
+    def waited(self, kind: str, text: str, seconds: float) -> None:
+        """A prompt waited for something that no counter counts. Less than _SHORT_WAIT is left out."""
+        if seconds >= _SHORT_WAIT:
+            self.counters.stall_seconds += seconds
+            self.event(kind, text, seconds)
 
     @property
     def events(self) -> list[Event]:

@@ -7,7 +7,7 @@ from typing import Any
 from comfy_api.latest import io
 
 from .adapters.report import image_comparison
-from .inputs import CATEGORY
+from .inputs import CATEGORY, require_numbers
 
 
 class CompareImages(io.ComfyNode):
@@ -58,7 +58,10 @@ class CompareImages(io.ComfyNode):
 
     @classmethod
     def execute(cls, image_a: Any, image_b: Any, max_error: float, min_psnr: float) -> io.NodeOutput:
-        """Raises ValueError if the shapes differ, or if the images differ by more than a limit allows."""
+        """Raises UserError for a limit that is no number, and ValueError if the shapes differ, or if the images differ by
+        more than a limit allows.
+        """
+        require_numbers(max_error=max_error, min_psnr=min_psnr)
         scores = image_comparison.compare(image_a, image_b)
         problem = image_comparison.failure(scores, max_error, min_psnr)
         if problem is not None:

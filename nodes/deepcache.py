@@ -8,7 +8,7 @@ from comfy_api.latest import io
 
 from .adapters.deepcache.node import add_deepcache
 from .adapters.deepcache.schedule import SCHEDULES, UNIFORM, Settings
-from .inputs import CATEGORY
+from .inputs import CATEGORY, require_numbers
 
 
 class DeepCache(io.ComfyNode):
@@ -58,6 +58,7 @@ class DeepCache(io.ComfyNode):
         power: float = 1.4,
         centre: int = 15,
     ) -> io.NodeOutput:
+        require_numbers(start_percent=start_percent, end_percent=end_percent, power=power)
         settings = Settings(interval, depth, start_percent, end_percent, schedule, power, centre)
         return io.NodeOutput(add_deepcache(model, settings, cls.hidden.unique_id))
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from comfy_api.latest import io
 
+from .adapters.report import cache_report
 from .adapters.sampling.memory import free_graphs
 from .inputs import CATEGORY
 
@@ -36,5 +37,9 @@ class FreeGraphs(io.ComfyNode):
 
     @classmethod
     def execute(cls, any: Any) -> io.NodeOutput:
-        free_graphs()
-        return io.NodeOutput(any)
+        before = len(cache_report.report()["entries"])
+        freed = free_graphs()
+        count = before - len(cache_report.report()["entries"])
+        captures = f"{count} capture{'' if count == 1 else 's'}"
+        text = f"freed {captures}, {freed / 2**20:.0f} MiB" if count else "there was no capture to free"
+        return io.NodeOutput(any, ui={"text": (text,)})

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from comfy_api.latest import io
 
 from ..compile_cache.backends.registry import AUTO, CHOICES
+from ..compile_cache.errors import UserError
 from .adapters.sampling import cond_batching
 
 CATEGORY = "Resolute"
+
+
+def require_numbers(**values: float) -> None:
+    """Raises UserError for NaN and infinity: ComfyUI's own check lets NaN pass, and every comparison with it fails."""
+    for name, value in values.items():
+        if not math.isfinite(value):
+            raise UserError(f"{name} is {value}, which is not a number. Type a number.")
 
 
 def backend_input() -> Any:

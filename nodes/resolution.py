@@ -7,7 +7,6 @@ from typing import Any
 from comfy_api.latest import io
 
 from ..compile_cache import sizes
-from .adapters.comfyui.progress import NodeProgress
 from .adapters.report import cache_report
 from .inputs import CATEGORY
 
@@ -56,7 +55,6 @@ class ResoluteResolution(io.ComfyNode):
                 io.Int.Output(display_name="width", tooltip="Width in pixels."),
                 io.Int.Output(display_name="height", tooltip="Height in pixels."),
             ],
-            hidden=[io.Hidden.unique_id],
         )
 
     @classmethod
@@ -68,14 +66,14 @@ class ResoluteResolution(io.ComfyNode):
     def execute(cls, preset: str, width: int, height: int, multiple: str, use: str = EXACT) -> io.NodeOutput:
         """Raises ValueError if a side is not a multiple of `multiple`."""
         size = sizes.resolve_size(preset, width, height, multiple)
+        text = str(size)
         if use == NEAREST_READY:
             # 8 image pixels to a latent pixel, for every model that Resolute compiles.
             ready = [sizes.Size(8 * w, 8 * h) for w, h in cache_report.ready_sizes()]
             found = sizes.nearest_ready(size, ready, multiple)
-            text = f"{found} is ready" if found else f"no size of this aspect ratio is ready: using {size}"
-            NodeProgress(cls.hidden.unique_id).show(text)
+            text = sizes.explain_choice(size, found)
             size = found or size
-        return io.NodeOutput(size.width, size.height)
+        return io.NodeOutput(size.width, size.height, ui={"text": (text,)})
 
 
 def _side(name: str) -> io.Int.Input:

@@ -9,7 +9,7 @@ from comfy_api.latest import io
 from ..compile_cache.errors import UserError
 from ..compile_cache.warm_up_plan import plan, table
 from .adapters.warm_up.run import WarmUpInputs, skipped_inputs, warm_up
-from .inputs import CATEGORY
+from .inputs import CATEGORY, require_numbers
 
 _MIN_TILE = 64  # pixels; the minimum of core's VAE Decode (Tiled)
 
@@ -82,6 +82,7 @@ class WarmUp(io.ComfyNode):
         overlap: int = 64,
     ) -> io.NodeOutput:
         """Raises UserError if an input cannot be read, or if none of the connected inputs can be warmed up."""
+        require_numbers(cfg=cfg)
         if 0 < tile_size < _MIN_TILE:
             raise UserError(
                 f"tile_size {tile_size} is smaller than VAE Decode (Tiled) allows: use {_MIN_TILE} or more, or 0 to "

@@ -17,14 +17,13 @@ from typing import Any
 from . import workflow_parts as parts
 from .places import ROOT
 from .workflow_graph import Graph, Node, Output
+from .workflow_models import CONTROL_NET, LCM_LORA, SD15, SDXL
 from .workflow_notes import NOTES
 from .workflow_parts import COLUMN, OURS, STOCK, Prompts
 from .workflow_parts import NEGATIVE as NEGATIVE  # the demo knows the texts by these names
 from .workflow_parts import POSITIVE as POSITIVE
 
 FOLDER = ROOT / "workflows"
-SD15, SDXL = "sd15.safetensors", "sdxl.safetensors"
-CONTROL_NET, LCM_LORA = "sd15_canny.safetensors", "sdxl_lcm_lora.safetensors"
 LCM_SHAPES = ((1024, 1024), (512, 2048), (2048, 512))
 # Title, preset, width and height of each size of the tour; the last has an odd latent, 73 x 57.
 TOUR = (
@@ -58,7 +57,7 @@ def resolution_tour() -> Graph:
     graph = Graph("resolution_tour")
     group = graph.group("Checkpoint, compiled", (0, 0), OURS)
     loader = graph.add(group, "ResoluteLoadCheckpoint", ckpt_name=SD15)
-    prompts = parts.prompts(graph, loader["CLIP"], (0, 300))
+    prompts = parts.prompts(graph, loader["CLIP"], (0, group.below))
     strip = _tour_stop(graph, loader, prompts, 0, None)
     for row in range(1, len(TOUR)):
         strip = _tour_stop(graph, loader, prompts, row, strip)
@@ -67,7 +66,7 @@ def resolution_tour() -> Graph:
     report = graph.add(group, "ResoluteReport", wide=500, any=strip)
     graph.add(group, "PreviewImage", wide=500, images=report["image"])
     graph.add(group, "PreviewAny", wide=500, source=report["text"])
-    graph.note(NOTES[graph.name], (0, 730), 340, 330)
+    graph.note(NOTES[graph.name], (0, graph.groups[1].below), 340, 330)
     return graph
 
 
@@ -75,10 +74,10 @@ def image_to_image() -> Graph:
     """Image to image from ComfyUI's example image, scaled to a valid size."""
     graph = Graph("image_to_image")
     model, clip, vae, loader = parts.compiled_checkpoint(graph, SD15)
-    prompts = parts.prompts(graph, clip, (COLUMN, 320))
-    group = graph.group("Picture", (0, 220), STOCK)
+    prompts = parts.prompts(graph, clip, (COLUMN, graph.groups[-1].below))
+    group = graph.group("Picture", (0, graph.groups[0].below), STOCK)
     loaded = graph.add(group, "LoadImage")
-    group = graph.group("Scaled to a valid size", (0, 740), STOCK, rightward=True)
+    group = graph.group("Scaled to a valid size", (0, graph.groups[2].below), STOCK, rightward=True)
     size = parts.resolution(graph, group, "SD1.5 512x512", 512, 512)
     scaled = parts.scaled(graph, group, loaded["IMAGE"], size)
     # Only decoding is compiled, so the encoder uses the loader's VAE.
@@ -94,9 +93,10 @@ def compare_with_stock() -> Graph:
     """One checkpoint, sampled and decoded twice with the same seed: compiled and with stock ComfyUI."""
     graph = Graph("compare_with_stock")
     model, clip, vae, loader = parts.compiled_checkpoint(graph, SD15)
-    prompts = parts.prompts(graph, clip, (COLUMN, 320))
-    seed = graph.add(graph.group("Seed", (0, 320), STOCK), "PrimitiveInt", title="Seed of both", value=1)["INT"]
-    group = graph.group("Size", (0, 740), STOCK, rightward=True)
+    prompts = parts.prompts(graph, clip, (COLUMN, graph.groups[-1].below))
+    group = graph.group("Seed", (0, graph.groups[0].below), STOCK)
+    seed = graph.add(group, "PrimitiveInt", title="Seed of both", value=1)["INT"]
+    group = graph.group("Size", (0, graph.groups[2].below), STOCK, rightward=True)
     size = parts.resolution(graph, group, "SD1.5 512x512", 512, 512)
     latent = graph.add(group, "EmptyLatentImage", width=size["width"], height=size["height"])["LATENT"]
     images = []
@@ -108,10 +108,10 @@ def compare_with_stock() -> Graph:
         graph.add(group, "SaveImage", wide=340, images=image, filename_prefix=f"{graph.name}_{title}")
         images.append(image)
     group = graph.group("How far apart", (COLUMN * 2, 2 * TOUR_ROW), OURS, rightward=True)
-    compared = graph.add(group, "ResoluteCompareImages", image_a=images[0], image_b=images[1])
+    compared = graph.add(group, "ResoluteCompareImages", wide=480, image_a=images[0], image_b=images[1])
     graph.add(group, "PreviewImage", title="Heat map", wide=340, images=compared["heat_map"])
     graph.add(group, "PreviewAny", title="Report", wide=560, source=compared["text"])
-    graph.note(NOTES[graph.name], (0, 1020), 680, 150)
+    graph.note(NOTES[graph.name], (0, graph.groups[4].below), 680, 150)
     return graph
 
 
@@ -119,8 +119,8 @@ def deepcache() -> Graph:
     """Text to image with DeepCache before Compile Model."""
     graph = Graph("deepcache")
     model, clip, vae, _ = parts.compiled_checkpoint(graph, SD15, with_deepcache=True)
-    texts = parts.prompts(graph, clip, (COLUMN, 600))
-    group = graph.group("Size", (0, 1020), STOCK, rightward=True)
+    texts = parts.prompts(graph, clip, (COLUMN, graph.groups[-1].below))
+    group = graph.group("Size", (0, graph.groups[-1].below), STOCK, rightward=True)
     size = parts.resolution(graph, group, "SD1.5 512x512", 512, 512)
     latent = graph.add(group, "EmptyLatentImage", width=size["width"], height=size["height"])
     group = graph.group("Sample", (COLUMN * 2, 0), STOCK)
@@ -134,8 +134,8 @@ def deepcache_controlnet() -> Graph:
     """DeepCache with a compiled ControlNet for the edges of an image."""
     graph = Graph("deepcache_controlnet")
     model, clip, vae, _ = parts.compiled_checkpoint(graph, SD15, with_deepcache=True)
-    texts = parts.prompts(graph, clip, (COLUMN, 600))
-    group = graph.group("Edges of a picture", (0, 1020), STOCK, rightward=True)
+    texts = parts.prompts(graph, clip, (COLUMN, graph.groups[-1].below))
+    group = graph.group("Edges of a picture", (0, graph.groups[-1].below), STOCK, rightward=True)
     size = parts.resolution(graph, group, "SD1.5 512x512", 512, 512)
     scaled = parts.scaled_picture(graph, group, size)
     edges = graph.add(group, "Canny", image=scaled)
@@ -173,8 +173,8 @@ def lcm_image_to_image() -> Graph:
     cached = graph.add(group, "ResoluteDeepCache", model=lcm["MODEL"])
     model = graph.add(group, "ResoluteCompileModel", model=cached["MODEL"])
     vae = graph.add(group, "ResoluteCompileVAEDecode", vae=loader["VAE"])
-    texts = parts.prompts(graph, loader["CLIP"], (COLUMN, 620))
-    picture = graph.add(graph.group("Picture", (0, 620), STOCK), "LoadImage")["IMAGE"]
+    texts = parts.prompts(graph, loader["CLIP"], (COLUMN, group.below))
+    picture = graph.add(graph.group("Picture", (0, group.below), STOCK), "LoadImage")["IMAGE"]
     for row, (width, height) in enumerate(LCM_SHAPES):
         group = graph.group(f"{width} x {height}", (COLUMN * 2, row * TOUR_ROW), STOCK, rightward=True)
         size = parts.resolution(graph, group, *_preset(width, height))
@@ -194,7 +194,7 @@ def lcm_image_to_image() -> Graph:
         )
         image = graph.add(group, "VAEDecode", wide=240, samples=sampled["LATENT"], vae=vae["VAE"])["IMAGE"]
         graph.add(group, "SaveImage", images=image, filename_prefix=f"{graph.name}_{width}x{height}")
-    graph.note(NOTES[graph.name], (0, 1040), 680, 150)
+    graph.note(NOTES[graph.name], (0, graph.groups[2].below), 680, 150)
     return graph
 
 
@@ -207,8 +207,8 @@ def _text_to_image(
 ) -> Graph:
     graph = Graph(name)
     model, clip, vae, _ = parts.compiled_checkpoint(graph, checkpoint, backend=backend)
-    prompts = parts.prompts(graph, clip, (COLUMN, 320))
-    group = graph.group("Size", (0, 740), STOCK, rightward=True)
+    prompts = parts.prompts(graph, clip, (COLUMN, graph.groups[-1].below))
+    group = graph.group("Size", (0, graph.groups[-1].below), STOCK, rightward=True)
     size = parts.resolution(graph, group, preset, width, height)
     latent = graph.add(group, "EmptyLatentImage", width=size["width"], height=size["height"])
     group = graph.group("Sample", (COLUMN * 2, 0), STOCK)

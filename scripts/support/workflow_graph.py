@@ -6,13 +6,19 @@ import uuid
 from dataclasses import dataclass, field
 from typing import Any
 
+from .workflow_models import models_of
 from .workflow_nodes import FRONT_END_ONLY, NODE_TYPES, NOTE, NodeType, WidgetValue
 
 # Pixels on the canvas, measured in the front end of ComfyUI 0.33.0.
 TITLE, ROW, WIDGET, TEXT, PICTURE, PAD = 30, 20, 24, 90, 220, 20
 GAP, RIGHTWARD_GAP, GROUP_TITLE = 20, 80, 50
+BELOW = 44  # between two nodes: Nodes 2.0 puts a bar below a node whose model is missing
 OURS_COLORS = {"color": "#233", "bgcolor": "#355"}
 NOTE_COLORS = {"color": "#432", "bgcolor": "#653"}
+# The text on a node of ours, as in web/node_text.js: a line, its margins, and the badge that Nodes 2.0 shows below it.
+TEXT_LINE, TEXT_MARGINS, BADGE = 16, 16, 40
+TEXT_LINES = {"ResoluteReport": 12, "ResoluteCompareImages": 6, "ResoluteWarmUp": 8}
+OUR_WIDGET = 28  # in Nodes 2.0, which draws them taller
 SHOWS_PICTURE = frozenset({"LoadImage", "PreviewImage", "SaveImage"})
 NAMESPACE = uuid.UUID("6d2ab0c5-7e0c-5d39-9a1e-3a1d1c8f5b10")
 
@@ -50,6 +56,9 @@ class Node:
         """Pixels below the title, enough for every socket and widget."""
         rows = max(len(self.type.inputs), len(self.type.outputs))
         height = PAD + ROW * rows
+        if self.type.is_ours:
+            lines = TEXT_LINES.get(self.type.id, 2)
+            return height + OUR_WIDGET * len(self.type.widgets) + TEXT_LINE * lines + TEXT_MARGINS + BADGE
         for widget in self.type.widgets:
             is_text = widget.name == "text"
             height += self.text_height if is_text else WIDGET
@@ -73,8 +82,14 @@ class Group:
             if self.rightward:
                 x += node.width + RIGHTWARD_GAP
             else:
-                y += node.height + TITLE + GAP
+                y += node.height + TITLE + BELOW
         return x, y
+
+    @property
+    def below(self) -> int:
+        """Where a frame below this one begins."""
+        _, top, _, height = self.bounding()
+        return top + height + GAP + 10
 
     def bounding(self) -> list[int]:
         """Left, top, width and height around the nodes."""
@@ -223,11 +238,12 @@ def _ui(node: Node, order: int, links: list[list[Any]]) -> dict[str, Any]:
     }
 
 
-def _properties(node: Node) -> dict[str, str]:
+def _properties(node: Node) -> dict[str, Any]:
     if node.type.is_front_end_only:
         return {}
     origin = {} if node.type.is_ours else {"cnr_id": "comfy-core"}
-    return {**origin, "Node name for S&R": node.type.id}
+    models = models_of(dict(node.values))
+    return {**origin, "Node name for S&R": node.type.id, **({"models": models} if models else {})}
 
 
 def _ui_input(node: Node, slot: int, links: list[list[Any]]) -> dict[str, Any]:

@@ -16,7 +16,7 @@ Prompts = tuple[Output, Output]  # positive, negative
 def compiled_checkpoint(
     graph: Graph, checkpoint: str, with_deepcache: bool = False, backend: str = "auto"
 ) -> tuple[Output, Output, Output, Node]:
-    """Returns compiled model, CLIP, VAE with compiled decoding, and the loader node."""
+    """Returns compiled model, CLIP, VAE with compiled decoding, and the loader node. The last group is "Compiled"."""
     group = graph.group("Checkpoint", (0, 0), STOCK)
     loader = graph.add(group, "CheckpointLoaderSimple", ckpt_name=checkpoint)
     group = graph.group("Compiled", (COLUMN, 0), OURS)

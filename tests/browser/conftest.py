@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from scripts.support import comfyui, front_end
-from scripts.support.build_workflows import CONTROL_NET, LCM_LORA, SD15, SDXL
 from scripts.support.front_end import FrontEnd
 from scripts.support.server import ComfyServer
+from scripts.support.workflow_models import CONTROL_NET, LCM_LORA, SD15, SDXL
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -29,7 +29,7 @@ from .rig import (
 )
 
 STEPS = 3
-COMPILING = re.compile(r"compiling (\d+) of (\d+) regions")
+COMPILING = re.compile(r"compiling (\d+) of (\d+), \d+ s")
 
 
 @dataclass
@@ -46,10 +46,11 @@ class Story:
 
     @property
     def progress(self) -> list[tuple[int, int]]:
-        """(n, total) of each text "compiling n of total regions" on the Compile Model node."""
+        """(n, total) of the texts "compiling n of total, 3 s" on the Compile Model node; a region's ticks count once."""
         assert self.events is not None
         texts = [text for name, text in self.events.texts if name == "sample-model-0"]
-        return [(int(found[1]), int(found[2])) for found in map(COMPILING.search, texts) if found]
+        found = [(int(found[1]), int(found[2])) for found in map(COMPILING.fullmatch, texts) if found]
+        return list(dict.fromkeys(found))
 
 
 @pytest.fixture(scope="module")

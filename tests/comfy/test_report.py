@@ -140,6 +140,8 @@ def test_the_changed_component_is_named(
     texts = [event["text"] for event in bench.client.get("/resolute/events")["events"] if event["kind"] == "signature"]
     assert text in texts
     assert texts.count(text) == 1
-    shown = [shown for name, shown in heard.texts if name == "sample-model-0"]
-    assert any(text in line for line in shown), shown
     assert f"new: {text}" in server.log()
+    shown = [shown for name, shown in heard.texts if name == "sample-model-0"]
+    batch = ", batch 2" if change.get("batch") == 2 else ""
+    expected = f"168x{change.get('height', 120)}{batch}: nothing compiled, "
+    assert shown[-1].startswith(expected) and shown[-1].endswith("/step"), shown

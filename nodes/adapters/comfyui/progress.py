@@ -6,6 +6,8 @@ import logging
 
 import comfy.model_management
 
+from .messages import show_on_node
+
 logger = logging.getLogger(__name__)
 
 
@@ -15,7 +17,7 @@ class NodeProgress:
     cancellations: tuple[type[BaseException], ...] = (comfy.model_management.InterruptProcessingException,)
 
     def __init__(self, node_id: str | None) -> None:
-        self._node_id = node_id
+        self.node_id = node_id
 
     def raise_if_cancelled(self) -> None:
         """Raise ComfyUI's own interruption if the user pressed Cancel."""
@@ -27,14 +29,7 @@ class NodeProgress:
 
     def detail(self, text: str) -> None:
         logger.debug("Resolute: %s", text)
-        self.show(text)
 
     def show(self, text: str) -> None:
-        """Put a line of text on the node; the front end replaces the line that was there."""
-        if self._node_id is None:
-            return
-        from server import PromptServer
-
-        server = getattr(PromptServer, "instance", None)
-        if server is not None and hasattr(server, "send_progress_text"):
-            server.send_progress_text(text, self._node_id)
+        """Put a text of at most two lines on the node; the front end replaces the one that was there."""
+        show_on_node(text, self.node_id)

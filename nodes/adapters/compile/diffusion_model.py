@@ -48,7 +48,8 @@ def compile_diffusion_model(
     # Most diffusion models of core split `forward` (wrappers) from `_forward` (the computation); some do not.
     method = "_forward" if hasattr(clone.get_model_object(_NETWORK), "_forward") else "forward"
     name = f"{_NETWORK}.{method}"
-    install_compiled_forward(clone, name, backend, Role.UNET, families, node_id, names)
+    cell = getattr(getattr(clone.model, "latent_format", None), "spacial_downscale_ratio", 8)  # absent in 0.8.0
+    install_compiled_forward(clone, name, backend, Role.UNET, families, node_id, names, cell)
     watch_calls(clone, name)
     switch_off_while_sampling(clone)
     cond_batching.apply(clone, policy)

@@ -34,7 +34,7 @@ def compile_vae_decode(vae: Any, backend: str, node_id: str | None = None) -> An
     prepare_backend(backend, torch.device(vae.device), node_id)
     patcher = static_clone(vae.patcher, vae.vae_dtype)
     install_compiled_forward(
-        patcher, f"{name}.forward", backend, Role.VAE_DECODE, families_for(Role.VAE_DECODE), node_id
+        patcher, f"{name}.forward", backend, Role.VAE_DECODE, families_for(Role.VAE_DECODE), node_id, cell=_cell(vae)
     )
     clone = copy.copy(vae)
     clone.patcher = patcher
@@ -49,6 +49,13 @@ def _decoder_of(model: Any) -> str | None:
     if isinstance(getattr(model, "taesd_decoder", None), torch.nn.Sequential):
         return "taesd_decoder"
     return "decoder" if vae_blocks.is_decoder(getattr(model, "decoder", None)) else None
+
+
+def _cell(vae: Any) -> int:
+    """Pixels to a side of a latent cell. Video VAEs have a tuple, whose last entry is the width's."""
+    ratio = vae.upscale_ratio
+    ratio = ratio[-1] if isinstance(ratio, tuple) else ratio
+    return ratio if isinstance(ratio, int) else 8
 
 
 def _why_not(model: Any) -> str:

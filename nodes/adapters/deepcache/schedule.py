@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from ....compile_cache.errors import UserError
+from ....compile_cache.errors import UserError, excerpt
 
 UNIFORM, NON_UNIFORM = "uniform", "non-uniform"
 SCHEDULES = (UNIFORM, NON_UNIFORM)
@@ -38,7 +38,7 @@ class Settings:
         if self.interval < 1:
             raise UserError(f"interval {self.interval} is too small: 1 runs every step in full, 3 every third.")
         if self.schedule not in SCHEDULES:
-            raise UserError(f"There is no schedule '{self.schedule}'. Choose one of: {', '.join(SCHEDULES)}.")
+            raise UserError(f"There is no schedule '{excerpt(self.schedule)}'. Choose one of: {', '.join(SCHEDULES)}.")
         if not 1 <= self.power < math.inf:
             raise UserError(
                 f"power {self.power} is no number from 1 on: 1 is uniform, more moves full steps to the centre."

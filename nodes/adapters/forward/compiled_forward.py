@@ -10,10 +10,11 @@ import torch
 
 from ....compile_cache.backends.base import Method
 from ....compile_cache.keys import Role
-from ....compile_cache.regions.region import Hook, HookBuilder, RegionRunner
+from ....compile_cache.regions.region import Hook, HookBuilder, RegionRunner, RegionSite
+from ....compile_cache.regions.structure import Memo, structure_digest
 from ..blocks.common import Bypass
 from ..comfyui import core_compiler
-from ..comfyui.progress import NodeProgress
+from ..comfyui.compile_progress import CompileProgress
 from ..process import runtime
 from .call_description import CallDescription
 from .call_watch import CallWatch
@@ -43,21 +44,33 @@ class CompiledForward(ForwardPatch):
         node_id: str | None,
         label: str = "",
         left_out: tuple[str, ...] = (),
+        cell: int = 8,
     ) -> None:
-        """label: the model's name in logs and reports; by default its class. left_out: blocks that `families` omit."""
+        """label: the model's name for people; by default its class. left_out: blocks that `families` omit.
+
+        cell: pixels to a side of a latent cell.
+        """
         super().__init__(module, inner)
-        self._settings = (backend, role, families, node_id, label, left_out)
+        self._settings = (backend, role, families, node_id, label, left_out, cell)
         self._role = role
-        progress = NodeProgress(node_id)
-        build_hooks = _hook_builder(module, families)
+        progress = CompileProgress(node_id)
+        self._build_hooks = build_hooks = _hook_builder(module, families)
         label = label or type(module).__name__
         self.runner = ModuleRunner(module, backend, role, build_hooks, progress, label, left_out)
         self._pass_runners: dict[Role, ModuleRunner] = {}
-        self._log = SessionLog(progress)
+        self._log = SessionLog(progress, role, label, cell)
         self.watch = CallWatch()
         # A decode is one call outside any sampling run, so nothing else asks for an inspection before it.
         self._inspect_every_call = role is Role.VAE_DECODE
         self._inspect_next_call = True
+
+    def expect_regions(self) -> None:
+        """Count the distinct regions of the module, for the progress of all compile nodes of the prompt."""
+        memo: Memo = {}
+        hooks = self._build_hooks(_run_nothing, lambda reason: None)
+        sites = [site for hook in hooks for site in hook.sites]
+        kinds = {(site.kind, structure_digest(site.module, memo, site.without)) for site in sites}
+        self.runner.progress.expect(len(kinds))
 
     def _rebuilt(self, module: torch.nn.Module, inner: Any) -> CompiledForward:
         return CompiledForward(module, inner, *self._settings)
@@ -109,15 +122,18 @@ class CompiledForward(ForwardPatch):
 
     def _answer(self, args: Sequence[Any], kwargs: dict[str, Any], inspect_modules: bool) -> Any:
         given = self.by_name(args, kwargs)
+        if self._role is Role.VAE_DECODE:
+            self._log.begin()
+        elif self._role is Role.CONTROLNET:
+            self._log.begin_if_open()
+        self._log.saw(given[self.latent_name], given.get("transformer_options"))
         step_pass = self._decided_pass(given.get("transformer_options"))
         if step_pass is not None:
             runner = self._runner_for(step_pass.role)
             return step_pass.finish(runner.run(*self.describe_pass(given, step_pass), inspect_modules))
-        if self._role is not Role.VAE_DECODE:
-            return self.runner.run(*self.describe(args, kwargs), inspect_modules)
-        self._log.begin()
         result = self.runner.run(*self.describe(args, kwargs), inspect_modules)
-        self._log.end(only_if_waited=True)
+        if self._role is Role.VAE_DECODE:
+            self._log.end(is_logged=False)
         return result
 
     def _decided_pass(self, options: Any) -> StepPass | None:
@@ -175,6 +191,10 @@ class CompiledForward(ForwardPatch):
         if call is None and self.is_known_code:
             description.method = Method(self.inner.__name__, arguments)
         return description, invoke
+
+
+def _run_nothing(site: RegionSite, *tensors: torch.Tensor) -> Any:
+    raise AssertionError("hooks that are only counted do not run")
 
 
 def _hook_builder(module: torch.nn.Module, families: Sequence[Family]) -> HookBuilder:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -14,9 +15,10 @@ from ....compile_cache.errors import BypassCode, BypassReason
 from ....compile_cache.keys import GraphKey, Role
 from ....compile_cache.regions.region import HookBuilder
 from ..comfyui import core_compiler
-from ..comfyui.progress import NodeProgress
+from ..comfyui.compile_progress import CompileProgress
 from ..process import runtime
 from ..restart.recapture import recapture
+from ..restart.shape_status import on_disk
 from .call_description import CallDescription
 
 Invoke = Callable[[Sequence[torch.Tensor]], Any]
@@ -37,7 +39,7 @@ class ModuleRunner:
         backend: str,
         role: Role,
         build_hooks: HookBuilder,
-        progress: NodeProgress,
+        progress: CompileProgress,
         label: str,
         left_out: tuple[str, ...] = (),
     ) -> None:
@@ -65,16 +67,31 @@ class ModuleRunner:
     def program(self, device: str) -> tuple[Program, str]:
         """The program for a type of device and the name of its backend."""
         if device not in self._programs:
-            self._programs[device] = runtime.program_for(
-                self._loaded_module(), self._backend, device, self._build_hooks, self.left_out
-            )
+            self._programs[device] = self._load_program(device)
         return self._programs[device]
+
+    def _load_program(self, device: str) -> tuple[Program, str]:
+        """After a start this imports the compiler, and waits for what `preload` does; the prompt waits meanwhile."""
+        cache, module = runtime.cache(), self._loaded_module()
+        started = time.perf_counter()
+        self.progress.loading(0)
+        program, backend = runtime.program_for(module, self._backend, device, self._build_hooks, self.left_out)
+        model = runtime.fingerprint_of(module).digest
+        self.progress.loading(len(on_disk(model, backend, cache, runtime.device())))
+        cache.stats.waited("load", f"the backend {backend}", time.perf_counter() - started)
+        return program, backend
 
     def run(self, description: CallDescription, invoke: Invoke, inspect_modules: bool = False) -> Any:
         """Answer one call. invoke: calls the original forward with other tensors in place of the described ones.
 
         inspect_modules: also look for changes that leave the weights' addresses alone, as in the first call of a run.
         """
+        try:
+            return self._run(description, invoke, inspect_modules)
+        finally:
+            self.progress.finish()
+
+    def _run(self, description: CallDescription, invoke: Invoke, inspect_modules: bool) -> Any:
         program, backend = self.program(description.tensors[0].device.type)
         inspected = self.weights.refresh()
         call = self._call(description, invoke, backend)

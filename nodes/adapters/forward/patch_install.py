@@ -9,7 +9,9 @@ import comfy.utils
 import torch
 from comfy.patcher_extension import CallbacksMP
 
+from ....compile_cache.backends import registry
 from ....compile_cache.keys import Role
+from ..restart import preload
 from .compiled_forward import CompiledForward, Family
 from .forward_patch import ForwardPatch
 from .patch_place import keep_patches_in_place
@@ -25,15 +27,21 @@ def install_compiled_forward(
     families: Sequence[Family],
     node_id: str | None,
     left_out: tuple[str, ...] = (),
+    cell: int = 8,
 ) -> None:
     """Compile the method `name` ("diffusion_model._forward") of the model of `patcher`, which must be our own clone.
 
-    The CompiledForward is an object patch, which ComfyUI applies and restores for each clone.
+    cell: pixels to a side of a latent cell, for people. The CompiledForward is an object patch, which ComfyUI applies
+    and restores for each clone.
     """
     module = _holder(patcher, name)
     label = type(getattr(patcher.model, "model_config", patcher.model)).__name__  # "SDXL"
     inner = patcher.get_model_object(name)
-    install_patch(patcher, name, CompiledForward(module, inner, backend, role, families, node_id, label, left_out))
+    forward = CompiledForward(module, inner, backend, role, families, node_id, label, left_out, cell)
+    install_patch(patcher, name, forward)
+    preload.load_first(module)
+    if registry.resolve(backend, patcher.load_device.type)[1].compiles:
+        forward.expect_regions()
 
 
 def install_patch(patcher: Any, name: str, patch: ForwardPatch) -> None:

@@ -1,12 +1,18 @@
-"""One log line for each sampling run, and for a decode that had to wait: what it did, how long it waited, and why."""
+"""The result of each sampling run, on the node, in the log and in the timeline: what it did, how long, and why."""
 
 from __future__ import annotations
 
 import logging
+import time
 from typing import Any
 
-from ..comfyui.progress import NodeProgress
+import torch
+
+from ....compile_cache.keys import Role
+from ....compile_cache.run_summary import Run
+from ..comfyui.compile_progress import CompileProgress
 from ..process import runtime
+from ..report import runs
 
 logger = logging.getLogger(__name__)
 
@@ -16,54 +22,102 @@ _COUNTED = {
     "eager_calls": "eager calls",
     "captures": "captures",
     "region_compiles": "region compiles",
+    "region_loads": "region loads",
 }
 _MAX_NEW_SIGNATURES = 3
 _SHORT_WAIT = 0.05  # seconds; less is not mentioned
+
+# Logs of ControlNets whose calls belong to the sampling run that is under way: ComfyUI tells a ControlNet of no end.
+_open: list[SessionLog] = []
 
 
 class SessionLog:
     """Compares the cache's counters at the start and at the end of a sampling run."""
 
-    def __init__(self, progress: NodeProgress) -> None:
+    def __init__(self, progress: CompileProgress, role: Role, label: str, cell: int) -> None:
+        """label: the model's name, for people. cell: pixels to a side of one latent cell."""
         self._progress = progress
+        self._role, self._label, self._cell = role, label, cell
         self._before: dict[str, Any] = {}
         self._events_before = 0
+        self._started, self._clock = 0.0, 0.0
+        self._shape: tuple[int, ...] = ()
+        self._batch, self._steps = 1, 0
 
     def begin(self) -> None:
         stats = runtime.cache().stats
         self._before, self._events_before = stats.snapshot(), stats.event_count
+        self._started, self._clock = time.time(), time.perf_counter()
+        self._shape, self._batch, self._steps = (), 1, 0
 
-    def end(self, only_if_waited: bool = False, why_no_calls: str = "") -> None:
-        """Log the summary and show it on the node. why_no_calls: for a run in which nothing ran compiled."""
+    def begin_if_open(self) -> None:
+        """For a ControlNet: its first call of a sampling run. The end of the model's run ends it."""
+        if self not in _open:
+            _open.append(self)
+            self.begin()
+
+    def saw(self, latent: torch.Tensor, options: Any) -> None:
+        """A call of this run. The largest latent is the picture; smaller ones are areas of it, or tiles."""
+        shape = latent.shape
+        if self._shape and shape[-1] * shape[-2] <= self._shape[-1] * self._shape[-2]:
+            return
+        self._shape = tuple(shape)
+        merged = options.get("cond_or_uncond") if isinstance(options, dict) else None  # several conds in one batch
+        self._batch = shape[0] // len(merged) if merged and shape[0] % len(merged) == 0 else shape[0]
+        sigmas = options.get("sample_sigmas") if isinstance(options, dict) else None
+        self._steps = max(len(sigmas) - 1, 0) if sigmas is not None else 0
+
+    def end(self, why_no_calls: str = "", is_logged: bool = True) -> None:
+        """Log the summary and show it on the node. why_no_calls: for a run in which nothing ran compiled.
+
+        is_logged: False for the many calls of a decode in tiles, which are logged only if one had to wait.
+        """
         if not self._before:
             return
         after = runtime.cache().stats.snapshot()
-        waited = after["stall_seconds"] - self._before["stall_seconds"]
-        if only_if_waited and waited < _SHORT_WAIT:
-            return
-        line = self._summary(after, waited, why_no_calls)
+        run = self._run(after, why_no_calls)
+        if is_logged or run.waited >= _SHORT_WAIT:
+            logger.info("Resolute: %s", self._summary(run))
         self._before = {}
-        logger.info("Resolute: %s", line)
-        self._progress.show(line)
+        if self._shape or why_no_calls:
+            self._progress.show(run.status())
+            runs.add(run)
+        while self._role is not Role.CONTROLNET and _open:
+            _open.pop().end()
 
-    def _summary(self, after: dict[str, Any], waited: float, why_no_calls: str) -> str:
-        before = self._before
-        parts = [f"{after[key] - before[key]} {text}" for key, text in _COUNTED.items() if after[key] > before[key]]
-        bypasses = [
-            f"{count - before['bypasses'].get(code, 0)}x {code}"
-            for code, count in after["bypasses"].items()
-            if count > before["bypasses"].get(code, 0)
-        ]
-        line = ", ".join(parts) or "no calls"
-        if why_no_calls:
-            line += f": {why_no_calls}"
-        if waited >= _SHORT_WAIT:
-            line += f", waited {waited:.1f} s"
-        events = runtime.cache().stats.events_since(self._events_before)
-        new = [event.text for event in events if event.kind == "signature"]
+    def _run(self, after: dict[str, Any], why_no_calls: str) -> Run:
+        before, shape = self._before, self._shape or (0, 0)
+        bypasses = {code: count - before["bypasses"].get(code, 0) for code, count in after["bypasses"].items()}
+        return Run(
+            model=self._label,
+            role=self._role.value,
+            width=shape[-1] * self._cell,
+            height=shape[-2] * self._cell,
+            batch=self._batch,
+            steps=self._steps,
+            started=self._started,
+            seconds=time.perf_counter() - self._clock,
+            waited=after["stall_seconds"] - before["stall_seconds"],
+            counts={name: after[name] - before[name] for name in _COUNTED},
+            bypasses={code: count for code, count in bypasses.items() if count > 0},
+            events=tuple(runtime.cache().stats.events_since(self._events_before)),
+            why_no_calls=why_no_calls,
+            cell=self._cell,
+        )
+
+    @staticmethod
+    def _summary(run: Run) -> str:
+        """The line for the log."""
+        line = ", ".join(f"{run.counts[name]} {text}" for name, text in _COUNTED.items() if run.counts[name])
+        line = line or "no calls"
+        if run.why_no_calls:
+            line += f": {run.why_no_calls}"
+        if run.waited >= _SHORT_WAIT:
+            line += f", waited {run.waited:.1f} s"
+        new = [event.text for event in run.events if event.kind == "signature"]
         if new:
             more = "; ..." if len(new) > _MAX_NEW_SIGNATURES else ""
             line += f"; new: {'; '.join(new[:_MAX_NEW_SIGNATURES])}{more}"
-        if bypasses:
-            line += f"; bypassed: {', '.join(bypasses)}"
+        if run.bypasses:
+            line += f"; bypassed: {', '.join(f'{count}x {code}' for code, count in run.bypasses.items())}"
         return line

@@ -6,10 +6,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image, ImageDraw
+from PIL import Image, ImageDraw, ImageFont
 
-_WIDTH = 960
-_ROW = 26
+# A node is 300 to 500 pixels wide, so the chart is drawn for that width, at twice the resolution.
+_WIDTH = 880
+_ROW = 44
+_FONT_SIZE = 24
 _INK, _PAPER, _BAR, _FAINT = "#222222", "#ffffff", "#3b7dd8", "#888888"
 
 
@@ -38,22 +40,48 @@ def table(data: dict[str, Any]) -> str:
 
 
 def chart(data: dict[str, Any]) -> torch.Tensor:
-    """The counters, and a bar for each capture that shows its hits. Returns (1, height, width, 3), float32, 0 to 1."""
-    lines = table(data).splitlines()[:3]  # the counters and the first bypass
-    entries = data["entries"]
-    height = _ROW * (len(lines) + len(entries) + 2)
-    picture = Image.new("RGB", (_WIDTH, height), _PAPER)
+    """What was done, and a bar for each capture that shows its hits. Returns (1, height, width, 3), float32, 0 to 1."""
+    font = ImageFont.load_default(_FONT_SIZE)
+    bars = _bars(data)
+    lines = _headline(data)
+    picture = Image.new("RGB", (_WIDTH, _ROW * (len(lines) + len(bars) + 1)), _PAPER)
     draw = ImageDraw.Draw(picture)
     for row, line in enumerate(lines):
-        draw.text((16, 10 + row * _ROW), line, fill=_INK)
-    top = _ROW * (len(lines) + 1)
-    max_hits = max((entry["hits"] for entry in entries), default=0) or 1
-    for row, entry in enumerate(entries):
+        draw.text((20, 20 + row * _ROW), line, fill=_INK if row == 0 else _FAINT, font=font)
+    top = _ROW * (len(lines) + 0.5)
+    most = max((value for _, value, _ in bars), default=0) or 1
+    for row, (name, value, text) in enumerate(bars):
         y = top + row * _ROW
-        draw.text((16, y + 4), f"{_shape(entry)}  {entry['role']}", fill=_INK)
-        draw.rectangle((260, y + 3, 260 + int(560 * entry["hits"] / max_hits), y + _ROW - 5), fill=_BAR)
-        draw.text((830, y + 4), f"{entry['hits']} replays", fill=_FAINT)
+        draw.text((20, y + 6), name, fill=_INK, font=font)
+        draw.rectangle((360, y + 8, 360 + max(int(360 * value / most), 2), y + _ROW - 8), fill=_BAR)
+        draw.text((736, y + 6), text, fill=_FAINT, font=font)
     return torch.from_numpy(np.asarray(picture, dtype=np.float32) / 255.0)[None]
+
+
+def _headline(data: dict[str, Any]) -> list[str]:
+    counters = data["counters"]
+    lines = [
+        f"{counters['region_compiles']} compiled, {counters['region_loads']} loaded, {counters['captures']} captured",
+        f"prompts waited {counters['stall_seconds']:.1f} s; captures hold {data['bytes'] >> 20} of "
+        f"{data['budget_bytes'] >> 20} MiB",
+    ]
+    if counters["bypasses"]:
+        lines.append("bypassed: " + ", ".join(f"{count}x {code}" for code, count in counters["bypasses"].items()))
+    return lines
+
+
+def _bars(data: dict[str, Any]) -> list[tuple[str, int, str]]:
+    """Name, value and text of each bar: the captures, or without any (on the CPU) how the calls were answered."""
+    if data["entries"]:
+        return [(f"{_pixels(entry)}  {entry['role']}", entry["hits"], f"{entry['hits']}x") for entry in data["entries"]]
+    counters = data["counters"]
+    calls = {"replays": "replays", "compiled calls": "graph_calls", "uncompiled calls": "eager_calls"}
+    return [(name, counters[key], str(counters[key])) for name, key in calls.items()]
+
+
+def _pixels(entry: dict[str, Any]) -> str:
+    height, width = entry["latent_shape"][-2:]
+    return f"{8 * width}x{8 * height}"
 
 
 def _shape(entry: dict[str, Any]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import logging
 import threading
 import time
@@ -14,6 +15,7 @@ import torch
 from ....compile_cache.backends import registry
 from ....compile_cache.errors import UserError
 from ....compile_cache.keys import GraphKey
+from ....compile_cache.store.shape_history import Model
 from ....compile_cache.torch_private import dynamo  # noqa: F401 (two threads that import it at once find half of it)
 from ..process import runtime
 from . import shape_status
@@ -22,6 +24,8 @@ logger = logging.getLogger(__name__)
 
 _MAX_MODELS = 8  # those used last; a UNet, a decoder and a ControlNet are three
 _begun = False
+_pending: dict[str, list[tuple[str, str]]] = {}  # by model: (backend, key) of the regions still to be loaded
+_wanted: collections.deque[str] = collections.deque(maxlen=_MAX_MODELS)  # models of queued prompts, the latest last
 
 
 def begin(server: Any) -> None:
@@ -71,20 +75,39 @@ def _preload() -> None:
         logger.warning("Resolute: compiled regions were not preloaded", exc_info=True)
 
 
+def load_first(module: torch.nn.Module) -> None:
+    """Load the regions of a queued model before those of others, if there is anything left to load."""
+    if _pending:
+        _wanted.append(runtime.fingerprint_of(module).digest)
+
+
 def preload(device: torch.device) -> None:
-    """Load the compiled regions of the models that were used last, and log what is ready."""
+    """Load the compiled regions of the models used last, those of a queued model first, and log what is ready."""
     cache = runtime.cache()
-    for model in cache.shapes.models()[:_MAX_MODELS]:
-        started = time.perf_counter()
-        loaded = 0
-        for backend in {graph.key.backend for graph in model.graphs} & set(registry.NAMES):
-            regions = frozenset[str]().union(*(g.regions for g in model.graphs if _is_of(g.key, backend, device)))
-            loaded += registry.get(backend).preload(sorted(regions), device, cache.config)
-        cache.stats.counters.region_loads += loaded
-        if loaded:
-            cache.stats.event("load", f"{loaded} regions of {model.name}, ahead", time.perf_counter() - started)
-        logger.info("Resolute: %s", shape_status.line(model, cache, device))
+    models = {model.digest: model for model in cache.shapes.models()[:_MAX_MODELS]}
+    pending = _pending
+    pending.update({digest: _regions(model, device) for digest, model in models.items()})
+    loaded, seconds = collections.Counter[str](), collections.defaultdict[str, float](float)
+    while pending:
+        digest = next((model for model in reversed(_wanted) if model in pending), next(iter(pending)))
+        if pending[digest]:
+            backend, region = pending[digest].pop()
+            started = time.perf_counter()
+            loaded[digest] += registry.get(backend).preload([region], device, cache.config)
+            seconds[digest] += time.perf_counter() - started
+            continue
+        del pending[digest]
+        cache.stats.counters.region_loads += loaded[digest]
+        if loaded[digest]:
+            cache.stats.event("load", f"{loaded[digest]} regions of {models[digest].name}, ahead", seconds[digest])
+        logger.info("Resolute: %s", shape_status.line(models[digest], cache, device))
 
 
-def _is_of(key: GraphKey, backend: str, device: torch.device) -> bool:
-    return key.backend == backend and all(spec.device == device.type for _, spec in key.signature.tensors[:1])
+def _regions(model: Model, device: torch.device) -> list[tuple[str, str]]:
+    """(backend, key) of each region that the model ran on this type of device."""
+    used = [graph for graph in model.graphs if graph.key.backend in registry.NAMES and _is_on(graph.key, device)]
+    return sorted({(graph.key.backend, region) for graph in used for region in graph.regions})
+
+
+def _is_on(key: GraphKey, device: torch.device) -> bool:
+    return all(spec.device == device.type for _, spec in key.signature.tensors[:1])

@@ -27,6 +27,15 @@ def locate(graphs: Iterable[UsedShape], cache: GraphCache, device: torch.device)
     return {name: registry.get(name).located(keys, device, cache.config) for name, keys in regions.items()}
 
 
+def on_disk(model: str, backend: str, cache: GraphCache, device: torch.device) -> frozenset[str]:
+    """Keys of the regions that a model ran on a backend in an earlier process, and that are still to be loaded.
+
+    model: ModelFingerprint.digest.
+    """
+    graphs = [graph for graph in cache.shapes.of_model(model) if graph.key.backend == backend]
+    return frozenset[str]().union(*(found.on_disk for found in locate(graphs, cache, device).values()))
+
+
 def models(cache: GraphCache, device: torch.device) -> list[dict[str, Any]]:
     """Plain data: each remembered model with the state of its shapes, the last used first."""
     captured, known = dict(cache.captured()), cache.shapes.models()

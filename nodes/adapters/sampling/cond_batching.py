@@ -13,6 +13,8 @@ from typing import Any
 
 from comfy.patcher_extension import WrappersMP
 
+from ....compile_cache.errors import excerpt
+
 AUTO, MERGE, SPLIT = "auto", "always merge", "always split"
 POLICIES = (AUTO, MERGE, SPLIT)
 
@@ -24,7 +26,7 @@ _ESTIMATES = {MERGE: -math.inf, SPLIT: math.inf}
 def apply(patcher: Any, policy: str) -> None:
     """Set the policy of a patcher (our clone); AUTO leaves the choice to core. Raises ValueError if it is unknown."""
     if policy not in POLICIES:
-        raise ValueError(f"There is no batching '{policy}'. Choose one of: {', '.join(POLICIES)}.")
+        raise ValueError(f"There is no batching '{excerpt(policy)}'. Choose one of: {', '.join(POLICIES)}.")
     patcher.remove_wrappers_with_key(WrappersMP.CALC_COND_BATCH, _KEY)
     if policy != AUTO:
         patcher.add_wrapper_with_key(WrappersMP.CALC_COND_BATCH, _KEY, _with_estimate(_ESTIMATES[policy]))

@@ -7,6 +7,7 @@ import functools
 import logging
 import threading
 import time
+from collections.abc import Iterator
 
 from ....errors import BypassCode, BypassReason, RegionCompileError
 from ....out_of_memory import is_out_of_memory
@@ -58,7 +59,7 @@ class RegionTable:
         Raises torch's OutOfMemoryError, and whatever cancels.
         """
         region, shapes = call.region, call.shapes
-        with self.lock:
+        with self._lock_while_waiting(call.stats):
             if shapes in region.by_shapes:
                 return region.by_shapes[shapes]
             if not call.fits:
@@ -74,6 +75,14 @@ class RegionTable:
             if postpone and not region.compiled:
                 return None
             return region.by_shapes.setdefault(shapes, _compile_or_explain(call))
+
+    @contextlib.contextmanager
+    def _lock_while_waiting(self, stats: Stats) -> Iterator[None]:
+        """Take the lock for a prompt. It counts the wait: after a start, `preload` holds the lock to load regions."""
+        started = time.perf_counter()
+        with self.lock:
+            stats.waited("load", "regions that were being loaded", time.perf_counter() - started)
+            yield
 
     def refuse(self, region: Region, shapes: Shapes, error: BaseException) -> BypassReason:
         """The code failed when it ran: from now on the original runs at these sizes."""

@@ -1,0 +1,233 @@
+"""What one sampling run or one decode did, for people: its result in a line, its reasons in sentences, its timeline.
+
+Plain data: no torch, no ComfyUI.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from .keys import Role
+from .misses import FIRST, FREED
+from .stats import Event
+
+_SHORT = 0.05  # seconds; a shorter wait is not mentioned
+_MAX_SEGMENTS = 60
+_MAX_REASONS = 4
+# Event kind -> what the timeline calls it.
+_SEGMENTS = {"compile": "compile", "trace": "compile", "look": "compile", "load": "load", "capture": "capture"}
+# What a bypass means to a user, by code, where one line has to do; docs/troubleshooting.md has the rest.
+_BYPASSES = {
+    "observed_input": "another node or setting changes the call, so no capture",
+    "patched_block": "another node changes attention: some blocks run as they are",
+    "replaced_forward": "another pack replaced code of this model: it runs as it is",
+    "foreign_model": "another pack wrote this model: no capture",
+    "unreadable_weights": "quantized weights: no capture",
+    "streamed_weights": "weights are not all on the GPU: no capture",
+    "no_regions": "this model has no blocks that Resolute knows",
+    "compile_failed": "some blocks could not be compiled",
+    "capture_failed": "CUDA refused the capture",
+    "out_of_memory": "memory ran out: no capture",
+    "core_compiler": "ComfyUI's own compiler was at work",
+    "gradient": "gradients are on (training)",
+}
+_DIFFERENCE = re.compile(r"(\S+) (batch|channels|height|width|tokens) (\d+) -> (\d+)")
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One sampling run, one decode, or the calls of a ControlNet in one run.
+
+    model: the name of its architecture. width, height: in pixels, of what the user asked for. batch: the user's images,
+    without the negative prompt's half. steps: 0 where there are none. started: Unix seconds. seconds: the whole run;
+    waited: of these, compiling, loading and capturing. counts: how far the counters rose. events: of this time.
+    why_no_calls: a sentence if nothing reached the compiled model. cell: pixels to a side of one latent cell.
+    """
+
+    model: str
+    role: str
+    width: int
+    height: int
+    batch: int
+    steps: int
+    started: float
+    seconds: float
+    waited: float
+    counts: Mapping[str, int]
+    bypasses: Mapping[str, int] = field(default_factory=dict)
+    events: tuple[Event, ...] = ()
+    why_no_calls: str = ""
+    cell: int = 8
+
+    @property
+    def size(self) -> str:
+        """For people: "384x256, batch 2"."""
+        return f"{self.width}x{self.height}{f', batch {self.batch}' if self.batch > 1 else ''}"
+
+    def status(self) -> str:
+        """The result in one or two lines, as the node shows it: "384x256, batch 2: nothing compiled, 21 ms/step"."""
+        if self.why_no_calls:
+            return f"not compiled: {self.why_no_calls}"
+        lines = [f"{self.size}: {', '.join(self._results())}"]
+        lines += [_BYPASSES.get(code, code) for code in self.bypasses][:1]
+        return "\n".join(lines)
+
+    def _results(self) -> list[str]:
+        made = [
+            _counted(self.counts.get("region_compiles", 0), "compiled", "region", self._seconds("compile")),
+            _counted(self.counts.get("region_loads", 0), "loaded", "region", self._seconds("load")),
+            f"new size captured in {_time(self._seconds('capture'))}" if self.counts.get("captures", 0) else "",
+        ]
+        done = [text for text in made if text]
+        answered = self.counts.get("replays", 0) + self.counts.get("graph_calls", 0)
+        if not done:
+            done = ["nothing compiled" if answered else "ran uncompiled"]
+        return [*done, *self._speed()]
+
+    def _speed(self) -> list[str]:
+        seconds = max(self.seconds - self.waited, 0.0)
+        if self.role == Role.CONTROLNET.value or not seconds:
+            return []
+        return [f"{_time(seconds / self.steps)}/step"] if self.steps else [_time(seconds)]
+
+    def _seconds(self, kind: str) -> float:
+        """Seconds that the prompt waited for this kind of work; parallel compiles count once."""
+        spans = [(start, start + seconds) for its_kind, start, seconds in self._spans() if its_kind == kind]
+        return _covered(spans)
+
+    def _spans(self) -> list[tuple[str, float, float]]:
+        """(kind, seconds since the start, seconds) of each piece of work that the run waited for."""
+        spans = []
+        for event in self.events:
+            kind = _SEGMENTS.get(event.kind)
+            if kind is None or event.seconds <= 0:
+                continue
+            end = min(event.at - self.started, self.seconds)
+            start = max(end - event.seconds, 0.0)
+            if end > start:
+                spans.append((kind, start, end - start))
+        return spans
+
+    @property
+    def answered_by(self) -> str:
+        """What answered most calls: "replay", "regions" or "bypass"."""
+        counts = {
+            "replay": self.counts.get("replays", 0),
+            "regions": self.counts.get("graph_calls", 0),
+            "bypass": self.counts.get("eager_calls", 0) + (1 if self.why_no_calls else 0),
+        }
+        return max(counts, key=lambda kind: counts[kind])
+
+    def segments(self) -> list[dict[str, Any]]:
+        """The run's time in pieces: kind, start and seconds; what is left over was spent in the model."""
+        merged: list[dict[str, Any]] = []
+        at = 0.0
+        for kind, start, seconds in sorted(self._spans(), key=lambda span: span[1]):
+            end = start + seconds
+            if end <= at:
+                continue
+            start = max(start, at)
+            if start - at > _SHORT:
+                merged.append({"kind": self.answered_by, "start": at, "seconds": start - at})
+            if merged and merged[-1]["kind"] == kind:
+                merged[-1]["seconds"] = end - merged[-1]["start"]
+            else:
+                merged.append({"kind": kind, "start": start, "seconds": end - start})
+            at = end
+        if self.seconds > at:
+            merged.append({"kind": self.answered_by, "start": at, "seconds": self.seconds - at})
+        return merged[:_MAX_SEGMENTS]
+
+    def reasons(self) -> list[str]:
+        """Why the run waited, and why calls were bypassed: one sentence each."""
+        found = []
+        compiles, loads = self.counts.get("region_compiles", 0), self.counts.get("region_loads", 0)
+        if compiles:
+            found.append(
+                f"{_counted(compiles, 'Compiled', 'region', self._seconds('compile'))}: no compiled code for these "
+                "blocks was kept on this machine yet."
+            )
+        if loads:
+            found.append(
+                f"{_counted(loads, 'Loaded', 'region', self._seconds('load'))}: the first use since ComfyUI started."
+            )
+        for event in self.events:
+            if event.kind == "capture":
+                found.append(
+                    f"Captured in {_time(event.seconds)}: {because(event.text.partition(': ')[2], self.cell)}."
+                )
+        found += [f"{_BYPASSES.get(code, code)} ({count} times)." for code, count in self.bypasses.items()]
+        if self.why_no_calls:
+            found.append(f"{self.why_no_calls}.")
+        kept = list(dict.fromkeys(text[:1].upper() + text[1:] for text in found))
+        return [*kept[:_MAX_REASONS], *([f"And {len(kept) - _MAX_REASONS} more."] if len(kept) > _MAX_REASONS else [])]
+
+    def plain(self) -> dict[str, Any]:
+        """For the panel and `GET /resolute/runs`."""
+        return {
+            "model": self.model,
+            "role": self.role,
+            "size": self.size,
+            "steps": self.steps,
+            "started": self.started,
+            "seconds": round(self.seconds, 4),
+            "waited": round(self.waited, 4),
+            "status": self.status(),
+            "segments": self.segments(),
+            "reasons": self.reasons(),
+        }
+
+
+def because(difference: str, cell: int = 8) -> str:
+    """What made a call new, in a user's words. difference: from `misses`, as "latent height 15 -> 16".
+
+    cell: pixels to a side of one latent cell.
+    """
+    if difference == FIRST:
+        return "the first run of this model since it was loaded"
+    if difference == FREED:
+        return "its capture had been freed or evicted"
+    if difference == "remembered":
+        return "an earlier session used this size"
+    if "weights moved or changed" in difference:
+        return "the weights were moved or changed, by a LoRA or by ComfyUI's memory management"
+    parts = [_in_words(part, cell) for part in difference.split(", ")]
+    return " and ".join(dict.fromkeys(parts))
+
+
+def _in_words(difference: str, cell: int) -> str:
+    found = _DIFFERENCE.fullmatch(difference)
+    if found is None:
+        return difference
+    tensor, dimension, old, new = found.groups()
+    if tensor == "latent" and dimension in ("height", "width"):
+        return f"the {dimension} changed from {int(old) * cell} to {int(new) * cell} pixels"
+    if dimension == "batch":
+        return f"the batch changed from {old} to {new}"
+    if tensor == "context" and dimension == "tokens":
+        return f"the prompt's length changed from {old} to {new} tokens"
+    return difference
+
+
+def _counted(number: int, verb: str, noun: str, seconds: float) -> str:
+    if not number:
+        return ""
+    return f"{verb} {number} {noun}{'' if number == 1 else 's'} in {_time(seconds)}"
+
+
+def _time(seconds: float) -> str:
+    if seconds < 1:
+        return f"{seconds * 1000:.0f} ms" if seconds < 0.1 else f"{seconds:.2f} s"
+    return f"{seconds:.1f} s"
+
+
+def _covered(spans: Iterable[tuple[float, float]]) -> float:
+    """Seconds that the spans cover together; where two overlap, they count once."""
+    total = at = 0.0
+    for start, end in sorted(spans):
+        total += max(end - max(start, at), 0.0)
+        at = max(at, end)
+    return total

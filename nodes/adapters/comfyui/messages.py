@@ -1,0 +1,27 @@
+"""Messages over ComfyUI's websocket: the text on one node, and what the badge and the panel show."""
+
+from __future__ import annotations
+
+from typing import Any
+
+EVENT = "resolute"
+
+
+def show_on_node(text: str, node_id: str | None) -> None:
+    """Put a text on a node; the front end replaces the one that was there. Does nothing without a server."""
+    server = _server()
+    if node_id is not None and server is not None and hasattr(server, "send_progress_text"):
+        server.send_progress_text(text, node_id)
+
+
+def broadcast(kind: str, **data: Any) -> None:
+    """Send an event to every open front end. kind: "working", "idle" or "run"; data: plain values."""
+    server = _server()
+    if server is not None:
+        server.send_sync(EVENT, {"kind": kind, **data})
+
+
+def _server() -> Any:
+    from server import PromptServer  # there is none in tests of single modules
+
+    return getattr(PromptServer, "instance", None)

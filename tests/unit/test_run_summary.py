@@ -1,0 +1,118 @@
+"""The result of a run, in words: pixels and the user's batch, what it waited for, and why."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from compile_cache.misses import FIRST, FREED
+from compile_cache.run_summary import Run, because
+from compile_cache.stats import Event
+
+START = 1000.0
+
+
+def run(**given: Any) -> Run:
+    """Four steps of 384x256 in 2 s, answered by replays, with what is given in place of that."""
+    usual: dict[str, Any] = {
+        "model": "SD15", "role": "unet", "width": 384, "height": 256, "batch": 1, "steps": 4, "started": START,
+        "seconds": 2.0, "waited": 0.0, "counts": {"replays": 8},
+    }  # fmt: skip
+    return Run(**{**usual, **given})
+
+
+def event(kind: str, start: float, seconds: float, text: str = "") -> Event:
+    return Event(kind, text, seconds, START + start + seconds)
+
+
+STATUS = [
+    ({"batch": 2, "seconds": 0.084}, "384x256, batch 2: nothing compiled, 21 ms/step"),
+    (
+        {"counts": {"captures": 1, "replays": 7}, "waited": 0.2, "seconds": 1.0, "events": (event("capture", 0, 0.2),)},
+        "384x256: new size captured in 0.20 s, 0.20 s/step",
+    ),
+    (
+        {"counts": {"region_compiles": 15, "graph_calls": 4}, "waited": 23.0, "seconds": 25.0,
+         "events": (event("compile", 0, 23.0),)},
+        "384x256: compiled 15 regions in 23.0 s, 0.50 s/step",
+    ),
+    (
+        {"counts": {"region_loads": 1, "graph_calls": 4}, "events": (event("load", 0, 0.1),), "steps": 0},
+        "384x256: loaded 1 region in 0.10 s, 2.0 s",
+    ),
+    (
+        {"counts": {"eager_calls": 4}, "bypasses": {"gradient": 4}},
+        "384x256: ran uncompiled, 0.50 s/step\ngradients are on (training)",
+    ),
+    ({"why_no_calls": "pack X answers in place of the model"}, "not compiled: pack X answers in place of the model"),
+    ({"role": "controlnet", "steps": 0}, "384x256: nothing compiled"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("given", "text"), STATUS)
+def test_the_status_is_one_line_in_pixels_and_a_second_one_for_a_bypass(given: dict[str, Any], text: str) -> None:
+    status = run(**given).status()
+    assert status == text
+    assert len(status.splitlines()) <= 2
+
+
+def test_regions_that_compile_at_the_same_time_count_once() -> None:
+    both = run(counts={"region_compiles": 2}, seconds=10.0, events=(event("compile", 0, 4.0), event("compile", 1, 5.0)))
+    assert "compiled 2 regions in 6.0 s" in both.status()
+    assert both.segments() == [
+        {"kind": "compile", "start": 0.0, "seconds": 6.0},
+        {"kind": "replay", "start": 6.0, "seconds": 4.0},
+    ]
+
+
+def test_the_segments_cover_the_whole_run_in_order() -> None:
+    segments = run(
+        seconds=5.0, counts={"graph_calls": 4}, events=(event("load", 0, 1.0), event("capture", 3.0, 0.5))
+    ).segments()
+    assert [segment["kind"] for segment in segments] == ["load", "regions", "capture", "regions"]
+    assert sum(segment["seconds"] for segment in segments) == pytest.approx(5.0)
+
+
+@pytest.mark.parametrize(
+    ("difference", "words"),
+    [
+        ("latent height 15 -> 16", "the height changed from 120 to 128 pixels"),
+        ("context tokens 77 -> 154", "the prompt's length changed from 77 to 154 tokens"),
+        (
+            "latent batch 2 -> 4, latent width 8 -> 9",
+            "the batch changed from 2 to 4 and the width changed from 64 to 72 pixels",
+        ),
+        ("weights moved or changed", "the weights were moved or changed, by a LoRA or by ComfyUI's memory management"),
+        (FIRST, "the first run of this model since it was loaded"),
+        (FREED, "its capture had been freed or evicted"),
+        ("control added", "control added"),
+    ],
+)  # fmt: skip
+def test_what_made_a_call_new_is_said_in_pixels(difference: str, words: str) -> None:
+    assert because(difference) == words
+
+
+def test_each_wait_has_its_sentence() -> None:
+    reasons = run(
+        counts={"region_compiles": 3, "region_loads": 2, "captures": 1},
+        events=(
+            event("compile", 0, 1.0),
+            event("load", 1.0, 0.5),
+            event("capture", 1.5, 0.25, "2x4x32x48: latent height 15 -> 32"),
+        ),
+        bypasses={"patched_block": 3},
+    ).reasons()
+    assert reasons == [
+        "Compiled 3 regions in 1.0 s: no compiled code for these blocks was kept on this machine yet.",
+        "Loaded 2 regions in 0.50 s: the first use since ComfyUI started.",
+        "Captured in 0.25 s: the height changed from 120 to 256 pixels.",
+        "Another node changes attention: some blocks run as they are (3 times).",
+    ]
+
+
+def test_many_reasons_are_counted_and_not_listed() -> None:
+    captures = tuple(event("capture", index / 10, 0.05, f"x: latent height 1 -> {index}") for index in range(2, 9))
+    reasons = run(counts={"captures": 7}, events=captures).reasons()
+    assert len(reasons) == 5
+    assert reasons[-1] == "And 3 more."

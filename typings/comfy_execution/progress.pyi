@@ -1,0 +1,9 @@
+class _DynamicPrompt:
+    def all_node_ids(self) -> set[str]: ...
+
+class ProgressRegistry:
+    prompt_id: str
+    dynprompt: _DynamicPrompt
+    def finish_progress(self, node_id: str) -> None: ...
+
+def get_progress_state() -> ProgressRegistry: ...

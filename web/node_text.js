@@ -1,0 +1,79 @@
+// The text on Resolute's nodes: two lines on a compile node, the whole result on a report.
+//
+// ComfyUI adds such a widget when the first text arrives, and the node grows over its neighbours. Ours is there from the
+// start, under the name that ComfyUI looks for, so it gets the same texts and the node keeps its size.
+
+const NAME = "$$node-text-preview";
+const LINE = 16;
+const PADDING = 8;
+const MARGIN = 4;
+const TWO_LINES = 2;
+
+// Lines of text that a node shows without scrolling.
+const LINES = {
+  ResoluteCompileModel: TWO_LINES,
+  ResoluteCompileVAEDecode: TWO_LINES,
+  ResoluteCompileControlNet: TWO_LINES,
+  ResoluteLoadCheckpoint: TWO_LINES,
+  ResoluteDeepCache: TWO_LINES,
+  ResoluteResolution: TWO_LINES,
+  ResoluteFree: TWO_LINES,
+  ResoluteWarmUp: 8,
+  ResoluteReport: 12,
+  ResoluteCompareImages: 6,
+};
+
+const BEFORE_A_RUN = {
+  ResoluteReport: "The report appears here after a run.",
+  ResoluteCompareImages: "The comparison appears here after a run.",
+  ResoluteWarmUp: "What was warmed up appears here.",
+};
+
+export function addText(node, translate) {
+  const lines = LINES[node.comfyClass];
+  if (!lines || node.widgets?.some((widget) => widget.name === NAME)) return;
+  const element = document.createElement("div");
+  element.className = lines > TWO_LINES ? "resolute-text resolute-table" : "resolute-text";
+  element.tabIndex = lines > TWO_LINES ? 0 : -1;
+  element.setAttribute("role", "status");
+  element.setAttribute("aria-live", "polite");
+  element.setAttribute("aria-label", node.title);
+  element.textContent = translate(BEFORE_A_RUN[node.comfyClass] ?? "");
+  element.addEventListener("wheel", (event) => scroll(element, event), { passive: false });
+  const height = lines * LINE + PADDING;
+  element.style.minHeight = `${height}px`; // Nodes 2.0 asks the element, the classic canvas the widget
+  const widget = node.addDOMWidget(NAME, "resolute-text", element, {
+    getValue: () => element.textContent,
+    setValue: (text) => show(element, text),
+    getMinHeight: () => height + 2 * MARGIN,
+    getMaxHeight: () => (lines > TWO_LINES ? 10_000 : height + 2 * MARGIN),
+    margin: MARGIN,
+    hideOnZoom: false,
+    serialize: false,
+  });
+  widget.serialize = false;
+  if (lines > TWO_LINES) node.size[0] = Math.max(node.size[0], 420);
+}
+
+export function showResult(node, output) {
+  const element = node.widgets?.find((widget) => widget.name === NAME)?.element;
+  if (element && output?.text?.length) show(element, output.text.join("\n"));
+}
+
+export function showError(node, sentence) {
+  const element = node.widgets?.find((widget) => widget.name === NAME)?.element;
+  if (!element) return;
+  show(element, sentence);
+  element.classList.add("resolute-error");
+}
+
+function show(element, text) {
+  element.classList.remove("resolute-error");
+  element.textContent = String(text ?? "");
+  element.title = element.textContent;
+}
+
+// The wheel scrolls a long text; over a short one it zooms the canvas as everywhere else.
+function scroll(element, event) {
+  if (element.scrollHeight > element.clientHeight + 1) event.stopPropagation();
+}
