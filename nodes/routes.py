@@ -2,6 +2,9 @@
 
 GET  /resolute/cache     counters, captures, and whether each remembered shape is ready
 GET  /resolute/events    the latest events
+GET  /resolute/runs      the latest sampling runs and decodes: what each did, how long it took, and why it waited
+GET  /resolute/report    the report as text, to send to somebody
+GET  /resolute/settings  which settings an environment variable decides
 POST /resolute/warm-up   {"prompt": a workflow in API form} or {"plan": ...}, see `warm_up.request.parse_request`
 POST /resolute/free      frees every capture
 
@@ -22,8 +25,8 @@ from server import PromptServer
 
 from ..compile_cache.errors import UserError
 from .adapters.comfyui.prompt_queue import queue
-from .adapters.process import runtime
-from .adapters.report import cache_report
+from .adapters.process import runtime, user_settings
+from .adapters.report import cache_report, runs, table_and_chart
 from .adapters.restart import preload
 from .adapters.warm_up.request import parse_request
 from .adapters.warm_up.request_limits import MAX_BODY, MAX_SMALL_BODY, RequestTooLargeError, parse_body
@@ -47,6 +50,9 @@ def register() -> None:
     preload.begin(server)
     server.routes.get("/resolute/cache")(_cache)
     server.routes.get("/resolute/events")(_events)
+    server.routes.get("/resolute/runs")(_runs)
+    server.routes.get("/resolute/report")(_report)
+    server.routes.get("/resolute/settings")(_settings)
     server.routes.post("/resolute/warm-up")(_warm_up)
     server.routes.post("/resolute/free")(_free)
     _registered = True
@@ -58,6 +64,18 @@ async def _cache(request: web.Request) -> web.Response:
 
 async def _events(request: web.Request) -> web.Response:
     return _json_answer(lambda: {"events": [asdict(event) for event in runtime.cache().stats.events]})
+
+
+async def _runs(request: web.Request) -> web.Response:
+    return _json_answer(lambda: {"runs": runs.latest()})
+
+
+async def _report(request: web.Request) -> web.Response:
+    return _json_answer(lambda: {"text": table_and_chart.report_text(cache_report.report(), runs.latest())})
+
+
+async def _settings(request: web.Request) -> web.Response:
+    return _json_answer(lambda: {"fixed": user_settings.fixed()})
 
 
 def _json_answer(read: Callable[[], dict[str, Any]]) -> web.Response:

@@ -1,12 +1,22 @@
 // Resolute in ComfyUI's front end: texts on nodes, the badge, the panel and the settings.
 import { app } from "../../scripts/app.js";
 import { api } from "../../scripts/api.js";
+import { addBadge } from "./badge.js";
+import { Live } from "./live.js";
 import { addText, showError, showResult } from "./node_text.js";
+import { Panel } from "./panel.js";
+import { applyDefaultBackend, BACKEND, settings } from "./settings.js";
+import { translator } from "./strings.js";
 
 const PREFIX = "Resolute";
+const TAB = "resolute";
+const live = new Live(api);
 
-function isOurs(node) {
-  return node?.comfyClass?.startsWith(PREFIX);
+const setting = (name) => app.extensionManager?.setting?.get(name);
+const t = (text, values) => translator(setting("Comfy.Locale"))(text, values);
+
+function isOurs(name) {
+  return Boolean(name?.startsWith(PREFIX));
 }
 
 function loadStyle() {
@@ -18,27 +28,51 @@ function loadStyle() {
 
 // ComfyUI's own message says only that the node threw an error, so put the sentence on the node and into a message.
 function reportError(error) {
-  if (!error.node_type?.startsWith(PREFIX)) return;
+  if (!isOurs(error.node_type)) return;
   const sentence = String(error.exception_message ?? "").trim().split("\n")[0];
   const node = app.graph.getNodeById(error.node_id);
   if (node) showError(node, sentence);
-  app.extensionManager.toast?.add({
-    severity: "error",
-    summary: node?.title ?? error.node_type,
-    detail: sentence,
-    life: 20_000,
-  });
+  const toast = app.extensionManager.toast;
+  const title = node?.title ?? error.node_type;
+  if (toast?.add) toast.add({ severity: "error", summary: title, detail: sentence, life: 20_000 });
+  else toast?.error?.(`${title}: ${sentence}`);
 }
+
+function addPanel() {
+  const panel = new Panel(app, live, t);
+  app.extensionManager.registerSidebarTab({
+    id: TAB,
+    icon: "pi pi-bolt",
+    title: "Resolute",
+    tooltip: "Resolute",
+    iconBadge: () => (live.working ? "…" : live.readySizes.size ? String(live.readySizes.size) : null),
+    type: "custom",
+    render: (container) => panel.render(container),
+    destroy: () => panel.destroy(),
+  });
+  addBadge(app, live, t, () => app.extensionManager.command.execute(`Workspace.ToggleSidebarTab.${TAB}`));
+}
+
+const fixed = await live.get("/resolute/settings").then(
+  (answer) => answer.fixed,
+  () => ({}), // without an answer every setting can be changed here
+);
 
 app.registerExtension({
   name: "Resolute",
+  settings: settings(fixed),
   async setup() {
     loadStyle();
+    addPanel();
     api.addEventListener("execution_error", ({ detail }) => reportError(detail));
+    await live.refresh();
+  },
+  beforeRegisterNodeDef(nodeType, nodeData) {
+    if (isOurs(nodeData.name)) applyDefaultBackend(nodeData, setting(BACKEND));
   },
   nodeCreated(node) {
-    if (!isOurs(node)) return;
-    addText(node, (text) => text);
+    if (!isOurs(node.comfyClass)) return;
+    addText(node, t);
     const before = node.onExecuted;
     node.onExecuted = function (output) {
       before?.call(this, output);

@@ -46,7 +46,7 @@ class Story:
 
     @property
     def progress(self) -> list[tuple[int, int]]:
-        """(n, total) of the texts "compiling n of total, 3 s" on the Compile Model node; a region's ticks count once."""
+        """(n, total) of the texts "compiling n of total, 3 s" on the Compile Model node, without repetitions."""
         assert self.events is not None
         texts = [text for name, text in self.events.texts if name == "sample-model-0"]
         found = [(int(found[1]), int(found[2])) for found in map(COMPILING.fullmatch, texts) if found]

@@ -20,7 +20,7 @@ from ....compile_cache.regions.structure import structure_digest
 from ....compile_cache.store.fingerprint import ModelFingerprint
 from ..weights.model_code import MANAGEMENT_MODULES
 from ..weights.weights_epoch import WeightsEpoch
-from . import store_location
+from . import store_location, user_settings
 
 
 @dataclass(eq=False)
@@ -58,7 +58,11 @@ def cache() -> GraphCache:
             total = int(comfy.model_management.get_total_memory(device()))
             _cache = GraphCache(
                 CacheConfig.from_environment(
-                    None, total, store_location.folder(), store_location.source(), MANAGEMENT_MODULES
+                    user_settings.environment(),
+                    total,
+                    store_location.folder(),
+                    store_location.source(),
+                    MANAGEMENT_MODULES,
                 )
             )
         return _cache

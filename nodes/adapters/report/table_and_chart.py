@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import numpy as np
 import torch
 from PIL import Image, ImageDraw, ImageFont
 
+_RUNS_IN_REPORT = 20
 # A node is 300 to 500 pixels wide, so the chart is drawn for that width, at twice the resolution.
 _WIDTH = 880
 _ROW = 44
@@ -36,6 +38,17 @@ def table(data: dict[str, Any]) -> str:
         f"{_shape(entry):<20}{entry['role']:<12}{entry['backend']:<11}{entry['hits']:>6}{entry['bytes'] / 2**20:>8.1f}"
         for entry in data["entries"]
     ]
+    return "\n".join(lines)
+
+
+def report_text(data: dict[str, Any], runs: list[dict[str, Any]]) -> str:
+    """The table with the machine before it and the latest runs after it: what a report of a problem needs."""
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
+    python = sys.version.split()[0]
+    lines = [f"Resolute on {device}, torch {torch.__version__}, Python {python}, {sys.platform}", "", table(data), ""]
+    for run in runs[-_RUNS_IN_REPORT:]:
+        lines.append(f"{run['model']} {run['role']}: {run['status']}".replace("\n", "; "))
+        lines += [f"  {reason}" for reason in run["reasons"]]
     return "\n".join(lines)
 
 

@@ -10,6 +10,7 @@ import comfy.sampler_helpers
 from comfy.patcher_extension import WrappersMP
 
 from ....compile_cache.backends.cuda_graphs.memory import release_graph_memory
+from ..comfyui.messages import broadcast
 from ..process import runtime
 
 logger = logging.getLogger(__name__)
@@ -23,6 +24,7 @@ def free_graphs() -> int:
     release_graph_memory()
     comfy.model_management.soft_empty_cache()
     logger.info("Resolute: freed %d MiB of captured graphs", freed >> 20)
+    broadcast("idle")  # so that the panel shows it
     return freed
 
 

@@ -1,0 +1,66 @@
+"""What users set in ComfyUI's settings dialog. An environment variable of the same meaning wins.
+
+ComfyUI keeps the settings of its only user in `user/default/comfy.settings.json`. They are read once, when the first
+node of this pack asks for the cache.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import folder_paths
+
+logger = logging.getLogger(__name__)
+
+# Name in the dialog -> environment variable.
+VARIABLES = {
+    "Resolute.BudgetMiB": "RESOLUTE_BUDGET_MB",
+    "Resolute.Captures": "RESOLUTE_CAPTURE",
+    "Resolute.Remember": "RESOLUTE_REMEMBER",
+    "Resolute.Workers": "RESOLUTE_WORKERS",
+}
+# A number that means "automatic": then nothing is passed on.
+_AUTOMATIC = {"Resolute.BudgetMiB": 0, "Resolute.Workers": -1}
+_MAX_NUMBER = 1 << 24  # MiB
+
+
+def environment() -> dict[str, str]:
+    """The environment of this process, and below it what the user set."""
+    return {**_in_variables(_read()), **{name: value for name, value in os.environ.items() if value.strip()}}
+
+
+def fixed() -> dict[str, str]:
+    """Settings that an environment variable decides: name in the dialog -> "VARIABLE=value"."""
+    return {
+        name: f"{variable}={os.environ[variable]}"
+        for name, variable in VARIABLES.items()
+        if os.environ.get(variable, "").strip()
+    }
+
+
+def _in_variables(settings: Mapping[str, Any]) -> dict[str, str]:
+    found = {}
+    for name, variable in VARIABLES.items():
+        value = settings.get(name)
+        if isinstance(value, bool) or (
+            isinstance(value, (int, float)) and value != _AUTOMATIC.get(name) and 0 <= value <= _MAX_NUMBER
+        ):
+            found[variable] = str(int(value))
+    return found
+
+
+def _read() -> dict[str, Any]:
+    file = Path(folder_paths.get_user_directory()) / "default" / "comfy.settings.json"
+    try:
+        settings = json.loads(file.read_text("utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        logger.warning("Resolute: %s cannot be read (%s), so its settings are not used", file.name, error)
+        return {}
+    return settings if isinstance(settings, dict) else {}

@@ -1,0 +1,27 @@
+// The badge in ComfyUI's top bar: how much is ready, or what is being compiled. It opens the panel.
+import { element } from "./dom.js";
+
+export function badgeText(live, t) {
+  if (live.working) return live.working.text;
+  if (live.problem) return t("no answer");
+  if (!live.cache) return t("loading");
+  return t("{regions} regions, {sizes} sizes ready", { regions: live.regions, sizes: live.readySizes.size });
+}
+
+export function addBadge(app, live, t, open) {
+  const text = element("span", { class: "resolute-badge-text" });
+  const dot = element("span", { class: "resolute-dot", "aria-hidden": "true" });
+  const button = element("button", { class: "resolute-badge", type: "button", onclick: open }, dot, text);
+  const update = () => {
+    const shown = badgeText(live, t);
+    text.textContent = shown;
+    button.classList.toggle("resolute-working", Boolean(live.working));
+    button.title = `Resolute: ${shown}`;
+    button.setAttribute("aria-label", `Resolute: ${shown}. ${t("Open the panel")}`);
+  };
+  live.addEventListener("change", update);
+  update();
+  const group = app.menu?.settingsGroup?.element;
+  if (group) group.before(button);
+  return button;
+}

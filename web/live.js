@@ -1,0 +1,81 @@
+// What the badge and the panel show: read from the server, and kept current by its messages over the websocket.
+
+const PAUSE_MS = 400; // several messages in a row cause one request
+
+export class Live extends EventTarget {
+  constructor(api) {
+    super();
+    this.api = api;
+    this.cache = null; // of GET /resolute/cache
+    this.runs = []; // of GET /resolute/runs
+    this.working = null; // {text, done, total} while something compiles or loads
+    this.problem = ""; // why the server does not answer
+    this.timer = 0;
+    api.addEventListener("resolute", ({ detail }) => this.receive(detail));
+    api.addEventListener("reconnected", () => this.refresh());
+  }
+
+  receive(message) {
+    if (message.kind === "working") {
+      this.working = message;
+      this.changed();
+      return;
+    }
+    this.working = null;
+    if (message.kind === "run") this.runs = [...this.runs, message.run].slice(-60);
+    this.changed();
+    clearTimeout(this.timer);
+    this.timer = setTimeout(() => this.refresh(), PAUSE_MS);
+  }
+
+  async refresh() {
+    try {
+      const [cache, runs] = await Promise.all([this.get("/resolute/cache"), this.get("/resolute/runs")]);
+      Object.assign(this, { cache, runs: runs.runs, problem: "" });
+    } catch (error) {
+      this.problem = error.message;
+    }
+    this.changed();
+  }
+
+  async get(path) {
+    return this.answer(await this.api.fetchApi(path));
+  }
+
+  async post(path, body) {
+    const request = { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(body) };
+    return this.answer(await this.api.fetchApi(path, request));
+  }
+
+  // The JSON of an answer. Throws the server's sentence if it refused.
+  async answer(response) {
+    const json = await response.json().catch(() => null);
+    if (!response.ok) throw new Error(json?.error?.message ?? `${response.status} ${response.statusText}`);
+    return json;
+  }
+
+  changed() {
+    this.dispatchEvent(new Event("change"));
+  }
+
+  get regions() {
+    return (this.cache?.modules ?? []).reduce((sum, module) => sum + module.regions_compiled, 0);
+  }
+
+  // Sizes of diffusion models that run without a wait, as "1024x1024".
+  get readySizes() {
+    const shapes = [...(this.cache?.entries ?? []), ...(this.cache?.models ?? []).flatMap((model) => model.shapes)];
+    const ready = shapes.filter((shape) => ["captured", "memory"].includes(shape.state) && isSampling(shape));
+    return new Set(ready.map(pixels));
+  }
+}
+
+export function isSampling(shape) {
+  return ["unet", "deepcache_full"].includes(shape.role);
+}
+
+// Latents have 8 pixels to a side of each cell in every family that the server remembers.
+export function pixels(shape) {
+  const [height, width] = shape.latent_shape.slice(-2);
+  return `${8 * width}x${8 * height}`;
+}

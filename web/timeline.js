@@ -1,0 +1,64 @@
+// The timeline of the latest prompts: a bar for each run, in pieces, and a sentence for each wait.
+import { element, seconds } from "./dom.js";
+
+export const KINDS = {
+  replay: "replay",
+  regions: "compiled regions",
+  capture: "capture",
+  compile: "compile",
+  load: "load from disk",
+  bypass: "bypass",
+};
+const ROLES = { unet: "sampling", vae_decode: "decoding", controlnet: "ControlNet" };
+const PROMPTS = 8;
+
+export function legend(t) {
+  const items = Object.entries(KINDS).map(([kind, name]) =>
+    element("li", {}, element("span", { class: `resolute-swatch resolute-${kind}`, "aria-hidden": "true" }), t(name)),
+  );
+  return element("ul", { class: "resolute-legend" }, items);
+}
+
+// Runs grouped by prompt, the latest prompt first.
+export function prompts(runs) {
+  const groups = new Map();
+  for (const run of runs) {
+    if (!groups.has(run.prompt_id)) groups.set(run.prompt_id, []);
+    groups.get(run.prompt_id).push(run);
+  }
+  return [...groups.values()].reverse().slice(0, PROMPTS);
+}
+
+export function promptRow(runs, t) {
+  const longest = Math.max(...runs.map((run) => run.seconds), 0.001);
+  const at = new Date(runs[0].started * 1000).toLocaleTimeString();
+  return element(
+    "li",
+    { class: "resolute-prompt" },
+    element("div", { class: "resolute-prompt-head" }, element("time", {}, at), ` ${runs[0].size}`),
+    runs.map((run) => runRow(run, longest, t)),
+  );
+}
+
+function runRow(run, longest, t) {
+  const parts = run.segments.map((piece) => `${t(KINDS[piece.kind])} ${seconds(piece.seconds)}`);
+  const bar = element(
+    "div",
+    { class: "resolute-bar", role: "img", "aria-label": parts.join(", "), title: parts.join(", ") },
+    run.segments.map((piece) =>
+      element("span", {
+        class: `resolute-piece resolute-${piece.kind}`,
+        style: { width: `${(100 * piece.seconds) / longest}%` },
+      }),
+    ),
+  );
+  const [status, ...more] = run.status.split("\n");
+  return element(
+    "div",
+    { class: "resolute-run" },
+    element("div", { class: "resolute-run-head" }, `${t(ROLES[run.role] ?? run.role)} · ${run.model}`),
+    bar,
+    element("div", { class: "resolute-status" }, [status.replace(`${run.size}: `, ""), ...more].join("; ")),
+    run.reasons.length ? element("ul", { class: "resolute-reasons" }, run.reasons.map((why) => element("li", {}, why))) : null,
+  );
+}
