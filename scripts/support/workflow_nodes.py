@@ -209,7 +209,7 @@ OURS = (
         "ResoluteCompileModel",
         "Compile Model",
         inputs=(("model", "MODEL"),),
-        widgets=(_BACKEND, Widget("batching", "COMBO", "auto")),
+        widgets=(_BACKEND, Widget("batching", "COMBO", "auto"), Widget("leave_out", "STRING", "")),
         outputs=(_MODEL,),
     ),
     NodeType(
