@@ -46,13 +46,16 @@ class CacheConfig:
         store_folder: Path | None = None,
         source: str = "",
         management_modules: frozenset[str] = frozenset(),
+        settings: Mapping[str, str] | None = None,
     ) -> CacheConfig:
         """Read the RESOLUTE_* variables. Raises UserError for an invalid value.
 
         device_bytes: the GPU's memory; it limits the default budget.
         store_folder: the default folder; RESOLUTE_STORE can name another one or turn the store off.
+        settings: variables that count where the environment has none.
         """
-        env = os.environ if environment is None else environment
+        given = os.environ if environment is None else environment
+        env = {**(settings or {}), **{name: text for name, text in given.items() if text.strip()}}
         defaults = CacheConfig()
         budget = (
             defaults.budget_bytes if device_bytes is None else min(defaults.budget_bytes, device_bytes // _GPU_FRACTION)
@@ -69,6 +72,11 @@ class CacheConfig:
             trusted_classes=_names(env, "RESOLUTE_TRUSTED_CLASSES"),
             management_modules=management_modules,
         )
+
+
+def given_variables() -> dict[str, str]:
+    """The RESOLUTE_* variables of this process's environment that have a value."""
+    return {name: text for name, text in os.environ.items() if name.startswith("RESOLUTE_") and text.strip()}
 
 
 def _megabytes(env: Mapping[str, str], name: str, default: int) -> int:

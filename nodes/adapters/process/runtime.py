@@ -56,15 +56,15 @@ def cache() -> GraphCache:
     with _lock:
         if _cache is None:
             total = int(comfy.model_management.get_total_memory(device()))
-            _cache = GraphCache(
-                CacheConfig.from_environment(
-                    user_settings.environment(),
-                    total,
-                    store_location.folder(),
-                    store_location.source(),
-                    MANAGEMENT_MODULES,
-                )
+            config = CacheConfig.from_environment(
+                None,
+                total,
+                store_location.folder(),
+                store_location.source(),
+                MANAGEMENT_MODULES,
+                user_settings.variables(),
             )
+            _cache = GraphCache(config)
         return _cache
 
 

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import folder_paths
+
+from ....compile_cache.config import given_variables
 
 logger = logging.getLogger(__name__)
 
@@ -29,18 +30,15 @@ _AUTOMATIC = {"Resolute.BudgetMiB": 0, "Resolute.Workers": -1}
 _MAX_NUMBER = 1 << 24  # MiB
 
 
-def environment() -> dict[str, str]:
-    """The environment of this process, and below it what the user set."""
-    return {**_in_variables(_read()), **{name: value for name, value in os.environ.items() if value.strip()}}
+def variables() -> dict[str, str]:
+    """What the user set, as texts of the environment variables of the same meaning."""
+    return _in_variables(_read())
 
 
 def fixed() -> dict[str, str]:
     """Settings that an environment variable decides: name in the dialog -> "VARIABLE=value"."""
-    return {
-        name: f"{variable}={os.environ[variable]}"
-        for name, variable in VARIABLES.items()
-        if os.environ.get(variable, "").strip()
-    }
+    given = given_variables()
+    return {name: f"{variable}={given[variable]}" for name, variable in VARIABLES.items() if variable in given}
 
 
 def _in_variables(settings: Mapping[str, Any]) -> dict[str, str]:
