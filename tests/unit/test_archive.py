@@ -2,44 +2,38 @@
 
 from __future__ import annotations
 
-import functools
 import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
-import pathspec  # of mypy; comfy-cli reads .comfyignore with it
 import pytest
+from PIL import Image
 
-ROOT = Path(__file__).resolve().parents[2]
+from ..archive import ROOT, git, shipped, unpack
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
 LEFT_OUT = (
     "tests", "benchmarks", "typings", ".ci", ".github", "scripts/demo", "scripts/support/demo_model",
     "scripts/support/environment.py",
 )  # fmt: skip
 
 
-def git(*arguments: str) -> list[str]:
-    """The lines that git prints."""
-    done = subprocess.run(["git", "-C", str(ROOT), *arguments], capture_output=True, text=True, check=True)
-    return done.stdout.splitlines()
-
-
-@functools.cache
-def shipped(syntax: str = "gitignore") -> frozenset[str]:
-    """The paths that `comfy node publish` would pack: tracked files that .comfyignore does not match."""
-    lines = [line.strip() for line in (ROOT / ".comfyignore").read_text("utf-8").splitlines()]
-    ignored = pathspec.PathSpec.from_lines(syntax, [line for line in lines if line and not line.startswith("#")])
-    return frozenset(path for path in git("ls-files") if not ignored.match_file(path) and (ROOT / path).is_file())
+@pytest.fixture(scope="module")
+def unpacked(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return unpack(tmp_path_factory.mktemp("custom_nodes") / "resolute")
 
 
 @pytest.fixture(scope="module")
-def unpacked(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("custom_nodes") / "resolute"
-    for path in shipped():
-        (folder / path).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(ROOT / path, folder / path)  # without the mode: an archive may lose it
-    return folder
+def metadata() -> dict[str, Any]:
+    with open(ROOT / "pyproject.toml", "rb") as file:
+        found: dict[str, Any] = tomllib.load(file)
+    return found
 
 
 def started(unpacked: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -102,3 +96,58 @@ def test_the_readme_links_to_what_is_shipped() -> None:
     links = re.findall(r"\]\(([^)#:]+)[^):]*\)", (ROOT / "README.md").read_text("utf-8"))
     assert links
     assert [link for link in links if link not in paths] == []
+
+
+class TestRulesOfTheRegistry:
+    """docs.comfy.org/registry/specifications and /standards, and what `comfy node validate` checks."""
+
+    def test_the_security_checks_find_nothing(self, unpacked: Path) -> None:
+        rules = "S102,S307,E702"  # exec, eval, several statements on a line
+        options = ["--isolated", "--ignore-noqa", "--no-cache", "--select", rules]
+        command = [sys.executable, "-m", "ruff", "check", *options, str(unpacked)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert (done.returncode, done.stderr) == (0, ""), done.stdout
+
+    def test_nothing_is_installed_at_run_time(self, unpacked: Path) -> None:
+        installing = re.compile(r"[\"']pip3?[\"']|import pip\b|ensurepip|uv pip")
+        files = [path for path in unpacked.rglob("*") if path.suffix == ".py" or path.parent.name == "scripts"]
+        texts = {path.relative_to(unpacked).as_posix(): path.read_text("utf-8") for path in files if path.is_file()}
+        assert len(texts) > 100
+        assert [name for name, text in texts.items() if installing.search(text)] == []
+
+    def test_the_name_is_a_node_id(self, metadata: dict[str, Any]) -> None:
+        name = metadata["project"]["name"]
+        assert re.fullmatch(r"[a-z](?:[-_.]?[a-z0-9])*", name)
+        assert len(name) < 100
+        assert "comfyui" not in name
+
+    def test_the_versions_have_three_numbers(self, metadata: dict[str, Any]) -> None:
+        assert re.fullmatch(r"\d+\.\d+\.\d+", metadata["project"]["version"])
+        assert re.fullmatch(r">=\d+\.\d+\.\d+", metadata["tool"]["comfy"]["requires-comfyui"])
+
+    def test_the_changelog_begins_with_this_version(self, metadata: dict[str, Any]) -> None:
+        headings = re.findall(r"^## \[(.+?)\] - (.+)$", (ROOT / "CHANGELOG.md").read_text("utf-8"), re.MULTILINE)
+        version, date = headings[0]
+        assert version == metadata["project"]["version"]
+        assert date == "Unreleased" or re.fullmatch(r"\d{4}-\d\d-\d\d", date)
+
+    def test_what_the_metadata_names_is_shipped(self, metadata: dict[str, Any]) -> None:
+        project = metadata["project"]
+        assert {project["license"]["file"], project["readme"], "requirements.txt"} <= shipped()
+
+    def test_the_publisher_and_the_name_for_people_are_given(self, metadata: dict[str, Any]) -> None:
+        comfy = metadata["tool"]["comfy"]
+        assert re.fullmatch(r"[a-z0-9-]+", comfy["PublisherId"])
+        assert comfy["DisplayName"].strip()
+
+    def test_an_icon_is_a_picture_of_the_allowed_size(self, metadata: dict[str, Any]) -> None:
+        icon = metadata["tool"]["comfy"]["Icon"]
+        if not icon:
+            return  # the registry shows a plain one
+        path = icon.rpartition("/main/")[2]  # an address of a file of the repository
+        assert path.endswith((".svg", ".png", ".jpg", ".gif"))
+        assert (ROOT / path).is_file()
+        if not path.endswith(".svg"):
+            with Image.open(ROOT / path) as picture:
+                assert picture.width <= 800
+                assert picture.height <= 400
