@@ -34,7 +34,8 @@ def compile_diffusion_model(
     back onto the wrong one. Raises UnknownBackendError or BackendUnavailableError.
     """
     exchanged = model.object_patches.get(_NETWORK)
-    if exchanged is not None:
+    own = model.object_patches_backup.get(_NETWORK, model.model.diffusion_model)
+    if exchanged not in (None, own):
         reason = f"another node put {describe_code(exchanged)} in place of the whole network: it runs as it is"
         explain_passthrough(reason, node_id)
         count_bypass(reason, is_logged=True)
@@ -45,6 +46,7 @@ def compile_diffusion_model(
         families = left_out.without(families, names)
     prepare_backend(backend, model.load_device, node_id)
     clone = static_clone(model)
+    clone.object_patches.pop(_NETWORK, None)  # a disabled compile node patches the network by itself
     # Most diffusion models of core split `forward` (wrappers) from `_forward` (the computation); some do not.
     method = "_forward" if hasattr(clone.get_model_object(_NETWORK), "_forward") else "forward"
     name = f"{_NETWORK}.{method}"

@@ -61,6 +61,13 @@ def with_compiled_network(model: Any) -> Any:
     return clone
 
 
+def with_network_in_its_own_place(model: Any) -> Any:
+    """Patches the network by itself, as WaveSpeed's compile node does while its compiler is disabled."""
+    clone = model.clone()
+    clone.add_object_patch("diffusion_model", clone.get_model_object("diffusion_model"))
+    return clone
+
+
 class Compiled(torch.nn.Module):
     """torch's OptimizedModule without the compiler: it runs code of its own, which no forward on the module changes.
 

@@ -47,6 +47,22 @@ def test_a_network_that_is_exchanged_is_named_and_counted(bench: Bench, place: s
     assert f"{STEPS} eager calls" in bench.summary
 
 
+@in_either_order
+def test_a_network_that_is_patched_by_itself_runs_through_ours(bench: Bench, place: str) -> None:
+    model = bench.model()
+    expected = bench.sample(model)
+    before = bench.bypasses()
+    ours = (
+        bench.compiled(packs.with_network_in_its_own_place(model))
+        if place == "before"
+        else packs.with_network_in_its_own_place(bench.compiled(model))
+    )
+    for _ in range(2):  # the second time the patch is in place already
+        assert torch.equal(bench.sample(ours), expected)
+        assert f"{STEPS} eager calls" in bench.summary
+    assert bench.bypasses() == before
+
+
 def test_a_network_with_code_of_its_own_is_named_and_counted(bench: Bench) -> None:
     model = bench.model()
     ours = bench.compiled(model)
