@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from .fingerprint import FORMAT_VERSION, EnvironmentFingerprint
-from .private_files import NotPrivateError, make_private, require_private, try_unlink, write_file
+from .private_files import NotPrivateError, files_in, make_private, require_private, try_unlink, write_file
 
 logger = logging.getLogger(__name__)
 
@@ -93,7 +93,7 @@ class ArtifactStore:
     def load(self, key: str, known: frozenset[str] = frozenset()) -> list[Artifact]:
         """The artifacts of a key, without those whose name is in `known`. Invalid ones are removed and logged."""
         found = []
-        for path in sorted(self._folder.glob(f"{key[:DIGEST_CHARS]}-*.json")):
+        for path in files_in(self._folder, f"{key[:DIGEST_CHARS]}-*.json"):
             if path.stem in known:
                 continue
             try:
@@ -123,7 +123,7 @@ class ArtifactStore:
 
     def names(self) -> list[str]:
         """Names of all artifacts of this environment."""
-        return sorted(path.stem for path in self._folder.glob("*-*.json") if path.is_file())
+        return [path.stem for path in files_in(self._folder, "*-*.json") if path.is_file()]
 
     def sizes(self) -> dict[str, int]:
         """Payload size in bytes of each artifact of this environment, by name."""
@@ -141,7 +141,7 @@ class ArtifactStore:
             # Write the manifest last: a payload without a manifest is never read.
             write_file(self._folder / f"{artifact.name}.bin", artifact.payload)
             write_file(self._folder / f"{artifact.name}.json", canonical_json(manifest_of(artifact, self.environment)))
-            self._trim()
+            self._trim(artifact.name)
         except OSError as error:
             logger.warning("Resolute: %s was compiled but could not be stored (%s)", artifact.label, error)
             return False
@@ -176,27 +176,31 @@ class ArtifactStore:
     def _by_age(self) -> list[tuple[float, int, Path]]:
         """(time of last use, bytes, manifest path) of every artifact of every environment, oldest first."""
         found = []
-        for path in self._root.glob("*/*.json"):
+        for path in files_in(self._root, "*/*.json"):
             if path.name == ENVIRONMENT_FILE:
                 continue
             with contextlib.suppress(OSError):
                 found.append((path.stat().st_mtime, path.with_suffix(".bin").stat().st_size, path))
         return sorted(found)
 
-    def _trim(self) -> None:
+    def _trim(self, newest: str) -> None:
+        """Keep the artifact `newest`, however large it is: by its time another one may be newer, if the clock moved."""
         entries = self._by_age()
         total = sum(size for _, size, _ in entries)
-        for _, size, path in entries[:-1]:  # keep the newest, however large it is
+        for _, size, path in entries:
             if total <= self._limit:
                 break
+            if path.stem == newest:
+                continue
             try_unlink(path)
             try_unlink(path.with_suffix(".bin"))
             total -= size
         for pattern in ("*/*.tmp", "*/*.bin"):
-            for path in self._root.glob(pattern):
+            for path in files_in(self._root, pattern):
                 with contextlib.suppress(OSError):
                     whole = path.suffix == ".bin" and path.with_suffix(".json").exists()
-                    if not whole and time.time() - path.stat().st_mtime > _ABANDONED_SECONDS:
+                    # A time in the future is from before the clock went back.
+                    if not whole and abs(time.time() - path.stat().st_mtime) > _ABANDONED_SECONDS:
                         try_unlink(path)
 
     def _remove(self, name: str) -> None:

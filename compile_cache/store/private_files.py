@@ -100,3 +100,12 @@ def try_unlink(path: Path) -> None:
     """Remove a file; ignore OSError."""
     with contextlib.suppress(OSError):
         path.unlink()
+
+
+def files_in(folder: Path, pattern: str) -> list[Path]:
+    """The files of a pattern, by name. A folder that cannot be read is logged and counts as empty."""
+    try:
+        return sorted(folder.glob(pattern))
+    except OSError as error:
+        logger.warning("Resolute: %s cannot be read (%s)", folder, error)
+        return []

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 
 from ..keys import Component, GraphKey, Literal, Role, Signature, TensorSpec
 from .artifact_store import DIGEST_CHARS, InvalidArtifactError, parse_json, read_regular_file
-from .private_files import atomic_write, make_private
+from .private_files import atomic_write, files_in, make_private
 
 logger = logging.getLogger(__name__)
 
@@ -104,7 +104,7 @@ class ShapeHistory:
 
     def models(self) -> list[Model]:
         """All stored models, the last used one first."""
-        files = [] if self._folder is None else sorted(self._folder.glob("*.json"))
+        files = [] if self._folder is None else files_in(self._folder, "*.json")
         found = [model for file in files if (model := _readable(file)) is not None and model.graphs]
         return sorted(found, key=lambda model: model.graphs[-1].used, reverse=True)
 
