@@ -52,15 +52,26 @@ class Bench:
     def compiled_vae(self, vae: Any) -> Any:
         return self.core.ours("compile.vae_decode").compile_vae_decode(vae, "eager", None)
 
-    def sample(self, model: Any, steps: int = 3) -> torch.Tensor:
-        """Latents (1, 4, 8, 8) without guidance: one call of the model in each step."""
+    def sample(self, model: Any, steps: int = 3, callback: Any = None) -> torch.Tensor:
+        """Latents (1, 4, 8, 8) without guidance: one call of the model in each step. callback: as in core."""
         self.caplog.clear()
         latent = torch.zeros((1, 4, 8, 8))
         generator = torch.Generator().manual_seed(1)
         condition = [[torch.randn((1, 77, 768), generator=generator), {}]]
         noise = self.core.comfy.sample.prepare_noise(latent, 5)
         samples: torch.Tensor = self.core.comfy.sample.sample(
-            model, noise, steps, 1.0, "euler", "normal", condition, condition, latent, disable_pbar=True, seed=5
+            model,
+            noise,
+            steps,
+            1.0,
+            "euler",
+            "normal",
+            condition,
+            condition,
+            latent,
+            callback=callback,
+            disable_pbar=True,
+            seed=5,
         )
         return samples
 
