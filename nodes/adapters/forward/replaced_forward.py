@@ -54,8 +54,9 @@ def _replacement(patch: ForwardPatch, name: str, model: torch.nn.Module) -> str 
         return f"another node put {describe_code(network)} in place of the whole network"
     found = vars(network).get(method)
     if found is not patch:
-        own = found is None or is_own(network, method, found)
-        return f"{'another node' if own else describe_code(found)} replaced the model's {method}"
+        if found is None or is_own(network, method, found):
+            return f"the model's own {method} is in place: it was unloaded during the run, or another node put it back"
+        return f"{describe_code(found)} replaced the model's {method}"
     if getattr(network, "_compiled_call_impl", None) is not None:
         return "torch.compile runs the whole network"
     return None

@@ -61,6 +61,25 @@ def with_compiled_network(model: Any) -> Any:
     return clone
 
 
+def with_network_for_each_call(model: Any) -> Any:
+    """Puts a compiled network in place for the length of a call, as KJNodes' TorchCompileModelAdvanced does."""
+    clone = model.clone()
+    network = clone.get_model_object("diffusion_model")
+    compiled = Compiled(network)
+    compiled.forward = lambda *args, **kwargs: type(network)._forward(network, *args, **kwargs)
+
+    def swap_and_call(executor: Any, *args: Any, **kwargs: Any) -> Any:
+        base = executor.class_obj
+        base.diffusion_model = compiled
+        try:
+            return executor(*args, **kwargs)
+        finally:
+            base.diffusion_model = network
+
+    clone.add_wrapper("apply_model", swap_and_call)
+    return clone
+
+
 def with_network_in_its_own_place(model: Any) -> Any:
     """Patches the network by itself, as WaveSpeed's compile node does while its compiler is disabled."""
     clone = model.clone()

@@ -48,6 +48,22 @@ def test_a_network_that_is_exchanged_is_named_and_counted(bench: Bench, place: s
 
 
 @in_either_order
+def test_a_network_that_is_exchanged_for_each_call_is_named_and_counted(bench: Bench, place: str) -> None:
+    model = bench.model()
+    expected = bench.sample(packs.with_network_for_each_call(model))
+    before = bench.bypasses()
+    if place == "before":
+        ours = bench.compiled(packs.with_network_for_each_call(model))
+        text, count = "another node put Compiled (tests) in place of the whole network", STEPS
+    else:
+        ours = packs.with_network_for_each_call(bench.compiled(model))
+        text, count = "swap_and_call (tests) answered in place of the model in every step", 1
+    assert torch.equal(bench.sample(ours), expected)
+    assert f"no calls: {text}" in bench.summary
+    assert bench.bypasses() == before + count
+
+
+@in_either_order
 def test_a_network_that_is_patched_by_itself_runs_through_ours(bench: Bench, place: str) -> None:
     model = bench.model()
     expected = bench.sample(model)
