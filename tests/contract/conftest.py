@@ -77,7 +77,9 @@ def comfy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     )
     package = ModuleType("comfy")
     package.__path__ = []
-    folders = SimpleNamespace(get_system_user_directory=lambda name: str(tmp_path / name))
+    folders = SimpleNamespace(
+        get_system_user_directory=lambda name: str(tmp_path / name), get_user_directory=lambda: str(tmp_path)
+    )
     monkeypatch.setitem(sys.modules, "folder_paths", folders)  # type: ignore[arg-type]
     package.model_management = answers  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "comfy", package)

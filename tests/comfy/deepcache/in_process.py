@@ -53,6 +53,7 @@ def load() -> SimpleNamespace:
         # Where regions are kept over restarts; nothing is kept here.
         folders = ModuleType("folder_paths")
         folders.get_system_user_directory = str  # type: ignore[attr-defined]
+        folders.get_user_directory = str  # type: ignore[attr-defined]
         pack = _package(PACK, ROOT)
         tiny = _package("resolute_tiny_models", ROOT / "tests" / "pack")
         sys.modules["folder_paths"] = folders
