@@ -118,6 +118,11 @@ class Program(ABC):
         return (0, 0)
 
     @property
+    def blocks(self) -> dict[str, int]:
+        """How many blocks of this module may be regions, by how they were found: "catalogued" or "recognised"."""
+        return {}
+
+    @property
     def region_keys(self) -> frozenset[str]:
         """Keys of the regions that calls of this module ran. If the next process loads these, it compiles nothing."""
         return frozenset()

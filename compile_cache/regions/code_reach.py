@@ -96,15 +96,23 @@ def class_code(kinds: Iterable[type]) -> Iterator[FunctionType]:
 
 def string_constants(kinds: Iterable[type]) -> set[str]:
     """Every string that is written in the code of these classes: the keys that they can look up, for example."""
-    codes = [function.__code__ for function in class_code(kinds)]
-    found: set[str] = set()
-    while codes:
-        for constant in codes.pop().co_consts:
-            if isinstance(constant, str):
-                found.add(constant)
-            elif isinstance(constant, CodeType):
-                codes.append(constant)
-    return found
+    return set().union(*(_strings(function.__code__) for function in class_code(kinds)))
+
+
+def names_read(kinds: Collection[type]) -> frozenset[str]:
+    """Every name and string in the code that modules of these classes can run once they are made.
+
+    An attribute that is not among them has no effect. What only `__init__` uses is left out, but for the functions that
+    are written in it.
+    """
+    codes: list[CodeType] = []
+    for function in class_code(kinds):
+        code = function.__code__
+        is_maker = function.__name__ == "__init__"
+        codes += [each for each in code.co_consts if isinstance(each, CodeType)] if is_maker else [code]
+    for slot in _reachable(kinds, ()):
+        codes += [function.__code__ for function in _functions_of(slot.value())]
+    return frozenset().union(*(_strings(code) | set(_names(code)) for code in codes))
 
 
 def _reachable(kinds: Iterable[type], left_out: Collection[str]) -> set[Slot]:
@@ -155,6 +163,11 @@ def _named_in(function: FunctionType) -> Iterator[Slot]:
                 modules.append(value)
             elif _is_code(value):
                 yield Slot(module.__name__, name)
+
+
+def _strings(code: CodeType) -> set[str]:
+    found = {constant for constant in code.co_consts if isinstance(constant, str)}
+    return found.union(*(_strings(constant) for constant in code.co_consts if isinstance(constant, CodeType)))
 
 
 def _names(code: CodeType) -> Iterator[str]:

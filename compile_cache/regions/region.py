@@ -29,6 +29,8 @@ class RegionSite:
     name: the place in the model, for people: "input_blocks.4.1".
     kind: which code runs: "ResBlock".
     without: children of the module that the function does not run.
+    structure: a digest of the module and of everything else that the function depends on. None: the digest of the
+        module alone (`structure_digest`).
     """
 
     name: str
@@ -37,15 +39,27 @@ class RegionSite:
     function: RegionFunction
     dims: tuple[Dims, ...]
     without: tuple[str, ...] = ()
+    structure: str | None = None
 
 
 @dataclass(frozen=True, eq=False)
 class Hook:
-    """A replacement for one module's `forward`, installed only while a call runs through the regions."""
+    """A replacement for one module's `forward`, installed only while a call runs through the regions.
+
+    sites: those that are known before a call. A hook may make more of them while it runs.
+    label: kind and name of the sites that it makes while it runs. origin: how the block was found, for people.
+    """
 
     module: torch.nn.Module
     forward: Callable[..., Any]
-    sites: tuple[RegionSite, ...]
+    sites: tuple[RegionSite, ...] = ()
+    label: tuple[str, str] | None = None
+    origin: str = "catalogued"
+
+    @property
+    def labels(self) -> list[tuple[str, str]]:
+        """Kind and name of every site."""
+        return [(site.kind, site.name) for site in self.sites] + ([] if self.label is None else [self.label])
 
 
 class RegionRunner(Protocol):

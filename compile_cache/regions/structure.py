@@ -9,7 +9,7 @@ from __future__ import annotations
 import enum
 import functools
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 import torch
 
@@ -55,17 +55,28 @@ def parts(module: torch.nn.Module, without: Sequence[str] = ()) -> list[tuple[st
     ]
 
 
-def structure_digest(module: torch.nn.Module, memo: Memo | None = None, without: Sequence[str] = ()) -> str:
+def structure_digest(
+    module: torch.nn.Module,
+    memo: Memo | None = None,
+    without: Sequence[str] = (),
+    ignored: Collection[str] = (),
+) -> str:
     """A digest of `module` and all modules below it: classes, settings, and the shapes, dtypes and ties of weights.
 
     memo: shares the digests of parts between calls, so that a survey of a model computes each part once.
-    without: children of `module` to leave out.
+    without: children of `module` to leave out. ignored: names of plain attributes that do not matter.
     """
     ties = _ties(part for _, part in parts(module, without))
-    return _hash((ties, _digest(module, {} if memo is None else memo, is_root=True, without=without)))
+    return _hash((ties, _digest(module, {} if memo is None else memo, True, without, ignored)))
 
 
-def _digest(module: torch.nn.Module, memo: Memo, is_root: bool = False, without: Sequence[str] = ()) -> str:
+def _digest(
+    module: torch.nn.Module,
+    memo: Memo,
+    is_root: bool = False,
+    without: Sequence[str] = (),
+    ignored: Collection[str] = (),
+) -> str:
     known = None if is_root else memo.get(id(module))
     if known is not None:
         return known
@@ -79,11 +90,11 @@ def _digest(module: torch.nn.Module, memo: Memo, is_root: bool = False, without:
     # A torch hook can do anything before or after this module, so it makes the module different from all others.
     hooks = tuple(id(hook) for hooks in (module._forward_hooks, module._forward_pre_hooks) for hook in hooks.values())
     children = tuple(
-        (name, _digest(child, memo))
+        (name, _digest(child, memo, ignored=ignored))
         for name, child in module._modules.items()
         if child is not None and name not in without
     )
-    own = sorted(settings(module, is_root), key=lambda setting: setting[0])
+    own = sorted((each for each in settings(module, is_root) if each[0] not in ignored), key=lambda each: each[0])
     result = _hash((kind.__module__, kind.__qualname__, weights, tuple(own), hooks, children))
     if not is_root:
         memo[id(module)] = result

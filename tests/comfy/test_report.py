@@ -104,7 +104,7 @@ def test_the_cache_route_returns_counters_bytes_and_entries(bench: Bench, path: 
     assert 0 <= report["bytes"] <= report["budget_bytes"]
     assert report["entries"] == []  # nothing is captured on a CPU
     for module in report["modules"]:
-        assert module.keys() >= {"module", "backend", "regions_compiled", "regions"}
+        assert module.keys() >= {"module", "backend", "regions_compiled", "regions", "blocks"}
 
 
 @pytest.mark.usefixtures("warm")

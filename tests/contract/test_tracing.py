@@ -6,7 +6,7 @@ import pytest
 import sympy
 import torch
 
-from compile_cache.backends.inductor.compile.tracing import bind_dims, trace, weight_slots
+from compile_cache.backends.inductor.compile.tracing import bind_dims, general_hints, trace, weight_slots
 
 from .rig import CONTEXT, TOKENS, Attention, Model, original, random, seeded
 
@@ -26,6 +26,18 @@ from .rig import CONTEXT, TOKENS, Attention, Model, original, random, seeded
 )
 def test_a_name_has_one_size_or_the_inputs_do_not_fit(dims: object, shapes: object, sizes: object) -> None:
     assert bind_dims(dims, shapes) == sizes  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "hints"),
+    [
+        ({"b0": 1, "b1": 1, "b2": 2, "b3": 77, "0.1": 1}, {"b0": 2, "b1": 2, "b2": 4, "b3": 77, "0.1": 2}),
+        ({"b0": 2, "b1": 2, "b2": 4}, {"b0": 2, "b1": 2, "b2": 4}),
+        ({"b": 1, "n": 1}, {"b": 17, "n": 2}),
+    ],
+)
+def test_a_batch_of_one_is_traced_as_a_larger_one(sizes: dict[str, int], hints: dict[str, int]) -> None:
+    assert general_hints(sizes, torch.device("cpu")) == hints
 
 
 def test_weights_are_found_in_the_order_of_a_trace_parameters_first() -> None:

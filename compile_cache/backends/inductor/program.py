@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -62,6 +63,10 @@ class InductorProgram(Program):
     @property
     def regions(self) -> tuple[int, int]:
         return self._regions.compiled_count
+
+    @property
+    def blocks(self) -> dict[str, int]:
+        return dict(Counter(hook.origin for hook in self._hooks))
 
     @property
     def region_keys(self) -> frozenset[str]:

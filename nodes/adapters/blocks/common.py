@@ -54,7 +54,11 @@ def traced_attention(
     """
     batch = q.shape[0]
     if not skip_reshape:
-        q, k, v = (t.reshape(batch, -1, heads, t.shape[-1] // heads).transpose(1, 2) for t in (q, k, v))
+        width, grouped = q.shape[-1] // heads, bool(kwargs.get("enable_gqa", False))
+        q = q.reshape(batch, -1, heads, width).transpose(1, 2)
+        # Core's models also give v as (batch, tokens, heads, width). Grouped keys and values have fewer heads.
+        k, v = (t.reshape(batch, t.shape[1] if grouped else -1, -1 if grouped else heads, width) for t in (k, v))
+        k, v = k.transpose(1, 2), v.transpose(1, 2)
     if mask is not None:
         mask = mask[None, None] if mask.ndim == 2 else mask[:, None] if mask.ndim == 3 else mask
     extra = {name: kwargs[name] for name in ("scale", "enable_gqa") if name in kwargs}

@@ -20,18 +20,18 @@ def names_in(text: str) -> tuple[str, ...]:
 
 def require_known(names: Sequence[str], families: Sequence[Family], module: torch.nn.Module) -> None:
     """Raises UserError with the names that exist if one of `names` is no kind of region of `module` and no place."""
-    sites = [site for hook in _hooks(families, module, _run_nothing, _no_bypass) for site in hook.sites]
-    unknown = [name for name in names if not any(_is_named(site, name) for site in sites)]
+    labels = [label for hook in _hooks(families, module, _run_nothing, _no_bypass) for label in hook.labels]
+    unknown = [name for name in names if not any(_is_named(label, name) for label in labels)]
     if not unknown:
         return
     given = ", ".join(f"'{excerpt(name)}'" for name in unknown[:3])
-    if not sites:
+    if not labels:
         raise UserError(f"leave_out has {given}, but this model has no block that Resolute compiles: empty leave_out.")
-    kinds = sorted({site.kind.partition(".")[0] for site in sites})
-    places = sorted({site.name.partition(".")[0] for site in sites})
+    kinds = sorted({kind.partition(".")[0] for kind, _ in labels})
+    places = sorted({place.partition(".")[0] for _, place in labels})
     raise UserError(
         f"leave_out has {given}, which this model does not have. It has the kinds {', '.join(kinds)} and the places "
-        f"{', '.join(places)}; a longer place names one block, as {max((site.name for site in sites), key=len)}."
+        f"{', '.join(places)}; a longer place names one block, as {max((place for _, place in labels), key=len)}."
     )
 
 
@@ -40,7 +40,7 @@ def without(families: Sequence[Family], names: Sequence[str]) -> list[Family]:
 
     def kept_hooks(module: torch.nn.Module, run: RegionRunner, bypass: Bypass) -> list[Hook]:
         found = _hooks(families, module, run, bypass)
-        kept = [hook for hook in found if not any(_is_named(site, name) for site in hook.sites for name in names)]
+        kept = [hook for hook in found if not any(_is_named(label, name) for label in hook.labels for name in names)]
         if len(kept) < len(found):
             blocks = f"{len(found) - len(kept)} of {len(found)} blocks"
             bypass(BypassReason(BypassCode.LEFT_OUT, f"you left out {', '.join(names)}: {blocks} run as they are"))
@@ -53,8 +53,8 @@ def _hooks(families: Iterable[Family], module: torch.nn.Module, run: RegionRunne
     return [hook for family in families for hook in family(module, run, bypass)]
 
 
-def _is_named(site: RegionSite, name: str) -> bool:
-    return any(known == name or known.startswith(f"{name}.") for known in (site.kind, site.name))
+def _is_named(label: tuple[str, str], name: str) -> bool:
+    return any(known == name or known.startswith(f"{name}.") for known in label)
 
 
 def _run_nothing(site: RegionSite, *tensors: torch.Tensor) -> None:

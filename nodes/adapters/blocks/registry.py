@@ -9,7 +9,7 @@ import torch
 
 from ....compile_cache.keys import Role
 from ....compile_cache.regions.region import Hook, RegionRunner
-from . import flux, unet, vae
+from . import recognised, unet, vae
 from .common import Bypass
 
 FamilyHooks = Callable[[torch.nn.Module, RegionRunner, Bypass], list[Hook]]
@@ -23,7 +23,7 @@ class Family(NamedTuple):
 # One line for each family.
 FAMILIES = (
     Family(unet.hooks, (Role.UNET, Role.CONTROLNET)),
-    Family(flux.hooks, (Role.UNET, Role.CONTROLNET)),
+    Family(recognised.hooks, (Role.UNET, Role.CONTROLNET)),
     Family(vae.hooks, (Role.VAE_DECODE,)),
 )
 

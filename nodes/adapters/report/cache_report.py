@@ -12,9 +12,9 @@ from ..restart import shape_status
 def report() -> dict[str, Any]:
     """The state of the cache, as JSON: its own report, and three more fields.
 
-    modules: for each compiled module, how many of its regions are compiled, and the names of blocks that the user left
-    out. store: regions kept on disk, and their bytes. models: for each remembered model and shape, whether it is ready
-    in memory or on disk.
+    modules: for each compiled module, how many of its regions are compiled, its blocks by how they were found, and the
+    names of blocks that the user left out. store: regions kept on disk, and their bytes. models: for each remembered
+    model and shape, whether it is ready in memory or on disk.
     """
     cache, programs = runtime.cache(), runtime.programs()
     modules = [
@@ -23,6 +23,7 @@ def report() -> dict[str, Any]:
             "backend": backend,
             "regions_compiled": program.regions[0],
             "regions": program.regions[1],
+            "blocks": program.blocks,
             "left_out": list(left_out),
         }
         for (owner, backend, left_out), program in programs.items()

@@ -29,6 +29,10 @@ def table(data: dict[str, Any]) -> str:
         f"{data['bytes'] >> 20} of {data['budget_bytes'] >> 20} MiB used by captures",
     ]
     lines += [f"bypassed {count} times: {reason}" for reason, count in sorted(counters["bypasses"].items())]
+    for module in data["modules"]:
+        if module["blocks"]:
+            blocks = ", ".join(f"{count} blocks {origin}" for origin, count in sorted(module["blocks"].items()))
+            lines.append(f"{module['regions_compiled']} of {module['regions']} regions compiled: {blocks}")
     left_out = sorted({name for module in data["modules"] for name in module["left_out"]})
     if left_out:
         lines.append(f"left out of compiling: {', '.join(left_out)}")

@@ -30,6 +30,9 @@ from ....torch_private import (
     symbolic_shape_config,
 )
 
+# The names that make an input a feature map, see `region_format`.
+FEATURE_MAP: Dims = ("b", None, "h", "w")
+
 # Where a weight is kept: its module's dictionary of parameters or buffers, and its name there.
 WeightSlot = tuple[dict[str, Any], str]
 Shapes = tuple[tuple[int, ...], ...]
@@ -91,9 +94,12 @@ def general_hints(sizes: Mapping[str, int], device: torch.device) -> dict[str, i
     """Sizes to trace at, by name, so that the code stays general.
 
     Never 1, for which torch and inductor have special cases; on the CPU, batch "b" is at least _CPU_BATCH_HINT.
+    "b0", "b1" and so on are the first dimensions of inputs of which some are the batch, and some twice the batch (one
+    part for the picture, one for its reference): a batch of one is doubled in all of them.
     """
     lowest = {"b": _CPU_BATCH_HINT} if device.type == "cpu" else {}
-    return {name: max(size, lowest.get(name, 2)) for name, size in sizes.items()}
+    doubled = {name for name, size in sizes.items() if sizes.get("b0") == 1 and name.startswith("b") and size <= 2}
+    return {name: max(2 * size if name in doubled else size, lowest.get(name, 2)) for name, size in sizes.items()}
 
 
 def weight_slots(module: torch.nn.Module, without: Sequence[str] = ()) -> list[WeightSlot]:
@@ -185,13 +191,14 @@ def size_one_is_general(wanted: bool) -> AbstractContextManager[None]:
     return patched
 
 
-def region_format(tensor: torch.Tensor) -> torch.memory_format:
+def region_format(tensor: torch.Tensor, dims: Dims = FEATURE_MAP) -> torch.memory_format:
     """The memory format in which regions take a tensor.
 
     Channels-last for (batch, channels, height, width) on CUDA: convolutions are fastest with it, and tokens are a view
-    of it. Contiguous for everything else.
+    of it. Contiguous for everything else, also for what else has four dimensions (rotary tables, masks).
     """
-    return torch.channels_last if tensor.ndim == 4 and tensor.is_cuda else torch.contiguous_format
+    is_map = tensor.ndim == len(FEATURE_MAP) and dims[-2:] == FEATURE_MAP[-2:]
+    return torch.channels_last if is_map and tensor.is_cuda else torch.contiguous_format
 
 
 def _refuse_writes_to_inputs(graph: torch.fx.Graph) -> None:
@@ -217,4 +224,4 @@ def _drop_unused_weights(graph: torch.fx.Graph, weights: int) -> tuple[int, ...]
 
 def _symbolic_like(tensor: torch.Tensor, names: Dims, sizes: Mapping[str, Any]) -> torch.Tensor:
     shape = [size if name is None else sizes[name] for name, size in zip(names, tensor.shape, strict=True)]
-    return torch.empty(shape, dtype=tensor.dtype, device=tensor.device, memory_format=region_format(tensor))
+    return torch.empty(shape, dtype=tensor.dtype, device=tensor.device, memory_format=region_format(tensor, names))

@@ -122,7 +122,10 @@ def _add(call: RegionCall, artifact: Artifact) -> str:
 
     region.add(compiled, save)
     try:
-        inputs = [dummy_input(each.shape, each.dtype, each.device, region_format(each)) for each in call.tensors]
+        inputs = [
+            dummy_input(each.shape, each.dtype, each.device, region_format(each, dims))
+            for each, dims in zip(call.tensors, call.site.dims, strict=True)
+        ]
         right = may_run(replace(call, tensors=inputs), compiled)
     except RuntimeError as error:
         if not is_out_of_memory(error):

@@ -73,6 +73,8 @@ class RegionBinding:
         self._reaches = ReachCache(config.management_modules)
         self._state: tuple[Component, ...] = ()
         self._sites: dict[RegionSite, _BoundSite] = {}
+        self._memo: Memo = {}
+        self._foreign_code = ForeignCode()
         self._distinct: set[tuple[str, str]] = set()
         self._regions: dict[int, Region] = {}
         self._progress: Progress = SilentProgress()
@@ -83,25 +85,29 @@ class RegionBinding:
         self._no_memory: dict[tuple[str, Shapes], BypassReason] = {}
 
     def survey(self, sites: Iterable[RegionSite]) -> None:
-        """Read the structure of each site and find its weights. Nothing is compiled.
+        """Read the structure of each site and find its weights. Nothing is compiled. Other sites are read at first use.
 
         Repeat it when anything about the module changed (when its weights epoch changed).
         """
         self._sites.clear()
         self._distinct.clear()
         self._regions.clear()
-        memo: Memo = {}
-        foreign_code = ForeignCode()
+        self._memo, self._foreign_code = {}, ForeignCode()
         for site in sites:
-            own = [part for _, part in parts(site.module, site.without)]
-            reach = self._reaches.of(map(type, own))
-            casting = [module for module in own if hasattr(module, "comfy_cast_weights")]
-            structure = digest((structure_digest(site.module, memo, site.without), reach.digest))
-            bound = _BoundSite(structure, weight_slots(site.module, site.without), casting)
-            foreign = any(foreign_code.inside(module) for module in own)
-            bound.refused = self._replaced(site.kind, foreign, reach)
-            self._sites[site] = bound
-            self._distinct.add((site.kind, bound.structure))
+            self._bind(site)
+
+    def _bind(self, site: RegionSite, is_hooked: bool = False) -> _BoundSite:
+        """is_hooked: our hook is on the module now, and torch's hooks run around it."""
+        own = [part for _, part in parts(site.module, site.without)]
+        reach = self._reaches.of(map(type, own))
+        casting = [module for module in own if hasattr(module, "comfy_cast_weights")]
+        structure = site.structure or structure_digest(site.module, self._memo, site.without)
+        bound = _BoundSite(digest((structure, reach.digest)), weight_slots(site.module, site.without), casting)
+        foreign = any(self._foreign_code.inside(module, is_hooked and module is site.module) for module in own)
+        bound.refused = self._replaced(site.kind, foreign, reach)
+        self._sites[site] = bound
+        self._distinct.add((site.kind, bound.structure))
+        return bound
 
     @staticmethod
     def _replaced(kind: str, foreign: bool, reach: CodeReach) -> BypassReason | None:
@@ -151,12 +157,15 @@ class RegionBinding:
 
         Raises what the original raises, and whatever cancels; OutOfMemoryError as `out_of_memory_is_final` says.
         """
-        bound = self._sites[site]
+        bound = self._sites.get(site) or self._bind(site, is_hooked=True)
         weights = [slots[name] for slots, name in bound.slots]
         region = self._region(site, bound, weights, tensors)
         if isinstance(region, BypassReason):
             return self._run_original(site, tensors, region)
-        inputs = [tensor.contiguous(memory_format=region_format(tensor)) for tensor in tensors]
+        inputs = [
+            tensor.contiguous(memory_format=region_format(tensor, dims))
+            for tensor, dims in zip(tensors, site.dims, strict=True)
+        ]
         shapes = tuple(tuple(tensor.shape) for tensor in inputs)
         found = region.by_shapes.get(shapes) or self._resolve(region, site, weights, inputs)
         if not isinstance(found, CompiledRegion):

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from ....errors import excerpt
 from ....out_of_memory import is_out_of_memory
 from ....regions.region import RegionSite
 from ....torch_private import pytree
@@ -44,6 +45,10 @@ def difference_from_original(
             return f"it fails: {error}"
     noise = max(float(_norm(tensor)) for tensor in tensors) * _NOISE
     for a, b in zip(actual, expected, strict=True):
+        if not (isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor)):  # a block may also return None
+            if a != b:
+                return f"{excerpt(a)} instead of {excerpt(b)}"
+            continue
         if a.shape != b.shape:
             return f"shape {tuple(a.shape)} instead of {tuple(b.shape)}"
         finite = torch.isfinite(b)  # where the original overflows, the compiled code may too

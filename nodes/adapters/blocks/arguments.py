@@ -1,0 +1,151 @@
+"""The arguments of a block, taken apart into tensors, whole numbers and plain values, and put together again."""
+
+from __future__ import annotations
+
+import enum
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ....compile_cache.regions.region import Dims
+from .catalogue import made_from
+
+# What an argument consists of, as nested tuples: equal layouts differ only in tensors and whole numbers.
+Layout = tuple[Any, ...]
+
+_TENSOR: Layout = ("tensor",)
+_NUMBER: Layout = ("number",)
+_PLAIN = (bool, float, str, torch.dtype, torch.device, torch.memory_format, slice)
+
+
+class UnusableArgumentError(Exception):
+    """An argument that is no input of a region; the text names it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Arguments:
+    """layout: see `Layout`. tensors: in the order of the layout. numbers: whole numbers above 1, in that order.
+
+    names: for each tensor, the name of the argument that it is in.
+    """
+
+    layout: Layout
+    tensors: list[torch.Tensor]
+    numbers: list[int]
+    names: list[str]
+
+    def inputs(self) -> list[torch.Tensor]:
+        """The inputs of a region: the tensors, and an empty tensor of shape (n, 0) for each number n.
+
+        A size is all that tracing makes a symbol of, so a number travels as one.
+        """
+        empty = self.tensors[0]
+        return [*self.tensors, *[empty.new_empty((number, 0)) for number in self.numbers]]
+
+
+def take_apart(given: Mapping[str, Any]) -> Arguments:
+    """Take the arguments of a call apart, by name. Raises UnusableArgumentError."""
+    tensors: list[torch.Tensor] = []
+    numbers: list[int] = []
+    names: list[str] = []
+    layout: list[Any] = []
+    for name, value in given.items():
+        layout.append((name, _layout(name, value, tensors, numbers)))
+        names += [name] * (len(tensors) - len(names))
+    return Arguments(tuple(layout), tensors, numbers, names)
+
+
+def put_together(layout: Layout, inputs: Sequence[torch.Tensor]) -> dict[str, Any]:
+    """The arguments by name, from a layout and `Arguments.inputs`."""
+    count = sum(1 for each in _leaves(layout) if each is _TENSOR or each == _TENSOR)
+    tensors, numbers = iter(inputs[:count]), iter(inputs[count:])
+    return {name: _value(part, tensors, numbers) for name, part in layout}
+
+
+def digest_of(*parts: Any) -> str:
+    """A digest of layouts and other plain data, the same in every process."""
+    return hashlib.sha256(repr(parts).encode()).hexdigest()
+
+
+def dims_of(arguments: Arguments, shared: frozenset[int] = frozenset()) -> tuple[Dims, ...]:
+    """The dimensions of a region's inputs. Every one is a symbol of its own, except those of size 1.
+
+    Where sizes must agree, tracing finds it and keeps a guard, and where one must be a certain number (a width) too. So
+    no name has to say that two sizes are the same, and none that happen to be equal are taken for the same.
+
+    A first dimension of size 1 is a batch of one if the first tensor's is 1 too: it is a symbol, traced as 2 (see
+    `general_hints`). `shared`: tensors that have a first dimension of 1 whatever the batch.
+    """
+    one = arguments.tensors[0].shape[:1] == (1,)
+    found = [
+        tuple(
+            _name(number, axis) if size != 1 or (axis == 0 and one and number not in shared) else None
+            for axis, size in enumerate(tensor.shape)
+        )
+        for number, tensor in enumerate(arguments.tensors)
+    ]
+    return (*found, *[(f"n{index}", None) for index in range(len(arguments.numbers))])
+
+
+def _name(number: int, axis: int) -> str:
+    return f"b{number}" if axis == 0 else f"{number}.{axis}"
+
+
+def shared_by_batch(arguments: Arguments) -> frozenset[int]:
+    """Tensors whose first dimension is 1 in a call with a larger batch."""
+    if arguments.tensors[0].shape[:1] == (1,):
+        return frozenset()
+    return frozenset(
+        number for number, tensor in enumerate(arguments.tensors) if tensor.ndim > 0 and tensor.shape[0] == 1
+    )
+
+
+def _layout(name: str, value: Any, tensors: list[torch.Tensor], numbers: list[int]) -> Layout:
+    kind = type(value)
+    if kind is torch.Tensor or kind is torch.nn.Parameter:
+        tensors.append(value)
+        return _TENSOR
+    if kind is int and value > 1:  # 0 and 1 are often switches, and no symbol may be either
+        numbers.append(value)
+        return _NUMBER
+    if value is None or kind is int or isinstance(value, (*_PLAIN, enum.Enum)):
+        return ("value", kind, value)
+    if kind in (tuple, list, torch.Size):
+        parts = (_layout(f"{name}[{i}]", item, tensors, numbers) for i, item in enumerate(value))
+        return ("items", kind, *parts)
+    if kind is dict and all(isinstance(key, str) for key in value):
+        return ("dict", *((key, _layout(f"{name}.{key}", item, tensors, numbers)) for key, item in value.items()))
+    made = made_from(kind)
+    if made is not None:
+        parts = (_layout(f"{name}.{each}", getattr(value, each), tensors, numbers) for each in made[0])
+        return ("object", kind, *parts)
+    raise UnusableArgumentError(f"its argument '{name}' holds a {kind.__name__}")
+
+
+def _leaves(layout: Any) -> Iterator[Any]:
+    if layout in (_TENSOR, _NUMBER):
+        yield layout
+    elif isinstance(layout, tuple) and (not layout or layout[0] != "value"):
+        for part in layout:
+            yield from _leaves(part)
+
+
+def _value(layout: Layout, tensors: Iterator[torch.Tensor], numbers: Iterator[torch.Tensor]) -> Any:
+    if layout == _TENSOR:
+        return next(tensors)
+    if layout == _NUMBER:
+        return next(numbers).shape[0]
+    what, *parts = layout
+    if what == "value":
+        return parts[1]
+    if what == "dict":
+        return {key: _value(part, tensors, numbers) for key, part in parts}
+    kind, *items = parts
+    values = [_value(part, tensors, numbers) for part in items]
+    if what == "object":
+        _, more = made_from(kind) or ((), {})
+        return kind(*values, **more)
+    return kind(values)

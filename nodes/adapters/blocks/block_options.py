@@ -1,0 +1,173 @@
+"""What a block reads of `transformer_options`.
+
+A traced block must not see the caller's options: their values would be frozen into the region. It gets a mapping that
+notes every name that the block looks up. A call fits a region if all these names have what they had when it was traced.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, NoReturn
+
+from ....compile_cache.errors import BypassCode, BypassReason
+from .common import traced_attention
+
+_OVERRIDE = "optimized_attention_override"
+_NESTED = ("patches", "patches_replace")
+
+# Plain values that choose what core's blocks compute; they are part of a region's key.
+_KEYED = frozenset(
+    {"a2v_cross_attn", "block_type", "run_ax", "run_vx", "stg_skip_self_attn", "v2a_cross_attn"}
+)  # fmt: skip
+# What core puts there for patches and for itself. A block may pass these on, and may not use their values: each block
+# has another `block_index`, and each step other `sigmas`.
+_PASSED_ON = frozenset(
+    {
+        "activations_shape", "block", "block_index", "callbacks", "cond_or_uncond", "grid_sizes", "img_slice",
+        "multigpu_thread_device", "original_shape", "prefetch_dynamic_vbars", "reference_image_num_tokens",
+        "sample_sigmas", "sigmas", "total_blocks", "transformer_index", "uuids", "wrappers",
+    }
+)  # fmt: skip
+
+Path = tuple[str, ...]
+Seen = tuple[Any, ...]
+Reads = dict[Path, Seen]  # what a block saw under each name that it looked up
+
+_ABSENT: Seen = ("absent",)
+_PRESENT: Seen = ("present",)
+_OTHER: Seen = ("other",)  # what no block may read
+
+
+class RefusedOptionError(Exception):
+    """A block reads an option that no region may depend on, or writes one."""
+
+    def __init__(self, reason: BypassReason) -> None:
+        super().__init__(reason.detail)
+        self.reason = reason
+
+
+def look_up(options: Mapping[str, Any], path: Path) -> Seen:
+    """What the options of a call have under a name, as far as a region may depend on it."""
+    name = path[0]
+    if name in _NESTED:
+        if len(path) == 1:
+            return _PRESENT
+        return _OTHER if (options.get(name) or {}).get(path[1]) else _ABSENT
+    if name not in options:
+        return _ABSENT
+    value = options[name]
+    if value is None or (name in _KEYED and type(value) in (bool, int, float, str)):
+        return ("value", value)
+    return _PRESENT if name in _PASSED_ON else _OTHER
+
+
+def fits(options: Mapping[str, Any], reads: Reads) -> bool:
+    """Whether a block would find in these options what it found when `reads` was noted."""
+    return all(look_up(options, path) == seen for path, seen in reads.items())
+
+
+class BlockOptions(dict[str, Any]):
+    """transformer_options for a block: it notes in `reads` what the block looks up.
+
+    given: the options of a call. None: `reads` answers instead, and the block may look up nothing else.
+    """
+
+    def __init__(self, kind: str, reads: Reads, given: Mapping[str, Any] | None = None, path: Path = ()) -> None:
+        """kind: the class of the block, for people. path: names that lead from the root of the options to here."""
+        super().__init__()
+        self._kind = kind
+        self._reads = reads
+        self._given = given
+        self._path = path
+        self._is_copy = False
+        self._own: dict[str, Any] = {}  # what the block put into a copy of its own
+
+    def _find(self, name: str) -> Any:
+        """The value under a name, or `_ABSENT`."""
+        if name in self._own:
+            return self._own[name]
+        path = (*self._path, name)
+        if self._given is None:
+            seen = self._reads.get(path)
+            if seen is None:
+                raise RefusedOptionError(self._reason(path, "reads"))
+        elif path == (_OVERRIDE,):
+            seen = self._reads[path] = _OTHER if self._given.get(_OVERRIDE) is not None else _ABSENT
+        else:
+            seen = self._reads[path] = look_up(self._given, path)
+        if seen == _OTHER:
+            raise RefusedOptionError(self._reason(path, "reads"))
+        if path == (_OVERRIDE,):
+            return traced_attention
+        if path[0] in _NESTED and len(path) == 1:
+            return BlockOptions(self._kind, self._reads, self._given, path)
+        if seen == _PRESENT:
+            return Placeholder(self._reason(path, "uses"))
+        return seen[1] if seen[0] == "value" else _ABSENT
+
+    def _reason(self, path: Path, verb: str) -> BypassReason:
+        if path == (_OVERRIDE,):
+            text = "another node overrides attention; transformer blocks run as they are"
+        elif path[0] in _NESTED and len(path) > 1:
+            text = f"another node patches {path[1]} inside transformer blocks; they run as they are"
+        else:
+            text = f"{self._kind} {verb} '{path[0]}' of transformer_options; such blocks run as they are"
+            return BypassReason(BypassCode.OBSERVED_INPUT, text)
+        return BypassReason(BypassCode.PATCHED_BLOCK, text)
+
+    def get(self, name: str, default: Any = None) -> Any:
+        found = self._find(name)
+        return default if found is _ABSENT else found
+
+    def __getitem__(self, name: str) -> Any:
+        found = self._find(name)
+        if found is _ABSENT:
+            raise KeyError(name)
+        return found
+
+    def __contains__(self, name: object) -> bool:
+        return self._find(str(name)) is not _ABSENT
+
+    def copy(self) -> BlockOptions:
+        copied = BlockOptions(self._kind, self._reads, self._given, self._path)
+        copied._is_copy = True
+        copied._own = dict(self._own)
+        return copied
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        if not self._is_copy:
+            raise RefusedOptionError(self._reason((*self._path, name), "writes"))
+        self._own[name] = value
+
+    def _as_a_whole(self, *args: Any, **kwargs: Any) -> NoReturn:
+        text = f"{self._kind} reads transformer_options as a whole; such blocks run as they are"
+        raise RefusedOptionError(BypassReason(BypassCode.OBSERVED_INPUT, text))
+
+    def __iter__(self) -> Iterator[str]:
+        self._as_a_whole()
+
+    __len__ = __delitem__ = __eq__ = __or__ = keys = values = items = update = setdefault = _as_a_whole
+    pop = popitem = clear = __ror__ = __ior__ = __reversed__ = _as_a_whole
+    __hash__ = None
+
+    def __bool__(self) -> bool:
+        return True
+
+
+class Placeholder:
+    """In place of a value that a block may pass on. Whatever else the block does with it raises RefusedOptionError."""
+
+    def __init__(self, reason: BypassReason) -> None:
+        self._reason = reason
+
+    def _refuse(self, *args: Any) -> NoReturn:
+        raise RefusedOptionError(self._reason)
+
+    __bool__ = __eq__ = __ne__ = __hash__ = __lt__ = __le__ = __gt__ = __ge__ = __len__ = __iter__ = _refuse
+    __getitem__ = __contains__ = __int__ = __float__ = __index__ = __add__ = __radd__ = __sub__ = _refuse
+    __rsub__ = __mul__ = __rmul__ = __mod__ = __floordiv__ = __truediv__ = __neg__ = __call__ = __format__ = _refuse
+    __str__ = __repr__ = _refuse
+    __class__ = property(_refuse)
+
+    def __getattr__(self, name: str) -> NoReturn:
+        self._refuse()

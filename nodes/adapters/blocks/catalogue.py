@@ -1,0 +1,88 @@
+"""The families of transformers that are tested as regions, and what recognition cannot know about their blocks."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, NamedTuple
+
+import torch
+
+
+class Family(NamedTuple):
+    """name: for people. networks: the models that the tests run, below `comfy.ldm`. blocks: their repeated blocks.
+
+    shared: arguments of these blocks whose first dimension is 1 whatever the batch, as a table of positions. In a batch
+    of one they look like arguments that follow the batch; recognition finds out with a second compile.
+    """
+
+    name: str
+    networks: tuple[str, ...]
+    blocks: tuple[str, ...]
+    shared: tuple[str, ...] = ()
+
+
+_FLUX_BLOCKS = ("flux.layers.DoubleStreamBlock", "flux.layers.SingleStreamBlock")
+
+FAMILIES = (
+    Family("Z-Image, Lumina 2", ("lumina.model.NextDiT",), ("lumina.model.JointTransformerBlock",), ("freqs_cis",)),
+    Family(
+        "Wan 2.1 and 2.2",
+        ("wan.model.WanModel", "wan.model.VaceWanModel"),
+        ("wan.model.WanAttentionBlock", "wan.model.VaceWanAttentionBlock"),
+        ("freqs",),
+    ),
+    Family(
+        "Qwen-Image and Edit",
+        ("qwen_image.model.QwenImageTransformer2DModel",),
+        ("qwen_image.model.QwenImageTransformerBlock",),
+    ),
+    Family("LTX", ("lightricks.model.LTXVModel",), ("lightricks.model.BasicTransformerBlock",)),
+    Family("LTX with sound", ("lightricks.av_model.LTXAVModel",), ("lightricks.av_model.BasicAVTransformerBlock",)),
+    Family("Flux 1, Kontext and Flux 2", ("flux.model.Flux",), _FLUX_BLOCKS),
+    Family("Chroma", ("chroma.model.Chroma",), _FLUX_BLOCKS),
+    Family("HunyuanVideo and 1.5", ("hunyuan_video.model.HunyuanVideo",), _FLUX_BLOCKS),
+    Family("MiniMax H3", ("minimax.model.MiniMaxH3Model",), ("minimax.model.DiTBlock",)),
+    Family("Krea 2", ("krea2.model.SingleStreamDiT",), ("krea2.model.SingleStreamBlock",)),
+    Family(
+        "SD3 and SD3.5",
+        ("modules.diffusionmodules.mmdit.OpenAISignatureMMDITWrapper",),
+        ("modules.diffusionmodules.mmdit.JointBlock",),
+    ),
+    Family("AuraFlow", ("aura.mmdit.MMDiT",), ("aura.mmdit.MMDiTBlock", "aura.mmdit.DiTBlock")),
+)
+_SHARED = {f"comfy.ldm.{block}": family.shared for family in FAMILIES for block in family.blocks}
+
+
+# Classes of arguments that are no dataclasses: the attributes from which they can be made again, as the first arguments
+# of the class, and further arguments. Their other attributes follow from these.
+_MADE_FROM: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
+    "comfy.ldm.lightricks.av_model.CompressedTimestep": (("data", "patches_per_frame"), {"per_frame": True}),
+}
+
+
+def made_from(kind: type) -> tuple[tuple[str, ...], dict[str, Any]] | None:
+    """The names of the attributes from which an object of core's can be made again, and further arguments."""
+    if dataclasses.is_dataclass(kind) and kind.__module__.partition(".")[0] == "comfy":
+        return tuple(each.name for each in dataclasses.fields(kind)), {}
+    return _MADE_FROM.get(f"{kind.__module__}.{kind.__qualname__}")
+
+
+def is_catalogued(kind: type) -> bool:
+    """Whether the tests cover blocks of this class."""
+    return f"{kind.__module__}.{kind.__qualname__}" in _SHARED
+
+
+def shared_arguments(block: torch.nn.Module) -> tuple[str, ...]:
+    """See `Family.shared`."""
+    return _SHARED.get(_name(block), ())
+
+
+def variant_of(block: Any) -> tuple[str, frozenset[str]]:
+    """What settings of a block mean, where many values of them mean the same, and the names of these settings."""
+    if _name(block) == "comfy.ldm.wan.model.VaceWanAttentionBlock":
+        return ("first" if block.block_id == 0 else "later"), frozenset({"block_id"})
+    return "", frozenset()
+
+
+def _name(module: torch.nn.Module) -> str:
+    return f"{type(module).__module__}.{type(module).__qualname__}"

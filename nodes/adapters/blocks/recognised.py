@@ -1,0 +1,278 @@
+"""Recognised blocks: the lists of equal modules in a model of ComfyUI's own become regions, whatever the family.
+
+A family that needs more than its blocks' arguments to be compiled well has a file of its own beside this one.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from ....compile_cache.errors import BypassCode, BypassReason
+from ....compile_cache.regions.code_reach import names_read
+from ....compile_cache.regions.region import Hook, RegionRunner, RegionSite
+from ....compile_cache.regions.structure import VOLATILE, Memo, structure_digest
+from ..comfyui import version
+from .arguments import (
+    Arguments,
+    Layout,
+    UnusableArgumentError,
+    digest_of,
+    dims_of,
+    put_together,
+    shared_by_batch,
+    take_apart,
+)
+from .block_options import BlockOptions, Reads, RefusedOptionError, fits
+from .catalogue import is_catalogued, shared_arguments, variant_of
+from .common import Bypass, original
+from .trust import why_untrusted
+
+_OPTIONS = "transformer_options"
+_POSITION = "*"  # with a number: an argument of a forward that names none
+# Models that a file of their own describes.
+_DESCRIBED = ("comfy.ldm.modules.diffusionmodules.openaimodel", "comfy.cldm.cldm")
+# A list with fewer weights than this part of the largest list's costs more to compile than it saves.
+_SMALLEST_PART = 0.1
+# More layouts than this of one kind of block mean that a plain value changes from call to call.
+_MOST_LAYOUTS = 16
+
+
+def hooks(module: torch.nn.Module, run: RegionRunner, bypass: Bypass) -> list[Hook]:
+    """Hooks for the repeated blocks of a transformer; empty for a model without any."""
+    if type(module).__module__ in _DESCRIBED or not version.attention_is_traceable():
+        return []
+    structures = _Structures()
+    found = []
+    for name, block in repeated_blocks(module):
+        why = why_untrusted(block)
+        if why is not None:
+            bypass(why)
+        else:
+            forward = RecognisedBlock(name, block, run, bypass, structures.of(block))
+            origin = "catalogued" if is_catalogued(type(block)) else "recognised"
+            found.append(Hook(block, forward, label=(type(block).__name__, name), origin=origin))
+    return found
+
+
+class _Structures:
+    """Digests of blocks, without the attributes that their code never reads: the number of a layer, for example."""
+
+    def __init__(self) -> None:
+        self._memo: Memo = {}
+        self._read: dict[frozenset[type], frozenset[str]] = {}
+
+    def of(self, block: torch.nn.Module) -> str:
+        kinds = frozenset(map(type, block.modules()))
+        if kinds not in self._read:
+            self._read[kinds] = names_read(kinds)
+        variant, described = variant_of(block)
+        attributes = {name for part in block.modules() for name in vars(part)}
+        ignored = (attributes - self._read[kinds]) | described
+        return digest_of(structure_digest(block, self._memo, ignored=frozenset(ignored)), variant)
+
+
+def repeated_blocks(module: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module]]:
+    """The elements of the largest lists of modules of one class, with their names."""
+    lists = list(_lists_of_blocks(module, ""))
+    weights = [sum(weight.numel() for _, block in blocks for weight in block.parameters()) for blocks in lists]
+    for blocks, count in zip(lists, weights, strict=True):
+        if count >= _SMALLEST_PART * max(weights):
+            yield from blocks
+
+
+def _lists_of_blocks(module: torch.nn.Module, path: str) -> Iterator[list[tuple[str, torch.nn.Module]]]:
+    """The outermost lists of modules of one class."""
+    for name, child in module.named_children():
+        inside = f"{path}.{name}" if path else name
+        if isinstance(child, (torch.nn.ModuleList, torch.nn.ModuleDict)) and _are_blocks(child):
+            yield [(f"{inside}.{number}", block) for number, block in child.named_children()]
+        else:
+            yield from _lists_of_blocks(child, inside)
+
+
+def _are_blocks(container: torch.nn.Module) -> bool:
+    blocks = list(container.children())
+    kinds = set(map(type, blocks))
+    if len(kinds) != 1 or not any(True for _ in blocks[0].children()):
+        return False
+    (kind,) = kinds
+    is_plain = kind.__module__.startswith(("torch.", "comfy.ops"))
+    return not is_plain and (len(blocks) > 1 or is_catalogued(kind))
+
+
+@dataclass(eq=False)
+class _Call:
+    """One kind of call of a block: what it reads of transformer_options, and why no region may serve it, if so.
+
+    written: numbers of the tensors that the block writes to.
+    """
+
+    reads: Reads
+    written: tuple[int, ...] = ()
+    refused: BypassReason | None = None
+
+
+@dataclass(eq=False)
+class _Learned:
+    """What earlier calls showed of blocks of one structure, in the whole process.
+
+    calls: by layout of the arguments. shared: by layout, see `arguments.dims_of`.
+    """
+
+    calls: dict[Layout, list[_Call]] = field(default_factory=dict)
+    shared: dict[Layout, frozenset[int]] = field(default_factory=dict)
+
+
+@functools.cache
+def _learned(structure: str) -> _Learned:
+    return _Learned()
+
+
+class RecognisedBlock:
+    """The forward of one block: it finds the region for the arguments of a call, and runs it."""
+
+    def __init__(self, name: str, block: torch.nn.Module, run: RegionRunner, bypass: Bypass, structure: str) -> None:
+        """structure: a digest of the block, equal for blocks that can share regions."""
+        self._name = name
+        self._block = block
+        self._kind = type(block).__name__
+        self._run = run
+        self._bypass = bypass
+        self._structure = structure
+        self._learned = _learned(structure)
+        self._names = _parameters_of(type(block))
+        self._shared_arguments = shared_arguments(block)
+        self._sites: dict[tuple[Any, ...], RegionSite] = {}
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        try:
+            given = self._by_name(args, kwargs)
+            passes_options = _OPTIONS in given or _OPTIONS in self._names
+            options = given.pop(_OPTIONS, None) or {}
+            arguments = take_apart(given)
+            call = self._call(arguments, options, passes_options)
+            result, written = self._run(self._site(arguments, call, passes_options), *arguments.inputs())
+        except UnusableArgumentError as error:
+            self._bypass(BypassReason(BypassCode.OBSERVED_INPUT, f"{self._kind}: {error}; such blocks run as they are"))
+        except RefusedOptionError as error:
+            self._bypass(error.reason)
+        else:
+            return _copied_back(result, written, [arguments.tensors[number] for number in call.written])
+        return original(self._block, *args, **kwargs)
+
+    def _by_name(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """The arguments in one order, however the call gives them."""
+        names = [*self._names, *[f"{_POSITION}{n}" for n in range(len(self._names), len(args))]]
+        given = {**dict(zip(names, args, strict=False)), **kwargs}
+        return {name: given[name] for name in (*names, *sorted(given.keys() - set(names))) if name in given}
+
+    def _call(self, arguments: Arguments, options: Mapping[str, Any], passes_options: bool) -> _Call:
+        """The known kind of call that this one is, or a new one. Raises RefusedOptionError."""
+        calls = self._learned.calls.get(arguments.layout)
+        if calls is None:
+            if len(self._learned.calls) >= _MOST_LAYOUTS:
+                raise UnusableArgumentError("it is called with ever new plain values")
+            calls = self._learned.calls.setdefault(arguments.layout, [])
+        found = next((call for call in calls if fits(options, call.reads)), None)
+        if found is None:
+            found = self._try(arguments, options, passes_options)
+            calls.append(found)
+        if found.refused is not None:
+            raise RefusedOptionError(found.refused)
+        return found
+
+    def _try(self, arguments: Arguments, options: Mapping[str, Any], passes_options: bool) -> _Call:
+        """Run the block's own code on copies, to see what it reads and whether it changes more than its tensors."""
+        reads: Reads = {}
+        copies = [tensor.clone() for tensor in arguments.inputs()]
+        given = put_together(arguments.layout, copies)
+        attributes = _attributes(self._block)
+        extra = {_OPTIONS: BlockOptions(self._kind, reads, options)} if passes_options else {}
+        try:
+            _call_original(self._block, {**given, **extra})
+            after = take_apart(given)
+        except RefusedOptionError as error:
+            return _Call(reads, refused=error.reason)
+        what = ""
+        if after.layout != arguments.layout or any(a is not b for a, b in zip(after.tensors, copies, strict=False)):
+            what = "changes a list or a dict of its caller's"
+        elif _attributes(self._block) != attributes:
+            what = "keeps something from call to call"
+        if not what:
+            tensors = enumerate(zip(arguments.tensors, copies, strict=False))
+            return _Call(reads, tuple(number for number, (before, after) in tensors if not torch.equal(before, after)))
+        text = f"{self._kind} {what}; such blocks run as they are"
+        return _Call(reads, refused=BypassReason(BypassCode.OBSERVED_INPUT, text))
+
+    def _site(self, arguments: Arguments, call: _Call, passes_options: bool) -> RegionSite:
+        layout = arguments.layout
+        shared = self._learned.shared.get(layout)
+        if shared is None:
+            shared = frozenset(n for n, name in enumerate(arguments.names) if name in self._shared_arguments)
+        shared = self._learned.shared[layout] = shared | shared_by_batch(arguments)
+        dims = dims_of(arguments, shared)
+        key = (layout, dims, id(call))
+        site = self._sites.get(key)
+        if site is None:
+            structure = digest_of(self._structure, layout, sorted(call.reads.items()), call.written)
+            reads = call.reads if passes_options else None
+            function = functools.partial(_run_block, layout, self._kind, reads, call.written)
+            site = RegionSite(self._name, self._kind, self._block, function, dims, structure=structure)
+            self._sites[key] = site
+        return site
+
+
+def _run_block(
+    layout: Layout,
+    kind: str,
+    reads: Reads | None,
+    written: Sequence[int],
+    block: torch.nn.Module,
+    *inputs: torch.Tensor,
+) -> tuple[Any, list[torch.Tensor]]:
+    """The function of a site: the block's result, and what it wrote to the tensors `written`.
+
+    A region must not write to its inputs, so the block gets clones of them. reads: None for a block that is called
+    without transformer_options.
+    """
+    own = [tensor.clone() if number in written else tensor for number, tensor in enumerate(inputs)]
+    given = put_together(layout, own)
+    if reads is not None:
+        given[_OPTIONS] = BlockOptions(kind, reads)
+    return _call_original(block, given), [own[number] for number in written]
+
+
+def _copied_back(result: Any, written: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]) -> Any:
+    """Write to the caller's tensors what the block wrote to clones of them. Returns the result, with those in it."""
+    callers = {}
+    for tensor, value in zip(tensors, written, strict=True):
+        callers[id(value)] = tensor.copy_(value)
+    if isinstance(result, torch.Tensor):
+        return callers.get(id(result), result)
+    if callers and type(result) in (tuple, list):
+        return type(result)(callers.get(id(each), each) for each in result)
+    return result
+
+
+def _call_original(block: torch.nn.Module, given: Mapping[str, Any]) -> Any:
+    positional = [value for name, value in given.items() if name.startswith(_POSITION)]
+    return original(block, *positional, **{k: v for k, v in given.items() if not k.startswith(_POSITION)})
+
+
+def _parameters_of(kind: type[torch.nn.Module]) -> tuple[str, ...]:
+    """The names of the parameters of a class's forward that may be given by position."""
+    parameters = list(inspect.signature(kind.forward).parameters.values())[1:]
+    if any(each.kind is inspect.Parameter.VAR_POSITIONAL for each in parameters):
+        return ()
+    return tuple(each.name for each in parameters if each.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD)
+
+
+def _attributes(block: torch.nn.Module) -> list[tuple[str, int]]:
+    """What the modules of a block hold, beside what torch and ComfyUI note there."""
+    return [(name, id(value)) for part in block.modules() for name, value in vars(part).items() if name not in VOLATILE]

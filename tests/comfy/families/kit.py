@@ -1,0 +1,106 @@
+"""Run a small model with and without Resolute, in this process, and count."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from .models import Arguments, Model, Size
+
+TOLERANCE = 1e-4
+_COUNTED = ("region_compiles", "region_calls", "compile_failures", "eager_calls")
+
+
+def run_traces(core: SimpleNamespace, monkeypatch: Any) -> None:
+    """Run the traced graph of a region where inductor's code for it would run: lowering takes most of a compile.
+
+    Symbols, guards and comparisons stay what they are. `scripts/test --long` lowers too.
+    """
+    inside = core.ours("blocks.registry").__name__.partition(".nodes.")[0] + ".compile_cache.backends.inductor"
+    lowering = importlib.import_module(f"{inside}.compile.lowering")
+    region = importlib.import_module(f"{inside}.compile.compiled_region").CompiledRegion
+
+    def without_lowering(trace: Any, keep: bool = False) -> Any:
+        def code(flat: list[torch.Tensor]) -> Any:
+            with torch.no_grad():
+                return trace.graph(*flat)
+
+        guards = lowering._guards(trace, from_disk=False)
+        return region(code, guards, trace.static, trace.used_weights, trace.output_spec)
+
+    monkeypatch.setattr(importlib.import_module(f"{inside}.regions.table"), "compile_trace", without_lowering)
+
+
+class Bench:
+    """A small model, and its forward with Resolute in it."""
+
+    def __init__(self, core: SimpleNamespace, model: Model, roles: Any = None) -> None:
+        self.model = model
+        self.module = model.make()
+        self._method = "_forward" if hasattr(self.module, "_forward") else "forward"
+        compiled = core.ours("forward.compiled_forward").CompiledForward
+        families = core.ours("blocks.registry").families_for(core.roles.UNET)
+        inner = getattr(self.module, self._method)
+        self._forward = compiled(self.module, inner, "inductor", core.roles.UNET, families, None)
+        self.stats = core.ours("process.runtime").cache().stats
+
+    @contextmanager
+    def compiled(self) -> Iterator[None]:
+        vars(self.module)[self._method] = self._forward
+        try:
+            yield
+        finally:
+            del vars(self.module)[self._method]
+
+    def call(self, given: Arguments, options: dict[str, Any] | None = None) -> Any:
+        """What ComfyUI does: it gives positional arguments by name, and its options."""
+        first = inspect.signature(type(self.module).forward).parameters
+        names = {"timestep": next(name for name in ("timestep", "timesteps", "t") if name in first)}
+        given = {names.get(name, name): copied(value) for name, value in given.items()}
+        with torch.inference_mode():
+            return self.module(**given, transformer_options=dict(options or {}))
+
+    def check(
+        self, size: Size, options: dict[str, Any] | None = None, bypasses: dict[str, int] | None = None, **changes: Any
+    ) -> dict[str, int]:
+        """Compare one call with eager. Returns what was counted; `bypasses` are the only ones there may be."""
+        torch.manual_seed(1)
+        given = {**self.model.call(size), **changes}
+        expected = self.call(given, options)
+        before = self.stats.snapshot()
+        with self.compiled():
+            actual = self.call(given, options)
+        after = self.stats.snapshot()
+        for ours, eager in zip(_tensors(actual), _tensors(expected), strict=True):
+            assert relative_error(ours, eager) < TOLERANCE
+        reasons = {code: n - before["bypasses"].get(code, 0) for code, n in after["bypasses"].items()}
+        assert {code: n for code, n in reasons.items() if n} == (bypasses or {})
+        return {name: after[name] - before[name] for name in _COUNTED}
+
+    def counts(self, compiles: int = 0, calls: int | None = None) -> dict[str, int]:
+        calls = self.model.calls if calls is None else calls
+        return {"region_compiles": compiles, "region_calls": calls, "compile_failures": 0, "eager_calls": 0}
+
+
+def copied(value: Any) -> Any:
+    """With tensors of its own: blocks write to their inputs."""
+    if isinstance(value, torch.Tensor):
+        return value.clone()
+    return [copied(item) for item in value] if isinstance(value, list) else value
+
+
+def _tensors(result: Any) -> list[torch.Tensor]:
+    """A model of video and sound gives two."""
+    return [result] if isinstance(result, torch.Tensor) else list(result)
+
+
+def relative_error(actual: torch.Tensor, expected: torch.Tensor) -> float:
+    assert actual.shape == expected.shape
+    assert actual.dtype == expected.dtype
+    return float((actual.double() - expected.double()).norm() / expected.double().norm())

@@ -1,0 +1,142 @@
+"""The arguments of a recognised block: what is a tensor, a symbol or a constant, and what it reads of the options."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable
+from dataclasses import make_dataclass
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+
+
+@pytest.fixture
+def arguments(adapter: Callable[[str], ModuleType]) -> ModuleType:
+    return adapter("blocks.arguments")
+
+
+@pytest.fixture
+def options(adapter: Callable[[str], ModuleType], comfy: None) -> ModuleType:
+    return adapter("blocks.block_options")
+
+
+X = torch.ones(2, 5, 16)
+
+
+class TestArguments:
+    def test_what_is_taken_apart_can_be_put_together(self, arguments: ModuleType) -> None:
+        modulation = make_dataclass("Modulation", ["shift", "gate"])
+        modulation.__module__ = "comfy.ldm.flux.layers"
+        given = {
+            "x": X, "mask": None, "pe": (X, [X, {"a": X}]), "heads": 8, "flag": True, "scale": 0.5,
+            "size": X.shape, "vec": modulation(X, None), "dtype": torch.float16,
+        }  # fmt: skip
+        apart = arguments.take_apart(given)
+        assert len(apart.tensors) == 5
+        assert apart.names == ["x", "pe", "pe", "pe", "vec"]
+        assert apart.numbers == [8, 2, 5, 16]
+        again = arguments.put_together(apart.layout, apart.inputs())
+        assert again["vec"].shift is X
+        assert {**again, "vec": None} == {**given, "vec": None}
+
+    def test_calls_differ_by_constants_and_not_by_tensors_or_numbers_above_one(self, arguments: ModuleType) -> None:
+        def layout(**given: Any) -> Any:
+            return arguments.take_apart({"x": X, **given}).layout
+
+        assert layout(index=24) == layout(index=37)
+        assert layout(mask=X) == layout(mask=X[:1])
+        for one, other in [(1, True), (1, 1.0), (0, 1), (None, 0), ([24], [24, 37]), ((), []), (1, 2)]:
+            assert layout(value=one) != layout(value=other)
+
+    def test_another_packs_object_is_no_argument_of_a_region(self, arguments: ModuleType) -> None:
+        with pytest.raises(arguments.UnusableArgumentError, match=r"'cache\[0\]' holds a SimpleNamespace"):
+            arguments.take_apart({"x": X, "cache": [types.SimpleNamespace()]})
+
+    @pytest.mark.parametrize(
+        ("batch", "table", "shared", "expected"),
+        [
+            (2, 2, (), ("b0", "b1")),
+            (2, 1, (), ("b0", None)),  # a table that all pictures share
+            (1, 1, (), ("b0", "b1")),  # a batch of one, traced as two
+            (1, 1, (1,), ("b0", None)),
+        ],
+    )
+    def test_a_first_dimension_of_one_is_a_batch_if_the_first_tensors_is(
+        self, arguments: ModuleType, batch: int, table: int, shared: Any, expected: Any
+    ) -> None:
+        apart = arguments.take_apart({"x": torch.ones(batch, 5, 16), "pe": torch.ones(table, 1, 5, 4)})
+        dims = arguments.dims_of(apart, frozenset(shared))
+        assert tuple(names[0] for names in dims) == expected
+        assert dims[1][1:] == (None, "1.2", "1.3")
+        assert arguments.shared_by_batch(apart) == (frozenset({1}) if batch > table else frozenset())
+
+
+class TestOptions:
+    def read(self, options: ModuleType, given: Any, block: Callable[[Any], Any]) -> Any:
+        reads: Any = {}
+        block(options.BlockOptions("Block", reads, given))
+        return reads
+
+    def test_what_a_block_looks_up_is_noted(self, options: ModuleType) -> None:
+        given = {"run_vx": False, "patches": {"post_input": [1]}, "block_index": 3, "sigmas": X, "unknown": 1}
+        reads = self.read(
+            options,
+            given,
+            lambda o: (
+                o.get("run_vx", True),
+                "attn1_patch" in o.get("patches", {}),
+                o.copy()["block_index"],
+                o.get("a"),
+            ),
+        )
+        assert set(reads) == {("run_vx",), ("patches",), ("patches", "attn1_patch"), ("block_index",), ("a",)}
+        assert options.fits(given, reads)
+        assert options.fits({**given, "block_index": 9, "sigmas": None, "unknown": 2}, reads)
+        for change in [{"run_vx": True}, {"patches": {"attn1_patch": [1]}}, {"a": 1}, {"block_index": None}]:
+            assert not options.fits({**given, **change}, reads), change
+
+    def test_the_traced_block_sees_what_was_noted_and_nothing_else(self, options: ModuleType) -> None:
+        reads = self.read(
+            options, {"run_vx": False}, lambda o: (o.get("run_vx"), o.get("optimized_attention_override"))
+        )
+        seen = options.BlockOptions("Block", reads)
+        assert seen["run_vx"] is False
+        assert callable(seen["optimized_attention_override"])
+        with pytest.raises(options.RefusedOptionError, match="reads 'run_ax'"):
+            seen.get("run_ax")
+
+    @pytest.mark.parametrize(
+        ("given", "block", "reason"),
+        [
+            ({"unknown": 1}, lambda o: o.get("unknown"), "Block reads 'unknown' of transformer_options"),
+            ({"block_index": 3}, lambda o: o["block_index"] == 3, "Block uses 'block_index'"),
+            ({"block_index": 3}, lambda o: isinstance(o["block_index"], int), "Block uses 'block_index'"),
+            ({"sigmas": X}, lambda o: o["sigmas"][0], "Block uses 'sigmas'"),
+            ({}, lambda o: o.update(a=1), "as a whole"),
+            ({}, lambda o: {**o}, "as a whole"),
+            ({}, lambda o: o.__setitem__("state", 1), "Block writes 'state'"),
+            (
+                {"patches": {"attn1_patch": [1]}},
+                lambda o: o["patches"].get("attn1_patch"),
+                "patches attn1_patch inside",
+            ),
+            ({"patches_replace": {"attn1": {0: 1}}}, lambda o: o["patches_replace"]["attn1"], "patches attn1 inside"),
+            ({"optimized_attention_override": 1}, lambda o: "optimized_attention_override" in o, "overrides attention"),
+        ],
+    )
+    def test_what_no_region_may_depend_on_is_refused_by_name(
+        self, options: ModuleType, given: Any, block: Callable[[Any], Any], reason: str
+    ) -> None:
+        with pytest.raises(options.RefusedOptionError, match=reason):
+            self.read(options, given, block)
+
+    def test_a_block_may_write_into_a_copy_of_its_own(self, options: ModuleType) -> None:
+        def block(given: Any) -> None:
+            extra = given.copy()
+            extra["img_slice"] = [7, 31]
+            assert extra["img_slice"] == [7, 31]
+            assert "img_slice" not in given
+
+        assert set(self.read(options, {}, block)) == {("img_slice",)}
