@@ -102,7 +102,7 @@ def test_a_bundled_workflow_runs_and_the_commands_work(installed: ComfyServer, f
     assert exported.stdout.startswith(f"{regions} regions (")
     shown = command(installed, folder, "bundle", "show", folder / "regions.bundle")
     assert (shown.returncode, shown.stderr) == (0, "")
-    imported = command(installed, folder, "bundle", "import", folder / "regions.bundle", *place)
+    imported = command(installed, folder, "bundle", "import", folder / "regions.bundle", "--yes", *place)
     assert imported.returncode == 0, imported.stderr
 
 

@@ -305,6 +305,14 @@ class TestWhatIsNotCompiled:
             with pytest.raises(user_error, match="its VAE is not compiled"):
                 build(prompt)
 
+    @pytest.mark.parametrize(("vae_speedup", "vaes"), [("enable", [["ours", 2]]), ("disable", [])])
+    def test_onediffs_loader_counts_as_compiled(self, build: Build, vae_speedup: str, vaes: list[Any]) -> None:
+        ours = node("OneDiffCheckpointLoaderSimple", ckpt_name="a.safetensors", vae_speedup=vae_speedup)
+        picture = node("VAEDecode", samples=["one", 0], vae=["ours", 2])
+        built = build(workflow(ours=ours, latent=empty(), one=sampler("latent", model="ours"), picture=picture))
+        assert [each["model"] for each in warm_ups(built) if "model" in each] == [["ours", 0]]
+        assert [each["vae"] for each in warm_ups(built) if "vae" in each] == vaes
+
 
 class TestNothingToWarmUp:
     def test_a_workflow_that_samples_nothing_is_refused(self, build: Build, user_error: type[Exception]) -> None:

@@ -20,9 +20,19 @@ MAX_BATCH = 64  # images; the largest batch size that Warm Up accepts
 _ANY_CFG = 7.0
 _NO_TILES, _OVERLAP = 0, 64  # Warm Up's defaults
 
-# (class, output number) of the nodes that output a compiled model or VAE.
-_COMPILED_MODELS = frozenset({("ResoluteCompileModel", 0), ("ResoluteLoadCheckpoint", 0)})
-_COMPILED_VAES = frozenset({("ResoluteCompileVAEDecode", 0), ("ResoluteLoadCheckpoint", 2)})
+# (class, output number) of the nodes that output a compiled model or VAE; those of OneDiff's names are ours too.
+_LOADERS = (
+    "ResoluteLoadCheckpoint",
+    "OneDiffCheckpointLoaderSimple",
+    "OneDiffDeepCacheCheckpointLoaderSimple",
+    "OneDiffQuantCheckpointLoaderSimple",
+    "OneDiffQuantCheckpointLoaderSimpleAdvanced",
+    "ImageOnlyOneDiffQuantCheckpointLoaderAdvanced",
+)
+_COMPILERS = ("ResoluteCompileModel", "ModelSpeedup", "SVDSpeedup", "ModuleDeepCacheSpeedup", *_LOADERS)
+_COMPILED_MODELS = frozenset((name, 0) for name in _COMPILERS)
+_VAE_COMPILERS = ("ResoluteCompileVAEDecode", "VaeSpeedup")
+_COMPILED_VAES = frozenset({*((name, 0) for name in _VAE_COMPILERS), *((name, 2) for name in _LOADERS)})
 _CONTROLNET_APPLIERS = ("ControlNetApply", "ControlNetApplyAdvanced", "ControlNetApplySD3")
 _CONDITIONING_INPUTS = ("positive", "negative", "conditioning", "conditioning_1", "conditioning_2")
 
@@ -192,7 +202,11 @@ class _Builder:
         node = self.nodes.get(link[0])
         if node is None or (node.class_type, link[1]) not in sources:
             return False
-        return link[1] != 2 or node.inputs.get("compile_vae") is not False
+        if link[1] != 2:
+            return True
+        if node.class_type == "ResoluteLoadCheckpoint":
+            return node.inputs.get("compile_vae") is not False
+        return node.inputs.get("vae_speedup", "disable") != "disable"
 
     def _before_control(self, conditioning: Link, removed: set[Link]) -> Link:
         """The conditioning before the ControlNets that need a run were applied. Adds those ControlNets to `removed`."""

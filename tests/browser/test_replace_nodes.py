@@ -1,0 +1,113 @@
+"""OneDiff's nodes in ComfyUI's own front end: a workflow opens, and a click on a node's menu replaces it by ours."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from scripts.support.build_workflows import SD15
+from scripts.support.front_end import FrontEnd
+
+pytestmark = pytest.mark.browser
+
+# As OneDiff's first version saved it: ModelSpeedup with one widget, a loader of core, and a sampler.
+LINKS = [[1, 1, 0, 2, 0, "MODEL"], [2, 2, 0, 3, 0, "MODEL"], [3, 1, 2, 4, 0, "VAE"]]
+WORKFLOW: dict[str, Any] = {
+    "last_node_id": 4,
+    "last_link_id": 3,
+    "nodes": [
+        {
+            "id": 1,
+            "type": "OneDiffCheckpointLoaderSimple",
+            "pos": [0, 0],
+            "size": [320, 120],
+            "outputs": [
+                {"name": "MODEL", "type": "MODEL", "links": [1]},
+                {"name": "CLIP", "type": "CLIP", "links": []},
+                {"name": "VAE", "type": "VAE", "links": [3]},
+            ],
+            "widgets_values": [SD15, "disable"],
+        },
+        {
+            "id": 2,
+            "type": "ModelSpeedup",
+            "pos": [400, 0],
+            "size": [320, 120],
+            "inputs": [{"name": "model", "type": "MODEL", "link": 1}],
+            "outputs": [{"name": "MODEL", "type": "MODEL", "links": [2]}],
+            "widgets_values": ["enable"],
+        },
+        {
+            "id": 3,
+            "type": "KSampler",
+            "pos": [800, 0],
+            "size": [320, 260],
+            "inputs": [{"name": "model", "type": "MODEL", "link": 2}],
+            "outputs": [{"name": "LATENT", "type": "LATENT", "links": []}],
+            "widgets_values": [1, "fixed", 20, 7.0, "euler", "normal", 1.0],
+        },
+        {
+            "id": 4,
+            "type": "VaeSpeedup",
+            "pos": [400, 200],
+            "size": [320, 120],
+            "inputs": [{"name": "vae", "type": "VAE", "link": 3}],
+            "outputs": [{"name": "VAE", "type": "VAE", "links": []}],
+            "widgets_values": [True],
+        },
+    ],
+    "links": LINKS,
+    "groups": [],
+    "config": {},
+    "extra": {},
+    "version": 0.4,
+}
+# The entries of our menu on the node of a type, by the extension's own hook; with `choose`, the entry is clicked.
+MENU = """([type, choose]) => {
+    const node = app.graph.nodes.find(n => n.type === type);
+    const ours = app.extensions.find(e => e.name === 'resolute.replaceNodes');
+    const items = ours.getNodeMenuItems(node).filter(Boolean);
+    if (choose) items[0].callback();
+    return items.map(item => item.content);
+}"""
+OFFERS_LOADED = "() => app.extensions.find(e => e.name === 'resolute.replaceNodes') !== undefined"
+
+
+@pytest.fixture
+def opened(browser: FrontEnd) -> FrontEnd:
+    browser.page.goto(browser.url)
+    browser.page.wait_for_function("() => Boolean(window.app?.extensionManager && window.app.graph)")
+    browser.page.wait_for_function(OFFERS_LOADED)
+    browser.page.wait_for_timeout(1500)
+    browser.page.keyboard.press("Escape")
+    browser.load(WORKFLOW, "onediff")
+    return browser
+
+
+def test_a_workflow_of_onediff_opens_without_a_complaint(opened: FrontEnd) -> None:
+    assert opened.unknown_types() == []
+    assert not any("Speedup" in text or "OneDiff" in text for text in opened.complaints())
+    prompt = opened.prompt()
+    assert prompt["1"]["inputs"] == {"ckpt_name": SD15, "vae_speedup": "disable"}
+    assert prompt["2"]["class_type"] == "ModelSpeedup"
+    assert prompt["2"]["inputs"]["model"] == ["1", 0]
+
+
+def test_a_click_replaces_a_node_and_keeps_its_links(opened: FrontEnd) -> None:
+    assert opened.page.evaluate(MENU, ["KSampler", False]) == []
+    assert opened.page.evaluate(MENU, ["ModelSpeedup", True]) == ["Replace with Compile Model"]
+    assert opened.page.evaluate(MENU, ["VaeSpeedup", True]) == ["Replace with Compile VAE Decode"]
+    assert opened.page.evaluate(MENU, ["OneDiffCheckpointLoaderSimple", True]) == [
+        "Replace with Load Checkpoint (Compiled)"
+    ]
+    prompt = opened.prompt()
+    by_type = {part["class_type"]: (name, part["inputs"]) for name, part in prompt.items()}
+    assert by_type.keys() == {
+        "ResoluteLoadCheckpoint", "ResoluteCompileModel", "ResoluteCompileVAEDecode", "KSampler"
+    }  # fmt: skip
+    loader = by_type["ResoluteLoadCheckpoint"][0]
+    assert by_type["ResoluteLoadCheckpoint"][1] == {"ckpt_name": SD15, "backend": "auto", "compile_vae": True}
+    assert by_type["ResoluteCompileModel"][1]["model"] == [loader, 0]
+    assert by_type["ResoluteCompileVAEDecode"][1]["vae"] == [loader, 2]
+    assert by_type["KSampler"][1]["model"] == [by_type["ResoluteCompileModel"][0], 0]
