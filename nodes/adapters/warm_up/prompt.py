@@ -206,7 +206,7 @@ class _Builder:
             return True
         if node.class_type == "ResoluteLoadCheckpoint":
             return node.inputs.get("compile_vae") is not False
-        return node.inputs.get("vae_speedup", "disable") != "disable"
+        return bool(node.inputs.get("vae_speedup", "disable") != "disable")
 
     def _before_control(self, conditioning: Link, removed: set[Link]) -> Link:
         """The conditioning before the ControlNets that need a run were applied. Adds those ControlNets to `removed`."""
