@@ -84,5 +84,10 @@ def comfy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     package.model_management = answers  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "comfy", package)
     monkeypatch.setitem(sys.modules, "comfy.model_management", answers)  # type: ignore[arg-type]
+    package.utils = SimpleNamespace(ProgressBar=lambda total, node_id=None: None)  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "comfy.utils", package.utils)
+    progress = SimpleNamespace(get_progress_state=lambda: SimpleNamespace(prompt_id=""))
+    monkeypatch.setitem(sys.modules, "comfy_execution", SimpleNamespace(progress=progress))  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "comfy_execution.progress", progress)  # type: ignore[arg-type]
     package.cli_args = SimpleNamespace(args=SimpleNamespace())  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "comfy.cli_args", package.cli_args)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 EVENT = "resolute"
@@ -22,6 +23,5 @@ def broadcast(kind: str, **data: Any) -> None:
 
 
 def _server() -> Any:
-    from server import PromptServer  # there is none in tests of single modules
-
-    return getattr(PromptServer, "instance", None)
+    server = sys.modules.get("server")  # ComfyUI has imported it; in tests of single modules there is none
+    return getattr(getattr(server, "PromptServer", None), "instance", None)

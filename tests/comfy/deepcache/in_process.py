@@ -48,6 +48,7 @@ def load() -> SimpleNamespace:
         import comfy.patcher_extension
         import comfy.sample
         import comfy.samplers
+        import comfy_execution.progress  # noqa: F401 (adapters import it later, when ComfyUI is no longer on the path)
         from comfy_api.torch_helpers import set_torch_compile_wrapper
 
         # Where regions are kept over restarts; nothing is kept here.
