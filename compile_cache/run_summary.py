@@ -15,6 +15,7 @@ from .misses import FIRST, FREED
 from .stats import Event
 
 _SHORT = 0.05  # seconds; a shorter wait is not mentioned
+_SLIVER = 0.02  # of a run; a shorter gap between two pieces of work is not shown
 _MAX_SEGMENTS = 60
 _MAX_REASONS = 4
 # Event kind -> what the timeline calls it.
@@ -83,9 +84,9 @@ class Run:
         ]
         done = [text for text in made if text]
         answered = self.counts.get("replays", 0) + self.counts.get("graph_calls", 0)
-        if not done:
-            done = ["nothing compiled" if answered else "ran uncompiled"]
-        return [*done, *self._speed()]
+        if not answered and not self.counts.get("eager_calls", 0):  # cancelled, or failed
+            return [*done, "stopped in the first step"]
+        return [*(done or ["nothing compiled" if answered else "ran uncompiled"]), *self._speed()]
 
     def _speed(self) -> list[str]:
         seconds = max(self.seconds - self.waited, 0.0)
@@ -115,8 +116,8 @@ class Run:
     def answered_by(self) -> str:
         """What answered most calls: "replay", "regions" or "bypass"."""
         counts = {
-            "replay": self.counts.get("replays", 0),
             "regions": self.counts.get("graph_calls", 0),
+            "replay": self.counts.get("replays", 0),
             "bypass": self.counts.get("eager_calls", 0) + (1 if self.why_no_calls else 0),
         }
         return max(counts, key=lambda kind: counts[kind])
@@ -130,7 +131,7 @@ class Run:
             if end <= at:
                 continue
             start = max(start, at)
-            if start - at > _SHORT:
+            if start - at > max(_SHORT, _SLIVER * self.seconds):
                 merged.append({"kind": self.answered_by, "start": at, "seconds": start - at})
             if merged and merged[-1]["kind"] == kind:
                 merged[-1]["seconds"] = end - merged[-1]["start"]

@@ -6,6 +6,7 @@ from typing import Any
 
 from comfy_api.latest import io
 
+from .adapters.comfyui.version import search_aliases
 from .adapters.report import image_comparison
 from .inputs import CATEGORY, require_numbers
 
@@ -17,6 +18,7 @@ class CompareImages(io.ComfyNode):
             node_id="ResoluteCompareImages",
             display_name="Compare Images",
             category=CATEGORY,
+            **search_aliases("difference", "psnr", "ssim", "heat map", "before and after"),
             description=(
                 "Measures how much two images differ: largest and mean error, PSNR, SSIM and a heat map. It can also "
                 "fail the prompt when they differ too much."

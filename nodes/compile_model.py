@@ -6,6 +6,7 @@ from typing import Any
 
 from comfy_api.latest import io
 
+from .adapters.comfyui.version import search_aliases
 from .adapters.compile.diffusion_model import compile_diffusion_model
 from .adapters.sampling.cond_batching import AUTO
 from .inputs import CATEGORY, backend_input, batching_input
@@ -18,6 +19,9 @@ class CompileModel(io.ComfyNode):
             node_id="ResoluteCompileModel",
             display_name="Compile Model",
             category=CATEGORY,
+            **search_aliases(
+                "faster", "speed", "speed up", "torch compile", "cuda graph", "tensorrt", "inductor", "optimize"
+            ),
             description=(
                 "Samples with compiled blocks and CUDA graphs. The first prompt compiles; after that you can change "
                 "size, batch, text or LoRA without compiling again."

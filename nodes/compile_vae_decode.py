@@ -6,6 +6,7 @@ from typing import Any
 
 from comfy_api.latest import io
 
+from .adapters.comfyui.version import search_aliases
 from .adapters.compile.vae_decode import compile_vae_decode
 from .inputs import CATEGORY, backend_input
 
@@ -17,6 +18,7 @@ class CompileVAEDecode(io.ComfyNode):
             node_id="ResoluteCompileVAEDecode",
             display_name="Compile VAE Decode",
             category=CATEGORY,
+            **search_aliases("faster", "speed", "torch compile", "cuda graph", "decoder", "optimize"),
             description=(
                 "Decodes with compiled blocks, at any size without compiling again. Encoding, tiling and the fallback "
                 "to tiles when memory runs out stay ComfyUI's own."

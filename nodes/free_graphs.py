@@ -6,6 +6,7 @@ from typing import Any
 
 from comfy_api.latest import io
 
+from .adapters.comfyui.version import search_aliases
 from .adapters.report import cache_report
 from .adapters.sampling.memory import free_graphs
 from .inputs import CATEGORY
@@ -18,6 +19,7 @@ class FreeGraphs(io.ComfyNode):
             node_id="ResoluteFree",
             display_name="Free Graphs",
             category=CATEGORY,
+            **search_aliases("free memory", "vram", "unload", "cuda graph", "clear cache"),
             description=(
                 "Frees the memory of all captured graphs when the workflow reaches this node; OneFlow graphs stay. The "
                 "next run captures again, about 0.1 s for each size, and compiles nothing."

@@ -9,6 +9,7 @@ from comfy_api.latest import io
 
 from nodes import CheckpointLoaderSimple
 
+from .adapters.comfyui.version import search_aliases
 from .adapters.compile.diffusion_model import compile_diffusion_model
 from .adapters.compile.vae_decode import compile_vae_decode
 from .inputs import CATEGORY, backend_input
@@ -21,6 +22,7 @@ class LoadCheckpointCompiled(io.ComfyNode):
             node_id="ResoluteLoadCheckpoint",
             display_name="Load Checkpoint (Compiled)",
             category=CATEGORY,
+            **search_aliases("faster", "speed", "torch compile", "checkpoint", "load model"),
             description="Load Checkpoint, Compile Model and Compile VAE Decode in one node.",
             inputs=[
                 io.Combo.Input(

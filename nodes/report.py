@@ -6,6 +6,7 @@ from typing import Any
 
 from comfy_api.latest import io
 
+from .adapters.comfyui.version import search_aliases
 from .adapters.report import cache_report, table_and_chart
 from .inputs import CATEGORY
 
@@ -17,6 +18,7 @@ class GraphCacheReport(io.ComfyNode):
             node_id="ResoluteReport",
             display_name="Graph Cache Report",
             category=CATEGORY,
+            **search_aliases("resolute report", "statistics", "profile", "cuda graph", "why slow"),
             description="Shows a table and a chart of what the cache did: compiles, captures, replays, stalls, "
             "bypasses and memory.",
             inputs=[

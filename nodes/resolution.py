@@ -7,6 +7,7 @@ from typing import Any
 from comfy_api.latest import io
 
 from ..compile_cache import sizes
+from .adapters.comfyui.version import search_aliases
 from .adapters.report import cache_report
 from .inputs import CATEGORY
 
@@ -23,6 +24,7 @@ class ResoluteResolution(io.ComfyNode):
             node_id="ResoluteResolution",
             display_name="Resolution",
             category=CATEGORY,
+            **search_aliases("aspect ratio", "size", "width", "height", "dimensions", "preset"),
             description="Width and height for a latent or an image. The prompt stops if the model cannot use this "
             "size, and the error names the nearest size that works.",
             inputs=[

@@ -8,6 +8,7 @@ from comfy_api.latest import io
 
 from ..compile_cache.errors import UserError
 from ..compile_cache.warm_up_plan import plan, table
+from .adapters.comfyui.version import search_aliases
 from .adapters.warm_up.run import WarmUpInputs, skipped_inputs, warm_up
 from .inputs import CATEGORY, require_numbers
 
@@ -21,6 +22,7 @@ class WarmUp(io.ComfyNode):
             node_id="ResoluteWarmUp",
             display_name="Warm Up",
             category=CATEGORY,
+            **search_aliases("precompile", "preload", "cuda graph", "torch compile", "faster"),
             description=(
                 "Compiles and captures every size in the list before you need it, largest first. Sizes that are ready "
                 "are skipped, so the node can stay in the workflow."

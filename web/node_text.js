@@ -46,7 +46,7 @@ export function addText(node, translate) {
     getValue: () => element.textContent,
     setValue: (text) => show(element, text),
     getMinHeight: () => height + 2 * MARGIN,
-    getMaxHeight: () => (lines > TWO_LINES ? 10_000 : height + 2 * MARGIN),
+    getMaxHeight: () => 10_000, // of a node that is taller, as in Nodes 2.0
     margin: MARGIN,
     hideOnZoom: false,
     serialize: false,

@@ -26,12 +26,26 @@ function loadStyle() {
   document.head.append(link);
 }
 
-// ComfyUI's own message says only that the node threw an error, so put the sentence on the node and into a message.
-function reportError(error) {
+// ComfyUI's own message says only that the node threw an error, so put the sentence in its place, and on the node. Where
+// there is no such message (older front ends open a dialog), show one of ours.
+async function replaceMessage(sentence) {
+  for (let attempt = 0; attempt < 10; attempt++) {
+    const message = document.querySelector("[data-testid=error-overlay-messages] p");
+    if (message) {
+      message.textContent = message.title = sentence;
+      return true;
+    }
+    await new Promise((resolve) => setTimeout(resolve, 150));
+  }
+  return false;
+}
+
+async function reportError(error) {
   if (!isOurs(error.node_type)) return;
   const sentence = String(error.exception_message ?? "").trim().split("\n")[0];
   const node = app.graph.getNodeById(error.node_id);
   if (node) showError(node, sentence);
+  if (await replaceMessage(sentence)) return;
   const toast = app.extensionManager.toast;
   const title = node?.title ?? error.node_type;
   if (toast?.add) toast.add({ severity: "error", summary: title, detail: sentence, life: 20_000 });

@@ -252,7 +252,7 @@ def rendered() -> dict[str, str]:
     texts: dict[str, str] = {}
     for build in WORKFLOWS:
         graph = build()
-        texts[f"{graph.name}.json"] = _text(graph.ui())
+        texts[f"{graph.template}.json"] = _text(graph.ui())
         texts[f"api/{graph.name}.json"] = _text(graph.api())
     return texts
 

@@ -20,6 +20,7 @@ TEXT_LINE, TEXT_MARGINS, BADGE = 16, 16, 40
 TEXT_LINES = {"ResoluteReport": 12, "ResoluteCompareImages": 6, "ResoluteWarmUp": 8}
 OUR_WIDGET = 28  # in Nodes 2.0, which draws them taller
 SHOWS_PICTURE = frozenset({"LoadImage", "PreviewImage", "SaveImage"})
+TEMPLATE_PREFIX = "resolute_compile_"
 NAMESPACE = uuid.UUID("6d2ab0c5-7e0c-5d39-9a1e-3a1d1c8f5b10")
 
 
@@ -106,6 +107,11 @@ class Graph:
         self.name = name
         self.nodes: list[Node] = []
         self.groups: list[Group] = []
+
+    @property
+    def template(self) -> str:
+        """The name of the template's file: what the template browser shows, and all that its search looks at."""
+        return f"{TEMPLATE_PREFIX}{self.name}"
 
     def group(self, title: str, at: tuple[int, int], color: str, rightward: bool = False) -> Group:
         """Add a frame with its top left corner at ``at``; pass it to ``add``."""

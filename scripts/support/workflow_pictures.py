@@ -1,7 +1,7 @@
-"""Makes the thumbnails of the bundled workflows and the README's image in a real browser.
+"""Makes the pictures of the README and of the nodes' help in a real browser.
 
-``python -m scripts.support.workflow_pictures --url http://127.0.0.1:8188`` needs a
-running ComfyUI with the pack, playwright, Chromium and Pillow.
+``python -m scripts.support.workflow_pictures --url http://127.0.0.1:8188`` needs a running ComfyUI with the pack,
+playwright, Chromium and Pillow. ``scripts.support.workflow_thumbnails`` makes the thumbnails of the workflows.
 """
 
 from __future__ import annotations
@@ -13,17 +13,23 @@ from pathlib import Path
 
 from PIL import Image
 
-from .build_workflows import FOLDER, WORKFLOWS
-from .front_end import FrontEnd, front_end, missing_requirement
+from .build_workflows import WORKFLOWS
+from .front_end import USUAL, FrontEnd, front_end, missing_requirement
 from .places import ROOT
 from .workflow_graph import Graph
 
-THUMBNAIL = (640, 400)
-THUMBNAIL_BYTES = 40_000
 README_PICTURE = ROOT / "docs" / "graph.png"
 README_WORKFLOW = "sd15_text_to_image"
 README_BYTES = 300_000
-BACKGROUND = (20, 20, 20)
+HELP = ROOT / "web" / "docs" / "images"
+HELP_WORKFLOWS = {
+    README_WORKFLOW: "compile",
+    "deepcache": "deepcache",
+    "resolution_tour": "tour",
+    "compare_with_stock": "compare",
+}
+HELP_WIDTH = 1100
+HELP_BYTES = 120_000
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -37,34 +43,35 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"error: {problem}", file=sys.stderr)
         return 2
     with front_end(options.url, pixel_ratio=1.5) as browser:
+        browser.start()
+        browser.settings(USUAL)
         for build in WORKFLOWS:
-            _save_pictures(browser, build(), options.source)
+            if build.__name__ in HELP_WORKFLOWS:
+                _save_pictures(browser, build(), options.source)
     return 0
 
 
 def _save_pictures(browser: FrontEnd, graph: Graph, source: str) -> None:
-    browser.open_template(graph.name, source, len(graph.nodes))
+    browser.open_template(graph.template, source, len(graph.nodes))
     complaints = browser.complaints()
     if complaints:
         raise RuntimeError(f"{graph.name} does not open cleanly: {complaints}")
     wide = len(graph.groups) > 6
     picture = Image.open(io.BytesIO(browser.picture(0.4 if wide else 0.75))).convert("RGB")
-    _save_thumbnail(picture, FOLDER / f"{graph.name}.jpg")
+    _save_help_picture(picture, HELP / f"{HELP_WORKFLOWS[graph.name]}.jpg")
     if graph.name == README_WORKFLOW:
         _save_readme_picture(picture, README_PICTURE)
 
 
-def _save_thumbnail(picture: Image.Image, path: Path) -> None:
-    """Save the whole image in a 16:10 frame, with the best JPEG quality that fits THUMBNAIL_BYTES."""
+def _save_help_picture(picture: Image.Image, path: Path) -> None:
+    """Save it in the width of ComfyUI's help, with the best JPEG quality that fits HELP_BYTES."""
     small = picture.copy()
-    small.thumbnail(THUMBNAIL, Image.Resampling.LANCZOS)
-    framed = Image.new("RGB", THUMBNAIL, BACKGROUND)
-    corner = ((THUMBNAIL[0] - small.width) // 2, (THUMBNAIL[1] - small.height) // 2)
-    framed.paste(small, corner)
+    small.thumbnail((HELP_WIDTH, 10 * HELP_WIDTH), Image.Resampling.LANCZOS)
+    data = io.BytesIO()
     for quality in range(90, 30, -5):
         data = io.BytesIO()
-        framed.save(data, "JPEG", quality=quality, optimize=True)
-        if len(data.getvalue()) <= THUMBNAIL_BYTES:
+        small.save(data, "JPEG", quality=quality, optimize=True)
+        if len(data.getvalue()) <= HELP_BYTES:
             break
     _write(path, data.getvalue())
 

@@ -1,17 +1,25 @@
-"""Fixtures: a ComfyUI server with the pack, and Chromium with its front end."""
+"""Fixtures: a ComfyUI server with the pack and small models, and Chromium with its front end."""
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from safetensors.numpy import save_file
 
 from scripts.support import comfyui, front_end
 from scripts.support.front_end import FrontEnd
-from scripts.support.server import ComfyServer
+from scripts.support.places import ROOT
+from scripts.support.server import ComfyServer, link
 from scripts.support.workflow_models import CONTROL_NET, LCM_LORA, SD15, SDXL
+
+MINI = "sd15-mini-full-vae"  # with an encoder, for image to image
+# Inductor starts ten processes to detect the CPU's vector instructions, which takes 15 s; skip that here.
+# The store is on, in the server's own folder: without it no sizes are remembered, and the panel shows none.
+ENVIRONMENT = {"TORCHINDUCTOR_VEC_ISA_OK": "1", "RESOLUTE_STORE": "1"}
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -20,16 +28,22 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 @pytest.fixture(scope="session")
-def server(make_server: Callable[..., ComfyServer], comfyui_folder: Callable[[str], Path]) -> ComfyServer:
-    """The target ComfyUI, with empty files named like the workflows' models; nothing is sampled here."""
-    server = make_server()
+def server(
+    make_server: Callable[..., ComfyServer], make_model: Callable[[str], str], comfyui_folder: Callable[[str], Path]
+) -> ComfyServer:
+    """The target ComfyUI, whose models have the names of the bundled workflows and are small."""
+    mini, control = make_model(MINI), make_model("sd15-mini-controlnet")
+    server = make_server(environment=ENVIRONMENT)
     example = comfyui_folder(comfyui.TARGET) / "input" / "example.png"
     shutil.copyfile(example, server.input_folder / example.name)
+    from scripts.support.models import folder
+
     for name in (SD15, SDXL):
-        (server.folder / "models" / "checkpoints" / name).touch()
-    for kind, name in (("controlnet", CONTROL_NET), ("loras", LCM_LORA)):
+        link(folder() / "checkpoints" / mini, server.folder / "models" / "checkpoints" / name)
+    for kind in ("controlnet", "loras"):
         (server.folder / "models" / kind).mkdir(exist_ok=True)
-        (server.folder / "models" / kind / name).touch()
+    link(folder() / "controlnet" / control, server.folder / "models" / "controlnet" / CONTROL_NET)
+    save_file({}, server.folder / "models" / "loras" / LCM_LORA)  # a LoRA that changes nothing
     return server
 
 
@@ -41,3 +55,19 @@ def browser(server: ComfyServer) -> Iterator[FrontEnd]:
         pytest.skip(missing)
     with front_end.front_end(server.url) as opened:
         yield opened
+
+
+@pytest.fixture(scope="session")
+def screenshots() -> Path:
+    """Where the tests put their pictures, for a person to look at: RESOLUTE_SCREENSHOTS, or screenshots."""
+    folder = Path(os.environ.get("RESOLUTE_SCREENSHOTS", ROOT / "screenshots"))
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+@pytest.fixture
+def usual(browser: FrontEnd) -> Iterator[FrontEnd]:
+    """A front end whose settings and size are put back after the test."""
+    yield browser
+    browser.page.set_viewport_size(front_end.VIEWPORT)
+    browser.settings(front_end.USUAL)

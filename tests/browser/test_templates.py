@@ -1,8 +1,9 @@
-"""The bundled workflows in ComfyUI's own front end: they open, and queue the API form."""
+"""The bundled workflows in ComfyUI's own front end: found by search, opened, run, and nothing lies over anything."""
 
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +17,15 @@ from scripts.support.workflow_nodes import FRONT_END_ONLY, NODE_TYPES, OURS
 pytestmark = pytest.mark.browser
 PACK = "resolute"
 GRAPHS = {graph.name: graph for graph in (build() for build in WORKFLOWS)}
+# Small and quick on a CPU. OneFlow is in another environment.
+SMALL = {
+    "ResoluteResolution.preset": "custom",
+    "ResoluteResolution.width": 136,
+    "ResoluteResolution.height": 104,
+    "KSampler.steps": 2,
+}
+ONEFLOW = {"ResoluteCompileModel.backend": "auto", "ResoluteCompileVAEDecode.backend": "auto"}
+RESULT = r"136x104: "
 
 
 @pytest.fixture(params=sorted(GRAPHS))
@@ -30,24 +40,50 @@ def written_prompt(name: str) -> dict[str, Any]:
     return loaded
 
 
-def test_a_template_opens_cleanly_and_queues_the_api_form(browser: FrontEnd, graph: Graph) -> None:
-    browser.open_template(graph.name, PACK, len(graph.nodes))
+def test_a_template_opens_runs_and_nothing_overlaps(browser: FrontEnd, graph: Graph, screenshots: Path) -> None:
+    browser.open_template(graph.template, PACK, len(graph.nodes))
     assert browser.unknown_types() == []
+    assert browser.complaints() == []
+    assert browser.prompt() == written_prompt(graph.name)
+    browser.widgets({**SMALL, **(ONEFLOW if graph.name.startswith("oneflow") else {})})
+    browser.queue()
+    assert browser.wait()["name"] == "execution_success"
+    shown = browser.texts()
+    for title in ("Compile Model", "Compile VAE Decode", "Load Checkpoint (Compiled)"):
+        assert title not in shown or shown[title].startswith(RESULT), shown
+    for vue in (False, True):
+        browser.settings({"Comfy.VueNodes.Enabled": vue})
+        browser.fit_view()
+        browser.page.screenshot(path=screenshots / f"{graph.name}{'-nodes2' if vue else ''}.png")
+        assert browser.overlaps() == []
+        assert browser.cut_texts() == []
+    browser.settings({"Comfy.VueNodes.Enabled": False})
+
+
+@pytest.mark.parametrize("words", ["resolute", "compile"])
+def test_the_template_browser_finds_our_workflows(browser: FrontEnd, screenshots: Path, words: str) -> None:
+    browser.start()
+    browser.page.evaluate("() => app.extensionManager.command.execute('Comfy.BrowseTemplates')")
+    field = browser.page.locator("[role=dialog] input").first
+    field.fill(words)
+    browser.page.wait_for_timeout(2000)
+    shown = browser.page.locator("[role=dialog]").first.inner_text()
+    browser.page.screenshot(path=screenshots / f"templates-{words}.png")
+    assert [graph.template for graph in GRAPHS.values() if graph.template not in shown] == []
+    browser.page.keyboard.press("Escape")
+
+
+def test_a_dropped_file_opens_as_well(browser: FrontEnd) -> None:
+    graph = GRAPHS["sd15_text_to_image"]
+    browser.drop(FOLDER / f"{graph.template}.json", len(graph.nodes))
     assert browser.complaints() == []
     assert browser.prompt() == written_prompt(graph.name)
 
 
-def test_a_dropped_file_opens_as_well(browser: FrontEnd) -> None:
-    name = "sd15_text_to_image"
-    browser.drop(FOLDER / f"{name}.json", len(GRAPHS[name].nodes))
-    assert browser.complaints() == []
-    assert browser.prompt() == written_prompt(name)
-
-
 def test_a_missing_node_is_detected(browser: FrontEnd) -> None:
-    name = "sd15_text_to_image"
-    browser.open_template(name, PACK, len(GRAPHS[name].nodes))
-    workflow = GRAPHS[name].ui()
+    graph = GRAPHS["sd15_text_to_image"]
+    browser.open_template(graph.template, PACK, len(graph.nodes))
+    workflow = graph.ui()
     workflow["nodes"][1]["type"] = "ResoluteNoSuchNode"
     browser.load(workflow, "broken")
     assert browser.unknown_types() == ["ResoluteNoSuchNode"]
@@ -56,10 +92,10 @@ def test_a_missing_node_is_detected(browser: FrontEnd) -> None:
 
 def test_the_template_browser_lists_each_workflow_with_a_thumbnail(server: ComfyServer) -> None:
     listed = server.client.get("/api/workflow_templates")
-    assert sorted(listed[PACK]) == sorted(GRAPHS)
-    for name in GRAPHS:
-        thumbnail = server.client.raw(f"/api/workflow_templates/{PACK}/{name}.jpg")
-        assert thumbnail == (FOLDER / f"{name}.jpg").read_bytes()
+    assert sorted(listed[PACK]) == sorted(graph.template for graph in GRAPHS.values())
+    for graph in GRAPHS.values():
+        thumbnail = server.client.raw(f"/api/workflow_templates/{PACK}/{graph.template}.jpg")
+        assert thumbnail == (FOLDER / f"{graph.template}.jpg").read_bytes()
 
 
 @pytest.mark.parametrize("node_type", OURS, ids=lambda node_type: node_type.id)

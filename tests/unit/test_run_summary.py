@@ -45,6 +45,11 @@ STATUS = [
         {"counts": {"eager_calls": 4}, "bypasses": {"gradient": 4}},
         "384x256: ran uncompiled, 0.50 s/step\ngradients are on (training)",
     ),
+    ({"counts": {}}, "384x256: stopped in the first step"),
+    (
+        {"counts": {"region_compiles": 2}, "events": (event("compile", 0, 1.5),)},
+        "384x256: compiled 2 regions in 1.5 s, stopped in the first step",
+    ),
     ({"why_no_calls": "pack X answers in place of the model"}, "not compiled: pack X answers in place of the model"),
     ({"role": "controlnet", "steps": 0}, "384x256: nothing compiled"),
 ]  # fmt: skip
@@ -58,7 +63,11 @@ def test_the_status_is_one_line_in_pixels_and_a_second_one_for_a_bypass(given: d
 
 
 def test_regions_that_compile_at_the_same_time_count_once() -> None:
-    both = run(counts={"region_compiles": 2}, seconds=10.0, events=(event("compile", 0, 4.0), event("compile", 1, 5.0)))
+    both = run(
+        counts={"region_compiles": 2, "replays": 3},
+        seconds=10.0,
+        events=(event("compile", 0, 4.0), event("compile", 1, 5.0)),
+    )
     assert "compiled 2 regions in 6.0 s" in both.status()
     assert both.segments() == [
         {"kind": "compile", "start": 0.0, "seconds": 6.0},
