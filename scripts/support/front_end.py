@@ -180,7 +180,7 @@ class FrontEnd:
         self.watch()
         self.page.evaluate("() => app.extensionManager.command.execute('Comfy.QueuePrompt')")
 
-    def wait(self, seconds: float = 240.0) -> dict[str, Any]:
+    def wait(self, seconds: float = 600.0) -> dict[str, Any]:
         """Wait for the end of the queued prompt: its last event, ``name`` and ``detail``."""
         self.page.wait_for_function("() => window.resoluteEnd", timeout=1000 * seconds)
         self.page.wait_for_timeout(SETTLE_MS / 2)

@@ -103,7 +103,7 @@ def test_compiling_shows_its_progress_and_cancel_answers_at_once(usual: FrontEnd
     usual.start()
     usual.load_prompt(tiny(kind="sdxl", seed=7))
     usual.queue()
-    usual.page.wait_for_function("() => window.resoluteTexts.some(t => /^compiling [2-9] of/.test(t))", timeout=200_000)
+    usual.page.wait_for_function("() => window.resoluteTexts.some(t => /^compiling [2-9] of/.test(t))", timeout=600_000)
     assert "compiling" in usual.page.locator(".resolute-badge").inner_text()
     usual.page.screenshot(path=screenshots / "compiling.png")
     usual.page.evaluate("() => app.api.interrupt(null)")
