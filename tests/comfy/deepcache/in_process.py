@@ -60,6 +60,9 @@ def load() -> SimpleNamespace:
         sys.modules["folder_paths"] = folders
         with mock.patch.dict(os.environ, {"RESOLUTE_STORE": "0"}):
             importlib.import_module(f"{pack}.nodes.adapters.process.runtime").cache()
+        importlib.import_module(
+            f"{pack}.nodes.adapters.forward.compiled_forward"
+        )  # while ComfyUI's folder is in the path
         del sys.modules["folder_paths"]
         return SimpleNamespace(
             comfy=comfy,

@@ -37,10 +37,17 @@ def run_traces(core: SimpleNamespace, monkeypatch: Any) -> None:
     monkeypatch.setattr(importlib.import_module(f"{inside}.regions.table"), "compile_trace", without_lowering)
 
 
+def forget_regions(core: SimpleNamespace) -> None:
+    """Drop all compiled regions of this process."""
+    pack = core.ours("blocks.registry").__name__.partition(".nodes.")[0]
+    backends = importlib.import_module(f"{pack}.compile_cache.backends.registry")
+    backends.get("inductor").table._regions.clear()
+
+
 class Bench:
     """A small model, and its forward with Resolute in it."""
 
-    def __init__(self, core: SimpleNamespace, model: Model, roles: Any = None) -> None:
+    def __init__(self, core: SimpleNamespace, model: Model) -> None:
         self.model = model
         self.module = model.make()
         self._method = "_forward" if hasattr(self.module, "_forward") else "forward"

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from ..deepcache.in_process import load
-from .kit import Bench, run_traces
+from .kit import Bench, forget_regions, run_traces
 from .models import MODELS, Size
 
 # Odd sizes, batches, lengths of the text and numbers of frames. The first is of one picture: its batch is traced as 2.
@@ -98,3 +98,19 @@ def test_its_blocks_can_be_left_out_by_name(bench: Bench, core: SimpleNamespace)
     left_out.require_known(["SingleStreamBlock", "double_blocks.1"], families, bench.module)
     with pytest.raises(Exception, match="DoubleStreamBlock, SingleStreamBlock and the places double_blocks"):
         left_out.require_known(["SingleStream"], families, bench.module)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", list(MODELS))
+def test_the_lowered_code_serves_every_size_too(
+    core: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setenv("RESOLUTE_WORKERS", "0")
+    forget_regions(core)  # the other tests of this process run traces in place of lowered code
+    try:
+        bench = Bench(core, MODELS[name])
+        assert bench.check(FIRST) == bench.counts(bench.model.compiles)
+        for size in SIZES:
+            assert bench.check(size) == bench.counts(), size
+    finally:
+        forget_regions(core)

@@ -1,0 +1,33 @@
+"""docs/families.md says what Compile Model does with each model class of ComfyUI, and is current."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from scripts.support import family_table
+
+from ..deepcache.in_process import load
+from .models import MODELS
+
+
+@pytest.fixture(scope="module")
+def core() -> SimpleNamespace:
+    return load()
+
+
+def test_the_page_is_current(core: SimpleNamespace) -> None:
+    assert family_table.PAGE.read_text("utf-8") == family_table.page(), "run python -m scripts.support.family_table"
+
+
+def test_what_is_catalogued_is_tested(core: SimpleNamespace) -> None:
+    families = core.ours("blocks.catalogue").FAMILIES
+    assert {network for family in families for network in family.networks} == {model.kind for model in MODELS.values()}
+
+
+def test_what_is_left_alone_exists(core: SimpleNamespace) -> None:
+    folder = Path(core.comfy.__path__[0]) / "ldm"
+    for network in family_table.LEFT_ALONE:
+        assert folder.joinpath(*network.split(".")[:-1]).with_suffix(".py").is_file(), network
