@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -56,9 +57,12 @@ class SessionLog:
             _open.append(self)
             self.begin()
 
-    def saw(self, latent: torch.Tensor, options: Any) -> None:
-        """A call of this run. The largest latent is the picture; smaller ones are areas of it, or tiles."""
-        shape = latent.shape
+    def saw(self, latent: torch.Tensor | Sequence[torch.Tensor], options: Any) -> None:
+        """A call of this run. The largest latent is the picture; smaller ones are areas of it, or tiles.
+
+        Models of video and sound (LTX AV, MiniMax H3) take a list of both, the video first.
+        """
+        shape = (latent if isinstance(latent, torch.Tensor) else latent[0]).shape
         if self._shape and shape[-1] * shape[-2] <= self._shape[-1] * self._shape[-2]:
             return
         self._shape = tuple(shape)
