@@ -164,12 +164,13 @@ class ArtifactStore:
                     break
                 except filelock.Timeout:
                     raise_if_cancelled()
-                except (OSError, NotImplementedError) as error:  # a file system without locks
+                except Exception as error:  # noqa: BLE001 (a file system without locks raises several classes)
                     logger.debug("no lock in %s: %s", self._folder, error)
                     break
             yield
         finally:
-            lock.release()
+            with contextlib.suppress(OSError):
+                lock.release()
 
     # --- bounds ------------------------------------------------------------------------------------------------
 

@@ -141,6 +141,20 @@ def test_nothing_is_compiled_into_a_refused_folder_either(cache: Path) -> None:
     assert content(cache) == {}
 
 
+def test_a_folder_that_inductor_would_make_for_a_group_too_is_made_private_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
+    before = os.umask(0o002)
+    try:
+        with private_cache.private_cache():
+            used = Path(os.environ["TORCHINDUCTOR_CACHE_DIR"])
+            assert used == Path(default_cache_dir())
+            assert used.stat().st_mode & 0o777 == 0o700
+    finally:
+        os.umask(before)
+
+
 def test_no_header_is_compiled_in_from_a_refused_folder(tmp_path: Path) -> None:
     """Inductor has them below its default folder, whatever its cache is."""
     assert private_cache.header_settings() == {}

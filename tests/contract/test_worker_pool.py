@@ -152,6 +152,68 @@ def test_processes_that_end_by_themselves_leave_no_thread_and_no_pipe(program: C
     wait_for(lambda: left() == before)
 
 
+ANSWER = """
+import pickle, struct, sys, time
+def answer(message, raw=None):
+    content = pickle.dumps(message) if raw is None else raw
+    sys.stdout.buffer.write(struct.pack(">Q", len(content)) + content)
+    sys.stdout.buffer.flush()
+"""
+HANGS = ANSWER + "time.sleep(600)"
+WORKS = ANSWER + "answer((0, 'no compiler', 0.5)); time.sleep(600)"
+
+
+def answers(processes: pool.WorkerPool) -> list[Any]:
+    """What the pool gives for one job, number 7."""
+    processes.prepare(2, CPU)
+    return [each for each in processes.results([(7, SimpleNamespace())], SimpleNamespace()) if each]  # type: ignore[list-item, arg-type]
+
+
+@pytest.mark.parametrize(
+    ("code", "error", "match"),
+    [
+        (HANGS, pool.HungError, "no result for 0 s"),
+        ("raise SystemExit", RuntimeError, "ended"),
+        (
+            "import sys; sys.stdout.buffer.write(b'Traceback (most recent call last)'); sys.exit()",
+            RuntimeError,
+            "ended",
+        ),
+        (ANSWER + "answer(None, b'no pickle'); time.sleep(600)", RuntimeError, "ended"),
+        (ANSWER + "answer('no result'); time.sleep(600)", RuntimeError, "ended"),
+        (ANSWER + "answer((99, 'of no job', 0.0)); time.sleep(600)", RuntimeError, "ended"),
+    ],
+    ids=["hangs", "dies", "writes text", "writes no pickle", "answers no result", "answers for another job"],
+)
+def test_processes_that_fail_are_ended_and_the_next_ones_work(
+    program: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, code: str, error: type[Exception], match: str
+) -> None:
+    temporary = program(code)
+    processes = pool.WorkerPool()
+    with monkeypatch.context() as patch:
+        if error is pool.HungError:
+            patch.setattr(pool, "_SILENT_SECONDS", 0.3)
+        with pytest.raises(error, match=match) as raised:
+            answers(processes)
+    if isinstance(raised.value, pool.HungError):
+        assert raised.value.numbers == {7}
+    assert not processes.running
+    wait_for(lambda: list(temporary.iterdir()) == [])
+    Path(pool.worker.__file__).write_text(WORKS)
+    assert answers(processes) == [(7, "no compiler", 0.5)]
+    processes.close()
+
+
+def test_a_result_that_is_no_artifact_is_a_failure_of_its_job_alone(program: Callable[[str], Path]) -> None:
+    program(ANSWER + "answer((0, {'key': 'a', 'unknown': 1}, 0.5)); time.sleep(600)")
+    processes = pool.WorkerPool()
+    ((number, why, _),) = answers(processes)
+    assert number == 7
+    assert "answered nonsense" in why
+    assert processes.running
+    processes.close()
+
+
 def test_a_failed_job_returns_the_text_of_an_error_that_cannot_be_pickled(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
         error = RuntimeError("no such compiler\nand a page of text")

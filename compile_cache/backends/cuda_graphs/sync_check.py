@@ -16,36 +16,63 @@ from typing import Any, TextIO
 import torch
 
 _SYNCHRONIZES = "synchronizing CUDA operation"  # in the text of torch's warning
+_DISTURBED = "an unknown place, because another thread changed Python's warnings meanwhile"
+
+
+class _Recorder:
+    """In place of `warnings.showwarning`: keeps the waits of one thread, and passes all else on.
+
+    `warnings.catch_warnings` of another thread may put it back after its time. From then on it only passes on.
+    """
+
+    def __init__(self, found: list[str]) -> None:
+        self._own, self._found = threading.get_ident(), found
+        self._show = warnings.showwarning
+        self.active = True
+
+    def __call__(
+        self,
+        message: Warning | str,
+        category: type[Warning],
+        filename: str,
+        lineno: int,
+        file: TextIO | None = None,
+        line: str | None = None,
+    ) -> Any:
+        if not self.active or _SYNCHRONIZES not in str(message):
+            self._show(message, category, filename, lineno, file, line)
+        elif threading.get_ident() == self._own:
+            self._found.append(f"{filename}:{lineno}")
+
+    def remove(self) -> None:
+        self.active = False
+        if warnings.showwarning is self:
+            warnings.showwarning = self._show
 
 
 @contextlib.contextmanager
 def recorded_waits() -> Iterator[list[str]]:
     """Yields a list that gets "file:line" of each operation of this thread that waits for the GPU.
 
-    What other threads warn of goes its usual way, but for such waits: nobody asked to be warned of those.
+    What other threads warn of goes its usual way, but for such waits: nobody asked to be warned of those. If another
+    thread exchanges the handlers or filters of warnings meanwhile, waits may be missed, so the list gets an entry.
+
+    Not `warnings.catch_warnings`: where two threads use it at once, the one that ends last puts back what the other
+    one had set, for good.
     """
-    own, found = threading.get_ident(), list[str]()
+    found = list[str]()
     mode = torch.cuda.get_sync_debug_mode()
-    with warnings.catch_warnings():
-        show = warnings.showwarning
-
-        def record(
-            message: Warning | str,
-            category: type[Warning],
-            filename: str,
-            lineno: int,
-            file: TextIO | None = None,
-            line: str | None = None,
-        ) -> Any:
-            if _SYNCHRONIZES not in str(message):
-                show(message, category, filename, lineno, file, line)
-            elif threading.get_ident() == own:
-                found.append(f"{filename}:{lineno}")
-
-        warnings.filterwarnings("always", message=f".*{_SYNCHRONIZES}")
-        warnings.showwarning = record
-        torch.cuda.set_sync_debug_mode("warn")
-        try:
-            yield found
-        finally:
-            torch.cuda.set_sync_debug_mode(mode)
+    recorder = warnings.showwarning = _Recorder(found)
+    warnings.filterwarnings("always", message=f".*{_SYNCHRONIZES}")
+    filters, own = warnings.filters, warnings.filters[0]
+    torch.cuda.set_sync_debug_mode("warn")
+    try:
+        yield found
+    finally:
+        torch.cuda.set_sync_debug_mode(mode)
+        if warnings.showwarning is not recorder or warnings.filters is not filters or own not in filters:
+            found.append(_DISTURBED)
+        recorder.remove()
+        for each in (filters, warnings.filters):  # another thread's copy may have it too
+            with contextlib.suppress(ValueError):
+                each.remove(own)  # type: ignore[attr-defined]

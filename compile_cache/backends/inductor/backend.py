@@ -11,6 +11,7 @@ import threading
 from collections.abc import Iterable
 from dataclasses import replace
 from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
@@ -98,18 +99,22 @@ class InductorBackend(Backend):
         if config.store_folder is None or ArtifactStore.is_new(config.store_folder):
             return True
         store = self._store(device, config)
-        return store is None or not store.names()
+        return not _names(store)
 
     def stored(self) -> dict[str, int]:
         latest = self._latest
-        return {} if latest is None else latest.report()
+        try:
+            return {} if latest is None else latest.report()
+        except OSError as error:
+            logger.warning("Resolute: what is stored cannot be counted: %s", error)
+            return {}
 
     def located(self, keys: Iterable[str], device: torch.device, config: CacheConfig) -> Located:
         store = self._store(device, config)
         wanted = frozenset(keys)
         # Without a table nothing is in memory; making one would import inductor, and the caller would wait seconds.
         in_memory = frozenset() if self._table is None else wanted & self._table.compiled_keys
-        stored = set() if store is None else {name.partition("-")[0] for name in store.names()}
+        stored = {name.partition("-")[0] for name in _names(store)}
         on_disk = frozenset(key for key in wanted - in_memory if key[:DIGEST_CHARS] in stored)
         return Located(in_memory, on_disk, wanted - in_memory - on_disk)
 
@@ -124,18 +129,37 @@ class InductorBackend(Backend):
         """
         if config.store_folder is None or lost(Loss.KEEPING):
             return None
-        from .compile.environment import environment_of
+        try:
+            from .compile.environment import environment_of
 
-        environment = environment_of(device, config.source)
+            environment = environment_of(device, config.source)
+        except Exception as error:  # torch's own settings and flags, which another version may have otherwise
+            _warn_once(f"the environment of compiled code is unknown, so none is kept: {first_line(error)}")
+            logger.debug("Resolute: why", exc_info=True)
+            return None
         if environment not in self._stores:
-            try:
-                self._stores[environment] = ArtifactStore(config.store_folder, environment, config.store_bytes)
-            except StoreError as error:
-                logger.warning("Resolute: %s. Regions are compiled again after a restart.", error)
-                self._stores[environment] = None
+            self._stores[environment] = _open_store(config.store_folder, environment, config.store_bytes)
         store = self._stores[environment]
         self._latest = store or self._latest
         return store
+
+
+def _names(store: ArtifactStore | None) -> list[str]:
+    """The names of its artifacts; none where it cannot be read, because then nothing can be loaded either."""
+    try:
+        return [] if store is None else store.names()
+    except OSError as error:
+        logger.warning("Resolute: the store of compiled regions cannot be read: %s", error)
+        return []
+
+
+def _open_store(folder: Path, environment: EnvironmentFingerprint, limit: int) -> ArtifactStore | None:
+    try:
+        return ArtifactStore(folder, environment, limit)
+    except Exception as error:
+        logger.warning("Resolute: %s. Regions are compiled again after a restart.", error)
+        logger.debug("Resolute: why", exc_info=None if isinstance(error, StoreError) else error)
+        return None
 
 
 def _probe_machine(device: str) -> Capabilities:

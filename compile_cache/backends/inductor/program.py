@@ -76,7 +76,8 @@ class InductorProgram(Program):
         self._bypassed.clear()
         self._survey(call.epoch)
         if not self._hooks:
-            self._bypass(BypassReason(BypassCode.NO_REGIONS, "the model has no block that Resolute knows"))
+            if all(reason.code is not BypassCode.NO_REGIONS for reason in self._lasting):
+                self._bypass(BypassReason(BypassCode.NO_REGIONS, "the model has no block that Resolute knows"))
             return call.invoke(call.tensors)
         return self._without_workers_if_short(lambda: self._invoke(call))
 
@@ -131,8 +132,8 @@ class InductorProgram(Program):
         def prepare_workers() -> None:  # they start while the call runs on
             try:
                 self._workers.prepare(count, call.tensors[0].device)
-            except OSError as error:
-                logger.debug("Resolute: no processes that compile: %s", error)  # `_compile_in_parallel` warns
+            except Exception as error:  # noqa: BLE001 (`_compile_in_parallel` meets it again, and warns)
+                logger.debug("Resolute: no processes that compile: %s", error)
 
         started = time.perf_counter()
         with self._regions.postponing_compiles(prepare_workers) as missing:
@@ -156,9 +157,15 @@ class InductorProgram(Program):
             for reason in self._lasting:
                 self._bypass(reason)
             return
-        self._hooks = self._build_hooks(self._regions.run, self._bypass)
+        try:
+            hooks = self._build_hooks(self._regions.run, self._bypass)
+            self._regions.survey(site for hook in hooks for site in hook.sites)
+        except Exception as error:
+            logger.warning("Resolute: the blocks of the model cannot be read; it runs as it is", exc_info=error)
+            self._bypass(BypassReason(BypassCode.NO_REGIONS, f"its blocks cannot be read: {first_line(error)}"))
+            hooks = ()
+        self._hooks = hooks
         self._lasting = frozenset(self._bypassed)
-        self._regions.survey(site for hook in self._hooks for site in hook.sites)
         self._epoch = epoch
 
     def capture(self, call: Call, result: Any) -> Graph:

@@ -114,6 +114,9 @@ def _payload(compiled: CompiledRegion) -> bytes:
         raise InvalidArtifactError("it returns its inputs unchanged, so there is no code to store")
     graph = copy.copy(compiled.graph)
     graph.prepare_for_serialization()
+    # Without functions: only compiling calls them (newer torch has one for the table of decompositions), and they
+    # are pickled by the name of their module, which differs in a worker.
+    graph.fx_kwargs = {name: value for name, value in graph.fx_kwargs.items() if not callable(value)}
     stored = _pickled(graph)
     stream = io.BytesIO()
     with zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED) as container:

@@ -47,6 +47,8 @@ def compile_trace(trace: Trace, keep: bool = False) -> CompiledRegion:
     made: list[CompiledFxGraph | FlatCode] = []
 
     def inner(graph: Any, inputs: Any, **kwargs: Any) -> Any:
+        if "get_decomp_fn" in kwargs:  # newer torch; inductor's own cache cannot pickle a table of decompositions
+            kwargs["get_decomp_fn"] = decompositions
         made.append(compile_fx_inner(graph, inputs, **kwargs))
         return made[-1]
 

@@ -41,6 +41,8 @@ def private_cache() -> Iterator[None]:
     The folders are variables of the process, so another pack that compiles meanwhile uses the same ones. Raises OSError
     where no private folder can be made.
     """
+    # `_is_private` makes the folder. Inductor would make it by the umask, and 002 lets a group write.
+    _is_private(Path(os.environ.get(_INDUCTOR) or default_cache_dir()))
     inductor = Path(cache_dir())  # which also sets inductor's variable, so before it is read
     before = {name: os.environ[name] for name in (_INDUCTOR, _TRITON) if name in os.environ}
     triton = Path(before[_TRITON]) if _TRITON in before else None

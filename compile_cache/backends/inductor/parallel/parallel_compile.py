@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+from ....errors import BypassCode, BypassReason
 from ....out_of_memory import is_out_of_memory
 from ....regions.dummy_inputs import dummy_input
 from ....store.artifact_store import Artifact, InvalidArtifactError
@@ -20,7 +21,7 @@ from ..compile.tracing import general_hints, region_format, trace
 from ..regions.region import RegionCall, may_run
 from ..regions.table import RegionTable, load_while_waiting
 from .job import Job, job_of, settings_for
-from .pool import WorkerPool
+from .pool import HungError, WorkerPool
 
 logger = logging.getLogger(__name__)
 
@@ -33,7 +34,7 @@ def compile_in_parallel(missing: Sequence[RegionCall], table: RegionTable, worke
     missing: at least one call, each of another region and all on one device; their tensors need no contents.
 
     A region that fails is left as it was; the call that comes to it compiles it. Raises RuntimeError if the workers
-    end, and whatever cancels.
+    end, HungError if they hang, and whatever cancels.
     """
     store, stats, progress = missing[0].store, missing[0].stats, missing[0].progress
     with contextlib.ExitStack() as locks:
@@ -65,7 +66,7 @@ def _run_jobs(missing: Sequence[RegionCall], table: RegionTable, workers: Worker
     settings = settings_for(missing[0].tensors[0].device)
     report(0, "all at once")
     done = 0
-    with contextlib.closing(workers.results(_jobs(missing), settings)) as results:
+    with _refusing_hung(missing, table), contextlib.closing(workers.results(_jobs(missing), settings)) as results:
         for result in results:
             progress.raise_if_cancelled()
             if result is None:
@@ -81,6 +82,21 @@ def _run_jobs(missing: Sequence[RegionCall], table: RegionTable, workers: Worker
             stats.counters.region_compiles += 1
             stats.event("compile", f"{call.site.kind} ({call.site.name})", seconds)
             report(done, call.site.kind)
+
+
+@contextlib.contextmanager
+def _refusing_hung(missing: Sequence[RegionCall], table: RegionTable) -> Iterator[None]:
+    """Let the regions whose compile hung run as they are: compiled in this process, they might hang it."""
+    try:
+        yield
+    except HungError as error:
+        for number in error.numbers:
+            call = missing[number]
+            detail = f"{call.site.kind}: {error}"
+            with table.lock:
+                call.region.failures[call.static] = BypassReason(BypassCode.COMPILE_FAILED, detail)
+            call.stats.counters.compile_failures += 1
+        raise
 
 
 def _jobs(missing: Sequence[RegionCall]) -> Iterator[tuple[int, Job]]:
@@ -111,6 +127,8 @@ def _add(call: RegionCall, artifact: Artifact) -> str:
     Without the memory to compare, it is added all the same, and the call that comes to the region compares it.
     """
     region, store = call.region, call.store
+    if artifact.key != region.key:
+        return "the process that compiles answered with another region"
     try:
         compiled = unpack(artifact)
     except (InvalidArtifactError, OSError) as error:

@@ -13,12 +13,14 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Generator, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ....errors import first_line
 from ....store.artifact_store import Artifact
 from ....store.temporary_folders import TemporaryFolder
 from . import worker
@@ -31,12 +33,23 @@ logger = logging.getLogger(__name__)
 IDLE_SECONDS = 60.0  # after the last job the processes stay this long: the next model of a workflow comes soon
 _KILL_SECONDS = 5.0  # that a killed process may take to end
 _POLL_SECONDS = 0.1  # between two checks for a cancel
+# Without a result for so long the processes count as hung. They import torch first, and a job takes up to a minute.
+_SILENT_SECONDS = 300.0
 
 _MOST = 16
 _OTHERS = 2  # processors left for the process that traces and compares, and for the rest of the machine
 _MOST_WANTED = 61  # the most processes that Windows can wait for
 _MEMORY = 1 << 30  # bytes of memory for torch in each process
 _GPU_MEMORY = 1 << 30  # bytes of GPU memory for each process's CUDA context
+
+
+class HungError(RuntimeError):
+    """The processes gave no result for too long and were ended. `numbers`: the jobs that they had."""
+
+    def __init__(self, seconds: float, numbers: Iterable[int]) -> None:
+        super().__init__(f"the processes that compile gave no result for {seconds:.0f} s, and were ended")
+        self.numbers = frozenset(numbers)
+
 
 JobResult = tuple[int, "Artifact | str", float]
 
@@ -106,15 +119,20 @@ class _WorkerProcess:
 
     def end(self) -> None:
         """Kill the process and its children."""
-        if self.alive:  # else its process id may belong to another process by now
-            if hasattr(os, "killpg"):
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(self._process.pid, signal.SIGKILL)
-            else:
-                self._process.kill()
-        self._process.wait()
+        self._kill()
+        with contextlib.suppress(subprocess.TimeoutExpired):  # a driver can keep a killed process alive
+            self._process.wait(_KILL_SECONDS)
         self._messages.put(None)
         self._reader.join(_KILL_SECONDS)  # the pipe ends with the last child: then their GPU memory is free
+
+    def _kill(self) -> None:
+        if not self.alive:  # its process id may belong to another process by now
+            return
+        with contextlib.suppress(OSError):
+            if hasattr(os, "killpg"):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            else:
+                self._process.kill()
 
     def _write(self) -> None:
         assert self._process.stdin is not None
@@ -124,16 +142,26 @@ class _WorkerProcess:
 
     def _read(self) -> None:
         assert self._process.stdout is not None
-        with contextlib.suppress(EOFError), self._process.stdout as stream:
-            while True:
-                number, made, seconds = worker.receive(stream)
-                self._pending.pop(number).put((number, made, seconds))
-        self._folder.remove()  # all processes that wrote there have ended
+        try:
+            with self._process.stdout as stream:
+                while True:
+                    number, made, seconds = worker.receive(stream)
+                    self._pending.pop(number).put((number, made, seconds))
+        except EOFError:  # all processes that wrote there have ended
+            self._folder.remove()
+        except Exception as error:  # noqa: BLE001 (unpickling nonsense raises any class; `results` sees the end)
+            logger.warning("Resolute: a process that compiles answered nonsense, and is ended: %s", first_line(error))
+            self._kill()
+            self._folder.remove()
 
 
 def _result(pending: dict[int, int], message: tuple[int, dict[str, Any] | str, float]) -> JobResult:
     submitted, made, seconds = message
-    return pending.pop(submitted), made if isinstance(made, str) else Artifact(**made), seconds
+    number = pending.pop(submitted)
+    try:
+        return number, made if isinstance(made, str) else Artifact(**made), float(seconds)
+    except (TypeError, ValueError) as error:
+        return number, f"the process that compiles answered nonsense: {error}", 0.0
 
 
 class WorkerPool:
@@ -174,7 +202,8 @@ class WorkerPool:
 
         Yields (number, artifact or error text, seconds) of each job when it is done, and None every _POLL_SECONDS
         without a result, so that the caller can check for a cancel. A caller that stops early, by an error or by
-        closing the generator, ends the processes. Raises RuntimeError if the processes end by themselves.
+        closing the generator, ends the processes. Raises RuntimeError if the processes end by themselves or answer
+        something else than results, and HungError after _SILENT_SECONDS without a result.
         """
         with self._lock:
             assert self._wanted is not None, "`prepare` comes first"
@@ -189,15 +218,19 @@ class WorkerPool:
                 pending[process.submit(results, job, settings)] = number
                 while not results.empty():  # before the next trace: a region that the caller saves survives a kill
                     yield _result(pending, results.get())
+            heard = time.monotonic()
             while pending:
                 try:
                     message = results.get(timeout=_POLL_SECONDS)
                 except queue.Empty:
                     if not process.alive and results.empty():
                         raise RuntimeError("the processes that compile ended") from None
+                    if time.monotonic() - heard > _SILENT_SECONDS:
+                        raise HungError(_SILENT_SECONDS, pending.values()) from None
                     yield None
                     continue
                 yield _result(pending, message)
+                heard = time.monotonic()  # not before: the caller compares, which may take long
         except BaseException:
             self.close()
             raise

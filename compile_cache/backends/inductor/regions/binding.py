@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,7 +13,7 @@ import torch
 
 from ....compute_state import autocast_state
 from ....config import CacheConfig
-from ....errors import BypassCode, BypassReason
+from ....errors import BypassCode, BypassReason, first_line
 from ....keys import Component, digest
 from ....out_of_memory import is_out_of_memory
 from ....regions.code_reach import CodeReach, ReachCache
@@ -25,6 +26,8 @@ from ..compile.compiled_region import CompiledRegion
 from ..compile.tracing import Shapes, WeightSlot, region_format, weight_slots
 from .region import Region, RegionCall, region_key, without_contents
 from .table import RegionTable
+
+logger = logging.getLogger(__name__)
 
 _NOT_READY = "not ready"
 _STREAMED = BypassReason(
@@ -82,7 +85,7 @@ class RegionBinding:
         self._on_first_missing: Callable[[], None] = lambda: None
         # Of one call of the module. To find the store, all settings of the environment are read: milliseconds.
         self._stores: dict[torch.device, ArtifactStore | None] = {}
-        self._no_memory: dict[tuple[str, Shapes], BypassReason] = {}
+        self._failed: dict[tuple[str, Shapes], BypassReason] = {}
 
     def survey(self, sites: Iterable[RegionSite]) -> None:
         """Read the structure of each site and find its weights. Nothing is compiled. Other sites are read at first use.
@@ -122,7 +125,7 @@ class RegionBinding:
         self._progress = progress
         self._state = state
         self._stores.clear()
-        self._no_memory.clear()
+        self._failed.clear()
 
     @contextlib.contextmanager
     def postponing_compiles(self, on_first: Callable[[], None]) -> Iterator[dict[str, RegionCall]]:
@@ -172,7 +175,7 @@ class RegionBinding:
             return self._run_original(site, tensors, found)
         try:
             result = found(weights, inputs)
-        except (AssertionError, RuntimeError) as error:
+        except Exception as error:
             capturing = inputs[0].is_cuda and torch.cuda.is_current_stream_capturing()
             if capturing or is_out_of_memory(error) or isinstance(error, self._progress.cancellations):
                 raise
@@ -182,9 +185,10 @@ class RegionBinding:
 
     def _run_original(self, site: RegionSite, tensors: Sequence[torch.Tensor], reason: BypassReason | None) -> Any:
         """`reason`: None where the region is only to be compiled later."""
-        if reason is not None:
+        result = site.function(site.module, *tensors)
+        if reason is not None:  # an original that raises was no bypass: the prompt fails as it does without Resolute
             self._bypass(reason)
-        return site.function(site.module, *tensors)
+        return result
 
     def _region(
         self, site: RegionSite, bound: _BoundSite, weights: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]
@@ -215,23 +219,34 @@ class RegionBinding:
         store = self._store(inputs[0].device)
         announce = functools.partial(self._announce, site.kind)
         call = RegionCall(region, site, weights, inputs, self._stats, self._progress, announce, self._verify, store)
-        no_memory = self._no_memory.get((region.key, call.shapes))
-        if no_memory is not None:
-            return no_memory
+        failed = self._failed.get((region.key, call.shapes))
+        if failed is not None:
+            return failed
         try:
             found = self._table.resolve(call, postpone=self._missing is not None)
-        except RuntimeError as error:
-            if not is_out_of_memory(error) or not self._out_of_memory_is_final():
-                raise
-            detail = (
-                f"there is no memory to load {site.kind} and compare it with its original; it runs as it is until then"
-            )
-            found = self._no_memory[region.key, call.shapes] = BypassReason(BypassCode.OUT_OF_MEMORY, detail)
+        except Exception as error:  # noqa: BLE001 (`_why_failed` raises what has to be raised)
+            found = self._failed[region.key, call.shapes] = self._why_failed(site, error)
         if found is None and self._missing is not None and region.key not in self._missing:
             if not self._missing:
                 self._on_first_missing()
             self._missing[region.key] = without_contents(call)
         return found
+
+    def _why_failed(self, site: RegionSite, error: Exception) -> BypassReason:
+        """Why a site runs its original until the next call of the module. Raises the error where a repeated call may
+        find memory, and whatever cancels. What the original raises by itself it raises again.
+        """
+        if isinstance(error, self._progress.cancellations):
+            raise error
+        if is_out_of_memory(error):
+            if not self._out_of_memory_is_final():
+                raise error
+            detail = (
+                f"there is no memory to load {site.kind} and compare it with its original; it runs as it is until then"
+            )
+            return BypassReason(BypassCode.OUT_OF_MEMORY, detail)
+        logger.debug("Resolute: %s runs as it is", site.kind, exc_info=error)
+        return BypassReason(BypassCode.COMPILE_FAILED, f"{site.kind}: {type(error).__name__}: {first_line(error)}")
 
     def _announce(self, kind: str) -> None:
         """Show that a region is about to be compiled. Raises what cancels."""

@@ -8,8 +8,9 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from ....errors import BypassReason
+from ....errors import BypassReason, first_line
 from ....keys import Component, digest
+from ....out_of_memory import is_out_of_memory
 from ....regions.region import Progress, RegionSite
 from ....stats import Stats
 from ....store.artifact_store import Artifact, ArtifactStore, InvalidArtifactError
@@ -67,20 +68,37 @@ class Region:
     def load(self, store: ArtifactStore) -> int:
         """Load the artifacts that are in the store and not in memory. Returns how many; discards invalid ones."""
         loaded = 0
-        for artifact in store.load(self.key, frozenset(self.stored)):
-            try:
-                self.compiled.append(unpack(artifact))
-                loaded += 1
-            except InvalidArtifactError as error:
-                store.discard(artifact.name, str(error))
-            except OSError as error:
-                logger.warning("Resolute: a stored region could not be loaded, and is compiled: %s", error)
-            self.stored.add(artifact.name)
+        try:
+            for artifact in store.load(self.key, frozenset(self.stored)):
+                self.stored.add(artifact.name)
+                loaded += self._add_stored(store, artifact)
+        except Exception as error:
+            if is_out_of_memory(error):
+                raise
+            logger.warning("Resolute: a stored region could not be loaded, and is compiled: %s", first_line(error))
+            logger.debug("Resolute: why", exc_info=True)
         return loaded
 
+    def _add_stored(self, store: ArtifactStore, artifact: Artifact) -> bool:
+        try:
+            self.compiled.append(unpack(artifact))
+        except InvalidArtifactError as error:
+            store.discard(artifact.name, str(error))
+            return False
+        return True
+
     def save(self, store: ArtifactStore, artifact: Artifact) -> None:
+        """Raises nothing for a disk that is full or refuses."""
         store.save(artifact)
         self.stored.add(artifact.name)
+
+    def keep(self, store: Callable[[], None]) -> None:
+        """Call what stores new code. A failure costs a compile in the next process, never this prompt."""
+        try:
+            store()
+        except Exception as error:  # torch's classes raise any class
+            logger.info("Resolute: %s is compiled again after a restart: %s", self.label, first_line(error))
+            logger.debug("Resolute: why it is not kept", exc_info=True)
 
 
 @dataclass(frozen=True, eq=False)
@@ -142,7 +160,7 @@ def may_run(call: RegionCall, compiled: CompiledRegion) -> bool:
     if store is not None:
         del region.unverified[compiled]
         if allowed:
-            store()
+            region.keep(store)
         else:
             region.compiled.remove(compiled)
     return allowed

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from ....errors import BypassCode, BypassReason, RegionCompileError
 from ....out_of_memory import is_out_of_memory
 from ....stats import Stats
-from ....store.artifact_store import ArtifactStore, InvalidArtifactError
+from ....store.artifact_store import ArtifactStore
 from ..compile.artifacts import pack
 from ..compile.compiled_region import CompiledRegion
 from ..compile.lowering import compile_trace
@@ -177,12 +177,8 @@ def _compile(call: RegionCall, hints: dict[str, int]) -> CompiledRegion:
 
 
 def _store(store: ArtifactStore | None, region: Region, compiled: CompiledRegion) -> None:
-    if store is None:
-        return
-    try:
+    if store is not None:
         region.save(store, pack(region.key, region.label, compiled))
-    except InvalidArtifactError as error:
-        logger.info("Resolute: %s is compiled again after a restart: %s", region.label, error)
 
 
 def _refuse(region: Region, shapes: Shapes, detail: str) -> BypassReason:
