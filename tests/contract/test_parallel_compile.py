@@ -124,6 +124,23 @@ assert backend.table is table
     subprocess.run([sys.executable, "-c", program], check=True, cwd=ROOT)
 
 
+def test_processes_that_hang_are_ended_and_their_blocks_run_as_they_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "hangs.py"
+    program.write_text("import time; time.sleep(600)")
+    monkeypatch.setattr(pool.worker, "__file__", str(program))
+    monkeypatch.setattr(pool, "_SILENT_SECONDS", 0.3)
+    one = rig()
+    bound = one.bind(seeded(Model))
+    with one.expect({"compile_failed": 2}, compile_failures=2, graph_calls=1):
+        assert bound.error(*inputs()) == 0
+    assert not one.backend.workers.running  # type: ignore[attr-defined]
+    assert all("gave no result for" in detail for detail in one.details)
+    with one.expect({"compile_failed": 2}, graph_calls=1):  # the next prompt neither waits nor compiles
+        assert bound.error(*inputs()) == 0
+
+
 def test_workers_that_cannot_be_started_early_are_logged_and_cost_nothing_else(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

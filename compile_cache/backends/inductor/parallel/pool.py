@@ -34,7 +34,7 @@ IDLE_SECONDS = 60.0  # after the last job the processes stay this long: the next
 _KILL_SECONDS = 5.0  # that a killed process may take to end
 _POLL_SECONDS = 0.1  # between two checks for a cancel
 # Without a result for so long the processes count as hung. They import torch first, and a job takes up to a minute.
-_SILENT_SECONDS = 300.0
+_SILENT_SECONDS = 600.0
 
 _MOST = 16
 _OTHERS = 2  # processors left for the process that traces and compares, and for the rest of the machine
