@@ -42,7 +42,7 @@ def private_cache() -> Iterator[None]:
     where no private folder can be made.
     """
     # `_is_private` makes the folder. Inductor would make it by the umask, and 002 lets a group write.
-    _is_private(Path(os.environ.get(_INDUCTOR) or default_cache_dir()))
+    _is_private(Path(os.environ[_INDUCTOR] if _INDUCTOR in os.environ else default_cache_dir()))
     inductor = Path(cache_dir())  # which also sets inductor's variable, so before it is read
     before = {name: os.environ[name] for name in (_INDUCTOR, _TRITON) if name in os.environ}
     triton = Path(before[_TRITON]) if _TRITON in before else None
