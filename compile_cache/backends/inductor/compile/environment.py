@@ -176,6 +176,9 @@ def _settings() -> str:
 
 def _read_settings() -> str:
     global _latest
+    if portable_config is None:  # nothing is kept then, so nothing needs the digest
+        _latest = ""
+        return _latest
     portable = portable_config(ignore_private_configs=True)
     portable |= {name: getattr(inductor_config, name, None) for name in _PASSES}
     kept = sorted((name, repr(value)) for name, value in portable.items() if name not in _HOW_NOT_WHAT)

@@ -70,13 +70,12 @@ class Region:
         loaded = 0
         try:
             for artifact in store.load(self.key, frozenset(self.stored)):
-                self.stored.add(artifact.name)
                 loaded += self._add_stored(store, artifact)
+                self.stored.add(artifact.name)  # not if memory is short: a later call may find some
         except Exception as error:
             if is_out_of_memory(error):
                 raise
-            logger.warning("Resolute: a stored region could not be loaded, and is compiled: %s", first_line(error))
-            logger.debug("Resolute: why", exc_info=True)
+            _warn_not_loaded(error)
         return loaded
 
     def _add_stored(self, store: ArtifactStore, artifact: Artifact) -> bool:
@@ -84,6 +83,9 @@ class Region:
             self.compiled.append(unpack(artifact))
         except InvalidArtifactError as error:
             store.discard(artifact.name, str(error))
+            return False
+        except OSError as error:
+            _warn_not_loaded(error)
             return False
         return True
 
@@ -99,6 +101,11 @@ class Region:
         except Exception as error:  # torch's classes raise any class
             logger.info("Resolute: %s is compiled again after a restart: %s", self.label, first_line(error))
             logger.debug("Resolute: why it is not kept", exc_info=True)
+
+
+def _warn_not_loaded(error: Exception) -> None:
+    logger.warning("Resolute: a stored region could not be loaded, and is compiled: %s", first_line(error))
+    logger.debug("Resolute: why", exc_info=error)
 
 
 @dataclass(frozen=True, eq=False)

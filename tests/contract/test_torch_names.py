@@ -1,0 +1,148 @@
+"""A torch that lacks a private name costs a feature, which is named, and never a prompt."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+
+from compile_cache import torch_private
+from compile_cache.backends import registry
+from compile_cache.backends.base import Capabilities
+from compile_cache.backends.inductor import backend as inductor_backend
+from compile_cache.backends.inductor.compile import compiled_region
+from compile_cache.backends.inductor.compile.compiled_region import KernelByAddress, launch_by_address
+from compile_cache.torch_private import NAMES, Loss
+from scripts.support.places import ROOT
+
+# One small model in a process whose torch lacks a name, through `auto`. Prints what ran, and how well. With "nothing",
+# which is no name, the region is compiled into the store that the others find it in.
+PROGRAM = """
+import json, pathlib, sys
+from dataclasses import replace
+
+store, *names = sys.argv[1:]
+found = {}
+for name in names:
+    for module in [each for each in sys.modules if each.split(".")[0] in ("compile_cache", "tests")]:
+        del sys.modules[module]
+    from compile_cache import torch_private
+    rows = [replace(each, module="torch.gone") if each.name == name else each for each in torch_private._TABLE]
+    torch_private._TABLE = tuple(rows)
+    torch_private.NAMES = {each.name: each for each in rows}
+    from compile_cache.backends import registry
+    from tests.contract.rig import Attention, Rig, random, seeded
+    backend, can, why = registry.resolve("auto", "cpu")
+    rig = Rig(type(backend)(), store_folder=pathlib.Path(store), source="one", workers=0)
+    error = rig.bind(seeded(Attention)).error(random(2, 5, 16), random(2, 7, 16, seed=1))
+    counters = rig.cache.stats.counters
+    found[name] = {"backend": backend.name, "why": why, "error": error, "loads": counters.region_loads,
+        "calls": counters.region_calls}
+print(json.dumps(found))
+"""
+
+# What is left without a name, by what the table says of it: the backend, and whether regions are kept.
+LEFT = {
+    Loss.CALLS: ("eager", False),
+    Loss.COMPILING: ("eager", False),
+    Loss.KEEPING: ("inductor", False),
+    Loss.WORKERS: ("inductor", True),
+    Loss.ADDRESSES: ("inductor", True),
+    Loss.SPEED: ("inductor", True),
+}
+
+
+@pytest.fixture(scope="module")
+def without(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, object]]:
+    """What one process found, by the name that it lacked."""
+    arguments = [sys.executable, "-c", PROGRAM, str(tmp_path_factory.mktemp("stores") / "store"), "nothing", *NAMES]
+    done = subprocess.run(arguments, cwd=ROOT, check=True, capture_output=True, text=True)
+    found: dict[str, dict[str, object]] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_missing_name_costs_what_the_table_says_and_no_prompt(
+    without: dict[str, dict[str, object]], name: str
+) -> None:
+    found, loss = without[name], NAMES[name].loss
+    backend, keeps = LEFT[loss]
+    assert found["error"] <= 1e-4  # type: ignore[operator]
+    assert (found["backend"], found["loads"]) == (backend, int(keeps))
+    assert found["calls"] == (backend == "inductor"), "the region ran compiled, unless nothing can be"
+    told = loss in (Loss.CALLS, Loss.COMPILING, Loss.KEEPING, Loss.WORKERS)
+    assert (loss.value in str(found["why"])) == told
+    assert ("torch.gone" in str(found["why"])) == told
+
+
+def test_this_torch_lacks_nothing() -> None:
+    assert torch_private.lost(*set(Loss) - {Loss.SPEED}) == ""
+    assert torch_private.foreach_copy is torch._foreach_copy_
+
+
+@pytest.fixture
+def lacking(monkeypatch: pytest.MonkeyPatch) -> Iterator[object]:
+    """`lacking(name)`: this torch has another name for it."""
+
+    def rename(name: str) -> None:
+        rows = [replace(each, attribute="Renamed") if each.name == name else each for each in torch_private._TABLE]
+        monkeypatch.setattr(torch_private, "_TABLE", tuple(rows))
+        torch_private.clear()
+
+    yield rename
+    torch_private.clear()
+
+
+@pytest.mark.parametrize(("allocator", "captures"), [("cudaMallocAsync", False), ("native", True)])
+def test_a_renamed_launcher_of_kernels_ends_captures_aloud_and_only_where_it_is_needed(
+    lacking: object, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, allocator: str, captures: bool
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_allocator_backend", lambda: allocator)
+    monkeypatch.setattr(inductor_backend, "_probe_cuda", lambda: Capabilities(available=True, captures=True))
+    inductor_backend._warn_once.cache_clear()
+    lacking("CachingAutotuner")  # type: ignore[operator]
+    can = registry.get("inductor").probe("cuda")
+    assert can.available
+    assert can.captures == captures
+    assert ("triton_heuristics.Renamed" in can.detail) == (not captures)
+    assert ("are not captured" in caplog.text) == (not captures)
+
+
+def test_a_torch_above_the_newest_tested_one_is_named_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    inductor_backend._warn_once.cache_clear()
+    monkeypatch.setattr(torch, "__version__", "9.1.0")
+    _, _, why = registry.resolve("auto", "cpu")
+    registry.resolve("auto", "cpu")
+    assert "torch 9.1.0 is newer than" in why
+    assert caplog.text.count("torch 9.1.0 is newer than") == 1
+
+
+def test_a_kernel_is_known_by_its_class_and_a_subclass_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Kernel:
+        launchers = ()
+
+    class Debugged(Kernel): ...
+
+    monkeypatch.setattr(compiled_region, "CachingAutotuner", Kernel)
+    module = ModuleType("generated")
+    module.kernel, module.other = Debugged(), object()  # type: ignore[attr-defined]
+    assert list(launch_by_address([module])) == ["kernel"]
+    assert isinstance(module.kernel, KernelByAddress)
+
+
+def test_a_name_that_is_not_in_the_table_is_a_mistake_of_ours() -> None:
+    with pytest.raises(AttributeError, match="add it to its table"):
+        torch_private.no_such_name  # noqa: B018
+
+
+def test_the_program_above_runs_what_is_in_this_checkout() -> None:
+    assert Path(torch_private.__file__).is_relative_to(ROOT)
