@@ -96,7 +96,7 @@ def make_forward(module: Any, device: str) -> Any:
         def run(self, call: Any) -> Any:
             return call.invoke(call.tensors)
 
-        def capture(self, call: Any, result: Any) -> Any:
+        def capture(self, call: Any, result: Any, memory: Any) -> Any:
             return Copies(call.tensors)
 
     forward = CompiledForward(

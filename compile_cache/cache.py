@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 from .backends.base import Call, Graph, Program
+from .backends.cuda_graphs.memory import peak_of_run
+from .capture_maker import CaptureMaker
 from .captures import Captures, capture_key
 from .config import CacheConfig
 from .dispatcher import Action, Decision, Situation, decide
@@ -21,15 +22,15 @@ from .keys import CaptureKey, GraphKey
 from .memory_cache import Entry
 from .misses import FREED, SeenSignatures
 from .out_of_memory import is_out_of_memory
+from .recordings import RecordedCalls, Recordings
 from .stats import Stats
 from .store.shape_history import ShapeHistory
 
 logger = logging.getLogger(__name__)
 
-# Captures made ahead of a call fill this share of the budget at most, and leave the rest to real calls.
-_PREPARE_LIMIT = 0.75
-
-RecordedCalls = dict[CaptureKey, bool]  # calls that were made, and whether each has a capture
+_NOT_RESIDENT = BypassReason(
+    BypassCode.STREAMED_WEIGHTS, "the weights do not all fit into free memory, so blocks get theirs one by one"
+)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -54,8 +55,9 @@ class GraphCache:
         self.config = config or CacheConfig.from_environment()
         self.stats = Stats()
         self._captures = Captures(self.config.budget_bytes)
+        self._maker = CaptureMaker(self._captures, self.stats)
         self._seen = SeenSignatures()
-        self._recordings: list[RecordedCalls] = []
+        self._recordings = Recordings()
         folder = self.config.store_folder
         self.shapes = ShapeHistory(folder / "shapes" if folder is not None and self.config.remember else None)
         self._lock = threading.RLock()
@@ -74,8 +76,7 @@ class GraphCache:
             if recheck is not None and (call_now := recheck()) is not call:
                 attempt = self._begin(program, call_now)
             result = self._finish(program, attempt)
-            for recording in self._recordings:
-                recording[attempt.key] = attempt.key in self._captures
+            self._recordings.note(attempt.key, attempt.key in self._captures)
             return result
 
     def _begin(self, program: Program, call: Call) -> _Attempt:
@@ -83,17 +84,26 @@ class GraphCache:
         key = capture_key(program, call)
         if program.capabilities.reads_live_weights:
             self._captures.drop_unrefreshable(key.owner, call.epoch)
-        decision = decide(
+        decision = self._decide(program, call, key, call.capture_blocker)
+        if decision.action is not Action.REPLAY:
+            return _Attempt(call, key, decision, None, None)
+        if not call.weights.pin():
+            return _Attempt(call, key, self._decide(program, call, key, _NOT_RESIDENT), None, None)
+        try:
+            return _Attempt(call, key, decision, *self._replay(key, call.tensors))
+        finally:
+            call.weights.unpin()
+
+    def _decide(self, program: Program, call: Call, key: CaptureKey, blocker: BypassReason | None) -> Decision:
+        return decide(
             Situation(
                 compiles=program.capabilities.compiles,
                 captures=program.capabilities.captures and self.config.capture,
                 ready=key in self._captures,
                 forward_bypass=call.forward_bypass,
-                capture_blocker=call.capture_blocker or self._captures.blockers.get(key),
+                capture_blocker=blocker or self._captures.blockers.get(key),
             )
         )
-        output, error = self._replay(key, call.tensors) if decision.action is Action.REPLAY else (None, None)
-        return _Attempt(call, key, decision, output, error)
 
     def _replay(self, key: CaptureKey, tensors: Sequence[torch.Tensor]) -> tuple[Any, Exception | None]:
         """Launch the replay of a capture: its output, or the error if that failed."""
@@ -108,7 +118,7 @@ class GraphCache:
         """Do what was decided, and count it."""
         call, key, action = attempt.call, attempt.key, attempt.decision.action
         if attempt.decision.reason is not None:
-            self._count_bypass(attempt.decision.reason)
+            self._maker.count(attempt.decision.reason)
         if attempt.failure is not None:
             return self._answer_failed_replay(call, key, attempt.failure)
         if action is Action.REPLAY:
@@ -117,48 +127,52 @@ class GraphCache:
             self.shapes.record(call.key, program)
             return attempt.output
         difference = self._record_signature(program, call, key)
-        try:
-            result = self._run_original(call) if action is Action.EAGER else program.run(call)
-            out_of_memory = False
-        except RuntimeError as error:
-            out_of_memory = is_out_of_memory(error) and self._free_captures()
-            if not out_of_memory:
-                raise
+        with ExitStack() as held:
+            pinned = action is not Action.EAGER and self._hold_weights(call, key, held)
+            if action is Action.CAPTURE and not pinned:
+                self._maker.count(_NOT_RESIDENT)
+                action = self._decide(program, call, key, _NOT_RESIDENT).action
+            try:
+                result, seconds = self._run_program(program, call, key, action, difference)
+                out_of_memory = False
+            except RuntimeError as error:
+                # Without pinned weights, core makes room by unloading some in the middle of a call.
+                out_of_memory = is_out_of_memory(error) and (self._free_captures() or (pinned and call.weights.pages))
+                if not out_of_memory:
+                    raise
         if out_of_memory:  # not in the handler: the error's frames hold tensors until it ends
             return self._answer_out_of_memory(call, key)
-        if action is Action.EAGER:
-            return result
-        self.stats.counters.graph_calls += 1
-        seconds = 0.0
-        if action is Action.CAPTURE:
-            seconds = self._capture(program, call, key, result, difference or FREED)
-            self._captures.pin_for_session(key)
-        if difference is not None and call.capture_blocker is None:
+        if action is not Action.EAGER and difference is not None and call.capture_blocker is None:
             self.shapes.record(call.key, program, seconds)
         return result
 
-    def prepare(self, program: Program, call: Call) -> bool:
-        """Capture ahead of the first call of this signature. Returns False if preparing more calls is pointless: the
-        budget is nearly full, or this capture failed. Raises the progress's own cancellation.
-        """
-        key = capture_key(program, call)
-        with self._lock:
-            if key in self._captures or key in self._captures.blockers:
-                return True
-            if self._captures.bytes > self._captures.budget * _PREPARE_LIMIT:
-                return False
-            try:
-                result = program.run(call)
-                self._record_signature(program, call, key)
-                self._capture(program, call, key, result, "remembered")
-            except call.progress.cancellations:
-                raise
-            except Exception as error:
-                logger.info("Resolute: %s was not captured ahead", key.shape, exc_info=error)
-            if key in self._captures:
-                return True
-            self._captures.blockers.pop(key, None)  # the first real call may find more memory
+    def _hold_weights(self, call: Call, key: CaptureKey, held: ExitStack) -> bool:
+        """Pin the weights and put them in place until `held` is closed. Returns whether there is room for that."""
+        blocker = self._captures.blockers.get(key)
+        if blocker is not None and blocker.code is BypassCode.OUT_OF_MEMORY and call.weights.pages:
             return False
+        if not call.weights.pin():
+            return False
+        held.callback(call.weights.unpin)
+        held.enter_context(call.weights.in_place())
+        return True
+
+    def _run_program(
+        self, program: Program, call: Call, key: CaptureKey, action: Action, difference: str | None
+    ) -> tuple[Any, float]:
+        """Run the original, or the regions and then perhaps capture. Returns the result and the capture's seconds."""
+        if action is Action.EAGER:
+            return self._run_original(call), 0.0
+        if action is Action.REGIONS:
+            result = program.run(call)
+            self.stats.counters.graph_calls += 1
+            return result, 0.0
+        with peak_of_run(call.device) as peak:
+            result = program.run(call)
+        self.stats.counters.graph_calls += 1
+        seconds = self._maker.make(program, call, key, result, difference or FREED, peak.bytes)
+        self._captures.pin_for_session(key)
+        return result, seconds
 
     def _record_signature(self, program: Program, call: Call, key: CaptureKey) -> str | None:
         """What differs from the nearest signature seen before, also kept as an event; None if it was seen before."""
@@ -171,34 +185,6 @@ class GraphCache:
             self.stats.event("signature", text)
             call.progress.detail(text)
         return difference
-
-    def _capture(self, program: Program, call: Call, key: CaptureKey, result: Any, why: str) -> float:
-        """Capture a call whose run gave `result`. Returns the seconds it took; a key that fails is not tried again."""
-        started = time.perf_counter()
-        self.drop_stale(key.owner, call.epoch)
-        call.progress.raise_if_cancelled()
-        try:
-            graph = program.capture(call, result)
-        except Exception as error:
-            if isinstance(error.__cause__, call.progress.cancellations):
-                raise error.__cause__ from None
-            if isinstance(error, call.progress.cancellations):
-                raise
-            self._block_capture(key, BypassCode.CAPTURE_FAILED, str(error))
-            return 0.0
-        seconds = time.perf_counter() - started
-        self.stats.counters.captures += 1
-        self.stats.counters.stall_seconds += seconds
-        self.stats.event("capture", f"{key.shape}: {why}", seconds)
-        if not self._captures.put(key, graph, graph.bytes):
-            graph.close()
-            detail = f"a capture of {key.shape} takes {graph.bytes >> 20} MiB, more than the budget has beside the "
-            detail += f"captures in use; raise RESOLUTE_BUDGET_MB (now {self._captures.budget >> 20})"
-            self._block_capture(key, BypassCode.OUT_OF_MEMORY, detail)
-        elif not program.capabilities.returns_memory:
-            self._captures.pin(key)  # for good: evicting it would free nothing
-        self.stats.counters.evictions = self._captures.evictions
-        return seconds
 
     def _free_captures(self) -> bool:
         """Free the captures that no session uses. Returns whether that gave any memory back."""
@@ -214,25 +200,17 @@ class GraphCache:
             return self._answer_out_of_memory(call, key)
         logger.warning("Resolute: a replay failed; the original runs", exc_info=failure)
         self._captures.discard(key)
-        self._block_capture(key, BypassCode.CAPTURE_FAILED, f"the replay of {key.shape} failed: {first_line(failure)}")
+        self._maker.block(key, BypassCode.CAPTURE_FAILED, f"the replay of {key.shape} failed: {first_line(failure)}")
         return self._run_original(call)
 
     def _answer_out_of_memory(self, call: Call, key: CaptureKey) -> Any:
-        self._block_capture(key, BypassCode.OUT_OF_MEMORY, f"out of memory at {key.shape}; captures were freed")
+        self._maker.block(key, BypassCode.OUT_OF_MEMORY, f"out of memory at {key.shape}; captures were freed")
         return self._run_original(call)
 
     def _run_original(self, call: Call) -> Any:
         result = call.invoke(call.tensors)
         self.stats.counters.eager_calls += 1
         return result
-
-    def _block_capture(self, key: CaptureKey, code: BypassCode, detail: str) -> None:
-        reason = self._captures.blockers[key] = BypassReason(code, detail)
-        self._count_bypass(reason)
-
-    def _count_bypass(self, reason: BypassReason) -> None:
-        if self.stats.bypass(reason):
-            logger.info("Resolute: %s", reason)
 
     # --- sampling runs and recordings --------------------------------------------------------------------------
 
@@ -245,15 +223,9 @@ class GraphCache:
         with self._lock:
             self._captures.close_session(owner)
 
-    @contextmanager
-    def record_calls(self) -> Iterator[RecordedCalls]:
+    def record_calls(self) -> AbstractContextManager[RecordedCalls]:
         """Record the calls made inside the `with`, from any thread."""
-        recorded: RecordedCalls = {}
-        self._recordings.append(recorded)
-        try:
-            yield recorded
-        finally:
-            self._recordings = [recording for recording in self._recordings if recording is not recorded]
+        return self._recordings.record()
 
     def has_captures(self, recorded: RecordedCalls) -> bool:
         """Whether recorded calls would be answered as fast again: each capture that they had is still there."""
@@ -262,6 +234,10 @@ class GraphCache:
     def bytes_of(self, recorded: RecordedCalls) -> int:
         """Bytes of the captures of recorded calls."""
         return sum(entry.bytes for key, entry in self._captures if key in recorded)
+
+    def captures_of(self, owner: int) -> int:
+        """How many captures a module has."""
+        return sum(key.owner == owner for key, _ in self._captures)
 
     # --- memory ------------------------------------------------------------------------------------------------
 

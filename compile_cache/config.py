@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from .errors import UserError
+from .module_rules import PLAIN, ModuleRules
 
 _MIB = 1024 * 1024
 _GPU_FRACTION = 8  # by default, captures take at most an eighth of a GPU, to leave room for the weights
@@ -21,11 +22,12 @@ class CacheConfig:
     capture: if False, compiled regions run without CUDA graphs.
     verify: compare every region with eager at each new shape, not only when a shape leaves the verified range.
     store_folder: where compiled regions survive a restart; None stores nothing. store_bytes: its size limit.
-    remember: also store the shapes that each model was used with, and capture them again after a restart.
+    remember: also store the shapes that each model was used with, and load their regions ahead after a restart.
     workers: number of processes that compile regions. None: as many as fit in memory. 0 or 1: compile in this process.
     source: digest of the code that regions are traced from. Regions compiled from other code are not used.
     trusted_classes: "module.Class" of model classes of other packs that may be captured all the same.
     management_modules: modules whose functions move memory and compute nothing; another pack may replace those.
+    rules: how to read the attributes of the application's modules.
     """
 
     budget_bytes: int = 4096 * _MIB
@@ -38,6 +40,7 @@ class CacheConfig:
     source: str = ""
     trusted_classes: frozenset[str] = frozenset()
     management_modules: frozenset[str] = frozenset()
+    rules: ModuleRules = PLAIN
 
     @staticmethod
     def from_environment(
@@ -47,6 +50,7 @@ class CacheConfig:
         source: str = "",
         management_modules: frozenset[str] = frozenset(),
         settings: Mapping[str, str] | None = None,
+        rules: ModuleRules = PLAIN,
     ) -> CacheConfig:
         """Read the RESOLUTE_* variables. Raises UserError for an invalid value.
 
@@ -71,6 +75,7 @@ class CacheConfig:
             source=source,
             trusted_classes=_names(env, "RESOLUTE_TRUSTED_CLASSES"),
             management_modules=management_modules,
+            rules=rules,
         )
 
 

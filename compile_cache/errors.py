@@ -53,6 +53,14 @@ class CaptureError(InternalError):
     """A graph could not be captured; the cause is chained."""
 
 
+class OverBudgetError(CaptureError):
+    """A capture would take more memory than it may. `bytes`: how much it needs."""
+
+    def __init__(self, needed: int) -> None:
+        super().__init__(f"a capture would take {needed >> 20} MiB")
+        self.bytes = needed
+
+
 class BypassCode(str, Enum):
     """Why a call, or one of its blocks, ran without a graph. The values are part of the HTTP interface."""
 
@@ -67,6 +75,7 @@ class BypassCode(str, Enum):
     COMPILE_FAILED = "compile_failed"
     CAPTURE_FAILED = "capture_failed"
     OUT_OF_MEMORY = "out_of_memory"
+    OVER_BUDGET = "over_budget"  # a capture would take more memory than the budget has
     CORE_COMPILER = "core_compiler"  # ComfyUI's own compiler is at work on the call
     GRADIENT = "gradient"  # training: a graph has no backward pass
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -14,6 +15,7 @@ from ..errors import BypassReason
 from ..keys import Component, GraphKey
 from ..regions.region import HookBuilder, Progress, SilentProgress
 from ..stats import Stats
+from ..weights import Weights
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +25,7 @@ class Capabilities:
     reason, remedy: if not available, why, and what to do about it.
     reads_live_weights: its graphs are `LiveWeightsGraph`s.
     returns_memory: closing a graph frees its memory. If not, no graph is closed to make room.
+    needs_static_weights: it takes ordinary weights only, which stay in place. Others also run on `Weights` with pages.
     detail: more about what runs, for people.
     """
 
@@ -33,6 +36,7 @@ class Capabilities:
     remedy: str = ""
     reads_live_weights: bool = False
     returns_memory: bool = True
+    needs_static_weights: bool = False
     detail: str = ""
 
 
@@ -67,6 +71,7 @@ class Call:
     epoch: the weights epoch; equal numbers mean the same Parameters at the same addresses.
     forward_bypass: why the call must run eagerly, if it must. capture_blocker: why it must not be captured.
     method: None if `invoke` does more than to call one method of the module.
+    weights: see `Weights`.
     """
 
     key: GraphKey
@@ -80,6 +85,7 @@ class Call:
     progress: Progress = field(default_factory=SilentProgress)
     module: torch.nn.Module | None = None
     method: Method | None = None
+    weights: Weights = field(default_factory=Weights)
 
 
 class Graph(Protocol):
@@ -103,6 +109,18 @@ class LiveWeightsGraph(Graph, Protocol):
         Returns False if it cannot: then the cache closes the graph and captures a new one.
         """
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class CaptureMemory:
+    """What is known of the memory of a capture, in bytes.
+
+    peak: what the run before it allocated at once. If that run compiled or compared regions, it is too high.
+    limit: a capture that needs more is not made.
+    """
+
+    peak: int = 0
+    limit: int = sys.maxsize
 
 
 class Program(ABC):
@@ -134,10 +152,10 @@ class Program(ABC):
         Raises what the module raises, and whatever cancels.
         """
 
-    def capture(self, call: Call, result: Any) -> Graph:
+    def capture(self, call: Call, result: Any, memory: CaptureMemory) -> Graph:
         """Capture a graph for the call's signature, right after a `run` of the same call returned `result`.
 
-        Raises CaptureError.
+        Raises CaptureError, and of that OverBudgetError if it would take more memory than `memory` allows.
         """
         raise NotImplementedError(f"{type(self).__name__} does not capture")
 

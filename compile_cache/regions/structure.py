@@ -14,33 +14,10 @@ from collections.abc import Collection, Iterable, Sequence
 import torch
 
 from ..keys import Literal
+from ..module_rules import PLAIN, ModuleRules
 from .foreign_code import HOOKED
 
-# Attributes that ComfyUI's paging of weights (DynamicVRAM) sets on modules.
-PAGING = frozenset(
-    {
-        "_v", "_v_block", "_v_block_faulted", "_v_signature", "_v_weight", "_v_bias",
-        "_pins", "_pin_state", "_prefetch", "_comfy_graph", "comfy_cast_weights",
-        "weight_lowvram_function", "bias_lowvram_function", "dynamic_vbars", "dynamic_pins", "dynamic_patchers",
-    }
-)  # fmt: skip
-
-# Attributes that change without changing the computation: bookkeeping of torch and of ComfyUI's weight loading.
-# `comfy_cast_weights` does change it; its effect is in the region key, see `_weights_state`.
-VOLATILE = (
-    PAGING
-    | frozenset(vars(torch.nn.Module()))
-    | {
-        "prev_comfy_cast_weights",
-        "comfy_patched_weights",
-        "weight_function",
-        "bias_function",
-        "seed_key",
-        "comfy_need_lazy_init_bias",
-    }
-)
-# ComfyUI stores the dtype of a loaded weight under such a name. The digest has the weight's own dtype.
-_LOADED_AS = "_comfy_model_dtype"
+TORCH_OWN = frozenset(vars(torch.nn.Module()))
 
 
 # Digests by id(module), for one survey of a model that does not change meanwhile.
@@ -60,19 +37,22 @@ def structure_digest(
     memo: Memo | None = None,
     without: Sequence[str] = (),
     ignored: Collection[str] = (),
+    rules: ModuleRules = PLAIN,
 ) -> str:
     """A digest of `module` and all modules below it: classes, settings, and the shapes, dtypes and ties of weights.
 
     memo: shares the digests of parts between calls, so that a survey of a model computes each part once.
-    without: children of `module` to leave out. ignored: names of plain attributes that do not matter.
+    without: children of `module` to leave out. ignored: names of plain attributes that do not matter. rules: which
+    attributes are no part of the structure.
     """
     ties = _ties(part for _, part in parts(module, without))
-    return _hash((ties, _digest(module, {} if memo is None else memo, True, without, ignored)))
+    return _hash((ties, _digest(module, {} if memo is None else memo, rules, True, without, ignored)))
 
 
 def _digest(
     module: torch.nn.Module,
     memo: Memo,
+    rules: ModuleRules,
     is_root: bool = False,
     without: Sequence[str] = (),
     ignored: Collection[str] = (),
@@ -90,11 +70,13 @@ def _digest(
     # A torch hook can do anything before or after this module, so it makes the module different from all others.
     hooks = tuple(id(hook) for hooks in (module._forward_hooks, module._forward_pre_hooks) for hook in hooks.values())
     children = tuple(
-        (name, _digest(child, memo, ignored=ignored))
+        (name, _digest(child, memo, rules, ignored=ignored))
         for name, child in module._modules.items()
         if child is not None and name not in without
     )
-    own = sorted((each for each in settings(module, is_root) if each[0] not in ignored), key=lambda each: each[0])
+    own = sorted(
+        (each for each in settings(module, is_root, rules) if each[0] not in ignored), key=lambda each: each[0]
+    )
     result = _hash((kind.__module__, kind.__qualname__, weights, tuple(own), hooks, children))
     if not is_root:
         memo[id(module)] = result
@@ -106,16 +88,16 @@ def _hash(plain: tuple[object, ...]) -> str:
     return hashlib.sha256(repr(plain).encode()).hexdigest()
 
 
-def settings(module: torch.nn.Module, is_root: bool) -> tuple[tuple[str, Literal], ...]:
+def settings(module: torch.nn.Module, is_root: bool, rules: ModuleRules = PLAIN) -> tuple[tuple[str, Literal], ...]:
     """The plain attributes of one module: (name, value), in the order in which they were set.
 
     `is_root`: the module is the one that runs through the cache, not a part of it. Then its `HOOKED` attributes do not
-    count: they are ours, or what ComfyUI leaves behind when it removes an object patch.
+    count: they are ours, or what the removal of a patch leaves behind. rules: see `structure_digest`.
     """
     return tuple(
         (name, literal)
         for name, value in vars(module).items()
-        if name not in VOLATILE and not name.endswith(_LOADED_AS) and not (is_root and name in HOOKED)
+        if name not in TORCH_OWN and not rules.is_bookkeeping(name) and not (is_root and name in HOOKED)
         for literal in _literal(value)
     )
 

@@ -89,5 +89,7 @@ def comfy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     progress = SimpleNamespace(get_progress_state=lambda: SimpleNamespace(prompt_id=""))
     monkeypatch.setitem(sys.modules, "comfy_execution", SimpleNamespace(progress=progress))  # type: ignore[arg-type]
     monkeypatch.setitem(sys.modules, "comfy_execution.progress", progress)  # type: ignore[arg-type]
+    package.ops = SimpleNamespace()  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "comfy.ops", package.ops)
     package.cli_args = SimpleNamespace(args=SimpleNamespace())  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "comfy.cli_args", package.cli_args)

@@ -15,6 +15,7 @@ from compile_cache.backends.base import Backend, Call
 from compile_cache.cache import GraphCache
 from compile_cache.config import CacheConfig
 from compile_cache.keys import GraphKey, Role, Signature, TensorSpec
+from compile_cache.module_rules import ModuleRules
 from compile_cache.regions.region import Dims, Hook, HookBuilder, RegionSite
 
 TOKENS: Dims = ("b", "n", None)
@@ -34,6 +35,12 @@ COUNTED = (
     "eager_calls",
     "captures",
     "replays",
+)
+# Of an application whose operations cast and patch their weights, as ComfyUI's do.
+RULES = ModuleRules(
+    frozenset({"comfy_cast_weights", "weight_function", "bias_function"}),
+    casts="comfy_cast_weights",
+    weight_patches=("weight_function", "bias_function"),
 )
 _owners = itertools.count(1)
 
@@ -168,7 +175,7 @@ class Rig:
 
     def __init__(self, backend: Backend, **config: Any) -> None:
         self.backend = backend
-        self.cache = GraphCache(CacheConfig(**config))
+        self.cache = GraphCache(CacheConfig(**{"rules": RULES, **config}))
 
     def bind(self, module: nn.Module, hooks: HookBuilder | None = None) -> Bound:
         return Bound(module, self.backend, self.cache, hooks)

@@ -136,4 +136,4 @@ def test_a_backend_that_cannot_capture_says_so_when_it_is_asked_to() -> None:
     backend: Backend = registry.get("eager")
     bound = Rig(backend).bind(seeded(Model))
     with pytest.raises(NotImplementedError, match="does not capture"):
-        bound.program.capture(None, None)  # type: ignore[arg-type]
+        bound.program.capture(None, None, None)  # type: ignore[arg-type]

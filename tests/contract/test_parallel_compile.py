@@ -218,13 +218,13 @@ def test_a_capture_that_needs_their_memory_is_made_without_them(monkeypatch: pyt
     bound, workers = one.bind(seeded(Model)), one.backend.workers
     workers.running = True
 
-    def capture(call: Any, result: Any) -> str:
+    def capture(call: Any, result: Any, memory: Any) -> str:
         if workers.running:
             raise CaptureError("no memory") from torch.cuda.OutOfMemoryError("the workers have it")
         return "captured"
 
     monkeypatch.setattr(bound.program._recorder, "capture", capture)
-    assert bound.program.capture(None, None) == "captured"  # type: ignore[arg-type]
+    assert bound.program.capture(None, None, None) == "captured"  # type: ignore[arg-type]
 
 
 def test_an_out_of_memory_without_workers_is_raised_at_once() -> None:

@@ -76,6 +76,19 @@ class TestWeights:
         bound.weights_moved()
         assert bound.error(x) <= TOLERANCE
 
+    def test_weights_of_another_dtype_at_a_later_call_of_the_same_epoch_get_their_own_region(self, cold: Rig) -> None:
+        """Paged weights: in place they have their file's dtype, and block by block the dtype of the computation."""
+        bound = cold.bind(seeded(CastingConvolution))
+        x, conv = random(2, 16, 8, 8), bound.module.conv
+        assert bound.error(x) <= TOLERANCE
+        parameters = dict(conv._parameters)
+        conv._parameters.update({name: each.detach().to(torch.float16) for name, each in parameters.items()})
+        with cold.expect(region_compiles=1, verifications=1, region_calls=1, graph_calls=1):
+            assert bound.error(x) <= TOLERANCE
+        conv._parameters.update(parameters)
+        with cold.expect(region_calls=1, graph_calls=1):
+            assert bound.error(x) <= TOLERANCE
+
     def test_a_submodule_exchanged_after_the_first_run_takes_effect(self, rig: Rig, warm: Bound) -> None:
         bound = rig.bind(seeded(Model))
         bound(*inputs())

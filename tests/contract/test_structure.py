@@ -5,12 +5,14 @@ from __future__ import annotations
 import enum
 import functools
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
+from compile_cache.module_rules import ModuleRules
 from compile_cache.regions.structure import structure_digest
 
 from .rig import Attention, Convolution, Model, seeded
@@ -168,25 +170,77 @@ class TestWhatDoesNotCount:
         module.requires_grad_(False)
         assert structure_digest(module) == structure_digest(seeded(Model))
 
-    def test_whether_weights_are_cast_on_the_way_for_that_is_read_with_the_weights(self) -> None:
-        modules = [block(), block()]
-        for module, casts in zip(modules, (True, False), strict=True):
-            module.linear.comfy_cast_weights = casts  # type: ignore[union-attr]
-        assert structure_digest(modules[0]) == structure_digest(modules[1])
-
-    @pytest.mark.parametrize("name", ["weight_function", "bias_function"])
-    def test_patches_of_weights_on_the_way_for_they_are_read_with_the_weights(self, name: str) -> None:
-        # ComfyUI leaves an empty list on the instance when a low-VRAM patch is taken back.
-        module = block()
-        setattr(module.linear, name, [])
-        assert structure_digest(module) == structure_digest(block())
-
     def test_where_weights_are(self) -> None:
         assert structure_digest(seeded(Model).to("meta")) == structure_digest(seeded(Model))
 
-    def test_bookkeeping_of_comfyui(self) -> None:
-        module = block(seed_key="blocks.0.linear", comfy_patched_weights=True, prev_comfy_cast_weights=False)
-        assert structure_digest(module) == structure_digest(block())
-
     def test_identity(self) -> None:
         assert structure_digest(block(plain=[1, 2])) == structure_digest(block(plain=[1, 2]))
+
+
+class TestRules:
+    """What an application writes into its modules counts, unless its rules say that it is bookkeeping."""
+
+    RULES = ModuleRules(frozenset({"place"}), ("_original_dtype",))
+
+    @pytest.mark.parametrize("name", ["place", "_place", "weight_original_dtype", "original_dtype"])
+    def test_a_setting_counts_without_rules(self, name: str) -> None:
+        assert structure_digest(block(**{name: 1})) != structure_digest(block())
+
+    @pytest.mark.parametrize("name", ["place", "weight_original_dtype"])
+    def test_bookkeeping_does_not_count(self, name: str) -> None:
+        assert self.digest(block(**{name: 1})) == self.digest(block())
+
+    @pytest.mark.parametrize("name", ["_place", "places", "original_dtype"])
+    def test_another_name_counts(self, name: str) -> None:
+        assert self.digest(block(**{name: 1})) != self.digest(block())
+
+    def test_they_hold_for_the_modules_below_too(self) -> None:
+        module: Any = block()
+        module.linear.place = 1
+        assert self.digest(module) == self.digest(block())
+
+    def digest(self, module: nn.Module) -> str:
+        return structure_digest(module, rules=self.RULES)
+
+
+class TestRulesOfComfyUI:
+    """The rules that the adapter gives to the core."""
+
+    @pytest.fixture
+    def digest(self, adapter: Callable[[str], ModuleType]) -> Callable[[nn.Module], str]:
+        rules = adapter("comfyui.module_attributes").RULES
+        return lambda module: structure_digest(module, rules=rules)
+
+    def test_whether_weights_are_cast_does_not_count_because_it_is_read_with_the_weights(self, digest: Any) -> None:
+        modules: list[Any] = [block(), block()]
+        for module, casts in zip(modules, (True, False), strict=True):
+            module.linear.comfy_cast_weights = casts
+        assert digest(modules[0]) == digest(modules[1]) == digest(block())
+
+    @pytest.mark.parametrize("name", ["weight_function", "bias_function"])
+    def test_patches_of_weights_do_not_count_because_they_are_read_with_the_weights(
+        self, digest: Any, name: str
+    ) -> None:
+        # ComfyUI leaves an empty list on the instance when a low-VRAM patch is taken back.
+        module: Any = block()
+        setattr(module.linear, name, [])
+        assert digest(module) == digest(block())
+
+    def test_bookkeeping_does_not_count(self, digest: Any) -> None:
+        module = block(
+            seed_key="blocks.0.linear",
+            comfy_patched_weights=True,
+            prev_comfy_cast_weights=False,
+            weight_comfy_model_dtype=torch.float16,
+        )
+        assert digest(module) == digest(block())
+
+    def test_where_a_paged_weight_is_does_not_count(self, digest: Any) -> None:
+        paged: Any = block()
+        paged.linear._v = ("a reservation", 4096, 80)
+        paged.linear._v_signature = (1, 0)
+        paged.linear._v_block = ("a reservation", 4096, 160)
+        assert digest(paged) == digest(block())
+
+    def test_a_setting_counts(self, digest: Any) -> None:
+        assert digest(block(scale=2)) != digest(block())

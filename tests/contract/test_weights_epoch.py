@@ -75,6 +75,13 @@ def page_out(module: Module) -> None:
     module.first.weight = nn.Parameter(module.first.weight.detach().to("meta"))
 
 
+def page_first(module: Module, address: int = 4096) -> None:
+    """DynamicVRAM has pages for the first operation, and its parameters stay on the host."""
+    module.first.to("meta")
+    module.first._v = (page_first, address, 80)  # any object is a reservation, until a page is asked for
+    module.first._v_signature = None
+
+
 @pytest.mark.parametrize(
     "move",
     [rebind_parameter, swap_data, rebind_buffer, move_everything, drop_bias, page_out],
@@ -265,12 +272,39 @@ class TestBlockers:
         assert watched.blocker is not None
         assert watched.blocker.code.value == "streamed_weights"
 
-    def test_paged_weights_forbid_a_capture(self, watched: Any, module: Module) -> None:
-        module.first._v = object()  # DynamicVRAM keeps its page there
-        module.first.comfy_cast_weights = True
-        watched.refresh(inspect_modules=True)
+    def test_paged_weights_forbid_nothing_wherever_their_parameters_are(
+        self, residency: ModuleType, module: Module
+    ) -> None:
+        watched = residency.WeightsEpoch(module, host="meta")
+        page_first(module)
+        watched.refresh()
+        assert watched.paged.pages
+        assert watched.blocker is None
+
+    def test_a_small_weight_that_is_left_on_the_host_beside_paged_ones_forbids_a_capture(
+        self, residency: ModuleType, module: Module
+    ) -> None:
+        watched = residency.WeightsEpoch(module)  # here the CPU is the host
+        page_first(module)
+        watched.refresh()
         assert watched.blocker.code.value == "streamed_weights"
-        assert "DynamicVRAM" in watched.blocker.detail
+        assert "on cpu" in watched.blocker.detail
+
+    def test_other_pages_begin_a_new_epoch_and_other_contents_do_not(
+        self, residency: ModuleType, module: Module
+    ) -> None:
+        watched = residency.WeightsEpoch(module, host="meta")
+        page_first(module)
+        watched.refresh()
+        before = watched.epoch
+        module.first._v_signature = None
+        watched.paged.loaded()
+        watched.refresh(inspect_modules=True)
+        assert watched.epoch == before
+        page_first(module, address=8192)
+        watched.paged.loaded()
+        watched.refresh()
+        assert watched.epoch > before
 
     def test_weights_that_came_back_forbid_nothing(self, watched: Any, module: Module) -> None:
         patch_weight(module)

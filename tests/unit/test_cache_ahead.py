@@ -1,4 +1,4 @@
-"""Captures that are made before the first call, and what tells whether a call is still ready."""
+"""Whether a recorded call would be as fast again, and what the next process remembers."""
 
 from __future__ import annotations
 
@@ -11,49 +11,7 @@ import pytest
 from compile_cache.cache import GraphCache
 from compile_cache.config import CacheConfig
 
-from .fakes import BUDGET, OBSERVED, FakeProgram, Module, StoppingProgress, answer, expect, oom, session
-
-
-class TestPrepare:
-    def test_the_first_real_call_is_a_replay(self, cache: Any, program: Any, module: Any) -> None:
-        with expect(cache, captures=1):
-            assert cache.prepare(program, module.call(16))
-        with expect(cache, replays=1):
-            assert answer(cache.run(program, module.call(16))) == 2
-
-    def test_what_is_ready_costs_nothing(self, cache: Any, program: Any, module: Any) -> None:
-        cache.run(program, module.call(16))
-        with expect(cache):
-            assert cache.prepare(program, module.call(16))
-
-    def test_it_evicts_nothing_that_was_asked_for(self, cache: Any, module: Any) -> None:
-        program = FakeProgram(size=BUDGET * 4 // 5)
-        cache.run(program, module.call(8))
-        with expect(cache):
-            assert not cache.prepare(program, module.call(16))
-        with expect(cache, replays=1):
-            cache.run(program, module.call(8))
-
-    def test_no_session_pins_it(self, cache: Any, program: Any, module: Any) -> None:
-        with session(cache, program.owner):
-            assert cache.prepare(program, module.call(16))
-            assert cache.trim() == program.size
-
-    @pytest.mark.parametrize("error", [oom(), RuntimeError("no kernel")], ids=repr)
-    def test_a_failure_says_so_and_leaves_every_capture(
-        self, cache: Any, program: Any, module: Any, error: Exception
-    ) -> None:
-        cache.run(program, module.call(8))
-        program.run_failures = [error]
-        with expect(cache):
-            assert not cache.prepare(program, module.call(16))
-        with expect(cache, replays=1):
-            cache.run(program, module.call(8))
-
-    def test_cancel_is_the_users(self, cache: Any, program: Any, module: Any) -> None:
-        with pytest.raises(InterruptedError):
-            cache.prepare(program, module.call(16, progress=StoppingProgress()))
-        assert cache.bytes == 0
+from .fakes import BUDGET, OBSERVED, Module
 
 
 class TestWatching:

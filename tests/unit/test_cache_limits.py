@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from compile_cache.errors import CaptureError
+from compile_cache.errors import CaptureError, OverBudgetError
 
 from .fakes import BUDGET, GRADIENT, MIB, FakeProgram, Module, StoppingProgress, answer, expect, oom, session
 
@@ -246,7 +246,7 @@ class TestBudget:
         self, cache: Any, program: Any, module: Any
     ) -> None:
         program.size = BUDGET + MIB
-        with expect(cache, {"out_of_memory": 3}, graph_calls=3, captures=1):
+        with expect(cache, {"over_budget": 3}, graph_calls=3, captures=1):
             for _ in range(3):
                 assert answer(cache.run(program, module.call())) == 2.0
         assert [graph.closed for graph in program.graphs] == [1]
@@ -254,6 +254,38 @@ class TestBudget:
         (reason,) = (event.text for event in cache.stats.events if event.kind == "bypass")
         assert "11 MiB" in reason
         assert "RESOLUTE_BUDGET_MB (now 10)" in reason
+
+    def test_a_capture_is_made_with_the_peak_of_its_run_and_the_budget_as_its_limit(
+        self, cache: Any, program: Any, module: Any
+    ) -> None:
+        given = []
+        program.capture = lambda call, result, memory: (
+            given.append(memory) or FakeProgram.capture(program, call, result, memory)
+        )
+        cache.run(program, module.call())
+        assert [(memory.peak, memory.limit) for memory in given] == [(0, BUDGET)]  # the peak is not known on the CPU
+
+    def test_a_capture_that_a_backend_refuses_as_too_large_is_not_tried_again_and_the_reason_has_both_sizes(
+        self, cache: Any, program: Any, module: Any
+    ) -> None:
+        program.capture_failure = OverBudgetError(12 * MIB)
+        with expect(cache, {"over_budget": 3}, graph_calls=3):
+            for _ in range(3):
+                assert answer(cache.run(program, module.call())) == 2.0
+        assert program.capture_attempts == 1
+        (reason,) = (event.text for event in cache.stats.events if event.kind == "bypass")
+        assert "12 MiB" in reason
+        assert "RESOLUTE_BUDGET_MB (now 10)" in reason
+
+    def test_after_captures_were_freed_a_refused_one_is_tried_again(
+        self, cache: Any, program: Any, module: Any
+    ) -> None:
+        program.capture_failure = OverBudgetError(12 * MIB)
+        cache.run(program, module.call())
+        program.capture_failure = None
+        cache.trim()
+        with expect(cache, graph_calls=1, captures=1):
+            cache.run(program, module.call())
 
     def test_what_a_session_uses_is_not_evicted_for_more(self, cache: Any, program: Any, module: Any) -> None:
         with session(cache, program.owner):

@@ -25,7 +25,7 @@ class LiveProgram(FakeProgram):
         super().__init__(capabilities=LIVE)
         self._source = module
 
-    def capture(self, call: Call, result: object) -> LiveGraph:
+    def capture(self, call: Call, result: object, memory: object) -> LiveGraph:
         graph = LiveGraph(lambda x: x * self._source.factor, self.size)
         self.graphs.append(graph)
         return graph

@@ -15,9 +15,10 @@ from typing import Any
 
 import torch
 
-from ...errors import CaptureError, first_line
+from ...errors import CaptureError, OverBudgetError, first_line
 from ...torch_private import foreach_copy, pytree
-from ..base import Call
+from ..base import Call, CaptureMemory
+from .memory import make_room, peak_of_run
 from .sync_check import recorded_waits
 
 logger = logging.getLogger(__name__)
@@ -108,20 +109,26 @@ class Recorder:
     def __init__(self) -> None:
         self._rehearsed: set[Any] = set()
 
-    def capture(self, call: Call, result: Any) -> CapturedGraph:
-        """Capture a call that has just run and returned `result`. Raises CaptureError."""
+    def capture(self, call: Call, result: Any, memory: CaptureMemory) -> CapturedGraph:
+        """See `Program.capture`."""
         signature = call.key.signature
         form = (tuple(name for name, _ in signature.tensors), repr(signature.values))
-        graph = capture(call.invoke, call.tensors, result, rehearse=form not in self._rehearsed)
+        graph = capture(call.invoke, call.tensors, result, memory, rehearse=form not in self._rehearsed)
         self._rehearsed.add(form)
         return graph
 
 
-def capture(invoke: Invoke, tensors: Sequence[torch.Tensor], result: Any, rehearse: bool = True) -> CapturedGraph:
+def capture(
+    invoke: Invoke,
+    tensors: Sequence[torch.Tensor],
+    result: Any,
+    memory: CaptureMemory = CaptureMemory(),  # noqa: B008 (it is frozen)
+    rehearse: bool = True,
+) -> CapturedGraph:
     """Capture `invoke(tensors)`, which has just run and returned `result`, so that every kernel is compiled and loaded.
 
-    rehearse: run once more on the stream of the capture first, see `_rehearse`. Raises CaptureError with the cause, and
-    whatever cancels; either way the unfinished graph is dropped.
+    rehearse: run once more on the stream of the capture first, see `_rehearse`. Raises CaptureError with the cause,
+    OverBudgetError, and whatever cancels; in each case the unfinished graph is dropped.
     """
     device = tensors[0].device.index
     leaves, spec = pytree.tree_flatten(result)
@@ -131,9 +138,15 @@ def capture(invoke: Invoke, tensors: Sequence[torch.Tensor], result: Any, rehear
     stream = _pools.stream(device)
     stream.wait_stream(torch.cuda.current_stream(device))
     with torch.cuda.stream(stream):
-        if rehearse:
-            _rehearse(invoke, inputs)
+        peak = memory.peak
+        if rehearse or peak > memory.limit:
+            with peak_of_run(f"cuda:{device}") as measured:
+                _rehearse(invoke, inputs)
+            peak = measured.bytes
+        if peak > memory.limit:
+            raise OverBudgetError(peak)
         pool = _pools.pool(device)
+        make_room(device, peak)
         torch.cuda.synchronize(device)
         free_before = torch.cuda.mem_get_info(device)[0]
         graph = _capture_on_current_stream(invoke, inputs, outputs, pool)

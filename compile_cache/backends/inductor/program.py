@@ -17,7 +17,7 @@ from ...regions.region import Hook, HookBuilder, installed
 from ...stats import Stats
 from ...store.artifact_store import ArtifactStore
 from ...torch_private import Loss, lost
-from ..base import Call, Capabilities, Graph, Program
+from ..base import Call, Capabilities, CaptureMemory, Graph, Program
 from ..cuda_graphs.capture import Recorder
 from .parallel.parallel_compile import compile_in_parallel
 from .parallel.pool import WorkerPool, worker_count
@@ -168,9 +168,9 @@ class InductorProgram(Program):
         self._lasting = frozenset(self._bypassed)
         self._epoch = epoch
 
-    def capture(self, call: Call, result: Any) -> Graph:
+    def capture(self, call: Call, result: Any, memory: CaptureMemory) -> Graph:
         with installed(self._hooks):
-            return self._without_workers_if_short(lambda: self._recorder.capture(call, result))
+            return self._without_workers_if_short(lambda: self._recorder.capture(call, result, memory))
 
     def _bypass(self, reason: BypassReason) -> None:
         # Once per call and reason: a model has seventy blocks, and one patch concerns them all.

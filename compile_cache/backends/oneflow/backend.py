@@ -31,7 +31,12 @@ class OneFlowBackend(Backend):
         if refusal is not None:
             return Capabilities(available=False, reason=refusal[0], remedy=refusal[1])
         return Capabilities(
-            available=True, captures=True, reads_live_weights=True, returns_memory=False, detail=self._detail()
+            available=True,
+            captures=True,
+            reads_live_weights=True,
+            returns_memory=False,
+            needs_static_weights=True,
+            detail=self._detail(),
         )
 
     def bind(

@@ -16,8 +16,9 @@ import torch
 from ....compile_cache.errors import BypassCode, BypassReason
 from ....compile_cache.regions.code_reach import names_read
 from ....compile_cache.regions.region import Hook, RegionRunner, RegionSite
-from ....compile_cache.regions.structure import VOLATILE, Memo, structure_digest
+from ....compile_cache.regions.structure import TORCH_OWN, Memo, structure_digest
 from ..comfyui import version
+from ..comfyui.module_attributes import RULES
 from .arguments import (
     Arguments,
     Layout,
@@ -74,7 +75,7 @@ class _Structures:
         variant, described = variant_of(block)
         attributes = {name for part in block.modules() for name in vars(part)}
         ignored = (attributes - self._read[kinds]) | described
-        return digest_of(structure_digest(block, self._memo, ignored=frozenset(ignored)), variant)
+        return digest_of(structure_digest(block, self._memo, ignored=frozenset(ignored), rules=RULES), variant)
 
 
 def repeated_blocks(module: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module]]:
@@ -275,4 +276,9 @@ def _parameters_of(kind: type[torch.nn.Module]) -> tuple[str, ...]:
 
 def _attributes(block: torch.nn.Module) -> list[tuple[str, int]]:
     """What the modules of a block hold, beside what torch and ComfyUI note there."""
-    return [(name, id(value)) for part in block.modules() for name, value in vars(part).items() if name not in VOLATILE]
+    return [
+        (name, id(value))
+        for part in block.modules()
+        for name, value in vars(part).items()
+        if name not in TORCH_OWN and not RULES.is_bookkeeping(name)
+    ]

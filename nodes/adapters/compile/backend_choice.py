@@ -7,21 +7,23 @@ import logging
 import torch
 
 from ....compile_cache.backends import registry
+from ....compile_cache.backends.base import Capabilities
 from ..comfyui.progress import NodeProgress
 from ..process import runtime
 
 logger = logging.getLogger(__name__)
 
 
-def prepare_backend(name: str, device: torch.device, node_id: str | None) -> None:
+def prepare_backend(name: str, device: torch.device, node_id: str | None) -> Capabilities:
     """Check a backend for a device, let it start what takes a while, and show on the node which one runs, and why.
 
-    Raises UnknownBackendError or BackendUnavailableError.
+    Returns what the backend can do there. Raises UnknownBackendError or BackendUnavailableError.
     """
-    backend, _, why = registry.resolve(name, device.type)
+    backend, capabilities, why = registry.resolve(name, device.type)
     backend.prewarm(device, runtime.cache().config)
     logger.info("Resolute: backend %s", why)
     NodeProgress(node_id).show(f"backend: {why}")
+    return capabilities
 
 
 def explain_passthrough(reason: str, node_id: str | None) -> None:

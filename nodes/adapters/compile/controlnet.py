@@ -24,8 +24,8 @@ def compile_controlnet(control_net: Any, backend: str, node_id: str | None = Non
     if reason is not None:
         explain_passthrough(reason, node_id)
         return copy
-    prepare_backend(backend, copy.control_model_wrapped.load_device, node_id)
-    patcher = unshared_clone(copy.control_model_wrapped)
+    capabilities = prepare_backend(backend, copy.control_model_wrapped.load_device, node_id)
+    patcher = unshared_clone(copy.control_model_wrapped, capabilities.needs_static_weights)
     install_compiled_forward(patcher, "forward", backend, Role.CONTROLNET, families_for(Role.CONTROLNET), node_id)
     copy.control_model_wrapped = patcher
     copy.control_model = patcher.model

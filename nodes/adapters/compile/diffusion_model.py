@@ -44,8 +44,8 @@ def compile_diffusion_model(
     if names:
         left_out.require_known(names, families, model.get_model_object(_NETWORK))
         families = left_out.without(families, names)
-    prepare_backend(backend, model.load_device, node_id)
-    clone = static_clone(model)
+    capabilities = prepare_backend(backend, model.load_device, node_id)
+    clone = static_clone(model) if capabilities.needs_static_weights else model.clone()
     clone.object_patches.pop(_NETWORK, None)  # a disabled compile node patches the network by itself
     # Most diffusion models of core split `forward` (wrappers) from `_forward` (the computation); some do not.
     method = "_forward" if hasattr(clone.get_model_object(_NETWORK), "_forward") else "forward"

@@ -31,8 +31,9 @@ def compile_vae_decode(vae: Any, backend: str, node_id: str | None = None) -> An
         if wrapper is not None:
             count_bypass(reason, is_logged=True)
         return vae
-    prepare_backend(backend, torch.device(vae.device), node_id)
-    patcher = static_clone(vae.patcher, vae.vae_dtype)
+    capabilities = prepare_backend(backend, torch.device(vae.device), node_id)
+    static = capabilities.needs_static_weights
+    patcher = static_clone(vae.patcher, vae.vae_dtype) if static else vae.patcher.clone()
     install_compiled_forward(
         patcher, f"{name}.forward", backend, Role.VAE_DECODE, families_for(Role.VAE_DECODE), node_id, cell=_cell(vae)
     )

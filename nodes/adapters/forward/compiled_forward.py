@@ -15,13 +15,18 @@ from ....compile_cache.regions.structure import Memo, structure_digest
 from ..blocks.common import Bypass
 from ..comfyui import core_compiler
 from ..comfyui.compile_progress import CompileProgress
+from ..comfyui.module_attributes import RULES
 from ..process import runtime
+from ..weights.paged_weights import PagedWeights
+from ..weights.streamed_blocks import streamed
 from .call_description import CallDescription
 from .call_watch import CallWatch
 from .forward_patch import ForwardPatch
 from .module_runner import Invoke, ModuleRunner
 from .session_log import SessionLog
 from .step_pass import StepPass, decided_pass
+
+_PREFETCH = "prefetch_dynamic_vbars"  # the entry of transformer_options that lets core load the next block's weights
 
 # Finds the hooks of a module: `hooks` of one of the files in `blocks`.
 Family = Callable[[torch.nn.Module, RegionRunner, Bypass], list[Hook]]
@@ -54,7 +59,8 @@ class CompiledForward(ForwardPatch):
         self._settings = (backend, role, families, node_id, label, left_out, cell)
         self._role = role
         progress = CompileProgress(node_id)
-        self._build_hooks = build_hooks = _hook_builder(module, families)
+        build_hooks = _hook_builder(module, families, runtime.record_of(module).weights.paged)
+        self._build_hooks = build_hooks
         label = label or type(module).__name__
         self.runner = ModuleRunner(module, backend, role, build_hooks, progress, label, left_out)
         self._pass_runners: dict[Role, ModuleRunner] = {}
@@ -69,7 +75,7 @@ class CompiledForward(ForwardPatch):
         memo: Memo = {}
         hooks = self._build_hooks(_run_nothing, lambda reason: None)
         sites = [site for hook in hooks for site in hook.sites]
-        kinds = {(site.kind, structure_digest(site.module, memo, site.without)) for site in sites}
+        kinds = {(site.kind, structure_digest(site.module, memo, site.without, rules=RULES)) for site in sites}
         self.runner.progress.expect(len(kinds))
 
     def _rebuilt(self, module: torch.nn.Module, inner: Any) -> CompiledForward:
@@ -92,6 +98,7 @@ class CompiledForward(ForwardPatch):
     def weights_loaded(self) -> None:
         """ComfyUI loaded the model, or more of it: inspect the modules at the next call."""
         self._inspect_next_call = True
+        self.runner.weights.paged.loaded()
 
     def weights_detached(self, unpatched: bool) -> None:
         """ComfyUI detached the weights: if for good, drop stale captures at once.
@@ -103,6 +110,10 @@ class CompiledForward(ForwardPatch):
         super().weights_detached(unpatched)
         self._inspect_next_call = True
         if not unpatched or self._module() is None:
+            return
+        if self.runner.weights.paged.pages:  # captures over pages stay valid without them
+            if not runtime.cache().captures_of(self.runner.owner):
+                self.runner.weights.loaded_anew.forget()
             return
         self.runner.weights.refresh(inspect_modules=True)
         runtime.cache().drop_stale(self.runner.owner, self.runner.weights.epoch)
@@ -179,6 +190,7 @@ class CompiledForward(ForwardPatch):
         if options is not None:
             description.add_options(options, self.module)
             passed_on["transformer_options"] = options
+        prefetches = options is not None and bool(options.get(_PREFETCH))
 
         def arguments(tensors: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
             named = {**{name: build(tensors) for name, build in others.items()}, **passed_on}
@@ -186,6 +198,8 @@ class CompiledForward(ForwardPatch):
 
         def invoke(tensors: Sequence[torch.Tensor]) -> Any:
             positional, named = arguments(tensors)
+            if prefetches:  # core would load pages ahead, which are all there, and ends a capture with that
+                options[_PREFETCH] = not self.runner.weights.paged.is_in_place
             return (call or self.inner)(*positional, **named)
 
         if call is None and self.is_known_code:
@@ -197,11 +211,14 @@ def _run_nothing(site: RegionSite, *tensors: torch.Tensor) -> Any:
     raise AssertionError("hooks that are only counted do not run")
 
 
-def _hook_builder(module: torch.nn.Module, families: Sequence[Family]) -> HookBuilder:
+def _hook_builder(module: torch.nn.Module, families: Sequence[Family], weights: PagedWeights) -> HookBuilder:
     reference = weakref.ref(module)  # the program keeps this function, and must not keep its module alive
 
     def build(run: RegionRunner, bypass: Bypass) -> list[Hook]:
         root = reference()
-        return [] if root is None else [hook for family in families for hook in family(root, run, bypass)]
+        if root is None:
+            return []
+        run = streamed(run, weights)
+        return [hook for family in families for hook in family(root, run, bypass)]
 
     return build

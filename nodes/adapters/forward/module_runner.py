@@ -1,4 +1,4 @@
-"""Run one module through the cache: find its program, key and weights epoch, and recapture after a restart."""
+"""Run one module through the cache: find its program, key and weights epoch."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from ....compile_cache.regions.region import HookBuilder
 from ..comfyui import core_compiler
 from ..comfyui.compile_progress import CompileProgress
 from ..process import runtime
-from ..restart.recapture import recapture
 from ..restart.shape_status import on_disk
 from .call_description import CallDescription
 
@@ -54,7 +53,6 @@ class ModuleRunner:
         self._build_hooks = build_hooks
         self._label = label
         self.left_out = left_out
-        self._recapture_done: set[GraphKey] = set()
         self._programs: dict[str, tuple[Program, str]] = {}
         self._keys: dict[tuple[Any, ...], GraphKey] = {}  # by quick key: one object per key, found by identity
 
@@ -93,6 +91,7 @@ class ModuleRunner:
 
     def _run(self, description: CallDescription, invoke: Invoke, inspect_modules: bool) -> Any:
         program, backend = self.program(description.tensors[0].device.type)
+        self.weights.paged.dtype = description.tensors[0].dtype  # core casts the latent to what it computes in
         inspected = self.weights.refresh()
         call = self._call(description, invoke, backend)
 
@@ -103,13 +102,7 @@ class ModuleRunner:
                 call = self._call(description, invoke, backend)
             return call
 
-        result = runtime.cache().run(program, call, recheck if inspect_modules and not inspected else None)
-        can = program.capabilities
-        may_capture = can.captures and can.returns_memory and call.forward_bypass is None
-        if may_capture and call.key not in self._recapture_done:
-            self._recapture_done.add(call.key)
-            recapture(program, call, self.weights.recaptured)
-        return result
+        return runtime.cache().run(program, call, recheck if inspect_modules and not inspected else None)
 
     def _call(self, description: CallDescription, invoke: Invoke, backend: str) -> Call:
         return Call(
@@ -124,6 +117,7 @@ class ModuleRunner:
             progress=self.progress,
             module=self._loaded_module(),
             method=description.method,
+            weights=self.weights.paged,
         )
 
     def _loaded_module(self) -> torch.nn.Module:
@@ -138,7 +132,6 @@ class ModuleRunner:
         if key is None:
             if len(self._keys) >= _MAX_KEYS:
                 self._keys.clear()
-                self._recapture_done.clear()
             runtime.cache().shapes.set_name(model, self._label)
             key = self._keys[quick_key] = GraphKey(description.signature(), self._role, model, backend)
         return key

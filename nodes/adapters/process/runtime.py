@@ -18,6 +18,8 @@ from ....compile_cache.config import CacheConfig
 from ....compile_cache.regions.region import HookBuilder
 from ....compile_cache.regions.structure import structure_digest
 from ....compile_cache.store.fingerprint import ModelFingerprint
+from ..comfyui import page_loading
+from ..comfyui.module_attributes import RULES
 from ..weights.model_code import MANAGEMENT_MODULES
 from ..weights.weights_epoch import WeightsEpoch
 from . import store_location, user_settings
@@ -63,6 +65,7 @@ def cache() -> GraphCache:
                 store_location.source(),
                 MANAGEMENT_MODULES,
                 user_settings.variables(),
+                RULES,
             )
             _cache = GraphCache(config)
         return _cache
@@ -75,7 +78,7 @@ def record_of(module: torch.nn.Module) -> ModuleRecord:
         if module not in _owners:
             owner = next(_numbers)
             _owners[module] = owner
-            _records[owner] = ModuleRecord(owner, WeightsEpoch(module, trusted))
+            _records[owner] = ModuleRecord(owner, WeightsEpoch(module, trusted, page_loading.fill))
             weakref.finalize(module, _collected.append, owner)
         return _records[_owners[module]]
 
@@ -103,7 +106,7 @@ def fingerprint_of(module: torch.nn.Module) -> ModelFingerprint:
     """The structure of a module, computed once per weights epoch, because its settings may change in between."""
     record = record_of(module)
     if record.fingerprint is None or record.fingerprint_epoch != record.weights.epoch:
-        record.fingerprint = ModelFingerprint(type(module).__name__, structure_digest(module))
+        record.fingerprint = ModelFingerprint(type(module).__name__, structure_digest(module, rules=RULES))
         record.fingerprint_epoch = record.weights.epoch
     return record.fingerprint
 

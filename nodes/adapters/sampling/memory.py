@@ -10,6 +10,7 @@ import comfy.sampler_helpers
 from comfy.patcher_extension import WrappersMP
 
 from ....compile_cache.backends.cuda_graphs.memory import release_graph_memory
+from ..comfyui import version
 from ..comfyui.messages import broadcast
 from ..process import runtime
 
@@ -39,7 +40,7 @@ def make_room_before_sampling(patcher: Any) -> None:
 
 
 def _make_room(executor: Any, patcher: Any, noise_shape: Any, conds: Any, *args: Any, **kwargs: Any) -> Any:
-    if runtime.cache().bytes:
+    if runtime.cache().bytes and not version.is_dynamic(patcher):  # paged weights make room for themselves
         missing = _missing(patcher, noise_shape, conds)
         if missing > 0 and (freed := runtime.cache().trim(missing)):
             release_graph_memory()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import functools
 import weakref
 from collections.abc import Iterable
 from itertools import islice
@@ -12,7 +13,9 @@ from typing import Any
 import torch
 
 from ....compile_cache.regions.foreign_code import ForeignCode, marks_on
-from ....compile_cache.regions.structure import VOLATILE, settings
+from ....compile_cache.regions.structure import settings
+from ..comfyui import module_attributes
+from ..comfyui.module_attributes import RULES
 
 # The state of one module, to compare with an earlier one: its identity first, marks of foreign code second.
 ModuleState = tuple[Any, ...]
@@ -46,10 +49,8 @@ class ModuleStateReader:
             id(module),
             cached.marks + foreign_code.marks_around(module, is_root),
             cached.settings,
-            getattr(module, "comfy_cast_weights", None) if hasattr(type(module), "comfy_cast_weights") else None,
-            len(attributes.get("weight_function") or ()),
-            len(attributes.get("bias_function") or ()),
-            "_v" in attributes,
+            RULES.casts_now(module) if hasattr(type(module), module_attributes.CASTS) else None,
+            *[len(attributes.get(name) or ()) for name in module_attributes.WEIGHT_PATCHES],
         )
 
 
@@ -63,22 +64,17 @@ class _Attributes:
     __slots__ = ("_module", "_names", "_own", "cacheable", "marks", "settings")
 
     def __init__(self, module: torch.nn.Module, is_root: bool) -> None:
-        attributes = vars(module)
         self._module = weakref.ref(module)
-        self._names, self._own = list(attributes), _own(attributes)
-        self.settings = settings(module, is_root)
+        self._names, self._own = _own(module)
+        self.settings = settings(module, is_root, RULES)
         self.marks = marks_on(module, is_root)
-        self.cacheable = self._names[:_TORCH_COUNT] == _TORCH_NAMES and all(
-            _is_fixed(value) or (isinstance(value, _Container) and name in VOLATILE)
-            for name, value in zip(self._names[_TORCH_COUNT:], self._own, strict=True)
-        )
+        torchs = list(islice(vars(module), _TORCH_COUNT))
+        self.cacheable = torchs == _TORCH_NAMES and all(map(_is_fixed, self._own))
 
     def match(self, module: torch.nn.Module) -> bool:
         """Whether the module still has these very attributes."""
-        attributes = vars(module)
-        return (
-            self._module() is module and list(attributes) == self._names and all(map(is_, _own(attributes), self._own))
-        )
+        names, own = _own(module)
+        return self._module() is module and names == self._names and all(map(is_, own, self._own))
 
 
 # Torch's own attributes (weights, hooks, children) come first in a module, and are read separately.
@@ -87,15 +83,20 @@ _TORCH_COUNT = len(_TORCH_NAMES)
 _FIXED = frozenset({type(None), bool, int, float, str, torch.dtype, torch.device})
 
 
+_counts = functools.cache(lambda name: not RULES.is_bookkeeping(name))
+
+
+def _own(module: torch.nn.Module) -> tuple[list[str], list[Any]]:
+    """The names and values of the attributes that are neither torch's nor bookkeeping."""
+    own = [(name, value) for name, value in islice(vars(module).items(), _TORCH_COUNT, None) if _counts(name)]
+    return [name for name, _ in own], [_CONTAINERS.get(type(value), value) for _, value in own]
+
+
 class _Container:
     """Placeholder for a mutable container, so that we keep no reference to the model."""
 
 
 _CONTAINERS = {kind: _Container() for kind in (list, dict, set)}
-
-
-def _own(attributes: dict[str, Any]) -> list[Any]:
-    return [_CONTAINERS.get(type(value), value) for value in islice(attributes.values(), _TORCH_COUNT, None)]
 
 
 def _is_fixed(value: object) -> bool:

@@ -21,7 +21,7 @@ import torch
 
 from ....compile_cache.regions.foreign_code import replaced_methods
 from ..comfyui import version
-from .model_copy import copy_model
+from .model_copy import Share, copy_model
 
 logger = logging.getLogger(__name__)
 
@@ -30,6 +30,8 @@ OUR_INJECTIONS = "resolute"  # the key of those that keep our patches in place
 # The original model -> a patcher of its static model, which lives as long as the original. It is the parent of all its
 # clones, so after a clone is collected, core can still unload what it had loaded.
 _static_patchers: weakref.WeakKeyDictionary[torch.nn.Module, Any] = weakref.WeakKeyDictionary()
+# The same for copies whose weights are paged, see `unshared_clone`.
+_copies: weakref.WeakKeyDictionary[torch.nn.Module, Any] = weakref.WeakKeyDictionary()
 
 
 def static_clone(patcher: Any, dtype: torch.dtype | None = None) -> Any:
@@ -53,17 +55,24 @@ def static_clone(patcher: Any, dtype: torch.dtype | None = None) -> Any:
     return clone
 
 
-def unshared_clone(patcher: Any) -> Any:
-    """A clone with a copy of the model and ordinary weights, so that a patch of it does not reach the original.
+def unshared_clone(patcher: Any, static: bool) -> Any:
+    """A clone with a copy of the model, so that a patch of it does not reach the original. static: see `static_clone`.
 
     For models that core may load twice at once (a ControlNet, compiled and not, in one chain). The copy shares host
-    memory unless the weights are paged.
+    memory unless it is static and the original's weights are paged.
     """
-    if version.is_dynamic(patcher) or not version.supports_static_clone(patcher) or _is_bound_to_model(patcher):
+    dynamic = version.is_dynamic(patcher)
+    if not version.supports_static_clone(patcher) or _is_bound_to_model(patcher) or (dynamic and static):
         return static_clone(patcher)
-    if any(patcher.model is static.model for static in _static_patchers.values()):  # it is a static model already
+    if any(patcher.model is other.model for other in (*_static_patchers.values(), *_copies.values())):
         return patcher.clone()
-    return _clone_around(_static_patcher_of(patcher, None), patcher)
+    if not dynamic:
+        return _clone_around(_static_patcher_of(patcher, None), patcher)
+    if patcher.model not in _copies:
+        version.unload_everywhere(patcher)
+        model = copy_model(patcher.model, Share.WEIGHTS)
+        _copies[patcher.model] = type(patcher)(model, patcher.load_device, patcher.offload_device)
+    return _clone_around(_copies[patcher.model], patcher)
 
 
 def _static_patcher_of(patcher: Any, dtype: torch.dtype | None) -> Any:
@@ -81,7 +90,8 @@ def _static_patcher_of(patcher: Any, dtype: torch.dtype | None) -> Any:
 
 
 def _clone_around(static: Any, patcher: Any) -> Any:
-    options = {"disable_dynamic": True} if version.is_dynamic(patcher) else {}
+    leaves_paging = version.is_dynamic(patcher) and not version.is_dynamic(static)
+    options = {"disable_dynamic": True} if leaves_paging else {}
     clone = patcher.clone(model_override=static.get_clone_model_override(), **options)
     # Core takes patchers with one identity for clones of one model, and passes a model copy on another GPU between
     # them; a paging patcher cannot run on a copy that was not made for paging.
@@ -142,4 +152,4 @@ def _copy_of_model(patcher: Any) -> torch.nn.Module:
     the file, and ComfyUI's weight hooks write to weights that stay on the host.
     """
     version.unload_everywhere(patcher)
-    return copy_model(patcher.model, shares_memory=not version.is_dynamic(patcher))
+    return copy_model(patcher.model, Share.NOTHING if version.is_dynamic(patcher) else Share.MEMORY)

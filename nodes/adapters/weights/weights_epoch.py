@@ -8,15 +8,20 @@ from __future__ import annotations
 
 import itertools
 import weakref
-from collections.abc import Collection, Hashable
+from collections.abc import Collection
 from typing import Any
 
 import torch
 
 from ....compile_cache.errors import BypassCode, BypassReason
 from ....compile_cache.regions.foreign_code import is_own
+from ..comfyui import dynamic_vram
+from ..comfyui.module_attributes import RULES
+from .loaded_anew import LoadedAnew
 from .model_code import ModelCode
 from .module_state import ModuleStateReader
+from .paged_weights import Fill, PagedWeights
+from .tensor_parts import addresses, is_plain, is_readable
 
 _epochs = itertools.count(1)
 
@@ -28,18 +33,23 @@ class WeightsEpoch:
     belongs to a module is dropped when the module is garbage collected.
     """
 
-    def __init__(self, module: torch.nn.Module, trusted: Collection[str] = ()) -> None:
-        """trusted: see `ModelCode.blocker`."""
+    def __init__(
+        self, module: torch.nn.Module, trusted: Collection[str] = (), fill: Fill | None = None, host: str = "cpu"
+    ) -> None:
+        """trusted: see `ModelCode.blocker`. fill: see `PagedWeights`. host: see `LoadedAnew`."""
         self._module = weakref.ref(module)
         self._slots: list[tuple[dict[str, Any], str]] = []
-        self._addresses: list[int] | None = None
+        self._addresses: list[Any] | None = None
+        self._only_plain = True
         self._states = ModuleStateReader()
         self._code = ModelCode()
         self._trusted = trusted
         self._state: tuple[Any, ...] | None = None
         self.epoch = 0
         self.blocker: BypassReason | None = None
-        self.recaptured: set[Hashable] = set()  # kinds of calls, see `recapture`
+        self.paged = PagedWeights(fill)
+        self.loaded_anew = LoadedAnew(host)
+        self._host = host
 
     def refresh(self, inspect_modules: bool = False) -> bool:
         """Bring `epoch` and `blocker` up to date. Returns whether it inspected every module.
@@ -48,7 +58,9 @@ class WeightsEpoch:
         call of a sampling run), it also reads what leaves the addresses alone: casts and patches of weights on their
         way in, settings, foreign code, replaced modules.
         """
-        if not inspect_modules and self._addresses is not None and self._addresses == self._read_addresses():
+        if self.paged.pages:
+            self.loaded_anew.keep(self._slots)
+        if not inspect_modules and self._addresses is not None and not self._moved():
             return False
         root = self._module()
         if root is None:
@@ -63,15 +75,21 @@ class WeightsEpoch:
             for submodule in modules
             for slots in (submodule._parameters, submodule._buffers)
             for name, tensor in slots.items()
-            if tensor is not None
+            if tensor is not None and not dynamic_vram.is_paged_slot(submodule, name)
         ]
+        self._only_plain = all(is_plain(slots[name]) for slots, name in self._slots)
+        pages = self.paged.survey(modules)
+        self.loaded_anew.forget_all_but(self._slots)
+        if self.paged.pages:
+            self.loaded_anew.keep(self._slots)
         self._addresses = self._read_addresses()
         tensors = [slots[name] for slots, name in self._slots]
-        addresses = self._addresses or [_address(tensor) for tensor in tensors]
+        places = self._addresses or [_address(tensor) for tensor in tensors]
         module_states = self._states.read(modules, root)
         kinds, reach = self._code.read(modules)
         state = (
-            addresses,
+            places,
+            pages,
             [(type(tensor), tensor.dtype, tensor.device) for tensor in tensors],
             module_states,
             reach,
@@ -80,12 +98,18 @@ class WeightsEpoch:
             self._state = state
             self.epoch = next(_epochs)
             foreign = any(marks for _, marks, *_ in module_states)
-            self.blocker = _blocker(tensors, modules, foreign) or self._code.blocker(kinds, reach, self._trusted)
+            host = self._host if self.paged.pages else None
+            self.blocker = _blocker(tensors, modules, foreign, host) or self._code.blocker(kinds, reach, self._trusted)
         return True
 
-    def _read_addresses(self) -> list[int] | None:
+    def _moved(self) -> bool:
+        return self.paged.moved() or self._addresses != self._read_addresses()
+
+    def _read_addresses(self) -> list[Any] | None:
         try:
-            return [slots[name].data_ptr() for slots, name in self._slots]
+            if self._only_plain:
+                return [slots[name].data_ptr() for slots, name in self._slots]
+            return [part for slots, name in self._slots for part in addresses(slots[name])]
         except (KeyError, AttributeError, RuntimeError):  # a weight was removed, or has no storage (meta, quantized)
             return None
 
@@ -97,14 +121,17 @@ def _address(tensor: torch.Tensor) -> int:
         return 0
 
 
-def _blocker(tensors: list[torch.Tensor], modules: list[torch.nn.Module], foreign: bool) -> BypassReason | None:
+def _blocker(
+    tensors: list[torch.Tensor], modules: list[torch.nn.Module], foreign: bool, host: str | None
+) -> BypassReason | None:
+    """host: the type of device where no weight may be left, for a model with paged weights."""
     devices = {tensor.device.type for tensor in tensors}
-    if len(devices) > 1 or "meta" in devices:
+    if len(devices) > 1 or "meta" in devices or host in devices:
         return BypassReason(
             BypassCode.STREAMED_WEIGHTS,
             f"weights are on {' and '.join(sorted(devices))} (low VRAM), so the forward cannot be captured",
         )
-    unreadable = next((tensor for tensor in tensors if type(tensor) not in (torch.nn.Parameter, torch.Tensor)), None)
+    unreadable = next((tensor for tensor in tensors if not is_readable(tensor)), None)
     if unreadable is not None:
         return BypassReason(
             BypassCode.UNREADABLE_WEIGHTS,
@@ -116,9 +143,6 @@ def _blocker(tensors: list[torch.Tensor], modules: list[torch.nn.Module], foreig
             "another pack put code of its own into the model, and a capture would repeat what that code did once",
         )
     for module in modules:
-        attributes = vars(module)
-        if "_v" in attributes:
-            return BypassReason(BypassCode.STREAMED_WEIGHTS, "ComfyUI pages these weights in (DynamicVRAM)")
-        if attributes.get("weight_function") or attributes.get("bias_function"):
+        if RULES.patches_weights(module):
             return BypassReason(BypassCode.STREAMED_WEIGHTS, "weights are patched on their way in (low VRAM)")
     return None

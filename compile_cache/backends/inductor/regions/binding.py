@@ -15,6 +15,7 @@ from ....compute_state import autocast_state
 from ....config import CacheConfig
 from ....errors import BypassCode, BypassReason, first_line
 from ....keys import Component, digest
+from ....module_rules import ModuleRules
 from ....out_of_memory import is_out_of_memory
 from ....regions.code_reach import CodeReach, ReachCache
 from ....regions.foreign_code import ForeignCode
@@ -43,10 +44,10 @@ _AUTOCAST = BypassReason(BypassCode.OBSERVED_INPUT, "another pack turned autocas
 class _BoundSite:
     structure: str
     slots: list[WeightSlot]
-    casting: list[torch.nn.Module]  # modules of ComfyUI that may cast or patch their weights before use
+    casting: list[torch.nn.Module]  # modules that may cast or patch their weights before use
     regions: dict[tuple[Any, ...], Region] = field(default_factory=dict)
     refused: BypassReason | None = None
-    states: dict[torch.dtype, str] = field(default_factory=dict)  # how its weights reach a computation in a dtype
+    states: dict[tuple[Any, ...], str] = field(default_factory=dict)  # how its weights reach a computation, by dtypes
 
 
 class RegionBinding:
@@ -73,6 +74,7 @@ class RegionBinding:
         self._bypass = bypass
         self._stats = stats
         self._verify = config.verify
+        self._rules = config.rules
         self._reaches = ReachCache(config.management_modules)
         self._state: tuple[Component, ...] = ()
         self._sites: dict[RegionSite, _BoundSite] = {}
@@ -103,8 +105,8 @@ class RegionBinding:
         """is_hooked: our hook is on the module now, and torch's hooks run around it."""
         own = [part for _, part in parts(site.module, site.without)]
         reach = self._reaches.of(map(type, own))
-        casting = [module for module in own if hasattr(module, "comfy_cast_weights")]
-        structure = site.structure or structure_digest(site.module, self._memo, site.without)
+        casting = [module for module in own if self._rules.may_cast(module)]
+        structure = site.structure or structure_digest(site.module, self._memo, site.without, rules=self._rules)
         bound = _BoundSite(digest((structure, reach.digest)), weight_slots(site.module, site.without), casting)
         foreign = any(self._foreign_code.inside(module, is_hooked and module is site.module) for module in own)
         bound.refused = self._replaced(site.kind, foreign, reach)
@@ -199,9 +201,10 @@ class RegionBinding:
         dtype, device = tensors[0].dtype, tensors[0].device
         if autocast_state(device.type) != "off":
             return _AUTOCAST
-        state = bound.states.get(dtype)
+        form = (dtype, *[(weight.dtype, weight.device) for weight in weights])
+        state = bound.states.get(form)
         if state is None:
-            state = bound.states[dtype] = _weights_state(bound, weights, dtype, device)
+            state = bound.states[form] = _weights_state(bound, weights, dtype, device, self._rules)
         if state == _NOT_READY:
             return _STREAMED
         key = (state, self._state, *((tensor.dtype, tensor.ndim) for tensor in tensors))
@@ -260,19 +263,21 @@ class RegionBinding:
         return self._stores[device]
 
 
-def _weights_state(bound: _BoundSite, weights: Sequence[torch.Tensor], dtype: torch.dtype, device: torch.device) -> str:
+def _weights_state(
+    bound: _BoundSite, weights: Sequence[torch.Tensor], dtype: torch.dtype, device: torch.device, rules: ModuleRules
+) -> str:
     """How the block's weights reach a computation in `dtype`; `_NOT_READY` if some are not on the device.
 
-    ComfyUI casts or patches weights before use (`comfy_cast_weights`, `weight_function`). A cast to another dtype is
-    traced as a part of the region. A cast to the same dtype does nothing; ComfyUI leaves the flag set on modules whose
-    weights were streamed once. A patch is a Python function that may change between calls, so it cannot be traced.
+    An application may cast or patch weights before use (`ModuleRules`). A cast to another dtype is traced as a part of
+    the region. A cast to the same dtype does nothing; the flag stays set on modules whose weights were streamed once. A
+    patch is a Python function that may change between calls, so it cannot be traced.
     """
     casts = ""
     for module in bound.casting:
-        if "_v" in module.__dict__ or any(getattr(module, name, None) for name in ("weight_function", "bias_function")):
+        if rules.patches_weights(module):
             return _NOT_READY
         others = any(weight is not None and weight.dtype != dtype for weight in module._parameters.values())
-        casts += "c" if module.comfy_cast_weights and others else "-"
+        casts += "c" if others and rules.casts_now(module) else "-"
     for weight in weights:
         if weight.device != device or type(weight) not in (torch.nn.Parameter, torch.Tensor):
             return _NOT_READY

@@ -1,0 +1,301 @@
+"""Changes LoRAs, sizes and models, unloads and loads: stock ComfyUI and Resolute in one server, with DynamicVRAM.
+
+    python -m benchmarks.dynamic_vram --out benchmarks/results/NAME.json [--free 8] [--backends inductor cudagraph]
+                                      [--steps 20] [--only NAME ...] [--restart] [--wan rand_wan.safetensors]
+
+Each situation runs twice with stock ComfyUI and twice with each backend, with one seed. The table has the seconds of
+both prompts, captures, compiles, and the error of the latents against stock (0: equal to the last bit). Peaks are of
+the whole device, and of the server's host memory. `--free N` first holds memory, so that N GiB of the card are free: a
+smaller card. `--restart` also measures the first prompt of a new server for each. `--wan` adds Wan 2.1 with the weights
+of that file, 832x480, 17 frames. Needs CUDA and the environment of `scripts/test` (without a network, set
+RESOLUTE_PYTHON and COMFYUI_PATH).
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+import json
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy
+import psutil
+import torch
+from safetensors.torch import save_file
+
+from scripts.support import command, models
+from scripts.support.client import Client, execution_seconds
+from scripts.support.server import ComfyServer
+
+from .tour import ROOT, STOCK, _node, environment, prompt, without_paths
+
+GIB = 2**30
+RANK = 8
+_BALLAST = """
+import sys, time, torch
+held, want = [torch.zeros(1, device="cuda")], float(sys.argv[1]) * 2**30
+for step in (2**30, 2**26, 2**22):
+    while torch.cuda.mem_get_info()[0] - want > step:
+        held.append(torch.empty(step, dtype=torch.uint8, device="cuda"))
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+@dataclass(frozen=True)
+class Situation:
+    """One prompt of the sequence. unload: ask ComfyUI to unload all models first."""
+
+    name: str
+    width: int = 1024
+    height: int = 1024
+    lora: str = ""
+    strength: float = 1.0
+    kind: str = "sdxl"
+    unload: bool = False
+
+
+SEQUENCE = (
+    Situation("1024x1024"),
+    Situation("LoRA a", lora="a"),
+    Situation("LoRA a, weaker", lora="a", strength=0.4),
+    Situation("LoRA b", lora="b"),
+    Situation("no LoRA"),
+    Situation("720x960", 720, 960),
+    Situation("after unload", unload=True),
+    Situation("SD1.5 512x512", 512, 512, kind="sd15"),
+    Situation("back at 1024x1024"),
+    Situation("LoRA a, 720x960", 720, 960, lora="a"),
+    Situation("Wan 832x480x17", 832, 480, kind="wan"),
+)
+
+
+def write_lora(checkpoint: Path, out: Path, seed: int) -> None:
+    """A random LoRA of RANK for every attention projection and every residual block of a checkpoint's UNet."""
+    from safetensors import safe_open
+
+    noise, tensors = torch.Generator().manual_seed(seed), {}
+    prefix = "model.diffusion_model."
+    with safe_open(checkpoint, "pt") as file:
+        for key in file.keys():  # noqa: SIM118 (no mapping)
+            if not key.startswith(prefix) or not key.endswith((".to_q.weight", ".to_out.0.weight", ".2.weight")):
+                continue
+            shape = file.get_slice(key).get_shape()
+            name, fan_in = key.removeprefix(prefix).removesuffix(".weight"), torch.Size(shape[1:]).numel()
+            if len(shape) < 2:
+                continue
+            down = torch.randn((RANK, *shape[1:]), generator=noise) / fan_in**0.5
+            up = torch.randn((shape[0], RANK, *[1] * (len(shape) - 2)), generator=noise) * 0.05
+            tensors[f"diffusion_model.{name}.lora_down.weight"] = down.half()
+            tensors[f"diffusion_model.{name}.lora_up.weight"] = up.half()
+    out.parent.mkdir(parents=True, exist_ok=True)
+    save_file(tensors, out)
+
+
+@dataclass
+class Memory:
+    """Watches the device's and a process tree's memory in a thread. Bytes."""
+
+    process: psutil.Process
+    device: int = 0
+    host: int = 0
+    _stop: threading.Event = field(default_factory=threading.Event)
+
+    def __post_init__(self) -> None:
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+        self._thread.start()
+
+    def _watch(self) -> None:
+        while not self._stop.wait(0.02):
+            free, total = torch.cuda.mem_get_info()
+            self.device = max(self.device, total - free)
+            with contextlib.suppress(psutil.Error):
+                self.host = max(self.host, self.process.memory_info().rss)
+
+    def take(self) -> dict[str, float]:
+        """The peaks since the last `take`, in GiB."""
+        found = {"device_gib": round(self.device / GIB, 3), "host_gib": round(self.host / GIB, 3)}
+        self.device = self.host = 0
+        return found
+
+    def close(self) -> None:
+        self._stop.set()
+        self._thread.join()
+
+
+def wan_prompt(file: str, backend: str, steps: int, seed: int) -> dict[str, Any]:
+    """Text to video with random conditioning, without a text encoder and a VAE."""
+    nodes: dict[str, Any] = {
+        "load": _node("UNETLoader", unet_name=file, weight_dtype="default"),
+        "latent": _node("EmptyHunyuanLatentVideo", width=832, height=480, length=17, batch_size=1),
+    }
+    for place, name in enumerate(("positive", "negative")):
+        nodes[name] = _node("ResoluteTestConditioning", seed=place, tokens=512, width=4096, pooled_width=0, batch=1)
+    model = ["load", 0]
+    if backend != STOCK:
+        nodes["compile"] = _node("ResoluteCompileModel", model=model, backend=backend)
+        model = ["compile", 0]
+    nodes["sample"] = _node(
+        "KSampler", model=model, seed=seed, steps=steps, cfg=6.0, sampler_name="euler", scheduler="simple",
+        positive=["positive", 0], negative=["negative", 0], latent_image=["latent", 0], denoise=1.0,
+    )  # fmt: skip
+    nodes["latents"] = _node("ResoluteTestSaveLatent", samples=["sample", 0], filename_prefix="wan")
+    return nodes
+
+
+def run(
+    client: Client, situation: Situation, backend: str, steps: int, seed: int, files: dict[str, str]
+) -> dict[str, Any]:
+    size = (situation.width, situation.height, 1, "a lighthouse")
+    if situation.kind == "wan":
+        nodes = wan_prompt(files["wan"], backend, steps, seed)
+    else:
+        nodes = prompt(files[situation.kind], backend, size, steps=steps, seed=seed)
+    if situation.lora:
+        nodes["lora"] = {
+            "class_type": "LoraLoaderModelOnly",
+            "inputs": {
+                "model": ["load", 0],
+                "lora_name": f"bench-{situation.lora}.safetensors",
+                "strength_model": situation.strength,
+            },
+        }
+        user = "compile" if "compile" in nodes else "sample"
+        nodes[user]["inputs"]["model"] = ["lora", 0]
+    before = client.get("/resolute/cache")["counters"]
+    started = time.perf_counter()
+    history = client.run(nodes)
+    after = client.get("/resolute/cache")["counters"]
+    rise = {name: after[name] - before[name] for name in ("captures", "replays", "region_compiles", "region_calls")}
+    rise |= {"stall": after["stall_seconds"] - before["stall_seconds"]}
+    rise |= {"bypasses": {k: n - before["bypasses"].get(k, 0) for k, n in after["bypasses"].items()}}
+    rise["bypasses"] = {code: n for code, n in rise["bypasses"].items() if n}
+    latents = numpy.concatenate(
+        [numpy.load(io.BytesIO(file)).ravel() for file in client.images(history, "latents")]
+    ).astype("float64")
+    return {
+        "seconds": execution_seconds(history),
+        "wall": time.perf_counter() - started,
+        "latents": latents,
+        "excerpt": [float(value) for value in latents[::4097][:16]],
+        **rise,
+    }
+
+
+def line(name: str, backend: str, row: dict[str, Any]) -> str:
+    errors = " ".join(f"{error:.1e}" for error in row["errors"])
+    runs = "  ".join(f"{each['seconds']:6.2f}s c{each['captures']} r{each['replays']:<3}" for each in row["runs"])
+    return (
+        f"{name:<20}{backend:<10}{runs}  errors {errors}  {row['device_gib']:5.1f}/{row['host_gib']:5.1f} GiB "
+        f"compiles {sum(each['region_compiles'] for each in row['runs'])} {[each['bypasses'] for each in row['runs']]}"
+    )
+
+
+def measure(
+    client: Client, options: argparse.Namespace, files: dict[str, str], memory: Memory
+) -> Iterator[dict[str, Any]]:
+    for situation in SEQUENCE:
+        if (options.only and situation.name not in options.only) or situation.kind not in files:
+            continue
+        references: list[Any] = []
+        for backend in [STOCK, *options.backends]:
+            if situation.unload:
+                client.post("/free", {"unload_models": True})
+                time.sleep(2)
+            memory.take()
+            runs = [run(client, situation, backend, options.steps, seed, files) for seed in (5, 6)]
+            latents = [each.pop("latents") for each in runs]
+            references = references or latents
+            pairs = zip(latents, references, strict=True)
+            errors = [float(numpy.linalg.norm(a - b) / numpy.linalg.norm(b)) for a, b in pairs]
+            row = {"situation": situation.name, "backend": backend, "errors": errors, "runs": runs}
+            row |= memory.take()
+            print(line(situation.name, backend, row), flush=True)
+            yield row
+
+
+@contextlib.contextmanager
+def small_card(gib: float | None) -> Iterator[None]:
+    """Hold device memory in another process, so that `gib` GiB are free."""
+    if gib is None:
+        yield
+        return
+    held = subprocess.Popen([sys.executable, "-c", _BALLAST, str(gib)], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert held.stdout is not None and held.stdin is not None
+    held.stdout.readline()
+    try:
+        yield
+    finally:
+        held.stdin.close()
+        held.wait()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--backends", nargs="*", default=["inductor", "cudagraph"])
+    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--free", type=float, help="GiB of the card that are free")
+    parser.add_argument("--only", nargs="*", help="names of situations")
+    parser.add_argument("--restart", action="store_true", help="also measure first prompts of new servers")
+    parser.add_argument("--wan", help="a file in models/diffusion_models")
+    parser.add_argument("--argument", action="append", default=[], help="an extra argument for ComfyUI")
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--folder", type=Path, help="the server's folder, with its files and log")
+    options = parser.parse_args()
+    setup = command.prepare()
+    paths = {kind: models.ensure(kind, setup.python, setup.comfyui) for kind in ("sdxl", "sd15")}
+    for seed, name in enumerate("ab"):
+        file = models.folder() / "loras" / f"bench-{name}.safetensors"
+        if not file.is_file():
+            write_lora(paths["sdxl"], file, seed)
+    files = {kind: path.name for kind, path in paths.items()} | ({"wan": options.wan} if options.wan else {})
+    packs = {"resolute": ROOT, "resolute-test-pack": ROOT / "tests" / "pack"}
+    folder = options.folder or Path(tempfile.mkdtemp(prefix="resolute-dynamic-"))
+    budget = {} if options.free is None else {"RESOLUTE_BUDGET_MB": str(int(options.free * 1024 / 8))}
+
+    def server() -> ComfyServer:
+        return ComfyServer(
+            setup.python, setup.comfyui, folder, packs=packs, models=models.folder(), cpu=False,
+            arguments=options.argument, environment=budget,
+        )  # fmt: skip
+
+    result: dict[str, Any] = {"arguments": without_paths(options.argument), "free_gib": options.free}
+    result |= {"steps": options.steps, "rows": [], "first": []}
+
+    def keep(kind: str, row: dict[str, Any]) -> None:
+        result[kind].append(row)
+        if options.out:  # write after every row, so that an interrupted run has results
+            options.out.write_text(json.dumps(result, indent=1) + "\n")
+
+    torch.zeros(1, device="cuda")  # this process's own context counts in every measurement alike
+    with small_card(options.free):
+        with server() as running:
+            result |= environment(running)
+            assert running.process is not None
+            memory = Memory(psutil.Process(running.process.pid))
+            try:
+                for row in measure(running.client, options, files, memory):
+                    keep("rows", row)
+            finally:
+                memory.close()
+                (folder / "server.log").write_text(running.log())
+        for backend in [STOCK, *options.backends] if options.restart else []:
+            with server() as running:
+                first = run(running.client, SEQUENCE[0], backend, options.steps, 5, files)
+                del first["latents"]
+                keep("first", {"backend": backend, **first})
+                print(f"first prompt after a restart: {backend:<10}{first['seconds']:6.2f} s", flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,75 @@
+"""Make the captures of a cache, and remember which calls are not to be captured again."""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import Any
+
+from .backends.base import Call, CaptureMemory, Program
+from .backends.cuda_graphs.memory import release_graph_memory
+from .captures import Captures
+from .errors import BypassCode, BypassReason, OverBudgetError
+from .keys import CaptureKey
+from .stats import Stats
+
+logger = logging.getLogger(__name__)
+
+
+class CaptureMaker:
+    """Puts captures into `captures`, within its budget. GraphCache's lock guards it."""
+
+    def __init__(self, captures: Captures, stats: Stats) -> None:
+        self._captures = captures
+        self._stats = stats
+
+    def make(self, program: Program, call: Call, key: CaptureKey, result: Any, why: str, peak: int) -> float:
+        """Capture a call whose run gave `result` and took `peak` bytes. Returns the seconds that the capture took.
+
+        A key that fails is not tried again.
+        """
+        started = time.perf_counter()
+        self._captures.drop_stale(key.owner, call.epoch)
+        call.progress.raise_if_cancelled()
+        try:
+            graph = program.capture(call, result, CaptureMemory(peak, self._captures.budget))
+        except OverBudgetError as error:
+            self._refuse(key, error.bytes)
+            return 0.0
+        except Exception as error:
+            if isinstance(error.__cause__, call.progress.cancellations):
+                raise error.__cause__ from None
+            if isinstance(error, call.progress.cancellations):
+                raise
+            release_graph_memory()
+            self.block(key, BypassCode.CAPTURE_FAILED, str(error))
+            return 0.0
+        seconds = time.perf_counter() - started
+        self._stats.counters.captures += 1
+        self._stats.counters.stall_seconds += seconds
+        self._stats.event("capture", f"{key.shape}: {why}", seconds)
+        if not self._captures.put(key, graph, graph.bytes):
+            graph.close()
+            release_graph_memory()
+            self._refuse(key, graph.bytes)
+        elif not program.capabilities.returns_memory:
+            self._captures.pin(key)  # for good: evicting it would free nothing
+        self._stats.counters.evictions = self._captures.evictions
+        return seconds
+
+    def _refuse(self, key: CaptureKey, size: int) -> None:
+        detail = (
+            f"a capture of {key.shape} takes {size >> 20} MiB, more than the budget has beside the captures in use; "
+        )
+        detail += f"raise RESOLUTE_BUDGET_MB (now {self._captures.budget >> 20})"
+        self.block(key, BypassCode.OVER_BUDGET, detail)
+
+    def block(self, key: CaptureKey, code: BypassCode, detail: str) -> None:
+        """Do not capture calls of this key again, and count why."""
+        reason = self._captures.blockers[key] = BypassReason(code, detail)
+        self.count(reason)
+
+    def count(self, reason: BypassReason) -> None:
+        """Count a bypass, and log the first of its kind."""
+        if self._stats.bypass(reason):
+            logger.info("Resolute: %s", reason)

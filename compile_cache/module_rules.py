@@ -1,0 +1,39 @@
+"""What an application keeps in its modules beside what they compute with. The application's adapter describes it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class ModuleRules:
+    """How to read the attributes of an application's modules.
+
+    bookkeeping: names of attributes that change without changing the computation; bookkeeping_endings: the same by how
+        a name ends.
+    casts: the attribute that says whether a module may convert its weights before use; "" if there is none.
+    weight_patches: attributes with functions that change a weight before use.
+    """
+
+    bookkeeping: frozenset[str] = frozenset()
+    bookkeeping_endings: tuple[str, ...] = ()
+    casts: str = ""
+    weight_patches: tuple[str, ...] = ()
+
+    def is_bookkeeping(self, name: str) -> bool:
+        return name in self.bookkeeping or name.endswith(self.bookkeeping_endings)
+
+    def may_cast(self, module: object) -> bool:
+        """Whether a module has the means to convert or patch its weights before use."""
+        return bool(self.casts) and hasattr(module, self.casts)
+
+    def casts_now(self, module: object) -> bool:
+        """Whether it converts weights of another dtype at present."""
+        return bool(getattr(module, self.casts))
+
+    def patches_weights(self, module: object) -> bool:
+        """Whether a function changes a weight before use at present."""
+        return any(getattr(module, name, None) for name in self.weight_patches)
+
+
+PLAIN = ModuleRules()

@@ -1,0 +1,34 @@
+"""Where the weights of a module are while a call runs: the interface to whatever loads and unloads them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+class Weights:
+    """The weights of one module, as the cache sees them. This class: ordinary weights, which stay where they are.
+
+    A subclass describes weights whose memory comes and goes behind fixed addresses. A capture reads those addresses, so
+    it stays valid while nothing is there, but may only be replayed while everything is.
+
+    pages: whether the weights may go and come.
+    """
+
+    pages = False
+
+    def pin(self) -> bool:
+        """Bring every weight to its address, and keep it there until `unpin`.
+
+        Returns False, with nothing pinned, if there is no room for all of them. Calls nest: each True needs an `unpin`.
+        Raises what loading a weight raises.
+        """
+        return True
+
+    def unpin(self) -> None:
+        """The weights may go again, once the GPU's present work is done."""
+
+    @contextmanager
+    def in_place(self) -> Iterator[None]:
+        """Meanwhile the module's parameters are the pinned weights themselves. Only between `pin` and `unpin`."""
+        yield

@@ -1,0 +1,84 @@
+"""ComfyUI's DynamicVRAM (comfy-aimdo): weights at fixed virtual addresses, behind which pages of memory come and go.
+
+`ModelPatcherDynamic.load` gives each module with more than 16 KiB of weights an allocation `_v` = (reservation,
+address, bytes) of the model's `ModelVBAR`, kept for the life of the model. `fault` maps the pages of a range and pins
+them; a page that was mapped anew has another serial number. `cast_bias_weight` fills a module's allocation with its
+weights, cast and with LoRAs applied, where the serial numbers differ from those of the last fill (`_v_signature`); a
+load with other LoRAs sets these to None. Smaller weights, and buffers, are put onto the device anew by each load.
+
+This file and `page_loading` hold all that Resolute knows of it. Nothing here locks; the callers hold the cache's lock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+Serials = tuple[int, ...]  # of the pages of a range, in order
+
+NAMES = ("weight", "bias")
+
+
+def allocation(module: torch.nn.Module) -> tuple[Any, int, int] | None:
+    """(reservation, address, bytes) of a module whose weights are paged, else None."""
+    found: tuple[Any, int, int] | None = module.__dict__.get("_v")
+    return found
+
+
+def page_bytes(reservation: Any) -> int:
+    """The size of a page. Only while at least one page of the reservation is resident."""
+    resident: int = sum(flags & 1 for flags in reservation.get_residency())
+    loaded: int = reservation.loaded_size()
+    return loaded // resident
+
+
+def offset(reservation: Any, address: int) -> int:
+    """Bytes from the start of the reservation."""
+    start: int = reservation.base_addr
+    return address - start
+
+
+def fault(reservation: Any, address: int, size: int) -> Serials | None:
+    """Map and pin the pages of a range. None, with nothing pinned, if there is no room for all of them.
+
+    It makes room by unloading pages of models that were used less lately, and for that waits for the GPU.
+    """
+    try:
+        serials = reservation.fault(address, size)
+    except RuntimeError:  # "Fault failed": the driver could not map a page
+        return None
+    return None if serials is None else tuple(serials)
+
+
+def unpin(reservation: Any, address: int, size: int) -> None:
+    """Undo one `fault` of the range."""
+    reservation.unpin(address, size)
+
+
+def prioritize(reservation: Any) -> None:
+    """Let this model have pages before all others, as a load does."""
+    reservation.prioritize()
+
+
+def filled(module: torch.nn.Module) -> Serials | None:
+    """The serials of the pages that the module's weights were last filled into; None if they must be filled."""
+    signature = module.__dict__.get("_v_signature")
+    return None if signature is None else tuple(signature)
+
+
+def views(module: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:
+    """The filled weights at their fixed addresses, by the names of the module's parameters."""
+    own = module.__dict__
+    return [(name, own[f"_v_{name}"]) for name in NAMES if own.get(f"_v_{name}") is not None]
+
+
+def is_paged_slot(module: torch.nn.Module, name: str) -> bool:
+    """Whether a parameter of the module is in its allocation."""
+    return name in NAMES and "_v" in module.__dict__
+
+
+def paged(modules: Iterable[torch.nn.Module]) -> list[torch.nn.Module]:
+    """The modules whose weights are paged."""
+    return [module for module in modules if "_v" in module.__dict__]

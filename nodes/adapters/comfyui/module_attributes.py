@@ -1,0 +1,31 @@
+"""What ComfyUI keeps in the attributes of its modules."""
+
+from __future__ import annotations
+
+from ....compile_cache.module_rules import ModuleRules
+
+# Of paging (DynamicVRAM). A copy of a model must not have them.
+PAGING = frozenset(
+    {
+        "_v", "_v_block", "_v_block_faulted", "_v_signature", "_v_weight", "_v_bias",
+        "_pins", "_pin_state", "_prefetch", "_comfy_graph", "comfy_cast_weights",
+        "weight_lowvram_function", "bias_lowvram_function", "dynamic_vbars", "dynamic_pins", "dynamic_patchers",
+    }
+)  # fmt: skip
+WEIGHT_PATCHES = ("weight_function", "bias_function")
+CASTS = "comfy_cast_weights"  # changes the computation; its effect is in the region key
+
+RULES = ModuleRules(
+    bookkeeping=PAGING
+    | {
+        "prev_comfy_cast_weights",
+        "comfy_patched_weights",
+        "seed_key",
+        "comfy_need_lazy_init_bias",
+        *WEIGHT_PATCHES,
+    },
+    # The dtype of a loaded weight is stored under such a name. A digest has the weight's own dtype.
+    bookkeeping_endings=("_comfy_model_dtype",),
+    casts=CASTS,
+    weight_patches=WEIGHT_PATCHES,
+)

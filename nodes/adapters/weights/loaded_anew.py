@@ -1,0 +1,66 @@
+"""Weights that ComfyUI puts onto the device anew at each load, kept at one address for captures."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from ....compile_cache.torch_private import foreach_copy
+
+_KINDS = (torch.nn.Parameter, torch.Tensor)
+
+Slot = tuple[dict[str, Any], str]  # a module's dictionary of parameters or buffers, and a name in it
+
+
+class LoadedAnew:
+    """Small weights and buffers of a model with paged weights.
+
+    Each load makes new tensors of them. A capture reads the old ones, so `keep` copies the new values there and puts
+    the old tensors back into the model: then nothing has moved, and no memory is held twice.
+    """
+
+    def __init__(self, host: str = "cpu") -> None:
+        """host: the type of device where weights wait until they are loaded."""
+        self._host = host
+        self._kept: dict[tuple[int, str], torch.Tensor] = {}
+
+    def keep(self, slots: Iterable[Slot]) -> None:
+        """Keep the tensors of these slots where they first were. Tensors on the host are left alone."""
+        targets: list[torch.Tensor] = []
+        sources: list[torch.Tensor] = []
+        for own, name in slots:
+            new = own.get(name)
+            key = (id(own), name)
+            old = self._kept.get(key)
+            if new is None or new is old or type(new) not in _KINDS or new.device.type in (self._host, "meta"):
+                continue
+            if old is None or not _alike(old, new):
+                self._kept[key] = new
+                continue
+            targets.append(old)
+            sources.append(new)
+            own[name] = old
+        if targets:
+            with torch.inference_mode():
+                foreach_copy(targets, sources)
+
+    def forget_all_but(self, slots: Iterable[Slot]) -> None:
+        """Let the tensors of other slots go: these are all that the model has now."""
+        present = {(id(own), name) for own, name in slots}
+        self._kept = {key: tensor for key, tensor in self._kept.items() if key in present}
+
+    def forget(self) -> None:
+        """Let the tensors go: no capture reads them."""
+        self._kept.clear()
+
+
+def _alike(old: torch.Tensor, new: torch.Tensor) -> bool:
+    return (
+        type(old) is type(new)
+        and old.shape == new.shape
+        and old.dtype == new.dtype
+        and old.device == new.device
+        and old.stride() == new.stride()
+    )

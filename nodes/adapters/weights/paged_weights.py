@@ -1,0 +1,196 @@
+"""Weights that ComfyUI pages in and out behind fixed addresses (DynamicVRAM), as `Weights` of the core.
+
+A capture over these addresses stays valid through an unload, a load and other LoRAs. Before each replay all pages are
+faulted in and pinned, and their serials compared with those of the last time: one call for each contiguous range. If a
+page went in between, or ComfyUI loaded the model again, each module is looked at and filled where it must be.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ....compile_cache.backends.cuda_graphs.memory import release_graph_memory
+from ....compile_cache.out_of_memory import is_out_of_memory
+from ....compile_cache.weights import Weights
+from ..comfyui import dynamic_vram
+from ..comfyui.dynamic_vram import Serials
+
+logger = logging.getLogger(__name__)
+
+Fill = Callable[[torch.nn.Module, torch.dtype], None]
+_GAP = 32 << 20  # ranges this close share a page, or have at most one between them
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Range:
+    """Neighbouring allocations of one reservation."""
+
+    reservation: Any
+    address: int
+    bytes: int
+    modules: tuple[torch.nn.Module, ...]
+
+
+class PagedWeights(Weights):
+    """The paged weights of one module and all modules below it.
+
+    dtype: that the model computes in. Nothing here is thread-safe: the cache's lock guards `pin` and what follows.
+    """
+
+    def __init__(self, fill: Fill | None = None) -> None:
+        """fill: fills the pages of a module whose weights compute in a dtype; for a model that is never paged, None."""
+        self.dtype = torch.float32
+        self._fill_module = fill
+        self._ranges: list[_Range] = []
+        self._allocations: list[tuple[torch.nn.Module, Any]] = []
+        self._serials: list[Serials] | None = None  # of the pages when every module was known to be filled
+        self._places: list[tuple[dict[str, Any], str, torch.Tensor]] = []
+        self._may_ask = True  # for memory that is kept and not in use; once for each load, since it takes a while
+        self.is_in_place = False
+
+    @property
+    def pages(self) -> bool:  # type: ignore[override]
+        return bool(self._ranges)
+
+    def survey(self, modules: Iterable[torch.nn.Module]) -> Hashable:
+        """Find the paged modules anew. Returns what captures depend on: where each one's weights are."""
+        paged = [(module, dynamic_vram.allocation(module)) for module in modules]
+        found = sorted(
+            [(id(at[0]), at[1], at[2], at[0], module) for module, at in paged if at is not None],
+            key=lambda each: each[:3],
+        )
+        self._allocations = [(module, at) for module, at in paged if at is not None]
+        self._ranges = _ranges(
+            [(reservation, address, size, module) for _, address, size, reservation, module in found]
+        )
+        self.loaded()
+        return tuple((id(module), address, size) for _, address, size, _, module in found)
+
+    def moved(self) -> bool:
+        """Whether a paged module has other pages than at the last `survey`, or none: a LoRA may resize its weights."""
+        if self._serials is not None:  # nothing was loaded since the last `pin`
+            return False
+        return any(dynamic_vram.allocation(module) != at for module, at in self._allocations)
+
+    def loaded(self) -> None:
+        """ComfyUI loaded the model, perhaps with other LoRAs: look at each module at the next `pin`."""
+        self._serials = None
+        self._may_ask = True
+
+    def pin(self) -> bool:
+        """See `Weights.pin`. It fills what is missing or stale by core's own functions."""
+        if self._pin():
+            return True
+        if not self._may_ask:
+            return False
+        self._may_ask = False
+        release_graph_memory()
+        torch.cuda.empty_cache()
+        for each in self._ranges:
+            dynamic_vram.prioritize(each.reservation)
+        return self._pin()
+
+    def _pin(self) -> bool:
+        faulted: list[_Range] = []
+        serials: list[Serials] = []
+        for each in self._ranges:
+            found = dynamic_vram.fault(each.reservation, each.address, each.bytes)
+            if found is None:
+                _unpin(faulted)
+                return False
+            faulted.append(each)
+            serials.append(found)
+        if serials == self._serials:
+            return True
+        filled = False
+        try:
+            filled = self._fill(serials)
+        except Exception as error:  # core pages the weights in itself, and raises what is wrong with them
+            if not isinstance(error, RuntimeError) or not is_out_of_memory(error):
+                logger.warning("Resolute: paged weights could not be filled ahead", exc_info=error)
+        finally:
+            if not filled:
+                _unpin(faulted)
+        if filled:
+            self._serials = serials
+        return filled
+
+    def unpin(self) -> None:
+        _unpin(self._ranges)
+
+    @contextmanager
+    def in_place(self) -> Iterator[None]:
+        before = [(slots, name, slots.get(name)) for slots, name, _ in self._places]
+        for slots, name, view in self._places:
+            slots[name] = view
+        self.is_in_place = True
+        try:
+            yield
+        finally:
+            self.is_in_place = False
+            for slots, name, weight in before:
+                slots[name] = weight
+
+    def _fill(self, serials: Sequence[Serials]) -> bool:
+        """Fill what is missing. Returns False if a load of the pages found no room after all."""
+        places: list[tuple[dict[str, Any], str, torch.Tensor]] = []
+        for each, pages in zip(self._ranges, serials, strict=True):
+            page = dynamic_vram.page_bytes(each.reservation)
+            first = dynamic_vram.offset(each.reservation, each.address) // page
+            for module in each.modules:
+                if not _is_filled(module, pages, first, page):
+                    assert self._fill_module is not None, "a paged model needs a function that fills its pages"
+                    self._fill_module(module, self.dtype)
+                    if not _is_filled(module, pages, first, page):
+                        return False
+                places += [(module._parameters, name, as_weight(view)) for name, view in dynamic_vram.views(module)]
+        self._places = places
+        return True
+
+
+def as_weight(view: torch.Tensor) -> torch.Tensor:
+    """A view of loaded memory in the form of the weight that it stands for: a Parameter, unless it is quantized."""
+    return torch.nn.Parameter(view, requires_grad=False) if type(view) is torch.Tensor else view
+
+
+def _is_filled(module: torch.nn.Module, pages: Serials, first: int, page: int) -> bool:
+    """Whether the module's weights were filled into the very pages that are mapped now.
+
+    pages: serials of the range that begins with page number `first`; page: bytes of one.
+    """
+    filled = dynamic_vram.filled(module)
+    if filled is None:
+        return False
+    reservation, address, size = dynamic_vram.allocation(module)  # type: ignore[misc]
+    start = dynamic_vram.offset(reservation, address)
+    begin, end = start // page - first, -(-(start + size) // page) - first
+    return filled[: end - begin] == pages[begin:end]
+
+
+def _ranges(found: Sequence[tuple[Any, int, int, torch.nn.Module]]) -> list[_Range]:
+    """found: (reservation, address, bytes, module), in the order of addresses."""
+    groups: list[list[tuple[Any, int, int, torch.nn.Module]]] = []
+    end = 0
+    for each in found:
+        if not groups or groups[-1][0][0] is not each[0] or each[1] - end >= _GAP:
+            groups.append([])
+            end = 0
+        groups[-1].append(each)
+        end = max(end, each[1] + each[2])
+    ranges = []
+    for group in groups:
+        start = group[0][1]
+        stop = max(address + size for _, address, size, _ in group)
+        ranges.append(_Range(group[0][0], start, stop - start, tuple(module for *_, module in group)))
+    return ranges
+
+
+def _unpin(ranges: Iterable[_Range]) -> None:
+    for each in ranges:
+        dynamic_vram.unpin(each.reservation, each.address, each.bytes)

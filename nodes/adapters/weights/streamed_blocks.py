@@ -1,0 +1,49 @@
+"""Compiled blocks of a model that does not fit: each gets its paged weights just before it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from ....compile_cache.regions.region import RegionRunner, RegionSite
+from ....compile_cache.regions.structure import parts
+from ..comfyui import dynamic_vram
+from ..comfyui.page_loading import loaded
+from .paged_weights import PagedWeights, as_weight
+
+
+def streamed(run: RegionRunner, weights: PagedWeights) -> RegionRunner:
+    """`run`, with the weights of its site on the device meanwhile. If all weights are in place, it adds nothing.
+
+    Loading overlaps with computing: the host launches the copies of a block while the GPU still computes the block
+    before, and core has two buffers for what finds no page. Nothing is loaded further ahead: core's operations between
+    two blocks use the same buffers in turn, and would overwrite what waits there.
+    """
+    modules: dict[RegionSite, list[torch.nn.Module]] = {}
+
+    def run_streamed(site: RegionSite, *tensors: torch.Tensor) -> Any:
+        if not weights.pages or weights.is_in_place:
+            return run(site, *tensors)
+        if site not in modules:
+            modules[site] = [part for _, part in parts(site.module, site.without)]
+        with _in_place(dynamic_vram.paged(modules[site]), tensors[0]):
+            return run(site, *tensors)
+
+    return run_streamed
+
+
+@contextmanager
+def _in_place(modules: list[torch.nn.Module], tensor: torch.Tensor) -> Iterator[None]:
+    with loaded(modules, tensor.device, tensor.dtype) as found:
+        slots: list[tuple[dict[str, Any], str]] = [(module._parameters, name) for module, name, _ in found]
+        before = [own[name] for own, name in slots]
+        for (own, name), (*_, weight) in zip(slots, found, strict=True):
+            own[name] = as_weight(weight)
+        try:
+            yield
+        finally:
+            for (own, name), weight in zip(slots, before, strict=True):
+                own[name] = weight

@@ -1,0 +1,142 @@
+"""Blocks of a model that does not fit: each has its paged weights while it runs, and its own parameters after."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from compile_cache.regions.region import RegionSite
+
+from .fake_paging import HOST, Checkpoint, fill, uncaptured
+
+
+class CoreOperations:
+    """`comfy.ops` in small."""
+
+    def __init__(self) -> None:
+        self.failure: Exception | None = None
+
+    def cast_modules_with_vbar(self, modules: Any, dtype: Any, device: Any, bias_dtype: Any, non_blocking: bool) -> Any:
+        for module in modules:
+            reservation, address, size = module._v
+            module._prefetch = {"signature": reservation.fault(address, size)}
+        return
+
+    def resolve_cast_module_with_vbar(self, module: Any, dtype: Any, *_: Any) -> Any:
+        if self.failure is not None:
+            raise self.failure
+        assert "_prefetch" in module.__dict__
+        return uncaptured(module)
+
+
+@pytest.fixture
+def core(comfy: None, monkeypatch: pytest.MonkeyPatch) -> CoreOperations:
+    core = CoreOperations()
+    package = sys.modules["comfy"]
+    monkeypatch.setattr(package, "ops", core)
+    monkeypatch.setitem(sys.modules, "comfy.ops", core)
+    management = SimpleNamespace(sync_stream=lambda device, stream: None, current_stream=lambda device: None)
+    monkeypatch.setattr(package, "model_management", management)
+    monkeypatch.setitem(sys.modules, "comfy.model_management", management)
+    return core
+
+
+@pytest.fixture
+def streamed_blocks(
+    core: CoreOperations, adapter: Callable[[str], ModuleType], monkeypatch: pytest.MonkeyPatch
+) -> ModuleType:
+    loading = adapter("comfyui.page_loading")  # another test may have imported it with another `comfy`
+    monkeypatch.setattr(loading, "comfy", sys.modules["comfy"])
+    return adapter("weights.streamed_blocks")
+
+
+@pytest.fixture
+def checkpoint() -> Checkpoint:
+    checkpoint = Checkpoint()
+    checkpoint.load("a")
+    return checkpoint
+
+
+@pytest.fixture
+def weights(adapter: Callable[[str], ModuleType], checkpoint: Checkpoint) -> Any:
+    weights = adapter("weights.paged_weights").PagedWeights(fill)
+    weights.survey(checkpoint.model.modules())
+    return weights
+
+
+X = torch.ones(1)
+
+
+def site_of(checkpoint: Checkpoint) -> RegionSite:
+    block = checkpoint.model.blocks[0]
+    return RegionSite("blocks.0", "PagedLinear", block, lambda module, x: module(x), (("n",),))
+
+
+def test_a_block_has_its_weights_while_it_runs_and_its_parameters_after(
+    streamed_blocks: ModuleType, checkpoint: Checkpoint, weights: Any
+) -> None:
+    seen: list[torch.Tensor] = []
+
+    def run(site: RegionSite, x: torch.Tensor) -> torch.Tensor:
+        seen.extend(site.module._parameters.values())  # type: ignore[arg-type]
+        return x
+
+    site, before = site_of(checkpoint), dict(checkpoint.model.blocks[0].named_parameters())
+    streamed_blocks.streamed(run, weights)(site, X)
+    expected = [checkpoint.value("blocks.0", slot, "a") for slot in ("weight", "bias")]
+    assert all(torch.equal(*pair) for pair in zip(seen, expected, strict=True))
+    assert dict(checkpoint.model.blocks[0].named_parameters()) == before
+    assert not any(checkpoint.reservation.pins)
+
+
+def test_without_a_page_they_come_through_a_buffer(
+    streamed_blocks: ModuleType, checkpoint: Checkpoint, weights: Any
+) -> None:
+    checkpoint.reservation.limit(0)
+    values: list[float] = []
+    run = streamed_blocks.streamed(lambda site, x: values.append(float(site.module.weight[0, 0])), weights)
+    run(site_of(checkpoint), X)
+    assert values == [float(checkpoint.value("blocks.0", "weight", "a")[0, 0])]
+    assert not any(checkpoint.reservation.pins)
+
+
+@pytest.mark.parametrize("where", ["in the block", "in the load"])
+def test_an_error_puts_everything_back(
+    streamed_blocks: ModuleType, core: CoreOperations, checkpoint: Checkpoint, weights: Any, where: str
+) -> None:
+    def run(site: RegionSite, x: torch.Tensor) -> torch.Tensor:
+        raise InterruptedError("cancelled")
+
+    core.failure = InterruptedError("cancelled") if where == "in the load" else None
+    with pytest.raises(InterruptedError):
+        streamed_blocks.streamed(run, weights)(site_of(checkpoint), X)
+    block = checkpoint.model.blocks[0]
+    assert all(each.device.type == HOST for each in block.parameters())
+    assert "_prefetch" not in block.__dict__
+    assert not any(checkpoint.reservation.pins)
+
+
+def test_what_core_has_prefetched_is_left_to_core(
+    streamed_blocks: ModuleType, core: CoreOperations, checkpoint: Checkpoint, weights: Any
+) -> None:
+    block: Any = checkpoint.model.blocks[0]
+    core.cast_modules_with_vbar([block], None, None, None, True)
+    prefetched = block._prefetch
+    streamed_blocks.streamed(lambda site, x: x, weights)(site_of(checkpoint), X)
+    assert block._prefetch is prefetched
+    assert any(checkpoint.reservation.pins)
+
+
+def test_with_all_weights_in_place_nothing_is_loaded(
+    streamed_blocks: ModuleType, core: CoreOperations, checkpoint: Checkpoint, weights: Any
+) -> None:
+    core.failure = AssertionError("nothing is to be loaded")
+    assert weights.pin()
+    with weights.in_place():
+        assert streamed_blocks.streamed(lambda site, x: x, weights)(site_of(checkpoint), X) is X
+    weights.unpin()
