@@ -137,7 +137,7 @@ def test_a_kill_anywhere_in_a_write_of_shapes_leaves_the_old_file_or_the_new_one
 @needs_fork
 def test_a_kill_in_a_capture_costs_the_next_process_nothing(tmp_path: Path) -> None:
     class Killed(FakeProgram):
-        def capture(self, call: object, result: object) -> object:  # type: ignore[override]
+        def capture(self, call: object, result: object, memory: object) -> object:  # type: ignore[override]
             os.kill(os.getpid(), signal.SIGKILL)
 
     def run(program: FakeProgram) -> GraphCache:
