@@ -68,7 +68,7 @@ def test_a_failed_capture_stays_latched_in_later_epochs() -> None:
     refused = LiveProgram(module)
     refused.owner = 7
 
-    def fail(call: Call, result: object) -> LiveGraph:
+    def fail(call: Call, result: object, memory: object) -> LiveGraph:
         refused.capture_attempts += 1
         raise RuntimeError("no operator")
 
