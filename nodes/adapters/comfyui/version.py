@@ -6,11 +6,12 @@ import inspect
 from typing import Any
 
 import comfy.model_management
-from comfy_api.latest import io
 
 
 def search_aliases(*words: str) -> dict[str, Any]:
     """Words by which ComfyUI's search finds a node beside its name, as an argument for its schema (absent in 0.8)."""
+    from comfy_api.latest import io  # only node classes ask; the rest of this file serves without a server
+
     return {"search_aliases": list(words)} if "search_aliases" in inspect.signature(io.Schema).parameters else {}
 
 
