@@ -168,7 +168,8 @@ def deepest(unet: Any) -> int:
 
 
 def _require_depth(unet: Any, depth: int) -> None:
-    if not 1 <= depth <= (highest := deepest(unet)):
+    highest = deepest(unet)
+    if not 1 <= depth <= highest:
         raise UserError(f"depth {depth} is outside what this model has: choose 1 to {highest}; 2 suits most models.")
 
 
