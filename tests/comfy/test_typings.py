@@ -19,7 +19,10 @@ ELSEWHERE = {"comfy_api/latest/io.py": "comfy_api/latest/_io.py"}
 # What a stub may say beyond the source: attributes looked up by name, and the base of types with nothing of their own.
 OWN = {"__getattr__", "_Type"}
 # What the oldest version lacks: it does not page weights, so nothing there asks for either.
-NOT_IN_OLDEST = {"unload_model_and_clones", "ModelPatcher.cached_patcher_init"}
+NOT_IN_OLDEST = {
+    "unload_model_and_clones", "ModelPatcher.cached_patcher_init", "cast_modules_with_vbar",
+    "resolve_cast_module_with_vbar",
+}  # fmt: skip
 Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 
 
