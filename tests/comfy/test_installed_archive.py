@@ -20,6 +20,8 @@ from .conftest import QUICK_START
 from .rig import Bench, PromptDict
 from .test_old import NODES
 
+pytestmark = pytest.mark.long  # it compiles everything anew in an empty home: minutes
+
 STEPS = 1
 
 
