@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..rig import AGAINST_CAPTURES
+from .patches import NVIDIA_FLAGS
 from .workflow import Architecture, Workflow
 
 
@@ -27,12 +28,17 @@ class Costs:
             found.append(f"bypasses that nothing explains, but for {sorted(explained)}")
         if rise["captures"] > rise["graph_calls"]:  # a known signature is captured again
             found.append("more captures than forwards that could be captured")
-        architectures = {each for workflow in workflows for each in workflow.architectures}
+        architectures = {self._key(each) for workflow in workflows for each in workflow.architectures}
         if rise["region_compiles"] and architectures <= self._met:
             found.append("regions were compiled again")
         if not rise["bypasses"]:  # a patched block is compiled only when it runs without the patch
-            self._met.update(*(workflow.certain_architectures for workflow in workflows))
+            self._met.update(self._key(each) for workflow in workflows for each in workflow.certain_architectures)
         return found
+
+    def _key(self, architecture: Architecture) -> Architecture:
+        """The architecture with the flags that this device reads."""
+        kind, casts, flags = architecture
+        return kind, casts, flags if self._on_cuda else tuple(flag for flag in flags if flag not in NVIDIA_FLAGS)
 
     def _whole_forwards(self, workflows: Sequence[Workflow], rise: dict[str, Any]) -> list[str]:
         """Problems if a backend ran whole forwards that it must not, or ran none although it must."""

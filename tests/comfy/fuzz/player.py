@@ -30,6 +30,8 @@ _KEPT = 64
 _STEADY = (1e-5, 1)
 # In half precision ours may be this many times as far from float32 as ComfyUI's own: kernels round in other places.
 _LESS_EXACT = 1.5
+# The root mean square of images, in levels of 255, below which nothing counts: what rounding to 8 bits makes.
+_ROUNDED_IMAGE = 0.5
 # A difference counts as rounding up to this multiple of the difference that weights disturbed by a millionth make.
 _SENSITIVE = 5
 # Nodes that raise in the middle of sampling, around the model or inside one of its blocks.
@@ -70,7 +72,7 @@ class Player:
         self.tally = Tally()
         self._backend = backend
         self._tolerance = tolerance
-        self._half_precision = on_cuda and backend == "inductor"  # other backends run ComfyUI's own kernels
+        self._half_precision = on_cuda  # also where kernels are ComfyUI's own: a merged call takes others
         self._steady = tolerance if on_cuda else _STEADY
         self._costs = Costs(backend, on_cuda)
         self._nonces = itertools.count(1)
@@ -229,7 +231,7 @@ class Player:
         self.tally.worst = max(self.tally.worst, min(latent, self._tolerance[0]))
         if _within(difference, self._tolerance):
             return
-        if self._half_precision and self._is_as_exact(one.workflow, one.result, expected):
+        if self._half_precision and self._is_as_exact(one.result, expected, self._run_exact(one.workflow)):
             self.tally.rounded += 1
             return
         if self._is_one_of_comfyuis_own(one.workflow, one.result):
@@ -243,16 +245,22 @@ class Player:
             return
         raise Unexpected(f"{one.event}: the results differ by {latent:.3g}, images by {image} of 255", **prompts)
 
-    def _is_as_exact(self, workflow: Workflow, result: Run, expected: Run) -> bool:
+    def _run_exact(self, workflow: Workflow) -> Run:
+        """ComfyUI's own result in float32."""
+        return self.bench.run(in_float32(workflow, self._nonce()))
+
+    def _is_as_exact(self, result: Run, expected: Run, exact: Run) -> bool:
         """Whether the result is about as close to float32 as ComfyUI's own in half precision.
 
         Two results that round in other places differ from each other by more than each does from float32
-        (benchmarks.half_precision), so the tolerance, which was measured in float32, does not apply.
+        (benchmarks.half_precision), so the tolerance, which was measured in float32, does not apply. Images are
+        compared by the root of their mean square: the largest of 10,000 rounding errors varies more than twofold.
         """
-        exact = self.bench.run(in_float32(workflow, self._nonce()))
-        latent, image = _difference(expected, exact)
-        bound = _LESS_EXACT * latent, max(self._tolerance[1], int(_LESS_EXACT * image))
-        return _within(_difference(result, exact), bound)
+        if not _alike(result, exact):
+            return False
+        latent, image = _norms(expected, exact)
+        mine = _norms(result, exact)
+        return mine[0] <= _LESS_EXACT * latent and mine[1] <= max(_ROUNDED_IMAGE, _LESS_EXACT * image)
 
     def _is_one_of_comfyuis_own(self, workflow: Workflow, result: Run) -> bool:
         """Whether ComfyUI itself gives this result too, in the first run after loading a model or in the next.
@@ -262,7 +270,13 @@ class Player:
         """
         self.bench.client.free()
         own = [self.bench.run(plain(workflow, self._nonce())) for _ in range(2)]
-        return any(_within(_difference(result, each), self._tolerance) for each in own)
+        if any(_within(_difference(result, each), self._tolerance) for each in own):
+            return True
+        if not self._half_precision:
+            return False
+        self.bench.client.free()
+        exact = [self._run_exact(workflow) for _ in range(2)]
+        return any(self._is_as_exact(result, *pair) for pair in zip(own, exact, strict=True))
 
     def _is_sensitive(self, workflow: Workflow, expected: Run, difference: Difference) -> bool:
         """Whether ComfyUI's own result differs as much with weights disturbed by a millionth; then it is rounding."""
@@ -289,15 +303,32 @@ def _meaningful(run: Run) -> bool:
     return latents and all(image.std() > 5 for image in run.images)
 
 
-def _difference(one: Run, other: Run) -> Difference:
-    """Difference of latents (relative) and of images (levels of 255)."""
+def _alike(one: Run, other: Run) -> bool:
+    """Whether two runs have the same numbers and shapes of latents and images."""
     shapes = [[part.shape for part in (*run.latents, *run.images)] for run in (one, other)]
-    if shapes[0] != shapes[1]:
+    return shapes[0] == shapes[1]
+
+
+def _difference(one: Run, other: Run) -> Difference:
+    """Difference of latents (relative) and of images (the largest, in levels of 255)."""
+    if not _alike(one, other):
         return float("inf"), 255
-    latents = [latent_error(mine, theirs) for mine, theirs in zip(one.latents, other.latents, strict=True)]
     images = [int(abs(mine - theirs).max()) for mine, theirs in zip(one.images, other.images, strict=True)]
-    finite = [error if numpy.isfinite(error) else float("inf") for error in latents]
-    return max(finite, default=0.0), max(images, default=0)
+    return _latent_norm(one, other), max(images, default=0)
+
+
+def _norms(one: Run, other: Run) -> tuple[float, float]:
+    """Difference of latents (relative) and of images (root of the mean square, in levels of 255); both are alike."""
+    images = [
+        float(numpy.sqrt(numpy.square(mine - theirs, dtype=numpy.float64).mean()))
+        for mine, theirs in zip(one.images, other.images, strict=True)
+    ]
+    return _latent_norm(one, other), max(images, default=0.0)
+
+
+def _latent_norm(one: Run, other: Run) -> float:
+    errors = [latent_error(mine, theirs) for mine, theirs in zip(one.latents, other.latents, strict=True)]
+    return max((error if numpy.isfinite(error) else float("inf") for error in errors), default=0.0)
 
 
 def _within(difference: Difference, tolerance: Difference) -> bool:
