@@ -46,6 +46,7 @@ class Run:
     without the negative prompt's half. steps: 0 where there are none. started: Unix seconds. seconds: the whole run;
     waited: of these, compiling, loading and capturing. counts: how far the counters rose. events: of this time.
     why_no_calls: a sentence if nothing reached the compiled model. cell: pixels to a side of one latent cell.
+    structure: of the model, the first digits of its digest, as `model` of each shape in `GET /resolute/cache`.
     """
 
     model: str
@@ -62,6 +63,7 @@ class Run:
     events: tuple[Event, ...] = ()
     why_no_calls: str = ""
     cell: int = 8
+    structure: str = ""
 
     @property
     def size(self) -> str:
@@ -170,12 +172,14 @@ class Run:
         """For the panel and `GET /resolute/runs`."""
         return {
             "model": self.model,
+            "structure": self.structure,
             "role": self.role,
             "size": self.size,
             "steps": self.steps,
             "started": self.started,
             "seconds": round(self.seconds, 4),
             "waited": round(self.waited, 4),
+            "counts": dict(self.counts),
             "status": self.status(),
             "segments": self.segments(),
             "reasons": self.reasons(),

@@ -1,4 +1,4 @@
-"""The virtual environments: for tests and demo, for the oldest and the newest torch, and for OneFlow.
+"""The virtual environments: for tests and demo, for the oldest and the newest torch, for OneFlow, and for Ray.
 
 They live outside the checkout, named by Python version and a hash of the requirement files,
 so that a second checkout does not install 6 GB again. ``.venv`` links to the first one.
@@ -26,6 +26,7 @@ OLDEST_TORCH_PIN = "requirements-oldest-torch.txt"
 NEWEST_TORCH_PIN = "requirements-newest-torch.txt"
 ONEFLOW_PYTHON = (3, 10)
 ONEFLOW_REQUIREMENTS = (*REQUIREMENTS, "requirements-oneflow.txt")
+FLEET_REQUIREMENTS = ("requirements-fleet.txt", "requirements-dev.txt")
 STAMP = "resolute-environment.txt"
 
 Say = Callable[[str], None]
@@ -86,6 +87,14 @@ def ensure_oneflow(root: Path, comfyui: Path, say: Say = print) -> Path:
     files = [root / name for name in ONEFLOW_REQUIREMENTS] + [comfyui / "requirements.txt"]
     key = environment_key(ONEFLOW_PYTHON, files)
     return _built(environments_root() / key, key, files, say, base)
+
+
+def ensure_fleet(root: Path, say: Say = print) -> Path:
+    """The Python of an environment with Ray Serve and pytest, without torch (about 0.8 GB). Raises SetupError."""
+    check_python(sys.version_info[:2])
+    files = [root / name for name in FLEET_REQUIREMENTS]
+    key = environment_key(sys.version_info[:2], files)
+    return _built(environments_root() / key, key, files, say)
 
 
 def find_oneflow_python() -> Path | None:
@@ -226,7 +235,8 @@ def _build(folder: Path, key: str, files: Sequence[Path], say: Say, base: Path) 
         shutil.rmtree(folder)
     folder.mkdir(parents=True)
     (folder / STAMP).write_text(f"building {key}\n", "utf-8")
-    size = 11 if any(file.name == ONEFLOW_REQUIREMENTS[-1] for file in files) else 6
+    names = {file.name for file in files}
+    size = 11 if ONEFLOW_REQUIREMENTS[-1] in names else 1 if FLEET_REQUIREMENTS[0] in names else 6
     say(f"Environment: making {folder} (about {size} GB, a few minutes, once).")
     _make_venv(folder, base)
     _install(python_of(folder), files, say)

@@ -55,7 +55,6 @@ LEFT = {
     Loss.KEEPING: ("inductor", False),
     Loss.WORKERS: ("inductor", True),
     Loss.ADDRESSES: ("inductor", True),
-    Loss.HOST_VALUES: ("inductor", True),
     Loss.SPEED: ("inductor", True),
 }
 

@@ -16,9 +16,10 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "benchmarks" / "results"
 CODE = ("compile_cache", "nodes", "scripts", "benchmarks", "tests")
-COMMANDS = ("bundle", "compatibility", "demo", "fuzz", "test", "warm-up")  # Python files of scripts/ without a suffix
+# Python files of scripts/ without a suffix.
+COMMANDS = ("bundle", "compatibility", "demo", "fleet", "fuzz", "test", "warm-up")
 THESE = {ROOT / "tests" / "unit" / name for name in ("documentation.py", "test_docs.py")}  # they hold made-up names
-ROUTES = ROOT / "nodes" / "routes.py"
+ROUTES = (ROOT / "nodes" / "routes.py", ROOT / "scripts" / "fleet_serving" / "ingress.py")
 
 # Names that pages may use although our source does not define them, by the reason.
 FOREIGN = {
@@ -33,6 +34,9 @@ FOREIGN = {
         "pip install comfy-cli",
     },
     "what the registry reads": {".comfyignore", "PublisherId", "[project.urls]", "Repository"},
+    "ComfyUI's API": {"GET /object_info", "/ws", "front", "preview", "channel"},
+    "what starts a fleet elsewhere": {"fleet/bin/python", "ray start", "CUDA_VISIBLE_DEVICES", "Dockerfile"},
+    "paths in the fleet's container": {"/opt/ComfyUI", "python: /opt/comfyui-env/bin/python", "/fleet"},
     "ComfyUI's samplers": {"ddim", "uni_pc"},
     "OneDiff's parameters": {"cache_layer_id", "cache_block_id"},
     "made by set-up, so git does not track it": {".venv", ".comfyui/", ".comfyui-0.8.0/", "~/.cache/resolute"},
@@ -204,8 +208,8 @@ def wrong_with(span: str, page: Path) -> str | None:
 
 def _wrong_route(span: str) -> str | None:
     method, path = span.split()
-    served = rf'routes\.{method.lower()}\("{re.escape(path)}"\)'
-    return None if re.search(served, ROUTES.read_text("utf-8")) else "no such route"
+    served = rf'(?:routes|app)\.{method.lower()}\("{re.escape(path)}"\)'
+    return None if any(re.search(served, file.read_text("utf-8")) for file in ROUTES) else "no such route"
 
 
 def _wrong_command(span: str) -> str | None:

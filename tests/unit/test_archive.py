@@ -59,7 +59,7 @@ def test_git_and_every_comfy_cli_read_the_list_alike() -> None:
     assert {path for path in git("ls-files") if (ROOT / path).is_file()} - ignored == shipped()
 
 
-@pytest.mark.parametrize("command", ["scripts/warm-up", "scripts/bundle"])
+@pytest.mark.parametrize("command", ["scripts/warm-up", "scripts/bundle", "scripts/fleet"])
 def test_the_commands_that_users_need_start(unpacked: Path, command: str) -> None:
     done = started(unpacked, command, "--help")
     assert (done.returncode, done.stderr) == (0, "")
@@ -71,6 +71,7 @@ def test_the_commands_that_users_need_start(unpacked: Path, command: str) -> Non
     [
         (("scripts/warm-up", "missing.json"), "missing.json cannot be read"),
         (("scripts/bundle", "show", "missing.bundle"), "missing.bundle"),
+        (("scripts/fleet", "status", "--folder", "nowhere"), "No fleet that"),
         (("scripts/bundle", "export", "file", "--comfyui", "nowhere"), "--comfyui must name ComfyUI's folder"),
     ],
 )
@@ -83,12 +84,14 @@ def test_they_answer_with_a_sentence(unpacked: Path, arguments: tuple[str, ...],
 
 def test_of_the_support_modules_only_imported_ones_are_shipped() -> None:
     support = {path for path in shipped() if path.startswith("scripts/support/") and not path.endswith("__init__.py")}
-    text = "".join((ROOT / path).read_text("utf-8") for path in (*support, "scripts/warm-up", "scripts/bundle"))
+    users = {path for path in shipped() if re.fullmatch(r"scripts/(fleet_serving/\w+\.py|[\w-]+)", path)}
+    text = "".join((ROOT / path).read_text("utf-8") for path in sorted(support | users))
     modules = {Path(path).stem for path in support}
-    lines = re.findall(r"^from (?:scripts\.support|\.) import (.+)$", text, re.MULTILINE)
-    imported = {name.strip() for line in lines for name in line.split(",")}
-    imported |= set(re.findall(r"^from (?:scripts\.support)?\.(\w+) import ", text, re.MULTILINE))
-    assert modules == imported
+    lines = re.findall(r"^from (?:scripts\.support|\.\.support|\.) import (.+)$", text, re.MULTILINE)
+    imported = {name.split()[0] for line in lines for name in line.split(",")}
+    imported |= set(re.findall(r"^from (?:scripts\.support|\.\.support)?\.(\w+) import ", text, re.MULTILINE))
+    of_the_fleet = {Path(path).stem for path in users if path.startswith("scripts/fleet_serving/")}
+    assert modules == imported - of_the_fleet
 
 
 def test_the_readme_links_to_what_is_shipped() -> None:

@@ -64,7 +64,7 @@ class CompiledForward(ForwardPatch):
         label = label or type(module).__name__
         self.runner = ModuleRunner(module, backend, role, build_hooks, progress, label, left_out)
         self._pass_runners: dict[Role, ModuleRunner] = {}
-        self._log = SessionLog(progress, role, label, cell)
+        self._log = SessionLog(progress, role, label, cell, runtime.record_of(module).structure)
         self.watch = CallWatch()
         # A decode is one call outside any sampling run, so nothing else asks for an inspection before it.
         self._inspect_every_call = role is Role.VAE_DECODE

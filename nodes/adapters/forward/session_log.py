@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -35,10 +35,16 @@ _open: list[SessionLog] = []
 class SessionLog:
     """Compares the cache's counters at the start and at the end of a sampling run."""
 
-    def __init__(self, progress: CompileProgress, role: Role, label: str, cell: int) -> None:
-        """label: the model's name, for people. cell: pixels to a side of one latent cell."""
+    def __init__(
+        self, progress: CompileProgress, role: Role, label: str, cell: int, structure: Callable[[], str]
+    ) -> None:
+        """label: the model's name, for people. cell: pixels to a side of one latent cell.
+
+        structure: finds the digest of the model's structure, for the record of a run that ended.
+        """
         self._progress = progress
         self._role, self._label, self._cell = role, label, cell
+        self._structure = structure
         self._before: dict[str, Any] = {}
         self._events_before = 0
         self._started, self._clock = 0.0, 0.0
@@ -107,6 +113,7 @@ class SessionLog:
             events=tuple(runtime.cache().stats.events_since(self._events_before)),
             why_no_calls=why_no_calls,
             cell=self._cell,
+            structure=self._structure(),
         )
 
     @staticmethod

@@ -36,6 +36,10 @@ class ModuleRecord:
     fingerprint: ModelFingerprint | None = None
     fingerprint_epoch: int = 0  # the weights epoch in which it was computed
 
+    def structure(self) -> str:
+        """The model of a shape, as `GraphKey.plain` writes it; empty if no call needed the fingerprint yet."""
+        return "" if self.fingerprint is None else self.fingerprint.digest[:12]
+
 
 _lock = threading.Lock()
 _cache: GraphCache | None = None

@@ -1,0 +1,11 @@
+"""A fleet of headless ComfyUI processes behind one address, on Ray Serve. `scripts/fleet` starts it; docs/fleet.md.
+
+A prompt's way, from the top down:
+
+1. `ingress`: an HTTP request in ComfyUI's own form. `records` keeps its id, `need` asks the scanner what it will use.
+2. `prompts`: one call of a replica for each prompt, open until it ends; it runs again if the replica is lost.
+3. `router`: Serve's router for that call. `ranking` orders the replicas by what each has ready.
+4. `replica`: passes the prompt to its own ComfyUI (`comfyui_process`, `comfyui_client`), and reports what is ready.
+
+Only `router`, `replica`, `ingress`, `prompts` and `application` import Ray. The pack itself never does.
+"""

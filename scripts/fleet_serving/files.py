@@ -1,0 +1,76 @@
+"""Files of the ingress: those that replicas sent, and what clients upload for all replicas."""
+
+from __future__ import annotations
+
+import hashlib
+import mimetypes
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+TYPES = ("input", "output", "temp")
+# A browser would run these as pages of this server. ComfyUI sends them as plain bytes too.
+_ACTIVE = {"text/html", "text/html-sandboxed", "application/xhtml+xml", "text/javascript", "text/css", "image/svg+xml"}
+
+
+class RefusedError(ValueError):
+    """A name that leads out of its folder, or an unknown folder."""
+
+
+class Files:
+    """The folders `input`, `output` and `temp` below the fleet's folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def path(self, kind: str, subfolder: str, name: str) -> Path:
+        """Where a file is. Raises RefusedError if the name leads elsewhere."""
+        if kind not in TYPES:
+            raise RefusedError(f"There is no folder {kind!r}.")
+        folder = (self._folder / kind).resolve()
+        path = (folder / subfolder / name).resolve()
+        if not name or "\0" in name + subfolder or not path.is_relative_to(folder) or path == folder:
+            raise RefusedError("The name leads out of its folder.")
+        return path
+
+    def receive(self, place: Mapping[str, str], content: bytes, is_first: bool, is_last: bool) -> None:
+        """Add a part of a file from a replica. It has its name only when it is whole. Raises OSError, RefusedError."""
+        path = self.path(place["type"], place.get("subfolder", ""), place["filename"])
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial = path.with_name(path.name + ".partial")
+        with open(partial, "wb" if is_first else "ab") as file:
+            file.write(content)
+        if is_last:
+            os.replace(partial, path)
+
+    def upload(self, kind: str, subfolder: str, name: str, content: bytes, overwrite: bool) -> str:
+        """Keep an upload as ComfyUI does, and return its name: "a (1).png" if another "a.png" is there."""
+        path = self.path(kind, subfolder, Path(name).name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        stem, suffix, number = path.stem, path.suffix, 1
+        while path.exists() and not overwrite and not _same(path, content):
+            path = path.with_name(f"{stem} ({number}){suffix}")
+            number += 1
+        path.write_bytes(content)
+        return path.name
+
+    def image_size(self, name: str) -> tuple[int, int] | None:
+        """For the scanner: width and height of an uploaded picture; None if LoadImage may give another size."""
+        from PIL import Image  # with requirements-fleet.txt
+
+        try:
+            with Image.open(self.path("input", "", name.removesuffix(" [input]"))) as image:
+                upright = image.getexif().get(0x0112, 1) == 1  # EXIF's orientation
+                return image.size if upright and getattr(image, "n_frames", 1) == 1 else None
+        except Exception:  # noqa: BLE001 - Pillow raises many kinds; LoadImage will report the file
+            return None
+
+
+def content_type(path: Path) -> str:
+    """For the answer of /view."""
+    guessed = mimetypes.guess_type(path.name)[0] or "application/octet-stream"
+    return "application/octet-stream" if guessed in _ACTIVE else guessed
+
+
+def _same(path: Path, content: bytes) -> bool:
+    return hashlib.sha256(path.read_bytes()).digest() == hashlib.sha256(content).digest()

@@ -1,0 +1,177 @@
+"""A fleet of two real ComfyUI processes on real Ray Serve, shared by the session. `scripts/test --fleet` runs this."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from scripts.support import comfyui
+from scripts.support.client import Client
+from scripts.support.errors import ServerError
+from scripts.support.places import ROOT, inductor_cache
+from scripts.support.server import CPU_ARGUMENTS, ComfyServer, link
+
+PromptDict = dict[str, dict[str, Any]]
+ENVIRONMENT = {
+    "OMP_NUM_THREADS": "1",
+    "TORCHINDUCTOR_CACHE_DIR": str(inductor_cache()),
+    "TORCHINDUCTOR_VEC_ISA_OK": "1",
+}
+PACKS = {"resolute": ROOT, "resolute-test-pack": ROOT / "tests" / "pack"}
+_START_SECONDS = 600.0
+
+
+class Fleet:
+    """`scripts/fleet up` as a process, with its folder."""
+
+    def __init__(self, folder: Path, comfyui_folder: Path, **settings: Any) -> None:
+        self.folder = folder / "fleet"
+        for name, source in PACKS.items():
+            (folder / "base" / "custom_nodes").mkdir(parents=True, exist_ok=True)
+            link(source, folder / "base" / "custom_nodes" / name)
+        self.settings = {
+            "comfyui": str(comfyui_folder),
+            "python": os.environ["RESOLUTE_COMFYUI_PYTHON"],
+            "folder": str(self.folder),
+            "arguments": [*CPU_ARGUMENTS, "--base-directory", str(folder / "base")],
+            "environment": ENVIRONMENT,
+            "gpus": 0,
+            "cpus": 0.5,
+            "body_mb": 4,
+            **settings,
+        }
+        self._config = folder / "fleet.yaml"
+        self._config.write_text(yaml.safe_dump(self.settings), "utf-8")
+        self._log = folder / "fleet.log"
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Start it and wait until every replica is ready."""
+        command = [sys.executable, str(ROOT / "scripts" / "fleet"), "up", "--config", str(self._config)]
+        with open(self._log, "ab") as log:
+            self._process = subprocess.Popen(
+                [*command, "--folder", str(self.folder)], stdout=log, stderr=subprocess.STDOUT, start_new_session=True
+            )
+        self.wait(lambda: self.ready() == self.settings["replicas"], "the fleet is ready")
+
+    def ready(self) -> int:
+        """How many replicas are ready; 0 while nothing answers."""
+        try:
+            return int(self.client.get("/ready")["ready"])
+        except (OSError, ServerError):  # 503, or refused
+            return 0
+
+    def wait(self, reached: Callable[[], bool], what: str, seconds: float = _START_SECONDS) -> None:
+        """Wait until `reached()`; the test fails with the end of the log if it does not come."""
+        deadline = time.monotonic() + seconds
+        while not reached():
+            assert self._process is not None
+            assert self._process.poll() is None, f"The fleet ended: {self.log()}"
+            assert time.monotonic() < deadline, f"not after {seconds:.0f} s: {what}. {self.log()}"
+            time.sleep(0.2)
+
+    def stop(self) -> None:
+        """End it with SIGTERM, as `scripts/fleet down` does, and by force if it does not end."""
+        if self._process is not None and self._process.poll() is None:
+            self._process.send_signal(signal.SIGTERM)
+            try:
+                self._process.wait(120)
+            except subprocess.TimeoutExpired:
+                os.killpg(self._process.pid, signal.SIGKILL)
+                raise
+
+    def log(self) -> str:
+        return self._log.read_text("utf-8", "replace")[-3000:]
+
+    @property
+    def client(self) -> Client:
+        return Client(f"http://127.0.0.1:{self.settings['port']}")
+
+    def state(self) -> dict[str, Any]:
+        """`GET /resolute/fleet`."""
+        found: dict[str, Any] = self.client.get("/resolute/fleet")
+        return found
+
+    def replica(self, name: str) -> dict[str, Any]:
+        """The report of one replica; empty if it is gone."""
+        return next((each for each in self.state()["replicas"] if each["replica"] == name), {})
+
+    def running(self, prompt_id: str) -> str:
+        """Wait until a prompt runs, and return its replica."""
+        self.wait(
+            lambda: any(each[1] == prompt_id for each in self.client.get("/queue")["queue_running"]), "it runs", 120
+        )
+        return str(next(each["replica"] for each in self.state()["decisions"] if each["prompt_id"] == prompt_id))
+
+
+@pytest.fixture(scope="session")
+def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    """Two replicas."""
+    made = Fleet(tmp_path_factory.mktemp("fleet"), comfyui.ensure(ROOT), replicas=2, port=free_port())
+    try:
+        made.start()
+        yield made
+    finally:
+        made.stop()
+
+
+@pytest.fixture(scope="session")
+def single(fleet: Fleet, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ComfyServer]:
+    """One plain ComfyUI with the fleet's compiled regions, whose pictures are what the fleet's must be."""
+    with ComfyServer(
+        Path(os.environ["RESOLUTE_COMFYUI_PYTHON"]),
+        comfyui.ensure(ROOT),
+        tmp_path_factory.mktemp("single"),
+        packs=PACKS,
+        environment={**ENVIRONMENT, "RESOLUTE_STORE": str(fleet.folder / "regions")},
+    ) as server:
+        yield server
+
+
+def free_port() -> int:
+    import socket
+
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def tiny(seed: int, kind: str = "sd", width: int = 128, height: int = 128, steps: int = 1) -> PromptDict:
+    """A compiled prompt of the test pack's tiny model."""
+    widths = {"sd": (768, 0), "sdxl": (2048, 1280)}[kind]
+    text = {"tokens": 77, "width": widths[0], "pooled_width": widths[1], "batch": 1}
+
+    def node(class_type: str, **inputs: Any) -> dict[str, Any]:
+        return {"class_type": class_type, "inputs": inputs}
+
+    return {
+        "model": node("ResoluteTestTinyModel", seed=0, kind=kind),
+        "compiled": node("ResoluteCompileModel", model=["model", 0], backend="inductor"),
+        "vae": node("ResoluteTestTinyVAE", seed=0),
+        "positive": node("ResoluteTestConditioning", seed=11, **text),
+        "negative": node("ResoluteTestConditioning", seed=12, **text),
+        "latent": node("EmptyLatentImage", width=width, height=height, batch_size=1),
+        "sample": node(
+            "KSampler", model=["compiled", 0], positive=["positive", 0], negative=["negative", 0],
+            latent_image=["latent", 0], seed=seed, steps=steps, cfg=5.0, sampler_name="euler", scheduler="normal",
+            denoise=1.0,
+        ),
+        "decode": node("VAEDecode", samples=["sample", 0], vae=["vae", 0]),
+        "image": node("SaveImage", images=["decode", 0], filename_prefix="tiny"),
+    }  # fmt: skip
+
+
+def refusal(error: Any) -> tuple[int, dict[str, Any]]:
+    """Status and JSON of an urllib HTTPError."""
+    return error.code, json.loads(error.read())
