@@ -32,7 +32,7 @@ def player(server: ComfyServer, bench: Bench, warm: Run, pytestconfig: pytest.Co
 
 @pytest.fixture
 def search(player: Player, tmp_path: Path, pytestconfig: pytest.Config) -> Search:
-    """Draws sequences. On a GPU it leaves out nodes that compare numbers, because fp16 rounding changes the outcome, and
+    """Draws sequences. On a GPU it leaves out nodes that compare numbers, because fp16 rounding changes these, and
     nodes that ComfyUI's DynamicVRAM gets wrong.
     """
     plan, on_cuda = Plan.from_environment(), pytestconfig.getoption("--on-cuda")
