@@ -99,7 +99,8 @@ def _start_ray(address: str | None, config: settings.FleetConfig) -> None:
     import ray
 
     # Actors import this package; ComfyUI's processes do not inherit the variable.
-    runtime = {"env_vars": {"PYTHONPATH": str(ROOT)}}
+    paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    runtime = {"env_vars": {"PYTHONPATH": os.pathsep.join(paths)}}
     if address is not None:
         try:
             ray.init(address=address, runtime_env=runtime)

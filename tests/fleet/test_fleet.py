@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+import json
 import os
 import signal
 import threading
@@ -20,7 +21,7 @@ import pytest
 from PIL import Image
 
 from scripts.support.client import Client
-from scripts.support.errors import PromptError
+from scripts.support.errors import PromptError, ServerError
 from scripts.support.server import ComfyServer
 
 from .conftest import Fleet, PromptDict, refusal, tiny
@@ -156,8 +157,6 @@ async def messages_of(client: Client, prompt: PromptDict) -> list[dict[str, Any]
 
 
 def dumped(prompt: PromptDict) -> bytes:
-    import json
-
     return json.dumps(prompt).encode()
 
 
@@ -213,18 +212,15 @@ class TestFaults:
         )
 
     def test_a_killed_replica_is_replaced_by_one_that_compiles_nothing(self, fleet: Fleet) -> None:
+        before = {each["replica"] for each in fleet.state()["replicas"]}
         prompt_id = fleet.client.queue(tiny(1001, steps=LONG))
         name = fleet.running(prompt_id)
         killed = fleet.replica(name)
         os.kill(killed["pid"], signal.SIGKILL)
         assert finished_once(fleet, prompt_id)["outputs"]["image"]["images"]
         fleet.wait(lambda: not alive(killed["comfyui_pid"]), "its ComfyUI ended too", 30)
-        known = {each["replica"] for each in fleet.state()["replicas"]}
-        fleet.wait(lambda: fleet.ready() == 2, "the new replica is ready")
-        (new,) = (
-            each for each in fleet.state()["replicas"] if each["replica"] not in known - {name} or each["pid"] == 0
-        )
-        assert new["replica"] != name
+        fleet.wait(lambda: fleet.ready() == 2 and not fleet.replica(name), "another replica is ready")
+        (new,) = (each for each in fleet.state()["replicas"] if each["replica"] not in before)
         assert new["shapes"], "it was not warmed up"
         assert (new["counters"]["region_compiles"], new["counters"]["region_loads"] > 0) == (0, True)
 
@@ -252,8 +248,6 @@ def alive(pid: int) -> bool:
 
 def answering(fleet: Fleet) -> int:
     """The process of the ingress; 0 while none answers."""
-    from scripts.support.errors import ServerError
-
     try:
         return int(fleet.state()["pid"])
     except (OSError, ServerError):

@@ -1,0 +1,244 @@
+"""One trace of prompts through a fleet, with our router and with two of Serve's: what is warm, and how long it takes.
+
+    python -m benchmarks.fleet --out benchmarks/results/NAME-fleet.json [--replicas 2] [--prompts 200] [--seconds 420]
+                               [--cpu] [--steps 8]
+
+12 sizes and two checkpoints (one SDXL file under two names, random weights), from eight clients. A size is drawn with a
+weight that falls from the first to the last, as people's sizes do. Every router gets the same trace, a fresh fleet,
+and a copy of one store in which the regions are compiled already; so a cold prompt loads regions or captures. `--cpu`
+takes the tests' tiny models and eight small sizes. The routers share `--seconds` evenly, their starts included; prompts
+that did not fit are left out and counted. Needs Ray in this Python (requirements-fleet.txt). COMFYUI_PATH and
+RESOLUTE_PYTHON name ComfyUI and its Python, as for the other benchmarks.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from scripts.support import comfyui, models
+from scripts.support.client import Client
+from scripts.support.errors import PromptError, ServerError
+from scripts.support.places import ROOT
+from scripts.support.server import CPU_ARGUMENTS, MODEL_FOLDERS, link
+
+ROUTERS = ("warm", "default", "consistent-hash")
+CLIENTS = 8
+PORT = 18188
+SIZES = [
+    (1024, 1024), (960, 720), (896, 768), (720, 720), (1280, 1280), (512, 2048), (1152, 896), (768, 1344),
+    (640, 640), (1216, 832), (832, 1216), (720, 960),
+]  # fmt: skip
+SMALL = [(128, 128), (160, 128), (128, 192), (192, 192), (256, 128), (128, 256), (192, 160), (160, 224)]
+PACKS = {"resolute": ROOT, "resolute-test-pack": ROOT / "tests" / "pack"}
+
+
+def trace(options: argparse.Namespace, seed: int = 1) -> list[dict[str, Any]]:
+    """The prompts, in their order."""
+    chooser = random.Random(seed)
+    sizes = SMALL if options.cpu else SIZES
+    weights = [1 / (rank + 1) for rank in range(len(sizes))]
+    drawn = [(*chooser.choices(sizes, weights)[0], chooser.randrange(2)) for _ in range(options.prompts)]
+    return [prompt(options, *each, seed=index) for index, each in enumerate(drawn)]
+
+
+def prompt(options: argparse.Namespace, width: int, height: int, model: int, seed: int) -> dict[str, Any]:
+    """Text to image, compiled, with checkpoint 0 or 1."""
+
+    def node(kind: str, **inputs: Any) -> dict[str, Any]:
+        return {"class_type": kind, "inputs": inputs}
+
+    if options.cpu:
+        kind, wide, pooled = (("sd", 768, 0), ("sdxl", 2048, 1280))[model]
+        text = {"tokens": 77, "width": wide, "pooled_width": pooled, "batch": 1}
+        nodes = {
+            "load": node("ResoluteTestTinyModel", seed=0, kind=kind),
+            "vae": node("ResoluteTestTinyVAE", seed=0),
+            "positive": node("ResoluteTestConditioning", seed=11, **text),
+            "negative": node("ResoluteTestConditioning", seed=12, **text),
+        }
+        vae = ["vae", 0]
+    else:
+        vae = ["load", 2]
+        nodes = {
+            "load": node("CheckpointLoaderSimple", ckpt_name=f"fleet-{model}.safetensors"),
+            "positive": node("CLIPTextEncode", clip=["load", 1], text="a lighthouse"),
+            "negative": node("CLIPTextEncode", clip=["load", 1], text="blurry"),
+        }
+    return {
+        **nodes,
+        "compiled": node("ResoluteCompileModel", model=["load", 0], backend="auto"),
+        "compiled-vae": node("ResoluteCompileVAEDecode", vae=vae, backend="auto"),
+        "latent": node("EmptyLatentImage", width=width, height=height, batch_size=1),
+        "sample": node(
+            "KSampler", model=["compiled", 0], positive=["positive", 0], negative=["negative", 0],
+            latent_image=["latent", 0], seed=seed, steps=options.steps, cfg=7.0, sampler_name="euler",
+            scheduler="normal", denoise=1.0,
+        ),
+        "decode": node("VAEDecode", samples=["sample", 0], vae=["compiled-vae", 0]),
+        "save": node("SaveImage", images=["decode", 0], filename_prefix="fleet"),
+    }  # fmt: skip
+
+
+class Fleet:
+    """`scripts/fleet up` with one router, as a context manager."""
+
+    def __init__(self, options: argparse.Namespace, folder: Path, router: str, replicas: int, store: Path) -> None:
+        self.folder, self.client, self._log = folder, Client(f"http://127.0.0.1:{PORT}"), folder / "fleet.log"
+        python = os.environ.get("RESOLUTE_PYTHON") or sys.executable
+        (folder / "base" / "custom_nodes").mkdir(parents=True)
+        for name, source in PACKS.items():
+            link(source, folder / "base" / "custom_nodes" / name)
+        if store.is_dir():
+            shutil.copytree(store, folder / "shared" / "regions")
+        paths = {"base_path": str(folder.parent / "models"), **{name: name for name in MODEL_FOLDERS}}
+        (folder / "models.yaml").write_text(yaml.safe_dump({"fleet": paths}), "utf-8")
+        settings = {
+            "comfyui": str(comfyui.ensure(ROOT)), "python": python, "folder": str(folder / "shared"),
+            "replicas": replicas, "gpus": 0 if options.cpu else 1, "cpus": 0.5, "port": PORT, "router": router,
+            "arguments": [
+                "--base-directory", str(folder / "base"), "--extra-model-paths-config", str(folder / "models.yaml"),
+                *(CPU_ARGUMENTS if options.cpu else ("--disable-api-nodes",)),
+            ],
+            # ComfyUI's packages may be on this path, where no environment could be made.
+            "environment": {name: os.environ[name] for name in ("PYTHONPATH", "OMP_NUM_THREADS") if name in os.environ},
+        }  # fmt: skip
+        (folder / "fleet.yaml").write_text(yaml.safe_dump(settings), "utf-8")
+        self._replicas = replicas
+
+    def __enter__(self) -> Fleet:
+        command = [sys.executable, str(ROOT / "scripts" / "fleet"), "up", "--config", str(self.folder / "fleet.yaml")]
+        command += ["--folder", str(self.folder / "shared")]
+        with open(self._log, "ab") as log:
+            self._process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
+        deadline = time.monotonic() + 300
+        # `up` says so when every replica is ready; /ready knows only those of our router.
+        while "The fleet answers" not in self._log.read_text("utf-8", "replace"):
+            if self._process.poll() is not None or time.monotonic() > deadline:
+                self.__exit__()
+                raise ServerError(f"The fleet did not start:\n{self._log.read_text('utf-8', 'replace')[-3000:]}")
+            time.sleep(0.2)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._process.poll() is None:
+            self._process.send_signal(signal.SIGTERM)
+            self._process.wait(120)
+
+
+def drive(client: Client, prompts: list[dict[str, Any]], deadline: float) -> tuple[dict[str, float], float, list[str]]:
+    """Seconds of each prompt by id, the seconds of all, and errors. Nothing is sent after the deadline."""
+    seconds, errors, waiting = dict[str, float](), list[str](), iter(prompts)
+    lock = threading.Lock()
+
+    def work() -> None:
+        while time.monotonic() < deadline:
+            with lock:
+                each = next(waiting, None)
+            if each is None:
+                return
+            started = time.perf_counter()
+            try:
+                prompt_id = client.queue(each)
+                client.wait(prompt_id)
+                seconds[prompt_id] = time.perf_counter() - started
+            except (PromptError, ServerError) as error:
+                errors.append(str(error)[:300])
+
+    threads = [threading.Thread(target=work) for _ in range(CLIENTS)]
+    started = time.perf_counter()
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return seconds, time.perf_counter() - started, errors
+
+
+def measure(options: argparse.Namespace, folder: Path, router: str, store: Path, limit: float) -> dict[str, Any]:
+    """One router's row."""
+    deadline = time.monotonic() + limit
+    with Fleet(options, folder, router, options.replicas, store) as fleet:
+        seconds, whole, errors = drive(fleet.client, trace(options), deadline)
+        reports = {each["prompt_id"]: each for each in fleet.client.get("/resolute/fleet")["prompts"]}
+    mine = [reports[prompt_id] for prompt_id in seconds if prompt_id in reports]
+    warm = [each for each in mine if not each["region_compiles"] + each["region_loads"] + each["captures"]]
+    times = sorted(seconds.values())
+    return {
+        "router": router,
+        "replicas": options.replicas,
+        "share_warm": round(len(warm) / max(len(mine), 1), 4),
+        "p50": round(times[len(times) // 2], 3) if times else None,
+        "p95": round(times[int(0.95 * len(times))], 3) if times else None,
+        "prompts_per_minute": round(60 * len(times) / whole, 1),
+        "stall_seconds": round(sum(each["waited"] for each in mine), 2),
+        "captures": sum(each["captures"] for each in mine),
+        "prompts": len(times),
+        "left_out": options.prompts - len(times) - len(errors),
+        "errors": errors,
+        "prompts_of_each_replica": sorted(
+            sum(each["replica"] == name for each in mine) for name in {each["replica"] for each in mine}
+        ),
+        "seconds": [round(each, 3) for each in seconds.values()],
+    }
+
+
+def main() -> None:
+    """Measure every router, write the file, print a table."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.fleet", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--replicas", type=int, default=2)
+    parser.add_argument("--prompts", type=int, default=200)
+    parser.add_argument("--steps", type=int, default=8)
+    parser.add_argument("--seconds", type=float, default=420.0)
+    parser.add_argument("--cpu", action="store_true")
+    options = parser.parse_args()
+    begun = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="resolute-fleet-") as place:
+        folder, rows = Path(place), list[dict[str, Any]]()
+        if not options.cpu:
+            python = Path(os.environ.get("RESOLUTE_PYTHON") or sys.executable)
+            file = models.ensure("sdxl", python, comfyui.ensure(ROOT))
+            (folder / "models" / "checkpoints").mkdir(parents=True)
+            for number in range(2):
+                link(file, folder / "models" / "checkpoints" / f"fleet-{number}.safetensors")
+        (folder / "first").mkdir()
+        with Fleet(options, folder / "first", "warm", 1, folder / "none") as fleet:
+            width, height = (SMALL if options.cpu else SIZES)[0]
+            for number in range(2):
+                fleet.client.run(prompt(options, width, height, number, seed=10_000 + number))
+        for number, router in enumerate(ROUTERS):
+            (folder / router).mkdir()
+            limit = (options.seconds - (time.monotonic() - begun)) / (len(ROUTERS) - number)
+            rows.append(measure(options, folder / router, router, folder / "first" / "shared" / "regions", limit))
+            print({name: value for name, value in rows[-1].items() if name != "seconds"}, flush=True)
+    query = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
+    gpu = "" if options.cpu else subprocess.run(query, capture_output=True, text=True, check=False).stdout.strip()
+    found = {
+        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        "gpu": gpu, "clients": CLIENTS, "steps": options.steps, "comfyui": comfyui.TARGET, "rows": rows,
+    }  # fmt: skip
+    options.out.write_text(json.dumps(found, indent=1) + "\n", "utf-8")
+    names = ("router", "replicas", "prompts", "share_warm", "p50", "p95", "prompts_per_minute", "stall_seconds")
+    print("| " + " | ".join(names) + " |\n|" + "---|" * len(names))
+    for row in rows:
+        print("| " + " | ".join(str(row[name]) for name in names) + " |")
+
+
+if __name__ == "__main__":
+    main()
