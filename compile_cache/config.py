@@ -61,11 +61,8 @@ class CacheConfig:
         given = os.environ if environment is None else environment
         env = {**(settings or {}), **{name: text for name, text in given.items() if text.strip()}}
         defaults = CacheConfig()
-        budget = (
-            defaults.budget_bytes if device_bytes is None else min(defaults.budget_bytes, device_bytes // _GPU_FRACTION)
-        )
         return CacheConfig(
-            budget_bytes=_megabytes(env, "RESOLUTE_BUDGET_MB", budget),
+            budget_bytes=_megabytes(env, "RESOLUTE_BUDGET_MB", default_budget(device_bytes)),
             capture=_flag(env, "RESOLUTE_CAPTURE", defaults.capture),
             verify=_flag(env, "RESOLUTE_VERIFY", defaults.verify),
             store_folder=_folder(env, "RESOLUTE_STORE", store_folder),
@@ -77,6 +74,12 @@ class CacheConfig:
             management_modules=management_modules,
             rules=rules,
         )
+
+
+def default_budget(device_bytes: int | None) -> int:
+    """The limit of captures, in bytes, on a device with so much memory (None: unknown)."""
+    most = CacheConfig().budget_bytes
+    return most if device_bytes is None else min(most, device_bytes // _GPU_FRACTION)
 
 
 def given_variables() -> dict[str, str]:

@@ -1,0 +1,274 @@
+"""Small cards: stock ComfyUI, its TorchCompileModel, and Resolute on a card of which other memory is held.
+
+    python -m benchmarks.small_cards --out benchmarks/results/NAME-small-cards.json [--cells sdxl:8 sdxl:all flux:12]
+                                     [--minutes 8] [--folder FOLDER] [--contenders stock inductor TorchCompileModel]
+    python -m benchmarks.small_cards --merge PART.json PART.json --out benchmarks/results/NAME-small-cards.json
+
+A cell is a model and the GiB that are free; "all" holds nothing. In each cell every contender gets a new server: its
+first prompt (seconds include loading; regions are on disk from a run before), then the other sizes, then ComfyUI's
+Unload and Free. The budget is what a card of that size gets by default. `stock` and `resolute` are the seconds of a
+steady prompt, `_first` those of the first prompt of the server, where the row's size came first, and `_peak_gib` what
+the server held at most in the row's prompts. `cold` has the run that compiled everything. With --minutes no cell is
+begun that would end later; the rest of the cells is printed, and --merge joins the parts. Needs CUDA and the
+environment of `scripts/test` (without a network, set RESOLUTE_PYTHON and COMFYUI_PATH).
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+import math
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy
+import psutil
+import torch
+
+from compile_cache.config import default_budget
+from scripts.support import command, models
+from scripts.support.client import execution_seconds
+from scripts.support.errors import PromptError, ServerError
+from scripts.support.server import ComfyServer
+
+from . import families
+from .dynamic_vram import GIB, Memory, small_card
+from .small_cards_table import NAMES, OURS, STOCK, Size, merge, rows_of, table
+from .tour import ROOT, STEPS, environment, prompt, without_paths
+
+CELLS = ["sdxl:12", "sdxl:8", "sdxl:6", "flux:12", "flux:8", "sdxl:16", "sdxl:24", "sdxl:all", "flux:16"]
+SIZES: dict[str, list[Size]] = {
+    "sdxl": [(1024, 1024, 1), (720, 960, 1), (1536, 1536, 1), (1024, 1024, 2)],
+    "flux": [(1024, 1024, 1), (720, 960, 1)],
+}
+_SETTLED_SECONDS = 1.0
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A model and the GiB of the card that are free (None: nothing is held)."""
+
+    kind: str
+    free: float | None
+
+    @staticmethod
+    def named(name: str) -> Cell:
+        kind, _, free = name.partition(":")
+        if kind not in SIZES:
+            raise argparse.ArgumentTypeError(f"{kind!r} is none of {', '.join(SIZES)}")
+        return Cell(kind, None if free == "all" else float(free))
+
+    def __str__(self) -> str:
+        return f"{self.kind}:{'all' if self.free is None else f'{self.free:g}'}"
+
+    @property
+    def budget(self) -> dict[str, str]:
+        """The variable that limits captures to what a card of this size gets by default."""
+        return {} if self.free is None else {"RESOLUTE_BUDGET_MB": str(default_budget(int(self.free * GIB)) >> 20)}
+
+
+class Run:
+    """Measures one contender in a server of its own."""
+
+    def __init__(self, server: ComfyServer, files: dict[str, str], options: argparse.Namespace, before: int) -> None:
+        """before: bytes of the device that were in use before the server started."""
+        assert server.process is not None
+        self._client, self._files, self._options, self._before = server.client, files, options, before
+        self._memory = Memory(psutil.Process(server.process.pid))
+
+    def close(self) -> None:
+        self._memory.close()
+
+    def sizes(self, kind: str, contender: str, sizes: list[Size]) -> Iterator[dict[str, Any]]:
+        """Each size: one prompt more than `repeats`, the first of which is not steady. Ends at an error."""
+        for size in sizes:
+            runs: list[dict[str, Any]] = []
+            result: dict[str, Any] = {"size": f"{size[0]}x{size[1]}", "batch": size[2], "runs": runs}
+            try:
+                for seed in range(1, self._options.repeats + 2):
+                    runs.append(self._one(kind, contender, size, seed))
+                result["seconds"] = statistics.median(each["seconds"] for each in runs[1:])
+            except (PromptError, ServerError) as error:
+                result["failed"] = str(error).splitlines()[0][:300]
+            result["peak_gib"] = max((each["peak_gib"] for each in runs), default=None)
+            yield result
+            if "failed" in result and "had not finished" in result["failed"]:
+                return
+
+    def _one(self, kind: str, contender: str, size: Size, seed: int) -> dict[str, Any]:
+        width, height, batch = size
+        if kind == "sdxl":
+            nodes = prompt(self._files[kind], contender, (width, height, batch, "a lighthouse"), STEPS, seed)
+        else:
+            nodes = families.prompt(kind, contender, (width, height), "default", STEPS, seed)
+        self._memory.take()
+        before = self._client.get("/resolute/cache")["counters"]
+        history = self._client.run(nodes, self._options.prompt_seconds)
+        after = self._client.get("/resolute/cache")
+        counters = after["counters"]
+        files = self._client.images(history, "latents")
+        latents = numpy.concatenate([numpy.load(io.BytesIO(file)).ravel() for file in files]).astype("float64")
+        return {
+            "seconds": execution_seconds(history),
+            "peak_gib": round(self._memory.take()["device_gib"] - self._before / GIB, 3),
+            "capture_mib": after["bytes"] >> 20,
+            "latents": latents,
+            **{name: counters[name] - before[name] for name in ("captures", "replays", "region_compiles", "evictions")},
+            "stall": round(counters["stall_seconds"] - before["stall_seconds"], 3),
+            "bypasses": {
+                code: n - before["bypasses"].get(code, 0)
+                for code, n in counters["bypasses"].items()
+                if n > before["bypasses"].get(code, 0)
+            },
+        }
+
+    def give_back(self) -> dict[str, Any]:
+        """GiB that the server still holds after ComfyUI's Unload and after its Free, on the device and in torch."""
+        found: dict[str, Any] = {}
+        for name, body in (("unload", {"unload_models": True}), ("free", {"unload_models": True, "free_memory": True})):
+            self._client.post("/free", body)
+            found[f"after_{name}_gib"] = round((self._settled() - self._before) / GIB, 3)
+            torch_bytes = self._client.get("/system_stats")["devices"][0]["torch_vram_total"]
+            found[f"torch_after_{name}_gib"] = round(torch_bytes / GIB, 3)
+        return found
+
+    def _settled(self) -> int:
+        """Bytes in use, once they have stayed the same for _SETTLED_SECONDS. ComfyUI frees after it has answered."""
+        time.sleep(_SETTLED_SECONDS)
+        used, since = _used(), time.monotonic()
+        while time.monotonic() - since < _SETTLED_SECONDS:
+            time.sleep(0.05)
+            now = _used()
+            if now != used:
+                used, since = now, time.monotonic()
+        return used
+
+
+def _used() -> int:
+    free, total = torch.cuda.mem_get_info()
+    return total - free
+
+
+def measure(
+    cell: Cell, contender: str, setup: command.Setup, files: dict[str, str], options: argparse.Namespace, only: int = 99
+) -> dict[str, Any]:
+    """One server: the first `only` sizes of the cell, then Unload and Free."""
+    where = options.folder / ("stock" if contender != OURS else "resolute")
+    packs = {"resolute": ROOT, "resolute-test-pack": ROOT / "tests" / "pack"}
+    caches = {name: str(options.folder / name.lower()) for name in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")}
+    server = ComfyServer(
+        setup.python, setup.comfyui, where, packs=packs, models=models.folder(), cpu=False,
+        arguments=options.argument, environment={**caches, **cell.budget},
+    )  # fmt: skip
+    before = _used()
+    with server:
+        run = Run(server, files, options, before)
+        try:
+            sizes = list(run.sizes(cell.kind, contender, SIZES[cell.kind][:only]))
+            return {"sizes": sizes, "about": environment(server), **run.give_back()}
+        except ServerError as error:  # the server ended, and its log says why
+            return {"sizes": [], "failed": f"{error}: {server.log_tail(5)}"}
+        finally:
+            run.close()
+            (where / f"{cell.kind}-{cell.free}-{contender}.log").write_text(server.log())
+
+
+def prepare(kinds: set[str], setup: command.Setup) -> dict[str, str]:
+    """Make the models; returns the names of their files."""
+    files = {}
+    if "sdxl" in kinds:
+        files["sdxl"] = models.ensure("sdxl", setup.python, setup.comfyui).name
+    if "flux" in kinds:
+        file = models.folder() / "diffusion_models" / families.file_of("flux")
+        file.parent.mkdir(parents=True, exist_ok=True)
+        if not file.is_file():
+            make = [str(setup.python), "-m", "benchmarks.families", "--make", "flux", str(file), str(setup.comfyui)]
+            subprocess.run(make, cwd=ROOT, check=True)
+        files["flux"] = file.name
+    return files
+
+
+def measure_cells(setup: command.Setup, options: argparse.Namespace, deadline: float) -> None:
+    result: dict[str, Any] = {"arguments": without_paths(options.argument), "steps": STEPS, "repeats": options.repeats}
+    result |= {"rows": [], "cards": {}, "cold": {}, "left": []}
+
+    def keep() -> None:  # after every cell, so that an interrupted run has results
+        if options.out:
+            options.out.write_text(json.dumps(result, indent=1) + "\n")
+
+    files = prepare({cell.kind for cell in options.cells}, setup)
+    torch.zeros(1, device="cuda")  # this process's own context counts in every measurement alike
+    for kind in files:
+        if OURS in options.contenders and not (options.folder / f"compiled-{kind}").exists():
+            with small_card(options.cold_free):
+                cold = measure(Cell(kind, options.cold_free), OURS, setup, files, options, only=1)
+            result["cold"][kind] = {"free_gib": options.cold_free, **cold}
+            for each in (run for size in cold["sizes"] for run in size["runs"]):
+                del each["latents"]
+            first = [(size["size"], round(size["runs"][0]["seconds"], 2)) for size in cold["sizes"] if size["runs"]]
+            print(f"cold {kind}: {first}, peak {[size['peak_gib'] for size in cold['sizes']]} GiB", flush=True)
+            (options.folder / f"compiled-{kind}").touch()
+            keep()
+    longest = 0.0
+    for place, cell in enumerate(options.cells):
+        started = time.monotonic()
+        if started + longest > deadline:
+            result["left"] = [str(each) for each in options.cells[place:]]
+            break
+        with small_card(cell.free):
+            found = {contender: measure(cell, contender, setup, files, options) for contender in options.contenders}
+        rows = rows_of(cell.kind, cell.free, SIZES[cell.kind], found)
+        result["rows"] += rows
+        result |= next((each.pop("about") for each in found.values() if "about" in each), {})
+        given = {
+            f"{NAMES[contender]}_{name}": value
+            for contender, each in found.items()
+            for name, value in each.items()
+            if name.endswith("_gib") or name == "failed"
+        }
+        result["cards"][str(cell)] = {**given, "budget_mib": int(cell.budget.get("RESOLUTE_BUDGET_MB", 0)) or None}
+        print(table(rows), given, flush=True)
+        keep()
+        longest = max(longest, time.monotonic() - started)
+    keep()
+    print(table(result["rows"]))
+    if result["left"]:
+        print("not begun, for lack of time: --cells", *result["left"])
+
+
+def main() -> int:
+    started = time.monotonic()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--cells", nargs="*", type=Cell.named, default=[Cell.named(name) for name in CELLS])
+    parser.add_argument("--contenders", nargs="*", choices=list(NAMES), default=[STOCK, OURS])
+    parser.add_argument("--repeats", type=int, default=2, help="steady prompts of each size")
+    parser.add_argument("--minutes", type=float, default=math.inf, help="begin no cell that would end later")
+    parser.add_argument("--prompt-seconds", type=float, default=300.0, help="a prompt that takes longer failed")
+    parser.add_argument("--cold-free", type=float, help="GiB that are free in the run that compiles")
+    parser.add_argument("--argument", action="append", default=[], help="an extra argument for ComfyUI")
+    parser.add_argument("--folder", type=Path, help="the servers' folder, with compiled regions and logs")
+    parser.add_argument("--merge", nargs="+", type=Path, metavar="PART", help="join results; measures nothing")
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    if options.merge:
+        merged = merge([json.loads(part.read_text("utf-8")) for part in options.merge])
+        if options.out:
+            options.out.write_text(json.dumps(merged, indent=1) + "\n")
+        print(table(merged["rows"]))
+        return 0
+    options.folder = options.folder or Path(tempfile.mkdtemp(prefix="resolute-small-cards-"))
+    options.folder.mkdir(parents=True, exist_ok=True)
+    measure_cells(command.prepare(), options, started + 60 * options.minutes)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
