@@ -25,7 +25,7 @@ from ...store.fingerprint import EnvironmentFingerprint
 from ...store.temporary_folders import remove_abandoned
 from ...torch_private import Loss, lost
 from ..base import Backend, Capabilities, Located, Program
-from .parallel.pool import WorkerPool, worker_count
+from .parallel.pool import WorkerPool, may_have_workers
 
 if TYPE_CHECKING:  # importing inductor takes seconds, and not every process compiles
     from .regions.table import RegionTable
@@ -86,7 +86,7 @@ class InductorBackend(Backend):
             return
         try:
             remove_abandoned()
-            if worker_count(config.workers, device) and self._has_nothing_stored(device, config):
+            if may_have_workers(config.workers) and self._has_nothing_stored(device, config):
                 self.workers.start()
         except Exception as error:
             logger.warning("Resolute: worker processes were not started early: %s", first_line(error))

@@ -1,7 +1,8 @@
 """Compile all missing regions of a call at once, in worker processes.
 
-This process traces the regions and compares each result with the original once, on random inputs: the real inputs of
-all regions together do not fit into memory. The workers lower the traces and generate code, which takes longest.
+This process traces the regions and compares each result with the original once, on random inputs (`comparison`): the
+real inputs of all regions together do not fit into memory. The workers lower the traces and generate code, which takes
+longest.
 """
 
 from __future__ import annotations
@@ -14,12 +15,12 @@ from dataclasses import replace
 
 from ....errors import BypassCode, BypassReason
 from ....out_of_memory import is_out_of_memory
-from ....regions.dummy_inputs import dummy_input
 from ....store.artifact_store import Artifact, InvalidArtifactError
 from ..compile.artifacts import measured, unpack
-from ..compile.tracing import general_hints, region_format, trace
-from ..regions.region import RegionCall, may_run
+from ..compile.tracing import general_hints, trace
+from ..regions.region import RegionCall
 from ..regions.table import RegionTable, load_while_waiting
+from .comparison import is_right
 from .job import Job, job_of, settings_for
 from .pool import HungError, WorkerPool
 
@@ -140,11 +141,7 @@ def _add(call: RegionCall, artifact: Artifact) -> str:
 
     region.add(compiled, save)
     try:
-        inputs = [
-            dummy_input(each.shape, each.dtype, each.device, region_format(each, dims))
-            for each, dims in zip(call.tensors, call.site.dims, strict=True)
-        ]
-        right = may_run(replace(call, tensors=inputs), compiled)
+        right = is_right(call, compiled)
     except RuntimeError as error:
         if not is_out_of_memory(error):
             raise

@@ -40,7 +40,8 @@ _MOST = 16
 _OTHERS = 2  # processors left for the process that traces and compares, and for the rest of the machine
 _MOST_WANTED = 61  # the most processes that Windows can wait for
 _MEMORY = 1 << 30  # bytes of memory for torch in each process
-_GPU_MEMORY = 1 << 30  # bytes of GPU memory for each process's CUDA context
+_GPU_MEMORY = 3 << 29  # bytes of GPU memory for each process's CUDA context, if it needs one
+_PROMPT_MEMORY = 4 << 30  # bytes of GPU memory that are left to the prompt which waits for the processes
 
 
 class HungError(RuntimeError):
@@ -57,13 +58,31 @@ JobResult = tuple[int, "Artifact | str", float]
 def worker_count(wanted: int | None, device: torch.device) -> int:
     """How many workers to use: `wanted`, or with None what processors and memory allow. 0 where it would be only one.
 
-    On CUDA all workers together get at most half of the device's free memory.
+    Workers that use the GPU get together what is free beside _PROMPT_MEMORY. See `described_gpu`: most use none.
     """
-    count = min(_processors() - _OTHERS, _MOST, _fitting()) if wanted is None else min(wanted, _MOST_WANTED)
-    if device.type == "cuda":
+    count = _processes(wanted)
+    if device.type == "cuda" and gpu_description(device) is None:
         free, _ = torch.cuda.mem_get_info(device)
-        count = min(count, int(free // 2 // _GPU_MEMORY))
+        count = min(count, max(int((free - _PROMPT_MEMORY) // _GPU_MEMORY), 0))
     return count if count > 1 else 0
+
+
+def may_have_workers(wanted: int | None) -> bool:
+    """Whether processors and memory allow more than one worker. Imports nothing, and asks for no GPU."""
+    return _processes(wanted) > 1
+
+
+def _processes(wanted: int | None) -> int:
+    return min(_processors() - _OTHERS, _MOST, _fitting()) if wanted is None else min(wanted, _MOST_WANTED)
+
+
+def gpu_description(device: torch.device) -> dict[str, Any] | None:
+    """See `described_gpu.describe`, which imports inductor."""
+    if device.type != "cuda":
+        return None
+    from .described_gpu import describe
+
+    return describe(device)
 
 
 def _fitting() -> int:
@@ -108,7 +127,7 @@ class _WorkerProcess:
         """Once; later calls do nothing."""
         if not self._has_children:
             self._has_children = True
-            self._messages.put((count, str(device)))
+            self._messages.put((count, str(device), gpu_description(device)))
 
     def submit(self, results: queue.SimpleQueue[Any], job: Job, settings: WorkerSettings) -> int:
         """Returns the job's number. `results` gets (number, artifact or error text, seconds)."""

@@ -155,15 +155,17 @@ def without_contents(call: RegionCall) -> RegionCall:
     return replace(call, tensors=tensors)
 
 
-def may_run(call: RegionCall, compiled: CompiledRegion) -> bool:
+def may_run(call: RegionCall, compiled: CompiledRegion, compared: bool = False) -> bool:
     """Whether compiled code of the call's region may run at the call's sizes. New code is stored if so, else dropped.
+
+    compared: its results were compared with the original's already, at other sizes.
 
     Raises torch's OutOfMemoryError where there is no memory to compare, and whatever cancels. The code then stays
     unverified, and the next call compares it.
     """
     region = call.region
     store = region.unverified.get(compiled)
-    allowed = _allowed(call, compiled, call.verify or store is not None)
+    allowed = _allowed(call, compiled, call.verify or (store is not None and not compared))
     if store is not None:
         del region.unverified[compiled]
         if allowed:

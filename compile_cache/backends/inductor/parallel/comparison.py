@@ -1,0 +1,71 @@
+"""Compare a worker's code with its original on random inputs, no larger than needed.
+
+A prompt waits meanwhile, and may be short of memory.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from ....out_of_memory import is_out_of_memory
+from ....regions.dummy_inputs import dummy_input
+from ..compile.compiled_region import CompiledRegion
+from ..compile.shape_guards import Verdict
+from ..compile.tracing import region_format
+from ..regions.numerics_check import difference_from_original
+from ..regions.region import RegionCall, may_run
+
+_ENOUGH = 1 << 20  # elements of the largest input
+_SMALLEST = 16  # of a dimension: code that handles sizes in blocks should have an incomplete one
+
+
+def is_right(call: RegionCall, compiled: CompiledRegion) -> bool:
+    """`may_run` with random inputs. call: its tensors need no contents.
+
+    Code that agrees at small sizes is right at all sizes that its guards allow. If the small sizes fit the block badly,
+    the sizes of the call decide. Raises what `may_run` raises.
+    """
+    small = _small_sizes(call)
+    possible = compiled.guards.check(small)[0] is not Verdict.BROKEN
+    allowed = compiled.guards.check(call.sizes)[0] is Verdict.HOLDS
+    if small != call.sizes and possible and allowed and _agrees(_random(call, small), compiled):
+        call.stats.counters.verifications += 1
+        return may_run(call, compiled, compared=True)
+    return may_run(_random(call, call.sizes), compiled)
+
+
+def _small_sizes(call: RegionCall) -> dict[str, int]:
+    """By name of a dimension: the longest is halved until the inputs have few elements."""
+    sizes = dict(call.sizes)
+    while max(math.prod(shape) for shape in _shapes(call, sizes)) > _ENOUGH:
+        name = max(sizes, key=lambda each: sizes[each], default=None)
+        if name is None or sizes[name] <= _SMALLEST:
+            break
+        sizes[name] = max(-(-sizes[name] // 2), _SMALLEST)
+    return sizes
+
+
+def _shapes(call: RegionCall, sizes: dict[str, int]) -> list[tuple[int, ...]]:
+    return [
+        tuple(size if name is None else sizes[name] for name, size in zip(names, tensor.shape, strict=True))
+        for names, tensor in zip(call.site.dims, call.tensors, strict=True)
+    ]
+
+
+def _random(call: RegionCall, sizes: dict[str, int]) -> RegionCall:
+    inputs = [
+        dummy_input(shape, each.dtype, each.device, region_format(each, dims))
+        for shape, each, dims in zip(_shapes(call, sizes), call.tensors, call.site.dims, strict=True)
+    ]
+    return replace(call, tensors=inputs)
+
+
+def _agrees(call: RegionCall, compiled: CompiledRegion) -> bool:
+    cancellations = call.progress.cancellations
+    try:
+        return difference_from_original(compiled, call.site, call.weights, call.tensors, cancellations) is None
+    except Exception as error:
+        if is_out_of_memory(error) or isinstance(error, cancellations):
+            raise
+        return False  # the original refuses such sizes: one dimension may depend on another
