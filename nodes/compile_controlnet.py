@@ -6,7 +6,7 @@ from typing import Any
 
 from comfy_api.latest import io
 
-from .adapters.comfyui.version import search_aliases
+from .adapters.comfyui.version import search_aliases, with_node_id
 from .adapters.compile.controlnet import compile_controlnet
 from .inputs import CATEGORY, backend_input
 
@@ -30,7 +30,7 @@ class CompileControlNet(io.ComfyNode):
                 backend_input(),
             ],
             outputs=[io.ControlNet.Output(tooltip="A compiled copy of the ControlNet, for Apply ControlNet.")],
-            hidden=[io.Hidden.unique_id],
+            **with_node_id(),
         )
 
     @classmethod

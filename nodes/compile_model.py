@@ -6,7 +6,7 @@ from typing import Any
 
 from comfy_api.latest import io
 
-from .adapters.comfyui.version import search_aliases
+from .adapters.comfyui.version import search_aliases, with_node_id
 from .adapters.compile.diffusion_model import compile_diffusion_model
 from .adapters.sampling.cond_batching import AUTO
 from .inputs import CATEGORY, backend_input, batching_input
@@ -42,7 +42,7 @@ class CompileModel(io.ComfyNode):
                 ),
             ],
             outputs=[io.Model.Output(tooltip="A compiled copy of the model, for the sampler.")],
-            hidden=[io.Hidden.unique_id],
+            **with_node_id(),
         )
 
     @classmethod

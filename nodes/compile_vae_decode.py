@@ -6,7 +6,7 @@ from typing import Any
 
 from comfy_api.latest import io
 
-from .adapters.comfyui.version import search_aliases
+from .adapters.comfyui.version import search_aliases, with_node_id
 from .adapters.compile.vae_decode import compile_vae_decode
 from .inputs import CATEGORY, backend_input
 
@@ -28,7 +28,7 @@ class CompileVAEDecode(io.ComfyNode):
                 backend_input(),
             ],
             outputs=[io.Vae.Output(tooltip="A copy of the VAE with a compiled decoder, for VAE Decode.")],
-            hidden=[io.Hidden.unique_id],
+            **with_node_id(),
         )
 
     @classmethod

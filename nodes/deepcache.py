@@ -6,7 +6,7 @@ from typing import Any
 
 from comfy_api.latest import io
 
-from .adapters.comfyui.version import search_aliases
+from .adapters.comfyui.version import search_aliases, with_node_id
 from .adapters.deepcache.node import add_deepcache
 from .adapters.deepcache.schedule import SCHEDULES, UNIFORM, Settings
 from .inputs import CATEGORY, require_numbers
@@ -19,7 +19,7 @@ class DeepCache(io.ComfyNode):
             node_id="ResoluteDeepCache",
             display_name="DeepCache",
             category=CATEGORY,
-            **search_aliases("faster", "speed", "skip steps", "step cache", "teacache", "easycache"),
+            **search_aliases("speed", "skip steps", "step cache", "teacache", "easycache"),
             description=(
                 "Runs the deep blocks of a UNet (SD1.5, SD2, SDXL, SVD) on some steps and reuses their output on the "
                 "others. This is faster and changes the image slightly; it needs more than 8 steps."
@@ -45,7 +45,7 @@ class DeepCache(io.ComfyNode):
                 *_optional_inputs(),
             ],
             outputs=[io.Model.Output(tooltip="A copy of the model with DeepCache.")],
-            hidden=[io.Hidden.unique_id],
+            **with_node_id(),
         )
 
     @classmethod

@@ -9,7 +9,7 @@ from comfy_api.latest import io
 
 from nodes import CheckpointLoaderSimple
 
-from .adapters.comfyui.version import search_aliases
+from .adapters.comfyui.version import search_aliases, with_node_id
 from .adapters.compile.diffusion_model import compile_diffusion_model
 from .adapters.compile.vae_decode import compile_vae_decode
 from .inputs import CATEGORY, backend_input
@@ -42,7 +42,7 @@ class LoadCheckpointCompiled(io.ComfyNode):
                 io.Clip.Output(tooltip="The text encoder, not compiled."),
                 io.Vae.Output(tooltip="The VAE; its decoder is compiled if compile_vae is on."),
             ],
-            hidden=[io.Hidden.unique_id],
+            **with_node_id(),
         )
 
     @classmethod

@@ -3,7 +3,7 @@
 GET  /resolute/cache     counters, captures, and whether each remembered shape is ready
 GET  /resolute/events    the latest events
 GET  /resolute/runs      the latest sampling runs and decodes: what each did, how long it took, and why it waited
-GET  /resolute/report    the report as text, to send to somebody
+GET  /resolute/report    the report as text, which the panel copies for a bug report
 GET  /resolute/settings  which settings an environment variable decides
 POST /resolute/warm-up   {"prompt": a workflow in API form} or {"plan": ...}, see `warm_up.request.parse_request`
 POST /resolute/free      frees every capture

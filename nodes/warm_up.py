@@ -8,7 +8,7 @@ from comfy_api.latest import io
 
 from ..compile_cache.errors import UserError
 from ..compile_cache.warm_up_plan import plan, table
-from .adapters.comfyui.version import search_aliases
+from .adapters.comfyui.version import search_aliases, with_node_id
 from .adapters.warm_up.run import WarmUpInputs, skipped_inputs, warm_up
 from .inputs import CATEGORY, require_numbers
 
@@ -22,7 +22,7 @@ class WarmUp(io.ComfyNode):
             node_id="ResoluteWarmUp",
             display_name="Warm Up",
             category=CATEGORY,
-            **search_aliases("precompile", "preload", "cuda graph", "torch compile", "faster"),
+            **search_aliases("precompile", "preload", "cuda graph", "torch compile"),
             description=(
                 "Compiles and captures every size in the list before you need it, largest first. Sizes that are ready "
                 "are skipped, so the node can stay in the workflow."
@@ -60,7 +60,7 @@ class WarmUp(io.ComfyNode):
                 io.ControlNet.Output(display_name="control_net", tooltip="The input ControlNet, unchanged."),
                 io.String.Output(display_name="report", tooltip="Seconds and memory of each size, and what failed."),
             ],
-            hidden=[io.Hidden.unique_id],
+            **with_node_id(),
             is_output_node=True,
         )
 

@@ -5,7 +5,8 @@ export function badgeText(live, t) {
   if (live.working) return live.working.text;
   if (live.problem) return t("no answer");
   if (!live.cache) return t("loading");
-  return t("{regions} regions, {sizes} sizes ready", { regions: live.regions, sizes: live.readySizes.size });
+  const text = t("{regions} regions, {sizes} sizes ready", { regions: live.regions, sizes: live.readySizes.size });
+  return text.replace(/\b1 (region|size)s\b/g, "1 $1"); // English only: the other languages have no plural
 }
 
 export function addBadge(app, live, t, open) {

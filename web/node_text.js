@@ -29,8 +29,11 @@ const BEFORE_A_RUN = {
   ResoluteWarmUp: "What was warmed up appears here.",
 };
 
-export function addText(node, translate) {
-  const lines = LINES[node.comfyClass];
+// The nodes of OneDiff's names have two lines too: which node replaces them, or what they compile.
+const ONEDIFF = "Resolute/OneDiff";
+
+export function addText(node, category, translate) {
+  const lines = LINES[node.comfyClass] ?? (category === ONEDIFF ? TWO_LINES : 0);
   if (!lines || node.widgets?.some((widget) => widget.name === NAME)) return;
   const element = document.createElement("div");
   element.className = lines > TWO_LINES ? "resolute-text resolute-table" : "resolute-text";

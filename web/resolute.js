@@ -15,8 +15,10 @@ const live = new Live(api);
 const setting = (name) => app.extensionManager?.setting?.get(name);
 const t = (text, values) => translator(setting("Comfy.Locale"))(text, values);
 
+const categories = new Map(); // of our nodes by their class, those of OneDiff's names included
+
 function isOurs(name) {
-  return Boolean(name?.startsWith(PREFIX));
+  return categories.has(name);
 }
 
 function loadStyle() {
@@ -82,11 +84,13 @@ app.registerExtension({
     await live.refresh();
   },
   beforeRegisterNodeDef(nodeType, nodeData) {
-    if (isOurs(nodeData.name)) applyDefaultBackend(nodeData, setting(BACKEND));
+    if (nodeData.category?.split("/")[0] !== PREFIX) return;
+    categories.set(nodeData.name, nodeData.category);
+    applyDefaultBackend(nodeData, setting(BACKEND));
   },
   nodeCreated(node) {
     if (!isOurs(node.comfyClass)) return;
-    addText(node, t);
+    addText(node, categories.get(node.comfyClass), t);
     const before = node.onExecuted;
     node.onExecuted = function (output) {
       before?.call(this, output);

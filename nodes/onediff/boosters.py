@@ -6,8 +6,9 @@ from typing import Any
 
 from comfy_api.latest import io
 
-from ..adapters.onediff.boosters import Booster, merged
+from ..adapters.onediff.boosters import NOT_QUANTIZED, Booster, merged
 from .common import (
+    DEEPCACHE_TEXT,
     NO_EFFECT,
     CustomBooster,
     DeepCacheBooster,
@@ -55,7 +56,7 @@ class DeepcacheBooster(io.ComfyNode):
             "OneFlowDeepcacheBooster",
             "OneFlow Deepcache Booster - OneDiff",
             "DeepCache",
-            "start_step and end_step are DeepCache's percents times 1000; level and block give its depth.",
+            DEEPCACHE_TEXT,
             deepcache_inputs(),
             [DeepCacheBooster.Output(tooltip="For Apply Model Booster.")],
         )
@@ -134,7 +135,7 @@ class OnlineQuantization(io.ComfyNode):
 
     @classmethod
     def execute(cls, **_: Any) -> io.NodeOutput:
-        return io.NodeOutput(Booster(notes=("nothing is quantized: the model is compiled in its own precision",)))
+        return io.NodeOutput(NOT_QUANTIZED)
 
 
 NODES: list[type[io.ComfyNode]] = [ModelBooster, DeepcacheBooster, NexfortBooster, TorchCompile, OnlineQuantization]

@@ -6,10 +6,12 @@ from typing import Any
 
 from comfy_api.latest import io
 
+from ..adapters.comfyui.version import with_node_id
 from ..adapters.onediff.deepcache_settings import DeepCacheInputs
 
 CATEGORY = "Resolute/OneDiff"
 NO_EFFECT = "Has no effect here; kept because saved workflows have it."
+DEEPCACHE_TEXT = "start_step and end_step are DeepCache's percents times 1000; level and block give its depth."
 
 CustomBooster = io.Custom("CUSTOM_BOOSTER")
 DeepCacheBooster = io.Custom("DeepCacheBooster")
@@ -33,7 +35,7 @@ def schema(
         description=f"OneDiff's node. {advice} {about}",
         inputs=inputs,
         outputs=outputs,
-        hidden=[io.Hidden.unique_id],
+        **with_node_id(),
         is_output_node=ends,
         is_deprecated=True,
     )

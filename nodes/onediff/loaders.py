@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import folder_paths
@@ -10,8 +11,9 @@ from comfy_api.latest import io
 import nodes
 
 from ...compile_cache.errors import UserError, excerpt
-from ..adapters.onediff.boosters import Booster, speed_up_controlnet, speed_up_model, speed_up_vae
+from ..adapters.onediff.boosters import NOT_QUANTIZED, Booster, speed_up_controlnet, speed_up_model, speed_up_vae
 from .common import (
+    DEEPCACHE_TEXT,
     booster_input,
     deepcache_from,
     deepcache_inputs,
@@ -21,7 +23,7 @@ from .common import (
     vae_speedup_input,
 )
 
-_NOT_QUANTIZED = Booster(notes=("nothing is quantized: the model is compiled in its own precision",))
+_ADVANCED_TEXT = "Nothing is quantized: model_path is not read, and the checkpoint is compiled in its own precision."
 
 
 def _file_input(name: str, folder: str) -> Any:
@@ -74,7 +76,7 @@ class DeepCacheCheckpointLoader(io.ComfyNode):
             "OneDiffDeepCacheCheckpointLoaderSimple",
             "Load Checkpoint - OneDiff DeepCache",
             "Load Checkpoint (Compiled) and DeepCache",
-            "start_step and end_step are DeepCache's percents times 1000; level and block give its depth.",
+            DEEPCACHE_TEXT,
             [_file_input("ckpt_name", "checkpoints"), vae_speedup_input(), static_mode_input(), *deepcache_inputs()],
             _checkpoint_outputs(),
         )
@@ -121,7 +123,7 @@ class QuantCheckpointLoader(io.ComfyNode):
     @classmethod
     def execute(cls, ckpt_name: str, vae_speedup: str = "disable") -> io.NodeOutput:
         loaded = nodes.CheckpointLoaderSimple().load_checkpoint(ckpt_name)
-        return _compiled(loaded, vae_speedup, _NOT_QUANTIZED, cls.hidden.unique_id)
+        return _compiled(loaded, vae_speedup, NOT_QUANTIZED, cls.hidden.unique_id)
 
 
 def _advanced_inputs() -> list[Any]:
@@ -139,6 +141,10 @@ def _advanced_inputs() -> list[Any]:
     ]
 
 
+def _advanced(compiles: str) -> Booster:
+    return replace(NOT_QUANTIZED, compiles=compiles == "enable")
+
+
 class QuantCheckpointLoaderAdvanced(io.ComfyNode):
     @classmethod
     def define_schema(cls) -> io.Schema:
@@ -146,7 +152,7 @@ class QuantCheckpointLoaderAdvanced(io.ComfyNode):
             "OneDiffQuantCheckpointLoaderSimpleAdvanced",
             "Load Checkpoint - OneDiff Quant Advanced",
             "Load Checkpoint (Compiled)",
-            "Nothing is quantized: model_path is not read, and the checkpoint is compiled in its own precision.",
+            _ADVANCED_TEXT,
             _advanced_inputs(),
             _checkpoint_outputs(),
         )
@@ -156,8 +162,7 @@ class QuantCheckpointLoaderAdvanced(io.ComfyNode):
         cls, ckpt_name: str, model_path: str = "", compile: str = "enable", vae_speedup: str = "disable"
     ) -> io.NodeOutput:
         loaded = nodes.CheckpointLoaderSimple().load_checkpoint(ckpt_name)
-        booster = Booster(compiles=compile == "enable", notes=_NOT_QUANTIZED.notes)
-        return _compiled(loaded, vae_speedup, booster, cls.hidden.unique_id)
+        return _compiled(loaded, vae_speedup, _advanced(compile), cls.hidden.unique_id)
 
 
 class ImageOnlyCheckpointLoader(io.ComfyNode):
@@ -168,7 +173,7 @@ class ImageOnlyCheckpointLoader(io.ComfyNode):
             "ImageOnlyOneDiffQuantCheckpointLoaderAdvanced",
             "Load Checkpoint - OneDiff Quant Advanced (img2vid)",
             "Image Only Checkpoint Loader and Compile Model",
-            "Nothing is quantized: model_path is not read, and the checkpoint is compiled in its own precision.",
+            _ADVANCED_TEXT,
             _advanced_inputs(),
             [model, io.ClipVision.Output(tooltip="The image encoder, not compiled."), vae],
         )
@@ -178,8 +183,7 @@ class ImageOnlyCheckpointLoader(io.ComfyNode):
         cls, ckpt_name: str, model_path: str = "", compile: str = "enable", vae_speedup: str = "disable"
     ) -> io.NodeOutput:
         loaded = nodes.NODE_CLASS_MAPPINGS["ImageOnlyCheckpointLoader"]().load_checkpoint(ckpt_name)
-        booster = Booster(compiles=compile == "enable", notes=_NOT_QUANTIZED.notes)
-        return _compiled(loaded, vae_speedup, booster, cls.hidden.unique_id)
+        return _compiled(loaded, vae_speedup, _advanced(compile), cls.hidden.unique_id)
 
 
 class UNETLoaderInt8(io.ComfyNode):

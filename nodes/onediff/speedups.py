@@ -9,6 +9,7 @@ from comfy_api.latest import io
 from ..adapters.compile.backend_choice import explain_passthrough
 from ..adapters.onediff.boosters import Booster, speed_up_controlnet, speed_up_model, speed_up_vae
 from .common import (
+    DEEPCACHE_TEXT,
     NO_EFFECT,
     booster_input,
     deepcache_from,
@@ -66,7 +67,7 @@ class ModuleDeepCacheSpeedup(io.ComfyNode):
             "ModuleDeepCacheSpeedup",
             "Model DeepCache Speedup",
             "Compile Model and DeepCache",
-            "start_step and end_step are DeepCache's percents times 1000; level and block give its depth.",
+            DEEPCACHE_TEXT,
             [io.Model.Input("model", tooltip="A UNet."), static_mode_input(), *deepcache_inputs()],
             [io.Model.Output(tooltip="A compiled copy of the model with DeepCache.")],
         )

@@ -9,7 +9,15 @@ from comfy_api.latest import io
 from ..adapters.compile.backend_choice import explain_passthrough
 from .common import NO_EFFECT, ignored_text, schema
 
+_EVERY_BATCH = "every batch size runs on the same compiled regions, so the model passes on as it is"
+_EVERY_SIZE = "every size runs compiled, so the latent passes on as it is"
+_NOTHING_QUANTIZED = "nothing is quantized, and no file is written"
+_ONE_COPY = "a compiled model uses ComfyUI's own weights, so there are no two copies to compare"
 _KEPT = "compiled regions are kept on disk by themselves, so there is no graph to {} here"
+
+
+def _sentence(reason: str) -> str:
+    return f"{reason[0].upper()}{reason[1:]}."
 
 
 class BatchSizePatcher(io.ComfyNode):
@@ -19,7 +27,7 @@ class BatchSizePatcher(io.ComfyNode):
             "BatchSizePatcher",
             "Batch Size Patcher",
             "",
-            "Every batch size runs on the same compiled regions, so the model passes on as it is.",
+            _sentence(_EVERY_BATCH),
             [
                 io.Model.Input("model", tooltip="Passes on as it is."),
                 io.Latent.Input("latent_image", optional=True, tooltip=NO_EFFECT),
@@ -29,8 +37,7 @@ class BatchSizePatcher(io.ComfyNode):
 
     @classmethod
     def execute(cls, model: Any, latent_image: Any = None) -> io.NodeOutput:
-        reason = "every batch size runs on the same compiled regions, so the model passes on as it is"
-        explain_passthrough(reason, cls.hidden.unique_id)
+        explain_passthrough(_EVERY_BATCH, cls.hidden.unique_id)
         return io.NodeOutput(model)
 
 
@@ -41,14 +48,14 @@ class ResolutionSpeedupChecker(io.ComfyNode):
             "ResolutionSpeedupChecker",
             "Speedup Checker - Resolution",
             "",
-            "Every size runs compiled, so the latent passes on as it is.",
+            _sentence(_EVERY_SIZE),
             [io.Latent.Input("samples", tooltip="Passes on as it is.")],
             [io.Latent.Output(tooltip="The input latent.")],
         )
 
     @classmethod
     def execute(cls, samples: Any) -> io.NodeOutput:
-        explain_passthrough("every size runs compiled, so the latent passes on as it is", cls.hidden.unique_id)
+        explain_passthrough(_EVERY_SIZE, cls.hidden.unique_id)
         return io.NodeOutput(samples)
 
 
@@ -91,7 +98,7 @@ class Quant8Model(io.ComfyNode):
             "Quant8Model",
             "Model Quantization(int8)",
             "",
-            "Nothing is quantized, and no file is written.",
+            _sentence(_NOTHING_QUANTIZED),
             [
                 io.Model.Input("model", tooltip=NO_EFFECT),
                 ignored_text("output_dir", "int8"),
@@ -104,7 +111,7 @@ class Quant8Model(io.ComfyNode):
 
     @classmethod
     def execute(cls, **_: Any) -> io.NodeOutput:
-        explain_passthrough("nothing is quantized, and no file is written", cls.hidden.unique_id)
+        explain_passthrough(_NOTHING_QUANTIZED, cls.hidden.unique_id)
         return io.NodeOutput()
 
 
@@ -115,7 +122,7 @@ class CompareModel(io.ComfyNode):
             "CompareModel",
             "Model Weight Comparator",
             "",
-            "A compiled model uses ComfyUI's own weights, so there are no two copies to compare.",
+            _sentence(_ONE_COPY),
             [
                 io.Model.Input("torch_model", tooltip=NO_EFFECT),
                 io.Model.Input("oneflow_model", tooltip=NO_EFFECT),
@@ -127,9 +134,7 @@ class CompareModel(io.ComfyNode):
 
     @classmethod
     def execute(cls, **_: Any) -> io.NodeOutput:
-        explain_passthrough(
-            "a compiled model uses ComfyUI's own weights: there are no two copies to compare", cls.hidden.unique_id
-        )
+        explain_passthrough(_ONE_COPY, cls.hidden.unique_id)
         return io.NodeOutput()
 
 

@@ -53,6 +53,7 @@ def test_a_module_may_die_in_a_thread_that_somebody_waits_for_with_the_lock_held
 
 
 OURS = {"class_type": "ResoluteCompileModel", "inputs": {"backend": "auto", "model": ["1", 0]}}
+OF_ONEDIFF = {"class_type": "ModelSpeedup", "inputs": {"model": ["1", 0]}}
 OF_OTHERS = {"class_type": "TorchCompileModel", "inputs": {"backend": "inductor", "model": ["1", 0]}}
 LOADER = {"class_type": "CheckpointLoaderSimple", "inputs": {"ckpt_name": "a.safetensors"}}
 
@@ -62,6 +63,7 @@ LOADER = {"class_type": "CheckpointLoaderSimple", "inputs": {"ckpt_name": "a.saf
     [
         ({"1": LOADER, "2": OURS}, 1),
         ({"1": LOADER, "2": OURS, "3": OURS}, 1),
+        ({"1": LOADER, "2": OF_ONEDIFF}, 1),
         ({"1": LOADER, "2": OF_OTHERS}, 0),
         ({"1": LOADER, "2": {**OURS, "inputs": {"backend": ["1", 0]}}}, 0),
         ({"1": {}, "2": OURS}, 1),

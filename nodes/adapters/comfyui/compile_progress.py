@@ -55,7 +55,7 @@ class CompileProgress(NodeProgress):
             self._bar.update_absolute(done, total)
 
     def loading(self, regions: int) -> None:
-        """Regions are being loaded from disk; 0 if their number is not known yet."""
+        """Regions are being loaded from disk; 0 while the backend itself is loaded."""
         if self._ticker is None:
             self._ticker = _Ticker(self.show, _loading, delay=_QUIET, is_loading=True)
         self._ticker.set(0, regions)
@@ -125,7 +125,7 @@ class _Ticker:
 
 
 def _loading(done: int, regions: int, seconds: float) -> str:
-    what = f"{regions} compiled regions" if regions else "compiled regions"
+    what = f"{regions} compiled regions" if regions else "the backend"
     return f"loading {what}, {seconds:.0f} s"
 
 

@@ -8,6 +8,17 @@ from typing import Any
 import comfy.model_management
 
 
+def with_node_id() -> dict[str, Any]:
+    """The arguments of io.Schema for a node that needs its own id, because it shows texts while other nodes run.
+
+    Without `not_idempotent`, ComfyUI reuses the output of a node with equal inputs and another id, as in the workflow
+    before, and the texts go to that id.
+    """
+    from comfy_api.latest import io
+
+    return {"hidden": [io.Hidden.unique_id], "not_idempotent": True}
+
+
 def search_aliases(*words: str) -> dict[str, Any]:
     """Words by which ComfyUI's search finds a node beside its name, as an argument for its schema (absent in 0.8)."""
     from comfy_api.latest import io  # only node classes ask; the rest of this file serves without a server

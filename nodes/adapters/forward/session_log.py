@@ -93,7 +93,9 @@ class SessionLog:
             self._progress.show(run.status())
             runs.add(run)
         while self._role is not Role.CONTROLNET and _open:
-            _open.pop().end()
+            control = _open.pop()
+            control._batch = self._batch  # the calls of a ControlNet do not say how many conds their batch holds
+            control.end()
 
     def _run(self, after: dict[str, Any], why_no_calls: str) -> Run:
         before, shape = self._before, self._shape or (0, 0)

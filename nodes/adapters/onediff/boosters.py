@@ -40,6 +40,9 @@ class Booster:
         return AUTO if self.compiles else _SWITCHED_OFF
 
 
+NOT_QUANTIZED = Booster(notes=("nothing is quantized: the model is compiled in its own precision",))
+
+
 def merged(*boosters: Booster | None) -> Booster:
     """The boosters of one OneDiffModelBooster as one."""
     given = [booster for booster in boosters if booster is not None]

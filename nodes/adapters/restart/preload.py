@@ -18,6 +18,7 @@ from ....compile_cache.keys import GraphKey
 from ....compile_cache.store.shape_history import Model
 from ....compile_cache.torch_private import dynamo  # noqa: F401 (two threads that import it at once find half of it)
 from ..process import runtime
+from ..scan.compile_nodes import WITH_AUTO
 from . import shape_status
 
 logger = logging.getLogger(__name__)
@@ -62,6 +63,8 @@ def before_prompt(body: dict[str, Any]) -> dict[str, Any]:
 
 
 def _backend(node: Mapping[str, Any]) -> str | None:
+    if node.get("class_type") in WITH_AUTO:
+        return registry.AUTO
     choice = node.get("inputs", {}).get("backend")
     return choice if choice in registry.CHOICES and node["class_type"].startswith("Resolute") else None
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from ....compile_cache.errors import UserError
 from ....compile_cache.sizes import MAXIMUM, MINIMUM, Size, is_valid
+from ..scan.compile_nodes import LOADERS, MODEL_COMPILERS, VAE_COMPILERS
 from ..scan.graph import downstream, model_runners, upstream
 from ..scan.node import Link, Node
 from ..scan.numbers import SCALE_FACTOR
@@ -20,19 +21,9 @@ MAX_BATCH = 64  # images; the largest batch size that Warm Up accepts
 _ANY_CFG = 7.0
 _NO_TILES, _OVERLAP = 0, 64  # Warm Up's defaults
 
-# (class, output number) of the nodes that output a compiled model or VAE; those of OneDiff's names are ours too.
-_LOADERS = (
-    "ResoluteLoadCheckpoint",
-    "OneDiffCheckpointLoaderSimple",
-    "OneDiffDeepCacheCheckpointLoaderSimple",
-    "OneDiffQuantCheckpointLoaderSimple",
-    "OneDiffQuantCheckpointLoaderSimpleAdvanced",
-    "ImageOnlyOneDiffQuantCheckpointLoaderAdvanced",
-)
-_COMPILERS = ("ResoluteCompileModel", "ModelSpeedup", "SVDSpeedup", "ModuleDeepCacheSpeedup", *_LOADERS)
-_COMPILED_MODELS = frozenset((name, 0) for name in _COMPILERS)
-_VAE_COMPILERS = ("ResoluteCompileVAEDecode", "VaeSpeedup")
-_COMPILED_VAES = frozenset({*((name, 0) for name in _VAE_COMPILERS), *((name, 2) for name in _LOADERS)})
+# (class, output number) of the nodes that output a compiled model or VAE.
+_COMPILED_MODELS = frozenset((name, 0) for name in MODEL_COMPILERS)
+_COMPILED_VAES = frozenset({*((name, 0) for name in VAE_COMPILERS), *((name, 2) for name in LOADERS)})
 _CONTROLNET_APPLIERS = ("ControlNetApply", "ControlNetApplyAdvanced", "ControlNetApplySD3")
 _CONDITIONING_INPUTS = ("positive", "negative", "conditioning", "conditioning_1", "conditioning_2")
 
