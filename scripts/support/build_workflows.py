@@ -85,7 +85,7 @@ def image_to_image() -> Graph:
     group = graph.group("Sample", (COLUMN * 3, 0), STOCK)
     sampler = parts.sampler(graph, group, model, prompts, latent, cfg=7.0, denoise=0.6, after="randomize")
     parts.decode(graph, sampler, vae, (COLUMN * 4, 0))
-    graph.note(NOTES[graph.name], (COLUMN * 3, 430), 600, 110)
+    graph.note(NOTES[graph.name], (COLUMN * 3, 430), 600, 130)
     return graph
 
 
@@ -111,7 +111,7 @@ def compare_with_stock() -> Graph:
     compared = graph.add(group, "ResoluteCompareImages", wide=480, image_a=images[0], image_b=images[1])
     graph.add(group, "PreviewImage", title="Heat map", wide=340, images=compared["heat_map"])
     graph.add(group, "PreviewAny", title="Report", wide=560, source=compared["text"])
-    graph.note(NOTES[graph.name], (0, graph.groups[4].below), 680, 150)
+    graph.note(NOTES[graph.name], (0, graph.groups[4].below), 680, 170)
     return graph
 
 
@@ -126,7 +126,7 @@ def deepcache() -> Graph:
     group = graph.group("Sample", (COLUMN * 2, 0), STOCK)
     sampled = parts.sampler(graph, group, model, texts, latent["LATENT"], cfg=7.0, after="randomize")
     parts.decode(graph, sampled, vae, (COLUMN * 3, 0))
-    graph.note(NOTES[graph.name], (COLUMN * 2, 430), 600, 150)
+    graph.note(NOTES[graph.name], (COLUMN * 2, 430), 600, 170)
     return graph
 
 
@@ -158,7 +158,7 @@ def deepcache_controlnet() -> Graph:
         graph, group, model, (applied["positive"], applied["negative"]), latent["LATENT"], cfg=7.0, after="randomize"
     )
     parts.decode(graph, sampled, vae, (COLUMN * 4, 0))
-    graph.note(NOTES[graph.name], (COLUMN * 3, 430), 600, 130)
+    graph.note(NOTES[graph.name], (COLUMN * 3, 430), 600, 150)
     return graph
 
 
@@ -214,7 +214,7 @@ def _text_to_image(
     group = graph.group("Sample", (COLUMN * 2, 0), STOCK)
     sampler = parts.sampler(graph, group, model, prompts, latent["LATENT"], cfg=cfg, after="randomize")
     parts.decode(graph, sampler, vae, (COLUMN * 3, 0))
-    graph.note(NOTES[graph.name], (COLUMN * 2, 430), 600, 130)
+    graph.note(NOTES[graph.name], (COLUMN * 2, 430), 600, 150)
     return graph
 
 

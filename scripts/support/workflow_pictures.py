@@ -14,7 +14,9 @@ from pathlib import Path
 from PIL import Image
 
 from .build_workflows import WORKFLOWS
-from .front_end import USUAL, FrontEnd, front_end, missing_requirement
+from .chromium import missing_requirement
+from .front_end import FrontEnd, front_end
+from .jpeg import smallest_loss
 from .places import ROOT
 from .workflow_graph import Graph
 
@@ -44,7 +46,6 @@ def main(arguments: list[str] | None = None) -> int:
         return 2
     with front_end(options.url, pixel_ratio=1.5) as browser:
         browser.start()
-        browser.settings(USUAL)
         for build in WORKFLOWS:
             if build.__name__ in HELP_WORKFLOWS:
                 _save_pictures(browser, build(), options.source)
@@ -67,13 +68,7 @@ def _save_help_picture(picture: Image.Image, path: Path) -> None:
     """Save it in the width of ComfyUI's help, with the best JPEG quality that fits HELP_BYTES."""
     small = picture.copy()
     small.thumbnail((HELP_WIDTH, 10 * HELP_WIDTH), Image.Resampling.LANCZOS)
-    data = io.BytesIO()
-    for quality in range(90, 30, -5):
-        data = io.BytesIO()
-        small.save(data, "JPEG", quality=quality, optimize=True)
-        if len(data.getvalue()) <= HELP_BYTES:
-            break
-    _write(path, data.getvalue())
+    _write(path, smallest_loss(small, HELP_BYTES))
 
 
 def _save_readme_picture(picture: Image.Image, path: Path) -> None:

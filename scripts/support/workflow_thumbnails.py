@@ -17,6 +17,7 @@ from PIL import Image, ImageDraw, ImageFilter, ImageFont, ImageOps
 from .build_workflows import FOLDER
 from .client import Client
 from .demo_plan import COMPARE, DEEPCACHE, IMAGE_TO_IMAGE, SD15, TOUR_NAME, Job, prompt_for
+from .jpeg import smallest_loss
 from .workflow_graph import TEMPLATE_PREFIX
 
 SIZE = (640, 400)
@@ -43,7 +44,7 @@ def main(arguments: list[str] | None = None) -> int:
 
     for name, make in _THUMBNAILS.items():
         path = FOLDER / f"{TEMPLATE_PREFIX}{name}.jpg"
-        path.write_bytes(_jpeg(make(draw)))
+        path.write_bytes(smallest_loss(make(draw), MOST_BYTES))
         print(path.name)
     return 0
 
@@ -172,17 +173,6 @@ _THUMBNAILS: dict[str, Callable[[Drawer], Picture]] = {
     "deepcache_controlnet": _controlnet,
     "lcm_image_to_image": _lcm,
 }
-
-
-def _jpeg(picture: Picture) -> bytes:
-    """The best quality that fits MOST_BYTES."""
-    data = io.BytesIO()
-    for quality in range(92, 30, -4):
-        data = io.BytesIO()
-        picture.save(data, "JPEG", quality=quality, optimize=True)
-        if len(data.getvalue()) <= MOST_BYTES:
-            break
-    return data.getvalue()
 
 
 if __name__ == "__main__":
