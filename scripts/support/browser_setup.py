@@ -11,7 +11,7 @@ import shutil
 import subprocess
 import sys
 
-from .front_end import executable, has_playwright
+from .chromium import executable, has_playwright
 from .places import ROOT
 
 _REQUIREMENTS = ROOT / "requirements-browser.txt"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from collections.abc import Callable, Iterator
@@ -10,11 +11,13 @@ from pathlib import Path
 import pytest
 from safetensors.numpy import save_file
 
-from scripts.support import comfyui, front_end
+from scripts.support import chromium, comfyui, front_end
 from scripts.support.front_end import FrontEnd
 from scripts.support.places import ROOT
 from scripts.support.server import ComfyServer, link
 from scripts.support.workflow_models import CONTROL_NET, LCM_LORA, SD15, SDXL
+
+from .prompts import SD3
 
 MINI = "sd15-mini-full-vae"  # with an encoder, for image to image
 # Inductor starts ten processes to detect the CPU's vector instructions, which takes 15 s; skip that here.
@@ -33,7 +36,11 @@ def server(
 ) -> ComfyServer:
     """The target ComfyUI, whose models have the names of the bundled workflows and are small."""
     mini, control = make_model(MINI), make_model("sd15-mini-controlnet")
+    make_model(SD3)
     server = make_server(environment=ENVIRONMENT)
+    settings = server.folder / "user" / "default" / "comfy.settings.json"
+    settings.parent.mkdir(parents=True, exist_ok=True)
+    settings.write_text(json.dumps(front_end.USUAL), "utf-8")
     example = comfyui_folder(comfyui.TARGET) / "input" / "example.png"
     shutil.copyfile(example, server.input_folder / example.name)
     from scripts.support.models import folder
@@ -49,11 +56,12 @@ def server(
 
 @pytest.fixture(scope="session")
 def browser(server: ComfyServer) -> Iterator[FrontEnd]:
-    """One tab for all tests; each test reloads the page."""
-    missing = front_end.missing_requirement()
+    """One tab for all tests, with the page loaded."""
+    missing = chromium.missing_requirement()
     if missing:
         pytest.skip(missing)
     with front_end.front_end(server.url) as opened:
+        opened.load_page()
         yield opened
 
 
@@ -66,8 +74,7 @@ def screenshots() -> Path:
 
 
 @pytest.fixture
-def usual(browser: FrontEnd) -> Iterator[FrontEnd]:
-    """A front end whose settings and size are put back after the test."""
-    yield browser
-    browser.page.set_viewport_size(front_end.VIEWPORT)
-    browser.settings(front_end.USUAL)
+def page(browser: FrontEnd) -> FrontEnd:
+    """The tab with an empty graph and the usual settings."""
+    browser.start()
+    return browser

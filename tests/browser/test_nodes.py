@@ -1,69 +1,162 @@
-"""Each node: found by search, with room for its text, in both renderers and in three more languages."""
+"""Each node: found by search, connected, run and read in both renderers, and named in three more languages."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from scripts.support.front_end import FrontEnd
+from scripts.support.workflow_models import CONTROL_NET, SD15
+
+from ..comfy.rig import node
 
 pytestmark = pytest.mark.browser
-# What is typed into the search, and the title and class of the node that comes first.
+# What is typed into the search, the title of the node that comes first, and where the test puts it.
 WORDS = {
-    "Compile Model": ("Compile Model", "ResoluteCompileModel"),
-    "Compile VAE Decode": ("Compile VAE Decode", "ResoluteCompileVAEDecode"),
-    "Compile ControlNet": ("Compile ControlNet", "ResoluteCompileControlNet"),
-    "Load Checkpoint (Compiled)": ("Load Checkpoint (Compiled)", "ResoluteLoadCheckpoint"),
-    "Graph Cache Report": ("Graph Cache Report", "ResoluteReport"),
-    "psnr": ("Compare Images", "ResoluteCompareImages"),  # core has a Compare Images too
-    "Warm Up": ("Warm Up", "ResoluteWarmUp"),
-    "Free Graphs": ("Free Graphs", "ResoluteFree"),
+    "Load Checkpoint (Compiled)": ("Load Checkpoint (Compiled)", (0, 0)),
+    "Compile Model": ("Compile Model", (400, 0)),
+    "skip steps": ("DeepCache", (400, 380)),
+    "Compile VAE Decode": ("Compile VAE Decode", (0, 340)),
+    "Compile ControlNet": ("Compile ControlNet", (0, 600)),
+    "aspect ratio": ("Resolution", (0, 860)),
+    "Graph Cache Report": ("Graph Cache Report", (2200, 0)),
+    "psnr": ("Compare Images", (2200, 480)),  # core has a Compare Images too
+    "Warm Up": ("Warm Up", (2200, 960)),
+    "Free Graphs": ("Free Graphs", (1700, 860)),
+}
+STOCK_AT = {
+    "Positive": (800, 0),
+    "Negative": (800, 290),
+    "Load ControlNet Model": (-400, 600),
+    "Apply ControlNet": (1300, 0),
+    "Empty Latent Image": (400, 860),
+    "KSampler": (1300, 330),
+    "VAE Decode": (1700, 0),
+    "Save Image": (1700, 200),
+    "Edges": (800, 600),
+}
+# From node and output to node and input: dragged in the classic renderer, dragged in Nodes 2.0, and the rest.
+CLASSIC = (
+    ("Load Checkpoint (Compiled)", "MODEL", "Compile Model", "model"),
+    ("Compile Model", "MODEL", "DeepCache", "model"),
+    ("DeepCache", "MODEL", "KSampler", "model"),
+    ("Load Checkpoint (Compiled)", "VAE", "Compile VAE Decode", "vae"),
+)
+NODES_2 = (
+    ("Compile VAE Decode", "VAE", "VAE Decode", "vae"),
+    ("Compile ControlNet", "CONTROL_NET", "Apply ControlNet", "control_net"),
+    ("VAE Decode", "IMAGE", "Graph Cache Report", "any"),
+)
+OTHERS = (
+    ("Load Checkpoint (Compiled)", "CLIP", "Positive", "clip"),
+    ("Load Checkpoint (Compiled)", "CLIP", "Negative", "clip"),
+    ("Load ControlNet Model", "CONTROL_NET", "Compile ControlNet", "control_net"),
+    ("Resolution", "width", "Empty Latent Image", "width"),
+    ("Resolution", "height", "Empty Latent Image", "height"),
+    ("VAE Decode", "IMAGE", "Compare Images", "image_a"),
+    ("VAE Decode", "IMAGE", "Compare Images", "image_b"),
+    ("VAE Decode", "IMAGE", "Free Graphs", "any"),
+    ("Load Checkpoint (Compiled)", "MODEL", "Warm Up", "model"),
+)
+SMALL = {
+    "ResoluteLoadCheckpoint.ckpt_name": SD15,
+    "ResoluteLoadCheckpoint.backend": "eager",
+    "ResoluteCompileModel.backend": "eager",
+    "ResoluteCompileVAEDecode.backend": "eager",
+    "ResoluteCompileControlNet.backend": "eager",
+    "ResoluteResolution.preset": "custom",
+    "ResoluteResolution.width": 72,
+    "ResoluteResolution.height": 64,
+    "ResoluteWarmUp.sizes": "72x64",
 }
 ALIASES = {
-    "aspect ratio": "Resolution",
     "tensorrt": "Compile Model",
-    "cuda graph": "Compile Model",
     "torch compile": "Compile Model",
     "faster": "Compile Model",
+    "why slow": "Graph Cache Report",
 }
 LANGUAGES = {"zh": "编译模型", "zh-TW": "編譯模型", "ja": "モデルをコンパイル"}
+MOVE = """places => { for (const node of app.graph.nodes) if (places[node.title]) node.pos = places[node.title];
+    app.canvas.deselectAll(); app.canvas.setDirty(true, true); }"""  # the toolbox of a selected node covers the canvas
+# The whole graph in the upper left part of the window.
+SMALL_VIEW = "() => { app.canvas.ds.scale = 0.3; app.canvas.ds.offset = [600, 400]; app.canvas.setDirty(true, true); }"
 
 
-def test_each_node_is_added_by_search_in_both_renderers(usual: FrontEnd, screenshots: Path) -> None:
-    usual.start()
-    for words, (title, class_name) in WORDS.items():
-        usual.page.evaluate("() => app.graph.clear()")
-        usual.add_by_search(words, title)
-        assert usual.node_classes() == [class_name], words
-    for vue in (False, True):
-        usual.settings({"Comfy.VueNodes.Enabled": vue})
-        usual.place([*(name for _, name in WORDS.values()), "ResoluteDeepCache", "ResoluteResolution"])
-        usual.fit_view()
-        usual.page.screenshot(path=screenshots / f"nodes{'-nodes2' if vue else ''}.png")
-        assert usual.overlaps() == []
-        assert usual.cut_texts() == []
-        assert set(usual.texts()) == set(usual.titles())
+def stock_part() -> dict[str, Any]:
+    """The nodes of ComfyUI in a workflow with a ControlNet, with nothing of Resolute."""
+
+    def titled(title: str, made: dict[str, Any]) -> dict[str, Any]:
+        return {**made, "_meta": {"title": title}}
+
+    sampling = {"seed": 1, "steps": 2, "cfg": 5.0, "sampler_name": "euler", "scheduler": "normal", "denoise": 1.0}
+    links = {"positive": ["5", 0], "negative": ["5", 1], "latent_image": ["3", 0]}
+    control = {"strength": 1.0, "start_percent": 0.0, "end_percent": 1.0}
+    return {
+        "1": titled("Positive", node("CLIPTextEncode", text="a lighthouse")),
+        "2": titled("Negative", node("CLIPTextEncode", text="")),
+        "3": titled("Empty Latent Image", node("EmptyLatentImage", width=64, height=64, batch_size=1)),
+        "4": titled("Load ControlNet Model", node("ControlNetLoader", control_net_name=CONTROL_NET)),
+        "5": titled(
+            "Apply ControlNet",
+            node("ControlNetApplyAdvanced", positive=["1", 0], negative=["2", 0], image=["9", 0], **control),
+        ),
+        "6": titled("KSampler", node("KSampler", **links, **sampling)),
+        "7": titled("VAE Decode", node("VAEDecode", samples=["6", 0])),
+        "8": titled("Save Image", node("SaveImage", images=["7", 0], filename_prefix="nodes")),
+        "9": titled("Edges", node("EmptyImage", width=72, height=64, batch_size=1, color=0)),
+    }
 
 
-def test_a_search_for_what_people_want_lists_the_node(usual: FrontEnd) -> None:
-    usual.start()
+def test_each_node_is_found_connected_and_shows_its_result_in_both_renderers(page: FrontEnd, screenshots: Path) -> None:
+    page.load_prompt(stock_part())
+    page.page.evaluate(MOVE, STOCK_AT)
+    page.page.evaluate(SMALL_VIEW)
+    for words, (title, place) in WORDS.items():
+        page.add_by_search(words, title)
+        page.page.evaluate(MOVE, {title: place})
+    page.widgets(SMALL)
+    for link in OTHERS:
+        page.link(*link)
+    for vue, links in ((False, CLASSIC), (True, NODES_2)):
+        page.renderer(vue)
+        page.fit_view()
+        for link in links:
+            page.connect(*link)
+    ours = {title for title, _ in WORDS.values()}
+    for vue in (True, False):
+        page.renderer(vue)
+        page.widgets({"KSampler.seed": 2 + vue})
+        page.queue()
+        end = page.wait()
+        page.fit_view()
+        page.page.screenshot(path=screenshots / f"nodes{'-nodes2' if vue else ''}.png")
+        assert end["name"] == "execution_success", end
+        texts = page.texts()
+        assert set(texts) == ours
+        assert [title for title, text in texts.items() if not text] == []
+        assert page.pictures()["Save Image"] == 1
+        assert page.overlaps() == []
+        assert page.cut_texts() == []
+
+
+def test_a_search_for_what_people_want_finds_the_node(page: FrontEnd) -> None:
     for words, title in ALIASES.items():
-        usual.search(words, title)  # fails if the title does not come
-        usual.page.keyboard.press("Escape")
-        usual.page.wait_for_selector("[role=dialog]", state="detached")
+        page.search(words, title)
+        page.close_dialogs()
 
 
-@pytest.mark.parametrize("language", sorted(LANGUAGES))
-def test_names_and_help_are_in_the_language_of_the_settings(usual: FrontEnd, screenshots: Path, language: str) -> None:
-    usual.start()
-    usual.settings({"Comfy.Locale": language})
-    usual.start()
-    usual.place(["ResoluteCompileModel", "ResoluteReport"])
-    usual.open_panel()
-    usual.fit_view()
-    usual.page.screenshot(path=screenshots / f"language-{language}.png")
-    assert LANGUAGES[language] in usual.titles()
-    panel = usual.page.locator(".resolute-panel").inner_text()
-    assert "Warm up" not in panel
-    assert usual.cut_texts() == []
+def test_names_and_the_panel_are_in_the_language_of_the_settings(page: FrontEnd, screenshots: Path) -> None:
+    try:
+        for language, title in LANGUAGES.items():
+            page.load_page(language)
+            page.place(["ResoluteCompileModel", "ResoluteReport"])
+            page.open_panel()
+            page.fit_view()
+            page.page.screenshot(path=screenshots / f"language-{language}.png")
+            assert title in page.titles()
+            assert "Warm up" not in page.page.locator(".resolute-panel").inner_text()
+            assert page.cut_texts() == []
+    finally:
+        page.load_page("en")

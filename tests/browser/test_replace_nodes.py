@@ -75,14 +75,10 @@ OFFERS_LOADED = "() => app.extensions.find(e => e.name === 'resolute.replaceNode
 
 
 @pytest.fixture
-def opened(browser: FrontEnd) -> FrontEnd:
-    browser.page.goto(browser.url)
-    browser.page.wait_for_function("() => Boolean(window.app?.extensionManager && window.app.graph)")
-    browser.page.wait_for_function(OFFERS_LOADED)
-    browser.page.wait_for_timeout(1500)
-    browser.page.keyboard.press("Escape")
-    browser.load(WORKFLOW, "onediff")
-    return browser
+def opened(page: FrontEnd) -> FrontEnd:
+    page.page.wait_for_function(OFFERS_LOADED)
+    page.load(WORKFLOW, "onediff")
+    return page
 
 
 def test_a_workflow_of_onediff_opens_without_a_complaint(opened: FrontEnd) -> None:

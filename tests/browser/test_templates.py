@@ -17,15 +17,18 @@ from scripts.support.workflow_nodes import FRONT_END_ONLY, NODE_TYPES, OURS
 pytestmark = pytest.mark.browser
 PACK = "resolute"
 GRAPHS = {graph.name: graph for graph in (build() for build in WORKFLOWS)}
-# Small and quick on a CPU. OneFlow is in another environment.
+# Small and quick on a CPU. Compiled, the same prompts run in tests/comfy/test_workflows.py.
 SMALL = {
     "ResoluteResolution.preset": "custom",
-    "ResoluteResolution.width": 136,
-    "ResoluteResolution.height": 104,
+    "ResoluteResolution.width": 72,
+    "ResoluteResolution.height": 64,
     "KSampler.steps": 2,
+    "ResoluteLoadCheckpoint.backend": "eager",
+    "ResoluteCompileModel.backend": "eager",
+    "ResoluteCompileVAEDecode.backend": "eager",
+    "ResoluteCompileControlNet.backend": "eager",
 }
-ONEFLOW = {"ResoluteCompileModel.backend": "auto", "ResoluteCompileVAEDecode.backend": "auto"}
-RESULT = r"136x104: "
+RESULT = "72x64: "
 
 
 @pytest.fixture(params=sorted(GRAPHS))
@@ -40,54 +43,47 @@ def written_prompt(name: str) -> dict[str, Any]:
     return loaded
 
 
-def test_a_template_opens_runs_and_nothing_overlaps(browser: FrontEnd, graph: Graph, screenshots: Path) -> None:
-    browser.open_template(graph.template, PACK, len(graph.nodes))
-    assert browser.unknown_types() == []
-    assert browser.complaints() == []
-    assert browser.prompt() == written_prompt(graph.name)
-    browser.widgets({**SMALL, **(ONEFLOW if graph.name.startswith("oneflow") else {})})
-    browser.queue()
-    assert browser.wait()["name"] == "execution_success"
-    shown = browser.texts()
+def test_a_template_opens_runs_and_nothing_overlaps(page: FrontEnd, graph: Graph, screenshots: Path) -> None:
+    page.open_template(graph.template, PACK, len(graph.nodes))
+    assert page.unknown_types() == []
+    assert page.prompt() == written_prompt(graph.name)
+    page.widgets(SMALL)
+    page.queue()
+    assert page.wait()["name"] == "execution_success"
+    assert page.complaints() == []
+    shown = page.texts()
     for title in ("Compile Model", "Compile VAE Decode", "Load Checkpoint (Compiled)"):
         assert title not in shown or shown[title].startswith(RESULT), shown
     for vue in (False, True):
-        browser.settings({"Comfy.VueNodes.Enabled": vue})
-        browser.fit_view()
-        browser.page.screenshot(path=screenshots / f"{graph.name}{'-nodes2' if vue else ''}.png")
-        assert browser.overlaps() == []
-        assert browser.cut_texts() == []
-    browser.settings({"Comfy.VueNodes.Enabled": False})
+        page.renderer(vue)
+        page.fit_view()
+        page.page.screenshot(path=screenshots / f"{graph.name}{'-nodes2' if vue else ''}.png")
+        assert page.overlaps() == []
+        assert page.cut_texts() == []
 
 
-@pytest.mark.parametrize("words", ["resolute", "compile"])
-def test_the_template_browser_finds_our_workflows(browser: FrontEnd, screenshots: Path, words: str) -> None:
-    browser.start()
-    browser.page.evaluate("() => app.extensionManager.command.execute('Comfy.BrowseTemplates')")
-    field = browser.page.locator("[role=dialog] input").first
-    field.fill(words)
-    browser.page.wait_for_timeout(2000)
-    shown = browser.page.locator("[role=dialog]").first.inner_text()
-    browser.page.screenshot(path=screenshots / f"templates-{words}.png")
-    assert [graph.template for graph in GRAPHS.values() if graph.template not in shown] == []
-    browser.page.keyboard.press("Escape")
+def test_the_template_browser_finds_our_workflows(page: FrontEnd, screenshots: Path) -> None:
+    page.browse_templates()
+    for words in ("resolute", "compile"):
+        page.page.locator("[role=dialog] input").first.fill(words)
+        for graph in GRAPHS.values():
+            page.page.wait_for_selector(f"[data-testid=template-workflow-{graph.template}]")
+        page.page.screenshot(path=screenshots / f"templates-{words}.png")
 
 
-def test_a_dropped_file_opens_as_well(browser: FrontEnd) -> None:
+def test_a_dropped_file_opens_as_well(page: FrontEnd) -> None:
     graph = GRAPHS["sd15_text_to_image"]
-    browser.drop(FOLDER / f"{graph.template}.json", len(graph.nodes))
-    assert browser.complaints() == []
-    assert browser.prompt() == written_prompt(graph.name)
+    page.drop(FOLDER / f"{graph.template}.json", len(graph.nodes))
+    assert page.prompt() == written_prompt(graph.name)
 
 
-def test_a_missing_node_is_detected(browser: FrontEnd) -> None:
-    graph = GRAPHS["sd15_text_to_image"]
-    browser.open_template(graph.template, PACK, len(graph.nodes))
-    workflow = graph.ui()
+def test_a_missing_node_is_detected(page: FrontEnd) -> None:
+    workflow = GRAPHS["sd15_text_to_image"].ui()
     workflow["nodes"][1]["type"] = "ResoluteNoSuchNode"
-    browser.load(workflow, "broken")
-    assert browser.unknown_types() == ["ResoluteNoSuchNode"]
-    assert any("ResoluteNoSuchNode" in text for text in browser.complaints())
+    page.load(workflow, "broken")
+    assert page.unknown_types() == ["ResoluteNoSuchNode"]
+    named = "() => document.querySelector('[data-testid=error-overlay]')?.innerText.includes('ResoluteNoSuchNode')"
+    page.page.wait_for_function(named)
 
 
 def test_the_template_browser_lists_each_workflow_with_a_thumbnail(server: ComfyServer) -> None:

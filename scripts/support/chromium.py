@@ -1,0 +1,70 @@
+"""A headless Chromium under playwright.
+
+Needs the Python package playwright and a Chromium on PATH; does not use playwright's own browsers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import importlib.util
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+FLAGS = (
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+)
+BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+TIMEOUT_MS = 60_000
+
+
+def missing_requirement() -> str | None:
+    """A sentence that names the missing requirement; None if a browser can be started."""
+    if not has_playwright():
+        return "The package playwright is not installed: pip install playwright."
+    if executable() is None:
+        return "No Chromium on PATH: install it, for example with apt-get install chromium."
+    return None
+
+
+def has_playwright() -> bool:
+    return importlib.util.find_spec("playwright") is not None
+
+
+def executable() -> str | None:
+    """The Chromium to run, or None."""
+    return next(filter(None, map(shutil.which, BROWSERS)), None)
+
+
+@contextlib.contextmanager
+def tab(viewport: Mapping[str, int], pixel_ratio: float = 1.0) -> Iterator[Any]:
+    """The page of playwright in a fresh profile; the browser ends with the context."""
+    # Import by name, so that type checks pass without the package.
+    sync_playwright = importlib.import_module("playwright.sync_api").sync_playwright
+    # Chromium may still write to its profile while the folder is being removed.
+    with (
+        tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile,
+        sync_playwright() as playwright,
+    ):
+        context = playwright.chromium.launch_persistent_context(
+            profile,
+            executable_path=executable(),
+            headless=True,
+            args=list(FLAGS),
+            permissions=["clipboard-read", "clipboard-write"],
+            viewport=dict(viewport),
+            device_scale_factor=pixel_ratio,
+        )
+        context.set_default_timeout(TIMEOUT_MS)
+        try:
+            yield context.pages[0] if context.pages else context.new_page()
+        finally:
+            context.close()

@@ -1,0 +1,61 @@
+"""docs/first-steps.md in a browser: what a user does and sees until the second size, with no setting changed."""
+
+from __future__ import annotations
+
+import re
+import time
+from pathlib import Path
+
+import pytest
+
+from scripts.support.front_end import FrontEnd
+
+from .prompts import stock
+
+pytestmark = pytest.mark.browser
+
+
+class Steps:
+    """What the user did, and the seconds since the first step."""
+
+    def __init__(self) -> None:
+        self.begun, self.lines = time.perf_counter(), list[str]()
+
+    def did(self, what: str) -> None:
+        self.lines.append(f"{time.perf_counter() - self.begun:6.1f} s  {len(self.lines) + 1}. {what}")
+
+
+def test_a_user_speeds_up_a_workflow_in_five_steps(page: FrontEnd, screenshots: Path) -> None:
+    page.load_prompt(stock(width=144, height=112))
+    page.fit_view()
+    steps = Steps()
+    page.add_by_search("faster", "Compile Model")
+    steps.did('double-clicked the canvas, typed "faster", pressed Enter')
+    page.connect("Load Checkpoint", "MODEL", "Compile Model", "model")
+    page.connect("Compile Model", "MODEL", "KSampler", "model")
+    steps.did("put it between Load Checkpoint and KSampler")
+
+    page.queue()
+    page.page.wait_for_function("() => window.resoluteTexts.some(t => /^compiling \\d of/.test(t))")
+    assert "compiling" in page.page.locator(".resolute-badge").inner_text()
+    page.page.screenshot(path=screenshots / "compiling.png")
+    page.cancel()
+    assert page.wait()["name"] == "execution_interrupted"
+    texts = page.progress_texts()
+    assert any(re.fullmatch(r"compiling \d+ of \d+, \d+ s", text) for text in texts), texts
+    assert any(re.fullmatch(r"stops after this region; \d+ of \d+ are kept", text) for text in texts), texts
+    steps.did("pressed Run, and then Cancel while it compiled")
+
+    page.queue()
+    assert page.wait()["name"] == "execution_success"
+    assert re.match(r"144x112: compiled \d regions? in .* s/step", page.texts()["Compile Model"])
+    assert page.pictures() == {"Save Image": 1}
+    steps.did("pressed Run again: the picture")
+
+    page.widgets({"EmptySD3LatentImage.width": 128})
+    page.queue()
+    assert page.wait()["name"] == "execution_success"
+    assert re.fullmatch(r"128x112: nothing compiled, .*/step", page.texts()["Compile Model"])
+    steps.did("changed the width, pressed Run: nothing compiled")
+    page.page.screenshot(path=screenshots / "first-steps.png")
+    (screenshots / "first-steps.txt").write_text("\n".join(steps.lines) + "\n", "utf-8")
