@@ -36,6 +36,7 @@ class Replica:
         self._name = str(serve.get_replica_context().replica_id.unique_id)
         self._process = ComfyUIProcess(self._config, self._config.folder / "replicas" / self._name)
         self._ready = Readiness()
+        self._leaving: set[asyncio.Task[None]] = set()
         self._starts, self._broken, self._is_closing, self._is_ready = 0, "", False, False
         await self._process.start()
         self._client = await self._connected()
@@ -73,7 +74,9 @@ class Replica:
         finally:
             self._ready.forget(token)
             # A cancelled call must not wait, so the clean-up is a task of its own.
-            self._leaving = asyncio.create_task(client.leave(prompt_id, is_over))
+            leaving = asyncio.create_task(client.leave(prompt_id, is_over))
+            self._leaving.add(leaving)
+            leaving.add_done_callback(self._leaving.discard)
 
     async def fetch(self, path: str, *, need: Mapping[str, Any]) -> tuple[int, Any]:
         """ComfyUI's answer to a GET whose result is the same on every replica, as /object_info."""

@@ -172,6 +172,14 @@ def tiny(seed: int, kind: str = "sd", width: int = 128, height: int = 128, steps
     }  # fmt: skip
 
 
+def plain(seed: int, steps: int) -> PromptDict:
+    """The same without Resolute: it compiles nothing, so its time is its steps."""
+    prompt = tiny(seed, steps=steps)
+    prompt["sample"]["inputs"]["model"] = ["model", 0]
+    del prompt["compiled"]
+    return prompt
+
+
 def refusal(error: Any) -> tuple[int, dict[str, Any]]:
     """Status and JSON of an urllib HTTPError."""
     return error.code, json.loads(error.read())

@@ -24,12 +24,12 @@ from scripts.support.client import Client
 from scripts.support.errors import PromptError, ServerError
 from scripts.support.server import ComfyServer
 
-from .conftest import Fleet, PromptDict, refusal, tiny
+from .conftest import Fleet, PromptDict, plain, refusal, tiny
 
 SIZES = [(128, 128), (160, 128), (128, 192), (192, 192), (256, 128), (128, 256), (192, 160), (160, 224)]
 KINDS = ("sd", "sdxl")
 LEVELS = 1  # of 255, as in the other server tests
-LONG = 150  # steps: some seconds
+LONG = 300  # steps: some seconds
 
 
 def pixels(client: Client, history: dict[str, Any]) -> Any:
@@ -135,7 +135,7 @@ class TestTheApi:
         assert fleet.client.raw(f"/view?filename={picture['filename']}&subfolder={picture['subfolder']}&type=output")
 
     def test_an_interrupted_prompt_says_so(self, fleet: Fleet) -> None:
-        prompt_id = fleet.client.queue(tiny(903, steps=LONG))
+        prompt_id = fleet.client.queue(plain(903, LONG))
         fleet.running(prompt_id)
         fleet.client.post("/interrupt", {"prompt_id": prompt_id})
         with pytest.raises(PromptError, match="interrupted"):
@@ -160,6 +160,7 @@ def dumped(prompt: PromptDict) -> bytes:
     return json.dumps(prompt).encode()
 
 
+@pytest.mark.long
 class TestForty:
     """40 prompts of eight sizes and two models from four clients."""
 
@@ -199,9 +200,10 @@ class TestForty:
             assert abs(pixels(fleet.client, histories[index]) - expected).max() <= LEVELS
 
 
+@pytest.mark.long
 class TestFaults:
     def test_a_killed_comfyui_runs_its_prompt_again(self, fleet: Fleet) -> None:
-        prompt_id = fleet.client.queue(tiny(1000, steps=LONG))
+        prompt_id = fleet.client.queue(plain(1000, LONG))
         name = fleet.running(prompt_id)
         killed = fleet.replica(name)["comfyui_pid"]
         os.kill(killed, signal.SIGKILL)
@@ -213,7 +215,7 @@ class TestFaults:
 
     def test_a_killed_replica_is_replaced_by_one_that_compiles_nothing(self, fleet: Fleet) -> None:
         before = {each["replica"] for each in fleet.state()["replicas"]}
-        prompt_id = fleet.client.queue(tiny(1001, steps=LONG))
+        prompt_id = fleet.client.queue(plain(1001, LONG))
         name = fleet.running(prompt_id)
         killed = fleet.replica(name)
         os.kill(killed["pid"], signal.SIGKILL)
@@ -225,9 +227,9 @@ class TestFaults:
         assert (new["counters"]["region_compiles"], new["counters"]["region_loads"] > 0) == (0, True)
 
     def test_a_killed_ingress_loses_no_prompt_and_no_history(self, fleet: Fleet) -> None:
-        old = fleet.client.queue(tiny(1002))
+        old = fleet.client.queue(plain(1002, 1))
         fleet.client.wait(old)
-        prompt_id = fleet.client.queue(tiny(1003, steps=LONG))
+        prompt_id = fleet.client.queue(plain(1003, LONG))
         fleet.running(prompt_id)
         killed = fleet.state()["pid"]
         os.kill(killed, signal.SIGKILL)
