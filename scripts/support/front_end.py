@@ -54,7 +54,7 @@ class FrontEnd:
         self.page.evaluate(js.STABLE)
 
     def start(self) -> None:
-        """An empty graph, no dialog, no panel, and the usual size and settings."""
+        """An empty graph in the only tab, no dialog, no panel, and the usual size and settings."""
         if not self.page.url.startswith(self.url):
             self.load_page()
         self.page.set_viewport_size(VIEWPORT)
@@ -64,6 +64,7 @@ class FrontEnd:
             self.page.evaluate(js.COMMAND, "Workspace.ToggleSidebarTab.resolute")
             self.page.wait_for_selector(".resolute-panel", state="detached")
         self.load(EMPTY, "empty")
+        self.page.evaluate(js.CLOSE_OTHERS)
 
     def close_dialogs(self) -> None:
         while self.page.locator(DIALOG).count():

@@ -27,6 +27,10 @@ STABLE = """() => new Promise((resolve, reject) => {
 })"""
 # Whether Nodes 2.0 has drawn each node, or the classic renderer none of them.
 DRAWN = "vue => document.querySelectorAll('[data-node-id]').length === (vue ? app.graph.nodes.length : 0)"
+CLOSE_OTHERS = """async () => {
+    const {openWorkflows, activeWorkflow, closeWorkflow} = app.extensionManager.workflow;
+    for (const each of [...openWorkflows]) if (each !== activeWorkflow) await closeWorkflow(each);
+}"""
 OPENED = """([name, count]) => Boolean(
     app.extensionManager.workflow.activeWorkflow?.path?.includes(name) && app.graph.nodes.length === count)"""
 DROP = """async ([text, name]) => {
