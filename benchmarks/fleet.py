@@ -59,8 +59,8 @@ def trace(options: argparse.Namespace, seed: int = 1) -> list[dict[str, Any]]:
 def prompt(options: argparse.Namespace, width: int, height: int, model: int, seed: int) -> dict[str, Any]:
     """Text to image, compiled, with checkpoint 0 or 1."""
 
-    def node(kind: str, **inputs: Any) -> dict[str, Any]:
-        return {"class_type": kind, "inputs": inputs}
+    def node(class_type: str, **inputs: Any) -> dict[str, Any]:
+        return {"class_type": class_type, "inputs": inputs}
 
     if options.cpu:
         kind, wide, pooled = (("sd", 768, 0), ("sdxl", 2048, 1280))[model]
