@@ -1,99 +1,98 @@
 """Transformers of real width with random weights: stock ComfyUI, its TorchCompileModel, and Resolute, in one server.
 
     python -m benchmarks.families --out benchmarks/results/NAME-families.json [--family flux z-image qwen-image wan]
-                                  [--argument --disable-dynamic-vram ...] [--weights default fp8_e4m3fn_fast]
+                                  [--seconds 450] [--argument --disable-dynamic-vram ...] [--cpu]
 
-The models have fewer layers than the real ones, and their weights are made on the GPU, once. `ms` is the time of a
-step: (20-step prompt - 1-step prompt) / 19. `first_s`: by how much the first prompt of a size is longer than the next.
-`floor_ms`: the matrix products and the attention of one step at FLOOR_TFLOPS. `error`: Resolute's latents against
-stock's. Needs CUDA and the environment of `scripts/test` (without a network, set RESOLUTE_PYTHON and COMFYUI_PATH).
+The models have fewer layers than the real ones, and their weights are made on the GPU. `ms` is the time of a step:
+(prompt of STEPS steps - prompt of one) / (STEPS - 1). `floor_ms`: the matrix products and the attention of one step at
+FLOOR_TFLOPS. `error`: Resolute's latents against stock's. `cold_s` and `new_size_s`: by how much the first prompt of a
+size is longer than the next one with Resolute; at a new size, beyond stock's own first prompt.
+
+Core's node is measured last, and compiles for minutes: what `--seconds` leaves no time for is null in the rows. Needs
+CUDA and the environment of `scripts/test` (without a network, set RESOLUTE_PYTHON and COMFYUI_PATH). `--cpu` runs
+models of one layer, which checks the script and measures nothing.
 """
 
 from __future__ import annotations
 
 import argparse
-import importlib
 import io
 import json
-import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from scripts.support import command
 from scripts.support.client import Client, execution_seconds
+from scripts.support.errors import ServerError
 from scripts.support.server import ComfyServer
 
-from .tour import ROOT, STEPS, STOCK, environment, without_paths
+from .family_models import FAMILIES, Family, family, file_of, floor_ms, make_all
+from .tour import ROOT, STOCK, _node, environment, without_paths
 
-CORE, OURS = "TorchCompileModel", "inductor"
+CORE, OURS = "TorchCompileModel", "resolute"
+STEPS = 10
 FLOOR_TFLOPS = 790  # what an H200 reaches in large products of bf16
+MAX_FLOORS, MAX_COLD, MAX_NEW_SIZE = 1.6, 12.0, 0.2  # the aims
+_TOLD = ("attention", "comfy_kitchen", "Set vram state", "Device:")  # lines of ComfyUI's log about the machine
 
 
-class Family(NamedTuple):
-    """network: below `comfy.ldm`. settings: of the network. tokens, width, pooled: of the text.
-
-    latent: the node that makes the latent, and how many frames it has. sizes: width and height.
-    """
-
-    network: str
-    settings: dict[str, Any]
-    tokens: int
-    width: int
-    pooled: int
-    latent: str
-    frames: int
-    sizes: list[tuple[int, int]]
+class OutOfTimeError(Exception):
+    pass
 
 
-IMAGES = [(1024, 1024), (720, 960), (1536, 1024)]
-FAMILIES = {
-    "flux": Family(
-        "flux.model.Flux",
-        {
-            "image_model": "flux", "in_channels": 16, "out_channels": 16, "vec_in_dim": 768, "context_in_dim": 4096,
-            "hidden_size": 3072, "mlp_ratio": 4.0, "num_heads": 24, "depth": 10, "depth_single_blocks": 20,
-            "axes_dim": [16, 56, 56], "theta": 10000, "txt_ids_dims": [], "patch_size": 2, "qkv_bias": True,
-            "guidance_embed": True,
-        },
-        512, 4096, 768, "EmptySD3LatentImage", 1, IMAGES,
-    ),
-    "z-image": Family(
-        "lumina.model.NextDiT",
-        {
-            "patch_size": 2, "in_channels": 16, "dim": 3840, "n_layers": 15, "n_refiner_layers": 2, "n_heads": 30,
-            "n_kv_heads": 30, "multiple_of": 256, "ffn_dim_multiplier": 8 / 3, "qk_norm": True, "cap_feat_dim": 2560,
-            "axes_dims": [32, 48, 48], "axes_lens": [1536, 512, 512], "rope_theta": 256.0, "z_image_modulation": True,
-            "time_scale": 1000.0,
-        },
-        128, 2560, 0, "EmptySD3LatentImage", 1, IMAGES,
-    ),
-    "qwen-image": Family(
-        "qwen_image.model.QwenImageTransformer2DModel", {"in_channels": 64, "num_layers": 12},
-        128, 3584, 0, "EmptySD3LatentImage", 1, IMAGES,
-    ),
-    "wan": Family(
-        "wan.model.WanModel",
-        {
-            "model_type": "t2v", "in_dim": 16, "dim": 1536, "ffn_dim": 8960, "freq_dim": 256, "text_dim": 4096,
-            "out_dim": 16, "num_heads": 12, "num_layers": 30, "cross_attn_norm": True,
-        },
-        512, 4096, 0, "EmptyHunyuanLatentVideo", 33, [(832, 480), (480, 832), (624, 624)],
-    ),
-}  # fmt: skip
+class Bench:
+    """A server, the models that it has, and the time that is left."""
 
+    def __init__(self, client: Client, options: argparse.Namespace, deadline: float) -> None:
+        self.client, self.deadline, self.weights, self.is_small = client, deadline, options.weights, options.cpu
 
-def file_of(name: str) -> str:
-    return f"resolute-random-{name}.safetensors"
+    def seconds(self, prompt: dict[str, Any]) -> tuple[float, Any]:
+        """Run a prompt: its seconds and its history. Raises OutOfTimeError."""
+        left = self.deadline - time.monotonic()
+        if left < 1:
+            raise OutOfTimeError
+        try:
+            history = self.client.run(prompt, left)
+        except ServerError as error:
+            if time.monotonic() >= self.deadline - 1:
+                raise OutOfTimeError from error
+            raise
+        return execution_seconds(history), history
+
+    def measure(self, name: str, contender: str, size: tuple[int, int]) -> dict[str, Any]:
+        """Three prompts and two of one step. A prompt that fails is a result."""
+        before = self.client.get("/resolute/cache")["counters"]
+        make = family(name, self.is_small)
+        try:
+            # Load the weights, which the next model's prompts unloaded, and the kernels of this size.
+            self.seconds(prompt(name, make, STOCK, size, self.weights, 1, 0))
+            runs = [self.seconds(prompt(name, make, contender, size, self.weights, STEPS, 1 + n)) for n in range(3)]
+            short = [self.seconds(prompt(name, make, contender, size, self.weights, 1, 9 + n))[0] for n in range(2)]
+        except OutOfTimeError:
+            raise
+        except Exception as error:  # noqa: BLE001 (core's node fails with some models; the others are still measured)
+            return {"failed": f"{type(error).__name__}: {first_line(error)}"}
+        after = self.client.get("/resolute/cache")["counters"]
+        steady = min(seconds for seconds, _ in runs[1:])
+        return {
+            "seconds": [seconds for seconds, _ in runs],
+            "one_step_seconds": short,
+            "first_s": runs[0][0] - steady,
+            "ms": 1000 * (steady - min(short)) / (STEPS - 1),
+            "counters": {key: after[key] - before[key] for key in after if key != "bypasses"},
+            "bypasses": {key: n - before["bypasses"].get(key, 0) for key, n in after["bypasses"].items()},
+            "latents": b"".join(self.client.images(runs[0][1], "latents")[:1]),
+        }
 
 
 def prompt(
-    name: str, contender: str, size: tuple[int, int], weights: str, steps: int = STEPS, seed: int = 1
+    name: str, family: Family, contender: str, size: tuple[int, int], weights: str, steps: int, seed: int
 ) -> dict[str, Any]:
     """Sample with core's nodes and save the latents; the compile node is the only difference between contenders."""
-    family = FAMILIES[name]
     video = {"length": family.frames} if family.frames > 1 else {}
     model = ["load", 0]
     text = {"tokens": family.tokens, "width": family.width, "pooled_width": family.pooled, "batch": 1}
@@ -115,180 +114,167 @@ def prompt(
     return nodes
 
 
-def _node(kind: str, **inputs: Any) -> dict[str, Any]:
-    return {"class_type": kind, "inputs": inputs}
+def first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [""])[0][:300]
 
 
-def measure(client: Client, name: str, contender: str, size: tuple[int, int], weights: str) -> dict[str, Any]:
-    """Three prompts of 20 steps, two of one step, and the latents of the first. An error of a prompt is a result."""
-    before = client.get("/resolute/cache")["counters"]
-    seconds, latents = [], b""
-    try:
-        for run in range(3):
-            history = client.run(prompt(name, contender, size, weights, seed=1 + run))
-            seconds.append(execution_seconds(history))
-            latents = latents or b"".join(client.images(history, "latents")[:1])
-        short = [execution_seconds(client.run(prompt(name, contender, size, weights, 1, 9 + run))) for run in range(2)]
-    except Exception as error:  # noqa: BLE001 (core's node fails with some models, and the others are still measured)
-        return {"failed": str(error).splitlines()[0][:300]}
-    after = client.get("/resolute/cache")["counters"]
-    steady = statistics.median(seconds[1:])
-    return {
-        "seconds": seconds,
-        "one_step_seconds": short,
-        "first_s": seconds[0] - steady,
-        "ms": 1000 * (steady - short[-1]) / (STEPS - 1),
-        "counters": {key: after[key] - before[key] for key in after if key != "bypasses"},
-        "bypasses": {key: n - before["bypasses"].get(key, 0) for key, n in after["bypasses"].items()},
-        "latents": latents,
+def fill(row: dict[str, Any], results: dict[str, dict[str, Any]], is_first_size: bool) -> None:
+    """Put what was measured so far into a row."""
+    ours, stock, core = (results.get(contender, {}) for contender in (OURS, STOCK, CORE))
+    row.update(stock_ms=stock.get("ms"), core_ms=core.get("ms"), resolute_ms=ours.get("ms"))
+    row["error"], row["core_error"] = _error(ours, stock), _error(core, stock)
+    if "first_s" in ours and "first_s" in stock:
+        extra = ours["first_s"] - max(stock["first_s"], 0.0)
+        row.update({"cold_s": ours["first_s"]} if is_first_size else {"new_size_s": extra})
+    row["details"] = {
+        contender: {key: value for key, value in result.items() if key != "latents"}
+        for contender, result in results.items()
     }
 
 
-def visit(client: Client, name: str, size: tuple[int, int], weights: str, floor_ms: float | None) -> dict[str, Any]:
-    """One row: the three contenders at one size."""
-    results = {contender: measure(client, name, contender, size, weights) for contender in (STOCK, CORE, OURS)}
-    latents = {contender: result.pop("latents", None) for contender, result in results.items()}
-    frames = FAMILIES[name].frames
-    return {
-        "family": name,
-        "size": "x".join(map(str, size)) + (f"x{frames}" if frames > 1 else ""),
-        "weights": weights,
-        "stock_ms": results[STOCK].get("ms"),
-        "core_ms": results[CORE].get("ms"),
-        "resolute_ms": results[OURS].get("ms"),
-        "floor_ms": floor_ms,
-        "error": _error(latents[OURS], latents[STOCK]),
-        "details": results,
-    }
-
-
-def _error(ours: bytes | None, stock: bytes | None) -> float | None:
+def _error(ours: dict[str, Any], stock: dict[str, Any]) -> float | None:
     import numpy
 
-    if not ours or not stock:
+    if not ours.get("latents") or not stock.get("latents"):
         return None
-    a, b = (numpy.load(io.BytesIO(file)).astype("float64") for file in (ours, stock))
+    a, b = (numpy.load(io.BytesIO(result["latents"])).astype("float64") for result in (ours, stock))
     return float(numpy.linalg.norm(a - b) / numpy.linalg.norm(b))
 
 
-# --- in a process with torch and ComfyUI -------------------------------------------------------------------------
+# --- the table ------------------------------------------------------------------------------------------------------
+
+_HEAD = (
+    f"{'family':<11}{'size':<13}{'stock':>8}{'core':>8}{'ours':>8}{'floor':>8}{'/floor':>7}{'cold':>6}{'new':>7}"
+    f"{'error':>9}{'(core)':>9}  replays/steps, aims missed and bypasses\n{'':<24}{'ms':>8}{'ms':>8}{'ms':>8}{'ms':>8}"
+    f"{'':>7}{'s':>6}{'s':>7}"
+)
 
 
-def make(name: str, out: Path) -> None:
-    """Write a model with random weights that keep a signal's size, unless it is there, and its work beside it."""
-    import safetensors.torch
-    import torch
-
-    model = _build(name, "cuda")
-    generator = torch.Generator("cuda").manual_seed(0)
-    for key, weight in model.state_dict().items():
-        if weight.ndim > 1:
-            weight.normal_(generator=generator).mul_(0.5 * weight[0].numel() ** -0.5)
-        else:
-            weight.fill_(1.0 if key.endswith(("weight", "scale")) else 0.0)
-    work = {f"{width}x{height}": _tera_operations(model, name, width, height) for width, height in FAMILIES[name].sizes}
-    safetensors.torch.save_file({key: weight.cpu() for key, weight in model.state_dict().items()}, str(out))
-    out.with_suffix(".json").write_text(json.dumps(work))
+def table(rows: list[dict[str, Any]]) -> str:
+    """All rows, with the aims that each misses: a step of 1.6 floors, faster than core, cold in 12 s, a new size 0.2 s
+    more than stock's.
+    """
+    return "\n".join([_HEAD, *map(_line, rows)])
 
 
-def _build(name: str, device: str) -> Any:
-    import torch
-
-    operations = importlib.import_module("comfy.ops").disable_weight_init
-    module, _, kind = FAMILIES[name].network.rpartition(".")
-    network = getattr(importlib.import_module(f"comfy.ldm.{module}"), kind)
-    model = network(**FAMILIES[name].settings, dtype=torch.bfloat16, device=device, operations=operations)
-    return model.to(torch.bfloat16).eval().requires_grad_(False)
-
-
-def _tera_operations(model: Any, name: str, width: int, height: int) -> float:
-    """Of the matrix products and the attention of one step, in 10^12 floating-point operations."""
-    import inspect
-
-    import torch
-    from torch.utils.flop_counter import FlopCounterMode
-
-    family = FAMILIES[name]
-    like = {"dtype": torch.bfloat16, "device": "cuda"}
-    shape = (height // 8, width // 8)
-    frames = ((family.frames - 1) // 4 + 1,) if family.frames > 1 or "qwen" in name else ()
-    takes = inspect.signature(type(model).forward).parameters
-    given: dict[str, Any] = {
-        "x": torch.zeros((1, 16, *frames, *shape), **like),
-        next(each for each in ("timestep", "timesteps", "t") if each in takes): torch.full((1,), 0.5, device="cuda"),
-        "context": torch.zeros((1, family.tokens, family.width), **like),
-        "num_tokens": family.tokens,
-        "y": torch.zeros((1, family.pooled), **like) if family.pooled else None,
-        "guidance": torch.full((1,), 3.5, **like),
-    }
-    with torch.inference_mode(), FlopCounterMode(display=False) as counted:
-        model(**{key: value for key, value in given.items() if key in takes and value is not None})
-    return counted.get_total_flops() / 1e12
+def _line(row: dict[str, Any]) -> str:
+    times = "".join(_cell(row[f"{key}_ms"], 8, ".1f") for key in ("stock", "core", "resolute", "floor"))
+    floors = row["resolute_ms"] / row["floor_ms"] if row["resolute_ms"] and row["floor_ms"] else None
+    ours = row["details"].get(OURS, {})
+    counted = ours.get("counters", {})
+    missed = [
+        text
+        for text, value, most in (
+            ("floor", floors, MAX_FLOORS),
+            ("cold", row.get("cold_s"), MAX_COLD),
+            ("new size", row.get("new_size_s"), MAX_NEW_SIZE),
+            ("slower than core", row["resolute_ms"], row["core_ms"]),
+            ("slower than stock", row["resolute_ms"], row["stock_ms"]),
+        )
+        if value is not None and most is not None and value > most
+    ]
+    notes = [f"{counted.get('replays', 0)}/{3 * STEPS + 2}", "missed: " + ", ".join(missed) if missed else "all met"]
+    notes += [f"{count}x {code}" for code, count in ours.get("bypasses", {}).items() if count]
+    notes += [f"{who} failed: {result['failed']}" for who, result in row["details"].items() if "failed" in result]
+    return (
+        f"{row['family']:<11}{row['size']:<13}{times}{_cell(floors, 7, '.2f')}{_cell(row.get('cold_s'), 6, '.1f')}"
+        f"{_cell(row.get('new_size_s'), 7, '.2f')}{_cell(row['error'], 9, '.1e')}{_cell(row['core_error'], 9, '.1e')}"
+        f"  {'; '.join(notes)}"
+    )
 
 
-# --- the command ---------------------------------------------------------------------------------------------------
+def _cell(value: float | None, width: int, form: str) -> str:
+    return f"{'-' if value is None else format(value, form):>{width}}"
+
+
+# --- the command ----------------------------------------------------------------------------------------------------
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--family", nargs="*", choices=sorted(FAMILIES), default=list(FAMILIES))
-    parser.add_argument("--weights", nargs="*", default=["default"], help="as UNETLoader names them")
+    parser.add_argument("--weights", default="default", help="as UNETLoader names them")
+    parser.add_argument("--sizes", type=int, default=99, help="visit only the first sizes")
+    parser.add_argument("--seconds", type=float, default=450, help="end after this time, with what there is")
+    parser.add_argument("--no-core", action="store_true", help="leave core's node out")
     parser.add_argument("--argument", action="append", default=[], help="an extra argument for ComfyUI")
     parser.add_argument("--models", type=Path, help="a folder that keeps the models; several GB each")
+    parser.add_argument("--cpu", action="store_true", help="small models on the CPU, to check this script")
     parser.add_argument("--out", type=Path)
-    parser.add_argument("--make", nargs=3, metavar=("FAMILY", "FILE", "COMFYUI"), help=argparse.SUPPRESS)
+    parser.add_argument("--make", nargs=2, type=Path, metavar=("FOLDER", "COMFYUI"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.make:
-        name, file, comfyui = options.make
-        sys.path.insert(0, comfyui)
-        sys.argv = sys.argv[:1]  # ComfyUI reads the command line
-        make(name, Path(file))
+        make_all(options.make[1], options.make[0], options.family, options.cpu)
         return 0
+    deadline = time.monotonic() + options.seconds
     setup = command.prepare()
-    base = options.models or Path(tempfile.mkdtemp(prefix="resolute-families-"))
-    folder = base / "diffusion_models"
-    folder.mkdir(parents=True, exist_ok=True)
-    for name in options.family:
-        file = folder / file_of(name)
-        if not file.is_file():
-            child = [str(setup.python), "-m", "benchmarks.families", "--make", name, str(file), str(setup.comfyui)]
-            subprocess.run(child, cwd=ROOT, check=True)
-    return _tour(setup, base, options)
+    with tempfile.TemporaryDirectory(prefix="resolute-families-") as work:
+        base = options.models or Path(work)
+        folder = base / "diffusion_models"
+        folder.mkdir(parents=True, exist_ok=True)
+        child = [str(setup.python), "-m", "benchmarks.families", "--make", str(folder), str(setup.comfyui)]
+        child += ["--family", *options.family, *(["--cpu"] if options.cpu else [])]
+        subprocess.run(child, cwd=ROOT, check=True)
+        return _run(setup, base, Path(work) / "server", options, deadline)
 
 
-def _tour(setup: command.Setup, base: Path, options: argparse.Namespace) -> int:
+def _run(setup: command.Setup, base: Path, where: Path, options: argparse.Namespace, deadline: float) -> int:
     packs = {"resolute": ROOT, "resolute-test-pack": ROOT / "tests" / "pack"}
-    where = Path(tempfile.mkdtemp(prefix="resolute-families-server-"))
     server = ComfyServer(
-        setup.python, setup.comfyui, where, packs=packs, models=base, cpu=False, arguments=options.argument
-    )
+        setup.python, setup.comfyui, where, packs=packs, models=base, cpu=options.cpu, arguments=options.argument,
+        environment={"TORCHINDUCTOR_CACHE_DIR": str(where / "inductor")},  # kernels of an earlier run are not cold
+    )  # fmt: skip
     rows: list[dict[str, Any]] = []
     with server:
-        about = {**environment(server), "arguments": without_paths(options.argument), "floor_tflops": FLOOR_TFLOPS}
+        about: dict[str, Any] = {**environment(server), "arguments": without_paths(options.argument)}
+        about |= {"floor_tflops": FLOOR_TFLOPS, "steps": STEPS, "is_cpu": options.cpu}
+        print("\n".join(line for line in server.log().splitlines() if any(part in line for part in _TOLD)), flush=True)
+
+        def note(row: dict[str, Any]) -> None:
+            print(_line(row), flush=True)
+            if options.out:  # after every measurement, so that an interrupted run has results
+                about.update(server.client.get("/resolute/events"))
+                options.out.write_text(json.dumps({**about, "rows": rows}, indent=1) + "\n", "utf-8")
+
         try:
-            for name in options.family:
-                work = json.loads((base / "diffusion_models" / file_of(name)).with_suffix(".json").read_text())
-                for weights in options.weights:
-                    for size in FAMILIES[name].sizes:
-                        floor_ms = 1000 * work["x".join(map(str, size))] / FLOOR_TFLOPS
-                        rows.append(visit(server.client, name, size, weights, floor_ms))
-                        print(_line(rows[-1]), flush=True)
-                        if options.out:  # after every size, so that an interrupted run has results
-                            options.out.write_text(json.dumps({**about, "steps": STEPS, "rows": rows}, indent=1) + "\n")
+            _measure_all(Bench(server.client, options, deadline), base, options, rows, note)
+        except OutOfTimeError:
+            print(f"{options.seconds:.0f} s are over: what is '-' was not measured", flush=True)
         finally:
-            (where / "server.log").write_text(server.log())
-            print(f"server log: {where / 'server.log'}")
+            print(f"\n{_reasons(server)}\n\n{table(rows)}", flush=True)
+            if options.out:
+                options.out.with_suffix(".log").write_text(server.log(), "utf-8")
     return 0
 
 
-def _line(row: dict[str, Any]) -> str:
-    times = [row["stock_ms"], row["core_ms"], row["resolute_ms"], row["floor_ms"]]
-    shown = "".join(f"{'failed' if time is None else f'{time:.1f}':>9}" for time in times)
-    first = row["details"][OURS].get("first_s")
-    return (
-        f"{row['family']:<12}{row['size']:<14}{row['weights']:<18}{shown}  error {row['error']}  first {first}  "
-        f"{row['details'][OURS].get('bypasses') or ''}"
-    )
+def _measure_all(bench: Bench, base: Path, options: argparse.Namespace, rows: list[dict[str, Any]], note: Any) -> None:
+    """All families with stock and ours, then all with core's node."""
+    found: list[tuple[dict[str, Any], dict[str, dict[str, Any]], str, tuple[int, int], bool]] = []
+    for name in options.family:
+        for index, size in enumerate(family(name, options.cpu).sizes[: options.sizes]):
+            frames = family(name, options.cpu).frames
+            row: dict[str, Any] = {
+                "family": name,
+                "size": "x".join(map(str, size)) + (f"x{frames}" if frames > 1 else ""),
+                "weights": options.weights,
+                "floor_ms": floor_ms(base / "diffusion_models" / file_of(name), size, FLOOR_TFLOPS),
+            }
+            results = {contender: bench.measure(name, contender, size) for contender in (STOCK, OURS)}
+            fill(row, results, index == 0)
+            found.append((row, results, name, size, index == 0))
+            rows.append(row)
+            note(row)
+    for row, results, name, size, is_first in () if options.no_core else found:
+        results[CORE] = bench.measure(name, CORE, size)
+        fill(row, results, is_first)
+        note(row)
+
+
+def _reasons(server: ComfyServer) -> str:
+    """What Resolute reported once: captures that failed, and blocks that run as they are."""
+    events = server.client.get("/resolute/events")["events"]
+    told = dict.fromkeys(event["text"] for event in events if event["kind"] == "bypass")
+    return "\n".join(f"reason: {text}" for text in told)
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ import argparse
 import datetime
 import io
 import json
+import shutil
 import statistics
 import subprocess
 import sys
@@ -128,7 +129,8 @@ def visit(client: Client, checkpoint: str, size: tuple[int, int, int, str], back
 def environment(server: ComfyServer) -> dict[str, Any]:
     stats = server.client.get("/system_stats")
     query = ["nvidia-smi", "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader"]
-    gpu = subprocess.run(query, capture_output=True, text=True, check=False).stdout.strip()
+    has_gpu = shutil.which(query[0]) is not None
+    gpu = subprocess.run(query, capture_output=True, text=True, check=False).stdout.strip() if has_gpu else "none"
     return {
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         "gpu": gpu,

@@ -31,6 +31,7 @@ class Loss(Enum):
     KEEPING = "compiled regions are not kept, so every start compiles them again"
     WORKERS = "regions are compiled one after the other"
     ADDRESSES = "with cudaMallocAsync, ComfyUI's default allocator, calls of compiled regions are not captured"
+    HOST_VALUES = "forwards that make tensors on the host are not captured"
     SPEED = "it takes somewhat longer"
 
 
@@ -86,6 +87,7 @@ _TABLE = (
         "dispatch_mode_stack", "torch.utils._python_dispatch", Loss.CALLS, _MODE_STACK.format("dispatch"),
         instead=lambda: lambda: [UnknownMode()],
     ),
+    _Name("TorchDispatchMode", "torch.utils._python_dispatch", Loss.HOST_VALUES, instead=lambda: _NoMode),
     _Name("mkldnn_enabled", "torch._C", Loss.CALLS, "_get_mkldnn_enabled", instead=lambda: lambda: None),
     _Name("foreach_copy", "torch", Loss.SPEED, "_foreach_copy_", instead=lambda: _copy_each),
     # Dynamo is imported for its locks and counters. Nothing is traced by it.

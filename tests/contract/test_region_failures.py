@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,9 @@ from torch import nn
 
 from compile_cache.backends.inductor.backend import InductorBackend
 from compile_cache.backends.inductor.regions import table
+from compile_cache.regions.region import Hook, RegionSite
 
-from .rig import TOKENS, TOLERANCE, Rig, random, seeded
+from .rig import TOKENS, TOLERANCE, Rig, original, random, seeded
 
 
 class DataDependent(nn.Module):
@@ -110,6 +112,17 @@ class Identity(nn.Module):
         return x
 
 
+class BlocksNotCalled(nn.Module):
+    """Reads the weights of its block in place of calling it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.block = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x @ self.block.weight
+
+
 class Plain(nn.Module):
     dims = (TOKENS,)
 
@@ -149,6 +162,14 @@ class TestNoArtifact:
     def test_a_module_without_blocks_says_so(self, cold: Rig) -> None:
         bound = cold.bind(nn.Linear(4, 4))
         with cold.expect({"no_regions": 1}, graph_calls=1):
+            assert bound.error(tokens()) == 0
+
+    def test_a_module_that_calls_none_of_its_blocks_says_so_in_each_call(self, cold: Rig) -> None:
+        module = BlocksNotCalled()
+        site = RegionSite("block", "Linear", module.block, original, (TOKENS,))
+        bound = cold.bind(module, lambda run, bypass: [Hook(module.block, functools.partial(run, site), (site,))])
+        with cold.expect({"no_regions": 2}, graph_calls=2):
+            assert bound.error(tokens()) == 0
             assert bound.error(tokens()) == 0
 
     def test_an_error_of_the_block_itself_is_the_callers(self, cold: Rig) -> None:

@@ -55,6 +55,7 @@ LEFT = {
     Loss.KEEPING: ("inductor", False),
     Loss.WORKERS: ("inductor", True),
     Loss.ADDRESSES: ("inductor", True),
+    Loss.HOST_VALUES: ("inductor", True),
     Loss.SPEED: ("inductor", True),
 }
 

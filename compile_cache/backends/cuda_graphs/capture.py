@@ -16,8 +16,9 @@ from typing import Any
 import torch
 
 from ...errors import CaptureError, OverBudgetError, first_line
-from ...torch_private import foreach_copy, pytree
+from ...torch_private import Loss, foreach_copy, lost, pytree
 from ..base import Call, CaptureMemory
+from .host_constants import HostConstants, Run
 from .memory import make_room, peak_of_run
 from .sync_check import recorded_waits
 
@@ -39,6 +40,7 @@ class CapturedGraph:
     """One captured forward. Not thread-safe: the cache's lock guards capture and replay.
 
     inputs, outputs: the static buffers; leaves of the result that are no tensors are returned as they are. size: bytes.
+    constants: tensors that the graph reads, see `host_constants`.
     """
 
     def __init__(
@@ -48,8 +50,10 @@ class CapturedGraph:
         outputs: list[Any],
         spec: pytree.TreeSpec,
         size: int,
+        constants: Sequence[torch.Tensor] = (),
     ) -> None:
         self.bytes = size
+        self._constants = list(constants)
         self._graph = graph
         self._inputs = inputs
         self._outputs = outputs
@@ -65,7 +69,7 @@ class CapturedGraph:
 
     def close(self) -> None:
         self._graph.reset()
-        self._inputs, self._outputs = [], []
+        self._inputs, self._outputs, self._constants = [], [], []
 
 
 class _Pools:
@@ -107,14 +111,17 @@ class Recorder:
     """
 
     def __init__(self) -> None:
-        self._rehearsed: set[Any] = set()
+        self._rehearsed: dict[Any, HostConstants | None] = {}
 
     def capture(self, call: Call, result: Any, memory: CaptureMemory) -> CapturedGraph:
         """See `Program.capture`."""
         signature = call.key.signature
         form = (tuple(name for name, _ in signature.tensors), repr(signature.values))
-        graph = capture(call.invoke, call.tensors, result, memory, rehearse=form not in self._rehearsed)
-        self._rehearsed.add(form)
+        constants = self._rehearsed.get(form)
+        graph, constants = _capture(
+            call.invoke, call.tensors, result, memory, form not in self._rehearsed, call.module, constants
+        )
+        self._rehearsed[form] = constants
         return graph
 
 
@@ -130,6 +137,19 @@ def capture(
     rehearse: run once more on the stream of the capture first, see `_rehearse`. Raises CaptureError with the cause,
     OverBudgetError, and whatever cancels; in each case the unfinished graph is dropped.
     """
+    return _capture(invoke, tensors, result, memory, rehearse, None, None)[0]
+
+
+def _capture(
+    invoke: Invoke,
+    tensors: Sequence[torch.Tensor],
+    result: Any,
+    memory: CaptureMemory,
+    rehearse: bool,
+    module: torch.nn.Module | None,
+    constants: HostConstants | None,
+) -> tuple[CapturedGraph, HostConstants | None]:
+    """See `capture`. constants: of an earlier call that ran the same code. Also returns those of this one."""
     device = tensors[0].device.index
     leaves, spec = pytree.tree_flatten(result)
     inputs = [tensor.clone() for tensor in tensors]
@@ -138,10 +158,10 @@ def capture(
     stream = _pools.stream(device)
     stream.wait_stream(torch.cuda.current_stream(device))
     with torch.cuda.stream(stream):
-        peak = memory.peak
+        peak, rehearsed = memory.peak, None
         if rehearse or peak > memory.limit:
             with peak_of_run(f"cuda:{device}") as measured:
-                _rehearse(invoke, inputs)
+                constants, rehearsed = _rehearse(invoke, inputs, module)  # `rehearsed` keeps the copies until then
             peak = measured.bytes
         if peak > memory.limit:
             raise OverBudgetError(peak)
@@ -149,29 +169,101 @@ def capture(
         make_room(device, peak)
         torch.cuda.synchronize(device)
         free_before = torch.cuda.mem_get_info(device)[0]
-        graph = _capture_on_current_stream(invoke, inputs, outputs, pool)
+        graph, run = _capture_with_constants(invoke, inputs, outputs, pool, constants)
         graph.replay()  # the first launch maps the memory
         torch.cuda.synchronize(device)
         growth = free_before - torch.cuda.mem_get_info(device)[0]
     torch.cuda.current_stream(device).wait_stream(stream)
-    static = sum(leaf.nbytes for leaf in (*inputs, *outputs) if isinstance(leaf, torch.Tensor))
-    return CapturedGraph(graph, inputs, outputs, spec, max(growth, 0) + static)
+    del rehearsed
+    kept = list(run.used.values())
+    static = sum(leaf.nbytes for leaf in (*inputs, *outputs, *kept) if isinstance(leaf, torch.Tensor))
+    return CapturedGraph(graph, inputs, outputs, spec, max(growth, 0) + static, kept), constants
 
 
-def _rehearse(invoke: Invoke, inputs: list[torch.Tensor]) -> None:
+def _rehearse(
+    invoke: Invoke, inputs: list[torch.Tensor], module: torch.nn.Module | None
+) -> tuple[HostConstants | None, Run]:
     """Run on the stream of the capture. Raises CaptureError if anything waits for the GPU.
 
     Code that waits (`.item()`, a copy to the CPU) would break the capture, and under cudaMallocAsync the process ends
     as soon as a tensor of a broken capture is freed. The run also makes cuBLAS allocate its workspace for this stream:
     allocated inside the capture, it would be freed with the graph.
+
+    Where it waits only to copy what the forward makes on the host, the copies are made before the capture. Two more
+    runs show that: one that makes them, and one that uses them and must not wait.
     """
-    with recorded_waits() as waits:
-        try:
-            invoke(inputs)
-        except Exception as error:
-            raise CaptureError(f"the forward cannot be captured: {first_line(error)}") from error
+    waits = _waits_of(invoke, inputs)
+    if not waits:
+        return None, Run()
+    made = Run()
+    if not lost(Loss.HOST_VALUES):
+        constants = HostConstants(module)
+        with constants.observed(inputs, makes=True) as made:
+            _run(invoke, inputs)
+    if made.used:
+        with constants.observed(inputs) as run:
+            waits = _waits_of(invoke, inputs)
+        _require_constant(run)
     if waits:
         raise CaptureError(f"the forward cannot be captured: it waits for the GPU at {waits[0]}")
+    return constants, made
+
+
+def _waits_of(invoke: Invoke, inputs: list[torch.Tensor]) -> list[str]:
+    with recorded_waits() as waits:
+        _run(invoke, inputs)
+    return waits
+
+
+def _run(invoke: Invoke, inputs: list[torch.Tensor]) -> None:
+    try:
+        invoke(inputs)
+    except Exception as error:
+        raise CaptureError(f"the forward cannot be captured: {first_line(error)}") from error
+
+
+def _require_constant(run: Run) -> None:
+    if run.missing:
+        shape, dtype = tuple(run.missing[0][1].shape), run.missing[0][1].dtype
+        raise CaptureError(
+            f"the forward cannot be captured: it makes a tensor of shape {shape} and type {dtype} on the host, which "
+            "differs between two runs of one call"
+        )
+    if run.has_foreign:
+        raise CaptureError("the forward cannot be captured: it copies a host tensor to the GPU that it did not make")
+
+
+def _capture_with_constants(
+    invoke: Invoke, inputs: list[torch.Tensor], outputs: list[Any], pool: Any, constants: HostConstants | None
+) -> tuple[torch.cuda.CUDAGraph, Run]:
+    """Capture with copies in place of what the forward makes on the host, see `host_constants`.
+
+    Values of another shape than the rehearsed one show in the capture itself. That one is dropped unlaunched, the
+    copies are made, and a second one uses them.
+    """
+    if constants is None:
+        return _capture_on_current_stream(invoke, inputs, outputs, pool), Run()
+    held: list[torch.Tensor] = []
+    for attempt in range(2):
+        runs: list[Run] = []
+        graph = _capture_on_current_stream(_observed(invoke, constants, runs), inputs, outputs, pool)
+        run = runs[0]
+        if not run.missing and not run.has_foreign:
+            return graph, run
+        graph.reset()
+        if attempt or run.has_foreign:
+            _require_constant(run)
+        held += constants.add(run.missing)
+    raise AssertionError("a capture with all constants was dropped")
+
+
+def _observed(invoke: Invoke, constants: HostConstants, runs: list[Run]) -> Invoke:
+    def observed(tensors: Sequence[torch.Tensor]) -> Any:
+        with constants.observed(tensors, is_capturing=True) as run:
+            runs.append(run)
+            return invoke(tensors)
+
+    return observed
 
 
 def _capture_on_current_stream(

@@ -79,7 +79,12 @@ class InductorProgram(Program):
             if all(reason.code is not BypassCode.NO_REGIONS for reason in self._lasting):
                 self._bypass(BypassReason(BypassCode.NO_REGIONS, "the model has no block that Resolute knows"))
             return call.invoke(call.tensors)
-        return self._without_workers_if_short(lambda: self._invoke(call))
+        result = self._without_workers_if_short(lambda: self._invoke(call))
+        if not self._regions.was_reached and not self._bypassed:
+            self._bypass(
+                BypassReason(BypassCode.NO_REGIONS, "no block of the model was called with inputs that Resolute knows")
+            )
+        return result
 
     def _without_workers_if_short(self, work: Callable[[], T]) -> T:
         """Do the work. If memory runs out while worker processes hold some, end them and do it again."""

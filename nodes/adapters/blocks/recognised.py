@@ -33,11 +33,10 @@ from .block_options import BlockOptions, Reads, RefusedOptionError, fits
 from .catalogue import is_catalogued, shared_arguments, variant_of
 from .common import Bypass, original
 from .trust import why_untrusted
+from .unet import is_unet
 
 _OPTIONS = "transformer_options"
 _POSITION = "*"  # with a number: an argument of a forward that names none
-# Models that a file of their own describes.
-_DESCRIBED = ("comfy.ldm.modules.diffusionmodules.openaimodel", "comfy.cldm.cldm")
 # A list with fewer weights than this part of the largest list's costs more to compile than it saves.
 _SMALLEST_PART = 0.1
 # More layouts than this of one kind of block mean that a plain value changes from call to call.
@@ -46,7 +45,7 @@ _MOST_LAYOUTS = 16
 
 def hooks(module: torch.nn.Module, run: RegionRunner, bypass: Bypass) -> list[Hook]:
     """Hooks for the repeated blocks of a transformer; empty for a model without any."""
-    if type(module).__module__ in _DESCRIBED or not version.attention_is_traceable():
+    if is_unet(module) or not version.attention_is_traceable():
         return []
     structures = _Structures()
     found = []

@@ -19,8 +19,11 @@ _EMBEDDING = ("b", None)
 
 
 def hooks(module: torch.nn.Module, run: RegionRunner, bypass: Bypass) -> list[Hook]:
-    """Hooks for every block of a UNetModel, or of a ControlNet, which copies its encoder; empty for other models."""
-    if type(module).__module__ not in (_UNET, _CONTROLNET):
+    """Hooks for every block of a UNetModel, or of a ControlNet, which copies its encoder; empty for other models.
+
+    Another pack's subclass of these has core's blocks, so it gets regions too. Its own forward runs as it is.
+    """
+    if not is_unet(module):
         return []
     found: list[Hook] = []
     for name, block in module.named_modules():
@@ -40,6 +43,11 @@ def hooks(module: torch.nn.Module, run: RegionRunner, bypass: Bypass) -> list[Ho
     if isinstance(hint := getattr(module, "input_hint_block", None), torch.nn.Sequential):
         found.append(_hint(hint, run))
     return found
+
+
+def is_unet(module: torch.nn.Module) -> bool:
+    """Whether the module is core's UNetModel or ControlNet, or of a class that inherits from one."""
+    return any(kind.__module__ in (_UNET, _CONTROLNET) for kind in type(module).__mro__)
 
 
 def _residual(name: str, block: torch.nn.Module, run: RegionRunner) -> Hook:

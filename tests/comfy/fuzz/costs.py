@@ -58,8 +58,6 @@ class Costs:
             found.append("nothing ran through regions")
         if "chosen" not in possible and through_regions:
             found.append("forwards ran through regions without a node for it")
-        # A model without regions should count `no_regions` in every prompt; a later one of a foreign class did not.
-        without = any("no_regions" in workflow.bypasses for workflow in workflows)
-        if through_regions and not (rise["region_calls"] or rise["replays"] or rise["bypasses"] or without):
+        if through_regions and not (rise["region_calls"] or rise["replays"] or rise["bypasses"]):
             found.append("forwards through regions ran no region")
         return found

@@ -14,7 +14,7 @@ NETS = {"one": 1, "two": 2, "early": 1, "late": 1, "weak": 1}
 # Kinds of one level, which no ControlNet here fits, and whose weights are of 8 bits.
 SMALL = ("fp8", "quantized")
 # Bypasses that a kind of model may cause.
-_BYPASSES = {"quantized": {"unreadable_weights"}, "counting": {"foreign_model", "no_regions"}}
+_BYPASSES = {"quantized": {"unreadable_weights"}, "counting": {"foreign_model"}}
 
 # Kind of model, whether ComfyUI casts its weights in each forward, and torch's flags.
 Architecture = tuple[str, bool, tuple[str, ...]]

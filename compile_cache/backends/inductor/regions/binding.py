@@ -83,6 +83,7 @@ class RegionBinding:
         self._distinct: set[tuple[str, str]] = set()
         self._regions: dict[int, Region] = {}
         self._progress: Progress = SilentProgress()
+        self.was_reached = False  # the current call came to a region, with or without compiled code
         self._missing: dict[str, RegionCall] | None = None  # by key of a region, in `postponing_compiles`
         self._on_first_missing: Callable[[], None] = lambda: None
         # Of one call of the module. To find the store, all settings of the environment are read: milliseconds.
@@ -126,6 +127,7 @@ class RegionBinding:
         """A call of the module starts. `state`: what torch computes under, see `compute_state`."""
         self._progress = progress
         self._state = state
+        self.was_reached = False
         self._stores.clear()
         self._failed.clear()
 
@@ -162,6 +164,7 @@ class RegionBinding:
 
         Raises what the original raises, and whatever cancels; OutOfMemoryError as `out_of_memory_is_final` says.
         """
+        self.was_reached = True
         bound = self._sites.get(site) or self._bind(site, is_hooked=True)
         weights = [slots[name] for slots, name in bound.slots]
         region = self._region(site, bound, weights, tensors)

@@ -1,0 +1,185 @@
+"""Values that a forward makes on the host and copies to the GPU, such as `torch.arange(n).to(x)`.
+
+Such a copy waits for the GPU, so it cannot be captured. Most transformers of ComfyUI make one: a table of frequencies,
+positions, or a list of sizes in `torch.tensor(sizes, device=...)`. If a call makes the value itself, from numbers of
+Python alone, every call of its signature makes the same one, just as it makes the same scalars. So the value is copied
+to the GPU before the capture, and inside the capture a clone of that copy takes its place.
+
+Two modes of torch see to that, in rehearsals and captures of forwards that need it and nowhere else. A host tensor is
+`born` if an operator of this call made it from born ones: not from the call's inputs, a weight, an option, a random
+number or anything on the GPU. Only born tensors are replaced. Each run compares them by content with the copies: a
+value that differs between two runs of a call is missing there, and the call is not captured.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import sys
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from ...torch_private import TorchDispatchMode, pytree
+
+# A host tensor of no dimensions is a scalar argument for most operators. These copy it.
+_COPY_SCALARS = frozenset(
+    {"aten::copy_", "aten::index", "aten::index_put", "aten::index_put_", "aten::to", "aten::_to_copy"}
+)
+_LIFT = "aten::lift_fresh"  # the last step of `torch.tensor(numbers)`
+_FROM_PYTHON = (torch.tensor, torch.as_tensor)
+
+Key = tuple[Any, ...]
+
+
+@dataclass
+class Run:
+    """One run with the constants: those it used, those that it lacked, and whether it copied other host tensors."""
+
+    used: dict[int, torch.Tensor] = field(default_factory=dict)
+    missing: list[tuple[torch.device, torch.Tensor]] = field(default_factory=list)
+    has_foreign: bool = False
+
+
+class HostConstants:
+    """Copies on the GPU of the values that the forward of one module makes on the host.
+
+    It keeps a copy as long as a run or a graph has it. Not thread-safe: the cache's lock guards captures.
+    """
+
+    def __init__(self, module: torch.nn.Module | None) -> None:
+        """module: functions of its code that keep results (`functools.cache`) make them anew in each run."""
+        self._code = sorted({type(part).__module__ for part in module.modules()}) if module is not None else []
+        self._copies: weakref.WeakValueDictionary[Key, torch.Tensor] = weakref.WeakValueDictionary()
+
+    @contextlib.contextmanager
+    def observed(
+        self, inputs: Sequence[torch.Tensor], is_capturing: bool = False, makes: bool = False
+    ) -> Iterator[Run]:
+        """Replace born host tensors by the copies, in this thread. inputs: of the call.
+
+        is_capturing: nothing may be copied from the host, so empty tensors take the place of what is missing; the graph
+        of such a run must not be launched. makes: copy what is missing.
+        """
+        self._clear_caches()
+        run = Run()
+        with _FromPython(), _Replacing(self, run, is_capturing, makes):
+            yield run
+        # An input on the host can become numbers of Python unseen (`tolist`), so no value is known to be constant.
+        run.has_foreign |= any(tensor.device.type == "cpu" for tensor in inputs)
+
+    def add(self, missing: Sequence[tuple[torch.device, torch.Tensor]]) -> list[torch.Tensor]:
+        """Copy host tensors to their devices. Returns the copies; whoever wants to keep them holds them."""
+        return [self._copied(device, value) for device, value in missing]
+
+    def _copied(self, device: torch.device, value: torch.Tensor) -> torch.Tensor:
+        copy = self._copies[_key(device, value)] = value.to(device)
+        return copy
+
+    def find(self, device: torch.device, value: torch.Tensor) -> torch.Tensor | None:
+        return self._copies.get(_key(device, value))
+
+    def _clear_caches(self) -> None:
+        for name in self._code:
+            for each in list(vars(sys.modules[name]).values()) if name in sys.modules else ():
+                if isinstance(each, functools._lru_cache_wrapper):
+                    each.cache_clear()
+
+
+def _key(device: torch.device, value: torch.Tensor) -> Key:
+    content = value.detach().contiguous().reshape(-1).view(torch.uint8).numpy()
+    return (str(device), value.dtype, tuple(value.shape), value.stride(), hashlib.sha256(content.tobytes()).digest())
+
+
+class _FromPython(TorchFunctionMode):
+    """`torch.tensor(numbers, device=...)` copies inside one operator. Split it in two: the tensor, then the copy."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        given = dict(kwargs or {})
+        if func is torch.Tensor.new_tensor and len(args) == 2:
+            like: torch.Tensor = args[0]
+            given = {"dtype": like.dtype, "device": like.device, **{k: v for k, v in given.items() if v is not None}}
+            func, args = torch.tensor, args[1:]
+        device = given.get("device")
+        if func not in _FROM_PYTHON or device is None or isinstance((*args, None)[0], torch.Tensor):
+            return func(*args, **(kwargs or {}))
+        return func(*args, **{**given, "device": "cpu"}).to(device)
+
+
+class _Replacing(TorchDispatchMode):  # type: ignore[misc]
+    def __init__(self, constants: HostConstants, run: Run, is_capturing: bool, makes: bool) -> None:
+        super().__init__()
+        self._constants, self._run, self._is_capturing, self._makes = constants, run, is_capturing, makes
+        self._born: dict[int, torch.Tensor] = {}  # by the address of the storage, which the value keeps from re-use
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        leaves, spec = pytree.tree_flatten((args, kwargs or {}))
+        tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+        on_host = [tensor for tensor in tensors if tensor.device.type == "cpu"]
+        device = _device_of(leaves)
+        if device is not None and on_host and not _writes_to_host(func, args, kwargs or {}):
+            copies_scalars = func._schema.name in _COPY_SCALARS or len(on_host) == len(tensors)
+            leaves = [self._replaced(leaf, device, copies_scalars) for leaf in leaves]
+            args, kwargs = pytree.tree_unflatten(leaves, spec)
+        result = func(*args, **(kwargs or {}))
+        is_pure = len(on_host) == len(tensors) and all(map(self._is_born, on_host))
+        is_pure = is_pure and torch.Tag.nondeterministic_seeded not in func.tags
+        self._note(func, result, on_host, is_pure or func._schema.name == _LIFT)
+        return result
+
+    def _note(self, func: Any, result: Any, on_host: Sequence[torch.Tensor], is_pure: bool) -> None:
+        """Note which host tensors are born after an operator. is_pure: whether it makes its result of born ones."""
+        if not is_pure and func._schema.is_mutable:
+            for tensor in on_host:
+                self._born.pop(tensor.untyped_storage().data_ptr(), None)
+        if not is_pure:
+            return
+        for leaf in pytree.tree_flatten(result)[0]:
+            if isinstance(leaf, torch.Tensor) and leaf.device.type == "cpu" and leaf.layout is torch.strided:
+                self._born.setdefault(leaf.untyped_storage().data_ptr(), leaf)
+
+    def _is_born(self, tensor: torch.Tensor) -> bool:
+        return type(tensor) is torch.Tensor and tensor.untyped_storage().data_ptr() in self._born
+
+    def _replaced(self, leaf: Any, device: torch.device, copies_scalars: bool) -> Any:
+        """The clone of a copy, for a host tensor that an operator reads on `device`; anything else as it is."""
+        if not isinstance(leaf, torch.Tensor) or leaf.device.type != "cpu" or not (leaf.ndim or copies_scalars):
+            return leaf
+        copy = None
+        if not self._is_born(leaf):
+            self._run.has_foreign = True
+        else:
+            copy = self._constants.find(device, leaf)
+            if copy is None and self._makes:
+                (copy,) = self._constants.add([(device, leaf)])
+            elif copy is None:
+                self._run.missing.append((device, leaf.clone()))
+        if copy is None:
+            return torch.empty(leaf.shape, dtype=leaf.dtype, device=device) if self._is_capturing else leaf
+        self._run.used[id(copy)] = copy
+        return copy.clone()  # the forward may write to it
+
+
+def _writes_to_host(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    written = [
+        args[place] if place < len(args) else kwargs.get(each.name)
+        for place, each in enumerate(func._schema.arguments)
+        if each.alias_info is not None and each.alias_info.is_write
+    ]
+    return any(isinstance(each, torch.Tensor) and each.device.type == "cpu" for each in written)
+
+
+def _device_of(leaves: Sequence[Any]) -> torch.device | None:
+    """The device other than the host that an operator reads or writes on; None without one."""
+    for leaf in leaves:
+        device = leaf.device if isinstance(leaf, torch.Tensor) else leaf
+        if isinstance(device, torch.device) and device.type != "cpu":
+            return device
+    return None
