@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from . import workflow_parts as parts
+from .family_workflows import FAMILY_WORKFLOWS
 from .places import ROOT
 from .workflow_graph import Graph, Node, Output
 from .workflow_models import CONTROL_NET, LCM_LORA, SD15, SDXL
@@ -250,7 +251,7 @@ WORKFLOWS: tuple[Callable[[], Graph], ...] = (
 def rendered() -> dict[str, str]:
     """The files that belong in ``workflows/``: relative path -> text."""
     texts: dict[str, str] = {}
-    for build in WORKFLOWS:
+    for build in (*WORKFLOWS, *FAMILY_WORKFLOWS):
         graph = build()
         texts[f"{graph.template}.json"] = _text(graph.ui())
         texts[f"api/{graph.name}.json"] = _text(graph.api())

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .build_workflows import FOLDER, NEGATIVE, POSITIVE, TOUR
+from .family_workflows import FAMILY_WORKFLOWS
 
 PromptDict = dict[str, dict[str, Any]]
 Size = tuple[int, int]  # width, height in pixels
@@ -147,7 +148,7 @@ def make_plan(device: str, family: str, quick: bool) -> Plan:
     own = TEXT_TO_IMAGE[family]
     jobs = [Job(own, (size,), batch, tokens) for size, batch, tokens in cases]
     left_out = {workflow: _other_family(workflow) for workflow in (SD15, SDXL) if workflow != own}
-    left_out |= _NEEDS_MORE
+    left_out |= _NEEDS_MORE | {build.__name__: "it needs a large transformer" for build in FAMILY_WORKFLOWS}
     if quick:
         left_out |= dict.fromkeys((IMAGE_TO_IMAGE, COMPARE, DEEPCACHE, TOUR_NAME), "--quick leaves it out")
     else:

@@ -21,6 +21,7 @@ from scripts.support.demo_plan import BUNDLED, Job, make_plan, prompt_for
 from scripts.support.demo_report import Verdict, judge
 from scripts.support.demo_run import COUNTED, PromptRun, Row
 from scripts.support.errors import SetupError
+from scripts.support.family_workflows import FAMILY_WORKFLOWS
 from scripts.support.places import ROOT, inductor_cache
 
 STEPS = 3
@@ -167,7 +168,9 @@ def test_every_bundled_workflow_is_run_or_left_out_with_a_reason(
     plan = make_plan(device, family, quick=False)
     run = {job.workflow for job in plan.jobs}
     assert present in run
-    assert list(plan.left_out) == [absent, "deepcache_controlnet", "lcm_image_to_image", "oneflow_text_to_image"]
+    transformers = [build.__name__ for build in FAMILY_WORKFLOWS]
+    others = ["deepcache_controlnet", "lcm_image_to_image", "oneflow_text_to_image"]
+    assert list(plan.left_out) == [absent, *others, *transformers]
     assert run | set(plan.left_out) == bundled
     assert len({job.name for job in plan.jobs}) == len(plan.jobs)
 

@@ -60,7 +60,7 @@ def adapter() -> Iterator[Callable[[str], ModuleType]]:
     spec.loader.exec_module(sys.modules[PACK])
     # The models of these tests stand for core's.
     code = importlib.import_module(f"{PACK}.nodes.adapters.weights.model_code")
-    code._KNOWN_PACKAGES = code._KNOWN_PACKAGES | {__name__.partition(".")[0]}
+    code.KNOWN_PACKAGES = code.KNOWN_PACKAGES | {__name__.partition(".")[0]}
     yield lambda name: importlib.import_module(f"{PACK}.nodes.adapters.{name}")
     for name in [name for name in sys.modules if name.partition(".")[0] == PACK]:
         del sys.modules[name]

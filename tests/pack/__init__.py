@@ -8,6 +8,7 @@ from .conditioning import ResoluteTestConditioning
 from .failing import ResoluteTestFailingPatch
 from .latents import ResoluteTestSaveLatent
 from .models import ResoluteTestTinyModel, ResoluteTestTinyVAE
+from .transformers import ResoluteTestTransformer
 
 NODES = (
     ResoluteTestConditioning,
@@ -15,5 +16,6 @@ NODES = (
     ResoluteTestSaveLatent,
     ResoluteTestTinyModel,
     ResoluteTestTinyVAE,
+    ResoluteTestTransformer,
 )
 NODE_CLASS_MAPPINGS = {node.__name__: node for node in NODES}

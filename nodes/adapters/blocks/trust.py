@@ -10,18 +10,18 @@ from ....compile_cache.config import CacheConfig
 from ....compile_cache.errors import BypassCode, BypassReason
 from ....compile_cache.regions.foreign_code import origin
 
-# Packages whose classes compute the same from the same inputs: core, and what core itself requires.
-_KNOWN_PACKAGES = frozenset({"comfy", "comfy_extras", "comfy_kitchen", "torch", "torchvision"})
+# Packages whose model classes compute the same from the same inputs: core, and what core itself requires.
+KNOWN_PACKAGES = frozenset({"comfy", "comfy_extras", "comfy_kitchen", "torch", "torchvision"})
 
 
 def why_untrusted(block: torch.nn.Module) -> BypassReason | None:
     """Why a block must run as it is: other code than core's may compute anything. None if it may be a region."""
-    if "forward" in vars(block) or origin(type(block).forward) not in {*_KNOWN_PACKAGES, origin(type(block))}:
+    if "forward" in vars(block) or origin(type(block).forward) not in {*KNOWN_PACKAGES, origin(type(block))}:
         text = f"another pack replaced the forward of {type(block).__name__}; such blocks run as they are"
         return BypassReason(BypassCode.REPLACED_FORWARD, text)
     for kind in dict.fromkeys(map(type, block.modules())):
         name = f"{kind.__module__}.{kind.__qualname__}"
-        if kind.__module__.partition(".")[0] not in _KNOWN_PACKAGES and name not in _trusted():
+        if kind.__module__.partition(".")[0] not in KNOWN_PACKAGES and name not in _trusted():
             text = f"another pack wrote {name}, so {type(block).__name__} blocks run as they are; "
             return BypassReason(BypassCode.FOREIGN_MODEL, text + "you can name it in RESOLUTE_TRUSTED_CLASSES")
     return None

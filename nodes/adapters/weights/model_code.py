@@ -8,6 +8,7 @@ import torch
 
 from ....compile_cache.errors import BypassCode, BypassReason
 from ....compile_cache.regions.code_reach import CodeReach, ReachCache, string_constants
+from ..blocks.trust import KNOWN_PACKAGES
 
 # Functions of these modules move memory and choose devices. Packs replace some of them for their own memory
 # management, and core sets callbacks there for each prompt; what a model computes stays the same.
@@ -18,8 +19,6 @@ MANAGEMENT_MODULES = frozenset(
         "comfy_aimdo.vram_buffer", "logging", "psutil",
     }
 )  # fmt: skip
-# Packages whose model classes compute the same from the same inputs: core, and what core itself requires.
-_KNOWN_PACKAGES = frozenset({"comfy", "comfy_extras", "comfy_kitchen", "torch", "torchvision"})
 # Noise levels in transformer_options. A forward that reads one computes something else in each step, from inputs that
 # are equal by shape (core's HunyuanVideo with mean flow).
 _NOISE_LEVELS = frozenset({"sigmas", "sample_sigmas"})
@@ -50,7 +49,7 @@ class ModelCode:
         foreign = sorted(
             name
             for name, kind in names.items()
-            if kind.__module__.partition(".")[0] not in _KNOWN_PACKAGES and name not in trusted
+            if kind.__module__.partition(".")[0] not in KNOWN_PACKAGES and name not in trusted
         )
         if foreign:
             return BypassReason(
