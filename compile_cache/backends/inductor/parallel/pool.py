@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ....config import CacheConfig
 from ....errors import first_line
 from ....store.artifact_store import Artifact
 from ....store.temporary_folders import TemporaryFolder
@@ -58,7 +59,7 @@ JobResult = tuple[int, "Artifact | str", float]
 def worker_count(wanted: int | None, device: torch.device) -> int:
     """How many workers to use: `wanted`, or with None what processors and memory allow. 0 where it would be only one.
 
-    Workers that use the GPU get together what is free beside _PROMPT_MEMORY. See `described_gpu`: most use none.
+    Workers that use the GPU get together what is free beside _PROMPT_MEMORY.
     """
     count = _processes(wanted)
     if device.type == "cuda" and gpu_description(device) is None:
@@ -77,8 +78,11 @@ def _processes(wanted: int | None) -> int:
 
 
 def gpu_description(device: torch.device) -> dict[str, Any] | None:
-    """See `described_gpu.describe`, which imports inductor."""
-    if device.type != "cuda":
+    """The GPU's properties, for workers that do not use it; None where they use it. See `described_gpu.describe`.
+
+    Off by default: it was tested without a GPU only.
+    """
+    if device.type != "cuda" or not CacheConfig.from_environment().workers_without_gpu:
         return None
     from .described_gpu import describe
 
