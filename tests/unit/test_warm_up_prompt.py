@@ -39,7 +39,18 @@ def kept(built: Any) -> set[str]:
     return {name for name, each in built.prompt.items() if each["class_type"] != "ResoluteWarmUp"}
 
 
-@pytest.mark.parametrize("path", BUNDLED, ids=lambda path: path.stem)
+VIDEOS = [path for path in BUNDLED if path.stem.endswith("_to_video")]
+
+
+@pytest.mark.parametrize("path", VIDEOS, ids=lambda path: path.stem)
+def test_a_video_is_refused_and_the_node_with_its_frames_is_named(
+    build: Build, user_error: type[Exception], path: Path
+) -> None:
+    with pytest.raises(user_error, match=r"LatentVideo|VideoLatent"):
+        build(json.loads(path.read_text("utf-8")))
+
+
+@pytest.mark.parametrize("path", [path for path in BUNDLED if path not in VIDEOS], ids=lambda path: path.stem)
 class TestBundledWorkflows:
     def test_nothing_is_sampled_decoded_or_saved(self, build: Build, path: Path) -> None:
         classes = {each["class_type"] for each in build(json.loads(path.read_text("utf-8"))).prompt.values()}
