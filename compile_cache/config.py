@@ -24,7 +24,6 @@ class CacheConfig:
     store_folder: where compiled regions survive a restart; None stores nothing. store_bytes: its size limit.
     remember: also store the shapes that each model was used with, and load their regions ahead after a restart.
     workers: number of processes that compile regions. None: as many as fit in memory. 0 or 1: compile in this process.
-    workers_without_gpu: compile for a GPU in processes that do not use it (`parallel.described_gpu`).
     source: digest of the code that regions are traced from. Regions compiled from other code are not used.
     trusted_classes: "module.Class" of model classes of other packs that may be captured all the same.
     management_modules: modules whose functions move memory and compute nothing; another pack may replace those.
@@ -38,7 +37,6 @@ class CacheConfig:
     store_bytes: int = 2048 * _MIB
     remember: bool = True
     workers: int | None = None
-    workers_without_gpu: bool = False
     source: str = ""
     trusted_classes: frozenset[str] = frozenset()
     management_modules: frozenset[str] = frozenset()
@@ -71,7 +69,6 @@ class CacheConfig:
             store_bytes=_megabytes(env, "RESOLUTE_STORE_MB", defaults.store_bytes),
             remember=_flag(env, "RESOLUTE_REMEMBER", defaults.remember),
             workers=_number(env, "RESOLUTE_WORKERS", defaults.workers),
-            workers_without_gpu=_flag(env, "RESOLUTE_WORKERS_WITHOUT_GPU", defaults.workers_without_gpu),
             source=source,
             trusted_classes=_names(env, "RESOLUTE_TRUSTED_CLASSES"),
             management_modules=management_modules,

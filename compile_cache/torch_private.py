@@ -128,13 +128,6 @@ _TABLE = (
     _Name("GraphPickler", "torch.fx._graph_pickler", Loss.WORKERS, members=("dumps", "loads")),
     _Name("CachingAutotuner", "torch._inductor.runtime.triton_heuristics", Loss.ADDRESSES, members=("run",)),
     _Name("counters", "torch._dynamo.utils", Loss.SPEED),  # without, each region is compared at sizes of 1
-    # Without these, each process that compiles holds a CUDA context.
-    _Name("fake_tensor", "torch._subclasses.fake_tensor", Loss.SPEED, "", ("init_gpu_context",)),
-    _Name("ensure_device_guard", "torch._C", Loss.SPEED, "_ensureCUDADeviceGuardSet"),
-    _Name("CudaInterface", "torch._dynamo.device_interface", Loss.SPEED),
-    _Name("triton_helpers", "torch._inductor.runtime.triton_helpers", Loss.SPEED, "", ("set_driver_to_gpu",)),
-    _Name("GPUTarget", "triton.backends.compiler", Loss.SPEED),
-    _Name("triton_driver", "triton.runtime", Loss.SPEED, "driver", ("set_active",)),
     _Name("pick_vec_isa", "torch._inductor.cpu_vec_isa", Loss.SPEED),
     _Name("valid_vec_isa_list", "torch._inductor.cpu_vec_isa", Loss.SPEED, members=("cache_info", "cache_clear")),
     _Name("torch_key", "torch._inductor.codecache", Loss.SPEED),

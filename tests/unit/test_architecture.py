@@ -44,11 +44,11 @@ LOADS_COMPILED_CODE = {
 INDUCTORS_TRITON_SETTINGS = {"autotune_pointwise", "proton_output_dir"}  # triton.NAME in inductor's settings
 PRIVATE_TORCH = CORE / "torch_private.py"
 STARTED_BY_PATH = {INDUCTOR / "parallel" / "worker.py"}  # a separate program, so its package has no parent
-# Variables of Triton, inductor, torch and CUDA, not settings of ours: which compiler they find, which GPUs they see,
-# how torch looks for them, and what importing it starts.
+# Variables of Triton, inductor and torch, not settings of ours: which compiler they find, how torch looks for GPUs, and
+# what importing it starts.
 PROBES = {
     INDUCTOR / "backend.py": {"CC", "CXX"},
-    INDUCTOR / "parallel" / "worker.py": {"PYTORCH_NVML_BASED_CUDA_CHECK", "TORCH_WARM_POOL", "CUDA_VISIBLE_DEVICES"},
+    INDUCTOR / "parallel" / "worker.py": {"PYTORCH_NVML_BASED_CUDA_CHECK", "TORCH_WARM_POOL"},
 }
 # Importing OneFlow sets variables of the process; this function restores them. Inductor looks for its cache in a
 # variable, which has to lead to a private folder while it loads code.

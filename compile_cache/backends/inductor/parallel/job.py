@@ -34,8 +34,6 @@ from ..compile.artifacts import pack
 from ..compile.environment import apply_flags, environment_of, flags
 from ..compile.lowering import compile_trace
 from ..compile.tracing import Shapes, Trace, size_one_is_general
-from . import described_gpu
-from .described_gpu import Description
 
 logger = logging.getLogger(__name__)
 
@@ -113,19 +111,16 @@ def _import_late_sympy() -> None:
     sympy.simplify(sympy.Symbol("x") + 1)
 
 
-def begin(device: str, folder: str, gpu: Description | None = None) -> None:
+def begin(device: str, folder: str) -> None:
     """Initialise a child. `folder` gets its temporary folders: a child that is killed leaves them, and the pool
     removes `folder`.
 
-    gpu: see `described_gpu`; with None the child uses the device, and it raises what torch raises where it cannot.
+    Raises whatever torch raises where this process cannot use the device.
     """
     lowering.scratch = folder
     threading.Thread(target=_end_with_parent, daemon=True).start()
     inductor_config.compile_threads = 1  # the children already use all processors
-    if gpu is not None:
-        described_gpu.use(gpu, torch.device(device).index or 0)
-    else:
-        torch.zeros(1, device=device)  # fails now, not in the first job, where the driver does not support forks
+    torch.zeros(1, device=device)  # fails now, not in the first job, where the driver does not support forks
 
 
 def ready() -> None:

@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ....config import CacheConfig
 from ....errors import first_line
 from ....store.artifact_store import Artifact
 from ....store.temporary_folders import TemporaryFolder
@@ -41,7 +40,7 @@ _MOST = 16
 _OTHERS = 2  # processors left for the process that traces and compares, and for the rest of the machine
 _MOST_WANTED = 61  # the most processes that Windows can wait for
 _MEMORY = 1 << 30  # bytes of memory for torch in each process
-_GPU_MEMORY = 3 << 29  # bytes of GPU memory for each process's CUDA context, if it needs one
+_GPU_MEMORY = 3 << 29  # bytes of GPU memory for each process's CUDA context
 _PROMPT_MEMORY = 4 << 30  # bytes of GPU memory that are left to the prompt which waits for the processes
 
 
@@ -59,10 +58,10 @@ JobResult = tuple[int, "Artifact | str", float]
 def worker_count(wanted: int | None, device: torch.device) -> int:
     """How many workers to use: `wanted`, or with None what processors and memory allow. 0 where it would be only one.
 
-    Workers that use the GPU get together what is free beside _PROMPT_MEMORY.
+    On CUDA all workers together get what is free beside _PROMPT_MEMORY.
     """
     count = _processes(wanted)
-    if device.type == "cuda" and gpu_description(device) is None:
+    if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         count = min(count, max(int((free - _PROMPT_MEMORY) // _GPU_MEMORY), 0))
     return count if count > 1 else 0
@@ -75,18 +74,6 @@ def may_have_workers(wanted: int | None) -> bool:
 
 def _processes(wanted: int | None) -> int:
     return min(_processors() - _OTHERS, _MOST, _fitting()) if wanted is None else min(wanted, _MOST_WANTED)
-
-
-def gpu_description(device: torch.device) -> dict[str, Any] | None:
-    """The GPU's properties, for workers that do not use it; None where they use it. See `described_gpu.describe`.
-
-    Off by default: it was tested without a GPU only.
-    """
-    if device.type != "cuda" or not CacheConfig.from_environment().workers_without_gpu:
-        return None
-    from .described_gpu import describe
-
-    return describe(device)
 
 
 def _fitting() -> int:
@@ -131,7 +118,7 @@ class _WorkerProcess:
         """Once; later calls do nothing."""
         if not self._has_children:
             self._has_children = True
-            self._messages.put((count, str(device), gpu_description(device)))
+            self._messages.put((count, str(device)))
 
     def submit(self, results: queue.SimpleQueue[Any], job: Job, settings: WorkerSettings) -> int:
         """Returns the job's number. `results` gets (number, artifact or error text, seconds)."""

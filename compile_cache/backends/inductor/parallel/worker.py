@@ -1,8 +1,7 @@
 """A program that compiles traces in child processes: `python worker.py FOLDER`, jobs on stdin, artifacts on stdout.
 
 The program itself imports torch and compiles nothing. Its children compile; on Linux they are forked and so start with
-everything imported. The first message gives their number, their device, and the GPU's description if no child is to
-use it (see `described_gpu`): without one, a child takes GPU memory, and none does so before there is a job.
+everything imported. The first message gives their number and device: no child takes GPU memory before there is a job.
 `WorkerPool` starts the program by path, because the pack's package name is that of its folder in custom_nodes. For the
 same reason messages have plain types only: the two sides import the same class under different module names.
 """
@@ -69,11 +68,9 @@ def main() -> None:
     if _CAN_FORK:
         job.before_fork()
     try:
-        count, device, gpu = receive(sys.stdin.buffer)
-        if gpu is not None:
-            os.environ["CUDA_VISIBLE_DEVICES"] = ""  # the driver reads it when a process first asks for a GPU
+        count, device = receive(sys.stdin.buffer)
         gc.freeze()  # the collector skips imported objects, so forked children keep sharing their memory
-        pool = _pool(job, (device, folder, gpu), count)
+        pool = _pool(job, (device, folder), count)
         threading.Thread(target=_end_with_a_child, args=(folder,), daemon=True).start()
         while True:
             number, *work = receive(sys.stdin.buffer)
@@ -104,10 +101,10 @@ def _end_children() -> None:
         child.join(1.0)  # a driver can keep a killed child alive, so do not wait forever
 
 
-def _pool(job: Any, arguments: tuple[Any, ...], count: int) -> ProcessPoolExecutor:
+def _pool(job: Any, arguments: tuple[str, str], count: int) -> ProcessPoolExecutor:
     """A pool of `count` children: forked if the device's driver supports that, else spawned.
 
-    arguments: of `job.begin`.
+    arguments: of `job.begin`: the device, and the folder for temporary files.
     """
     begin = (job.begin, arguments)
     if _CAN_FORK:
