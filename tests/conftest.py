@@ -25,6 +25,7 @@ from scripts.support.server import ComfyServer
 MARKERS = (
     "old: runs on the oldest supported ComfyUI",
     "long: takes minutes; run with scripts/test --long",
+    "grid(count): only `count` of its cases, evenly spread, run without scripts/test --long",
 )
 PACK_NAME = "resolute"
 TEST_PACK_NAME = "resolute-test-pack"
@@ -46,6 +47,29 @@ def pytest_configure(config: pytest.Config) -> None:
     """Register the markers."""
     for marker in MARKERS:
         config.addinivalue_line("markers", marker)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the other cases of a `grid` as long, before pytest leaves out what `-m` does not select."""
+    grids: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        if item.get_closest_marker("grid") is not None:
+            grids.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    for cases in grids.values():
+        marker = cases[0].get_closest_marker("grid")
+        assert marker is not None
+        kept = evenly_spread(len(cases), *marker.args)
+        for number, case in enumerate(cases):
+            if number not in kept:
+                case.add_marker("long")
+
+
+def evenly_spread(cases: int, count: int) -> set[int]:
+    """Numbers of `count` of `cases` cases, the first and the last among them; all if there are not more."""
+    if cases <= count:
+        return set(range(cases))
+    return {round(number * (cases - 1) / (count - 1)) for number in range(count)}
 
 
 def server_environment() -> dict[str, str | None]:

@@ -128,6 +128,7 @@ def test_the_next_server_preloads_the_used_regions(
     server.stop()
 
 
+@pytest.mark.long
 def test_without_remembered_shapes_regions_are_loaded_on_demand(
     start: StartServer, store: Path, prompt: Callable[..., PromptDict]
 ) -> None:
@@ -154,6 +155,7 @@ def test_only_a_damaged_region_is_compiled_again(
     server.stop()
 
 
+@pytest.mark.long
 def test_an_interrupted_write_is_never_loaded_as_a_region(
     start: StartServer, store: Path, prompt: Callable[..., PromptDict]
 ) -> None:
@@ -172,6 +174,7 @@ def test_an_interrupted_write_is_never_loaded_as_a_region(
     server.stop()
 
 
+@pytest.mark.long
 def test_two_concurrent_servers_compile_each_region_once(
     start: StartServer, store: Path, prompt: Callable[..., PromptDict]
 ) -> None:

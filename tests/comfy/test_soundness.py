@@ -58,6 +58,7 @@ def prompt(tiny_prompt: Any, seed: int) -> Any:
     return latents_only(tiny_prompt(seed=seed, width=136, height=104, steps=STEPS))
 
 
+@pytest.mark.grid(8)
 @before_and_after
 @pytest.mark.parametrize("kind", OUTSIDE_BLOCKS)
 def test_a_patch_outside_the_blocks_takes_effect_without_a_bypass(
@@ -70,6 +71,7 @@ def test_a_patch_outside_the_blocks_takes_effect_without_a_bypass(
     assert_ran_compiled(ours, STEPS)
 
 
+@pytest.mark.grid(8)
 @before_and_after
 @pytest.mark.parametrize("kind", INSIDE_BLOCKS)
 def test_a_patch_inside_blocks_takes_effect_and_bypasses_only_those_blocks(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import os
 import subprocess
 import sys
@@ -99,6 +100,7 @@ def name_of(file: Path) -> str:
     return file.relative_to(ROOT).as_posix()
 
 
+@functools.cache
 def tree_of(file: Path) -> ast.Module:
     return ast.parse(file.read_text(encoding="utf-8"), str(file))
 

@@ -75,6 +75,7 @@ def test_each_pass_is_a_graph_of_its_own_and_both_have_the_same_regions(
     assert 0 < regions_of_fast < regions_of_full
 
 
+@pytest.mark.grid(3)
 @pytest.mark.parametrize(
     ("changes", "passes"),
     [
@@ -165,6 +166,7 @@ AFTER = {
 }
 
 
+@pytest.mark.grid(3)
 @pytest.mark.parametrize("name", AFTER)
 def test_with_nodes_of_others(check: Check, prompt: PromptDict, name: str) -> None:
     if name == "HyperTile":  # it leaves a size alone that it cannot divide into tiles

@@ -127,6 +127,7 @@ SPLIT_TOO = ("one batch", "several conditions", "areas", "a condition that leave
 CASES = [(kind, "merge", "before") for kind in PARTS] + [(kind, "split", "after") for kind in SPLIT_TOO]
 
 
+@pytest.mark.grid(8)
 @pytest.mark.parametrize(("kind", "policy", "place"), CASES)
 def test_it_is_the_plain_loop_and_the_same_with_compile_model(bench: Bench, kind: str, policy: str, place: str) -> None:
     changes, policy = PARTS[kind], f"always {policy}"
@@ -149,6 +150,7 @@ def test_it_is_the_plain_loop_and_the_same_with_compile_model(bench: Bench, kind
     assert bench.passes == passes
 
 
+@pytest.mark.grid(3)
 @pytest.mark.parametrize("depth", [1, 3, 5])
 @pytest.mark.parametrize("interval", [2, 5])
 def test_every_depth_and_interval_is_the_plain_loop(bench: Bench, depth: int, interval: int) -> None:
@@ -195,6 +197,7 @@ class Reads(TorchDispatchMode):
         return function(*args, **(kwargs or {}))
 
 
+@pytest.mark.grid(3)
 @pytest.mark.parametrize("kind", ["compiled", "with DeepCache"])
 @pytest.mark.parametrize("sampler", ["euler", "ddim", "uni_pc"])
 def test_with_a_sampler_that_reads_nothing_no_step_waits(bench: Bench, sampler: str, kind: str) -> None:

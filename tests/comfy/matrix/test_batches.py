@@ -22,6 +22,7 @@ def latents_only(prompt: PromptDict) -> PromptDict:
 
 
 # The model's batch is twice the latent's; from 16 on, convolutions on the CPU choose another algorithm.
+@pytest.mark.grid(4)
 @pytest.mark.parametrize("batch", [5, 1, 8, 3, 2, 7, 4, 6, 12])
 def test_a_batch_of_any_size_compiles_nothing(check: Check, tiny_prompt: Any, seed: int, batch: int) -> None:
     run = check(tiny_prompt(seed=seed, width=88, height=72, batch=batch, steps=STEPS), forwards=STEPS + 1)
@@ -136,6 +137,7 @@ def test_each_condition_and_each_area_is_split_from_the_others(
     check(prompt, with_model(prompt, batching(check.backend, policy)), forwards=forwards)
 
 
+@pytest.mark.grid(3)
 @pytest.mark.parametrize("place", ["before", "after"])
 @pytest.mark.parametrize(
     ("policy", "forwards"), [("auto", 2 + 2 * 2), (MERGE, 4), (SPLIT, 2 * 4)], ids=["auto", "merge", "split"]

@@ -69,6 +69,7 @@ def test_prompts_of_any_length_compile_nothing(check: Check, prompt: PromptDict,
     check(lengths(prompt, tokens, tokens), forwards=SHARED)
 
 
+@pytest.mark.grid(4)
 @pytest.mark.parametrize(
     ("positive", "negative", "forwards"),
     [
@@ -96,6 +97,7 @@ def test_without_guidance_the_negative_prompt_is_left_out(check: Check, prompt: 
     check_that_it_matters(check, changed, prompt, forwards=STEPS)
 
 
+@pytest.mark.grid(2)
 @pytest.mark.parametrize("tokens", [77, 154])
 @pytest.mark.parametrize(
     "area",

@@ -56,6 +56,7 @@ def test_any_strength_compiles_nothing(checked: Check, prompt: PromptDict, stren
 
 
 # The steps are at 0, 1/3, 2/3 and 1 of the schedule.
+@pytest.mark.grid(3)
 @pytest.mark.parametrize(
     ("start", "end", "inside"), [(0.0, 0.5, 2), (0.5, 1.0, 2), (0.2, 0.8, 2), (0.0, 0.1, 1), (0.4, 0.6, 0)]
 )
@@ -230,6 +231,7 @@ class TestSeveral:
 
 
 class TestShapes:
+    @pytest.mark.grid(2)
     @pytest.mark.parametrize(("width", "height"), [(72, 200), (264, 136), (64, 64)])
     def test_any_size_compiles_nothing(
         self, checked: Check, tiny_prompt: Any, seed: int, width: int, height: int
@@ -237,6 +239,7 @@ class TestShapes:
         whole = tiny_prompt(seed=seed, width=width, height=height, steps=STEPS)
         assert_different(check_control(checked, controlled(whole, "net"), BOTH + 1), checked.bench.run(whole))
 
+    @pytest.mark.grid(2)
     @pytest.mark.parametrize(("batch", "pictures"), [(2, 1), (2, 2), (3, 2), (3, 4)])
     def test_any_batch_of_latents_and_pictures_compiles_nothing(
         self, checked: Check, tiny_prompt: Any, seed: int, batch: int, pictures: int

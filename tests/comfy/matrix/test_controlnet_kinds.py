@@ -96,6 +96,7 @@ class TestUnion:
     ids=["adapter", "lora"],
 )
 class TestWhatIsNotCompiled:
+    @pytest.mark.grid(4)
     @pytest.mark.parametrize("size", [(128, 128), (136, 104)], ids=["even", "odd"])
     def test_is_returned_unchanged_with_a_reason(
         self,
@@ -120,6 +121,7 @@ class TestWhatIsNotCompiled:
         plain = controlled(prompt, name)
         checked(plain, with_compiled_nets(plain, checked.backend), forwards=0)
 
+    @pytest.mark.grid(2)
     @pytest.mark.parametrize("order", ["first", "second"])
     def test_adds_to_a_compiled_controlnet(
         self, checked: Check, prompt: PromptDict, name: str, reason: str, order: str

@@ -64,6 +64,7 @@ def check_that_formats_differ(check: Check, prompt: PromptDict, other: PromptDic
     assert latent_error(two.latents[0], one.latents[0]) > 2 * LATENT_TOLERANCE
 
 
+@pytest.mark.grid(2)
 @pytest.mark.parametrize("weights", FORMATS)
 def test_a_format_compiles_in_its_first_prompt_only(check: Check, unet: MakePrompt, weights: str) -> None:
     first = first_prompt(check, unet(weights, 128, 128))
@@ -100,6 +101,7 @@ def test_two_formats_in_one_prompt_compile_nothing(check: Check, unet: MakePromp
     check(prompt, with_model(ours, compile_model(check.backend), sampler="again"), forwards=2 * STEPS)
 
 
+@pytest.mark.grid(2)
 @pytest.mark.parametrize("weights", FLUX_FORMATS)
 def test_the_loaders_formats_of_flux_compile_in_their_first_prompt_only(
     check: Check, flux: MakePrompt, weights: str

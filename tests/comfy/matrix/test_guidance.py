@@ -48,18 +48,21 @@ MERGES = {
 }
 
 
+@pytest.mark.grid(4)
 @before_and_after
 @pytest.mark.parametrize("kind", SAMPLINGS)
 def test_another_kind_of_prediction_compiles_nothing(check: Check, prompt: Any, kind: str, place: str) -> None:
     check_placed(check, prompt, [SAMPLINGS[kind]], place, forwards=STEPS)
 
 
+@pytest.mark.grid(4)
 @before_and_after
 @pytest.mark.parametrize("name", OUTSIDE)
 def test_guidance_outside_the_blocks_bypasses_nothing(check: Check, prompt: Any, name: str, place: str) -> None:
     check_placed(check, prompt, [OUTSIDE[name]], place, forwards=STEPS)
 
 
+@pytest.mark.grid(2)
 @before_and_after
 @pytest.mark.parametrize("name", STEP_CACHES)
 def test_a_step_cache_skips_the_same_steps(check: Check, prompt: Any, name: str, place: str) -> None:
@@ -71,6 +74,7 @@ def test_a_step_cache_skips_the_same_steps(check: Check, prompt: Any, name: str,
     check_placed(check, prompt, [STEP_CACHES[name]], place, forwards=calls)
 
 
+@pytest.mark.grid(4)
 @before_and_after
 @pytest.mark.parametrize("name", INSIDE)
 def test_guidance_inside_the_blocks_bypasses_only_those_blocks(
@@ -115,6 +119,7 @@ def merged(prompt: PromptDict, merge: dict[str, Any], place: str, backend: str |
     return with_model(changed, compile_model(backend)) if backend is not None and place == "before" else changed
 
 
+@pytest.mark.grid(3)
 @before_and_after
 @pytest.mark.parametrize("name", MERGES)
 def test_merged_weights_compile_nothing_and_are_removed_again(check: Check, prompt: Any, name: str, place: str) -> None:

@@ -114,6 +114,7 @@ def test_the_prompt_that_waits_behind_a_cancelled_one_is_right(
     assert (actual.rise["region_compiles"], actual.rise["compile_failures"], actual.bypasses) == (0, 0, {})
 
 
+@pytest.mark.grid(2)
 @before_and_after
 @pytest.mark.parametrize("step", [0, 2])
 def test_a_failure_around_a_forward_does_not_affect_the_next_prompt(
@@ -127,6 +128,7 @@ def test_a_failure_around_a_forward_does_not_affect_the_next_prompt(
     check(prompt, forwards=STEPS)
 
 
+@pytest.mark.grid(3)
 @before_and_after
 @pytest.mark.parametrize("where", ["input_block_patch", "output_block_patch", "attn1_patch"])
 def test_a_failure_inside_a_forward_does_not_affect_the_next_prompt(

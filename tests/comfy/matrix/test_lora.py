@@ -121,6 +121,7 @@ def test_a_lora_added_changed_and_removed_compiles_nothing(check: Check, prompt:
     check(prompt, forwards=STEPS)
 
 
+@pytest.mark.grid(2)
 @pytest.mark.parametrize("kind", [kind for kind in FORMATS if kind != "low_rank"])
 def test_every_kind_of_lora_file_compiles_nothing(check: Check, prompt: Any, kind: str) -> None:
     check_placed(check, prompt, [lora(kind)], "before", forwards=STEPS)

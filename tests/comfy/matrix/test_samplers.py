@@ -112,6 +112,7 @@ def test_an_inpainting_model_without_a_picture_compiles_nothing(check: Check, pr
     check_against(check, prompt, other, forwards=STEPS)
 
 
+@pytest.mark.grid(5)
 @pytest.mark.parametrize("name", SAMPLERS)
 def test_another_sampler_compiles_nothing(check: Check, prompt: Any, name: str) -> None:
     check_against(check, sampling(prompt, sampler_name=name), prompt, forwards=SAMPLERS[name])
@@ -150,6 +151,7 @@ GUIDERS = {
 }
 
 
+@pytest.mark.grid(3)
 @pytest.mark.parametrize("name", GUIDERS)
 def test_another_guider_compiles_nothing(check: Check, prompt: Any, name: str) -> None:
     prompt["third"] = node("ResoluteTestConditioning", seed=13, tokens=77, width=768, pooled_width=0, batch=1)

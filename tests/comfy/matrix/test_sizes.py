@@ -52,12 +52,14 @@ def tiles(width: int, height: int) -> int:
     return sum(along(width, x) * along(height, y) for x, y in passes)
 
 
+@pytest.mark.grid(5)
 @any_size
 def test_a_new_size_compiles_nothing(check: Check, tiny_prompt: Any, seed: int, width: int, height: int) -> None:
     run = check(tiny_prompt(seed=seed, width=width, height=height, steps=STEPS), forwards=STEPS + 1)
     assert image_shapes(run) == [(height, width, 3)]
 
 
+@pytest.mark.grid(4)
 @any_size
 def test_a_tiled_decode_of_any_size_compiles_nothing(
     check: Check, tiny_prompt: Any, seed: int, width: int, height: int
@@ -72,6 +74,7 @@ def test_repeated_sizes_compile_nothing_in_another_order(check: Check, tiny_prom
         check(tiny_prompt(seed=next(seeds), width=width, height=height, steps=STEPS), forwards=STEPS + 1)
 
 
+@pytest.mark.grid(3)
 @pytest.mark.parametrize("side", [72, 88, 104, 120, 136])
 def test_a_side_that_halves_to_an_odd_number_compiles_nothing(
     check: Check, tiny_prompt: Any, seed: int, side: int
@@ -112,6 +115,7 @@ def compiled_twice(prompt: PromptDict, backend: str) -> PromptDict:
     return ours
 
 
+@pytest.mark.grid(3)
 @pytest.mark.parametrize("upscale", UPSCALES.values(), ids=UPSCALES)
 @pytest.mark.parametrize("in_tiles", [False, True], ids=["untiled", "tiled"])
 def test_hires_fix_in_latent_space_compiles_nothing(

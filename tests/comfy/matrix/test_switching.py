@@ -162,6 +162,7 @@ def merged(prompt: PromptDict, seed: int) -> PromptDict:
     return prompt
 
 
+@pytest.mark.grid(2)
 @pytest.mark.parametrize("kilobytes", [8, 100_000], ids=["some", "all"])
 @pytest.mark.parametrize("order", [("in", "out", "in"), ("out", "in", "out", "in")], ids="-".join)
 def test_weights_that_are_unloaded_and_reloaded_compile_nothing(

@@ -45,6 +45,7 @@ def layouts_compiled(bench: Bench, recorder: Recorder, warm: Run, seeds: Any) ->
     return bench.run(with_vae(decode_only(of_layout(4, KL), next(seeds), 128, 128), recorder.backend))
 
 
+@pytest.mark.grid(3)
 @pytest.mark.usefixtures("layouts_compiled")
 @any_layout
 def test_any_number_of_latent_channels_runs_the_same_blocks(
@@ -142,6 +143,7 @@ def remembered(prompt: PromptDict, changed: dict[str, Any], place: str, backend:
     return plain, ours
 
 
+@pytest.mark.grid(3)
 @pytest.mark.parametrize("place", ["before", "after"])
 @pytest.mark.parametrize(("batch", "at_once", "forwards"), [(5, 2, 3), (4, 1, 4), (7, 3, 3), (3, 8, 1)])
 def test_a_batch_that_memory_splits_is_decoded_in_parts(

@@ -32,6 +32,7 @@ def raising_at(model: Any, kind: str, number: int) -> Any:
     return clone
 
 
+@pytest.mark.grid(4)
 @pytest.mark.parametrize("kind", ["apply_model", "diffusion_model", "calc_cond_batch", "outer_sample"])
 @pytest.mark.parametrize("place", ["before", "after"])
 def test_a_patch_that_raises_at_any_call_leaves_the_next_run_right(bench: Bench, kind: str, place: str) -> None:
