@@ -27,6 +27,10 @@ MARKERS = (
     "long: takes minutes; run with scripts/test --long",
     "grid(count): only `count` of its cases, evenly spread, run without scripts/test --long",
 )
+# To find the CPU's vector instructions, inductor starts ten processes that import torch, in each process that compiles:
+# 15 s of a processor. Only the demo's test lets it. Inductor reads this when it is imported.
+os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
+
 PACK_NAME = "resolute"
 TEST_PACK_NAME = "resolute-test-pack"
 
@@ -66,10 +70,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def evenly_spread(cases: int, count: int) -> set[int]:
-    """Numbers of `count` of `cases` cases, the first and the last among them; all if there are not more."""
+    """Numbers of `count` of `cases` cases, the last among them; all if there are not more."""
     if cases <= count:
         return set(range(cases))
-    return {round(number * (cases - 1) / (count - 1)) for number in range(count)}
+    return {cases - 1 - round(number * (cases - 1) / max(count - 1, 1)) for number in range(count)}
 
 
 def server_environment() -> dict[str, str | None]:

@@ -22,7 +22,7 @@ from .prompts import SD3
 MINI = "sd15-mini-full-vae"  # with an encoder, for image to image
 # Inductor starts ten processes to detect the CPU's vector instructions, which takes 15 s; skip that here.
 # The store is on, in the server's own folder: without it no sizes are remembered, and the panel shows none.
-ENVIRONMENT = {"TORCHINDUCTOR_VEC_ISA_OK": "1", "RESOLUTE_STORE": "1"}
+ENVIRONMENT = {"RESOLUTE_STORE": "1"}
 
 
 def pytest_configure(config: pytest.Config) -> None:

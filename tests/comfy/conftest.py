@@ -24,17 +24,12 @@ from .rig import Bench, PromptDict, Run, compiled  # noqa: E402 (after register_
 SCENARIO_PACK = ROOT / "tests" / "comfy" / "pack"
 DEEPCACHE_PACK = ROOT / "tests" / "comfy" / "deepcache" / "pack"  # DeepCache as a plain loop
 
-# To detect the CPU's vector instructions, inductor starts ten processes that import torch, which takes 15 s per server,
-# so skip that here. The demo's test and the contract tests do not skip it.
-QUICK_START = {"TORCHINDUCTOR_VEC_ISA_OK": "1"}
-
 
 @pytest.fixture(scope="session")
 def server(make_server: Callable[..., ComfyServer], pytestconfig: pytest.Config) -> ComfyServer:
     """The target ComfyUI with the nodes of ``tests/comfy/pack``, shared by the session."""
     return make_server(
         packs={**linked_packs(), "resolute-scenario-pack": SCENARIO_PACK, "resolute-deepcache-pack": DEEPCACHE_PACK},
-        environment=QUICK_START,
         cpu=not pytestconfig.getoption("--on-cuda"),
         arguments=pytestconfig.getoption("--server-argument"),
     )
@@ -43,7 +38,7 @@ def server(make_server: Callable[..., ComfyServer], pytestconfig: pytest.Config)
 @pytest.fixture(scope="session")
 def old_server(make_server: Callable[..., ComfyServer]) -> ComfyServer:
     """The oldest supported ComfyUI, shared by the session."""
-    return make_server(comfyui.OLDEST, environment=QUICK_START)
+    return make_server(comfyui.OLDEST)
 
 
 @pytest.fixture

@@ -13,11 +13,10 @@ import pytest
 from scripts.support.places import ROOT
 from scripts.support.server import ComfyServer
 
-from .conftest import QUICK_START
 from .rig import Bench, assert_same, compile_model, with_model
 
 # Each server stores its regions in the default place, below its own folders.
-OWN_STORE = {**QUICK_START, "RESOLUTE_STORE": None}
+OWN_STORE = {"RESOLUTE_STORE": None}
 
 
 def bundle(server: ComfyServer, *arguments: object) -> subprocess.CompletedProcess[str]:

@@ -56,7 +56,7 @@ class Story:
 @pytest.fixture(scope="module")
 def cold(make_server: Any) -> Iterator[Bench]:
     """A server that has compiled nothing and uses only object files from inductor's cache."""
-    server = make_server(environment={"TORCHINDUCTOR_FX_GRAPH_CACHE": "0", "TORCHINDUCTOR_VEC_ISA_OK": "1"})
+    server = make_server(environment={"TORCHINDUCTOR_FX_GRAPH_CACHE": "0"})
     yield Bench(server.client)
     server.stop()
 

@@ -16,7 +16,6 @@ from scripts.support.server import ComfyServer
 
 from ..archive import shipped, unpack
 from ..conftest import server_environment
-from .conftest import QUICK_START
 from .rig import Bench, PromptDict
 from .test_old import NODES
 
@@ -39,7 +38,7 @@ def installed(folder: Path, comfyui_folder: Callable[[str], Path]) -> Iterator[C
     home = folder / "home"
     home.mkdir()
     own = {"RESOLUTE_STORE": None, "HOME": str(home), "USERPROFILE": str(home)}
-    environment = {**server_environment(), **QUICK_START, **own}
+    environment = {**server_environment(), **own}
     target = comfyui_folder(comfyui.TARGET)
     with ComfyServer(Path(sys.executable), target, folder, models=models.folder(), environment=environment) as server:
         yield server

@@ -16,7 +16,6 @@ import pytest
 from scripts.support.client import PROMPT_TIMEOUT
 from scripts.support.server import ComfyServer
 
-from .conftest import QUICK_START
 from .rig import Bench, PromptDict, Run, assert_same, compile_model, with_model
 
 SIZES = [(128, 128), (136, 104), (72, 200)]
@@ -38,9 +37,7 @@ def start(make_server: Any, store: Path, tmp_path_factory: pytest.TempPathFactor
     def one(remember: bool = True, database: str = f"sqlite:///{store.parent / 'comfyui.db'}") -> ComfyServer:
         empty = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path_factory.mktemp("inductor"))}
         ours = {"RESOLUTE_STORE": str(store), "RESOLUTE_REMEMBER": "1" if remember else "0"}
-        server: ComfyServer = make_server(
-            environment={**QUICK_START, **empty, **ours}, arguments=["--database-url", database]
-        )
+        server: ComfyServer = make_server(environment={**empty, **ours}, arguments=["--database-url", database])
         return server
 
     return one

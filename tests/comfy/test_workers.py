@@ -12,7 +12,6 @@ import pytest
 
 from scripts.support.server import ComfyServer
 
-from .conftest import QUICK_START
 from .rig import Bench, PromptDict, assert_ran_compiled, assert_same, assert_through_regions, compiled
 
 STEPS = 2
@@ -21,7 +20,7 @@ STEPS = 2
 @pytest.fixture(scope="module")
 def server(make_server: Callable[..., ComfyServer], tmp_path_factory: pytest.TempPathFactory) -> ComfyServer:
     empty = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path_factory.mktemp("inductor"))}
-    return make_server(environment={**QUICK_START, **empty, "RESOLUTE_WORKERS": "2"})
+    return make_server(environment={**empty, "RESOLUTE_WORKERS": "2"})
 
 
 @pytest.fixture
@@ -74,7 +73,7 @@ def test_the_image_is_right_and_the_next_size_compiles_nothing(
 
 
 def test_the_workers_end_with_a_killed_server(make_server: Any, tmp_path: Path, tiny_prompt: Any) -> None:
-    environment = {**QUICK_START, "TORCHINDUCTOR_CACHE_DIR": str(tmp_path), "RESOLUTE_WORKERS": "2"}
+    environment = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path), "RESOLUTE_WORKERS": "2"}
     server = make_server(environment=environment)
     before = set(workers())
     server.client.queue(compiled(tiny_prompt(seed=3, width=136, height=104, steps=STEPS)))

@@ -48,6 +48,7 @@ def test_large_inputs_are_compared_at_small_sizes(compared: list[int], tmp_path:
     assert max(compared) <= 1 << 17
 
 
+@pytest.mark.long
 def test_code_that_is_wrong_at_small_sizes_is_compared_at_those_of_the_call(
     compared: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -153,6 +153,7 @@ def test_so_does_a_kill_of_the_workers_and_their_owner(program: Program) -> None
     assert left() == []
 
 
+@pytest.mark.long
 def test_a_region_that_is_done_is_kept_though_the_process_is_killed_while_it_traces_others(
     program: Program, tmp_path: Path
 ) -> None:

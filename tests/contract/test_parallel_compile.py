@@ -87,6 +87,7 @@ def test_a_wrong_result_is_never_used(monkeypatch: pytest.MonkeyPatch) -> None:
         assert one.bind(seeded(Model)).error(*inputs()) <= TOLERANCE
 
 
+@pytest.mark.long
 def test_without_memory_to_compare_the_call_compares_and_then_stores(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -240,6 +241,7 @@ def test_an_out_of_memory_without_workers_is_raised_at_once() -> None:
     assert calls == [1]
 
 
+@pytest.mark.grid(1)
 @pytest.mark.parametrize("kept", [False, True])
 def test_code_is_loaded_by_one_thread_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kept: bool) -> None:
     """From workers and from the store: another thread may preload at the same time."""
@@ -283,6 +285,7 @@ def test_progress_can_be_read_while_a_call_adds_regions() -> None:
     assert bound.program.regions == (0, 2)
 
 
+@pytest.mark.long
 def test_cancel_ends_the_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
 
@@ -308,6 +311,7 @@ def test_cancel_ends_the_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         assert bound.error(*inputs()) <= TOLERANCE
 
 
+@pytest.mark.long
 def test_workers_stay_for_the_next_model_and_end_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pool, "IDLE_SECONDS", 10.0)
     monkeypatch.setattr(parallel_compile, "_FEWEST", 1)
@@ -333,6 +337,7 @@ def wait_for(condition: Callable[[], bool], seconds: float = 600.0) -> None:
         time.sleep(0.05)
 
 
+@pytest.mark.grid(2)
 @pytest.mark.parametrize(("kept", "started"), [("", True), ("two", True), ("one", False)])
 def test_they_are_started_early_if_the_store_has_nothing_of_this_environment(
     tmp_path: Path, kept: str, started: bool

@@ -52,6 +52,7 @@ def driver(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> I
     does.clear()
 
 
+@pytest.mark.grid(2)
 def test_children_are_spawned_if_the_driver_does_not_support_forks(driver: str) -> None:
     pool = worker._pool(SimpleNamespace(begin=begin, ready=ready), ("cuda:0", "folder"), 2)
     try:

@@ -25,7 +25,6 @@ PromptDict = dict[str, dict[str, Any]]
 ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     "TORCHINDUCTOR_CACHE_DIR": str(inductor_cache()),
-    "TORCHINDUCTOR_VEC_ISA_OK": "1",
 }
 PACKS = {"resolute": ROOT, "resolute-test-pack": ROOT / "tests" / "pack"}
 _START_SECONDS = 600.0

@@ -12,7 +12,7 @@ from scripts.support.places import ROOT
 from scripts.support.server import ComfyServer
 
 from ...conftest import linked_packs
-from ..conftest import QUICK_START, SCENARIO_PACK
+from ..conftest import SCENARIO_PACK
 
 pytest.register_assert_rewrite(f"{__package__}.kit")
 from ..rig import Bench, Run  # noqa: E402
@@ -27,7 +27,7 @@ PACKS = {
 @pytest.fixture(scope="session")
 def make_cache_server(make_server: Callable[..., ComfyServer]) -> Callable[[str], ComfyServer]:
     """``make_cache_server(version)``: a ComfyUI with the plain loop among its nodes."""
-    return lambda version: make_server(version, packs={**linked_packs(), **PACKS}, environment=QUICK_START)
+    return lambda version: make_server(version, packs={**linked_packs(), **PACKS})
 
 
 @pytest.fixture(scope="session")

@@ -23,6 +23,7 @@ from ....torch_private import (
     inductor_config,
     init_backend_registration,
     load_config,
+    pick_vec_isa,
     portable_config,
     pytree,
     torch_key,
@@ -82,12 +83,13 @@ _applied: dict[str, Any] | None = None  # the settings of the last job
 
 
 def before_fork() -> None:
-    """Do once what each forked child would do at its first job: hash the code of torch and Triton, import modules.
+    """Do once what each forked child would do at its first job: hash the code of torch and Triton, import modules, find
+    the CPU's vector instructions.
 
     Nothing here may initialise CUDA: a forked child could not use it then. These are internals of torch; where another
     version moved one, the children do that part themselves.
     """
-    for share in (_hash_torch, _hash_triton, _import_code_generators, _import_late_sympy):
+    for share in (_hash_torch, _hash_triton, _import_code_generators, _import_late_sympy, _find_instructions):
         try:
             share()
         except Exception as error:  # an error that matters comes again in the child
@@ -109,6 +111,12 @@ def _import_code_generators() -> None:
 
 def _import_late_sympy() -> None:
     sympy.simplify(sympy.Symbol("x") + 1)
+
+
+def _find_instructions() -> None:
+    """Inductor starts a process that imports torch for each set of instructions: ten, 15 s of a processor."""
+    if pick_vec_isa is not None and not torch.cuda.is_available():
+        pick_vec_isa()
 
 
 def begin(device: str, folder: str) -> None:
