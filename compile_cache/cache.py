@@ -101,7 +101,7 @@ class GraphCache:
                 captures=program.capabilities.captures and self.config.capture,
                 ready=key in self._captures,
                 forward_bypass=call.forward_bypass,
-                capture_blocker=blocker or self._captures.blockers.get(key),
+                capture_blocker=blocker or self._captures.blocker(key),
             )
         )
 
@@ -148,7 +148,7 @@ class GraphCache:
 
     def _hold_weights(self, call: Call, key: CaptureKey, held: ExitStack) -> bool:
         """Pin the weights and put them in place until `held` is closed. Returns whether there is room for that."""
-        blocker = self._captures.blockers.get(key)
+        blocker = self._captures.blocker(key)
         if blocker is not None and blocker.code is BypassCode.OUT_OF_MEMORY and call.weights.pages:
             return False
         if not call.weights.pin():
@@ -204,7 +204,8 @@ class GraphCache:
         return self._run_original(call)
 
     def _answer_out_of_memory(self, call: Call, key: CaptureKey) -> Any:
-        self._maker.block(key, BypassCode.OUT_OF_MEMORY, f"out of memory at {key.shape}; captures were freed")
+        detail = f"out of memory at {key.shape}; captures were freed"
+        self._maker.block(key, BypassCode.OUT_OF_MEMORY, detail, passes=True)
         return self._run_original(call)
 
     def _run_original(self, call: Call) -> Any:
@@ -250,7 +251,7 @@ class GraphCache:
         with self._lock:
             limit = 0 if bytes_to_free is None else max(0, self._captures.bytes - bytes_to_free)
             freed = self._captures.trim(limit)
-            self._captures.blockers.clear()
+            self._captures.retry_all()
             self.stats.counters.evictions = self._captures.evictions
             return freed
 

@@ -11,6 +11,7 @@ from .backends.cuda_graphs.memory import release_graph_memory
 from .captures import Captures
 from .errors import BypassCode, BypassReason, OverBudgetError
 from .keys import CaptureKey
+from .out_of_memory import is_out_of_memory
 from .stats import Stats
 
 logger = logging.getLogger(__name__)
@@ -26,7 +27,7 @@ class CaptureMaker:
     def make(self, program: Program, call: Call, key: CaptureKey, result: Any, why: str, peak: int) -> float:
         """Capture a call whose run gave `result` and took `peak` bytes. Returns the seconds that the capture took.
 
-        A key that fails is not tried again.
+        A key that fails is not tried again, one that fails for lack of memory not until there is more.
         """
         started = time.perf_counter()
         self._captures.drop_stale(key.owner, call.epoch)
@@ -42,7 +43,8 @@ class CaptureMaker:
             if isinstance(error, call.progress.cancellations):
                 raise
             release_graph_memory()
-            self.block(key, BypassCode.CAPTURE_FAILED, str(error))
+            short = is_out_of_memory(error) or is_out_of_memory(error.__cause__)
+            self.block(key, BypassCode.CAPTURE_FAILED, str(error), passes=short)
             return 0.0
         seconds = time.perf_counter() - started
         self._stats.counters.captures += 1
@@ -62,11 +64,15 @@ class CaptureMaker:
             f"a capture of {key.shape} takes {size >> 20} MiB, more than the budget has beside the captures in use; "
         )
         detail += f"raise RESOLUTE_BUDGET_MB (now {self._captures.budget >> 20})"
-        self.block(key, BypassCode.OVER_BUDGET, detail)
+        self.block(key, BypassCode.OVER_BUDGET, detail, passes=True)
 
-    def block(self, key: CaptureKey, code: BypassCode, detail: str) -> None:
-        """Do not capture calls of this key again, and count why."""
-        reason = self._captures.blockers[key] = BypassReason(code, detail)
+    def block(self, key: CaptureKey, code: BypassCode, detail: str, passes: bool = False) -> None:
+        """Do not capture calls of this key again, and count why. passes: only until there is more memory."""
+        reason = BypassReason(code, detail)
+        if passes:
+            self._captures.latches.block(key, reason)
+        else:
+            self._captures.blockers[key] = reason
         self.count(reason)
 
     def count(self, reason: BypassReason) -> None:

@@ -8,6 +8,7 @@ from typing import Any, cast
 from .backends.base import Call, Graph, LiveWeightsGraph, Program
 from .errors import BypassReason
 from .keys import ANY_EPOCH, CaptureKey
+from .latches import MemoryLatches
 from .memory_cache import ByteLRU
 
 
@@ -20,14 +21,25 @@ def capture_key(program: Program, call: Call) -> CaptureKey:
 class Captures(ByteLRU[CaptureKey, Graph]):
     """Captures by key, each closed when it leaves. GraphCache's lock guards all but the reports.
 
-    blockers: why the call of a key is not captured again, after a capture of it failed or memory ran out.
+    blockers: why the call of a key is not captured again, after a capture of it failed.
+    latches: the same for a lack of memory, which passes.
     """
 
     def __init__(self, budget: int) -> None:
         """budget: in bytes."""
         super().__init__(budget, methodcaller("close"))
         self.blockers: dict[CaptureKey, BypassReason] = {}
+        self.latches = MemoryLatches()
         self._sessions: dict[int, list[CaptureKey]] = {}  # the captures that each module's sampling run pinned
+
+    def blocker(self, key: CaptureKey) -> BypassReason | None:
+        """Why the call of a key is not captured now; None if nothing is known against it."""
+        return self.blockers.get(key) or self.latches.reason(key)
+
+    def retry_all(self) -> None:
+        """Memory was freed: let every call be captured again."""
+        self.blockers.clear()
+        self.latches.clear()
 
     def report(self) -> dict[str, Any]:
         """Plain data: the bytes in use, their limit, and each capture."""
@@ -60,6 +72,7 @@ class Captures(ByteLRU[CaptureKey, Graph]):
             if key.owner == owner:
                 self.discard(key)
         self.blockers = {key: reason for key, reason in self.blockers.items() if key.owner != owner}
+        self.latches.forget(owner)
 
     def drop_stale(self, owner: int, epoch: int) -> None:
         """Drop the module's captures of earlier weights epochs: they read addresses where its weights no longer are."""
