@@ -251,7 +251,7 @@ class GraphCache:
         with self._lock:
             limit = 0 if bytes_to_free is None else max(0, self._captures.bytes - bytes_to_free)
             freed = self._captures.trim(limit)
-            self._captures.retry_all()
+            self._maker.retry_all()
             self.stats.counters.evictions = self._captures.evictions
             return freed
 
@@ -260,6 +260,7 @@ class GraphCache:
         with self._lock:
             self._seen.forget(owner)
             self._captures.forget(owner)
+            self._maker.forget(owner)
 
     def drop_stale(self, owner: int, epoch: int) -> None:
         """Drop a module's captures from before its weights epoch `epoch`."""

@@ -6,13 +6,16 @@ import logging
 import time
 from typing import Any
 
+import torch
+
 from .backends.base import Call, CaptureMemory, Program
 from .backends.cuda_graphs.memory import release_graph_memory
 from .captures import Captures
 from .errors import BypassCode, BypassReason, OverBudgetError
-from .keys import CaptureKey
+from .keys import CaptureKey, GraphKey
 from .out_of_memory import is_out_of_memory
 from .stats import Stats
+from .torch_private import pytree
 
 logger = logging.getLogger(__name__)
 
@@ -23,6 +26,7 @@ class CaptureMaker:
     def __init__(self, captures: Captures, stats: Stats) -> None:
         self._captures = captures
         self._stats = stats
+        self._needed: dict[tuple[str, int, GraphKey], int] = {}  # bytes that a refused capture would work in
 
     def make(self, program: Program, call: Call, key: CaptureKey, result: Any, why: str, peak: int) -> float:
         """Capture a call whose run gave `result` and took `peak` bytes. Returns the seconds that the capture took.
@@ -31,10 +35,16 @@ class CaptureMaker:
         """
         started = time.perf_counter()
         self._captures.drop_stale(key.owner, call.epoch)
+        room = self._captures.room_to_work_in(_bytes_of(call, result))
+        if self._needed.get((key.device, key.owner, key.graph), 0) > room:  # measured before, and not worth a rehearsal
+            self._refuse(key, self._needed[key.device, key.owner, key.graph])
+            return 0.0
+        shared = self._captures.shared_bytes()
         call.progress.raise_if_cancelled()
         try:
-            graph = program.capture(call, result, CaptureMemory(peak, self._captures.budget))
+            graph = program.capture(call, result, CaptureMemory(peak, room))
         except OverBudgetError as error:
+            self._needed[key.device, key.owner, key.graph] = error.bytes
             self._refuse(key, error.bytes)
             return 0.0
         except Exception as error:
@@ -50,14 +60,27 @@ class CaptureMaker:
         self._stats.counters.captures += 1
         self._stats.counters.stall_seconds += seconds
         self._stats.event("capture", f"{key.shape}: {why}", seconds)
-        if not self._captures.put(key, graph, graph.bytes):
+        grown = self._captures.shared_bytes()
+        too_large = grown > max(self._captures.budget, shared)  # its memory grew by more than was measured
+        if too_large or not self._captures.put(key, graph, graph.bytes):
+            size = graph.bytes
             graph.close()
             release_graph_memory()
-            self._refuse(key, graph.bytes)
+            self._refuse(key, size + grown - shared)
         elif not program.capabilities.returns_memory:
             self._captures.pin(key)  # for good: evicting it would free nothing
         self._stats.counters.evictions = self._captures.evictions
         return seconds
+
+    def retry_all(self) -> None:
+        """Memory was freed: let every call be captured again."""
+        self._captures.blockers.clear()
+        self._captures.latches.clear()
+        self._needed.clear()
+
+    def forget(self, owner: int) -> None:
+        """A module was garbage collected."""
+        self._needed = {place: size for place, size in self._needed.items() if place[1] != owner}
 
     def _refuse(self, key: CaptureKey, size: int) -> None:
         detail = (
@@ -79,3 +102,9 @@ class CaptureMaker:
         """Count a bypass, and log the first of its kind."""
         if self._stats.bypass(reason):
             logger.info("Resolute: %s", reason)
+
+
+def _bytes_of(call: Call, result: Any) -> int:
+    """Bytes of the buffers that a capture of this call will have."""
+    leaves = (*call.tensors, *pytree.tree_leaves(result))
+    return sum(leaf.nbytes for leaf in leaves if isinstance(leaf, torch.Tensor))

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from operator import methodcaller
 from typing import Any, cast
 
 from .backends.base import Call, Graph, LiveWeightsGraph, Program
+from .backends.cuda_graphs.pools import pool_bytes
 from .errors import BypassReason
 from .keys import ANY_EPOCH, CaptureKey
 from .latches import MemoryLatches
@@ -25,9 +27,10 @@ class Captures(ByteLRU[CaptureKey, Graph]):
     latches: the same for a lack of memory, which passes.
     """
 
-    def __init__(self, budget: int) -> None:
-        """budget: in bytes."""
+    def __init__(self, budget: int, shared: Callable[[], int] = pool_bytes) -> None:
+        """budget: in bytes. shared: bytes that captures work in together."""
         super().__init__(budget, methodcaller("close"))
+        self.shared_bytes = shared  # type: ignore[method-assign]
         self.blockers: dict[CaptureKey, BypassReason] = {}
         self.latches = MemoryLatches()
         self._sessions: dict[int, list[CaptureKey]] = {}  # the captures that each module's sampling run pinned
@@ -36,10 +39,13 @@ class Captures(ByteLRU[CaptureKey, Graph]):
         """Why the call of a key is not captured now; None if nothing is known against it."""
         return self.blockers.get(key) or self.latches.reason(key)
 
-    def retry_all(self) -> None:
-        """Memory was freed: let every call be captured again."""
-        self.blockers.clear()
-        self.latches.clear()
+    def room_to_work_in(self, own: int) -> int:
+        """Bytes that a replay may work in, if its capture has buffers of `own` bytes.
+
+        It works in the memory that captures share. What they hold already is free for it; more must fit into the budget
+        beside the buffers of the captures in use.
+        """
+        return max(self.budget - self.pinned_bytes - own, self.shared_bytes())
 
     def report(self) -> dict[str, Any]:
         """Plain data: the bytes in use, their limit, and each capture."""

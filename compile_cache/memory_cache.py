@@ -45,7 +45,18 @@ class ByteLRU(Generic[K, V]):
 
     @property
     def bytes(self) -> int:
-        return sum(entry.bytes for _, entry in self)
+        own = sum(entry.bytes for _, entry in self)
+        return own + self.shared_bytes() if len(self) else 0
+
+    @property
+    def pinned_bytes(self) -> int:
+        """Bytes of the pinned entries, without what entries share."""
+        with self._lock:
+            return sum(entry.bytes for key, entry in self._entries.items() if self._pins[key])
+
+    def shared_bytes(self) -> int:
+        """Bytes that all entries hold together. Evicting one entry frees none of them."""
+        return 0
 
     def get(self, key: K) -> V | None:
         """The value, counted as a hit and now the most recently used, or None."""
@@ -69,10 +80,9 @@ class ByteLRU(Generic[K, V]):
     def make_room(self, size: int) -> bool:
         """Evict unpinned entries, oldest first, until `size` more bytes fit. If they cannot, returns False at once."""
         with self._lock:
-            pinned = sum(entry.bytes for key, entry in self._entries.items() if self._pins[key])
-            if pinned + size > self.budget:
+            if self.pinned_bytes + size > self.budget:
                 return False
-            self.trim(self.budget - size)
+            self.trim(self.budget - size + self.shared_bytes())  # evicting one frees nothing of what they share
             return True
 
     def trim(self, limit: int) -> int:
@@ -87,7 +97,7 @@ class ByteLRU(Generic[K, V]):
                     left -= self._entries[key].bytes
                     self.evictions += 1
                     self.discard(key)
-            return before - left
+            return before - (left if self._entries else 0)
 
     def discard(self, key: K) -> None:
         with self._lock:

@@ -17,6 +17,7 @@ from torch import nn
 
 from compile_cache.backends.base import Call, Capabilities
 from compile_cache.backends.cuda_graphs import capture as capturing
+from compile_cache.backends.cuda_graphs import pools
 from compile_cache.backends.cuda_graphs.memory import Peak
 from compile_cache.backends.cudagraph import CudaGraphProgram
 from compile_cache.backends.inductor.backend import InductorBackend
@@ -147,7 +148,8 @@ class Captured:
 def on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(capturing, "torch", TorchWithoutCuda())
     monkeypatch.setattr(capturing, "recorded_waits", lambda: contextlib.nullcontext([]))
-    monkeypatch.setattr(capturing, "_pools", capturing._Pools())
+    monkeypatch.setattr(pools, "torch", TorchWithoutCuda())
+    monkeypatch.setattr(pools, "shared", pools.Pools())
     monkeypatch.setattr(capturing, "peak_of_run", lambda _: contextlib.nullcontext(Peak()))
     monkeypatch.setattr(capturing, "make_room", lambda device, needed: None)
 

@@ -239,3 +239,31 @@ class AgainstANaiveModel(RuleBasedStateMachine):
 
 TestAgainstANaiveModel = AgainstANaiveModel.TestCase
 TestAgainstANaiveModel.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+
+
+class Sharing(ByteLRU[str, str]):
+    """Its entries share 50 bytes."""
+
+    def shared_bytes(self) -> int:
+        return 50
+
+
+def test_what_entries_share_counts_once_and_goes_with_the_last() -> None:
+    cache = Sharing(100)
+    assert cache.bytes == 0
+    cache.put("a", "A", 10)
+    cache.put("b", "B", 20)
+    assert cache.bytes == 80
+    assert cache.trim(75) == 10
+    assert "b" in cache
+    assert cache.trim(60) == 70, "less than the shared bytes means all"
+    assert cache.bytes == 0
+
+
+def test_what_entries_share_evicts_none_to_make_room() -> None:
+    cache = Sharing(100)
+    for name in "abc":
+        assert cache.put(name, name, 30)
+    assert len(cache) == 3
+    assert cache.put("d", "d", 40)
+    assert keys(cache) == ["b", "c", "d"]

@@ -18,6 +18,7 @@ import torch
 from ...errors import CaptureError, OverBudgetError, first_line
 from ...torch_private import Loss, foreach_copy, lost, pytree
 from ..base import Call, CaptureMemory
+from . import pools
 from .host_constants import HostConstants, Run
 from .memory import make_room, peak_of_run
 from .sync_check import recorded_waits
@@ -39,8 +40,9 @@ def _keep_for_good(error: BaseException) -> None:
 class CapturedGraph:
     """One captured forward. Not thread-safe: the cache's lock guards capture and replay.
 
-    inputs, outputs: the static buffers; leaves of the result that are no tensors are returned as they are. size: bytes.
-    constants: tensors that the graph reads, see `host_constants`.
+    inputs, outputs: the static buffers; leaves of the result that are no tensors are returned as they are.
+    constants: tensors that the graph reads, see `host_constants`. device: its number.
+    `bytes` counts these tensors alone: the memory that a replay works in belongs to all graphs of the device (`pools`).
     """
 
     def __init__(
@@ -49,10 +51,12 @@ class CapturedGraph:
         inputs: list[torch.Tensor],
         outputs: list[Any],
         spec: pytree.TreeSpec,
-        size: int,
+        device: int,
         constants: Sequence[torch.Tensor] = (),
     ) -> None:
-        self.bytes = size
+        kept = (*inputs, *outputs, *constants)
+        self.bytes = sum(leaf.nbytes for leaf in kept if isinstance(leaf, torch.Tensor))
+        self._device = device
         self._constants = list(constants)
         self._graph = graph
         self._inputs = inputs
@@ -70,37 +74,7 @@ class CapturedGraph:
     def close(self) -> None:
         self._graph.reset()
         self._inputs, self._outputs, self._constants = [], [], []
-
-
-class _Pools:
-    """One memory pool per device for all graphs: no two of them run at the same time, so they can share it.
-
-    torch deletes a pool with its last graph, and then a capture with the pool's handle fails. So a tiny graph on each
-    device keeps the pool.
-    """
-
-    def __init__(self) -> None:
-        self._anchors: dict[int, torch.cuda.CUDAGraph] = {}
-        self._streams: dict[int, torch.cuda.Stream] = {}
-
-    def stream(self, device: int) -> torch.cuda.Stream:
-        """The stream of all captures on a device."""
-        if device not in self._streams:
-            self._streams[device] = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        return self._streams[device]
-
-    def pool(self, device: int) -> Any:
-        if device not in self._anchors:
-            anchor = torch.cuda.CUDAGraph()
-            with torch.cuda.stream(self.stream(device)):
-                anchor.capture_begin(capture_error_mode="thread_local")
-                torch.zeros(1, device=f"cuda:{device}")
-                anchor.capture_end()
-            self._anchors[device] = anchor
-        return self._anchors[device].pool()
-
-
-_pools = _Pools()
+        pools.shared.sizes.closed(self._device)
 
 
 class Recorder:
@@ -155,7 +129,7 @@ def _capture(
     inputs = [tensor.clone() for tensor in tensors]
     copies = {id(leaf): leaf.clone() for leaf in leaves if isinstance(leaf, torch.Tensor)}
     outputs = [copies.get(id(leaf), leaf) for leaf in leaves]
-    stream = _pools.stream(device)
+    stream = pools.shared.stream(device)
     stream.wait_stream(torch.cuda.current_stream(device))
     with torch.cuda.stream(stream):
         peak, rehearsed = memory.peak, None
@@ -165,7 +139,7 @@ def _capture(
             peak = measured.bytes
         if peak > memory.limit:
             raise OverBudgetError(peak)
-        pool = _pools.pool(device)
+        pool = pools.shared.pool(device)
         make_room(device, peak)
         torch.cuda.synchronize(device)
         free_before = torch.cuda.mem_get_info(device)[0]
@@ -175,9 +149,8 @@ def _capture(
         growth = free_before - torch.cuda.mem_get_info(device)[0]
     torch.cuda.current_stream(device).wait_stream(stream)
     del rehearsed
-    kept = list(run.used.values())
-    static = sum(leaf.nbytes for leaf in (*inputs, *outputs, *kept) if isinstance(leaf, torch.Tensor))
-    return CapturedGraph(graph, inputs, outputs, spec, max(growth, 0) + static, kept), constants
+    pools.shared.sizes.opened(device, growth)
+    return CapturedGraph(graph, inputs, outputs, spec, device, list(run.used.values())), constants
 
 
 def _rehearse(

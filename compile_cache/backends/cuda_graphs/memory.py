@@ -16,6 +16,8 @@ from dataclasses import dataclass
 
 import torch
 
+from . import pools
+
 logger = logging.getLogger(__name__)
 
 
@@ -34,6 +36,8 @@ def release_graph_memory() -> None:
         result = trim(ctypes.c_int(device))
         if result != 0:
             logger.debug("cuDeviceGraphMemTrim on device %d answered %d", device, result)
+    if torch.cuda.get_allocator_backend() == "cudaMallocAsync":
+        pools.shared.sizes.trimmed()
 
 
 @dataclass
