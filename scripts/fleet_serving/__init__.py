@@ -7,5 +7,6 @@ A prompt's way, from the top down:
 3. `router`: Serve's router for that call. `ranking` orders the replicas by what each has ready.
 4. `replica`: passes the prompt to its own ComfyUI (`comfyui_process`, `comfyui_client`), and reports what is ready.
 
-Only `router`, `replica`, `ingress`, `prompts` and `application` import Ray. The pack itself never does.
+Only `router`, `replica`, `ingress`, `prompts` and `application` import Ray; `command` starts it (`ray_start`). The
+pack itself never does.
 """

@@ -59,6 +59,8 @@ def _size(config: settings.FleetConfig) -> dict[str, Any]:
         initial_replicas=config.replicas,
         max_replicas=config.max_replicas,
         target_ongoing_requests=config.target_ongoing,
+        upscale_delay_s=config.grow_seconds,
+        downscale_delay_s=config.shrink_seconds,
     )
     return {"autoscaling_config": scaling}
 

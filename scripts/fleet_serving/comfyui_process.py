@@ -3,25 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import os
 import signal
 import socket
 import sys
 import time
-from collections.abc import Sequence
 from pathlib import Path
 
 import aiohttp
 
 from ..support.errors import ServerError
 from .config import FleetConfig
+from .parent_death import end_with_parent
 
 _READY_SECONDS = 300.0
 _STOP_SECONDS = 10.0
 _PORTS = 3  # another program may take a free port before ComfyUI does
 _TAIL = 30  # lines of the log in an error
-_PR_SET_PDEATHSIG = 1
 
 
 class ComfyUIProcess:
@@ -62,7 +60,7 @@ class ComfyUIProcess:
                     stdin=asyncio.subprocess.DEVNULL,
                     stdout=log,
                     stderr=asyncio.subprocess.STDOUT,
-                    preexec_fn=_end_with_parent if sys.platform == "linux" else None,
+                    preexec_fn=end_with_parent if sys.platform == "linux" else None,
                 )
             try:
                 await self._wait_until_ready()
@@ -113,8 +111,9 @@ class ComfyUIProcess:
         return self._folder / "comfyui.log"
 
     def _environment(self) -> dict[str, str]:
-        # The actor's Python paths are wrong for this interpreter.
-        inherited = {name: text for name, text in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME")}
+        # The actor's Python paths are wrong for this interpreter, and custom nodes need no token of Ray.
+        left_out = ("PYTHONPATH", "PYTHONHOME", "RAY_AUTH_TOKEN")
+        inherited = {name: text for name, text in os.environ.items() if name not in left_out}
         store = {"RESOLUTE_STORE": str(self._config.folder / "regions"), "PYTHONUNBUFFERED": "1"}
         return {**inherited, **store, **self._config.environment}
 
@@ -146,13 +145,3 @@ def _free_port() -> int:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
         return port
-
-
-def _end_with_parent(libraries: Sequence[str] = ("libc.so.6", "libc.musl-x86_64.so.1")) -> None:
-    """In the child: have Linux kill it when its parent dies, so that no ComfyUI keeps a GPU that nobody uses."""
-    for name in libraries:
-        try:
-            ctypes.CDLL(name).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-            return
-        except OSError:
-            continue

@@ -17,9 +17,9 @@ from ..support.client import Client
 from ..support.errors import ServerError, SetupError
 from ..support.places import ROOT, cache_root
 from . import config as settings
+from .ray_start import LocalRay
 
 APPLICATION = "fleet"
-_OBJECT_STORE = 200 * 1024 * 1024  # bytes; files go through it in small parts
 _DOWN_SECONDS = 900.0
 _STATE = "fleet.json"
 
@@ -39,16 +39,18 @@ def up(file: Path | None, given: Mapping[str, Any], arguments: Sequence[str], ad
     config = settings.from_plain(values)
     _require_port(config.host, config.port)
     _require_folder(config.folder)
+    local = _start_ray(address, config)
+    stopped = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: stopped.set())
     import ray
     from ray import serve
 
     from .application import build
 
-    _start_ray(address, config)
-    stopped = threading.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: stopped.set())
     try:
+        if local is not None:
+            _require_gpus(config)
         serve.start(http_options={"host": config.host, "port": config.port, "location": "HeadOnly"})
         serve.run(build(config.plain()), name=APPLICATION, route_prefix="/", blocking=False)
         url = f"http://{config.host}:{config.port}"
@@ -56,6 +58,8 @@ def up(file: Path | None, given: Mapping[str, Any], arguments: Sequence[str], ad
         print(f"The fleet answers at {url} with {config.replicas} replicas. Ctrl+C ends it.", flush=True)
         stopped.wait()
         print("Waiting for the running prompts to end.", flush=True)
+    except RuntimeError as error:  # Serve's, with the end of what a replica or the ingress raised
+        raise ServerError(f"The fleet did not start. {error}") from None
     finally:
         (config.folder / _STATE).unlink(missing_ok=True)
         with contextlib.suppress(Exception):  # a Ray that is already gone
@@ -63,6 +67,8 @@ def up(file: Path | None, given: Mapping[str, Any], arguments: Sequence[str], ad
             if address is None:
                 serve.shutdown()
         ray.shutdown()
+        if local is not None:
+            local.stop()
     return 0
 
 
@@ -95,29 +101,29 @@ def down(folder: Path) -> int:
     raise ServerError(f"The fleet (process {pid}) had not ended after {_DOWN_SECONDS:.0f} s.")
 
 
-def _start_ray(address: str | None, config: settings.FleetConfig) -> None:
-    import ray
-
-    # Actors import this package; ComfyUI's processes do not inherit the variable.
-    paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
-    runtime = {"env_vars": {"PYTHONPATH": os.pathsep.join(paths)}}
+def _start_ray(address: str | None, config: settings.FleetConfig) -> LocalRay | None:
+    """Connect to a cluster, or start a Ray of this fleet's own and return it."""
     if address is not None:
+        import ray
+
+        # Actors import this package; ComfyUI's processes do not inherit the variable.
+        paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
         try:
-            ray.init(address=address, runtime_env=runtime)
+            ray.init(address=address, runtime_env={"env_vars": {"PYTHONPATH": os.pathsep.join(paths)}})
         except ConnectionError as error:
             raise SetupError(f"There is no Ray cluster at {address!r}: {error}") from None
-        return
+        return None
     reserved = config.cpus * max(config.replicas, config.max_replicas)
-    ray.init(
-        num_cpus=max(int(reserved) + 1, os.cpu_count() or 1),
-        object_store_memory=_OBJECT_STORE,
-        include_dashboard=False,
-        log_to_driver=False,
-        runtime_env=runtime,
-    )
-    if config.gpus and ray.cluster_resources().get("GPU", 0) < config.gpus * config.replicas:
-        found = ray.cluster_resources().get("GPU", 0)
-        ray.shutdown()
+    local = LocalRay(config.folder / "ray.log", max(int(reserved) + 1, os.cpu_count() or 1))
+    local.start()
+    return local
+
+
+def _require_gpus(config: settings.FleetConfig) -> None:
+    import ray
+
+    found = ray.cluster_resources().get("GPU", 0)
+    if found < config.gpus * config.replicas:
         raise SetupError(
             f"{config.replicas} replicas need {config.gpus * config.replicas:g} GPUs, and Ray finds {found:g}. "
             "Use --replicas, or --gpus 0 with `-- --cpu`."

@@ -23,7 +23,7 @@ class FleetConfig:
         node needs it under this path.
     arguments, environment: for each ComfyUI, beside those that the fleet sets.
     replicas, max_replicas: Serve starts `replicas`, and adds up to `max_replicas` while more than `target_ongoing`
-        prompts wait or run at each.
+        prompts wait or run at each for `grow_seconds`. Serve ends the added ones when fewer did for `shrink_seconds`.
     gpus, cpus: what Ray reserves for each replica.
     ongoing: prompts at one replica, the running one included. waiting: prompts that no replica has taken yet; one more
         is refused.
@@ -43,6 +43,8 @@ class FleetConfig:
     replicas: int = 1
     max_replicas: int = 0
     target_ongoing: float = 2.0
+    grow_seconds: float = 30.0
+    shrink_seconds: float = 600.0
     gpus: float = 1.0
     cpus: float = 1.0
     ongoing: int = 8
