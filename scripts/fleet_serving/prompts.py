@@ -6,6 +6,7 @@ import asyncio
 import json
 import logging
 import os
+import sqlite3
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -183,8 +184,11 @@ class Prompts:
         line = {"prompt_id": prompt.record.prompt_id, "replica": prompt.replica, "why": prompt.why, **report}
         self.reports = [*self.reports[-511:], line]
         logger.info("prompt %s ended: %s", prompt.record.prompt_id, report)
-        if prompt.need.shapes:
-            self._note_use(prompt)
+        try:
+            if prompt.need.shapes:
+                self._note_use(prompt)
+        except (OSError, sqlite3.Error) as error:  # the picture is there; only new replicas warm up less
+            logger.warning("the use of prompt %s was not counted: %s", prompt.record.prompt_id, error)
 
     def _note_use(self, prompt: Prompt) -> None:
         """Count the workflow, and rewrite the list that new replicas warm up if its beginning changed."""

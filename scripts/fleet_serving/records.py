@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import sqlite3
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from ..support.errors import SetupError
+
+logger = logging.getLogger("ray.serve")
 
 _TABLES = (
     "prompts (id TEXT PRIMARY KEY, number REAL, body TEXT, entry TEXT, shown INT)",
@@ -32,6 +35,7 @@ class Records:
 
     def __init__(self, path: Path) -> None:
         """Raises SetupError if the file cannot be written."""
+        self._unsaved: dict[str, Any] = {}  # entries that the disk had no space for
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._base = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
@@ -54,13 +58,24 @@ class Records:
         return True
 
     def finish(self, prompt_id: str, entry: Mapping[str, Any]) -> bool:
-        """Keep a prompt's only result. False if it has one already."""
-        done = self._base.execute(
-            "UPDATE prompts SET entry = ? WHERE id = ? AND entry IS NULL", (json.dumps(entry), prompt_id)
-        )
-        self._base.execute(
-            "DELETE FROM prompts WHERE entry IS NOT NULL AND rowid <= (SELECT MAX(rowid) FROM prompts) - ?", (_KEPT,)
-        )
+        """Keep a prompt's only result. False if it has one already.
+
+        On a full disk the result is kept in memory; the next ingress would run the prompt again.
+        """
+        if prompt_id in self._unsaved:
+            return False
+        try:
+            done = self._base.execute(
+                "UPDATE prompts SET entry = ? WHERE id = ? AND entry IS NULL", (json.dumps(entry), prompt_id)
+            )
+            self._base.execute(
+                "DELETE FROM prompts WHERE entry IS NOT NULL AND rowid <= (SELECT MAX(rowid) FROM prompts) - ?",
+                (_KEPT,),
+            )
+        except sqlite3.Error as error:
+            logger.error("the result of prompt %s is in memory only: %s", prompt_id, error)
+            self._unsaved[prompt_id] = dict(entry)
+            return True
         return done.rowcount == 1
 
     def drop(self, prompt_id: str) -> None:
@@ -69,6 +84,8 @@ class Records:
 
     def hide(self, prompt_id: str | None = None) -> None:
         """Take one prompt, or all, from the history. Their ids stay used."""
+        for name in list(self._unsaved) if prompt_id is None else [prompt_id]:
+            self._unsaved.pop(name, None)
         where, values = ("", ()) if prompt_id is None else (" AND id = ?", (prompt_id,))
         self._base.execute(f"UPDATE prompts SET shown = 0 WHERE entry IS NOT NULL{where}", values)  # noqa: S608
 
@@ -82,7 +99,9 @@ class Records:
                 "ORDER BY n DESC LIMIT ?) ORDER BY n",
                 (count,),
             )
-        return {name: json.loads(entry) for name, entry in rows if entry is not None}
+        saved = {name: json.loads(entry) for name, entry in rows if entry is not None}
+        unsaved = {name: each for name, each in self._unsaved.items() if prompt_id in (None, name)}
+        return {**saved, **unsaved}
 
     def unfinished(self) -> list[Record]:
         """Prompts without a result, in the order in which they came."""

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import socket
+import sqlite3
 import subprocess
 import sys
 from pathlib import Path
@@ -9,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from scripts.fleet_serving import config
+from scripts.fleet_serving import command, config
 from scripts.fleet_serving.comfyui_client import files_in, moved
 from scripts.fleet_serving.files import Files, RefusedError, content_type
 from scripts.fleet_serving.need import Need, need_of
@@ -212,6 +215,20 @@ class TestRecords:
         assert records.share("b") == 0.75
         assert records.share("c") == 0
 
+    def test_on_a_full_disk_a_prompt_is_refused_and_a_result_stays_in_memory(self, tmp_path: Path) -> None:
+        records = Records(tmp_path / "prompts.sqlite")
+        records.add(Record("p", 0, {}))
+        (pages,) = records._base.execute("PRAGMA page_count").fetchone()
+        records._base.execute(f"PRAGMA max_page_count = {pages}")
+        with pytest.raises(sqlite3.Error, match="full"):
+            records.add(Record("q", 1, {"prompt": "x" * 100_000}))
+        result = {"outputs": "x" * 100_000}
+        assert records.finish("p", result)
+        assert not records.finish("p", {"outputs": 2})
+        assert records.history("p") == records.history() == {"p": result}
+        records.hide("p")
+        assert records.history() == {}
+
     def test_a_folder_that_is_a_file_is_named(self, tmp_path: Path) -> None:
         (tmp_path / "taken").write_text("")
         with pytest.raises(SetupError, match="taken"):
@@ -301,10 +318,40 @@ def test_without_ray_the_command_says_what_to_install() -> None:
     assert "requirements-fleet.txt" in done.stderr
 
 
-@pytest.mark.parametrize("command", ["status", "down"])
-def test_a_folder_without_a_fleet_is_named(command: str, tmp_path: Path) -> None:
+class TestWhatCannotStart:
+    """Each ends before Ray starts, with a sentence."""
+
+    @pytest.fixture
+    def given(self, tmp_path: Path) -> dict[str, Any]:
+        (tmp_path / "main.py").write_text("")
+        return {"comfyui": str(tmp_path), "folder": str(tmp_path / "fleet")}
+
+    def test_a_port_in_use_is_named(self, given: dict[str, Any]) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as taken:
+            port = taken.getsockname()[1]
+            with pytest.raises(SetupError, match=f"127.0.0.1:{port} cannot be used: .* Choose another --port"):
+                command.up(None, {**given, "port": port}, [], None)
+
+    # Root may write into a folder without permission, but nobody into /proc or below a file.
+    @pytest.mark.parametrize("folder", ["/proc/fleet", "main.py/fleet"])
+    def test_a_folder_that_cannot_be_written_is_named(self, given: dict[str, Any], folder: str) -> None:
+        folder = str(Path(given["comfyui"]) / folder)
+        with pytest.raises(SetupError, match=f"The fleet's folder {folder} cannot be written: ."):
+            command.up(None, {**given, "folder": folder, "port": 0}, [], None)
+
+    def test_a_full_disk_is_named(self, given: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+        def full(*_: Any) -> int:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        monkeypatch.setattr(Path, "write_bytes", full)
+        with pytest.raises(SetupError, match="cannot be written: No space left on device"):
+            command.up(None, {**given, "port": 0}, [], None)
+
+
+@pytest.mark.parametrize("name", ["status", "down"])
+def test_a_folder_without_a_fleet_is_named(name: str, tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, str(ROOT / "scripts" / "fleet"), command, "--folder", str(tmp_path)],
+        [sys.executable, str(ROOT / "scripts" / "fleet"), name, "--folder", str(tmp_path)],
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert (done.returncode, done.stderr) == (
