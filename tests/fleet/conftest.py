@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
+import urllib.error
+import urllib.request
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy
 import pytest
 import yaml
+from PIL import Image
 
+from scripts.fleet_serving.ray_start import set_environment
 from scripts.support import comfyui
 from scripts.support.client import Client
 from scripts.support.errors import ServerError
@@ -26,8 +34,11 @@ ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     "TORCHINDUCTOR_CACHE_DIR": str(inductor_cache()),
 }
+LEVELS = 1  # of 255, as in the other server tests
 PACKS = {"resolute": ROOT, "resolute-test-pack": ROOT / "tests" / "pack"}
 _START_SECONDS = 600.0
+
+set_environment()  # before a test imports Ray
 
 
 class Fleet:
@@ -47,6 +58,8 @@ class Fleet:
             "gpus": 0,
             "cpus": 0.5,
             "body_mb": 4,
+            "ongoing": 2,  # so that a few prompts fill the fleet
+            "waiting": 2,
             **settings,
         }
         self._config = folder / "fleet.yaml"
@@ -105,6 +118,22 @@ class Fleet:
         """The report of one replica; empty if it is gone."""
         return next((each for each in self.state()["replicas"] if each["replica"] == name), {})
 
+    def post(self, path: str, content: bytes, **headers: str) -> tuple[int, dict[str, Any], dict[str, str]]:
+        """Status, JSON and headers of the answer, also of an HTTP error."""
+        request = urllib.request.Request(self.client.url + path, data=content, headers=headers, method="POST")
+        try:
+            with urllib.request.urlopen(request, timeout=60) as answer:
+                return answer.status, json.loads(answer.read() or b"{}"), dict(answer.headers)
+        except urllib.error.HTTPError as error:
+            return error.code, json.loads(error.read()), dict(error.headers)
+
+    def finished_once(self, prompt_id: str) -> dict[str, Any]:
+        """The entry of a prompt, which left no second report and is in no queue."""
+        history = self.client.wait(prompt_id, 300)
+        assert Counter(each["prompt_id"] for each in self.state()["prompts"])[prompt_id] <= 1
+        assert prompt_id not in str(self.client.get("/queue"))
+        return history
+
     def running(self, prompt_id: str) -> str:
         """Wait until a prompt runs, and return its replica."""
         self.wait(
@@ -138,16 +167,16 @@ def single(fleet: Fleet, tmp_path_factory: pytest.TempPathFactory) -> Iterator[C
 
 
 def free_port() -> int:
-    import socket
-
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
         return port
 
 
-def tiny(seed: int, kind: str = "sd", width: int = 128, height: int = 128, steps: int = 1) -> PromptDict:
-    """A compiled prompt of the test pack's tiny model."""
+def tiny(
+    seed: int, kind: str = "sd", width: int = 128, height: int = 128, steps: int = 1, model: int = 0
+) -> PromptDict:
+    """A compiled prompt of the test pack's tiny model. model: the seed of its weights."""
     widths = {"sd": (768, 0), "sdxl": (2048, 1280)}[kind]
     text = {"tokens": 77, "width": widths[0], "pooled_width": widths[1], "batch": 1}
 
@@ -155,7 +184,7 @@ def tiny(seed: int, kind: str = "sd", width: int = 128, height: int = 128, steps
         return {"class_type": class_type, "inputs": inputs}
 
     return {
-        "model": node("ResoluteTestTinyModel", seed=0, kind=kind),
+        "model": node("ResoluteTestTinyModel", seed=model, kind=kind),
         "compiled": node("ResoluteCompileModel", model=["model", 0], backend="inductor"),
         "vae": node("ResoluteTestTinyVAE", seed=0),
         "positive": node("ResoluteTestConditioning", seed=11, **text),
@@ -179,6 +208,12 @@ def plain(seed: int, steps: int) -> PromptDict:
     return prompt
 
 
-def refusal(error: Any) -> tuple[int, dict[str, Any]]:
-    """Status and JSON of an urllib HTTPError."""
-    return error.code, json.loads(error.read())
+def dumped(prompt: PromptDict, **more: Any) -> bytes:
+    """The body of `POST /prompt`."""
+    return json.dumps({"prompt": prompt, **more}).encode()
+
+
+def pixels(client: Client, history: dict[str, Any]) -> Any:
+    """The only picture of a prompt: height, width, channels; 0 to 255."""
+    (content,) = client.images(history)
+    return numpy.asarray(Image.open(io.BytesIO(content)).convert("RGB")).astype(int)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import random
+import tempfile
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,9 +17,10 @@ from ray.serve.config import RequestRouterConfig
 
 from scripts.fleet_serving import current_router
 from scripts.fleet_serving.application import _HASH_ROUTER
+from scripts.fleet_serving.ray_start import LocalRay
 from scripts.fleet_serving.router import WarmRouter
-from scripts.support.places import ROOT
 
+pytestmark = pytest.mark.long  # a Ray of its own takes longer to start than the calls
 COLD = 0.4  # seconds of a shape's first prompt at a replica
 SHAPES = [f"m {side}x512x1" for side in range(256, 1024, 128)]
 ROUTERS: dict[str, dict[str, Any]] = {
@@ -29,16 +32,15 @@ ROUTERS: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(scope="module", autouse=True)
 def _cluster() -> Iterator[None]:
-    ray.init(
-        num_cpus=2,
-        include_dashboard=False,
-        log_to_driver=False,
-        object_store_memory=80 * 1024 * 1024,
-        runtime_env={"env_vars": {"PYTHONPATH": str(ROOT)}},
-    )
-    yield
-    serve.shutdown()
-    ray.shutdown()
+    with tempfile.TemporaryDirectory(prefix="ray-") as folder:  # short: the names of sockets hold about 100 letters
+        local = LocalRay(Path(folder) / "ray.log", cpus=2, temporary=Path(folder))
+        try:
+            local.start()
+            yield
+            serve.shutdown()
+        finally:
+            ray.shutdown()
+            local.stop()
 
 
 def replicas(router: str) -> Any:
