@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from typing import Any
 
 import torch
@@ -33,7 +32,11 @@ class CaptureMaker:
 
         A key that fails is not tried again, one that fails for lack of memory not until there is more.
         """
-        started = time.perf_counter()
+        with self._stats.stalling():  # also for a capture that fails, after its rehearsal
+            return self._make(program, call, key, result, why, peak)
+
+    def _make(self, program: Program, call: Call, key: CaptureKey, result: Any, why: str, peak: int) -> float:
+        started = self._stats.clock()
         self._captures.drop_stale(key.owner, call.epoch)
         room = self._captures.room_to_work_in(_bytes_of(call, result))
         if self._needed.get((key.device, key.owner, key.graph), 0) > room:  # measured before, and not worth a rehearsal
@@ -56,9 +59,8 @@ class CaptureMaker:
             short = is_out_of_memory(error) or is_out_of_memory(error.__cause__)
             self.block(key, BypassCode.CAPTURE_FAILED, str(error), passes=short)
             return 0.0
-        seconds = time.perf_counter() - started
+        seconds = self._stats.clock() - started
         self._stats.counters.captures += 1
-        self._stats.counters.stall_seconds += seconds
         self._stats.event("capture", f"{key.shape}: {why}", seconds)
         grown = self._captures.shared_bytes()
         too_large = grown > max(self._captures.budget, shared)  # its memory grew by more than was measured

@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter, deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,7 +18,11 @@ _SHORT_WAIT = 0.05  # seconds
 
 @dataclass
 class Counters:
-    """Totals since the process started (or since `reset`). `stall_seconds`: compiling, loading and capturing."""
+    """Totals since the process started (or since `reset`).
+
+    stall_seconds: what prompts waited for: compiling, comparing, loading regions, rehearsing and capturing, also where
+    that failed.
+    """
 
     signatures: int = 0  # distinct calls; each costs one capture at most
     region_compiles: int = 0
@@ -47,7 +53,10 @@ class Event:
 
 
 class Stats:
-    def __init__(self) -> None:
+    """clock: seconds, for durations."""
+
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        self.clock = clock
         self.counters = Counters()
         self._events: deque[Event] = deque(maxlen=_KEPT_EVENTS)
         self._lock = threading.Lock()
@@ -64,6 +73,16 @@ class Stats:
         if seconds >= _SHORT_WAIT:
             self.counters.stall_seconds += seconds
             self.event(kind, text, seconds)
+
+    @contextmanager
+    def stalling(self) -> Iterator[None]:
+        """A prompt waits meanwhile. Adds the time to `stall_seconds`, without what is added to it inside."""
+        started, counted = self.clock(), self.counters.stall_seconds
+        try:
+            yield
+        finally:
+            inside = self.counters.stall_seconds - counted
+            self.counters.stall_seconds += max(self.clock() - started - inside, 0.0)
 
     @property
     def events(self) -> list[Event]:

@@ -152,6 +152,9 @@ class Program(ABC):
         Raises what the module raises, and whatever cancels.
         """
 
+    def close(self) -> None:  # noqa: B027
+        """The module was garbage collected: let go of its blocks now, not when Python next collects cycles."""
+
     def capture(self, call: Call, result: Any, memory: CaptureMemory) -> Graph:
         """Capture a graph for the call's signature, right after a `run` of the same call returned `result`.
 

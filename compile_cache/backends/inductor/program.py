@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
@@ -140,11 +139,13 @@ class InductorProgram(Program):
             except Exception as error:  # noqa: BLE001 (`_compile_in_parallel` meets it again, and warns)
                 logger.debug("Resolute: no processes that compile: %s", error)
 
-        started = time.perf_counter()
+        started, counted = self._stats.clock(), self._stats.counters.stall_seconds
         with self._regions.postponing_compiles(prepare_workers) as missing:
             result = call.invoke(call.tensors)
-        if missing:
-            self._stats.event("look", "for all regions of the call", time.perf_counter() - started)
+        if missing:  # the call runs once more, so the prompt waited for all of this run
+            seconds = self._stats.clock() - started
+            self._stats.event("look", "for all regions of the call", seconds)
+            self._stats.counters.stall_seconds = counted + seconds
         return result, list(missing.values())
 
     def _compile_in_parallel(self, missing: list[RegionCall]) -> None:
@@ -172,6 +173,11 @@ class InductorProgram(Program):
         self._hooks = hooks
         self._lasting = frozenset(self._bypassed)
         self._epoch = epoch
+
+    def close(self) -> None:
+        self._hooks = ()
+        self._epoch = None
+        self._regions.survey(())
 
     def capture(self, call: Call, result: Any, memory: CaptureMemory) -> Graph:
         with installed(self._hooks):

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
@@ -38,7 +37,7 @@ def compile_in_parallel(missing: Sequence[RegionCall], table: RegionTable, worke
     end, HungError if they hang, and whatever cancels.
     """
     store, stats, progress = missing[0].store, missing[0].stats, missing[0].progress
-    with contextlib.ExitStack() as locks:
+    with stats.stalling(), contextlib.ExitStack() as locks:  # also waiting for another process that compiles them
         if store is not None:
             for call in sorted(missing, key=lambda call: call.region.key):  # the same order in all processes
                 locks.enter_context(store.build_lock(call.region.key, progress.raise_if_cancelled))
@@ -49,9 +48,7 @@ def compile_in_parallel(missing: Sequence[RegionCall], table: RegionTable, worke
         missing = sorted((call for call in missing if not call.region.compiled), key=_weights, reverse=True)
         if len(missing) < _FEWEST:
             return
-        started = time.perf_counter()
         _run_jobs(missing, table, workers)
-        stats.counters.stall_seconds += time.perf_counter() - started
 
 
 def _weights(call: RegionCall) -> int:
@@ -106,7 +103,7 @@ def _jobs(missing: Sequence[RegionCall]) -> Iterator[tuple[int, Job]]:
     seconds = 0.0  # without the comparisons that the caller makes meanwhile
     for number, call in enumerate(missing):
         progress.raise_if_cancelled()
-        started = time.perf_counter()
+        started = stats.clock()
         site = call.site
         hints = general_hints(call.sizes, call.tensors[0].device)
         try:
@@ -117,7 +114,7 @@ def _jobs(missing: Sequence[RegionCall]) -> Iterator[tuple[int, Job]]:
         except Exception as error:
             logger.debug("Resolute: no worker can compile %s", site.kind, exc_info=error)
             continue
-        seconds += time.perf_counter() - started
+        seconds += stats.clock() - started
         yield number, job
     stats.event("trace", f"{len(missing)} regions", seconds)
 

@@ -6,7 +6,6 @@ import contextlib
 import functools
 import logging
 import threading
-import time
 from collections.abc import Iterator
 
 from ....errors import BypassCode, BypassReason, RegionCompileError
@@ -59,7 +58,7 @@ class RegionTable:
         Raises torch's OutOfMemoryError, and whatever cancels.
         """
         region, shapes = call.region, call.shapes
-        with self._lock_while_waiting(call.stats):
+        with call.stats.stalling(), self._lock_while_waiting(call.stats):  # for all of it, comparisons too
             if shapes in region.by_shapes:
                 return region.by_shapes[shapes]
             if not call.fits:
@@ -79,9 +78,9 @@ class RegionTable:
     @contextlib.contextmanager
     def _lock_while_waiting(self, stats: Stats) -> Iterator[None]:
         """Take the lock for a prompt. It counts the wait: after a start, `preload` holds the lock to load regions."""
-        started = time.perf_counter()
+        started = stats.clock()
         with self.lock:
-            stats.waited("load", "regions that were being loaded", time.perf_counter() - started)
+            stats.waited("load", "regions that were being loaded", stats.clock() - started)
             yield
 
     def refuse(self, region: Region, shapes: Shapes, error: BaseException) -> BypassReason:
@@ -92,10 +91,10 @@ class RegionTable:
 
 def load_while_waiting(region: Region, store: ArtifactStore, stats: Stats) -> bool:
     """`Region.load` while a prompt waits for it, so the time is counted. Returns whether it loaded anything."""
-    started = time.perf_counter()
+    started = stats.clock()
     loaded = region.load(store)
     if loaded:
-        seconds = time.perf_counter() - started
+        seconds = stats.clock() - started
         stats.counters.region_loads += loaded
         stats.counters.stall_seconds += seconds
         stats.event("load", region.label, seconds)
@@ -156,7 +155,7 @@ def _compile_and_compare(call: RegionCall) -> CompiledRegion:
 def _compile(call: RegionCall, hints: dict[str, int]) -> CompiledRegion:
     """Trace and lower. Raises RegionCompileError where torch cannot, OutOfMemoryError, and whatever cancels."""
     site, stats = call.site, call.stats
-    started = time.perf_counter()
+    started = stats.clock()
     failures: list[Exception] = []
     for oblivious in (True, False):
         try:
@@ -169,7 +168,7 @@ def _compile(call: RegionCall, hints: dict[str, int]) -> CompiledRegion:
             failures.append(error)
     else:
         raise RegionCompileError(site.kind, failures[0]) from failures[0]
-    seconds = time.perf_counter() - started
+    seconds = stats.clock() - started
     stats.counters.region_compiles += 1
     stats.counters.stall_seconds += seconds
     stats.event("compile", f"{site.kind} ({site.name})", seconds)
