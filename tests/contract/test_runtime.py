@@ -5,13 +5,24 @@ from __future__ import annotations
 import copy
 import gc
 import threading
+import time
+import weakref
 from collections.abc import Callable
+from dataclasses import replace
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
+
+from compile_cache.backends.base import Call
+from compile_cache.captures import capture_key
+from compile_cache.keys import GraphKey, Role, Signature, TensorSpec
+
+from .rig import Model, hooks_of, seeded
+
+_KEY = GraphKey(Signature((("latent", TensorSpec((1,), "float32", "cpu")),)), Role.UNET, "model", "inductor")
 
 
 @pytest.fixture
@@ -37,6 +48,70 @@ def test_a_module_that_dies_takes_its_program_with_it(
     gc.collect()
     assert number not in {row["module"] for row in report()["modules"]}
     assert number not in service._records
+
+
+class Graph:
+    bytes = 1 << 20
+
+    def __init__(self) -> None:
+        self.is_open = True
+
+    def replay(self, tensors: Any) -> Any:
+        raise AssertionError("it is not replayed")
+
+    def close(self) -> None:
+        self.is_open = False
+
+
+def _alive(module: weakref.ref[nn.Module]) -> nn.Module:
+    found = module()
+    assert found is not None
+    return found
+
+
+def test_a_module_that_dies_leaves_nothing_though_no_prompt_follows(service: ModuleType) -> None:
+    module = seeded(Model)
+    held_weakly = weakref.ref(module)  # as our forwards hold it
+    program, _ = service.program_for(
+        module, "inductor", "cpu", lambda run, bypass: hooks_of(_alive(held_weakly))(run, bypass)
+    )
+    record, cache, graph = service.record_of(module), service.cache(), Graph()
+    # Our code may hold its blocks, once their hooks are built, and its captures.
+    call = Call(_KEY, [torch.zeros(1)], invoke=lambda tensors: tensors[0], device="cpu", epoch=1)
+    program.run(call)
+    cache._captures.put(capture_key(program, replace(call, epoch=7)), graph, graph.bytes)
+    cache._captures.latches.block(capture_key(program, call), None)
+    weights = [weakref.ref(weight) for weight in module.parameters()]
+    assert program.blocks
+    assert weights
+
+    def left() -> tuple[int, bool, int, int]:
+        alive = sum(weight() is not None for weight in weights)
+        return alive, graph.is_open, cache.bytes, len(cache._captures.latches._latches)
+
+    del module, program, record, call
+    gc.collect()
+    deadline = time.monotonic() + 60  # for a busy machine; nothing of ours is called meanwhile
+    while any(left()) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert left() == (0, False, 0, 0)
+
+
+def test_what_a_dead_module_leaves_waits_for_a_call_that_runs(service: ModuleType) -> None:
+    module, graph = nn.Linear(2, 2), Graph()
+    program, _ = service.program_for(module, "eager", "cpu", build_no_hooks)
+    cache = service.cache()
+    call = Call(_KEY, [torch.zeros(1)], invoke=lambda tensors: tensors[0], device="cpu", epoch=1)
+    cache._captures.put(capture_key(program, call), graph, graph.bytes)
+    with cache._lock:  # as a replay holds it
+        del module, program
+        gc.collect()
+        time.sleep(0.05)
+        assert graph.is_open
+    deadline = time.monotonic() + 60
+    while graph.is_open and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not graph.is_open
 
 
 def test_a_module_may_die_in_a_thread_that_somebody_waits_for_with_the_lock_held(service: ModuleType) -> None:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import itertools
+import logging
+import queue
 import threading
 import weakref
 from dataclasses import dataclass, field
@@ -41,24 +44,32 @@ class ModuleRecord:
         return "" if self.fingerprint is None else self.fingerprint.digest[:12]
 
 
+logger = logging.getLogger(__name__)
+
 _lock = threading.Lock()
 _cache: GraphCache | None = None
 _owners: weakref.WeakKeyDictionary[torch.nn.Module, int] = weakref.WeakKeyDictionary()
 _records: dict[int, ModuleRecord] = {}
 _numbers = itertools.count(1)
 # Numbers of modules that were garbage collected. Garbage is collected in any thread at any moment, also in one that a
-# compile waits for while this pack's locks are held. So the finalizer only notes the number; the next caller cleans up.
+# compile waits for while this pack's locks are held. So the finalizer only notes the number. A thread, `_clean_up`,
+# drops what belongs to it, unless a caller of `cache` does so first.
 _collected: collections.deque[int] = collections.deque()
+_wake: queue.SimpleQueue[None] = queue.SimpleQueue()  # `put` is reentrant, so a finalizer may call it
+_cleaner: threading.Thread | None = None
 _with_captures: collections.deque[int] = collections.deque()  # of those, whose captures are still to be dropped
 
 
 def cache() -> GraphCache:
     """The process's GraphCache, made at first use. Raises UserError for a setting that cannot be read."""
     global _cache
-    while _collected:
-        owner = _collected.popleft()
-        _with_captures.append(owner)
-        _records.pop(owner, None)
+    with contextlib.suppress(IndexError):  # empty, perhaps because the other thread took the last one
+        while True:
+            owner = _collected.popleft()
+            _with_captures.append(owner)
+            record = _records.pop(owner, None)
+            for program in () if record is None else record.programs.values():
+                program.close()
     with _lock:
         if _cache is None:
             total = int(comfy.model_management.get_total_memory(device()))
@@ -77,14 +88,33 @@ def cache() -> GraphCache:
 
 def record_of(module: torch.nn.Module) -> ModuleRecord:
     """The record of a module, made at first use and dropped after the module was garbage collected."""
+    global _cleaner
     trusted = cache().config.trusted_classes
     with _lock:
         if module not in _owners:
             owner = next(_numbers)
             _owners[module] = owner
             _records[owner] = ModuleRecord(owner, WeightsEpoch(module, trusted, page_loading.fill))
-            weakref.finalize(module, _collected.append, owner)
+            weakref.finalize(module, _note_collected, owner)
+            if _cleaner is None:
+                _cleaner = threading.Thread(target=_clean_up, name="resolute-clean-up", daemon=True)
+                _cleaner.start()
         return _records[_owners[module]]
+
+
+def _note_collected(owner: int) -> None:
+    _collected.append(owner)
+    _wake.put(None)
+
+
+def _clean_up() -> None:
+    """Drop what belongs to collected modules as soon as no call runs, so that its memory does not wait for a prompt."""
+    while True:
+        _wake.get()
+        try:
+            _drop_captures_of_collected(cache())
+        except Exception:
+            logger.warning("Resolute: what belongs to a deleted model was not freed", exc_info=True)
 
 
 def program_for(
@@ -132,5 +162,6 @@ def device() -> torch.device:
 
 def _drop_captures_of_collected(graph_cache: GraphCache) -> None:
     """Not in `cache()`, which serves requests too: it may have to wait for a compile that runs."""
-    while _with_captures:
-        graph_cache.forget(_with_captures.popleft())
+    with contextlib.suppress(IndexError):  # empty, perhaps because the other thread took the last one
+        while True:
+            graph_cache.forget(_with_captures.popleft())
