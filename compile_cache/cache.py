@@ -275,4 +275,4 @@ class GraphCache:
 
     def report(self) -> dict[str, Any]:
         """Plain data for `GET /resolute/cache` and the report node. Never waits for a call that is running."""
-        return {"counters": self.stats.snapshot(), **self._captures.report()}
+        return {"counters": self.stats.snapshot(), **self._captures.report(self.shapes.size_of)}

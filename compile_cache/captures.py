@@ -9,7 +9,7 @@ from typing import Any, cast
 from .backends.base import Call, Graph, LiveWeightsGraph, Program
 from .backends.cuda_graphs.pools import pool_bytes
 from .errors import BypassReason
-from .keys import ANY_EPOCH, CaptureKey
+from .keys import ANY_EPOCH, CaptureKey, GraphKey
 from .latches import MemoryLatches
 from .memory_cache import ByteLRU
 
@@ -47,10 +47,17 @@ class Captures(ByteLRU[CaptureKey, Graph]):
         """
         return max(self.budget - self.pinned_bytes - own, self.shared_bytes())
 
-    def report(self) -> dict[str, Any]:
-        """Plain data: the bytes in use, their limit, and each capture."""
+    def report(self, size_of: Callable[[GraphKey], str]) -> dict[str, Any]:
+        """Plain data: the bytes in use, their limit, and each capture. size_of: what a graph computes for the user."""
         entries = [
-            {**key.graph.plain(), "state": "captured", "bytes": entry.bytes, "hits": entry.hits} for key, entry in self
+            {
+                **key.graph.plain(),
+                "size": size_of(key.graph),
+                "state": "captured",
+                "bytes": entry.bytes,
+                "hits": entry.hits,
+            }
+            for key, entry in self
         ]
         return {"bytes": self.bytes, "budget_bytes": self.budget, "entries": entries}
 

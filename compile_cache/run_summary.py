@@ -34,6 +34,7 @@ _BYPASSES = {
     "out_of_memory": "memory ran out: no capture",
     "core_compiler": "ComfyUI's own compiler was at work",
     "gradient": "gradients are on (training)",
+    "left_out": "the blocks that you left out run as they are",
 }
 _DIFFERENCE = re.compile(r"(\S+) (batch|channels|height|width|tokens) (\d+) -> (\d+)")
 
@@ -67,8 +68,7 @@ class Run:
 
     @property
     def size(self) -> str:
-        """For people: "384x256, batch 2"."""
-        return f"{self.width}x{self.height}{f', batch {self.batch}' if self.batch > 1 else ''}"
+        return size_text(self.width, self.height, self.batch)
 
     def status(self) -> str:
         """The result in one or two lines, as the node shows it: "384x256, batch 2: nothing compiled, 21 ms/step"."""
@@ -184,6 +184,11 @@ class Run:
             "segments": self.segments(),
             "reasons": self.reasons(),
         }
+
+
+def size_text(width: int, height: int, batch: int) -> str:
+    """For people: "384x256, batch 2". In pixels; batch: the user's images."""
+    return f"{width}x{height}{f', batch {batch}' if batch > 1 else ''}"
 
 
 def because(difference: str, cell: int = 8) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 from comfy_api.latest import io
 
 from ..compile_cache import sizes
-from .adapters.comfyui.version import search_aliases
+from .adapters.comfyui.version import search_aliases, shows_cached_text
 from .adapters.report import cache_report
 from .inputs import CATEGORY
 
@@ -57,6 +57,7 @@ class ResoluteResolution(io.ComfyNode):
                 io.Int.Output(display_name="width", tooltip="Width in pixels."),
                 io.Int.Output(display_name="height", tooltip="Height in pixels."),
             ],
+            **shows_cached_text(),
         )
 
     @classmethod

@@ -5,7 +5,8 @@ export function badgeText(live, t) {
   if (live.working) return live.working.text;
   if (live.problem) return t("no answer");
   if (!live.cache) return t("loading");
-  const text = t("{regions} regions, {sizes} sizes ready", { regions: live.regions, sizes: live.readySizes.size });
+  const counts = { regions: live.regions, sizes: live.readySizes.size };
+  const text = counts.regions ? t("{regions} regions, {sizes} sizes ready", counts) : t("{sizes} sizes ready", counts);
   return text.replace(/\b1 (region|size)s\b/g, "1 $1"); // English only: the other languages have no plural
 }
 

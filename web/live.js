@@ -66,16 +66,10 @@ export class Live extends EventTarget {
   get readySizes() {
     const shapes = [...(this.cache?.entries ?? []), ...(this.cache?.models ?? []).flatMap((model) => model.shapes)];
     const ready = shapes.filter((shape) => ["captured", "memory"].includes(shape.state) && isSampling(shape));
-    return new Set(ready.map(pixels));
+    return new Set(ready.map((shape) => (shape.size || shape.latent_shape.join("x")).split(",")[0])); // of any batch
   }
 }
 
 export function isSampling(shape) {
   return ["unet", "deepcache_full"].includes(shape.role);
-}
-
-// Latents have 8 pixels to a side of each cell in every family that the server remembers.
-export function pixels(shape) {
-  const [height, width] = shape.latent_shape.slice(-2);
-  return `${8 * width}x${8 * height}`;
 }

@@ -1,7 +1,7 @@
 // The panel in ComfyUI's sidebar.
 import { badgeText } from "./badge.js";
 import { element, mebibytes } from "./dom.js";
-import { isSampling, pixels } from "./live.js";
+import { isSampling } from "./live.js";
 import { legend, promptRow, prompts } from "./timeline.js";
 
 const STATES = { memory: "ready", captured: "ready", disk: "on disk", unknown: "to compile" };
@@ -154,7 +154,7 @@ function rank(shape) {
   return ["memory", "disk", "unknown"].indexOf(shape.state);
 }
 
+// As the node shows it: pixels and the user's batch. What an earlier version remembered has only the latent's shape.
 function sizeOf(shape) {
-  const batch = shape.latent_shape[0];
-  return `${pixels(shape)}${batch > 1 ? ` ×${batch}` : ""}`;
+  return shape.size || shape.latent_shape.join("x");
 }

@@ -47,7 +47,8 @@ class Hook:
     """A replacement for one module's `forward`, installed only while a call runs through the regions.
 
     sites: those that are known before a call. A hook may make more of them while it runs.
-    label: kind and name of the sites that it makes while it runs. origin: how the block was found, for people.
+    label: kind and name of the sites that it makes while it runs. structure: where it makes sites, a digest of the
+    module: hooks of one kind and structure share their regions. origin: how the block was found, for people.
     """
 
     module: torch.nn.Module
@@ -55,6 +56,7 @@ class Hook:
     sites: tuple[RegionSite, ...] = ()
     label: tuple[str, str] | None = None
     origin: str = "catalogued"
+    structure: str = ""
 
     @property
     def labels(self) -> list[tuple[str, str]]:

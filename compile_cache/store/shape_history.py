@@ -24,6 +24,7 @@ logger = logging.getLogger(__name__)
 
 FORMAT = 1
 _MAX_GRAPHS = 64  # per model
+_MAX_SIZES = 4096
 _MAX_SIZE = (1 << 63) - 1  # largest dimension in torch (int64)
 _MAX_SECONDS = 1 << 40  # largest time that counts as valid
 _RETRY_SECONDS = 1.0  # pause after a failed write, because every call runs `record`
@@ -31,12 +32,16 @@ _RETRY_SECONDS = 1.0  # pause after a failed write, because every call runs `rec
 
 @dataclass(frozen=True)
 class UsedShape:
-    """A graph that was used. regions: keys of its regions; seconds: capture time; used: Unix time of the last use."""
+    """A graph that was used. regions: keys of its regions; seconds: capture time; used: Unix time of the last use.
+
+    size: what it computes for the user, "1024x1024, batch 2"; empty if that is not known.
+    """
 
     key: GraphKey
     regions: frozenset[str] = frozenset()
     seconds: float = 0.0
     used: float = field(default_factory=time.time)
+    size: str = ""
 
 
 @dataclass(frozen=True)
@@ -66,6 +71,7 @@ class ShapeHistory:
         """folder: None stores nothing."""
         self._folder = folder
         self._names: dict[str, str] = {}
+        self._sizes: dict[GraphKey, str] = {}
         self._recorded: set[GraphKey] = set()
         self._retry_at = 0.0  # monotonic time of the next attempt to write
         self._warned = False
@@ -74,6 +80,16 @@ class ShapeHistory:
     def set_name(self, model: str, name: str) -> None:
         """Set the display name of the model with digest `model`."""
         self._names[model] = name
+
+    def set_size(self, key: GraphKey, size: str) -> None:
+        """Set what a graph computes for the user, as `UsedShape.size`. Graphs that were never recorded have one too."""
+        if len(self._sizes) >= _MAX_SIZES:
+            self._sizes.clear()
+        self._sizes[key] = size
+
+    def size_of(self, key: GraphKey) -> str:
+        """What `set_size` set in this process; empty if it set nothing."""
+        return self._sizes.get(key, "")
 
     def record(self, key: GraphKey, program: HasRegions, seconds: float = 0.0) -> None:
         """Store that a graph was used: once per process, although every call runs this. Raises nothing.
@@ -86,7 +102,7 @@ class ShapeHistory:
             if key in self._recorded or time.monotonic() < self._retry_at:
                 return
             try:
-                self._write(UsedShape(key, program.region_keys, round(seconds, 3)))
+                self._write(UsedShape(key, program.region_keys, round(seconds, 3), size=self.size_of(key)))
                 self._recorded.add(key)
             except Exception as error:
                 self._retry_at = time.monotonic() + _RETRY_SECONDS
@@ -143,6 +159,7 @@ def _plain(model: Model) -> dict[str, Any]:
             "regions": sorted(number[key] for key in graph.regions),
             "seconds": graph.seconds,
             "used": graph.used,
+            "size": graph.size,
         }
         for graph in model.graphs
     ]
@@ -184,6 +201,7 @@ def _model(data: Any) -> Model:
             frozenset(regions[_whole(index, len(regions))] for index in _list(graph["regions"])),
             _seconds(graph["seconds"]),
             _seconds(graph["used"]),
+            _text(graph.get("size", "")),  # earlier versions wrote none
         )
         for graph in _list(data["graphs"])[-_MAX_GRAPHS:]
     ]

@@ -17,10 +17,11 @@ from . import front_end_scripts as js
 
 VIEWPORT = {"width": 1600, "height": 900}
 VUE = "Comfy.VueNodes.Enabled"  # Nodes 2.0
+ENGLISH = "en"
 USUAL = {
     VUE: False,
     "Comfy.ColorPalette": "dark",
-    "Comfy.Locale": "en",
+    "Comfy.Locale": ENGLISH,
     "Comfy.TutorialCompleted": True,  # else the first start opens the template browser
     "LiteGraph.Canvas.MinFontSizeForLOD": 0,  # draw texts also where they are small
     "Comfy.Minimap.Visible": False,
@@ -43,19 +44,27 @@ class FrontEnd:
 
     def __init__(self, page: Any, url: str) -> None:
         self.page, self.url = page, url
+        self._language = ""
 
-    def load_page(self, language: str = "") -> None:
-        """Load the page anew, in a language if one is given, and wait until its extensions are ready."""
-        if language:  # on the server: the page would load itself anew at a time of its own
+    def load_page(self, language: str = ENGLISH, all_templates: bool = False) -> None:
+        """Load the page anew in a language, and wait until its extensions are ready.
+
+        all_templates: the template browser lists all of ComfyUI's own templates, which takes half a minute to draw
+        without a GPU; by default one of each category.
+        """
+        if language != self._language:  # on the server: the page would load itself anew at a time of its own
             self.page.request.post(f"{self.url}/api/settings/Comfy.Locale", data=json.dumps(language))
-        self.page.route(TEMPLATES, _few_templates)
+        self._language = "" if all_templates else language
+        self.page.unroute_all()
+        if not all_templates:
+            self.page.route(TEMPLATES, _few_templates)
         self.page.goto(self.url)
         self.page.wait_for_function(js.READY)
         self.page.evaluate(js.STABLE)
 
     def start(self) -> None:
         """An empty graph in the only tab, no dialog, no panel, and the usual size and settings."""
-        if not self.page.url.startswith(self.url):
+        if self._language != ENGLISH:  # or never loaded, or with all templates
             self.load_page()
         self.page.set_viewport_size(VIEWPORT)
         self.settings(USUAL)
@@ -172,6 +181,10 @@ class FrontEnd:
         self.page.mouse.up()
         self.page.wait_for_function(js.LINKED, arg=ends)
 
+    def open_menu(self, title: str) -> None:
+        """Open the menu of a node with a click of the right button on its title."""
+        self.page.mouse.click(*self.page.evaluate(js.TITLE, title), button="right")
+
     def link(self, source: str, output: str, target: str, name: str) -> None:
         """Make the same link without the mouse."""
         self.page.evaluate(js.LINK, self.page.evaluate(js.ENDS, [source, output, target, name]))
@@ -266,10 +279,10 @@ class FrontEnd:
 
 
 def _few_templates(route: Any) -> None:
-    """Leave three of ComfyUI's own templates in each category: without a GPU, hundreds take half a minute to draw."""
+    """Leave one of ComfyUI's own templates in each category."""
     response = route.fetch()
     categories = response.json()
-    route.fulfill(response=response, json=[{**each, "templates": each["templates"][:3]} for each in categories])
+    route.fulfill(response=response, json=[{**each, "templates": each["templates"][:1]} for each in categories])
 
 
 @contextlib.contextmanager

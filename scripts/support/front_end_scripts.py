@@ -110,6 +110,12 @@ SOCKET = """([id, out, slot]) => {
     const box = app.canvas.canvas.getBoundingClientRect(), {scale, offset} = app.canvas.ds;
     return [(x + offset[0]) * scale + box.left, (y + offset[1]) * scale + box.top];
 }"""
+# Where on the screen the title of a node is, in the classic renderer.
+TITLE = """title => {
+    const {pos: [x, y]} = app.graph.nodes.find(node => node.title === title);
+    const box = app.canvas.canvas.getBoundingClientRect(), {scale, offset} = app.canvas.ds;
+    return [(x + 40 + offset[0]) * scale + box.left, (y - 15 + offset[1]) * scale + box.top];
+}"""
 # Ids and slots of a link by names: ([from, output, to, input]). A node is named by its title.
 ENDS = """([from, output, to, input]) => {
     const named = title => app.graph.nodes.find(n => n.title === title);

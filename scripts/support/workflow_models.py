@@ -1,4 +1,8 @@
-"""The models that the bundled workflows name, and where ComfyUI offers to download them from."""
+"""The models that the bundled workflows name, and where ComfyUI offers to download them from.
+
+The addresses are those of ComfyUI's own templates, but for two that no template has: ComfyUI's documentation links the
+repository of the ControlNet, and the LoRA is its authors' own file.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Fixtures: a ComfyUI server with the pack and small models, and Chromium with its front end."""
+"""Fixtures: a ComfyUI server with the registry's archive and small models, and Chromium with its front end."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from scripts.support.places import ROOT
 from scripts.support.server import ComfyServer, link
 from scripts.support.workflow_models import CONTROL_NET, LCM_LORA, SD15, SDXL
 
-from .prompts import SD3
+from ..archive import unpack
+from ..conftest import PACK_NAME, linked_packs
 
 MINI = "sd15-mini-full-vae"  # with an encoder, for image to image
 # Inductor starts ten processes to detect the CPU's vector instructions, which takes 15 s; skip that here.
@@ -32,12 +33,17 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.fixture(scope="session")
 def server(
-    make_server: Callable[..., ComfyServer], make_model: Callable[[str], str], comfyui_folder: Callable[[str], Path]
+    make_server: Callable[..., ComfyServer],
+    make_model: Callable[[str], str],
+    comfyui_folder: Callable[[str], Path],
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> ComfyServer:
-    """The target ComfyUI, whose models have the names of the bundled workflows and are small."""
+    """The target ComfyUI with the archive that users install, whose models have the names of the bundled workflows and
+    are small.
+    """
     mini, control = make_model(MINI), make_model("sd15-mini-controlnet")
-    make_model(SD3)
-    server = make_server(environment=ENVIRONMENT)
+    installed = unpack(tmp_path_factory.mktemp("archive") / PACK_NAME)
+    server = make_server(environment=ENVIRONMENT, packs={**linked_packs(), PACK_NAME: installed})
     settings = server.folder / "user" / "default" / "comfy.settings.json"
     settings.parent.mkdir(parents=True, exist_ok=True)
     settings.write_text(json.dumps(front_end.USUAL), "utf-8")

@@ -1,35 +1,36 @@
-"""Prompts of a tiny SD3, as the front end loads them: node ids are numbers, and nodes have titles."""
+"""Prompts of a small SD1.5, as the front end loads them: node ids are numbers, and nodes have titles."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from scripts.support.models import file_name
+from scripts.support.workflow_models import SD15
 
 from ..comfy.rig import node
 
-SD3 = "sd3-tiny"  # two blocks, so there is little to compile
+# Compiling all of a model takes a minute. These leave two regions, which take seconds.
+LEFT_OUT = "ResBlock, BasicTransformerBlock, SpatialTransformer.exit"
 
 
 def stock(seed: int = 1, width: int = 144, height: int = 112) -> dict[str, Any]:
     """Text to image with ComfyUI's own nodes."""
-    text = {"tokens": 77, "width": 4096, "pooled_width": 2048, "batch": 1}
+    text = {"tokens": 77, "width": 768, "pooled_width": 768, "batch": 1}
     sampling = {"seed": seed, "steps": 2, "cfg": 5.0, "sampler_name": "euler", "scheduler": "normal", "denoise": 1.0}
     links = {"model": ["1", 0], "positive": ["2", 0], "negative": ["3", 0], "latent_image": ["4", 0]}
     return {
-        "1": node("CheckpointLoaderSimple", ckpt_name=file_name(SD3)),
+        "1": node("CheckpointLoaderSimple", ckpt_name=SD15),
         "2": node("ResoluteTestConditioning", seed=11, **text),
         "3": node("ResoluteTestConditioning", seed=12, **text),
-        "4": node("EmptySD3LatentImage", width=width, height=height, batch_size=1),
+        "4": node("EmptyLatentImage", width=width, height=height, batch_size=1),
         "5": node("KSampler", **links, **sampling),
         "6": node("VAEDecode", samples=["5", 0], vae=["1", 2]),
-        "7": node("SaveImage", images=["6", 0], filename_prefix="tiny"),
+        "7": node("SaveImage", images=["6", 0], filename_prefix="small"),
     }
 
 
 def compiled(**options: int) -> dict[str, Any]:
     """The same with Compile Model."""
     prompt = stock(**options)
-    prompt["8"] = node("ResoluteCompileModel", model=["1", 0], backend="auto", batching="auto", leave_out="")
+    prompt["8"] = node("ResoluteCompileModel", model=["1", 0], backend="auto", batching="auto", leave_out=LEFT_OUT)
     prompt["5"]["inputs"]["model"] = ["8", 0]
     return prompt

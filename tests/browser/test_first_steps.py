@@ -10,7 +10,7 @@ import pytest
 
 from scripts.support.front_end import FrontEnd
 
-from .prompts import stock
+from .prompts import LEFT_OUT, stock
 
 pytestmark = pytest.mark.browser
 
@@ -25,8 +25,20 @@ class Steps:
         self.lines.append(f"{time.perf_counter() - self.begun:6.1f} s  {len(self.lines) + 1}. {what}")
 
 
-def test_a_user_speeds_up_a_workflow_in_five_steps(page: FrontEnd, screenshots: Path) -> None:
+@pytest.mark.parametrize(
+    ("vue", "leave_out"),
+    [
+        pytest.param(False, LEFT_OUT, id="classic"),
+        pytest.param(True, LEFT_OUT, id="nodes2"),
+        pytest.param(False, "", id="no-setting-changed", marks=pytest.mark.long),
+    ],
+)
+def test_a_user_speeds_up_a_workflow_in_five_steps(
+    page: FrontEnd, screenshots: Path, vue: bool, leave_out: str
+) -> None:
+    suffix = "-nodes2" if vue else "" if leave_out else "-all"
     page.load_prompt(stock(width=144, height=112))
+    page.renderer(vue)
     page.fit_view()
     steps = Steps()
     page.add_by_search("faster", "Compile Model")
@@ -34,28 +46,39 @@ def test_a_user_speeds_up_a_workflow_in_five_steps(page: FrontEnd, screenshots: 
     page.connect("Load Checkpoint", "MODEL", "Compile Model", "model")
     page.connect("Compile Model", "MODEL", "KSampler", "model")
     steps.did("put it between Load Checkpoint and KSampler")
+    page.widgets({"ResoluteCompileModel.leave_out": leave_out})
 
-    page.queue()
-    page.page.wait_for_function("() => window.resoluteTexts.some(t => /^compiling \\d of/.test(t))")
-    assert "compiling" in page.page.locator(".resolute-badge").inner_text()
-    page.page.screenshot(path=screenshots / "compiling.png")
-    page.cancel()
-    assert page.wait()["name"] == "execution_interrupted"
-    texts = page.progress_texts()
-    assert any(re.fullmatch(r"compiling \d+ of \d+, \d+ s", text) for text in texts), texts
-    assert any(re.fullmatch(r"stops after this region; \d+ of \d+ are kept", text) for text in texts), texts
-    steps.did("pressed Run, and then Cancel while it compiled")
+    if not vue:  # there, everything is compiled by now
+        cancel_while_it_compiles(page, screenshots / f"compiling{suffix}.png")
+        steps.did("pressed Run, and then Cancel while it compiled")
 
     page.queue()
     assert page.wait()["name"] == "execution_success"
-    assert re.match(r"144x112: compiled \d regions? in .* s/step", page.texts()["Compile Model"])
+    result = r"nothing compiled, .*/step" if vue else r"compiled \d regions? in .* s/step"
+    assert re.match(rf"144x112: {result}", page.texts()["Compile Model"])
     assert page.pictures() == {"Save Image": 1}
     steps.did("pressed Run again: the picture")
 
-    page.widgets({"EmptySD3LatentImage.width": 128})
+    page.widgets({"EmptyLatentImage.width": 128})
     page.queue()
     assert page.wait()["name"] == "execution_success"
-    assert re.fullmatch(r"128x112: nothing compiled, .*/step", page.texts()["Compile Model"])
+    assert re.match(r"128x112: nothing compiled, .*/step", page.texts()["Compile Model"])
     steps.did("changed the width, pressed Run: nothing compiled")
-    page.page.screenshot(path=screenshots / "first-steps.png")
-    (screenshots / "first-steps.txt").write_text("\n".join(steps.lines) + "\n", "utf-8")
+    page.page.screenshot(path=screenshots / f"first-steps{suffix}.png")
+    (screenshots / f"first-steps{suffix}.txt").write_text("\n".join(steps.lines) + "\n", "utf-8")
+    assert page.overlaps() == []
+    assert page.cut_texts() == []
+
+
+def cancel_while_it_compiles(page: FrontEnd, screenshot: Path) -> None:
+    page.queue()
+    page.page.wait_for_function("() => window.resoluteTexts.some(t => /^compiling \\d of/.test(t))")
+    assert "compiling" in page.page.locator(".resolute-badge").inner_text()
+    page.page.screenshot(path=screenshot)
+    page.cancel()
+    assert page.wait()["name"] == "execution_interrupted"
+    texts = page.progress_texts()
+    assert any(re.fullmatch(r"compiling 1 of \d+, \d+ s", text) for text in texts), texts
+    assert any(re.fullmatch(r"stops after this region; 0 of \d+ are kept", text) for text in texts), texts
+    totals = {total for text in texts for total in re.findall(r" of (\d+)", text)}
+    assert len(totals) == 1, texts  # the total is right from the start

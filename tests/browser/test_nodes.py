@@ -77,7 +77,6 @@ ALIASES = {
     "faster": "Compile Model",
     "why slow": "Graph Cache Report",
 }
-LANGUAGES = {"zh": "编译模型", "zh-TW": "編譯模型", "ja": "モデルをコンパイル"}
 MOVE = """places => { for (const node of app.graph.nodes) if (places[node.title]) node.pos = places[node.title];
     app.canvas.deselectAll(); app.canvas.setDirty(true, true); }"""  # the toolbox of a selected node covers the canvas
 # The whole graph in the upper left part of the window.
@@ -109,6 +108,7 @@ def stock_part() -> dict[str, Any]:
     }
 
 
+@pytest.mark.long
 def test_each_node_is_found_connected_and_shows_its_result_in_both_renderers(page: FrontEnd, screenshots: Path) -> None:
     page.load_prompt(stock_part())
     page.page.evaluate(MOVE, STOCK_AT)
@@ -145,18 +145,3 @@ def test_a_search_for_what_people_want_finds_the_node(page: FrontEnd) -> None:
     for words, title in ALIASES.items():
         page.search(words, title)
         page.close_dialogs()
-
-
-def test_names_and_the_panel_are_in_the_language_of_the_settings(page: FrontEnd, screenshots: Path) -> None:
-    try:
-        for language, title in LANGUAGES.items():
-            page.load_page(language)
-            page.place(["ResoluteCompileModel", "ResoluteReport"])
-            page.open_panel()
-            page.fit_view()
-            page.page.screenshot(path=screenshots / f"language-{language}.png")
-            assert title in page.titles()
-            assert "Warm up" not in page.page.locator(".resolute-panel").inner_text()
-            assert page.cut_texts() == []
-    finally:
-        page.load_page("en")

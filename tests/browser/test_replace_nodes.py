@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from scripts.support.build_workflows import SD15
 from scripts.support.front_end import FrontEnd
+
+from ..comfy.rig import node
+from .prompts import stock
 
 pytestmark = pytest.mark.browser
 
@@ -107,3 +111,38 @@ def test_a_click_replaces_a_node_and_keeps_its_links(opened: FrontEnd) -> None:
     assert by_type["ResoluteCompileModel"][1]["model"] == [loader, 0]
     assert by_type["ResoluteCompileVAEDecode"][1]["vae"] == [loader, 2]
     assert by_type["KSampler"][1]["model"] == [by_type["ResoluteCompileModel"][0], 0]
+
+
+def onediff_prompt() -> dict[str, Any]:
+    """Text to image as OneDiff's users built it, with a node that has nothing to do any more."""
+    prompt = stock()
+    prompt["1"] = node("OneDiffCheckpointLoaderSimple", ckpt_name=SD15, vae_speedup="disable")
+    prompt["8"] = node("ModelSpeedup", model=["1", 0], inplace=False)
+    prompt["9"] = node("BatchSizePatcher", model=["8", 0])
+    prompt["5"]["inputs"]["model"] = ["9", 0]
+    return prompt
+
+
+@pytest.mark.long
+def test_a_workflow_of_onediff_runs_says_what_it_became_and_is_replaced_with_a_click(
+    page: FrontEnd, screenshots: Path
+) -> None:
+    page.load_prompt(onediff_prompt())
+    page.fit_view()
+    page.queue()
+    assert page.wait()["name"] == "execution_success"
+    texts = page.texts()
+    assert texts["Model Speedup → Compile Model"].startswith("144x112: ")
+    assert "every batch size runs" in texts["Batch Size Patcher (no longer needed)"]
+    page.page.screenshot(path=screenshots / "onediff.png")
+    assert page.cut_texts() == []
+
+    page.open_menu("Model Speedup → Compile Model")
+    page.page.get_by_text("Replace with Compile Model").click()
+    page.page.wait_for_function("() => app.graph.nodes.some(node => node.type === 'ResoluteCompileModel')")
+    page.stable()
+    page.page.screenshot(path=screenshots / "onediff-replaced.png")
+    page.widgets({"EmptyLatentImage.width": 128})
+    page.queue()
+    assert page.wait()["name"] == "execution_success"
+    assert page.texts()["Compile Model"].startswith("128x112: nothing compiled")

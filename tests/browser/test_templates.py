@@ -31,7 +31,13 @@ SMALL = {
 RESULT = "72x64: "
 
 
-@pytest.fixture(params=sorted(GRAPHS))
+# Of the rest, scripts/test --browser --long opens each too: they take ten to twenty seconds.
+SHORT = ("compare_with_stock", "sd15_text_to_image")
+
+
+@pytest.fixture(
+    params=[name if name in SHORT else pytest.param(name, marks=pytest.mark.long) for name in sorted(GRAPHS)]
+)
 def graph(request: pytest.FixtureRequest) -> Graph:
     """Each bundled workflow."""
     return GRAPHS[request.param]
@@ -62,13 +68,16 @@ def test_a_template_opens_runs_and_nothing_overlaps(page: FrontEnd, graph: Graph
         assert page.cut_texts() == []
 
 
-def test_the_template_browser_finds_our_workflows(page: FrontEnd, screenshots: Path) -> None:
-    page.browse_templates()
+@pytest.mark.long
+def test_a_search_among_all_templates_finds_ours(browser: FrontEnd, screenshots: Path) -> None:
+    browser.load_page(all_templates=True)
+    browser.browse_templates()
     for words in ("resolute", "compile"):
-        page.page.locator("[role=dialog] input").first.fill(words)
+        browser.page.locator("[role=dialog] input").first.fill(words)
         for graph in GRAPHS.values():
-            page.page.wait_for_selector(f"[data-testid=template-workflow-{graph.template}]")
-        page.page.screenshot(path=screenshots / f"templates-{words}.png")
+            browser.page.wait_for_selector(f"[data-testid=template-workflow-{graph.template}]")
+        browser.stable()
+        browser.page.screenshot(path=screenshots / f"templates-{words}.png")
 
 
 def test_a_dropped_file_opens_as_well(page: FrontEnd) -> None:

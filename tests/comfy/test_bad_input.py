@@ -71,6 +71,32 @@ def test_a_size_off_the_multiple_names_the_multiple(
     assert nearest in message, message
 
 
+IMAGES = {"image_a": ["picture", 0], "image_b": ["picture", 0], "max_error": 255.0, "min_psnr": 0.0}
+STEP_CACHE = {"model": ["model", 0], "interval": 2, "depth": 0, "start_percent": 0.0, "end_percent": 1.0}
+SIZES = {"model": ["model", 0], "sizes": "64x64", "batch_sizes": "1", "prompt_chunks": "1", "cfg": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("kind", "inputs", "name"),
+    [
+        ("ResoluteCompareImages", IMAGES, "max_error"),
+        ("ResoluteCompareImages", IMAGES, "min_psnr"),
+        ("ResoluteWarmUp", SIZES, "cfg"),
+        ("ResoluteDeepCache", STEP_CACHE, "start_percent"),
+    ],
+)
+def test_nan_in_an_input_is_refused_with_its_name(
+    bench: Bench, tiny_prompt: Any, kind: str, inputs: dict[str, Any], name: str
+) -> None:
+    prompt = {
+        "model": tiny_prompt()["model"],
+        "picture": node("EmptyImage", width=64, height=64, batch_size=1, color=0),
+        "checked": node(kind, **{**inputs, name: float("nan")}),
+        "shown": node("PreviewAny", source=["checked", 0]),
+    }
+    assert f"{name} is nan, which is not a number. Type a number." in failure_of(bench, prompt)
+
+
 @pytest.mark.parametrize("used", [True, False], ids=["used", "not used"])
 def test_a_checkpoint_without_a_vae_fails_only_where_the_vae_is_used(
     bench: Bench, tiny_prompt: Any, seed: int, used: bool

@@ -188,7 +188,7 @@ class TestReport:
         "evictions",
         "stall_seconds",
     }
-    ENTRY = {"model", "role", "latent_shape", "signature", "state", "bytes", "hits"}
+    ENTRY = {"model", "role", "latent_shape", "size", "signature", "state", "bytes", "hits"}
 
     def test_it_holds_what_the_http_interface_promises(self, cache: Any, program: Any, module: Any) -> None:
         for _ in range(3):

@@ -55,6 +55,20 @@ def test_another_process_reads_equal_keys_with_the_last_used_one_at_the_end(fold
     assert found[0].seconds == 0.2
 
 
+def test_what_a_graph_computes_for_the_user_is_kept_and_may_be_missing(folder: Path) -> None:
+    history = ShapeHistory(folder)
+    history.set_size(key(8), "64x64, batch 2")
+    history.record(key(8), Regions([]))
+    history.record(key(16), Regions([]))
+    (file,) = folder.iterdir()
+    assert [each.size for each in ShapeHistory(folder).of_model(MODEL)] == ["64x64, batch 2", ""]
+    stored = json.loads(file.read_text("utf-8"))
+    for graph in stored["graphs"]:
+        del graph["size"]  # as earlier versions wrote it
+    file.write_text(json.dumps(stored), "utf-8")
+    assert [each.size for each in ShapeHistory(folder).of_model(MODEL)] == ["", ""]
+
+
 def test_models_are_listed_by_name_with_the_last_used_one_first(folder: Path) -> None:
     memory = ShapeHistory(folder)
     memory.set_name(MODEL, "SDXL")

@@ -165,7 +165,7 @@ class InductorProgram(Program):
             return
         try:
             hooks = self._build_hooks(self._regions.run, self._bypass)
-            self._regions.survey(site for hook in hooks for site in hook.sites)
+            self._regions.survey(hooks)
         except Exception as error:
             logger.warning("Resolute: the blocks of the model cannot be read; it runs as it is", exc_info=error)
             self._bypass(BypassReason(BypassCode.NO_REGIONS, f"its blocks cannot be read: {first_line(error)}"))

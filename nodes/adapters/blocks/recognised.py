@@ -54,9 +54,10 @@ def hooks(module: torch.nn.Module, run: RegionRunner, bypass: Bypass) -> list[Ho
         if why is not None:
             bypass(why)
         else:
-            forward = RecognisedBlock(name, block, run, bypass, structures.of(block))
+            structure = structures.of(block)
+            forward = RecognisedBlock(name, block, run, bypass, structure)
             origin = "catalogued" if is_catalogued(type(block)) else "recognised"
-            found.append(Hook(block, forward, label=(type(block).__name__, name), origin=origin))
+            found.append(Hook(block, forward, (), (type(block).__name__, name), origin, structure))
     return found
 
 

@@ -21,9 +21,21 @@ def with_node_id() -> dict[str, Any]:
 
 def search_aliases(*words: str) -> dict[str, Any]:
     """Words by which ComfyUI's search finds a node beside its name, as an argument for its schema (absent in 0.8)."""
+    return _if_known("search_aliases", list(words))
+
+
+def shows_cached_text() -> dict[str, Any]:
+    """For a node that is no output node and shows a text: ComfyUI then sends the text again when it skips the node,
+    as an argument for its schema (absent in 0.8).
+    """
+    return _if_known("has_intermediate_output", True)
+
+
+def _if_known(argument: str, value: Any) -> dict[str, Any]:
+    """An argument of io.Schema, where this version has it."""
     from comfy_api.latest import io  # only node classes ask; the rest of this file serves without a server
 
-    return {"search_aliases": list(words)} if "search_aliases" in inspect.signature(io.Schema).parameters else {}
+    return {argument: value} if argument in inspect.signature(io.Schema).parameters else {}
 
 
 def is_dynamic(patcher: Any) -> bool:

@@ -38,6 +38,7 @@ class CallDescription:
     values: list[Component] = field(default_factory=list)
     blocker: BypassReason | None = None
     method: Method | None = None  # see Call
+    conds: int = 0  # how many conditionings share the batch, under CFG two; 0 if the caller does not say
 
     def quick_key(self) -> tuple[Any, ...]:
         """Cheaper to make and to compare than the signature. Equal quick keys have equal signatures."""
@@ -82,6 +83,7 @@ class CallDescription:
     def add_options(self, options: Mapping[str, Any], module: torch.nn.Module) -> None:
         """Refuse a capture for anything in transformer_options that could change what `module` computes."""
         kind = type(module)
+        self.conds = len(options.get(_COND_ORDER) or ())
         if _COND_ORDER in options and (kind.__module__ == _READS_COND_ORDER or origin(kind) != "comfy"):
             self.values.append((_COND_ORDER, tuple(options[_COND_ORDER])))
         for name in _PATCHES:

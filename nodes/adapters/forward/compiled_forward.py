@@ -17,6 +17,7 @@ from ..comfyui import core_compiler
 from ..comfyui.compile_progress import CompileProgress
 from ..comfyui.module_attributes import RULES
 from ..process import runtime
+from ..restart import shape_status
 from ..weights.paged_weights import PagedWeights
 from ..weights.streamed_blocks import streamed
 from .call_description import CallDescription
@@ -62,7 +63,7 @@ class CompiledForward(ForwardPatch):
         build_hooks = _hook_builder(module, families, runtime.record_of(module).weights.paged)
         self._build_hooks = build_hooks
         label = label or type(module).__name__
-        self.runner = ModuleRunner(module, backend, role, build_hooks, progress, label, left_out)
+        self.runner = ModuleRunner(module, backend, role, build_hooks, progress, label, left_out, cell)
         self._pass_runners: dict[Role, ModuleRunner] = {}
         self._log = SessionLog(progress, role, label, cell, runtime.record_of(module).structure)
         self.watch = CallWatch()
@@ -70,13 +71,24 @@ class CompiledForward(ForwardPatch):
         self._inspect_every_call = role is Role.VAE_DECODE
         self._inspect_next_call = True
 
-    def expect_regions(self) -> None:
-        """Count the distinct regions of the module, for the progress of all compile nodes of the prompt."""
+    def expect_regions(self, backend: str) -> None:
+        """Count the regions that the module has to compile, for the progress of all compile nodes of the prompt.
+
+        backend: the name of the one that will run it. Regions that are in memory or on disk already do not count.
+        """
         memo: Memo = {}
         hooks = self._build_hooks(_run_nothing, lambda reason: None)
         sites = [site for hook in hooks for site in hook.sites]
         kinds = {(site.kind, structure_digest(site.module, memo, site.without, rules=RULES)) for site in sites}
-        self.runner.progress.expect(len(kinds))
+        kinds |= {(hook.label[0], hook.structure) for hook in hooks if hook.label is not None}
+        self.runner.progress.expect(max(len(kinds) - self._ready_regions(backend), 0))
+
+    def _ready_regions(self, backend: str) -> int:
+        module, cache = self.module, runtime.cache()
+        program = runtime.record_of(module).programs.get((backend, self.runner.left_out))
+        compiled = program.regions[0] if program is not None else 0
+        model = runtime.fingerprint_of(module).digest
+        return max(compiled, len(shape_status.ready(model, backend, cache, runtime.device())))
 
     def _rebuilt(self, module: torch.nn.Module, inner: Any) -> CompiledForward:
         return CompiledForward(module, inner, *self._settings)

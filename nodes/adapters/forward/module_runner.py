@@ -14,6 +14,7 @@ from ....compile_cache.compute_state import compute_state, intercepting_mode
 from ....compile_cache.errors import BypassCode, BypassReason
 from ....compile_cache.keys import GraphKey, Role
 from ....compile_cache.regions.region import HookBuilder
+from ....compile_cache.run_summary import size_text
 from ..comfyui import core_compiler
 from ..comfyui.compile_progress import CompileProgress
 from ..process import runtime
@@ -41,8 +42,12 @@ class ModuleRunner:
         progress: CompileProgress,
         label: str,
         left_out: tuple[str, ...] = (),
+        cell: int = 8,
     ) -> None:
-        """label: the model's name in logs and reports. left_out: names of blocks that `build_hooks` omits."""
+        """label: the model's name in logs and reports. left_out: names of blocks that `build_hooks` omits.
+
+        cell: pixels to a side of a latent cell.
+        """
         self.progress = progress
         record = runtime.record_of(module)
         self.owner = record.owner
@@ -53,14 +58,14 @@ class ModuleRunner:
         self._build_hooks = build_hooks
         self._label = label
         self.left_out = left_out
+        self._cell = cell
         self._programs: dict[str, tuple[Program, str]] = {}
         self._keys: dict[tuple[Any, ...], GraphKey] = {}  # by quick key: one object per key, found by identity
 
     def for_role(self, role: Role) -> ModuleRunner:
         """A runner of the same module in another role; both share one program."""
-        return ModuleRunner(
-            self._loaded_module(), self._backend, role, self._build_hooks, self.progress, self._label, self.left_out
-        )
+        module, settings = self._loaded_module(), (self._label, self.left_out, self._cell)
+        return ModuleRunner(module, self._backend, role, self._build_hooks, self.progress, *settings)
 
     def program(self, device: str) -> tuple[Program, str]:
         """The program for a type of device and the name of its backend."""
@@ -134,7 +139,20 @@ class ModuleRunner:
                 self._keys.clear()
             runtime.cache().shapes.set_name(model, self._label)
             key = self._keys[quick_key] = GraphKey(description.signature(), self._role, model, backend)
+            runtime.cache().shapes.set_size(key, self._size(description))
         return key
+
+    def _size(self, description: CallDescription) -> str:
+        """What a call computes for the user: CFG doubles the batch, and a ControlNet's call does not say so."""
+        shape = description.tensors[0].shape
+        if len(shape) < 4:  # sound: it has no pixels
+            return ""
+        batch, *_, height, width = shape
+        if self._role is Role.CONTROLNET:
+            batch = 1
+        elif description.conds and batch % description.conds == 0:
+            batch //= description.conds
+        return size_text(self._cell * width, self._cell * height, batch)
 
 
 def _forward_bypass() -> BypassReason | None:

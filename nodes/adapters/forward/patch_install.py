@@ -40,8 +40,9 @@ def install_compiled_forward(
     forward = CompiledForward(module, inner, backend, role, families, node_id, label, left_out, cell)
     install_patch(patcher, name, forward)
     preload.load_first(module)
-    if registry.resolve(backend, patcher.load_device.type)[1].compiles:
-        forward.expect_regions()
+    chosen, capabilities, _ = registry.resolve(backend, patcher.load_device.type)
+    if capabilities.compiles:
+        forward.expect_regions(chosen.name)
 
 
 def install_patch(patcher: Any, name: str, patch: ForwardPatch) -> None:

@@ -28,10 +28,10 @@ def report() -> dict[str, Any]:
         }
         for (owner, backend, left_out), program in programs.items()
     ]
+    models = shape_status.models(cache, runtime.device())  # opens the store, also before any model is loaded
     stored: dict[str, int] = {}
-    for name in {backend for _, backend, _ in programs}:
+    for name in registry.NAMES:
         stored |= registry.get(name).stored()
-    models = shape_status.models(cache, runtime.device())
     return {**cache.report(), "modules": modules, "store": stored, "models": models}
 
 

@@ -14,6 +14,14 @@ _RUNS_IN_REPORT = 20
 _WIDTH = 880
 _ROW = 44
 _FONT_SIZE = 24
+_BARS_END = 720
+_ROLES = {
+    "unet": "sampling",
+    "vae_decode": "decoding",
+    "controlnet": "ControlNet",
+    "deepcache_full": "full steps",
+    "deepcache_fast": "fast steps",
+}
 _INK, _PAPER, _BAR, _FAINT = "#222222", "#ffffff", "#3b7dd8", "#888888"
 
 
@@ -37,9 +45,9 @@ def table(data: dict[str, Any]) -> str:
     if left_out:
         lines.append(f"left out of compiling: {', '.join(left_out)}")
     if data["entries"]:
-        lines += ["", f"{'latent shape':<20}{'role':<12}{'backend':<11}{'hits':>6}{'MiB':>8}"]
+        lines += ["", f"{'size':<22}{'role':<15}{'backend':<11}{'hits':>6}{'MiB':>8}"]
     lines += [
-        f"{_shape(entry):<20}{entry['role']:<12}{entry['backend']:<11}{entry['hits']:>6}{entry['bytes'] / 2**20:>8.1f}"
+        f"{_size(entry):<22}{entry['role']:<15}{entry['backend']:<11}{entry['hits']:>6}{entry['bytes'] / 2**20:>8.1f}"
         for entry in data["entries"]
     ]
     return "\n".join(lines)
@@ -66,12 +74,13 @@ def chart(data: dict[str, Any]) -> torch.Tensor:
     for row, line in enumerate(lines):
         draw.text((20, 20 + row * _ROW), line, fill=_INK if row == 0 else _FAINT, font=font)
     top = _ROW * (len(lines) + 0.5)
+    left = 40 + max((draw.textlength(name, font=font) for name, _, _ in bars), default=0.0)
     most = max((value for _, value, _ in bars), default=0) or 1
     for row, (name, value, text) in enumerate(bars):
         y = top + row * _ROW
         draw.text((20, y + 6), name, fill=_INK, font=font)
-        draw.rectangle((360, y + 8, 360 + max(int(360 * value / most), 2), y + _ROW - 8), fill=_BAR)
-        draw.text((736, y + 6), text, fill=_FAINT, font=font)
+        draw.rectangle((left, y + 8, left + max((_BARS_END - left) * value / most, 2), y + _ROW - 8), fill=_BAR)
+        draw.text((_BARS_END + 16, y + 6), text, fill=_FAINT, font=font)
     return torch.from_numpy(np.asarray(picture, dtype=np.float32) / 255.0)[None]
 
 
@@ -90,16 +99,15 @@ def _headline(data: dict[str, Any]) -> list[str]:
 def _bars(data: dict[str, Any]) -> list[tuple[str, int, str]]:
     """Name, value and text of each bar: the captures, or without any (on the CPU) how the calls were answered."""
     if data["entries"]:
-        return [(f"{_pixels(entry)}  {entry['role']}", entry["hits"], f"{entry['hits']}x") for entry in data["entries"]]
+        return [
+            (f"{_size(entry)}  {_ROLES.get(entry['role'], entry['role'])}", entry["hits"], f"{entry['hits']}x")
+            for entry in data["entries"]
+        ]
     counters = data["counters"]
     calls = {"replays": "replays", "compiled calls": "graph_calls", "uncompiled calls": "eager_calls"}
     return [(name, counters[key], str(counters[key])) for name, key in calls.items()]
 
 
-def _pixels(entry: dict[str, Any]) -> str:
-    height, width = entry["latent_shape"][-2:]
-    return f"{8 * width}x{8 * height}"
-
-
-def _shape(entry: dict[str, Any]) -> str:
-    return "x".join(map(str, entry["latent_shape"]))
+def _size(entry: dict[str, Any]) -> str:
+    """As the node shows it: "1024x1024, batch 2"; the latent's shape where the size is not known."""
+    return str(entry["size"] or "x".join(map(str, entry["latent_shape"])))

@@ -32,8 +32,19 @@ def on_disk(model: str, backend: str, cache: GraphCache, device: torch.device) -
 
     model: ModelFingerprint.digest.
     """
+    return frozenset[str]().union(*(found.on_disk for found in _of_model(model, backend, cache, device)))
+
+
+def ready(model: str, backend: str, cache: GraphCache, device: torch.device) -> frozenset[str]:
+    """Keys of the regions that a model ran on a backend before, and that need no compile: in memory or on disk."""
+    return frozenset[str]().union(
+        *(found.in_memory | found.on_disk for found in _of_model(model, backend, cache, device))
+    )
+
+
+def _of_model(model: str, backend: str, cache: GraphCache, device: torch.device) -> Iterable[Located]:
     graphs = [graph for graph in cache.shapes.of_model(model) if graph.key.backend == backend]
-    return frozenset[str]().union(*(found.on_disk for found in locate(graphs, cache, device).values()))
+    return locate(graphs, cache, device).values()
 
 
 def models(cache: GraphCache, device: torch.device) -> list[dict[str, Any]]:
@@ -48,6 +59,7 @@ def models(cache: GraphCache, device: torch.device) -> list[dict[str, Any]]:
             shapes.append(
                 {
                     **graph.key.plain(),
+                    "size": cache.shapes.size_of(graph.key) or graph.size,
                     "state": MEMORY if entry else _state(graph, located, device),
                     "bytes": entry.bytes if entry else 0,
                     "hits": entry.hits if entry else 0,

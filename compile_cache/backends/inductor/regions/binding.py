@@ -19,7 +19,7 @@ from ....module_rules import ModuleRules
 from ....out_of_memory import is_out_of_memory
 from ....regions.code_reach import CodeReach, ReachCache
 from ....regions.foreign_code import ForeignCode
-from ....regions.region import Progress, RegionSite, SilentProgress
+from ....regions.region import Hook, Progress, RegionSite, SilentProgress
 from ....regions.structure import Memo, parts, structure_digest
 from ....stats import Stats
 from ....store.artifact_store import ArtifactStore
@@ -81,6 +81,7 @@ class RegionBinding:
         self._memo: Memo = {}
         self._foreign_code = ForeignCode()
         self._distinct: set[tuple[str, str]] = set()
+        self._expected = 0  # regions of hooks that make their sites while they run
         self._regions: dict[int, Region] = {}
         self._progress: Progress = SilentProgress()
         self.was_reached = False  # the current call came to a region, with or without compiled code
@@ -90,8 +91,9 @@ class RegionBinding:
         self._stores: dict[torch.device, ArtifactStore | None] = {}
         self._failed: dict[tuple[str, Shapes], BypassReason] = {}
 
-    def survey(self, sites: Iterable[RegionSite]) -> None:
-        """Read the structure of each site and find its weights. Nothing is compiled. Other sites are read at first use.
+    def survey(self, hooks: Iterable[Hook]) -> None:
+        """Read the structure of each known site and find its weights. Nothing is compiled. Other sites are read at
+        first use; until then, each structure of their hooks counts as one region.
 
         Repeat it when anything about the module changed (when its weights epoch changed).
         """
@@ -99,8 +101,11 @@ class RegionBinding:
         self._distinct.clear()
         self._regions.clear()
         self._memo, self._foreign_code = {}, ForeignCode()
-        for site in sites:
-            self._bind(site)
+        hooks = list(hooks)
+        self._expected = len({(hook.label[0], hook.structure) for hook in hooks if hook.label is not None})
+        for hook in hooks:
+            for site in hook.sites:
+                self._bind(site)
 
     def _bind(self, site: RegionSite, is_hooked: bool = False) -> _BoundSite:
         """is_hooked: our hook is on the module now, and torch's hooks run around it."""
@@ -152,7 +157,7 @@ class RegionBinding:
     def compiled_count(self) -> tuple[int, int]:
         """(compiled, distinct) regions of this module. May be read from any thread while a call adds regions."""
         done = sum(bool(region.compiled) for region in list(self._regions.values()))
-        return done, max(len(self._distinct), done)
+        return done, max(len(self._distinct), done, self._expected)
 
     @property
     def keys(self) -> frozenset[str]:
