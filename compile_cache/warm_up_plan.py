@@ -116,9 +116,11 @@ def _entries(name: str, text: str, example: str) -> list[str]:
 def table(outcomes: Iterable[Outcome]) -> str:
     """One line per item, and a summary."""
     rows = list(outcomes)
-    lines = [f"{'shape':<28}{'what':<8}{'state':<9}{'seconds':>8}{'MiB':>8}  detail"]
+    wide = 2 + max([5, *(len(row.item) for row in rows)])  # as narrow as it can be: the node shows it
+    lines = [f"{'shape':<{wide}}{'what':<7}{'state':<8}{'seconds':>8}{'MiB':>7}  detail"]
     lines += [
-        f"{row.item:<28}{row.what:<8}{row.state:<9}{row.seconds:>8.2f}{row.bytes / 2**20:>8.1f}  {row.detail}".rstrip()
+        f"{row.item:<{wide}}{row.what:<7}{row.state:<8}{row.seconds:>8.2f}{row.bytes / 2**20:>7.1f}  "
+        f"{row.detail}".rstrip()
         for row in rows
     ]
     counts = {state: sum(row.state == state for row in rows) for state in STATES}

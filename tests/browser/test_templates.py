@@ -16,6 +16,7 @@ from scripts.support.workflow_nodes import FRONT_END_ONLY, NODE_TYPES, OURS
 
 pytestmark = pytest.mark.browser
 PACK = "resolute"
+TEMPLATES = sorted(path.stem for path in FOLDER.glob("*.json"))
 GRAPHS = {graph.name: graph for graph in (build() for build in WORKFLOWS)}
 # Small and quick on a CPU. Compiled, the same prompts run in tests/comfy/test_workflows.py.
 SMALL = {
@@ -69,13 +70,28 @@ def test_a_template_opens_runs_and_nothing_overlaps(page: FrontEnd, graph: Graph
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("name", sorted(set(TEMPLATES) - {graph.template for graph in GRAPHS.values()}))
+def test_a_template_of_a_large_family_opens_and_nothing_overlaps(page: FrontEnd, screenshots: Path, name: str) -> None:
+    """It is not run: its models are not here."""
+    saved = json.loads((FOLDER / f"{name}.json").read_text("utf-8"))
+    page.open_template(name, PACK, len(saved["nodes"]))
+    assert page.unknown_types() == []
+    for vue in (False, True):
+        page.renderer(vue)
+        page.fit_view()
+        page.page.screenshot(path=screenshots / f"{name}{'-nodes2' if vue else ''}.png")
+        assert page.overlaps() == []
+        assert page.cut_texts() == []
+
+
+@pytest.mark.long
 def test_a_search_among_all_templates_finds_ours(browser: FrontEnd, screenshots: Path) -> None:
     browser.load_page(all_templates=True)
     browser.browse_templates()
     for words in ("resolute", "compile"):
         browser.page.locator("[role=dialog] input").first.fill(words)
-        for graph in GRAPHS.values():
-            browser.page.wait_for_selector(f"[data-testid=template-workflow-{graph.template}]")
+        for name in TEMPLATES:
+            browser.page.wait_for_selector(f"[data-testid=template-workflow-{name}]")
         browser.stable()
         browser.page.screenshot(path=screenshots / f"templates-{words}.png")
 
@@ -97,10 +113,10 @@ def test_a_missing_node_is_detected(page: FrontEnd) -> None:
 
 def test_the_template_browser_lists_each_workflow_with_a_thumbnail(server: ComfyServer) -> None:
     listed = server.client.get("/api/workflow_templates")
-    assert sorted(listed[PACK]) == sorted(graph.template for graph in GRAPHS.values())
-    for graph in GRAPHS.values():
-        thumbnail = server.client.raw(f"/api/workflow_templates/{PACK}/{graph.template}.jpg")
-        assert thumbnail == (FOLDER / f"{graph.template}.jpg").read_bytes()
+    assert sorted(listed[PACK]) == TEMPLATES
+    for name in TEMPLATES:
+        thumbnail = server.client.raw(f"/api/workflow_templates/{PACK}/{name}.jpg")
+        assert thumbnail == (FOLDER / f"{name}.jpg").read_bytes()
 
 
 @pytest.mark.parametrize("node_type", OURS, ids=lambda node_type: node_type.id)

@@ -45,11 +45,13 @@ def table(data: dict[str, Any]) -> str:
     if left_out:
         lines.append(f"left out of compiling: {', '.join(left_out)}")
     if data["entries"]:
-        lines += ["", f"{'size':<22}{'role':<15}{'backend':<11}{'hits':>6}{'MiB':>8}"]
-    lines += [
-        f"{_size(entry):<22}{entry['role']:<15}{entry['backend']:<11}{entry['hits']:>6}{entry['bytes'] / 2**20:>8.1f}"
-        for entry in data["entries"]
-    ]
+        wide = 2 + max(len(_size(entry)) for entry in data["entries"])  # as narrow as it can be: the node shows it
+        lines += ["", f"{'size':<{wide}}{'what':<12}{'backend':<10}{'hits':>5}{'MiB':>8}"]
+        lines += [
+            f"{_size(entry):<{wide}}{_role(entry):<12}{entry['backend']:<10}{entry['hits']:>5}"
+            f"{entry['bytes'] / 2**20:>8.1f}"
+            for entry in data["entries"]
+        ]
     return "\n".join(lines)
 
 
@@ -99,10 +101,7 @@ def _headline(data: dict[str, Any]) -> list[str]:
 def _bars(data: dict[str, Any]) -> list[tuple[str, int, str]]:
     """Name, value and text of each bar: the captures, or without any (on the CPU) how the calls were answered."""
     if data["entries"]:
-        return [
-            (f"{_size(entry)}  {_ROLES.get(entry['role'], entry['role'])}", entry["hits"], f"{entry['hits']}x")
-            for entry in data["entries"]
-        ]
+        return [(f"{_size(entry)}  {_role(entry)}", entry["hits"], f"{entry['hits']}x") for entry in data["entries"]]
     counters = data["counters"]
     calls = {"replays": "replays", "compiled calls": "graph_calls", "uncompiled calls": "eager_calls"}
     return [(name, counters[key], str(counters[key])) for name, key in calls.items()]
@@ -111,3 +110,7 @@ def _bars(data: dict[str, Any]) -> list[tuple[str, int, str]]:
 def _size(entry: dict[str, Any]) -> str:
     """As the node shows it: "1024x1024, batch 2"; the latent's shape where the size is not known."""
     return str(entry["size"] or "x".join(map(str, entry["latent_shape"])))
+
+
+def _role(entry: dict[str, Any]) -> str:
+    return _ROLES.get(entry["role"], str(entry["role"]))
