@@ -162,7 +162,10 @@ class Run:
                 found.append(
                     f"Captured in {_time(event.seconds)}: {because(event.text.partition(': ')[2], self.cell)}."
                 )
-        found += [f"{_BYPASSES.get(code, code)} ({count} times)." for code, count in self.bypasses.items()]
+        found += [
+            f"{_BYPASSES.get(code, code)} ({'once' if count == 1 else f'{count} times'})."
+            for code, count in self.bypasses.items()
+        ]
         if self.why_no_calls:
             found.append(f"{self.why_no_calls}.")
         kept = list(dict.fromkeys(text[:1].upper() + text[1:] for text in found))

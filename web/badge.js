@@ -6,8 +6,7 @@ export function badgeText(live, t) {
   if (live.problem) return t("no answer");
   if (!live.cache) return t("loading");
   const counts = { regions: live.regions, sizes: live.readySizes.size };
-  const text = counts.regions ? t("{regions} regions, {sizes} sizes ready", counts) : t("{sizes} sizes ready", counts);
-  return text.replace(/\b1 (region|size)s\b/g, "1 $1"); // English only: the other languages have no plural
+  return counts.regions ? t("{regions} regions, {sizes} sizes ready", counts) : t("{sizes} sizes ready", counts);
 }
 
 export function addBadge(app, live, t, open) {

@@ -17,5 +17,6 @@ export function seconds(value) {
 }
 
 export function mebibytes(bytes) {
+  if (bytes > 0 && bytes < 2 ** 19) return "< 1 MiB";
   return `${Math.round(bytes / 2 ** 20)} MiB`;
 }

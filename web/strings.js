@@ -149,5 +149,7 @@ const LANGUAGES = { zh: CHINESE, "zh-TW": TAIWANESE, ja: JAPANESE };
 export function translator(language) {
   const texts = LANGUAGES[language] ?? {};
   return (text, values = {}) =>
-    (texts[text] ?? text).replace(/\{(\w+)\}/g, (whole, name) => (name in values ? values[name] : whole));
+    (texts[text] ?? text)
+      .replace(/\{(\w+)\}/g, (whole, name) => (name in values ? values[name] : whole))
+      .replace(/\b1 (region|size|capture)s\b/g, "1 $1"); // English only: the other languages have no plural
 }

@@ -25,8 +25,8 @@ from .workflow_parts import COLUMN, NEGATIVE, OURS, POSITIVE, STOCK, Prompts
 
 _IMAGE_NOTE = """## {title}, compiled
 1. The loaders name the model files of ComfyUI's own template; the front end offers to download what is missing.
-2. Queue. The first run compiles, and the node shows its progress.
-3. Change the size in **Resolution** and queue again: nothing compiles, at any size.
+2. Press **Run**. The first run compiles, and the node shows its progress.
+3. Change the size in **Resolution** and run again: nothing compiles, at any size.
 
 The cyan nodes are the only ones added to ComfyUI's own graph."""
 _VAE_NOTE = """
