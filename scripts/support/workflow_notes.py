@@ -19,7 +19,7 @@ NOTES = {
     "sd15_text_to_image": _TEXT_TO_IMAGE_NOTE,
     "sdxl_text_to_image": _TEXT_TO_IMAGE_NOTE,
     "oneflow_text_to_image": """## Text to image with OneFlow
-1. Choose your checkpoint: SD1.5 or SDXL. You need Python 3.10 with **requirements-oneflow.txt**, and an RTX 20, 30 or 40.
+1. Choose your checkpoint: SD1.5 or SDXL. It needs Python 3.10, **requirements-oneflow.txt** and an RTX 20, 30 or 40.
 2. Press **Run**. OneFlow builds a graph for this size after the first step and the first decode.
 3. Each new size builds its own graph. It stays until ComfyUI restarts, so the same size builds nothing again.""",
     "resolution_tour": f"""## One model, five sizes
@@ -42,7 +42,7 @@ NOTES = {
     "lcm_image_to_image": """## Image to image with LCM in three shapes, and why DeepCache skips nothing here
 1. Choose an SDXL checkpoint, its LCM LoRA, and an image.
 2. Press **Run**. The first shape compiles, the other two compile **nothing**.
-3. **DeepCache** shows "6 steps, all full: 8 steps or fewer leave nothing to skip". With 9 **steps** or more it skips.""",
+3. **DeepCache** shows "6 steps, all full: 8 steps or fewer leave nothing to skip". From 9 **steps** on it skips.""",
     "compare_with_stock": f"""## The same seed, compiled and not
 1. Choose your checkpoint: {_WITH_THIS_LOADER}.
 2. Press **Run**. The upper row samples and decodes compiled, the lower row is stock ComfyUI.
