@@ -10,6 +10,8 @@ import pytest
 import torch
 import torch._dynamo.utils
 
+from compile_cache.regions.region import Hook
+
 from .rig import TOLERANCE, Attention, Bound, Convolution, Model, Rig, inputs, random, relative_error, seeded
 
 # Batch, height, width of the feature map, tokens of the context.
@@ -28,6 +30,17 @@ class TestSizes:
         with cold.expect(region_compiles=2, region_calls=4, graph_calls=1, verifications=ANY):
             assert bound.error(*inputs()) <= TOLERANCE
         assert bound.program.regions == (2, 2)
+
+    def test_blocks_whose_regions_show_only_in_calls_count_by_their_structure(self, cold: Rig) -> None:
+        module = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 4), torch.nn.ReLU())
+
+        def hooks(run: Any, bypass: Any) -> list[Hook]:
+            labels = [(block, (type(block).__name__, name)) for name, block in module.named_children()]
+            return [Hook(block, block.forward, label=label, structure=label[0]) for block, label in labels]
+
+        bound = cold.bind(module, hooks)
+        assert bound.error(random(2, 4)) == 0
+        assert bound.program.regions == (0, 2)
 
     def test_no_later_size_compiles_and_every_one_is_right(self, rig: Rig, warm: Bound) -> None:
         with rig.expect(region_calls=4 * len(SIZES), graph_calls=len(SIZES), verifications=ANY):
