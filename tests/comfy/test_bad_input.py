@@ -72,7 +72,7 @@ def test_a_size_off_the_multiple_names_the_multiple(
 
 
 IMAGES = {"image_a": ["picture", 0], "image_b": ["picture", 0], "max_error": 255.0, "min_psnr": 0.0}
-STEP_CACHE = {"model": ["model", 0], "interval": 2, "depth": 0, "start_percent": 0.0, "end_percent": 1.0}
+STEP_CACHE = {"model": ["model", 0], "interval": 2, "depth": 1, "start_percent": 0.0, "end_percent": 1.0}
 SIZES = {"model": ["model", 0], "sizes": "64x64", "batch_sizes": "1", "prompt_chunks": "1", "cfg": 1.0}
 
 
