@@ -21,7 +21,6 @@ from ..archive import unpack
 from ..conftest import PACK_NAME, linked_packs
 
 MINI = "sd15-mini-full-vae"  # with an encoder, for image to image
-# Inductor starts ten processes to detect the CPU's vector instructions, which takes 15 s; skip that here.
 # The store is on, in the server's own folder: without it no sizes are remembered, and the panel shows none.
 ENVIRONMENT = {"RESOLUTE_STORE": "1"}
 
