@@ -126,7 +126,6 @@ STOCK = (
             ("negative", "CONDITIONING"),
             ("control_net", "CONTROL_NET"),
             ("image", "IMAGE"),
-            ("vae", "VAE"),  # optional and not linked, but it takes a row
         ),
         widgets=(
             Widget("strength", "FLOAT", 1.0),
