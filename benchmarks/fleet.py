@@ -1,14 +1,15 @@
 """One trace of prompts through a fleet, with our router and with two of Serve's: what is warm, and how long it takes.
 
     python -m benchmarks.fleet --out benchmarks/results/NAME-fleet.json [--replicas 2] [--prompts 200] [--seconds 420]
-                               [--cpu] [--steps 8]
+                               [--cpu] [--steps 8] [--smoke]
 
 12 sizes and two checkpoints (one SDXL file under two names, random weights), from eight clients. A size is drawn with a
 weight that falls from the first to the last, as people's sizes do. Every router gets the same trace, a fresh fleet,
 and a copy of one store in which the regions are compiled already; so a cold prompt loads regions or captures. `--cpu`
-takes the tests' tiny models and eight small sizes. The routers share `--seconds` evenly, their starts included; prompts
-that did not fit are left out and counted. Needs Ray in this Python (requirements-fleet.txt). COMFYUI_PATH and
-RESOLUTE_PYTHON name ComfyUI and its Python, as for the other benchmarks.
+takes the tests' tiny models and eight small sizes; `--smoke` takes six prompts of those, to see that everything starts.
+The routers share `--seconds` evenly, their starts included; prompts that did not fit are left out and counted. Needs
+Ray in this Python (requirements-fleet.txt). COMFYUI_PATH and RESOLUTE_PYTHON name ComfyUI and its Python, as for the
+other benchmarks.
 """
 
 from __future__ import annotations
@@ -196,8 +197,36 @@ def measure(options: argparse.Namespace, folder: Path, router: str, store: Path,
     }
 
 
-def main() -> None:
-    """Measure every router, write the file, print a table."""
+def prepare(options: argparse.Namespace, folder: Path) -> Path:
+    """Make the checkpoints, and a store with the regions of both models. Returns the store."""
+    if not options.cpu:
+        python = Path(os.environ.get("RESOLUTE_PYTHON") or sys.executable)
+        file = models.ensure("sdxl", python, comfyui.ensure(ROOT))
+        (folder / "models" / "checkpoints").mkdir(parents=True)
+        for number in range(2):
+            link(file, folder / "models" / "checkpoints" / f"fleet-{number}.safetensors")
+    (folder / "first").mkdir()
+    with Fleet(options, folder / "first", "warm", 1, folder / "none") as fleet:
+        width, height = (SMALL if options.cpu else SIZES)[0]
+        for number in range(2):
+            fleet.client.run(prompt(options, width, height, number, seed=10_000 + number))
+    return folder / "first" / "shared" / "regions"
+
+
+def write(options: argparse.Namespace, rows: list[dict[str, Any]], failed: dict[str, str]) -> None:
+    """Write the file. After each router, so that an end of the machine loses none that was measured."""
+    query = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
+    gpu = "" if options.cpu else subprocess.run(query, capture_output=True, text=True, check=False).stdout.strip()
+    found = {
+        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        "gpu": gpu, "clients": CLIENTS, "steps": options.steps, "comfyui": comfyui.TARGET, "rows": rows,
+        "failed": failed,
+    }  # fmt: skip
+    options.out.write_text(json.dumps(found, indent=1) + "\n", "utf-8")
+
+
+def parse() -> argparse.Namespace:
+    """The options."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.fleet", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
@@ -207,38 +236,36 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--seconds", type=float, default=420.0)
     parser.add_argument("--cpu", action="store_true")
+    parser.add_argument("--smoke", action="store_true")
     options = parser.parse_args()
-    begun = time.monotonic()
+    if options.smoke:
+        options.cpu, options.prompts, options.steps, options.seconds = True, 6, 1, 1800.0
+    return options
+
+
+def main() -> int:
+    """Measure every router, write the file, print a table. Returns 1 if a router could not be measured."""
+    options, begun = parse(), time.monotonic()
+    rows, failed = list[dict[str, Any]](), dict[str, str]()
     with tempfile.TemporaryDirectory(prefix="resolute-fleet-") as place:
-        folder, rows = Path(place), list[dict[str, Any]]()
-        if not options.cpu:
-            python = Path(os.environ.get("RESOLUTE_PYTHON") or sys.executable)
-            file = models.ensure("sdxl", python, comfyui.ensure(ROOT))
-            (folder / "models" / "checkpoints").mkdir(parents=True)
-            for number in range(2):
-                link(file, folder / "models" / "checkpoints" / f"fleet-{number}.safetensors")
-        (folder / "first").mkdir()
-        with Fleet(options, folder / "first", "warm", 1, folder / "none") as fleet:
-            width, height = (SMALL if options.cpu else SIZES)[0]
-            for number in range(2):
-                fleet.client.run(prompt(options, width, height, number, seed=10_000 + number))
+        folder = Path(place)
+        store = prepare(options, folder)
         for number, router in enumerate(ROUTERS):
             (folder / router).mkdir()
             limit = (options.seconds - (time.monotonic() - begun)) / (len(ROUTERS) - number)
-            rows.append(measure(options, folder / router, router, folder / "first" / "shared" / "regions", limit))
-            print({name: value for name, value in rows[-1].items() if name != "seconds"}, flush=True)
-    query = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
-    gpu = "" if options.cpu else subprocess.run(query, capture_output=True, text=True, check=False).stdout.strip()
-    found = {
-        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-        "gpu": gpu, "clients": CLIENTS, "steps": options.steps, "comfyui": comfyui.TARGET, "rows": rows,
-    }  # fmt: skip
-    options.out.write_text(json.dumps(found, indent=1) + "\n", "utf-8")
+            try:
+                rows.append(measure(options, folder / router, router, store, limit))
+                print({name: value for name, value in rows[-1].items() if name != "seconds"}, flush=True)
+            except (ServerError, subprocess.TimeoutExpired) as error:
+                failed[router] = str(error)
+                print(f"{router}: {error}", file=sys.stderr, flush=True)
+            write(options, rows, failed)
     names = ("router", "replicas", "prompts", "share_warm", "p50", "p95", "prompts_per_minute", "stall_seconds")
     print("| " + " | ".join(names) + " |\n|" + "---|" * len(names))
     for row in rows:
         print("| " + " | ".join(str(row[name]) for name in names) + " |")
+    return 1 if failed else 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
