@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import collections
-import contextlib
 import itertools
 import logging
 import queue
@@ -63,13 +62,11 @@ _with_captures: collections.deque[int] = collections.deque()  # of those, whose 
 def cache() -> GraphCache:
     """The process's GraphCache, made at first use. Raises UserError for a setting that cannot be read."""
     global _cache
-    with contextlib.suppress(IndexError):  # empty, perhaps because the other thread took the last one
-        while True:
-            owner = _collected.popleft()
-            _with_captures.append(owner)
-            record = _records.pop(owner, None)
-            for program in () if record is None else record.programs.values():
-                program.close()
+    while (owner := _next(_collected)) is not None:
+        _with_captures.append(owner)
+        record = _records.pop(owner, None)
+        for program in () if record is None else record.programs.values():
+            program.close()
     with _lock:
         if _cache is None:
             total = int(comfy.model_management.get_total_memory(device()))
@@ -162,6 +159,13 @@ def device() -> torch.device:
 
 def _drop_captures_of_collected(graph_cache: GraphCache) -> None:
     """Not in `cache()`, which serves requests too: it may have to wait for a compile that runs."""
-    with contextlib.suppress(IndexError):  # empty, perhaps because the other thread took the last one
-        while True:
-            graph_cache.forget(_with_captures.popleft())
+    while (owner := _next(_with_captures)) is not None:
+        graph_cache.forget(owner)
+
+
+def _next(owners: collections.deque[int]) -> int | None:
+    """Take the oldest one; None if there is none, perhaps because another thread took the last."""
+    try:
+        return owners.popleft()
+    except IndexError:
+        return None
