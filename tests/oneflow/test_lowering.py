@@ -50,6 +50,7 @@ def built(bound: Bound) -> Bound:
 
 
 class TestTheUNet:
+    @pytest.mark.long
     def test_is_right_at_the_sizes_that_failed_with_onediff_and_builds_each_once(self, bound: Bound) -> None:
         for size in REPORTED:
             bound(*unet_inputs(*size))
@@ -58,6 +59,7 @@ class TestTheUNet:
             for size in REPORTED[::-1]:
                 assert bound.error(*unet_inputs(*size)) <= TOLERANCE
 
+    @pytest.mark.long
     def test_goes_from_batch_1_to_2_and_back(self, bound: Bound) -> None:
         with bound.expect(captures=2, graph_calls=2, replays=2):
             for batch in (1, 2, 2, 1):
@@ -95,6 +97,7 @@ class TestTheUNet:
 
 
 class TestTheDecoder:
+    @pytest.mark.long
     def test_is_right_at_several_sizes_and_its_memory_stays_within_the_budget(self, comfy: None) -> None:
         module = decoder()
         bound = Bound(module)
