@@ -1,6 +1,6 @@
 """Random sequences of changes and events; each prompt is compared with ComfyUI's own.
 
-This test runs a dozen sequences, the same each time. `scripts/fuzz` runs any number, and replays failures.
+This test runs a few sequences, the same each time. `scripts/fuzz` runs any number, and replays failures.
 """
 
 from __future__ import annotations

@@ -336,6 +336,7 @@ class TestRegistration:
         server.stop()
 
 
+@pytest.mark.long
 @pytest.mark.old
 def test_on_the_oldest_comfyui(old_server: ComfyServer, tiny_prompt: Any, seed: int) -> None:
     bench = Bench(old_server.client)

@@ -139,6 +139,7 @@ def test_without_remembered_shapes_regions_are_loaded_on_demand(
     server.stop()
 
 
+@pytest.mark.long
 def test_only_a_damaged_region_is_compiled_again(
     start: StartServer, store: Path, prompt: Callable[..., PromptDict]
 ) -> None:

@@ -384,7 +384,7 @@ WORKFLOWS = (
 each_workflow = pytest.mark.parametrize("workflow", WORKFLOWS, ids=lambda workflow: workflow.__name__)
 
 
-@pytest.mark.grid(5)
+@pytest.mark.grid(3)
 @each_workflow
 def test_a_scan_finds_the_signatures_that_a_run_uses(
     compared: Compared, tiny: Any, workflow: Callable[[Any], PromptDict]
@@ -450,7 +450,7 @@ def with_tiny_models(workflow: str, seed: int) -> PromptDict:
     return prompt
 
 
-@pytest.mark.grid(5)
+@pytest.mark.grid(3)
 @pytest.mark.parametrize("workflow", BUNDLED)
 def test_a_bundled_workflow_uses_the_signatures_that_a_scan_finds(
     bench: Bench, pack: Any, seed: int, example: tuple[int, int], workflow: str

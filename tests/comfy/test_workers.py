@@ -53,6 +53,7 @@ def wait_for(condition: Callable[[], bool], seconds: float = 600.0) -> None:
         time.sleep(0.05)
 
 
+@pytest.mark.long
 def test_the_image_is_right_and_the_next_size_compiles_nothing(
     bench: Bench, server: ComfyServer, tiny_prompt: Callable[..., PromptDict]
 ) -> None:

@@ -246,6 +246,7 @@ class TestRefusals:
             check.bench.client.run(changed(prompt, node("ResoluteDeepCache", interval=1001, depth=2)))
 
 
+@pytest.mark.long
 @pytest.mark.old
 def test_on_the_oldest_comfyui(make_cache_server: Any, prompt: PromptDict, pytestconfig: pytest.Config) -> None:
     from scripts.support import comfyui

@@ -90,7 +90,7 @@ def assert_close(actual: Passes, expected: Passes) -> None:
         assert relative_error(mine, theirs) <= TOLERANCE
 
 
-@pytest.mark.grid(2)
+@pytest.mark.grid(1)
 @pytest.mark.parametrize("size", SIZES, ids=lambda size: f"{size[0]}x{size[1]}")
 def test_both_passes_are_the_plain_loop_at_every_depth(
     core: SimpleNamespace, both: Any, unet: Any, plain: Any, compiled: Any, size: tuple[int, int]

@@ -127,7 +127,7 @@ SPLIT_TOO = ("one batch", "several conditions", "areas", "a condition that leave
 CASES = [(kind, "merge", "before") for kind in PARTS] + [(kind, "split", "after") for kind in SPLIT_TOO]
 
 
-@pytest.mark.grid(8)
+@pytest.mark.grid(5)
 @pytest.mark.parametrize(("kind", "policy", "place"), CASES)
 def test_it_is_the_plain_loop_and_the_same_with_compile_model(bench: Bench, kind: str, policy: str, place: str) -> None:
     changes, policy = PARTS[kind], f"always {policy}"

@@ -41,7 +41,7 @@ def test_it_compiles_in_its_first_call_only(bench: Bench) -> None:
         assert bench.check(size) == bench.counts(), size
 
 
-@pytest.mark.grid(5)
+@pytest.mark.grid(2)
 @every
 def test_other_weights_are_used_at_once(bench: Bench) -> None:
     # What a LoRA does: ComfyUI puts other values, or other parameters, in place of the weights.

@@ -37,7 +37,7 @@ class Plan:
     shorten: look for the shortest sequence that fails, which takes minutes.
     """
 
-    sequences: int = 12
+    sequences: int = 8
     seed: int | None = None
     minutes: float | None = None
     replay: Path | None = None
