@@ -114,6 +114,7 @@ FAMILY_NODES = (
         inputs=(("images", "IMAGE"),),
         widgets=(Widget("fps", "FLOAT", 30.0),),
         outputs=(("VIDEO", "VIDEO"),),
+        unused=2,  # audio, bit_depth
     ),
     NodeType(
         "SaveVideo",

@@ -56,7 +56,7 @@ class Node:
     def height(self) -> int:
         """Pixels below the title, enough for every socket and widget."""
         rows = max(len(self.type.inputs), len(self.type.outputs))
-        height = PAD + ROW * rows
+        height = PAD + ROW * rows + WIDGET * self.type.unused
         if self.type.is_ours:
             lines = TEXT_LINES.get(self.type.id, 2)
             return height + OUR_WIDGET * len(self.type.widgets) + TEXT_LINE * lines + TEXT_MARGINS + BADGE

@@ -25,13 +25,17 @@ class Widget:
 
 @dataclass(frozen=True, slots=True)
 class NodeType:
-    """A node type; sockets and widgets are in the front end's order."""
+    """A node type; sockets and widgets are in the front end's order.
+
+    unused: optional inputs and widgets that no bundled workflow names, but for which the front end draws a row.
+    """
 
     id: str
     title: str
     inputs: tuple[Slot, ...] = ()
     widgets: tuple[Widget, ...] = ()
     outputs: tuple[Slot, ...] = ()
+    unused: int = 0
 
     @property
     def is_ours(self) -> bool:

@@ -133,6 +133,7 @@ STOCK = (
             Widget("end_percent", "FLOAT", 1.0),
         ),
         outputs=(("positive", "CONDITIONING"), ("negative", "CONDITIONING")),
+        unused=1,  # vae
     ),
     NodeType(
         "LoraLoaderModelOnly",
