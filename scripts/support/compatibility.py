@@ -88,6 +88,6 @@ def page_of(results: Mapping[str, Mapping[str, Any]]) -> str:
             f"| {target.name} | {target.what} | {command}{chosen} | {found['torch']} | {counts} | {found['day']} "
             f"| {found['commit']} |"
         )
-        failures += [f"- {target.name}: `{name}`" for name in found["failures"]]
+        failures += [f"- {target.name}: {name}" for name in found["failures"]]
     end = "\n## Failures\n\n" + "\n".join(failures) + "\n" if failures else ""
     return _HEAD + "\n".join(rows) + "\n" + end

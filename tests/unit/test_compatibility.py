@@ -43,4 +43,4 @@ def test_a_failure_is_on_the_page() -> None:
     page = compatibility.page_of({target.name: {**found, "day": "2026-11-22", "commit": "abc", "selection": "-k old"}})
     assert "| 2.11.0 | 3 | 1 | 0 | 2026-11-22 | abc |" in page
     assert "(only `-k old`)" in page
-    assert f"- {target.name}: `tests.a::wrong`" in page
+    assert f"- {target.name}: tests.a::wrong" in page
