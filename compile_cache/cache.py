@@ -60,6 +60,7 @@ class GraphCache:
         self._recordings = Recordings()
         folder = self.config.store_folder
         self.shapes = ShapeHistory(folder / "shapes" if folder is not None and self.config.remember else None)
+        self.after_capture: Callable[[], None] = lambda: None
         self._lock = threading.RLock()
 
     # --- calls -------------------------------------------------------------------------------------------------
@@ -77,6 +78,7 @@ class GraphCache:
                 attempt = self._begin(program, call_now)
             result = self._finish(program, attempt)
             self._recordings.note(attempt.key, attempt.key in self._captures)
+            self._captures.keep_to_budget()
             return result
 
     def _begin(self, program: Program, call: Call) -> _Attempt:
@@ -171,6 +173,8 @@ class GraphCache:
             result = program.run(call)
         self.stats.counters.graph_calls += 1
         seconds = self._maker.make(program, call, key, result, difference or FREED, peak.bytes)
+        if key in self._captures:
+            self.after_capture()
         self._captures.pin_for_session(key)
         return result, seconds
 
@@ -221,8 +225,10 @@ class GraphCache:
             self._captures.open_session(owner)
 
     def close_session(self, owner: int) -> None:
+        """The sampling run is over. If captures hold more than the budget now, release what they only work in."""
         with self._lock:
             self._captures.close_session(owner)
+            self._captures.keep_to_budget()
 
     def record_calls(self) -> AbstractContextManager[RecordedCalls]:
         """Record the calls made inside the `with`, from any thread."""
@@ -244,23 +250,33 @@ class GraphCache:
 
     @property
     def bytes(self) -> int:
-        return self._captures.bytes
+        """Bytes that captures hold on the device."""
+        return self._captures.held_bytes
+
+    def give_back(self, everything: bool) -> int:
+        """The application needs memory, with `everything` because it unloads all models. See `Captures.give_back`."""
+        with self._lock:
+            freed = self._captures.give_back(everything)
+            self.stats.counters.evictions = self._captures.evictions
+            return freed
 
     def trim(self, bytes_to_free: int | None = None) -> int:
         """Free captures that no session uses, oldest first; all of them by default. Returns the bytes freed."""
         with self._lock:
-            limit = 0 if bytes_to_free is None else max(0, self._captures.bytes - bytes_to_free)
-            freed = self._captures.trim(limit)
+            freed = self._captures.free(bytes_to_free)
             self._maker.retry_all()
             self.stats.counters.evictions = self._captures.evictions
             return freed
 
     def forget(self, owner: int) -> None:
-        """Drop everything of a module that was garbage collected."""
+        """Drop everything of a module that was garbage collected, and give its memory back."""
         with self._lock:
             self._seen.forget(owner)
+            had = self.captures_of(owner)
             self._captures.forget(owner)
             self._maker.forget(owner)
+            if had:
+                self._captures.released()
 
     def drop_stale(self, owner: int, epoch: int) -> None:
         """Drop a module's captures from before its weights epoch `epoch`."""

@@ -38,7 +38,7 @@ class CaptureMaker:
     def _make(self, program: Program, call: Call, key: CaptureKey, result: Any, why: str, peak: int) -> float:
         started = self._stats.clock()
         self._captures.drop_stale(key.owner, call.epoch)
-        room = self._captures.room_to_work_in(_bytes_of(call, result))
+        room = self._captures.room_to_work_in(_bytes_of(call, result), call.device)
         if self._needed.get((key.device, key.owner, key.graph), 0) > room:  # measured before, and not worth a rehearsal
             self._refuse(key, self._needed[key.device, key.owner, key.graph])
             return 0.0

@@ -6,12 +6,22 @@ from collections.abc import Callable
 from operator import methodcaller
 from typing import Any, cast
 
+import torch
+
 from .backends.base import Call, Graph, LiveWeightsGraph, Program
+from .backends.cuda_graphs.memory import is_trimmable, release_graph_memory
 from .backends.cuda_graphs.pools import pool_bytes
 from .errors import BypassReason
 from .keys import ANY_EPOCH, CaptureKey, GraphKey
 from .latches import MemoryLatches
 from .memory_cache import ByteLRU
+
+_KEPT = 32 << 20  # bytes of captures that stay when all models are unloaded
+
+
+def _lasting_pool_bytes() -> int:
+    """What captures share for as long as they live. What can be released before is no reason to evict one."""
+    return 0 if is_trimmable() else pool_bytes()
 
 
 def capture_key(program: Program, call: Call) -> CaptureKey:
@@ -27,7 +37,7 @@ class Captures(ByteLRU[CaptureKey, Graph]):
     latches: the same for a lack of memory, which passes.
     """
 
-    def __init__(self, budget: int, shared: Callable[[], int] = pool_bytes) -> None:
+    def __init__(self, budget: int, shared: Callable[[], int] = _lasting_pool_bytes) -> None:
         """budget: in bytes. shared: bytes that captures work in together."""
         super().__init__(budget, methodcaller("close"))
         self.shared_bytes = shared  # type: ignore[method-assign]
@@ -39,13 +49,61 @@ class Captures(ByteLRU[CaptureKey, Graph]):
         """Why the call of a key is not captured now; None if nothing is known against it."""
         return self.blockers.get(key) or self.latches.reason(key)
 
-    def room_to_work_in(self, own: int) -> int:
+    def room_to_work_in(self, own: int, device: str) -> int:
         """Bytes that a replay may work in, if its capture has buffers of `own` bytes.
 
         It works in the memory that captures share. What they hold already is free for it; more must fit into the budget
-        beside the buffers of the captures in use.
+        beside the buffers of the captures in use. If it can be released when a run ends (`keep_to_budget`), it is no
+        more than the run would take without a capture, so three quarters of the device are allowed.
         """
+        if is_trimmable():
+            return max(self.budget, torch.cuda.mem_get_info(device)[1] // 4 * 3)
         return max(self.budget - self.pinned_bytes - own, self.shared_bytes())
+
+    @property
+    def held_bytes(self) -> int:
+        """All bytes of the device that captures hold now."""
+        own = sum(entry.bytes for _, entry in self)
+        return own + pool_bytes() if len(self) else 0
+
+    def keep_to_budget(self) -> None:
+        """If captures hold more than the budget, release what they only work in. Not while a sampling run replays them:
+        it would need it again in the next step."""
+        if not self._sessions and len(self) and is_trimmable() and self.held_bytes > self.budget:
+            release_graph_memory()
+
+    def give_back(self, everything: bool) -> int:
+        """Release what captures work in. Returns the bytes that were given back.
+
+        If that cannot be done while they live, it closes those that no session uses, but only for `everything`: they
+        cost more than other memory. With `everything` it also closes the oldest until the rest hold _KEPT.
+        """
+        before = self.held_bytes
+        if is_trimmable():
+            release_graph_memory()
+        if everything:
+            self.trim(_KEPT)
+            self.released()
+        return before - self.held_bytes
+
+    def free(self, wanted: int | None) -> int:
+        """Free so many bytes, or with None all: first what captures only work in, then the oldest captures that no
+        session uses. Returns the bytes freed."""
+        before = self.held_bytes
+        if wanted is not None and is_trimmable():
+            release_graph_memory()
+            wanted -= before - self.held_bytes
+        if wanted is None or wanted > 0:
+            self.trim(0 if wanted is None else max(0, self.bytes - wanted))
+        self.released()
+        return before - self.held_bytes
+
+    def released(self) -> None:
+        """Captures were closed: give their memory back to the device, and try again what there was none for."""
+        self.latches.clear()
+        release_graph_memory()
+        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            torch.cuda.empty_cache()
 
     def report(self, size_of: Callable[[GraphKey], str]) -> dict[str, Any]:
         """Plain data: the bytes in use, their limit, and each capture. size_of: what a graph computes for the user."""
@@ -59,7 +117,7 @@ class Captures(ByteLRU[CaptureKey, Graph]):
             }
             for key, entry in self
         ]
-        return {"bytes": self.bytes, "budget_bytes": self.budget, "entries": entries}
+        return {"bytes": self.held_bytes, "budget_bytes": self.budget, "entries": entries}
 
     def open_session(self, owner: int) -> None:
         """A sampling run of a module starts. A run that was never closed (cancelled) ends first."""

@@ -11,7 +11,7 @@ from .errors import UserError
 from .module_rules import PLAIN, ModuleRules
 
 _MIB = 1024 * 1024
-_GPU_FRACTION = 8  # by default, captures take at most an eighth of a GPU, to leave room for the weights
+_GPU_FRACTION = 4  # by default, captures hold at most a quarter of a GPU between runs, to leave room for the weights
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ const DEFINITIONS = [
     type: "number",
     defaultValue: 0,
     attrs: { min: 0, max: 1048576, step: 256 },
-    tooltip: `GPU memory that captures may hold. Automatic takes an eighth of the GPU, at most 4096 MiB. ${AFTER_A_RESTART}`,
+    tooltip: `GPU memory that captures may hold. Automatic takes a quarter of the GPU, at most 4096 MiB. ${AFTER_A_RESTART}`,
   },
   {
     id: "Resolute.Captures",

@@ -70,6 +70,53 @@ def test_replays_are_bit_identical_and_graphs_of_many_sizes_live_side_by_side(al
     )
 
 
+MEMORY = """
+    from compile_cache.backends.cuda_graphs.memory import release_graph_memory
+    from compile_cache.backends.cuda_graphs.pools import pool_bytes
+
+    def used():
+        release_graph_memory()
+        torch.cuda.empty_cache()
+        free, total = torch.cuda.mem_get_info()
+        return total - free
+
+    check(64).close()
+    before = used()
+"""
+
+
+@pytest.mark.parametrize("allocator", ALLOCATORS)
+def test_closed_captures_leave_nothing_on_the_device(allocator: str) -> None:
+    run(
+        allocator,
+        textwrap.dedent(MEMORY)
+        + textwrap.dedent("""
+        graphs = [check(rows) for rows in (400_000, 64)]
+        assert pool_bytes() > 300 << 20, pool_bytes()
+        for graph in graphs:
+            graph.close()
+        assert pool_bytes() == 0
+        del graph, graphs
+        assert used() - before < 64 << 20, (used() - before) >> 20
+        """),
+    )
+
+
+def test_what_a_living_capture_works_in_can_be_released() -> None:
+    run(
+        "cudaMallocAsync",
+        textwrap.dedent(MEMORY)
+        + textwrap.dedent("""
+        graph = check(400_000)
+        assert pool_bytes() > 300 << 20, pool_bytes()
+        assert used() - before < graph.bytes + (64 << 20), ((used() - before) >> 20, graph.bytes >> 20)
+        assert pool_bytes() < 64 << 20, pool_bytes()
+        y = torch.randn(400_000, 256, device="cuda")
+        assert torch.equal(graph.replay([y]), forward([y]))
+        """),
+    )
+
+
 # What goes wrong, and from which run of the forward on: the 2nd is the rehearsal, the 3rd the capture itself. After a
 # rehearsal that waits, the 3rd looks for values that are made on the host.
 FAILURES = {

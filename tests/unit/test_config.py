@@ -77,8 +77,8 @@ def test_settings_are_immutable() -> None:
         CacheConfig().capture = False  # type: ignore[misc]
 
 
-@pytest.mark.parametrize(("device", "budget"), [(8192, 1024), (24576, 3072), (32768, 4096), (143771, 4096)])
-def test_without_a_setting_the_budget_is_an_eighth_of_the_gpu_and_4_gib_at_most(device: int, budget: int) -> None:
+@pytest.mark.parametrize(("device", "budget"), [(8192, 2048), (12288, 3072), (16384, 4096), (143771, 4096)])
+def test_without_a_setting_the_budget_is_a_quarter_of_the_gpu_and_4_gib_at_most(device: int, budget: int) -> None:
     assert CacheConfig.from_environment({}, device * MIB).budget_bytes == budget * MIB
 
 

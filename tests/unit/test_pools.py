@@ -2,48 +2,30 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from compile_cache.backends.base import Call, CaptureMemory
-from compile_cache.backends.cuda_graphs.pools import PoolSizes
+from compile_cache.backends.cuda_graphs.pools import Pools
 from compile_cache.cache import GraphCache
 from compile_cache.errors import OverBudgetError
 
 from .fakes import BUDGET, MIB, FakeGraph, FakeProgram, Module, answer, expect, session
 
 
-def test_a_pool_is_as_large_as_its_captures_made_it() -> None:
-    sizes = PoolSizes()
-    sizes.opened(0, 1400 * MIB)
-    sizes.opened(0, 7 * MIB)
-    sizes.opened(1, 30 * MIB)
-    assert sizes.bytes() == 1437 * MIB
-    sizes.closed(0)
-    assert sizes.bytes() == 1437 * MIB, "closing a graph does not shrink its pool"
-
-
-def test_memory_that_is_mapped_again_after_a_trim_counts_once() -> None:
-    sizes = PoolSizes()
-    sizes.opened(0, 1400 * MIB)
-    sizes.trimmed()
-    sizes.opened(0, 1420 * MIB)
-    assert sizes.bytes() == 1420 * MIB
-
-
-def test_a_trim_after_the_last_graph_leaves_nothing() -> None:
-    sizes = PoolSizes()
-    sizes.opened(0, 1400 * MIB)
-    sizes.closed(0)
-    sizes.trimmed()
-    assert sizes.bytes() == 0
-
-
-def test_memory_that_was_free_again_meanwhile_is_no_growth() -> None:
-    sizes = PoolSizes()
-    sizes.opened(0, -5 * MIB)
-    assert sizes.bytes() == 0
+def test_a_pool_is_as_large_as_its_captures_made_it_and_goes_with_the_last_one() -> None:
+    pools, anchor = Pools(), SimpleNamespace(resets=0)
+    anchor.reset = lambda: setattr(anchor, "resets", anchor.resets + 1)
+    pools._anchors[0] = anchor
+    pools.opened(0, 1400 * MIB)
+    pools.opened(0, 7 * MIB)
+    assert pools.bytes() == 1407 * MIB
+    pools.closed(0)
+    assert (pools.bytes(), anchor.resets) == (1407 * MIB, 0)
+    pools.closed(0)
+    assert (pools.bytes(), anchor.resets) == (0, 1)
 
 
 class Working(FakeProgram):
@@ -79,7 +61,7 @@ def working(cache: GraphCache) -> Working:
 def test_the_report_counts_the_pool_once(cache: GraphCache, working: Working, module: Module) -> None:
     for side in (8, 16, 24):
         cache.run(working, module.call(side))
-    assert cache.bytes == 3 * MIB + 5 * MIB
+    assert cache._captures.bytes == 3 * MIB + 5 * MIB
     assert [entry["bytes"] for entry in cache.report()["entries"]] == [MIB] * 3
 
 

@@ -20,7 +20,7 @@ from ...torch_private import Loss, foreach_copy, lost, pytree
 from ..base import Call, CaptureMemory
 from . import pools
 from .host_constants import HostConstants, Run
-from .memory import make_room, peak_of_run
+from .memory import make_room, peak_of_run, trims
 from .sync_check import recorded_waits
 
 logger = logging.getLogger(__name__)
@@ -41,8 +41,8 @@ class CapturedGraph:
     """One captured forward. Not thread-safe: the cache's lock guards capture and replay.
 
     inputs, outputs: the static buffers; leaves of the result that are no tensors are returned as they are.
-    constants: tensors that the graph reads, see `host_constants`. device: its number.
-    `bytes` counts these tensors alone: the memory that a replay works in belongs to all graphs of the device (`pools`).
+    constants: tensors that the graph reads, see `host_constants`. `bytes` is that of these alone: all graphs of a
+    device share the memory that a replay works in (`pools`). device: its number. peak: bytes that a replay works in.
     """
 
     def __init__(
@@ -52,18 +52,24 @@ class CapturedGraph:
         outputs: list[Any],
         spec: pytree.TreeSpec,
         device: int,
+        peak: int,
         constants: Sequence[torch.Tensor] = (),
     ) -> None:
         kept = (*inputs, *outputs, *constants)
         self.bytes = sum(leaf.nbytes for leaf in kept if isinstance(leaf, torch.Tensor))
-        self._device = device
         self._constants = list(constants)
-        self._graph = graph
+        self._graph: torch.cuda.CUDAGraph | None = graph
+        self._device, self._peak = device, peak
+        self._trims = trims()
         self._inputs = inputs
         self._outputs = outputs
         self._spec = spec
 
     def replay(self, tensors: Sequence[torch.Tensor]) -> Any:
+        assert self._graph is not None, "a closed graph is replayed"
+        if self._trims != trims():  # the launch maps its memory again
+            make_room(self._device, self._peak)
+            self._trims = trims()
         foreach_copy(self._inputs, list(tensors))
         self._graph.replay()
         # The original may return one tensor twice (ControlNet's residuals, which are scaled in place): do the same.
@@ -72,9 +78,11 @@ class CapturedGraph:
         return pytree.tree_unflatten(results, self._spec)
 
     def close(self) -> None:
+        if self._graph is None:
+            return
         self._graph.reset()
-        self._inputs, self._outputs, self._constants = [], [], []
-        pools.shared.sizes.closed(self._device)
+        self._graph, self._inputs, self._outputs, self._constants = None, [], [], []
+        pools.shared.closed(self._device)
 
 
 class Recorder:
@@ -149,8 +157,8 @@ def _capture(
         growth = free_before - torch.cuda.mem_get_info(device)[0]
     torch.cuda.current_stream(device).wait_stream(stream)
     del rehearsed
-    pools.shared.sizes.opened(device, growth)
-    return CapturedGraph(graph, inputs, outputs, spec, device, list(run.used.values())), constants
+    pools.shared.opened(device, max(growth, 0))
+    return CapturedGraph(graph, inputs, outputs, spec, device, peak, list(run.used.values())), constants
 
 
 def _rehearse(

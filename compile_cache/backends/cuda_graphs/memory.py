@@ -1,8 +1,9 @@
 """Memory of the device for CUDA graphs: what a capture will need, room for it, and how to give it back.
 
-Under cudaMallocAsync the memory of a graph belongs to the driver, not to torch's allocator, and the driver keeps it
-after the graph is deleted until it is trimmed. torch has no function for that, so call the driver's
-`cuDeviceGraphMemTrim`.
+Under cudaMallocAsync the memory of a graph belongs to the driver, not to torch's allocator. Between two launches, and
+after the graph is deleted, the driver keeps it until it is trimmed; the next launch maps it again. torch has no
+function for that, so call the driver's `cuDeviceGraphMemTrim`. Under torch's own allocator all graphs of a device hold
+one pool, which is freed with the last of them.
 """
 
 from __future__ import annotations
@@ -16,18 +17,49 @@ from dataclasses import dataclass
 
 import torch
 
-from . import pools
-
 logger = logging.getLogger(__name__)
+
+_trims = 0
+_RESERVED_NOW = 2  # CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT
+
+
+def trims() -> int:
+    """How often memory of living graphs was released. A graph maps it again at its next launch."""
+    return _trims
+
+
+def is_trimmable() -> bool:
+    """Whether the memory of graphs can be released while they live, because it belongs to the driver."""
+    return _on_nvidia() and torch.cuda.get_allocator_backend() == "cudaMallocAsync"
+
+
+def _on_nvidia() -> bool:
+    return torch.cuda.is_available() and torch.version.hip is None and torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+
+
+def _driver() -> ctypes.CDLL:
+    return ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
+
+
+def driver_graph_bytes(device: int) -> int:
+    """Bytes of a device that the driver holds for graphs now; 0 if that is unknown."""
+    held = ctypes.c_uint64(0)
+    try:
+        answer = _driver().cuDeviceGetGraphMemAttribute(ctypes.c_int(device), _RESERVED_NOW, ctypes.byref(held))
+    except (OSError, AttributeError) as error:
+        logger.debug("the driver does not say what graphs hold: %s", error)
+        return 0
+    return held.value if answer == 0 else 0
 
 
 def release_graph_memory() -> None:
-    """Free graph memory that no graph uses, on every device. Does nothing without an NVIDIA driver in use."""
-    if not torch.cuda.is_available() or torch.version.hip is not None or not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+    """Free graph memory that no graph uses now, on every device. Does nothing without an NVIDIA driver in use."""
+    global _trims
+    if not _on_nvidia():
         return
+    _trims += is_trimmable()
     try:
-        driver = ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
-        trim = driver.cuDeviceGraphMemTrim
+        trim = _driver().cuDeviceGraphMemTrim
     except (OSError, AttributeError) as error:
         logger.debug("the driver cannot trim graph memory: %s", error)
         return
@@ -36,8 +68,6 @@ def release_graph_memory() -> None:
         result = trim(ctypes.c_int(device))
         if result != 0:
             logger.debug("cuDeviceGraphMemTrim on device %d answered %d", device, result)
-    if torch.cuda.get_allocator_backend() == "cudaMallocAsync":
-        pools.shared.sizes.trimmed()
 
 
 @dataclass

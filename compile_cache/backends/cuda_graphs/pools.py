@@ -1,4 +1,4 @@
-"""The memory that all captures of a device work in, and how large it grew."""
+"""The memory that all captures of a device work in."""
 
 from __future__ import annotations
 
@@ -7,49 +7,21 @@ from typing import Any
 
 import torch
 
-
-class PoolSizes:
-    """The high-water mark of each device's pool, in bytes.
-
-    A pool serves all graphs of its device, so the first capture makes it grow by what a forward works in, and a later
-    one only by what it needs beyond that. Closing a graph does not shrink it.
-    """
-
-    def __init__(self) -> None:
-        self._mapped: Counter[int] = Counter()  # since the driver last took back what no graph used
-        self._marks: Counter[int] = Counter()
-        self._graphs: Counter[int] = Counter()
-
-    def opened(self, device: int, growth: int) -> None:
-        """A graph was captured; its capture and first launch took `growth` bytes of the device."""
-        self._graphs[device] += 1
-        self._mapped[device] += max(growth, 0)
-        self._marks[device] = max(self._marks[device], self._mapped[device])
-
-    def closed(self, device: int) -> None:
-        self._graphs[device] -= 1
-
-    def trimmed(self) -> None:
-        """The driver took back all graph memory (cudaMallocAsync only). Living graphs map it again when launched."""
-        self._mapped.clear()
-        self._marks = Counter({device: mark for device, mark in self._marks.items() if self._graphs[device] > 0})
-
-    def bytes(self) -> int:
-        """What the pools of all devices hold at most. A capture that works in no more than that adds nothing."""
-        return sum(self._marks.values())
+from .memory import driver_graph_bytes, is_trimmable
 
 
 class Pools:
     """One memory pool per device for all graphs: no two of them run at the same time, so they can share it.
 
     torch deletes a pool with its last graph, and then a capture with the pool's handle fails. So a tiny graph on each
-    device keeps the pool.
+    device keeps the pool. It goes with the last capture, and the pool's memory with it.
     """
 
     def __init__(self) -> None:
         self._anchors: dict[int, torch.cuda.CUDAGraph] = {}
         self._streams: dict[int, torch.cuda.Stream] = {}
-        self.sizes = PoolSizes()
+        self._graphs: Counter[int] = Counter()
+        self._grown: Counter[int] = Counter()
 
     def stream(self, device: int) -> torch.cuda.Stream:
         """The stream of all captures on a device."""
@@ -67,10 +39,26 @@ class Pools:
             self._anchors[device] = anchor
         return self._anchors[device].pool()
 
+    def opened(self, device: int, growth: int) -> None:
+        """A graph was captured; with its first launch the pool grew by so many bytes."""
+        self._graphs[device] += 1
+        self._grown[device] += growth
+
+    def closed(self, device: int) -> None:
+        self._graphs[device] -= 1
+        if self._graphs[device] == 0 and device in self._anchors:
+            self._anchors.pop(device).reset()
+            self._grown[device] = 0
+
+    def bytes(self) -> int:
+        """What the pools hold of all devices."""
+        devices = [device for device, count in self._graphs.items() if count]
+        return sum(driver_graph_bytes(device) if is_trimmable() else self._grown[device] for device in devices)
+
 
 shared = Pools()
 
 
 def pool_bytes() -> int:
-    """Bytes that captures share beside their own buffers."""
-    return shared.sizes.bytes()
+    """Bytes that captures share beside their own buffers. One that needs no more than that adds none."""
+    return shared.bytes()

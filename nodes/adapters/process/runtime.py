@@ -9,6 +9,7 @@ import queue
 import threading
 import weakref
 from dataclasses import dataclass, field
+from typing import Any
 
 import comfy.model_management
 import torch
@@ -56,6 +57,7 @@ _numbers = itertools.count(1)
 _collected: collections.deque[int] = collections.deque()
 _wake: queue.SimpleQueue[None] = queue.SimpleQueue()  # `put` is reentrant, so a finalizer may call it
 _cleaner: threading.Thread | None = None
+_holder: Any = None  # a MemoryHolder
 _with_captures: collections.deque[int] = collections.deque()  # of those, whose captures are still to be dropped
 
 
@@ -80,7 +82,20 @@ def cache() -> GraphCache:
                 RULES,
             )
             _cache = GraphCache(config)
+            _cache.after_capture = _show_memory
         return _cache
+
+
+def _show_memory() -> None:
+    """A capture was made: let ComfyUI ask for its memory."""
+    global _holder
+    if _holder is None:
+        from ..comfyui.memory_holder import MemoryHolder  # only here: it derives from a class of core's
+
+        assert _cache is not None
+        graph_cache = _cache
+        _holder = MemoryHolder(device(), lambda: graph_cache.bytes, graph_cache.give_back)
+    _holder.show()
 
 
 def record_of(module: torch.nn.Module) -> ModuleRecord:

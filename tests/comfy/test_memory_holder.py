@@ -1,0 +1,99 @@
+"""ComfyUI asks for the memory of captures when it needs memory, and when models are unloaded."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from .deepcache.in_process import load
+
+CPU = torch.device("cpu")
+MIB = 1 << 20
+
+
+@pytest.fixture(scope="module")
+def core() -> SimpleNamespace:
+    return load()
+
+
+@pytest.fixture
+def management(core: SimpleNamespace) -> Iterator[Any]:
+    management = core.comfy.model_management
+    before = list(management.current_loaded_models)
+    management.current_loaded_models.clear()
+    yield management
+    management.current_loaded_models[:] = before
+
+
+@pytest.fixture
+def asked() -> list[bool]:
+    return []
+
+
+@pytest.fixture
+def holder(core: SimpleNamespace, management: Any, asked: list[bool]) -> Any:
+    made = core.ours("comfyui.memory_holder").MemoryHolder(CPU, lambda: 100 * MIB, asked.append)
+    made.show()
+    made.show()
+    return made
+
+
+def names(management: Any) -> list[str]:
+    return [type(loaded.model.model).__name__ for loaded in management.current_loaded_models]
+
+
+def test_it_is_among_the_loaded_models_once(holder: Any, management: Any) -> None:
+    assert names(management) == ["CapturedGraphs"]
+    assert holder.model_size() == 100 * MIB
+
+
+def test_unload_models_asks_for_everything_and_the_next_capture_shows_it_again(
+    holder: Any, management: Any, asked: list[bool]
+) -> None:
+    management.unload_all_models()
+    assert asked == [True]
+    assert names(management) == []
+    holder.show()
+    assert names(management) == ["CapturedGraphs"]
+
+
+def test_a_model_that_needs_memory_asks_for_a_part(holder: Any, management: Any, asked: list[bool]) -> None:
+    management.free_memory(management.get_free_memory(CPU) + 64 * MIB, CPU)
+    assert asked == [False]
+    assert names(management) == ["CapturedGraphs"]
+
+
+def test_with_enough_memory_nobody_asks(holder: Any, management: Any, asked: list[bool]) -> None:
+    management.free_memory(1, CPU)
+    assert asked == []
+
+
+def test_models_beside_it_load_and_unload_as_before(core: SimpleNamespace, holder: Any, management: Any) -> None:
+    model = nn.Linear(2, 2)
+    patcher = core.comfy.model_patcher.ModelPatcher(model, CPU, CPU)
+    management.load_models_gpu([patcher])
+    assert sorted(names(management)) == ["CapturedGraphs", "Linear"]
+    management.unload_all_models()
+    assert names(management) == []
+    del patcher, model
+    gc.collect()
+    management.cleanup_models()
+
+
+def test_the_process_shows_it_after_a_capture(
+    core: SimpleNamespace, management: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runtime = core.ours("process.runtime")
+    freed: list[bool] = []
+    monkeypatch.setattr(runtime, "_cache", SimpleNamespace(bytes=3 * MIB, give_back=freed.append))
+    monkeypatch.setattr(runtime, "_holder", None)
+    runtime._show_memory()
+    assert [loaded.model.model_size() for loaded in management.current_loaded_models] == [3 * MIB]
+    management.unload_all_models()
+    assert freed == [True]
