@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from .backends.base import Call, Graph, Program
-from .backends.cuda_graphs.memory import peak_of_run
+from .backends.cuda_graphs.run_cost import cost_of_run
 from .capture_maker import CaptureMaker
 from .captures import Captures, capture_key
 from .config import CacheConfig
@@ -100,7 +100,9 @@ class GraphCache:
         return decide(
             Situation(
                 compiles=program.capabilities.compiles,
-                captures=program.capabilities.captures and self.config.capture,
+                captures=program.capabilities.captures
+                and self.config.capture
+                and not self._captures.gains_nothing(key),
                 ready=key in self._captures,
                 forward_bypass=call.forward_bypass,
                 capture_blocker=blocker or self._captures.blocker(key),
@@ -169,10 +171,10 @@ class GraphCache:
             result = program.run(call)
             self.stats.counters.graph_calls += 1
             return result, 0.0
-        with peak_of_run(call.device) as peak:
+        with cost_of_run(call.device) as cost:
             result = program.run(call)
         self.stats.counters.graph_calls += 1
-        seconds = self._maker.make(program, call, key, result, difference or FREED, peak.bytes)
+        seconds = self._maker.make(program, call, key, result, difference or FREED, cost)
         if key in self._captures:
             self.after_capture()
         self._captures.pin_for_session(key)

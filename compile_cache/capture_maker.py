@@ -7,16 +7,19 @@ from typing import Any
 
 import torch
 
-from .backends.base import Call, CaptureMemory, Program
+from .backends.base import Call, CaptureFacts, Program
 from .backends.cuda_graphs.memory import release_graph_memory
+from .backends.cuda_graphs.run_cost import RunCost
 from .captures import Captures
-from .errors import BypassCode, BypassReason, OverBudgetError
+from .errors import BypassCode, BypassReason, NoGainError, OverBudgetError
 from .keys import CaptureKey, GraphKey
 from .out_of_memory import is_out_of_memory
 from .stats import Stats
 from .torch_private import pytree
 
 logger = logging.getLogger(__name__)
+
+_LEAST_HOST_SHARE = 0.5  # below that the host is far ahead of the GPU: a capture gains less than 3 percent
 
 
 class CaptureMaker:
@@ -27,15 +30,15 @@ class CaptureMaker:
         self._stats = stats
         self._needed: dict[tuple[str, int, GraphKey], int] = {}  # bytes that a refused capture would work in
 
-    def make(self, program: Program, call: Call, key: CaptureKey, result: Any, why: str, peak: int) -> float:
-        """Capture a call whose run gave `result` and took `peak` bytes. Returns the seconds that the capture took.
+    def make(self, program: Program, call: Call, key: CaptureKey, result: Any, why: str, cost: RunCost) -> float:
+        """Capture a call whose run gave `result`. cost: of that run. Returns the seconds that the capture took.
 
         A key that fails is not tried again, one that fails for lack of memory not until there is more.
         """
         with self._stats.stalling():  # also for a capture that fails, after its rehearsal
-            return self._make(program, call, key, result, why, peak)
+            return self._make(program, call, key, result, why, cost)
 
-    def _make(self, program: Program, call: Call, key: CaptureKey, result: Any, why: str, peak: int) -> float:
+    def _make(self, program: Program, call: Call, key: CaptureKey, result: Any, why: str, cost: RunCost) -> float:
         started = self._stats.clock()
         self._captures.drop_stale(key.owner, call.epoch)
         room = self._captures.room_to_work_in(_bytes_of(call, result), call.device)
@@ -45,7 +48,12 @@ class CaptureMaker:
         shared = self._captures.shared_bytes()
         call.progress.raise_if_cancelled()
         try:
-            graph = program.capture(call, result, CaptureMemory(peak, room))
+            known = CaptureFacts(cost.bytes, room, cost.host_share(), _LEAST_HOST_SHARE)
+            graph = program.capture(call, result, known)
+        except NoGainError as error:
+            self._captures.note_no_gain(key)
+            logger.info("Resolute: %s is not captured, since that would gain nothing: %s", key.shape, error)
+            return 0.0
         except OverBudgetError as error:
             self._needed[key.device, key.owner, key.graph] = error.bytes
             self._refuse(key, error.bytes)
@@ -76,8 +84,7 @@ class CaptureMaker:
 
     def retry_all(self) -> None:
         """Memory was freed: let every call be captured again."""
-        self._captures.blockers.clear()
-        self._captures.latches.clear()
+        self._captures.retry_all()
         self._needed.clear()
 
     def forget(self, owner: int) -> None:

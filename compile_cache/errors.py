@@ -61,6 +61,13 @@ class OverBudgetError(CaptureError):
         self.bytes = needed
 
 
+class NoGainError(CaptureError):
+    """A capture would gain nothing, because the GPU is busy all the time without one."""
+
+    def __init__(self, host_share: float) -> None:
+        super().__init__(f"the host launches the call in {host_share:.0%} of the time that the GPU takes for it")
+
+
 class BypassCode(str, Enum):
     """Why a call, or one of its blocks, ran without a graph. The values are part of the HTTP interface."""
 

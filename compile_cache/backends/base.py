@@ -112,15 +112,19 @@ class LiveWeightsGraph(Graph, Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class CaptureMemory:
-    """What is known of the memory of a capture, in bytes.
+class CaptureFacts:
+    """What is known before a capture, from the run before it and of the device. The defaults refuse no capture.
 
-    peak: what the run before it allocated at once. If that run compiled or compared regions, it is too high.
-    limit: a capture that needs more is not made.
+    peak: bytes that the run allocated at once. If it compiled or compared regions, it is too high.
+    limit: a capture that needs more bytes is not made.
+    host_share: see `RunCost.host_share`, of that run. least_host_share: with less a capture gains nothing, so none is
+    made.
     """
 
     peak: int = 0
     limit: int = sys.maxsize
+    host_share: float = 1.0
+    least_host_share: float = 0.0
 
 
 class Program(ABC):
@@ -155,10 +159,10 @@ class Program(ABC):
     def close(self) -> None:  # noqa: B027
         """The module was garbage collected: let go of its blocks now, not when Python next collects cycles."""
 
-    def capture(self, call: Call, result: Any, memory: CaptureMemory) -> Graph:
+    def capture(self, call: Call, result: Any, known: CaptureFacts) -> Graph:
         """Capture a graph for the call's signature, right after a `run` of the same call returned `result`.
 
-        Raises CaptureError, and of that OverBudgetError if it would take more memory than `memory` allows.
+        Raises CaptureError, and of that OverBudgetError and NoGainError if `known` speaks against it.
         """
         raise NotImplementedError(f"{type(self).__name__} does not capture")
 

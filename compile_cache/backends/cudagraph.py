@@ -10,7 +10,7 @@ from ..config import CacheConfig
 from ..regions.region import HookBuilder
 from ..stats import Stats
 from ..torch_private import Loss, lost
-from .base import Backend, Call, Capabilities, CaptureMemory, Graph, Program
+from .base import Backend, Call, Capabilities, CaptureFacts, Graph, Program
 from .cuda_graphs.capture import Recorder
 from .eager import EagerProgram
 
@@ -20,8 +20,8 @@ class CudaGraphProgram(EagerProgram):
         super().__init__(owner, capabilities)
         self._recorder = Recorder()
 
-    def capture(self, call: Call, result: Any, memory: CaptureMemory) -> Graph:
-        return self._recorder.capture(call, result, memory)
+    def capture(self, call: Call, result: Any, known: CaptureFacts) -> Graph:
+        return self._recorder.capture(call, result, known)
 
 
 class CudaGraphBackend(Backend):

@@ -18,7 +18,7 @@ from torch import nn
 from compile_cache.backends.base import Call, Capabilities
 from compile_cache.backends.cuda_graphs import capture as capturing
 from compile_cache.backends.cuda_graphs import pools
-from compile_cache.backends.cuda_graphs.memory import Peak
+from compile_cache.backends.cuda_graphs.run_cost import RunCost
 from compile_cache.backends.cudagraph import CudaGraphProgram
 from compile_cache.backends.inductor.backend import InductorBackend
 from compile_cache.cache import GraphCache
@@ -150,7 +150,7 @@ def on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(capturing, "recorded_waits", lambda: contextlib.nullcontext([]))
     monkeypatch.setattr(pools, "torch", TorchWithoutCuda())
     monkeypatch.setattr(pools, "shared", pools.Pools())
-    monkeypatch.setattr(capturing, "peak_of_run", lambda _: contextlib.nullcontext(Peak()))
+    monkeypatch.setattr(capturing, "cost_of_run", lambda _: contextlib.nullcontext(RunCost()))
     monkeypatch.setattr(capturing, "make_room", lambda device, needed: None)
 
 

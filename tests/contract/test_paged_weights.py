@@ -20,7 +20,7 @@ from hypothesis.stateful import (
 )
 from torch import nn
 
-from compile_cache.backends.base import Call, Capabilities, CaptureMemory, Program
+from compile_cache.backends.base import Call, Capabilities, CaptureFacts, Program
 from compile_cache.cache import GraphCache
 from compile_cache.config import CacheConfig
 from compile_cache.keys import GraphKey, Role, Signature, TensorSpec
@@ -70,7 +70,7 @@ class CapturingProgram(Program):
     def run(self, call: Call) -> Any:
         return call.invoke(call.tensors)
 
-    def capture(self, call: Call, result: Any, memory: CaptureMemory) -> Capture:
+    def capture(self, call: Call, result: Any, known: CaptureFacts) -> Capture:
         assert torch.equal(call.invoke(call.tensors), result)
         return Capture(self.model)
 

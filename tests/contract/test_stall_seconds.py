@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from compile_cache.backends.base import Call, Capabilities, CaptureMemory
+from compile_cache.backends.base import Call, Capabilities, CaptureFacts
 from compile_cache.backends.inductor import program as programs
 from compile_cache.backends.inductor.backend import InductorBackend
 from compile_cache.backends.inductor.regions import region as regions
@@ -177,7 +177,7 @@ def test_a_capture_with_its_rehearsal_also_one_that_fails(clock: Clock, monkeypa
     monkeypatch.setattr(program, "run", lambda call: call.invoke(call.tensors))
     program.capabilities = Capabilities(available=True, compiles=True, captures=True)
 
-    def capture(call: Call, result: Any, memory: CaptureMemory) -> Any:
+    def capture(call: Call, result: Any, known: CaptureFacts) -> Any:
         clock.now += 3.0
         raise CaptureError("it waits for the GPU")
 

@@ -171,7 +171,7 @@ def test_values_made_on_the_host_are_copied_before_the_capture(allocator: str) -
         allocator,
         """
         from types import SimpleNamespace
-        from compile_cache.backends.base import CaptureMemory
+        from compile_cache.backends.base import CaptureFacts
         from compile_cache.backends.cuda_graphs.capture import Recorder
 
         calls = []
@@ -195,7 +195,7 @@ def test_values_made_on_the_host_are_copied_before_the_capture(allocator: str) -
             )
             result = positioned([x])
             calls.clear()
-            graphs[rows, runs] = recorder.capture(call, result, CaptureMemory())
+            graphs[rows, runs] = recorder.capture(call, result, CaptureFacts())
             assert len(calls) == runs, (rows, len(calls))
             for _ in range(3):
                 torch.cuda.empty_cache()
@@ -212,7 +212,7 @@ def test_values_made_on_the_host_are_copied_before_the_capture(allocator: str) -
             invoke=lambda tensors: tensors[0] + torch.rand(256).to("cuda"), tensors=[x], module=None,
         )
         try:
-            recorder.capture(random, x, CaptureMemory())
+            recorder.capture(random, x, CaptureFacts())
         except CaptureError as error:
             print(error)
         else:

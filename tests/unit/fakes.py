@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from compile_cache.backends.base import Call, Capabilities, CaptureMemory, Program
+from compile_cache.backends.base import Call, Capabilities, CaptureFacts, Program
 from compile_cache.cache import GraphCache
 from compile_cache.errors import BypassCode, BypassReason
 from compile_cache.keys import GraphKey, Role, Signature, TensorSpec
@@ -91,7 +91,7 @@ class FakeProgram(Program):
             raise self.run_failures.pop(0)
         return call.invoke(call.tensors)
 
-    def capture(self, call: Call, result: Any, memory: CaptureMemory) -> FakeGraph:
+    def capture(self, call: Call, result: Any, known: CaptureFacts) -> FakeGraph:
         self.capture_attempts += 1
         assert torch.equal(result, call.invoke(call.tensors)), "`capture` must get the result of the run before it"
         if self.capture_failure is not None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from compile_cache.errors import CaptureError, OverBudgetError
+from compile_cache.errors import CaptureError, NoGainError, OverBudgetError
 
 from .fakes import BUDGET, GRADIENT, MIB, FakeProgram, Module, StoppingProgress, answer, expect, oom, session
 
@@ -278,6 +278,24 @@ class TestBudget:
         (reason,) = (event.text for event in cache.stats.events if event.kind == "bypass")
         assert "12 MiB" in reason
         assert "RESOLUTE_BUDGET_MB (now 10)" in reason
+
+    def test_one_that_gains_nothing_is_tried_once_whatever_the_weights_and_is_no_bypass(
+        self, cache: Any, program: Any, module: Any
+    ) -> None:
+        program.capture_failure = NoGainError(0.25)
+        with expect(cache, graph_calls=3):
+            for _ in range(2):
+                assert answer(cache.run(program, module.call())) == 2.0
+            module.load(7.0)
+            assert answer(cache.run(program, module.call())) == 7.0
+        assert program.capture_attempts == 1
+        program.capture_failure = None
+        with expect(cache, graph_calls=1, captures=1):
+            cache.run(program, module.call(16))
+        cache.trim()  # the button Free: the GPU may have been busy with something else
+        with expect(cache, graph_calls=1, captures=1, replays=1):
+            for _ in range(2):
+                cache.run(program, module.call())
 
     def test_after_captures_were_freed_a_refused_one_is_tried_again(
         self, cache: Any, program: Any, module: Any

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from compile_cache.backends.base import Call, CaptureMemory
+from compile_cache.backends.base import Call, CaptureFacts
 from compile_cache.backends.cuda_graphs.pools import Pools
 from compile_cache.cache import GraphCache
 from compile_cache.errors import OverBudgetError
@@ -41,12 +41,12 @@ class Working(FakeProgram):
         self.grows = 0
         self.rehearsals = 0
 
-    def capture(self, call: Call, result: Any, memory: CaptureMemory) -> FakeGraph:
+    def capture(self, call: Call, result: Any, known: CaptureFacts) -> FakeGraph:
         self.rehearsals += 1
         needed = self.works_in[call.tensors[0].shape[-1]]
-        if needed > memory.limit:
+        if needed > known.limit:
             raise OverBudgetError(needed)
-        graph = super().capture(call, result, memory)
+        graph = super().capture(call, result, known)
         self.pool = max(self.pool, needed + self.grows)
         return graph
 

@@ -15,12 +15,13 @@ from typing import Any
 
 import torch
 
-from ...errors import CaptureError, OverBudgetError, first_line
+from ...errors import CaptureError, NoGainError, OverBudgetError, first_line
 from ...torch_private import Loss, foreach_copy, lost, pytree
-from ..base import Call, CaptureMemory
+from ..base import Call, CaptureFacts
 from . import pools
 from .host_constants import HostConstants, Run
-from .memory import make_room, peak_of_run, trims
+from .memory import make_room, trims
+from .run_cost import cost_of_run
 from .sync_check import recorded_waits
 
 logger = logging.getLogger(__name__)
@@ -95,13 +96,13 @@ class Recorder:
     def __init__(self) -> None:
         self._rehearsed: dict[Any, HostConstants | None] = {}
 
-    def capture(self, call: Call, result: Any, memory: CaptureMemory) -> CapturedGraph:
+    def capture(self, call: Call, result: Any, known: CaptureFacts) -> CapturedGraph:
         """See `Program.capture`."""
         signature = call.key.signature
         form = (tuple(name for name, _ in signature.tensors), repr(signature.values))
         constants = self._rehearsed.get(form)
         graph, constants = _capture(
-            call.invoke, call.tensors, result, memory, form not in self._rehearsed, call.module, constants
+            call.invoke, call.tensors, result, known, form not in self._rehearsed, call.module, constants
         )
         self._rehearsed[form] = constants
         return graph
@@ -111,27 +112,28 @@ def capture(
     invoke: Invoke,
     tensors: Sequence[torch.Tensor],
     result: Any,
-    memory: CaptureMemory = CaptureMemory(),  # noqa: B008 (it is frozen)
+    known: CaptureFacts = CaptureFacts(),  # noqa: B008 (it is frozen)
     rehearse: bool = True,
 ) -> CapturedGraph:
     """Capture `invoke(tensors)`, which has just run and returned `result`, so that every kernel is compiled and loaded.
 
     rehearse: run once more on the stream of the capture first, see `_rehearse`. Raises CaptureError with the cause,
-    OverBudgetError, and whatever cancels; in each case the unfinished graph is dropped.
+    NoGainError, OverBudgetError, and whatever cancels; in each case the unfinished graph is dropped.
     """
-    return _capture(invoke, tensors, result, memory, rehearse, None, None)[0]
+    return _capture(invoke, tensors, result, known, rehearse, None, None)[0]
 
 
 def _capture(
     invoke: Invoke,
     tensors: Sequence[torch.Tensor],
     result: Any,
-    memory: CaptureMemory,
+    known: CaptureFacts,
     rehearse: bool,
     module: torch.nn.Module | None,
     constants: HostConstants | None,
 ) -> tuple[CapturedGraph, HostConstants | None]:
     """See `capture`. constants: of an earlier call that ran the same code. Also returns those of this one."""
+    _require_gain(known.host_share, known)
     device = tensors[0].device.index
     leaves, spec = pytree.tree_flatten(result)
     inputs = [tensor.clone() for tensor in tensors]
@@ -140,12 +142,13 @@ def _capture(
     stream = pools.shared.stream(device)
     stream.wait_stream(torch.cuda.current_stream(device))
     with torch.cuda.stream(stream):
-        peak, rehearsed = memory.peak, None
-        if rehearse or peak > memory.limit:
-            with peak_of_run(f"cuda:{device}") as measured:
+        peak, rehearsed = known.peak, None
+        if rehearse or peak > known.limit:
+            with cost_of_run(f"cuda:{device}") as cost:
                 constants, rehearsed = _rehearse(invoke, inputs, module)  # `rehearsed` keeps the copies until then
-            peak = measured.bytes
-        if peak > memory.limit:
+            _require_gain(cost.host_share(), known)
+            peak = cost.bytes
+        if peak > known.limit:
             raise OverBudgetError(peak)
         pool = pools.shared.pool(device)
         make_room(device, peak)
@@ -155,10 +158,16 @@ def _capture(
         graph.replay()  # the first launch maps the memory
         torch.cuda.synchronize(device)
         growth = free_before - torch.cuda.mem_get_info(device)[0]
+        logger.debug("captured: a run allocates %d MiB, the memory of graphs grew by %d MiB", peak >> 20, growth >> 20)
     torch.cuda.current_stream(device).wait_stream(stream)
     del rehearsed
     pools.shared.opened(device, max(growth, 0))
     return CapturedGraph(graph, inputs, outputs, spec, device, peak, list(run.used.values())), constants
+
+
+def _require_gain(host_share: float, known: CaptureFacts) -> None:
+    if host_share < known.least_host_share:
+        raise NoGainError(host_share)
 
 
 def _rehearse(

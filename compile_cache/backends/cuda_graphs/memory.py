@@ -8,12 +8,9 @@ one pool, which is freed with the last of them.
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import logging
 import sys
-from collections.abc import Iterator
-from dataclasses import dataclass
 
 import torch
 
@@ -68,26 +65,6 @@ def release_graph_memory() -> None:
         result = trim(ctypes.c_int(device))
         if result != 0:
             logger.debug("cuDeviceGraphMemTrim on device %d answered %d", device, result)
-
-
-@dataclass
-class Peak:
-    """bytes: what a run allocated at once, at most; 0 if that is unknown (on the CPU)."""
-
-    bytes: int = 0
-
-
-@contextlib.contextmanager
-def peak_of_run(device: str) -> Iterator[Peak]:
-    """Measure the memory that a run on a device ("cuda:0") takes beside what was allocated before."""
-    peak = Peak()
-    if not device.startswith("cuda"):
-        yield peak
-        return
-    torch.cuda.reset_peak_memory_stats(device)
-    before = torch.cuda.memory_allocated(device)
-    yield peak
-    peak.bytes = torch.cuda.max_memory_allocated(device) - before
 
 
 def make_room(device: int, needed: int) -> None:

@@ -16,7 +16,7 @@ from ...regions.region import Hook, HookBuilder, installed
 from ...stats import Stats
 from ...store.artifact_store import ArtifactStore
 from ...torch_private import Loss, lost
-from ..base import Call, Capabilities, CaptureMemory, Graph, Program
+from ..base import Call, Capabilities, CaptureFacts, Graph, Program
 from ..cuda_graphs.capture import Recorder
 from .parallel.parallel_compile import compile_in_parallel
 from .parallel.pool import WorkerPool, worker_count
@@ -179,9 +179,9 @@ class InductorProgram(Program):
         self._epoch = None
         self._regions.survey(())
 
-    def capture(self, call: Call, result: Any, memory: CaptureMemory) -> Graph:
+    def capture(self, call: Call, result: Any, known: CaptureFacts) -> Graph:
         with installed(self._hooks):
-            return self._without_workers_if_short(lambda: self._recorder.capture(call, result, memory))
+            return self._without_workers_if_short(lambda: self._recorder.capture(call, result, known))
 
     def _bypass(self, reason: BypassReason) -> None:
         # Once per call and reason: a model has seventy blocks, and one patch concerns them all.

@@ -11,7 +11,7 @@ import torch
 
 from ...errors import CaptureError
 from ...torch_private import pytree
-from ..base import Call, Capabilities, CaptureMemory
+from ..base import Call, Capabilities, CaptureFacts
 from ..eager import EagerProgram
 from .packages import installed, oneflow
 from .runtime import Runtime, memory_in_use, synchronize, wait_for_torch
@@ -111,7 +111,7 @@ class OneFlowProgram(EagerProgram):
         self._runtime = runtime
         self._weights = Weights()
 
-    def capture(self, call: Call, result: Any, memory: CaptureMemory) -> OneFlowGraph:
+    def capture(self, call: Call, result: Any, known: CaptureFacts) -> OneFlowGraph:
         """Build and check a graph; raises CaptureError. Runs eagerly first: an error in a plan may end the process."""
         self._runtime.require_room(self._budget)
         if call.module is None:
