@@ -55,7 +55,7 @@ class GraphCache:
         self.config = config or CacheConfig.from_environment()
         self.stats = Stats()
         self._captures = Captures(self.config.budget_bytes)
-        self._maker = CaptureMaker(self._captures, self.stats)
+        self._maker = CaptureMaker(self._captures, self.stats, self.config.spare_bytes)
         self._seen = SeenSignatures()
         self._recordings = Recordings()
         folder = self.config.store_folder

@@ -25,8 +25,10 @@ _LEAST_HOST_SHARE = 0.5  # below that the host is far ahead of the GPU: a captur
 class CaptureMaker:
     """Puts captures into `captures`, within its budget. GraphCache's lock guards it."""
 
-    def __init__(self, captures: Captures, stats: Stats) -> None:
+    def __init__(self, captures: Captures, stats: Stats, spare: int = 0) -> None:
+        """spare: see `CacheConfig.spare_bytes`."""
         self._captures = captures
+        self._spare = spare
         self._stats = stats
         self._needed: dict[tuple[str, int, GraphKey], int] = {}  # bytes that a refused capture would work in
 
@@ -48,7 +50,7 @@ class CaptureMaker:
         shared = self._captures.shared_bytes()
         call.progress.raise_if_cancelled()
         try:
-            known = CaptureFacts(cost.bytes, room, cost.host_share(), _LEAST_HOST_SHARE)
+            known = CaptureFacts(cost.bytes, room, self._spare, cost.host_share(), _LEAST_HOST_SHARE)
             graph = program.capture(call, result, known)
         except NoGainError as error:
             self._captures.note_no_gain(key)
@@ -63,6 +65,7 @@ class CaptureMaker:
                 raise error.__cause__ from None
             if isinstance(error, call.progress.cancellations):
                 raise
+            logger.debug("Resolute: the capture of %s failed", key.shape, exc_info=error)
             release_graph_memory()
             short = is_out_of_memory(error) or is_out_of_memory(error.__cause__)
             self.block(key, BypassCode.CAPTURE_FAILED, str(error), passes=short)

@@ -28,6 +28,7 @@ class CacheConfig:
     trusted_classes: "module.Class" of model classes of other packs that may be captured all the same.
     management_modules: modules whose functions move memory and compute nothing; another pack may replace those.
     rules: how to read the attributes of the application's modules.
+    spare_bytes: device memory that a capture leaves free, because the application takes less as a lack of memory.
     """
 
     budget_bytes: int = 4096 * _MIB
@@ -41,6 +42,7 @@ class CacheConfig:
     trusted_classes: frozenset[str] = frozenset()
     management_modules: frozenset[str] = frozenset()
     rules: ModuleRules = PLAIN
+    spare_bytes: int = 0
 
     @staticmethod
     def from_environment(

@@ -32,6 +32,7 @@ class Loss(Enum):
     WORKERS = "regions are compiled one after the other"
     ADDRESSES = "with cudaMallocAsync, ComfyUI's default allocator, calls of compiled regions are not captured"
     HOST_VALUES = "forwards that make tensors on the host are not captured"
+    RECOVERY = "after CUDA broke a capture, no other is made and memory is not freed until ComfyUI starts again"
     SPEED = "it takes somewhat longer"
 
 
@@ -89,6 +90,10 @@ _TABLE = (
     ),
     _Name("TorchDispatchMode", "torch.utils._python_dispatch", Loss.HOST_VALUES, instead=lambda: _NoMode),
     _Name("mkldnn_enabled", "torch._C", Loss.CALLS, "_get_mkldnn_enabled", instead=lambda: lambda: None),
+    _Name(
+        "end_allocate_to_pool", "torch._C", Loss.RECOVERY, "_cuda_endAllocateToPool",
+        instead=lambda: lambda device, pool: None,
+    ),
     _Name("foreach_copy", "torch", Loss.SPEED, "_foreach_copy_", instead=lambda: _copy_each),
     # Dynamo is imported for its locks and counters. Nothing is traced by it.
     _Name("dynamo", "torch._dynamo", Loss.COMPILING, ""),

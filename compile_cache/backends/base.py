@@ -116,13 +116,14 @@ class CaptureFacts:
     """What is known before a capture, from the run before it and of the device. The defaults refuse no capture.
 
     peak: bytes that the run allocated at once. If it compiled or compared regions, it is too high.
-    limit: a capture that needs more bytes is not made.
+    limit: a capture that needs more bytes is not made. spare: so many bytes more must be free while it is made.
     host_share: see `RunCost.host_share`, of that run. least_host_share: with less a capture gains nothing, so none is
     made.
     """
 
     peak: int = 0
     limit: int = sys.maxsize
+    spare: int = 0
     host_share: float = 1.0
     least_host_share: float = 0.0
 

@@ -97,3 +97,14 @@ def test_the_process_shows_it_after_a_capture(
     assert [loaded.model.model_size() for loaded in management.current_loaded_models] == [3 * MIB]
     management.unload_all_models()
     assert freed == [True]
+
+
+def test_a_capture_leaves_free_what_dynamic_vram_takes_as_a_lack(
+    core: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dynamic_vram = core.ours("comfyui.dynamic_vram")
+    assert dynamic_vram.headroom() == 0, "it is off on the CPU"
+    monkeypatch.setattr(core.comfy.memory_management, "aimdo_enabled", True)
+    assert dynamic_vram.headroom() == 256 * MIB
+    monkeypatch.setattr(core.comfy.cli_args.args, "vram_headroom", 1.5)
+    assert dynamic_vram.headroom() == (256 + 1536) * MIB

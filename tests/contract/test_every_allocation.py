@@ -151,7 +151,7 @@ def on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pools, "torch", TorchWithoutCuda())
     monkeypatch.setattr(pools, "shared", pools.Pools())
     monkeypatch.setattr(capturing, "cost_of_run", lambda _: contextlib.nullcontext(RunCost()))
-    monkeypatch.setattr(capturing, "make_room", lambda device, needed: None)
+    monkeypatch.setattr(capturing, "make_room", lambda device, needed, spare: None)
 
 
 @contextlib.contextmanager

@@ -56,6 +56,7 @@ LEFT = {
     Loss.WORKERS: ("inductor", True),
     Loss.ADDRESSES: ("inductor", True),
     Loss.HOST_VALUES: ("inductor", True),
+    Loss.RECOVERY: ("inductor", True),
     Loss.SPEED: ("inductor", True),
 }
 

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from ...errors import CaptureError, NoGainError, OverBudgetError, first_line
-from ...torch_private import Loss, foreach_copy, lost, pytree
+from ...torch_private import Loss, end_allocate_to_pool, foreach_copy, lost, pytree
 from ..base import Call, CaptureFacts
 from . import pools
 from .host_constants import HostConstants, Run
@@ -151,7 +151,7 @@ def _capture(
         if peak > known.limit:
             raise OverBudgetError(peak)
         pool = pools.shared.pool(device)
-        make_room(device, peak)
+        make_room(device, peak, known.spare)
         torch.cuda.synchronize(device)
         free_before = torch.cuda.mem_get_info(device)[0]
         graph, run = _capture_with_constants(invoke, inputs, outputs, pool, constants)
@@ -259,7 +259,7 @@ def _observed(invoke: Invoke, constants: HostConstants, runs: list[Run]) -> Invo
 def _capture_on_current_stream(
     invoke: Invoke, inputs: list[torch.Tensor], outputs: list[Any], pool: Any
 ) -> torch.cuda.CUDAGraph:
-    graph = torch.cuda.CUDAGraph()
+    graph, device = torch.cuda.CUDAGraph(), inputs[0].device.index
     # "thread_local", as ComfyUI does: with the default, a CUDA call of another thread breaks the capture.
     graph.capture_begin(pool=pool, capture_error_mode="thread_local")
     try:
@@ -271,19 +271,28 @@ def _capture_on_current_stream(
         graph.capture_end()
     except Exception as error:
         _keep_for_good(error)
-        _abandon(graph)
+        _abandon(graph, device, pool)
         raise CaptureError(f"{type(error).__name__}: {first_line(error)}") from error
     except BaseException as error:
         # A cancel, which ComfyUI's operations check for. The capture is intact: free its tensors while it still runs.
         traceback.clear_frames(error.__traceback__)
-        _abandon(graph)
+        _abandon(graph, device, pool)
         raise
     return graph
 
 
-def _abandon(graph: torch.cuda.CUDAGraph) -> None:
+def _abandon(graph: torch.cuda.CUDAGraph, device: int, pool: Any) -> None:
+    """End a capture that is not used.
+
+    If the driver broke it, `capture_end` raises before it tells torch's allocator. That would then take every later
+    allocation for a part of the capture: it would free nothing any more, and refuse every further capture.
+    """
     try:
         graph.capture_end()
     except RuntimeError as error:
         _keep_for_good(error)
         logger.debug("the broken capture ended with: %s", first_line(error))
+        try:
+            end_allocate_to_pool(device, pool)
+        except RuntimeError as ended:
+            logger.debug("torch's allocator had ended the capture: %s", first_line(ended))

@@ -17,6 +17,7 @@ import torch
 logger = logging.getLogger(__name__)
 
 _trims = 0
+_ROUNDING = 64 << 20  # the driver rounds each allocation up to 2 MiB
 _RESERVED_NOW = 2  # CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT
 
 
@@ -67,13 +68,15 @@ def release_graph_memory() -> None:
             logger.debug("cuDeviceGraphMemTrim on device %d answered %d", device, result)
 
 
-def make_room(device: int, needed: int) -> None:
-    """Leave `needed` bytes to the driver, which maps the memory of a graph at its first launch.
+def make_room(device: int, needed: int, spare: int = 0) -> None:
+    """Leave memory to the driver, which maps that of a graph at its first launch: enough for a run that allocates
+    `needed` bytes, and `spare` bytes more.
 
     The driver cannot ask others for memory: torch's allocator keeps what it once had, and ComfyUI's pages of weights
     take what is free. Both give way to an ordinary allocation. They must do so now: unloading pages waits for the GPU,
-    which would end a capture. Raises torch's OutOfMemoryError.
+    which ends a capture. Raises torch's OutOfMemoryError.
     """
+    rounded = needed + needed // 8 + _ROUNDING
     torch.cuda.empty_cache()
-    torch.empty(needed, dtype=torch.uint8, device=f"cuda:{device}")
+    torch.empty(rounded + spare, dtype=torch.uint8, device=f"cuda:{device}")
     torch.cuda.empty_cache()

@@ -11,20 +11,37 @@ This file and `page_loading` hold all that Resolute knows of it. Nothing here lo
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Iterable
 from typing import Any
 
+import comfy.cli_args
 import torch
 
 Serials = tuple[int, ...]  # of the pages of a range, in order
 
 NAMES = ("weight", "bias")
+_AIMDO_HEADROOM = 256 << 20
 
 
 def allocation(module: torch.nn.Module) -> tuple[Any, int, int] | None:
     """(reservation, address, bytes) of a module whose weights are paged, else None."""
     found: tuple[Any, int, int] | None = module.__dict__.get("_v")
     return found
+
+
+def headroom() -> int:
+    """Bytes that DynamicVRAM keeps free on a device: an allocation that would leave less unloads pages. 0 if it is off.
+
+    comfy-aimdo's own (VRAM_HEADROOM in its `plat.h`), and what `--vram-headroom` adds.
+    """
+    try:
+        memory_management = importlib.import_module("comfy.memory_management")
+    except ImportError:  # ComfyUI 0.8.0
+        return 0
+    if not memory_management.aimdo_enabled:
+        return 0
+    return _AIMDO_HEADROOM + int(vars(comfy.cli_args.args).get("vram_headroom", 0) * (1 << 30))
 
 
 def page_bytes(reservation: Any) -> int:

@@ -8,7 +8,7 @@ import logging
 import queue
 import threading
 import weakref
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import comfy.model_management
@@ -21,7 +21,7 @@ from ....compile_cache.config import CacheConfig
 from ....compile_cache.regions.region import HookBuilder
 from ....compile_cache.regions.structure import structure_digest
 from ....compile_cache.store.fingerprint import ModelFingerprint
-from ..comfyui import page_loading
+from ..comfyui import dynamic_vram, page_loading
 from ..comfyui.module_attributes import RULES
 from ..weights.model_code import MANAGEMENT_MODULES
 from ..weights.weights_epoch import WeightsEpoch
@@ -81,7 +81,7 @@ def cache() -> GraphCache:
                 user_settings.variables(),
                 RULES,
             )
-            _cache = GraphCache(config)
+            _cache = GraphCache(replace(config, spare_bytes=dynamic_vram.headroom()))
             _cache.after_capture = _show_memory
         return _cache
 
