@@ -1,4 +1,4 @@
-// The text on Resolute's nodes: two lines on a compile node, the whole result on a report.
+// The text on Resolute's nodes: a sentence or two on a compile node, the whole result on a report.
 //
 // ComfyUI adds such a widget when the first text arrives, and the node grows over its neighbours. Ours is there from the
 // start, under the name that ComfyUI looks for, so it gets the same texts and the node keeps its size.
@@ -7,17 +7,17 @@ const NAME = "$$node-text-preview";
 const LINE = 16;
 const PADDING = 8;
 const MARGIN = 4;
-const TWO_LINES = 2;
+const STATUS = 3; // a result and a reason, of which one needs two lines on a node as wide as ComfyUI makes it
 
 // Lines of text that a node shows without scrolling.
 const LINES = {
-  ResoluteCompileModel: TWO_LINES,
-  ResoluteCompileVAEDecode: TWO_LINES,
-  ResoluteCompileControlNet: TWO_LINES,
-  ResoluteLoadCheckpoint: TWO_LINES,
-  ResoluteDeepCache: TWO_LINES,
-  ResoluteResolution: TWO_LINES,
-  ResoluteFree: TWO_LINES,
+  ResoluteCompileModel: STATUS,
+  ResoluteCompileVAEDecode: STATUS,
+  ResoluteCompileControlNet: STATUS,
+  ResoluteLoadCheckpoint: STATUS,
+  ResoluteDeepCache: STATUS,
+  ResoluteResolution: STATUS,
+  ResoluteFree: STATUS,
   ResoluteWarmUp: 8,
   ResoluteReport: 12,
   ResoluteCompareImages: 6,
@@ -29,15 +29,15 @@ const BEFORE_A_RUN = {
   ResoluteWarmUp: "What was warmed up appears here.",
 };
 
-// The nodes of OneDiff's names have two lines too: which node replaces them, or what they compile.
+// The nodes of OneDiff's names have as many: which node replaces them, or what they compile.
 const ONEDIFF = "Resolute/OneDiff";
 
 export function addText(node, category, translate) {
-  const lines = LINES[node.comfyClass] ?? (category === ONEDIFF ? TWO_LINES : 0);
+  const lines = LINES[node.comfyClass] ?? (category === ONEDIFF ? STATUS : 0);
   if (!lines || node.widgets?.some((widget) => widget.name === NAME)) return;
   const element = document.createElement("div");
-  element.className = lines > TWO_LINES ? "resolute-text resolute-table" : "resolute-text";
-  element.tabIndex = lines > TWO_LINES ? 0 : -1;
+  element.className = lines > STATUS ? "resolute-text resolute-table" : "resolute-text";
+  element.tabIndex = lines > STATUS ? 0 : -1;
   element.setAttribute("role", "status");
   element.setAttribute("aria-live", "polite");
   element.setAttribute("aria-label", node.title);
@@ -55,7 +55,7 @@ export function addText(node, category, translate) {
     serialize: false,
   });
   widget.serialize = false;
-  if (lines > TWO_LINES) node.size[0] = Math.max(node.size[0], 420);
+  if (lines > STATUS) node.size[0] = Math.max(node.size[0], 420);
 }
 
 export function showResult(node, output) {
