@@ -31,6 +31,8 @@ EMPTY = {"nodes": [], "links": [], "groups": [], "last_node_id": 0, "last_link_i
 # Places on the canvas that no control covers, for a double-click and for a new node: apart, because a click and a
 # double-click at one place are neither, and far from the edges, where a new node would scroll the view.
 FREE, NEW_NODE = (1250, 640), (960, 600)
+# ComfyUI's page takes 8 s of a processor to load, and a busy machine may give it a twentieth of one.
+LOADING_MS = 300_000
 SEARCH = "input[role=combobox]"
 DIALOG = "[role=dialog]"
 TEMPLATES = re.compile(r"/templates/index(\.[a-zA-Z-]+)?\.json$")  # ComfyUI's own, in the language of the settings
@@ -44,6 +46,7 @@ class FrontEnd:
 
     def __init__(self, page: Any, url: str) -> None:
         self.page, self.url = page, url
+        page.add_init_script(js.NO_MOTION)
         self._language = ""
 
     def load_page(self, language: str = ENGLISH, all_templates: bool = False) -> None:
@@ -58,8 +61,8 @@ class FrontEnd:
         self.page.unroute_all()
         if not all_templates:
             self.page.route(TEMPLATES, _few_templates)
-        self.page.goto(self.url)
-        self.page.wait_for_function(js.READY)
+        self.page.goto(self.url, timeout=LOADING_MS)
+        self.page.wait_for_function(js.READY, timeout=LOADING_MS)
         self.page.evaluate(js.STABLE)
 
     def start(self) -> None:
@@ -132,6 +135,11 @@ class FrontEnd:
         """How many pictures the nodes show, by title."""
         return dict(self.page.evaluate(js.PICTURES))
 
+    def wait_for_pictures(self) -> None:
+        """Wait until each node in view shows its picture."""
+        self.page.wait_for_function(js.PICTURES_SHOWN)
+        self.stable()
+
     def overlaps(self) -> list[tuple[str, str]]:
         """Titles of each two nodes that lie over each other."""
         boxes = self.page.evaluate(js.BOXES)
@@ -165,7 +173,7 @@ class FrontEnd:
 
     def search(self, words: str, title: str) -> None:
         """Type words into the search dialog, and wait until it lists a node with this title."""
-        self.page.mouse.dblclick(*FREE)
+        chromium.double_click(self.page, *FREE)
         self.page.locator(SEARCH).fill(words)
         self.page.wait_for_function(js.LISTED, arg=title)
 
@@ -190,7 +198,7 @@ class FrontEnd:
         self.page.evaluate(js.LINK, self.page.evaluate(js.ENDS, [source, output, target, name]))
 
     def place(self, classes: Sequence[str]) -> None:
-        """An empty graph with one node of each class, in three columns."""
+        """A graph of one node of each class, beside an open panel and below the top bar."""
         self.page.evaluate(js.PLACE, list(classes))
         self.stable()
 

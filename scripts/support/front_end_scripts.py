@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+# Runs before the page's own scripts. Placeholders that shimmer while a picture loads take a whole processor where there
+# is no GPU, and a dialog that still fades in takes no click.
+NO_MOTION = """document.addEventListener('DOMContentLoaded', () => {
+    const style = document.createElement('style');
+    style.textContent = '*, *::before, *::after { animation: none !important; transition: none !important; }';
+    document.head.append(style);
+})"""
 # The extensions are set up, the first workflow is loaded, and nothing blocks the page.
 READY = """() => Boolean(window.app?.vueAppReady && app.extensionManager?.workflow?.activeWorkflow
     && document.querySelector('.resolute-badge') && !document.querySelector('.p-blockui-mask'))"""
-# Resolves once nothing that is drawn has moved for some frames: nodes in both renderers, the view and the dialogs.
+# Resolves once the canvas is drawn anew and nothing on the screen has moved for some frames: nodes in both renderers,
+# the view and the dialogs.
 STABLE = """() => new Promise((resolve, reject) => {
     let last = '', same = 0;
     const late = performance.now() + 60000;
+    let drawn = false;
+    app.canvas.setDirty(true, true);
     const look = () => {
         const elements = [...document.querySelectorAll('[data-node-id], [role=dialog], .resolute-panel')].map(e => {
             const box = e.getBoundingClientRect();
@@ -17,7 +27,8 @@ STABLE = """() => new Promise((resolve, reject) => {
         const {scale, offset} = app.canvas.ds;
         const nodes = app.graph.nodes.map(node => [...node.pos, ...node.size].map(Math.round));
         const now = JSON.stringify([nodes, elements, scale, [...offset]]);
-        same = now === last ? same + 1 : 0;
+        drawn ||= !app.canvas.dirty_canvas && !app.canvas.dirty_bgcanvas;
+        same = now === last && drawn ? same + 1 : 0;
         last = now;
         if (same >= 6) resolve();
         else if (performance.now() > late) reject(new Error('The page still moves after a minute: ' + now));
@@ -67,6 +78,9 @@ TEXTS = """() => Object.fromEntries(app.graph.nodes.map(n => [n.title,
 # How many pictures a node shows, by its title.
 PICTURES = """() => Object.fromEntries(app.graph.nodes.map(n => [n.title,
     (app.nodeOutputs[n.id]?.images ?? []).length]).filter(([, count]) => count))"""
+# Whether each node that made a picture shows it: the page loads it from the server after the prompt's end.
+PICTURES_SHOWN = """() => app.graph.nodes.every(n => !app.nodeOutputs[n.id]?.images?.length
+    || (document.querySelector(`[data-node-id="${n.id}"] img`) ?? n.imgs?.[0])?.complete)"""
 # Texts that are cut off although nothing can be scrolled.
 CUT = """() => [...document.querySelectorAll('.resolute-text, .resolute-panel *, .resolute-badge')].filter(e =>
     e.innerText?.trim() && e.checkVisibility() && !['auto', 'scroll'].includes(getComputedStyle(e).overflowX)
@@ -94,9 +108,11 @@ PLACE = """classes => {
         const node = LiteGraph.createNode(name);
         const column = index % 3;
         app.graph.add(node);
-        node.pos = [column * 560, bottoms[column] + 40];
+        node.pos = [column * 500, bottoms[column] + 40];
         bottoms[column] += node.size[1] + 120;
     });
+    app.canvas.ds.scale = 0.75;
+    app.canvas.ds.offset = [540, 170];
 }"""
 # Where on the screen a socket is: ([node, is it an output, slot]).
 SOCKET = """([id, out, slot]) => {

@@ -73,7 +73,7 @@ def test_a_user_speeds_up_a_workflow_in_five_steps(
 def cancel_while_it_compiles(page: FrontEnd, screenshot: Path) -> None:
     page.queue()
     page.page.wait_for_function("() => window.resoluteTexts.some(t => /^compiling \\d of/.test(t))")
-    assert "compiling" in page.page.locator(".resolute-badge").inner_text()
+    page.page.locator(".resolute-badge", has_text="compiling").wait_for()
     page.page.screenshot(path=screenshot)
     page.cancel()
     assert page.wait()["name"] == "execution_interrupted"

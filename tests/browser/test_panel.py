@@ -19,21 +19,21 @@ def test_the_panel_follows_a_warm_up_and_a_free(page: FrontEnd, screenshots: Pat
     page.load_prompt(compiled(width=128, height=96))
     page.open_panel()
     tab = page.page
-    assert re.fullmatch(r"(\d+ regions?, )?\d+ sizes? ready", tab.locator(".resolute-badge").inner_text())
+    tab.locator(".resolute-badge", has_text=re.compile(r"^(\d+ regions?, )?\d+ sizes? ready$")).wait_for()
     page.watch()
     tab.locator("[data-action=warm-up]").click()
     assert page.wait()["name"] == "execution_success"
     # The batch is the user's: the positive and the negative prompt share a call of two.
     row = "() => [...document.querySelectorAll('.resolute-model td')].some(cell => cell.innerText === '128x96')"
     tab.wait_for_function(row)
-    assert tab.locator(".resolute-prompt").count() > 0
-    assert "Queued: 128x96" in tab.locator(".resolute-said").inner_text()
+    tab.locator(".resolute-prompt").first.wait_for()
+    tab.locator(".resolute-said", has_text="Queued: 128x96").wait_for()
     tab.screenshot(path=screenshots / "panel-dark.png")
     page.watch()
     tab.locator("[data-action=free]").click()
     assert page.wait()["name"] == "execution_success"
     tab.locator("[data-action=copy]").click()
-    tab.wait_for_function("() => document.querySelector('.resolute-said').innerText.includes('clipboard')")
+    tab.locator(".resolute-said", has_text="clipboard").wait_for()
     assert "region compiles" in tab.evaluate("() => navigator.clipboard.readText()")
     assert page.cut_texts() == []
 
@@ -52,6 +52,7 @@ def test_the_panel_is_reached_and_named_without_a_mouse(page: FrontEnd) -> None:
 
 def test_the_panel_works_in_light_colours_and_a_narrow_window(page: FrontEnd, screenshots: Path) -> None:
     page.settings({"Comfy.ColorPalette": "light"})
+    page.page.wait_for_function("() => !document.documentElement.classList.contains('dark-theme')")
     page.place(["ResoluteCompileModel", "ResoluteReport", "ResoluteResolution"])
     page.open_panel()
     page.page.screenshot(path=screenshots / "panel-light.png")

@@ -64,6 +64,7 @@ def test_a_template_opens_runs_and_nothing_overlaps(page: FrontEnd, graph: Graph
     for vue in (False, True):
         page.renderer(vue)
         page.fit_view()
+        page.wait_for_pictures()
         page.page.screenshot(path=screenshots / f"{graph.name}{'-nodes2' if vue else ''}.png")
         assert page.overlaps() == []
         assert page.cut_texts() == []

@@ -21,7 +21,6 @@ def test_names_and_the_panel_are_in_the_language_of_the_settings(
     browser.load_page(language)
     browser.place(["ResoluteCompileModel", "ResoluteReport"])
     browser.open_panel()
-    browser.fit_view()
     browser.page.screenshot(path=screenshots / f"language-{language}.png")
     assert TITLES[language] in browser.titles()
     assert "Warm up" not in browser.page.locator(".resolute-panel").inner_text()
