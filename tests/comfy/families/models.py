@@ -247,7 +247,7 @@ MODELS = {
         ("double_block", "img"),
     ),
     "Flux 2": Model("flux.model.Flux", FLUX2, image(32, guidance=guidance), 2, 4, ("double_block", "img")),
-    "Krea 2": Model("krea2.model.SingleStreamDiT", KREA2, image(16, context=text_of(32)), 3, 6),
+    "Krea 2": Model("krea2.model.SingleStreamDiT", KREA2, image(16, context=text_of(32)), 2, 6),
     "SD3.5": Model(
         "modules.diffusionmodules.mmdit.OpenAISignatureMMDITWrapper", SD3, image(16, y=pooled), 2, 3,
         ("double_block", "img"),

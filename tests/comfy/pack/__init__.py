@@ -7,6 +7,7 @@ from .controlnets import ResoluteTestControlNet, ResoluteTestHint
 from .failures import ResoluteTestEmptyConditioning, ResoluteTestFailingBlock, ResoluteTestResidual
 from .formats import ResoluteTestFormatModel, ResoluteTestFreeMemory
 from .global_state import ResoluteTestGlobalState
+from .held import ResoluteTestHeld
 from .loading import ResoluteTestLowVRAM, ResoluteTestOtherModel, ResoluteTestUnloadInTheMiddle
 from .models import ResoluteTestCountingModel, ResoluteTestUnknownModel
 from .patches import ResoluteTestPatch
@@ -22,6 +23,7 @@ NODES = (
     ResoluteTestFormatModel,
     ResoluteTestFreeMemory,
     ResoluteTestGlobalState,
+    ResoluteTestHeld,
     ResoluteTestLatent,
     ResoluteTestLowVRAM,
     ResoluteTestOtherModel,

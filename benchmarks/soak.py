@@ -1,0 +1,166 @@
+"""Runs hundreds of random prompts with Resolute in one server, and watches memory, compiles and errors.
+
+    python -m benchmarks.soak --out benchmarks/results/NAME-soak.json [--prompts 500] [--free 12] [--budget-mb 10]
+                              [--steps 6] [--every 25] [--argument ...]
+    python -m benchmarks.soak --plot benchmarks/results/NAME-soak.json docs/soak.svg
+
+Two checkpoints (SDXL and SD1.5, random weights), sizes and batches of a trace that a seed draws, and LoRAs that come
+and go. After each prompt it reads the memory in use on the device and in the server's process. Slopes are of the second
+half, in MiB for each 100 prompts, with their standard errors. Every so many prompts (`--every`) one runs again with
+stock ComfyUI and the same seed, and the latents are compared. The default budget holds about a tenth of the captures.
+Needs CUDA and the environment of `scripts/test` (without a network, set RESOLUTE_PYTHON and COMFYUI_PATH).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy
+import psutil
+
+from scripts.support import command, models
+from scripts.support.server import ComfyServer
+
+from . import soak_plot
+
+MIB = 1 << 20
+
+
+@dataclass(frozen=True)
+class Visit:
+    """One prompt of a trace. width, height: in pixels. lora: "" for none."""
+
+    kind: str
+    width: int
+    height: int
+    batch: int
+    lora: str
+    strength: float
+    seed: int
+
+
+def trace(prompts: int, kinds: Sequence[str], sides: Sequence[int], shapes: int = 40, seed: int = 1) -> Iterator[Visit]:
+    """Prompts that visit `shapes` shapes of each kind, the first ones more often. A model stays for some prompts."""
+    draw = random.Random(seed)
+    known = {
+        kind: [(draw.choice(sides), draw.choice(sides), draw.choice((1, 1, 2))) for _ in range(shapes)]
+        for kind in kinds
+    }
+    kind = kinds[0]
+    for number in range(prompts):
+        if draw.random() < 0.2:
+            kind = draw.choice(kinds)
+        shape = known[kind][min(int(draw.expovariate(6 / shapes)), shapes - 1)]
+        lora = draw.choice(("", "", "a", "b"))
+        yield Visit(kind, *shape, lora, draw.choice((1.0, 0.5)), 1000 + number)
+
+
+def slope(values: Sequence[float]) -> tuple[float, float]:
+    """The rise of values for each 100 steps, by least squares, and its standard error."""
+    x = numpy.arange(len(values)) / 100
+    (rise, start), *_ = numpy.polyfit(x, values, 1, full=True)
+    rest = numpy.asarray(values) - (rise * x + start)
+    variance = float(rest @ rest) / max(len(values) - 2, 1)
+    return float(rise), (variance / float(((x - x.mean()) ** 2).sum())) ** 0.5
+
+
+def summary(rows: Sequence[dict[str, Any]], first_of: Sequence[int]) -> dict[str, Any]:
+    """What a run showed. first_of: numbers of the prompts that may compile, the first of each kind."""
+    half = rows[len(rows) // 2 :]
+    found: dict[str, Any] = {"prompts": len(rows)}
+    for name in ("device_mib", "host_mib"):
+        rise, spread = slope([row[name] for row in half])
+        found[f"{name}_per_100_prompts"] = {"slope": round(rise, 2), "standard_error": round(spread, 2)}
+    later = [row for number, row in enumerate(rows) if number not in first_of]
+    found["compiles_after_the_first"] = sum(row["region_compiles"] for row in later)
+    found["captures"] = sum(row["captures"] for row in rows)
+    found["evictions"] = sum(row["evictions"] for row in rows)
+    errors = [row["error"] for row in rows if "error" in row]
+    found |= {"compared": len(errors), "worst_error": max(errors, default=None)}
+    return found
+
+
+def measure(server: ComfyServer, files: dict[str, str], options: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """Run the trace. Yields a row for each prompt."""
+    import torch
+
+    from .dynamic_vram import Situation, run
+
+    assert server.process is not None
+    process = psutil.Process(server.process.pid)
+    evictions = 0
+    for number, visit in enumerate(trace(options.prompts, list(files), range(512, 1281, 64), options.shapes)):
+        situation = Situation("", visit.width, visit.height, visit.lora, visit.strength, visit.kind)
+        found = run(server.client, situation, "inductor", options.steps, visit.seed, files)
+        latents = found.pop("latents")
+        free, total = torch.cuda.mem_get_info()
+        row: dict[str, Any] = {**asdict(visit), **{key: found[key] for key in ("seconds", "stall", "bypasses")}}
+        row |= {key: found[key] for key in ("captures", "replays", "region_compiles")}
+        row |= {"device_mib": (total - free) // MIB, "host_mib": process.memory_info().rss // MIB}
+        counted = server.client.get("/resolute/cache")["counters"]["evictions"]
+        row["evictions"], evictions = counted - evictions, counted
+        if number % options.every == options.every - 1:
+            stock = run(server.client, situation, "stock", options.steps, visit.seed, files)["latents"]
+            row["error"] = float(numpy.linalg.norm(latents - stock) / numpy.linalg.norm(stock))
+        yield row
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--prompts", type=int, default=500)
+    parser.add_argument("--shapes", type=int, default=40, help="of each model")
+    parser.add_argument("--steps", type=int, default=6)
+    parser.add_argument("--every", type=int, default=25, help="compare one of so many prompts with stock ComfyUI")
+    parser.add_argument("--free", type=float, help="GiB of the card that are free")
+    parser.add_argument("--budget-mb", type=int, default=10)
+    parser.add_argument("--argument", action="append", default=[], help="an extra argument for ComfyUI")
+    parser.add_argument("--plot", nargs=2, type=Path, metavar=("RESULT", "SVG"), help="draw a result; run nothing")
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    if options.plot:
+        rows = json.loads(options.plot[0].read_text("utf-8"))["rows"]
+        options.plot[1].write_text(soak_plot.draw(rows), "utf-8")
+        return 0
+    from .dynamic_vram import small_card, write_lora
+    from .tour import ROOT, environment, without_paths
+
+    setup = command.prepare()
+    paths = {kind: models.ensure(kind, setup.python, setup.comfyui) for kind in ("sdxl", "sd15")}
+    for seed, name in enumerate("ab"):
+        file = models.folder() / "loras" / f"bench-{name}.safetensors"
+        if not file.is_file():
+            write_lora(paths["sdxl"], file, seed)
+    server = ComfyServer(
+        setup.python, setup.comfyui, Path(tempfile.mkdtemp(prefix="resolute-soak-")),
+        packs={"resolute": ROOT, "resolute-test-pack": ROOT / "tests" / "pack"}, models=models.folder(), cpu=False,
+        arguments=options.argument, environment={"RESOLUTE_BUDGET_MB": str(options.budget_mb)},
+    )  # fmt: skip
+    result: dict[str, Any] = {"arguments": without_paths(options.argument), "free_gib": options.free}
+    result |= {"steps": options.steps, "budget_mib": options.budget_mb}
+    rows: list[dict[str, Any]] = []
+    with small_card(options.free), server:
+        result |= environment(server)
+        try:
+            for row in measure(server, {kind: path.name for kind, path in paths.items()}, options):
+                rows.append(row)
+        finally:  # an interrupted run has results, too
+            first_of = [
+                next(n for n, row in enumerate(rows) if row["kind"] == kind) for kind in {r["kind"] for r in rows}
+            ]
+            result |= {"summary": summary(rows, first_of) if len(rows) > 4 else {}, "rows": rows}
+            if options.out:
+                options.out.write_text(json.dumps(result, indent=1) + "\n", "utf-8")
+    print(json.dumps(result["summary"], indent=1))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,48 @@
+"""What the soak benchmark draws and makes of its rows."""
+
+from __future__ import annotations
+
+from typing import Any
+from xml.dom import minidom
+
+from benchmarks import soak, soak_plot
+
+
+def rows(count: int = 40, **changes: Any) -> list[dict[str, Any]]:
+    plain = {"region_compiles": 0, "captures": 1, "evictions": 0, "device_mib": 9000, "host_mib": 4000}
+    return [{**plain, **{name: change(number) for name, change in changes.items()}} for number in range(count)]
+
+
+def test_a_trace_is_the_same_each_time_and_visits_both_models_and_many_shapes() -> None:
+    visits = list(soak.trace(500, ["sdxl", "sd15"], range(512, 1281, 64)))
+    assert visits == list(soak.trace(500, ["sdxl", "sd15"], range(512, 1281, 64)))
+    assert {visit.kind for visit in visits} == {"sdxl", "sd15"}
+    assert len({(visit.kind, visit.width, visit.height, visit.batch) for visit in visits}) > 40
+    assert len({visit.seed for visit in visits}) == 500
+    assert {visit.lora for visit in visits} == {"", "a", "b"}
+
+
+def test_the_slope_is_that_of_the_second_half_with_its_spread() -> None:
+    found = soak.summary(rows(device_mib=lambda n: 5000 + max(n, 20), host_mib=lambda n: 4000 + 5 * (n % 2)), [0])
+    assert found["device_mib_per_100_prompts"] == {"slope": 100.0, "standard_error": 0.0}
+    host = found["host_mib_per_100_prompts"]
+    assert abs(host["slope"]) < 3 * host["standard_error"]
+
+
+def test_a_compile_counts_unless_it_is_the_first_of_its_model() -> None:
+    assert soak.summary(rows(region_compiles=lambda n: int(n in (0, 7))), [0, 7])["compiles_after_the_first"] == 0
+    assert soak.summary(rows(region_compiles=lambda n: int(n in (0, 7))), [0])["compiles_after_the_first"] == 1
+
+
+def test_the_worst_error_is_of_the_compared_prompts() -> None:
+    some = rows()
+    assert soak.summary(some, [])["worst_error"] is None
+    some[3]["error"], some[9]["error"] = 1e-3, 2e-3
+    found = soak.summary(some, [])
+    assert (found["compared"], found["worst_error"]) == (2, 2e-3)
+
+
+def test_the_plot_is_xml_with_a_line_for_each_memory() -> None:
+    tree = minidom.parseString(soak_plot.draw(rows()))  # noqa: S318 (our own)
+    lines = tree.getElementsByTagName("polyline")
+    assert [len(line.getAttribute("points").split()) for line in lines] == [40, 40]
