@@ -35,7 +35,7 @@ TOUR = (
     ("584 x 456, odd latent", "custom", 584, 456),
 )
 # Distance between rows in pixels.
-TOUR_ROW = 400
+TOUR_ROW = 430
 
 
 def sd15_text_to_image() -> Graph:

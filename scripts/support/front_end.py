@@ -150,6 +150,9 @@ class FrontEnd:
             if min(one[3], other[3]) - max(one[1], other[1]) > 1 and min(one[4], other[4]) - max(one[2], other[2]) > 1
         ]
 
+    def outside_groups(self) -> list[str]:
+        return list(self.page.evaluate(js.OUTSIDE_GROUPS))
+
     def cut_texts(self) -> list[str]:
         """Texts of ours that do not fit into their place."""
         return list(self.page.evaluate(js.CUT))
@@ -216,9 +219,6 @@ class FrontEnd:
 
     def titles(self) -> list[str]:
         return list(self.page.evaluate("() => app.graph.nodes.map(n => n.title)"))
-
-    def node_classes(self) -> list[str]:
-        return list(self.page.evaluate("() => app.graph.nodes.map(n => n.comfyClass)"))
 
     def contrast(self, selector: str) -> float:
         """The contrast of a text with what is behind it, as WCAG defines it: 1 to 21."""

@@ -71,6 +71,11 @@ BOXES = """() => {
                 at(box.right, 0, canvas.left), at(box.bottom, 1, canvas.top)];
     });
 }"""
+# Titles of nodes that stick out of a group.
+OUTSIDE_GROUPS = f"""() => ({BOXES})().filter(([, left, top, right, bottom]) =>
+    app.graph.groups.some(({{pos: [x, y], size: [width, height]}}) =>
+        left < x + width && right > x && top < y + height && bottom > y
+        && !(left >= x && right <= x + width && top >= y && bottom <= y + height))).map(([title]) => title)"""
 # What the text widget of each of our nodes shows, by the node's title.
 TEXTS = """() => Object.fromEntries(app.graph.nodes.map(n => [n.title,
     n.widgets?.find(w => w.name === '$$node-text-preview')?.element?.innerText])

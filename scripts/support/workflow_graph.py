@@ -10,7 +10,7 @@ from .workflow_models import models_of
 from .workflow_nodes import FRONT_END_ONLY, NODE_TYPES, NOTE, NodeType, WidgetValue
 
 # Pixels on the canvas, measured in the front end of ComfyUI 0.33.0.
-TITLE, ROW, WIDGET, TEXT, PICTURE, PAD = 30, 20, 24, 90, 220, 20
+TITLE, ROW, WIDGET, TEXT, PICTURE, PAD = 30, 20, 24, 90, 240, 20
 GAP, RIGHTWARD_GAP, GROUP_TITLE = 20, 80, 50
 BELOW = 44  # between two nodes: Nodes 2.0 puts a bar below a node whose model is missing
 OURS_COLORS = {"color": "#233", "bgcolor": "#355"}

@@ -162,7 +162,7 @@ STOCK = (
         widgets=(Widget("value", "INT", 0), Widget(AFTER_GENERATE, "COMBO", "fixed")),
         outputs=(("INT", "INT"),),
     ),
-    NodeType("PreviewAny", "Preview as Text", inputs=(("source", "*"),)),
+    NodeType("PreviewAny", "Preview as Text", inputs=(("source", "*"),), unused=4),  # preview_mode, and rows of text
     NodeType(NOTE, "Note", widgets=(Widget("text", "STRING", ""),)),
 )
 OURS = (

@@ -67,6 +67,7 @@ def test_a_template_opens_runs_and_nothing_overlaps(page: FrontEnd, graph: Graph
         page.wait_for_pictures()
         page.page.screenshot(path=screenshots / f"{graph.name}{'-nodes2' if vue else ''}.png")
         assert page.overlaps() == []
+        assert page.outside_groups() == []
         assert page.cut_texts() == []
 
 
@@ -82,6 +83,7 @@ def test_a_template_of_a_large_family_opens_and_nothing_overlaps(page: FrontEnd,
         page.fit_view()
         page.page.screenshot(path=screenshots / f"{name}{'-nodes2' if vue else ''}.png")
         assert page.overlaps() == []
+        assert page.outside_groups() == []
         assert page.cut_texts() == []
 
 
