@@ -108,3 +108,18 @@ def test_a_capture_leaves_free_what_dynamic_vram_takes_as_a_lack(
     assert dynamic_vram.headroom() == 256 * MIB
     monkeypatch.setattr(core.comfy.cli_args.args, "vram_headroom", 1.5)
     assert dynamic_vram.headroom() == (256 + 1536) * MIB
+
+
+def test_a_core_whose_loaded_models_are_others_costs_no_picture(
+    core: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    runtime, holders = core.ours("process.runtime"), core.ours("comfyui.memory_holder")
+    cache = runtime.cache()
+    monkeypatch.setattr(runtime, "_holder", None)
+    monkeypatch.setattr(holders, "MemoryHolder", lambda *_: 1 / 0)
+    monkeypatch.setattr(cache, "after_capture", cache.after_capture)
+    cache.after_capture()
+    cache.after_capture()
+    assert [record.levelname for record in caplog.records if "cannot ask for the memory" in record.message] == [
+        "WARNING"
+    ]

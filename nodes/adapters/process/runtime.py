@@ -87,15 +87,19 @@ def cache() -> GraphCache:
 
 
 def _show_memory() -> None:
-    """A capture was made: let ComfyUI ask for its memory."""
+    """A capture was made: let ComfyUI ask for its memory. Without that, captures keep theirs until Free Graphs."""
     global _holder
-    if _holder is None:
-        from ..comfyui.memory_holder import MemoryHolder  # only here: it derives from a class of core's
+    assert _cache is not None
+    graph_cache = _cache
+    try:
+        if _holder is None:
+            from ..comfyui.memory_holder import MemoryHolder  # only here: it derives from a class of core's
 
-        assert _cache is not None
-        graph_cache = _cache
-        _holder = MemoryHolder(device(), lambda: graph_cache.bytes, graph_cache.give_back)
-    _holder.show()
+            _holder = MemoryHolder(device(), lambda: graph_cache.bytes, graph_cache.give_back)
+        _holder.show()
+    except Exception:  # a class of core's has changed, which must not cost the picture
+        logger.warning("Resolute: ComfyUI cannot ask for the memory of captures", exc_info=True)
+        graph_cache.after_capture = lambda: None
 
 
 def record_of(module: torch.nn.Module) -> ModuleRecord:
