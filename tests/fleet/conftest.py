@@ -177,7 +177,7 @@ def tiny(
     seed: int, kind: str = "sd", width: int = 128, height: int = 128, steps: int = 1, model: int = 0
 ) -> PromptDict:
     """A compiled prompt of the test pack's tiny model. model: the seed of its weights."""
-    widths = {"sd": (768, 0), "sdxl": (2048, 1280)}[kind]
+    widths = {"sd": (768, 0), "small": (768, 0), "sdxl": (2048, 1280)}[kind]
     text = {"tokens": 77, "width": widths[0], "pooled_width": widths[1], "batch": 1}
 
     def node(class_type: str, **inputs: Any) -> dict[str, Any]:

@@ -27,9 +27,9 @@ class TestPrompts:
     def test_the_second_prompt_of_each_model_goes_where_it_is_warm(self, fleet: Fleet) -> None:
         """And its picture is the one that a single ComfyUI makes: the one of the other replica, asked directly."""
         for model in (1, 2):
-            fleet.client.run(tiny(1, model=model))
+            fleet.client.run(tiny(1, "small", model=model))
         for model in (1, 2):
-            status, answer, headers = fleet.post("/prompt", dumped(tiny(2, model=model)))
+            status, answer, headers = fleet.post("/prompt", dumped(tiny(2, "small", model=model)))
             assert (status, headers["x-resolute-why"].partition(":")[0]) == (200, "capture")
             history = fleet.finished_once(answer["prompt_id"])
             report = next(each for each in fleet.state()["prompts"] if each["prompt_id"] == answer["prompt_id"])
@@ -37,7 +37,7 @@ class TestPrompts:
             assert report["replica"] == headers["x-resolute-replica"]
         (other,) = (each for each in fleet.state()["replicas"] if each["replica"] != report["replica"])
         single = Client(other["comfyui"])
-        expected = pixels(single, single.run(tiny(2, model=model)))
+        expected = pixels(single, single.run(tiny(2, "small", model=model)))
         assert expected.std() > 5
         assert abs(pixels(fleet.client, history) - expected).max() <= LEVELS
 

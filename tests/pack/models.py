@@ -37,6 +37,8 @@ UNET: dict[str, Any] = {
 KINDS: dict[str, dict[str, Any]] = {
     "sd": {},
     "sdxl": {"context_dim": 2048, "adm_in_channels": 2816, "num_classes": "sequential"},
+    # One level instead of three: fewer regions to compile.
+    "small": {"num_res_blocks": [1], "channel_mult": [1], "transformer_depth": [1], "transformer_depth_output": [1, 1]},
 }
 VAE: dict[str, Any] = {
     "double_z": True,
