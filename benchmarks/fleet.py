@@ -123,7 +123,6 @@ class Fleet:
 
     def __enter__(self) -> Fleet:
         command = [sys.executable, str(ROOT / "scripts" / "fleet"), "up", "--config", str(self.folder / "fleet.yaml")]
-        command += ["--folder", str(self.folder / "shared")]
         with open(self._log, "ab") as log:
             self._process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
         deadline = time.monotonic() + 300

@@ -31,7 +31,7 @@ def default_folder() -> Path:
 
 def up(file: Path | None, given: Mapping[str, Any], arguments: Sequence[str], address: str | None) -> int:
     """Start the fleet and keep it until SIGINT or SIGTERM. Raises SetupError for what cannot work."""
-    values = {**(settings.read(file) if file else {}), **given}
+    values = {"folder": str(default_folder()), **(settings.read(file) if file else {}), **given}
     if arguments:
         values["arguments"] = list(arguments)
     if "--cpu" in values.get("arguments", ()) and "gpus" not in values:
@@ -56,6 +56,8 @@ def up(file: Path | None, given: Mapping[str, Any], arguments: Sequence[str], ad
         url = f"http://{config.host}:{config.port}"
         _write_state(config.folder, {"pid": os.getpid(), "url": url})
         print(f"The fleet answers at {url} with {config.replicas} replicas. Ctrl+C ends it.", flush=True)
+        if config.folder != default_folder():
+            print(f"Its folder, for `scripts/fleet status` and `down`: --folder {config.folder}", flush=True)
         stopped.wait()
         print("Waiting for the running prompts to end.", flush=True)
     except RuntimeError as error:  # Serve's, with the end of what a replica or the ingress raised

@@ -71,9 +71,7 @@ class Fleet:
         """Start it and wait until every replica is ready."""
         command = [sys.executable, str(ROOT / "scripts" / "fleet"), "up", "--config", str(self._config)]
         with open(self._log, "ab") as log:
-            self._process = subprocess.Popen(
-                [*command, "--folder", str(self.folder)], stdout=log, stderr=subprocess.STDOUT, start_new_session=True
-            )
+            self._process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
         self.wait(lambda: self.ready() == self.settings["replicas"], "the fleet is ready")
 
     def ready(self) -> int:

@@ -339,6 +339,14 @@ class TestWhatCannotStart:
         with pytest.raises(SetupError, match=f"The fleet's folder {folder} cannot be written: ."):
             command.up(None, {**given, "folder": folder, "port": 0}, [], None)
 
+    def test_the_folder_of_the_file_counts_and_the_options_win(self, given: dict[str, Any], tmp_path: Path) -> None:
+        file, named = tmp_path / "fleet.yaml", "/proc/file"
+        file.write_text(f"folder: {named}\n", "utf-8")
+        with pytest.raises(SetupError, match=f"folder {named} cannot"):
+            command.up(file, {"comfyui": given["comfyui"], "port": 0}, [], None)
+        with pytest.raises(SetupError, match="folder /proc/option cannot"):
+            command.up(file, {**given, "folder": "/proc/option", "port": 0}, [], None)
+
     def test_a_full_disk_is_named(self, given: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
         def full(*_: Any) -> int:
             raise OSError(errno.ENOSPC, "No space left on device")
