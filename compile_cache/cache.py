@@ -21,6 +21,7 @@ from .errors import BypassCode, BypassReason, first_line
 from .keys import CaptureKey, GraphKey
 from .memory_cache import Entry
 from .misses import FREED, SeenSignatures
+from .no_gain import CallsWithoutGain
 from .out_of_memory import is_out_of_memory
 from .recordings import RecordedCalls, Recordings
 from .stats import Stats
@@ -55,11 +56,12 @@ class GraphCache:
         self.config = config or CacheConfig.from_environment()
         self.stats = Stats()
         self._captures = Captures(self.config.budget_bytes)
-        self._maker = CaptureMaker(self._captures, self.stats, self.config.spare_bytes)
         self._seen = SeenSignatures()
         self._recordings = Recordings()
         folder = self.config.store_folder
         self.shapes = ShapeHistory(folder / "shapes" if folder is not None and self.config.remember else None)
+        without_gain = CallsWithoutGain(self.shapes, self.config.source)
+        self._maker = CaptureMaker(self._captures, self.stats, without_gain, self.config.spare_bytes)
         self.after_capture: Callable[[], None] = lambda: None
         self._lock = threading.RLock()
 
@@ -102,7 +104,7 @@ class GraphCache:
                 compiles=program.capabilities.compiles,
                 captures=program.capabilities.captures
                 and self.config.capture
-                and not self._captures.gains_nothing(key),
+                and not self._maker.without_gain.has(key),
                 ready=key in self._captures,
                 forward_bypass=call.forward_bypass,
                 capture_blocker=blocker or self._captures.blocker(key),
@@ -146,7 +148,8 @@ class GraphCache:
                     raise
         if out_of_memory:  # not in the handler: the error's frames hold tensors until it ends
             return self._answer_out_of_memory(call, key)
-        if action is not Action.EAGER and difference is not None and call.capture_blocker is None:
+        is_new = difference is not None or action is Action.CAPTURE
+        if action is not Action.EAGER and is_new and call.capture_blocker is None:
             self.shapes.record(call.key, program, seconds)
         return result
 
@@ -266,7 +269,7 @@ class GraphCache:
         """Free captures that no session uses, oldest first; all of them by default. Returns the bytes freed."""
         with self._lock:
             freed = self._captures.free(bytes_to_free)
-            self._maker.retry_all()
+            self._maker.retry_all(measured=bytes_to_free is None)
             self.stats.counters.evictions = self._captures.evictions
             return freed
 

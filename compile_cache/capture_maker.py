@@ -13,21 +13,24 @@ from .backends.cuda_graphs.run_cost import RunCost
 from .captures import Captures
 from .errors import BypassCode, BypassReason, NoGainError, OverBudgetError
 from .keys import CaptureKey, GraphKey
+from .no_gain import LEAST_HOST_SHARE, CallsWithoutGain
 from .out_of_memory import is_out_of_memory
 from .stats import Stats
 from .torch_private import pytree
 
 logger = logging.getLogger(__name__)
 
-_LEAST_HOST_SHARE = 0.5  # below that the host is far ahead of the GPU: a capture gains less than 3 percent
-
 
 class CaptureMaker:
-    """Puts captures into `captures`, within its budget. GraphCache's lock guards it."""
+    """Puts captures into `captures`, within its budget. GraphCache's lock guards it.
 
-    def __init__(self, captures: Captures, stats: Stats, spare: int = 0) -> None:
+    without_gain: the calls that it measured, and makes no capture of.
+    """
+
+    def __init__(self, captures: Captures, stats: Stats, without_gain: CallsWithoutGain, spare: int = 0) -> None:
         """spare: see `CacheConfig.spare_bytes`."""
         self._captures = captures
+        self.without_gain = without_gain
         self._spare = spare
         self._stats = stats
         self._needed: dict[tuple[str, int, GraphKey], int] = {}  # bytes that a refused capture would work in
@@ -50,10 +53,10 @@ class CaptureMaker:
         shared = self._captures.shared_bytes()
         call.progress.raise_if_cancelled()
         try:
-            known = CaptureFacts(cost.bytes, room, self._spare, cost.host_share(), _LEAST_HOST_SHARE)
+            known = CaptureFacts(cost.bytes, room, self._spare, cost.host_share(), LEAST_HOST_SHARE)
             graph = program.capture(call, result, known)
         except NoGainError as error:
-            self._captures.note_no_gain(key)
+            self.without_gain.add(key)
             logger.info("Resolute: %s is not captured, since that would gain nothing: %s", key.shape, error)
             return 0.0
         except OverBudgetError as error:
@@ -72,6 +75,7 @@ class CaptureMaker:
             return 0.0
         seconds = self._stats.clock() - started
         self._stats.counters.captures += 1
+        self.without_gain.remove(key)
         self._stats.event("capture", f"{key.shape}: {why}", seconds)
         grown = self._captures.shared_bytes()
         too_large = grown > max(self._captures.budget, shared)  # its memory grew by more than was measured
@@ -85,13 +89,16 @@ class CaptureMaker:
         self._stats.counters.evictions = self._captures.evictions
         return seconds
 
-    def retry_all(self) -> None:
-        """Memory was freed: let every call be captured again."""
+    def retry_all(self, measured: bool) -> None:
+        """Memory was freed: let every call be captured again. measured: also those that gained nothing from it."""
         self._captures.retry_all()
         self._needed.clear()
+        if measured:
+            self.without_gain.measure_again()
 
     def forget(self, owner: int) -> None:
         """A module was garbage collected."""
+        self.without_gain.forget(owner)
         self._needed = {place: size for place, size in self._needed.items() if place[1] != owner}
 
     def _refuse(self, key: CaptureKey, size: int) -> None:

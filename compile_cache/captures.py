@@ -43,25 +43,16 @@ class Captures(ByteLRU[CaptureKey, Graph]):
         self.shared_bytes = shared  # type: ignore[method-assign]
         self.blockers: dict[CaptureKey, BypassReason] = {}
         self.latches = MemoryLatches()
-        self._without_gain: set[tuple[str, int, GraphKey]] = set()  # with any weights
         self._sessions: dict[int, list[CaptureKey]] = {}  # the captures that each module's sampling run pinned
 
     def blocker(self, key: CaptureKey) -> BypassReason | None:
         """Why the call of a key is not captured now; None if nothing is known against it."""
         return self.blockers.get(key) or self.latches.reason(key)
 
-    def gains_nothing(self, key: CaptureKey) -> bool:
-        """Whether a capture of this call was tried, and the GPU was busy all the time without one."""
-        return (key.device, key.owner, key.graph) in self._without_gain
-
-    def note_no_gain(self, key: CaptureKey) -> None:
-        self._without_gain.add((key.device, key.owner, key.graph))
-
     def retry_all(self) -> None:
-        """Let every call be captured again."""
+        """Memory was freed: let every call be captured again."""
         self.blockers.clear()
         self.latches.clear()
-        self._without_gain.clear()
 
     def room_to_work_in(self, own: int, device: str) -> int:
         """Bytes that a replay may work in, if its capture has buffers of `own` bytes.
@@ -158,7 +149,6 @@ class Captures(ByteLRU[CaptureKey, Graph]):
                 self.discard(key)
         self.blockers = {key: reason for key, reason in self.blockers.items() if key.owner != owner}
         self.latches.forget(owner)
-        self._without_gain = {place for place in self._without_gain if place[1] != owner}
 
     def drop_stale(self, owner: int, epoch: int) -> None:
         """Drop the module's captures of earlier weights epochs: they read addresses where its weights no longer are."""

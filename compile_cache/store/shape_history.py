@@ -31,10 +31,19 @@ _RETRY_SECONDS = 1.0  # pause after a failed write, because every call runs `rec
 
 
 @dataclass(frozen=True)
+class NoGain:
+    """A capture of a graph would gain nothing. where: a digest of the machine that found it; at: Unix time."""
+
+    where: str
+    at: float
+
+
+@dataclass(frozen=True)
 class UsedShape:
     """A graph that was used. regions: keys of its regions; seconds: capture time; used: Unix time of the last use.
 
     size: what it computes for the user, "1024x1024, batch 2"; empty if that is not known.
+    no_gain: None if a capture of it gains something, or was not tried.
     """
 
     key: GraphKey
@@ -42,6 +51,7 @@ class UsedShape:
     seconds: float = 0.0
     used: float = field(default_factory=time.time)
     size: str = ""
+    no_gain: NoGain | None = None
 
 
 @dataclass(frozen=True)
@@ -72,6 +82,7 @@ class ShapeHistory:
         self._folder = folder
         self._names: dict[str, str] = {}
         self._sizes: dict[GraphKey, str] = {}
+        self._no_gain: dict[GraphKey, NoGain | None] = {}
         self._recorded: set[GraphKey] = set()
         self._retry_at = 0.0  # monotonic time of the next attempt to write
         self._warned = False
@@ -91,8 +102,15 @@ class ShapeHistory:
         """What `set_size` set in this process; empty if it set nothing."""
         return self._sizes.get(key, "")
 
+    def set_no_gain(self, key: GraphKey, no_gain: NoGain | None) -> None:
+        """Set whether a capture of a graph gains something. The next `record` stores it."""
+        with self._lock:
+            self._no_gain[key] = no_gain
+            self._recorded.discard(key)
+
     def record(self, key: GraphKey, program: HasRegions, seconds: float = 0.0) -> None:
-        """Store that a graph was used: once per process, although every call runs this. Raises nothing.
+        """Store that a graph was used: once per process and `set_no_gain`, although every call runs this. Raises
+        nothing.
 
         If writing fails, a later call tries again: Windows cannot replace a file while another program reads it.
         """
@@ -134,8 +152,10 @@ class ShapeHistory:
         known = _read(path)
         others = () if known is None or known.digest != digest else known.graphs
         before = next((each for each in others if each.key == graph.key), None)
-        if before is not None and not graph.seconds:
-            graph = replace(graph, seconds=before.seconds)
+        if before is not None:
+            graph = replace(graph, seconds=graph.seconds or before.seconds, no_gain=before.no_gain)
+        if graph.key in self._no_gain:
+            graph = replace(graph, no_gain=self._no_gain[graph.key])
         kept = [each for each in others if each.key != graph.key][-(_MAX_GRAPHS - 1) :]
         name = self._names.get(digest) or (known.name if known is not None else "") or "a model"
         make_private(path.parent)
@@ -160,6 +180,7 @@ def _plain(model: Model) -> dict[str, Any]:
             "seconds": graph.seconds,
             "used": graph.used,
             "size": graph.size,
+            **({} if graph.no_gain is None else {"no_gain": asdict(graph.no_gain)}),
         }
         for graph in model.graphs
     ]
@@ -202,6 +223,7 @@ def _model(data: Any) -> Model:
             _seconds(graph["seconds"]),
             _seconds(graph["used"]),
             _text(graph.get("size", "")),  # earlier versions wrote none
+            _no_gain(graph.get("no_gain")),
         )
         for graph in _list(data["graphs"])[-_MAX_GRAPHS:]
     ]
@@ -212,6 +234,10 @@ def _key(graph: Any, model: str) -> GraphKey:
     tensors = tuple((_text(name), _spec(spec)) for name, spec in _list(graph["tensors"]))
     signature = Signature(tensors, _components(graph["values"]))
     return GraphKey(signature, Role(graph["role"]), model, _text(graph["backend"]), _components(graph["options"]))
+
+
+def _no_gain(data: Any) -> NoGain | None:
+    return None if data is None else NoGain(_text(data["where"]), _seconds(data["at"]))
 
 
 def _spec(data: Any) -> TensorSpec:

@@ -81,7 +81,7 @@ FLOORS = [
     ("nodes/adapters/comfyui",),
     ("compile_cache/cache.py",),
     ("compile_cache/capture_maker.py",),
-    ("compile_cache/captures.py",),
+    ("compile_cache/captures.py", "compile_cache/no_gain.py"),
     ("compile_cache/backends/registry.py",),
     ("compile_cache/backends/inductor", "compile_cache/backends/cudagraph.py", "compile_cache/backends/oneflow"),
     ("compile_cache/backends/inductor/parallel",),

@@ -14,7 +14,7 @@ import pytest
 
 from compile_cache.keys import GraphKey, Role, Signature, TensorSpec
 from compile_cache.store import shape_history
-from compile_cache.store.shape_history import ShapeHistory
+from compile_cache.store.shape_history import NoGain, ShapeHistory
 
 
 class Regions:
@@ -67,6 +67,25 @@ def test_what_a_graph_computes_for_the_user_is_kept_and_may_be_missing(folder: P
         del graph["size"]  # as earlier versions wrote it
     file.write_text(json.dumps(stored), "utf-8")
     assert [each.size for each in ShapeHistory(folder).of_model(MODEL)] == ["", ""]
+
+
+def test_that_a_capture_gains_nothing_is_kept_until_it_is_taken_back(folder: Path) -> None:
+    found = NoGain("here", 12.5)
+    first = ShapeHistory(folder)
+    first.record(key(8), Regions(["r"]), 0.5)
+    first.set_no_gain(key(8), found)
+    first.record(key(8), Regions(["r"]))
+    first.record(key(16), Regions(["r"]))
+    assert [(each.key, each.no_gain, each.seconds) for each in ShapeHistory(folder).of_model(MODEL)] == [
+        (key(8), found, 0.5),
+        (key(16), None, 0.0),
+    ]
+    second = ShapeHistory(folder)
+    second.record(key(8), Regions(["r"]))
+    assert [each.no_gain for each in ShapeHistory(folder).of_model(MODEL)] == [None, found]
+    second.set_no_gain(key(8), None)
+    second.record(key(8), Regions(["r"]))
+    assert [each.no_gain for each in ShapeHistory(folder).of_model(MODEL)] == [None, None]
 
 
 def test_models_are_listed_by_name_with_the_last_used_one_first(folder: Path) -> None:
@@ -276,6 +295,11 @@ SPOILED: dict[str, Callable[[Any], Any]] = {
     "seconds are below zero": first(seconds=-1),
     "seconds are beyond a float": first(seconds=10**400),
     "time is text": first(used="yesterday"),
+    "no gain is text": first(no_gain="here"),
+    "no gain is a list": first(no_gain=[]),
+    "no gain without a machine": first(no_gain={"at": 1}),
+    "no gain on a number": first(no_gain={"where": 1, "at": 1}),
+    "no gain at no time": first(no_gain={"where": "here", "at": float("nan")}),
     "name is an object": lambda data: data.update(name={}),
     "region key is a path": lambda data: data.update(regions=["/etc/passwd"]),
     "region key is a pattern": lambda data: data.update(regions=["**"]),

@@ -18,6 +18,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from compile_cache.captures import capture_key
+from compile_cache.no_gain import CallsWithoutGain
 from compile_cache.store.artifact_store import (
     Artifact,
     ArtifactStore,
@@ -28,6 +30,7 @@ from compile_cache.store.artifact_store import (
 from compile_cache.store.bundle import BundleError, export_bundle, import_bundle, read_contents
 from compile_cache.store.shape_history import ShapeHistory
 
+from .fakes import FakeProgram, Module
 from .test_bundle import ARTIFACTS, HERE, LIMIT
 
 drawn = settings(max_examples=60, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck))
@@ -157,6 +160,26 @@ class TestManifests:
             place.mkdir()
             (place / f"{'a' * 16}.json").write_bytes(content)
             assert within_memory(lambda: ShapeHistory(place).models()) == []
+            assert files_beside(place) == set()
+
+        check()
+
+    def test_remembered_shapes_that_are_nearly_right_never_cost_a_call(self, tmp_path: Path) -> None:
+        key = capture_key(FakeProgram(), Module().call())
+        history = ShapeHistory(tmp_path / "first")
+        CallsWithoutGain(history).add(key)
+        history.record(key.graph, FakeProgram())
+        (file,) = (tmp_path / "first").iterdir()
+        original = json.loads(file.read_text("utf-8"))
+        assert CallsWithoutGain(ShapeHistory(tmp_path / "first")).has(key)
+
+        @drawn
+        @given(changed(original))
+        def check(data: Any) -> None:
+            place = a_place(tmp_path) / "store"
+            place.mkdir()
+            (place / file.name).write_text(json.dumps(data), "utf-8")
+            assert within_memory(lambda: CallsWithoutGain(ShapeHistory(place)).has(key)) in (True, False)
             assert files_beside(place) == set()
 
         check()
