@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,7 @@ from .module_rules import PLAIN, ModuleRules
 
 _MIB = 1024 * 1024
 _GPU_FRACTION = 4  # by default, captures hold at most a quarter of a GPU between runs, to leave room for the weights
+_PACK = re.compile(r"[^@]+@[^@:]+:[0-9a-f]{16}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +27,8 @@ class CacheConfig:
     remember: also store the shapes that each model was used with, and load their regions ahead after a restart.
     workers: number of processes that compile regions. None: as many as fit in memory. 0 or 1: compile in this process.
     source: digest of the code that regions are traced from. Regions compiled from other code are not used.
-    trusted_classes: "module.Class" of model classes of other packs that may be captured all the same.
+    trusted: what of other packs may be compiled and captured all the same: "module.Class" of a class of a model, and
+        "name@version:digest" of a whole pack, with a digest of its Python source.
     management_modules: modules whose functions move memory and compute nothing; another pack may replace those.
     rules: how to read the attributes of the application's modules.
     spare_bytes: device memory that a capture leaves free, because the application takes less as a lack of memory.
@@ -39,7 +42,7 @@ class CacheConfig:
     remember: bool = True
     workers: int | None = None
     source: str = ""
-    trusted_classes: frozenset[str] = frozenset()
+    trusted: frozenset[str] = frozenset()
     management_modules: frozenset[str] = frozenset()
     rules: ModuleRules = PLAIN
     spare_bytes: int = 0
@@ -72,7 +75,7 @@ class CacheConfig:
             remember=_flag(env, "RESOLUTE_REMEMBER", defaults.remember),
             workers=_number(env, "RESOLUTE_WORKERS", defaults.workers),
             source=source,
-            trusted_classes=_names(env, "RESOLUTE_TRUSTED_CLASSES"),
+            trusted=_names(env, "RESOLUTE_TRUSTED_CLASSES") | _packs(env, "RESOLUTE_TRUSTED_PACKS"),
             management_modules=management_modules,
             rules=rules,
         )
@@ -121,6 +124,14 @@ def _folder(env: Mapping[str, str], name: str, default: Path | None) -> Path | N
 def _names(env: Mapping[str, str], name: str) -> frozenset[str]:
     # ComfyUI names a pack's modules by their path, so an entry may hold any character but the comma.
     return frozenset(entry.strip() for entry in env.get(name, "").split(",") if entry.strip())
+
+
+def _packs(env: Mapping[str, str], name: str) -> frozenset[str]:
+    packs = _names(env, name)
+    wrong = sorted(pack for pack in packs if _PACK.fullmatch(pack) is None)
+    if wrong:
+        raise UserError(f"{name}: {wrong[0]!r} is not name@version:digest; copy what the log says of this pack.")
+    return packs
 
 
 def _flag(env: Mapping[str, str], name: str, default: bool) -> bool:

@@ -107,3 +107,18 @@ def test_a_number_of_workers_that_is_not_a_number_is_refused() -> None:
         UserError, match="RESOLUTE_WORKERS='many' is not a whole number; for example RESOLUTE_WORKERS=4"
     ):
         CacheConfig.from_environment({"RESOLUTE_WORKERS": "many"})
+
+
+def test_classes_and_packs_that_a_person_trusts_are_read_from_two_lists() -> None:
+    pack = "wan-wrapper@1.4.2:0123456789abcdef"
+    given = {
+        "RESOLUTE_TRUSTED_CLASSES": "C:\\packs\\wan.model.Block, other.Block",
+        "RESOLUTE_TRUSTED_PACKS": f" {pack},",
+    }
+    assert CacheConfig.from_environment(given).trusted == {"C:\\packs\\wan.model.Block", "other.Block", pack}
+
+
+@pytest.mark.parametrize("text", ["wan", "wan@1.4.2", "wan@1.4.2:xyz", "@1:0123456789abcdef", "wan@1:0123456789abcde"])
+def test_a_pack_without_its_digest_is_refused_with_the_remedy(text: str) -> None:
+    with pytest.raises(UserError, match=f"RESOLUTE_TRUSTED_PACKS.*'{text}'.*copy what the log says"):
+        CacheConfig.from_environment({"RESOLUTE_TRUSTED_PACKS": f"good@1:0123456789abcdef, {text}"})

@@ -32,7 +32,7 @@ from .arguments import (
 from .block_options import BlockOptions, Reads, RefusedOptionError, fits
 from .catalogue import is_catalogued, shared_arguments, variant_of
 from .common import Bypass, original
-from .trust import why_untrusted
+from .trust import sources_of, why_untrusted
 from .unet import is_unet
 
 _OPTIONS = "transformer_options"
@@ -75,7 +75,8 @@ class _Structures:
         variant, described = variant_of(block)
         attributes = {name for part in block.modules() for name in vars(part)}
         ignored = (attributes - self._read[kinds]) | described
-        return digest_of(structure_digest(block, self._memo, ignored=frozenset(ignored), rules=RULES), variant)
+        structure = structure_digest(block, self._memo, ignored=frozenset(ignored), rules=RULES)
+        return digest_of(structure, variant, sources_of(kinds))
 
 
 def repeated_blocks(module: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module]]:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import functools
+import sys
+from collections.abc import Collection, Iterable
 
 import torch
 
 from ....compile_cache.config import CacheConfig
 from ....compile_cache.errors import BypassCode, BypassReason
 from ....compile_cache.regions.foreign_code import origin
+from .packs import pack_of, source_of
 
 # Packages whose model classes compute the same from the same inputs: core, and what core itself requires.
 KNOWN_PACKAGES = frozenset({"comfy", "comfy_extras", "comfy_kitchen", "torch", "torchvision"})
@@ -19,14 +22,49 @@ def why_untrusted(block: torch.nn.Module) -> BypassReason | None:
     if "forward" in vars(block) or origin(type(block).forward) not in {*KNOWN_PACKAGES, origin(type(block))}:
         text = f"another pack replaced the forward of {type(block).__name__}; such blocks run as they are"
         return BypassReason(BypassCode.REPLACED_FORWARD, text)
-    for kind in dict.fromkeys(map(type, block.modules())):
-        name = f"{kind.__module__}.{kind.__qualname__}"
-        if kind.__module__.partition(".")[0] not in KNOWN_PACKAGES and name not in _trusted():
-            text = f"another pack wrote {name}, so {type(block).__name__} blocks run as they are; "
-            return BypassReason(BypassCode.FOREIGN_MODEL, text + "you can name it in RESOLUTE_TRUSTED_CLASSES")
+    why = why_foreign(map(type, block.modules()), _trusted())
+    if why is None:
+        return None
+    return BypassReason(BypassCode.FOREIGN_MODEL, f"{type(block).__name__} blocks run as they are: {why}")
+
+
+def why_foreign(kinds: Iterable[type], trusted: Collection[str]) -> str | None:
+    """Why not all of these classes are trusted, as a sentence without its full stop. None if they are.
+
+    trusted: "module.Class" of classes that a person named, and "name@version:digest" of packs that a person declared
+    (RESOLUTE_TRUSTED_CLASSES, RESOLUTE_TRUSTED_PACKS). The classes that a class derives from must be trusted too,
+    unless a person named it.
+    """
+    for name, kind in sorted({_name(kind): kind for kind in kinds}.items()):
+        if name in trusted:
+            continue
+        for package in _foreign_packages([kind]):
+            pack = pack_of(package)
+            if pack is None:
+                return f"another pack wrote {name}; you can name that class in RESOLUTE_TRUSTED_CLASSES"
+            if str(pack) in trusted:
+                continue
+            if any(entry.startswith(f"{pack.name}@") for entry in trusted):
+                return f"{pack.name} changed since it was declared; now it is RESOLUTE_TRUSTED_PACKS={pack}"
+            text = f"another pack wrote {name}; you can name that class in RESOLUTE_TRUSTED_CLASSES, or its pack in"
+            return f"{text} RESOLUTE_TRUSTED_PACKS={pack}"
     return None
+
+
+def sources_of(kinds: Iterable[type]) -> list[str]:
+    """Digests of the source of the packs that wrote these classes, empty for core's own. A region's key has them."""
+    return [source_of(package) for package in _foreign_packages(kinds)]
+
+
+def _foreign_packages(kinds: Iterable[type]) -> list[str]:
+    packages = {base.__module__.partition(".")[0] for kind in kinds for base in kind.__mro__}
+    return sorted(packages - KNOWN_PACKAGES - sys.stdlib_module_names)
+
+
+def _name(kind: type) -> str:
+    return f"{kind.__module__}.{kind.__qualname__}"
 
 
 @functools.cache
 def _trusted() -> frozenset[str]:
-    return CacheConfig.from_environment().trusted_classes
+    return CacheConfig.from_environment().trusted

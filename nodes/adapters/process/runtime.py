@@ -105,7 +105,7 @@ def _show_memory() -> None:
 def record_of(module: torch.nn.Module) -> ModuleRecord:
     """The record of a module, made at first use and dropped after the module was garbage collected."""
     global _cleaner
-    trusted = cache().config.trusted_classes
+    trusted = cache().config.trusted
     with _lock:
         if module not in _owners:
             owner = next(_numbers)

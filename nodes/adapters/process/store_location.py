@@ -10,6 +10,8 @@ from pathlib import Path
 import comfy
 import folder_paths
 
+from ..blocks.packs import add_source
+
 _PACK = Path(__file__).resolve().parents[3]
 # Our own code that traces regions and compiles them.
 _TRACING = ("nodes/adapters/blocks", "compile_cache/backends/inductor", "compile_cache/regions/structure.py")
@@ -32,9 +34,7 @@ def source() -> str:
     # ComfyUI's folder may be listed more than once: its database adds "." to sys.path.
     roots = sorted({Path(path).resolve() for path in comfy.__path__})
     for root, files in [*((root, root.rglob("*.py")) for root in roots), (_PACK, _own())]:
-        for file in sorted(files):
-            digest.update(file.relative_to(root).as_posix().encode() + b"\0")
-            digest.update(hashlib.sha256(file.read_bytes()).digest())
+        add_source(digest, root, files)
     for package in _PACKAGES:
         digest.update(f"{package} {_version(package)}\0".encode())
     return digest.hexdigest()[:16]

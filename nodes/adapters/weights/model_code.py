@@ -8,7 +8,7 @@ import torch
 
 from ....compile_cache.errors import BypassCode, BypassReason
 from ....compile_cache.regions.code_reach import CodeReach, ReachCache, string_constants
-from ..blocks.trust import KNOWN_PACKAGES
+from ..blocks.trust import why_foreign
 
 # Functions of these modules move memory and choose devices. Packs replace some of them for their own memory
 # management, and core sets callbacks there for each prompt; what a model computes stays the same.
@@ -38,25 +38,17 @@ class ModelCode:
     def blocker(self, kinds: frozenset[type], reach: CodeReach, trusted: Collection[str]) -> BypassReason | None:
         """Why a forward of such modules must not be captured, or None.
 
-        trusted: "module.Class" of classes that a person named (RESOLUTE_TRUSTED_CLASSES).
+        trusted: see `why_foreign`.
         """
         if reach.foreign:
             return BypassReason(
                 BypassCode.REPLACED_FORWARD,
                 f"another pack replaced {reach.foreign[0]}, and a capture would repeat what that did once",
             )
-        names = {f"{kind.__module__}.{kind.__qualname__}": kind for kind in kinds}
-        foreign = sorted(
-            name
-            for name, kind in names.items()
-            if kind.__module__.partition(".")[0] not in KNOWN_PACKAGES and name not in trusted
-        )
-        if foreign:
-            return BypassReason(
-                BypassCode.FOREIGN_MODEL,
-                f"another pack wrote {foreign[0]}, which may count its calls, so it is not captured; "
-                "if it does not, name it in RESOLUTE_TRUSTED_CLASSES",
-            )
+        foreign = why_foreign(kinds, trusted)
+        if foreign is not None:
+            text = f"the model is not captured, because its code may count its calls: {foreign}"
+            return BypassReason(BypassCode.FOREIGN_MODEL, text)
         if not _NOISE_LEVELS.isdisjoint(string_constants(kinds)):
             return BypassReason(
                 BypassCode.OBSERVED_INPUT, "the model reads the noise level of a step from transformer_options"

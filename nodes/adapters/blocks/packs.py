@@ -1,0 +1,82 @@
+"""The packs that classes come from: name, version, and a digest of their Python source."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import logging
+import re
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+logger = logging.getLogger(__name__)
+
+_PROJECT = re.compile(r"^\[project\][^\n]*$(.*?)(?=^\[|\Z)", re.MULTILINE | re.DOTALL)
+_TEXT = r"""^{}[ \t]*=[ \t]*["']([^"'\n]+)["']"""
+
+
+@dataclass(frozen=True, slots=True)
+class Pack:
+    """A pack as it is on disk. As text it is an entry of RESOLUTE_TRUSTED_PACKS."""
+
+    name: str
+    version: str
+    source: str
+
+    def __str__(self) -> str:
+        return f"{self.name}@{self.version}:{self.source}"
+
+
+@functools.cache
+def pack_of(package: str) -> Pack | None:
+    """The pack whose code is in a top-level package. None if its folder has no pyproject.toml with name and version."""
+    for folder in _folders(package):
+        try:
+            text = (folder / "pyproject.toml").read_text("utf-8", errors="replace")
+        except OSError:  # there is none
+            continue
+        name, version, source = _text(text, "name"), _text(text, "version"), source_of(package)
+        if name and version and source:
+            return Pack(name, version, source)
+    return None
+
+
+@functools.cache
+def source_of(package: str) -> str:
+    """A digest of all Python files of a top-level package, 16 hexadecimal digits; empty if they cannot be read.
+
+    They are read once in a process, because what was imported does not change with its file.
+    """
+    digest = hashlib.sha256()
+    try:
+        folders = _folders(package)
+        for folder in folders:
+            add_source(digest, folder, folder.rglob("*.py"))
+        if not folders:  # a pack in a single file
+            file = Path(sys.modules[package].__file__ or "")
+            add_source(digest, file.parent, [file])
+    except (OSError, KeyError, AttributeError) as error:  # KeyError, AttributeError: no such module, or no file of it
+        logger.debug("Resolute: the source of %s cannot be read", package, exc_info=error)
+        return ""
+    return digest.hexdigest()[:16]
+
+
+def add_source(digest: Any, root: Path, files: Iterable[Path]) -> None:
+    """Add files below `root`, names and contents, to a digest of hashlib's. Raises OSError."""
+    for file in sorted(files):
+        digest.update(file.relative_to(root).as_posix().encode() + b"\0")
+        digest.update(hashlib.sha256(file.read_bytes()).digest())
+
+
+def _text(project_file: str, key: str) -> str:
+    """A text of the table [project]. Python 3.10 cannot read TOML."""
+    project = _PROJECT.search(project_file)
+    found = re.search(_TEXT.format(key), project[1], re.MULTILINE) if project else None
+    return found[1].strip() if found else ""
+
+
+def _folders(package: str) -> list[Path]:
+    return [Path(path) for path in getattr(sys.modules.get(package), "__path__", ())]
