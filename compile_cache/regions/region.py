@@ -28,7 +28,7 @@ class RegionSite:
 
     name: the place in the model, for people: "input_blocks.4.1".
     kind: which code runs: "ResBlock".
-    without: children of the module that the function does not run.
+    without: modules inside the module that the function does not run, by name.
     structure: a digest of the module and of everything else that the function depends on. None: the digest of the
         module alone (`structure_digest`).
     """

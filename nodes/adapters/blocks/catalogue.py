@@ -48,10 +48,20 @@ FAMILIES = (
         ("modules.diffusionmodules.mmdit.OpenAISignatureMMDITWrapper",),
         ("modules.diffusionmodules.mmdit.JointBlock",),
     ),
+    Family("HiDream", ("hidream.model.HiDreamImageTransformer2DModel",), ("hidream.model.HiDreamImageBlock",)),
+    Family(
+        "Hunyuan3D 2.1",
+        ("hunyuan3dv2_1.hunyuandit.HunYuanDiTPlain",),
+        ("hunyuan3dv2_1.hunyuandit.HunYuanDiTBlock",),
+    ),
     Family("AuraFlow", ("aura.mmdit.MMDiT",), ("aura.mmdit.MMDiTBlock", "aura.mmdit.DiTBlock")),
 )
 _SHARED = {f"comfy.ldm.{block}": family.shared for family in FAMILIES for block in family.blocks}
 
+# Parts of blocks that take a tensor of tokens, and pick among experts by its values.
+_ROUTED = frozenset(
+    {"comfy.ldm.hidream.model.MOEFeedForwardSwiGLU", "comfy.ldm.hunyuan3dv2_1.hunyuandit.MoEBlock"}
+)  # fmt: skip
 
 # Classes of arguments that are no dataclasses: the attributes from which they can be made again, as the first arguments
 # of the class, and further arguments. Their other attributes follow from these.
@@ -64,25 +74,30 @@ def made_from(kind: type) -> tuple[tuple[str, ...], dict[str, Any]] | None:
     """The names of the attributes from which an object of core's can be made again, and further arguments."""
     if dataclasses.is_dataclass(kind) and kind.__module__.partition(".")[0] == "comfy":
         return tuple(each.name for each in dataclasses.fields(kind)), {}
-    return _MADE_FROM.get(f"{kind.__module__}.{kind.__qualname__}")
+    return _MADE_FROM.get(_name(kind))
 
 
 def is_catalogued(kind: type) -> bool:
     """Whether the tests cover blocks of this class."""
-    return f"{kind.__module__}.{kind.__qualname__}" in _SHARED
+    return _name(kind) in _SHARED
+
+
+def is_routed(kind: type) -> bool:
+    """Whether modules of this class compute each token by a part that they choose by its values."""
+    return _name(kind) in _ROUTED
 
 
 def shared_arguments(block: torch.nn.Module) -> tuple[str, ...]:
     """See `Family.shared`."""
-    return _SHARED.get(_name(block), ())
+    return _SHARED.get(_name(type(block)), ())
 
 
 def variant_of(block: Any) -> tuple[str, frozenset[str]]:
     """What settings of a block mean, where many values of them mean the same, and the names of these settings."""
-    if _name(block) == "comfy.ldm.wan.model.VaceWanAttentionBlock":
+    if _name(type(block)) == "comfy.ldm.wan.model.VaceWanAttentionBlock":
         return ("first" if block.block_id == 0 else "later"), frozenset({"block_id"})
     return "", frozenset()
 
 
-def _name(module: torch.nn.Module) -> str:
-    return f"{type(module).__module__}.{type(module).__qualname__}"
+def _name(kind: type) -> str:
+    return f"{kind.__module__}.{kind.__qualname__}"

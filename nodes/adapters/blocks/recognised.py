@@ -15,7 +15,7 @@ import torch
 
 from ....compile_cache.errors import BypassCode, BypassReason
 from ....compile_cache.regions.code_reach import names_read
-from ....compile_cache.regions.region import Hook, RegionRunner, RegionSite
+from ....compile_cache.regions.region import Hook, RegionFunction, RegionRunner, RegionSite
 from ....compile_cache.regions.structure import TORCH_OWN, Memo, structure_digest
 from ..comfyui import version
 from ..comfyui.module_attributes import RULES
@@ -32,11 +32,21 @@ from .arguments import (
 from .block_options import BlockOptions, Reads, RefusedOptionError, fits
 from .catalogue import is_catalogued, shared_arguments, variant_of
 from .common import Bypass, original
+from .routed import Cut, cut_of, pass_by
+from .site_functions import (
+    MADE,
+    OPTIONS,
+    POSITION,
+    RESULTS,
+    call_original,
+    copied_back,
+    enter_block,
+    leave_block,
+    run_block,
+)
 from .trust import sources_of, why_untrusted
 from .unet import is_unet
 
-_OPTIONS = "transformer_options"
-_POSITION = "*"  # with a number: an argument of a forward that names none
 # A list with fewer weights than this part of the largest list's costs more to compile than it saves.
 _SMALLEST_PART = 0.1
 # More layouts than this of one kind of block mean that a plain value changes from call to call.
@@ -53,12 +63,23 @@ def hooks(module: torch.nn.Module, run: RegionRunner, bypass: Bypass) -> list[Ho
         why = why_untrusted(block)
         if why is not None:
             bypass(why)
-        else:
-            structure = structures.of(block)
-            forward = RecognisedBlock(name, block, run, bypass, structure)
-            origin = "catalogued" if is_catalogued(type(block)) else "recognised"
-            found.append(Hook(block, forward, (), (type(block).__name__, name), origin, structure))
+            continue
+        origin = "catalogued" if is_catalogued(type(block)) else "recognised"
+        for path, part in _with_shared_experts(name, block):
+            structure = structures.of(part)
+            forward = RecognisedBlock(path, part, run, bypass, structure)
+            found.append(Hook(part, forward, (), (type(part).__name__, path), origin, structure))
     return found
+
+
+def _with_shared_experts(name: str, block: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module]]:
+    """A block, and what all tokens run through in its routed part."""
+    yield name, block
+    cut = cut_of(block)
+    if cut is not None:
+        for own, part in block.get_submodule(cut.part).named_children():
+            if not isinstance(part, torch.nn.ModuleList) and any(True for _ in part.children()):
+                yield f"{name}.{cut.part}.{own}", part
 
 
 class _Structures:
@@ -150,27 +171,41 @@ class RecognisedBlock:
         self._learned = _learned(structure)
         self._names = _parameters_of(type(block))
         self._shared_arguments = shared_arguments(block)
+        self._cut = cut_of(block)
         self._sites: dict[tuple[Any, ...], RegionSite] = {}
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         try:
             given = self._by_name(args, kwargs)
-            passes_options = _OPTIONS in given or _OPTIONS in self._names
-            options = given.pop(_OPTIONS, None) or {}
+            passes_options = OPTIONS in given or OPTIONS in self._names
+            options = given.pop(OPTIONS, None) or {}
             arguments = take_apart(given)
             call = self._call(arguments, options, passes_options)
-            result, written = self._run(self._site(arguments, call, passes_options), *arguments.inputs())
+            if self._cut is None:
+                result, written = self._run(self._site(arguments, call, passes_options), *arguments.inputs())
+            else:
+                result, written = self._run_apart(self._cut, given, call, passes_options), ()
         except UnusableArgumentError as error:
             self._bypass(BypassReason(BypassCode.OBSERVED_INPUT, f"{self._kind}: {error}; such blocks run as they are"))
         except RefusedOptionError as error:
             self._bypass(error.reason)
         else:
-            return _copied_back(result, written, [arguments.tensors[number] for number in call.written])
+            return copied_back(result, written, [arguments.tensors[number] for number in call.written])
         return original(self._block, *args, **kwargs)
+
+    def _run_apart(self, cut: Cut, given: Mapping[str, Any], call: _Call, passes_options: bool) -> Any:
+        """Two regions, and the routed part between them. Raises UnusableArgumentError."""
+        if call.written:
+            raise UnusableArgumentError("it writes to its inputs")
+        arguments = take_apart(given)
+        results, x = self._run(self._site(arguments, call, passes_options, "enter"), *arguments.inputs())
+        made = self._block.get_submodule(cut.part)(x)
+        arguments = take_apart({**given, RESULTS: results, MADE: made})
+        return self._run(self._site(arguments, call, passes_options, "exit"), *arguments.inputs())
 
     def _by_name(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """The arguments in one order, however the call gives them."""
-        names = [*self._names, *[f"{_POSITION}{n}" for n in range(len(self._names), len(args))]]
+        names = [*self._names, *[f"{POSITION}{n}" for n in range(len(self._names), len(args))]]
         given = {**dict(zip(names, args, strict=False)), **kwargs}
         return {name: given[name] for name in (*names, *sorted(given.keys() - set(names))) if name in given}
 
@@ -195,9 +230,13 @@ class RecognisedBlock:
         copies = [tensor.clone() for tensor in arguments.inputs()]
         given = put_together(arguments.layout, copies)
         attributes = _attributes(self._block)
-        extra = {_OPTIONS: BlockOptions(self._kind, reads, options)} if passes_options else {}
+        extra = {OPTIONS: BlockOptions(self._kind, reads, options)} if passes_options else {}
+        forward = functools.partial(call_original, self._block, {**given, **extra})
         try:
-            _call_original(self._block, {**given, **extra})
+            if self._cut is None:
+                forward()
+            else:
+                pass_by(self._block, self._cut, forward)
             after = take_apart(given)
         except RefusedOptionError as error:
             return _Call(reads, refused=error.reason)
@@ -212,59 +251,34 @@ class RecognisedBlock:
         text = f"{self._kind} {what}; such blocks run as they are"
         return _Call(reads, refused=BypassReason(BypassCode.OBSERVED_INPUT, text))
 
-    def _site(self, arguments: Arguments, call: _Call, passes_options: bool) -> RegionSite:
+    def _site(self, arguments: Arguments, call: _Call, passes_options: bool, share: str = "") -> RegionSite:
+        """share: "enter" or "exit" for one region of a block that is cut, else the whole block."""
         layout = arguments.layout
         shared = self._learned.shared.get(layout)
         if shared is None:
             shared = frozenset(n for n, name in enumerate(arguments.names) if name in self._shared_arguments)
         shared = self._learned.shared[layout] = shared | shared_by_batch(arguments)
         dims = dims_of(arguments, shared)
-        key = (layout, dims, id(call))
+        key = (layout, dims, id(call), share)
         site = self._sites.get(key)
         if site is None:
             structure = digest_of(self._structure, layout, sorted(call.reads.items()), call.written)
             reads = call.reads if passes_options else None
-            function = functools.partial(_run_block, layout, self._kind, reads, call.written)
-            site = RegionSite(self._name, self._kind, self._block, function, dims, structure=structure)
+            kind = f"{self._kind}.{share}" if share else self._kind
+            function, without = self._function(layout, reads, call.written, share)
+            site = RegionSite(self._name, kind, self._block, function, dims, without, structure)
             self._sites[key] = site
         return site
 
-
-def _run_block(
-    layout: Layout,
-    kind: str,
-    reads: Reads | None,
-    written: Sequence[int],
-    block: torch.nn.Module,
-    *inputs: torch.Tensor,
-) -> tuple[Any, list[torch.Tensor]]:
-    """The function of a site: the block's result, and what it wrote to the tensors `written`.
-
-    A region must not write to its inputs, so the block gets clones of them. reads: None for a block that is called
-    without transformer_options.
-    """
-    own = [tensor.clone() if number in written else tensor for number, tensor in enumerate(inputs)]
-    given = put_together(layout, own)
-    if reads is not None:
-        given[_OPTIONS] = BlockOptions(kind, reads)
-    return _call_original(block, given), [own[number] for number in written]
-
-
-def _copied_back(result: Any, written: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]) -> Any:
-    """Write to the caller's tensors what the block wrote to clones of them. Returns the result, with those in it."""
-    callers = {}
-    for tensor, value in zip(tensors, written, strict=True):
-        callers[id(value)] = tensor.copy_(value)
-    if isinstance(result, torch.Tensor):
-        return callers.get(id(result), result)
-    if callers and type(result) in (tuple, list):
-        return type(result)(callers.get(id(each), each) for each in result)
-    return result
-
-
-def _call_original(block: torch.nn.Module, given: Mapping[str, Any]) -> Any:
-    positional = [value for name, value in given.items() if name.startswith(_POSITION)]
-    return original(block, *positional, **{k: v for k, v in given.items() if not k.startswith(_POSITION)})
+    def _function(
+        self, layout: Layout, reads: Reads | None, written: Sequence[int], share: str
+    ) -> tuple[RegionFunction, tuple[str, ...]]:
+        """The function of a site, and the modules inside the block that it does not run."""
+        if self._cut is None or not share:
+            return functools.partial(run_block, layout, self._kind, reads, written), ()
+        if share == "enter":
+            return functools.partial(enter_block, layout, self._kind, reads, self._cut), self._cut.not_entered
+        return functools.partial(leave_block, layout, self._kind, reads, self._cut), self._cut.not_left
 
 
 def _parameters_of(kind: type[torch.nn.Module]) -> tuple[str, ...]:

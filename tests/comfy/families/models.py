@@ -158,10 +158,29 @@ MINIMAX: dict[str, Any] = {
     "attention_head_dim": 128, "ffn_hidden_size": 96, "text_dim": TEXT, "timestep_input_dim": 32,
     "time_embed_hidden_size": 64, "time_embed_dim": 32,
 }  # fmt: skip
+HIDREAM: dict[str, Any] = {
+    "patch_size": 2, "in_channels": 16, "num_layers": 2, "num_single_layers": 2, "attention_head_dim": 32,
+    "num_attention_heads": 2, "caption_channels": [TEXT, 48], "text_emb_dim": TEXT, "axes_dims_rope": (16, 8, 8),
+    "max_resolution": (32, 32), "llama_layers": [0, 1, 1, 1],
+}  # fmt: skip
+HUNYUAN_3D: dict[str, Any] = {
+    "in_channels": 16, "hidden_size": 64, "context_dim": TEXT, "depth": 4, "num_heads": 2, "num_moe_layers": 2,
+    "guidance_cond_proj_dim": None, "num_experts": 3,
+}  # fmt: skip
 
 
 def text_of(width: int) -> Callable[[Size], torch.Tensor]:
     return lambda size: noise(size.batch, size.text, width)
+
+
+def shape(size: Size) -> Arguments:
+    """A latent of tokens, from which a solid is made, and the tokens of a picture."""
+    return {**image(16)(size), "x": noise(size.batch, 16, size.height * size.width)}
+
+
+def llama(size: Size) -> torch.Tensor:
+    """The hidden states of two layers of a language model."""
+    return noise(size.batch, 2, size.text, 48)
 
 
 def clip_vision(size: Size) -> torch.Tensor:
@@ -262,5 +281,11 @@ MODELS = {
         video(16, clip_fea=lambda size: noise(size.batch, 9, 48), attention_mask=lambda size: None), 2, 4,
         ("double_block", "img"),
     ),
+    # A region before the experts of each block, one after them, and the expert that all tokens run through.
+    "HiDream": Model(
+        "hidream.model.HiDreamImageTransformer2DModel", HIDREAM,
+        image(16, y=pooled, encoder_hidden_states_llama3=llama), 5, 12,
+    ),
+    "Hunyuan3D 2.1": Model("hunyuan3dv2_1.hunyuandit.HunYuanDiTPlain", HUNYUAN_3D, shape, 6, 8),
     "AuraFlow": Model("aura.mmdit.MMDiT", AURA, image(4), 2, 4, ("double_block", "img")),
 }  # fmt: skip

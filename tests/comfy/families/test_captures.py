@@ -22,6 +22,8 @@ SIZES = [Size(1, 8, 12, 7), Size(2, 10, 6, 13, 3)]
 # Forwards that read values of their inputs, or choose sizes by them.
 READING = {
     "MiniMax H3": "reads the time of a step, to tell the times of video and sound apart",
+    "HiDream": "its experts pick tokens by their values",
+    "Hunyuan3D 2.1": "its experts pick tokens by their values",
 }
 # Frequencies, positions or sizes that would wait for the GPU without `HostConstants`.
 MAKING_ON_THE_HOST = ("Wan", "AuraFlow", "LTX")
