@@ -2,6 +2,7 @@
 
     python -m benchmarks.families --out benchmarks/results/NAME-families.json [--family flux z-image qwen-image wan]
                                   [--seconds 450] [--argument --disable-dynamic-vram ...] [--cpu]
+                                  [--environment TORCHINDUCTOR_EMULATE_PRECISION_CASTS=1 ...]
 
 The models have fewer layers than the real ones, and their weights are made on the GPU. `ms` is the time of a step:
 (prompt of STEPS steps - prompt of one) / (STEPS - 1). `floor_ms`: the matrix products and the attention of one step at
@@ -10,7 +11,8 @@ size is longer than the next one with Resolute; at a new size, beyond stock's ow
 
 Core's node is measured last, and compiles for minutes: what `--seconds` leaves no time for is null in the rows. Needs
 CUDA and the environment of `scripts/test` (without a network, set RESOLUTE_PYTHON and COMFYUI_PATH). `--cpu` runs
-models of one layer, which checks the script and measures nothing.
+models of one layer, which checks the script and measures nothing. `--environment` sets a variable of the server, for
+all contenders; with the one above, compiled kernels round where ComfyUI's own do.
 """
 
 from __future__ import annotations
@@ -198,6 +200,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=450, help="end after this time, with what there is")
     parser.add_argument("--no-core", action="store_true", help="leave core's node out")
     parser.add_argument("--argument", action="append", default=[], help="an extra argument for ComfyUI")
+    parser.add_argument("--environment", action="append", default=[], metavar="NAME=VALUE", help="for ComfyUI")
     parser.add_argument("--models", type=Path, help="a folder that keeps the models; several GB each")
     parser.add_argument("--cpu", action="store_true", help="small models on the CPU, to check this script")
     parser.add_argument("--out", type=Path)
@@ -222,12 +225,20 @@ def _run(setup: command.Setup, base: Path, where: Path, options: argparse.Namesp
     packs = {"resolute": ROOT, "resolute-test-pack": ROOT / "tests" / "pack"}
     server = ComfyServer(
         setup.python, setup.comfyui, where, packs=packs, models=base, cpu=options.cpu, arguments=options.argument,
-        environment={"TORCHINDUCTOR_CACHE_DIR": str(where / "inductor")},  # kernels of an earlier run are not cold
+        environment={
+            "TORCHINDUCTOR_CACHE_DIR": str(where / "inductor"),  # kernels of an earlier run are not cold
+            **dict(each.split("=", 1) for each in options.environment),
+        },
     )  # fmt: skip
     rows: list[dict[str, Any]] = []
     with server:
         about: dict[str, Any] = {**environment(server), "arguments": without_paths(options.argument)}
-        about |= {"floor_tflops": FLOOR_TFLOPS, "steps": STEPS, "is_cpu": options.cpu}
+        about |= {
+            "environment": options.environment,
+            "floor_tflops": FLOOR_TFLOPS,
+            "steps": STEPS,
+            "is_cpu": options.cpu,
+        }
         print("\n".join(line for line in server.log().splitlines() if any(part in line for part in _TOLD)), flush=True)
 
         def note(row: dict[str, Any]) -> None:

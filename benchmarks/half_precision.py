@@ -1,11 +1,12 @@
 """Measures how far half precision moves the latents of the fuzzer's tiny model, with Resolute and without.
 
-    python -m benchmarks.half_precision [--cpu] [--out FILE]
+    python -m benchmarks.half_precision [--bf16] [--precision-casts] [--cpu] [--out FILE]
 
 For each workflow and seed four prompts in one server: ComfyUI's own in float16, the same through `inductor` and through
 `cudagraph`, and a reference that computes in float32 with the same float16 weights (core's ModelComputeDtype). Errors
 are norms relative to the reference, or to ComfyUI's own. Takes two minutes on a GPU; `--cpu` computes in float16 on the
-CPU and leaves out `cudagraph`. Needs the environment of `scripts/test`.
+CPU and leaves out `cudagraph`. `--bf16`: bfloat16 in place of float16. `--precision-casts`: inductor rounds where
+ComfyUI's own kernels do. Needs the environment of `scripts/test`.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from tests.comfy.fuzz.prompts import in_float32, ours, plain
 from tests.comfy.fuzz.workflow import Workflow
 from tests.comfy.rig import Bench, Run, latent_error
 
+PRECISION_CASTS = "TORCHINDUCTOR_EMULATE_PRECISION_CASTS"
 WORKFLOWS = {
     "default": Workflow(),
     "one step": Workflow(steps=1),
@@ -53,6 +55,8 @@ def _error(run: Run, reference: Run) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.half_precision", description=__doc__)
     parser.add_argument("--cpu", action="store_true", help="run on the CPU")
+    parser.add_argument("--bf16", action="store_true", help="weights in bfloat16")
+    parser.add_argument("--precision-casts", action="store_true", help=f"set {PRECISION_CASTS}=1")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     target = comfyui.ensure(ROOT, comfyui.TARGET)
@@ -67,8 +71,8 @@ def main() -> None:
             packs=packs,
             models=models.folder(),
             cpu=options.cpu,
-            arguments=["--fp16-unet"],
-            environment={"RESOLUTE_STORE": "0"},
+            arguments=["--bf16-unet" if options.bf16 else "--fp16-unet"],
+            environment={"RESOLUTE_STORE": "0", PRECISION_CASTS: str(int(options.precision_casts))},
         )
         with server:
             loras.write(server.folder / "models" / "loras")
@@ -85,6 +89,8 @@ def main() -> None:
         "devices": [device["name"] for device in stats["devices"]],
         "torch": stats["system"]["pytorch_version"],
         "comfyui": comfyui.TARGET,
+        "dtype": "bfloat16" if options.bf16 else "float16",
+        "precision_casts": options.precision_casts,
         "rows": rows,
     }
     if options.out:
