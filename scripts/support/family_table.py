@@ -24,7 +24,7 @@ from .places import ROOT
 PAGE = ROOT / "docs" / "families.md"
 _PACK = "resolute_for_the_table"
 _PREFIX = "comfy.ldm."
-_UNET = "modules.diffusionmodules.openaimodel.UNetModel"
+UNET = "modules.diffusionmodules.openaimodel.UNetModel"
 _CONTAINERS = ("ModuleList", "ModuleDict")
 
 # For networks without settings of their own: those that ComfyUI's detection of models finds.
@@ -86,8 +86,8 @@ def page() -> str:
 
 
 def _what(network: str, blocks: list[str], known: dict[str, str]) -> str:
-    if network == _UNET:
-        return "catalogued: residual and transformer blocks"
+    if network == UNET:
+        return "catalogued: residual and transformer blocks, and those over time of videos"
     if network in known:
         return f"catalogued: {known[network]}"
     if network in LEFT_ALONE:
@@ -135,7 +135,7 @@ def _network(base: type) -> str:
             for part in given.group(1).split("."):
                 value = getattr(value, part)
             return _short(value)
-    return _UNET
+    return UNET
 
 
 def _short(network: Any) -> str:

@@ -6,15 +6,14 @@ the block, with other modules in place of some of its parts, so nothing of core 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from .arguments import UnusableArgumentError
 from .catalogue import is_routed
+from .stand_ins import Known, Noted, Reached, Stop, in_place, other_order
 
 Forward = Callable[[], Any]
 
@@ -61,15 +60,15 @@ def enter(block: torch.nn.Module, cut: Cut, forward: Forward) -> tuple[list[Any]
 
     Raises UnusableArgumentError if the block does not call its parts once each, in the order in which it has them.
     """
-    noted = {name: _Noted(block.get_submodule(name)) for name in cut.before}
+    noted = {name: Noted(block.get_submodule(name)) for name in cut.before}
     try:
-        with _in_place(block, {**noted, cut.part: _Stop()}):
+        with in_place(block, {**noted, cut.part: Stop()}):
             forward()
-    except _Reached as reached:
+    except Reached as reached:
         results = [value for each in noted.values() for value in each.results]
         if len(results) == len(noted):
             return results, reached.x
-    raise _other_order()
+    raise other_order()
 
 
 def leave(block: torch.nn.Module, cut: Cut, forward: Forward, results: list[Any], made: torch.Tensor) -> Any:
@@ -77,72 +76,12 @@ def leave(block: torch.nn.Module, cut: Cut, forward: Forward, results: list[Any]
 
     What the block computes between the parts it computes once more; of that, a trace keeps what the result needs.
     """
-    known = {name: _Known(result) for name, result in zip(cut.not_left, [*results, made], strict=True)}
-    with _in_place(block, known):
+    known = {name: Known(result) for name, result in zip(cut.not_left, [*results, made], strict=True)}
+    with in_place(block, known):
         return forward()
 
 
 def pass_by(block: torch.nn.Module, cut: Cut, forward: Forward) -> Any:
     """Run `forward` with the part's input in place of its result: to see what the block reads."""
-    with _in_place(block, {cut.part: torch.nn.Identity()}):
+    with in_place(block, {cut.part: torch.nn.Identity()}):
         return forward()
-
-
-class _Reached(Exception):
-    """Carries the part's input out of core's forward."""
-
-    def __init__(self, x: torch.Tensor) -> None:
-        super().__init__("reached the part that picks tokens")
-        self.x = x
-
-
-class _Stop(torch.nn.Module):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        raise _Reached(x)
-
-
-class _Noted(torch.nn.Module):
-    """Runs a part, and keeps its results."""
-
-    def __init__(self, part: torch.nn.Module) -> None:
-        super().__init__()
-        self.part = part
-        self.results: list[Any] = []
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        self.results.append(self.part(*args, **kwargs))
-        return self.results[-1]
-
-
-class _Known(torch.nn.Module):
-    """Has the result of a part, for one call."""
-
-    def __init__(self, result: Any) -> None:
-        super().__init__()
-        self.results = [result]
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        if not self.results:
-            raise _other_order()
-        return self.results.pop()
-
-
-def _other_order() -> UnusableArgumentError:
-    return UnusableArgumentError("it does not call its parts once each, in the order in which it has them")
-
-
-@contextmanager
-def _in_place(block: torch.nn.Module, others: Mapping[str, torch.nn.Module]) -> Iterator[None]:
-    """With other modules in place of those with these names."""
-    slots = []
-    for name in others:
-        parent, _, own = name.rpartition(".")
-        slots.append((block.get_submodule(parent)._modules, own))
-    before = [modules[own] for modules, own in slots]
-    for (modules, own), other in zip(slots, others.values(), strict=True):
-        modules[own] = other
-    try:
-        yield
-    finally:
-        for (modules, own), part in zip(slots, before, strict=True):
-            modules[own] = part

@@ -1,4 +1,7 @@
-"""UNetModel of SD1.5, SD2, SDXL and their ControlNets: residual and transformer blocks, and the layers around them."""
+"""UNetModel of SD1.5, SD2, SDXL and their ControlNets: residual and transformer blocks, and the layers around them.
+
+The blocks of a UNet for videos are in `video_unet`.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,9 @@ import torch
 from ....compile_cache.errors import BypassCode, BypassReason
 from ....compile_cache.regions.region import Hook, RegionRunner, RegionSite
 from ..comfyui import version
+from . import video_unet
 from .common import FEATURES, TOKENS, TRACED_OPTIONS, Bypass, attention_patch, is_core, original
+from .stand_ins import Known, Reached, Stop, in_place
 
 _UNET = "comfy.ldm.modules.diffusionmodules.openaimodel"
 _CONTROLNET = "comfy.cldm.cldm"
@@ -33,9 +38,14 @@ def hooks(module: torch.nn.Module, run: RegionRunner, bypass: Bypass) -> list[Ho
             kind = type(block).__name__
             bypass(BypassReason(BypassCode.REPLACED_FORWARD, f"another pack replaced the forward of {kind}"))
         elif is_core(block, _UNET, "ResBlock"):
-            found.append(_residual(name, block, run))
+            if not block.exchange_temb_dims:  # else it is the part over time of a VideoResBlock
+                found.append(_residual(name, block, run))
+        elif is_core(block, _UNET, "VideoResBlock"):
+            found.append(video_unet.residual(name, block, run))
         elif is_core(block, _ATTENTION, "SpatialTransformer") and version.attention_is_traceable():
             found.append(_spatial_transformer(name, block, run))
+        elif is_core(block, _ATTENTION, "SpatialVideoTransformer") and version.attention_is_traceable():
+            found.append(video_unet.spatial_transformer(name, block, run))
         elif is_core(block, _ATTENTION, "BasicTransformerBlock") and version.attention_is_traceable():
             found.append(_transformer_block(name, block, run, bypass))
     if isinstance(out := getattr(module, "out", None), torch.nn.Sequential):
@@ -81,10 +91,7 @@ def _traced_block(block: torch.nn.Module, x: torch.Tensor, context: torch.Tensor
 
 
 def _spatial_transformer(name: str, block: Any, run: RegionRunner) -> Hook:
-    """Two regions: one before the transformer blocks, one after them.
-
-    Both run core's own forward with the transformer blocks replaced, so nothing of core is copied here.
-    """
+    """Two regions: one before the transformer blocks, one after them. Both run core's own forward, see `stand_ins`."""
     inner = ("transformer_blocks",)
     enter = RegionSite(name, "SpatialTransformer.enter", block, _enter, (FEATURES,), inner)
     leave = RegionSite(name, "SpatialTransformer.exit", block, _leave, (FEATURES, TOKENS), inner)
@@ -102,47 +109,21 @@ def _spatial_transformer(name: str, block: Any, run: RegionRunner) -> Hook:
     return Hook(block, forward, (enter, leave))
 
 
-class _Reached(Exception):
-    """Carries the tokens out of core's forward when it calls the first transformer block."""
-
-    def __init__(self, tokens: torch.Tensor) -> None:
-        super().__init__("reached the transformer blocks")
-        self.tokens = tokens
-
-
-class _Stop(torch.nn.Module):
-    def forward(self, x: torch.Tensor, context: Any = None, transformer_options: Any = None) -> torch.Tensor:
-        raise _Reached(x)
-
-
-class _Resume(torch.nn.Module):
-    def __init__(self, tokens: torch.Tensor) -> None:
-        super().__init__()
-        self.tokens = tokens
-
-    def forward(self, x: torch.Tensor, context: Any = None, transformer_options: Any = None) -> torch.Tensor:
-        return self.tokens
-
-
 def _enter(block: Any, x: torch.Tensor) -> torch.Tensor:
     try:
-        _with_blocks(block, _Stop(), x)
-    except _Reached as reached:
-        return reached.tokens
+        _with_block(block, Stop(), x)
+    except Reached as reached:
+        return reached.x
     raise AssertionError("core's SpatialTransformer did not call its blocks")
 
 
 def _leave(block: Any, x: torch.Tensor, tokens: torch.Tensor) -> Any:
-    return _with_blocks(block, _Resume(tokens), x)
+    return _with_block(block, Known(tokens), x)
 
 
-def _with_blocks(block: Any, patch: torch.nn.Module, x: torch.Tensor) -> Any:
-    blocks = block.transformer_blocks
-    block.transformer_blocks = torch.nn.ModuleList([patch])
-    try:
+def _with_block(block: Any, other: torch.nn.Module, x: torch.Tensor) -> Any:
+    with in_place(block, {"transformer_blocks": torch.nn.ModuleList([other])}):
         return original(block, x, None, {})
-    finally:
-        block.transformer_blocks = blocks
 
 
 def _output(out: torch.nn.Sequential, run: RegionRunner) -> Hook:

@@ -167,10 +167,25 @@ HUNYUAN_3D: dict[str, Any] = {
     "in_channels": 16, "hidden_size": 64, "context_dim": TEXT, "depth": 4, "num_heads": 2, "num_moe_layers": 2,
     "guidance_cond_proj_dim": None, "num_experts": 3,
 }  # fmt: skip
+SVD: dict[str, Any] = {
+    "image_size": 32, "in_channels": 8, "out_channels": 4, "model_channels": 32, "num_res_blocks": [1, 1],
+    "channel_mult": [1, 1], "transformer_depth": [1, 0], "transformer_depth_output": [1, 1, 0, 0],
+    "transformer_depth_middle": 1, "use_spatial_transformer": True, "use_linear_in_transformer": True, "legacy": False,
+    "num_heads": -1, "num_head_channels": 16, "context_dim": TEXT, "adm_in_channels": TEXT,
+    "num_classes": "sequential", "extra_ff_mix_layer": True, "use_spatial_context": True,
+    "merge_strategy": "learned_with_images", "merge_factor": 0.0, "video_kernel_size": [3, 1, 1],
+    "use_temporal_resblock": True, "use_temporal_attention": True, "disable_temporal_crossattention": False,
+}  # fmt: skip
 
 
 def text_of(width: int) -> Callable[[Size], torch.Tensor]:
     return lambda size: noise(size.batch, size.text, width)
+
+
+def frames(size: Size) -> Arguments:
+    """Each frame is a picture of the batch. The context is the embedding of a picture."""
+    pictures = Size(size.batch * size.frames, size.height, size.width, 1)
+    return {**image(8, y=pooled)(pictures), "num_video_frames": size.frames}
 
 
 def shape(size: Size) -> Arguments:
@@ -287,5 +302,6 @@ MODELS = {
         image(16, y=pooled, encoder_hidden_states_llama3=llama), 5, 12,
     ),
     "Hunyuan3D 2.1": Model("hunyuan3dv2_1.hunyuandit.HunYuanDiTPlain", HUNYUAN_3D, shape, 6, 8),
+    "SVD": Model("modules.diffusionmodules.openaimodel.UNetModel", SVD, frames, 8, 29),
     "AuraFlow": Model("aura.mmdit.MMDiT", AURA, image(4), 2, 4, ("double_block", "img")),
 }  # fmt: skip
