@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ray.exceptions import RayActorError
-from ray.serve.exceptions import BackPressureError, ReplicaUnavailableError
+from ray.serve.exceptions import BackPressureError, ReplicaUnavailableError, RequestCancelledError
 
 from . import current_router
 from .config import FleetConfig
@@ -129,6 +129,10 @@ class Prompts:
                     self._pass_on(prompt, kind, *rest)
         except BackPressureError:
             return self._answer_error(prompt, 503, "queue_full", f"{self._config.waiting} prompts wait already.")
+        except RequestCancelledError:
+            if prompt.is_interrupted:
+                return self._failure(prompt, "")
+            lost = "Ray Serve cancelled the call."  # as when a client closes its connection before the first answer
         except (RayActorError, ReplicaUnavailableError) as error:
             lost = f"The replica that ran the prompt was lost: {type(error).__name__}."
         except (OSError, RefusedError) as error:

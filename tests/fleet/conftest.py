@@ -59,7 +59,7 @@ class Fleet:
             "cpus": 0.5,
             "body_mb": 4,
             "ongoing": 2,  # so that a few prompts fill the fleet
-            "waiting": 2,
+            "waiting": 4,  # for a moment each of four clients' prompts waits while the router chooses
             **settings,
         }
         self._config = folder / "fleet.yaml"

@@ -53,7 +53,7 @@ class TestPrompts:
 
     def test_a_full_fleet_refuses_a_prompt_and_a_cleared_queue_ends_those_that_wait(self, fleet: Fleet) -> None:
         taken, refused = list[str](), list[Any]()
-        for seed in range(1100, 1112):  # two at each replica and two that wait are taken
+        for seed in range(1100, 1112):  # two at each replica and four that wait are taken
             status, answer, _ = fleet.post("/prompt", dumped(plain(seed, 20 * LONG)))
             if status == 200:
                 taken.append(answer["prompt_id"])

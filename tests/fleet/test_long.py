@@ -136,10 +136,10 @@ class TestScaling:
     @pytest.fixture(scope="class")
     def growing(self, fleet: Fleet, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
         fleet.stop()  # three ComfyUIs at once are too many for two cores
-        settings = {"replicas": 1, "max_replicas": 2, "target_ongoing": 2, "grow_seconds": 1, "shrink_seconds": 5}
-        made = Fleet(
-            tmp_path_factory.mktemp("grow"), comfyui.ensure(ROOT), port=free_port(), **settings, ongoing=8, waiting=8
-        )
+        # imbalance: a prompt goes to an idle replica, and does not wait for the one that is warm.
+        settings = {"replicas": 1, "max_replicas": 2, "target_ongoing": 2, "imbalance": 0, "ongoing": 8, "waiting": 8}
+        times = {"grow_seconds": 1, "shrink_seconds": 5}
+        made = Fleet(tmp_path_factory.mktemp("grow"), comfyui.ensure(ROOT), port=free_port(), **settings, **times)
         try:
             made.start()
             yield made

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from ray.exceptions import RayActorError
-from ray.serve.exceptions import BackPressureError
+from ray.serve.exceptions import BackPressureError, RequestCancelledError
 
 from scripts.fleet_serving import config, current_router
 from scripts.fleet_serving.files import Files
@@ -113,7 +113,7 @@ def test_what_every_replica_refuses_is_answered_with_comfyuis_words_and_frees_it
     assert history == {}
 
 
-@pytest.mark.parametrize("loss", [("lost", "ComfyUI ended."), RayActorError()])
+@pytest.mark.parametrize("loss", [("lost", "ComfyUI ended."), RayActorError(), RequestCancelledError("r")])
 def test_a_lost_prompt_runs_again_elsewhere_and_has_one_result(tmp_path: Path, loss: Any) -> None:
     replicas, _, history, _ = run(tmp_path, [("accepted", "a", {}), loss], [ACCEPTED, DONE])
     assert replicas.avoided == [[], ["a"]]
