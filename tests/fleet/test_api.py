@@ -51,6 +51,19 @@ class TestPrompts:
             lambda: fleet.replica(name).get("comfyui_pid") not in (0, killed) and fleet.ready() == 2, "it is back"
         )
 
+    def test_a_file_that_only_one_replica_has_is_found(self, fleet: Fleet) -> None:
+        for name in sorted(each["replica"] for each in fleet.state()["replicas"]):
+            folder = fleet.folder / "replicas" / name / "output"
+            Image.new("RGB", (72, 64), (10, 200, 30)).save(folder / f"{name}.png")
+            prompt_id = fleet.client.queue(
+                {
+                    "load": {"class_type": "LoadImage", "inputs": {"image": f"{name}.png [output]"}},
+                    "save": {"class_type": "SaveImage", "inputs": {"images": ["load", 0], "filename_prefix": "own"}},
+                }
+            )
+            assert fleet.finished_once(prompt_id)["outputs"]["save"]["images"]
+            assert next(each for each in fleet.state()["prompts"] if each["prompt_id"] == prompt_id)["replica"] == name
+
     def test_a_full_fleet_refuses_a_prompt_and_a_cleared_queue_ends_those_that_wait(self, fleet: Fleet) -> None:
         taken, refused = list[str](), list[Any]()
         for seed in range(1100, 1112):  # two at each replica and four that wait are taken

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import threading
 import time
 from collections import Counter
@@ -160,3 +161,29 @@ class TestScaling:
         growing.client.post("/interrupt", {"prompt_id": prompts[0]})
         with pytest.raises(PromptError, match="interrupted"):
             growing.client.wait(prompts[0], 60)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount a disk")
+class TestDisks:
+    """Another fleet, whose store is on a disk of its own."""
+
+    @pytest.mark.parametrize("options", ["size=16k", "ro"])
+    def test_a_store_that_cannot_be_written_costs_no_picture(
+        self, fleet: Fleet, tmp_path_factory: pytest.TempPathFactory, options: str
+    ) -> None:
+        fleet.stop()
+        made = Fleet(tmp_path_factory.mktemp("disk"), comfyui.ensure(ROOT), replicas=1, port=free_port())
+        store = made.folder / "regions"
+        store.mkdir(parents=True)
+        subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(store)], check=True)
+        try:
+            made.start()
+            for seed in (1, 2):
+                history = made.finished_once(made.client.queue(tiny(seed, "small")))
+                assert pixels(made.client, history).std() > 5
+            first, second = made.state()["prompts"]
+            assert (first["region_compiles"] > 0, second["region_compiles"]) == (True, 0)
+            assert sum(each.stat().st_size for each in store.rglob("*") if each.is_file()) <= 16 * 1024
+        finally:
+            made.stop()
+            subprocess.run(["umount", "--lazy", str(store)], check=True)
