@@ -12,7 +12,8 @@ size is longer than the next one with Resolute; at a new size, beyond stock's ow
 Core's node is measured last, and compiles for minutes: what `--seconds` leaves no time for is null in the rows. Needs
 CUDA and the environment of `scripts/test` (without a network, set RESOLUTE_PYTHON and COMFYUI_PATH). `--cpu` runs
 models of one layer, which checks the script and measures nothing. `--environment` sets a variable of the server, for
-all contenders; with the one above, compiled kernels round where ComfyUI's own do.
+all contenders; with the one above, compiled kernels round where ComfyUI's own do, with RESOLUTE_ATTENTION=measured
+they choose their attention for each shape. `attention` in the file then names the choices.
 """
 
 from __future__ import annotations
@@ -245,6 +246,7 @@ def _run(setup: command.Setup, base: Path, where: Path, options: argparse.Namesp
             print(_line(row), flush=True)
             if options.out:  # after every measurement, so that an interrupted run has results
                 about.update(server.client.get("/resolute/events"))
+                about["attention"] = server.client.get("/resolute/cache")["attention"]
                 options.out.write_text(json.dumps({**about, "rows": rows}, indent=1) + "\n", "utf-8")
 
         try:

@@ -13,6 +13,7 @@ from .module_rules import PLAIN, ModuleRules
 
 _MIB = 1024 * 1024
 _GPU_FRACTION = 4  # by default, captures hold at most a quarter of a GPU between runs, to leave room for the weights
+ATTENTION = ("flash", "measured")
 _PACK = re.compile(r"[^@]+@[^@:]+:[0-9a-f]{16}")
 
 
@@ -30,6 +31,8 @@ class CacheConfig:
     trusted: what of other packs may be compiled and captured all the same: "module.Class" of a class of a model, and
         "name@version:digest" of a whole pack, with a digest of its Python source.
     management_modules: modules whose functions move memory and compute nothing; another pack may replace those.
+    attention: "flash", the kernel that a trace takes, or "measured", the fastest one of each shape (attention.py). What
+        is not "flash" is a part of `source`.
     rules: how to read the attributes of the application's modules.
     spare_bytes: device memory that a capture leaves free, because the application takes less as a lack of memory.
     """
@@ -44,6 +47,7 @@ class CacheConfig:
     source: str = ""
     trusted: frozenset[str] = frozenset()
     management_modules: frozenset[str] = frozenset()
+    attention: str = ATTENTION[0]
     rules: ModuleRules = PLAIN
     spare_bytes: int = 0
 
@@ -66,6 +70,7 @@ class CacheConfig:
         given = os.environ if environment is None else environment
         env = {**(settings or {}), **{name: text for name, text in given.items() if text.strip()}}
         defaults = CacheConfig()
+        attention = _choice(env, "RESOLUTE_ATTENTION", ATTENTION)
         return CacheConfig(
             budget_bytes=_megabytes(env, "RESOLUTE_BUDGET_MB", default_budget(device_bytes)),
             capture=_flag(env, "RESOLUTE_CAPTURE", defaults.capture),
@@ -74,9 +79,10 @@ class CacheConfig:
             store_bytes=_megabytes(env, "RESOLUTE_STORE_MB", defaults.store_bytes),
             remember=_flag(env, "RESOLUTE_REMEMBER", defaults.remember),
             workers=_number(env, "RESOLUTE_WORKERS", defaults.workers),
-            source=source,
+            source=source if attention == defaults.attention else f"{source}, {attention} attention",
             trusted=_names(env, "RESOLUTE_TRUSTED_CLASSES") | _packs(env, "RESOLUTE_TRUSTED_PACKS"),
             management_modules=management_modules,
+            attention=attention,
             rules=rules,
         )
 
@@ -132,6 +138,13 @@ def _packs(env: Mapping[str, str], name: str) -> frozenset[str]:
     if wrong:
         raise UserError(f"{name}: {wrong[0]!r} is not name@version:digest; copy what the log says of this pack.")
     return packs
+
+
+def _choice(env: Mapping[str, str], name: str, choices: tuple[str, ...]) -> str:
+    text = env.get(name, "").strip().lower() or choices[0]
+    if text not in choices:
+        raise UserError(f"{name}={text!r} is none of {', '.join(choices)}.")
+    return text
 
 
 def _flag(env: Mapping[str, str], name: str, default: bool) -> bool:

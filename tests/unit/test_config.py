@@ -122,3 +122,14 @@ def test_classes_and_packs_that_a_person_trusts_are_read_from_two_lists() -> Non
 def test_a_pack_without_its_digest_is_refused_with_the_remedy(text: str) -> None:
     with pytest.raises(UserError, match=f"RESOLUTE_TRUSTED_PACKS.*'{text}'.*copy what the log says"):
         CacheConfig.from_environment({"RESOLUTE_TRUSTED_PACKS": f"good@1:0123456789abcdef, {text}"})
+
+
+def test_another_attention_than_the_default_is_other_source_code() -> None:
+    default = CacheConfig.from_environment({}, source="abc")
+    assert (default.attention, default.source) == ("flash", "abc")
+    assert CacheConfig.from_environment({"RESOLUTE_ATTENTION": "Flash"}, source="abc") == default
+    measured = CacheConfig.from_environment({"RESOLUTE_ATTENTION": "measured"}, source="abc")
+    assert measured.attention == "measured"
+    assert measured.source not in ("", "abc")
+    with pytest.raises(UserError, match="RESOLUTE_ATTENTION='fast' is none of flash, measured"):
+        CacheConfig.from_environment({"RESOLUTE_ATTENTION": "fast"})

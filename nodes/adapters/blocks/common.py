@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 
+from ....compile_cache import attention
+from ....compile_cache.config import CacheConfig
 from ....compile_cache.errors import BypassCode, BypassReason
 
 Bypass = Callable[[BypassReason], None]
@@ -62,11 +65,19 @@ def traced_attention(
     if mask is not None:
         mask = mask[None, None] if mask.ndim == 2 else mask[:, None] if mask.ndim == 3 else mask
     extra = {name: kwargs[name] for name in ("scale", "enable_gqa") if name in kwargs}
-    with _preferred_kernels(q):
-        out = torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, **extra)
+    if _is_measured() and mask is None and not extra.get("enable_gqa") and q.device.type in ("cpu", "cuda"):
+        out = attention.operator()(q, k, v, extra.get("scale")).transpose(1, 2)
+    else:
+        with _preferred_kernels(q):
+            out = torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, **extra)
     if skip_output_reshape:
         return out
     return out.transpose(1, 2).reshape(batch, -1, heads * out.shape[-1])
+
+
+@functools.cache
+def _is_measured() -> bool:
+    return CacheConfig.from_environment().attention == "measured"
 
 
 def _preferred_kernels(q: torch.Tensor) -> Any:

@@ -14,7 +14,10 @@ from ..blocks.packs import add_source
 
 _PACK = Path(__file__).resolve().parents[3]
 # Our own code that traces regions and compiles them.
-_TRACING = ("nodes/adapters/blocks", "compile_cache/backends/inductor", "compile_cache/regions/structure.py")
+_TRACING = (
+    "nodes/adapters/blocks", "compile_cache/backends/inductor", "compile_cache/regions/structure.py",
+    "compile_cache/attention.py",
+)  # fmt: skip
 # Packages whose code a trace of ComfyUI's blocks may include.
 _PACKAGES = ("comfy-kitchen",)
 

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from typing import Any
 
+from ....compile_cache import attention
 from ....compile_cache.backends import registry
 from ..process import runtime
 from ..restart import shape_status
 
 
 def report() -> dict[str, Any]:
-    """The state of the cache, as JSON: its own report, and three more fields.
+    """The state of the cache, as JSON: its own report, and four more fields.
 
     modules: for each compiled module, how many of its regions are compiled, its blocks by how they were found, and the
     names of blocks that the user left out. store: regions kept on disk, and their bytes. models: for each remembered
-    model and shape, whether it is ready in memory or on disk.
+    model and shape, whether it is ready in memory or on disk. attention: the kernel of each shape that was
+    measured.
     """
     cache, programs = runtime.cache(), runtime.programs()
     modules = [
@@ -32,7 +34,13 @@ def report() -> dict[str, Any]:
     stored: dict[str, int] = {}
     for name in registry.NAMES:
         stored |= registry.get(name).stored()
-    return {**cache.report(), "modules": modules, "store": stored, "models": models}
+    return {
+        **cache.report(),
+        "modules": modules,
+        "store": stored,
+        "models": models,
+        "attention": attention.chooser.report(),
+    }
 
 
 def ready_sizes() -> list[tuple[int, int]]:

@@ -41,6 +41,9 @@ def table(data: dict[str, Any]) -> str:
         if module["blocks"]:
             blocks = ", ".join(f"{count} blocks {origin}" for origin, count in sorted(module["blocks"].items()))
             lines.append(f"{module['regions_compiled']} of {module['regions']} regions compiled: {blocks}")
+    for each in data["attention"]:
+        times = ", ".join(f"{kernel} {ms:.2f} ms" for kernel, ms in sorted(each["milliseconds"].items()))
+        lines.append(f"attention of {'x'.join(map(str, each['q']))} with {each['kernel']}: {times}")
     left_out = sorted({name for module in data["modules"] for name in module["left_out"]})
     if left_out:
         lines.append(f"left out of compiling: {', '.join(left_out)}")

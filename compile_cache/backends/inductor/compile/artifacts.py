@@ -17,6 +17,7 @@ from typing import Any
 
 import sympy  # type: ignore[import-untyped]
 
+from .... import attention
 from ....out_of_memory import is_out_of_memory
 from ....store.artifact_store import Artifact, InvalidArtifactError
 from ....torch_private import (
@@ -143,6 +144,7 @@ def _pickled(graph: CompiledFxGraph) -> bytes:
 
 
 def _load(payload: bytes) -> tuple[CompiledFxGraph, dict[str, KernelByAddress]]:
+    attention.operator()  # the graph may call it
     with private_cache():
         with zipfile.ZipFile(io.BytesIO(payload)) as container:
             for name in container.namelist():

@@ -14,6 +14,7 @@ from typing import Any
 import sympy  # type: ignore[import-untyped]
 import torch
 
+from .... import attention
 from ....errors import first_line
 from ....store.artifact_store import Artifact
 from ....torch_private import (
@@ -167,6 +168,7 @@ def _apply(settings: WorkerSettings) -> None:
 
 
 def _run(job: Job) -> Artifact:
+    attention.operator()  # the trace may call it
     with size_one_is_general(job.oblivious):
         loaded: Any = GraphPickler.loads(job.trace, FakeTensorMode(shape_env=ShapeEnv()))
     graph, fakes, symbols = loaded
