@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -34,3 +35,15 @@ def test_what_is_left_alone_exists(core: SimpleNamespace) -> None:
     folder = Path(core.comfy.__path__[0]) / "ldm"
     for network in family_table.LEFT_ALONE:
         assert folder.joinpath(*network.split(".")[:-1]).with_suffix(".py").is_file(), network
+
+
+@pytest.mark.parametrize("name", [name for name, model in MODELS.items() if model.granted])
+def test_no_loader_makes_what_the_tests_make_by_hand(core: SimpleNamespace, name: str) -> None:
+    model = MODELS[name]
+    weights = model.make().state_dict()
+    detect = importlib.import_module("comfy.model_detection").model_config_from_unet
+    try:
+        found = model.network(detect(dict(weights), "").unet_config, "meta").state_dict()
+    except (AttributeError, AssertionError, ValueError, ZeroDivisionError):  # no class, or one of other sizes
+        return
+    assert {key: each.shape for key, each in found.items()} != {key: each.shape for key, each in weights.items()}
