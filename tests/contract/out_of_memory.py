@@ -40,9 +40,15 @@ class OutOfMemoryAt(TorchDispatchMode):
         made = [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor)]
         given = pytree.tree_leaves((args, kwargs))
         traced = any(isinstance(leaf, FakeTensor) or leaf.is_meta for leaf in (*given, *made) if _is_tensor(leaf))
-        if not traced and any(each is not leaf for each in made for leaf in given or [None]) and not func.is_view:
+        if not traced and _new_memory(made, [leaf for leaf in given if _is_tensor(leaf)]):
             self.allocate(func)
         return result
+
+
+def _new_memory(made: list[torch.Tensor], given: list[Any]) -> bool:
+    """Whether a result has memory of its own. Not every operation that returns a view says so (`view.dtype`)."""
+    known = {leaf.untyped_storage().data_ptr() for leaf in given}
+    return any(leaf.untyped_storage().data_ptr() not in known for leaf in made)
 
 
 def _is_tensor(leaf: object) -> bool:

@@ -1,4 +1,4 @@
-"""Memory that runs out at any one allocation of a compile, of later calls, of a capture and of a replay.
+"""Memory that runs out at any one allocation of a compile, of later calls, of a capture, of a replay and of a fault-in.
 
 Each test fails the first allocation, then from a fresh start the second, and so on until none is left to fail.
 """
@@ -9,6 +9,7 @@ import contextlib
 import gc
 import weakref
 from collections.abc import Callable, Iterator
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -26,6 +27,7 @@ from compile_cache.keys import GraphKey, Role, Signature, TensorSpec
 
 from .out_of_memory import Graph, OutOfMemoryAt, TorchWithoutCuda
 from .rig import TOKENS, TOLERANCE, Bound, Rig, random, relative_error, seeded
+from .test_paged_weights import Compiled
 
 _MOST = 400
 
@@ -218,3 +220,74 @@ def test_of_a_replay() -> None:
         assert module.cache.stats.snapshot()["captures"] == 2
 
     assert each_failure(attempt) >= 2
+
+
+# --- paged weights -----------------------------------------------------------------------------------------------
+
+
+def load_first(compiled: Compiled) -> None:
+    compiled.load()
+
+
+def load_again(compiled: Compiled) -> None:
+    compiled.load()
+    compiled.check()
+    compiled.unload()
+    compiled.load()
+
+
+def load_another_lora(compiled: Compiled) -> None:
+    compiled.load()
+    compiled.check()
+    compiled.load("a")
+
+
+def lose_pages(compiled: Compiled) -> None:
+    compiled.load()
+    compiled.check()
+    compiled.checkpoint.reservation.evict(2)
+
+
+@pytest.mark.usefixtures("comfy")
+@pytest.mark.parametrize("before", [load_first, load_again, load_another_lora, lose_pages])
+def test_of_a_fault_in(
+    adapter: Callable[[str], ModuleType], monkeypatch: pytest.MonkeyPatch, before: Callable[[Compiled], None]
+) -> None:
+    """The driver maps pages, core fills them, and the model runs over them or is captured."""
+
+    def attempt(failing: OutOfMemoryAt) -> None:
+        compiled = Compiled(adapter("weights.weights_epoch"))
+        before(compiled)
+        answered = True
+        with monkeypatch.context() as patched:
+            patched.setattr(compiled.checkpoint.reservation, "fault", faulting(compiled, failing))
+            try:
+                with failing:
+                    actual = compiled.run()
+            except torch.OutOfMemoryError:  # in the model's own run, when nothing could be freed
+                answered = False
+        assert not answered or torch.equal(actual, compiled.checkpoint.expected(torch.zeros(1)))
+        compiled.check()  # the next step, and the next prompt
+        compiled.load(compiled.checkpoint.lora or "")
+        compiled.check(2)
+        compiled.cache.trim()  # as after Free, when there is memory again
+        replays = compiled.counted("replays")
+        for _ in range(2):
+            compiled.check()
+        assert compiled.counted("replays") == replays + 1
+
+    assert each_failure(attempt) > 3
+
+
+def faulting(compiled: Compiled, failing: OutOfMemoryAt) -> Callable[[int, int], Any]:
+    """The reservation's `fault`, which fails as the driver does if its turn has come."""
+    fault = compiled.checkpoint.reservation.fault
+
+    def attempt(address: int, size: int) -> Any:
+        try:
+            failing.allocate("a page")
+        except torch.OutOfMemoryError as error:
+            raise RuntimeError("Fault failed: 2") from error
+        return fault(address, size)
+
+    return attempt
