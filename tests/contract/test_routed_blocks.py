@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 import torch
 
+from compile_cache.regions.structure import parts
+
 
 class Experts(torch.nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -76,20 +78,27 @@ def test_it_is_cut_at_the_part(routed: ModuleType) -> None:
     assert routed.cut_of(torch.nn.Linear(4, 4)) is None
 
 
+def test_neither_side_needs_the_weights_of_the_other(routed: ModuleType) -> None:
+    block, cut = Block(), routed.cut_of(Block())
+    sides = [{name for name, _ in parts(block, each)} for each in (cut.not_entered, cut.not_left)]
+    assert sides[0] & sides[1] == {"", "block", "block.norm"}
+    assert sides[0] | sides[1] == {name for name, _ in block.named_modules()} - {"block.experts"}
+
+
 def test_both_sides_give_what_the_block_gives(routed: ModuleType) -> None:
     block = Block()
-    parts = dict(block.named_modules())
+    before = dict(block.named_modules())
     assert torch.equal(apart(routed, block), block(X))
-    assert dict(block.named_modules()) == parts
+    assert dict(block.named_modules()) == before
 
 
 @pytest.mark.parametrize("order", ["never", "attention twice", "gate again"])
 def test_a_block_with_its_parts_in_another_order_is_refused(routed: ModuleType, order: str) -> None:
     block = Block(order)
-    parts = dict(block.named_modules())
+    before = dict(block.named_modules())
     with pytest.raises(Exception, match="does not call its parts once each"):
         apart(routed, block)
-    assert dict(block.named_modules()) == parts
+    assert dict(block.named_modules()) == before
 
 
 def test_a_part_after_the_cut_may_not_run_before_it(routed: ModuleType) -> None:
