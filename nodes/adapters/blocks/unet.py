@@ -41,11 +41,11 @@ def hooks(module: torch.nn.Module, run: RegionRunner, bypass: Bypass) -> list[Ho
             if not block.exchange_temb_dims:  # else it is the part over time of a VideoResBlock
                 found.append(_residual(name, block, run))
         elif is_core(block, _UNET, "VideoResBlock"):
-            found.append(video_unet.residual(name, block, run))
+            found.append(video_unet.residual(name, block, run, bypass))
         elif is_core(block, _ATTENTION, "SpatialTransformer") and version.attention_is_traceable():
             found.append(_spatial_transformer(name, block, run))
         elif is_core(block, _ATTENTION, "SpatialVideoTransformer") and version.attention_is_traceable():
-            found.append(video_unet.spatial_transformer(name, block, run))
+            found.append(video_unet.spatial_transformer(name, block, run, bypass))
         elif is_core(block, _ATTENTION, "BasicTransformerBlock") and version.attention_is_traceable():
             found.append(_transformer_block(name, block, run, bypass))
     if isinstance(out := getattr(module, "out", None), torch.nn.Sequential):

@@ -9,8 +9,9 @@ from typing import Any
 
 import torch
 
+from ....compile_cache.errors import BypassCode, BypassReason
 from ....compile_cache.regions.region import Hook, RegionRunner, RegionSite
-from .common import original
+from .common import Bypass, original
 from .stand_ins import Known, Reached, Stop, in_place
 
 _FEATURES = ("b", "t", "h", "w", None)  # in this order, because features are channels-last on CUDA
@@ -19,12 +20,19 @@ _OVER_TIME = ("b", "n", "t", None)
 _CONTEXT = ("b", "t", "m", None)
 _EMBEDDING = ("b", "t", None)
 
+# Code that is traced for one frame serves no other number.
+_NO_VIDEO = BypassReason(
+    BypassCode.OBSERVED_INPUT,
+    "its blocks over time run as they are: the video has one frame, or they get inputs that Resolute does not know",
+)
 
-def residual(name: str, block: torch.nn.Module, run: RegionRunner) -> Hook:
+
+def residual(name: str, block: torch.nn.Module, run: RegionRunner, bypass: Bypass) -> Hook:
     site = RegionSite(name, "VideoResBlock", block, _residual, (_FEATURES, _EMBEDDING))
 
     def forward(x: torch.Tensor, emb: torch.Tensor, num_video_frames: Any, image_only_indicator: Any = None) -> Any:
         if x.ndim != 4 or emb.ndim != 2 or image_only_indicator is not None or not _are_videos(x, num_video_frames):
+            bypass(_NO_VIDEO)
             return original(block, x, emb, num_video_frames, image_only_indicator)
         return run(site, _by_frames(x, num_video_frames), _split(emb, num_video_frames))
 
@@ -35,7 +43,7 @@ def _residual(block: torch.nn.Module, x: torch.Tensor, emb: torch.Tensor) -> Any
     return original(block, _as_pictures(x), emb.flatten(0, 1), x.shape[1])
 
 
-def spatial_transformer(name: str, block: Any, run: RegionRunner) -> Hook:
+def spatial_transformer(name: str, block: Any, run: RegionRunner, bypass: Bypass) -> Hook:
     """Three regions around a transformer block over each frame and one over time, which are regions of their own.
 
     They run core's own forward, see `stand_ins`.
@@ -58,6 +66,7 @@ def spatial_transformer(name: str, block: Any, run: RegionRunner) -> Hook:
         plain = time_context is None and image_only_indicator is None and type(context) is torch.Tensor
         is_known = plain and context.ndim == 3 and context.shape[0] == x.shape[0] and _are_videos(x, timesteps)
         if not is_known or not block.use_spatial_context or len(block.transformer_blocks) != 1:
+            bypass(_NO_VIDEO)
             return original(block, x, context, time_context, timesteps, image_only_indicator, options)
         options["activations_shape"] = list(x.shape)
         options["block_index"] = 0

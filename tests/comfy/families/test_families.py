@@ -83,6 +83,15 @@ def test_a_patch_inside_the_blocks_makes_them_run_as_they_are(bench: Bench) -> N
     assert bench.check(FIRST) == bench.counts()
 
 
+@pytest.mark.parametrize("bench", ["SVD"], indirect=True)
+def test_of_one_frame_the_blocks_over_time_run_as_they_are(bench: Bench) -> None:
+    bench.check(FIRST)
+    for batch in (1, 3):
+        counted = bench.check(Size(batch, 8, 12, 7, frames=1), bypasses={"observed_input": 1})
+        assert counted == bench.counts(calls=9), batch  # two transformer blocks in each of four, and the last layers
+    assert bench.check(SIZES[1]) == bench.counts()
+
+
 @pytest.mark.parametrize("bench", ["Z-Image"], indirect=True)
 def test_an_attention_of_another_node_runs(bench: Bench) -> None:
     def override(attention: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
