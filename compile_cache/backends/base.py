@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -88,6 +89,23 @@ class Call:
     weights: Weights = field(default_factory=Weights)
 
 
+@dataclass(frozen=True, eq=False)
+class ExpectedCall:
+    """A call of a module that will probably come soon, while its weights may not be loaded yet.
+
+    device: where it will compute. build_hooks: the hooks of its blocks.
+    as_loaded: inside, the module's weights have no contents, and dtypes and layouts as they will be loaded. Raises
+        where these cannot be known.
+    invoke: calls the module inside `as_loaded`, with inputs on the device "meta". It gets the shape of the latent of
+        the call that comes first.
+    """
+
+    device: torch.device
+    build_hooks: HookBuilder
+    as_loaded: Callable[[], AbstractContextManager[None]]
+    invoke: Callable[[Sequence[int]], None]
+
+
 class Graph(Protocol):
     """A captured forward for one exact signature. `bytes`: the memory that it takes on the device."""
 
@@ -156,6 +174,9 @@ class Program(ABC):
 
         Raises what the module raises, and whatever cancels.
         """
+
+    def expect(self, call: ExpectedCall) -> None:  # noqa: B027
+        """This call will probably come after those of other modules: a backend may begin to compile for it."""
 
     def close(self) -> None:  # noqa: B027
         """The module was garbage collected: let go of its blocks now, not when Python next collects cycles."""

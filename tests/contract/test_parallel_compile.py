@@ -19,7 +19,7 @@ import torch
 from torch._inductor.runtime.cache_dir_utils import temporary_cache_dir
 
 from compile_cache.backends.inductor.backend import InductorBackend
-from compile_cache.backends.inductor.parallel import parallel_compile, pool
+from compile_cache.backends.inductor.parallel import parallel_compile, pool, worker
 from compile_cache.backends.inductor.regions import region
 from compile_cache.config import CacheConfig
 from compile_cache.errors import CaptureError
@@ -77,7 +77,7 @@ def _accepted(guards: Iterable[sympy.Basic]) -> Iterator[tuple[int, ...]]:
 
 
 def test_what_a_worker_cannot_compile_is_compiled_by_the_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pool.worker, "__file__", str(Path(__file__).with_name("no_such_worker.py")))
+    monkeypatch.setattr(worker, "__file__", str(Path(__file__).with_name("no_such_worker.py")))
     one = rig()
     with one.expect(region_compiles=2, verifications=2, region_calls=4, graph_calls=1):
         assert one.bind(seeded(Model)).error(*inputs()) <= TOLERANCE
@@ -140,7 +140,7 @@ def test_processes_that_hang_are_ended_and_their_blocks_run_as_they_are(
 ) -> None:
     program = tmp_path / "hangs.py"
     program.write_text("import time; time.sleep(600)")
-    monkeypatch.setattr(pool.worker, "__file__", str(program))
+    monkeypatch.setattr(worker, "__file__", str(program))
     monkeypatch.setattr(pool, "_SILENT_SECONDS", 0.3)
     one = rig()
     bound = one.bind(seeded(Model))
@@ -171,6 +171,11 @@ class Pretended:
     """Worker processes that hold memory, and compile nothing."""
 
     running = False
+    any_begun = False
+    expected: dict[int, Any] = {}
+
+    def has_begun(self, key: str, settings: Any) -> bool:
+        return False
 
     def prepare(self, count: int, device: torch.device) -> None:
         self.running = True

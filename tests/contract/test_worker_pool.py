@@ -120,7 +120,7 @@ def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], 
 
     def run(code: str) -> Path:
         (tmp_path / "program.py").write_text(code)
-        monkeypatch.setattr(pool.worker, "__file__", str(tmp_path / "program.py"))
+        monkeypatch.setattr(worker, "__file__", str(tmp_path / "program.py"))
         temporary = tmp_path / "temporary"
         temporary.mkdir()
         monkeypatch.setattr(tempfile, "tempdir", str(temporary))
@@ -200,7 +200,7 @@ def test_processes_that_fail_are_ended_and_the_next_ones_work(
         assert raised.value.numbers == {7}
     assert not processes.running
     wait_for(lambda: list(temporary.iterdir()) == [])
-    Path(pool.worker.__file__).write_text(WORKS)
+    Path(worker.__file__).write_text(WORKS)
     assert answers(processes) == [(7, "no compiler", 0.5)]
     processes.close()
 

@@ -40,7 +40,7 @@ INDUCTOR = CORE / "backends" / "inductor"
 LOADS_COMPILED_CODE = {
     INDUCTOR / "compile" / "artifacts.py": {"pickle"},
     INDUCTOR / "parallel" / "worker.py": {"pickle"},
-    INDUCTOR / "parallel" / "pool.py": {"subprocess"},
+    INDUCTOR / "parallel" / "process.py": {"subprocess"},
 }
 INDUCTORS_TRITON_SETTINGS = {"autotune_pointwise", "proton_output_dir"}  # triton.NAME in inductor's settings
 PRIVATE_TORCH = CORE / "torch_private.py"

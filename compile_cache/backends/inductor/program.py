@@ -16,11 +16,12 @@ from ...regions.region import Hook, HookBuilder, installed
 from ...stats import Stats
 from ...store.artifact_store import ArtifactStore
 from ...torch_private import Loss, lost
-from ..base import Call, Capabilities, CaptureFacts, Graph, Program
+from ..base import Call, Capabilities, CaptureFacts, ExpectedCall, Graph, Program
 from ..cuda_graphs.capture import Recorder
 from .parallel.parallel_compile import compile_in_parallel
 from .parallel.pool import WorkerPool, worker_count
 from .regions.binding import RegionBinding
+from .regions.look_ahead import Expected, expected
 from .regions.region import RegionCall
 from .regions.table import RegionTable
 
@@ -56,8 +57,9 @@ class InductorProgram(Program):
         self._hooks: Sequence[Hook] = ()
         self._epoch: int | None = None
         self._workers = workers
-        self._wanted_workers = config.workers
+        self._config = config
         self._is_first = True  # no call was answered yet
+        self._was_expected = False
 
     @property
     def regions(self) -> tuple[int, int]:
@@ -115,7 +117,7 @@ class InductorProgram(Program):
                     self._is_first = False
                     return result
                 del result  # a decoded image takes memory that the second run needs
-                self._compile_in_parallel(missing)
+                self._compile_in_parallel(call, missing)
             result = call.invoke(call.tensors)  # compiles what is still missing, one region after the other
         self._is_first = False
         return result
@@ -125,7 +127,8 @@ class InductorProgram(Program):
         # A patch of another pack inside the model may count its calls, so a call with a capture blocker runs once.
         if not self._is_first or call.capture_blocker is not None or lost(Loss.WORKERS, Loss.KEEPING):
             return 0
-        return worker_count(self._wanted_workers, call.tensors[0].device)
+        count = worker_count(self._config.workers, call.tensors[0].device)
+        return count or (2 if self._workers.running and self._workers.any_begun else 0)  # those that run have results
 
     def _find_missing(self, call: Call, count: int) -> tuple[Any, list[RegionCall]]:
         """Run the call with the original in place of each region that has no compiled code.
@@ -148,14 +151,29 @@ class InductorProgram(Program):
             self._stats.counters.stall_seconds = counted + seconds
         return result, list(missing.values())
 
-    def _compile_in_parallel(self, missing: list[RegionCall]) -> None:
+    def _compile_in_parallel(self, call: Call, missing: list[RegionCall]) -> None:
         try:
-            compile_in_parallel(missing, self._table, self._workers)
+            compile_in_parallel(missing, self._table, self._workers, self._expected(call, missing[0].store))
         except missing[0].progress.cancellations:
             raise
         except Exception as error:
             logger.warning("Resolute: regions are compiled one after the other: %s", first_line(error))
             logger.debug("Resolute: why not at once", exc_info=True)
+        finally:
+            if self._was_expected:
+                self._workers.forget_begun()
+
+    def expect(self, call: ExpectedCall) -> None:
+        if self._is_first:
+            self._workers.expected[self.owner] = call
+            self._was_expected = True
+
+    def _expected(self, now: Call, store: ArtifactStore | None) -> list[Expected]:
+        """What other modules will need; each is looked at once."""
+        calls, self._workers.expected = self._workers.expected, {}
+        calls.pop(self.owner, None)
+        same = [call for call in calls.values() if call.device == now.tensors[0].device]
+        return [expected(call, self._table, store, self._config, now) for call in same]
 
     def _survey(self, epoch: int) -> None:
         """Build the hooks anew if the weights epoch changed: another pack may have replaced a block."""

@@ -11,6 +11,7 @@ from ....compile_cache.keys import Role
 from ..blocks import vae as vae_blocks
 from ..blocks.registry import families_for
 from ..forward.call_watch import count_bypass
+from ..forward.expected_decode import expect_decode
 from ..forward.patch_install import install_compiled_forward
 from ..forward.replaced_forward import describe_code
 from ..weights.static_clone import static_clone
@@ -34,9 +35,11 @@ def compile_vae_decode(vae: Any, backend: str, node_id: str | None = None) -> An
     capabilities = prepare_backend(backend, torch.device(vae.device), node_id)
     static = capabilities.needs_static_weights
     patcher = static_clone(vae.patcher, vae.vae_dtype) if static else vae.patcher.clone()
-    install_compiled_forward(
-        patcher, f"{name}.forward", backend, Role.VAE_DECODE, families_for(Role.VAE_DECODE), node_id, cell=_cell(vae)
+    families = families_for(Role.VAE_DECODE)
+    forward = install_compiled_forward(
+        patcher, f"{name}.forward", backend, Role.VAE_DECODE, families, node_id, cell=_cell(vae)
     )
+    expect_decode(patcher, forward, families, torch.device(vae.device), vae.vae_dtype)
     clone = copy.copy(vae)
     clone.patcher = patcher
     clone.first_stage_model = patcher.model

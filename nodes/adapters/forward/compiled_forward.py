@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ....compile_cache.backends.base import Method
+from ....compile_cache.backends.base import ExpectedCall, Method
 from ....compile_cache.keys import Role
 from ....compile_cache.regions.region import Hook, HookBuilder, RegionRunner, RegionSite
 from ....compile_cache.regions.structure import Memo, structure_digest
@@ -82,6 +82,12 @@ class CompiledForward(ForwardPatch):
         kinds = {(site.kind, structure_digest(site.module, memo, site.without, rules=RULES)) for site in sites}
         kinds |= {(hook.label[0], hook.structure) for hook in hooks if hook.label is not None}
         self.runner.progress.expect(max(len(kinds) - self._ready_regions(backend), 0))
+
+    def expect_call(self, call: ExpectedCall) -> None:
+        """A call will come, perhaps before the weights are loaded; see `Program.expect`."""
+        chosen, device = self.runner.backend, call.device.type
+        program, _ = runtime.program_for(self.module, chosen, device, self._build_hooks, self.runner.left_out)
+        program.expect(call)
 
     def _ready_regions(self, backend: str) -> int:
         module, cache = self.module, runtime.cache()

@@ -53,7 +53,7 @@ class ModuleRunner:
         self.owner = record.owner
         self.weights = record.weights
         self._module = weakref.ref(module)  # see ForwardPatch
-        self._backend = backend
+        self.backend = backend
         self._role = role
         self._build_hooks = build_hooks
         self._label = label
@@ -65,7 +65,7 @@ class ModuleRunner:
     def for_role(self, role: Role) -> ModuleRunner:
         """A runner of the same module in another role; both share one program."""
         module, settings = self._loaded_module(), (self._label, self.left_out, self._cell)
-        return ModuleRunner(module, self._backend, role, self._build_hooks, self.progress, *settings)
+        return ModuleRunner(module, self.backend, role, self._build_hooks, self.progress, *settings)
 
     def program(self, device: str) -> tuple[Program, str]:
         """The program for a type of device and the name of its backend."""
@@ -78,7 +78,7 @@ class ModuleRunner:
         cache, module = runtime.cache(), self._loaded_module()
         started = time.perf_counter()
         self.progress.loading(0)
-        program, backend = runtime.program_for(module, self._backend, device, self._build_hooks, self.left_out)
+        program, backend = runtime.program_for(module, self.backend, device, self._build_hooks, self.left_out)
         model = runtime.fingerprint_of(module).digest
         self.progress.loading(len(on_disk(model, backend, cache, runtime.device())))
         cache.stats.waited("load", f"the backend {backend}", time.perf_counter() - started)

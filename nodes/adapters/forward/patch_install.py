@@ -28,7 +28,7 @@ def install_compiled_forward(
     node_id: str | None,
     left_out: tuple[str, ...] = (),
     cell: int = 8,
-) -> None:
+) -> CompiledForward:
     """Compile the method `name` ("diffusion_model._forward") of the model of `patcher`, which must be our own clone.
 
     cell: pixels to a side of a latent cell, for people. The CompiledForward is an object patch, which ComfyUI applies
@@ -43,6 +43,7 @@ def install_compiled_forward(
     chosen, capabilities, _ = registry.resolve(backend, patcher.load_device.type)
     if capabilities.compiles:
         forward.expect_regions(chosen.name)
+    return forward
 
 
 def install_patch(patcher: Any, name: str, patch: ForwardPatch) -> None:

@@ -136,6 +136,7 @@ def trace(
     """Trace `function(module, *inputs)` with the named `dims` as symbols and every input in its `region_format`.
 
     inputs: one tensor for each entry of `dims`; only shape, dtype and device count, so expanded placeholders will do.
+        A weight on the device "meta" is traced as if it were on theirs.
     hints: by name of a dimension, the size that tracing may look at. Only a guard can make it part of the result.
     oblivious: see `size_one_is_general`.
     without: children of `module` that `function` does not run.
@@ -153,7 +154,7 @@ def trace(
     # Before tracing: an equality that it finds replaces one symbol by others.
     symbols = {name: size.node.expr for name, size in sizes.items()}
     weights = {name: own[key] for name, (own, key) in _named_slots(module, without).items()}
-    fakes: list[Any] = [fake_mode.from_tensor(weight.detach(), static_shapes=True) for weight in weights.values()]
+    fakes: list[Any] = [_fake_weight(fake_mode, weight.detach(), inputs[0].device) for weight in weights.values()]
     with fake_mode:
         fakes += [_symbolic_like(tensor, names, sizes) for tensor, names in zip(inputs, dims, strict=True)]
     output_specs: list[pytree.TreeSpec] = []
@@ -220,6 +221,14 @@ def _drop_unused_weights(graph: torch.fx.Graph, weights: int) -> tuple[int, ...]
         if not node.users:
             graph.erase_node(node)
     return used
+
+
+def _fake_weight(fake_mode: FakeTensorMode, weight: torch.Tensor, device: torch.device) -> torch.Tensor:
+    if weight.is_meta:
+        with fake_mode:
+            return torch.empty_strided(weight.shape, weight.stride(), dtype=weight.dtype, device=device)
+    fake: torch.Tensor = fake_mode.from_tensor(weight, static_shapes=True)
+    return fake
 
 
 def _symbolic_like(tensor: torch.Tensor, names: Dims, sizes: Mapping[str, Any]) -> torch.Tensor:

@@ -8,6 +8,7 @@ longest.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -17,10 +18,11 @@ from ....out_of_memory import is_out_of_memory
 from ....store.artifact_store import Artifact, InvalidArtifactError
 from ..compile.artifacts import measured, unpack
 from ..compile.tracing import general_hints, trace
+from ..regions.look_ahead import Expected
 from ..regions.region import RegionCall
 from ..regions.table import RegionTable, load_while_waiting
 from .comparison import is_right
-from .job import Job, job_of, settings_for
+from .job import Job, WorkerSettings, job_of, settings_for
 from .pool import HungError, WorkerPool
 
 logger = logging.getLogger(__name__)
@@ -28,10 +30,14 @@ logger = logging.getLogger(__name__)
 _FEWEST = 3  # regions that are worth starting processes for
 
 
-def compile_in_parallel(missing: Sequence[RegionCall], table: RegionTable, workers: WorkerPool) -> None:
+def compile_in_parallel(
+    missing: Sequence[RegionCall], table: RegionTable, workers: WorkerPool, beside: Sequence[Expected] = ()
+) -> None:
     """Compile the regions of these calls, which have no compiled code, in workers that were prepared.
 
     missing: at least one call, each of another region and all on one device; their tensors need no contents.
+    beside: calls of other modules that will come soon. Compiles of their regions begin after those of `missing`, and
+        nothing waits for them: the `compile_in_parallel` that has them in `missing` gets their results.
 
     A region that fails is left as it was; the call that comes to it compiles it. Raises RuntimeError if the workers
     end, HungError if they hang, and whatever cancels.
@@ -46,25 +52,36 @@ def compile_in_parallel(missing: Sequence[RegionCall], table: RegionTable, worke
                         load_while_waiting(call.region, store, stats)
         # Regions with most weights take longest. They go first, so that the last worker does not finish late.
         missing = sorted((call for call in missing if not call.region.compiled), key=_weights, reverse=True)
-        if len(missing) < _FEWEST:
+        settings = settings_for(missing[0].tensors[0].device) if missing else None
+        if settings is None or (len(missing) < _FEWEST and not _any_begun(missing, workers, settings)):
             return
-        _run_jobs(missing, table, workers)
+        _run_jobs(missing, table, workers, settings, beside)
+
+
+def _any_begun(missing: Sequence[RegionCall], workers: WorkerPool, settings: WorkerSettings) -> bool:
+    return any(workers.has_begun(call.region.key, settings) for call in missing)
 
 
 def _weights(call: RegionCall) -> int:
     return len(call.weights)
 
 
-def _run_jobs(missing: Sequence[RegionCall], table: RegionTable, workers: WorkerPool) -> None:
+def _run_jobs(
+    missing: Sequence[RegionCall],
+    table: RegionTable,
+    workers: WorkerPool,
+    settings: WorkerSettings,
+    beside: Sequence[Expected],
+) -> None:
     stats, progress = missing[0].stats, missing[0].progress
 
     def report(done: int, kind: str) -> None:
         progress.report(done, len(missing), f"compiled {done} of {len(missing)} regions ({kind})")
 
-    settings = settings_for(missing[0].tensors[0].device)
     report(0, "all at once")
     done = 0
-    with _refusing_hung(missing, table), contextlib.closing(workers.results(_jobs(missing), settings)) as results:
+    jobs = itertools.chain(_jobs(missing, workers, settings), _begin(beside, workers, settings, missing))
+    with _refusing_hung(missing, table), contextlib.closing(workers.results(jobs, settings)) as results:
         for result in results:
             progress.raise_if_cancelled()
             if result is None:
@@ -97,26 +114,78 @@ def _refusing_hung(missing: Sequence[RegionCall], table: RegionTable) -> Iterato
         raise
 
 
-def _jobs(missing: Sequence[RegionCall]) -> Iterator[tuple[int, Job]]:
-    """Trace each region. Workers start on the first traces while the others are made."""
+def _jobs(
+    missing: Sequence[RegionCall], workers: WorkerPool, settings: WorkerSettings
+) -> Iterator[tuple[int, Job | str]]:
+    """Trace each region whose job was not begun. Workers start on the first traces while the others are made."""
     stats, progress = missing[0].stats, missing[0].progress
-    seconds = 0.0  # without the comparisons that the caller makes meanwhile
+    seconds, traces = 0.0, 0  # without the comparisons that the caller makes meanwhile
     for number, call in enumerate(missing):
         progress.raise_if_cancelled()
-        started = stats.clock()
-        site = call.site
-        hints = general_hints(call.sizes, call.tensors[0].device)
-        try:
-            traced = trace(site.function, site.module, call.tensors, site.dims, hints, True, site.without)
-            job = job_of(call.region.key, call.region.label, traced)
-        except progress.cancellations:
-            raise
-        except Exception as error:
-            logger.debug("Resolute: no worker can compile %s", site.kind, exc_info=error)
+        if workers.has_begun(call.region.key, settings):
+            yield number, call.region.key
             continue
-        seconds += stats.clock() - started
-        yield number, job
-    stats.event("trace", f"{len(missing)} regions", seconds)
+        started = stats.clock()
+        job = _traced(call)
+        if job is not None:
+            traces += 1
+            seconds += stats.clock() - started
+            yield number, job
+    stats.event("trace", f"{traces} regions", seconds)
+
+
+def _begin(
+    beside: Sequence[Expected], workers: WorkerPool, settings: WorkerSettings, missing: Sequence[RegionCall]
+) -> Iterator[None]:
+    """Trace and begin the regions of other modules, while the workers still compile the missing ones."""
+    stats, progress = missing[0].stats, missing[0].progress
+    own = {call.region.key for call in missing}
+    for expected in beside:
+        started, begun = stats.clock(), 0
+        for call in sorted(_found(expected, missing[0]), key=_weights, reverse=True):
+            progress.raise_if_cancelled()
+            if call.region.key not in own and not workers.has_begun(call.region.key, settings):
+                job = _traced_as_loaded(expected, call)
+                if job is not None:
+                    workers.begin(job, settings)
+                    begun += 1
+            yield
+        stats.event("trace", f"{begun} regions of a module that comes later", stats.clock() - started)
+
+
+def _found(expected: Expected, current: RegionCall) -> list[RegionCall]:
+    try:
+        return expected.missing(current)
+    except current.progress.cancellations:
+        raise
+    except Exception as error:  # the call itself will show what is wrong, if anything is
+        logger.debug("Resolute: the regions of a module that comes later are unknown", exc_info=error)
+        return []
+
+
+def _traced_as_loaded(expected: Expected, call: RegionCall) -> Job | None:
+    try:
+        with expected.as_loaded():
+            return _traced(call)
+    except call.progress.cancellations:
+        raise
+    except Exception as error:
+        logger.debug("Resolute: the weights of %s are not known ahead", call.site.kind, exc_info=error)
+        return None
+
+
+def _traced(call: RegionCall) -> Job | None:
+    """The job of a call's region; None if the region cannot be traced or sent. Raises what cancels."""
+    site = call.site
+    hints = general_hints(call.sizes, call.tensors[0].device)
+    try:
+        traced = trace(site.function, site.module, call.tensors, site.dims, hints, True, site.without)
+        return job_of(call.region.key, call.region.label, traced)
+    except call.progress.cancellations:
+        raise
+    except Exception as error:
+        logger.debug("Resolute: no worker can compile %s", site.kind, exc_info=error)
+        return None
 
 
 def _add(call: RegionCall, artifact: Artifact) -> str:

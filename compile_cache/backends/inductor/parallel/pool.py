@@ -4,34 +4,25 @@ threads.
 
 from __future__ import annotations
 
-import contextlib
-import itertools
-import logging
 import os
 import queue
-import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Generator, Iterable
-from pathlib import Path
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ....errors import first_line
 from ....store.artifact_store import Artifact
-from ....store.temporary_folders import TemporaryFolder
-from . import worker
+from ...base import ExpectedCall
+from .process import WorkerProcess
 
 if TYPE_CHECKING:  # job imports inductor, and the pool starts processes before inductor is imported
     from .job import Job, WorkerSettings
 
-logger = logging.getLogger(__name__)
-
 IDLE_SECONDS = 60.0  # after the last job the processes stay this long: the next model of a workflow comes soon
-_KILL_SECONDS = 5.0  # that a killed process may take to end
+_WAITS = 10  # so many times IDLE_SECONDS for jobs that no call has asked for yet
 _POLL_SECONDS = 0.1  # between two checks for a cancel
 # Without a result for so long the processes count as hung. They import torch first, and a job takes up to a minute.
 _SILENT_SECONDS = 600.0
@@ -89,82 +80,6 @@ def _processors() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-class _WorkerProcess:
-    """A process that runs worker.py, its children, and two threads of ours: one writes to it, one reads from it."""
-
-    def __init__(self) -> None:
-        self._folder = TemporaryFolder()
-        command = [sys.executable, str(Path(worker.__file__).resolve()), str(self._folder.path)]
-        try:
-            self._process = subprocess.Popen(
-                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
-            )
-        except OSError:
-            self._folder.remove()
-            raise
-        self._messages: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self._pending: dict[int, queue.SimpleQueue[Any]] = {}
-        self._numbers = itertools.count()
-        self._has_children = False
-        self._reader = threading.Thread(target=self._read, daemon=True)
-        for thread in (self._reader, threading.Thread(target=self._write, daemon=True)):
-            thread.start()
-
-    @property
-    def alive(self) -> bool:
-        return self._process.poll() is None
-
-    def start_children(self, count: int, device: torch.device) -> None:
-        """Once; later calls do nothing."""
-        if not self._has_children:
-            self._has_children = True
-            self._messages.put((count, str(device)))
-
-    def submit(self, results: queue.SimpleQueue[Any], job: Job, settings: WorkerSettings) -> int:
-        """Returns the job's number. `results` gets (number, artifact or error text, seconds)."""
-        number = next(self._numbers)
-        self._pending[number] = results
-        self._messages.put((number, vars(settings), vars(job)))
-        return number
-
-    def end(self) -> None:
-        """Kill the process and its children."""
-        self._kill()
-        with contextlib.suppress(subprocess.TimeoutExpired):  # a driver can keep a killed process alive
-            self._process.wait(_KILL_SECONDS)
-        self._messages.put(None)
-        self._reader.join(_KILL_SECONDS)  # the pipe ends with the last child: then their GPU memory is free
-
-    def _kill(self) -> None:
-        if not self.alive:  # its process id may belong to another process by now
-            return
-        with contextlib.suppress(OSError):
-            if hasattr(os, "killpg"):
-                os.killpg(self._process.pid, signal.SIGKILL)
-            else:
-                self._process.kill()
-
-    def _write(self) -> None:
-        assert self._process.stdin is not None
-        with contextlib.suppress(OSError), self._process.stdin as stream:
-            while (message := self._messages.get()) is not None:
-                worker.send(stream, message)
-
-    def _read(self) -> None:
-        assert self._process.stdout is not None
-        try:
-            with self._process.stdout as stream:
-                while True:
-                    number, made, seconds = worker.receive(stream)
-                    self._pending.pop(number).put((number, made, seconds))
-        except EOFError:  # all processes that wrote there have ended
-            self._folder.remove()
-        except Exception as error:  # noqa: BLE001 (unpickling nonsense raises any class; `results` sees the end)
-            logger.warning("Resolute: a process that compiles answered nonsense, and is ended: %s", first_line(error))
-            self._kill()
-            self._folder.remove()
-
-
 def _result(pending: dict[int, int], message: tuple[int, dict[str, Any] | str, float]) -> JobResult:
     submitted, made, seconds = message
     number = pending.pop(submitted)
@@ -174,17 +89,37 @@ def _result(pending: dict[int, int], message: tuple[int, dict[str, Any] | str, f
         return number, f"the process that compiles answered nonsense: {error}", 0.0
 
 
+@dataclass(frozen=True, eq=False)
+class _Begun:
+    """A job that was submitted before a call came to its region."""
+
+    process: WorkerProcess
+    number: int
+    results: queue.SimpleQueue[Any]
+    settings: WorkerSettings
+
+    @property
+    def has_result(self) -> bool:
+        """Whether its result came or will come, unless the process fails."""
+        return self.process.alive or not self.results.empty()
+
+
 class WorkerPool:
     """One process that imports torch, and its children, which compile. Thread-safe.
 
     The processes start when they are needed, or earlier with `start`, and end IDLE_SECONDS after the last job.
+
+    expected: calls for which compiles may begin beside those of another module, by the number of their module.
     """
 
     def __init__(self) -> None:
-        self._process: _WorkerProcess | None = None
+        self.expected: dict[int, ExpectedCall] = {}
+        self._begun: dict[str, _Begun] = {}  # by the key of a region
+        self._process: WorkerProcess | None = None
         self._wanted: tuple[int, torch.device] | None = None
         self._users = 0
         self._timer: threading.Timer | None = None
+        self._patience = 0  # how often `_end_unused` still waits for jobs that were begun
         self._lock = threading.RLock()
 
     @property
@@ -196,7 +131,7 @@ class WorkerPool:
         with self._lock:
             if not self.running:
                 self.close()  # a process that ended by itself still has threads and pipes here
-                self._process = _WorkerProcess()
+                self._process = WorkerProcess()
             self._end_when_idle()
 
     def prepare(self, count: int, device: torch.device) -> None:
@@ -207,8 +142,49 @@ class WorkerPool:
             assert self._process is not None
             self._process.start_children(count, device)
 
-    def results(self, jobs: Iterable[tuple[int, Job]], settings: WorkerSettings) -> Generator[JobResult | None]:
-        """Submit numbered jobs to the children that `prepare` started.
+    def begin(self, job: Job, settings: WorkerSettings) -> None:
+        """Submit a job whose result `results` will want later. It does not wait, and starts no process."""
+        process = self._process
+        if process is not None and process.alive:
+            results: queue.SimpleQueue[Any] = queue.SimpleQueue()
+            self._patience = _WAITS
+            self._begun[job.key] = _Begun(process, process.submit(results, job, settings), results, settings)
+
+    def forget_begun(self) -> None:
+        """What was begun and not asked for is not needed."""
+        self._begun.clear()
+
+    @property
+    def any_begun(self) -> bool:
+        return bool(self._begun)
+
+    def has_begun(self, key: str, settings: WorkerSettings) -> bool:
+        """Whether the job of a region was begun, under equal settings, and its result is here or will come."""
+        begun = self._begun.get(key)
+        if begun is not None and (begun.settings != settings or not begun.has_result):
+            del self._begun[key]
+            return False
+        return begun is not None
+
+    def _submit(
+        self,
+        process: WorkerProcess,
+        results: queue.SimpleQueue[Any],
+        number: int,
+        job: Job | str,
+        settings: WorkerSettings,
+    ) -> int | None:
+        """The number of a job that will put its result into `results`; None for one that was begun and is lost."""
+        if not isinstance(job, str):
+            return process.submit(results, job, settings)
+        begun = self._begun.pop(job)
+        return begun.process.redirect(begun.number, begun.results, results, -1 - number)  # no process has such a number
+
+    def results(
+        self, jobs: Iterable[tuple[int, Job | str] | None], settings: WorkerSettings
+    ) -> Generator[JobResult | None]:
+        """Submit numbered jobs to the children that `prepare` started. A job that was begun is given by its key; if the
+        process lost it, it has no result. None submits nothing.
 
         Yields (number, artifact or error text, seconds) of each job when it is done, and None every _POLL_SECONDS
         without a result, so that the caller can check for a cancel. A caller that stops early, by an error or by
@@ -224,8 +200,9 @@ class WorkerPool:
         try:
             results: queue.SimpleQueue[Any] = queue.SimpleQueue()
             pending: dict[int, int] = {}
-            for number, job in jobs:
-                pending[process.submit(results, job, settings)] = number
+            for each in jobs:
+                if each is not None and (submitted := self._submit(process, results, *each, settings)) is not None:
+                    pending[submitted] = each[0]
                 while not results.empty():  # before the next trace: a region that the caller saves survives a kill
                     yield _result(pending, results.get())
             heard = time.monotonic()
@@ -269,5 +246,8 @@ class WorkerPool:
 
     def _end_unused(self) -> None:
         with self._lock:
-            if not self._users:
+            if not self._users and self._process is not None and self._process.is_busy and self._patience:
+                self._patience -= 1
+                self._end_when_idle()
+            elif not self._users:
                 self.close()

@@ -31,6 +31,7 @@ from .table import RegionTable
 logger = logging.getLogger(__name__)
 
 _NOT_READY = "not ready"
+PLAIN_WEIGHTS = "plain"  # they reach the computation as they are
 _STREAMED = BypassReason(
     BypassCode.STREAMED_WEIGHTS,
     "weights are not all on the device (low VRAM); blocks with such weights run as they are",
@@ -289,4 +290,9 @@ def _weights_state(
     for weight in weights:
         if weight.device != device or type(weight) not in (torch.nn.Parameter, torch.Tensor):
             return _NOT_READY
-    return casts if "c" in casts else "plain"
+    return casts if "c" in casts else PLAIN_WEIGHTS
+
+
+def is_plain(bound: _BoundSite, weights: Sequence[torch.Tensor], dtype: torch.dtype, rules: ModuleRules) -> bool:
+    """Whether the block's weights reach a computation in `dtype` as they are, once they are on its device."""
+    return all(weight.dtype == dtype for weight in weights) and not any(map(rules.patches_weights, bound.casting))

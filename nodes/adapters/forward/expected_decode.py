@@ -1,0 +1,94 @@
+"""Tell the backend that a decode will come, so that its regions compile while the diffusion model samples."""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+
+from ....compile_cache.backends.base import ExpectedCall
+from ....compile_cache.regions.region import Hook, RegionRunner
+from ..blocks.common import Bypass
+from ..blocks.vae import attention_without_contents
+from ..comfyui import version
+from ..comfyui.module_attributes import RULES
+from .compiled_forward import CompiledForward, Family
+
+_FORCE_CAST = "comfy_force_cast_weights"  # core reads it for weights in fp8; what has none counts as False
+
+
+def expect_decode(
+    patcher: Any, forward: CompiledForward, families: Sequence[Family], device: torch.device, dtype: torch.dtype
+) -> None:
+    """A decode by `forward` will come, on `device` in `dtype`. patcher: that loads it. families: those of `forward`."""
+    if not forward.is_known_code:
+        return
+    reference = weakref.ref(forward.module)
+    is_dynamic, force_cast = version.is_dynamic(patcher), bool(getattr(patcher, "force_cast_weights", False))
+
+    def build_hooks(run: RegionRunner, bypass: Bypass) -> list[Hook]:
+        module = _alive(reference)
+        hooks = [hook for family in families for hook in family(module, run, bypass)]
+        return [*hooks, *attention_without_contents(module, hooks)]
+
+    @contextlib.contextmanager
+    def as_loaded() -> Iterator[None]:
+        with _without_contents(_alive(reference), {} if is_dynamic else {_FORCE_CAST: force_cast}):
+            yield
+
+    def invoke(sampled: Sequence[int]) -> None:
+        """sampled: (batch, channels, height, width), the latent that will be decoded, perhaps twice by CFG."""
+        module: Any = _alive(reference)
+        _, _, height, width = sampled
+        latent = torch.empty((1, module.conv_in.in_channels, height, width), dtype=dtype, device="meta")
+        type(module).forward(module, latent)
+
+    forward.expect_call(ExpectedCall(device, build_hooks, as_loaded, invoke))
+
+
+def _alive(reference: weakref.ref[torch.nn.Module]) -> torch.nn.Module:
+    module = reference()
+    if module is None:
+        raise LookupError("the module was garbage collected")
+    return module
+
+
+@contextlib.contextmanager
+def _without_contents(module: torch.nn.Module, loaded: dict[str, Any]) -> Iterator[None]:
+    """Inside, the parameters have no contents, and the dtypes in which ComfyUI will load them. Raises ValueError where
+    ComfyUI has loaded them in parts: then they are taken from elsewhere, or cast in each call.
+
+    loaded: attributes that a load sets on each module with weights that ComfyUI may cast.
+    """
+    made: dict[int, torch.nn.Parameter] = {}
+    slots: list[tuple[dict[str, Any], str, Any, Any]] = []
+    new: list[tuple[dict[str, Any], str]] = []
+    for part in module.modules():
+        if RULES.may_cast(part):
+            new += [(part.__dict__, name) for name in loaded if name not in part.__dict__]
+        if (RULES.may_cast(part) and RULES.casts_now(part)) or part._buffers:
+            raise ValueError(f"{type(part).__name__} takes its weights from elsewhere")
+        for name, weight in part._parameters.items():
+            if weight is None:
+                continue
+            if type(weight) is not torch.nn.Parameter:
+                raise ValueError(f"{name} is a {type(weight).__name__}")
+            dtype = getattr(part, f"{name}_comfy_model_dtype", None) or weight.dtype
+            if id(weight) not in made:
+                empty = torch.empty_strided(weight.shape, weight.stride(), dtype=dtype, device="meta")
+                made[id(weight)] = torch.nn.Parameter(empty, requires_grad=False)
+            slots.append((part._parameters, name, weight, made[id(weight)]))
+    try:
+        for own, name, _, empty in slots:
+            own[name] = empty
+        for own, name in new:
+            own[name] = loaded[name]
+        yield
+    finally:
+        for own, name in new:
+            own.pop(name, None)
+        for own, name, weight, _ in slots:
+            own[name] = weight

@@ -1,0 +1,107 @@
+"""The regions of a decode are found before its weights are loaded: the same as when it is called."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from .deepcache.in_process import PACK, load
+
+SAMPLED = (2, 4, 16, 24)
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def core() -> SimpleNamespace:
+    return load()
+
+
+@pytest.fixture(autouse=True)
+def inference() -> Iterator[None]:
+    with torch.inference_mode():
+        yield
+
+
+def part(name: str) -> Any:
+    return importlib.import_module(f"{PACK}.compile_cache.{name}")
+
+
+class Decode:
+    """A VAE with a small decoder behind Compile VAE Decode, and what Resolute expects of its first decode."""
+
+    def __init__(self, core: SimpleNamespace, dtype: torch.dtype) -> None:
+        self.core, self.dtype = core, dtype
+        module = importlib.import_module("comfy.ldm.modules.diffusionmodules.model")
+        sizes: dict[str, Any] = {"ch": 32, "out_ch": 3, "ch_mult": (1, 2), "num_res_blocks": 1, "z_channels": 4}
+        with torch.inference_mode(False):
+            self.model = torch.nn.Module()
+            self.model.decoder = module.Decoder(**sizes, attn_resolutions=[], in_channels=3, resolution=32)
+            self.model.to(dtype)
+        core.comfy.model_management.archive_model_dtypes(self.model)
+        patcher = core.comfy.model_patcher.ModelPatcher(self.model, load_device=CPU, offload_device=CPU)
+        vae = SimpleNamespace(
+            first_stage_model=self.model, patcher=patcher, device="cpu", vae_dtype=dtype, upscale_ratio=2
+        )
+        self.vae = core.ours("compile.vae_decode").compile_vae_decode(vae, "inductor")
+        self.backend = part("backends.registry").get("inductor")
+        *_, self.call = self.backend.workers.expected.values()
+
+    def ahead(self) -> dict[str, Any]:
+        """The regions that are found now, by key."""
+        region = part("regions.region")
+        progress, stats = region.SilentProgress(), part("stats").Stats()
+        now = SimpleNamespace(tensors=[torch.empty(SAMPLED)], state=part("compute_state").compute_state("cpu"))
+        now.progress = progress
+        current = part("backends.inductor.regions.region").RegionCall(None, None, [], [], stats, progress, list)
+        expected = part("backends.inductor.regions.look_ahead").expected
+        config = self.core.ours("process.runtime").cache().config
+        found = expected(self.call, self.backend.table, None, config, now).missing(current)
+        return {each.region.key: each for each in found}
+
+    def called(self) -> dict[str, Any]:
+        """The regions that a decode comes to, by key."""
+        self.core.comfy.model_management.load_models_gpu([self.vae.patcher])
+        runtime = self.core.ours("process.runtime")
+        program = runtime.record_of(self.model.decoder).programs["inductor", ()]
+        program._survey(1)
+        program._regions.begin(part("regions.region").SilentProgress(), part("compute_state").compute_state("cpu"))
+        latent = torch.zeros((1, *SAMPLED[1:]), dtype=self.dtype)
+        with (
+            part("regions.region").installed(program._hooks),
+            program._regions.postponing_compiles(lambda: None) as missing,
+        ):
+            type(self.model.decoder).forward(self.model.decoder, latent)
+        return dict(missing)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_before_a_load_the_same_regions_and_sizes_are_found_as_in_the_call(core: Any, dtype: torch.dtype) -> None:
+    decode = Decode(core, dtype)
+    weights = {name: (id(weight), weight.dtype) for name, weight in decode.model.named_parameters()}
+    ahead = decode.ahead()
+    assert {name: (id(weight), weight.dtype) for name, weight in decode.model.named_parameters()} == weights
+    called = decode.called()
+    assert len(called) > 5
+    assert {key: call.shapes for key, call in ahead.items()} == {key: call.shapes for key, call in called.items()}
+
+
+def test_weights_that_are_cast_in_each_call_are_not_looked_at(core: Any) -> None:
+    """So they are after ComfyUI has loaded the model with DynamicVRAM, or in parts."""
+    decode = Decode(core, torch.float32)
+    decode.model.decoder.conv_in.comfy_cast_weights = True
+    with pytest.raises(ValueError, match="takes its weights from elsewhere"):
+        decode.ahead()
+
+
+def test_attention_that_is_no_region_is_not_computed(core: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Core's other implementations ask for free memory, which the device of tensors without contents does not have."""
+    monkeypatch.setattr(core.ours("blocks.vae").version, "vae_attention_is_traceable", lambda: False)
+    decode = Decode(core, torch.float32)
+    kinds = {call.site.kind for call in decode.ahead().values()}
+    assert "ResnetBlock" in kinds
+    assert "AttnBlock" not in kinds
