@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+
+
+def _no_sources(_: type) -> tuple[str, ...]:
+    return ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,12 +18,14 @@ class ModuleRules:
         a name ends.
     casts: the attribute that says whether a module may convert its weights before use; "" if there is none.
     weight_patches: attributes with functions that change a weight before use.
+    sources: digests of the code of a class that is neither the application's own nor torch's; its name says too little.
     """
 
     bookkeeping: frozenset[str] = frozenset()
     bookkeeping_endings: tuple[str, ...] = ()
     casts: str = ""
     weight_patches: tuple[str, ...] = ()
+    sources: Callable[[type], tuple[str, ...]] = _no_sources
 
     def is_bookkeeping(self, name: str) -> bool:
         return name in self.bookkeeping or name.endswith(self.bookkeeping_endings)

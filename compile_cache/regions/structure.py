@@ -43,7 +43,7 @@ def structure_digest(
 
     memo: shares the digests of parts between calls, so that a survey of a model computes each part once.
     without: children of `module` to leave out. ignored: names of plain attributes that do not matter. rules: which
-    attributes are no part of the structure.
+    attributes are no part of the structure, and whose source is.
     """
     ties = _ties(part for _, part in parts(module, without))
     return _hash((ties, _digest(module, {} if memo is None else memo, rules, True, without, ignored)))
@@ -77,7 +77,8 @@ def _digest(
     own = sorted(
         (each for each in settings(module, is_root, rules) if each[0] not in ignored), key=lambda each: each[0]
     )
-    result = _hash((kind.__module__, kind.__qualname__, weights, tuple(own), hooks, children))
+    name = (kind.__module__, kind.__qualname__, *rules.sources(kind))
+    result = _hash((*name, weights, tuple(own), hooks, children))
     if not is_root:
         memo[id(module)] = result
     return result

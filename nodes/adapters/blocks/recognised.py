@@ -44,7 +44,7 @@ from .site_functions import (
     leave_block,
     run_block,
 )
-from .trust import sources_of, why_untrusted
+from .trust import why_untrusted
 from .unet import is_unet
 
 # A list with fewer weights than this part of the largest list's costs more to compile than it saves.
@@ -97,7 +97,7 @@ class _Structures:
         attributes = {name for part in block.modules() for name in vars(part)}
         ignored = (attributes - self._read[kinds]) | described
         structure = structure_digest(block, self._memo, ignored=frozenset(ignored), rules=RULES)
-        return digest_of(structure, variant, sources_of(kinds))
+        return digest_of(structure, variant)
 
 
 def repeated_blocks(module: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import sys
 from collections.abc import Collection, Iterable
 
 import torch
@@ -11,10 +10,10 @@ import torch
 from ....compile_cache.config import CacheConfig
 from ....compile_cache.errors import BypassCode, BypassReason
 from ....compile_cache.regions.foreign_code import origin
-from .packs import pack_of, source_of
-
-# Packages whose model classes compute the same from the same inputs: core, and what core itself requires.
-KNOWN_PACKAGES = frozenset({"comfy", "comfy_extras", "comfy_kitchen", "torch", "torchvision"})
+from ....compile_cache.regions.region import Hook
+from ....compile_cache.regions.structure import parts
+from ..comfyui.packs import KNOWN_PACKAGES, foreign_packages, pack_of
+from .common import Bypass
 
 
 def why_untrusted(block: torch.nn.Module) -> BypassReason | None:
@@ -28,6 +27,20 @@ def why_untrusted(block: torch.nn.Module) -> BypassReason | None:
     return BypassReason(BypassCode.FOREIGN_MODEL, f"{type(block).__name__} blocks run as they are: {why}")
 
 
+def trusted_hooks(hooks: Iterable[Hook], bypass: Bypass) -> list[Hook]:
+    """Those hooks of core's blocks in which every part is of a trusted class: another pack may exchange a Linear."""
+    trusted = []
+    for hook in hooks:
+        kinds = {type(part) for site in hook.sites for _, part in parts(site.module, site.without)}
+        why = why_foreign(kinds, _trusted())
+        if why is None:
+            trusted.append(hook)
+        else:
+            kind = hook.labels[0][0].partition(".")[0]
+            bypass(BypassReason(BypassCode.FOREIGN_MODEL, f"{kind} blocks run as they are: {why}"))
+    return trusted
+
+
 def why_foreign(kinds: Iterable[type], trusted: Collection[str]) -> str | None:
     """Why not all of these classes are trusted, as a sentence without its full stop. None if they are.
 
@@ -38,7 +51,7 @@ def why_foreign(kinds: Iterable[type], trusted: Collection[str]) -> str | None:
     for name, kind in sorted({_name(kind): kind for kind in kinds}.items()):
         if name in trusted:
             continue
-        for package in _foreign_packages([kind]):
+        for package in foreign_packages(kind):
             pack = pack_of(package)
             if pack is None:
                 return f"another pack wrote {name}; you can name that class in RESOLUTE_TRUSTED_CLASSES"
@@ -49,16 +62,6 @@ def why_foreign(kinds: Iterable[type], trusted: Collection[str]) -> str | None:
             text = f"another pack wrote {name}; you can name that class in RESOLUTE_TRUSTED_CLASSES, or its pack in"
             return f"{text} RESOLUTE_TRUSTED_PACKS={pack}"
     return None
-
-
-def sources_of(kinds: Iterable[type]) -> list[str]:
-    """Digests of the source of the packs that wrote these classes, empty for core's own. A region's key has them."""
-    return [source_of(package) for package in _foreign_packages(kinds)]
-
-
-def _foreign_packages(kinds: Iterable[type]) -> list[str]:
-    packages = {base.__module__.partition(".")[0] for kind in kinds for base in kind.__mro__}
-    return sorted(packages - KNOWN_PACKAGES - sys.stdlib_module_names)
 
 
 def _name(kind: type) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ....compile_cache.module_rules import ModuleRules
+from .packs import sources_of
 
 # Of paging (DynamicVRAM). A copy of a model must not have them.
 PAGING = frozenset(
@@ -28,4 +29,5 @@ RULES = ModuleRules(
     bookkeeping_endings=("_comfy_model_dtype",),
     casts=CASTS,
     weight_patches=WEIGHT_PATCHES,
+    sources=sources_of,
 )

@@ -10,7 +10,7 @@ from pathlib import Path
 import comfy
 import folder_paths
 
-from ..blocks.packs import add_source
+from ..comfyui.packs import add_source
 
 _PACK = Path(__file__).resolve().parents[3]
 # Our own code that traces regions and compiles them.

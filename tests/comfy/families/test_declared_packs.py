@@ -112,7 +112,7 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Insta
 @pytest.fixture
 def trusted(core: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], None]]:
     """`trusted(entries)`: what a new process reads from RESOLUTE_TRUSTED_PACKS."""
-    trust, packs = core.ours("blocks.trust"), core.ours("blocks.packs")
+    trust, packs = core.ours("blocks.trust"), core.ours("comfyui.packs")
 
     def forget() -> None:
         for cached in (trust._trusted, packs.pack_of, packs.source_of):
@@ -127,7 +127,7 @@ def trusted(core: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> Iterator[
 
 
 def declaration(core: SimpleNamespace, installed: Installed) -> str:
-    return str(core.ours("blocks.packs").pack_of(installed.name))
+    return str(core.ours("comfyui.packs").pack_of(installed.name))
 
 
 def hooks_of(core: SimpleNamespace, module: torch.nn.Module) -> tuple[list[Any], list[str]]:

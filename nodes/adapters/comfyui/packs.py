@@ -14,6 +14,9 @@ from typing import Any
 
 logger = logging.getLogger(__name__)
 
+# Packages whose model classes compute the same from the same inputs: core, and what core itself requires.
+KNOWN_PACKAGES = frozenset({"comfy", "comfy_extras", "comfy_kitchen", "torch", "torchvision"})
+
 _PROJECT = re.compile(r"^\[project\][^\n]*$(.*?)(?=^\[|\Z)", re.MULTILINE | re.DOTALL)
 _TEXT = r"""^{}[ \t]*=[ \t]*["']([^"'\n]+)["']"""
 
@@ -28,6 +31,17 @@ class Pack:
 
     def __str__(self) -> str:
         return f"{self.name}@{self.version}:{self.source}"
+
+
+def foreign_packages(kind: type) -> list[str]:
+    """The top-level packages, of neither core nor Python, that wrote a class or one that it derives from."""
+    packages = {base.__module__.partition(".")[0] for base in kind.__mro__}
+    return sorted(packages - KNOWN_PACKAGES - sys.stdlib_module_names)
+
+
+def sources_of(kind: type) -> tuple[str, ...]:
+    """Digests of the source of the packs that wrote a class; empty for core's own."""
+    return tuple(source_of(package) for package in foreign_packages(kind))
 
 
 @functools.cache

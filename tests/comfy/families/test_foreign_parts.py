@@ -1,0 +1,61 @@
+"""A part of one of core's blocks whose class another pack wrote: it may compute anything, so it is in no region."""
+
+from __future__ import annotations
+
+import importlib
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from ..deepcache.in_process import load
+from .kit import Bench, run_traces
+from .models import MODELS, Size
+
+
+@pytest.fixture(scope="module")
+def core() -> SimpleNamespace:
+    return load()
+
+
+class Gained(torch.nn.Linear):
+    """As a pack's own Linear may do, it reads what no module and no option says."""
+
+    gain = [1.0]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) * self.gain[0]
+
+
+def in_the_unet(module: Any) -> torch.nn.Module:
+    part: torch.nn.Module = module.middle_block[0].emb_layers[1]
+    return part
+
+
+def test_a_unets_blocks_around_it_run_as_they_are(core: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
+    run_traces(core, monkeypatch)
+    monkeypatch.setenv("RESOLUTE_WORKERS", "0")
+    bench = Bench(core, MODELS["SVD"])
+    in_the_unet(bench.module).__class__ = Gained
+    for gain in (1.0, 1.5):
+        monkeypatch.setattr(Gained, "gain", [gain])
+        counted = bench.check(Size(1, 8, 8, 5), bypasses={"foreign_model": 1})
+        assert 0 < counted["region_calls"] < bench.model.calls
+
+
+def test_a_decoders_blocks_around_it_run_as_they_are(core: SimpleNamespace) -> None:
+    kind = importlib.import_module("comfy.ldm.modules.diffusionmodules.model").Decoder
+    sizes = {"ch": 32, "ch_mult": (1, 2), "num_res_blocks": 1, "attn_resolutions": [], "resolution": 64}
+    decoder = kind(**sizes, out_ch=3, in_channels=3, z_channels=4)
+
+    def hooked() -> tuple[set[str], list[str]]:
+        reasons: list[str] = []
+        hooks = core.ours("blocks.vae").hooks(decoder, None, lambda reason: reasons.append(reason.detail))
+        return {name for hook in hooks for _, name in hook.labels}, reasons
+
+    before, none = hooked()
+    decoder.mid.block_1.conv1.__class__ = type("Conv2d", (torch.nn.Conv2d,), {"__module__": "strange.ops"})
+    after, (reason,) = hooked()
+    assert (before - after, none) == ({"mid.block_1"}, [])
+    assert reason.startswith("ResnetBlock blocks run as they are: another pack wrote strange.ops.Conv2d; ")
