@@ -42,7 +42,9 @@ class Decode:
             self.model = torch.nn.Module()
             self.model.decoder = module.Decoder(**sizes, attn_resolutions=[], in_channels=3, resolution=32)
             self.model.to(dtype)
-        core.comfy.model_management.archive_model_dtypes(self.model)
+        archive = getattr(core.comfy.model_management, "archive_model_dtypes", None)  # absent in 0.8
+        if archive is not None:
+            archive(self.model)
         patcher = core.comfy.model_patcher.ModelPatcher(self.model, load_device=CPU, offload_device=CPU)
         vae = SimpleNamespace(
             first_stage_model=self.model, patcher=patcher, device="cpu", vae_dtype=dtype, upscale_ratio=2

@@ -17,8 +17,6 @@ from ..comfyui import version
 from ..comfyui.module_attributes import RULES
 from .compiled_forward import CompiledForward, Family
 
-_FORCE_CAST = "comfy_force_cast_weights"  # core reads it for weights in fp8; what has none counts as False
-
 
 def expect_decode(
     patcher: Any, forward: CompiledForward, families: Sequence[Family], device: torch.device, dtype: torch.dtype
@@ -27,7 +25,7 @@ def expect_decode(
     if not forward.is_known_code:
         return
     reference = weakref.ref(forward.module)
-    is_dynamic, force_cast = version.is_dynamic(patcher), bool(getattr(patcher, "force_cast_weights", False))
+    attributes = version.attributes_of_a_load(patcher)
 
     def build_hooks(run: RegionRunner, bypass: Bypass) -> list[Hook]:
         module = _alive(reference)
@@ -36,7 +34,7 @@ def expect_decode(
 
     @contextlib.contextmanager
     def as_loaded() -> Iterator[None]:
-        with _without_contents(_alive(reference), {} if is_dynamic else {_FORCE_CAST: force_cast}):
+        with _without_contents(_alive(reference), attributes):
             yield
 
     def invoke(sampled: Sequence[int]) -> None:
