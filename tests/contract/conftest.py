@@ -59,8 +59,8 @@ def adapter() -> Iterator[Callable[[str], ModuleType]]:
     sys.modules[PACK] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(sys.modules[PACK])
     # The models of these tests stand for core's.
-    trust = importlib.import_module(f"{PACK}.nodes.adapters.blocks.trust")
-    trust.KNOWN_PACKAGES = trust.KNOWN_PACKAGES | {__name__.partition(".")[0]}
+    packs = importlib.import_module(f"{PACK}.nodes.adapters.comfyui.packs")
+    packs.KNOWN_PACKAGES = packs.KNOWN_PACKAGES | {__name__.partition(".")[0]}
     yield lambda name: importlib.import_module(f"{PACK}.nodes.adapters.{name}")
     for name in [name for name in sys.modules if name.partition(".")[0] == PACK]:
         del sys.modules[name]

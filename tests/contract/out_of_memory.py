@@ -40,15 +40,18 @@ class OutOfMemoryAt(TorchDispatchMode):
         made = [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor)]
         given = pytree.tree_leaves((args, kwargs))
         traced = any(isinstance(leaf, FakeTensor) or leaf.is_meta for leaf in (*given, *made) if _is_tensor(leaf))
-        if not traced and _new_memory(made, [leaf for leaf in given if _is_tensor(leaf)]):
+        if not traced and made and _has_new_memory(func, made, [leaf for leaf in given if _is_tensor(leaf)]):
             self.allocate(func)
         return result
 
 
-def _new_memory(made: list[torch.Tensor], given: list[Any]) -> bool:
+def _has_new_memory(func: Any, made: list[torch.Tensor], given: list[Any]) -> bool:
     """Whether a result has memory of its own. Not every operation that returns a view says so (`view.dtype`)."""
-    known = {leaf.untyped_storage().data_ptr() for leaf in given}
-    return any(leaf.untyped_storage().data_ptr() not in known for leaf in made)
+    try:
+        known = {leaf.untyped_storage().data_ptr() for leaf in given}
+        return any(leaf.untyped_storage().data_ptr() not in known for leaf in made)
+    except RuntimeError:  # a tensor of a trace, whose storage has no address
+        return not func.is_view and any(each is not leaf for each in made for leaf in given or [None])
 
 
 def _is_tensor(leaf: object) -> bool:

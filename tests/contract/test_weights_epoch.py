@@ -334,7 +334,7 @@ class TestWhatIsNotCoresOwn:
 
     @pytest.fixture
     def strange(self, adapter: Callable[[str], ModuleType], monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(adapter("blocks.trust"), "KNOWN_PACKAGES", frozenset({"torch"}))
+        monkeypatch.setattr(adapter("comfyui.packs"), "KNOWN_PACKAGES", frozenset({"torch"}))
 
     def test_a_class_of_another_pack_forbids_a_capture_and_is_named(
         self, residency: ModuleType, module: Module, strange: None
