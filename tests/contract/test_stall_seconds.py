@@ -140,6 +140,11 @@ def test_the_run_that_looks_for_missing_regions(clock: Clock, monkeypatch: pytes
 class _NoWorkers:
     running = False
 
+    expected: dict[int, Any] = {}
+
+    def has_begun(self, key: str, settings: Any) -> bool:
+        return False
+
     def prepare(self, count: int, device: torch.device) -> None: ...
 
 
