@@ -30,13 +30,13 @@ from .fake_paging import HOST, LORAS, PAGE, Checkpoint, PagedLinear, PagedModel,
 SIZES = (1, 2, 3)
 
 
-@pytest.fixture(scope="module")
-def paging(adapter: Callable[[str], ModuleType]) -> ModuleType:
+@pytest.fixture
+def paging(adapter: Callable[[str], ModuleType], comfy: None) -> ModuleType:
     return adapter("weights.paged_weights")
 
 
-@pytest.fixture(scope="module")
-def epochs(adapter: Callable[[str], ModuleType]) -> ModuleType:
+@pytest.fixture
+def epochs(adapter: Callable[[str], ModuleType], comfy: None) -> ModuleType:
     return adapter("weights.weights_epoch")
 
 

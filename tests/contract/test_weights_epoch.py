@@ -14,8 +14,8 @@ import torch
 from torch import nn
 
 
-@pytest.fixture(scope="module")
-def residency(adapter: Callable[[str], ModuleType]) -> ModuleType:
+@pytest.fixture
+def residency(adapter: Callable[[str], ModuleType], comfy: None) -> ModuleType:
     return adapter("weights.weights_epoch")
 
 
