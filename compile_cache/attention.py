@@ -1,4 +1,4 @@
-"""Attention as one operator that runs the fastest of torch's kernels for each shape (RESOLUTE_ATTENTION=measured).
+"""Attention as one operator that runs the fastest kernel for each shape (RESOLUTE_ATTENTION=measured).
 
 A trace fixes the kernel when a region is compiled, and the region serves every shape. Which kernel is fastest depends
 on the shape, so the operator chooses when it runs. It calls the kernels themselves, because torch's switch between them
@@ -54,11 +54,6 @@ def _efficient(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float |
     return result
 
 
-def _flash_on_cpu(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float | None) -> torch.Tensor:
-    result: torch.Tensor = _aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, scale=scale)[0]
-    return result
-
-
 def _flash_3(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float | None) -> torch.Tensor:
     """FlashAttention 3, which is a package of its own, for Hopper."""
     attention = importlib.import_module("flash_attn_interface").flash_attn_func
@@ -68,9 +63,9 @@ def _flash_3(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float | N
 
 
 def kernels_for(device: torch.device) -> dict[str, Kernel]:
-    """The kernels to choose from, the preferred one first."""
+    """The kernels to choose from, the preferred one first. Empty where torch chooses among its own: on a CPU."""
     if device.type != "cuda":
-        return {"flash": _flash_on_cpu}
+        return {}
     kernels: dict[str, Kernel] = {"flash": _flash, "efficient": _efficient}
     # People switch it off where it is wrong.
     if torch.backends.cuda.cudnn_sdp_enabled():  # type: ignore[no-untyped-call]

@@ -22,16 +22,17 @@ _MAX_REASONS = 4
 _SEGMENTS = {"compile": "compile", "trace": "compile", "look": "compile", "load": "load", "capture": "capture"}
 # What a bypass means to a user, by code, where one line has to do; docs/troubleshooting.md has the rest.
 _BYPASSES = {
-    "observed_input": "another node or setting changes the call, so no capture",
+    "observed_input": "Resolute does not know something in this call: no capture, or some blocks run as they are",
     "patched_block": "another node changes attention: some blocks run as they are",
-    "replaced_forward": "another pack replaced code of this model: it runs as it is",
-    "foreign_model": "another pack wrote this model: no capture",
+    "replaced_forward": "another pack replaced code of this model: what uses that code runs as it is",
+    "foreign_model": "another pack wrote a part of this model: no capture, and its blocks run as they are",
     "unreadable_weights": "quantized weights: no capture",
     "streamed_weights": "weights are not all on the GPU: no capture",
     "no_regions": "this model has no blocks that Resolute knows",
     "compile_failed": "some blocks could not be compiled",
     "capture_failed": "CUDA refused the capture",
     "out_of_memory": "memory ran out: no capture",
+    "over_budget": "a capture would take more memory than captures may",
     "core_compiler": "ComfyUI's own compiler was at work",
     "gradient": "gradients are on (training)",
     "left_out": "the blocks that you left out run as they are",

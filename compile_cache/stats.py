@@ -18,7 +18,7 @@ _SHORT_WAIT = 0.05  # seconds
 
 @dataclass
 class Counters:
-    """Totals since the process started (or since `reset`).
+    """Totals since the process started.
 
     stall_seconds: what prompts waited for: compiling, comparing, loading regions, rehearsing and capturing, also where
     that failed.

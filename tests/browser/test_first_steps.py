@@ -79,6 +79,6 @@ def cancel_while_it_compiles(page: FrontEnd, screenshot: Path) -> None:
     assert page.wait()["name"] == "execution_interrupted"
     texts = page.progress_texts()
     assert any(re.fullmatch(r"compiling 1 of \d+, \d+ s", text) for text in texts), texts
-    assert any(re.fullmatch(r"stops after this region; \d of \d+ are kept", text) for text in texts), texts
+    assert any(re.fullmatch(r"stopping; \d of \d+ are kept", text) for text in texts), texts
     totals = {total for text in texts for total in re.findall(r" of (\d+)", text)}
     assert len(totals) == 1, texts  # the total is right from the start

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
+from compile_cache.errors import BypassCode
 from compile_cache.misses import FIRST, FREED
-from compile_cache.run_summary import Run, because
+from compile_cache.run_summary import _BYPASSES, Run, because
 from compile_cache.stats import Event
 
 START = 1000.0
@@ -125,3 +126,7 @@ def test_many_reasons_are_counted_and_not_listed() -> None:
     reasons = run(counts={"captures": 7}, events=captures).reasons()
     assert len(reasons) == 5
     assert reasons[-1] == "And 3 more."
+
+
+def test_every_bypass_has_words() -> None:
+    assert set(_BYPASSES) == {code.value for code in BypassCode}

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 
 import torch
 
 from ....compile_cache.errors import BypassCode, BypassReason, UserError, excerpt
 from ....compile_cache.regions.region import Hook, RegionRunner, RegionSite
 from .common import Bypass
-
-Family = Callable[[torch.nn.Module, RegionRunner, Bypass], list[Hook]]
+from .registry import FamilyHooks, hooks_of
 
 
 def names_in(text: str) -> tuple[str, ...]:
@@ -18,9 +17,9 @@ def names_in(text: str) -> tuple[str, ...]:
     return tuple(sorted({name.strip() for name in text.replace("\n", ",").split(",")} - {""}))
 
 
-def require_known(names: Sequence[str], families: Sequence[Family], module: torch.nn.Module) -> None:
+def require_known(names: Sequence[str], families: Sequence[FamilyHooks], module: torch.nn.Module) -> None:
     """Raises UserError with the names that exist if one of `names` is no kind of region of `module` and no place."""
-    labels = [label for hook in _hooks(families, module, _run_nothing, _no_bypass) for label in hook.labels]
+    labels = [label for hook in hooks_of(families, module, _run_nothing, _no_bypass) for label in hook.labels]
     unknown = [name for name in names if not any(_is_named(label, name) for label in labels)]
     if not unknown:
         return
@@ -35,11 +34,11 @@ def require_known(names: Sequence[str], families: Sequence[Family], module: torc
     )
 
 
-def without(families: Sequence[Family], names: Sequence[str]) -> list[Family]:
+def without(families: Sequence[FamilyHooks], names: Sequence[str]) -> list[FamilyHooks]:
     """The families as one that leaves out the named blocks, and reports them as a bypass."""
 
     def kept_hooks(module: torch.nn.Module, run: RegionRunner, bypass: Bypass) -> list[Hook]:
-        found = _hooks(families, module, run, bypass)
+        found = hooks_of(families, module, run, bypass)
         kept = [hook for hook in found if not any(_is_named(label, name) for label in hook.labels for name in names)]
         if len(kept) < len(found):
             blocks = f"{len(found) - len(kept)} of {len(found)} blocks"
@@ -47,10 +46,6 @@ def without(families: Sequence[Family], names: Sequence[str]) -> list[Family]:
         return kept
 
     return [kept_hooks]
-
-
-def _hooks(families: Iterable[Family], module: torch.nn.Module, run: RegionRunner, bypass: Bypass) -> list[Hook]:
-    return [hook for family in families for hook in family(module, run, bypass)]
 
 
 def _is_named(label: tuple[str, str], name: str) -> bool:

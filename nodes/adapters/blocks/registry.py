@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 import torch
@@ -11,6 +11,7 @@ from ....compile_cache.keys import Role
 from ....compile_cache.regions.region import Hook, RegionRunner
 from . import recognised, unet, vae
 from .common import Bypass
+from .trust import trusted_hooks
 
 FamilyHooks = Callable[[torch.nn.Module, RegionRunner, Bypass], list[Hook]]
 
@@ -31,3 +32,8 @@ FAMILIES = (
 def families_for(role: Role) -> list[FamilyHooks]:
     """The `hooks` of every family that serves a role, in the order of the table."""
     return [family.hooks for family in FAMILIES if role in family.roles]
+
+
+def hooks_of(families: Iterable[FamilyHooks], module: torch.nn.Module, run: RegionRunner, bypass: Bypass) -> list[Hook]:
+    """The hooks of a module by these families. A block with a part that another pack wrote has none, and a bypass."""
+    return trusted_hooks([hook for hooks in families for hook in hooks(module, run, bypass)], bypass)

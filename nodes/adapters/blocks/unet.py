@@ -15,7 +15,6 @@ from ..comfyui import version
 from . import video_unet
 from .common import FEATURES, TOKENS, TRACED_OPTIONS, Bypass, attention_patch, is_core, original
 from .stand_ins import Known, Reached, Stop, in_place
-from .trust import trusted_hooks
 
 _UNET = "comfy.ldm.modules.diffusionmodules.openaimodel"
 _CONTROLNET = "comfy.cldm.cldm"
@@ -53,7 +52,7 @@ def hooks(module: torch.nn.Module, run: RegionRunner, bypass: Bypass) -> list[Ho
         found.append(_output(out, run))
     if isinstance(hint := getattr(module, "input_hint_block", None), torch.nn.Sequential):
         found.append(_hint(hint, run))
-    return trusted_hooks(found, bypass)
+    return found
 
 
 def is_unet(module: torch.nn.Module) -> bool:

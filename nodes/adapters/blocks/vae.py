@@ -10,7 +10,6 @@ import torch
 from ....compile_cache.regions.region import Hook, RegionRunner, RegionSite
 from ..comfyui import version
 from .common import FEATURES, Bypass, is_core, original
-from .trust import trusted_hooks
 
 _MODEL = "comfy.ldm.modules.diffusionmodules.model"
 
@@ -25,7 +24,7 @@ def hooks(module: torch.nn.Module, run: RegionRunner, bypass: Bypass) -> list[Ho
             if is_core(block, _MODEL, kind) and (kind != "AttnBlock" or version.vae_attention_is_traceable()):
                 found.append(_feature_block(name, kind, block, run))
     found.append(_feature_block("norm_out", "GroupNorm", module.norm_out, run))
-    return trusted_hooks(found, bypass)
+    return found
 
 
 def attention_without_contents(module: torch.nn.Module, hooks: Sequence[Hook]) -> list[Hook]:

@@ -1,7 +1,7 @@
 """Progress of compiling and loading: a text that ticks, ComfyUI's bar on the node, and an answer to Cancel at once.
 
-A region can take half a minute, and nothing in it can be interrupted. So a thread shows the seconds, and says what
-happens as soon as the user presses Cancel.
+In this process a region can take half a minute, and nothing in it can be interrupted. So a thread shows the seconds,
+and says what happens as soon as the user presses Cancel.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class CompileProgress(NodeProgress):
     @staticmethod
     def _compiling(done: int, total: int, seconds: float) -> str:
         if comfy.model_management.processing_interrupted():
-            return f"stops after this region; {done} of {total} are kept"
+            return f"stopping; {done} of {total} are kept"
         return f"compiling {min(done + 1, total)} of {total}, {seconds:.0f} s"
 
 

@@ -11,11 +11,11 @@ from ....compile_cache.keys import Role
 from ..blocks import vae as vae_blocks
 from ..blocks.registry import families_for
 from ..forward.call_watch import count_bypass
-from ..forward.expected_decode import expect_decode
 from ..forward.patch_install import install_compiled_forward
 from ..forward.replaced_forward import describe_code
 from ..weights.static_clone import static_clone
 from .backend_choice import explain_passthrough, prepare_backend
+from .expected_decode import expect_decode
 
 
 def compile_vae_decode(vae: Any, backend: str, node_id: str | None = None) -> Any:

@@ -13,6 +13,7 @@ from ....compile_cache.keys import Role
 from ....compile_cache.regions.region import Hook, HookBuilder, RegionRunner, RegionSite
 from ....compile_cache.regions.structure import Memo, structure_digest
 from ..blocks.common import Bypass
+from ..blocks.registry import FamilyHooks, hooks_of
 from ..comfyui import core_compiler
 from ..comfyui.compile_progress import CompileProgress
 from ..comfyui.module_attributes import RULES
@@ -29,9 +30,6 @@ from .step_pass import StepPass, decided_pass
 
 _PREFETCH = "prefetch_dynamic_vbars"  # the entry of transformer_options that lets core load the next block's weights
 
-# Finds the hooks of a module: `hooks` of one of the files in `blocks`.
-Family = Callable[[torch.nn.Module, RegionRunner, Bypass], list[Hook]]
-
 
 class CompiledForward(ForwardPatch):
     """Replaces a module's forward by calls of the cache.
@@ -46,7 +44,7 @@ class CompiledForward(ForwardPatch):
         inner: Any,
         backend: str,
         role: Role,
-        families: Sequence[Family],
+        families: Sequence[FamilyHooks],
         node_id: str | None,
         label: str = "",
         left_out: tuple[str, ...] = (),
@@ -229,7 +227,7 @@ def _run_nothing(site: RegionSite, *tensors: torch.Tensor) -> Any:
     raise AssertionError("hooks that are only counted do not run")
 
 
-def _hook_builder(module: torch.nn.Module, families: Sequence[Family], weights: PagedWeights) -> HookBuilder:
+def _hook_builder(module: torch.nn.Module, families: Sequence[FamilyHooks], weights: PagedWeights) -> HookBuilder:
     reference = weakref.ref(module)  # the program keeps this function, and must not keep its module alive
 
     def build(run: RegionRunner, bypass: Bypass) -> list[Hook]:
@@ -237,6 +235,6 @@ def _hook_builder(module: torch.nn.Module, families: Sequence[Family], weights: 
         if root is None:
             return []
         run = streamed(run, weights)
-        return [hook for family in families for hook in family(root, run, bypass)]
+        return hooks_of(families, root, run, bypass)
 
     return build

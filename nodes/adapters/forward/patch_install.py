@@ -11,8 +11,9 @@ from comfy.patcher_extension import CallbacksMP
 
 from ....compile_cache.backends import registry
 from ....compile_cache.keys import Role
+from ..blocks.registry import FamilyHooks
 from ..restart import preload
-from .compiled_forward import CompiledForward, Family
+from .compiled_forward import CompiledForward
 from .forward_patch import ForwardPatch
 from .patch_place import keep_patches_in_place
 
@@ -24,7 +25,7 @@ def install_compiled_forward(
     name: str,
     backend: str,
     role: Role,
-    families: Sequence[Family],
+    families: Sequence[FamilyHooks],
     node_id: str | None,
     left_out: tuple[str, ...] = (),
     cell: int = 8,

@@ -1,7 +1,7 @@
 """What users set in ComfyUI's settings dialog. An environment variable of the same meaning wins.
 
-ComfyUI keeps the settings of its only user in `user/default/comfy.settings.json`. They are read once, when the first
-node of this pack asks for the cache.
+ComfyUI keeps the settings of its only user in `user/default/comfy.settings.json`. They are read once, when
+ComfyUI's server starts.
 """
 
 from __future__ import annotations

@@ -49,9 +49,12 @@ def test_a_decoders_blocks_around_it_run_as_they_are(core: SimpleNamespace) -> N
     sizes = {"ch": 32, "ch_mult": (1, 2), "num_res_blocks": 1, "attn_resolutions": [], "resolution": 64}
     decoder = kind(**sizes, out_ch=3, in_channels=3, z_channels=4)
 
+    registry = core.ours("blocks.registry")
+
     def hooked() -> tuple[set[str], list[str]]:
         reasons: list[str] = []
-        hooks = core.ours("blocks.vae").hooks(decoder, None, lambda reason: reasons.append(reason.detail))
+        families = registry.families_for(core.roles.VAE_DECODE)
+        hooks = registry.hooks_of(families, decoder, None, lambda reason: reasons.append(reason.detail))
         return {name for hook in hooks for _, name in hook.labels}, reasons
 
     before, none = hooked()

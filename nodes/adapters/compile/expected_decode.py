@@ -12,14 +12,15 @@ import torch
 from ....compile_cache.backends.base import ExpectedCall
 from ....compile_cache.regions.region import Hook, RegionRunner
 from ..blocks.common import Bypass
+from ..blocks.registry import FamilyHooks, hooks_of
 from ..blocks.vae import attention_without_contents
 from ..comfyui import version
 from ..comfyui.module_attributes import RULES
-from .compiled_forward import CompiledForward, Family
+from ..forward.compiled_forward import CompiledForward
 
 
 def expect_decode(
-    patcher: Any, forward: CompiledForward, families: Sequence[Family], device: torch.device, dtype: torch.dtype
+    patcher: Any, forward: CompiledForward, families: Sequence[FamilyHooks], device: torch.device, dtype: torch.dtype
 ) -> None:
     """A decode by `forward` will come, on `device` in `dtype`. patcher: that loads it. families: those of `forward`."""
     if not forward.is_known_code:
@@ -29,7 +30,7 @@ def expect_decode(
 
     def build_hooks(run: RegionRunner, bypass: Bypass) -> list[Hook]:
         module = _alive(reference)
-        hooks = [hook for family in families for hook in family(module, run, bypass)]
+        hooks = hooks_of(families, module, run, bypass)
         return [*hooks, *attention_without_contents(module, hooks)]
 
     @contextlib.contextmanager
