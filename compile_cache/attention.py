@@ -19,12 +19,14 @@ from typing import Any
 import torch
 
 from .errors import first_line
+from .out_of_memory import is_out_of_memory
 
 logger = logging.getLogger(__name__)
 
 # q, k, v: (batch, heads, tokens, width), and the scale. The result has the shape of q, with the width of v.
 Kernel = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, "float | None"], torch.Tensor]
-Key = tuple[str, str, tuple[int, ...], tuple[int, ...], int]  # device, dtype, shapes of q and k, width of v
+# Device, dtype, shapes of q and k, width of v, and torch's switches.
+Key = tuple[str, str, tuple[int, ...], tuple[int, ...], int, tuple[bool, ...]]
 
 _OPERATOR = "resolute::attention"
 _RUNS = 5  # that are timed together
@@ -66,13 +68,19 @@ def kernels_for(device: torch.device) -> dict[str, Kernel]:
     """The kernels to choose from, the preferred one first. Empty where torch chooses among its own: on a CPU."""
     if device.type != "cuda":
         return {}
-    kernels: dict[str, Kernel] = {"flash": _flash, "efficient": _efficient}
-    # People switch it off where it is wrong.
-    if torch.backends.cuda.cudnn_sdp_enabled():  # type: ignore[no-untyped-call]
-        kernels["cudnn"] = _cudnn
+    # People switch one off where it is wrong.
+    switched: dict[str, Kernel] = {"flash": _flash, "efficient": _efficient, "cudnn": _cudnn}
+    kernels = {name: kernel for (name, kernel), is_on in zip(switched.items(), _switches(), strict=False) if is_on}
     if torch.cuda.get_device_capability(device)[0] == 9 and find_spec("flash_attn_interface") is not None:
         kernels["flash 3"] = _flash_3
     return kernels
+
+
+def _switches() -> tuple[bool, ...]:
+    """Whether torch may use flash, efficient, cuDNN's and plain attention, and whether results must be reproducible."""
+    cuda: Any = torch.backends.cuda
+    switches = (cuda.flash_sdp_enabled, cuda.mem_efficient_sdp_enabled, cuda.cudnn_sdp_enabled, cuda.math_sdp_enabled)
+    return (*(is_on() for is_on in switches), torch.are_deterministic_algorithms_enabled())
 
 
 @dataclass(frozen=True)
@@ -83,6 +91,7 @@ class Choice:
     run: Kernel = torchs_choice
     milliseconds: Mapping[str, float] = field(default_factory=dict)
     failed: Mapping[str, str] = field(default_factory=dict)
+    lacked_memory: bool = False  # to measure
 
 
 class Chooser:
@@ -103,11 +112,13 @@ class Chooser:
 
     def __call__(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float | None) -> torch.Tensor:
         """The result as (batch, tokens, heads, width), contiguous. Raises what torch's own choice raises."""
-        key = (str(q.device), str(q.dtype), tuple(q.shape), tuple(k.shape), int(v.shape[-1]))
+        key = (str(q.device), str(q.dtype), tuple(q.shape), tuple(k.shape), int(v.shape[-1]), _switches())
         capturing = q.is_cuda and torch.cuda.is_current_stream_capturing()
         choice = self._choices.get(key)
         if choice is None and not capturing:
-            choice = self._choices[key] = self._measure(q, k, v, scale)
+            choice = self._measure(q, k, v, scale)
+            if not choice.lacked_memory:
+                self._choices[key] = choice
         choice = choice or Choice()
         try:
             result = choice.run(q, k, v, scale)
@@ -126,7 +137,7 @@ class Chooser:
                 "device": device, "dtype": dtype, "q": list(q), "k": list(k), "kernel": choice.kernel,
                 "milliseconds": dict(choice.milliseconds), "failed": dict(choice.failed),
             }
-            for (device, dtype, q, k, _), choice in list(self._choices.items())
+            for (device, dtype, q, k, *_), choice in list(self._choices.items())
         ]  # fmt: skip
 
     def _measure(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float | None) -> Choice:
@@ -144,6 +155,8 @@ class Chooser:
                     run = functools.partial(kernel, q, k, v, scale)
                     milliseconds[name] = 1000 * self._seconds(run, q.device)
             except Exception as error:  # noqa: BLE001 (whatever it is, another kernel runs)
+                if is_out_of_memory(error):
+                    return Choice(lacked_memory=True)
                 failed[name] = first_line(error)
         best = min(milliseconds, key=lambda name: milliseconds[name], default="torch")
         first = next(iter(milliseconds), best)

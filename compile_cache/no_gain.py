@@ -23,12 +23,13 @@ _Place = tuple[str, int, GraphKey]  # the device, the module's number, and the c
 
 
 def machine_of(device: str) -> tuple[str, ...]:
-    """What the times of host and GPU depend on, beside the call: the GPU, the host, torch, and the command line."""
+    """What the times of host and GPU depend on, beside the call: the GPU, the host, torch, and ComfyUI's options."""
     host = (platform.system(), platform.machine(), str(os.cpu_count()), platform.python_version())
     gpu: tuple[str, ...] = (device,)
     if device.startswith("cuda"):
         gpu = (torch.cuda.get_device_name(device), str(torch.cuda.get_device_properties(device).total_memory))
-    return (*gpu, *host, str(torch.__version__), str(torch.version.cuda), *sys.argv[1:])
+    options = sorted(word.partition("=")[0] for word in sys.argv[1:] if word.startswith("--"))  # not ports and paths
+    return (*gpu, *host, str(torch.__version__), str(torch.version.cuda), *options)
 
 
 class CallsWithoutGain:

@@ -62,7 +62,7 @@ class Decode:
         current = part("backends.inductor.regions.region").RegionCall(None, None, [], [], stats, progress, list)
         expected = part("backends.inductor.regions.look_ahead").expected
         config = self.core.ours("process.runtime").cache().config
-        found = expected(self.call, self.backend.table, None, config, now).missing(current)
+        found = expected(0, self.call, self.backend.table, None, config, now).missing(current)
         return {each.region.key: each for each in found}
 
     def called(self) -> dict[str, Any]:
@@ -107,3 +107,24 @@ def test_attention_that_is_no_region_is_not_computed(core: Any, monkeypatch: pyt
     kinds = {call.site.kind for call in decode.ahead().values()}
     assert "ResnetBlock" in kinds
     assert "AttnBlock" not in kinds
+
+
+@pytest.mark.parametrize("put", ["a closure", "a hook", "a class"])
+def test_another_packs_code_in_it_is_not_run(core: Any, put: str) -> None:
+    """It may keep what it saw, and tensors without contents would be wrong in the decode."""
+    decode = Decode(core, torch.float32)
+    part, seen = decode.model.decoder.conv_in, list[str]()
+
+    def note(x: torch.Tensor) -> torch.Tensor:
+        seen.append(x.device.type)
+        return torch.nn.functional.conv2d(x, part.weight, part.bias, padding=1)
+
+    if put == "a closure":
+        part.forward = note
+    elif put == "a hook":
+        part.register_forward_pre_hook(lambda module, args: seen.append(args[0].device.type))
+    else:
+        part.__class__ = type("Conv2d", (type(part),), {"__module__": "strange.ops", "forward": lambda _, x: note(x)})
+    with pytest.raises(ValueError, match="another pack"):
+        decode.ahead()
+    assert seen == []

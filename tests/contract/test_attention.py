@@ -130,6 +130,36 @@ def test_a_kernel_that_fails_later_costs_no_picture() -> None:
     assert one.report()[0]["failed"] == {"later": "its workspace"}
 
 
+def test_a_kernel_that_is_switched_off_later_is_chosen_anew() -> None:
+    clock = Timed({flash: 2.0, math: 1.0})
+    one = chooser(clock)
+    check(one, tensors())
+    before = torch.backends.cuda.cudnn_sdp_enabled()  # type: ignore[no-untyped-call]
+    torch.backends.cuda.enable_cudnn_sdp(not before)
+    try:
+        check(one, tensors())
+    finally:
+        torch.backends.cuda.enable_cudnn_sdp(before)
+    check(one, tensors())
+    assert clock.count == 4
+
+
+def test_a_lack_of_memory_while_measuring_is_not_kept() -> None:
+    lacks = [True]
+
+    def hungry(*given: Any) -> torch.Tensor:
+        if lacks:
+            raise torch.OutOfMemoryError("its workspace")
+        return math(*given)
+
+    one = chooser(Timed({flash: 2.0, hungry: 1.0}), flash=flash, hungry=hungry)
+    check(one, tensors())
+    assert chosen(one) == []
+    lacks.clear()
+    check(one, tensors())
+    assert chosen(one) == ["hungry"]
+
+
 def test_what_the_original_refuses_is_refused() -> None:
     one = chooser(Timed({flash: 1.0, math: 1.0}))
     q, k, v = tensors()

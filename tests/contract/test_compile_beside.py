@@ -155,6 +155,32 @@ def test_what_is_stored_or_in_memory_is_not_begun(rig: Rig, tmp_path: Path) -> N
     assert not workers_of(rig)._begun
 
 
+def test_a_module_that_is_gone_needs_nothing(rig: Rig) -> None:
+    later, other = Later(rig), Later(rig)
+    later.expect()
+    first_call(rig)
+    other.bound.program.close()
+    assert len(workers_of(rig)._begun) == 1
+    later.bound.program.close()
+    assert not workers_of(rig)._begun
+
+
+def test_processes_that_die_by_a_later_modules_job_are_started_anew(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    begin = pool.WorkerPool.begin
+
+    def dying(self: pool.WorkerPool, *given: Any) -> None:
+        begin(self, *given)
+        self.close()
+
+    monkeypatch.setattr(pool.WorkerPool, "begin", dying)
+    Later(rig).expect()
+    first_call(rig)
+    assert "1 regions of a module that comes later" in traces(rig)
+    assert "compiled one after the other" not in caplog.text
+
+
 def test_a_module_that_was_called_is_no_longer_expected() -> None:
     rig = Rig(InductorBackend(), workers=0)
     later = Later(rig)

@@ -171,7 +171,6 @@ class Pretended:
     """Worker processes that hold memory, and compile nothing."""
 
     running = False
-    any_begun = False
     expected: dict[int, Any] = {}
 
     def has_begun(self, key: str, settings: Any) -> bool:

@@ -11,6 +11,7 @@ import torch
 
 from ...config import CacheConfig
 from ...errors import BypassCode, BypassReason, first_line
+from ...keys import Role
 from ...out_of_memory import is_out_of_memory
 from ...regions.region import Hook, HookBuilder, installed
 from ...stats import Stats
@@ -19,9 +20,9 @@ from ...torch_private import Loss, lost
 from ..base import Call, Capabilities, CaptureFacts, ExpectedCall, Graph, Program
 from ..cuda_graphs.capture import Recorder
 from .parallel.parallel_compile import compile_in_parallel
-from .parallel.pool import WorkerPool, worker_count
+from .parallel.pool import HungError, WorkerPool, worker_count
 from .regions.binding import RegionBinding
-from .regions.look_ahead import Expected, expected
+from .regions.look_ahead import expected
 from .regions.region import RegionCall
 from .regions.table import RegionTable
 
@@ -81,6 +82,9 @@ class InductorProgram(Program):
                 self._bypass(BypassReason(BypassCode.NO_REGIONS, "the model has no block that Resolute knows"))
             return call.invoke(call.tensors)
         result = self._without_workers_if_short(lambda: self._invoke(call))
+        if self._was_expected:
+            self._was_expected = False
+            self._workers.forget(self.owner)
         if not self._regions.was_reached and not self._bypassed:
             self._bypass(
                 BypassReason(BypassCode.NO_REGIONS, "no block of the model was called with inputs that Resolute knows")
@@ -128,7 +132,7 @@ class InductorProgram(Program):
         if not self._is_first or call.capture_blocker is not None or lost(Loss.WORKERS, Loss.KEEPING):
             return 0
         count = worker_count(self._config.workers, call.tensors[0].device)
-        return count or (2 if self._workers.running and self._workers.any_begun else 0)  # those that run have results
+        return count or (2 if self._workers.running and self._workers.has_begun_for(self.owner) else 0)
 
     def _find_missing(self, call: Call, count: int) -> tuple[Any, list[RegionCall]]:
         """Run the call with the original in place of each region that has no compiled code.
@@ -152,28 +156,39 @@ class InductorProgram(Program):
         return result, list(missing.values())
 
     def _compile_in_parallel(self, call: Call, missing: list[RegionCall]) -> None:
+        calls = self._take_expected(call)
+        given = (self._table, missing[0].store, self._config, call)
+        beside = [expected(owner, each, *given) for owner, each in calls.items()]
         try:
-            compile_in_parallel(missing, self._table, self._workers, self._expected(call, missing[0].store))
+            try:
+                compile_in_parallel(missing, self._table, self._workers, beside)
+            except HungError:
+                raise
+            except RuntimeError:  # a process died, perhaps of another module's job
+                if not beside:
+                    raise
+                compile_in_parallel(missing, self._table, self._workers)
         except missing[0].progress.cancellations:
+            self._workers.expected = {**calls, **self._workers.expected}
             raise
         except Exception as error:
             logger.warning("Resolute: regions are compiled one after the other: %s", first_line(error))
             logger.debug("Resolute: why not at once", exc_info=True)
-        finally:
-            if self._was_expected:
-                self._workers.forget_begun()
 
     def expect(self, call: ExpectedCall) -> None:
         if self._is_first:
             self._workers.expected[self.owner] = call
             self._was_expected = True
 
-    def _expected(self, now: Call, store: ArtifactStore | None) -> list[Expected]:
-        """What other modules will need; each is looked at once."""
+    def _take_expected(self, now: Call) -> dict[int, ExpectedCall]:
+        """The calls that come after this one, by the number of their module; each is looked at once.
+
+        After a diffusion model comes its decode. After another module comes the diffusion model, which must not wait.
+        """
+        if now.key.role is not Role.UNET:
+            return {}
         calls, self._workers.expected = self._workers.expected, {}
-        calls.pop(self.owner, None)
-        same = [call for call in calls.values() if call.device == now.tensors[0].device]
-        return [expected(call, self._table, store, self._config, now) for call in same]
+        return {owner: call for owner, call in calls.items() if call.device == now.tensors[0].device}
 
     def _survey(self, epoch: int) -> None:
         """Build the hooks anew if the weights epoch changed: another pack may have replaced a block."""
@@ -196,6 +211,7 @@ class InductorProgram(Program):
         self._hooks = ()
         self._epoch = None
         self._regions.survey(())
+        self._workers.forget(self.owner)
 
     def capture(self, call: Call, result: Any, known: CaptureFacts) -> Graph:
         with installed(self._hooks):

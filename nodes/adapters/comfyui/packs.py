@@ -35,8 +35,14 @@ class Pack:
 
 def foreign_packages(kind: type) -> list[str]:
     """The top-level packages, of neither core nor Python, that wrote a class or one that it derives from."""
-    packages = {base.__module__.partition(".")[0] for base in kind.__mro__}
+    packages = {_top(base.__module__) for base in kind.__mro__}
     return sorted(packages - KNOWN_PACKAGES - sys.stdlib_module_names)
+
+
+def _top(module: str) -> str:
+    """The package of a module. ComfyUI names a pack by its path, which may have a dot in it if it is a single file."""
+    package = module.partition(".")[0]
+    return module if module in sys.modules and package not in sys.modules else package
 
 
 def sources_of(kind: type) -> tuple[str, ...]:

@@ -25,7 +25,7 @@ def expect_decode(
     """A decode by `forward` will come, on `device` in `dtype`. patcher: that loads it. families: those of `forward`."""
     if not forward.is_known_code:
         return
-    reference = weakref.ref(forward.module)
+    reference, weights = weakref.ref(forward.module), forward.runner.weights
     attributes = version.attributes_of_a_load(patcher)
 
     def build_hooks(run: RegionRunner, bypass: Bypass) -> list[Hook]:
@@ -35,6 +35,8 @@ def expect_decode(
 
     @contextlib.contextmanager
     def as_loaded() -> Iterator[None]:
+        if (why := weights.why_foreign()) is not None:
+            raise ValueError(why.detail)
         with _without_contents(_alive(reference), attributes):
             yield
 

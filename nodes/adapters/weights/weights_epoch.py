@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from ....compile_cache.errors import BypassCode, BypassReason
-from ....compile_cache.regions.foreign_code import is_own
+from ....compile_cache.regions.foreign_code import ForeignCode, is_own
 from ..comfyui import dynamic_vram
 from ..comfyui.module_attributes import RULES
 from .loaded_anew import LoadedAnew
@@ -24,6 +24,10 @@ from .paged_weights import Fill, PagedWeights
 from .tensor_parts import addresses, is_plain, is_readable
 
 _epochs = itertools.count(1)
+_FOREIGN = BypassReason(
+    BypassCode.REPLACED_FORWARD,
+    "another pack put code of its own into the model, and a capture would repeat what that code did once",
+)
 
 
 class WeightsEpoch:
@@ -102,6 +106,15 @@ class WeightsEpoch:
             self.blocker = _blocker(tensors, modules, foreign, host) or self._code.blocker(kinds, reach, self._trusted)
         return True
 
+    def why_foreign(self) -> BypassReason | None:
+        """Why another pack's code in the model forbids to run it more often than asked for. Reads no weight."""
+        root = self._module()
+        modules = [] if root is None else list(root.modules())
+        code = ForeignCode()
+        if any(code.inside(module, module is root) for module in modules):
+            return _FOREIGN
+        return self._code.blocker(*self._code.read(modules), self._trusted)
+
     def _moved(self) -> bool:
         return self.paged.moved() or self._addresses != self._read_addresses()
 
@@ -138,10 +151,7 @@ def _blocker(
             f"a weight is a {type(unreadable).__name__}, and its address does not show every change of it",
         )
     if foreign:
-        return BypassReason(
-            BypassCode.REPLACED_FORWARD,
-            "another pack put code of its own into the model, and a capture would repeat what that code did once",
-        )
+        return _FOREIGN
     for module in modules:
         if RULES.patches_weights(module):
             return BypassReason(BypassCode.STREAMED_WEIGHTS, "weights are patched on their way in (low VRAM)")

@@ -147,7 +147,7 @@ def _begin(
             if call.region.key not in own and not workers.has_begun(call.region.key, settings):
                 job = _traced_as_loaded(expected, call)
                 if job is not None:
-                    workers.begin(job, settings)
+                    workers.begin(expected.owner, job, settings)
                     begun += 1
             yield
         stats.event("trace", f"{begun} regions of a module that comes later", stats.clock() - started)

@@ -91,8 +91,9 @@ def _result(pending: dict[int, int], message: tuple[int, dict[str, Any] | str, f
 
 @dataclass(frozen=True, eq=False)
 class _Begun:
-    """A job that was submitted before a call came to its region."""
+    """A job that was submitted before a call came to its region. owner: the number of the module that will need it."""
 
+    owner: int
     process: WorkerProcess
     number: int
     results: queue.SimpleQueue[Any]
@@ -142,21 +143,21 @@ class WorkerPool:
             assert self._process is not None
             self._process.start_children(count, device)
 
-    def begin(self, job: Job, settings: WorkerSettings) -> None:
+    def begin(self, owner: int, job: Job, settings: WorkerSettings) -> None:
         """Submit a job whose result `results` will want later. It does not wait, and starts no process."""
         process = self._process
         if process is not None and process.alive:
             results: queue.SimpleQueue[Any] = queue.SimpleQueue()
             self._patience = _WAITS
-            self._begun[job.key] = _Begun(process, process.submit(results, job, settings), results, settings)
+            self._begun[job.key] = _Begun(owner, process, process.submit(results, job, settings), results, settings)
 
-    def forget_begun(self) -> None:
-        """What was begun and not asked for is not needed."""
-        self._begun.clear()
+    def forget(self, owner: int) -> None:
+        """The module is gone, or its first call was answered: it needs nothing that was begun for it."""
+        self.expected.pop(owner, None)
+        self._begun = {key: begun for key, begun in self._begun.items() if begun.owner != owner}
 
-    @property
-    def any_begun(self) -> bool:
-        return bool(self._begun)
+    def has_begun_for(self, owner: int) -> bool:
+        return any(begun.owner == owner for begun in self._begun.values())
 
     def has_begun(self, key: str, settings: WorkerSettings) -> bool:
         """Whether the job of a region was begun, under equal settings, and its result is here or will come."""

@@ -20,17 +20,20 @@ from .table import RegionTable
 
 @dataclass(frozen=True, eq=False)
 class Expected:
-    """A call that will come soon. missing: its regions without compiled code, by the call that waits for workers now.
+    """A call that will come soon, of the module with the number `owner`.
+
+    missing: its regions without compiled code, by the call that waits for workers now.
 
     The tensors of these calls, and the weights inside `as_loaded`, have no contents.
     """
 
+    owner: int
     missing: Callable[[RegionCall], list[RegionCall]]
     as_loaded: Callable[[], AbstractContextManager[None]]
 
 
 def expected(
-    call: ExpectedCall, table: RegionTable, store: ArtifactStore | None, config: CacheConfig, now: Call
+    owner: int, call: ExpectedCall, table: RegionTable, store: ArtifactStore | None, config: CacheConfig, now: Call
 ) -> Expected:
     """now: the call that waits for workers; torch's flags will be the same in the expected one."""
 
@@ -45,7 +48,7 @@ def expected(
         stored = set() if store is None else {name.partition("-")[0] for name in store.names()}
         return [found for key, found in looking.found.items() if key[:DIGEST_CHARS] not in stored]
 
-    return Expected(missing, call.as_loaded)
+    return Expected(owner, missing, call.as_loaded)
 
 
 class _LookAhead(RegionBinding):
@@ -65,9 +68,11 @@ class _LookAhead(RegionBinding):
 
     def run(self, site: RegionSite, *tensors: torch.Tensor) -> Any:
         bound = self._sites.get(site) or self._bind(site, is_hooked=True)
+        if bound.refused is not None:
+            raise ValueError(bound.refused.detail)  # code of another pack runs in calls alone
         weights = [slots[name] for slots, name in bound.slots]
         inputs = [_placeholder(tensor, self._device) for tensor in tensors]
-        if bound.refused is None and is_plain(bound, weights, inputs[0].dtype, self._rules):
+        if is_plain(bound, weights, inputs[0].dtype, self._rules):
             key = region_key(site, bound.structure, inputs, PLAIN_WEIGHTS, self._state)
             region = self._table.region(key, site.kind)
             call = replace(
