@@ -18,7 +18,6 @@ from compile_cache import attention
 from compile_cache.attention import Chooser
 from compile_cache.backends.inductor.backend import InductorBackend
 from compile_cache.backends.inductor.parallel import parallel_compile, pool
-from compile_cache.stats import Stats
 from scripts.support.places import ROOT
 
 from .rig import CONTEXT, TOKENS, TOLERANCE, Attention, Rig, random, relative_error, seeded
@@ -306,11 +305,3 @@ class TestTracedAttention:
         expected = run()
         monkeypatch.setenv("RESOLUTE_ATTENTION", "measured")
         assert relative_error(run(), expected) <= TOLERANCE
-
-
-def test_the_report_names_the_kernel_and_the_times(adapter: Callable[[str], ModuleType]) -> None:
-    one = chooser(Timed({flash: 0.002, math: 0.001}))
-    one(*tensors(), None)
-    data = {"counters": Stats().snapshot(), "bytes": 0, "budget_bytes": 0, "modules": [], "entries": []}
-    text = adapter("report.table_and_chart").table({**data, "attention": one.report()})
-    assert "attention of 2x3x9x8 with math: flash 2.00 ms, math 1.00 ms" in text

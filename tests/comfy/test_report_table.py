@@ -1,0 +1,22 @@
+"""The text of Graph Cache Report."""
+
+from __future__ import annotations
+
+import importlib
+
+import torch
+
+from .deepcache.in_process import PACK, load
+
+
+def test_it_names_the_attention_kernel_of_each_shape_and_the_times() -> None:
+    core = load()
+    attention = importlib.import_module(f"{PACK}.compile_cache.attention")
+    stats = importlib.import_module(f"{PACK}.compile_cache.stats").Stats()
+    seconds = iter([0.002, 0.001])
+    kernels = dict.fromkeys(("flash", "math"), attention.torchs_choice)
+    chooser = attention.Chooser(lambda run, device: next(seconds), lambda device: kernels)
+    chooser(torch.randn(2, 3, 9, 8), *torch.randn(2, 2, 3, 5, 8), None)
+    data = {"counters": stats.snapshot(), "bytes": 0, "budget_bytes": 0, "modules": [], "entries": []}
+    text = core.ours("report.table_and_chart").table({**data, "attention": chooser.report()})
+    assert "attention of 2x3x9x8 with math: flash 2.00 ms, math 1.00 ms" in text
