@@ -71,7 +71,8 @@ def kernels_for(device: torch.device) -> dict[str, Kernel]:
     # People switch one off where it is wrong.
     switched: dict[str, Kernel] = {"flash": _flash, "efficient": _efficient, "cudnn": _cudnn}
     kernels = {name: kernel for (name, kernel), is_on in zip(switched.items(), _switches(), strict=False) if is_on}
-    if torch.cuda.get_device_capability(device)[0] == 9 and find_spec("flash_attn_interface") is not None:
+    is_hopper = torch.cuda.get_device_capability(device)[0] == 9
+    if "flash" in kernels and is_hopper and find_spec("flash_attn_interface") is not None:
         kernels["flash 3"] = _flash_3
     return kernels
 

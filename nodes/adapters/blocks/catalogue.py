@@ -7,6 +7,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from .common import class_name
+
 
 class Family(NamedTuple):
     """name: for people. networks: the models that the tests run, below `comfy.ldm`. blocks: their repeated blocks.
@@ -74,30 +76,26 @@ def made_from(kind: type) -> tuple[tuple[str, ...], dict[str, Any]] | None:
     """The names of the attributes from which an object of core's can be made again, and further arguments."""
     if dataclasses.is_dataclass(kind) and kind.__module__.partition(".")[0] == "comfy":
         return tuple(each.name for each in dataclasses.fields(kind)), {}
-    return _MADE_FROM.get(_name(kind))
+    return _MADE_FROM.get(class_name(kind))
 
 
 def is_catalogued(kind: type) -> bool:
     """Whether the tests cover blocks of this class."""
-    return _name(kind) in _SHARED
+    return class_name(kind) in _SHARED
 
 
 def is_routed(kind: type) -> bool:
     """Whether modules of this class compute each token by a part that they choose by its values."""
-    return _name(kind) in _ROUTED
+    return class_name(kind) in _ROUTED
 
 
 def shared_arguments(block: torch.nn.Module) -> tuple[str, ...]:
     """See `Family.shared`."""
-    return _SHARED.get(_name(type(block)), ())
+    return _SHARED.get(class_name(type(block)), ())
 
 
 def variant_of(block: Any) -> tuple[str, frozenset[str]]:
     """What settings of a block mean, where many values of them mean the same, and the names of these settings."""
-    if _name(type(block)) == "comfy.ldm.wan.model.VaceWanAttentionBlock":
+    if class_name(type(block)) == "comfy.ldm.wan.model.VaceWanAttentionBlock":
         return ("first" if block.block_id == 0 else "later"), frozenset({"block_id"})
     return "", frozenset()
-
-
-def _name(kind: type) -> str:
-    return f"{kind.__module__}.{kind.__qualname__}"

@@ -33,6 +33,11 @@ def is_core(module: torch.nn.Module, where: str, name: str) -> bool:
     )
 
 
+def class_name(kind: type) -> str:
+    """The full name of a class, as people give it in RESOLUTE_TRUSTED_CLASSES."""
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
 def original(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
     """Call the forward of the module's class, past a hook on the instance."""
     return type(module).forward(module, *args, **kwargs)

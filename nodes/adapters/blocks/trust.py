@@ -13,7 +13,7 @@ from ....compile_cache.regions.foreign_code import origin
 from ....compile_cache.regions.region import Hook
 from ....compile_cache.regions.structure import parts
 from ..comfyui.packs import KNOWN_PACKAGES, foreign_packages, pack_of
-from .common import Bypass
+from .common import Bypass, class_name
 
 
 def why_untrusted(block: torch.nn.Module) -> BypassReason | None:
@@ -48,7 +48,7 @@ def why_foreign(kinds: Iterable[type], trusted: Collection[str]) -> str | None:
     (RESOLUTE_TRUSTED_CLASSES, RESOLUTE_TRUSTED_PACKS). The classes that a class derives from must be trusted too,
     unless a person named it.
     """
-    for name, kind in sorted({_name(kind): kind for kind in kinds}.items()):
+    for name, kind in sorted({class_name(kind): kind for kind in kinds}.items()):
         if name in trusted:
             continue
         for package in foreign_packages(kind):
@@ -62,10 +62,6 @@ def why_foreign(kinds: Iterable[type], trusted: Collection[str]) -> str | None:
             text = f"another pack wrote {name}; you can name that class in RESOLUTE_TRUSTED_CLASSES, or its pack in"
             return f"{text} RESOLUTE_TRUSTED_PACKS={pack}"
     return None
-
-
-def _name(kind: type) -> str:
-    return f"{kind.__module__}.{kind.__qualname__}"
 
 
 @functools.cache

@@ -30,13 +30,13 @@ def expect_decode(
 
     def build_hooks(run: RegionRunner, bypass: Bypass) -> list[Hook]:
         module = _alive(reference)
+        if (why := weights.why_foreign()) is not None:
+            raise ValueError(why.detail)
         hooks = hooks_of(families, module, run, bypass)
         return [*hooks, *attention_without_contents(module, hooks)]
 
     @contextlib.contextmanager
     def as_loaded() -> Iterator[None]:
-        if (why := weights.why_foreign()) is not None:
-            raise ValueError(why.detail)
         with _without_contents(_alive(reference), attributes):
             yield
 

@@ -145,27 +145,32 @@ class WorkerPool:
 
     def begin(self, owner: int, job: Job, settings: WorkerSettings) -> None:
         """Submit a job whose result `results` will want later. It does not wait, and starts no process."""
-        process = self._process
-        if process is not None and process.alive:
-            results: queue.SimpleQueue[Any] = queue.SimpleQueue()
-            self._patience = _WAITS
-            self._begun[job.key] = _Begun(owner, process, process.submit(results, job, settings), results, settings)
+        with self._lock:
+            process = self._process
+            if process is not None and process.alive:
+                results: queue.SimpleQueue[Any] = queue.SimpleQueue()
+                self._patience = _WAITS
+                number = process.submit(results, job, settings)
+                self._begun[job.key] = _Begun(owner, process, number, results, settings)
 
     def forget(self, owner: int) -> None:
         """The module is gone, or its first call was answered: it needs nothing that was begun for it."""
-        self.expected.pop(owner, None)
-        self._begun = {key: begun for key, begun in self._begun.items() if begun.owner != owner}
+        with self._lock:  # a module that was garbage collected is forgotten by another thread
+            self.expected.pop(owner, None)
+            self._begun = {key: begun for key, begun in self._begun.items() if begun.owner != owner}
 
     def has_begun_for(self, owner: int) -> bool:
-        return any(begun.owner == owner for begun in self._begun.values())
+        with self._lock:
+            return any(begun.owner == owner for begun in self._begun.values())
 
     def has_begun(self, key: str, settings: WorkerSettings) -> bool:
         """Whether the job of a region was begun, under equal settings, and its result is here or will come."""
-        begun = self._begun.get(key)
-        if begun is not None and (begun.settings != settings or not begun.has_result):
-            del self._begun[key]
-            return False
-        return begun is not None
+        with self._lock:
+            begun = self._begun.get(key)
+            if begun is not None and (begun.settings != settings or not begun.has_result):
+                del self._begun[key]
+                return False
+            return begun is not None
 
     def _submit(
         self,
@@ -178,7 +183,10 @@ class WorkerPool:
         """The number of a job that will put its result into `results`; None for one that was begun and is lost."""
         if not isinstance(job, str):
             return process.submit(results, job, settings)
-        begun = self._begun.pop(job)
+        with self._lock:
+            begun = self._begun.pop(job, None)
+        if begun is None:  # its module was forgotten meanwhile
+            return None
         return begun.process.redirect(begun.number, begun.results, results, -1 - number)  # no process has such a number
 
     def results(
