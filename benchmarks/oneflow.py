@@ -28,7 +28,7 @@ from compile_cache.backends.base import Call, Method
 from compile_cache.backends.oneflow.backend import COMPILERS, OneFlowBackend
 from compile_cache.backends.oneflow.packages import installed
 from compile_cache.backends.oneflow.runtime import memory_in_use
-from compile_cache.cache import GraphCache
+from compile_cache.calls.cache import GraphCache
 from compile_cache.config import CacheConfig
 from compile_cache.keys import GraphKey, Role, Signature, TensorSpec
 

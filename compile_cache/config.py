@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from .attribute_policy import PLAIN, ModuleRules
 from .errors import UserError
-from .module_rules import PLAIN, ModuleRules
 
 _MIB = 1024 * 1024
 _GPU_FRACTION = 4  # by default, captures hold at most a quarter of a GPU between runs, to leave room for the weights

@@ -14,7 +14,7 @@ import torch
 from ..config import CacheConfig
 from ..errors import BypassReason
 from ..keys import Component, GraphKey
-from ..regions.region import HookBuilder, Progress, SilentProgress
+from ..regions.site import HookBuilder, Progress, SilentProgress
 from ..stats import Stats
 from ..weights import Weights
 

@@ -7,9 +7,9 @@ from typing import Any
 import torch
 
 from ..config import CacheConfig
-from ..regions.region import HookBuilder
+from ..regions.site import HookBuilder
 from ..stats import Stats
-from ..torch_private import Loss, lost
+from ..torch_facts.private_names import Loss, lost
 from .base import Backend, Call, Capabilities, CaptureFacts, Graph, Program
 from .cuda_graphs.capture import Recorder
 from .eager import EagerProgram

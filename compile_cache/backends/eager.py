@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..config import CacheConfig
-from ..regions.region import HookBuilder
+from ..regions.site import HookBuilder
 from ..stats import Stats
 from .base import Backend, Call, Capabilities, Program
 

@@ -13,9 +13,9 @@ from collections.abc import Collection, Iterable, Sequence
 
 import torch
 
+from ..attribute_policy import PLAIN, ModuleRules
+from ..foreign.attributes import HOOKED
 from ..keys import Literal
-from ..module_rules import PLAIN, ModuleRules
-from .foreign_code import HOOKED
 
 TORCH_OWN = frozenset(vars(torch.nn.Module()))
 

@@ -96,7 +96,7 @@ def _what(network: str, blocks: list[str], known: dict[str, str]) -> str:
 
 
 def _catalogued() -> dict[str, str]:
-    return {network: family.name for family in _ours("catalogue").FAMILIES for network in family.networks}
+    return {network: family.name for family in _ours("transformers.tested").FAMILIES for network in family.networks}
 
 
 def _ours(name: str) -> Any:
@@ -153,7 +153,9 @@ def _blocks(network: str) -> list[str]:
         made = kind(**SETTINGS.get(network, {}), dtype=torch.float32, device="meta", operations=operations)
     except (TypeError, ValueError, AttributeError, AssertionError, RuntimeError):  # it has no settings of its own
         return _blocks_by_source(kind)
-    return list(dict.fromkeys(type(block).__name__ for _, block in _ours("recognised").repeated_blocks(made)))
+    return list(
+        dict.fromkeys(type(block).__name__ for _, block in _ours("transformers.recognise").repeated_blocks(made))
+    )
 
 
 def _blocks_by_source(kind: type) -> list[str]:

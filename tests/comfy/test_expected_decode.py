@@ -55,9 +55,9 @@ class Decode:
 
     def ahead(self) -> dict[str, Any]:
         """The regions that are found now, by key."""
-        region = part("regions.region")
+        region = part("regions.site")
         progress, stats = region.SilentProgress(), part("stats").Stats()
-        now = SimpleNamespace(tensors=[torch.empty(SAMPLED)], state=part("compute_state").compute_state("cpu"))
+        now = SimpleNamespace(tensors=[torch.empty(SAMPLED)], state=part("torch_facts.flags").compute_state("cpu"))
         now.progress = progress
         current = part("backends.inductor.regions.region").RegionCall(None, None, [], [], stats, progress, list)
         expected = part("backends.inductor.regions.look_ahead").expected
@@ -71,10 +71,10 @@ class Decode:
         runtime = self.core.ours("process.runtime")
         program = runtime.record_of(self.model.decoder).programs["inductor", ()]
         program._survey(1)
-        program._regions.begin(part("regions.region").SilentProgress(), part("compute_state").compute_state("cpu"))
+        program._regions.begin(part("regions.site").SilentProgress(), part("torch_facts.flags").compute_state("cpu"))
         latent = torch.zeros((1, *SAMPLED[1:]), dtype=self.dtype)
         with (
-            part("regions.region").installed(program._hooks),
+            part("regions.site").installed(program._hooks),
             program._regions.postponing_compiles(lambda: None) as missing,
         ):
             type(self.model.decoder).forward(self.model.decoder, latent)
@@ -102,7 +102,7 @@ def test_weights_that_are_cast_in_each_call_are_not_looked_at(core: Any) -> None
 
 def test_attention_that_is_no_region_is_not_computed(core: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Core's other implementations ask for free memory, which the device of tensors without contents does not have."""
-    monkeypatch.setattr(core.ours("blocks.vae").version, "vae_attention_is_traceable", lambda: False)
+    monkeypatch.setattr(core.ours("blocks.decoder").version, "vae_attention_is_traceable", lambda: False)
     decode = Decode(core, torch.float32)
     kinds = {call.site.kind for call in decode.ahead().values()}
     assert "ResnetBlock" in kinds

@@ -29,7 +29,7 @@ def core() -> SimpleNamespace:
 
 @pytest.fixture(scope="module")
 def families(core: SimpleNamespace) -> Any:
-    return core.ours("blocks.registry")
+    return core.ours("blocks.families")
 
 
 def definitions(file: Path) -> list[ast.stmt]:

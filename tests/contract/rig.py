@@ -11,12 +11,12 @@ from typing import Any
 import torch
 from torch import nn
 
+from compile_cache.attribute_policy import ModuleRules
 from compile_cache.backends.base import Backend, Call
-from compile_cache.cache import GraphCache
+from compile_cache.calls.cache import GraphCache
 from compile_cache.config import CacheConfig
 from compile_cache.keys import GraphKey, Role, Signature, TensorSpec
-from compile_cache.module_rules import ModuleRules
-from compile_cache.regions.region import Dims, Hook, HookBuilder, RegionSite
+from compile_cache.regions.site import Dims, Hook, HookBuilder, RegionSite
 
 TOKENS: Dims = ("b", "n", None)
 CONTEXT: Dims = ("b", "m", None)

@@ -14,10 +14,10 @@ import pytest
 import torch
 from torch import nn
 
-from compile_cache import attention
-from compile_cache.attention import Chooser
 from compile_cache.backends.inductor.backend import InductorBackend
 from compile_cache.backends.inductor.parallel import parallel_compile, pool
+from compile_cache.torch_facts import attention
+from compile_cache.torch_facts.attention import Chooser
 from scripts.support.places import ROOT
 
 from .rig import CONTEXT, TOKENS, TOLERANCE, Attention, Rig, random, relative_error, seeded

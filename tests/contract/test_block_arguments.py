@@ -14,12 +14,12 @@ import torch
 
 @pytest.fixture
 def arguments(adapter: Callable[[str], ModuleType]) -> ModuleType:
-    return adapter("blocks.arguments")
+    return adapter("blocks.transformers.arguments")
 
 
 @pytest.fixture
 def options(adapter: Callable[[str], ModuleType], comfy: None) -> ModuleType:
-    return adapter("blocks.block_options")
+    return adapter("blocks.transformers.options")
 
 
 X = torch.ones(2, 5, 16)

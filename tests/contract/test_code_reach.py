@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 
-from compile_cache.regions.code_reach import CodeReach, ReachCache
+from compile_cache.foreign.reach import CodeReach, ReachCache
 
 _NUMBERS = itertools.count()
 

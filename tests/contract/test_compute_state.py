@@ -11,7 +11,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from compile_cache.compute_state import autocast_state, compute_state, intercepting_mode
+from compile_cache.torch_facts.flags import autocast_state, compute_state, intercepting_mode
 
 _MATMUL = torch.backends.cuda.matmul
 

@@ -26,7 +26,7 @@ from torch._inductor import config as inductor_config
 from compile_cache.backends.inductor.compile import environment
 from compile_cache.backends.inductor.compile.environment import environment_of
 from compile_cache.backends.inductor.regions.region import region_key
-from compile_cache.regions.region import RegionSite
+from compile_cache.regions.site import RegionSite
 from compile_cache.regions.structure import structure_digest
 from compile_cache.store.fingerprint import FORMAT_VERSION, EnvironmentFingerprint
 from scripts.support.places import ROOT
@@ -241,7 +241,7 @@ CODE = {
     "ComfyUI's operations": "ComfyUI/comfy/ops.py",
     "deep in ComfyUI": "ComfyUI/comfy/ldm/modules/attention.py",
     "a new file of ComfyUI": "ComfyUI/comfy/ldm/new.py",
-    "our blocks": "pack/nodes/adapters/blocks/unet.py",
+    "our blocks": "pack/nodes/adapters/blocks/unets/unet.py",
     "our tracing": "pack/compile_cache/backends/inductor/compile/tracing.py",
     "our structure": "pack/compile_cache/regions/structure.py",
 }

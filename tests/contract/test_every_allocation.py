@@ -22,7 +22,7 @@ from compile_cache.backends.cuda_graphs import pools
 from compile_cache.backends.cuda_graphs.run_cost import RunCost
 from compile_cache.backends.cudagraph import CudaGraphProgram
 from compile_cache.backends.inductor.backend import InductorBackend
-from compile_cache.cache import GraphCache
+from compile_cache.calls.cache import GraphCache
 from compile_cache.keys import GraphKey, Role, Signature, TensorSpec
 
 from .out_of_memory import Graph, OutOfMemoryAt, TorchWithoutCuda

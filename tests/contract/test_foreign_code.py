@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from compile_cache.regions.foreign_code import ForeignCode, is_own, origin
+from compile_cache.foreign.attributes import ForeignCode, is_own, origin
 
 
 class Module(nn.Module):

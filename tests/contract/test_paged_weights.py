@@ -21,7 +21,7 @@ from hypothesis.stateful import (
 from torch import nn
 
 from compile_cache.backends.base import Call, Capabilities, CaptureFacts, Program
-from compile_cache.cache import GraphCache
+from compile_cache.calls.cache import GraphCache
 from compile_cache.config import CacheConfig
 from compile_cache.keys import GraphKey, Role, Signature, TensorSpec
 

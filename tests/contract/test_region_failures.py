@@ -12,7 +12,7 @@ from torch import nn
 
 from compile_cache.backends.inductor.backend import InductorBackend
 from compile_cache.backends.inductor.regions import table
-from compile_cache.regions.region import Hook, RegionSite
+from compile_cache.regions.site import Hook, RegionSite
 
 from .rig import TOKENS, TOLERANCE, Rig, original, random, seeded
 

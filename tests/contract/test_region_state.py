@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from compile_cache.backends.inductor.backend import InductorBackend
-from compile_cache.compute_state import compute_state
+from compile_cache.torch_facts.flags import compute_state
 
 from .rig import TOLERANCE, Attention, Bound, Rig, random, seeded
 

@@ -59,7 +59,7 @@ X = torch.linspace(-1, 2, 24).reshape(2, 3, 4)
 
 @pytest.fixture
 def routed(adapter: Callable[[str], ModuleType], monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    module = adapter("blocks.routed")
+    module = adapter("blocks.transformers.experts")
     monkeypatch.setattr(module, "is_routed", lambda kind: kind is Experts)
     return module
 

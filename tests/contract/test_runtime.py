@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from compile_cache.backends.base import Call
-from compile_cache.captures import capture_key
+from compile_cache.captures.captures import capture_key
 from compile_cache.keys import GraphKey, Role, Signature, TensorSpec
 
 from .rig import Model, hooks_of, seeded

@@ -15,7 +15,7 @@ from compile_cache.backends.inductor import program as programs
 from compile_cache.backends.inductor.backend import InductorBackend
 from compile_cache.backends.inductor.regions import region as regions
 from compile_cache.backends.inductor.regions import table as tables
-from compile_cache.cache import GraphCache
+from compile_cache.calls.cache import GraphCache
 from compile_cache.errors import CaptureError
 from compile_cache.stats import Stats
 

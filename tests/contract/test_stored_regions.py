@@ -202,7 +202,7 @@ def test_sizes_that_one_artifact_excludes_get_a_second_and_both_are_kept(tmp_pat
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return x.unflatten(1, (-1, 2)).sum(2) if x.shape[1] % 2 == 0 else x * 2
 
-    from compile_cache.regions.region import Hook, RegionSite
+    from compile_cache.regions.site import Hook, RegionSite
 
     def hooks(module: nn.Module) -> Any:
         def build(run: Any, bypass: Any) -> list[Hook]:

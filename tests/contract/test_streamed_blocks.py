@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from compile_cache.regions.region import RegionSite
+from compile_cache.regions.site import RegionSite
 
 from .fake_paging import HOST, Checkpoint, fill, uncaptured
 

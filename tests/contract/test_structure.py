@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from compile_cache.module_rules import ModuleRules
+from compile_cache.attribute_policy import ModuleRules
 from compile_cache.regions.structure import structure_digest
 
 from .rig import Attention, Convolution, Model, seeded

@@ -13,13 +13,13 @@ from types import ModuleType
 import pytest
 import torch
 
-from compile_cache import torch_private
 from compile_cache.backends import registry
 from compile_cache.backends.base import Capabilities
 from compile_cache.backends.inductor import backend as inductor_backend
 from compile_cache.backends.inductor.compile import compiled_region
 from compile_cache.backends.inductor.compile.compiled_region import KernelByAddress, launch_by_address
-from compile_cache.torch_private import NAMES, Loss
+from compile_cache.torch_facts import private_names
+from compile_cache.torch_facts.private_names import NAMES, Loss
 from scripts.support.places import ROOT
 
 # One small model in a process whose torch lacks a name, through `auto`. Prints what ran, and how well. With "nothing",
@@ -33,10 +33,10 @@ found = {}
 for name in names:
     for module in [each for each in sys.modules if each.split(".")[0] in ("compile_cache", "tests")]:
         del sys.modules[module]
-    from compile_cache import torch_private
-    rows = [replace(each, module="torch.gone") if each.name == name else each for each in torch_private._TABLE]
-    torch_private._TABLE = tuple(rows)
-    torch_private.NAMES = {each.name: each for each in rows}
+    from compile_cache import private_names
+    rows = [replace(each, module="torch.gone") if each.name == name else each for each in private_names._TABLE]
+    private_names._TABLE = tuple(rows)
+    private_names.NAMES = {each.name: each for each in rows}
     from compile_cache.backends import registry
     from tests.contract.rig import Attention, Rig, random, seeded
     backend, can, why = registry.resolve("auto", "cpu")
@@ -85,8 +85,8 @@ def test_a_missing_name_costs_what_the_table_says_and_no_prompt(
 
 
 def test_this_torch_lacks_nothing() -> None:
-    assert torch_private.lost(*set(Loss) - {Loss.SPEED}) == ""
-    assert torch_private.foreach_copy is torch._foreach_copy_
+    assert private_names.lost(*set(Loss) - {Loss.SPEED}) == ""
+    assert private_names.foreach_copy is torch._foreach_copy_
 
 
 @pytest.fixture
@@ -94,12 +94,12 @@ def lacking(monkeypatch: pytest.MonkeyPatch) -> Iterator[object]:
     """`lacking(name)`: this torch has another name for it."""
 
     def rename(name: str) -> None:
-        rows = [replace(each, attribute="Renamed") if each.name == name else each for each in torch_private._TABLE]
-        monkeypatch.setattr(torch_private, "_TABLE", tuple(rows))
-        torch_private.clear()
+        rows = [replace(each, attribute="Renamed") if each.name == name else each for each in private_names._TABLE]
+        monkeypatch.setattr(private_names, "_TABLE", tuple(rows))
+        private_names.clear()
 
     yield rename
-    torch_private.clear()
+    private_names.clear()
 
 
 @pytest.mark.parametrize(("allocator", "captures"), [("cudaMallocAsync", False), ("native", True)])
@@ -143,8 +143,8 @@ def test_a_kernel_is_known_by_its_class_and_a_subclass_counts(monkeypatch: pytes
 
 def test_a_name_that_is_not_in_the_table_is_a_mistake_of_ours() -> None:
     with pytest.raises(AttributeError, match="add it to its table"):
-        torch_private.no_such_name  # noqa: B018
+        private_names.no_such_name  # noqa: B018
 
 
 def test_the_program_above_runs_what_is_in_this_checkout() -> None:
-    assert Path(torch_private.__file__).is_relative_to(ROOT)
+    assert Path(private_names.__file__).is_relative_to(ROOT)

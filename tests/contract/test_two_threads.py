@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 
 from compile_cache.backends.inductor.backend import InductorBackend
-from compile_cache.cache import GraphCache
+from compile_cache.calls.cache import GraphCache
 from compile_cache.config import CacheConfig
 
 from ..unit.fakes import BUDGET, FakeProgram, Module, answer

@@ -334,7 +334,7 @@ class TestWhatIsNotCoresOwn:
 
     @pytest.fixture
     def strange(self, adapter: Callable[[str], ModuleType], monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(adapter("comfyui.packs"), "KNOWN_PACKAGES", frozenset({"torch"}))
+        monkeypatch.setattr(adapter("foreign.packs"), "KNOWN_PACKAGES", frozenset({"torch"}))
 
     def test_a_class_of_another_pack_forbids_a_capture_and_is_named(
         self, residency: ModuleType, module: Module, strange: None
@@ -376,7 +376,7 @@ class TestWhatIsNotCoresOwn:
         self, adapter: Callable[[str], ModuleType], module: Module, residency: ModuleType, monkeypatch: Any
     ) -> None:
         """Core sets `memory_management.extra_ram_release_callback` for each prompt, which once cost a capture each."""
-        monkeypatch.setattr(adapter("weights.model_code"), "MANAGEMENT_MODULES", frozenset({"torch.nn.functional"}))
+        monkeypatch.setattr(adapter("foreign.model_code"), "MANAGEMENT_MODULES", frozenset({"torch.nn.functional"}))
         watched = residency.WeightsEpoch(module)
         watched.refresh()
         before = watched.epoch

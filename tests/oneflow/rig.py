@@ -13,7 +13,7 @@ from torch import nn
 
 from compile_cache.backends.base import Call, Method
 from compile_cache.backends.oneflow.backend import OneFlowBackend
-from compile_cache.cache import GraphCache
+from compile_cache.calls.cache import GraphCache
 from compile_cache.config import CacheConfig
 from compile_cache.keys import GraphKey, Role, Signature, TensorSpec
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hypothesis
 import pytest
 
-from compile_cache.cache import GraphCache
+from compile_cache.calls.cache import GraphCache
 from compile_cache.config import CacheConfig
 
 from .fakes import BUDGET, FakeProgram, Module

@@ -269,7 +269,7 @@ def _wrong_path(path: str, page: Path) -> str | None:
 
 @functools.cache
 def _paths() -> frozenset[str]:
-    """Files of the source and their folders: a page may shorten `nodes/adapters/blocks/unet.py` to `unet.py`."""
+    """Files of the source and their folders: a page may shorten `nodes/adapters/blocks/unets/unet.py` to `unet.py`."""
     found: set[Path] = set()
     for folder in (*CODE, "workflows", "web", "docs", "typings"):
         files = [each for each in (ROOT / folder).rglob("*") if each.is_file() and "__pycache__" not in each.parts]

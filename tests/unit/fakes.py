@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from compile_cache.backends.base import Call, Capabilities, CaptureFacts, Program
-from compile_cache.cache import GraphCache
+from compile_cache.calls.cache import GraphCache
 from compile_cache.errors import BypassCode, BypassReason
 from compile_cache.keys import GraphKey, Role, Signature, TensorSpec
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from compile_cache.backends.base import Capabilities
-from compile_cache.cache import GraphCache
+from compile_cache.calls.cache import GraphCache
 from compile_cache.config import CacheConfig
 
 from .fakes import BUDGET, GRADIENT, OBSERVED, FakeProgram, Module, answer, expect, session

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from compile_cache.cache import GraphCache
+from compile_cache.calls.cache import GraphCache
 from compile_cache.config import CacheConfig
 
 from .fakes import BUDGET, OBSERVED, Module

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from compile_cache.backends.base import Capabilities
-from compile_cache.cache import GraphCache
+from compile_cache.calls.cache import GraphCache
 from compile_cache.errors import CaptureError
 from compile_cache.weights import Weights
 

@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from compile_cache.dispatcher import Action, Situation, decide
+from compile_cache.calls.dispatcher import Action, Situation, decide
 from compile_cache.errors import BypassCode, BypassReason
 
 BYPASS = BypassReason(BypassCode.GRADIENT, "gradients are on")

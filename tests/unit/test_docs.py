@@ -172,7 +172,7 @@ def test_the_check_finds_what_does_not_exist(wrong: str) -> None:
     [
         "[a page](docs/measured.md#oneflow)",
         "[elsewhere](https://example.org/missing.md)",
-        "`compile_cache/cache.py`",
+        "`compile_cache/calls/cache.py`",
         "`cache.py`",
         "`GraphCache.run`",
         "`hooks(module, run, bypass)`",

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from compile_cache.captures import capture_key
+from compile_cache.captures.captures import capture_key
+from compile_cache.captures.latches import MemoryLatches
 from compile_cache.errors import BypassCode, BypassReason, CaptureError
-from compile_cache.latches import MemoryLatches
 
 from .fakes import MIB, FakeProgram, Module, answer, expect, oom
 

@@ -9,7 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from compile_cache.memory_cache import ByteLRU
+from compile_cache.captures.byte_lru import ByteLRU
 
 BUDGET = 10
 

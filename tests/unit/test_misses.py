@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from compile_cache.calls.misses import FIRST, FREED, SeenSignatures, explain_miss
 from compile_cache.keys import CaptureKey, GraphKey, Role, Signature, TensorSpec
-from compile_cache.misses import FIRST, FREED, SeenSignatures, explain_miss
 
 
 def key(latent: tuple[int, ...] = (2, 4, 64, 64), tokens: int = 77, epoch: int = 1, **changes: Any) -> CaptureKey:

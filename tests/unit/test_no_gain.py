@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 import torch
 
-from compile_cache import no_gain
-from compile_cache.cache import GraphCache
+from compile_cache.calls.cache import GraphCache
+from compile_cache.captures import no_gain
+from compile_cache.captures.no_gain import machine_of
 from compile_cache.config import CacheConfig
 from compile_cache.errors import NoGainError
-from compile_cache.no_gain import machine_of
 
 from .fakes import BUDGET, FakeProgram, Module, answer, expect
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from compile_cache.backends.base import Call, Capabilities
-from compile_cache.cache import GraphCache
+from compile_cache.calls.cache import GraphCache
 from compile_cache.config import CacheConfig
 
 from .fakes import BUDGET, FakeGraph, FakeProgram, Module, answer, expect

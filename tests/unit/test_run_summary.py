@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from compile_cache.calls.misses import FIRST, FREED
+from compile_cache.calls.run_summary import _BYPASSES, Run, because
 from compile_cache.errors import BypassCode
-from compile_cache.misses import FIRST, FREED
-from compile_cache.run_summary import _BYPASSES, Run, because
 from compile_cache.stats import Event
 
 START = 1000.0

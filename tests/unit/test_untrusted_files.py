@@ -18,8 +18,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from compile_cache.captures import capture_key
-from compile_cache.no_gain import CallsWithoutGain
+from compile_cache.captures.captures import capture_key
+from compile_cache.captures.no_gain import CallsWithoutGain
 from compile_cache.store.artifact_store import (
     Artifact,
     ArtifactStore,

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from ...errors import CaptureError, NoGainError, OverBudgetError, first_line
-from ...torch_private import Loss, end_allocate_to_pool, foreach_copy, lost, pytree
+from ...torch_facts.private_names import Loss, end_allocate_to_pool, foreach_copy, lost, pytree
 from ..base import Call, CaptureFacts
 from . import pools
 from .host_constants import HostConstants, Run

@@ -25,7 +25,7 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from ...torch_private import TorchDispatchMode, pytree
+from ...torch_facts.private_names import TorchDispatchMode, pytree
 
 # A host tensor of no dimensions is a scalar argument for most operators. These copy it.
 _COPY_SCALARS = frozenset(

@@ -18,12 +18,12 @@ import torch
 
 from ...config import CacheConfig
 from ...errors import first_line
-from ...regions.region import HookBuilder
+from ...regions.site import HookBuilder
 from ...stats import Stats
 from ...store.artifact_store import DIGEST_CHARS, ArtifactStore, StoreError
 from ...store.fingerprint import EnvironmentFingerprint
 from ...store.temporary_folders import remove_abandoned
-from ...torch_private import Loss, lost
+from ...torch_facts.private_names import Loss, lost
 from ..base import Backend, Capabilities, Located, Program
 from .parallel.pool import WorkerPool, may_have_workers
 

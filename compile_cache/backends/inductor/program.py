@@ -12,11 +12,11 @@ import torch
 from ...config import CacheConfig
 from ...errors import BypassCode, BypassReason, first_line
 from ...keys import Role
-from ...out_of_memory import is_out_of_memory
-from ...regions.region import Hook, HookBuilder, installed
+from ...regions.site import Hook, HookBuilder, installed
 from ...stats import Stats
 from ...store.artifact_store import ArtifactStore
-from ...torch_private import Loss, lost
+from ...torch_facts.out_of_memory import is_out_of_memory
+from ...torch_facts.private_names import Loss, lost
 from ..base import Call, Capabilities, CaptureFacts, ExpectedCall, Graph, Program
 from ..cuda_graphs.capture import Recorder
 from .parallel.parallel_compile import compile_in_parallel

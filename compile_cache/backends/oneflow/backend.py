@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ...config import CacheConfig
-from ...regions.region import HookBuilder
+from ...regions.site import HookBuilder
 from ...stats import Stats
-from ...torch_private import Loss, lost
+from ...torch_facts.private_names import Loss, lost
 from ..base import Backend, Capabilities, Program
 from . import packages
 from .lowering import LoweringCompiler

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from ...errors import CaptureError, first_line
-from ...torch_private import pytree
+from ...torch_facts.private_names import pytree
 from ..base import Call, Method
 from . import compatibility
 from .packages import onediff_is_native, oneflow

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import torch
 
 from ...errors import CaptureError
-from ...torch_private import pytree
+from ...torch_facts.private_names import pytree
 from ..base import Call, Capabilities, CaptureFacts
 from ..eager import EagerProgram
 from .packages import installed, oneflow

@@ -8,15 +8,17 @@ from typing import Any
 
 import torch
 
-from ....compile_cache import attention
 from ....compile_cache.config import CacheConfig
 from ....compile_cache.errors import BypassCode, BypassReason
-
-Bypass = Callable[[BypassReason], None]
+from ....compile_cache.torch_facts import attention
 
 # Names of the dynamic dimensions. Feature maps: batch, channels, height, width. Tokens: batch, tokens, channels.
 FEATURES = ("b", None, "h", "w")
 TOKENS = ("b", "n", None)
+
+
+class UnusableArgumentError(Exception):
+    """An argument that is no input of a region; the text names it."""
 
 
 def is_core(module: torch.nn.Module, where: str, name: str) -> bool:
@@ -31,11 +33,6 @@ def is_core(module: torch.nn.Module, where: str, name: str) -> bool:
         and getattr(kind.forward, "__module__", None) == where
         and "forward" not in module.__dict__
     )
-
-
-def class_name(kind: type) -> str:
-    """The full name of a class, as people give it in RESOLUTE_TRUSTED_CLASSES."""
-    return f"{kind.__module__}.{kind.__qualname__}"
 
 
 def original(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:

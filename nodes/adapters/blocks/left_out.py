@@ -7,9 +7,8 @@ from collections.abc import Sequence
 import torch
 
 from ....compile_cache.errors import BypassCode, BypassReason, UserError, excerpt
-from ....compile_cache.regions.region import Hook, RegionRunner, RegionSite
-from .common import Bypass
-from .registry import FamilyHooks, hooks_of
+from ....compile_cache.regions.site import Bypass, Hook, RegionRunner, RegionSite
+from .families import FamilyHooks, hooks_of
 
 
 def names_in(text: str) -> tuple[str, ...]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ....compile_cache.module_rules import ModuleRules
-from .packs import sources_of
+from ....compile_cache.attribute_policy import ModuleRules
+from ..foreign.packs import sources_of
 
 # Of paging (DynamicVRAM). A copy of a model must not have them.
 PAGING = frozenset(

@@ -7,7 +7,7 @@ from typing import Any
 import comfy.controlnet
 
 from ....compile_cache.keys import Role
-from ..blocks.registry import families_for
+from ..blocks.families import families_for
 from ..forward.patch_install import install_compiled_forward
 from ..weights.static_clone import unshared_clone
 from .backend_choice import explain_passthrough, prepare_backend

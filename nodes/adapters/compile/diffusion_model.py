@@ -6,7 +6,7 @@ from typing import Any
 
 from ....compile_cache.keys import Role
 from ..blocks import left_out
-from ..blocks.registry import families_for
+from ..blocks.families import families_for
 from ..forward.call_watch import count_bypass
 from ..forward.patch_install import install_compiled_forward
 from ..forward.replaced_forward import describe_code, watch_calls

@@ -10,10 +10,9 @@ from typing import Any
 import torch
 
 from ....compile_cache.backends.base import ExpectedCall
-from ....compile_cache.regions.region import Hook, RegionRunner
-from ..blocks.common import Bypass
-from ..blocks.registry import FamilyHooks, hooks_of
-from ..blocks.vae import attention_without_contents
+from ....compile_cache.regions.site import Bypass, Hook, RegionRunner
+from ..blocks.decoder import attention_without_contents
+from ..blocks.families import FamilyHooks, hooks_of
 from ..comfyui import version
 from ..comfyui.module_attributes import RULES
 from ..forward.compiled_forward import CompiledForward

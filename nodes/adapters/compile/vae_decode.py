@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from ....compile_cache.keys import Role
-from ..blocks import vae as vae_blocks
-from ..blocks.registry import families_for
+from ..blocks import decoder as vae_blocks
+from ..blocks.families import families_for
 from ..forward.call_watch import count_bypass
 from ..forward.patch_install import install_compiled_forward
 from ..forward.replaced_forward import describe_code

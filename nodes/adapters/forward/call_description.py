@@ -10,8 +10,8 @@ import torch
 
 from ....compile_cache.backends.base import Method
 from ....compile_cache.errors import BypassCode, BypassReason
+from ....compile_cache.foreign.attributes import origin
 from ....compile_cache.keys import Component, Signature, TensorSpec
-from ....compile_cache.regions.foreign_code import origin
 from . import step_pass
 
 # Entries of transformer_options that nothing inside `_forward` reads except patches, which are refused below. Any other

@@ -10,10 +10,9 @@ import torch
 
 from ....compile_cache.backends.base import ExpectedCall, Method
 from ....compile_cache.keys import Role
-from ....compile_cache.regions.region import Hook, HookBuilder, RegionRunner, RegionSite
+from ....compile_cache.regions.site import Bypass, Hook, HookBuilder, RegionRunner, RegionSite
 from ....compile_cache.regions.structure import Memo, structure_digest
-from ..blocks.common import Bypass
-from ..blocks.registry import FamilyHooks, hooks_of
+from ..blocks.families import FamilyHooks, hooks_of
 from ..comfyui import core_compiler
 from ..comfyui.compile_progress import CompileProgress
 from ..comfyui.module_attributes import RULES

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from ....compile_cache.regions.foreign_code import HOOKED, is_own, origin
+from ....compile_cache.foreign.attributes import HOOKED, is_own, origin
 
 
 class ForwardPatch(ABC):

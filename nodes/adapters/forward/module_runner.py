@@ -10,11 +10,11 @@ from typing import Any
 import torch
 
 from ....compile_cache.backends.base import Call, Program
-from ....compile_cache.compute_state import compute_state, intercepting_mode
+from ....compile_cache.calls.run_summary import size_text
 from ....compile_cache.errors import BypassCode, BypassReason
 from ....compile_cache.keys import GraphKey, Role
-from ....compile_cache.regions.region import HookBuilder
-from ....compile_cache.run_summary import size_text
+from ....compile_cache.regions.site import HookBuilder
+from ....compile_cache.torch_facts.flags import compute_state, intercepting_mode
 from ..comfyui import core_compiler
 from ..comfyui.compile_progress import CompileProgress
 from ..process import runtime

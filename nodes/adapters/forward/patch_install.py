@@ -11,7 +11,7 @@ from comfy.patcher_extension import CallbacksMP
 
 from ....compile_cache.backends import registry
 from ....compile_cache.keys import Role
-from ..blocks.registry import FamilyHooks
+from ..blocks.families import FamilyHooks
 from ..restart import preload
 from .compiled_forward import CompiledForward
 from .forward_patch import ForwardPatch

@@ -17,8 +17,8 @@ import comfy.utils
 import torch
 from comfy.patcher_extension import WrappersMP
 
-from ....compile_cache.regions.foreign_code import is_own
-from ....compile_cache.torch_private import COMPILER_MODULES
+from ....compile_cache.foreign.attributes import is_own
+from ....compile_cache.torch_facts.private_names import COMPILER_MODULES
 from .call_watch import CallWatch
 from .forward_patch import ForwardPatch
 

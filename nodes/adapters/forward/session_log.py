@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
+from ....compile_cache.calls.run_summary import Run
 from ....compile_cache.keys import Role
-from ....compile_cache.run_summary import Run
 from ..comfyui.compile_progress import CompileProgress
 from ..process import runtime
 from ..report import runs

@@ -16,14 +16,14 @@ import torch
 
 from ....compile_cache.backends import registry
 from ....compile_cache.backends.base import Program
-from ....compile_cache.cache import GraphCache
+from ....compile_cache.calls.cache import GraphCache
 from ....compile_cache.config import CacheConfig
-from ....compile_cache.regions.region import HookBuilder
+from ....compile_cache.regions.site import HookBuilder
 from ....compile_cache.regions.structure import structure_digest
 from ....compile_cache.store.fingerprint import ModelFingerprint
 from ..comfyui import dynamic_vram, page_loading
 from ..comfyui.module_attributes import RULES
-from ..weights.model_code import MANAGEMENT_MODULES
+from ..foreign.model_code import MANAGEMENT_MODULES
 from ..weights.weights_epoch import WeightsEpoch
 from . import store_location, user_settings
 

@@ -10,13 +10,13 @@ from pathlib import Path
 import comfy
 import folder_paths
 
-from ..comfyui.packs import add_source
+from ..foreign.packs import add_source
 
 _PACK = Path(__file__).resolve().parents[3]
 # Our own code that traces regions and compiles them.
 _TRACING = (
     "nodes/adapters/blocks", "compile_cache/backends/inductor", "compile_cache/regions/structure.py",
-    "compile_cache/attention.py",
+    "compile_cache/torch_facts/attention.py",
 )  # fmt: skip
 # Packages whose code a trace of ComfyUI's blocks may include.
 _PACKAGES = ("comfy-kitchen",)

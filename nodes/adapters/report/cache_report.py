@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from ....compile_cache import attention
 from ....compile_cache.backends import registry
+from ....compile_cache.torch_facts import attention
 from ..process import runtime
 from ..restart import shape_status
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from comfy_execution.progress import get_progress_state
 
-from ....compile_cache.run_summary import Run
+from ....compile_cache.calls.run_summary import Run
 from ..comfyui.messages import broadcast
 
 _KEPT = 60

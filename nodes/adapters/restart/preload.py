@@ -16,7 +16,7 @@ from ....compile_cache.backends import registry
 from ....compile_cache.errors import UserError
 from ....compile_cache.keys import GraphKey
 from ....compile_cache.store.shape_history import Model
-from ....compile_cache.torch_private import dynamo  # noqa: F401 (two threads that import it at once find half of it)
+from ....compile_cache.torch_facts.private_names import dynamo  # noqa: F401 (two threads that import it at once find half of it)
 from ..process import runtime
 from ..scan.compile_nodes import WITH_AUTO
 from . import shape_status

@@ -9,7 +9,7 @@ import torch
 
 from ....compile_cache.backends import registry
 from ....compile_cache.backends.base import Located
-from ....compile_cache.cache import GraphCache
+from ....compile_cache.calls.cache import GraphCache
 from ....compile_cache.keys import WHOLE_DIFFUSION_MODEL
 from ....compile_cache.store.shape_history import Model, UsedShape
 

@@ -14,8 +14,8 @@ from typing import Any
 import comfy.model_management
 import comfy.utils
 
+from ....compile_cache.calls.recordings import RecordedCalls
 from ....compile_cache.errors import UserError, first_line
-from ....compile_cache.recordings import RecordedCalls
 from ....compile_cache.warm_up_plan import FAILED, READY, WARMED, Item, Outcome
 from ..comfyui.progress import NodeProgress
 from ..forward.compiled_forward import CompiledForward

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ....compile_cache.torch_private import foreach_copy
+from ....compile_cache.torch_facts.private_names import foreach_copy
 
 _KINDS = (torch.nn.Parameter, torch.Tensor)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ....compile_cache.regions.foreign_code import is_own
+from ....compile_cache.foreign.attributes import is_own
 from ..comfyui.module_attributes import PAGING, WEIGHT_PATCHES
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from ....compile_cache.regions.foreign_code import ForeignCode, marks_on
+from ....compile_cache.foreign.attributes import ForeignCode, marks_on
 from ....compile_cache.regions.structure import settings
 from ..comfyui import module_attributes
 from ..comfyui.module_attributes import RULES

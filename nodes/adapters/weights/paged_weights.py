@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from ....compile_cache.backends.cuda_graphs.memory import release_graph_memory
-from ....compile_cache.out_of_memory import is_out_of_memory
+from ....compile_cache.torch_facts.out_of_memory import is_out_of_memory
 from ....compile_cache.weights import Weights
 from ..comfyui import dynamic_vram
 from ..comfyui.dynamic_vram import Serials

@@ -19,7 +19,7 @@ import comfy.model_management
 import comfy.model_patcher
 import torch
 
-from ....compile_cache.regions.foreign_code import replaced_methods
+from ....compile_cache.foreign.attributes import replaced_methods
 from ..comfyui import version
 from .model_copy import Share, copy_model
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ....compile_cache.regions.region import RegionRunner, RegionSite
+from ....compile_cache.regions.site import RegionRunner, RegionSite
 from ....compile_cache.regions.structure import parts
 from ..comfyui import dynamic_vram
 from ..comfyui.page_loading import loaded

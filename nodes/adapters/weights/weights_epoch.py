@@ -14,11 +14,11 @@ from typing import Any
 import torch
 
 from ....compile_cache.errors import BypassCode, BypassReason
-from ....compile_cache.regions.foreign_code import ForeignCode, is_own
+from ....compile_cache.foreign.attributes import ForeignCode, is_own
 from ..comfyui import dynamic_vram
 from ..comfyui.module_attributes import RULES
+from ..foreign.model_code import ModelCode
 from .loaded_anew import LoadedAnew
-from .model_code import ModelCode
 from .module_state import ModuleStateReader
 from .paged_weights import Fill, PagedWeights
 from .tensor_parts import addresses, is_plain, is_readable

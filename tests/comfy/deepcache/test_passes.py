@@ -44,7 +44,7 @@ def plain(core: SimpleNamespace, unet: Any) -> Any:
 @pytest.fixture(scope="module")
 def compiled(core: SimpleNamespace, unet: Any) -> Any:
     """What stands there with it."""
-    families = [core.ours("blocks.unet").hooks]
+    families = [core.ours("blocks.unets.unet").hooks]
     return core.ours("forward.compiled_forward").CompiledForward(
         unet, unet._forward, "inductor", core.roles.UNET, families, None
     )

@@ -22,7 +22,7 @@ def run_traces(core: SimpleNamespace, monkeypatch: Any) -> None:
 
     Symbols, guards and comparisons stay what they are. `scripts/test --long` lowers too.
     """
-    inside = core.ours("blocks.registry").__name__.partition(".nodes.")[0] + ".compile_cache.backends.inductor"
+    inside = core.ours("blocks.families").__name__.partition(".nodes.")[0] + ".compile_cache.backends.inductor"
     lowering = importlib.import_module(f"{inside}.compile.lowering")
     region = importlib.import_module(f"{inside}.compile.compiled_region").CompiledRegion
 
@@ -39,7 +39,7 @@ def run_traces(core: SimpleNamespace, monkeypatch: Any) -> None:
 
 def forget_regions(core: SimpleNamespace) -> None:
     """Drop all compiled regions of this process."""
-    pack = core.ours("blocks.registry").__name__.partition(".nodes.")[0]
+    pack = core.ours("blocks.families").__name__.partition(".nodes.")[0]
     backends = importlib.import_module(f"{pack}.compile_cache.backends.registry")
     backends.get("inductor").table._regions.clear()
 
@@ -52,7 +52,7 @@ class Bench:
         self.module = model.make()
         self._method = "_forward" if hasattr(self.module, "_forward") else "forward"
         compiled = core.ours("forward.compiled_forward").CompiledForward
-        families = core.ours("blocks.registry").families_for(core.roles.UNET)
+        families = core.ours("blocks.families").families_for(core.roles.UNET)
         inner = getattr(self.module, self._method)
         self._forward = compiled(self.module, inner, "inductor", core.roles.UNET, families, None)
         self.stats = core.ours("process.runtime").cache().stats

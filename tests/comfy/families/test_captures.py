@@ -36,7 +36,7 @@ def core() -> SimpleNamespace:
 
 @pytest.fixture(scope="module")
 def host_constants(core: SimpleNamespace) -> Any:
-    pack = core.ours("blocks.registry").__name__.partition(".nodes.")[0]
+    pack = core.ours("blocks.families").__name__.partition(".nodes.")[0]
     return importlib.import_module(f"{pack}.compile_cache.backends.cuda_graphs.host_constants")
 
 

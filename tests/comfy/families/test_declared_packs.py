@@ -112,7 +112,7 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Insta
 @pytest.fixture
 def trusted(core: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], None]]:
     """`trusted(entries)`: what a new process reads from RESOLUTE_TRUSTED_PACKS."""
-    trust, packs = core.ours("blocks.trust"), core.ours("comfyui.packs")
+    trust, packs = core.ours("foreign.trust"), core.ours("foreign.packs")
 
     def forget() -> None:
         for cached in (trust._trusted, packs.pack_of, packs.source_of):
@@ -127,18 +127,18 @@ def trusted(core: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> Iterator[
 
 
 def declaration(core: SimpleNamespace, installed: Installed) -> str:
-    return str(core.ours("comfyui.packs").pack_of(installed.name))
+    return str(core.ours("foreign.packs").pack_of(installed.name))
 
 
 def hooks_of(core: SimpleNamespace, module: torch.nn.Module) -> tuple[list[Any], list[str]]:
     """The blocks that become regions, and why others do not."""
     reasons: list[str] = []
-    found = core.ours("blocks.recognised").hooks(module, None, lambda reason: reasons.append(reason.detail))
+    found = core.ours("blocks.transformers.recognise").hooks(module, None, lambda reason: reasons.append(reason.detail))
     return list(found), reasons
 
 
 def why_not_captured(core: SimpleNamespace, module: torch.nn.Module) -> str:
-    trusted = core.ours("blocks.trust")._trusted()
+    trusted = core.ours("foreign.trust")._trusted()
     weights = core.ours("weights.weights_epoch").WeightsEpoch(module, trusted)
     weights.refresh()
     return "" if weights.blocker is None else str(weights.blocker.detail)

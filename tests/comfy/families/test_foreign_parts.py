@@ -49,7 +49,7 @@ def test_a_decoders_blocks_around_it_run_as_they_are(core: SimpleNamespace) -> N
     sizes = {"ch": 32, "ch_mult": (1, 2), "num_res_blocks": 1, "attn_resolutions": [], "resolution": 64}
     decoder = kind(**sizes, out_ch=3, in_channels=3, z_channels=4)
 
-    registry = core.ours("blocks.registry")
+    registry = core.ours("blocks.families")
 
     def hooked() -> tuple[set[str], list[str]]:
         reasons: list[str] = []

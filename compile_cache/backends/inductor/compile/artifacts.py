@@ -17,10 +17,10 @@ from typing import Any
 
 import sympy  # type: ignore[import-untyped]
 
-from .... import attention
-from ....out_of_memory import is_out_of_memory
 from ....store.artifact_store import Artifact, InvalidArtifactError
-from ....torch_private import (
+from ....torch_facts import attention
+from ....torch_facts.out_of_memory import is_out_of_memory
+from ....torch_facts.private_names import (
     CompiledFxGraph,
     CompiledFxGraphConstants,
     PyCodeCache,

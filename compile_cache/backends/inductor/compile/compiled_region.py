@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from ....torch_private import CachingAutotuner, CompiledFxGraph, pytree
+from ....torch_facts.private_names import CachingAutotuner, CompiledFxGraph, pytree
 from .shape_guards import ShapeGuards
 from .tracing import Shapes
 

@@ -16,7 +16,7 @@ import torch
 
 from ....keys import digest
 from ....store.fingerprint import EnvironmentFingerprint
-from ....torch_private import compile_lock, inductor_config, portable_config
+from ....torch_facts.private_names import compile_lock, inductor_config, portable_config
 
 # Settings of how and where inductor works. The generated code does not depend on them.
 _HOW_NOT_WHAT = frozenset(

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from ....torch_private import computation_dtype, decomposition_table
+from ....torch_facts.private_names import computation_dtype, decomposition_table
 from .tracing import region_format
 
 _GROUP_NORM = torch.ops.aten.native_group_norm.default

@@ -13,7 +13,7 @@ import sympy  # type: ignore[import-untyped]
 import torch
 
 from ....store.temporary_folders import TemporaryFolder
-from ....torch_private import (
+from ....torch_facts.private_names import (
     NOISY_LOGGERS,
     CompiledFxGraph,
     PyCodeCache,

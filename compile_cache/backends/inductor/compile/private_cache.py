@@ -16,7 +16,7 @@ from pathlib import Path
 
 from ....store.private_files import atomic_write, make_private, why_not_private
 from ....store.temporary_folders import TemporaryFolder
-from ....torch_private import (
+from ....torch_facts.private_names import (
     CompiledFxGraph,
     TritonBundle,
     TritonBundler,

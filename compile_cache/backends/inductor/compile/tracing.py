@@ -16,9 +16,9 @@ from typing import Any
 import sympy  # type: ignore[import-untyped]
 import torch
 
-from ....regions.region import Dims, RegionFunction
+from ....regions.site import Dims, RegionFunction
 from ....regions.structure import parts
-from ....torch_private import (
+from ....torch_facts.private_names import (
     ConstantSource,
     DimDynamic,
     FakeTensorMode,

@@ -8,8 +8,8 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from ....out_of_memory import is_out_of_memory
 from ....regions.dummy_inputs import dummy_input
+from ....torch_facts.out_of_memory import is_out_of_memory
 from ..compile.compiled_region import CompiledRegion
 from ..compile.shape_guards import Verdict
 from ..compile.tracing import region_format

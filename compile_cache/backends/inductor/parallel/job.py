@@ -14,10 +14,10 @@ from typing import Any
 import sympy  # type: ignore[import-untyped]
 import torch
 
-from .... import attention
 from ....errors import first_line
 from ....store.artifact_store import Artifact
-from ....torch_private import (
+from ....torch_facts import attention
+from ....torch_facts.private_names import (
     FakeTensorMode,
     GraphPickler,
     ShapeEnv,

@@ -14,8 +14,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from ....errors import BypassCode, BypassReason
-from ....out_of_memory import is_out_of_memory
 from ....store.artifact_store import Artifact, InvalidArtifactError
+from ....torch_facts.out_of_memory import is_out_of_memory
 from ..compile.artifacts import measured, unpack
 from ..compile.tracing import general_hints, trace
 from ..regions.look_ahead import Expected

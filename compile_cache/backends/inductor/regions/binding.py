@@ -11,18 +11,18 @@ from typing import Any
 
 import torch
 
-from ....compute_state import autocast_state
+from ....attribute_policy import ModuleRules
 from ....config import CacheConfig
 from ....errors import BypassCode, BypassReason, first_line
+from ....foreign.attributes import ForeignCode
+from ....foreign.reach import CodeReach, ReachCache
 from ....keys import Component, digest
-from ....module_rules import ModuleRules
-from ....out_of_memory import is_out_of_memory
-from ....regions.code_reach import CodeReach, ReachCache
-from ....regions.foreign_code import ForeignCode
-from ....regions.region import Hook, Progress, RegionSite, SilentProgress
+from ....regions.site import Hook, Progress, RegionSite, SilentProgress
 from ....regions.structure import Memo, parts, structure_digest
 from ....stats import Stats
 from ....store.artifact_store import ArtifactStore
+from ....torch_facts.flags import autocast_state
+from ....torch_facts.out_of_memory import is_out_of_memory
 from ..compile.compiled_region import CompiledRegion
 from ..compile.tracing import Shapes, WeightSlot, region_format, weight_slots
 from .region import Region, RegionCall, region_key, without_contents

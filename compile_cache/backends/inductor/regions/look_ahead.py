@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from ....config import CacheConfig
-from ....regions.region import RegionSite, installed
+from ....regions.site import RegionSite, installed
 from ....store.artifact_store import DIGEST_CHARS, ArtifactStore
 from ...base import Call, ExpectedCall
 from .binding import PLAIN_WEIGHTS, RegionBinding, is_plain

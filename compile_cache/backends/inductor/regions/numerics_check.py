@@ -8,9 +8,9 @@ from typing import Any
 import torch
 
 from ....errors import excerpt
-from ....out_of_memory import is_out_of_memory
-from ....regions.region import RegionSite
-from ....torch_private import pytree
+from ....regions.site import RegionSite
+from ....torch_facts.out_of_memory import is_out_of_memory
+from ....torch_facts.private_names import pytree
 from ..compile.compiled_region import CompiledRegion
 from ..compile.environment import tf32_convolution, tf32_matmul
 

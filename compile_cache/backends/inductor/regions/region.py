@@ -10,10 +10,10 @@ import torch
 
 from ....errors import BypassReason, first_line
 from ....keys import Component, digest
-from ....out_of_memory import is_out_of_memory
-from ....regions.region import Progress, RegionSite
+from ....regions.site import Progress, RegionSite
 from ....stats import Stats
 from ....store.artifact_store import Artifact, ArtifactStore, InvalidArtifactError
+from ....torch_facts.out_of_memory import is_out_of_memory
 from ..compile.artifacts import unpack
 from ..compile.compiled_region import CompiledRegion
 from ..compile.shape_guards import Verdict

@@ -9,9 +9,9 @@ import threading
 from collections.abc import Iterator
 
 from ....errors import BypassCode, BypassReason, RegionCompileError
-from ....out_of_memory import is_out_of_memory
 from ....stats import Stats
 from ....store.artifact_store import ArtifactStore
+from ....torch_facts.out_of_memory import is_out_of_memory
 from ..compile.artifacts import pack
 from ..compile.compiled_region import CompiledRegion
 from ..compile.lowering import compile_trace

@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
-from .catalogue import is_routed
-from .stand_ins import Known, Noted, Reached, Stop, in_place, other_order
+from ..splice import Known, Noted, Reached, Stop, in_place, other_order
+from .tested import is_routed
 
 Forward = Callable[[], Any]
 

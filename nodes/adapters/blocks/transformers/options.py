@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, NoReturn
 
-from ....compile_cache.errors import BypassCode, BypassReason
-from .common import traced_attention
+from .....compile_cache.errors import BypassCode, BypassReason
+from ..common import traced_attention
 
 _OVERRIDE = "optimized_attention_override"
 _NESTED = ("patches", "patches_replace")

@@ -9,11 +9,10 @@ import torch
 
 from ....compile_cache.config import CacheConfig
 from ....compile_cache.errors import BypassCode, BypassReason
-from ....compile_cache.regions.foreign_code import origin
-from ....compile_cache.regions.region import Hook
+from ....compile_cache.foreign.attributes import origin
+from ....compile_cache.regions.site import Bypass, Hook
 from ....compile_cache.regions.structure import parts
-from ..comfyui.packs import KNOWN_PACKAGES, foreign_packages, pack_of
-from .common import Bypass, class_name
+from .packs import KNOWN_PACKAGES, foreign_packages, pack_of
 
 
 def why_untrusted(block: torch.nn.Module) -> BypassReason | None:
@@ -62,6 +61,11 @@ def why_foreign(kinds: Iterable[type], trusted: Collection[str]) -> str | None:
             text = f"another pack wrote {name}; you can name that class in RESOLUTE_TRUSTED_CLASSES, or its pack in"
             return f"{text} RESOLUTE_TRUSTED_PACKS={pack}"
     return None
+
+
+def class_name(kind: type) -> str:
+    """The full name of a class, as people give it in RESOLUTE_TRUSTED_CLASSES."""
+    return f"{kind.__module__}.{kind.__qualname__}"
 
 
 @functools.cache

@@ -18,6 +18,8 @@ from ..errors import BypassReason
 # One entry per dimension of an input. A name makes the dimension dynamic; equal names mean equal sizes. None: static.
 Dims = tuple[str | None, ...]
 RegionFunction = Callable[..., Any]
+# Hooks report through it why a block runs its original.
+Bypass = Callable[[BypassReason], None]
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,7 +108,7 @@ class SilentProgress:
 
 
 # (run, bypass) -> the hooks of a module. The hooks call `bypass(reason)` for a block that must run its original.
-HookBuilder = Callable[[RegionRunner, Callable[[BypassReason], None]], Sequence[Hook]]
+HookBuilder = Callable[[RegionRunner, Bypass], Sequence[Hook]]
 
 
 @contextlib.contextmanager

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from .keys import CaptureKey
+from ..keys import CaptureKey
 
 RecordedCalls = dict[CaptureKey, bool]  # calls that were made, and whether each has a capture
 

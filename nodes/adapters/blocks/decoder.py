@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
-from ....compile_cache.regions.region import Hook, RegionRunner, RegionSite
+from ....compile_cache.regions.site import Bypass, Hook, RegionRunner, RegionSite
 from ..comfyui import version
-from .common import FEATURES, Bypass, is_core, original
+from .common import FEATURES, is_core, original
 
 _MODEL = "comfy.ldm.modules.diffusionmodules.model"
 

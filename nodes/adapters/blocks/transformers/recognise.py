@@ -13,39 +13,20 @@ from typing import Any
 
 import torch
 
-from ....compile_cache.errors import BypassCode, BypassReason
-from ....compile_cache.regions.code_reach import names_read
-from ....compile_cache.regions.region import Hook, RegionFunction, RegionRunner, RegionSite
-from ....compile_cache.regions.structure import TORCH_OWN, Memo, structure_digest
-from ..comfyui import version
-from ..comfyui.module_attributes import RULES
-from .arguments import (
-    Arguments,
-    Layout,
-    UnusableArgumentError,
-    digest_of,
-    dims_of,
-    put_together,
-    shared_by_batch,
-    take_apart,
-)
-from .block_options import BlockOptions, Reads, RefusedOptionError, fits
-from .catalogue import is_catalogued, shared_arguments, variant_of
-from .common import Bypass, original
-from .routed import Cut, cut_of, pass_by
-from .site_functions import (
-    MADE,
-    OPTIONS,
-    POSITION,
-    RESULTS,
-    call_original,
-    copied_back,
-    enter_block,
-    leave_block,
-    run_block,
-)
-from .trust import why_untrusted
-from .unet import is_unet
+from .....compile_cache.errors import BypassCode, BypassReason
+from .....compile_cache.foreign.reach import names_read
+from .....compile_cache.regions.site import Bypass, Hook, RegionFunction, RegionRunner, RegionSite
+from .....compile_cache.regions.structure import TORCH_OWN, Memo, structure_digest
+from ...comfyui import version
+from ...comfyui.module_attributes import RULES
+from ...foreign.trust import why_untrusted
+from ..common import UnusableArgumentError, original
+from ..unets.unet import is_unet
+from .arguments import Arguments, Layout, digest_of, dims_of, put_together, shared_by_batch, take_apart
+from .experts import Cut, cut_of, pass_by
+from .options import BlockOptions, Reads, RefusedOptionError, fits
+from .tested import is_catalogued, shared_arguments, variant_of
+from .traced import MADE, OPTIONS, POSITION, RESULTS, call_original, copied_back, enter_block, leave_block, run_block
 
 # A list with fewer weights than this part of the largest list's costs more to compile than it saves.
 _SMALLEST_PART = 0.1

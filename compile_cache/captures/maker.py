@@ -7,16 +7,16 @@ from typing import Any
 
 import torch
 
-from .backends.base import Call, CaptureFacts, Program
-from .backends.cuda_graphs.memory import release_graph_memory
-from .backends.cuda_graphs.run_cost import RunCost
+from ..backends.base import Call, CaptureFacts, Program
+from ..backends.cuda_graphs.memory import release_graph_memory
+from ..backends.cuda_graphs.run_cost import RunCost
+from ..errors import BypassCode, BypassReason, NoGainError, OverBudgetError
+from ..keys import CaptureKey, GraphKey
+from ..stats import Stats
+from ..torch_facts.out_of_memory import is_out_of_memory
+from ..torch_facts.private_names import pytree
 from .captures import Captures
-from .errors import BypassCode, BypassReason, NoGainError, OverBudgetError
-from .keys import CaptureKey, GraphKey
 from .no_gain import LEAST_HOST_SHARE, CallsWithoutGain
-from .out_of_memory import is_out_of_memory
-from .stats import Stats
-from .torch_private import pytree
 
 logger = logging.getLogger(__name__)
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from .errors import first_line
+from ..errors import first_line
 from .out_of_memory import is_out_of_memory
 
 logger = logging.getLogger(__name__)

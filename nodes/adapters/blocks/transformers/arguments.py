@@ -10,8 +10,9 @@ from typing import Any
 
 import torch
 
-from ....compile_cache.regions.region import Dims
-from .catalogue import made_from
+from .....compile_cache.regions.site import Dims
+from ..common import UnusableArgumentError
+from .tested import made_from
 
 # What an argument consists of, as nested tuples: equal layouts differ only in tensors and whole numbers.
 Layout = tuple[Any, ...]
@@ -19,10 +20,6 @@ Layout = tuple[Any, ...]
 _TENSOR: Layout = ("tensor",)
 _NUMBER: Layout = ("number",)
 _PLAIN = (bool, float, str, torch.dtype, torch.device, torch.memory_format, slice)
-
-
-class UnusableArgumentError(Exception):
-    """An argument that is no input of a region; the text names it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 
-from ....compile_cache.errors import BypassCode, BypassReason
-from ....compile_cache.regions.region import Hook, RegionRunner, RegionSite
-from .common import Bypass, original
-from .stand_ins import Known, Reached, Stop, in_place
+from .....compile_cache.errors import BypassCode, BypassReason
+from .....compile_cache.regions.site import Bypass, Hook, RegionRunner, RegionSite
+from ..common import original
+from ..splice import Known, Reached, Stop, in_place
 
 _FEATURES = ("b", "t", "h", "w", None)  # in this order, because features are channels-last on CUDA
 _TOKENS = ("b", "t", "n", None)

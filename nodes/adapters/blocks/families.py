@@ -8,10 +8,11 @@ from typing import NamedTuple
 import torch
 
 from ....compile_cache.keys import Role
-from ....compile_cache.regions.region import Hook, RegionRunner
-from . import recognised, unet, vae
-from .common import Bypass
-from .trust import trusted_hooks
+from ....compile_cache.regions.site import Bypass, Hook, RegionRunner
+from ..foreign.trust import trusted_hooks
+from . import decoder
+from .transformers import recognise
+from .unets import unet
 
 FamilyHooks = Callable[[torch.nn.Module, RegionRunner, Bypass], list[Hook]]
 
@@ -24,8 +25,8 @@ class Family(NamedTuple):
 # One line for each family.
 FAMILIES = (
     Family(unet.hooks, (Role.UNET, Role.CONTROLNET)),
-    Family(recognised.hooks, (Role.UNET, Role.CONTROLNET)),
-    Family(vae.hooks, (Role.VAE_DECODE,)),
+    Family(recognise.hooks, (Role.UNET, Role.CONTROLNET)),
+    Family(decoder.hooks, (Role.VAE_DECODE,)),
 )
 
 

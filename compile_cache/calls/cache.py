@@ -11,21 +11,21 @@ from typing import Any
 
 import torch
 
-from .backends.base import Call, Graph, Program
-from .backends.cuda_graphs.run_cost import cost_of_run
-from .capture_maker import CaptureMaker
-from .captures import Captures, capture_key
-from .config import CacheConfig
+from ..backends.base import Call, Graph, Program
+from ..backends.cuda_graphs.run_cost import cost_of_run
+from ..captures.byte_lru import Entry
+from ..captures.captures import Captures, capture_key
+from ..captures.maker import CaptureMaker
+from ..captures.no_gain import CallsWithoutGain
+from ..config import CacheConfig
+from ..errors import BypassCode, BypassReason, first_line
+from ..keys import CaptureKey, GraphKey
+from ..stats import Stats
+from ..store.shape_history import ShapeHistory
+from ..torch_facts.out_of_memory import is_out_of_memory
 from .dispatcher import Action, Decision, Situation, decide
-from .errors import BypassCode, BypassReason, first_line
-from .keys import CaptureKey, GraphKey
-from .memory_cache import Entry
 from .misses import FREED, SeenSignatures
-from .no_gain import CallsWithoutGain
-from .out_of_memory import is_out_of_memory
 from .recordings import RecordedCalls, Recordings
-from .stats import Stats
-from .store.shape_history import ShapeHistory
 
 logger = logging.getLogger(__name__)
 

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from .common import class_name
+from ...foreign.trust import class_name
 
 
 class Family(NamedTuple):

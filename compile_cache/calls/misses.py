@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Hashable, Iterable
 
-from .keys import Component, Literal, differing
+from ..keys import Component, Literal, differing
 
 # Signatures kept for each module: more than a day's work has sizes.
 _MAX_SIGNATURES = 256

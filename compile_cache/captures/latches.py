@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import torch
 
-from .errors import BypassReason
-from .keys import CaptureKey, GraphKey
+from ..errors import BypassReason
+from ..keys import CaptureKey, GraphKey
 
 _CHECK_SECONDS = 1.0  # between two looks at the device's memory
 _RETRY_SECONDS = 300.0  # then it is tried again, whatever is free; twice as long after each failure

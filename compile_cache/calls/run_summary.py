@@ -10,9 +10,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from .keys import Role
+from ..keys import Role
+from ..stats import Event
 from .misses import FIRST, FREED
-from .stats import Event
 
 _SHORT = 0.05  # seconds; a shorter wait is not mentioned
 _SLIVER = 0.02  # of a run; a shorter gap between two pieces of work is not shown

@@ -7,8 +7,8 @@ from collections.abc import Collection, Iterable
 import torch
 
 from ....compile_cache.errors import BypassCode, BypassReason
-from ....compile_cache.regions.code_reach import CodeReach, ReachCache, string_constants
-from ..blocks.trust import why_foreign
+from ....compile_cache.foreign.reach import CodeReach, ReachCache, string_constants
+from .trust import why_foreign
 
 # Functions of these modules move memory and choose devices. Packs replace some of them for their own memory
 # management, and core sets callbacks there for each prompt; what a model computes stays the same.

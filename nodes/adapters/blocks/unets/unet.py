@@ -9,12 +9,12 @@ from typing import Any
 
 import torch
 
-from ....compile_cache.errors import BypassCode, BypassReason
-from ....compile_cache.regions.region import Hook, RegionRunner, RegionSite
-from ..comfyui import version
+from .....compile_cache.errors import BypassCode, BypassReason
+from .....compile_cache.regions.site import Bypass, Hook, RegionRunner, RegionSite
+from ...comfyui import version
+from ..common import FEATURES, TOKENS, TRACED_OPTIONS, attention_patch, is_core, original
+from ..splice import Known, Reached, Stop, in_place
 from . import video_unet
-from .common import FEATURES, TOKENS, TRACED_OPTIONS, Bypass, attention_patch, is_core, original
-from .stand_ins import Known, Reached, Stop, in_place
 
 _UNET = "comfy.ldm.modules.diffusionmodules.openaimodel"
 _CONTROLNET = "comfy.cldm.cldm"

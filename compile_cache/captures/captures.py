@@ -8,13 +8,13 @@ from typing import Any, cast
 
 import torch
 
-from .backends.base import Call, Graph, LiveWeightsGraph, Program
-from .backends.cuda_graphs.memory import is_trimmable, release_graph_memory
-from .backends.cuda_graphs.pools import pool_bytes
-from .errors import BypassReason
-from .keys import ANY_EPOCH, CaptureKey, GraphKey
+from ..backends.base import Call, Graph, LiveWeightsGraph, Program
+from ..backends.cuda_graphs.memory import is_trimmable, release_graph_memory
+from ..backends.cuda_graphs.pools import pool_bytes
+from ..errors import BypassReason
+from ..keys import ANY_EPOCH, CaptureKey, GraphKey
+from .byte_lru import ByteLRU
 from .latches import MemoryLatches
-from .memory_cache import ByteLRU
 
 _KEPT = 32 << 20  # bytes of captures that stay when all models are unloaded
 

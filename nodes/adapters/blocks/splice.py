@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from .arguments import UnusableArgumentError
+from .common import UnusableArgumentError
 
 
 class Reached(Exception):

@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 
+from ..common import original
 from .arguments import Layout, put_together
-from .block_options import BlockOptions, Reads
-from .common import original
-from .routed import Cut, enter, leave
+from .experts import Cut, enter, leave
+from .options import BlockOptions, Reads
 
 OPTIONS = "transformer_options"
 POSITION = "*"  # with a number: an argument of a forward that names none

@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
-from .keys import Component, Literal
-from .torch_private import DeviceContext, dispatch_mode_stack, function_mode_stack, mkldnn_enabled
+from ..keys import Component, Literal
+from .private_names import DeviceContext, dispatch_mode_stack, function_mode_stack, mkldnn_enabled
 
 Read = Callable[[], Literal]
 

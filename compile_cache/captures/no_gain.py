@@ -11,8 +11,8 @@ from collections.abc import Callable
 
 import torch
 
-from .keys import CaptureKey, GraphKey, digest
-from .store.shape_history import NoGain, ShapeHistory
+from ..keys import CaptureKey, GraphKey, digest
+from ..store.shape_history import NoGain, ShapeHistory
 
 logger = logging.getLogger(__name__)
 

@@ -1,0 +1,1 @@
+"""The captures of a process: kept within a budget, made, and refused with a reason."""

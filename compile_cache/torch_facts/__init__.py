@@ -1,0 +1,1 @@
+"""Facts about torch: flags that change results, private names, errors, attention kernels."""

@@ -1,0 +1,1 @@
+"""The repeated blocks of transformers, found without knowing the family."""

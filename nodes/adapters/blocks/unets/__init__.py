@@ -1,0 +1,1 @@
+"""The blocks of UNets and of ControlNets: for pictures, and for videos."""

@@ -1,0 +1,1 @@
+"""Whose code a model runs, and which code of other packs is trusted."""
