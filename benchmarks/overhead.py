@@ -76,6 +76,7 @@ def make_forward(module: Any, device: str) -> Any:
     from resolute_pack.compile_cache.backends.base import Capabilities, Program  # type: ignore[import-not-found]
     from resolute_pack.compile_cache.keys import Role  # type: ignore[import-not-found]
     from resolute_pack.nodes.adapters.forward.compiled_forward import CompiledForward  # type: ignore[import-not-found]
+    from resolute_pack.nodes.adapters.process.compile_request import CompileRequest  # type: ignore[import-not-found]
 
     class Copies:
         """A fake graph that copies in and out like a capture."""
@@ -99,9 +100,8 @@ def make_forward(module: Any, device: str) -> Any:
         def capture(self, call: Any, result: Any, memory: Any) -> Any:
             return Copies(call.tensors)
 
-    forward = CompiledForward(
-        module, module._forward, "cudagraph" if device == "cuda" else "eager", Role.UNET, [], None
-    )
+    chosen = "cudagraph" if device == "cuda" else "eager"
+    forward = CompiledForward(module, module._forward, CompileRequest.resolved(chosen, device, Role.UNET))
     if device == "cpu":
         program = CopiesProgram(forward.runner.owner, Capabilities(available=True, captures=True))
         forward.runner._programs["cpu"] = (program, "copies")

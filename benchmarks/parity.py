@@ -94,12 +94,13 @@ def relative(a: Any, b: Any) -> float:
 def measure(unet: Any, reference: Any) -> dict[str, dict[str, float]]:
     import torch
     from resolute_pack.compile_cache.keys import Role  # type: ignore[import-not-found]
-    from resolute_pack.nodes.adapters.blocks import unet as blocks  # type: ignore[import-not-found]
     from resolute_pack.nodes.adapters.forward.compiled_forward import CompiledForward  # type: ignore[import-not-found]
+    from resolute_pack.nodes.adapters.process.compile_request import CompileRequest  # type: ignore[import-not-found]
 
     eager = unet._forward
     compiled = {
-        name: CompiledForward(unet, eager, name, Role.UNET, [blocks.hooks], None) for name in ("cudagraph", "inductor")
+        name: CompiledForward(unet, eager, CompileRequest.resolved(name, "cuda", Role.UNET))
+        for name in ("cudagraph", "inductor")
     }
     rows: dict[str, dict[str, float]] = {}
     for width, height, batch, tokens in SIZES:

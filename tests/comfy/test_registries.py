@@ -72,24 +72,24 @@ class TestFamilies:
     def test_every_file_with_hooks_is_listed_once(self, families: Any) -> None:
         written = sorted(
             file.stem
-            for file in BLOCKS.glob("*.py")
+            for file in BLOCKS.rglob("*.py")
             if any(isinstance(part, ast.FunctionDef) and part.name == "hooks" for part in definitions(file))
         )
-        assert sorted(family.hooks.__module__.rpartition(".")[2] for family in families.FAMILIES) == written
+        assert sorted(family.hooks.__module__.rpartition(".")[2] for family in families.PROVIDERS) == written
 
     def test_each_takes_what_the_compiled_forward_gives(self, families: Any) -> None:
-        for family in families.FAMILIES:
+        for family in families.PROVIDERS:
             assert list(inspect.signature(family.hooks).parameters) == ["module", "run", "bypass"]
 
     def test_each_leaves_a_model_of_another_kind_alone(self, families: Any) -> None:
         def never(*args: Any) -> None:
             raise AssertionError(f"called with {args}")
 
-        for family in families.FAMILIES:
+        for family in families.PROVIDERS:
             assert list(family.hooks(torch.nn.Sequential(torch.nn.Linear(2, 2)), never, never)) == []
 
     def test_each_serves_a_role_and_each_compiled_role_is_served(self, core: SimpleNamespace, families: Any) -> None:
-        assert all(family.roles for family in families.FAMILIES)
+        assert all(family.roles for family in families.PROVIDERS)
         roles = core.roles
         for role in (roles.UNET, roles.VAE_DECODE, roles.CONTROLNET):
-            assert families.families_for(role) == [each.hooks for each in families.FAMILIES if role in each.roles] != []
+            assert any(role in each.roles for each in families.PROVIDERS)

@@ -114,7 +114,7 @@ def test_each_callback_waits_until_the_step_before_is_done(
         order.append(f"step {step}")
         return step
 
-    assert overlap._sample(sampler, guider, 1, ONE_GPU, callback, 3, four=4) == (1, ONE_GPU, (3,), {"four": 4})
+    assert overlap.overlap_steps(sampler, guider, 1, ONE_GPU, callback, 3, four=4) == (1, ONE_GPU, (3,), {"four": 4})
     assert guider.text.type == "cpu"
     assert order == [
         "event 0 recorded on cuda:0", "step 0",
@@ -128,7 +128,7 @@ def test_a_sampler_without_a_callback_waits_too(core: SimpleNamespace, overlap: 
         for step in range(2):
             callback(step, None, None, 2)
 
-    overlap._sample(sampler, Guider(core, "cuda"), 1, ONE_GPU, None)
+    overlap.overlap_steps(sampler, Guider(core, "cuda"), 1, ONE_GPU, None)
     assert order[-1] == "waited for 0"
 
 
@@ -139,7 +139,7 @@ def test_a_failed_run_restores_the_conditioning(core: SimpleNamespace, overlap: 
         raise RuntimeError("cancelled")
 
     with pytest.raises(RuntimeError, match="cancelled"):
-        overlap._sample(fails, guider, 1, ONE_GPU, None)
+        overlap.overlap_steps(fails, guider, 1, ONE_GPU, None)
     assert guider.text.type == "cpu"
     assert not order
 
@@ -157,7 +157,7 @@ def test_on_other_devices_nothing_changes(
         assert guider.conds is conds
         assert callback is own
 
-    overlap._sample(sampler, guider, 1, {"model_options": options}, own)
+    overlap.overlap_steps(sampler, guider, 1, {"model_options": options}, own)
 
 
 def test_both_nodes_overlap_steps_but_only_once(core: SimpleNamespace, overlap: ModuleType) -> None:
@@ -167,4 +167,4 @@ def test_both_nodes_overlap_steps_but_only_once(core: SimpleNamespace, overlap: 
     for _ in range(2):
         model = core.ours("deepcache.node").add_deepcache(model, settings)
     kind = core.comfy.patcher_extension.WrappersMP.SAMPLER_SAMPLE
-    assert model.wrappers[kind][overlap._KEY] == [overlap._sample]
+    assert model.wrappers[kind]["resolute-overlap"] == [overlap.overlap_steps]

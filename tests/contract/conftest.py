@@ -59,7 +59,7 @@ def adapter() -> Iterator[Callable[[str], ModuleType]]:
     sys.modules[PACK] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(sys.modules[PACK])
     # The models of these tests stand for core's.
-    packs = importlib.import_module(f"{PACK}.nodes.adapters.comfyui.packs")
+    packs = importlib.import_module(f"{PACK}.nodes.adapters.foreign.packs")
     packs.KNOWN_PACKAGES = packs.KNOWN_PACKAGES | {__name__.partition(".")[0]}
     yield lambda name: importlib.import_module(f"{PACK}.nodes.adapters.{name}")
     for name in [name for name in sys.modules if name.partition(".")[0] == PACK]:
@@ -74,6 +74,7 @@ def comfy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         get_total_memory=lambda device: 2**34,
         InterruptProcessingException=InterruptedError,
         throw_exception_if_processing_interrupted=lambda: None,
+        pytorch_attention_enabled_vae=lambda: True,
     )
     package = ModuleType("comfy")
     package.__path__ = []
@@ -89,6 +90,8 @@ def comfy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     progress = SimpleNamespace(get_progress_state=lambda: SimpleNamespace(prompt_id=""))
     monkeypatch.setitem(sys.modules, "comfy_execution", SimpleNamespace(progress=progress))  # type: ignore[arg-type]
     monkeypatch.setitem(sys.modules, "comfy_execution.progress", progress)  # type: ignore[arg-type]
+    package.patcher_extension = SimpleNamespace(WrappersMP=None)  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "comfy.patcher_extension", package.patcher_extension)
     package.ops = SimpleNamespace()  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "comfy.ops", package.ops)
     package.cli_args = SimpleNamespace(args=SimpleNamespace())  # type: ignore[attr-defined]

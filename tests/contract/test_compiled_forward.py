@@ -43,7 +43,8 @@ X, T = torch.ones(1, 4, 2, 2), torch.ones(1)
 def compiled(adapter: Callable[[str], ModuleType], comfy: None) -> Callable[..., Any]:
     forward = adapter("forward.compiled_forward").CompiledForward
     role = adapter("forward.compiled_forward").Role.UNET
-    return lambda module, inner: forward(module, inner, "eager", role, [], None)
+    request = adapter("process.compile_request").CompileRequest.resolved("eager", "cpu", role)
+    return lambda module, inner: forward(module, inner, request)
 
 
 def blocker(forward: Any) -> Any:

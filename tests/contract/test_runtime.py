@@ -30,16 +30,18 @@ def service(adapter: Callable[[str], ModuleType], comfy: None) -> ModuleType:
     return adapter("process.runtime")
 
 
-def build_no_hooks(run: Any, bypass: Any) -> list[Any]:
-    return []
+@pytest.fixture
+def request_of(adapter: Callable[[str], ModuleType], comfy: None) -> Callable[[str], Any]:
+    """What a compile node with this backend asks for."""
+    return lambda backend: adapter("process.compile_request").CompileRequest.resolved(backend, "cpu", Role.UNET)
 
 
 def test_a_module_that_dies_takes_its_program_with_it(
-    service: ModuleType, adapter: Callable[[str], ModuleType]
+    service: ModuleType, adapter: Callable[[str], ModuleType], request_of: Callable[[str], Any]
 ) -> None:
     report = adapter("report.cache_report").report
     module = nn.Linear(2, 2)
-    service.program_for(module, "eager", "cpu", build_no_hooks)
+    service.program_for(module, request_of("eager"), "cpu")
     service.record_of(module).weights.refresh()
     service.fingerprint_of(module)
     number = service.record_of(module).owner
@@ -63,18 +65,16 @@ class Graph:
         self.is_open = False
 
 
-def _alive(module: weakref.ref[nn.Module]) -> nn.Module:
-    found = module()
-    assert found is not None
-    return found
-
-
-def test_a_module_that_dies_leaves_nothing_though_no_prompt_follows(service: ModuleType) -> None:
+def test_a_module_that_dies_leaves_nothing_though_no_prompt_follows(
+    service: ModuleType,
+    adapter: Callable[[str], ModuleType],
+    request_of: Callable[[str], Any],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    of_module = lambda module, role, run, bypass: hooks_of(module)(run, bypass)  # noqa: E731
+    monkeypatch.setattr(adapter("process.module_hooks"), "hooks_of", of_module)
     module = seeded(Model)
-    held_weakly = weakref.ref(module)  # as our forwards hold it
-    program, _ = service.program_for(
-        module, "inductor", "cpu", lambda run, bypass: hooks_of(_alive(held_weakly))(run, bypass)
-    )
+    program, _ = service.program_for(module, request_of("inductor"), "cpu")
     record, cache, graph = service.record_of(module), service.cache(), Graph()
     # Our code may hold its blocks, once their hooks are built, and its captures.
     call = Call(_KEY, [torch.zeros(1)], invoke=lambda tensors: tensors[0], device="cpu", epoch=1)
@@ -97,9 +97,11 @@ def test_a_module_that_dies_leaves_nothing_though_no_prompt_follows(service: Mod
     assert left() == (0, False, 0, 0)
 
 
-def test_what_a_dead_module_leaves_waits_for_a_call_that_runs(service: ModuleType) -> None:
+def test_what_a_dead_module_leaves_waits_for_a_call_that_runs(
+    service: ModuleType, request_of: Callable[[str], Any]
+) -> None:
     module, graph = nn.Linear(2, 2), Graph()
-    program, _ = service.program_for(module, "eager", "cpu", build_no_hooks)
+    program, _ = service.program_for(module, request_of("eager"), "cpu")
     cache = service.cache()
     call = Call(_KEY, [torch.zeros(1)], invoke=lambda tensors: tensors[0], device="cpu", epoch=1)
     cache._captures.put(capture_key(program, call), graph, graph.bytes)

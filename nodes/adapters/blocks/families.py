@@ -1,8 +1,8 @@
-"""The table of model families: which file hooks the blocks of which models."""
+"""The table of model families, and the hooks of a model: which of its blocks become regions."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -14,27 +14,23 @@ from . import decoder
 from .transformers import recognise
 from .unets import unet
 
-FamilyHooks = Callable[[torch.nn.Module, RegionRunner, Bypass], list[Hook]]
 
+class HookProvider(NamedTuple):
+    """hooks: (module, run, bypass) -> the hooks of its blocks; empty for a model of another family."""
 
-class Family(NamedTuple):
-    hooks: FamilyHooks  # returns an empty list for a model of another family
+    hooks: Callable[[torch.nn.Module, RegionRunner, Bypass], list[Hook]]
     roles: tuple[Role, ...]
 
 
 # One line for each family.
-FAMILIES = (
-    Family(unet.hooks, (Role.UNET, Role.CONTROLNET)),
-    Family(recognise.hooks, (Role.UNET, Role.CONTROLNET)),
-    Family(decoder.hooks, (Role.VAE_DECODE,)),
+PROVIDERS = (
+    HookProvider(unet.hooks, (Role.UNET, Role.CONTROLNET)),
+    HookProvider(recognise.hooks, (Role.UNET, Role.CONTROLNET)),
+    HookProvider(decoder.hooks, (Role.VAE_DECODE,)),
 )
 
 
-def families_for(role: Role) -> list[FamilyHooks]:
-    """The `hooks` of every family that serves a role, in the order of the table."""
-    return [family.hooks for family in FAMILIES if role in family.roles]
-
-
-def hooks_of(families: Iterable[FamilyHooks], module: torch.nn.Module, run: RegionRunner, bypass: Bypass) -> list[Hook]:
-    """The hooks of a module by these families. A block with a part that another pack wrote has none, and a bypass."""
-    return trusted_hooks([hook for hooks in families for hook in hooks(module, run, bypass)], bypass)
+def hooks_of(module: torch.nn.Module, role: Role, run: RegionRunner, bypass: Bypass) -> list[Hook]:
+    """The hooks of a module in a role. A block with a part that another pack wrote has none, and a bypass."""
+    found = [hook for each in PROVIDERS if role in each.roles for hook in each.hooks(module, run, bypass)]
+    return trusted_hooks(found, bypass)

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
-
 from ....compile_cache.errors import BypassCode, BypassReason, UserError, excerpt
-from ....compile_cache.regions.site import Bypass, Hook, RegionRunner, RegionSite
-from .families import FamilyHooks, hooks_of
+from ....compile_cache.regions.site import Bypass, Hook
 
 
 def names_in(text: str) -> tuple[str, ...]:
@@ -16,9 +13,9 @@ def names_in(text: str) -> tuple[str, ...]:
     return tuple(sorted({name.strip() for name in text.replace("\n", ",").split(",")} - {""}))
 
 
-def require_known(names: Sequence[str], families: Sequence[FamilyHooks], module: torch.nn.Module) -> None:
-    """Raises UserError with the names that exist if one of `names` is no kind of region of `module` and no place."""
-    labels = [label for hook in hooks_of(families, module, _run_nothing, _no_bypass) for label in hook.labels]
+def require_known(names: Sequence[str], hooks: Sequence[Hook]) -> None:
+    """Raise UserError with the names that exist if one of `names` is no kind of region of `hooks` and no place."""
+    labels = [label for hook in hooks for label in hook.labels]
     unknown = [name for name in names if not any(_is_named(label, name) for label in labels)]
     if not unknown:
         return
@@ -33,27 +30,14 @@ def require_known(names: Sequence[str], families: Sequence[FamilyHooks], module:
     )
 
 
-def without(families: Sequence[FamilyHooks], names: Sequence[str]) -> list[FamilyHooks]:
-    """The families as one that leaves out the named blocks, and reports them as a bypass."""
-
-    def kept_hooks(module: torch.nn.Module, run: RegionRunner, bypass: Bypass) -> list[Hook]:
-        found = hooks_of(families, module, run, bypass)
-        kept = [hook for hook in found if not any(_is_named(label, name) for label in hook.labels for name in names)]
-        if len(kept) < len(found):
-            blocks = f"{len(found) - len(kept)} of {len(found)} blocks"
-            bypass(BypassReason(BypassCode.LEFT_OUT, f"you left out {', '.join(names)}: {blocks} run as they are"))
-        return kept
-
-    return [kept_hooks]
+def without(names: Sequence[str], hooks: Sequence[Hook], bypass: Bypass) -> list[Hook]:
+    """The hooks but those of the named blocks, which get a bypass."""
+    kept = [hook for hook in hooks if not any(_is_named(label, name) for label in hook.labels for name in names)]
+    if len(kept) < len(hooks):
+        blocks = f"{len(hooks) - len(kept)} of {len(hooks)} blocks"
+        bypass(BypassReason(BypassCode.LEFT_OUT, f"you left out {', '.join(names)}: {blocks} run as they are"))
+    return kept
 
 
 def _is_named(label: tuple[str, str], name: str) -> bool:
     return any(known == name or known.startswith(f"{name}.") for known in label)
-
-
-def _run_nothing(site: RegionSite, *tensors: torch.Tensor) -> None:
-    raise AssertionError("only the names of the regions are wanted")
-
-
-def _no_bypass(reason: BypassReason) -> None:
-    pass

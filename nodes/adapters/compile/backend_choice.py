@@ -3,27 +3,31 @@
 from __future__ import annotations
 
 import logging
+from typing import Any
 
 import torch
 
-from ....compile_cache.backends import registry
-from ....compile_cache.backends.base import Capabilities
+from ....compile_cache.keys import Role
 from ..comfyui.progress import NodeProgress
 from ..process import runtime
+from ..process.compile_request import CompileRequest
 
 logger = logging.getLogger(__name__)
 
 
-def prepare_backend(name: str, device: torch.device, node_id: str | None) -> Capabilities:
-    """Check a backend for a device, let it start what takes a while, and show on the node which one runs, and why.
+def request_for(chosen: str, patcher: Any, role: Role, node_id: str | None, **settings: Any) -> CompileRequest:
+    """Find the backend for the device of `patcher`, let it start what takes a while, and show on the node which one
+    runs, and why.
 
-    Returns what the backend can do there. Raises UnknownBackendError or BackendUnavailableError.
+    settings: further fields of the request. Raises UnknownBackendError or BackendUnavailableError.
     """
-    backend, capabilities, why = registry.resolve(name, device.type)
-    backend.prewarm(device, runtime.cache().config)
-    logger.info("Resolute: backend %s", why)
-    NodeProgress(node_id).show(f"backend: {why}")
-    return capabilities
+    device: torch.device = patcher.load_device
+    label = type(getattr(patcher.model, "model_config", patcher.model)).__name__  # "SDXL"
+    request = CompileRequest.resolved(chosen, device.type, role, node_id=node_id, label=label, **settings)
+    request.backend.prewarm(device, runtime.cache().config)
+    logger.info("Resolute: backend %s", request.why)
+    NodeProgress(node_id).show(f"backend: {request.why}")
+    return request
 
 
 def explain_passthrough(reason: str, node_id: str | None) -> None:

@@ -7,10 +7,9 @@ from typing import Any
 import comfy.controlnet
 
 from ....compile_cache.keys import Role
-from ..blocks.families import families_for
 from ..forward.patch_install import install_compiled_forward
 from ..weights.static_clone import unshared_clone
-from .backend_choice import explain_passthrough, prepare_backend
+from .backend_choice import explain_passthrough, request_for
 
 
 def compile_controlnet(control_net: Any, backend: str, node_id: str | None = None) -> Any:
@@ -24,9 +23,9 @@ def compile_controlnet(control_net: Any, backend: str, node_id: str | None = Non
     if reason is not None:
         explain_passthrough(reason, node_id)
         return copy
-    capabilities = prepare_backend(backend, copy.control_model_wrapped.load_device, node_id)
-    patcher = unshared_clone(copy.control_model_wrapped, capabilities.needs_static_weights)
-    install_compiled_forward(patcher, "forward", backend, Role.CONTROLNET, families_for(Role.CONTROLNET), node_id)
+    request = request_for(backend, copy.control_model_wrapped, Role.CONTROLNET, node_id)
+    patcher = unshared_clone(copy.control_model_wrapped, request.capabilities.needs_static_weights)
+    install_compiled_forward(patcher, "forward", request)
     copy.control_model_wrapped = patcher
     copy.control_model = patcher.model
     return copy

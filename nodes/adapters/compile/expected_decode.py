@@ -10,18 +10,17 @@ from typing import Any
 import torch
 
 from ....compile_cache.backends.base import ExpectedCall
+from ....compile_cache.keys import Role
 from ....compile_cache.regions.site import Bypass, Hook, RegionRunner
 from ..blocks.decoder import attention_without_contents
-from ..blocks.families import FamilyHooks, hooks_of
+from ..blocks.families import hooks_of
 from ..comfyui import version
 from ..comfyui.module_attributes import RULES
 from ..forward.compiled_forward import CompiledForward
 
 
-def expect_decode(
-    patcher: Any, forward: CompiledForward, families: Sequence[FamilyHooks], device: torch.device, dtype: torch.dtype
-) -> None:
-    """A decode by `forward` will come, on `device` in `dtype`. patcher: that loads it. families: those of `forward`."""
+def expect_decode(patcher: Any, forward: CompiledForward, device: torch.device, dtype: torch.dtype) -> None:
+    """A decode by `forward` will come, on `device` in `dtype`. patcher: that loads it."""
     if not forward.is_known_code:
         return
     reference, weights = weakref.ref(forward.module), forward.runner.weights
@@ -31,7 +30,7 @@ def expect_decode(
         module = _alive(reference)
         if (why := weights.why_foreign()) is not None:
             raise ValueError(why.detail)
-        hooks = hooks_of(families, module, run, bypass)
+        hooks = hooks_of(module, Role.VAE_DECODE, run, bypass)
         return [*hooks, *attention_without_contents(module, hooks)]
 
     @contextlib.contextmanager

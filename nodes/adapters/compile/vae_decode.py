@@ -8,13 +8,11 @@ from typing import Any
 import torch
 
 from ....compile_cache.keys import Role
-from ..blocks import decoder as vae_blocks
-from ..blocks.families import families_for
-from ..forward.call_watch import count_bypass
+from ..blocks import decoder
 from ..forward.patch_install import install_compiled_forward
-from ..forward.replaced_forward import describe_code
+from ..forward.replaced_forward import count_bypass, describe_code
 from ..weights.static_clone import static_clone
-from .backend_choice import explain_passthrough, prepare_backend
+from .backend_choice import explain_passthrough, request_for
 from .expected_decode import expect_decode
 
 
@@ -32,14 +30,11 @@ def compile_vae_decode(vae: Any, backend: str, node_id: str | None = None) -> An
         if wrapper is not None:
             count_bypass(reason, is_logged=True)
         return vae
-    capabilities = prepare_backend(backend, torch.device(vae.device), node_id)
-    static = capabilities.needs_static_weights
+    request = request_for(backend, vae.patcher, Role.VAE_DECODE, node_id, cell=_cell(vae))
+    static = request.capabilities.needs_static_weights
     patcher = static_clone(vae.patcher, vae.vae_dtype) if static else vae.patcher.clone()
-    families = families_for(Role.VAE_DECODE)
-    forward = install_compiled_forward(
-        patcher, f"{name}.forward", backend, Role.VAE_DECODE, families, node_id, cell=_cell(vae)
-    )
-    expect_decode(patcher, forward, families, torch.device(vae.device), vae.vae_dtype)
+    forward = install_compiled_forward(patcher, f"{name}.forward", request)
+    expect_decode(patcher, forward, torch.device(vae.device), vae.vae_dtype)
     clone = copy.copy(vae)
     clone.patcher = patcher
     clone.first_stage_model = patcher.model
@@ -52,7 +47,7 @@ def _decoder_of(model: Any) -> str | None:
     """
     if isinstance(getattr(model, "taesd_decoder", None), torch.nn.Sequential):
         return "taesd_decoder"
-    return "decoder" if vae_blocks.is_decoder(getattr(model, "decoder", None)) else None
+    return "decoder" if decoder.is_decoder(getattr(model, "decoder", None)) else None
 
 
 def _cell(vae: Any) -> int:
@@ -75,7 +70,7 @@ def _wrapped_decoder(model: Any) -> torch.nn.Module | None:
         if not isinstance(found, torch.nn.Module):
             continue
         inside = [module for module in found.modules() if module is not found]
-        if any(vae_blocks.is_decoder(module) for module in inside) or (
+        if any(decoder.is_decoder(module) for module in inside) or (
             name == "taesd_decoder" and any(type(module) is torch.nn.Sequential for module in inside)
         ):
             return found

@@ -15,7 +15,7 @@ from ..forward.forward_patch import ForwardPatch
 from ..forward.patch_install import install_patch
 from ..forward.step_pass import PASS, RUN
 from ..forward.uncompiled_forward import UncompiledForward
-from ..sampling.step_overlap import overlap_steps
+from ..sampling.wrappers import OVERLAP, set_wrapper
 from .cost import share_of_fast_pass
 from .passes import core_unet
 from .run import Run
@@ -51,7 +51,7 @@ def add_deepcache(model: Any, settings: Settings, node_id: str | None = None) ->
     sampling = Sampling(settings, share_of_fast_pass(unet, settings.depth), progress)
     for kind, name in _WRAPPERS.items():
         clone.add_wrapper_with_key(kind, _KEY, getattr(sampling, name))
-    overlap_steps(clone)
+    set_wrapper(clone, *OVERLAP)
     inside = tuple(math.ceil(percent * _EXAMPLE_STEPS) for percent in (settings.start_percent, settings.end_percent))
     example = plan(settings, _EXAMPLE_STEPS, (inside[0], min(inside[1], _EXAMPLE_STEPS)))
     _report(progress, f"for example {example.summary(sampling.fast_share)}")

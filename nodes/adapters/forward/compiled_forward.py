@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -10,20 +9,17 @@ import torch
 
 from ....compile_cache.backends.base import ExpectedCall, Method
 from ....compile_cache.keys import Role
-from ....compile_cache.regions.site import Bypass, Hook, HookBuilder, RegionRunner, RegionSite
 from ....compile_cache.regions.structure import Memo, structure_digest
-from ..blocks.families import FamilyHooks, hooks_of
 from ..comfyui import core_compiler
 from ..comfyui.compile_progress import CompileProgress
 from ..comfyui.module_attributes import RULES
 from ..process import runtime
+from ..process.compile_request import CompileRequest
 from ..restart import shape_status
-from ..weights.paged_weights import PagedWeights
-from ..weights.streamed_blocks import streamed
 from .call_description import CallDescription
-from .call_watch import CallWatch
 from .forward_patch import ForwardPatch
 from .module_runner import Invoke, ModuleRunner
+from .replaced_forward import CallWatch
 from .session_log import SessionLog
 from .step_pass import StepPass, decided_pass
 
@@ -37,44 +33,29 @@ class CompiledForward(ForwardPatch):
     call, that pass runs. Each kind of pass has graphs of its own, over the same regions, since its blocks are the same.
     """
 
-    def __init__(
-        self,
-        module: torch.nn.Module,
-        inner: Any,
-        backend: str,
-        role: Role,
-        families: Sequence[FamilyHooks],
-        node_id: str | None,
-        label: str = "",
-        left_out: tuple[str, ...] = (),
-        cell: int = 8,
-    ) -> None:
-        """label: the model's name for people; by default its class. left_out: blocks that `families` omit.
-
-        cell: pixels to a side of a latent cell.
-        """
+    def __init__(self, module: torch.nn.Module, inner: Any, request: CompileRequest) -> None:
         super().__init__(module, inner)
-        self._settings = (backend, role, families, node_id, label, left_out, cell)
-        self._role = role
-        progress = CompileProgress(node_id)
-        build_hooks = _hook_builder(module, families, runtime.record_of(module).weights.paged)
-        self._build_hooks = build_hooks
-        label = label or type(module).__name__
-        self.runner = ModuleRunner(module, backend, role, build_hooks, progress, label, left_out, cell)
+        self._request, self._role = request, request.role
+        progress = CompileProgress(request.node_id)
+        self.runner = ModuleRunner(module, request, progress)
         self._pass_runners: dict[Role, ModuleRunner] = {}
-        self._log = SessionLog(progress, role, label, cell, runtime.record_of(module).structure)
+        self._log = SessionLog(progress, request, runtime.record_of(module).structure)
         self.watch = CallWatch()
         # A decode is one call outside any sampling run, so nothing else asks for an inspection before it.
-        self._inspect_every_call = role is Role.VAE_DECODE
+        self._inspect_every_call = request.role is Role.VAE_DECODE
         self._inspect_next_call = True
 
-    def expect_regions(self, backend: str) -> None:
+    def expect_regions(self) -> None:
         """Count the regions that the module has to compile, for the progress of all compile nodes of the prompt.
 
-        backend: the name of the one that will run it. Regions that are in memory or on disk already do not count.
+        Regions that are in memory or on disk already do not count. Raises UserError for a name of `left_out` that the
+        module does not have.
         """
+        request, backend = self._request, self._request.backend.name
+        if not (request.capabilities.compiles or request.left_out):
+            return
         memo: Memo = {}
-        hooks = self._build_hooks(_run_nothing, lambda reason: None)
+        hooks = runtime.hooks_for(self.module, request, backend).known()
         sites = [site for hook in hooks for site in hook.sites]
         kinds = {(site.kind, structure_digest(site.module, memo, site.without, rules=RULES)) for site in sites}
         kinds |= {(hook.label[0], hook.structure) for hook in hooks if hook.label is not None}
@@ -82,19 +63,17 @@ class CompiledForward(ForwardPatch):
 
     def expect_call(self, call: ExpectedCall) -> None:
         """A call will come, perhaps before the weights are loaded; see `Program.expect`."""
-        chosen, device = self.runner.backend, call.device.type
-        program, _ = runtime.program_for(self.module, chosen, device, self._build_hooks, self.runner.left_out)
-        program.expect(call)
+        runtime.program_for(self.module, self._request, call.device.type)[0].expect(call)
 
     def _ready_regions(self, backend: str) -> int:
         module, cache = self.module, runtime.cache()
-        program = runtime.record_of(module).programs.get((backend, self.runner.left_out))
+        program = runtime.record_of(module).programs.get((backend, self._request.left_out))
         compiled = program.regions[0] if program is not None else 0
         model = runtime.fingerprint_of(module).digest
         return max(compiled, len(shape_status.ready(model, backend, cache, runtime.device())))
 
     def _rebuilt(self, module: torch.nn.Module, inner: Any) -> CompiledForward:
-        return CompiledForward(module, inner, *self._settings)
+        return CompiledForward(module, inner, self._request)
 
     # --- callbacks of the patcher, see `patch_install` ---------------------------------------------------------
 
@@ -195,7 +174,7 @@ class CompiledForward(ForwardPatch):
         given = dict(given)
         options = given.pop("transformer_options", None)
         description = CallDescription()
-        description.values.extend(("left out", name) for name in self.runner.left_out)
+        description.values.extend(("left out", name) for name in self._request.left_out)
         # First, because a graph is known by the latent's shape, whatever the order of the arguments.
         latent = description.add("latent", given.pop(self.latent_name))
         others = {name: description.add(name, value) for name, value in given.items()}
@@ -220,20 +199,3 @@ class CompiledForward(ForwardPatch):
         if call is None and self.is_known_code:
             description.method = Method(self.inner.__name__, arguments)
         return description, invoke
-
-
-def _run_nothing(site: RegionSite, *tensors: torch.Tensor) -> Any:
-    raise AssertionError("hooks that are only counted do not run")
-
-
-def _hook_builder(module: torch.nn.Module, families: Sequence[FamilyHooks], weights: PagedWeights) -> HookBuilder:
-    reference = weakref.ref(module)  # the program keeps this function, and must not keep its module alive
-
-    def build(run: RegionRunner, bypass: Bypass) -> list[Hook]:
-        root = reference()
-        if root is None:
-            return []
-        run = streamed(run, weights)
-        return hooks_of(families, root, run, bypass)
-
-    return build

@@ -13,11 +13,11 @@ from ....compile_cache.backends.base import Call, Program
 from ....compile_cache.calls.run_summary import size_text
 from ....compile_cache.errors import BypassCode, BypassReason
 from ....compile_cache.keys import GraphKey, Role
-from ....compile_cache.regions.site import HookBuilder
 from ....compile_cache.torch_facts.flags import compute_state, intercepting_mode
 from ..comfyui import core_compiler
 from ..comfyui.compile_progress import CompileProgress
 from ..process import runtime
+from ..process.compile_request import CompileRequest
 from ..restart.shape_status import on_disk
 from .call_description import CallDescription
 
@@ -27,45 +27,25 @@ _MAX_KEYS = 1024
 
 
 class ModuleRunner:
-    """Runs the calls of one module, for one backend and one role.
-
-    The compile node has checked `backend` for the device that the module will run on. On another device the module gets
-    another program, and `auto` is resolved again.
-    """
+    """Runs the calls of one module, as one compile node asked for, in one role."""
 
     def __init__(
-        self,
-        module: torch.nn.Module,
-        backend: str,
-        role: Role,
-        build_hooks: HookBuilder,
-        progress: CompileProgress,
-        label: str,
-        left_out: tuple[str, ...] = (),
-        cell: int = 8,
+        self, module: torch.nn.Module, request: CompileRequest, progress: CompileProgress, role: Role | None = None
     ) -> None:
-        """label: the model's name in logs and reports. left_out: names of blocks that `build_hooks` omits.
-
-        cell: pixels to a side of a latent cell.
-        """
+        """role: of the calls, if it is not the request's: that of a pass of a step cache."""
         self.progress = progress
         record = runtime.record_of(module)
         self.owner = record.owner
         self.weights = record.weights
         self._module = weakref.ref(module)  # see ForwardPatch
-        self.backend = backend
-        self._role = role
-        self._build_hooks = build_hooks
-        self._label = label
-        self.left_out = left_out
-        self._cell = cell
+        self._request = request
+        self._role = role or request.role
         self._programs: dict[str, tuple[Program, str]] = {}
         self._keys: dict[tuple[Any, ...], GraphKey] = {}  # by quick key: one object per key, found by identity
 
     def for_role(self, role: Role) -> ModuleRunner:
         """A runner of the same module in another role; both share one program."""
-        module, settings = self._loaded_module(), (self._label, self.left_out, self._cell)
-        return ModuleRunner(module, self.backend, role, self._build_hooks, self.progress, *settings)
+        return ModuleRunner(self._loaded_module(), self._request, self.progress, role)
 
     def program(self, device: str) -> tuple[Program, str]:
         """The program for a type of device and the name of its backend."""
@@ -78,7 +58,7 @@ class ModuleRunner:
         cache, module = runtime.cache(), self._loaded_module()
         started = time.perf_counter()
         self.progress.loading(0)
-        program, backend = runtime.program_for(module, self.backend, device, self._build_hooks, self.left_out)
+        program, backend = runtime.program_for(module, self._request, device)
         model = runtime.fingerprint_of(module).digest
         self.progress.loading(len(on_disk(model, backend, cache, runtime.device())))
         cache.stats.waited("load", f"the backend {backend}", time.perf_counter() - started)
@@ -137,7 +117,7 @@ class ModuleRunner:
         if key is None:
             if len(self._keys) >= _MAX_KEYS:
                 self._keys.clear()
-            runtime.cache().shapes.set_name(model, self._label)
+            runtime.cache().shapes.set_name(model, self._request.label)
             key = self._keys[quick_key] = GraphKey(description.signature(), self._role, model, backend)
             runtime.cache().shapes.set_size(key, self._size(description))
         return key
@@ -152,7 +132,7 @@ class ModuleRunner:
             batch = 1
         elif description.conds and batch % description.conds == 0:
             batch //= description.conds
-        return size_text(self._cell * width, self._cell * height, batch)
+        return size_text(self._request.cell * width, self._request.cell * height, batch)
 
 
 def _forward_bypass() -> BypassReason | None:

@@ -1,56 +1,49 @@
-"""Install a forward patch in a model patcher, with callbacks for loading, sampling and unloading."""
+"""Install a forward patch in a model patcher, with callbacks for loading, sampling and unloading.
+
+ComfyUI sets and restores an object patch by its path. Once a pack has put a wrapper into `model.decoder` (KJNodes'
+TorchCompileVAE does so on the model itself), the path "decoder.forward" leads into the wrapper, and to set or restore
+a forward there would undo the wrapper. Core injects after it has set the patches of a patcher and ejects before it
+restores them, so both are put right there. Core also ejects and injects around other work on a loaded model (LoRA
+hooks, a partial unload), so a patch that is where its path leads is left to core.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import comfy.utils
 import torch
-from comfy.patcher_extension import CallbacksMP
+from comfy.patcher_extension import CallbacksMP, PatcherInjection
 
-from ....compile_cache.backends import registry
-from ....compile_cache.keys import Role
-from ..blocks.families import FamilyHooks
+from ..process.compile_request import CompileRequest
 from ..restart import preload
+from ..weights.static_clone import OUR_INJECTIONS
 from .compiled_forward import CompiledForward
 from .forward_patch import ForwardPatch
-from .patch_place import keep_patches_in_place
 
 _KEY = "resolute"
+_NOTHING = object()
 
 
-def install_compiled_forward(
-    patcher: Any,
-    name: str,
-    backend: str,
-    role: Role,
-    families: Sequence[FamilyHooks],
-    node_id: str | None,
-    left_out: tuple[str, ...] = (),
-    cell: int = 8,
-) -> CompiledForward:
+def install_compiled_forward(patcher: Any, name: str, request: CompileRequest) -> CompiledForward:
     """Compile the method `name` ("diffusion_model._forward") of the model of `patcher`, which must be our own clone.
 
-    cell: pixels to a side of a latent cell, for people. The CompiledForward is an object patch, which ComfyUI applies
-    and restores for each clone.
+    The CompiledForward is an object patch, which ComfyUI applies and restores for each clone. Raises UserError for a
+    name of `left_out` that the model does not have.
     """
     module = _holder(patcher, name)
-    label = type(getattr(patcher.model, "model_config", patcher.model)).__name__  # "SDXL"
-    inner = patcher.get_model_object(name)
-    forward = CompiledForward(module, inner, backend, role, families, node_id, label, left_out, cell)
+    forward = CompiledForward(module, patcher.get_model_object(name), request)
+    forward.expect_regions()
     install_patch(patcher, name, forward)
     preload.load_first(module)
-    chosen, capabilities, _ = registry.resolve(backend, patcher.load_device.type)
-    if capabilities.compiles:
-        forward.expect_regions(chosen.name)
     return forward
 
 
 def install_patch(patcher: Any, name: str, patch: ForwardPatch) -> None:
     """Replace the method `name` of the model of `patcher`, our own clone, and of later clones of it."""
     patcher.add_object_patch(name, patch)
-    keep_patches_in_place(patcher)
+    patcher.set_injections(OUR_INJECTIONS, [PatcherInjection(_after_patching, _before_restoring)])
     for moment, callback in _CALLBACKS.items():
         patcher.remove_callbacks_with_key(moment, _KEY)
         patcher.add_callback_with_key(moment, _KEY, callback)
@@ -113,3 +106,50 @@ _CALLBACKS = {
     CallbacksMP.ON_DETACH: _weights_detached,
     CallbacksMP.ON_CLONE: _patch_clone,
 }
+
+
+# --- keep each patch on the module that it was made for ---------------------------------------------------------
+
+
+def _after_patching(patcher: Any) -> None:
+    for name, method, patch in _patches(patcher):
+        holder = _at_path(patcher, name)
+        if holder is patch.module:
+            continue
+        if vars(holder).get(method) is patch:
+            _restore(holder, method, patcher.object_patches_backup.pop(name, _NOTHING))
+        setattr(patch.module, method, patch)
+
+
+def _before_restoring(patcher: Any) -> None:
+    sampling = getattr(patcher.model, "current_patcher", None)
+    if sampling is not None and sampling is not patcher:
+        return  # a clone that is collected while another one samples with the same patches
+    for name, method, patch in _patches(patcher):
+        if _at_path(patcher, name) is patch.module:
+            continue
+        before = patcher.object_patches_backup.pop(name, _NOTHING)
+        if vars(patch.module).get(method) is patch:
+            _restore(patch.module, method, before)
+
+
+def _at_path(patcher: Any, name: str) -> Any:
+    """What is now at the place of the module whose method `name` is patched."""
+    path = name.rpartition(".")[0]
+    return comfy.utils.get_attr(patcher.model, path) if path else patcher.model
+
+
+def _patches(patcher: Any) -> Iterator[tuple[str, str, ForwardPatch]]:
+    for name, patch in list(patcher.object_patches.items()):
+        if isinstance(patch, ForwardPatch) and patch.is_alive:
+            yield name, name.rpartition(".")[2], patch
+
+
+def _restore(module: torch.nn.Module, method: str, before: Any) -> None:
+    """Take our patch off `module`. before: what core found when it set the patch, by `getattr`."""
+    while isinstance(before, ForwardPatch):
+        before = before.inner
+    del vars(module)[method]
+    # What the class gives anyway is not set: a bound method of the module itself would keep it alive.
+    if before is not _NOTHING and getattr(module, method, None) != before:
+        setattr(module, method, before)

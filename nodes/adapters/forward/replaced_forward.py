@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import logging
 import sys
 from collections.abc import Callable
 from pathlib import PurePath
@@ -17,22 +18,56 @@ import comfy.utils
 import torch
 from comfy.patcher_extension import WrappersMP
 
+from ....compile_cache.errors import BypassCode, BypassReason
 from ....compile_cache.foreign.attributes import is_own
 from ....compile_cache.torch_facts.private_names import COMPILER_MODULES
-from .call_watch import CallWatch
+from ..process import runtime
 from .forward_patch import ForwardPatch
 
-_KEY = "resolute-calls"
+logger = logging.getLogger(__name__)
+
 _OURS = __name__.partition(".nodes.")[0]
 
 
-def watch_calls(patcher: Any, name: str) -> None:
-    """Let `patcher` (a clone of ours) notice calls of its model that do not reach the forward at the path `name`."""
-    patcher.remove_wrappers_with_key(WrappersMP.APPLY_MODEL, _KEY)
-    patcher.add_wrapper_with_key(WrappersMP.APPLY_MODEL, _KEY, functools.partial(_watched, name))
+class CallWatch:
+    """The calls of one sampling run: how many reached the forward, and what answered the others."""
+
+    def __init__(self) -> None:
+        self.begin()
+
+    def begin(self) -> None:
+        """A sampling run starts."""
+        self.calls = 0
+        self._replaced = ""
+        self._skipped = ""
+
+    def missed(self, replaced: str | None, skipped: str) -> None:
+        """Note a call that did not reach the forward. replaced: what ran in its place, if anything did. Otherwise it
+        was skipped, as step caches do in some steps of a run, and `skipped` names what may have done it.
+        """
+        if replaced is not None:
+            count_bypass(replaced)
+            self._replaced = replaced
+        self._skipped = skipped
+
+    def end(self) -> str:
+        """Why nothing ran compiled; empty where a call reached the forward, or where there was no call."""
+        if self.calls or not (self._replaced or self._skipped):
+            return ""
+        if not self._replaced:
+            count_bypass(self._skipped)
+        return self._replaced or self._skipped
 
 
-def _watched(name: str, executor: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def count_bypass(detail: str, is_logged: bool = False) -> None:
+    """Count a call of the model that ran something else than our forward, and log the reason once."""
+    is_new = runtime.cache().stats.bypass(BypassReason(BypassCode.REPLACED_FORWARD, detail))
+    if is_new and not is_logged:
+        logger.info("Resolute: %s", detail)
+
+
+def watched(name: str, executor: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Wraps a call of a model: notes if it did not reach our forward at the path `name`."""
     model: Any = executor.class_obj  # type: ignore[attr-defined]  # core's WrapperExecutor
     patcher = getattr(model, "current_patcher", None)
     patch: Any = getattr(patcher, "object_patches", {}).get(name)

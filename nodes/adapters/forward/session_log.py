@@ -13,6 +13,7 @@ from ....compile_cache.calls.run_summary import Run
 from ....compile_cache.keys import Role
 from ..comfyui.compile_progress import CompileProgress
 from ..process import runtime
+from ..process.compile_request import CompileRequest
 from ..report import runs
 
 logger = logging.getLogger(__name__)
@@ -35,15 +36,10 @@ _open: list[SessionLog] = []
 class SessionLog:
     """Compares the cache's counters at the start and at the end of a sampling run."""
 
-    def __init__(
-        self, progress: CompileProgress, role: Role, label: str, cell: int, structure: Callable[[], str]
-    ) -> None:
-        """label: the model's name, for people. cell: pixels to a side of one latent cell.
-
-        structure: finds the digest of the model's structure, for the record of a run that ended.
-        """
+    def __init__(self, progress: CompileProgress, request: CompileRequest, structure: Callable[[], str]) -> None:
+        """structure: finds the digest of the model's structure, for the record of a run that ended."""
         self._progress = progress
-        self._role, self._label, self._cell = role, label, cell
+        self._role, self._label, self._cell = request.role, request.label, request.cell
         self._structure = structure
         self._before: dict[str, Any] = {}
         self._events_before = 0

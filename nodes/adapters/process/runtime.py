@@ -14,11 +14,9 @@ from typing import Any
 import comfy.model_management
 import torch
 
-from ....compile_cache.backends import registry
 from ....compile_cache.backends.base import Program
 from ....compile_cache.calls.cache import GraphCache
 from ....compile_cache.config import CacheConfig
-from ....compile_cache.regions.site import HookBuilder
 from ....compile_cache.regions.structure import structure_digest
 from ....compile_cache.store.fingerprint import ModelFingerprint
 from ..comfyui import dynamic_vram, page_loading
@@ -26,6 +24,8 @@ from ..comfyui.module_attributes import RULES
 from ..foreign.model_code import MANAGEMENT_MODULES
 from ..weights.weights_epoch import WeightsEpoch
 from . import store_location, user_settings
+from .compile_request import CompileRequest
+from .module_hooks import ModuleHooks
 
 
 @dataclass(eq=False)
@@ -34,10 +34,18 @@ class ModuleRecord:
 
     owner: int  # the number of the module in this process
     weights: WeightsEpoch
-    # By the name of the backend, and the names of the blocks that its hooks leave out.
+    # By the name of the backend, and the names of the blocks that are left out.
     programs: dict[tuple[str, tuple[str, ...]], Program] = field(default_factory=dict)
+    hooks: dict[tuple[str, tuple[str, ...]], ModuleHooks] = field(default_factory=dict)
     fingerprint: ModelFingerprint | None = None
     fingerprint_epoch: int = 0  # the weights epoch in which it was computed
+
+    def close(self) -> None:
+        """The module was garbage collected: let go of its blocks."""
+        for program in self.programs.values():
+            program.close()
+        for hooks in self.hooks.values():
+            hooks.close()
 
     def structure(self) -> str:
         """The model of a shape, as `GraphKey.plain` writes it; empty if no call needed the fingerprint yet."""
@@ -67,8 +75,8 @@ def cache() -> GraphCache:
     while (owner := _next(_collected)) is not None:
         _with_captures.append(owner)
         record = _records.pop(owner, None)
-        for program in () if record is None else record.programs.values():
-            program.close()
+        if record is not None:
+            record.close()
     with _lock:
         if _cache is None:
             total = int(comfy.model_management.get_total_memory(device()))
@@ -133,23 +141,27 @@ def _clean_up() -> None:
             logger.warning("Resolute: what belongs to a deleted model was not freed", exc_info=True)
 
 
-def program_for(
-    module: torch.nn.Module, backend: str, device: str, build_hooks: HookBuilder, left_out: tuple[str, ...] = ()
-) -> tuple[Program, str]:
-    """The program that runs `module` through a backend, made once, and the name of the backend that was resolved.
+def hooks_for(module: torch.nn.Module, request: CompileRequest, backend: str) -> ModuleHooks:
+    """The hooks of `module` for the program of a backend, made once."""
+    record, key = record_of(module), (backend, request.left_out)
+    if key not in record.hooks:
+        record.hooks[key] = ModuleHooks(module, request.role, request.left_out, record.weights)
+    return record.hooks[key]
 
-    device: a type ("cuda"). left_out: names of blocks that `build_hooks` omits; other names make another program.
-    Raises UnknownBackendError or BackendUnavailableError for a backend asked for by name.
+
+def program_for(module: torch.nn.Module, request: CompileRequest, device: str) -> tuple[Program, str]:
+    """The program that runs `module` as a node asked for, made once, and the name of its backend.
+
+    device: the type of device that the module runs on ("cuda"). Raises BackendUnavailableError.
     """
     graph_cache = cache()
     _drop_captures_of_collected(graph_cache)
-    chosen, capabilities, _ = registry.resolve(backend, device)
-    record = record_of(module)
-    program = record.programs.get((chosen.name, left_out))
-    if program is None:
-        program = chosen.bind(record.owner, capabilities, build_hooks, graph_cache.stats, graph_cache.config)
-        record.programs[chosen.name, left_out] = program
-    return program, chosen.name
+    backend, capabilities = request.backend_on(device)
+    record, key = record_of(module), (backend.name, request.left_out)
+    if key not in record.programs:
+        hooks = hooks_for(module, request, backend.name)
+        record.programs[key] = backend.bind(record.owner, capabilities, hooks, graph_cache.stats, graph_cache.config)
+    return record.programs[key], backend.name
 
 
 def fingerprint_of(module: torch.nn.Module) -> ModelFingerprint:

@@ -11,25 +11,20 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from comfy.patcher_extension import WrappersMP
-
 from ....compile_cache.errors import excerpt
 
 AUTO, MERGE, SPLIT = "auto", "always merge", "always split"
 POLICIES = (AUTO, MERGE, SPLIT)
 
-_KEY = "resolute-batching"
 # Fake estimates. For MERGE not 0 but minus infinity: core's test is "less than", and the free memory may be 0.
 _ESTIMATES = {MERGE: -math.inf, SPLIT: math.inf}
 
 
-def apply(patcher: Any, policy: str) -> None:
-    """Set the policy of a patcher (our clone); AUTO leaves the choice to core. Raises ValueError if it is unknown."""
+def wrapper_for(policy: str) -> Callable[..., Any] | None:
+    """The wrapper of a policy; None leaves the choice to core. Raises ValueError for an unknown policy."""
     if policy not in POLICIES:
         raise ValueError(f"There is no batching '{excerpt(policy)}'. Choose one of: {', '.join(POLICIES)}.")
-    patcher.remove_wrappers_with_key(WrappersMP.CALC_COND_BATCH, _KEY)
-    if policy != AUTO:
-        patcher.add_wrapper_with_key(WrappersMP.CALC_COND_BATCH, _KEY, _with_estimate(_ESTIMATES[policy]))
+    return None if policy == AUTO else _with_estimate(_ESTIMATES[policy])
 
 
 def _with_estimate(estimate: float) -> Callable[..., Any]:

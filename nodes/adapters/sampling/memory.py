@@ -7,7 +7,6 @@ from typing import Any
 
 import comfy.model_management
 import comfy.sampler_helpers
-from comfy.patcher_extension import WrappersMP
 
 from ....compile_cache.backends.cuda_graphs.memory import release_graph_memory
 from ..comfyui import version
@@ -15,8 +14,6 @@ from ..comfyui.messages import broadcast
 from ..process import runtime
 
 logger = logging.getLogger(__name__)
-
-_KEY = "resolute-memory"
 
 
 def free_graphs() -> int:
@@ -29,17 +26,12 @@ def free_graphs() -> int:
     return freed
 
 
-def make_room_before_sampling(patcher: Any) -> None:
-    """Before each sampling run of `patcher` (our clone), free as many captures as its weights need to fit.
+def make_room(executor: Any, patcher: Any, noise_shape: Any, conds: Any, *args: Any, **kwargs: Any) -> Any:
+    """Wraps the preparation of a sampling run: free as many captures as the model's weights need to fit.
 
     Otherwise ComfyUI would load the model partially and stream its weights, because it does not know that captures can
     be freed. PREPARE_SAMPLING is the last wrapper that runs before ComfyUI loads the model.
     """
-    patcher.remove_wrappers_with_key(WrappersMP.PREPARE_SAMPLING, _KEY)
-    patcher.add_wrapper_with_key(WrappersMP.PREPARE_SAMPLING, _KEY, _make_room)
-
-
-def _make_room(executor: Any, patcher: Any, noise_shape: Any, conds: Any, *args: Any, **kwargs: Any) -> Any:
     if runtime.cache().bytes and not version.is_dynamic(patcher):  # paged weights make room for themselves
         missing = _missing(patcher, noise_shape, conds)
         if missing > 0 and (freed := runtime.cache().trim(missing)):

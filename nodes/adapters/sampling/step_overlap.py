@@ -18,19 +18,14 @@ from typing import Any
 
 import torch
 from comfy.conds import CONDCrossAttn, CONDRegular
-from comfy.patcher_extension import WrappersMP
 
-_KEY = "resolute-overlap"
 _MAX_BYTES = 256 << 20  # of conditioning on the GPU, where it stays for the whole run
 
 
-def overlap_steps(patcher: Any) -> None:
-    """Overlap the steps in all sampling runs of `patcher` (our clone)."""
-    patcher.remove_wrappers_with_key(WrappersMP.SAMPLER_SAMPLE, _KEY)
-    patcher.add_wrapper_with_key(WrappersMP.SAMPLER_SAMPLE, _KEY, _sample)
-
-
-def _sample(executor: Any, guider: Any, sigmas: Any, extra_args: Any, callback: Any, *args: Any, **kwargs: Any) -> Any:
+def overlap_steps(
+    executor: Any, guider: Any, sigmas: Any, extra_args: Any, callback: Any, *args: Any, **kwargs: Any
+) -> Any:
+    """Wraps a sampling run."""
     device = guider.model_patcher.load_device
     if device.type != "cuda" or "multigpu_clones" in extra_args["model_options"]:  # each GPU needs its own copy
         return executor(guider, sigmas, extra_args, callback, *args, **kwargs)

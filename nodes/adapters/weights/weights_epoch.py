@@ -8,18 +8,19 @@ from __future__ import annotations
 
 import itertools
 import weakref
-from collections.abc import Collection
+from collections.abc import Collection, Hashable
 from typing import Any
 
 import torch
 
 from ....compile_cache.errors import BypassCode, BypassReason
 from ....compile_cache.foreign.attributes import ForeignCode, is_own
+from ....compile_cache.foreign.reach import CodeReach
 from ..comfyui import dynamic_vram
 from ..comfyui.module_attributes import RULES
 from ..foreign.model_code import ModelCode
 from .loaded_anew import LoadedAnew
-from .module_state import ModuleStateReader
+from .module_state import ModuleState, ModuleStateReader
 from .paged_weights import Fill, PagedWeights
 from .tensor_parts import addresses, is_plain, is_readable
 
@@ -50,6 +51,8 @@ class WeightsEpoch:
         self._trusted = trusted
         self._state: tuple[Any, ...] | None = None
         self.epoch = 0
+        # Of the latest look: modules, settings, shapes and reached code. Equal if only weights moved or changed.
+        self.code: Hashable | None = None
         self.blocker: BypassReason | None = None
         self.paged = PagedWeights(fill)
         self.loaded_anew = LoadedAnew(host)
@@ -89,8 +92,7 @@ class WeightsEpoch:
         self._addresses = self._read_addresses()
         tensors = [slots[name] for slots, name in self._slots]
         places = self._addresses or [_address(tensor) for tensor in tensors]
-        module_states = self._states.read(modules, root)
-        kinds, reach = self._code.read(modules)
+        module_states, kinds, reach = self._read_code(modules, root)
         state = (
             places,
             pages,
@@ -105,6 +107,24 @@ class WeightsEpoch:
             host = self._host if self.paged.pages else None
             self.blocker = _blocker(tensors, modules, foreign, host) or self._code.blocker(kinds, reach, self._trusted)
         return True
+
+    def read_code(self) -> None:
+        """Bring `code` up to date. It reads no weight, so they need not be loaded."""
+        root = self._module()
+        if root is not None:
+            self._read_code(list(root.modules()), root)
+
+    def _read_code(
+        self, modules: list[torch.nn.Module], root: torch.nn.Module
+    ) -> tuple[list[ModuleState], frozenset[type], CodeReach]:
+        states, (kinds, reach) = self._states.read(modules, root), self._code.read(modules)
+        self.code = (
+            tuple(map(weakref.ref, modules)),  # a new module may get the id of one that is gone
+            tuple([state[1:3] for state in states]),  # without casts and patches of weights
+            tuple([(weight.shape, weight.dtype) for module in modules for weight in _own_tensors(module)]),
+            reach,
+        )
+        return states, kinds, reach
 
     def why_foreign(self) -> BypassReason | None:
         """Why another pack's code in the model forbids to run it more often than asked for. Reads no weight."""
@@ -125,6 +145,12 @@ class WeightsEpoch:
             return [part for slots, name in self._slots for part in addresses(slots[name])]
         except (KeyError, AttributeError, RuntimeError):  # a weight was removed, or has no storage (meta, quantized)
             return None
+
+
+def _own_tensors(module: torch.nn.Module) -> list[torch.Tensor]:
+    return [
+        tensor for slots in (module._parameters, module._buffers) for tensor in slots.values() if tensor is not None
+    ]
 
 
 def _address(tensor: torch.Tensor) -> int:

@@ -44,10 +44,8 @@ def plain(core: SimpleNamespace, unet: Any) -> Any:
 @pytest.fixture(scope="module")
 def compiled(core: SimpleNamespace, unet: Any) -> Any:
     """What stands there with it."""
-    families = [core.ours("blocks.unets.unet").hooks]
-    return core.ours("forward.compiled_forward").CompiledForward(
-        unet, unet._forward, "inductor", core.roles.UNET, families, None
-    )
+    request = core.ours("process.compile_request").CompileRequest.resolved("inductor", "cpu", core.roles.UNET)
+    return core.ours("forward.compiled_forward").CompiledForward(unet, unet._forward, request)
 
 
 @pytest.fixture

@@ -44,6 +44,12 @@ def condition(seed: int, tokens: int = 77, **more: Any) -> list[Any]:
     return [torch.randn((1, tokens, 768), generator=torch.Generator().manual_seed(seed)), more]
 
 
+def batched(core: SimpleNamespace, patcher: Any, policy: str) -> None:
+    """Let a model merge or split its conds, as Compile Model does."""
+    kind, wrapper = core.comfy.patcher_extension.WrappersMP.CALC_COND_BATCH, core.ours("sampling.cond_batching")
+    core.ours("sampling.wrappers").set_wrapper(patcher, kind, "resolute-batching", wrapper.wrapper_for(policy))
+
+
 class Bench:
     """Samples with a model and says how many passes of each kind its DeepCache ran."""
 
@@ -66,7 +72,7 @@ class Bench:
         clone = self.model.clone()
         driver = self.core.reference.Driver(clone.get_model_object("diffusion_model"), depth, full_steps)
         clone.add_object_patch("diffusion_model._forward", driver)
-        self.core.ours("sampling.cond_batching").apply(clone, policy)
+        batched(self.core, clone, policy)
         return clone, driver
 
     def sample(self, model: Any, **changes: Any) -> torch.Tensor:
@@ -136,7 +142,7 @@ def test_it_is_the_plain_loop_and_the_same_with_compile_model(bench: Bench, kind
     expected = bench.sample(reference, **changes)
     assert torch.isfinite(expected).all() and expected.std() > 0
     deepcache = bench.cached()
-    bench.core.ours("sampling.cond_batching").apply(deepcache, policy)
+    batched(bench.core, deepcache, policy)
     alone = bench.sample(deepcache, **changes)
     assert relative_error(alone, expected) <= TOLERANCE
     passes = bench.passes
@@ -406,7 +412,7 @@ class TestGuidanceThatCallsAgain:
             return bench.core.reference.fast(unet, 2, kept[which], **given)
 
         clone.add_object_patch("diffusion_model._forward", forward)
-        bench.core.ours("sampling.cond_batching").apply(clone, "always merge")
+        batched(bench.core, clone, "always merge")
         return bench.sample(patch(clone))
 
     def test_a_call_that_a_step_cache_leaves_out_is_not_mixed_up_with_another(self, bench: Bench) -> None:

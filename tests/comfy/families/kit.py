@@ -52,9 +52,8 @@ class Bench:
         self.module = model.make()
         self._method = "_forward" if hasattr(self.module, "_forward") else "forward"
         compiled = core.ours("forward.compiled_forward").CompiledForward
-        families = core.ours("blocks.families").families_for(core.roles.UNET)
-        inner = getattr(self.module, self._method)
-        self._forward = compiled(self.module, inner, "inductor", core.roles.UNET, families, None)
+        request = core.ours("process.compile_request").CompileRequest.resolved("inductor", "cpu", core.roles.UNET)
+        self._forward = compiled(self.module, getattr(self.module, self._method), request)
         self.stats = core.ours("process.runtime").cache().stats
 
     @contextmanager

@@ -53,8 +53,7 @@ def test_a_decoders_blocks_around_it_run_as_they_are(core: SimpleNamespace) -> N
 
     def hooked() -> tuple[set[str], list[str]]:
         reasons: list[str] = []
-        families = registry.families_for(core.roles.VAE_DECODE)
-        hooks = registry.hooks_of(families, decoder, None, lambda reason: reasons.append(reason.detail))
+        hooks = registry.hooks_of(decoder, core.roles.VAE_DECODE, None, lambda reason: reasons.append(reason.detail))
         return {name for hook in hooks for _, name in hook.labels}, reasons
 
     before, none = hooked()

@@ -1,0 +1,45 @@
+"""What one compile node asks for. The node decides it once; everything below reads it from here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from ....compile_cache.backends import registry
+from ....compile_cache.backends.base import Backend, Capabilities
+from ....compile_cache.keys import Role
+
+
+@dataclass(frozen=True, slots=True)
+class CompileRequest:
+    """chosen: the backend as the node has it, one of `registry.CHOICES`. backend, capabilities, why: what that means on
+    `device`, the type of device that the node expects the module to run on ("cuda"), and a sentence that explains it.
+    label: the model's name, for people. left_out: kinds or places of blocks that run as they are.
+    cell: pixels to a side of a latent cell, for people.
+    """
+
+    chosen: str
+    device: str
+    backend: Backend
+    capabilities: Capabilities
+    why: str
+    role: Role
+    node_id: str | None = None
+    label: str = ""
+    left_out: tuple[str, ...] = ()
+    cell: int = 8
+
+    @classmethod
+    def resolved(cls, chosen: str, device: str, role: Role, **settings: Any) -> CompileRequest:
+        """Find the backend for a choice. Raises UnknownBackendError or BackendUnavailableError."""
+        return cls(chosen, device, *registry.resolve(chosen, device), role, **settings)
+
+    def backend_on(self, device: str) -> tuple[Backend, Capabilities]:
+        """The backend for a type of device. On another one than expected the choice is resolved again.
+
+        Raises BackendUnavailableError.
+        """
+        if device == self.device:
+            return self.backend, self.capabilities
+        backend, capabilities, _ = registry.resolve(self.chosen, device)
+        return backend, capabilities

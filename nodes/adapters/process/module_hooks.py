@@ -1,0 +1,85 @@
+"""The hooks of one module: built once, and again only after the module's code changed."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from ....compile_cache.errors import BypassReason
+from ....compile_cache.keys import Role
+from ....compile_cache.regions.site import Bypass, Hook, RegionRunner, RegionSite
+from ..blocks import left_out
+from ..blocks.families import hooks_of
+from ..comfyui import version
+from ..weights.streamed_blocks import streamed
+from ..weights.weights_epoch import WeightsEpoch
+
+
+class ModuleHooks:
+    """Builds the hooks of a module for one program; a `HookBuilder`.
+
+    The compile node counts the regions of a module before its weights are loaded. The program asks for the same hooks
+    at each new weights epoch, most of which only move weights. So they are kept for as long as the modules, their
+    settings and the code that they reach stay the same.
+
+    It holds the module weakly, since the program keeps it.
+    """
+
+    def __init__(self, module: torch.nn.Module, role: Role, names: tuple[str, ...], weights: WeightsEpoch) -> None:
+        """names: of blocks that are left out, see `left_out`."""
+        self._module = weakref.ref(module)
+        self._role, self._names, self._weights = role, names, weights
+        self._run: RegionRunner = _run_nothing
+        self._bypass: Bypass = lambda reason: None
+        self._built_for: Any = None
+        self._all: list[Hook] = []
+        self._kept: list[Hook] = []
+        self._reasons: list[BypassReason] = []  # why blocks have no hook
+
+    def __call__(self, run: RegionRunner, bypass: Bypass) -> Sequence[Hook]:
+        """The hooks, with `run` and `bypass` behind them from now on. Reports why blocks have none."""
+        self._run, self._bypass = streamed(run, self._weights.paged), bypass
+        if self._weights.code is None:
+            self._weights.read_code()
+        self._build_if_changed()
+        for reason in self._reasons:
+            bypass(reason)
+        return self._kept
+
+    def known(self) -> Sequence[Hook]:
+        """The hooks before any call. Raises UserError if a name of `left_out` is no block of the module."""
+        self._weights.read_code()
+        self._build_if_changed()
+        left_out.require_known(self._names, self._all)
+        return self._kept
+
+    def close(self) -> None:
+        """The module was garbage collected: let go of its blocks."""
+        self._built_for, self._all, self._kept, self._run = None, [], [], _run_nothing
+
+    def _build_if_changed(self) -> None:
+        module = self._module()
+        now = (self._weights.code, version.attention_is_traceable(), version.vae_attention_is_traceable())
+        if module is None or now == self._built_for:
+            return
+        self._reasons, called = [], self._bypass
+        self._bypass = self._reasons.append
+        try:
+            self._all = hooks_of(module, self._role, self._run_site, self._report)
+            self._kept = left_out.without(self._names, self._all, self._report)
+        finally:
+            self._bypass = called
+        self._built_for = now
+
+    def _run_site(self, site: RegionSite, *tensors: torch.Tensor) -> Any:
+        return self._run(site, *tensors)
+
+    def _report(self, reason: BypassReason) -> None:
+        self._bypass(reason)
+
+
+def _run_nothing(site: RegionSite, *tensors: torch.Tensor) -> Any:
+    raise AssertionError("hooks that no program asked for do not run")
