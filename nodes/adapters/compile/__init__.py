@@ -1,1 +1,1 @@
-"""What a compile node asks for: a MODEL, a VAE or a CONTROL_NET that runs through the cache."""
+"""Compile nodes: a MODEL, a VAE or a CONTROL_NET in, and one that runs through the cache out."""

@@ -1,4 +1,4 @@
-"""What a compile node says about its backend, or about a model that it does not compile."""
+"""A compile node decides its request, and says which backend it found, or why it compiles nothing."""
 
 from __future__ import annotations
 

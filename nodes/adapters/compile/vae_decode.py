@@ -64,7 +64,7 @@ def _why_not(model: Any) -> str:
 
 
 def _wrapped_decoder(model: Any) -> torch.nn.Module | None:
-    """What another pack put around a decoder that Resolute knows, on the model itself."""
+    """The module that another pack put around a decoder that Resolute knows, on the model itself."""
     for name in ("taesd_decoder", "decoder"):
         found = getattr(model, name, None)
         if not isinstance(found, torch.nn.Module):

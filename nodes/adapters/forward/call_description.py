@@ -46,7 +46,7 @@ class CallDescription:
         return (tuple(self.names), tensors, repr(self.values))
 
     def signature(self) -> Signature:
-        """What the graph of this call is keyed by, beside the model and the backend."""
+        """The part of the graph's key that depends on this call, not on the model or the backend."""
         specs = tuple((name, tensor_spec(tensor)) for name, tensor in zip(self.names, self.tensors, strict=True))
         return Signature(specs, tuple(self.values))
 

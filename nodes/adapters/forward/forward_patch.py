@@ -43,7 +43,7 @@ class ForwardPatch(ABC):
 
     @property
     def is_alive(self) -> bool:
-        """Whether the module still exists: another pack may have exchanged it for one of its own."""
+        """True while the module exists: another pack may have exchanged it for one of its own."""
         return self._module() is not None
 
     @property
@@ -67,7 +67,7 @@ class ForwardPatch(ABC):
 
     @functools.cached_property
     def takes_any_arguments(self) -> bool:
-        """Whether `inner` has `*args`: then the names are those of another forward, and it may read them by place."""
+        """True if `inner` has `*args`: then the names are those of another forward, and it may read them by place."""
         return _takes_any(inspect.signature(self.inner))
 
     def for_copy(self, module: torch.nn.Module, own: Any) -> ForwardPatch:

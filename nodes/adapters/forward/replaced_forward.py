@@ -1,4 +1,4 @@
-"""Whether the calls of a sampling run reach our forward, and what runs in its place where they do not.
+"""Notice calls of a sampling run that do not reach our forward, and name what ran in its place.
 
 Another pack may exchange the forward for the length of one call (WaveSpeed's first block cache) or the whole network
 (nodes around torch.compile). Both are in place only while the model is called, so a wrapper looks at that moment.
@@ -82,7 +82,7 @@ def watched(name: str, executor: Callable[..., Any], *args: Any, **kwargs: Any) 
 
 
 def _replacement(patch: ForwardPatch, name: str, model: torch.nn.Module) -> str | None:
-    """What replaces `patch` at the path `name` of `model` at this moment, in words; None if nothing does."""
+    """Name what replaces `patch` at the path `name` of `model` at this moment, in words; None if nothing does."""
     path, _, method = name.rpartition(".")
     network = comfy.utils.get_attr(model, path)
     if not patch.is_alive or network is not patch.module:

@@ -1,4 +1,4 @@
-"""What a step cache asks of a model's forward: run one pass through the network in place of all of it.
+"""A step cache asks a model's forward to run one pass through the network in place of all of it.
 
 A step cache (DeepCache and its kind) reuses work between the steps of a sampling run. Its node wraps the calls of the
 model, decides for each one which pass it takes, and puts that StepPass into transformer_options. CompiledForward and
@@ -21,7 +21,7 @@ PASS, RUN = "resolute_step_pass", "resolute_step_cache"
 
 
 class StepCacheRun(Protocol):
-    """What a step cache keeps during one sampling run."""
+    """The state of a step cache during one sampling run."""
 
     passes: Counter[str]  # how often each kind of pass has run; a kind that has not is there with 0
 

@@ -1,4 +1,4 @@
-"""What one compile node asks for. The node decides it once; everything below reads it from here."""
+"""One compile node's decisions about a module, made once. Everything below the node reads them from here."""
 
 from __future__ import annotations
 

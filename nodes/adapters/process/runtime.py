@@ -30,7 +30,7 @@ from .module_hooks import ModuleHooks
 
 @dataclass(eq=False)
 class ModuleRecord:
-    """What the process keeps for one module, shared by every clone that runs it."""
+    """The programs, hooks and weights epoch of one module, shared by every clone that runs it."""
 
     owner: int  # the number of the module in this process
     weights: WeightsEpoch

@@ -1,4 +1,4 @@
-"""What users set in ComfyUI's settings dialog. An environment variable of the same meaning wins.
+"""The settings of ComfyUI's dialog. An environment variable of the same meaning wins.
 
 ComfyUI keeps the settings of its only user in `user/default/comfy.settings.json`. They are read once, when
 ComfyUI's server starts.
@@ -31,7 +31,7 @@ _MAX_NUMBER = 1 << 24  # MiB
 
 
 def variables() -> dict[str, str]:
-    """What the user set, as texts of the environment variables of the same meaning."""
+    """The settings of the dialog, as texts of the environment variables of the same meaning."""
     return _in_variables(_read())
 
 
