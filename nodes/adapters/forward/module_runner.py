@@ -123,7 +123,7 @@ class ModuleRunner:
         return key
 
     def _size(self, description: CallDescription) -> str:
-        """The size and batch that the user asked for: CFG doubles the batch, and a ControlNet's call does not say so."""
+        """The size and batch that the user sees: CFG doubles the batch, and a ControlNet's call does not say so."""
         shape = description.tensors[0].shape
         if len(shape) < 4:  # sound: it has no pixels
             return ""
