@@ -1,7 +1,8 @@
-"""What these nodes share: the schema of a deprecated node, OneDiff's types, and inputs that several of them have."""
+"""The form of a deprecated node, OneDiff's types, and inputs that several of its nodes have."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from comfy_api.latest import io
@@ -19,26 +20,45 @@ TorchCompileBooster = io.Custom("TorchCompileBooster")
 QuantizationBooster = io.Custom("QuantizationBooster")
 
 
-def schema(
-    node_id: str, title: str, became: str, about: str, inputs: list[Any], outputs: list[Any], *, ends: bool = False
-) -> io.Schema:
-    """The schema of a deprecated node.
+def node(
+    node_id: str,
+    title: str,
+    became: str,
+    about: str,
+    inputs: Callable[[], list[Any]],
+    outputs: Callable[[], list[Any]],
+    run: Callable[..., io.NodeOutput],
+) -> type[io.ComfyNode]:
+    """A deprecated node.
 
     title: OneDiff's own. became: the node to use now, shown in the title; empty if none is needed any more. about: a
-    sentence or two on what it does now. ends: it has no outputs, so ComfyUI runs it by itself.
+    sentence or two on what it does now. run: gets the number of the node, and the inputs by name. A node without
+    outputs is run by ComfyUI for its own sake.
     """
-    advice = f"Use {became} in new workflows." if became else "It is no longer needed."
-    return io.Schema(
-        node_id=node_id,
-        display_name=f"{title} → {became}" if became else f"{title} (no longer needed)",
-        category=CATEGORY,
-        description=f"OneDiff's node. {advice} {about}",
-        inputs=inputs,
-        outputs=outputs,
-        **with_node_id(),
-        is_output_node=ends,
-        is_deprecated=True,
-    )
+
+    class Node(io.ComfyNode):
+        @classmethod
+        def define_schema(cls) -> io.Schema:
+            advice = f"Use {became} in new workflows." if became else "It is no longer needed."
+            given = outputs()
+            return io.Schema(
+                node_id=node_id,
+                display_name=f"{title} → {became}" if became else f"{title} (no longer needed)",
+                category=CATEGORY,
+                description=f"OneDiff's node. {advice} {about}",
+                inputs=inputs(),
+                outputs=given,
+                **with_node_id(),
+                is_output_node=not given,
+                is_deprecated=True,
+            )
+
+        @classmethod
+        def execute(cls, **given: Any) -> io.NodeOutput:
+            return run(cls.hidden.unique_id, **given)
+
+    Node.__name__ = Node.__qualname__ = node_id
+    return Node
 
 
 def booster_input() -> Any:

@@ -16,142 +16,105 @@ from .common import (
     deepcache_inputs,
     ignored_text,
     inplace_input,
-    schema,
+    node,
     static_mode_input,
 )
 
 
-class ModelSpeedup(io.ComfyNode):
-    @classmethod
-    def define_schema(cls) -> io.Schema:
-        return schema(
-            "ModelSpeedup",
-            "Model Speedup",
-            "Compile Model",
-            "It compiles with the backend auto, and adds DeepCache if a booster asks for it.",
-            [io.Model.Input("model", tooltip="The model to compile."), booster_input(), inplace_input()],
-            [io.Model.Output(tooltip="A compiled copy of the model.")],
-        )
-
-    @classmethod
-    def execute(cls, model: Any, custom_booster: Booster | None = None, inplace: bool = True) -> io.NodeOutput:
-        return io.NodeOutput(speed_up_model(model, custom_booster, cls.hidden.unique_id))
+def _model(node_id: str | None, model: Any, custom_booster: Booster | None = None, **_: Any) -> io.NodeOutput:
+    return io.NodeOutput(speed_up_model(model, custom_booster, node_id))
 
 
-class SVDSpeedup(io.ComfyNode):
-    @classmethod
-    def define_schema(cls) -> io.Schema:
-        return schema(
-            "SVDSpeedup",
-            "SVD Speedup",
-            "Compile Model",
-            "It compiles with the backend auto. A video model needs no node of its own.",
-            [
-                io.Model.Input("model", tooltip="The model to compile."),
-                io.Boolean.Input("inplace", default=False, optional=True, tooltip=NO_EFFECT),
-                ignored_text("cache_name", "svd"),
-                booster_input(),
-            ],
-            [io.Model.Output(tooltip="A compiled copy of the model.")],
-        )
-
-    @classmethod
-    def execute(cls, model: Any, custom_booster: Booster | None = None, **_: Any) -> io.NodeOutput:
-        return io.NodeOutput(speed_up_model(model, custom_booster, cls.hidden.unique_id))
+def _vae(node_id: str | None, vae: Any, custom_booster: Booster | None = None, **_: Any) -> io.NodeOutput:
+    return io.NodeOutput(speed_up_vae(vae, custom_booster, node_id))
 
 
-class ModuleDeepCacheSpeedup(io.ComfyNode):
-    @classmethod
-    def define_schema(cls) -> io.Schema:
-        return schema(
-            "ModuleDeepCacheSpeedup",
-            "Model DeepCache Speedup",
-            "Compile Model and DeepCache",
-            DEEPCACHE_TEXT,
-            [io.Model.Input("model", tooltip="A UNet."), static_mode_input(), *deepcache_inputs()],
-            [io.Model.Output(tooltip="A compiled copy of the model with DeepCache.")],
-        )
-
-    @classmethod
-    def execute(cls, model: Any, static_mode: str = "enable", **inputs: Any) -> io.NodeOutput:
-        booster = Booster(deepcache=deepcache_from(inputs))
-        return io.NodeOutput(speed_up_model(model, booster, cls.hidden.unique_id))
+def _with_deepcache(node_id: str | None, model: Any, static_mode: str = "enable", **inputs: Any) -> io.NodeOutput:
+    return io.NodeOutput(speed_up_model(model, Booster(deepcache=deepcache_from(inputs)), node_id))
 
 
-class VaeSpeedup(io.ComfyNode):
-    @classmethod
-    def define_schema(cls) -> io.Schema:
-        return schema(
-            "VaeSpeedup",
-            "VAE Speedup",
-            "Compile VAE Decode",
-            "It compiles the decoder with the backend auto.",
-            [io.Vae.Input("vae", tooltip="The VAE to compile."), booster_input(), inplace_input()],
-            [io.Vae.Output(tooltip="A copy of the VAE with a compiled decoder.")],
-        )
-
-    @classmethod
-    def execute(cls, vae: Any, custom_booster: Booster | None = None, inplace: bool = True) -> io.NodeOutput:
-        return io.NodeOutput(speed_up_vae(vae, custom_booster, cls.hidden.unique_id))
+def _controlnet(
+    node_id: str | None,
+    control_net: Any,
+    static_mode: str = "enable",
+    custom_booster: Booster | None = None,
+    **_: Any,
+) -> io.NodeOutput:
+    if static_mode == "disable":
+        explain_passthrough("static_mode is disable, so the ControlNet runs as it is", node_id)
+        return io.NodeOutput(control_net)
+    return io.NodeOutput(speed_up_controlnet(control_net, custom_booster, node_id))
 
 
-class ControlnetSpeedup(io.ComfyNode):
-    @classmethod
-    def define_schema(cls) -> io.Schema:
-        return schema(
-            "ControlnetSpeedup",
-            "ControlNet Speedup",
-            "Compile ControlNet",
-            "It compiles with the backend auto.",
-            [
-                io.ControlNet.Input("control_net", tooltip="The ControlNet to compile."),
-                inplace_input(),
-                booster_input(),
-            ],
-            [io.ControlNet.Output(tooltip="A compiled copy of the ControlNet.")],
-        )
-
-    @classmethod
-    def execute(cls, control_net: Any, inplace: bool = True, custom_booster: Booster | None = None) -> io.NodeOutput:
-        return io.NodeOutput(speed_up_controlnet(control_net, custom_booster, cls.hidden.unique_id))
+def _switch() -> Any:
+    tooltip = "disable passes the ControlNet on as it is."
+    return io.Combo.Input(
+        "static_mode", options=["enable", "disable"], default="enable", optional=True, tooltip=tooltip
+    )
 
 
-class ControlNetSpeedup(io.ComfyNode):
-    """The same of OneDiff's first versions, whose id has a capital N."""
-
-    @classmethod
-    def define_schema(cls) -> io.Schema:
-        return schema(
-            "ControlNetSpeedup",
-            "ControlNet Speedup",
-            "Compile ControlNet",
-            "It compiles with the backend auto; with static_mode disable the ControlNet runs as it is.",
-            [
-                io.ControlNet.Input("control_net", tooltip="The ControlNet to compile."),
-                io.Combo.Input(
-                    "static_mode",
-                    options=["enable", "disable"],
-                    default="enable",
-                    optional=True,
-                    tooltip="disable passes the ControlNet on as it is.",
-                ),
-            ],
-            [io.ControlNet.Output(display_name="control_net", tooltip="A compiled copy of the ControlNet.")],
-        )
-
-    @classmethod
-    def execute(cls, control_net: Any, static_mode: str = "enable") -> io.NodeOutput:
-        if static_mode == "disable":
-            explain_passthrough("static_mode is disable, so the ControlNet runs as it is", cls.hidden.unique_id)
-            return io.NodeOutput(control_net)
-        return io.NodeOutput(speed_up_controlnet(control_net, None, cls.hidden.unique_id))
-
-
-NODES: list[type[io.ComfyNode]] = [
-    ModelSpeedup,
-    SVDSpeedup,
-    ModuleDeepCacheSpeedup,
-    VaeSpeedup,
-    ControlnetSpeedup,
-    ControlNetSpeedup,
+NODES = [
+    node(
+        "ModelSpeedup",
+        "Model Speedup",
+        "Compile Model",
+        "It compiles with the backend auto, and adds DeepCache if a booster asks for it.",
+        lambda: [io.Model.Input("model", tooltip="The model to compile."), booster_input(), inplace_input()],
+        lambda: [io.Model.Output(tooltip="A compiled copy of the model.")],
+        _model,
+    ),
+    node(
+        "SVDSpeedup",
+        "SVD Speedup",
+        "Compile Model",
+        "It compiles with the backend auto. A video model needs no node of its own.",
+        lambda: [
+            io.Model.Input("model", tooltip="The model to compile."),
+            io.Boolean.Input("inplace", default=False, optional=True, tooltip=NO_EFFECT),
+            ignored_text("cache_name", "svd"),
+            booster_input(),
+        ],
+        lambda: [io.Model.Output(tooltip="A compiled copy of the model.")],
+        _model,
+    ),
+    node(
+        "ModuleDeepCacheSpeedup",
+        "Model DeepCache Speedup",
+        "Compile Model and DeepCache",
+        DEEPCACHE_TEXT,
+        lambda: [io.Model.Input("model", tooltip="A UNet."), static_mode_input(), *deepcache_inputs()],
+        lambda: [io.Model.Output(tooltip="A compiled copy of the model with DeepCache.")],
+        _with_deepcache,
+    ),
+    node(
+        "VaeSpeedup",
+        "VAE Speedup",
+        "Compile VAE Decode",
+        "It compiles the decoder with the backend auto.",
+        lambda: [io.Vae.Input("vae", tooltip="The VAE to compile."), booster_input(), inplace_input()],
+        lambda: [io.Vae.Output(tooltip="A copy of the VAE with a compiled decoder.")],
+        _vae,
+    ),
+    node(
+        "ControlnetSpeedup",
+        "ControlNet Speedup",
+        "Compile ControlNet",
+        "It compiles with the backend auto.",
+        lambda: [
+            io.ControlNet.Input("control_net", tooltip="The ControlNet to compile."),
+            inplace_input(),
+            booster_input(),
+        ],
+        lambda: [io.ControlNet.Output(tooltip="A compiled copy of the ControlNet.")],
+        _controlnet,
+    ),
+    node(  # of OneDiff's first versions, whose id has a capital N
+        "ControlNetSpeedup",
+        "ControlNet Speedup",
+        "Compile ControlNet",
+        "It compiles with the backend auto; with static_mode disable the ControlNet runs as it is.",
+        lambda: [io.ControlNet.Input("control_net", tooltip="The ControlNet to compile."), _switch()],
+        lambda: [io.ControlNet.Output(display_name="control_net", tooltip="A compiled copy of the ControlNet.")],
+        _controlnet,
+    ),
 ]
