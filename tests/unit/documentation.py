@@ -128,7 +128,9 @@ def _members(kind: ast.ClassDef) -> set[str]:
 
 @functools.cache
 def options(file: Path) -> frozenset[str]:
-    """The options that a command defines: --quick."""
+    """The options that a command defines: --quick. A shell script has none."""
+    if file.parent.name == ".ci":
+        return frozenset()
     calls = (node for node in ast.walk(ast.parse(file.read_text("utf-8"))) if isinstance(node, ast.Call))
     defining = (call for call in calls if getattr(call.func, "attr", "") in ("add_argument", "addoption"))
     named = (each.value for call in defining for each in call.args if isinstance(each, ast.Constant))
@@ -195,7 +197,7 @@ def wrong_with(span: str, page: Path) -> str | None:
     if span.startswith(("GET ", "POST ")):
         return _wrong_route(span)
     words = span.split()
-    if words[0] in ("python", ".venv/bin/python") or words[0].startswith("-") or words[0] == ".ci/run":
+    if words[0] in ("python", ".venv/bin/python") or words[0].startswith("-") or words[0].startswith(".ci/"):
         return _wrong_command(span)
     if words[0].startswith("scripts/") and not words[0].endswith(("/", ".py")):
         return _wrong_command(span)
@@ -228,7 +230,7 @@ def _wrong_command(span: str) -> str | None:
         file, words = ROOT / words[0], words[1:]
         if not file.is_file():
             return f"no command {file.relative_to(ROOT)}"
-        file = ROOT / "scripts" / "test" if file.name == "run" else file  # .ci/run hands its arguments on
+        file = ROOT / "scripts" / "test" if file.name == "run" else file  # .ci/run passes its arguments on
     else:
         return _wrong_options(words, all_options()) or _wrong_arguments(passed)
     known = all_options() if _PLACEHOLDER.search(file.stem) else options(file)

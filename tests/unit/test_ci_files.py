@@ -1,4 +1,4 @@
-"""Workflows, hooks and templates: they parse, they run commands that exist, and they are the ones of `.ci/run`."""
+"""Workflows, hooks and templates: they parse, they run commands that exist, and all that `.ci/run` runs."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import yaml  # one of ComfyUI's requirements
 
+from scripts.support import shards
 from scripts.support.environment import NEWEST_PYTHON, OLDEST_PYTHON
 
 from .documentation import ROOT, wrong_with
@@ -17,7 +18,8 @@ from .documentation import ROOT, wrong_with
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
 TEMPLATES = sorted((ROOT / ".github" / "ISSUE_TEMPLATE").glob("[!c]*.yml"))
 PRE_COMMIT = ROOT / ".pre-commit-config.yaml"
-CI = ROOT / ".ci" / "run"
+CHECKS, RUN = ROOT / ".ci" / "checks", ROOT / ".ci" / "run"
+SHARD = "${{ matrix.shard }}"
 
 
 def read(file: Path) -> Any:
@@ -29,24 +31,45 @@ def steps(workflow: Path) -> Iterator[dict[str, Any]]:
         yield from job["steps"]
 
 
+def commands(workflow: str) -> list[str]:
+    return [step["run"] for step in steps(ROOT / ".github" / "workflows" / workflow) if "run" in step]
+
+
 def checks_of_ci() -> list[str]:
-    """What `.ci/run` starts before the tests: "ruff check"."""
-    return re.findall(r'^"\$python" -m (.+?)(?: \.)?$', CI.read_text("utf-8"), re.MULTILINE)
+    """What `.ci/checks` starts: "ruff check"."""
+    return re.findall(r'^"\$python" -m (.+?)(?: \.)?$', CHECKS.read_text("utf-8"), re.MULTILINE)
 
 
 def name_of(file: Path) -> str:
     return file.name
 
 
-def test_there_is_one_workflow_for_everything_and_one_for_the_quick_tests() -> None:
-    commands = [step["run"] for workflow in WORKFLOWS for step in steps(workflow) if "run" in step]
-    assert commands == [".ci/run", "python scripts/test --quick"]
+def test_ci_runs_the_checks_and_every_shard() -> None:
+    lines = RUN.read_text("utf-8").splitlines()
+    assert ".ci/checks" in lines
+    assert lines[-1] == 'exec "$start" -m scripts.support.run_shards'
+
+
+def test_the_workflows_run_what_ci_runs_and_the_long_tests_on_a_schedule() -> None:
+    assert {file.name for file in WORKFLOWS} == {"everything.yml", "long.yml", "quick.yml"}
+    assert commands("everything.yml")[0] == ".ci/checks"
+    assert commands("everything.yml")[-1] == f"python scripts/test --shard {SHARD}"
+    assert commands("long.yml")[-1] == f"python scripts/test --shard {SHARD} --long"
+    assert commands("quick.yml") == ["python scripts/test --quick"]
+    # YAML reads a bare `on` as true.
+    assert "schedule" in read(ROOT / ".github" / "workflows" / "long.yml")[True]
+
+
+@pytest.mark.parametrize("workflow", ["everything.yml", "long.yml"])
+def test_a_workflow_has_a_job_for_each_shard(workflow: str) -> None:
+    matrix = read(ROOT / ".github" / "workflows" / workflow)["jobs"]["tests"]["strategy"]["matrix"]
+    assert matrix == {"shard": shards.names()}
 
 
 @pytest.mark.parametrize("workflow", WORKFLOWS, ids=name_of)
 class TestWorkflow:
     def test_its_commands_exist(self, workflow: Path) -> None:
-        wrong = [wrong_with(step["run"], workflow) for step in steps(workflow) if "run" in step]
+        wrong = [wrong_with(command.replace(SHARD, "unit"), workflow) for command in commands(workflow.name)]
         assert [each for each in wrong if each] == []
 
     def test_its_actions_are_pinned_to_a_major_version(self, workflow: Path) -> None:
