@@ -39,7 +39,13 @@ FOREIGN = {
     "paths in the fleet's container": {"/opt/ComfyUI", "python: /opt/comfyui-env/bin/python", "/fleet"},
     "ComfyUI's samplers": {"ddim", "uni_pc"},
     "OneDiff's parameters": {"cache_layer_id", "cache_block_id"},
-    "made by set-up, so git does not track it": {".venv", ".comfyui/", ".comfyui-0.8.0/", "~/.cache/resolute"},
+    "made by set-up, so git does not track it": {
+        ".venv",
+        ".comfyui/",
+        ".comfyui-0.8.0/",
+        "~/.cache/resolute",
+        "output/tests/",
+    },
     "made by the store": {"shapes/"},
     "a prefix of every route, added by ComfyUI": {"/api"},
 }
