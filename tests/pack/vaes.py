@@ -12,6 +12,7 @@ import torch
 from comfy.ldm.modules.diffusionmodules.model import Decoder
 from comfy.ldm.wan.vae import WanVAE
 
+from .node import SEED, Node, whole
 from .noise import fill
 
 DECODER: dict[str, Any] = {
@@ -26,25 +27,19 @@ DECODER: dict[str, Any] = {
 LAYOUTS = ("with quant conv", "without quant conv", "taesd", "video", "none")
 
 
-class ResoluteTestVAE:
+class ResoluteTestVAE(Node):
     """A small VAE that core recognises by its keys; image VAEs have weights only in the decoder.
 
     SD1.5 and SDXL have 4 channels and a quant convolution, Flux and SD3 have 16 channels and none.
     """
 
-    CATEGORY = "resolute/test"
     RETURN_TYPES = ("VAE",)
     FUNCTION = "build"
-
-    @classmethod
-    def INPUT_TYPES(cls) -> dict[str, Any]:
-        return {
-            "required": {
-                "seed": ("INT", {"default": 0, "min": 0, "max": 2**31}),
-                "channels": ("INT", {"default": 4, "min": 1, "max": 64}),
-                "layout": (list(LAYOUTS),),
-            }
-        }
+    INPUTS = {
+        "seed": SEED,
+        "channels": whole(4, 1, 64),
+        "layout": (list(LAYOUTS),),
+    }
 
     def build(self, seed: int, channels: int, layout: str) -> tuple[Any]:
         """channels: of the latent."""
@@ -60,18 +55,16 @@ class ResoluteTestVAE:
         return (comfy.sd.VAE(sd=weights),)
 
 
-class ResoluteTestLatent:
+class ResoluteTestLatent(Node):
     """Random samples, as a model with that many latent channels would give to a decoder."""
 
-    CATEGORY = "resolute/test"
     RETURN_TYPES = ("LATENT",)
     FUNCTION = "make"
+    INPUTS = dict.fromkeys(("seed", "channels", "width", "height", "batch"), whole(4))
 
     @classmethod
     def INPUT_TYPES(cls) -> dict[str, Any]:
-        number = ("INT", {"default": 4, "min": 1, "max": 4096})
-        required = dict.fromkeys(("seed", "channels", "width", "height", "batch"), number)
-        return {"required": required, "optional": {"frames": ("INT", {"default": 0, "min": 0, "max": 64})}}
+        return {**super().INPUT_TYPES(), "optional": {"frames": whole(0, 0, 64)}}
 
     def make(self, seed: int, channels: int, width: int, height: int, batch: int, frames: int = 0) -> tuple[Any]:
         """width, height: in pixels, eight per latent cell. frames: of a latent video; 0 for images."""
@@ -80,16 +73,12 @@ class ResoluteTestLatent:
         return ({"samples": torch.randn((batch, channels, *time, height // 8, width // 8), generator=generator)},)
 
 
-class ResoluteTestVAEMemory:
+class ResoluteTestVAEMemory(Node):
     """Makes core find memory for decoding `at_once` images, so that it decodes a batch in parts of that size."""
 
-    CATEGORY = "resolute/test"
     RETURN_TYPES = ("VAE",)
     FUNCTION = "change"
-
-    @classmethod
-    def INPUT_TYPES(cls) -> dict[str, Any]:
-        return {"required": {"vae": ("VAE",), "at_once": ("INT", {"default": 1, "min": 1, "max": 64})}}
+    INPUTS = {"vae": ("VAE",), "at_once": whole(1, 1, 64)}
 
     def change(self, vae: Any, at_once: int) -> tuple[Any]:
         """A copy whose memory estimate is a fraction of the free memory, because core divides one by the other."""
@@ -98,16 +87,12 @@ class ResoluteTestVAEMemory:
         return (changed,)
 
 
-class ResoluteTestVAEOutOfMemory:
+class ResoluteTestVAEOutOfMemory(Node):
     """A decoder that runs out of memory above `limit` latent pixels, so that core decodes in tiles."""
 
-    CATEGORY = "resolute/test"
     RETURN_TYPES = ("VAE",)
     FUNCTION = "change"
-
-    @classmethod
-    def INPUT_TYPES(cls) -> dict[str, Any]:
-        return {"required": {"vae": ("VAE",), "limit": ("INT", {"default": 1024, "min": 1, "max": 2**20})}}
+    INPUTS = {"vae": ("VAE",), "limit": whole(1024, 1, 2**20)}
 
     def change(self, vae: Any, limit: int) -> tuple[Any]:
         """A copy that fails in the decoder's first convolution, compiled or not."""

@@ -11,6 +11,7 @@ import comfy.model_patcher
 import comfy.supported_models
 import torch
 
+from .node import SEED, Node
 from .noise import fill
 
 # SVD's UNet with fewer and narrower levels; the rest is what core reads from its checkpoint.
@@ -48,16 +49,12 @@ class Encoder:
         return SimpleNamespace(image_embeds=torch.linspace(-1, 1, 1024).repeat(image.shape[0], 1))
 
 
-class ResoluteTestSVD:
+class ResoluteTestSVD(Node):
     """MODEL and CLIP_VISION, as ImageOnlyCheckpointLoader gives them."""
 
-    CATEGORY = "resolute/test"
     RETURN_TYPES = ("MODEL", "CLIP_VISION")
     FUNCTION = "build"
-
-    @classmethod
-    def INPUT_TYPES(cls) -> dict[str, Any]:
-        return {"required": {"seed": ("INT", {"default": 0, "min": 0, "max": 2**31})}}
+    INPUTS = {"seed": SEED}
 
     def build(self, seed: int) -> tuple[Any, Any]:
         config = comfy.supported_models.SVD_img2vid(dict(UNET))

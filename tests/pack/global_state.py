@@ -12,6 +12,8 @@ import comfy.model_management
 import comfy.patcher_extension
 import torch
 
+from .node import Node
+
 GAIN = 1.2
 
 
@@ -80,16 +82,11 @@ CONTEXTS: dict[str, Callable[[], contextlib.AbstractContextManager[Any]]] = {
 }
 
 
-class ResoluteTestGlobalState:
+class ResoluteTestGlobalState(Node):
     """The model samples inside one of ``CONTEXTS``; other models of the same prompt do not."""
 
-    CATEGORY = "resolute/test"
-    RETURN_TYPES = ("MODEL",)
     FUNCTION = "patch"
-
-    @classmethod
-    def INPUT_TYPES(cls) -> dict[str, Any]:
-        return {"required": {"model": ("MODEL",), "kind": (list(CONTEXTS),)}}
+    INPUTS = {"model": ("MODEL",), "kind": (list(CONTEXTS),)}
 
     def patch(self, model: Any, kind: str) -> tuple[Any]:
         def sample(executor: Any, *args: Any, **kwargs: Any) -> Any:

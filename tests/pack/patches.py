@@ -10,6 +10,8 @@ import comfy.ldm.modules.diffusionmodules.openaimodel as openaimodel
 import comfy.patcher_extension
 import torch
 
+from .node import Node
+
 GAIN = 1.2
 
 
@@ -128,16 +130,11 @@ APPLY: dict[str, Callable[[Any], None]] = {
 }
 
 
-class ResoluteTestPatch:
+class ResoluteTestPatch(Node):
     """Clones the model and applies one of the changes in ``APPLY``."""
 
-    CATEGORY = "resolute/test"
-    RETURN_TYPES = ("MODEL",)
     FUNCTION = "patch"
-
-    @classmethod
-    def INPUT_TYPES(cls) -> dict[str, Any]:
-        return {"required": {"model": ("MODEL",), "kind": (list(APPLY),)}}
+    INPUTS = {"model": ("MODEL",), "kind": (list(APPLY),)}
 
     def patch(self, model: Any, kind: str) -> tuple[Any]:
         patched = model.clone()

@@ -6,6 +6,8 @@ from typing import Any
 
 import torch
 
+from .node import Node, whole
+
 
 def full(unet: Any, x: Any, timesteps: Any, context: Any, y: Any = None, control: Any = None, **more: Any) -> Any:
     """Every block. Returns the output, and what entered each output block before its skip connection was joined."""
@@ -130,3 +132,16 @@ class Driver:
         for key, part in zip(keys, entered[-(self.depth + 1)].chunk(len(keys)), strict=True):
             self.kept[source, key] = part
         return out
+
+
+class ResoluteTestDeepCacheReference(Node):
+    """Every `interval`-th step of each run in full, the others from what the last full one kept."""
+
+    FUNCTION = "patch"
+    INPUTS = {"model": ("MODEL",), "interval": whole(3, 1, 100), "depth": whole(3, 1, 100)}
+
+    def patch(self, model: Any, interval: int, depth: int) -> tuple[Any]:
+        clone = model.clone()
+        driver = Driver(clone.get_model_object("diffusion_model"), depth, list(range(0, 1000, interval)))
+        clone.add_object_patch("diffusion_model._forward", driver)
+        return (clone,)

@@ -8,18 +8,16 @@ from typing import Any
 
 import torch
 
+from .node import Node
 
-class ResoluteTestHeld:
+
+class ResoluteTestHeld(Node):
     """Counts the modules in memory, and the bytes of all tensors, each storage once."""
 
-    CATEGORY = "test"
     FUNCTION = "count"
     RETURN_TYPES = ()
     OUTPUT_NODE = True
-
-    @classmethod
-    def INPUT_TYPES(cls) -> dict[str, Any]:
-        return {"required": {"seed": ("INT", {"default": 0})}}
+    INPUTS = {"seed": ("INT", {"default": 0})}
 
     def count(self, seed: int) -> dict[str, Any]:
         gc.collect()

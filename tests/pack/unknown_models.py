@@ -13,7 +13,8 @@ import comfy.supported_models
 import comfy.supported_models_base
 import torch
 
-import nodes
+from .models import ResoluteTestTinyModel
+from .node import SEED, Node
 
 
 class OneForward(torch.nn.Module):
@@ -43,19 +44,14 @@ class SplitForward(OneForward):
 SHAPES = {"one forward": OneForward, "split forward": SplitForward}
 
 
-class ResoluteTestUnknownModel:
+class ResoluteTestUnknownModel(Node):
     """A MODEL around one of ``SHAPES``, with random weights."""
 
-    CATEGORY = "resolute/test"
-    RETURN_TYPES = ("MODEL",)
     FUNCTION = "build"
-
-    @classmethod
-    def INPUT_TYPES(cls) -> dict[str, Any]:
-        return {"required": {"shape": (list(SHAPES),)}}
+    INPUTS = {"shape": (list(SHAPES),)}
 
     def build(self, shape: str) -> tuple[Any]:
-        """Build it like the test pack's tiny model; it stays on the CPU, so it is never paged."""
+        """Build it like the tiny model; it stays on the CPU, so it is never paged."""
         config = comfy.supported_models_base.BASE({"in_channels": 4})
         config.latent_format = comfy.supported_models.SD15.latent_format()
         config.set_inference_dtype(torch.float32, None)
@@ -79,20 +75,14 @@ class CountingUNet(openaimodel.UNetModel):  # type: ignore[misc]
         return super()._forward(*args, **kwargs) * (1 + 0.01 * self.calls)
 
 
-class ResoluteTestCountingModel:
+class ResoluteTestCountingModel(Node):
     """The tiny SD model with a class of this pack."""
 
-    CATEGORY = "resolute/test"
-    RETURN_TYPES = ("MODEL",)
     FUNCTION = "build"
-
-    @classmethod
-    def INPUT_TYPES(cls) -> dict[str, Any]:
-        return {"required": {"seed": ("INT", {"default": 0, "min": 0, "max": 2**31})}}
+    INPUTS = {"seed": SEED}
 
     def build(self, seed: int) -> tuple[Any]:
-        tiny = nodes.NODE_CLASS_MAPPINGS["ResoluteTestTinyModel"]
-        patcher = tiny().build(seed, "sd")[0]
+        patcher = ResoluteTestTinyModel().build(seed, "sd")[0]
         network = patcher.model.diffusion_model
         network.__class__ = CountingUNet
 

@@ -1,10 +1,12 @@
-"""Inputs that cannot work, and a patch that fails inside the model's forward."""
+"""Inputs that cannot work, and patches that fail during sampling."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import torch
+
+from .node import Node, whole
 
 MESSAGE = "ResoluteTestFailingBlock: asked to fail"
 
@@ -32,16 +34,11 @@ def _qkv(q: Any, k: Any, v: Any, options: dict[str, Any]) -> Any:
 PATCHES = {"input_block_patch": _tensor, "output_block_patch": _skip, "attn1_patch": _qkv}
 
 
-class ResoluteTestFailingBlock:
+class ResoluteTestFailingBlock(Node):
     """Raises in the middle of the second step's forward, between two blocks or inside one."""
 
-    CATEGORY = "resolute/test"
-    RETURN_TYPES = ("MODEL",)
     FUNCTION = "patch"
-
-    @classmethod
-    def INPUT_TYPES(cls) -> dict[str, Any]:
-        return {"required": {"model": ("MODEL",), "where": (list(PATCHES),)}}
+    INPUTS = {"model": ("MODEL",), "where": (list(PATCHES),)}
 
     def patch(self, model: Any, where: str) -> tuple[Any]:
         patched = model.clone()
@@ -49,32 +46,44 @@ class ResoluteTestFailingBlock:
         return (patched,)
 
 
-class ResoluteTestEmptyConditioning:
+class ResoluteTestFailingPatch(Node):
+    """Raises at the k-th call of the model in each run (0 is the first)."""
+
+    FUNCTION = "patch"
+    INPUTS = {"model": ("MODEL",), "step": whole(1, 0, 1000)}
+
+    def patch(self, model: Any, step: int) -> tuple[Any]:
+        """Clone the model and fail in its model function wrapper."""
+
+        def call(apply_model: Any, arguments: dict[str, Any]) -> Any:
+            options = arguments["c"]["transformer_options"]
+            sigma = float(arguments["timestep"].flatten()[0])
+            schedule = [float(value) for value in options["sample_sigmas"]]
+            if sum(value > sigma for value in schedule) >= step:
+                raise RuntimeError(f"ResoluteTestFailingPatch: asked to fail at step {step}")
+            return apply_model(arguments["input"], arguments["timestep"], **arguments["c"])
+
+        patched = model.clone()
+        patched.set_model_unet_function_wrapper(call)
+        return (patched,)
+
+
+class ResoluteTestEmptyConditioning(Node):
     """Empty conditioning: an empty list, or a text without tokens."""
 
-    CATEGORY = "resolute/test"
     RETURN_TYPES = ("CONDITIONING",)
     FUNCTION = "make"
-
-    @classmethod
-    def INPUT_TYPES(cls) -> dict[str, Any]:
-        return {"required": {"kind": (["no entry", "no token"],)}}
+    INPUTS = {"kind": (["no entry", "no token"],)}
 
     def make(self, kind: str) -> tuple[list[Any]]:
         return ([] if kind == "no entry" else [[torch.zeros((1, 0, 768)), {}]],)
 
 
-class ResoluteTestResidual:
+class ResoluteTestResidual(Node):
     """Adds a residual to the tiny model's middle block, as a ControlNet does."""
 
-    CATEGORY = "resolute/test"
-    RETURN_TYPES = ("MODEL",)
     FUNCTION = "patch"
-
-    @classmethod
-    def INPUT_TYPES(cls) -> dict[str, Any]:
-        size = ("INT", {"default": 1, "min": 1, "max": 1024})
-        return {"required": {"model": ("MODEL",), "width": size, "height": size}}
+    INPUTS = {"model": ("MODEL",), "width": whole(), "height": whole()}
 
     def patch(self, model: Any, width: int, height: int) -> tuple[Any]:
         """width, height: of the residual; they need not match the middle block's."""

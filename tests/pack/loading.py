@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 import comfy.model_base
@@ -11,7 +10,9 @@ import comfy.model_patcher
 import comfy.supported_models
 import comfy.supported_models_base
 
-import nodes
+from .models import UNET
+from .node import SEED, Node, whole
+from .noise import fill
 
 SHORT: dict[str, Any] = {
     "model_channels": 96,
@@ -32,27 +33,19 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 
 
-class ResoluteTestOtherModel:
+class ResoluteTestOtherModel(Node):
     """A MODEL of one of ``KINDS``, with random weights that are never paged."""
 
-    CATEGORY = "resolute/test"
-    RETURN_TYPES = ("MODEL",)
     FUNCTION = "build"
-
-    @classmethod
-    def INPUT_TYPES(cls) -> dict[str, Any]:
-        return {
-            "required": {
-                "seed": ("INT", {"default": 0, "min": 0, "max": 2**31}),
-                "kind": (list(KINDS),),
-                "channels": ("INT", {"default": 0, "min": 0, "max": 1024}),
-            }
-        }
+    INPUTS = {
+        "seed": SEED,
+        "kind": (list(KINDS),),
+        "channels": whole(0, 0, 1024),
+    }
 
     def build(self, seed: int, kind: str, channels: int) -> tuple[Any]:
-        """Build it like the test pack's tiny model. channels: overrides the kind's width unless 0."""
-        tiny = sys.modules[nodes.NODE_CLASS_MAPPINGS["ResoluteTestTinyModel"].__module__]
-        unet = {**tiny.UNET, **KINDS[kind]}
+        """Build it like the tiny model. channels: overrides the kind's width unless 0."""
+        unet = {**UNET, **KINDS[kind]}
         if channels:
             unet["model_channels"] = channels
         config = comfy.supported_models_base.BASE(unet)
@@ -66,22 +59,16 @@ class ResoluteTestOtherModel:
         model = comfy.model_base.BaseModel(config, device=offload_device)
         if config.inpaint_model():
             model.set_inpaint()
-        weights = {name: weight.to(dtype) for name, weight in tiny.fill(model.diffusion_model, seed).items()}
+        weights = {name: weight.to(dtype) for name, weight in fill(model.diffusion_model, seed).items()}
         model.load_model_weights(weights, "")
         return (comfy.model_patcher.ModelPatcher(model, load_device=device, offload_device=offload_device),)
 
 
-class ResoluteTestLowVRAM:
+class ResoluteTestLowVRAM(Node):
     """Keeps part of a model's weights off the device, as ComfyUI does when memory is short."""
 
-    CATEGORY = "resolute/test"
-    RETURN_TYPES = ("MODEL",)
     FUNCTION = "limit"
-
-    @classmethod
-    def INPUT_TYPES(cls) -> dict[str, Any]:
-        kilobytes = ("INT", {"default": 1, "min": 1, "max": 2**40})
-        return {"required": {"model": ("MODEL",), "kilobytes_outside": kilobytes}}
+    INPUTS = {"model": ("MODEL",), "kilobytes_outside": whole(1, 1, 2**40)}
 
     def limit(self, model: Any, kilobytes_outside: int) -> tuple[Any]:
         """A clone with its own class, which its clones inherit."""
@@ -97,16 +84,11 @@ class ResoluteTestLowVRAM:
         return (clone,)
 
 
-class ResoluteTestUnloadInTheMiddle:
+class ResoluteTestUnloadInTheMiddle(Node):
     """Unloads half of the weights before one of the steps, as ComfyUI does when another model needs the memory."""
 
-    CATEGORY = "resolute/test"
-    RETURN_TYPES = ("MODEL",)
     FUNCTION = "patch"
-
-    @classmethod
-    def INPUT_TYPES(cls) -> dict[str, Any]:
-        return {"required": {"model": ("MODEL",), "step": ("INT", {"default": 1, "min": 0, "max": 1000})}}
+    INPUTS = {"model": ("MODEL",), "step": whole(1, 0, 1000)}
 
     def patch(self, model: Any, step: int) -> tuple[Any]:
         """step: 0 is the first."""

@@ -14,7 +14,9 @@ import comfy.supported_models
 import comfy.supported_models_base
 import torch
 
-from .vaes import noise
+from .models import KINDS, UNET
+from .node import SEED, Node, whole
+from .noise import fill
 
 FORMATS = {
     "fp32": torch.float32,
@@ -28,49 +30,24 @@ QUANTIZED = ("float8_e4m3fn", "int8_tensorwise")
 
 
 # One level and one transformer: each kind of block only once, because each format compiles all of them again.
-UNET: dict[str, Any] = {
-    "image_size": 32,
-    "in_channels": 4,
-    "out_channels": 4,
-    "model_channels": 32,
-    "num_res_blocks": [1],
-    "channel_mult": [1],
-    "transformer_depth": [1],
-    "transformer_depth_output": [0, 0],
-    "transformer_depth_middle": 1,
-    "use_spatial_transformer": True,
-    "use_linear_in_transformer": False,
-    "use_checkpoint": False,
-    "legacy": False,
-    "context_dim": 768,
-    "num_heads": 4,
-    "num_head_channels": -1,
-    "adm_in_channels": None,
-}
+SMALL: dict[str, Any] = {**UNET, **KINDS["small"], "transformer_depth_output": [0, 0]}
 
 
-class ResoluteTestFormatModel:
+class ResoluteTestFormatModel(Node):
     """An SD1.5 UNet with weights in a given format; the same seed gives the same numbers, rounded to the format.
 
     As with core's loader, the model computes in the format if the device supports it; otherwise weights are cast.
     """
 
-    CATEGORY = "resolute/test"
-    RETURN_TYPES = ("MODEL",)
     FUNCTION = "build"
-
-    @classmethod
-    def INPUT_TYPES(cls) -> dict[str, Any]:
-        return {
-            "required": {
-                "seed": ("INT", {"default": 0, "min": 0, "max": 2**31}),
-                "weights": ([*FORMATS, *QUANTIZED],),
-            }
-        }
+    INPUTS = {
+        "seed": SEED,
+        "weights": ([*FORMATS, *QUANTIZED],),
+    }
 
     def build(self, seed: int, weights: str) -> tuple[Any]:
-        """Build it like the test pack's tiny model."""
-        config = comfy.supported_models_base.BASE(dict(UNET))
+        """Build it like the tiny model."""
+        config = comfy.supported_models_base.BASE(dict(SMALL))
         config.unet_config.update(num_heads=4, num_head_channels=-1)
         config.latent_format = comfy.supported_models.SD15.latent_format()
         config.memory_usage_factor = 1.0
@@ -83,7 +60,7 @@ class ResoluteTestFormatModel:
         model = comfy.model_base.BaseModel(config, device=offload_device)
         patcher_class = comfy.model_patcher.CoreModelPatcher
         patcher = patcher_class(model, load_device=load_device, offload_device=offload_device)
-        own = {name: weight.to(dtype) for name, weight in noise(model.diffusion_model, "", seed).items()}
+        own = {name: weight.to(dtype) for name, weight in fill(model.diffusion_model, seed).items()}
         if weights in QUANTIZED:
             own = quantized(own, weights)
         model.load_model_weights(own, "", assign=patcher.is_dynamic())
@@ -106,16 +83,11 @@ def quantized(state: dict[str, torch.Tensor], weights: str) -> dict[str, torch.T
     return made
 
 
-class ResoluteTestFreeMemory:
+class ResoluteTestFreeMemory(Node):
     """From the k-th step on (0 is the first), core finds no free memory, as if another program used it."""
 
-    CATEGORY = "resolute/test"
-    RETURN_TYPES = ("MODEL",)
     FUNCTION = "patch"
-
-    @classmethod
-    def INPUT_TYPES(cls) -> dict[str, Any]:
-        return {"required": {"model": ("MODEL",), "from_step": ("INT", {"default": 0, "min": 0, "max": 1000})}}
+    INPUTS = {"model": ("MODEL",), "from_step": whole(0, 0, 1000)}
 
     def patch(self, model: Any, from_step: int) -> tuple[Any]:
         """Clone the model and override the memory that core finds when it decides the batch size."""

@@ -13,25 +13,15 @@ import comfy.ops
 import comfy.t2i_adapter.adapter
 import torch
 
+from .models import KINDS as TINY_KINDS
+from .models import UNET
+from .node import SEED, Node, whole
 from .noise import fill
 
-# Must match UNET and KINDS in tests/pack/models.py, because a ControlNet is a copy of the UNet's first half.
-CONFIG: dict[str, Any] = {
-    "image_size": 32,
-    "in_channels": 4,
-    "hint_channels": 3,
-    "model_channels": 32,
-    "num_res_blocks": [1, 1, 1],
-    "channel_mult": [1, 2, 2],
-    "transformer_depth": [1, 1, 0],
-    "transformer_depth_middle": 1,
-    "use_spatial_transformer": True,
-    "use_linear_in_transformer": False,
-    "legacy": False,
-    "context_dim": 768,
-    "num_heads": 4,
-}
-SDXL = {"context_dim": 2048, "adm_in_channels": 2816, "num_classes": "sequential"}
+# A ControlNet is a copy of the UNet's first half.
+NOT_COPIED = {"out_channels", "transformer_depth_output", "use_checkpoint", "num_head_channels", "adm_in_channels"}
+CONFIG: dict[str, Any] = {name: value for name, value in UNET.items() if name not in NOT_COPIED}
+CONFIG["hint_channels"] = 3
 RANK = 4
 UNION_TYPES = 6
 
@@ -93,40 +83,30 @@ def control_lora(seed: int) -> Any:
 
 KINDS: dict[str, Callable[[int], Any]] = {
     "sd": control_net,
-    "sdxl": lambda seed: control_net(seed, **SDXL),
+    "sdxl": lambda seed: control_net(seed, **TINY_KINDS["sdxl"]),
     "union": union,
     "t2i adapter": t2i_adapter,
     "control lora": control_lora,
 }
 
 
-class ResoluteTestControlNet:
+class ResoluteTestControlNet(Node):
     """A CONTROL_NET of one of ``KINDS``, with random weights."""
 
-    CATEGORY = "resolute/test"
     RETURN_TYPES = ("CONTROL_NET",)
     FUNCTION = "build"
-
-    @classmethod
-    def INPUT_TYPES(cls) -> dict[str, Any]:
-        return {"required": {"kind": (list(KINDS),), "seed": ("INT", {"default": 0, "min": 0, "max": 2**31})}}
+    INPUTS = {"kind": (list(KINDS),), "seed": SEED}
 
     def build(self, kind: str, seed: int) -> tuple[Any]:
         return (KINDS[kind](seed),)
 
 
-class ResoluteTestHint:
+class ResoluteTestHint(Node):
     """A hint image for a ControlNet: coloured patches of 8x8 pixels."""
 
-    CATEGORY = "resolute/test"
     RETURN_TYPES = ("IMAGE",)
     FUNCTION = "build"
-
-    @classmethod
-    def INPUT_TYPES(cls) -> dict[str, Any]:
-        number = {"default": 1, "min": 1, "max": 4096}
-        sizes = dict.fromkeys(("width", "height", "batch", "channels"), ("INT", number))
-        return {"required": {"seed": ("INT", {"default": 0, "min": 0, "max": 2**31}), **sizes}}
+    INPUTS = {"seed": SEED, **dict.fromkeys(("width", "height", "batch", "channels"), whole())}
 
     def build(self, seed: int, width: int, height: int, batch: int, channels: int) -> tuple[Any]:
         """An image (batch, height, width, channels), 0 to 1; each image of a batch is different."""
