@@ -60,8 +60,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     target = comfyui.ensure(ROOT, comfyui.TARGET)
-    tests = ROOT / "tests"
-    packs = {"resolute": ROOT, "resolute-test-pack": tests / "pack", "resolute-scenario": tests / "comfy" / "pack"}
+    packs = {"resolute": ROOT, "resolute-test-pack": ROOT / "tests" / "pack"}
     backends = ["inductor"] if options.cpu else ["inductor", "cudagraph"]
     with tempfile.TemporaryDirectory() as folder:
         server = ComfyServer(

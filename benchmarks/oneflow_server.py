@@ -80,7 +80,7 @@ def main() -> None:
             python,
             target,
             Path(folder),
-            packs={**packs, "resolute-scenario-pack": ROOT / "tests" / "comfy" / "pack"},
+            packs=packs,
             models=models.folder(),
             arguments=["--force-fp32"],
             environment={"RESOLUTE_BUDGET_MB": "16000", "RESOLUTE_STORE": "0"},

@@ -13,23 +13,16 @@ from PIL import Image
 
 from scripts.support import comfyui
 from scripts.support.client import Client, History
-from scripts.support.places import ROOT
 from scripts.support.server import ComfyServer
-
-from ..conftest import linked_packs
 
 pytest.register_assert_rewrite(f"{__package__}.rig")
 from .rig import Bench, PromptDict, Run, compiled  # noqa: E402 (after register_assert_rewrite)
 
-SCENARIO_PACK = ROOT / "tests" / "comfy" / "pack"
-DEEPCACHE_PACK = ROOT / "tests" / "comfy" / "deepcache" / "pack"  # DeepCache as a plain loop
-
 
 @pytest.fixture(scope="session")
 def server(make_server: Callable[..., ComfyServer], pytestconfig: pytest.Config) -> ComfyServer:
-    """The target ComfyUI with the nodes of ``tests/comfy/pack``, shared by the session."""
+    """The target ComfyUI, shared by the session."""
     return make_server(
-        packs={**linked_packs(), "resolute-scenario-pack": SCENARIO_PACK, "resolute-deepcache-pack": DEEPCACHE_PACK},
         cpu=not pytestconfig.getoption("--on-cuda"),
         arguments=pytestconfig.getoption("--server-argument"),
     )

@@ -6,9 +6,8 @@ DynamicVRAM needs a GPU, but the decision can be tested anywhere.
 from __future__ import annotations
 
 import functools
-import importlib.util
+import importlib
 from collections.abc import Callable
-from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -17,7 +16,6 @@ import torch
 
 from .deepcache.in_process import load
 
-PATCHES = Path(__file__).parent / "pack" / "patches.py"
 # Patches whose code refers to the module that it replaces, or is on the model itself.
 AROUND_THIS_COPY = ["replaced_forward", "exchanged_network", "changed_in_place"]
 
@@ -29,12 +27,8 @@ def core() -> SimpleNamespace:
 
 @pytest.fixture(scope="module")
 def patches(core: SimpleNamespace) -> ModuleType:
-    """The scenario pack's changes of a model, by name."""
-    spec = importlib.util.spec_from_file_location("resolute_scenario_patches", PATCHES)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    """The test pack's changes of a model, by name."""
+    return importlib.import_module("resolute_tiny_models.patches")
 
 
 @pytest.fixture

@@ -164,10 +164,10 @@ def test_a_missing_test_folder_is_an_error(
     test_command: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     options, _ = test_command.parse([])
-    assert {folder.name for folder in test_command.chosen_folders(options)} == {"unit", "contract", "comfy"}
+    assert {folder.name for folder in test_command.chosen_tests(options)} == {"unit", "contract", "comfy"}
     monkeypatch.setattr(test_command, "ROOT", tmp_path)
     with pytest.raises(SetupError, match="is missing"):
-        test_command.chosen_folders(options)
+        test_command.chosen_tests(options)
 
 
 @pytest.mark.parametrize(
@@ -182,8 +182,29 @@ def test_a_missing_test_folder_is_an_error(
 )
 def test_an_option_runs_only_its_folders(test_command: ModuleType, flags: list[str], names: list[str]) -> None:
     options, passed = test_command.parse([*flags, "--", "-x"])
-    assert [folder.name for folder in test_command.chosen_folders(options)] == names
+    assert [folder.name for folder in test_command.chosen_tests(options)] == names
     assert passed == ["-x"]
+
+
+def test_a_shard_runs_its_files_in_its_environment_and_writes_a_junit_file(
+    test_command: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options, passed = test_command.parse(["--shard", "fleet", "--long", "--", "-x"])
+    files = test_command.chosen_tests(options)
+    assert files == sorted((ROOT / "tests" / "fleet").glob("test_*.py"))
+    assert (options.fleet, options.oneflow, options.long, passed) == (True, False, True, ["-x"])
+    monkeypatch.setattr(test_command.shards, "REPORTS", tmp_path)
+    older = tmp_path / "fleet.xml"
+    older.touch()
+    assert test_command.report_of(options) == [f"--junitxml={older}"]
+    assert not older.exists()
+    assert test_command.report_of(test_command.parse([])[0]) == []
+
+
+@pytest.mark.parametrize("others", [["--quick"], ["--fleet"], ["--", "tests/unit/test_keys.py"]])
+def test_a_shard_cannot_be_combined_with_other_tests(test_command: ModuleType, others: list[str]) -> None:
+    with pytest.raises(SystemExit):
+        test_command.parse(["--shard", "fleet", *others])
 
 
 def test_an_environment_without_its_final_stamp_is_not_ready(tmp_path: Path) -> None:

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from ..comfy import rig
-from ..comfy.conftest import SCENARIO_PACK, _tiny_prompt
-from ..conftest import MakeServer, linked_packs
+from ..comfy.conftest import _tiny_prompt
+from ..conftest import MakeServer
 
 STEPS = 4
 SPLIT = rig.node("MultiGPU_WorkUnits", max_gpus=2)
@@ -22,8 +22,7 @@ pytestmark = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two
 @pytest.fixture(scope="module")
 def bench(make_server: MakeServer, pytestconfig: pytest.Config) -> rig.Bench:
     """Runs prompts on a server of its own, on CUDA."""
-    packs = {**linked_packs(), "resolute-scenario-pack": SCENARIO_PACK}
-    return rig.Bench(make_server(packs=packs, cpu=False, arguments=pytestconfig.getoption("--server-argument")).client)
+    return rig.Bench(make_server(cpu=False, arguments=pytestconfig.getoption("--server-argument")).client)
 
 
 @pytest.mark.parametrize("backend", ["inductor", "cudagraph"])

@@ -58,11 +58,7 @@ def comfy(comfyui_folder: Callable[[str], Path]) -> None:
 @pytest.fixture(scope="session")
 def comfy_server(make_server: Callable[..., ComfyServer]) -> ComfyServer:
     """ComfyUI with OneFlow and a large budget, because on the CPU OneFlow never reuses memory within a graph."""
-    packs = {
-        **linked_packs(),
-        "resolute-scenario-pack": ROOT / "tests" / "comfy" / "pack",
-        "resolute-demo-model": ROOT / "scripts" / "support" / "demo_model",
-    }
+    packs = {**linked_packs(), "resolute-demo-model": ROOT / "scripts" / "support" / "demo_model"}
     return make_server(packs=packs, environment={"RESOLUTE_BUDGET_MB": "10000"})
 
 

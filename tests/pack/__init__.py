@@ -1,21 +1,16 @@
-"""A test-only node pack: tiny models, exact latents, and a failure on request.
+"""A test-only node pack: tiny models, exact latents, and changes of a model as other packs make them.
 
-ComfyUI loads it as a custom node; it is not part of the release. It has V1 nodes, so that
-one file works on every supported ComfyUI.
+The servers of the tests load it as a custom node; it is not part of the release. It works on every supported ComfyUI.
 """
 
-from .conditioning import ResoluteTestConditioning
-from .failing import ResoluteTestFailingPatch
-from .latents import ResoluteTestSaveLatent
-from .models import ResoluteTestTinyModel, ResoluteTestTinyVAE
-from .transformers import ResoluteTestTransformer
+import importlib
 
-NODES = (
-    ResoluteTestConditioning,
-    ResoluteTestFailingPatch,
-    ResoluteTestSaveLatent,
-    ResoluteTestTinyModel,
-    ResoluteTestTinyVAE,
-    ResoluteTestTransformer,
-)
-NODE_CLASS_MAPPINGS = {node.__name__: node for node in NODES}
+from .node import Node
+
+MODULES = (
+    "conditioning", "controlnets", "deepcache_loop", "failures", "formats", "global_state", "held", "latents",
+    "loading", "models", "patches", "svd", "transformers", "unknown_models", "vaes",
+)  # fmt: skip
+for name in MODULES:
+    importlib.import_module(f".{name}", __name__)
+NODE_CLASS_MAPPINGS = {node.__name__: node for node in Node.__subclasses__()}

@@ -6,25 +6,21 @@ from typing import Any
 
 import torch
 
+from .node import SEED, Node, whole
 
-class ResoluteTestConditioning:
+
+class ResoluteTestConditioning(Node):
     """Random embeddings of a given length and width, like a text encoder's."""
 
-    CATEGORY = "resolute/test"
     RETURN_TYPES = ("CONDITIONING",)
     FUNCTION = "make"
-
-    @classmethod
-    def INPUT_TYPES(cls) -> dict[str, Any]:
-        return {
-            "required": {
-                "seed": ("INT", {"default": 0, "min": 0, "max": 2**31}),
-                "tokens": ("INT", {"default": 77, "min": 1, "max": 4096}),
-                "width": ("INT", {"default": 768, "min": 1, "max": 8192}),
-                "pooled_width": ("INT", {"default": 0, "min": 0, "max": 8192}),
-                "batch": ("INT", {"default": 1, "min": 1, "max": 64}),
-            }
-        }
+    INPUTS = {
+        "seed": SEED,
+        "tokens": whole(77),
+        "width": whole(768, 1, 8192),
+        "pooled_width": whole(0, 0, 8192),
+        "batch": whole(1, 1, 64),
+    }
 
     def make(self, seed: int, tokens: int, width: int, pooled_width: int, batch: int) -> tuple[list[Any]]:
         """Shapes: (batch, tokens, width), and (batch, pooled_width) unless that is 0."""

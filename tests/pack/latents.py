@@ -8,23 +8,19 @@ from typing import Any
 import folder_paths
 import numpy
 
+from .node import Node
 
-class ResoluteTestSaveLatent:
+
+class ResoluteTestSaveLatent(Node):
     """Writes the samples to the output folder as a float32 ``.npy`` file."""
 
-    CATEGORY = "resolute/test"
     RETURN_TYPES = ()
     FUNCTION = "save"
     OUTPUT_NODE = True
-
-    @classmethod
-    def INPUT_TYPES(cls) -> dict[str, Any]:
-        return {
-            "required": {
-                "samples": ("LATENT",),
-                "filename_prefix": ("STRING", {"default": "latent"}),
-            }
-        }
+    INPUTS = {
+        "samples": ("LATENT",),
+        "filename_prefix": ("STRING", {"default": "latent"}),
+    }
 
     def save(self, samples: dict[str, Any], filename_prefix: str) -> dict[str, Any]:
         """Returns ``ui`` entries ``latents`` in the form of SaveImage's, so that /view serves the files."""

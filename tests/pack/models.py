@@ -13,6 +13,7 @@ import comfy.supported_models
 import comfy.supported_models_base
 import torch
 
+from .node import SEED, Node
 from .noise import fill
 
 UNET: dict[str, Any] = {
@@ -54,37 +55,26 @@ VAE: dict[str, Any] = {
 }
 
 
-class ResoluteTestTinyModel:
+class ResoluteTestTinyModel(Node):
     """A tiny UNet of the SD1.5 or the SDXL family."""
 
-    CATEGORY = "resolute/test"
-    RETURN_TYPES = ("MODEL",)
     FUNCTION = "build"
-
-    @classmethod
-    def INPUT_TYPES(cls) -> dict[str, Any]:
-        return {
-            "required": {
-                "seed": ("INT", {"default": 0, "min": 0, "max": 2**31}),
-                "kind": (list(KINDS), {"default": "sd"}),
-            }
-        }
+    INPUTS = {
+        "seed": SEED,
+        "kind": (list(KINDS), {"default": "sd"}),
+    }
 
     def build(self, seed: int, kind: str) -> tuple[Any]:
         """Build the model like ComfyUI's checkpoint loader."""
         return (_patcher(seed, kind),)
 
 
-class ResoluteTestTinyVAE:
+class ResoluteTestTinyVAE(Node):
     """A small AutoencoderKL, encoder and decoder."""
 
-    CATEGORY = "resolute/test"
     RETURN_TYPES = ("VAE",)
     FUNCTION = "build"
-
-    @classmethod
-    def INPUT_TYPES(cls) -> dict[str, Any]:
-        return {"required": {"seed": ("INT", {"default": 0, "min": 0, "max": 2**31})}}
+    INPUTS = {"seed": SEED}
 
     def build(self, seed: int) -> tuple[Any]:
         """Build the VAE with ComfyUI's own class from a random state dict."""

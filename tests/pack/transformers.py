@@ -11,6 +11,7 @@ import comfy.model_patcher
 import comfy.supported_models
 import torch
 
+from .node import SEED, Node
 from .noise import fill
 
 TEXT = 32  # the width of the embeddings that they take
@@ -42,21 +43,14 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
 }  # fmt: skip
 
 
-class ResoluteTestTransformer:
+class ResoluteTestTransformer(Node):
     """A transformer of two blocks with random weights."""
 
-    CATEGORY = "resolute/test"
-    RETURN_TYPES = ("MODEL",)
     FUNCTION = "build"
-
-    @classmethod
-    def INPUT_TYPES(cls) -> dict[str, Any]:
-        return {
-            "required": {
-                "seed": ("INT", {"default": 0, "min": 0, "max": 2**31}),
-                "kind": (list(KINDS), {"default": "flux"}),
-            }
-        }
+    INPUTS = {
+        "seed": SEED,
+        "kind": (list(KINDS), {"default": "flux"}),
+    }
 
     def build(self, seed: int, kind: str) -> tuple[Any]:
         """Build the model like ComfyUI's loader of diffusion models."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import importlib
-import importlib.util
 import os
 import sys
 from pathlib import Path
@@ -18,7 +17,6 @@ from scripts.support import comfyui
 
 ROOT = Path(__file__).resolve().parents[3]
 PACK = "resolute_on_comfyui"  # beside the one on a server
-REFERENCE = ROOT / "tests" / "comfy" / "deepcache" / "pack" / "reference.py"
 TOLERANCE = 1e-5
 
 # Three levels, so that odd latents are halved twice (90 -> 45 -> 23). Attention where that is cheap on a CPU, and equal
@@ -71,7 +69,7 @@ def load() -> SimpleNamespace:
             ours=lambda name: importlib.import_module(f"{pack}.nodes.adapters.{name}"),
             roles=importlib.import_module(f"{pack}.compile_cache.keys").Role,
             tiny_model=importlib.import_module(f"{tiny}.models").ResoluteTestTinyModel,
-            reference=_file("deepcache_reference", REFERENCE),
+            reference=importlib.import_module(f"{tiny}.deepcache_loop"),
         )
     finally:
         sys.path.remove(folder)
@@ -126,11 +124,3 @@ def _package(name: str, folder: Path) -> str:
     module.__path__ = [str(folder)]
     sys.modules[name] = module
     return name
-
-
-def _file(name: str, path: Path) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module

@@ -248,10 +248,10 @@ class TestRefusals:
 
 @pytest.mark.long
 @pytest.mark.old
-def test_on_the_oldest_comfyui(make_cache_server: Any, prompt: PromptDict, pytestconfig: pytest.Config) -> None:
+def test_on_the_oldest_comfyui(make_server: Any, prompt: PromptDict, pytestconfig: pytest.Config) -> None:
     from scripts.support import comfyui
 
-    server = make_cache_server(comfyui.OLDEST)
+    server = make_server(comfyui.OLDEST)
     bench = Bench(server.client)
     bench.run(changed(prompt, DEEPCACHE, COMPILE))
     prompt["sample"]["inputs"]["seed"] += 100_000

@@ -24,10 +24,10 @@ WIDTHS = {"sd": {"width": 768, "pooled_width": 0}, "sdxl": {"width": 2048, "pool
 
 
 @pytest.fixture(scope="module", autouse=True)
-def example_picture(cache_server: ComfyServer, comfyui_folder: Callable[[str], Path]) -> None:
+def example_picture(server: ComfyServer, comfyui_folder: Callable[[str], Path]) -> None:
     """ComfyUI's own, where LoadImage looks for it."""
     example = comfyui_folder(comfyui.TARGET) / "input" / "example.png"
-    shutil.copyfile(example, cache_server.input_folder / example.name)
+    shutil.copyfile(example, server.input_folder / example.name)
 
 
 def small(workflow: str, backend: str, seed: int, kind: str = "sd", **sampling: Any) -> PromptDict:

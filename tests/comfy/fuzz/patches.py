@@ -9,7 +9,7 @@ from ..rig import node
 
 _PATCHED = frozenset({"patched_block"})
 
-# The kinds of ResoluteTestPatch by their effect; a test checks that these lists match the scenario pack.
+# The kinds of ResoluteTestPatch by their effect; a test checks that these lists match the test pack.
 INSIDE_BLOCKS = (
     "attn1_patch",
     "attn2_patch",

@@ -1,0 +1,89 @@
+"""Tracing: names of dimensions become symbols, weights become inputs, guards become a list."""
+
+from __future__ import annotations
+
+import pytest
+import sympy
+import torch
+
+from compile_cache.backends.inductor.compile.tracing import bind_dims, general_hints, trace, weight_slots
+
+from ....rig import CONTEXT, TOKENS, Attention, Model, original, random, seeded
+
+
+@pytest.mark.parametrize(
+    ("dims", "shapes", "sizes"),
+    [
+        ((TOKENS,), ((2, 5, 16),), {"b": 2, "n": 5}),
+        ((TOKENS, CONTEXT), ((2, 5, 16), (2, 7, 16)), {"b": 2, "n": 5, "m": 7}),
+        ((TOKENS, CONTEXT), ((2, 5, 16), (1, 7, 16)), None),
+        ((TOKENS,), ((2, 5),), None),
+        ((TOKENS,), ((2, 5, 16, 1),), None),
+        (((None, None),), ((2, 5),), {}),
+        ((("n", "n"),), ((5, 5),), {"n": 5}),
+        ((("n", "n"),), ((5, 6),), None),
+    ],
+)
+def test_a_name_has_one_size_or_the_inputs_do_not_fit(dims: object, shapes: object, sizes: object) -> None:
+    assert bind_dims(dims, shapes) == sizes  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "hints"),
+    [
+        ({"b0": 1, "b1": 1, "b2": 2, "b3": 77, "0.1": 1}, {"b0": 2, "b1": 2, "b2": 4, "b3": 77, "0.1": 2}),
+        ({"b0": 2, "b1": 2, "b2": 4}, {"b0": 2, "b1": 2, "b2": 4}),
+        ({"b": 1, "n": 1}, {"b": 17, "n": 2}),
+    ],
+)
+def test_a_batch_of_one_is_traced_as_a_larger_one(sizes: dict[str, int], hints: dict[str, int]) -> None:
+    assert general_hints(sizes, torch.device("cpu")) == hints
+
+
+def test_weights_are_found_in_the_order_of_a_trace_parameters_first() -> None:
+    module = seeded(Model)
+    module.register_buffer("table", torch.zeros(3))
+    expected = [*module.named_parameters(), *module.named_buffers()]
+    found = [slots[name] for slots, name in weight_slots(module)]
+    assert len(found) == len(expected)
+    assert all(a is b for a, (_, b) in zip(found, expected, strict=True))
+
+
+def test_a_shared_weight_is_found_once() -> None:
+    module = seeded(Attention)
+    module.k.weight = module.q.weight
+    assert len(weight_slots(module)) == len(list(module.parameters())) == len(weight_slots(seeded(Attention))) - 1
+
+
+def test_a_slot_gives_the_weight_that_is_there_now() -> None:
+    module = seeded(Attention)
+    slots = weight_slots(module)
+    fresh = torch.nn.Parameter(torch.ones(16, 16))
+    module.q.weight = fresh
+    assert any(where[name] is fresh for where, name in slots)
+
+
+def test_equal_sizes_under_two_names_stay_two_symbols_and_nothing_is_guarded() -> None:
+    inputs = [random(2, 5, 16), random(2, 5, 16)]
+    traced = trace(original, seeded(Attention), inputs, (TOKENS, CONTEXT), {"b": 2, "n": 5, "m": 5})
+    assert len(set(traced.symbols.values())) == 3
+    # Some torch versions note `max(1, n) == n`; what must not be there is an equality of two dimensions.
+    assert not [guard for guard in traced.guards if isinstance(guard, sympy.Eq) and len(guard.free_symbols) > 1]
+
+
+def test_only_the_weights_that_are_used_enter_the_graph() -> None:
+    def values(module: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
+        return module.v(x)
+
+    module = seeded(Attention)
+    traced = trace(values, module, [random(2, 5, 16)], (TOKENS,), {"b": 2, "n": 5})
+    slots = weight_slots(module)
+    used = [slots[index][0][slots[index][1]] for index in traced.used_weights]
+    assert [id(weight) for weight in used] == [id(module.v.weight), id(module.v.bias)]
+
+
+def test_the_module_is_as_it_was() -> None:
+    module = seeded(Attention)
+    before = {name: id(parameter) for name, parameter in module.named_parameters()}
+    trace(original, module, [random(2, 5, 16), random(2, 7, 16)], (TOKENS, CONTEXT), {"b": 2, "n": 5, "m": 7})
+    assert {name: id(parameter) for name, parameter in module.named_parameters()} == before

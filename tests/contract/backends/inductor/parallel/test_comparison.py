@@ -1,0 +1,73 @@
+"""Code of workers is compared with its original on inputs that are no larger than needed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from compile_cache.backends.inductor.backend import InductorBackend
+from compile_cache.backends.inductor.parallel import comparison, parallel_compile, pool
+from compile_cache.backends.inductor.regions import numerics_check, region
+
+from ....rig import TOLERANCE, Model, Rig, inputs, seeded
+
+LARGE = (17, 40, 36, 150)  # the convolution is traced for a batch of 16 or more
+
+
+@pytest.fixture(autouse=True)
+def small_limits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parallel_compile, "_FEWEST", 2)
+    monkeypatch.setattr(pool, "IDLE_SECONDS", 2.0)
+    monkeypatch.setattr(comparison, "_ENOUGH", 1 << 17)
+
+
+@pytest.fixture
+def compared(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The elements of the largest input of each comparison."""
+    seen: list[int] = []
+    real = comparison.difference_from_original
+
+    def note(compiled: Any, site: Any, weights: Any, tensors: Any, *rest: Any) -> str | None:
+        seen.append(max(tensor.numel() for tensor in tensors))
+        return real(compiled, site, weights, tensors, *rest)
+
+    for module in (comparison, region):
+        monkeypatch.setattr(module, "difference_from_original", note)
+    return seen
+
+
+def test_large_inputs_are_compared_at_small_sizes(compared: list[int], tmp_path: Path) -> None:
+    rig = Rig(InductorBackend(), workers=2, store_folder=tmp_path, source="one")
+    bound = rig.bind(seeded(Model))
+    with rig.expect(region_compiles=2, verifications=2, region_calls=4, graph_calls=1):
+        assert bound.error(*inputs(*LARGE)) <= TOLERANCE
+    assert len(compared) == 2
+    assert max(compared) <= 1 << 17
+
+
+@pytest.mark.long
+def test_code_that_is_wrong_at_small_sizes_is_compared_at_those_of_the_call(
+    compared: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(comparison, "_agrees", lambda call, compiled: False)
+    rig = Rig(InductorBackend(), workers=2)
+    bound = rig.bind(seeded(Model))
+    with rig.expect(region_compiles=2, verifications=2, region_calls=4, graph_calls=1):
+        assert bound.error(*inputs(*LARGE)) <= TOLERANCE
+    assert min(compared) > 1 << 17
+
+
+def test_a_difference_in_any_part_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(numerics_check, "_PART", 100)
+    expected = torch.randn(3, 7, 60).transpose(1, 2)
+    expected[0, 0, 0] = torch.inf
+    assert numerics_check._error(expected.clone(), expected) == 0
+    for place in [(0, 59, 6), (2, 0, 0), (1, 30, 3)]:
+        actual = expected.clone()
+        actual[place] += 5.0
+        assert float(numerics_check._error(actual, expected)) == pytest.approx(5.0)
+    finite = expected[torch.isfinite(expected)]
+    assert float(numerics_check._norm(expected)) == pytest.approx(float(finite.norm()), rel=1e-5)

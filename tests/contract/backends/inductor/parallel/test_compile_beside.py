@@ -1,0 +1,189 @@
+"""Regions of a module that comes later: their compiles begin beside those of the module that is called first."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from unittest.mock import ANY
+
+import pytest
+import torch
+
+from compile_cache.backends.base import ExpectedCall
+from compile_cache.backends.inductor.backend import InductorBackend
+from compile_cache.backends.inductor.parallel import parallel_compile, pool
+
+from ....rig import TOLERANCE, Bound, Model, Rig, hooks_of, inputs, seeded
+from .test_parallel_compile import wait_for
+
+
+@pytest.fixture(autouse=True)
+def two_are_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parallel_compile, "_FEWEST", 2)
+    monkeypatch.setattr(pool, "IDLE_SECONDS", 60.0)
+
+
+class Later:
+    """A module that is expected: it shares its convolutions with the first one, and has attentions of its own."""
+
+    def __init__(self, rig: Rig) -> None:
+        self.module = seeded(lambda: Model(eps=1e-3), seed=1)
+        self.bound = rig.bind(self.module)
+        self.looked_at: list[Sequence[int]] = []
+
+    @contextlib.contextmanager
+    def as_loaded(self) -> Iterator[None]:
+        slots = [(part._parameters, name) for part in self.module.modules() for name in part._parameters]
+        before = [own[name] for own, name in slots]
+        try:
+            for (own, name), weight in zip(slots, before, strict=True):
+                own[name] = torch.nn.Parameter(torch.empty_like(weight, device="meta"), requires_grad=False)
+            yield
+        finally:
+            for (own, name), weight in zip(slots, before, strict=True):
+                own[name] = weight
+
+    def invoke(self, shape: Sequence[int]) -> None:
+        self.looked_at.append(shape)
+        self.module(torch.empty(shape, device="meta"), torch.empty((shape[0], 7, 16), device="meta"))
+
+    def expect(self, **changes: Any) -> None:
+        call = {"as_loaded": self.as_loaded, "invoke": self.invoke, **changes}
+        with torch.inference_mode():
+            self.bound.program.expect(ExpectedCall(torch.device("cpu"), hooks_of(self.module), **call))
+
+
+@pytest.fixture
+def rig(tmp_path: Path) -> Iterator[Rig]:
+    made = Rig(InductorBackend(), workers=2, store_folder=tmp_path, source="one")
+    yield made
+    workers_of(made).close()
+
+
+def workers_of(rig: Rig) -> pool.WorkerPool:
+    return rig.backend.workers  # type: ignore[attr-defined,no-any-return]
+
+
+def traces(rig: Rig) -> list[str]:
+    return [event.text for event in rig.cache.stats.events if event.kind == "trace"]
+
+
+def first_call(rig: Rig) -> None:
+    with rig.expect(region_compiles=2, verifications=2, region_calls=4, graph_calls=1):
+        assert rig.bind(seeded(Model)).error(*inputs()) <= TOLERANCE
+
+
+def test_what_only_the_later_module_needs_is_begun_and_then_neither_traced_nor_compiled_again(rig: Rig) -> None:
+    later = Later(rig)
+    weights = {name: id(weight) for name, weight in later.module.named_parameters()}
+    later.expect()
+    first_call(rig)
+    assert later.looked_at == [(2, 16, 8, 8)]
+    assert {name: id(weight) for name, weight in later.module.named_parameters()} == weights
+    assert traces(rig) == ["2 regions", "1 regions of a module that comes later"]
+    assert len(workers_of(rig)._begun) == 1
+    with rig.expect(region_compiles=1, verifications=1, region_calls=4, graph_calls=1):
+        assert later.bound.error(*inputs()) <= TOLERANCE
+    assert traces(rig)[2:] == ["0 regions"]
+    assert not workers_of(rig)._begun
+    with rig.expect(region_calls=4, graph_calls=1, verifications=ANY):
+        assert later.bound.error(*inputs(1, 9, 5, 11)) <= TOLERANCE
+
+
+@pytest.mark.long
+def test_a_result_that_came_before_the_processes_ended_is_used(rig: Rig) -> None:
+    later = Later(rig)
+    later.expect()
+    first_call(rig)
+    (begun,) = workers_of(rig)._begun.values()
+    wait_for(lambda: not begun.results.empty())
+    workers_of(rig).close()
+    with rig.expect(region_compiles=1, verifications=1, region_calls=4, graph_calls=1):
+        assert later.bound.error(*inputs()) <= TOLERANCE
+    assert traces(rig)[2:] == ["0 regions"]
+
+
+def lost(rig: Rig) -> None:
+    (key,) = workers_of(rig)._begun
+    workers_of(rig).close()
+    workers_of(rig)._begun[key].results.__init__()  # type: ignore[misc]  # whatever came is gone
+
+
+def under_other_settings(rig: Rig) -> None:
+    ((key, begun),) = workers_of(rig)._begun.items()
+    workers_of(rig)._begun[key] = replace(begun, settings=replace(begun.settings, environment="another"))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("change", [lost, under_other_settings])
+def test_what_was_begun_in_vain_is_compiled_by_the_call(rig: Rig, change: Callable[[Rig], None]) -> None:
+    later = Later(rig)
+    later.expect()
+    first_call(rig)
+    change(rig)
+    with rig.expect(region_compiles=ANY, verifications=ANY, region_calls=4, graph_calls=1):
+        assert later.bound.error(*inputs()) <= TOLERANCE
+    assert rig.cache.stats.counters.compile_failures == 0
+
+
+def fail(*_: Any) -> Any:
+    raise ValueError("its weights are unknown")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("part", ["as_loaded", "invoke"])
+def test_a_module_that_cannot_be_looked_at_costs_nothing(rig: Rig, part: str) -> None:
+    later = Later(rig)
+    later.expect(**{part: fail})
+    first_call(rig)
+    assert not workers_of(rig)._begun
+    with rig.expect(region_compiles=1, verifications=1, region_calls=4, graph_calls=1):
+        assert later.bound.error(*inputs()) <= TOLERANCE
+
+
+@pytest.mark.long
+def test_what_is_stored_or_in_memory_is_not_begun(rig: Rig, tmp_path: Path) -> None:
+    Rig(InductorBackend(), workers=0, store_folder=tmp_path, source="one").bind(Later(rig).module)(*inputs())
+    later = Later(rig)
+    later.expect()
+    first: Bound = rig.bind(seeded(lambda: Model(eps=1e-4)))
+    with rig.expect(region_compiles=1, region_loads=1, verifications=1, region_calls=4, graph_calls=1):
+        assert first.error(*inputs()) <= TOLERANCE
+    assert not workers_of(rig)._begun
+
+
+def test_a_module_that_is_gone_needs_nothing(rig: Rig) -> None:
+    later, other = Later(rig), Later(rig)
+    later.expect()
+    first_call(rig)
+    other.bound.program.close()
+    assert len(workers_of(rig)._begun) == 1
+    later.bound.program.close()
+    assert not workers_of(rig)._begun
+
+
+def test_processes_that_die_by_a_later_modules_job_are_started_anew(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    begin = pool.WorkerPool.begin
+
+    def dying(self: pool.WorkerPool, *given: Any) -> None:
+        begin(self, *given)
+        self.close()
+
+    monkeypatch.setattr(pool.WorkerPool, "begin", dying)
+    Later(rig).expect()
+    first_call(rig)
+    assert "1 regions of a module that comes later" in traces(rig)
+    assert "compiled one after the other" not in caplog.text
+
+
+def test_a_module_that_was_called_is_no_longer_expected() -> None:
+    rig = Rig(InductorBackend(), workers=0)
+    later = Later(rig)
+    later.bound(*inputs())
+    later.expect()
+    assert not workers_of(rig).expected

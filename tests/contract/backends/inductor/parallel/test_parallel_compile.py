@@ -1,0 +1,382 @@
+"""Regions that worker processes compile in parallel: the same artifacts, the same counters."""
+
+from __future__ import annotations
+
+import itertools
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+from unittest.mock import ANY
+
+import pytest
+import sympy  # type: ignore[import-untyped]
+import torch
+from torch._inductor.runtime.cache_dir_utils import temporary_cache_dir
+
+from compile_cache.backends.inductor.backend import InductorBackend
+from compile_cache.backends.inductor.parallel import parallel_compile, pool, worker
+from compile_cache.backends.inductor.regions import region
+from compile_cache.config import CacheConfig
+from compile_cache.errors import CaptureError
+from scripts.support.places import ROOT
+
+from ....rig import TOLERANCE, Model, Rig, inputs, seeded
+
+SIZES = [(1, 8, 8, 7), (17, 8, 8, 7), (2, 33, 25, 154), (1, 1, 1, 1), (3, 17, 9, 5)]
+EDGES = (0, 1, 2, 16, 17, 50_000)  # sizes around the limits of guards
+
+
+@pytest.fixture(autouse=True)
+def two_are_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The model has two distinct regions."""
+    monkeypatch.setattr(parallel_compile, "_FEWEST", 2)
+    monkeypatch.setattr(pool, "IDLE_SECONDS", 2.0)
+
+
+def rig(**config: Any) -> Rig:
+    return Rig(InductorBackend(), workers=2, **config)
+
+
+def test_they_are_right_at_every_size_and_nothing_compiles_again(tmp_path: Path) -> None:
+    one = rig(store_folder=tmp_path, source="one")
+    bound = one.bind(seeded(Model))
+    with one.expect(region_compiles=2, verifications=2, region_calls=4, graph_calls=1):
+        assert bound.error(*inputs()) <= TOLERANCE
+    with one.expect(region_calls=4 * len(SIZES), graph_calls=len(SIZES), verifications=ANY):
+        assert max(bound.error(*inputs(*size)) for size in SIZES) <= TOLERANCE
+
+    # Their guards accept what those of regions accept that this process compiles.
+    two = Rig(InductorBackend(), store_folder=tmp_path, source="one", workers=0)
+    with two.expect(region_loads=2, region_calls=4, graph_calls=1):
+        assert two.bind(seeded(Model)).error(*inputs()) <= TOLERANCE
+    here = Rig(InductorBackend(), workers=0, store_folder=tmp_path / "another", source="one")
+    here.bind(seeded(Model))(*inputs())
+    accepted = accepted_sizes(here)
+    assert all(accepted.values())
+    assert accepted_sizes(one) == accepted_sizes(two) == accepted
+
+
+def accepted_sizes(rig: Rig) -> dict[str, set[tuple[int, ...]]]:
+    """By region, which of some sizes its guards accept. Guards may differ in what others imply: lowering adds such ones
+    or not, by what it lowered before."""
+    regions = rig.backend.table._regions.values()
+    return {each.label: set(_accepted(each.compiled[0].guards.expressions)) for each in regions}
+
+
+def _accepted(guards: Iterable[sympy.Basic]) -> Iterator[tuple[int, ...]]:
+    symbols = sorted(set().union(*(guard.free_symbols for guard in guards)), key=str)
+    for sizes in itertools.product(EDGES, repeat=len(symbols)):
+        values = dict(zip(symbols, sizes, strict=True))
+        if all(guard.subs(values) for guard in guards):
+            yield sizes
+
+
+def test_what_a_worker_cannot_compile_is_compiled_by_the_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker, "__file__", str(Path(__file__).with_name("no_such_worker.py")))
+    one = rig()
+    with one.expect(region_compiles=2, verifications=2, region_calls=4, graph_calls=1):
+        assert one.bind(seeded(Model)).error(*inputs()) <= TOLERANCE
+
+
+def test_a_wrong_result_is_never_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = parallel_compile.unpack
+
+    def spoiled(artifact: Any) -> Any:
+        compiled = real(artifact)
+        compiled.code = lambda tensors: [torch.zeros_like(tensors[-1])]
+        return compiled
+
+    monkeypatch.setattr(parallel_compile, "unpack", spoiled)
+    one = rig()
+    with one.expect(region_compiles=2, verifications=4, region_calls=4, graph_calls=1):
+        assert one.bind(seeded(Model)).error(*inputs()) <= TOLERANCE
+
+
+@pytest.mark.long
+def test_without_memory_to_compare_the_call_compares_and_then_stores(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, errors = region.difference_from_original, [torch.cuda.OutOfMemoryError("out of memory") for _ in range(2)]
+
+    def difference(*args: Any) -> str | None:
+        if errors:
+            raise errors.pop()
+        return real(*args)
+
+    monkeypatch.setattr(region, "difference_from_original", difference)
+    one = rig(store_folder=tmp_path, source="one")
+    with one.expect(region_compiles=2, verifications=4, region_calls=4, graph_calls=1):
+        assert one.bind(seeded(Model)).error(*inputs()) <= TOLERANCE
+    two = Rig(InductorBackend(), store_folder=tmp_path, source="one", workers=0)
+    with two.expect(region_loads=2, region_calls=4, graph_calls=1):
+        assert two.bind(seeded(Model)).error(*inputs()) <= TOLERANCE
+
+
+def test_inductor_is_imported_when_a_model_is_expected_and_not_before() -> None:
+    program = """
+import sys, torch
+from compile_cache.backends.inductor.backend import InductorBackend
+from compile_cache.config import CacheConfig
+
+backend, device = InductorBackend(), torch.device("cpu")
+assert "torch._inductor.compile_fx" not in sys.modules
+backend.prewarm(device, CacheConfig(workers=0))
+backend.prewarm(device, CacheConfig(workers=0))
+backend._prewarming.join()
+assert "torch._inductor.compile_fx" in sys.modules
+table = backend.table
+assert backend.table is table
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, cwd=ROOT)
+
+
+def test_processes_that_hang_are_ended_and_their_blocks_run_as_they_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "hangs.py"
+    program.write_text("import time; time.sleep(600)")
+    monkeypatch.setattr(worker, "__file__", str(program))
+    monkeypatch.setattr(pool, "_SILENT_SECONDS", 0.3)
+    one = rig()
+    bound = one.bind(seeded(Model))
+    with one.expect({"compile_failed": 2}, compile_failures=2, graph_calls=1):
+        assert bound.error(*inputs()) == 0
+    assert not one.backend.workers.running  # type: ignore[attr-defined]
+    assert all("gave no result for" in detail for detail in one.details)
+    with one.expect({"compile_failed": 2}, graph_calls=1):  # the next prompt neither waits nor compiles
+        assert bound.error(*inputs()) == 0
+
+
+def test_workers_that_cannot_be_started_early_are_logged_and_cost_nothing_else(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse() -> None:
+        raise OSError("no more processes")
+
+    one = rig()
+    monkeypatch.setattr(one.backend.workers, "start", refuse)  # type: ignore[attr-defined]
+    with caplog.at_level("WARNING"):
+        one.backend.prewarm(torch.device("cpu"), CacheConfig(workers=2))
+        one.backend._prewarming.join()  # type: ignore[attr-defined]
+    assert "worker processes were not started early: no more processes" in caplog.text
+    assert one.backend._table is not None  # type: ignore[attr-defined]  # inductor is imported all the same
+
+
+class Pretended:
+    """Worker processes that hold memory, and compile nothing."""
+
+    running = False
+    expected: dict[int, Any] = {}
+
+    def has_begun(self, key: str, settings: Any) -> bool:
+        return False
+
+    def prepare(self, count: int, device: torch.device) -> None:
+        self.running = True
+
+    def results(self, jobs: Any, settings: Any) -> Iterator[None]:
+        for _ in jobs:
+            yield None
+
+    def close(self) -> None:
+        self.running = False
+
+
+def pretending() -> Any:
+    one = rig()
+    one.backend.workers = Pretended()  # type: ignore[attr-defined]
+    return one
+
+
+def looking_for_missing(bound: Any) -> bool:
+    return bound.program._regions._missing is not None
+
+
+def test_if_they_hold_the_memory_they_end_and_the_call_runs_again() -> None:
+    one = pretending()
+    module, workers = seeded(Model), one.backend.workers
+    bound = one.bind(module)
+
+    def invoke(tensors: Any) -> Any:
+        result = module(*tensors)
+        if workers.running and not looking_for_missing(bound):
+            raise torch.cuda.OutOfMemoryError("the workers have it")
+        return result
+
+    with one.expect(region_compiles=2, verifications=2, region_calls=8, graph_calls=1):
+        bound(*inputs(), invoke=invoke)
+    assert not workers.running
+
+
+def test_they_end_before_a_region_runs_as_it_is_for_lack_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    one = pretending()
+    real, workers = region.difference_from_original, one.backend.workers
+
+    def difference(*args: Any) -> str | None:
+        if workers.running:
+            raise torch.cuda.OutOfMemoryError("the workers have it")
+        return real(*args)
+
+    monkeypatch.setattr(region, "difference_from_original", difference)
+    with one.expect(region_compiles=2, verifications=3, region_calls=4, graph_calls=1):
+        assert one.bind(seeded(Model)).error(*inputs()) <= TOLERANCE
+    assert not workers.running
+
+
+def test_a_capture_that_needs_their_memory_is_made_without_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    one = pretending()
+    bound, workers = one.bind(seeded(Model)), one.backend.workers
+    workers.running = True
+
+    def capture(call: Any, result: Any, memory: Any) -> str:
+        if workers.running:
+            raise CaptureError("no memory") from torch.cuda.OutOfMemoryError("the workers have it")
+        return "captured"
+
+    monkeypatch.setattr(bound.program._recorder, "capture", capture)
+    assert bound.program.capture(None, None, None) == "captured"  # type: ignore[arg-type]
+
+
+def test_an_out_of_memory_without_workers_is_raised_at_once() -> None:
+    one = pretending()
+    calls = []
+
+    def invoke(tensors: Any) -> Any:
+        calls.append(1)
+        raise torch.cuda.OutOfMemoryError("too large")
+
+    with pytest.raises(torch.cuda.OutOfMemoryError, match="too large"):
+        one.bind(seeded(Model))(*inputs(), invoke=invoke)
+    assert calls == [1]
+
+
+@pytest.mark.grid(1)
+@pytest.mark.parametrize("kept", [False, True])
+def test_code_is_loaded_by_one_thread_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kept: bool) -> None:
+    """From workers and from the store: another thread may preload at the same time."""
+    config: Any = {"store_folder": tmp_path, "source": "one"}
+    if kept:
+        Rig(InductorBackend(), **config, workers=0).bind(seeded(Model))(*inputs())
+    one = rig(**config)
+    lock, alone = one.backend.table.lock, []  # type: ignore[attr-defined]
+
+    def look() -> None:
+        alone.append(not lock.acquire(blocking=False))
+
+    for module in (parallel_compile, region):
+        real = module.unpack
+
+        def unpack(artifact: Any, real: Any = real) -> Any:
+            other = threading.Thread(target=look)
+            other.start()
+            other.join()
+            return real(artifact)
+
+        monkeypatch.setattr(module, "unpack", unpack)
+    one.bind(seeded(Model))(*inputs())
+    assert alone == [True, True]
+
+
+def test_progress_can_be_read_while_a_call_adds_regions() -> None:
+    bound = Rig(InductorBackend(), workers=0).bind(seeded(Model))
+    bound(*inputs())
+    regions: Any = bound.program._regions  # type: ignore[attr-defined]
+
+    class Meeting:
+        key = "one"
+
+        @property
+        def compiled(self) -> list[Any]:
+            regions._regions[len(regions._regions)] = Meeting()
+            return []
+
+    regions._regions = {0: Meeting()}
+    assert bound.program.regions == (0, 2)
+
+
+@pytest.mark.long
+def test_cancel_ends_the_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+
+    class Stopper:
+        cancellations = (InterruptedError,)
+        presses = 0
+
+        def raise_if_cancelled(self) -> None:
+            self.presses += 1
+            if self.presses > 4:
+                raise InterruptedError("cancelled")
+
+        def report(self, done: int, total: int, text: str) -> None: ...
+
+        def detail(self, text: str) -> None: ...
+
+    one = rig()
+    bound = one.bind(seeded(Model))
+    with pytest.raises(InterruptedError):
+        bound(*inputs(), progress=Stopper())
+    wait_for(lambda: not list(tmp_path.glob("resolute-*")))
+    with one.expect(region_compiles=2, verifications=2, region_calls=4, graph_calls=1):
+        assert bound.error(*inputs()) <= TOLERANCE
+
+
+@pytest.mark.long
+def test_workers_stay_for_the_next_model_and_end_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pool, "IDLE_SECONDS", 10.0)
+    monkeypatch.setattr(parallel_compile, "_FEWEST", 1)
+    one = rig()
+    one.bind(seeded(Model))(*inputs())
+    first = process(one)
+    assert first.alive
+    with one.expect(region_compiles=1, verifications=1, region_calls=ANY, graph_calls=1):
+        one.bind(seeded(lambda: Model(eps=1e-3)))(*inputs())
+    assert process(one) is first
+    wait_for(lambda: not first.alive)
+    assert not one.backend.workers.running  # type: ignore[attr-defined]
+
+
+def process(rig: Rig) -> Any:
+    return rig.backend.workers._process  # type: ignore[attr-defined]
+
+
+def wait_for(condition: Callable[[], bool], seconds: float = 600.0) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+@pytest.mark.grid(2)
+@pytest.mark.parametrize(("kept", "started"), [("", True), ("two", True), ("one", False)])
+def test_they_are_started_early_if_the_store_has_nothing_of_this_environment(
+    tmp_path: Path, kept: str, started: bool
+) -> None:
+    if kept:
+        Rig(InductorBackend(), store_folder=tmp_path, source=kept, workers=0).bind(seeded(Model))(*inputs())
+    one = rig(store_folder=tmp_path, source="one")
+    one.backend.prewarm(torch.device("cpu"), one.cache.config)
+    one.backend._prewarming.join()  # type: ignore[attr-defined]
+    assert one.backend.workers.running is started  # type: ignore[attr-defined]
+    one.backend.workers.close()  # type: ignore[attr-defined]
+
+
+def test_code_from_inductors_own_cache_is_compared_at_size_one(fresh_inductor_cache: None) -> None:
+    first, second = Rig(InductorBackend(), workers=0), Rig(InductorBackend(), workers=0)
+    first.bind(seeded(Model))(*inputs())
+    bound = second.bind(seeded(Model))
+    bound(*inputs())
+    with second.expect(verifications=2, region_calls=4, graph_calls=1):
+        assert bound.error(*inputs(1, 1, 1, 1)) <= TOLERANCE
+    with second.expect(region_calls=4, graph_calls=1):
+        assert bound.error(*inputs(1, 1, 1, 1)) <= TOLERANCE
+
+
+@pytest.fixture
+def fresh_inductor_cache(tmp_path: Path) -> Iterator[None]:
+    with temporary_cache_dir(str(tmp_path)):
+        yield

@@ -1,0 +1,429 @@
+"""Regions that cannot be compiled, code that is wrong at other sizes, and calls that are cancelled."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from compile_cache.backends.inductor.backend import InductorBackend
+from compile_cache.backends.inductor.regions import table
+from compile_cache.regions.site import Hook, RegionSite
+
+from ....rig import TOKENS, TOLERANCE, Rig, original, random, seeded
+
+
+class DataDependent(nn.Module):
+    """Python that reads a value out of a tensor: no trace can follow both ways."""
+
+    dims = (TOKENS,)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * 2 if x.sum() > 0 else x * 3
+
+
+class PlainTensor(nn.Module):
+    """Holds a tensor that is neither parameter nor buffer: a trace would bake its value in."""
+
+    dims = (TOKENS,)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = torch.arange(4.0)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.table
+
+
+class EqualTokens(nn.Module):
+    """Runs other code where two dimensions with different names are equal."""
+
+    dims = (TOKENS, ("b", "m", None))
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return x + y if x.shape[1] == y.shape[1] else x * y.mean(1, keepdim=True)
+
+
+class BranchOnTokens(nn.Module):
+    """Runs other code for short inputs, with another result."""
+
+    dims = (TOKENS,)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.sin() if x.shape[1] > 8 else x.cos()
+
+
+class HeuristicOnTokens(nn.Module):
+    """Chooses how to compute by size, not what."""
+
+    dims = (TOKENS,)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.exp() + x.exp() if x.shape[1] > 8 else x.exp() * 2
+
+
+class BranchOnBatch(nn.Module):
+    """Runs other code for small batches, with another result."""
+
+    dims = (TOKENS,)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.sin() if x.shape[0] > 4 else x.cos()
+
+
+class UntraceableUnlessEqual(nn.Module):
+    """Has a trace only where its two inputs have the same number of tokens."""
+
+    dims = (TOKENS, ("b", "m", None))
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return x + y if x.shape[1] == y.shape[1] else x * float(y.mean())
+
+
+class InPlace(nn.Module):
+    """Writes into its input and returns something else."""
+
+    dims = (TOKENS,)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x.mul_(2)
+        return x + 1
+
+
+class BranchOnOneToken(nn.Module):
+    """Runs other code for a single token, with another result."""
+
+    dims = (TOKENS,)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.sin() if x.shape[1] == 1 else x.cos()
+
+
+class Identity(nn.Module):
+    """Computes nothing."""
+
+    dims = (TOKENS,)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x
+
+
+class BlocksNotCalled(nn.Module):
+    """Reads the weights of its block in place of calling it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.block = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x @ self.block.weight
+
+
+class Plain(nn.Module):
+    dims = (TOKENS,)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(x).tanh()
+
+
+def tokens(count: int = 5, batch: int = 2) -> torch.Tensor:
+    return random(batch, count, 4)
+
+
+class TestNoArtifact:
+    @pytest.mark.parametrize("kind", [DataDependent, PlainTensor])
+    def test_what_cannot_be_traced_runs_as_it_is_and_is_not_tried_again(self, cold: Rig, kind: Any) -> None:
+        bound = cold.bind(seeded(kind))
+        with cold.expect({"compile_failed": 4}, compile_failures=1, graph_calls=4):
+            for x in (tokens(), -tokens(), tokens(), tokens(9)):
+                assert bound.error(x) == 0
+
+    def test_the_reason_names_the_region_once(self, cold: Rig) -> None:
+        bound = cold.bind(seeded(DataDependent))
+        for _ in range(3):
+            bound(tokens())
+        assert len(cold.details) == 1
+        assert "DataDependent" in cold.details[0]
+
+    def test_inputs_that_do_not_fit_the_names_run_as_they_are(self, cold: Rig) -> None:
+        bound = cold.bind(seeded(EqualTokens))
+        x, y = random(2, 5, 4), random(1, 5, 4)  # one name, "b", and two sizes
+        with cold.expect({"compile_failed": 1}, graph_calls=1):
+            assert bound.error(x, y) == 0
+
+    def test_a_module_without_blocks_says_so(self, cold: Rig) -> None:
+        bound = cold.bind(nn.Linear(4, 4))
+        with cold.expect({"no_regions": 1}, graph_calls=1):
+            assert bound.error(tokens()) == 0
+
+    def test_a_module_that_calls_none_of_its_blocks_says_so_in_each_call(self, cold: Rig) -> None:
+        module = BlocksNotCalled()
+        site = RegionSite("block", "Linear", module.block, original, (TOKENS,))
+        bound = cold.bind(module, lambda run, bypass: [Hook(module.block, functools.partial(run, site), (site,))])
+        with cold.expect({"no_regions": 2}, graph_calls=2):
+            assert bound.error(tokens()) == 0
+            assert bound.error(tokens()) == 0
+
+    def test_an_error_of_the_block_itself_is_the_callers(self, cold: Rig) -> None:
+        bound = cold.bind(seeded(Plain))
+        with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+            bound(random(2, 5, 3))
+
+
+class TestArtifactsThatDoNotCarryOver:
+    def test_where_an_equality_fails_a_second_artifact_is_compiled(self, cold: Rig) -> None:
+        bound = cold.bind(seeded(EqualTokens))
+        with cold.expect(region_compiles=1, verifications=1, region_calls=1, graph_calls=1):
+            assert bound.error(random(2, 5, 4), random(2, 5, 4, seed=1)) <= TOLERANCE
+        with cold.expect(region_compiles=1, verifications=1, region_calls=1, graph_calls=1):
+            assert bound.error(random(2, 5, 4), random(2, 7, 4, seed=1)) <= TOLERANCE
+        with cold.expect(region_calls=1, graph_calls=1):
+            assert bound.error(random(3, 9, 4), random(3, 9, 4, seed=1)) <= TOLERANCE
+
+    def test_a_bound_that_matters_is_found_by_comparing(self, cold: Rig) -> None:
+        bound = cold.bind(seeded(BranchOnTokens))
+        with cold.expect(region_compiles=1, verifications=1, region_calls=1, graph_calls=1):
+            assert bound.error(tokens(16)) <= TOLERANCE
+        with cold.expect(region_compiles=1, verifications=2, region_calls=1, graph_calls=1):
+            assert bound.error(tokens(4)) <= TOLERANCE
+        with cold.expect(region_calls=2, graph_calls=2):
+            assert bound.error(tokens(16)) <= TOLERANCE
+            assert bound.error(tokens(4)) <= TOLERANCE
+
+    def test_a_bound_that_does_not_matter_is_shown_once_by_comparing(self, cold: Rig) -> None:
+        bound = cold.bind(seeded(HeuristicOnTokens))
+        bound(tokens(16))
+        with cold.expect(verifications=1, region_calls=1, graph_calls=1):
+            assert bound.error(tokens(4)) <= TOLERANCE
+        with cold.expect(region_calls=2, graph_calls=2):
+            assert bound.error(tokens(4)) <= TOLERANCE
+            assert bound.error(tokens(3)) <= TOLERANCE
+
+    @pytest.mark.parametrize("batches", [(2, 8), (8, 2), (3, 20, 1)])
+    def test_code_that_branches_on_the_batch_is_right_on_both_sides(self, cold: Rig, batches: tuple[int, ...]) -> None:
+        bound = cold.bind(seeded(BranchOnBatch))
+        errors = {batch: bound.error(tokens(5, batch)) for batch in batches}
+        assert {batch: error for batch, error in errors.items() if error > TOLERANCE} == {}
+        assert cold.cache.stats.counters.region_compiles > 0
+
+    @pytest.mark.parametrize("counts", [(1, 5), (5, 1)])
+    def test_code_that_branches_on_a_size_of_one_is_right_on_both_sides(
+        self, cold: Rig, counts: tuple[int, ...]
+    ) -> None:
+        bound = cold.bind(seeded(BranchOnOneToken))
+        errors = {count: bound.error(tokens(count)) for count in counts}
+        assert {count: error for count, error in errors.items() if error > TOLERANCE} == {}
+        assert cold.cache.stats.counters.region_compiles > 0
+
+    def test_a_size_that_cannot_be_compiled_leaves_the_artifact_to_the_others(self, cold: Rig) -> None:
+        bound = cold.bind(seeded(UntraceableUnlessEqual))
+        bound(random(2, 5, 4), random(2, 5, 4))
+        with cold.expect({"compile_failed": 1}, compile_failures=1, graph_calls=1):
+            assert bound.error(random(2, 5, 4), random(2, 7, 4)) == 0
+        with cold.expect(region_calls=1, graph_calls=1):
+            assert bound.error(random(3, 9, 4), random(3, 9, 4)) <= TOLERANCE
+
+
+class TestInputs:
+    def test_a_block_may_hand_its_input_through(self, cold: Rig) -> None:
+        bound = cold.bind(seeded(Identity))
+        with cold.expect(region_compiles=1, verifications=1, region_calls=2, graph_calls=2):
+            assert bound.error(tokens()) == 0
+            assert bound.error(tokens(9)) == 0
+
+    @pytest.mark.parametrize("layout", ["contiguous", "transposed"])
+    def test_a_block_that_writes_into_its_input_does_so_to_the_callers(self, rig: Rig, layout: str) -> None:
+        bound = rig.bind(seeded(InPlace))
+        x = tokens() if layout == "contiguous" else random(2, 4, 5).transpose(1, 2)
+        expected = x * 2
+        assert torch.equal(bound(x), expected + 1)
+        assert torch.equal(x, expected)
+
+
+class TestWrongArtifacts:
+    """Code that is wrong, by a bug of ours or of the compiler."""
+
+    def compiled(self, rig: Rig) -> Any:
+        (region,) = (region for region in rig.backend.table._regions.values() if region.label == "Plain")
+        return region.compiled[0]
+
+    def test_with_verify_a_wrong_result_is_refused_and_compiled_again(self) -> None:
+        rig = Rig(InductorBackend(), verify=True)
+        bound = rig.bind(seeded(Plain))
+        bound(tokens())
+        self.compiled(rig).code = lambda tensors: [torch.zeros_like(tensors[-1])]
+        with rig.expect(region_compiles=1, verifications=2, region_calls=1, graph_calls=1):
+            assert bound.error(tokens(7)) <= TOLERANCE
+
+    def test_with_verify_every_new_size_is_compared_once(self) -> None:
+        rig = Rig(InductorBackend(), verify=True)
+        bound = rig.bind(seeded(Plain))
+        bound(tokens())
+        with rig.expect(verifications=2, region_calls=4, graph_calls=4):
+            for count in (7, 9, 7, 9):
+                assert bound.error(tokens(count)) <= TOLERANCE
+
+    @pytest.mark.parametrize("error", [RuntimeError("bad pointer"), AssertionError("expected size 5")], ids=repr)
+    def test_an_artifact_that_fails_when_run_gives_way_to_the_original_for_that_size(self, error: Exception) -> None:
+        rig = Rig(InductorBackend())
+        bound = rig.bind(seeded(Plain))
+        bound(tokens())
+        compiled = self.compiled(rig)
+        right = compiled.code
+
+        def code(tensors: list[torch.Tensor]) -> Any:
+            if tensors[-1].shape[1] == 7:
+                raise error
+            return right(tensors)
+
+        compiled.code = code
+        with rig.expect({"compile_failed": 2}, region_calls=1, graph_calls=3):
+            assert bound.error(tokens(7)) == 0
+            assert bound.error(tokens(7)) == 0
+            assert bound.error(tokens(9)) <= TOLERANCE
+
+
+class Pressed(RuntimeError):
+    """A Cancel that looks like an error of torch's."""
+
+
+class TestComparing:
+    """Errors during a comparison that do not mean that the code is wrong."""
+
+    @pytest.fixture
+    def raised(self, monkeypatch: pytest.MonkeyPatch) -> list[Exception]:
+        """What the next runs of compiled code raise."""
+        errors: list[Exception] = []
+        compile_trace = table.compile_trace
+
+        def compiled(*args: Any, **kwargs: Any) -> Any:
+            made = compile_trace(*args, **kwargs)
+            run = made.code
+
+            def failing(tensors: list[torch.Tensor]) -> Any:
+                if errors:
+                    raise errors.pop()
+                return run(tensors)
+
+            made.code = failing
+            return made
+
+        monkeypatch.setattr(table, "compile_trace", compiled)
+        return errors
+
+    def test_where_memory_is_short_the_original_runs_and_the_next_call_compares(
+        self, cold: Rig, raised: list[Exception]
+    ) -> None:
+        bound = cold.bind(seeded(Plain))
+        raised.append(torch.cuda.OutOfMemoryError("out of memory"))
+        with cold.expect({"out_of_memory": 1}, region_compiles=1, verifications=1, graph_calls=1):
+            assert bound.error(tokens()) == 0
+        with cold.expect(verifications=1, region_calls=2, graph_calls=2):
+            assert bound.error(tokens()) <= TOLERANCE
+            assert bound.error(tokens(9)) <= TOLERANCE
+
+    def test_one_call_tries_once(self, cold: Rig, raised: list[Exception]) -> None:
+        bound = cold.bind(nn.Sequential(*(seeded(Plain) for _ in range(3))))
+        raised.append(torch.cuda.OutOfMemoryError("out of memory"))
+        with cold.expect({"out_of_memory": 1}, region_compiles=1, verifications=1, graph_calls=1):
+            assert bound.error(tokens()) == 0
+
+    def test_a_new_size_neither_compiles_nor_loses_the_artifact(self, raised: list[Exception]) -> None:
+        rig = Rig(InductorBackend(), verify=True)
+        bound = rig.bind(seeded(Plain))
+        bound(tokens())
+        raised.append(torch.cuda.OutOfMemoryError("out of memory"))
+        with rig.expect({"out_of_memory": 1}, verifications=1, graph_calls=1):
+            assert bound.error(tokens(7)) == 0
+        with rig.expect(verifications=1, region_calls=1, graph_calls=1):
+            assert bound.error(tokens(7)) <= TOLERANCE
+
+    def test_what_was_never_compared_is_not_kept_before_it_is(self, tmp_path: Path, raised: list[Exception]) -> None:
+        config: dict[str, Any] = {"store_folder": tmp_path, "source": "one", "workers": 0}
+        rig = Rig(InductorBackend(), **config)
+        bound = rig.bind(seeded(Plain))
+        raised.append(torch.cuda.OutOfMemoryError("out of memory"))
+        bound(tokens())
+        assert rig.backend.stored()["regions"] == 0
+        bound(tokens())
+        assert rig.backend.stored()["regions"] == 1
+
+    def test_a_cancel_is_no_difference(self, cold: Rig, raised: list[Exception]) -> None:
+        bound, progress = cold.bind(seeded(Plain)), Stopper(presses=0)
+        progress.cancellations = (Pressed,)
+        raised.append(Pressed("cancelled"))
+        with pytest.raises(Pressed):
+            bound(tokens(), progress=progress)
+        with cold.expect(verifications=1, region_calls=1, graph_calls=1):
+            bound(tokens(), progress=progress)
+
+
+class CancelledOnce(nn.Module):
+    """The user presses Cancel while it is traced."""
+
+    dims = (TOKENS,)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._presses = [1]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self._presses:
+            self._presses.pop()
+            raise InterruptedError("cancelled")
+        return x.tanh()
+
+
+class Stopper:
+    """The user presses Cancel before the first region is compiled."""
+
+    cancellations: tuple[type[BaseException], ...] = (InterruptedError,)
+
+    def __init__(self, presses: int = 1) -> None:
+        self.presses = presses
+        self.shown: list[tuple[int, int]] = []
+
+    def raise_if_cancelled(self) -> None:
+        if self.presses:
+            self.presses -= 1
+            raise InterruptedError("cancelled")
+
+    def report(self, done: int, total: int, text: str) -> None:
+        self.shown.append((done, total))
+
+    def detail(self, text: str) -> None: ...
+
+
+class TestCancel:
+    def test_a_cancel_before_a_compile_propagates_and_the_next_call_works(self, cold: Rig) -> None:
+        bound = cold.bind(seeded(Plain))
+        progress = Stopper()
+        with cold.expect(), pytest.raises(InterruptedError):
+            bound(tokens(), progress=progress)
+        assert "forward" not in bound.module.__dict__
+        with cold.expect(region_compiles=1, verifications=1, region_calls=1, graph_calls=1):
+            bound(tokens(), progress=progress)
+        assert bound.error(tokens()) <= TOLERANCE
+
+    def test_a_cancel_in_the_middle_of_a_compile_is_no_failure_of_it(self, cold: Rig) -> None:
+        bound = cold.bind(seeded(CancelledOnce))
+        progress = Stopper(presses=0)
+        with cold.expect(), pytest.raises(InterruptedError):
+            bound(tokens(), progress=progress)
+        with cold.expect(region_compiles=1, verifications=1, region_calls=1, graph_calls=1):
+            bound(tokens(), progress=progress)
+
+    def test_progress_is_shown_before_each_compile_and_not_after(self, cold: Rig) -> None:
+        bound = cold.bind(seeded(Plain))
+        progress = Stopper(presses=0)
+        bound(tokens(), progress=progress)
+        bound(tokens(9), progress=progress)
+        assert progress.shown == [(0, 1)]

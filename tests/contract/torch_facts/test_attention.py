@@ -1,0 +1,306 @@
+"""Attention that chooses its kernel for each shape: by measurement, exactly, and inside compiled regions."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+from unittest.mock import ANY
+
+import pytest
+import torch
+from torch import nn
+
+from compile_cache.backends.inductor.backend import InductorBackend
+from compile_cache.backends.inductor.parallel import parallel_compile, pool
+from compile_cache.torch_facts import attention
+from compile_cache.torch_facts.attention import Chooser
+from scripts.support.places import ROOT
+
+from ..rig import CONTEXT, TOKENS, TOLERANCE, Attention, Rig, random, relative_error, seeded
+
+SIZES = [(2, 64, 7), (1, 1, 1), (17, 63, 7), (3, 153, 154)]
+
+
+def tensors(batch: int = 2, heads: int = 3, tokens: int = 9, context: int = 5, width: int = 8) -> list[torch.Tensor]:
+    shapes = [(batch, heads, length, width) for length in (tokens, context, context)]
+    return [random(*shape, seed=number) for number, shape in enumerate(shapes)]
+
+
+def math(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float | None) -> torch.Tensor:
+    scores = q @ k.transpose(-1, -2) * (q.shape[-1] ** -0.5 if scale is None else scale)
+    return scores.softmax(-1) @ v
+
+
+def flash(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float | None) -> torch.Tensor:
+    result: torch.Tensor = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, scale=scale)[0]
+    return result
+
+
+class Timed:
+    """A clock: each kernel's seconds, by its function. It counts the measurements."""
+
+    def __init__(self, seconds: Mapping[Any, float]) -> None:
+        self.by_kernel, self.count = dict(seconds), 0
+
+    def __call__(self, run: Any, device: torch.device) -> float:
+        self.count += 1
+        assert run().shape[0] > 0
+        return self.by_kernel[run.func]
+
+
+def chooser(clock: Timed, **kernels: Any) -> Chooser:
+    return Chooser(clock, lambda device: kernels or {"flash": flash, "math": math})
+
+
+def chosen(chooser: Chooser) -> list[str]:
+    return [each["kernel"] for each in chooser.report()]
+
+
+def check(chooser: Chooser, given: list[torch.Tensor], scale: float | None = None) -> None:
+    """Its result is (batch, tokens, heads, width)."""
+    expected = nn.functional.scaled_dot_product_attention(*given, scale=scale).transpose(1, 2)
+    actual = chooser(*given, scale)
+    assert actual.is_contiguous()
+    assert relative_error(actual, expected) <= TOLERANCE
+
+
+@pytest.mark.parametrize(("seconds", "kernel"), [((3.0, 1.0), "math"), ((1.0, 3.0), "flash"), ((1.0, 0.95), "flash")])
+def test_the_kernel_that_is_clearly_faster_runs(seconds: tuple[float, float], kernel: str) -> None:
+    one = chooser(Timed(dict(zip((flash, math), seconds, strict=True))))
+    check(one, tensors())
+    assert chosen(one) == [kernel]
+    assert one.report()[0]["milliseconds"] == {"flash": 1000 * seconds[0], "math": 1000 * seconds[1]}
+
+
+def test_each_shape_is_measured_once_and_has_its_own_kernel() -> None:
+    clock = Timed({flash: 1.0, math: 2.0})
+    one = chooser(clock)
+    for _ in range(3):
+        check(one, tensors(), scale=0.3)
+    assert clock.count == 2
+    clock.by_kernel = {flash: 2.0, math: 1.0}
+    check(one, tensors(tokens=12))
+    check(one, [each.double() for each in tensors()])
+    check(one, tensors())
+    assert clock.count == 6
+    assert chosen(one) == ["flash", "math", "math"]
+
+
+def test_a_kernel_that_fails_or_is_wrong_is_left_out() -> None:
+    def failing(*given: Any) -> torch.Tensor:
+        raise RuntimeError("no such kernel here\nand more")
+
+    def wrong(*given: Any) -> torch.Tensor:
+        return math(*given) * 1.01
+
+    def transposed(*given: Any) -> torch.Tensor:
+        return math(*given).transpose(1, 2)
+
+    one = chooser(Timed({math: 3.0}), failing=failing, wrong=wrong, transposed=transposed, math=math)
+    check(one, tensors())
+    assert chosen(one) == ["math"]
+    assert one.report()[0]["failed"] == {
+        "failing": "no such kernel here", "wrong": "its result differs from torch's",
+        "transposed": "its result differs from torch's",
+    }  # fmt: skip
+    none = chooser(Timed({}), failing=failing, wrong=wrong)
+    check(none, tensors())
+    assert chosen(none) == ["torch"]
+
+
+def test_a_kernel_that_fails_later_costs_no_picture() -> None:
+    broken: list[bool] = []
+
+    def later(*given: Any) -> torch.Tensor:
+        if broken:
+            raise torch.OutOfMemoryError("its workspace")
+        return math(*given)
+
+    one = chooser(Timed({flash: 2.0, later: 1.0}), flash=flash, later=later)
+    check(one, tensors())
+    assert chosen(one) == ["later"]
+    broken.append(True)
+    check(one, tensors())
+    assert chosen(one) == ["torch"]
+    assert one.report()[0]["failed"] == {"later": "its workspace"}
+
+
+def test_a_kernel_that_is_switched_off_later_is_chosen_anew() -> None:
+    clock = Timed({flash: 2.0, math: 1.0})
+    one = chooser(clock)
+    check(one, tensors())
+    before = torch.backends.cuda.cudnn_sdp_enabled()  # type: ignore[no-untyped-call]
+    torch.backends.cuda.enable_cudnn_sdp(not before)
+    try:
+        check(one, tensors())
+    finally:
+        torch.backends.cuda.enable_cudnn_sdp(before)
+    check(one, tensors())
+    assert clock.count == 4
+
+
+def test_a_lack_of_memory_while_measuring_is_not_kept() -> None:
+    lacks = [True]
+
+    def hungry(*given: Any) -> torch.Tensor:
+        if lacks:
+            raise torch.OutOfMemoryError("its workspace")
+        return math(*given)
+
+    one = chooser(Timed({flash: 2.0, hungry: 1.0}), flash=flash, hungry=hungry)
+    check(one, tensors())
+    assert chosen(one) == []
+    lacks.clear()
+    check(one, tensors())
+    assert chosen(one) == ["hungry"]
+
+
+def test_what_the_original_refuses_is_refused() -> None:
+    one = chooser(Timed({flash: 1.0, math: 1.0}))
+    q, k, v = tensors()
+    with pytest.raises(RuntimeError):
+        one(q, k[..., :4], v, None)
+
+
+class OnCuda(torch.Tensor):
+    """A tensor that says that it is on a GPU."""
+
+    is_cuda = True  # type: ignore[assignment]
+
+
+def test_nothing_is_measured_while_a_graph_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Timed({flash: 2.0, math: 1.0})
+    one = chooser(clock)
+    capturing = iter([True, False, True])
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: next(capturing))
+    given = [each.as_subclass(OnCuda) for each in tensors()]
+    counts = []
+    for _ in range(3):
+        one(*given, None)
+        counts.append((clock.count, chosen(one)))
+    assert counts == [(0, []), (2, ["math"]), (2, ["math"])]
+
+
+def test_on_the_cpu_torch_chooses() -> None:
+    one = Chooser()
+    check(one, tensors())
+    assert chosen(one) == ["torch"]
+
+
+class Chosen(Attention):
+    """A block whose attention is the operator."""
+
+    dims = (TOKENS, CONTEXT)
+
+    def forward(self, x: torch.Tensor, context: torch.Tensor) -> torch.Tensor:
+        def split(t: torch.Tensor) -> torch.Tensor:
+            return t.reshape(t.shape[0], -1, self.heads, t.shape[-1] // self.heads).transpose(1, 2)
+
+        q, k, v = split(self.q(self.norm(x))), split(self.k(context)), split(self.v(context))
+        return x + self.out(attention.operator()(q, k, v, None).reshape(x.shape))
+
+
+class Net(nn.Module):
+    def __init__(self, kind: type[nn.Module] = Chosen) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(kind() for _ in range(2))
+
+    def forward(self, x: torch.Tensor, context: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = block(x, context)
+        return x
+
+
+def net_inputs(batch: int = 2, tokens: int = 9, context: int = 7) -> tuple[torch.Tensor, torch.Tensor]:
+    return random(batch, tokens, 16), random(batch, context, 16, seed=1)
+
+
+@pytest.fixture
+def both(monkeypatch: pytest.MonkeyPatch) -> Iterator[Chooser]:
+    """The process's operator chooses between two kernels, and the one that torch would not take is faster."""
+    attention.operator()
+    one = chooser(Timed({flash: 2.0, math: 1.0}))
+    monkeypatch.setattr(attention, "chooser", one)
+    yield one
+    assert set(chosen(one)) == {"math"}
+
+
+def test_a_region_with_it_serves_every_size_from_a_worker_and_in_another_process(
+    both: Chooser, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(parallel_compile, "_FEWEST", 1)
+    monkeypatch.setattr(pool, "IDLE_SECONDS", 2.0)
+    rig = Rig(InductorBackend(), store_folder=tmp_path, source="one", workers=2)
+    bound = rig.bind(seeded(Net))
+    with rig.expect(region_compiles=1, verifications=1, region_calls=2, graph_calls=1):
+        bound(*net_inputs())
+    plain = seeded(lambda: Net(Attention))
+    plain.load_state_dict(bound.module.state_dict())
+    with rig.expect(region_calls=2 * len(SIZES), graph_calls=len(SIZES), verifications=ANY):
+        for size in SIZES:
+            given = net_inputs(*size)
+            with torch.inference_mode():
+                assert relative_error(bound(*given), plain(*given)) <= TOLERANCE
+    assert set(SIZES) <= {(each["q"][0], each["q"][2], each["k"][2]) for each in both.report()}
+    code = """
+import sys
+from pathlib import Path
+from tests.contract.torch_facts import test_attention as test
+rig = test.Rig(test.InductorBackend(), store_folder=Path(sys.argv[1]), source="one", workers=0)
+bound = rig.bind(test.seeded(test.Net))
+with rig.expect(region_loads=1, region_calls=2, graph_calls=1):
+    result = bound(*test.net_inputs())
+with test.torch.inference_mode():
+    print(test.relative_error(result, bound.module(*test.net_inputs())) <= test.TOLERANCE)
+"""
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], cwd=ROOT, capture_output=True, text=True)
+    assert done.stdout.strip() == "True", done.stderr
+
+
+class TestTracedAttention:
+    """The families' attention, as a trace sees it."""
+
+    @pytest.fixture
+    def common(self, adapter: Callable[[str], ModuleType], monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
+        module = adapter("blocks.common")
+        module._is_measured.cache_clear()
+        yield module
+        module._is_measured.cache_clear()
+
+    def operators(self, common: ModuleType, *given: torch.Tensor) -> set[str]:
+        """The operators of attention in the graph."""
+
+        def run(*tensors: torch.Tensor) -> torch.Tensor:
+            result: torch.Tensor = common.traced_attention(None, *tensors[:3], 3, *tensors[3:], skip_reshape=True)
+            return result
+
+        graph = torch.fx.experimental.proxy_tensor.make_fx(run, tracing_mode="symbolic")(*given).graph
+        return {name for name in map(str, (node.target for node in graph.nodes)) if "attention" in name}
+
+    def test_the_operator_is_in_a_trace_only_if_a_person_asks_for_it(
+        self, common: ModuleType, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        assert self.operators(common, *tensors()) == {"aten._scaled_dot_product_flash_attention_for_cpu.default"}
+        monkeypatch.setenv("RESOLUTE_ATTENTION", "measured")
+        common._is_measured.cache_clear()
+        assert self.operators(common, *tensors()) == {"resolute.attention.default"}
+        masked = self.operators(common, *tensors(), torch.zeros(9, 5))
+        assert "resolute.attention.default" not in masked
+
+    @pytest.mark.parametrize("skip_output_reshape", [False, True])
+    def test_both_forms_give_the_same(
+        self, common: ModuleType, monkeypatch: pytest.MonkeyPatch, skip_output_reshape: bool
+    ) -> None:
+        def run() -> torch.Tensor:
+            common._is_measured.cache_clear()
+            given = {"skip_reshape": True, "skip_output_reshape": skip_output_reshape, "scale": 0.4}
+            result: torch.Tensor = common.traced_attention(None, *tensors(), 3, **given)
+            return result
+
+        expected = run()
+        monkeypatch.setenv("RESOLUTE_ATTENTION", "measured")
+        assert relative_error(run(), expected) <= TOLERANCE

@@ -1,0 +1,98 @@
+"""What other packs change for everybody while a model samples: torch's flags and functions of core's modules."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import comfy.ldm.modules.attention as attention
+import comfy.ldm.modules.diffusionmodules.openaimodel as openaimodel
+import comfy.model_management
+import comfy.patcher_extension
+import torch
+
+from .node import Node
+
+GAIN = 1.2
+
+
+@contextlib.contextmanager
+def _exchanged(module: Any, *names: str) -> Iterator[None]:
+    """Meanwhile these functions of a module give `GAIN` times their result."""
+    before = {name: getattr(module, name) for name in names}
+    for name, function in before.items():
+        setattr(module, name, _louder(function))
+    try:
+        yield
+    finally:
+        for name, function in before.items():
+            setattr(module, name, function)
+
+
+def _louder(function: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda *args, **kwargs: function(*args, **kwargs) * GAIN
+
+
+def _autocast() -> contextlib.AbstractContextManager[Any]:
+    return torch.autocast(comfy.model_management.get_torch_device().type, torch.bfloat16)
+
+
+@contextlib.contextmanager
+def _fp16_accumulation() -> Iterator[None]:
+    """As KJNodes' Model Patch Torch Settings does; NVIDIA alone reads the flag."""
+    matmul = torch.backends.cuda.matmul
+    before = matmul.allow_fp16_accumulation
+    matmul.allow_fp16_accumulation = True
+    try:
+        yield
+    finally:
+        matmul.allow_fp16_accumulation = before
+
+
+@contextlib.contextmanager
+def _deterministic() -> Iterator[None]:
+    before = torch.get_deterministic_debug_mode()
+    torch.set_deterministic_debug_mode("warn")
+    try:
+        yield
+    finally:
+        torch.set_deterministic_debug_mode(before)
+
+
+@contextlib.contextmanager
+def _no_flash_attention() -> Iterator[None]:
+    before = torch.backends.cuda.flash_sdp_enabled()  # its name says cuda, and the CPU's kernel obeys it too
+    torch.backends.cuda.enable_flash_sdp(False)
+    try:
+        yield
+    finally:
+        torch.backends.cuda.enable_flash_sdp(before)
+
+
+CONTEXTS: dict[str, Callable[[], contextlib.AbstractContextManager[Any]]] = {
+    "autocast": _autocast,
+    "fp16 accumulation": _fp16_accumulation,
+    "deterministic": _deterministic,
+    "no flash attention": _no_flash_attention,
+    "exchanged attention": lambda: _exchanged(attention, "optimized_attention", "optimized_attention_masked"),
+    "exchanged torch attention": lambda: _exchanged(torch.nn.functional, "scaled_dot_product_attention"),
+    "exchanged activation": lambda: _exchanged(torch.nn.functional, "silu", "gelu"),
+    "exchanged embedding": lambda: _exchanged(openaimodel, "timestep_embedding"),
+}
+
+
+class ResoluteTestGlobalState(Node):
+    """The model samples inside one of ``CONTEXTS``; other models of the same prompt do not."""
+
+    FUNCTION = "patch"
+    INPUTS = {"model": ("MODEL",), "kind": (list(CONTEXTS),)}
+
+    def patch(self, model: Any, kind: str) -> tuple[Any]:
+        def sample(executor: Any, *args: Any, **kwargs: Any) -> Any:
+            with CONTEXTS[kind]():
+                return executor(*args, **kwargs)
+
+        patched = model.clone()
+        patched.add_wrapper(comfy.patcher_extension.WrappersMP.OUTER_SAMPLE, sample)
+        return (patched,)

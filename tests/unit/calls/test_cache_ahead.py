@@ -1,0 +1,76 @@
+"""Whether a recorded call would be as fast again, and what the next process remembers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from compile_cache.calls.cache import GraphCache
+from compile_cache.config import CacheConfig
+
+from ..fakes import BUDGET, OBSERVED, Module
+
+
+class TestWatching:
+    def test_a_recording_lists_calls_and_whether_each_was_captured(
+        self, cache: Any, program: Any, module: Any
+    ) -> None:
+        cache.run(program, module.call(8))
+        with cache.record_calls() as used:
+            cache.run(program, module.call(16))
+            cache.run(program, module.call(24, capture_blocker=OBSERVED))
+        cache.run(program, module.call(32))
+        assert sorted((key.graph.signature.latent_shape[3], captured) for key, captured in used.items()) == [
+            (16, True),
+            (24, False),
+        ]
+        assert cache.bytes_of(used) == program.size
+
+    def test_they_stay_ready_until_a_capture_goes(self, cache: Any, program: Any, module: Any) -> None:
+        with cache.record_calls() as used:
+            cache.run(program, module.call(16))
+            cache.run(program, module.call(24, capture_blocker=OBSERVED))
+        assert cache.has_captures(used)
+        cache.trim()
+        assert not cache.has_captures(used)
+
+    def test_new_weights_make_them_unready(self, cache: Any, program: Any, module: Any) -> None:
+        with cache.record_calls() as used:
+            cache.run(program, module.call(16))
+        module.load(3.0)
+        cache.run(program, module.call(8))
+        assert not cache.has_captures(used)
+
+    def test_nothing_was_never_ready(self, cache: Any) -> None:
+        with cache.record_calls() as used:
+            pass
+        assert not cache.has_captures(used)
+
+
+class TestRemembering:
+    @pytest.fixture
+    def kept(self, tmp_path: Path) -> CacheConfig:
+        return CacheConfig(budget_bytes=BUDGET, store_folder=tmp_path)
+
+    def test_the_next_process_knows_what_was_called(self, kept: CacheConfig, program: Any, module: Module) -> None:
+        cache = GraphCache(kept)
+        for side in (8, 16, 8):
+            cache.run(program, module.call(side))
+        found = GraphCache(kept).shapes.of_model("model" * 8)
+        assert [graph.key for graph in found] == [module.call(8).key, module.call(16).key]
+        assert all(graph.seconds >= 0 for graph in found)
+
+    def test_calls_that_were_not_captured_because_of_a_patch_are_not(
+        self, kept: CacheConfig, program: Any, module: Module
+    ) -> None:
+        cache = GraphCache(kept)
+        cache.run(program, module.call(8, capture_blocker=OBSERVED))
+        assert cache.shapes.models() == []
+
+    def test_it_can_be_turned_off(self, kept: CacheConfig, program: Any, module: Module) -> None:
+        cache = GraphCache(replace(kept, remember=False))
+        cache.run(program, module.call(8))
+        assert GraphCache(kept).shapes.models() == []

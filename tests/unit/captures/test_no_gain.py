@@ -1,0 +1,174 @@
+"""What gains nothing from a capture is measured once, also over a restart, and again where things may have changed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from compile_cache.calls.cache import GraphCache
+from compile_cache.captures import no_gain
+from compile_cache.captures.no_gain import machine_of
+from compile_cache.config import CacheConfig
+from compile_cache.errors import NoGainError
+
+from ..fakes import BUDGET, FakeProgram, Module, answer, expect
+
+DAY = 24 * 3600.0
+
+
+class Start:
+    """A process: a new cache, module and program over the same folder."""
+
+    def __init__(self, config: CacheConfig, owner: int = 1) -> None:
+        self.cache = GraphCache(config)
+        self.module = Module()
+        self.program = FakeProgram(owner)
+        self.program.capture_failure = NoGainError(0.25)
+
+    def run(self, side: int = 8, **changes: Any) -> None:
+        assert answer(self.cache.run(self.program, self.module.call(side, **changes))) == 2.0
+
+    def is_measured(self, side: int = 8, **changes: Any) -> bool:
+        before = self.program.capture_attempts
+        self.run(side, **changes)
+        return self.program.capture_attempts > before
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> CacheConfig:
+    return CacheConfig(budget_bytes=BUDGET, store_folder=tmp_path, source="code")
+
+
+@pytest.fixture
+def known(config: CacheConfig) -> CacheConfig:
+    """An earlier process measured one size."""
+    assert Start(config).is_measured()
+    return config
+
+
+def stored(config: CacheConfig) -> Path:
+    assert config.store_folder is not None
+    (file,) = (config.store_folder / "shapes").iterdir()
+    return file
+
+
+def test_after_a_restart_it_is_not_measured_again(known: CacheConfig) -> None:
+    start = Start(known, owner=2)
+    with expect(start.cache, graph_calls=3):
+        assert not any(start.is_measured() for _ in range(2))
+        start.module.epoch += 1
+        assert not start.is_measured()
+    assert start.is_measured(16), "another size is another choice"
+
+
+def test_the_file_of_a_model_is_read_once(known: CacheConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    start = Start(known)
+    reads: list[str] = []
+    of_model = start.cache.shapes.of_model
+    monkeypatch.setattr(start.cache.shapes, "of_model", lambda model: reads.append(model) or of_model(model))
+    for side in (8, 16, 8, 16):
+        start.run(side)
+    assert len(reads) == 1
+
+
+def test_with_other_torch_flags_it_is_measured_again(known: CacheConfig) -> None:
+    start = Start(known)
+    assert start.is_measured(state=(("fp16 accumulation", True),))
+
+
+@pytest.mark.parametrize("change", [{"source": "other code"}, {"remember": False}, {"store_folder": None}], ids=str)
+def test_with_another_configuration_it_is_measured_again(known: CacheConfig, change: dict[str, Any]) -> None:
+    assert Start(replace(known, **change)).is_measured()
+
+
+def test_on_another_machine_it_is_measured_again(known: CacheConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(no_gain.sys, "argv", ["main.py", "--use-sage-attention"])
+    assert Start(known).is_measured()
+
+
+@pytest.mark.parametrize(("days", "measured"), [(6, False), (8, True), (-1, True)])
+def test_after_a_week_it_is_measured_again(
+    known: CacheConfig, monkeypatch: pytest.MonkeyPatch, days: int, measured: bool
+) -> None:
+    """A choice that was wrong, because another program kept the GPU busy, does not stay. Clocks may be set back."""
+    start = Start(known)
+    now = no_gain.time.time()
+    start.cache._maker.without_gain._clock = lambda: now + days * DAY
+    assert start.is_measured() == measured
+
+
+def test_after_free_graphs_it_is_measured_again_and_a_gain_is_kept_too(known: CacheConfig) -> None:
+    start = Start(known)
+    assert not start.is_measured()
+    start.cache.trim()
+    start.program.capture_failure = None
+    with expect(start.cache, graph_calls=1, captures=1, replays=2):
+        for _ in range(3):
+            start.run()
+    later = Start(known)
+    later.program.capture_failure = None
+    with expect(later.cache, graph_calls=1, captures=1):
+        later.run()
+
+
+def test_a_call_that_is_measured_again_without_gain_is_kept_again(known: CacheConfig) -> None:
+    start = Start(known)
+    start.run()
+    start.cache.trim()
+    assert start.is_measured()
+    assert not Start(known).is_measured()
+
+
+def of_graph(**values: Any) -> Callable[[Any], None]:
+    return lambda data: data["graphs"][0]["no_gain"].update(values)
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        of_graph(where="elsewhere"),
+        of_graph(where=""),
+        of_graph(at="yesterday"),
+        of_graph(at=0),
+        of_graph(at=1e18),
+        lambda data: data.update(format=2),
+        lambda data: data["graphs"][0].update(no_gain=[1]),
+        lambda data: data["graphs"][0].pop("no_gain"),
+        lambda data: data.clear(),
+    ],
+)
+def test_a_wrong_file_costs_one_measurement(known: CacheConfig, spoil: Callable[[Any], Any]) -> None:
+    file = stored(known)
+    data = json.loads(file.read_text("utf-8"))
+    spoil(data)
+    file.write_text(json.dumps(data), "utf-8")
+    start = Start(known)
+    assert start.is_measured()
+    assert not start.is_measured()
+    assert not Start(known).is_measured(), "the file was replaced"
+
+
+def test_a_file_that_cannot_be_read_costs_one_measurement(known: CacheConfig) -> None:
+    file = stored(known)
+    file.unlink()
+    file.mkdir()
+    start = Start(known)
+    assert start.is_measured()
+    assert not start.is_measured()
+
+
+def test_the_choice_depends_on_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    def machines() -> Iterator[tuple[str, ...]]:
+        for name, memory in (("H100", 80), ("H100", 40), ("T4", 16)):
+            monkeypatch.setattr(torch.cuda, "get_device_name", lambda device, name=name: name)
+            properties = type("Properties", (), {"total_memory": memory})
+            monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device, found=properties: found)
+            yield machine_of("cuda:0")
+
+    assert len(set(machines())) == 3

@@ -1,0 +1,452 @@
+"""The artifact store: what it saves, what it refuses, and that an error never costs more than a compile."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import fields, replace
+from pathlib import Path
+
+import pytest
+
+from compile_cache.keys import GraphKey, Role, Signature
+from compile_cache.store.artifact_store import Artifact, ArtifactStore, StoreError
+from compile_cache.store.fingerprint import EnvironmentFingerprint
+from compile_cache.store.shape_history import ShapeHistory
+from scripts.support.places import ROOT
+
+HERE = EnvironmentFingerprint(
+    torch="2.11.0",
+    triton="3.6.0",
+    python="3.11",
+    platform="linux x86_64",
+    device="NVIDIA H200, sm_90",
+    precision="tf32 matmul off",
+    settings="default",
+    source="abc",
+)
+KEY = "a" * 64
+
+
+def store_in(folder: Path, environment: EnvironmentFingerprint = HERE, limit: int = 1 << 20) -> ArtifactStore:
+    return ArtifactStore(folder, environment, limit)
+
+
+def artifact(key: str = KEY, payload: bytes = b"machine code", **about: object) -> Artifact:
+    return Artifact(key, "ResBlock", about, payload)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> ArtifactStore:
+    return store_in(tmp_path / "store")
+
+
+def only_file(store: ArtifactStore, ending: str) -> Path:
+    (found,) = store._folder.glob(f"*-*{ending}")
+    return found
+
+
+def test_another_process_loads_a_saved_artifact(store: ArtifactStore, tmp_path: Path) -> None:
+    kept = artifact(static=[[0, 320]])
+    store.save(kept)
+    assert store_in(tmp_path / "store").load(KEY) == [kept]
+
+
+def test_a_key_may_have_two_artifacts_and_known_ones_are_not_read_again(store: ArtifactStore) -> None:
+    one, two = artifact(static=[1]), artifact(static=[2])
+    store.save(one)
+    store.save(two)
+    assert {each.name for each in store.load(KEY)} == {one.name, two.name}
+    assert store.load(KEY, frozenset({one.name})) == [two]
+
+
+def test_a_folder_is_new_until_an_artifact_is_saved(tmp_path: Path) -> None:
+    assert ArtifactStore.is_new(tmp_path / "none")
+    store = store_in(tmp_path / "store")
+    assert ArtifactStore.is_new(tmp_path / "store")
+    store.save(artifact())
+    assert not ArtifactStore.is_new(tmp_path / "store")
+    assert not store_in(tmp_path / "store", replace(store.environment, torch="another")).names()
+
+
+def test_keys_that_begin_alike_are_told_apart(store: ArtifactStore) -> None:
+    store.save(artifact(key="a" * 63 + "b"))
+    assert store.load(KEY) == []
+
+
+def test_one_artifact_saved_twice_is_there_once(store: ArtifactStore) -> None:
+    store.save(artifact())
+    store.save(artifact())
+    assert len(store.names()) == 1
+
+
+@pytest.mark.parametrize("name", [field.name for field in fields(EnvironmentFingerprint)])
+def test_another_environment_finds_nothing(store: ArtifactStore, tmp_path: Path, name: str) -> None:
+    store.save(artifact())
+    other = replace(HERE, **{name: 99 if name == "format" else "other"})
+    assert store_in(tmp_path / "store", other).load(KEY) == []
+    assert len(store.load(KEY)) == 1
+
+
+Damage = Callable[[ArtifactStore], object]
+
+
+def overwritten(ending: str, change: Callable[[bytes], bytes]) -> Damage:
+    def damage(store: ArtifactStore) -> None:
+        path = only_file(store, ending)
+        path.write_bytes(change(path.read_bytes()))
+
+    return damage
+
+
+def changed(**values: object) -> Damage:
+    """Change values of the manifest."""
+    return overwritten(".json", lambda text: json.dumps({**json.loads(text), **values}).encode())
+
+
+def replaced(ending: str, put: Callable[[Path, bytes], object]) -> Damage:
+    """Replace a file; `put` gets its path and its old content."""
+
+    def damage(store: ArtifactStore) -> None:
+        path = only_file(store, ending)
+        content = path.read_bytes()
+        path.unlink()
+        put(path, content)
+
+    return damage
+
+
+def linked(path: Path, content: bytes) -> None:
+    """A link to the right content outside the private folder."""
+    outside = path.parent.parent.parent / "outside"
+    outside.write_bytes(content)
+    path.symlink_to(outside)
+
+
+def with_a_file(path: Path, content: bytes) -> None:
+    path.mkdir()
+    (path / "precious").write_bytes(content)
+
+
+def from_another_environment(store: ArtifactStore) -> None:
+    """Intact files that were written for another GPU."""
+    there = store_in(store._root, replace(HERE, device="NVIDIA L4, sm_89"))
+    there.save(artifact())
+    for ending in (".json", ".bin"):
+        shutil.copy(only_file(there, ending), only_file(store, ending))
+
+
+def with_the_payload_of_another(store: ArtifactStore) -> None:
+    """The payload and checksum of another artifact of the same key, with this one's `about`."""
+    changed(sha256=hashlib.sha256(b"other code").hexdigest(), bytes=len(b"other code"))(store)
+    overwritten(".bin", lambda _: b"other code")(store)
+
+
+def renamed(store: ArtifactStore) -> None:
+    for ending in (".json", ".bin"):
+        path = only_file(store, ending)
+        path.rename(path.with_name(f"{KEY[:16]}-{'0' * 16}{ending}"))
+
+
+DAMAGES: dict[str, tuple[Damage, str]] = {
+    "truncated payload": (overwritten(".bin", lambda code: code[:-1]), "its payload has 11 bytes instead of 12"),
+    "longer payload": (overwritten(".bin", lambda code: code + b"!"), "has 13 bytes instead of 12"),
+    "empty payload": (overwritten(".bin", lambda _: b""), "its payload has 0 bytes"),
+    "one byte differs": (overwritten(".bin", lambda code: b"\0" + code[1:]), "its payload is damaged"),
+    "payload is missing": (replaced(".bin", lambda *_: None), "No such file"),
+    "payload is a folder": (replaced(".bin", with_a_file), "is not a regular file"),
+    "payload is a link": (replaced(".bin", linked), "is not a regular file"),
+    "payload is a link to nowhere": (
+        replaced(".bin", lambda path, _: path.symlink_to("gone")),
+        "is not a regular file",
+    ),
+    "payload of another artifact": (with_the_payload_of_another, "its name does not match its content"),
+    "empty manifest": (overwritten(".json", lambda _: b""), "its manifest is damaged"),
+    "truncated manifest": (overwritten(".json", lambda text: text[:-1]), "its manifest is damaged"),
+    "manifest is not text": (overwritten(".json", lambda _: b"\xff\xfe\0"), "its manifest is damaged"),
+    "manifest is nested too deep": (overwritten(".json", lambda _: b"[" * 200_000), "its manifest is damaged"),
+    "manifest is not an object": (overwritten(".json", lambda _: b"[]"), "its format is None"),
+    "manifest is a folder": (replaced(".json", with_a_file), "is not a regular file"),
+    "manifest is a link": (replaced(".json", linked), "is not a regular file"),
+    "manifest is too long": (overwritten(".json", lambda text: text + b" " * (17 << 20)), "bytes instead of"),
+    "a future format": (changed(format=99), "its format is 99"),
+    "an older format": (changed(format=0), "its format is 0"),
+    "a format of another kind": (changed(format="\x1b[2J"), r"its format is '\x1b[2J'"),
+    "no checksum": (changed(sha256=None), "lacks 'sha256'"),
+    "a size that is not a number": (changed(bytes=True), "lacks 'bytes'"),
+    "a size below zero": (changed(bytes=-1), "bytes instead of -1"),
+    "about is not an object": (changed(about=3), "lacks 'about'"),
+    "about was changed": (changed(about={"static": [2]}), "its name does not match its content"),
+    "about holds infinity": (changed(about={"static": float("inf")}), "its name does not match its content"),
+    "another environment's files": (from_another_environment, "it was compiled in another environment"),
+    "no environment": (changed(environment=None), "lacks 'environment'"),
+    "another key that begins alike": (changed(key="a" * 63 + "b"), "its name does not match its content"),
+    "another name": (renamed, "its name does not match its content"),
+}
+
+
+@pytest.mark.parametrize("kind", DAMAGES)
+def test_an_invalid_artifact_is_refused_with_its_reason_removed_and_replaced(
+    store: ArtifactStore, caplog: pytest.LogCaptureFixture, kind: str
+) -> None:
+    damage, reason = DAMAGES[kind]
+    store.save(artifact(static=[1]))
+    damage(store)
+    with caplog.at_level(logging.WARNING):
+        assert store.load(KEY) == []
+    (message,) = caplog.messages
+    assert "is invalid (" in message
+    assert reason in message
+    assert [*store._folder.glob("*-*.json"), *store._folder.glob("*-*.bin")] == []
+    assert store.save(artifact(static=[1]))
+    assert store.load(KEY) == [artifact(static=[1])]
+    assert len(caplog.messages) == 1
+
+
+@pytest.mark.parametrize("field", ["about", "format"])
+def test_no_depth_of_nesting_raises(store: ArtifactStore, field: str) -> None:
+    """Near Python's recursion limit, JSON can still be parsed although walking through it fails."""
+    store.save(artifact(static="X"))
+    manifest, payload = only_file(store, ".json"), only_file(store, ".bin")
+    text, code = manifest.read_text(), payload.read_bytes()
+    for depth in range(sys.getrecursionlimit() - 300, sys.getrecursionlimit() + 1):
+        nested = "[" * depth + "]" * depth
+        manifest.write_text(text.replace({"about": '"X"', "format": "1"}[field], nested, 1))
+        payload.write_bytes(code)
+        assert store.load(KEY) == []
+        assert not manifest.exists()
+
+
+def test_nesting_as_deep_as_a_formulas_is_saved(store: ArtifactStore) -> None:
+    formula = json.loads("[" * 60 + "]" * 60)
+    store.save(artifact(formula=formula))
+    assert store.load(KEY) == [artifact(formula=formula)]
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="POSIX pipes")
+def test_a_pipe_instead_of_a_file_does_not_block(store: ArtifactStore) -> None:
+    store.save(artifact())
+    replaced(".bin", lambda path, _: os.mkfifo(path))(store)
+    assert store.load(KEY) == []
+    assert list(store._folder.glob("*-*.*")) == []
+
+
+@pytest.mark.parametrize("ending", [".json", ".bin"])
+def test_an_unreadable_artifact_is_removed(
+    store: ArtifactStore, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, ending: str
+) -> None:
+    store.save(artifact())
+    path = only_file(store, ending)
+    read = Path.read_bytes
+
+    def refuse(self: Path) -> bytes:  # chmod would not stop a test that runs as root
+        if self == path:
+            raise PermissionError(13, "Permission denied")
+        return read(self)
+
+    monkeypatch.setattr(Path, "read_bytes", refuse)
+    with caplog.at_level(logging.WARNING):
+        assert store.load(KEY) == []
+    assert "Permission denied" in caplog.text
+    assert list(store._folder.glob("*-*.*")) == []
+
+
+@pytest.mark.parametrize("ending", [".json", ".bin"])
+def test_a_users_folder_instead_of_an_artifact_is_moved_aside_and_not_deleted(
+    store: ArtifactStore, ending: str
+) -> None:
+    store.save(artifact())
+    replaced(ending, with_a_file)(store)
+    store.load(KEY)
+    assert len(list(store._folder.rglob("precious"))) == 1
+
+
+@pytest.mark.parametrize("ending", [".json", ".bin"])
+def test_the_target_of_a_link_is_not_deleted(store: ArtifactStore, tmp_path: Path, ending: str) -> None:
+    store.save(artifact())
+    replaced(ending, linked)(store)
+    store.load(KEY)
+    assert (tmp_path / "outside").exists()
+
+
+def test_a_key_that_begins_alike_keeps_its_artifact(store: ArtifactStore, caplog: pytest.LogCaptureFixture) -> None:
+    """Both keys share their first 16 characters, so their file names begin alike; that is not damage."""
+    other = "a" * 63 + "b"
+    store.save(artifact(key=other))
+    store.save(artifact())
+    for key in (KEY, other):
+        assert [each.key for each in store.load(key)] == [key]
+    assert caplog.messages == []
+
+
+def test_a_damaged_artifact_does_not_affect_the_others(store: ArtifactStore) -> None:
+    store.save(artifact(static=[1]))
+    changed(format=99)(store)
+    store.save(artifact(static=[2]))
+    assert store.load(KEY) == [artifact(static=[2])]
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"{}"])
+def test_a_damaged_environment_file_is_rewritten(store: ArtifactStore, tmp_path: Path, content: bytes) -> None:
+    path = store._folder / "environment.json"
+    before = path.read_bytes()
+    path.write_bytes(content)
+    store_in(tmp_path / "store")
+    assert path.read_bytes() == before
+
+
+def test_one_artifact_is_read_by_name_and_not_counted_as_used(store: ArtifactStore) -> None:
+    store.save(artifact())
+    path = only_file(store, ".json")
+    os.utime(path, (1000, 1000))
+    assert store.read(artifact().name) == artifact()
+    assert path.stat().st_mtime == 1000
+    store.load(KEY)
+    assert path.stat().st_mtime > 1000
+    with pytest.raises(FileNotFoundError):
+        store.read("missing")
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="POSIX permissions")
+def test_a_folder_that_others_may_write_to_is_refused(tmp_path: Path) -> None:
+    store_in(tmp_path / "store")
+    (tmp_path / "store").chmod(0o777)
+    with pytest.raises(StoreError, match="writable by others"):
+        store_in(tmp_path / "store")
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="POSIX permissions")
+def test_the_folder_is_private(store: ArtifactStore, tmp_path: Path) -> None:
+    assert (tmp_path / "store").stat().st_mode & 0o777 == 0o700
+
+
+@pytest.fixture
+def group_writable_umask() -> Iterator[None]:
+    """Umask 002, the default of many Linux desktops: the user's group may write to new files."""
+    before = os.umask(0o002)
+    yield
+    os.umask(before)
+
+
+@pytest.mark.usefixtures("group_writable_umask")
+@pytest.mark.skipif(sys.platform == "win32", reason="POSIX permissions")
+def test_every_new_folder_is_private_whichever_code_makes_it_first(tmp_path: Path) -> None:
+    """Shapes lie below the store's folder, and the backend `cudagraph` writes them before there is a store."""
+    (tmp_path / "given").mkdir(mode=0o755)
+    root = tmp_path / "given" / "resolute" / "regions"
+    key = GraphKey(Signature(()), Role.UNET, "model", "cudagraph")
+    ShapeHistory(root / "shapes").record(key, Regions())
+    store = store_in(root)
+    made = [root.parent, root, root / "shapes", store._folder]
+    assert [path.stat().st_mode & 0o777 for path in made] == [0o700] * 4
+    assert (tmp_path / "given").stat().st_mode & 0o777 == 0o755
+    assert store.save(artifact())
+
+
+class Regions:
+    """A program without regions."""
+
+    region_keys: frozenset[str] = frozenset()
+
+
+def test_a_folder_that_cannot_be_made_is_an_error_with_its_cause(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StoreError, match="cannot be kept"):
+        store_in(tmp_path / "file" / "store")
+
+
+def test_the_least_recently_used_go_first_and_never_the_newest(tmp_path: Path) -> None:
+    store = store_in(tmp_path / "store", limit=2500)
+    for number in range(3):
+        store.save(artifact(key=f"{number}" * 64, payload=bytes(1000)))
+        age = time.time() - 100 + number
+        for path in store._folder.glob(f"{number}*"):
+            os.utime(path, (age, age))
+    assert store.load("1" * 64) != []  # used just now
+    store.save(artifact(key="9" * 64, payload=bytes(1000)))
+    assert {name[0] for name in store.names()} == {"1", "9"}
+    store.save(artifact(key="8" * 64, payload=bytes(9000)))
+    assert {name[0] for name in store.names()} == {"8"}
+
+
+def test_half_written_files_of_a_killed_process_are_ignored_and_removed(store: ArtifactStore) -> None:
+    old = time.time() - 7200
+    for name in (f"{KEY[:16]}-1.bin.x.tmp", f"{KEY[:16]}-2.bin"):
+        (store._folder / name).write_bytes(b"half")
+        os.utime(store._folder / name, (old, old))
+    assert store.load(KEY) == []
+    store.save(artifact())
+    assert len(list(store._folder.glob("*-*.*"))) == 2
+    assert len(store.load(KEY)) == 1
+
+
+def test_a_full_disk_is_logged_and_not_raised(
+    store: ArtifactStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with caplog.at_level(logging.WARNING):
+        assert not store.save(artifact())
+    assert "No space left on device" in caplog.text
+    assert list(store._folder.glob("*-*.*")) == []
+
+
+def test_only_one_thread_holds_the_build_lock(store: ArtifactStore, tmp_path: Path) -> None:
+    inside: list[int] = []
+    counts: list[int] = []
+
+    def build(number: int) -> None:
+        with store_in(tmp_path / "store").build_lock(KEY, lambda: None):
+            inside.append(number)
+            counts.append(len(inside))
+            time.sleep(0.05)
+            inside.remove(number)
+
+    threads = [threading.Thread(target=build, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert counts == [1, 1, 1, 1]
+
+
+def test_waiting_can_be_cancelled_and_the_lock_stays_with_its_holder(store: ArtifactStore, tmp_path: Path) -> None:
+    class Cancelled(BaseException):
+        pass
+
+    def cancel() -> None:
+        raise Cancelled
+
+    with store.build_lock(KEY, lambda: None):
+        with pytest.raises(Cancelled), store_in(tmp_path / "store").build_lock(KEY, cancel):
+            raise AssertionError("it did not wait")
+        with pytest.raises(Cancelled), store_in(tmp_path / "store").build_lock(KEY, cancel):
+            raise AssertionError("it did not wait")
+
+
+def test_a_killed_process_releases_the_build_lock(store: ArtifactStore, tmp_path: Path) -> None:
+    code = f"""
+import sys, time
+from pathlib import Path
+from tests.unit.store.test_artifact_store import KEY, store_in
+with store_in(Path({str(tmp_path / "store")!r})).build_lock(KEY, lambda: None):
+    print("holds", flush=True)
+    time.sleep(600)
+"""
+    holder = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, cwd=ROOT)
+    assert holder.stdout is not None
+    assert holder.stdout.readline().strip() == b"holds"
+    holder.kill()
+    holder.wait()
+    with store.build_lock(KEY, lambda: pytest.fail("it waits for a dead process")):
+        pass
