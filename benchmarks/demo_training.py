@@ -14,7 +14,7 @@ import comfy.model_sampling
 import comfy.ops
 import torch
 
-from scripts.support.demo_model import networks
+from scripts.models.demo_model import networks
 
 from . import pictures
 

@@ -32,9 +32,10 @@ import psutil
 import torch
 from safetensors.torch import save_file
 
-from scripts.support import command, models
-from scripts.support.client import Client, execution_seconds
-from scripts.support.server import ComfyServer
+from scripts.models import generated
+from scripts.server.client import Client, execution_seconds
+from scripts.server.process import ComfyServer
+from scripts.setup import command
 
 from .tour import ROOT, STOCK, _node, environment, prompt, without_paths
 
@@ -252,9 +253,9 @@ def main() -> int:
     parser.add_argument("--folder", type=Path, help="the server's folder, with its files and log")
     options = parser.parse_args()
     setup = command.prepare()
-    paths = {kind: models.ensure(kind, setup.python, setup.comfyui) for kind in ("sdxl", "sd15")}
+    paths = {kind: generated.ensure(kind, setup.python, setup.comfyui) for kind in ("sdxl", "sd15")}
     for seed, name in enumerate("ab"):
-        file = models.folder() / "loras" / f"bench-{name}.safetensors"
+        file = generated.folder() / "loras" / f"bench-{name}.safetensors"
         if not file.is_file():
             write_lora(paths["sdxl"], file, seed)
     files = {kind: path.name for kind, path in paths.items()} | ({"wan": options.wan} if options.wan else {})
@@ -264,7 +265,7 @@ def main() -> int:
 
     def server() -> ComfyServer:
         return ComfyServer(
-            setup.python, setup.comfyui, folder, packs=packs, models=models.folder(), cpu=False,
+            setup.python, setup.comfyui, folder, packs=packs, models=generated.folder(), cpu=False,
             arguments=options.argument, environment=budget,
         )  # fmt: skip
 

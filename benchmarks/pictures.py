@@ -11,15 +11,7 @@ from typing import Any
 
 import torch
 
-from scripts.support.demo_model.captions import (
-    BACKGROUND,
-    BACKGROUNDS,
-    COLOURS,
-    NUMBERS,
-    POSITIONS,
-    SHAPES,
-    SIZES,
-)
+from scripts.models.demo_model.captions import BACKGROUND, BACKGROUNDS, COLOURS, NUMBERS, POSITIONS, SHAPES, SIZES
 
 _RGB = {
     "red": (0.88, 0.15, 0.16),

@@ -26,8 +26,9 @@ from typing import Any
 import numpy
 import psutil
 
-from scripts.support import command, models
-from scripts.support.server import ComfyServer
+from scripts.models import generated
+from scripts.server.process import ComfyServer
+from scripts.setup import command
 
 from . import soak_plot
 
@@ -133,14 +134,14 @@ def main() -> int:
     from .tour import ROOT, environment, without_paths
 
     setup = command.prepare()
-    paths = {kind: models.ensure(kind, setup.python, setup.comfyui) for kind in ("sdxl", "sd15")}
+    paths = {kind: generated.ensure(kind, setup.python, setup.comfyui) for kind in ("sdxl", "sd15")}
     for seed, name in enumerate("ab"):
-        file = models.folder() / "loras" / f"bench-{name}.safetensors"
+        file = generated.folder() / "loras" / f"bench-{name}.safetensors"
         if not file.is_file():
             write_lora(paths["sdxl"], file, seed)
     server = ComfyServer(
         setup.python, setup.comfyui, Path(tempfile.mkdtemp(prefix="resolute-soak-")),
-        packs={"resolute": ROOT, "resolute-test-pack": ROOT / "tests" / "pack"}, models=models.folder(), cpu=False,
+        packs={"resolute": ROOT, "resolute-test-pack": ROOT / "tests" / "pack"}, models=generated.folder(), cpu=False,
         arguments=options.argument, environment={"RESOLUTE_BUDGET_MB": str(options.budget_mb)},
     )  # fmt: skip
     result: dict[str, Any] = {"arguments": without_paths(options.argument), "free_gib": options.free}

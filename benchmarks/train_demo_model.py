@@ -134,7 +134,7 @@ def sample(folder: Path, captions: list[str], size: tuple[int, int], steps: int,
     import comfy.sample
     import torch
 
-    from scripts.support.demo_model import networks
+    from scripts.models.demo_model import networks
 
     model = networks.load_model(str(folder / networks.UNET_FILE))
     clip = networks.load_clip(str(folder / networks.UNET_FILE))
@@ -192,7 +192,7 @@ def main() -> int:
     import_comfyui(not cuda)
     from comfy.latent_formats import SD15
 
-    from scripts.support.demo_model import networks
+    from scripts.models.demo_model import networks
 
     device = torch.device("cuda" if cuda else "cpu")
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True

@@ -11,10 +11,10 @@ import numpy
 import pytest
 from PIL import Image
 
-from scripts.support import comfyui
-from scripts.support.client import Client, History
-from scripts.support.places import ROOT
-from scripts.support.server import ComfyServer
+from scripts.places import ROOT
+from scripts.server.client import Client, History
+from scripts.server.process import ComfyServer
+from scripts.setup import comfyui
 
 from ..conftest import linked_packs
 

@@ -11,7 +11,7 @@ import numpy
 import pytest
 
 from benchmarks import soak
-from scripts.support.server import ComfyServer
+from scripts.server.process import ComfyServer
 
 pytest.register_assert_rewrite(f"{__package__}.rig")
 from .fuzz import loras  # noqa: E402 (after register_assert_rewrite)

@@ -11,9 +11,9 @@ import pytest
 
 from compile_cache.backends.oneflow.packages import installed
 from compile_cache.backends.oneflow.runtime import runtime
-from scripts.support import comfyui
-from scripts.support.places import ROOT
-from scripts.support.server import ComfyServer
+from scripts.places import ROOT
+from scripts.server.process import ComfyServer
+from scripts.setup import comfyui
 
 from ..conftest import linked_packs
 
@@ -61,7 +61,7 @@ def comfy_server(make_server: Callable[..., ComfyServer]) -> ComfyServer:
     packs = {
         **linked_packs(),
         "resolute-scenario-pack": ROOT / "tests" / "comfy" / "pack",
-        "resolute-demo-model": ROOT / "scripts" / "support" / "demo_model",
+        "resolute-demo-model": ROOT / "scripts" / "models" / "demo_model",
     }
     return make_server(packs=packs, environment={"RESOLUTE_BUDGET_MB": "10000"})
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml  # one of ComfyUI's requirements
 
-from scripts.support.environment import NEWEST_PYTHON, OLDEST_PYTHON
+from scripts.setup.environment import NEWEST_PYTHON, OLDEST_PYTHON
 
 from .documentation import ROOT, wrong_with
 

@@ -12,14 +12,14 @@ from typing import Any
 
 import pytest
 
-from scripts.fleet_serving import command, config
-from scripts.fleet_serving.comfyui_client import files_in, moved
-from scripts.fleet_serving.files import Files, RefusedError, content_type
-from scripts.fleet_serving.need import Need, need_of
-from scripts.fleet_serving.ranking import Candidate, Warmth, explain, rank, warmth
-from scripts.fleet_serving.readiness import Readiness
-from scripts.fleet_serving.records import Record, Records
-from scripts.support.errors import SetupError
+from scripts.errors import SetupError
+from scripts.serving import command, config
+from scripts.serving.comfyui_client import files_in, moved
+from scripts.serving.files import Files, RefusedError, content_type
+from scripts.serving.need import Need, need_of
+from scripts.serving.ranking import Candidate, Warmth, explain, rank, warmth
+from scripts.serving.readiness import Readiness
+from scripts.serving.records import Record, Records
 
 from .test_architecture import FILES, ROOT, absolute_imports
 
@@ -371,7 +371,7 @@ def test_a_folder_without_a_fleet_is_named(name: str, tmp_path: Path) -> None:
 def test_the_pack_imports_nothing_of_ray() -> None:
     servers = {"ray", "fastapi", "starlette"}
     assert [file for file in FILES if {name.partition(".")[0] for name in absolute_imports(file)} & servers] == []
-    imported = "from scripts.fleet_serving import config, need, ranking, readiness, records, files, command"
+    imported = "from scripts.serving import config, need, ranking, readiness, records, files, command"
     code = f"import sys; {imported}; print(sorted(sys.modules.keys() & {servers}))"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

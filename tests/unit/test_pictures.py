@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from benchmarks import pictures
-from scripts.support.demo_model import captions
+from scripts.models.demo_model import captions
 
 RED, WHITE = (0.88, 0.15, 0.16), (0.94, 0.94, 0.92)
 

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from compile_cache import sizes
-from scripts.support import build_workflows
-from scripts.support.build_workflows import FOLDER
-from scripts.support.places import ROOT
-from scripts.support.workflow_graph import Graph
-from scripts.support.workflow_nodes import FRONT_END_ONLY, NODE_TYPES, OURS
+from scripts.places import ROOT
+from scripts.workflows import build
+from scripts.workflows.build import FOLDER
+from scripts.workflows.graph import Graph
+from scripts.workflows.nodes import FRONT_END_ONLY, NODE_TYPES, OURS
 
 NAMES = (
     "compare_with_stock", "deepcache", "deepcache_controlnet", "flux_dev_text_to_image", "image_to_image",
@@ -92,12 +92,12 @@ def nodes_of(prompt: Json, class_type: str) -> list[str]:
 
 
 def test_the_files_are_up_to_date_with_the_generator() -> None:
-    assert build_workflows.differing() == []
+    assert build.differing() == []
 
 
 def test_the_generator_names_what_differs(tmp_path: Any) -> None:
     (tmp_path / "stray.json").write_text("{}", "utf-8")
-    assert len(build_workflows.differing(tmp_path)) == 2 * len(NAMES) + 1
+    assert len(build.differing(tmp_path)) == 2 * len(NAMES) + 1
 
 
 def test_exactly_these_workflows_are_bundled() -> None:

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from scripts.support import comfyui
-from scripts.support.places import ROOT
-from scripts.support.server import ComfyServer
+from scripts.places import ROOT
+from scripts.server.process import ComfyServer
+from scripts.setup import comfyui
 
 from ...conftest import linked_packs
 from ..conftest import SCENARIO_PACK
