@@ -3,7 +3,6 @@
 # `serve.ingress` pickles the class at its definition, so what its methods use must be defined above it.
 # No `from __future__ import annotations`: Serve rewrites the methods' signatures, and FastAPI then cannot read texts.
 import asyncio
-import json
 import logging
 import math
 import os
@@ -16,14 +15,16 @@ from fastapi import FastAPI, Request, Response, WebSocket, WebSocketDisconnect
 from fastapi.responses import FileResponse, JSONResponse
 from ray import serve
 from starlette.datastructures import UploadFile
-from starlette.types import ASGIApp, Receive, Scope, Send
 
 from . import config as settings
 from . import current_router
+from .background import Background
 from .files import Files, RefusedError, content_type
+from .http_form import ApiError, WithoutApi, checked_id, error_answer, json_body, limited_body
 from .need import need_of
 from .prompts import Prompts
 from .records import Record, Records
+from .warm_ups import WarmUps
 
 logger = logging.getLogger("ray.serve")
 
@@ -31,36 +32,9 @@ _CHECK_SECONDS = 2.0  # for a replica to check a prompt; in a longer queue the c
 _BACKLOG = 1024  # messages for a slow websocket; then previews and progress are dropped
 _FETCHED = ("object_info", "models", "embeddings", "features", "extensions", "system_stats")
 
-
-class WithoutApi:
-    """ComfyUI answers each route with /api before it too."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] in ("http", "websocket") and scope["path"].startswith("/api/"):
-            path = scope["path"][len("/api") :]
-            scope = {**scope, "path": path, "raw_path": path.encode()}
-        await self._app(scope, receive, send)
-
-
 app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
 app.add_middleware(WithoutApi)
-
-
-class ApiError(Exception):
-    """An answer in the form of ComfyUI's own errors."""
-
-    def __init__(self, status: int, kind: str, message: str) -> None:
-        super().__init__(message)
-        self.status, self.kind = status, kind
-
-
-@app.exception_handler(ApiError)
-async def _answer(request: Request, error: ApiError) -> JSONResponse:
-    text = {"type": error.kind, "message": str(error), "details": str(error), "extra_info": {}}
-    return JSONResponse({"error": text, "node_errors": {}}, error.status)
+app.add_exception_handler(ApiError, error_answer)
 
 
 async def _write(socket: WebSocket, inbox: asyncio.Queue[Any]) -> None:
@@ -72,28 +46,8 @@ async def _write(socket: WebSocket, inbox: asyncio.Queue[Any]) -> None:
             await socket.send_json(message)
 
 
-async def _finish(call: Any, state: dict[str, Any]) -> None:
-    try:
-        async for kind, *rest in call:
-            if kind in ("report", "lost"):
-                state["end"] = rest[0]
-    finally:
-        state["is_over"] = True
-
-
 async def _first_call(handle: Any) -> None:
     await handle.fetch.remote("/features", need={})
-
-
-def _checked_id(given: Any) -> str:
-    if given is None:
-        return str(uuid.uuid4())
-    try:
-        if isinstance(given, str) and str(uuid.UUID(given)) == given:
-            return given
-    except ValueError:
-        pass
-    raise ApiError(400, "invalid_prompt_id", "prompt_id must be a valid UUID: lowercase, with hyphens.")
 
 
 @serve.ingress(app)
@@ -109,7 +63,8 @@ class Ingress:
         self._sockets: dict[str, asyncio.Queue[Any]] = {}
         self._number = self._records.next_number()
         self._prompts = Prompts(self._config, replicas, self._records, self._files, self._send)
-        self._warming: dict[str, dict[str, Any]] = {}
+        self._background = Background()
+        self._warm_ups = WarmUps(replicas, self._prompts.needs, self._background)
         self._is_resumed = False
 
     async def reconfigure(self, _: Any) -> None:
@@ -117,17 +72,17 @@ class Ingress:
         if not self._is_resumed:
             self._is_resumed = True
             # Serve makes the router at the first call, and /ready asks it.
-            self._first = asyncio.create_task(_first_call(self._handle))
+            self._background.start(_first_call(self._handle))
             for record in self._records.unfinished():
                 logger.warning("prompt %s was not over when the ingress ended, and starts again", record.prompt_id)
                 self._prompts.start(record)
 
     @app.post("/prompt")
     async def post_prompt(self, request: Request) -> Response:
-        body = await self._json(request)
+        body = await json_body(request, self._config.body_mb)
         if not isinstance(body.get("prompt"), dict):
             raise ApiError(400, "no_prompt", "No prompt provided")
-        prompt_id = _checked_id(body.pop("prompt_id", None))
+        prompt_id = checked_id(body.pop("prompt_id", None))
         number = float(body["number"]) if isinstance(body.get("number"), (int, float)) else float(self._number)
         self._number += 1
         record = Record(prompt_id, number, body)
@@ -164,7 +119,7 @@ class Ingress:
 
     @app.post("/queue")
     async def post_queue(self, request: Request) -> Response:
-        body = await self._json(request)
+        body = await json_body(request, self._config.body_mb)
         named = body.get("delete") or []
         for each in list(self._prompts.open.values()):
             if not each.is_running and (body.get("clear") or each.record.prompt_id in named):
@@ -173,7 +128,7 @@ class Ingress:
 
     @app.post("/interrupt")
     async def interrupt(self, request: Request) -> Response:
-        named = (await self._json(request)).get("prompt_id")
+        named = (await json_body(request, self._config.body_mb)).get("prompt_id")
         for each in list(self._prompts.open.values()):
             if each.is_running and named in (None, each.record.prompt_id):
                 self._prompts.interrupt(each.record.prompt_id)
@@ -189,7 +144,7 @@ class Ingress:
 
     @app.post("/history")
     async def post_history(self, request: Request) -> Response:
-        body = await self._json(request)
+        body = await json_body(request, self._config.body_mb)
         for prompt_id in [None] if body.get("clear") else body.get("delete") or []:
             self._records.hide(prompt_id)
         return Response()
@@ -206,7 +161,7 @@ class Ingress:
 
     @app.post("/upload/image")
     async def upload(self, request: Request) -> Response:
-        await self._limited(request)
+        await limited_body(request, self._config.body_mb)
         async with request.form() as form:
             image, kind = form.get("image"), str(form.get("type") or "input")
             subfolder = str(form.get("subfolder") or "")
@@ -254,7 +209,7 @@ class Ingress:
                 "open": len(self._prompts.open),
                 "decisions": current_router.decisions(),
                 "prompts": self._prompts.reports,
-                "warming": self._warming,
+                "warming": self._warm_ups.states,
                 "pid": os.getpid(),
             }
         )
@@ -262,7 +217,7 @@ class Ingress:
     @app.post("/resolute/warm-up")
     async def warm_up(self, request: Request) -> Response:
         """Warm a workflow up on all replicas, or on as many as its share of the traffic needs."""
-        body = await self._json(request)
+        body = await json_body(request, self._config.body_mb)
         wanted, need = body.pop("replicas", "all"), need_of(body.get("prompt"), self._uploads.image_size)
         names = [each["replica"] for each in sorted(current_router.replicas(), key=lambda each: each["load"])]
         if wanted == "share":
@@ -272,24 +227,9 @@ class Ingress:
         chosen = names if wanted == "all" else names[:wanted]
         if not chosen:
             raise ApiError(503, "resolute", "No replica is ready yet.")
-        answers = await asyncio.gather(*(self._warm(name, body, need) for name in chosen))
+        answers = await asyncio.gather(*(self._warm_ups.start(name, body, need) for name in chosen))
         refused = next((answer for answer in answers if "error" in answer), None)
         return JSONResponse(refused or {"replicas": dict(zip(chosen, answers, strict=True))}, 400 if refused else 200)
-
-    async def _warm(self, name: str, body: Mapping[str, Any], need: Any) -> dict[str, Any]:
-        """The replica's answer once it queued the warm-up. The call goes on until it is over."""
-        wanted = {**self._prompts.needs(need), "only": [name]}
-        token = str(uuid.uuid4())
-        call = self._handle.options(stream=True).run.remote(body, need=wanted, token=token, path="/resolute/warm-up")
-        async for kind, *rest in call:
-            if kind == "accepted":
-                state = self._warming[name] = {"prompt_id": rest[1]["prompt_id"], "is_over": False}
-                self._rest = asyncio.create_task(_finish(call, state))
-                return dict(rest[1])
-            if kind in ("refused", "lost"):
-                answer = rest[1] if kind == "refused" and isinstance(rest[1], dict) else {"error": str(rest[-1])}
-                return answer if "error" in answer else {"error": str(answer)}
-        return {"error": f"Replica {name} ended the warm-up without an answer."}
 
     @app.get("/{path:path}")
     async def fetch(self, path: str) -> Response:
@@ -306,24 +246,3 @@ class Ingress:
                 if inbox.full():
                     inbox.get_nowait()
                 inbox.put_nowait(message)
-
-    async def _json(self, request: Request) -> dict[str, Any]:
-        content = await self._limited(request)
-        try:
-            body = json.loads(content) if content.strip() else {}
-        except (ValueError, RecursionError):
-            raise ApiError(400, "invalid_json", "The body is not JSON.") from None
-        if not isinstance(body, dict):
-            raise ApiError(400, "invalid_json", "The body must be a JSON object.")
-        return body
-
-    async def _limited(self, request: Request) -> bytes:
-        """The body. Raises ApiError above the limit."""
-        limit = self._config.body_mb * 1024 * 1024
-        content = bytearray()
-        async for part in request.stream():
-            content += part
-            if len(content) > limit:
-                raise ApiError(413, "too_large", f"The body is larger than {self._config.body_mb} MB (body_mb).")
-        request._body = bytes(content)  # what Request.body() would have kept, for form()
-        return bytes(content)

@@ -86,8 +86,7 @@ class Records:
         """Take one prompt, or all, from the history. Their ids stay used."""
         for name in list(self._unsaved) if prompt_id is None else [prompt_id]:
             self._unsaved.pop(name, None)
-        where, values = ("", ()) if prompt_id is None else (" AND id = ?", (prompt_id,))
-        self._base.execute(f"UPDATE prompts SET shown = 0 WHERE entry IS NOT NULL{where}", values)  # noqa: S608
+        self._base.execute("UPDATE prompts SET shown = 0 WHERE entry IS NOT NULL AND id = IFNULL(?, id)", (prompt_id,))
 
     def history(self, prompt_id: str | None = None, count: int = _KEPT) -> dict[str, Any]:
         """Entries by prompt id, the latest `count` of them in the order in which they came."""
