@@ -41,7 +41,7 @@ from scripts.server.process import ComfyServer
 from scripts.setup import command
 
 from . import families
-from .dynamic_vram import GIB, Memory, small_card
+from .card_memory import GIB, Memory, small_card
 from .small_cards_table import NAMES, OURS, STOCK, Size, merge, rows_of, table
 from .tour import ROOT, STEPS, environment, prompt, without_paths
 

@@ -15,11 +15,10 @@ from __future__ import annotations
 
 import argparse
 import json
-import random
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -29,39 +28,11 @@ import psutil
 from scripts.models import generated
 from scripts.server.process import ComfyServer
 from scripts.setup import command
+from tests.comfy.random_visits import trace
 
 from . import soak_plot
 
 MIB = 1 << 20
-
-
-@dataclass(frozen=True)
-class Visit:
-    """One prompt of a trace. width, height: in pixels. lora: "" for none."""
-
-    kind: str
-    width: int
-    height: int
-    batch: int
-    lora: str
-    strength: float
-    seed: int
-
-
-def trace(prompts: int, kinds: Sequence[str], sides: Sequence[int], shapes: int = 40, seed: int = 1) -> Iterator[Visit]:
-    """Prompts that visit `shapes` shapes of each kind, the first ones more often. A model stays for some prompts."""
-    draw = random.Random(seed)
-    known = {
-        kind: [(draw.choice(sides), draw.choice(sides), draw.choice((1, 1, 2))) for _ in range(shapes)]
-        for kind in kinds
-    }
-    kind = kinds[0]
-    for number in range(prompts):
-        if draw.random() < 0.2:
-            kind = draw.choice(kinds)
-        shape = known[kind][min(int(draw.expovariate(6 / shapes)), shapes - 1)]
-        lora = draw.choice(("", "", "a", "b"))
-        yield Visit(kind, *shape, lora, draw.choice((1.0, 0.5)), 1000 + number)
 
 
 def slope(values: Sequence[float]) -> tuple[float, float]:
@@ -130,7 +101,8 @@ def main() -> int:
         rows = json.loads(options.plot[0].read_text("utf-8"))["rows"]
         options.plot[1].write_text(soak_plot.draw(rows), "utf-8")
         return 0
-    from .dynamic_vram import small_card, write_lora
+    from .card_memory import small_card
+    from .dynamic_vram import write_lora
     from .tour import ROOT, environment, without_paths
 
     setup = command.prepare()

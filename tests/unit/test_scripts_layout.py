@@ -1,19 +1,22 @@
-"""The layout of scripts/, read from the source: who may import whom."""
+"""The layout of scripts/ and benchmarks/, read from the source: who may import whom, and how long a file may be."""
 
 from __future__ import annotations
 
 import ast
 import functools
+import re
 import sys
 from pathlib import Path
 
 import pytest
 
-from .test_architecture import ROOT, circle
+from .test_architecture import MAX_LINES, ROOT, circle
 
-SCRIPTS = ROOT / "scripts"
+SCRIPTS, BENCHMARKS = ROOT / "scripts", ROOT / "benchmarks"
 COMMANDS = [file for file in sorted(SCRIPTS.iterdir()) if file.is_file() and not file.suffix]
 FILES = [*COMMANDS, *sorted(SCRIPTS.rglob("*.py"))]
+# Tests of benchmarks; nothing else imports them.
+TESTS_OF_BENCHMARKS = {"tests/unit/test_soak.py", "tests/unit/test_pictures.py"}
 # What a command imports before it has an environment: the standard library and its like.
 BEFORE_THE_ENVIRONMENT = ("scripts/setup/", "scripts/server/", "scripts/errors.py", "scripts/places.py")
 
@@ -102,6 +105,17 @@ def test_imports_are_found_however_they_are_written() -> None:
     assert "scripts/places.py" in IMPORTS["scripts/setup/command.py"]  # `from ..places import ROOT`
 
 
+def test_nothing_but_their_tests_imports_benchmarks() -> None:
+    folders = ("compile_cache", "nodes", "scripts", "tests")
+    files = [*COMMANDS, *(file for folder in folders for file in (ROOT / folder).rglob("*.py"))]
+    importing = {
+        file.relative_to(ROOT).as_posix()
+        for file in files
+        if any(name.partition(".")[0] == "benchmarks" for name in imported_modules(file))
+    }
+    assert importing == TESTS_OF_BENCHMARKS
+
+
 def test_what_runs_before_the_environment_needs_the_standard_library_alone() -> None:
     needed = {
         (name, module)
@@ -113,3 +127,17 @@ def test_what_runs_before_the_environment_needs_the_standard_library_alone() -> 
         if module.partition(".")[0] not in sys.stdlib_module_names
     }
     assert needed == set()
+
+
+def test_a_file_has_a_docstring_and_at_most_300_lines() -> None:
+    files = [*FILES, *BENCHMARKS.rglob("*.py")]
+    assert [file for file in files if not ast.get_docstring(tree_of(file))] == []
+    lengths = {file.relative_to(ROOT).as_posix(): len(file.read_text("utf-8").splitlines()) for file in files}
+    assert {name: count for name, count in lengths.items() if count > MAX_LINES} == {}
+
+
+def test_bandit_looks_at_the_server_of_our_own() -> None:
+    # test_ci_files.py compares the hooks with `.ci/run` and CONTRIBUTING.md.
+    line = re.search(r"-m bandit .*", (ROOT / ".pre-commit-config.yaml").read_text("utf-8"))
+    assert line is not None
+    assert "scripts/serving" in line[0].split()
