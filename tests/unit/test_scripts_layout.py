@@ -16,7 +16,7 @@ SCRIPTS, BENCHMARKS = ROOT / "scripts", ROOT / "benchmarks"
 COMMANDS = [file for file in sorted(SCRIPTS.iterdir()) if file.is_file() and not file.suffix]
 FILES = [*COMMANDS, *sorted(SCRIPTS.rglob("*.py"))]
 # Tests of benchmarks; nothing else imports them.
-TESTS_OF_BENCHMARKS = {"tests/unit/test_soak.py", "tests/unit/test_pictures.py"}
+TESTS_OF_BENCHMARKS = {"tests/unit/test_soak.py"}
 # What a command imports before it has an environment: the standard library and its like.
 BEFORE_THE_ENVIRONMENT = ("scripts/setup/", "scripts/server/", "scripts/errors.py", "scripts/places.py")
 
@@ -134,6 +134,14 @@ def test_a_file_has_a_docstring_and_at_most_300_lines() -> None:
     assert [file for file in files if not ast.get_docstring(tree_of(file))] == []
     lengths = {file.relative_to(ROOT).as_posix(): len(file.read_text("utf-8").splitlines()) for file in files}
     assert {name: count for name, count in lengths.items() if count > MAX_LINES} == {}
+
+
+def test_each_result_is_named_by_a_document() -> None:
+    pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]
+    named = {name for page in pages for name in re.findall(r"[\w.-]+\.json", page.read_text("utf-8"))}
+    results = [file.name for file in (BENCHMARKS / "results").iterdir()]
+    unnamed = [each for each in results if not any(each.endswith(name.removeprefix("...")) for name in named)]
+    assert unnamed == []
 
 
 def test_bandit_looks_at_the_server_of_our_own() -> None:

@@ -90,12 +90,6 @@ class CaptionCLIP:
         return [[self._encoder(torch.tensor([tokens])).detach(), {}]]
 
 
-def merged_state_dict(unet: torch.nn.Module, text: CaptionEncoder) -> dict[str, torch.Tensor]:
-    """The contents of UNET_FILE: the weights of both, with prefixes."""
-    parts = ((_UNET, unet.state_dict()), (_TEXT, text.state_dict()))
-    return {prefix + name: weight for prefix, part in parts for name, weight in part.items()}
-
-
 def load_model(path: str = str(FOLDER / UNET_FILE), disable_dynamic: bool = False) -> Any:
     """A ModelPatcher of UNET_FILE. ComfyUI's loaders detect only UNets with 320 channels, so build it directly."""
     config = comfy.supported_models_base.BASE(UNET)
