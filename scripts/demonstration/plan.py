@@ -6,8 +6,10 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from ..workflows.build import FOLDER, NEGATIVE, POSITIVE, TOUR
+from ..workflows.build import FOLDER
 from ..workflows.families import FAMILY_WORKFLOWS
+from ..workflows.parts import NEGATIVE, POSITIVE
+from ..workflows.unets import TOUR
 
 PromptDict = dict[str, dict[str, Any]]
 Size = tuple[int, int]  # width, height in pixels

@@ -16,8 +16,8 @@ from PIL import Image
 from ..browser.chromium import missing_requirement
 from ..browser.front_end import FrontEnd, front_end
 from ..places import ROOT
-from ..workflows.build import WORKFLOWS
 from ..workflows.graph import Graph
+from ..workflows.unets import WORKFLOWS
 from .jpeg import smallest_loss
 
 README_PICTURE = ROOT / "docs" / "graph.png"

@@ -2,98 +2,77 @@
 
 from __future__ import annotations
 
-from .graph import Graph, Group, Node, Output
+from .graph import OURS, Graph, Group, Node, Output
+from .node_types import WidgetValue
 
 POSITIVE = "a lighthouse on a cliff at dusk, waves, warm light in the windows, detailed painting"
 NEGATIVE = "blurry, low quality, text, watermark"
-# Colours of frames around Resolute's nodes and around ComfyUI's.
-OURS, STOCK = "#2f7f86", "#3f789e"
-# Distance between columns in pixels.
-COLUMN = 380
 Prompts = tuple[Output, Output]  # positive, negative
+Pixels = tuple[str, int, int]  # preset of Resolution, width, height
 
 
 def compiled_checkpoint(
     graph: Graph, checkpoint: str, with_deepcache: bool = False, backend: str = "auto"
 ) -> tuple[Output, Output, Output, Node]:
-    """Returns compiled model, CLIP, VAE with compiled decoding, and the loader node. The last group is "Compiled"."""
-    group = graph.group("Checkpoint", (0, 0), STOCK)
-    loader = graph.add(group, "CheckpointLoaderSimple", ckpt_name=checkpoint)
-    group = graph.group("Compiled", (COLUMN, 0), OURS)
-    link = loader["MODEL"]
+    """Returns compiled model, CLIP, VAE with compiled decoding, and the loader node."""
+    loader = graph.add(graph.group("Checkpoint"), "CheckpointLoaderSimple", ckpt_name=checkpoint)
+    model, vae = compiled(graph, loader["MODEL"], loader["VAE"], with_deepcache, backend)
+    return model, loader["CLIP"], vae, loader
+
+
+def compiled(
+    graph: Graph, model: Output, vae: Output, with_deepcache: bool = False, backend: str = "auto"
+) -> tuple[Output, Output]:
+    group = graph.group("Compiled", OURS)
     if with_deepcache:
-        link = graph.add(group, "ResoluteDeepCache", model=link)["MODEL"]
-    model = graph.add(group, "ResoluteCompileModel", model=link, backend=backend)
-    vae = graph.add(group, "ResoluteCompileVAEDecode", vae=loader["VAE"], backend=backend)
-    return model["MODEL"], loader["CLIP"], vae["VAE"], loader
+        model = graph.add(group, "ResoluteDeepCache", model=model)["MODEL"]
+    model = graph.add(group, "ResoluteCompileModel", model=model, backend=backend)["MODEL"]
+    return model, graph.add(group, "ResoluteCompileVAEDecode", vae=vae, backend=backend)["VAE"]
 
 
-def prompts(graph: Graph, clip: Output, at: tuple[int, int], wide: int = 300) -> Prompts:
-    group = graph.group("Prompt", at, STOCK)
-    texts = (("Positive prompt", POSITIVE), ("Negative prompt", NEGATIVE))
-    positive, negative = (
-        graph.add(group, "CLIPTextEncode", title=title, wide=wide, clip=clip, text=text) for title, text in texts
-    )
-    return positive["CONDITIONING"], negative["CONDITIONING"]
+def prompts(graph: Graph, clip: Output, zeroed: bool = False) -> Prompts:
+    """zeroed: the negative prompt is the positive one with zeros, which a distilled model never reads."""
+    group = graph.group("Prompt")
+    positive = graph.add(group, "CLIPTextEncode", "Positive prompt", clip=clip, text=POSITIVE)["CONDITIONING"]
+    if zeroed:
+        return positive, graph.add(group, "ConditioningZeroOut", conditioning=positive)["CONDITIONING"]
+    negative = graph.add(group, "CLIPTextEncode", "Negative prompt", clip=clip, text=NEGATIVE)
+    return positive, negative["CONDITIONING"]
 
 
-def decode(graph: Graph, sampler: Node, vae: Output, at: tuple[int, int]) -> None:
-    group = graph.group("Result", at, STOCK, rightward=True)
-    image = graph.add(group, "VAEDecode", wide=240, samples=sampler["LATENT"], vae=vae)["IMAGE"]
-    graph.add(group, "SaveImage", wide=340, images=image, filename_prefix=graph.name)
+def resolution(graph: Graph, group: Group, pixels: Pixels) -> dict[str, Output]:
+    """Width and height, as inputs of another node."""
+    preset, width, height = pixels
+    node = graph.add(group, "ResoluteResolution", preset=preset, width=width, height=height)
+    return {"width": node["width"], "height": node["height"]}
 
 
-def resolution(graph: Graph, group: Group, preset: str, width: int, height: int) -> Node:
-    return graph.add(group, "ResoluteResolution", preset=preset, width=width, height=height)
+def latent(
+    graph: Graph, group: Group, pixels: Pixels, kind: str = "EmptyLatentImage", **inputs: WidgetValue | Output
+) -> Output:
+    """An empty latent of the size of a Resolution node."""
+    return graph.add(group, kind, **inputs, **resolution(graph, group, pixels))["LATENT"]
 
 
-def scaled_picture(graph: Graph, group: Group, size: Node) -> Output:
-    """An image that the user chooses, scaled to the size of a Resolution node."""
-    return scaled(graph, group, graph.add(group, "LoadImage")["IMAGE"], size)
+def scaled(graph: Graph, group: Group, picture: Output, size: dict[str, Output]) -> Output:
+    """An image scaled to a size."""
+    return graph.add(group, "ImageScale", image=picture, upscale_method="lanczos", crop="center", **size)["IMAGE"]
 
 
-def scaled(graph: Graph, group: Group, picture: Output, size: Node) -> Output:
-    """An image scaled to the size of a Resolution node."""
-    node = graph.add(
-        group,
-        "ImageScale",
-        image=picture,
-        upscale_method="lanczos",
-        width=size["width"],
-        height=size["height"],
-        crop="center",
-    )
-    return node["IMAGE"]
+def sampled(
+    graph: Graph, group: Group, model: Output, texts: Prompts, start: Output, **settings: WidgetValue | Output
+) -> Output:
+    """The latent of a KSampler. settings: of its widgets, where they are not its defaults."""
+    links = {"model": model, "positive": texts[0], "negative": texts[1], "latent_image": start}
+    return graph.add(group, "KSampler", **links, **{"seed": 1, **settings})["LATENT"]
 
 
-def sampler(
-    graph: Graph,
-    group: Group,
-    model: Output,
-    prompts: Prompts,
-    latent: Output,
-    *,
-    cfg: float,
-    denoise: float = 1.0,
-    after: str = "fixed",
-    seed: int | Output = 1,
-    steps: int = 20,
-    sampler_name: str = "euler",
-    scheduler: str = "normal",
-) -> Node:
-    """A KSampler with its two prompts."""
-    return graph.add(
-        group,
-        "KSampler",
-        model=model,
-        positive=prompts[0],
-        negative=prompts[1],
-        latent_image=latent,
-        seed=seed,
-        control_after_generate=after,
-        steps=steps,
-        cfg=cfg,
-        denoise=denoise,
-        sampler_name=sampler_name,
-        scheduler=scheduler,
-    )
+def drawn(
+    graph: Graph, model: Output, texts: Prompts, start: Output, vae: Output, **settings: WidgetValue | Output
+) -> None:
+    """Sampler, decoder and file, in frames of their own. The sampler takes another seed after each prompt."""
+    settings = {"control_after_generate": "randomize", **settings}
+    latents = sampled(graph, graph.group("Sample"), model, texts, start, **settings)
+    group = graph.group("Result")
+    image = graph.add(group, "VAEDecode", samples=latents, vae=vae)["IMAGE"]
+    graph.add(group, "SaveImage", images=image, filename_prefix=graph.name)

@@ -10,9 +10,10 @@ import pytest
 
 from scripts.browser.front_end import FrontEnd
 from scripts.server.process import ComfyServer
-from scripts.workflows.build import FOLDER, WORKFLOWS
+from scripts.workflows.build import FOLDER
 from scripts.workflows.graph import Graph
-from scripts.workflows.nodes import FRONT_END_ONLY, NODE_TYPES, OURS
+from scripts.workflows.node_types import FRONT_END_ONLY, NODE_TYPES, OURS
+from scripts.workflows.unets import WORKFLOWS
 
 pytestmark = pytest.mark.browser
 PACK = "resolute"
