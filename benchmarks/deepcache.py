@@ -21,9 +21,10 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from scripts.support import command, models
-from scripts.support.client import execution_seconds
-from scripts.support.server import ComfyServer
+from scripts.models import generated
+from scripts.server.client import execution_seconds
+from scripts.server.process import ComfyServer
+from scripts.setup import command
 
 from .tour import ROOT, STEPS, STOCK, environment, prompt, without_paths
 
@@ -157,7 +158,7 @@ def parse() -> argparse.Namespace:
 def main() -> int:
     options = parse()
     setup = command.prepare()
-    path = models.ensure(KIND, setup.python, setup.comfyui)
+    path = generated.ensure(KIND, setup.python, setup.comfyui)
     packs = {
         "resolute": ROOT,
         "resolute-test-pack": ROOT / "tests" / "pack",
@@ -165,7 +166,13 @@ def main() -> int:
     }
     folder = options.folder or Path(tempfile.mkdtemp(prefix="resolute-deepcache-"))
     server = ComfyServer(
-        setup.python, setup.comfyui, folder, packs=packs, models=models.folder(), cpu=False, arguments=options.argument
+        setup.python,
+        setup.comfyui,
+        folder,
+        packs=packs,
+        models=generated.folder(),
+        cpu=False,
+        arguments=options.argument,
     )
     names = [STOCK, COMPILED, CACHED, *([CACHED_ONLY] if options.with_deepcache_alone else [])]
     settings = {"interval": INTERVAL, "depth": DEPTH, "steps": STEPS, "backend": options.backend}

@@ -22,9 +22,9 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from scripts.support import command
-from scripts.support.client import Client, execution_seconds
-from scripts.support.server import ComfyServer
+from scripts.server.client import Client, execution_seconds
+from scripts.server.process import ComfyServer
+from scripts.setup import command
 
 from .deepcache_plot import draw
 from .tour import ROOT, environment, without_paths
@@ -200,7 +200,7 @@ def measure_all(options: argparse.Namespace) -> dict[str, Any]:
     packs = {
         "resolute": ROOT,
         "resolute-test-pack": ROOT / "tests" / "pack",
-        "resolute-demo": ROOT / "scripts" / "support" / "demo_model",
+        "resolute-demo": ROOT / "scripts" / "models" / "demo_model",
     }
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory(prefix="resolute-quality-", ignore_cleanup_errors=True) as folder:

@@ -14,16 +14,13 @@ RESOLUTE_PYTHON and COMFYUI_PATH).
 from __future__ import annotations
 
 import argparse
-import contextlib
 import io
 import json
-import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -32,23 +29,15 @@ import psutil
 import torch
 from safetensors.torch import save_file
 
-from scripts.support import command, models
-from scripts.support.client import Client, execution_seconds
-from scripts.support.server import ComfyServer
+from scripts.models import generated
+from scripts.server.client import Client, execution_seconds
+from scripts.server.process import ComfyServer
+from scripts.setup import command
 
+from .card_memory import Memory, small_card
 from .tour import ROOT, STOCK, _node, environment, prompt, without_paths
 
-GIB = 2**30
 RANK = 8
-_BALLAST = """
-import sys, time, torch
-held, want = [torch.zeros(1, device="cuda")], float(sys.argv[1]) * 2**30
-for step in (2**30, 2**26, 2**22):
-    while torch.cuda.mem_get_info()[0] - want > step:
-        held.append(torch.empty(step, dtype=torch.uint8, device="cuda"))
-print("held", flush=True)
-sys.stdin.read()
-"""
 
 
 @dataclass(frozen=True)
@@ -99,37 +88,6 @@ def write_lora(checkpoint: Path, out: Path, seed: int) -> None:
             tensors[f"diffusion_model.{name}.lora_up.weight"] = up.half()
     out.parent.mkdir(parents=True, exist_ok=True)
     save_file(tensors, out)
-
-
-@dataclass
-class Memory:
-    """Watches the device's and a process tree's memory in a thread. Bytes."""
-
-    process: psutil.Process
-    device: int = 0
-    host: int = 0
-    _stop: threading.Event = field(default_factory=threading.Event)
-
-    def __post_init__(self) -> None:
-        self._thread = threading.Thread(target=self._watch, daemon=True)
-        self._thread.start()
-
-    def _watch(self) -> None:
-        while not self._stop.wait(0.02):
-            free, total = torch.cuda.mem_get_info()
-            self.device = max(self.device, total - free)
-            with contextlib.suppress(psutil.Error):
-                self.host = max(self.host, self.process.memory_info().rss)
-
-    def take(self) -> dict[str, float]:
-        """The peaks since the last `take`, in GiB."""
-        found = {"device_gib": round(self.device / GIB, 3), "host_gib": round(self.host / GIB, 3)}
-        self.device = self.host = 0
-        return found
-
-    def close(self) -> None:
-        self._stop.set()
-        self._thread.join()
 
 
 def wan_prompt(file: str, backend: str, steps: int, seed: int) -> dict[str, Any]:
@@ -223,22 +181,6 @@ def measure(
             yield row
 
 
-@contextlib.contextmanager
-def small_card(gib: float | None) -> Iterator[None]:
-    """Hold device memory in another process, so that `gib` GiB are free."""
-    if gib is None:
-        yield
-        return
-    held = subprocess.Popen([sys.executable, "-c", _BALLAST, str(gib)], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-    assert held.stdout is not None and held.stdin is not None
-    held.stdout.readline()
-    try:
-        yield
-    finally:
-        held.stdin.close()
-        held.wait()
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--backends", nargs="*", default=["inductor", "cudagraph"])
@@ -252,9 +194,9 @@ def main() -> int:
     parser.add_argument("--folder", type=Path, help="the server's folder, with its files and log")
     options = parser.parse_args()
     setup = command.prepare()
-    paths = {kind: models.ensure(kind, setup.python, setup.comfyui) for kind in ("sdxl", "sd15")}
+    paths = {kind: generated.ensure(kind, setup.python, setup.comfyui) for kind in ("sdxl", "sd15")}
     for seed, name in enumerate("ab"):
-        file = models.folder() / "loras" / f"bench-{name}.safetensors"
+        file = generated.folder() / "loras" / f"bench-{name}.safetensors"
         if not file.is_file():
             write_lora(paths["sdxl"], file, seed)
     files = {kind: path.name for kind, path in paths.items()} | ({"wan": options.wan} if options.wan else {})
@@ -264,7 +206,7 @@ def main() -> int:
 
     def server() -> ComfyServer:
         return ComfyServer(
-            setup.python, setup.comfyui, folder, packs=packs, models=models.folder(), cpu=False,
+            setup.python, setup.comfyui, folder, packs=packs, models=generated.folder(), cpu=False,
             arguments=options.argument, environment=budget,
         )  # fmt: skip
 

@@ -28,10 +28,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-from scripts.support import command
-from scripts.support.client import Client, execution_seconds
-from scripts.support.errors import ServerError
-from scripts.support.server import ComfyServer
+from scripts.errors import ServerError
+from scripts.server.client import Client, execution_seconds
+from scripts.server.process import ComfyServer
+from scripts.setup import command
 
 from .family_models import FAMILIES, Family, family, file_of, floor_ms, make_all
 from .tour import ROOT, STOCK, _node, environment, without_paths

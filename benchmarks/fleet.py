@@ -31,11 +31,12 @@ from typing import Any
 
 import yaml
 
-from scripts.support import comfyui, models
-from scripts.support.client import Client
-from scripts.support.errors import PromptError, ServerError
-from scripts.support.places import ROOT
-from scripts.support.server import CPU_ARGUMENTS, MODEL_FOLDERS, link
+from scripts.errors import PromptError, ServerError
+from scripts.models import generated
+from scripts.places import ROOT
+from scripts.server.client import Client
+from scripts.server.process import CPU_ARGUMENTS, MODEL_FOLDERS, link
+from scripts.setup import comfyui
 
 ROUTERS = ("warm", "default", "consistent-hash")
 CLIENTS = 8
@@ -200,7 +201,7 @@ def prepare(options: argparse.Namespace, folder: Path) -> Path:
     """Make the checkpoints, and a store with the regions of both models. Returns the store."""
     if not options.cpu:
         python = Path(os.environ.get("RESOLUTE_PYTHON") or sys.executable)
-        file = models.ensure("sdxl", python, comfyui.ensure(ROOT))
+        file = generated.ensure("sdxl", python, comfyui.ensure(ROOT))
         (folder / "models" / "checkpoints").mkdir(parents=True)
         for number in range(2):
             link(file, folder / "models" / "checkpoints" / f"fleet-{number}.safetensors")

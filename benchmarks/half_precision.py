@@ -20,9 +20,10 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from scripts.support import comfyui, models
-from scripts.support.places import ROOT
-from scripts.support.server import ComfyServer
+from scripts.models import generated
+from scripts.places import ROOT
+from scripts.server.process import ComfyServer
+from scripts.setup import comfyui
 from tests.comfy.fuzz import loras
 from tests.comfy.fuzz.prompts import in_float32, ours, plain
 from tests.comfy.fuzz.workflow import Workflow
@@ -68,7 +69,7 @@ def main() -> None:
             target,
             Path(folder),
             packs=packs,
-            models=models.folder(),
+            models=generated.folder(),
             cpu=options.cpu,
             arguments=["--bf16-unet" if options.bf16 else "--fp16-unet"],
             environment={"RESOLUTE_STORE": "0", PRECISION_CASTS: str(int(options.precision_casts))},

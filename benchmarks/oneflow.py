@@ -51,7 +51,7 @@ def unet(**changes: Any) -> Any:
     import comfy.ops
     from comfy.ldm.modules.diffusionmodules.openaimodel import UNetModel
 
-    from scripts.support.architectures import SD15
+    from scripts.models.architectures import SD15
 
     module = UNetModel(**{**SD15, **changes}, dtype=torch.float32, operations=comfy.ops.disable_weight_init)
     generator = torch.Generator().manual_seed(0)

@@ -21,11 +21,12 @@ from typing import Any
 import torch
 
 from compile_cache.backends.oneflow.packages import installed
-from scripts.support import comfyui, models
-from scripts.support.client import execution_seconds
-from scripts.support.demo_plan import Job, prompt_for
-from scripts.support.places import ROOT
-from scripts.support.server import ComfyServer
+from scripts.demonstration.plan import Job, prompt_for
+from scripts.models import generated
+from scripts.places import ROOT
+from scripts.server.client import execution_seconds
+from scripts.server.process import ComfyServer
+from scripts.setup import comfyui
 from tests.comfy.rig import Bench, Run, latent_error
 from tests.comfy.test_workflows import saved
 
@@ -73,7 +74,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
     python, target = Path(sys.executable), comfyui.ensure(ROOT, comfyui.TARGET)
-    checkpoint = models.ensure("sd15", python, target).name
+    checkpoint = generated.ensure("sd15", python, target).name
     packs = {"resolute": ROOT, "resolute-test-pack": ROOT / "tests" / "pack"}
     with tempfile.TemporaryDirectory() as folder:
         server = ComfyServer(
@@ -81,7 +82,7 @@ def main() -> None:
             target,
             Path(folder),
             packs=packs,
-            models=models.folder(),
+            models=generated.folder(),
             arguments=["--force-fp32"],
             environment={"RESOLUTE_BUDGET_MB": "16000", "RESOLUTE_STORE": "0"},
         )

@@ -22,9 +22,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from scripts.support import command, models
-from scripts.support.client import execution_seconds
-from scripts.support.server import ComfyServer
+from scripts.models import generated
+from scripts.server.client import execution_seconds
+from scripts.server.process import ComfyServer
+from scripts.setup import command
 
 from .tour import ROOT, STOCK, TOURS, environment, prompt, without_paths
 
@@ -68,7 +69,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     setup = command.prepare()
-    path = models.ensure(options.kind, setup.python, setup.comfyui)
+    path = generated.ensure(options.kind, setup.python, setup.comfyui)
     packs = {"resolute": ROOT, "resolute-test-pack": ROOT / "tests" / "pack"}
     tour = TOURS[options.kind]
     sizes, new = tour[: options.sizes], tour[options.sizes : options.sizes + 1]
@@ -84,7 +85,7 @@ def main() -> None:
                 setup.comfyui,
                 work / process,
                 packs=packs,
-                models=models.folder(),
+                models=generated.folder(),
                 cpu=False,
                 arguments=options.argument,
                 environment={

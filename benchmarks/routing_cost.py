@@ -15,7 +15,7 @@ import statistics
 import time
 from pathlib import Path
 
-from scripts.fleet_serving.ranking import Candidate, rank
+from scripts.serving.ranking import Candidate, rank
 
 SHAPES = 12  # that each replica has ready
 DECISIONS = 2000

@@ -34,13 +34,14 @@ import psutil
 import torch
 
 from compile_cache.config import default_budget
-from scripts.support import command, models
-from scripts.support.client import execution_seconds
-from scripts.support.errors import PromptError, ServerError
-from scripts.support.server import ComfyServer
+from scripts.errors import PromptError, ServerError
+from scripts.models import generated
+from scripts.server.client import execution_seconds
+from scripts.server.process import ComfyServer
+from scripts.setup import command
 
 from . import families
-from .dynamic_vram import GIB, Memory, small_card
+from .card_memory import GIB, Memory, small_card
 from .small_cards_table import NAMES, OURS, STOCK, Size, merge, rows_of, table
 from .tour import ROOT, STEPS, environment, prompt, without_paths
 
@@ -165,7 +166,7 @@ def measure(
     packs = {"resolute": ROOT, "resolute-test-pack": ROOT / "tests" / "pack"}
     caches = {name: str(options.folder / name.lower()) for name in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")}
     server = ComfyServer(
-        setup.python, setup.comfyui, where, packs=packs, models=models.folder(), cpu=False,
+        setup.python, setup.comfyui, where, packs=packs, models=generated.folder(), cpu=False,
         arguments=options.argument, environment={**caches, **cell.budget},
     )  # fmt: skip
     before = _used()
@@ -185,9 +186,9 @@ def prepare(kinds: set[str], setup: command.Setup) -> dict[str, str]:
     """Make the models; returns the names of their files."""
     files = {}
     if "sdxl" in kinds:
-        files["sdxl"] = models.ensure("sdxl", setup.python, setup.comfyui).name
+        files["sdxl"] = generated.ensure("sdxl", setup.python, setup.comfyui).name
     if "flux" in kinds:
-        file = models.folder() / "diffusion_models" / families.file_of("flux")
+        file = generated.folder() / "diffusion_models" / families.file_of("flux")
         file.parent.mkdir(parents=True, exist_ok=True)
         if not file.is_file():
             make = [str(setup.python), "-m", "benchmarks.families", "--make", "flux", str(file), str(setup.comfyui)]

@@ -15,52 +15,24 @@ from __future__ import annotations
 
 import argparse
 import json
-import random
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy
 import psutil
 
-from scripts.support import command, models
-from scripts.support.server import ComfyServer
+from scripts.models import generated
+from scripts.server.process import ComfyServer
+from scripts.setup import command
+from tests.comfy.random_visits import trace
 
 from . import soak_plot
 
 MIB = 1 << 20
-
-
-@dataclass(frozen=True)
-class Visit:
-    """One prompt of a trace. width, height: in pixels. lora: "" for none."""
-
-    kind: str
-    width: int
-    height: int
-    batch: int
-    lora: str
-    strength: float
-    seed: int
-
-
-def trace(prompts: int, kinds: Sequence[str], sides: Sequence[int], shapes: int = 40, seed: int = 1) -> Iterator[Visit]:
-    """Prompts that visit `shapes` shapes of each kind, the first ones more often. A model stays for some prompts."""
-    draw = random.Random(seed)
-    known = {
-        kind: [(draw.choice(sides), draw.choice(sides), draw.choice((1, 1, 2))) for _ in range(shapes)]
-        for kind in kinds
-    }
-    kind = kinds[0]
-    for number in range(prompts):
-        if draw.random() < 0.2:
-            kind = draw.choice(kinds)
-        shape = known[kind][min(int(draw.expovariate(6 / shapes)), shapes - 1)]
-        lora = draw.choice(("", "", "a", "b"))
-        yield Visit(kind, *shape, lora, draw.choice((1.0, 0.5)), 1000 + number)
 
 
 def slope(values: Sequence[float]) -> tuple[float, float]:
@@ -129,18 +101,19 @@ def main() -> int:
         rows = json.loads(options.plot[0].read_text("utf-8"))["rows"]
         options.plot[1].write_text(soak_plot.draw(rows), "utf-8")
         return 0
-    from .dynamic_vram import small_card, write_lora
+    from .card_memory import small_card
+    from .dynamic_vram import write_lora
     from .tour import ROOT, environment, without_paths
 
     setup = command.prepare()
-    paths = {kind: models.ensure(kind, setup.python, setup.comfyui) for kind in ("sdxl", "sd15")}
+    paths = {kind: generated.ensure(kind, setup.python, setup.comfyui) for kind in ("sdxl", "sd15")}
     for seed, name in enumerate("ab"):
-        file = models.folder() / "loras" / f"bench-{name}.safetensors"
+        file = generated.folder() / "loras" / f"bench-{name}.safetensors"
         if not file.is_file():
             write_lora(paths["sdxl"], file, seed)
     server = ComfyServer(
         setup.python, setup.comfyui, Path(tempfile.mkdtemp(prefix="resolute-soak-")),
-        packs={"resolute": ROOT, "resolute-test-pack": ROOT / "tests" / "pack"}, models=models.folder(), cpu=False,
+        packs={"resolute": ROOT, "resolute-test-pack": ROOT / "tests" / "pack"}, models=generated.folder(), cpu=False,
         arguments=options.argument, environment={"RESOLUTE_BUDGET_MB": str(options.budget_mb)},
     )  # fmt: skip
     result: dict[str, Any] = {"arguments": without_paths(options.argument), "free_gib": options.free}

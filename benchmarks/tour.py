@@ -23,9 +23,10 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from scripts.support import command, models
-from scripts.support.client import Client, execution_seconds
-from scripts.support.server import ComfyServer
+from scripts.models import generated
+from scripts.server.client import Client, execution_seconds
+from scripts.server.process import ComfyServer
+from scripts.setup import command
 
 ROOT = Path(__file__).resolve().parent.parent
 STOCK = "stock"
@@ -173,11 +174,17 @@ def main() -> int:
     parser.add_argument("--folder", type=Path, help="the server's folder, with its files and log")
     options = parser.parse_args()
     setup = command.prepare()
-    path = models.ensure(options.kind, setup.python, setup.comfyui)
+    path = generated.ensure(options.kind, setup.python, setup.comfyui)
     packs = {"resolute": ROOT, "resolute-test-pack": ROOT / "tests" / "pack"}
     folder = options.folder or Path(tempfile.mkdtemp(prefix="resolute-tour-"))
     server = ComfyServer(
-        setup.python, setup.comfyui, folder, packs=packs, models=models.folder(), cpu=False, arguments=options.argument
+        setup.python,
+        setup.comfyui,
+        folder,
+        packs=packs,
+        models=generated.folder(),
+        cpu=False,
+        arguments=options.argument,
     )
     rows: list[dict[str, Any]] = []
     with server:

@@ -17,10 +17,11 @@ from typing import Any
 
 import pytest
 
-from scripts.support import comfyui, models
-from scripts.support import pack as packing
-from scripts.support.places import ROOT, inductor_cache
-from scripts.support.server import ComfyServer
+from scripts import pack as packing
+from scripts.models import generated
+from scripts.places import ROOT, inductor_cache
+from scripts.server.process import ComfyServer
+from scripts.setup import comfyui
 
 MARKERS = (
     "old: runs on the oldest supported ComfyUI",
@@ -122,7 +123,7 @@ def make_model(comfyui_folder: Callable[[str], Path]) -> MakeModel:
 
     def make(kind: str) -> str:
         target = comfyui_folder(comfyui.TARGET)
-        return models.ensure(kind, Path(sys.executable), target).name
+        return generated.ensure(kind, Path(sys.executable), target).name
 
     return make
 
@@ -151,7 +152,7 @@ def make_server(
             comfyui_folder(version),
             tmp_path_factory.mktemp(f"comfyui-{next(numbers)}"),
             packs=linked_packs() if packs is None else packs,
-            models=models.folder(),
+            models=generated.folder(),
             cpu=cpu,
             arguments=arguments,
             environment={**server_environment(), **(environment or {})},

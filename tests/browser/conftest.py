@@ -11,11 +11,12 @@ from pathlib import Path
 import pytest
 from safetensors.numpy import save_file
 
-from scripts.support import chromium, comfyui, front_end
-from scripts.support.front_end import FrontEnd
-from scripts.support.places import ROOT
-from scripts.support.server import ComfyServer, link
-from scripts.support.workflow_models import CONTROL_NET, LCM_LORA, SD15, SDXL
+from scripts.browser import chromium, front_end
+from scripts.browser.front_end import FrontEnd
+from scripts.places import ROOT
+from scripts.server.process import ComfyServer, link
+from scripts.setup import comfyui
+from scripts.workflows.models import CONTROL_NET, LCM_LORA, SD15, SDXL
 
 from ..archive import unpack
 from ..conftest import PACK_NAME, linked_packs
@@ -48,7 +49,7 @@ def server(
     settings.write_text(json.dumps(front_end.USUAL), "utf-8")
     example = comfyui_folder(comfyui.TARGET) / "input" / "example.png"
     shutil.copyfile(example, server.input_folder / example.name)
-    from scripts.support.models import folder
+    from scripts.models.generated import folder
 
     for name in (SD15, SDXL):
         link(folder() / "checkpoints" / mini, server.folder / "models" / "checkpoints" / name)

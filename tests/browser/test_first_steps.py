@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from scripts.support.front_end import FrontEnd
+from scripts.browser.front_end import FrontEnd
 
 from .prompts import LEFT_OUT, stock
 

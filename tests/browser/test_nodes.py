@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from scripts.support.front_end import FrontEnd
-from scripts.support.workflow_models import CONTROL_NET, SD15
+from scripts.browser.front_end import FrontEnd
+from scripts.workflows.models import CONTROL_NET, SD15
 
 from ..comfy.rig import node
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from scripts.support.front_end import FrontEnd
+from scripts.browser.front_end import FrontEnd
 
 from ..comfy.rig import node
 from .prompts import compiled

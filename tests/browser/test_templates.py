@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 
-from scripts.support.build_workflows import FOLDER, WORKFLOWS
-from scripts.support.front_end import FrontEnd
-from scripts.support.server import ComfyServer
-from scripts.support.workflow_graph import Graph
-from scripts.support.workflow_nodes import FRONT_END_ONLY, NODE_TYPES, OURS
+from scripts.browser.front_end import FrontEnd
+from scripts.server.process import ComfyServer
+from scripts.workflows.build import FOLDER
+from scripts.workflows.graph import Graph
+from scripts.workflows.node_types import FRONT_END_ONLY, NODE_TYPES, OURS
+from scripts.workflows.unets import WORKFLOWS
 
 pytestmark = pytest.mark.browser
 PACK = "resolute"

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from scripts.support.front_end import FrontEnd
+from scripts.browser.front_end import FrontEnd
 
 pytestmark = pytest.mark.browser
 TITLES = {"zh": "编译模型", "zh-TW": "編譯模型", "ja": "モデルをコンパイル"}

@@ -11,9 +11,9 @@ import numpy
 import pytest
 from PIL import Image
 
-from scripts.support import comfyui
-from scripts.support.client import Client, History
-from scripts.support.server import ComfyServer
+from scripts.server.client import Client, History
+from scripts.server.process import ComfyServer
+from scripts.setup import comfyui
 
 pytest.register_assert_rewrite(f"{__package__}.rig")
 from .rig import Bench, PromptDict, Run, compiled  # noqa: E402 (after register_assert_rewrite)

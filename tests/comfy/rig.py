@@ -14,8 +14,8 @@ import numpy
 import pytest
 from PIL import Image
 
-from scripts.support.client import Client, History
-from scripts.support.errors import PromptError
+from scripts.errors import PromptError
+from scripts.server.client import Client, History
 
 PromptDict = dict[str, dict[str, Any]]
 Array = numpy.ndarray[Any, Any]

@@ -9,8 +9,8 @@ import numpy
 import pytest
 from safetensors.numpy import save_file
 
-from scripts.support.errors import PromptError
-from scripts.support.server import ComfyServer
+from scripts.errors import PromptError
+from scripts.server.process import ComfyServer
 
 from .rig import (
     Bench,

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from scripts.support.places import ROOT
-from scripts.support.server import ComfyServer
+from scripts.places import ROOT
+from scripts.server.process import ComfyServer
 
 from .rig import Bench, assert_same, compile_model, with_model
 

@@ -9,8 +9,8 @@ from typing import Any
 import numpy
 import pytest
 
-from scripts.support.build_workflows import FOLDER
-from scripts.support.errors import PromptError
+from scripts.errors import PromptError
+from scripts.workflows.build import FOLDER
 
 from .rig import Bench, PromptDict, Run, compiled, node
 

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from scripts.support.client import Client
-from scripts.support.events import Events, run_with_events
+from scripts.server.client import Client
+from scripts.server.events import Events, run_with_events
 
 from .rig import (
     Bench,

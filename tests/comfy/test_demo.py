@@ -14,15 +14,15 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from scripts.support.demo_checkpoint import family_of
-from scripts.support.demo_machine import Machine
-from scripts.support.demo_model import captions
-from scripts.support.demo_plan import BUNDLED, Job, make_plan, prompt_for
-from scripts.support.demo_report import Verdict, judge
-from scripts.support.demo_run import COUNTED, PromptRun, Row
-from scripts.support.errors import SetupError
-from scripts.support.family_workflows import FAMILY_WORKFLOWS
-from scripts.support.places import ROOT, inductor_cache
+from scripts.demonstration.checkpoint import family_of
+from scripts.demonstration.machine import Machine
+from scripts.demonstration.plan import BUNDLED, Job, make_plan, prompt_for
+from scripts.demonstration.report import Verdict, judge
+from scripts.demonstration.run import COUNTED, PromptRun, Row
+from scripts.errors import SetupError
+from scripts.models.demo_model import captions
+from scripts.places import ROOT, inductor_cache
+from scripts.workflows.families import FAMILY_WORKFLOWS
 
 STEPS = 3
 INDUCTOR = Machine("cpu", "CPU", "2.11.0", "inductor", "inductor")

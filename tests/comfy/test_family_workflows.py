@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from scripts.support.build_workflows import FOLDER
-from scripts.support.family_workflows import FAMILY_WORKFLOWS
+from scripts.workflows.build import FOLDER
+from scripts.workflows.families import FAMILY_WORKFLOWS
 
 from .rig import Bench, PromptDict, assert_ran_compiled, assert_same, assert_through_regions, node
 

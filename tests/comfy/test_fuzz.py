@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from scripts.support.server import ComfyServer
+from scripts.server.process import ComfyServer
 
 pytest.register_assert_rewrite(f"{__package__}.rig", f"{__package__}.fuzz.player")
 from .fuzz import loras, patches  # noqa: E402 (after register_assert_rewrite)

@@ -12,11 +12,11 @@ import numpy
 import pytest
 from PIL import Image
 
-from scripts.support import comfyui
-from scripts.support.client import Client
-from scripts.support.errors import PromptError, ServerError
-from scripts.support.events import run_with_events
-from scripts.support.server import ComfyServer
+from scripts.errors import PromptError, ServerError
+from scripts.server.client import Client
+from scripts.server.events import run_with_events
+from scripts.server.process import ComfyServer
+from scripts.setup import comfyui
 
 TEST_NODES = {
     "ResoluteTestConditioning",

@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
-from scripts.support import comfyui, models
-from scripts.support.server import ComfyServer
+from scripts.models import generated
+from scripts.server.process import ComfyServer
+from scripts.setup import comfyui
 
 from ..archive import shipped, unpack
 from ..conftest import server_environment
@@ -40,7 +41,9 @@ def installed(folder: Path, comfyui_folder: Callable[[str], Path]) -> Iterator[C
     own = {"RESOLUTE_STORE": None, "HOME": str(home), "USERPROFILE": str(home)}
     environment = {**server_environment(), **own}
     target = comfyui_folder(comfyui.TARGET)
-    with ComfyServer(Path(sys.executable), target, folder, models=models.folder(), environment=environment) as server:
+    with ComfyServer(
+        Path(sys.executable), target, folder, models=generated.folder(), environment=environment
+    ) as server:
         yield server
 
 

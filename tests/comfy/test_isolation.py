@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from scripts.support.server import ComfyServer
+from scripts.server.process import ComfyServer
 
 from .rig import (
     Array,

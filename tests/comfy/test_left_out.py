@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from scripts.support.errors import PromptError
+from scripts.errors import PromptError
 
 from .rig import Bench, Run, assert_same, compile_model, node, with_model
 

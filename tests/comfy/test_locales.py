@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from scripts.support.client import Client
-from scripts.support.places import ROOT
+from scripts.places import ROOT
+from scripts.server.client import Client
 
 LANGUAGES = ("ja", "zh", "zh-TW")
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from scripts.support.errors import PromptError
-from scripts.support.events import run_with_events
-from scripts.support.server import ComfyServer
+from scripts.errors import PromptError
+from scripts.server.events import run_with_events
+from scripts.server.process import ComfyServer
 
 from .rig import Bench, assert_same, compiled
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from scripts.support.demo_plan import Job, prompt_for
-from scripts.support.server import ComfyServer
+from scripts.demonstration.plan import Job, prompt_for
+from scripts.server.process import ComfyServer
 
 from .rig import Bench, assert_ran_compiled, assert_same, assert_through_regions, compiled
 

@@ -15,9 +15,9 @@ import pytest
 from PIL import Image
 from safetensors.numpy import save_file
 
-from scripts.support.client import Client
-from scripts.support.errors import PromptError
-from scripts.support.server import ComfyServer
+from scripts.errors import PromptError
+from scripts.server.client import Client
+from scripts.server.process import ComfyServer
 
 from .matrix.test_lora import SD15, low_rank
 from .rig import Bench, PromptDict, Run, assert_different, assert_same, node, with_model

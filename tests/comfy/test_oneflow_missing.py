@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from scripts.support.errors import PromptError
+from scripts.errors import PromptError
 
 from .rig import Bench, assert_same, compile_model, compiled, node, with_model
 

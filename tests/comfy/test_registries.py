@@ -13,8 +13,8 @@ import torch
 
 from compile_cache.backends import registry
 from compile_cache.backends.base import Backend
-from scripts.support.client import Client
-from scripts.support.places import ROOT
+from scripts.places import ROOT
+from scripts.server.client import Client
 
 from .deepcache.in_process import load
 

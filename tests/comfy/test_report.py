@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from scripts.support.events import run_with_events
-from scripts.support.server import ComfyServer
+from scripts.server.events import run_with_events
+from scripts.server.process import ComfyServer
 
 from .rig import Bench, Run, assert_ran_compiled, assert_same, compiled
 

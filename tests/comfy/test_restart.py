@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from scripts.support.client import PROMPT_TIMEOUT
-from scripts.support.server import ComfyServer
+from scripts.server.client import PROMPT_TIMEOUT
+from scripts.server.process import ComfyServer
 
 from .rig import Bench, PromptDict, Run, assert_same, compile_model, with_model
 

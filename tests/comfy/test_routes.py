@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from scripts.support.server import ComfyServer
+from scripts.server.process import ComfyServer
 
 from .rig import Bench, PromptDict, compiled, node
 

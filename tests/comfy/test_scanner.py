@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
-from scripts.support import comfyui
-from scripts.support.client import Client
-from scripts.support.family_workflows import FAMILY_WORKFLOWS
-from scripts.support.places import ROOT
-from scripts.support.server import ComfyServer
+from scripts.places import ROOT
+from scripts.server.client import Client
+from scripts.server.process import ComfyServer
+from scripts.setup import comfyui
+from scripts.workflows.families import FAMILY_WORKFLOWS
 
 from .rig import Bench, PromptDict, node
 

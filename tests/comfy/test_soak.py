@@ -10,11 +10,11 @@ from typing import Any
 import numpy
 import pytest
 
-from benchmarks import soak
-from scripts.support.server import ComfyServer
+from scripts.server.process import ComfyServer
 
 pytest.register_assert_rewrite(f"{__package__}.rig")
 from .fuzz import loras  # noqa: E402 (after register_assert_rewrite)
+from .random_visits import Visit, trace  # noqa: E402
 from .rig import (  # noqa: E402
     LATENT_TOLERANCE,
     Bench,
@@ -41,7 +41,7 @@ def test_many_prompts_leave_nothing_behind_and_only_the_first_of_each_model_comp
     loras.write(server.folder / "models" / "loras")
     before = held(bench, tiny_prompt, seeds)
     compiles = []
-    for number, visit in enumerate(soak.trace(PROMPTS, KINDS, range(64, 257, 8))):
+    for number, visit in enumerate(trace(PROMPTS, KINDS, range(64, 257, 8))):
         run = bench.run(graph(tiny_prompt, visit, is_compiled=True))
         if run.rise["region_compiles"]:
             events = bench.client.get("/resolute/events")["events"]
@@ -65,7 +65,7 @@ def held(bench: Bench, tiny_prompt: Make, seeds: Iterator[int]) -> dict[str, int
     return found
 
 
-def graph(tiny_prompt: Make, visit: soak.Visit, *, is_compiled: bool) -> PromptDict:
+def graph(tiny_prompt: Make, visit: Visit, *, is_compiled: bool) -> PromptDict:
     size = {"width": visit.width, "height": visit.height, "batch": visit.batch}
     prompt = tiny_prompt(kind=visit.kind, seed=visit.seed, steps=1, **size)
     lora = node("LoraLoaderModelOnly", lora_name=f"fuzz-{visit.lora}.safetensors", strength_model=visit.strength)

@@ -13,10 +13,11 @@ from types import ModuleType
 import pytest
 
 from compile_cache.backends.inductor.backend import NEWEST_TORCH, OLDEST_TORCH
-from scripts.support import comfyui, environment, models
-from scripts.support.errors import SetupError
-from scripts.support.places import ROOT, locked
-from scripts.support.server import ComfyServer
+from scripts.errors import SetupError
+from scripts.models import generated
+from scripts.places import ROOT, locked
+from scripts.server.process import ComfyServer
+from scripts.setup import comfyui, environment
 
 
 def git(folder: Path, *arguments: str) -> str:
@@ -222,7 +223,7 @@ def test_an_environment_without_its_final_stamp_is_not_ready(tmp_path: Path) -> 
 HOLD_A_LOCK = """
 import sys, time
 from pathlib import Path
-from scripts.support.places import locked
+from scripts.places import locked
 with locked(Path(sys.argv[1]), "a test"):
     print("locked", flush=True)
     time.sleep(60)
@@ -247,7 +248,7 @@ def test_a_lock_is_exclusive_and_ends_with_its_process(tmp_path: Path) -> None:
 
 def test_an_unknown_model_names_the_choices(tmp_path: Path) -> None:
     with pytest.raises(SetupError, match="sd15-mini, "):
-        models.ensure("sd9", Path(sys.executable), tmp_path)
+        generated.ensure("sd9", Path(sys.executable), tmp_path)
 
 
 def test_on_cuda_no_flag_changes_how_comfyui_computes(tmp_path: Path) -> None:

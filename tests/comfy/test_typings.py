@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from scripts.support import comfyui
-from scripts.support.places import ROOT
+from scripts.places import ROOT
+from scripts.setup import comfyui
 
 TYPINGS = ROOT / "typings"
 STUBS = sorted(path for top in ("comfy", "comfy_api") for path in (TYPINGS / top).rglob("*.pyi"))

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from scripts.support.errors import PromptError
+from scripts.errors import PromptError
 
 from .rig import Bench, PromptDict, Run, compile_model, node, with_model, with_vae
 

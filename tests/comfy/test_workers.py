@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from scripts.support.server import ComfyServer
+from scripts.server.process import ComfyServer
 
 from .rig import Bench, PromptDict, assert_ran_compiled, assert_same, assert_through_regions, compiled
 

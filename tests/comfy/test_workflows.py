@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from scripts.support import comfyui
-from scripts.support.demo_plan import TOUR_NAME, Job, make_plan, prompt_for
-from scripts.support.places import ROOT
-from scripts.support.server import ComfyServer
+from scripts.demonstration.plan import TOUR_NAME, Job, make_plan, prompt_for
+from scripts.places import ROOT
+from scripts.server.process import ComfyServer
+from scripts.setup import comfyui
 
 from .rig import Bench, PromptDict, assert_ran_compiled, assert_same, assert_through_regions, node
 

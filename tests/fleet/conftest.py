@@ -22,12 +22,12 @@ import pytest
 import yaml
 from PIL import Image
 
-from scripts.fleet_serving.ray_start import set_environment
-from scripts.support import comfyui
-from scripts.support.client import Client
-from scripts.support.errors import ServerError
-from scripts.support.places import ROOT, inductor_cache
-from scripts.support.server import CPU_ARGUMENTS, ComfyServer, link
+from scripts.errors import ServerError
+from scripts.places import ROOT, inductor_cache
+from scripts.server.client import Client
+from scripts.server.process import CPU_ARGUMENTS, ComfyServer, link
+from scripts.serving.ray_start import set_environment
+from scripts.setup import comfyui
 
 PromptDict = dict[str, dict[str, Any]]
 ENVIRONMENT = {

@@ -15,8 +15,8 @@ import aiohttp
 import pytest
 from PIL import Image
 
-from scripts.support.client import Client
-from scripts.support.errors import PromptError
+from scripts.errors import PromptError
+from scripts.server.client import Client
 
 from .conftest import LEVELS, Fleet, PromptDict, dumped, pixels, plain, tiny
 

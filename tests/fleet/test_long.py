@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from scripts.support import comfyui
-from scripts.support.errors import PromptError, ServerError
-from scripts.support.places import ROOT
-from scripts.support.server import ComfyServer
+from scripts.errors import PromptError, ServerError
+from scripts.places import ROOT
+from scripts.server.process import ComfyServer
+from scripts.setup import comfyui
 
 from .conftest import LEVELS, Fleet, dumped, free_port, pixels, plain, tiny
 

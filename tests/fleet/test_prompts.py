@@ -11,10 +11,10 @@ import pytest
 from ray.exceptions import RayActorError
 from ray.serve.exceptions import BackPressureError, RequestCancelledError
 
-from scripts.fleet_serving import config, current_router
-from scripts.fleet_serving.files import Files
-from scripts.fleet_serving.prompts import Prompts
-from scripts.fleet_serving.records import Record, Records
+from scripts.serving import config, current_router
+from scripts.serving.files import Files
+from scripts.serving.prompts import Prompts
+from scripts.serving.records import Record, Records
 
 from .conftest import tiny
 

@@ -15,10 +15,10 @@ import ray
 from ray import serve
 from ray.serve.config import RequestRouterConfig
 
-from scripts.fleet_serving import current_router
-from scripts.fleet_serving.application import _HASH_ROUTER
-from scripts.fleet_serving.ray_start import LocalRay
-from scripts.fleet_serving.router import WarmRouter
+from scripts.serving import current_router
+from scripts.serving.application import _HASH_ROUTER
+from scripts.serving.ray_start import LocalRay
+from scripts.serving.router import WarmRouter
 
 pytestmark = pytest.mark.long  # a Ray of its own takes longer to start than the calls
 COLD = 0.4  # seconds of a shape's first prompt at a replica

@@ -10,7 +10,7 @@ import textwrap
 
 import pytest
 
-from scripts.support.places import ROOT
+from scripts.places import ROOT
 
 ALLOCATORS = {"cudaMallocAsync": "backend:cudaMallocAsync", "native": "backend:native"}
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from scripts.support.places import ROOT
+from scripts.places import ROOT
 
 CODE = """
     import sys

@@ -11,9 +11,9 @@ import pytest
 
 from compile_cache.backends.oneflow.packages import installed
 from compile_cache.backends.oneflow.runtime import runtime
-from scripts.support import comfyui
-from scripts.support.places import ROOT
-from scripts.support.server import ComfyServer
+from scripts.places import ROOT
+from scripts.server.process import ComfyServer
+from scripts.setup import comfyui
 
 from ..conftest import linked_packs
 
@@ -58,7 +58,7 @@ def comfy(comfyui_folder: Callable[[str], Path]) -> None:
 @pytest.fixture(scope="session")
 def comfy_server(make_server: Callable[..., ComfyServer]) -> ComfyServer:
     """ComfyUI with OneFlow and a large budget, because on the CPU OneFlow never reuses memory within a graph."""
-    packs = {**linked_packs(), "resolute-demo-model": ROOT / "scripts" / "support" / "demo_model"}
+    packs = {**linked_packs(), "resolute-demo-model": ROOT / "scripts" / "models" / "demo_model"}
     return make_server(packs=packs, environment={"RESOLUTE_BUDGET_MB": "10000"})
 
 

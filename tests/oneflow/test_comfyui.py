@@ -9,8 +9,8 @@ import numpy
 import pytest
 from safetensors.numpy import save_file
 
-from scripts.support.demo_plan import Job, prompt_for
-from scripts.support.server import ComfyServer
+from scripts.demonstration.plan import Job, prompt_for
+from scripts.server.process import ComfyServer
 
 from ..comfy.matrix.controlling import all_compiled, controlled
 from ..comfy.rig import Bench, PromptDict, Run, assert_different, assert_same, compiled, node

@@ -14,7 +14,7 @@ from torch import nn
 
 from compile_cache.backends.oneflow.runtime import Runtime, runtime
 from compile_cache.errors import CaptureError
-from scripts.support.places import ROOT
+from scripts.places import ROOT
 
 from .rig import TOLERANCE, Bound, Layers, close_all, random, rows, with_weights
 

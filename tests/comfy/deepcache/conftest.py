@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from scripts.support.server import ComfyServer
+from scripts.server.process import ComfyServer
 
 pytest.register_assert_rewrite(f"{__package__}.kit")
 from ..rig import Bench, Run  # noqa: E402

@@ -13,7 +13,7 @@ from unittest import mock
 
 import torch
 
-from scripts.support import comfyui
+from scripts.setup import comfyui
 
 ROOT = Path(__file__).resolve().parents[3]
 PACK = "resolute_on_comfyui"  # beside the one on a server

@@ -6,7 +6,7 @@ import copy
 import re
 from typing import Any
 
-from scripts.support.server import ComfyServer
+from scripts.server.process import ComfyServer
 
 from ..rig import (
     AGAINST_CAPTURES,

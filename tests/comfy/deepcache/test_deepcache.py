@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from scripts.support.errors import PromptError
+from scripts.errors import PromptError
 
 from ..matrix.controlling import controlled, with_compiled_nets
 from ..rig import Bench, PromptDict, Run, assert_different, node
@@ -249,7 +249,7 @@ class TestRefusals:
 @pytest.mark.long
 @pytest.mark.old
 def test_on_the_oldest_comfyui(make_server: Any, prompt: PromptDict, pytestconfig: pytest.Config) -> None:
-    from scripts.support import comfyui
+    from scripts.setup import comfyui
 
     server = make_server(comfyui.OLDEST)
     bench = Bench(server.client)

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from scripts.support import comfyui
-from scripts.support.places import ROOT
-from scripts.support.server import ComfyServer
+from scripts.places import ROOT
+from scripts.server.process import ComfyServer
+from scripts.setup import comfyui
 
 from ..rig import PromptDict, assert_different, node
 from .kit import LATENT_TOLERANCE, Check, assert_equal_latents

@@ -8,7 +8,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from scripts.support import comfyui, family_table
+from scripts.commands import family_table
+from scripts.setup import comfyui
 
 from ..deepcache.in_process import load
 from .models import MODELS
@@ -22,7 +23,7 @@ def core() -> SimpleNamespace:
 def test_the_page_is_current(core: SimpleNamespace) -> None:
     if comfyui.head(Path(core.comfy.__path__[0]).parent) not in (comfyui.VERSIONS[comfyui.TARGET], None):
         pytest.skip(f"the page is that of ComfyUI {comfyui.TARGET}, and this is another one")
-    assert family_table.PAGE.read_text("utf-8") == family_table.page(), "run python -m scripts.support.family_table"
+    assert family_table.PAGE.read_text("utf-8") == family_table.page(), "run python -m scripts.commands.family_table"
 
 
 def test_what_is_catalogued_is_tested(core: SimpleNamespace) -> None:

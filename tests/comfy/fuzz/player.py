@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 import numpy
 
-from scripts.support.client import History
-from scripts.support.errors import PromptError
+from scripts.errors import PromptError
+from scripts.server.client import History
 
 from ..rig import Bench, PromptDict, Run, latent_error, node, with_model
 from .costs import Costs

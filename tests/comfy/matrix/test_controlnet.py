@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from scripts.support.errors import PromptError
-from scripts.support.server import ComfyServer
+from scripts.errors import PromptError
+from scripts.server.process import ComfyServer
 
 from ..rig import Bench, PromptDict, Run, assert_different, compiled, node
 from .controlling import BOTH, STEPS, check_control, controlled, first_prompt, hint, with_compiled_nets

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from scripts.support.errors import PromptError
-from scripts.support.server import ComfyServer
+from scripts.errors import PromptError
+from scripts.server.process import ComfyServer
 
 from ..rig import Bench, PromptDict, Run, assert_different, compiled, node
 from .controlling import BOTH, STEPS, all_compiled, check_control, controlled, first_prompt, hint, with_compiled_nets

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from scripts.support.client import Client
-from scripts.support.errors import PromptError
+from scripts.errors import PromptError
+from scripts.server.client import Client
 
 from ..rig import Bench, PromptDict, Run, compile_model, compiled, node, with_model
 from .kit import Check, Recorder

@@ -9,7 +9,7 @@ import numpy
 import pytest
 from safetensors.numpy import save_file
 
-from scripts.support.server import ComfyServer
+from scripts.server.process import ComfyServer
 
 from ..rig import Array, Bench, PromptDict, assert_different, compile_model, compiled, node, with_model
 from .kit import Check

@@ -8,7 +8,7 @@ import numpy
 import pytest
 from PIL import Image
 
-from scripts.support.server import ComfyServer
+from scripts.server.process import ComfyServer
 
 from ..rig import PromptDict, assert_different, compile_model, node, with_model
 from .kit import Check

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from scripts.support.server import ComfyServer
+from scripts.server.process import ComfyServer
 
 from ..rig import Bench, PromptDict, Run, assert_different, compile_model, compiled, node, with_model
 from .kit import Check

@@ -17,7 +17,7 @@ from compile_cache.backends.inductor.backend import InductorBackend
 from compile_cache.backends.inductor.compile.environment import environment_of
 from compile_cache.store.artifact_store import ArtifactStore
 from compile_cache.store.bundle import BundleError, environments, export_bundle, import_bundle
-from scripts.support.places import ROOT
+from scripts.places import ROOT
 
 from ..rig import TOLERANCE, Model, Rig, inputs, seeded
 

@@ -18,7 +18,7 @@ from compile_cache.backends.inductor.backend import InductorBackend
 from compile_cache.backends.inductor.parallel import parallel_compile, pool
 from compile_cache.torch_facts import attention
 from compile_cache.torch_facts.attention import Chooser
-from scripts.support.places import ROOT
+from scripts.places import ROOT
 
 from ..rig import CONTEXT, TOKENS, TOLERANCE, Attention, Rig, random, relative_error, seeded
 

@@ -20,7 +20,7 @@ from compile_cache.backends.inductor.compile import compiled_region
 from compile_cache.backends.inductor.compile.compiled_region import KernelByAddress, launch_by_address
 from compile_cache.torch_facts import private_names
 from compile_cache.torch_facts.private_names import NAMES, Loss
-from scripts.support.places import ROOT
+from scripts.places import ROOT
 
 # One small model in a process whose torch lacks a name, through `auto`. Prints what ran, and how well. With "nothing",
 # which is no name, the region is compiled into the store that the others find it in.

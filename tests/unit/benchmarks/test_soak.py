@@ -7,6 +7,8 @@ from xml.dom import minidom
 
 from benchmarks import soak, soak_plot
 
+from ...comfy.random_visits import trace
+
 
 def rows(count: int = 40, **changes: Any) -> list[dict[str, Any]]:
     plain = {"region_compiles": 0, "captures": 1, "evictions": 0, "device_mib": 9000, "host_mib": 4000}
@@ -14,8 +16,8 @@ def rows(count: int = 40, **changes: Any) -> list[dict[str, Any]]:
 
 
 def test_a_trace_is_the_same_each_time_and_visits_both_models_and_many_shapes() -> None:
-    visits = list(soak.trace(500, ["sdxl", "sd15"], range(512, 1281, 64)))
-    assert visits == list(soak.trace(500, ["sdxl", "sd15"], range(512, 1281, 64)))
+    visits = list(trace(500, ["sdxl", "sd15"], range(512, 1281, 64)))
+    assert visits == list(trace(500, ["sdxl", "sd15"], range(512, 1281, 64)))
     assert {visit.kind for visit in visits} == {"sdxl", "sd15"}
     assert len({(visit.kind, visit.width, visit.height, visit.batch) for visit in visits}) > 40
     assert len({visit.seed for visit in visits}) == 500

@@ -19,7 +19,7 @@ CODE = ("compile_cache", "nodes", "scripts", "benchmarks", "tests")
 # Python files of scripts/ without a suffix.
 COMMANDS = ("bundle", "compatibility", "demo", "fleet", "fuzz", "test", "warm-up")
 THESE = {Path(__file__), Path(__file__).with_name("test_docs.py")}  # they hold made-up names
-ROUTES = (ROOT / "nodes" / "routes.py", ROOT / "scripts" / "fleet_serving" / "ingress.py")
+ROUTES = (ROOT / "nodes" / "routes.py", ROOT / "scripts" / "serving" / "ingress.py")
 
 # Names that pages may use although our source does not define them, by the reason.
 FOREIGN = {

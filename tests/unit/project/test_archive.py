@@ -12,6 +12,7 @@ import pytest
 from PIL import Image
 
 from ...archive import ROOT, git, shipped, unpack
+from .test_scripts_layout import imported_scripts
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -19,8 +20,8 @@ else:
     import tomli as tomllib
 
 LEFT_OUT = (
-    "tests", "benchmarks", "typings", ".ci", ".github", "scripts/demo", "scripts/support/demo_model",
-    "scripts/support/environment.py",
+    "tests", "benchmarks", "typings", ".ci", ".github", "scripts/demo", "scripts/models", "scripts/setup",
+    "scripts/workflows",
 )  # fmt: skip
 
 
@@ -82,16 +83,16 @@ def test_they_answer_with_a_sentence(unpacked: Path, arguments: tuple[str, ...],
     assert answer in done.stderr
 
 
-def test_of_the_support_modules_only_imported_ones_are_shipped() -> None:
-    support = {path for path in shipped() if path.startswith("scripts/support/") and not path.endswith("__init__.py")}
-    users = {path for path in shipped() if re.fullmatch(r"scripts/(fleet_serving/\w+\.py|[\w-]+)", path)}
-    text = "".join((ROOT / path).read_text("utf-8") for path in sorted(support | users))
-    modules = {Path(path).stem for path in support}
-    lines = re.findall(r"^from (?:scripts\.support|\.\.support|\.) import (.+)$", text, re.MULTILINE)
-    imported = {name.split()[0] for line in lines for name in line.split(",")}
-    imported |= set(re.findall(r"^from (?:scripts\.support|\.\.support)?\.(\w+) import ", text, re.MULTILINE))
-    of_the_fleet = {Path(path).stem for path in users if path.startswith("scripts/fleet_serving/")}
-    assert modules == imported - of_the_fleet
+def test_of_the_modules_of_scripts_only_imported_ones_are_shipped() -> None:
+    paths = {path for path in shipped() if path.startswith("scripts/") and "/deploy/" not in path}
+    reached = {"scripts/warm-up", "scripts/bundle", "scripts/fleet"}
+    queue = sorted(reached)
+    while queue:
+        found = imported_scripts(ROOT / queue.pop()) - reached
+        reached |= found
+        queue += found
+    packages = {f"{folder}/__init__.py" for folder in {path.rpartition("/")[0] for path in reached}}
+    assert paths == reached | packages
 
 
 def test_the_readme_links_to_what_is_shipped() -> None:

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import yaml  # one of ComfyUI's requirements
 
-from scripts.support import shards
-from scripts.support.environment import NEWEST_PYTHON, OLDEST_PYTHON
+from scripts.commands import shards
+from scripts.setup.environment import NEWEST_PYTHON, OLDEST_PYTHON
 
 from .documentation import ROOT, wrong_with
 
@@ -47,7 +47,7 @@ def name_of(file: Path) -> str:
 def test_ci_runs_the_checks_and_every_shard() -> None:
     lines = RUN.read_text("utf-8").splitlines()
     assert ".ci/checks" in lines
-    assert lines[-1] == 'exec "$start" -m scripts.support.run_shards'
+    assert lines[-1] == 'exec "$start" -m scripts.commands.run_shards'
 
 
 def test_the_workflows_run_what_ci_runs_and_the_long_tests_on_a_schedule() -> None:

@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from scripts.support.places import ROOT
+from scripts.places import ROOT
 
 DOCUMENTS = ("SECURITY.md", "docs/faults.md")
 TEXT = "\n".join((ROOT / name).read_text("utf-8") for name in DOCUMENTS)

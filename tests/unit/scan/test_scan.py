@@ -451,7 +451,7 @@ def dual(conds: float, negative: float) -> dict[str, Any]:
 
 def test_the_scanner_imports_neither_torch_nor_comfyui() -> None:
     """Runs in a new process, where no other test has imported them."""
-    lines = ["import sys", "from scripts.support import pack", "pack.module('nodes.adapters.warm_up.prompt')"]
+    lines = ["import sys", "from scripts import pack", "pack.module('nodes.adapters.warm_up.prompt')"]
     lines.append("print(sorted(sys.modules.keys() & {'torch', 'numpy', 'PIL', 'comfy', 'nodes', 'folder_paths'}))")
     command = [sys.executable, "-c", "\n".join(lines)]
     done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from scripts.support import comfyui, compatibility
+from scripts.commands import compatibility
+from scripts.setup import comfyui
 
 ROOT = Path(__file__).resolve().parents[3]
 

@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
+import gc
 import socket
 import sqlite3
 import subprocess
 import sys
+import weakref
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from scripts.fleet_serving import command, config
-from scripts.fleet_serving.comfyui_client import files_in, moved
-from scripts.fleet_serving.files import Files, RefusedError, content_type
-from scripts.fleet_serving.need import Need, need_of
-from scripts.fleet_serving.ranking import Candidate, Warmth, explain, rank, warmth
-from scripts.fleet_serving.readiness import Readiness
-from scripts.fleet_serving.records import Record, Records
-from scripts.support.errors import SetupError
+from scripts.errors import SetupError
+from scripts.serving import command, config
+from scripts.serving.background import Background
+from scripts.serving.comfyui_client import files_in, moved
+from scripts.serving.files import Files, RefusedError, content_type
+from scripts.serving.need import Need, need_of
+from scripts.serving.ranking import Candidate, Warmth, explain, rank, warmth
+from scripts.serving.readiness import Readiness
+from scripts.serving.records import Record, Records
+from scripts.serving.warm_ups import WarmUps
 
 from ..project.test_architecture import ROOT, SOURCES, name_of, top_level
 
@@ -207,6 +213,19 @@ class TestRecords:
         assert records.history() == {}
         assert not records.add(Record("p", 0, {}))
 
+    def test_one_entry_is_hidden_or_all_but_what_runs_stays(self, tmp_path: Path) -> None:
+        records = Records(tmp_path / "prompts.sqlite")
+        for name in "abc":
+            records.add(Record(name, 0, {}))
+        records.finish("a", {})
+        records.finish("b", {})
+        records.hide("a")
+        assert records.history() == {"b": {}}
+        records.hide()
+        assert records.history() == {}
+        records.finish("c", {})
+        assert records.history() == {"c": {}}
+
     def test_the_most_used_workflows_and_their_share(self, tmp_path: Path) -> None:
         records = Records(tmp_path / "prompts.sqlite")
         for key in ("a", "b", "b", "b"):
@@ -233,6 +252,48 @@ class TestRecords:
         (tmp_path / "taken").write_text("")
         with pytest.raises(SetupError, match="taken"):
             Records(tmp_path / "taken" / "prompts.sqlite")
+
+
+class Warming:
+    """A handle whose replicas accept each warm-up, and end it once its future is done. It holds these weakly."""
+
+    def __init__(self) -> None:
+        self.ends: weakref.WeakSet[asyncio.Future[None]] = weakref.WeakSet()
+
+    def options(self, **_: Any) -> Warming:
+        return self
+
+    @property
+    def run(self) -> Warming:
+        return self
+
+    async def remote(self, body: Any, *, need: dict[str, Any], token: str, path: str) -> AsyncIterator[Any]:
+        end = asyncio.get_running_loop().create_future()
+        self.ends.add(end)
+        yield "accepted", need["only"][0], {"prompt_id": need["only"][0]}
+        await end
+        yield "report", {"body": body}
+
+
+def test_each_warm_up_that_runs_at_once_is_followed_to_its_end() -> None:
+    async def go() -> tuple[int, dict[str, Any]]:
+        handle, background = Warming(), Background()
+        warm_ups = WarmUps(handle, Need.plain, background)
+        for name in "abc":
+            assert await warm_ups.start(name, {}, Need()) == {"prompt_id": name}
+        await asyncio.sleep(0)  # each task waits for its replica now
+        gc.collect()
+        kept = len(handle.ends)
+        for end in list(handle.ends):
+            end.set_result(None)
+        for _ in range(4):
+            await asyncio.sleep(0)
+        assert background._tasks == set()
+        return kept, warm_ups.states
+
+    kept, states = asyncio.run(go())
+    assert kept == 3
+    assert states == {name: {"prompt_id": name, "is_over": True, "end": {"body": {}}} for name in "abc"}
 
 
 class TestFiles:
@@ -371,7 +432,7 @@ def test_a_folder_without_a_fleet_is_named(name: str, tmp_path: Path) -> None:
 def test_the_pack_imports_nothing_of_ray() -> None:
     servers = {"ray", "fastapi", "starlette"}
     assert [name_of(source.file) for source in SOURCES if top_level(source) & servers] == []
-    imported = "from scripts.fleet_serving import config, need, ranking, readiness, records, files, command"
+    imported = "from scripts.serving import config, need, ranking, readiness, records, files, command"
     code = f"import sys; {imported}; print(sorted(sys.modules.keys() & {servers}))"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 import yaml
 
-from scripts.fleet_serving import config
-from scripts.support.places import ROOT
+from scripts.places import ROOT
+from scripts.serving import config
 
-DEPLOY = ROOT / "scripts" / "fleet_serving" / "deploy"
+DEPLOY = ROOT / "scripts" / "serving" / "deploy"
 SCHEMA = json.loads(Path(__file__).with_name("rayservice_schema.json").read_text("utf-8"))["schema"]
 SETTINGS, SERVICE = yaml.safe_load_all((DEPLOY / "rayservice.yaml").read_text("utf-8"))
 TYPES = {"object": dict, "array": list, "string": str, "integer": int, "boolean": bool}

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from scripts.support import run_shards, shards
-from scripts.support.places import ROOT
+from scripts.commands import run_shards, shards
+from scripts.places import ROOT
 
 
 class Process:

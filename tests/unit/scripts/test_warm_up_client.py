@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from compile_cache.warm_up_plan import FAILED, READY, WARMED, Outcome, table
-from scripts.support.warm_up_client import FinishedWarmUp
+from scripts.commands.warm_up import FinishedWarmUp
 
 
 def report(*states: str, skipped: tuple[str, ...] = ()) -> str:

@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 
 from compile_cache import sizes
-from scripts.support import build_workflows
-from scripts.support.build_workflows import FOLDER
-from scripts.support.places import ROOT
-from scripts.support.workflow_graph import Graph
-from scripts.support.workflow_nodes import FRONT_END_ONLY, NODE_TYPES, OURS
+from scripts.places import ROOT
+from scripts.workflows import build, unets
+from scripts.workflows.build import FOLDER
+from scripts.workflows.graph import Graph
+from scripts.workflows.node_types import FRONT_END_ONLY, NODE_TYPES, OURS
+from scripts.workflows.placement import BOX
 
 NAMES = (
     "compare_with_stock", "deepcache", "deepcache_controlnet", "flux_dev_text_to_image", "image_to_image",
@@ -92,12 +93,12 @@ def nodes_of(prompt: Json, class_type: str) -> list[str]:
 
 
 def test_the_files_are_up_to_date_with_the_generator() -> None:
-    assert build_workflows.differing() == []
+    assert build.differing() == []
 
 
 def test_the_generator_names_what_differs(tmp_path: Any) -> None:
     (tmp_path / "stray.json").write_text("{}", "utf-8")
-    assert len(build_workflows.differing(tmp_path)) == 2 * len(NAMES) + 1
+    assert len(build.differing(tmp_path)) == 2 * len(NAMES) + 1
 
 
 def test_exactly_these_workflows_are_bundled() -> None:
@@ -162,6 +163,26 @@ def test_nodes_do_not_overlap_and_are_inside_a_group(ui: Json) -> None:
             assert sum(inside(boxes[node["id"]], corners(group)) for group in groups) == 1
 
 
+def test_links_run_from_left_to_right(ui: Json) -> None:
+    nodes = {node["id"]: node for node in ui["nodes"]}
+    for _, source, _, target, *_ in ui["links"]:
+        one, other = nodes[source], nodes[target]
+        is_below = one["type"] == other["type"] and box(one)[3] < box(other)[1]
+        assert box(one)[2] < box(other)[0] or is_below
+
+
+def test_a_workflow_fits_into_its_box(ui: Json) -> None:
+    width, height = extent(ui)
+    assert min(BOX[0] / width, BOX[1] / height) > 0.55  # 0.6 for the tour, the largest
+
+
+def test_the_box_decides_the_form() -> None:
+    graph = unets.deepcache()
+    wide, tall = (extent(graph.ui(form)) for form in ((2400, 900), (900, 2400)))
+    assert wide[0] > tall[0]
+    assert wide[1] < tall[1]
+
+
 def test_a_workflow_has_a_note(ui: Json) -> None:
     notes = [node for node in ui["nodes"] if NODE_TYPES[node["type"]].is_front_end_only]
     assert len(notes) == 1
@@ -218,7 +239,7 @@ def test_every_node_has_a_help_page(node_type: Any) -> None:
 
 def test_a_link_of_the_wrong_type_or_to_no_input_is_refused() -> None:
     graph = Graph("wrong")
-    group = graph.group("All", (0, 0), "#000")
+    group = graph.group("All")
     loader = graph.add(group, "CheckpointLoaderSimple")
     with pytest.raises(TypeError, match=r"VAEDecode\.vae takes VAE, not CLIP"):
         graph.add(group, "VAEDecode", vae=loader["CLIP"])
@@ -232,6 +253,13 @@ def box(node: Json) -> tuple[float, float, float, float]:
     """Left, top, right, bottom of a node with its title."""
     (x, y), (width, height) = node["pos"], node["size"]
     return x, y - TITLE_HEIGHT, x + width, y + height
+
+
+def extent(ui: Json) -> tuple[float, float]:
+    """Width and height of all nodes and frames."""
+    sides = [*map(box, ui["nodes"]), *(corners(group["bounding"]) for group in ui["groups"])]
+    left, top, right, bottom = zip(*sides, strict=True)
+    return max(right) - min(left), max(bottom) - min(top)
 
 
 def corners(bounding: list[float]) -> tuple[float, float, float, float]:

@@ -21,7 +21,7 @@ from compile_cache.keys import GraphKey, Role, Signature
 from compile_cache.store.artifact_store import Artifact, ArtifactStore, StoreError
 from compile_cache.store.fingerprint import EnvironmentFingerprint
 from compile_cache.store.shape_history import ShapeHistory
-from scripts.support.places import ROOT
+from scripts.places import ROOT
 
 HERE = EnvironmentFingerprint(
     torch="2.11.0",

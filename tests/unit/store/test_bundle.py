@@ -28,9 +28,9 @@ from compile_cache.store.bundle import (
     read_contents,
 )
 from compile_cache.store.fingerprint import EnvironmentFingerprint
-from scripts.support import bundle
-from scripts.support.errors import SetupError
-from scripts.support.places import ROOT
+from scripts.commands import bundle
+from scripts.errors import SetupError
+from scripts.places import ROOT
 
 HERE = EnvironmentFingerprint(
     torch="2.11.0",

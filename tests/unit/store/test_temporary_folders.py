@@ -12,7 +12,7 @@ import pytest
 
 from compile_cache.store import temporary_folders
 from compile_cache.store.temporary_folders import MARKER, TemporaryFolder, remove_abandoned
-from scripts.support.places import ROOT
+from scripts.places import ROOT
 
 OWNER = """
 import sys

@@ -29,7 +29,7 @@ from compile_cache.backends.inductor.regions.region import region_key
 from compile_cache.regions.site import RegionSite
 from compile_cache.regions.structure import structure_digest
 from compile_cache.store.fingerprint import FORMAT_VERSION, EnvironmentFingerprint
-from scripts.support.places import ROOT
+from scripts.places import ROOT
 
 from ....rig import CONTEXT, TOKENS, Attention, Model, original, seeded
 

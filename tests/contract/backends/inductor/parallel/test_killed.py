@@ -15,7 +15,7 @@ import torch
 
 from compile_cache.backends.inductor.backend import InductorBackend
 from compile_cache.config import CacheConfig
-from scripts.support.places import ROOT
+from scripts.places import ROOT
 
 Program = Callable[[str], "subprocess.Popen[str]"]
 

@@ -23,7 +23,7 @@ from compile_cache.backends.inductor.parallel import parallel_compile, pool, wor
 from compile_cache.backends.inductor.regions import region
 from compile_cache.config import CacheConfig
 from compile_cache.errors import CaptureError
-from scripts.support.places import ROOT
+from scripts.places import ROOT
 
 from ....rig import TOLERANCE, Model, Rig, inputs, seeded
 

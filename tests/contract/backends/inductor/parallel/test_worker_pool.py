@@ -22,7 +22,7 @@ import torch
 
 from compile_cache.backends.inductor.parallel import job, pool, worker
 from compile_cache.backends.inductor.parallel.pool import worker_count
-from scripts.support.places import ROOT
+from scripts.places import ROOT
 
 CPU = torch.device("cpu")
 

@@ -1,0 +1,1 @@
+"""ComfyUI's front end in a headless Chromium."""

@@ -1,0 +1,199 @@
+"""Writes docs/families.md: what Resolute does with each model class of ComfyUI's `supported_models.py`.
+
+``python -m scripts.commands.family_table --comfyui FOLDER``, in an environment with torch. It builds the networks that
+have settings of their own, without weights, and reads the source of the others. Nothing runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import importlib
+import inspect
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from ..places import ROOT
+
+PAGE = ROOT / "docs" / "families.md"
+_PACK = "resolute_for_the_table"
+_PREFIX = "comfy.ldm."
+UNET = "modules.diffusionmodules.openaimodel.UNetModel"
+_CONTAINERS = ("ModuleList", "ModuleDict")
+
+# For networks without settings of their own: those that ComfyUI's detection of models finds.
+SETTINGS: dict[str, dict[str, Any]] = {
+    "cosmos.model.GeneralDIT": {
+        "max_img_h": 240, "max_img_w": 240, "max_frames": 128, "in_channels": 17, "out_channels": 16,
+        "patch_spatial": 2, "patch_temporal": 1, "model_channels": 4096, "num_blocks": 28, "num_heads": 32,
+        "crossattn_emb_channels": 1024, "pos_emb_cls": "rope3d", "block_config": "FA-CA-MLP",
+        "affline_emb_norm": True, "use_adaln_lora": True, "adaln_lora_dim": 256, "extra_per_block_abs_pos_emb": True,
+        "extra_per_block_abs_pos_emb_type": "learnable",
+    },
+    "genmo.joint_model.asymm_models_joint.AsymmDiTJoint": {
+        "depth": 48, "patch_size": 2, "num_heads": 24, "hidden_size_x": 3072, "hidden_size_y": 1536, "mlp_ratio_x": 4.0,
+        "mlp_ratio_y": 4.0, "in_channels": 12, "qk_norm": True, "qkv_bias": False, "out_bias": True,
+        "patch_embed_bias": True, "timestep_mlp_bias": True, "timestep_scale": 1000.0, "t5_feat_dim": 4096,
+        "t5_token_length": 256, "rope_theta": 10000.0,
+    },
+}  # fmt: skip
+# A network that cannot be built without weights.
+BY_HAND = {"ace.ace_step15.AceStepConditionGenerationModel": ["AceStepDiTLayer"]}
+
+# Networks whose blocks run as they are, or that no sampler calls, and why.
+LEFT_ALONE = {
+    "wan.ar_model.CausalWanModel": "its blocks keep keys and values of earlier frames in the caller's lists",
+    "rt_detr.rtdetr_v4.RTv4": "finds objects; nothing samples with it",
+    "depth_anything_3.model.DepthAnything3Net": "estimates depth; nothing samples with it",
+    "sam3.detector.SAM3Model": "cuts out objects; nothing samples with it",
+}
+
+_HEAD = """# Families
+
+What Compile Model does with each class of model that ComfyUI {version} supports. A script writes this page
+(`python -m scripts.commands.family_table`), and a test compares it with ComfyUI's source.
+
+- **catalogued**: its blocks are regions, and the tests compare it with eager at many sizes, batches and lengths.
+- **recognised**: its lists of equal modules become regions by the same rules. No test runs it here. A block
+  that cannot be traced runs as it is, and the bypass names the reason.
+- A block with **experts** (HiDream, Hunyuan3D 2.1) picks tokens by their values, which neither a trace nor a
+  capture can follow. What is before the choice is a region, what is after it another one, and the expert for all
+  tokens a third. The choice and the chosen experts run as they are, and the forward is not captured.
+- **captured whole**: it has no such list, so it runs its own code; on NVIDIA the whole forward is captured.
+- **left alone**: it runs its own code, for the reason that is given.
+
+"""
+
+
+def page() -> str:
+    """The page. ComfyUI must be importable."""
+    known = _catalogued()
+    rows = []
+    for network, names in _networks().items():
+        blocks = _blocks(network)
+        cells = [", ".join(names), network.rpartition(".")[2], ", ".join(blocks)]
+        rows.append(f"| {' | '.join([*cells, _what(network, blocks, known)])} |")
+    source = Path(importlib.import_module("comfy").__path__[0]).parent / "comfyui_version.py"
+    (version,) = re.findall(r'__version__ = "([\d.]+)"', source.read_text(encoding="utf-8"))
+    head = "| classes | network | repeated blocks | Compile Model |\n|---|---|---|---|\n"
+    return _HEAD.format(version=version) + head + "\n".join(rows) + "\n"
+
+
+def _what(network: str, blocks: list[str], known: dict[str, str]) -> str:
+    if network == UNET:
+        return "catalogued: residual and transformer blocks, and those over time of videos"
+    if network in known:
+        return f"catalogued: {known[network]}"
+    if network in LEFT_ALONE:
+        return f"left alone: {LEFT_ALONE[network]}"
+    return "recognised" if blocks else "captured whole"
+
+
+def _catalogued() -> dict[str, str]:
+    return {network: family.name for family in _ours("transformers.tested").FAMILIES for network in family.networks}
+
+
+def _ours(name: str) -> Any:
+    """A module of nodes/adapters/blocks. What the pack's `__init__` would do is left out."""
+    if _PACK not in sys.modules:
+        sys.modules[_PACK] = ModuleType(_PACK)
+        sys.modules[_PACK].__path__ = [str(ROOT)]
+    return importlib.import_module(f"{_PACK}.nodes.adapters.blocks.{name}")
+
+
+def _networks() -> dict[str, list[str]]:
+    """The names of the model classes by their network."""
+    supported: Any = importlib.import_module("comfy.supported_models")
+    bases: Any = importlib.import_module("comfy.model_base")
+    found: dict[str, list[str]] = {}
+    base = supported.supported_models_base.BASE
+    for name, kind in vars(supported).items():
+        if not isinstance(kind, type) or not issubclass(kind, base) or kind.__module__ != supported.__name__:
+            continue
+        makes: Any = vars(supported)[name].get_model
+        (made, *_) = re.findall(r"model_base\.(\w+)\(", inspect.getsource(makes)) or ["BaseModel"]
+        found.setdefault(_network(getattr(bases, made)), []).append(name)
+    return found
+
+
+def _network(base: type) -> str:
+    """The class that a model class of model_base builds by default."""
+    for each in base.__mro__:
+        made: Any = vars(each).get("__init__")
+        default = inspect.signature(made).parameters.get("unet_model") if inspect.isfunction(made) else None
+        if default is not None and default.default is not inspect.Parameter.empty:
+            return _short(default.default)
+        given = re.search(r"unet_model=([\w.]+)", inspect.getsource(made) if inspect.isfunction(made) else "")
+        if given is not None and given.group(1) != "unet_model":
+            value: Any = sys.modules[each.__module__]
+            for part in given.group(1).split("."):
+                value = getattr(value, part)
+            return _short(value)
+    return UNET
+
+
+def _short(network: Any) -> str:
+    return f"{network.__module__}.{network.__qualname__}".removeprefix(_PREFIX)
+
+
+def _blocks(network: str) -> list[str]:
+    """The classes of the repeated blocks that recognition finds in a network."""
+    if network in BY_HAND:
+        return BY_HAND[network]
+    module, _, name = network.rpartition(".")
+    kind = getattr(importlib.import_module(_PREFIX + module), name)
+    operations = importlib.import_module("comfy.ops").disable_weight_init
+    try:
+        made = kind(**SETTINGS.get(network, {}), dtype=torch.float32, device="meta", operations=operations)
+    except (TypeError, ValueError, AttributeError, AssertionError, RuntimeError):  # it has no settings of its own
+        return _blocks_by_source(kind)
+    return list(
+        dict.fromkeys(type(block).__name__ for _, block in _ours("transformers.recognise").repeated_blocks(made))
+    )
+
+
+def _blocks_by_source(kind: type) -> list[str]:
+    """The classes that a network's code puts into lists: what a comprehension of calls makes."""
+    found: list[str] = []
+    for each in kind.__mro__:
+        if each.__module__.startswith(_PREFIX):
+            tree = ast.parse(Path(inspect.getfile(each)).read_text(encoding="utf-8"))
+            body = next(node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == each.__name__)
+            found += _made_in_lists(body)
+    return list(dict.fromkeys(block for block in found if block[0].isupper()))
+
+
+def _made_in_lists(body: ast.ClassDef) -> Iterator[str]:
+    for node in ast.walk(body):
+        if not isinstance(node, ast.Call) or _last_name(node.func) not in _CONTAINERS or not node.args:
+            continue
+        made = node.args[0]
+        if isinstance(made, (ast.ListComp, ast.GeneratorExp)) and isinstance(made.elt, ast.Call):
+            yield _last_name(made.elt.func)
+        elif isinstance(made, ast.DictComp) and isinstance(made.value, ast.Call):
+            yield _last_name(made.value.func)
+
+
+def _last_name(function: ast.expr) -> str:
+    return ast.unparse(function).rpartition(".")[2]
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """The command line."""
+    parser = argparse.ArgumentParser(prog="python -m scripts.commands.family_table", description=__doc__)
+    parser.add_argument("--comfyui", type=Path, default=ROOT / ".comfyui")
+    options = parser.parse_args(arguments)
+    sys.path.insert(0, str(options.comfyui))
+    importlib.import_module("comfy.cli_args").args.cpu = True
+    PAGE.write_text(page(), encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""The parts of `scripts/demo`: plan, pictures to read, prompts, report."""

@@ -1,0 +1,1 @@
+"""A ComfyUI process, and a client of its API."""

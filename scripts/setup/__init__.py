@@ -1,0 +1,1 @@
+"""What a command needs before it can run: ComfyUI checkouts and virtual environments. Standard library only."""
