@@ -90,14 +90,14 @@ class Call:
 
 
 @dataclass(frozen=True, eq=False)
-class ExpectedCall:
-    """A call of a module that will probably come soon, while its weights may not be loaded yet.
+class UpcomingDecode:
+    """A decode that will probably come soon, while the decoder's weights may not be loaded yet.
 
     device: where it will compute. build_hooks: the hooks of its blocks.
-    as_loaded: inside, the module's weights have no contents, and dtypes and layouts as they will be loaded. Raises
-        where these cannot be known.
-    invoke: calls the module inside `as_loaded`, with inputs on the device "meta". It gets the shape of the latent of
-        the call that comes first.
+    as_loaded: inside, the weights are on the device "meta", with the dtypes and layouts that they will have when they
+        are loaded. Raises where these cannot be known.
+    invoke: calls the decoder inside `as_loaded`, with inputs on the device "meta". It gets the shape of the latent that
+        is sampled before.
     """
 
     device: torch.device
@@ -175,16 +175,16 @@ class Program(ABC):
         Raises what the module raises, and whatever cancels.
         """
 
-    def expect(self, call: ExpectedCall) -> None:  # noqa: B027
-        """This call will probably come after those of other modules: a backend may begin to compile for it."""
+    def compile_ahead(self, decode: UpcomingDecode) -> None:  # noqa: B027
+        """This decode will probably come after calls of other modules: a backend may begin to compile for it."""
 
     def close(self) -> None:  # noqa: B027
         """The module was garbage collected: let go of its blocks now, not when Python next collects cycles."""
 
-    def capture(self, call: Call, result: Any, known: CaptureFacts) -> Graph:
+    def capture(self, call: Call, result: Any, facts: CaptureFacts) -> Graph:
         """Capture a graph for the call's signature, right after a `run` of the same call returned `result`.
 
-        Raises CaptureError, and of that OverBudgetError and NoGainError if `known` speaks against it.
+        Raises CaptureError, and of that OverBudgetError and NoGainError if `facts` rule it out.
         """
         raise NotImplementedError(f"{type(self).__name__} does not capture")
 

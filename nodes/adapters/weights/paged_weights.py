@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from ....compile_cache.backends.cuda_graphs.memory import release_graph_memory
+from ....compile_cache.regions.slots import swapped
 from ....compile_cache.torch_facts.out_of_memory import is_out_of_memory
 from ....compile_cache.weights import Weights
 from ..comfyui import dynamic_vram
@@ -126,16 +127,12 @@ class PagedWeights(Weights):
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
-        before = [(slots, name, slots.get(name)) for slots, name, _ in self._places]
-        for slots, name, view in self._places:
-            slots[name] = view
         self.is_in_place = True
         try:
-            yield
+            with swapped(self._places):
+                yield
         finally:
             self.is_in_place = False
-            for slots, name, weight in before:
-                slots[name] = weight
 
     def _fill(self, serials: Sequence[Serials]) -> bool:
         """Fill what is missing. Returns False if a load of the pages found no room after all."""

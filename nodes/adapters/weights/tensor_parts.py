@@ -7,12 +7,7 @@ from typing import Any
 
 import torch
 
-_PLAIN = (torch.nn.Parameter, torch.Tensor)
-
-
-def is_plain(tensor: torch.Tensor) -> bool:
-    """Whether the tensor is one buffer."""
-    return type(tensor) in _PLAIN
+from ....compile_cache.regions.region_weights import is_plain
 
 
 def is_readable(tensor: torch.Tensor) -> bool:

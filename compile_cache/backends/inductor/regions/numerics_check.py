@@ -76,7 +76,7 @@ def _error(actual: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:
 
 
 def _norm(tensor: torch.Tensor) -> torch.Tensor:
-    """Of the finite values."""
+    """The L2 norm over the finite values."""
     norm: torch.Tensor = torch.stack([part[torch.isfinite(part)].float().norm() for part in _parts(tensor)]).norm()
     return norm
 
