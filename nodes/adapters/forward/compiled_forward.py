@@ -70,7 +70,8 @@ class CompiledForward(ForwardPatch):
         program = runtime.record_of(module).programs.get((backend, self._request.left_out))
         compiled = program.regions[0] if program is not None else 0
         model = runtime.fingerprint_of(module).digest
-        return max(compiled, len(shape_status.ready(model, backend, cache, runtime.device())))
+        found = shape_status.of_model(model, backend, cache, runtime.device())
+        return max(compiled, len(found.in_memory | found.on_disk))
 
     def _rebuilt(self, module: torch.nn.Module, inner: Any) -> CompiledForward:
         return CompiledForward(module, inner, self._request)
