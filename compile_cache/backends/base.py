@@ -21,7 +21,7 @@ from ..weights import Weights
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """What a backend can do on a type of device.
+    """The abilities of a backend on a type of device.
 
     reason, remedy: if not available, why, and what to do about it.
     reads_live_weights: its graphs are `LiveWeightsGraph`s.
@@ -80,7 +80,7 @@ class Call:
     invoke: Callable[[Sequence[torch.Tensor]], Any]
     device: str
     epoch: int = 0
-    state: tuple[Component, ...] = ()
+    torch_flags: tuple[Component, ...] = ()
     forward_bypass: BypassReason | None = None
     capture_blocker: BypassReason | None = None
     progress: Progress = field(default_factory=SilentProgress)
@@ -131,7 +131,7 @@ class LiveWeightsGraph(Graph, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class CaptureFacts:
-    """What is known before a capture, from the run before it and of the device. The defaults refuse no capture.
+    """Facts known before a capture, from the run before it and of the device. The defaults refuse no capture.
 
     peak: bytes that the run allocated at once. If it compiled or compared regions, it is too high.
     limit: a capture that needs more bytes is not made. spare: so many bytes more must be free while it is made.
@@ -195,7 +195,7 @@ class Backend(ABC):
     name: str
 
     def stored(self) -> dict[str, int]:
-        """What its store on disk has: numbers of `regions` and `bytes`, and their `limit`; empty without a store."""
+        """Contents of its store on disk: numbers of `regions` and `bytes`, and their `limit`; empty without a store."""
         return {}
 
     def located(self, keys: Iterable[str], device: torch.device, config: CacheConfig) -> Located:
@@ -211,7 +211,7 @@ class Backend(ABC):
 
     @abstractmethod
     def probe(self, device: str) -> Capabilities:
-        """Whether it can run on a type of device ("cuda", "cpu"). Cheap, and without side effects."""
+        """Find out if it can run on a type of device ("cuda", "cpu"). Cheap, and without side effects."""
 
     @abstractmethod
     def bind(

@@ -1,4 +1,4 @@
-"""How the weights of a block become inputs of its regions. A weight of a new layout (quantized) enters here.
+"""The weights of a block as inputs of its regions. A weight of a new layout (quantized) enters here.
 
 Compiled code takes the weights of a block as its first inputs, before the block's own, so all blocks of one structure
 share it. `weight_inputs` says which tensors stand for the weights, `given_as_inputs` puts a trace's tensors in their
@@ -21,12 +21,12 @@ _PLAIN = (torch.nn.Parameter, torch.Tensor)
 
 
 def is_plain(tensor: torch.Tensor) -> bool:
-    """Whether the tensor is one buffer, and no subclass with a layout of its own."""
+    """True if the tensor is one buffer, and no subclass with a layout of its own."""
     return type(tensor) in _PLAIN
 
 
 def weight_slots(module: torch.nn.Module, without: Sequence[str] = ()) -> list[Slot]:
-    """Where the weights of `module` are kept, each weight once, in the order in which its regions take them.
+    """The slots of the weights of `module`, each weight once, in the order in which its regions take them.
 
     Callers keep the slots, not the tensors, and read them before each call: so a Parameter that was replaced (by a
     LoRA, by an unload) takes effect at once. `without`: children whose weights are left out.
@@ -71,8 +71,8 @@ def cast_pattern(
     device: torch.device,
     rules: ModuleRules,
 ) -> str | None:
-    """How a block's weights reach a computation in `dtype`: PLAIN_WEIGHTS, or which of `casting` cast theirs. None if a
-    region cannot take them: some are not on the device, are no plain tensors, or are patched on their way in.
+    """The form in which a block's weights reach a computation in `dtype`: PLAIN_WEIGHTS, or which of `casting` cast
+    theirs. None if a region cannot take them: some are elsewhere, are no plain tensors, or are patched on their way in.
 
     casting: the block's modules that may cast or patch their weights before use (`ModuleRules`). A cast to another
     dtype is traced as a part of the region. A cast to the same dtype does nothing; the flag stays set on modules whose

@@ -57,7 +57,9 @@ class Decode:
         """The regions that are found now, by key."""
         region = part("regions.site")
         progress, stats = region.SilentProgress(), part("stats").Stats()
-        now = SimpleNamespace(tensors=[torch.empty(SAMPLED)], state=part("torch_facts.flags").compute_state("cpu"))
+        now = SimpleNamespace(
+            tensors=[torch.empty(SAMPLED)], torch_flags=part("torch_facts.flags").compute_state("cpu")
+        )
         now.progress = progress
         look_ahead = part("backends.inductor.regions.look_ahead").LookAhead
         config = self.core.ours("process.runtime").cache().config

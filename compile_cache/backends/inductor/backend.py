@@ -165,7 +165,7 @@ def _open_store(folder: Path, environment: EnvironmentFingerprint, limit: int) -
 
 
 def _probe_machine(device: str) -> Capabilities:
-    """What the version of torch, the device and its compiler allow. Imports nothing."""
+    """The capabilities that the version of torch, the device and its compiler allow. Imports nothing."""
     if _version() < OLDEST_TORCH:
         reason = f"it needs torch {_text(OLDEST_TORCH)} or newer, and this is {torch.__version__}"
         return _missing(reason, "Update torch.")

@@ -116,7 +116,7 @@ class InductorProgram(Program):
         once, but which they are, and for which inputs, shows only when the call runs. So it first runs with their
         originals in place, and runs again once they are compiled.
         """
-        self._regions.begin(call.progress, call.state)
+        self._regions.begin(call.progress, call.torch_flags)
         count = self._worker_count(call)
         with installed(self._hooks):
             if count:
@@ -131,7 +131,7 @@ class InductorProgram(Program):
         return result
 
     def _worker_count(self, call: Call) -> int:
-        """How many workers may compile for this call; 0 if each region is compiled when the call comes to it."""
+        """The number of workers that may compile for this call; 0 if each region is compiled in turn."""
         # A patch of another pack inside the model may count its calls, so a call with a capture blocker runs once.
         if not self._is_first or call.capture_blocker is not None or lost(Loss.WORKERS, Loss.KEEPING):
             return 0

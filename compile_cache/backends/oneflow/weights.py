@@ -78,7 +78,7 @@ class CopiedWeights:
 
 
 def _slots_of(module: torch.nn.Module) -> dict[str, Slot]:
-    """Where each weight lives, by its full name."""
+    """The slot of each weight, by its full name."""
     return {
         f"{path}.{name}" if path else name: (slots, name)
         for path, part in module.named_modules(remove_duplicate=False)

@@ -96,7 +96,7 @@ class ModuleRunner:
             invoke=invoke,
             device=str(description.tensors[0].device),
             epoch=self.weights.epoch,
-            state=compute_state(description.tensors[0].device.type),
+            torch_flags=compute_state(description.tensors[0].device.type),
             forward_bypass=_forward_bypass(),
             capture_blocker=description.blocker or self.weights.blocker,
             progress=self.progress,

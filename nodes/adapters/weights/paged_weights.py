@@ -74,7 +74,7 @@ class PagedWeights(Weights):
         return tuple((id(module), address, size) for _, address, size, _, module in found)
 
     def moved(self) -> bool:
-        """Whether a paged module has other pages than at the last `survey`, or none: a LoRA may resize its weights."""
+        """True if a paged module has other pages than at the last `survey`, or none: a LoRA may resize its weights."""
         if self._serials is not None:  # nothing was loaded since the last `pin`
             return False
         return any(dynamic_vram.allocation(module) != at for module, at in self._allocations)
@@ -157,7 +157,7 @@ def as_weight(view: torch.Tensor) -> torch.Tensor:
 
 
 def _is_filled(module: torch.nn.Module, pages: Serials, first: int, page: int) -> bool:
-    """Whether the module's weights were filled into the very pages that are mapped now.
+    """True if the module's weights were filled into the very pages that are mapped now.
 
     pages: serials of the range that begins with page number `first`; page: bytes of one.
     """

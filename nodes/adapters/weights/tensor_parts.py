@@ -11,7 +11,7 @@ from ....compile_cache.regions.region_weights import is_plain
 
 
 def is_readable(tensor: torch.Tensor) -> bool:
-    """Whether `addresses` tells of every change of the tensor: it is plain, or it can list its parts.
+    """True if `addresses` tells of every change of the tensor: it is plain, or it can list its parts.
 
     Quantized tensors of core list their data and scales (torch's protocol for traceable subclasses). Those of GGUF
     packs carry a LoRA in an attribute that nothing lists.
@@ -20,7 +20,7 @@ def is_readable(tensor: torch.Tensor) -> bool:
 
 
 def addresses(tensor: torch.Tensor) -> Iterator[Any]:
-    """Where the parts of a readable tensor are, and how they belong together. Raises RuntimeError without a storage."""
+    """Addresses of a readable tensor's parts, and how they belong together. Raises RuntimeError without a storage."""
     if is_plain(tensor):
         yield tensor.data_ptr()
         return

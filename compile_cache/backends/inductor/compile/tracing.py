@@ -157,7 +157,7 @@ def trace(
 
 
 def size_one_is_general(wanted: bool) -> AbstractContextManager[None]:
-    """Whether torch treats a dynamic dimension as larger than 1, whatever the example's size (`backed_size_oblivious`).
+    """Set if torch treats a dynamic dimension as larger than 1, whatever the example's size (`backed_size_oblivious`).
 
     If so, tracing never asks "is it 1?", but some operations cannot be lowered (slices by symbols). If not, the
     question becomes a guard, and where a size fails it the results are compared.

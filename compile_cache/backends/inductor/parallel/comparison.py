@@ -36,7 +36,7 @@ def is_right(call: RegionCall, compiled: CompiledRegion) -> bool:
 
 
 def _small_sizes(call: RegionCall) -> dict[str, int]:
-    """By name of a dimension: the longest is halved until the inputs have few elements."""
+    """Sizes by name of a dimension: the longest is halved until the inputs have few elements."""
     sizes = dict(call.sizes)
     while max(math.prod(shape) for shape in _shapes(call, sizes)) > _ENOUGH:
         name = max(sizes, key=lambda each: sizes[each], default=None)

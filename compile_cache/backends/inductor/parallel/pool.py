@@ -46,7 +46,7 @@ JobResult = tuple[int, "Artifact | str", float]
 
 
 def worker_count(wanted: int | None, device: torch.device) -> int:
-    """How many workers to use: `wanted`, or with None what processors and memory allow. 0 where it would be only one.
+    """The number of workers to use: `wanted`, or with None what processors and memory allow; 0 in place of 1.
 
     On CUDA all workers together get what is free beside _PROMPT_MEMORY.
     """
@@ -58,7 +58,7 @@ def worker_count(wanted: int | None, device: torch.device) -> int:
 
 
 def may_have_workers(wanted: int | None) -> bool:
-    """Whether processors and memory allow more than one worker. Imports nothing, and asks for no GPU."""
+    """True if processors and memory allow more than one worker. Imports nothing, and asks for no GPU."""
     return _processes(wanted) > 1
 
 
@@ -67,7 +67,7 @@ def _processes(wanted: int | None) -> int:
 
 
 def _fitting() -> int:
-    """How many fit into half of the free memory; the models get the other half."""
+    """The number that fits into half of the free memory; the models get the other half."""
     try:
         import psutil  # type: ignore[import-untyped]  # ComfyUI requires it
     except ImportError:
@@ -100,7 +100,7 @@ class EarlyJob:
 
     @property
     def has_result(self) -> bool:
-        """Whether its result came or will come, unless the process fails."""
+        """True if its result came, or will come unless the process fails."""
         return self.process.alive or not self.results.empty()
 
 
@@ -159,7 +159,7 @@ class WorkerPool:
             return any(early.owner == owner for early in self._early.values())
 
     def has_early(self, key: str, settings: WorkerSettings) -> bool:
-        """Whether a region has an early job, under equal settings, whose result is here or will come."""
+        """True if a region has an early job, under equal settings, whose result is here or will come."""
         with self._lock:
             early = self._early.get(key)
             if early is not None and (early.settings != settings or not early.has_result):

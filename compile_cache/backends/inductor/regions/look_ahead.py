@@ -50,7 +50,7 @@ class LookAhead(RegionBinding):
         not run ahead.
         """
         with self.as_loaded():
-            self.begin(self._now.progress, self._now.state)
+            self.begin(self._now.progress, self._now.torch_flags)
             hooks = self._decode.build_hooks(self.run, lambda reason: None)
             self.survey(hooks)
             with installed(hooks):

@@ -138,12 +138,12 @@ class RegionCall:
 
     @property
     def fits(self) -> bool:
-        """Whether the inputs have the site's dimensions, each name with one size."""
+        """True if the inputs have the site's dimensions, each name with one size."""
         return bind_dims(self.site.dims, self.shapes) is not None
 
     @property
     def sizes(self) -> dict[str, int]:
-        """By name of a dimension."""
+        """The sizes by name of a dimension."""
         sizes = bind_dims(self.site.dims, self.shapes)
         assert sizes is not None, f"{self.shapes} do not fit {self.site.dims}: `RegionTable.resolve` refuses them"
         return sizes
@@ -156,7 +156,7 @@ def without_contents(call: RegionCall) -> RegionCall:
 
 
 def may_run(call: RegionCall, compiled: CompiledRegion, compared: bool = False) -> bool:
-    """Whether compiled code of the call's region may run at the call's sizes. New code is stored if so, else dropped.
+    """Decide if compiled code of the call's region may run at the call's sizes. New code is then stored, else dropped.
 
     compared: its results were compared with the original's already, at other sizes.
 
