@@ -15,9 +15,7 @@ from ..fakes import BUDGET, OBSERVED, Module
 
 
 class TestWatching:
-    def test_a_recording_lists_calls_and_whether_each_was_captured(
-        self, cache: Any, program: Any, module: Any
-    ) -> None:
+    def test_a_recording_lists_calls_and_whether_each_was_captured(self, cache: Any, program: Any, module: Any) -> None:
         cache.run(program, module.call(8))
         with cache.record_calls() as used:
             cache.run(program, module.call(16))

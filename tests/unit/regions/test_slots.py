@@ -14,7 +14,7 @@ from compile_cache.regions.region_weights import given_as_inputs, weight_inputs,
 from compile_cache.regions.site import Hook, installed
 from compile_cache.regions.slots import swapped, tensor_slots
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 HOME = "compile_cache/regions/slots.py"
 FILES = sorted([*(ROOT / "compile_cache").rglob("*.py"), *(ROOT / "nodes").rglob("*.py")])
 
