@@ -74,12 +74,13 @@ def make_decoder(device: str) -> Any:
 
 def measure(site: Any, inputs: list[Any], other: list[Any]) -> dict[str, float]:
     from resolute_pack.compile_cache.backends.inductor.compile import lowering, tracing
+    from resolute_pack.compile_cache.regions.region_weights import weight_inputs, weight_slots
     from torch._inductor import config
     from torch._inductor.utils import fresh_cache
 
     device = inputs[0].device
     sizes = tracing.bind_dims(site.dims, [tensor.shape for tensor in inputs])
-    weights = [slots[name] for slots, name in tracing.weight_slots(site.module, site.without)]
+    weights = weight_inputs(weight_slots(site.module, site.without))
     with fresh_cache(), config.patch(fx_graph_cache=False, compile_threads=1):
         started = time.perf_counter()
         hints = tracing.general_hints(sizes, device)

@@ -21,7 +21,7 @@ from ..weights import Weights
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """What a backend can do on a type of device.
+    """The abilities of a backend on a type of device.
 
     reason, remedy: if not available, why, and what to do about it.
     reads_live_weights: its graphs are `LiveWeightsGraph`s.
@@ -80,7 +80,7 @@ class Call:
     invoke: Callable[[Sequence[torch.Tensor]], Any]
     device: str
     epoch: int = 0
-    state: tuple[Component, ...] = ()
+    torch_flags: tuple[Component, ...] = ()
     forward_bypass: BypassReason | None = None
     capture_blocker: BypassReason | None = None
     progress: Progress = field(default_factory=SilentProgress)
@@ -90,14 +90,14 @@ class Call:
 
 
 @dataclass(frozen=True, eq=False)
-class ExpectedCall:
-    """A call of a module that will probably come soon, while its weights may not be loaded yet.
+class UpcomingDecode:
+    """A decode that will probably come soon, while the decoder's weights may not be loaded yet.
 
     device: where it will compute. build_hooks: the hooks of its blocks.
-    as_loaded: inside, the module's weights have no contents, and dtypes and layouts as they will be loaded. Raises
-        where these cannot be known.
-    invoke: calls the module inside `as_loaded`, with inputs on the device "meta". It gets the shape of the latent of
-        the call that comes first.
+    as_loaded: inside, the weights are on the device "meta", with the dtypes and layouts that they will have when they
+        are loaded. Raises where these cannot be known.
+    invoke: calls the decoder inside `as_loaded`, with inputs on the device "meta". It gets the shape of the latent that
+        is sampled before.
     """
 
     device: torch.device
@@ -131,7 +131,7 @@ class LiveWeightsGraph(Graph, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class CaptureFacts:
-    """What is known before a capture, from the run before it and of the device. The defaults refuse no capture.
+    """Facts known before a capture, from the run before it and of the device. The defaults refuse no capture.
 
     peak: bytes that the run allocated at once. If it compiled or compared regions, it is too high.
     limit: a capture that needs more bytes is not made. spare: so many bytes more must be free while it is made.
@@ -175,16 +175,16 @@ class Program(ABC):
         Raises what the module raises, and whatever cancels.
         """
 
-    def expect(self, call: ExpectedCall) -> None:  # noqa: B027
-        """This call will probably come after those of other modules: a backend may begin to compile for it."""
+    def compile_ahead(self, decode: UpcomingDecode) -> None:  # noqa: B027
+        """This decode will probably come after calls of other modules: a backend may begin to compile for it."""
 
     def close(self) -> None:  # noqa: B027
         """The module was garbage collected: let go of its blocks now, not when Python next collects cycles."""
 
-    def capture(self, call: Call, result: Any, known: CaptureFacts) -> Graph:
+    def capture(self, call: Call, result: Any, facts: CaptureFacts) -> Graph:
         """Capture a graph for the call's signature, right after a `run` of the same call returned `result`.
 
-        Raises CaptureError, and of that OverBudgetError and NoGainError if `known` speaks against it.
+        Raises CaptureError, and of that OverBudgetError and NoGainError if `facts` rule it out.
         """
         raise NotImplementedError(f"{type(self).__name__} does not capture")
 
@@ -195,7 +195,7 @@ class Backend(ABC):
     name: str
 
     def stored(self) -> dict[str, int]:
-        """What its store on disk has: numbers of `regions` and `bytes`, and their `limit`; empty without a store."""
+        """Contents of its store on disk: numbers of `regions` and `bytes`, and their `limit`; empty without a store."""
         return {}
 
     def located(self, keys: Iterable[str], device: torch.device, config: CacheConfig) -> Located:
@@ -211,7 +211,7 @@ class Backend(ABC):
 
     @abstractmethod
     def probe(self, device: str) -> Capabilities:
-        """Whether it can run on a type of device ("cuda", "cpu"). Cheap, and without side effects."""
+        """Find out if it can run on a type of device ("cuda", "cpu"). Cheap, and without side effects."""
 
     @abstractmethod
     def bind(

@@ -20,8 +20,8 @@ class CudaGraphProgram(EagerProgram):
         super().__init__(owner, capabilities)
         self._recorder = Recorder()
 
-    def capture(self, call: Call, result: Any, known: CaptureFacts) -> Graph:
-        return self._recorder.capture(call, result, known)
+    def capture(self, call: Call, result: Any, facts: CaptureFacts) -> Graph:
+        return self._recorder.capture(call, result, facts)
 
 
 class CudaGraphBackend(Backend):

@@ -27,7 +27,7 @@ def _lasting_pool_bytes() -> int:
 def capture_key(program: Program, call: Call) -> CaptureKey:
     """The key of a call's capture: a graph that reads the present weights in each replay serves every epoch."""
     epoch = ANY_EPOCH if program.capabilities.reads_live_weights else call.epoch
-    return CaptureKey(call.key, call.device, program.owner, epoch, call.state)
+    return CaptureKey(call.key, call.device, program.owner, epoch, call.torch_flags)
 
 
 class Captures(ByteLRU[CaptureKey, Graph]):

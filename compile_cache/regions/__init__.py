@@ -1,1 +1,1 @@
-"""What a region is: the block that is compiled, its structure, and code of other packs inside it."""
+"""Regions: the blocks that are compiled, their structure, and how their weights and parts are exchanged."""

@@ -6,14 +6,15 @@ for each region. This module only describes regions; it compiles nothing.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 
 from ..errors import BypassReason
+from .slots import swapped
 
 # One entry per dimension of an input. A name makes the dimension dynamic; equal names mean equal sizes. None: static.
 Dims = tuple[str | None, ...]
@@ -111,21 +112,11 @@ class SilentProgress:
 HookBuilder = Callable[[RegionRunner, Bypass], Sequence[Hook]]
 
 
-@contextlib.contextmanager
-def installed(hooks: Sequence[Hook]) -> Iterator[None]:
-    """Install the hooks for one call, and remove them afterwards.
+def installed(hooks: Sequence[Hook]) -> AbstractContextManager[None]:
+    """Install the hooks for one call, and remove them afterwards. Of two hooks for one module, the first counts.
 
     A hook is an instance attribute that shadows the class's `forward`. A module that already has such an attribute was
     patched by another pack, and stays as it is.
     """
-    mine: list[dict[str, Any]] = []
-    try:
-        for hook in hooks:
-            attributes = hook.module.__dict__
-            if "forward" not in attributes:
-                attributes["forward"] = hook.forward
-                mine.append(attributes)
-        yield
-    finally:
-        for attributes in mine:
-            attributes.pop("forward", None)
+    own = [(hook.module.__dict__, hook) for hook in reversed(hooks)]
+    return swapped((attributes, "forward", hook.forward) for attributes, hook in own if "forward" not in attributes)

@@ -16,6 +16,7 @@ import torch
 from ..attribute_policy import PLAIN, ModuleRules
 from ..foreign.attributes import HOOKED
 from ..keys import Literal
+from .slots import tensor_slots
 
 TORCH_OWN = frozenset(vars(torch.nn.Module()))
 
@@ -62,10 +63,8 @@ def _digest(
         return known
     kind = type(module)
     weights = tuple(
-        (name, tuple(tensor.shape), tensor.stride(), str(tensor.dtype), type(tensor).__name__)
-        for slots in (module._parameters, module._buffers)
-        for name, tensor in slots.items()
-        if tensor is not None
+        (name, tuple(own[name].shape), own[name].stride(), str(own[name].dtype), type(own[name]).__name__)
+        for own, name in tensor_slots(module)
     )
     # A torch hook can do anything before or after this module, so it makes the module different from all others.
     hooks = tuple(id(hook) for hooks in (module._forward_hooks, module._forward_pre_hooks) for hook in hooks.values())
@@ -107,11 +106,7 @@ def _ties(modules: Iterable[torch.nn.Module]) -> tuple[int, ...]:
     """A number for each weight, in order; equal numbers mean the same tensor."""
     numbers: dict[int, int] = {}
     return tuple(
-        numbers.setdefault(id(tensor), len(numbers))
-        for module in modules
-        for slots in (module._parameters, module._buffers)
-        for tensor in slots.values()
-        if tensor is not None
+        numbers.setdefault(id(own[name]), len(numbers)) for module in modules for own, name in tensor_slots(module)
     )
 
 

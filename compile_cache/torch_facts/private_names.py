@@ -107,7 +107,6 @@ _TABLE = (
     _Name("TracingContext", "torch._guards", Loss.COMPILING),
     _Name("tracing", "torch._guards", Loss.COMPILING),
     _Name("OpOverload", "torch._ops", Loss.COMPILING),
-    _Name("reparametrize_module", "torch.nn.utils.stateless", Loss.COMPILING, "_reparametrize_module"),
     _Name("inductor_config", "torch._inductor.config", Loss.COMPILING, "", ("patch",)),
     _Name("functorch_config", "torch._functorch.config", Loss.COMPILING, "", ("patch", "enable_autograd_cache")),
     _Name("compile_fx", "torch._inductor.compile_fx", Loss.COMPILING),

@@ -51,18 +51,19 @@ class Decode:
         )
         self.vae = core.ours("compile.vae_decode").compile_vae_decode(vae, "inductor")
         self.backend = part("backends.registry").get("inductor")
-        *_, self.call = self.backend.workers.expected.values()
+        *_, self.decode = self.backend.upcoming_calls.values()
 
     def ahead(self) -> dict[str, Any]:
         """The regions that are found now, by key."""
         region = part("regions.site")
         progress, stats = region.SilentProgress(), part("stats").Stats()
-        now = SimpleNamespace(tensors=[torch.empty(SAMPLED)], state=part("torch_facts.flags").compute_state("cpu"))
+        now = SimpleNamespace(
+            tensors=[torch.empty(SAMPLED)], torch_flags=part("torch_facts.flags").compute_state("cpu")
+        )
         now.progress = progress
-        current = part("backends.inductor.regions.region").RegionCall(None, None, [], [], stats, progress, list)
-        expected = part("backends.inductor.regions.look_ahead").expected
+        look_ahead = part("backends.inductor.regions.look_ahead").LookAhead
         config = self.core.ours("process.runtime").cache().config
-        found = expected(0, self.call, self.backend.table, None, config, now).missing(current)
+        found = look_ahead(0, self.decode, now, self.backend.table, None, stats, config).missing()
         return {each.region.key: each for each in found}
 
     def called(self) -> dict[str, Any]:

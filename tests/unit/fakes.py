@@ -91,7 +91,7 @@ class FakeProgram(Program):
             raise self.run_failures.pop(0)
         return call.invoke(call.tensors)
 
-    def capture(self, call: Call, result: Any, known: CaptureFacts) -> FakeGraph:
+    def capture(self, call: Call, result: Any, facts: CaptureFacts) -> FakeGraph:
         self.capture_attempts += 1
         assert torch.equal(result, call.invoke(call.tensors)), "`capture` must get the result of the run before it"
         if self.capture_failure is not None:

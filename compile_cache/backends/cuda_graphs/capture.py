@@ -96,13 +96,13 @@ class Recorder:
     def __init__(self) -> None:
         self._rehearsed: dict[Any, HostConstants | None] = {}
 
-    def capture(self, call: Call, result: Any, known: CaptureFacts) -> CapturedGraph:
+    def capture(self, call: Call, result: Any, facts: CaptureFacts) -> CapturedGraph:
         """See `Program.capture`."""
         signature = call.key.signature
         form = (tuple(name for name, _ in signature.tensors), repr(signature.values))
         constants = self._rehearsed.get(form)
         graph, constants = _capture(
-            call.invoke, call.tensors, result, known, form not in self._rehearsed, call.module, constants
+            call.invoke, call.tensors, result, facts, form not in self._rehearsed, call.module, constants
         )
         self._rehearsed[form] = constants
         return graph
@@ -112,7 +112,7 @@ def capture(
     invoke: Invoke,
     tensors: Sequence[torch.Tensor],
     result: Any,
-    known: CaptureFacts = CaptureFacts(),  # noqa: B008 (it is frozen)
+    facts: CaptureFacts = CaptureFacts(),  # noqa: B008 (it is frozen)
     rehearse: bool = True,
 ) -> CapturedGraph:
     """Capture `invoke(tensors)`, which has just run and returned `result`, so that every kernel is compiled and loaded.
@@ -120,20 +120,20 @@ def capture(
     rehearse: run once more on the stream of the capture first, see `_rehearse`. Raises CaptureError with the cause,
     NoGainError, OverBudgetError, and whatever cancels; in each case the unfinished graph is dropped.
     """
-    return _capture(invoke, tensors, result, known, rehearse, None, None)[0]
+    return _capture(invoke, tensors, result, facts, rehearse, None, None)[0]
 
 
 def _capture(
     invoke: Invoke,
     tensors: Sequence[torch.Tensor],
     result: Any,
-    known: CaptureFacts,
+    facts: CaptureFacts,
     rehearse: bool,
     module: torch.nn.Module | None,
     constants: HostConstants | None,
 ) -> tuple[CapturedGraph, HostConstants | None]:
     """See `capture`. constants: of an earlier call that ran the same code. Also returns those of this one."""
-    _require_gain(known.host_share, known)
+    _require_gain(facts.host_share, facts)
     device = tensors[0].device.index
     leaves, spec = pytree.tree_flatten(result)
     inputs = [tensor.clone() for tensor in tensors]
@@ -142,16 +142,16 @@ def _capture(
     stream = pools.shared.stream(device)
     stream.wait_stream(torch.cuda.current_stream(device))
     with torch.cuda.stream(stream):
-        peak, rehearsed = known.peak, None
-        if rehearse or peak > known.limit:
+        peak, rehearsed = facts.peak, None
+        if rehearse or peak > facts.limit:
             with cost_of_run(f"cuda:{device}") as cost:
                 constants, rehearsed = _rehearse(invoke, inputs, module)  # `rehearsed` keeps the copies until then
-            _require_gain(cost.host_share(), known)
+            _require_gain(cost.host_share(), facts)
             peak = cost.bytes
-        if peak > known.limit:
+        if peak > facts.limit:
             raise OverBudgetError(peak)
         pool = pools.shared.pool(device)
-        make_room(device, peak, known.spare)
+        make_room(device, peak, facts.spare)
         torch.cuda.synchronize(device)
         free_before = torch.cuda.mem_get_info(device)[0]
         graph, run = _capture_with_constants(invoke, inputs, outputs, pool, constants)
@@ -165,8 +165,8 @@ def _capture(
     return CapturedGraph(graph, inputs, outputs, spec, device, peak, list(run.used.values())), constants
 
 
-def _require_gain(host_share: float, known: CaptureFacts) -> None:
-    if host_share < known.least_host_share:
+def _require_gain(host_share: float, facts: CaptureFacts) -> None:
+    if host_share < facts.least_host_share:
         raise NoGainError(host_share)
 
 

@@ -27,7 +27,7 @@ def trims() -> int:
 
 
 def is_trimmable() -> bool:
-    """Whether the memory of graphs can be released while they live, because it belongs to the driver."""
+    """True if the memory of graphs can be released while they live, because it belongs to the driver."""
     return _on_nvidia() and torch.cuda.get_allocator_backend() == "cudaMallocAsync"
 
 

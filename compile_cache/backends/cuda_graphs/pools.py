@@ -51,7 +51,7 @@ class Pools:
             self._grown[device] = 0
 
     def bytes(self) -> int:
-        """What the pools hold of all devices."""
+        """The bytes that the pools of all devices hold."""
         devices = [device for device, count in self._graphs.items() if count]
         return sum(driver_graph_bytes(device) if is_trimmable() else self._grown[device] for device in devices)
 

@@ -1,4 +1,4 @@
-"""What one run of a forward costs: the memory that it works in, and how long the host took to launch it."""
+"""The cost of one run of a forward: the memory that it works in, and how long the host took to launch it."""
 
 from __future__ import annotations
 

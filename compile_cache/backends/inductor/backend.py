@@ -24,7 +24,7 @@ from ...store.artifact_store import DIGEST_CHARS, ArtifactStore, StoreError
 from ...store.fingerprint import EnvironmentFingerprint
 from ...store.temporary_folders import remove_abandoned
 from ...torch_facts.private_names import Loss, lost
-from ..base import Backend, Capabilities, Located, Program
+from ..base import Backend, Capabilities, Located, Program, UpcomingDecode
 from .parallel.pool import WorkerPool, may_have_workers
 
 if TYPE_CHECKING:  # importing inductor takes seconds, and not every process compiles
@@ -42,6 +42,7 @@ class InductorBackend(Backend):
 
     def __init__(self) -> None:
         self.workers = WorkerPool()
+        self.upcoming_calls: dict[int, UpcomingDecode] = {}
         self._table: RegionTable | None = None
         self._lock = threading.Lock()
         self._prewarming: threading.Thread | None = None
@@ -70,7 +71,8 @@ class InductorBackend(Backend):
 
         from .program import InductorProgram
 
-        return InductorProgram(owner, capabilities, self.table, self.workers, store_for, build_hooks, stats, config)
+        shared = (self.table, self.workers, self.upcoming_calls)
+        return InductorProgram(owner, capabilities, *shared, store_for, build_hooks, stats, config)
 
     def prewarm(self, device: torch.device, config: CacheConfig) -> None:
         """Import inductor in a thread while ComfyUI still loads the model. Later calls do nothing.
@@ -163,7 +165,7 @@ def _open_store(folder: Path, environment: EnvironmentFingerprint, limit: int) -
 
 
 def _probe_machine(device: str) -> Capabilities:
-    """What the version of torch, the device and its compiler allow. Imports nothing."""
+    """The capabilities that the version of torch, the device and its compiler allow. Imports nothing."""
     if _version() < OLDEST_TORCH:
         reason = f"it needs torch {_text(OLDEST_TORCH)} or newer, and this is {torch.__version__}"
         return _missing(reason, "Update torch.")

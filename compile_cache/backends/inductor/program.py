@@ -17,12 +17,12 @@ from ...stats import Stats
 from ...store.artifact_store import ArtifactStore
 from ...torch_facts.out_of_memory import is_out_of_memory
 from ...torch_facts.private_names import Loss, lost
-from ..base import Call, Capabilities, CaptureFacts, ExpectedCall, Graph, Program
+from ..base import Call, Capabilities, CaptureFacts, Graph, Program, UpcomingDecode
 from ..cuda_graphs.capture import Recorder
 from .parallel.parallel_compile import compile_in_parallel
 from .parallel.pool import HungError, WorkerPool, worker_count
 from .regions.binding import RegionBinding
-from .regions.look_ahead import expected
+from .regions.look_ahead import LookAhead
 from .regions.region import RegionCall
 from .regions.table import RegionTable
 
@@ -33,7 +33,9 @@ T = TypeVar("T")
 class InductorProgram(Program):
     """One module on the inductor backend.
 
-    store_for: the store for compiled regions of a device, or None. build_hooks: see `HookBuilder`.
+    upcoming_calls: decodes for which compiles may begin beside those of another module, by the number of their module;
+        all programs share it. store_for: the store for compiled regions of a device, or None. build_hooks: see
+        `HookBuilder`.
     """
 
     def __init__(
@@ -42,6 +44,7 @@ class InductorProgram(Program):
         capabilities: Capabilities,
         table: RegionTable,
         workers: WorkerPool,
+        upcoming_calls: dict[int, UpcomingDecode],
         store_for: Callable[[torch.device], ArtifactStore | None],
         build_hooks: HookBuilder,
         stats: Stats,
@@ -58,9 +61,10 @@ class InductorProgram(Program):
         self._hooks: Sequence[Hook] = ()
         self._epoch: int | None = None
         self._workers = workers
+        self._upcoming_calls = upcoming_calls
         self._config = config
         self._is_first = True  # no call was answered yet
-        self._was_expected = False
+        self._was_upcoming = False
 
     @property
     def regions(self) -> tuple[int, int]:
@@ -82,9 +86,9 @@ class InductorProgram(Program):
                 self._bypass(BypassReason(BypassCode.NO_REGIONS, "the model has no block that Resolute knows"))
             return call.invoke(call.tensors)
         result = self._without_workers_if_short(lambda: self._invoke(call))
-        if self._was_expected:
-            self._was_expected = False
-            self._workers.forget(self.owner)
+        if self._was_upcoming:
+            self._was_upcoming = False
+            self._forget_upcoming()
         if not self._regions.was_reached and not self._bypassed:
             self._bypass(
                 BypassReason(BypassCode.NO_REGIONS, "no block of the model was called with inputs that Resolute knows")
@@ -112,7 +116,7 @@ class InductorProgram(Program):
         once, but which they are, and for which inputs, shows only when the call runs. So it first runs with their
         originals in place, and runs again once they are compiled.
         """
-        self._regions.begin(call.progress, call.state)
+        self._regions.begin(call.progress, call.torch_flags)
         count = self._worker_count(call)
         with installed(self._hooks):
             if count:
@@ -127,12 +131,12 @@ class InductorProgram(Program):
         return result
 
     def _worker_count(self, call: Call) -> int:
-        """How many workers may compile for this call; 0 if each region is compiled when the call comes to it."""
+        """The number of workers that may compile for this call; 0 if each region is compiled in turn."""
         # A patch of another pack inside the model may count its calls, so a call with a capture blocker runs once.
         if not self._is_first or call.capture_blocker is not None or lost(Loss.WORKERS, Loss.KEEPING):
             return 0
         count = worker_count(self._config.workers, call.tensors[0].device)
-        return count or (2 if self._workers.running and self._workers.has_begun_for(self.owner) else 0)
+        return count or (2 if self._workers.running and self._workers.has_early_for(self.owner) else 0)
 
     def _find_missing(self, call: Call, count: int) -> tuple[Any, list[RegionCall]]:
         """Run the call with the original in place of each region that has no compiled code.
@@ -156,39 +160,45 @@ class InductorProgram(Program):
         return result, list(missing.values())
 
     def _compile_in_parallel(self, call: Call, missing: list[RegionCall]) -> None:
-        calls = self._take_expected(call)
-        given = (self._table, missing[0].store, self._config, call)
-        beside = [expected(owner, each, *given) for owner, each in calls.items()]
+        decodes = self._take_upcoming(call)
+        given = (call, self._table, missing[0].store, self._stats, self._config)
+        upcoming = [LookAhead(owner, decode, *given) for owner, decode in decodes.items()]
         try:
             try:
-                compile_in_parallel(missing, self._table, self._workers, beside)
+                compile_in_parallel(missing, self._table, self._workers, upcoming)
             except HungError:
                 raise
             except RuntimeError:  # a process died, perhaps of another module's job
-                if not beside:
+                if not upcoming:
                     raise
                 compile_in_parallel(missing, self._table, self._workers)
         except missing[0].progress.cancellations:
-            self._workers.expected = {**calls, **self._workers.expected}
+            for owner, decode in decodes.items():
+                self._upcoming_calls.setdefault(owner, decode)
             raise
         except Exception as error:
             logger.warning("Resolute: regions are compiled one after the other: %s", first_line(error))
             logger.debug("Resolute: why not at once", exc_info=True)
 
-    def expect(self, call: ExpectedCall) -> None:
+    def compile_ahead(self, decode: UpcomingDecode) -> None:
         if self._is_first:
-            self._workers.expected[self.owner] = call
-            self._was_expected = True
+            self._upcoming_calls[self.owner] = decode
+            self._was_upcoming = True
 
-    def _take_expected(self, now: Call) -> dict[int, ExpectedCall]:
-        """The calls that come after this one, by the number of their module; each is looked at once.
+    def _take_upcoming(self, now: Call) -> dict[int, UpcomingDecode]:
+        """The decodes that come after this call, by the number of their module; each is looked at once.
 
         After a diffusion model comes its decode. After another module comes the diffusion model, which must not wait.
         """
         if now.key.role is not Role.UNET:
             return {}
-        calls, self._workers.expected = self._workers.expected, {}
-        return {owner: call for owner, call in calls.items() if call.device == now.tensors[0].device}
+        taken = [(owner, self._upcoming_calls.pop(owner, None)) for owner in list(self._upcoming_calls)]
+        device = now.tensors[0].device
+        return {owner: decode for owner, decode in taken if decode is not None and decode.device == device}
+
+    def _forget_upcoming(self) -> None:
+        self._upcoming_calls.pop(self.owner, None)
+        self._workers.forget(self.owner)
 
     def _survey(self, epoch: int) -> None:
         """Build the hooks anew if the weights epoch changed: another pack may have replaced a block."""
@@ -211,11 +221,11 @@ class InductorProgram(Program):
         self._hooks = ()
         self._epoch = None
         self._regions.survey(())
-        self._workers.forget(self.owner)
+        self._forget_upcoming()
 
-    def capture(self, call: Call, result: Any, known: CaptureFacts) -> Graph:
+    def capture(self, call: Call, result: Any, facts: CaptureFacts) -> Graph:
         with installed(self._hooks):
-            return self._without_workers_if_short(lambda: self._recorder.capture(call, result, known))
+            return self._without_workers_if_short(lambda: self._recorder.capture(call, result, facts))
 
     def _bypass(self, reason: BypassReason) -> None:
         # Once per call and reason: a model has seventy blocks, and one patch concerns them all.

@@ -1,4 +1,4 @@
-"""What onediff 1.2.0 needs and public OneFlow 0.9.0 lacks: an importer that replaces torch with OneFlow.
+"""An importer that replaces torch with OneFlow, which onediff 1.2.0 needs and public OneFlow 0.9.0 lacks.
 
 onediff converts a torch module by importing the package of its classes a second time, with OneFlow in place of torch.
 onediff's own OneFlow has an importer for that; this module provides one for the duration of a conversion.
@@ -267,7 +267,7 @@ def _is_below(name: str, package: str) -> bool:
 
 
 def _uses_torch(module: Any) -> bool:
-    """Whether a module uses torch; if so, it must be imported again with OneFlow."""
+    """True if a module uses torch; then it must be imported again with OneFlow."""
     return any(
         value is torch or _is_below(str(getattr(value, "__module__", "")), "torch")
         for value in list(vars(module).values())

@@ -21,8 +21,8 @@ from ...errors import CaptureError, first_line
 from ...torch_facts.private_names import pytree
 from ..base import Call
 from .operators import MAPPED
-from .packages import oneflow, process_state_restored
-from .weights import Weight, Weights, to_oneflow
+from .packages import process_state_restored
+from .weights import Weight, Weights, module_of, to_oneflow
 
 _ROOT = "module"
 _CHECKS = ("aten._assert_tensor_metadata.default", "aten.sym_constrain_range.default")
@@ -64,9 +64,9 @@ class Lowered:
         """Names of the values that the graph returns, each once."""
         return list(dict.fromkeys(output.name for output in self.outputs if isinstance(output, Value)))
 
-    def run(self, given: Mapping[str, Any]) -> list[Any]:
-        """Run the steps and return the tensors of `results`. given: OneFlow tensors of all other values, by name."""
-        values = dict(given)
+    def run(self, inputs: Sequence[Any], values: Mapping[str, Any]) -> list[Any]:
+        """Run the steps and return the tensors of `results`. values: OneFlow tensors of weights and constants."""
+        values = {**values, **dict(zip(self.inputs, inputs, strict=True))}
         for step in self.steps:
             arguments, keywords = _substituted((step.arguments, dict(step.keywords)), values)
             try:
@@ -241,10 +241,10 @@ class LoweredForward:
         return [tensors[index] for index in self._lowered.inputs.values()]
 
     def run(self, inputs: Sequence[Any]) -> list[Any]:
-        return self._lowered.run({**self._values, **dict(zip(self._lowered.inputs, inputs, strict=True))})
+        return self._lowered.run(inputs, self._values)
 
     def module(self) -> Any:
-        return _module_of(self._lowered, self._values)
+        return module_of(self._lowered.run, self._values)
 
     def unflatten(self, results: Sequence[torch.Tensor]) -> Any:
         return self._lowered.unflatten(results)
@@ -261,24 +261,3 @@ class LoweringCompiler:
         """Raises CaptureError."""
         lowered = lower(module, call.invoke, call.tensors)
         return LoweredForward(lowered, weights.get_or_make(lowered.weights.values(), module))
-
-
-def _module_of(lowered: Lowered, given: Mapping[str, Any]) -> Any:
-    """A oneflow.nn.Module that holds the weights under short names, because a graph reads only its module's weights."""
-    flow = oneflow()
-    fields = {value: f"value_{number}" for number, value in enumerate(given)}
-
-    class LoweredModule(flow.nn.Module):  # type: ignore[misc, name-defined]
-        def __init__(self) -> None:
-            super().__init__()
-            for value, name in fields.items():
-                if isinstance(given[value], flow.nn.Parameter):
-                    self.register_parameter(name, given[value])
-                else:
-                    self.register_buffer(name, given[value])
-
-        def forward(self, *inputs: Any) -> list[Any]:
-            values = {value: getattr(self, name) for value, name in fields.items()}
-            return lowered.run({**values, **dict(zip(lowered.inputs, inputs, strict=True))})
-
-    return LoweredModule()

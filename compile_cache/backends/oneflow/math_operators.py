@@ -27,34 +27,12 @@ MAPPED.update({f"aten.{name}.default": _same(name) for name in _SAME})
 # --- arithmetic ------------------------------------------------------------------------------------------------------
 
 
-@maps("add.Tensor", "add.Scalar")
-def _add(x: Any, y: Any, alpha: float = 1) -> Any:
-    return x + (y if alpha == 1 else y * alpha)
-
-
-@maps("sub.Tensor", "sub.Scalar")
-def _sub(x: Any, y: Any, alpha: float = 1) -> Any:
-    return x - (y if alpha == 1 else y * alpha)
-
-
-@maps("rsub.Scalar", "rsub.Tensor")
-def _rsub(x: Any, y: Any, alpha: float = 1) -> Any:
-    return y - (x if alpha == 1 else x * alpha)
-
-
-@maps("mul.Tensor", "mul.Scalar")
-def _mul(x: Any, y: Any) -> Any:
-    return x * y
-
-
-@maps("div.Tensor", "div.Scalar")
-def _div(x: Any, y: Any) -> Any:
-    return x / y
-
-
-@maps("pow.Tensor_Scalar", "pow.Tensor_Tensor")
-def _pow(x: Any, exponent: Any) -> Any:
-    return oneflow().pow(x, exponent)
+maps("add.Tensor", "add.Scalar")(lambda x, y, alpha=1: x + _scaled(y, alpha))
+maps("sub.Tensor", "sub.Scalar")(lambda x, y, alpha=1: x - _scaled(y, alpha))
+maps("rsub.Scalar", "rsub.Tensor")(lambda x, y, alpha=1: y - _scaled(x, alpha))
+maps("mul.Tensor", "mul.Scalar")(lambda x, y: x * y)
+maps("div.Tensor", "div.Scalar")(lambda x, y: x / y)
+maps("pow.Tensor_Scalar", "pow.Tensor_Tensor")(lambda x, exponent: oneflow().pow(x, exponent))
 
 
 @maps("mean.dim")
@@ -67,22 +45,14 @@ def _sum(x: Any, dim: Sequence[int], keepdim: bool = False, dtype: torch.dtype |
     return oneflow().sum(cast(x, dtype), dim=list(dim), keepdim=keepdim)
 
 
-@maps("clamp.default")
-def _clamp(x: Any, min: float | None = None, max: float | None = None) -> Any:
-    return oneflow().clamp(x, min=min, max=max)
-
-
-@maps("where.self")
-def _where(condition: Any, x: Any, y: Any) -> Any:
-    return oneflow().where(condition, x, y)
+maps("clamp.default")(lambda x, min=None, max=None: oneflow().clamp(x, min=min, max=max))
+maps("where.self")(lambda condition, x, y: oneflow().where(condition, x, y))
 
 
 # --- activations -----------------------------------------------------------------------------------------------------
 
 
-@maps("silu.default")
-def _silu(x: Any) -> Any:
-    return oneflow().nn.functional.silu(x)
+maps("silu.default")(lambda x: oneflow().nn.functional.silu(x))
 
 
 @maps("gelu.default")
@@ -101,9 +71,7 @@ def _softmax(x: Any, dim: int, dtype: Any = None) -> Any:
 # --- products --------------------------------------------------------------------------------------------------------
 
 
-@maps("linear.default")
-def _linear(x: Any, weight: Any, bias: Any = None) -> Any:
-    return oneflow().nn.functional.linear(x, weight, bias)
+maps("linear.default")(lambda x, weight, bias=None: oneflow().nn.functional.linear(x, weight, bias))
 
 
 @maps("addmm.default")
@@ -111,9 +79,7 @@ def _addmm(bias: Any, x: Any, y: Any, beta: float = 1, alpha: float = 1) -> Any:
     return _scaled(oneflow().matmul(x, y), alpha) + _scaled(bias, beta)
 
 
-@maps("mm.default", "bmm.default")
-def _mm(x: Any, y: Any) -> Any:
-    return oneflow().matmul(x, y)
+maps("mm.default", "bmm.default")(lambda x, y: oneflow().matmul(x, y))
 
 
 @maps("baddbmm.default")

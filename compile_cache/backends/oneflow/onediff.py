@@ -10,18 +10,19 @@ import collections
 import copy
 import importlib
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
 
 from ...errors import CaptureError, first_line
+from ...regions.slots import swapped
 from ...torch_facts.private_names import pytree
 from ..base import Call, Method
 from . import compatibility
 from .packages import onediff_is_native, oneflow
-from .weights import Weight, Weights, tensors_of
+from .weights import Weight, Weights, module_of, tensors_of
 
 # Instance attributes that Resolute or ComfyUI may set; the conversion must see the class's own code.
 _PATCHED_METHODS = ("forward", "_forward")
@@ -41,7 +42,11 @@ class ConvertedForward:
         return list(tensors)
 
     def run(self, inputs: Sequence[Any]) -> list[Any]:
-        return self._run(inputs, {name: weight.parameter for name, weight in self.weights.items()})
+        return self._run(inputs, self._parameters)
+
+    @property
+    def _parameters(self) -> dict[str, Any]:
+        return {name: weight.parameter for name, weight in self.weights.items()}
 
     def _run(self, inputs: Sequence[Any], parameters: Mapping[str, Any]) -> list[Any]:
         method = self._method
@@ -63,7 +68,7 @@ class ConvertedForward:
         return list(tensors.values())
 
     def module(self) -> Any:
-        return _module_of(self._run, self.weights)
+        return module_of(self._run, self._parameters)
 
     def unflatten(self, results: Sequence[torch.Tensor]) -> Any:
         assert self._spec is not None, "unflatten before run"
@@ -121,37 +126,12 @@ def _conversion_environment(module: torch.nn.Module) -> Iterator[None]:
         yield
 
 
-def _module_of(run: Callable[..., list[Any]], weights: Mapping[str, Weight]) -> Any:
-    """A oneflow.nn.Module that holds the weights under short names, because a graph reads only its module's weights."""
-    flow = oneflow()
-    fields = {name: f"value_{number}" for number, name in enumerate(weights)}
-
-    class ConvertedModule(flow.nn.Module):  # type: ignore[misc, name-defined]
-        def __init__(self) -> None:
-            super().__init__()
-            for name, field in fields.items():
-                self.register_parameter(field, weights[name].parameter)
-
-        def forward(self, *inputs: Any) -> list[Any]:
-            return run(inputs, {name: getattr(self, field) for name, field in fields.items()})
-
-    return ConvertedModule()
-
-
-@contextmanager
-def _swapped(converted: Any, parameters: Mapping[str, Any]) -> Iterator[None]:
+def _swapped(converted: Any, parameters: Mapping[str, Any]) -> AbstractContextManager[None]:
     """In this block, the converted module uses these parameters and buffers."""
     slots = {
-        (f"{path}.{name}" if path else name): own
+        (f"{path}.{name}" if path else name): (own, name)
         for path, part in converted.named_modules()
         for own in (part._parameters, part._buffers)
         for name in own
     }
-    before = {path: slots[path][path.rpartition(".")[2]] for path in parameters}
-    try:
-        for path, value in parameters.items():
-            slots[path][path.rpartition(".")[2]] = value
-        yield
-    finally:
-        for path, value in before.items():
-            slots[path][path.rpartition(".")[2]] = value
+    return swapped((*slots[path], value) for path, value in parameters.items())

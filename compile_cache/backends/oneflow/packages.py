@@ -1,4 +1,4 @@
-"""Which packages are installed and whether OneFlow can run here, from package metadata, without importing OneFlow.
+"""The installed packages and the reasons for which OneFlow cannot run here, read without importing OneFlow.
 
 Importing OneFlow opens a port, replaces `sys.exit` and sets environment variables. Without a driver, asking OneFlow for
 the GPU's name ends the process. So a probe does neither; only code that builds a graph calls `oneflow()`.
@@ -43,7 +43,7 @@ def installed() -> Installed:
 
 
 def onediff_is_native() -> bool:
-    """Whether onediff is installed, with a OneFlow newer than the public 0.9: only those have what onediff needs."""
+    """True if onediff is installed, with a OneFlow newer than the public 0.9: only those have what onediff needs."""
     found = installed()
     return found.onediff is not None and found.oneflow is not None and not found.oneflow.startswith(_PUBLIC)
 

@@ -111,7 +111,7 @@ class OneFlowProgram(EagerProgram):
         self._runtime = runtime
         self._weights = Weights()
 
-    def capture(self, call: Call, result: Any, known: CaptureFacts) -> OneFlowGraph:
+    def capture(self, call: Call, result: Any, facts: CaptureFacts) -> OneFlowGraph:
         """Build and check a graph; raises CaptureError. Runs eagerly first: an error in a plan may end the process."""
         self._runtime.require_room(self._budget)
         if call.module is None:

@@ -6,8 +6,6 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-import torch
-
 from .operator_table import MAPPED, cast, maps
 from .packages import oneflow
 
@@ -71,9 +69,7 @@ def _reshape(x: Any, shape: Sequence[int]) -> Any:
     return x if tuple(x.shape) == tuple(shape) else oneflow().reshape(x, list(shape))
 
 
-@maps("flatten.using_ints")
-def _flatten(x: Any, start_dim: int = 0, end_dim: int = -1) -> Any:
-    return oneflow().flatten(x, start_dim, end_dim)
+maps("flatten.using_ints")(lambda x, start_dim=0, end_dim=-1: oneflow().flatten(x, start_dim, end_dim))
 
 
 @maps("unflatten.int")
@@ -82,9 +78,7 @@ def _unflatten(x: Any, dim: int, sizes: Sequence[int]) -> Any:
     return oneflow().reshape(x, [*x.shape[:dim], *sizes, *x.shape[dim + 1 :]])
 
 
-@maps("permute.default")
-def _permute(x: Any, dims: Sequence[int]) -> Any:
-    return oneflow().permute(x, tuple(dims))
+maps("permute.default")(lambda x, dims: oneflow().permute(x, tuple(dims)))
 
 
 @maps("movedim.int")
@@ -95,19 +89,9 @@ def _movedim(x: Any, source: int, destination: int) -> Any:
     return oneflow().permute(x, tuple(order))
 
 
-@maps("transpose.int")
-def _transpose(x: Any, dim0: int, dim1: int) -> Any:
-    return oneflow().transpose(x, dim0, dim1)
-
-
-@maps("t.default")
-def _t(x: Any) -> Any:
-    return oneflow().transpose(x, 0, 1) if len(x.shape) > 1 else x
-
-
-@maps("unsqueeze.default")
-def _unsqueeze(x: Any, dim: int) -> Any:
-    return oneflow().unsqueeze(x, dim)
+maps("transpose.int")(lambda x, dim0, dim1: oneflow().transpose(x, dim0, dim1))
+maps("t.default")(lambda x: oneflow().transpose(x, 0, 1) if len(x.shape) > 1 else x)
+maps("unsqueeze.default")(lambda x, dim: oneflow().unsqueeze(x, dim))
 
 
 @maps("squeeze.dim", "squeeze.dims")
@@ -118,24 +102,10 @@ def _squeeze(x: Any, dim: int | Sequence[int]) -> Any:
     return oneflow().reshape(x, kept)
 
 
-@maps("expand.default")
-def _expand(x: Any, size: Sequence[int], implicit: bool = False) -> Any:
-    return x if tuple(x.shape) == tuple(size) else x.expand(*size)
-
-
-@maps("repeat.default")
-def _repeat(x: Any, repeats: Sequence[int]) -> Any:
-    return x.repeat(*repeats)
-
-
-@maps("cat.default")
-def _cat(tensors: Sequence[Any], dim: int = 0) -> Any:
-    return oneflow().cat(list(tensors), dim=dim)
-
-
-@maps("stack.default")
-def _stack(tensors: Sequence[Any], dim: int = 0) -> Any:
-    return oneflow().stack(list(tensors), dim=dim)
+maps("expand.default")(lambda x, size, implicit=False: x if tuple(x.shape) == tuple(size) else x.expand(*size))
+maps("repeat.default")(lambda x, repeats: x.repeat(*repeats))
+maps("cat.default")(lambda tensors, dim=0: oneflow().cat(list(tensors), dim=dim))
+maps("stack.default")(lambda tensors, dim=0: oneflow().stack(list(tensors), dim=dim))
 
 
 @maps("split.Tensor", "split_with_sizes.default")
@@ -143,19 +113,9 @@ def _split(x: Any, split_size: int | Sequence[int], dim: int = 0) -> Any:
     return oneflow().split(x, split_size if isinstance(split_size, int) else list(split_size), dim)
 
 
-@maps("chunk.default")
-def _chunk(x: Any, chunks: int, dim: int = 0) -> Any:
-    return oneflow().split(x, math.ceil(x.shape[dim] / chunks), dim)
-
-
-@maps("unbind.int")
-def _unbind(x: Any, dim: int = 0) -> Any:
-    return [oneflow().select(x, dim, index) for index in range(x.shape[dim])]
-
-
-@maps("select.int")
-def _select(x: Any, dim: int, index: int) -> Any:
-    return oneflow().select(x, dim % len(x.shape), index % x.shape[dim])
+maps("chunk.default")(lambda x, chunks, dim=0: oneflow().split(x, math.ceil(x.shape[dim] / chunks), dim))
+maps("unbind.int")(lambda x, dim=0: [oneflow().select(x, dim, index) for index in range(x.shape[dim])])
+maps("select.int")(lambda x, dim, index: oneflow().select(x, dim % len(x.shape), index % x.shape[dim]))
 
 
 @maps("slice.Tensor")
@@ -183,24 +143,9 @@ def _slice_scatter(
 # --- dtypes and copies -----------------------------------------------------------------------------------------------
 
 
-@maps("_to_copy.default")
-def _to_copy(x: Any, *, dtype: torch.dtype | None = None, **_: Any) -> Any:
-    return cast(x, dtype)
-
-
-@maps("to.dtype")
-def _to_dtype(x: Any, dtype: torch.dtype, *_: Any, **__: Any) -> Any:
-    return cast(x, dtype)
-
-
-@maps("to.dtype_layout")
-def _to_layout(x: Any, *, dtype: torch.dtype | None = None, **_: Any) -> Any:
-    return cast(x, dtype)
-
-
-@maps("type_as.default")
-def _type_as(x: Any, other: Any) -> Any:
-    return x.to(other.dtype)
+maps("_to_copy.default", "to.dtype_layout")(lambda x, *, dtype=None, **_: cast(x, dtype))
+maps("to.dtype")(lambda x, dtype, *_, **__: cast(x, dtype))
+maps("type_as.default")(lambda x, other: x.to(other.dtype))
 
 
 @maps("copy.default")
@@ -209,6 +154,4 @@ def _copy(target: Any, source: Any, non_blocking: bool = False) -> Any:
     return result if tuple(result.shape) == tuple(target.shape) else result.expand(*target.shape)
 
 
-@maps("zeros_like.default", "empty_like.default")
-def _zeros_like(x: Any, **_: Any) -> Any:
-    return oneflow().zeros_like(x)
+maps("zeros_like.default", "empty_like.default")(lambda x, **_: oneflow().zeros_like(x))

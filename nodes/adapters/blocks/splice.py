@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 
+from ....compile_cache.regions.slots import swapped
 from .common import UnusableArgumentError
 
 
-class Reached(Exception):
-    """Carries the arguments of a part out of core's forward."""
+class StoppedAt(Exception):
+    """Carries the arguments of the part at which a region ends out of core's forward."""
 
     def __init__(self, x: torch.Tensor, context: Any) -> None:
         super().__init__("reached the part at which a region ends")
@@ -20,14 +21,14 @@ class Reached(Exception):
         self.context = context
 
 
-class Stop(torch.nn.Module):
-    """Ends the forward. Raises Reached."""
+class StopHere(torch.nn.Module):
+    """Ends the forward. Raises StoppedAt."""
 
     def forward(self, x: torch.Tensor, context: Any = None, transformer_options: Any = None) -> torch.Tensor:
-        raise Reached(x, context)
+        raise StoppedAt(x, context)
 
 
-class Noted(torch.nn.Module):
+class RecordResult(torch.nn.Module):
     """Runs a part, and keeps its results."""
 
     def __init__(self, part: torch.nn.Module) -> None:
@@ -40,8 +41,8 @@ class Noted(torch.nn.Module):
         return self.results[-1]
 
 
-class Known(torch.nn.Module):
-    """Has the result of a part, for one call. Raises UnusableArgumentError in a second one."""
+class FixedResult(torch.nn.Module):
+    """Returns a given result in place of a part, for one call. Raises UnusableArgumentError in a second one."""
 
     def __init__(self, result: Any) -> None:
         super().__init__()
@@ -57,18 +58,7 @@ def other_order() -> UnusableArgumentError:
     return UnusableArgumentError("it does not call its parts once each, in the order in which it has them")
 
 
-@contextmanager
-def in_place(block: torch.nn.Module, others: Mapping[str, torch.nn.Module]) -> Iterator[None]:
-    """With other modules in place of those with these names."""
-    slots = []
-    for name in others:
-        parent, _, own = name.rpartition(".")
-        slots.append((block.get_submodule(parent)._modules, own))
-    before = [modules[own] for modules, own in slots]
-    for (modules, own), other in zip(slots, others.values(), strict=True):
-        modules[own] = other
-    try:
-        yield
-    finally:
-        for (modules, own), part in zip(slots, before, strict=True):
-            modules[own] = part
+def in_place(block: torch.nn.Module, others: Mapping[str, torch.nn.Module]) -> AbstractContextManager[None]:
+    """Inside, these modules are in place of the block's modules with these names."""
+    places = [(name.rpartition("."), other) for name, other in others.items()]
+    return swapped((block.get_submodule(parent)._modules, own, other) for (parent, _, own), other in places)

@@ -35,7 +35,7 @@ class CompileProgress(NodeProgress):
         self._ticker: _Ticker | None = None
         self._bar: comfy.utils.ProgressBar | None = None
 
-    def expect(self, regions: int) -> None:
+    def set_total(self, regions: int) -> None:
         """The node's model has so many regions to compile. The bar of the other nodes counts them too."""
         if self.node_id is not None:
             _counts[self.node_id] = (0, regions)

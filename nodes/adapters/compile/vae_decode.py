@@ -13,7 +13,7 @@ from ..forward.patch_install import install_compiled_forward
 from ..forward.replaced_forward import count_bypass, describe_code
 from ..weights.static_clone import static_clone
 from .backend_choice import explain_passthrough, request_for
-from .expected_decode import expect_decode
+from .upcoming_decode import announce_decode
 
 
 def compile_vae_decode(vae: Any, backend: str, node_id: str | None = None) -> Any:
@@ -34,7 +34,7 @@ def compile_vae_decode(vae: Any, backend: str, node_id: str | None = None) -> An
     static = request.capabilities.needs_static_weights
     patcher = static_clone(vae.patcher, vae.vae_dtype) if static else vae.patcher.clone()
     forward = install_compiled_forward(patcher, f"{name}.forward", request)
-    expect_decode(patcher, forward, torch.device(vae.device), vae.vae_dtype)
+    announce_decode(patcher, forward, torch.device(vae.device), vae.vae_dtype)
     clone = copy.copy(vae)
     clone.patcher = patcher
     clone.first_stage_model = patcher.model

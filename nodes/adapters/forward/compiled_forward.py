@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ....compile_cache.backends.base import ExpectedCall, Method
+from ....compile_cache.backends.base import Method, UpcomingDecode
 from ....compile_cache.keys import Role
 from ....compile_cache.regions.structure import Memo, structure_digest
 from ..comfyui import core_compiler
@@ -45,7 +45,7 @@ class CompiledForward(ForwardPatch):
         self._inspect_every_call = request.role is Role.VAE_DECODE
         self._inspect_next_call = True
 
-    def expect_regions(self) -> None:
+    def count_regions(self) -> None:
         """Count the regions that the module has to compile, for the progress of all compile nodes of the prompt.
 
         Regions that are in memory or on disk already do not count. Raises UserError for a name of `left_out` that the
@@ -59,18 +59,19 @@ class CompiledForward(ForwardPatch):
         sites = [site for hook in hooks for site in hook.sites]
         kinds = {(site.kind, structure_digest(site.module, memo, site.without, rules=RULES)) for site in sites}
         kinds |= {(hook.label[0], hook.structure) for hook in hooks if hook.label is not None}
-        self.runner.progress.expect(max(len(kinds) - self._ready_regions(backend), 0))
+        self.runner.progress.set_total(max(len(kinds) - self._ready_regions(backend), 0))
 
-    def expect_call(self, call: ExpectedCall) -> None:
-        """A call will come, perhaps before the weights are loaded; see `Program.expect`."""
-        runtime.program_for(self.module, self._request, call.device.type)[0].expect(call)
+    def compile_ahead(self, decode: UpcomingDecode) -> None:
+        """A decode will come, perhaps before the weights are loaded; see `Program.compile_ahead`."""
+        runtime.program_for(self.module, self._request, decode.device.type)[0].compile_ahead(decode)
 
     def _ready_regions(self, backend: str) -> int:
         module, cache = self.module, runtime.cache()
         program = runtime.record_of(module).programs.get((backend, self._request.left_out))
         compiled = program.regions[0] if program is not None else 0
         model = runtime.fingerprint_of(module).digest
-        return max(compiled, len(shape_status.ready(model, backend, cache, runtime.device())))
+        found = shape_status.of_model(model, backend, cache, runtime.device())
+        return max(compiled, len(found.in_memory | found.on_disk))
 
     def _rebuilt(self, module: torch.nn.Module, inner: Any) -> CompiledForward:
         return CompiledForward(module, inner, self._request)

@@ -18,7 +18,7 @@ from ..comfyui import core_compiler
 from ..comfyui.compile_progress import CompileProgress
 from ..process import runtime
 from ..process.compile_request import CompileRequest
-from ..restart.shape_status import on_disk
+from ..restart import shape_status
 from .call_description import CallDescription
 
 Invoke = Callable[[Sequence[torch.Tensor]], Any]
@@ -60,7 +60,7 @@ class ModuleRunner:
         self.progress.loading(0)
         program, backend = runtime.program_for(module, self._request, device)
         model = runtime.fingerprint_of(module).digest
-        self.progress.loading(len(on_disk(model, backend, cache, runtime.device())))
+        self.progress.loading(len(shape_status.of_model(model, backend, cache, runtime.device()).on_disk))
         cache.stats.waited("load", f"the backend {backend}", time.perf_counter() - started)
         return program, backend
 
@@ -96,7 +96,7 @@ class ModuleRunner:
             invoke=invoke,
             device=str(description.tensors[0].device),
             epoch=self.weights.epoch,
-            state=compute_state(description.tensors[0].device.type),
+            torch_flags=compute_state(description.tensors[0].device.type),
             forward_bypass=_forward_bypass(),
             capture_blocker=description.blocker or self.weights.blocker,
             progress=self.progress,

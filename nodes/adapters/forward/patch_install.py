@@ -34,7 +34,7 @@ def install_compiled_forward(patcher: Any, name: str, request: CompileRequest) -
     """
     module = _holder(patcher, name)
     forward = CompiledForward(module, patcher.get_model_object(name), request)
-    forward.expect_regions()
+    forward.count_regions()
     install_patch(patcher, name, forward)
     preload.load_first(module)
     return forward

@@ -1,1 +1,1 @@
-"""What a new process does with the shapes that an earlier one used."""
+"""The shapes that an earlier process used: their regions are loaded ahead, and their readiness is reported."""

@@ -1,4 +1,4 @@
-"""What happens before a prompt runs: log what is ready, load compiled regions, start what a backend will need."""
+"""Before a prompt runs: log what is ready, load compiled regions, start what a backend will need."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ _CHANNELS = (4, 16)  # of latents with 8 pixels to a side of each cell
 
 
 def locate(graphs: Iterable[UsedShape], cache: GraphCache, device: torch.device) -> dict[str, Located]:
-    """Where the regions of graphs are, by backend, with one query of each store."""
+    """By backend, where the regions of graphs are, with one query of each store."""
     regions: dict[str, frozenset[str]] = {}
     for graph in graphs:
         if graph.key.backend in registry.NAMES:  # it may come from another version of this pack
@@ -27,28 +27,14 @@ def locate(graphs: Iterable[UsedShape], cache: GraphCache, device: torch.device)
     return {name: registry.get(name).located(keys, device, cache.config) for name, keys in regions.items()}
 
 
-def on_disk(model: str, backend: str, cache: GraphCache, device: torch.device) -> frozenset[str]:
-    """Keys of the regions that a model ran on a backend in an earlier process, and that are still to be loaded.
-
-    model: ModelFingerprint.digest.
-    """
-    return frozenset[str]().union(*(found.on_disk for found in _of_model(model, backend, cache, device)))
-
-
-def ready(model: str, backend: str, cache: GraphCache, device: torch.device) -> frozenset[str]:
-    """Keys of the regions that a model ran on a backend before, and that need no compile: in memory or on disk."""
-    return frozenset[str]().union(
-        *(found.in_memory | found.on_disk for found in _of_model(model, backend, cache, device))
-    )
-
-
-def _of_model(model: str, backend: str, cache: GraphCache, device: torch.device) -> Iterable[Located]:
+def of_model(model: str, backend: str, cache: GraphCache, device: torch.device) -> Located:
+    """Where the regions are that a model ran on a backend before. model: ModelFingerprint.digest."""
     graphs = [graph for graph in cache.shapes.of_model(model) if graph.key.backend == backend]
-    return locate(graphs, cache, device).values()
+    return locate(graphs, cache, device).get(backend, Located())
 
 
 def models(cache: GraphCache, device: torch.device) -> list[dict[str, Any]]:
-    """Plain data: each remembered model with the state of its shapes, the last used first."""
+    """Plain data: each remembered model with the readiness of its shapes ("state"), the last used first."""
     captured, known = dict(cache.captured()), cache.shapes.models()
     located = locate((graph for model in known for graph in model.graphs), cache, device)
     found = []
@@ -60,7 +46,7 @@ def models(cache: GraphCache, device: torch.device) -> list[dict[str, Any]]:
                 {
                     **graph.key.plain(),
                     "size": cache.shapes.size_of(graph.key) or graph.size,
-                    "state": MEMORY if entry else _state(graph, located, device),
+                    "state": MEMORY if entry else _readiness(graph, located, device),
                     "bytes": entry.bytes if entry else 0,
                     "hits": entry.hits if entry else 0,
                     "seconds": graph.seconds,
@@ -86,11 +72,11 @@ def line(model: Model, cache: GraphCache, device: torch.device) -> str:
     located = locate(model.graphs, cache, device)
     regions = sum(len(found.in_memory) + len(found.on_disk) for found in located.values())
     missing = sum(len(found.missing) for found in located.values())
-    ready = sum(_state(graph, located, device) != UNKNOWN for graph in model.graphs)
+    ready = sum(_readiness(graph, located, device) != UNKNOWN for graph in model.graphs)
     return f"{regions} regions and {ready} shapes ready for {model.name}, {missing} compiles expected"
 
 
-def _state(graph: UsedShape, located: Mapping[str, Located], device: torch.device) -> str:
+def _readiness(graph: UsedShape, located: Mapping[str, Located], device: torch.device) -> str:
     found = located.get(graph.key.backend)
     if found is None:
         return UNKNOWN

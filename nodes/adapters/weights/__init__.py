@@ -1,1 +1,1 @@
-"""Where the weights of a module are, and whether a capture over them is still right."""
+"""The places of a module's weights, and the epoch that says if a capture over them is still right."""

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
 import torch
 
+from ....compile_cache.regions.region_weights import is_plain
+from ....compile_cache.regions.slots import Slot
 from ....compile_cache.torch_facts.private_names import foreach_copy
-
-_KINDS = (torch.nn.Parameter, torch.Tensor)
-
-Slot = tuple[dict[str, Any], str]  # a module's dictionary of parameters or buffers, and a name in it
 
 
 class LoadedAnew:
@@ -34,7 +31,7 @@ class LoadedAnew:
             new = own.get(name)
             key = (id(own), name)
             old = self._kept.get(key)
-            if new is None or new is old or type(new) not in _KINDS or new.device.type in (self._host, "meta"):
+            if new is None or new is old or not is_plain(new) or new.device.type in (self._host, "meta"):
                 continue
             if old is None or not _alike(old, new):
                 self._kept[key] = new

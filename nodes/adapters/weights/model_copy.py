@@ -13,7 +13,7 @@ from ..comfyui.module_attributes import PAGING, WEIGHT_PATCHES
 
 
 class Share(Enum):
-    """What a copy of a model has in common with the original."""
+    """The parts that a copy of a model has in common with the original."""
 
     NOTHING = "nothing"  # weights of its own, in the dtype that the model computes in
     MEMORY = "memory"  # Parameters of its own over the same memory, if that is their dtype

@@ -1,4 +1,4 @@
-"""What decides how the modules of a model compute, besides their weights; cheap to read while nothing changes."""
+"""The state that decides how a model's modules compute, besides weights; cheap to read while nothing changes."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class _Attributes:
         self.cacheable = torchs == _TORCH_NAMES and all(map(_is_fixed, self._own))
 
     def match(self, module: torch.nn.Module) -> bool:
-        """Whether the module still has these very attributes."""
+        """True if the module still has these very attributes."""
         names, own = _own(module)
         return self._module() is module and names == self._names and all(map(is_, own, self._own))
 

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from ....compile_cache.backends.cuda_graphs.memory import release_graph_memory
+from ....compile_cache.regions.slots import swapped
 from ....compile_cache.torch_facts.out_of_memory import is_out_of_memory
 from ....compile_cache.weights import Weights
 from ..comfyui import dynamic_vram
@@ -73,7 +74,7 @@ class PagedWeights(Weights):
         return tuple((id(module), address, size) for _, address, size, _, module in found)
 
     def moved(self) -> bool:
-        """Whether a paged module has other pages than at the last `survey`, or none: a LoRA may resize its weights."""
+        """True if a paged module has other pages than at the last `survey`, or none: a LoRA may resize its weights."""
         if self._serials is not None:  # nothing was loaded since the last `pin`
             return False
         return any(dynamic_vram.allocation(module) != at for module, at in self._allocations)
@@ -126,16 +127,12 @@ class PagedWeights(Weights):
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
-        before = [(slots, name, slots.get(name)) for slots, name, _ in self._places]
-        for slots, name, view in self._places:
-            slots[name] = view
         self.is_in_place = True
         try:
-            yield
+            with swapped(self._places):
+                yield
         finally:
             self.is_in_place = False
-            for slots, name, weight in before:
-                slots[name] = weight
 
     def _fill(self, serials: Sequence[Serials]) -> bool:
         """Fill what is missing. Returns False if a load of the pages found no room after all."""
@@ -160,7 +157,7 @@ def as_weight(view: torch.Tensor) -> torch.Tensor:
 
 
 def _is_filled(module: torch.nn.Module, pages: Serials, first: int, page: int) -> bool:
-    """Whether the module's weights were filled into the very pages that are mapped now.
+    """True if the module's weights were filled into the very pages that are mapped now.
 
     pages: serials of the range that begins with page number `first`; page: bytes of one.
     """

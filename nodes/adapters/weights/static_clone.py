@@ -101,7 +101,7 @@ def _clone_around(static: Any, patcher: Any) -> Any:
 
 
 def _is_bound_to_model(patcher: Any) -> bool:
-    """Whether another pack's code refers to this model's modules, or is set on them: a static clone would lose it."""
+    """True if another pack's code refers to this model's modules, or is set on them: a static clone would lose it."""
     others = [given for key, given in patcher.injections.items() if key != OUR_INJECTIONS]
     if any(others) or _was_changed_in_place(patcher):
         return True
@@ -119,7 +119,7 @@ def _is_bound_to_model(patcher: Any) -> bool:
 
 
 def _was_changed_in_place(patcher: Any) -> bool:
-    """Whether a pack replaced methods on the model itself (PuLID), not through the patcher."""
+    """True if a pack replaced methods on the model itself (PuLID), not through the patcher."""
     patched = set(patcher.object_patches_backup)  # by ComfyUI, for the clone that is loaded
     return any(
         (f"{name}.{method}" if name else method) not in patched
@@ -129,7 +129,7 @@ def _was_changed_in_place(patcher: Any) -> bool:
 
 
 def _references(value: Any) -> list[Any]:
-    """What a callable refers to: its closure, arguments, attributes. Not a patcher's, which many keep at hand."""
+    """The objects that a callable refers to: closure, arguments, attributes. Not a patcher's: many keep one at hand."""
     if isinstance(value, functools.partial):
         return [value.func, *value.args, *value.keywords.values()]
     if inspect.isfunction(value):

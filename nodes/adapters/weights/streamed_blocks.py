@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
 
 from ....compile_cache.regions.site import RegionRunner, RegionSite
+from ....compile_cache.regions.slots import swapped
 from ....compile_cache.regions.structure import parts
 from ..comfyui import dynamic_vram
 from ..comfyui.page_loading import loaded
@@ -29,21 +28,10 @@ def streamed(run: RegionRunner, weights: PagedWeights) -> RegionRunner:
             return run(site, *tensors)
         if site not in modules:
             modules[site] = [part for _, part in parts(site.module, site.without)]
-        with _in_place(dynamic_vram.paged(modules[site]), tensors[0]):
+        with (
+            loaded(dynamic_vram.paged(modules[site]), tensors[0].device, tensors[0].dtype) as found,
+            swapped((module._parameters, name, as_weight(weight)) for module, name, weight in found),
+        ):
             return run(site, *tensors)
 
     return run_streamed
-
-
-@contextmanager
-def _in_place(modules: list[torch.nn.Module], tensor: torch.Tensor) -> Iterator[None]:
-    with loaded(modules, tensor.device, tensor.dtype) as found:
-        slots: list[tuple[dict[str, Any], str]] = [(module._parameters, name) for module, name, _ in found]
-        before = [own[name] for own, name in slots]
-        for (own, name), (*_, weight) in zip(slots, found, strict=True):
-            own[name] = as_weight(weight)
-        try:
-            yield
-        finally:
-            for (own, name), weight in zip(slots, before, strict=True):
-                own[name] = weight

@@ -7,16 +7,11 @@ from typing import Any
 
 import torch
 
-_PLAIN = (torch.nn.Parameter, torch.Tensor)
-
-
-def is_plain(tensor: torch.Tensor) -> bool:
-    """Whether the tensor is one buffer."""
-    return type(tensor) in _PLAIN
+from ....compile_cache.regions.region_weights import is_plain
 
 
 def is_readable(tensor: torch.Tensor) -> bool:
-    """Whether `addresses` tells of every change of the tensor: it is plain, or it can list its parts.
+    """True if `addresses` tells of every change of the tensor: it is plain, or it can list its parts.
 
     Quantized tensors of core list their data and scales (torch's protocol for traceable subclasses). Those of GGUF
     packs carry a LoRA in an attribute that nothing lists.
@@ -25,7 +20,7 @@ def is_readable(tensor: torch.Tensor) -> bool:
 
 
 def addresses(tensor: torch.Tensor) -> Iterator[Any]:
-    """Where the parts of a readable tensor are, and how they belong together. Raises RuntimeError without a storage."""
+    """Addresses of a readable tensor's parts, and how they belong together. Raises RuntimeError without a storage."""
     if is_plain(tensor):
         yield tensor.data_ptr()
         return

@@ -16,13 +16,15 @@ import torch
 from ....compile_cache.errors import BypassCode, BypassReason
 from ....compile_cache.foreign.attributes import ForeignCode, is_own
 from ....compile_cache.foreign.reach import CodeReach
+from ....compile_cache.regions.region_weights import is_plain
+from ....compile_cache.regions.slots import Slot, tensor_slots
 from ..comfyui import dynamic_vram
 from ..comfyui.module_attributes import RULES
 from ..foreign.model_code import ModelCode
 from .loaded_anew import LoadedAnew
 from .module_state import ModuleState, ModuleStateReader
 from .paged_weights import Fill, PagedWeights
-from .tensor_parts import addresses, is_plain, is_readable
+from .tensor_parts import addresses, is_readable
 
 _epochs = itertools.count(1)
 _FOREIGN = BypassReason(
@@ -43,7 +45,7 @@ class WeightsEpoch:
     ) -> None:
         """trusted: see `ModelCode.blocker`. fill: see `PagedWeights`. host: see `LoadedAnew`."""
         self._module = weakref.ref(module)
-        self._slots: list[tuple[dict[str, Any], str]] = []
+        self._slots: list[Slot] = []
         self._addresses: list[Any] | None = None
         self._only_plain = True
         self._states = ModuleStateReader()
@@ -80,9 +82,8 @@ class WeightsEpoch:
         self._slots = [
             (slots, name)
             for submodule in modules
-            for slots in (submodule._parameters, submodule._buffers)
-            for name, tensor in slots.items()
-            if tensor is not None and not dynamic_vram.is_paged_slot(submodule, name)
+            for slots, name in tensor_slots(submodule)
+            if not dynamic_vram.is_paged_slot(submodule, name)
         ]
         self._only_plain = all(is_plain(slots[name]) for slots, name in self._slots)
         pages = self.paged.survey(modules)

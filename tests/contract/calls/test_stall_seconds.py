@@ -140,9 +140,7 @@ def test_the_run_that_looks_for_missing_regions(clock: Clock, monkeypatch: pytes
 class _NoWorkers:
     running = False
 
-    expected: dict[int, Any] = {}
-
-    def has_begun(self, key: str, settings: Any) -> bool:
+    def has_early(self, key: str, settings: Any) -> bool:
         return False
 
     def prepare(self, count: int, device: torch.device) -> None: ...
@@ -182,7 +180,7 @@ def test_a_capture_with_its_rehearsal_also_one_that_fails(clock: Clock, monkeypa
     monkeypatch.setattr(program, "run", lambda call: call.invoke(call.tensors))
     program.capabilities = Capabilities(available=True, compiles=True, captures=True)
 
-    def capture(call: Call, result: Any, known: CaptureFacts) -> Any:
+    def capture(call: Call, result: Any, facts: CaptureFacts) -> Any:
         clock.now += 3.0
         raise CaptureError("it waits for the GPU")
 

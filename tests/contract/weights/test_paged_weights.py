@@ -70,7 +70,7 @@ class CapturingProgram(Program):
     def run(self, call: Call) -> Any:
         return call.invoke(call.tensors)
 
-    def capture(self, call: Call, result: Any, known: CaptureFacts) -> Capture:
+    def capture(self, call: Call, result: Any, facts: CaptureFacts) -> Capture:
         assert torch.equal(call.invoke(call.tensors), result)
         return Capture(self.model)
 

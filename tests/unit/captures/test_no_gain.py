@@ -79,7 +79,7 @@ def test_the_file_of_a_model_is_read_once(known: CacheConfig, monkeypatch: pytes
 
 def test_with_other_torch_flags_it_is_measured_again(known: CacheConfig) -> None:
     start = Start(known)
-    assert start.is_measured(state=(("fp16 accumulation", True),))
+    assert start.is_measured(torch_flags=(("fp16 accumulation", True),))
 
 
 @pytest.mark.parametrize("change", [{"source": "other code"}, {"remember": False}, {"store_folder": None}], ids=str)

@@ -103,7 +103,7 @@ def unpack(artifact: Artifact) -> CompiledRegion:
 
 
 def _is_of_the_disk(error: Exception) -> bool:
-    """Whether the system refused a file (full, read-only, denied). A library that does not load has no error number."""
+    """True if the system refused a file (full, read-only, denied). A library that does not load has no error number."""
     return isinstance(error, OSError) and error.errno is not None
 
 

@@ -79,7 +79,7 @@ def compile_trace(trace: Trace, keep: bool = False) -> CompiledRegion:
 
 
 def _cache_hits() -> int | None:
-    """How many graphs came from inductor's own disk cache; None where this torch does not count them."""
+    """The number of graphs that came from inductor's own disk cache; None where this torch does not count them."""
     return None if counters is None else int(counters["inductor"]["fxgraph_cache_hit"])
 
 

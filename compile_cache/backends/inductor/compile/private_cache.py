@@ -1,4 +1,4 @@
-"""Where inductor finds the code that it loads: files that no other user of the machine could have written.
+"""Folders for the code that inductor loads, in which no other user of the machine could have written.
 
 Inductor loads sources, libraries and Triton's binaries from its cache, and uses a file that is there as it is. The
 cache is in the system's temporary directory by default, under a name that another user can take first.

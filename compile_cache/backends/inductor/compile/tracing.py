@@ -16,8 +16,8 @@ from typing import Any
 import sympy  # type: ignore[import-untyped]
 import torch
 
+from ....regions.region_weights import given_as_inputs, weight_inputs, weight_slots
 from ....regions.site import Dims, RegionFunction
-from ....regions.structure import parts
 from ....torch_facts.private_names import (
     ConstantSource,
     DimDynamic,
@@ -26,15 +26,12 @@ from ....torch_facts.private_names import (
     ShapeEnv,
     make_fx,
     pytree,
-    reparametrize_module,
     symbolic_shape_config,
 )
 
 # The names that make an input a feature map, see `region_format`.
 FEATURE_MAP: Dims = ("b", None, "h", "w")
 
-# Where a weight is kept: its module's dictionary of parameters or buffers, and its name there.
-WeightSlot = tuple[dict[str, Any], str]
 Shapes = tuple[tuple[int, ...], ...]
 
 # On the CPU the meta kernel of a convolution branches on batch == 1 and on batch < 16. With a hint above both, the
@@ -102,28 +99,6 @@ def general_hints(sizes: Mapping[str, int], device: torch.device) -> dict[str, i
     return {name: max(2 * size if name in doubled else size, lowest.get(name, 2)) for name, size in sizes.items()}
 
 
-def weight_slots(module: torch.nn.Module, without: Sequence[str] = ()) -> list[WeightSlot]:
-    """Where the weights of `module` are kept, each weight once, in the order in which a trace takes them.
-
-    Callers keep the slots, not the tensors, and read them before each call: so a Parameter that was replaced (by a
-    LoRA, by an unload) takes effect at once. `without`: children whose weights are left out.
-    """
-    return list(_named_slots(module, without).values())
-
-
-def _named_slots(module: torch.nn.Module, without: Sequence[str]) -> dict[str, WeightSlot]:
-    slots: dict[str, WeightSlot] = {}
-    for member in ("_parameters", "_buffers"):
-        seen: set[int] = set()
-        for path, part in parts(module, without):
-            own = getattr(part, member)
-            for name, tensor in own.items():
-                if tensor is not None and id(tensor) not in seen:
-                    seen.add(id(tensor))
-                    slots[f"{path}.{name}" if path else name] = (own, name)
-    return slots
-
-
 def trace(
     function: RegionFunction,
     module: torch.nn.Module,
@@ -153,15 +128,14 @@ def trace(
     }
     # Before tracing: an equality that it finds replaces one symbol by others.
     symbols = {name: size.node.expr for name, size in sizes.items()}
-    weights = {name: own[key] for name, (own, key) in _named_slots(module, without).items()}
-    fakes: list[Any] = [_fake_weight(fake_mode, weight.detach(), inputs[0].device) for weight in weights.values()]
+    weights = weight_inputs(weight_slots(module, without))
+    fakes: list[Any] = [_fake_weight(fake_mode, weight.detach(), inputs[0].device) for weight in weights]
     with fake_mode:
         fakes += [_symbolic_like(tensor, names, sizes) for tensor, names in zip(inputs, dims, strict=True)]
     output_specs: list[pytree.TreeSpec] = []
 
     def flat(*tensors: torch.Tensor) -> list[Any]:
-        own = dict(zip(weights, tensors[: len(weights)], strict=True))
-        with reparametrize_module(module, own, tie_weights=True):
+        with given_as_inputs(module, without, tensors[: len(weights)]):
             leaves, spec = pytree.tree_flatten(function(module, *tensors[len(weights) :]))
         output_specs.append(spec)
         values: list[Any] = leaves
@@ -183,7 +157,7 @@ def trace(
 
 
 def size_one_is_general(wanted: bool) -> AbstractContextManager[None]:
-    """Whether torch treats a dynamic dimension as larger than 1, whatever the example's size (`backed_size_oblivious`).
+    """Set if torch treats a dynamic dimension as larger than 1, whatever the example's size (`backed_size_oblivious`).
 
     If so, tracing never asks "is it 1?", but some operations cannot be lowered (slices by symbols). If not, the
     question becomes a guard, and where a size fails it the results are compared.

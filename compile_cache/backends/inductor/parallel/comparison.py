@@ -6,9 +6,11 @@ A prompt waits meanwhile, and may be short of memory.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 
-from ....regions.dummy_inputs import dummy_input
+import torch
+
 from ....torch_facts.out_of_memory import is_out_of_memory
 from ..compile.compiled_region import CompiledRegion
 from ..compile.shape_guards import Verdict
@@ -36,7 +38,7 @@ def is_right(call: RegionCall, compiled: CompiledRegion) -> bool:
 
 
 def _small_sizes(call: RegionCall) -> dict[str, int]:
-    """By name of a dimension: the longest is halved until the inputs have few elements."""
+    """Sizes by name of a dimension: the longest is halved until the inputs have few elements."""
     sizes = dict(call.sizes)
     while max(math.prod(shape) for shape in _shapes(call, sizes)) > _ENOUGH:
         name = max(sizes, key=lambda each: sizes[each], default=None)
@@ -55,10 +57,20 @@ def _shapes(call: RegionCall, sizes: dict[str, int]) -> list[tuple[int, ...]]:
 
 def _random(call: RegionCall, sizes: dict[str, int]) -> RegionCall:
     inputs = [
-        dummy_input(shape, each.dtype, each.device, region_format(each, dims))
+        _noise(shape, each, region_format(each, dims))
         for shape, each, dims in zip(_shapes(call, sizes), call.tensors, call.site.dims, strict=True)
     ]
     return replace(call, tensors=inputs)
+
+
+def _noise(shape: Sequence[int], like: torch.Tensor, memory_format: torch.memory_format) -> torch.Tensor:
+    """Normal noise in a floating dtype, zeros in any other. The same values each time, from a generator of its own:
+    images may depend on torch's global one.
+    """
+    made = torch.empty(tuple(shape), dtype=like.dtype, device=like.device, memory_format=memory_format)
+    if not like.is_floating_point():
+        return made.zero_()
+    return made.normal_(generator=torch.Generator(like.device).manual_seed(0))
 
 
 def _agrees(call: RegionCall, compiled: CompiledRegion) -> bool:

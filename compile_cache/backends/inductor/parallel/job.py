@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any
@@ -90,28 +91,23 @@ def before_fork() -> None:
     Nothing here may initialise CUDA: a forked child could not use it then. These are internals of torch; where another
     version moved one, the children do that part themselves.
     """
-    for share in (_hash_torch, _hash_triton, _import_code_generators, _import_late_sympy, _find_instructions):
+    parts: dict[str, Callable[[], Any]] = {
+        "torch's hash": torch_key,
+        "Triton's hash": _hash_triton,
+        "code generators": init_backend_registration,
+        "sympy's late imports": lambda: sympy.simplify(sympy.Symbol("x") + 1),
+        "vector instructions": _find_instructions,
+    }
+    for name, part in parts.items():
         try:
-            share()
+            part()
         except Exception as error:  # an error that matters comes again in the child
-            logger.debug("Resolute: each process that compiles does %s for itself", share.__name__, exc_info=error)
-
-
-def _hash_torch() -> None:
-    torch_key()
+            logger.debug("Resolute: each process that compiles does this for itself: %s", name, exc_info=error)
 
 
 def _hash_triton() -> None:
     if find_spec("triton") is not None and triton_code_generator is not None:
         triton_key()
-
-
-def _import_code_generators() -> None:
-    init_backend_registration()
-
-
-def _import_late_sympy() -> None:
-    sympy.simplify(sympy.Symbol("x") + 1)
 
 
 def _find_instructions() -> None:

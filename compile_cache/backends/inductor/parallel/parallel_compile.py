@@ -18,7 +18,7 @@ from ....store.artifact_store import Artifact, InvalidArtifactError
 from ....torch_facts.out_of_memory import is_out_of_memory
 from ..compile.artifacts import measured, unpack
 from ..compile.tracing import general_hints, trace
-from ..regions.look_ahead import Expected
+from ..regions.look_ahead import LookAhead
 from ..regions.region import RegionCall
 from ..regions.table import RegionTable, load_while_waiting
 from .comparison import is_right
@@ -31,13 +31,13 @@ _FEWEST = 3  # regions that are worth starting processes for
 
 
 def compile_in_parallel(
-    missing: Sequence[RegionCall], table: RegionTable, workers: WorkerPool, beside: Sequence[Expected] = ()
+    missing: Sequence[RegionCall], table: RegionTable, workers: WorkerPool, upcoming: Sequence[LookAhead] = ()
 ) -> None:
     """Compile the regions of these calls, which have no compiled code, in workers that were prepared.
 
     missing: at least one call, each of another region and all on one device; their tensors need no contents.
-    beside: calls of other modules that will come soon. Compiles of their regions begin after those of `missing`, and
-        nothing waits for them: the `compile_in_parallel` that has them in `missing` gets their results.
+    upcoming: decodes that will come soon. Their regions are submitted after those of `missing`, and nothing waits for
+        them: the `compile_in_parallel` that has them in `missing` gets their results.
 
     A region that fails is left as it was; the call that comes to it compiles it. Raises RuntimeError if the workers
     end, HungError if they hang, and whatever cancels.
@@ -53,13 +53,10 @@ def compile_in_parallel(
         # Regions with most weights take longest. They go first, so that the last worker does not finish late.
         missing = sorted((call for call in missing if not call.region.compiled), key=_weights, reverse=True)
         settings = settings_for(missing[0].tensors[0].device) if missing else None
-        if settings is None or (len(missing) < _FEWEST and not _any_begun(missing, workers, settings)):
+        if settings is None:
             return
-        _run_jobs(missing, table, workers, settings, beside)
-
-
-def _any_begun(missing: Sequence[RegionCall], workers: WorkerPool, settings: WorkerSettings) -> bool:
-    return any(workers.has_begun(call.region.key, settings) for call in missing)
+        if len(missing) >= _FEWEST or any(workers.has_early(call.region.key, settings) for call in missing):
+            _run_jobs(missing, table, workers, settings, upcoming)
 
 
 def _weights(call: RegionCall) -> int:
@@ -71,7 +68,7 @@ def _run_jobs(
     table: RegionTable,
     workers: WorkerPool,
     settings: WorkerSettings,
-    beside: Sequence[Expected],
+    upcoming: Sequence[LookAhead],
 ) -> None:
     stats, progress = missing[0].stats, missing[0].progress
 
@@ -80,7 +77,7 @@ def _run_jobs(
 
     report(0, "all at once")
     done = 0
-    jobs = itertools.chain(_jobs(missing, workers, settings), _begin(beside, workers, settings, missing))
+    jobs = itertools.chain(_jobs(missing, workers, settings), _submit_early(upcoming, workers, settings, missing))
     with _refusing_hung(missing, table), contextlib.closing(workers.results(jobs, settings)) as results:
         for result in results:
             progress.raise_if_cancelled()
@@ -117,12 +114,12 @@ def _refusing_hung(missing: Sequence[RegionCall], table: RegionTable) -> Iterato
 def _jobs(
     missing: Sequence[RegionCall], workers: WorkerPool, settings: WorkerSettings
 ) -> Iterator[tuple[int, Job | str]]:
-    """Trace each region whose job was not begun. Workers start on the first traces while the others are made."""
+    """Trace each region that has no early job. Workers start on the first traces while the others are made."""
     stats, progress = missing[0].stats, missing[0].progress
     seconds, traces = 0.0, 0  # without the comparisons that the caller makes meanwhile
     for number, call in enumerate(missing):
         progress.raise_if_cancelled()
-        if workers.has_begun(call.region.key, settings):
+        if workers.has_early(call.region.key, settings):
             yield number, call.region.key
             continue
         started = stats.clock()
@@ -134,44 +131,29 @@ def _jobs(
     stats.event("trace", f"{traces} regions", seconds)
 
 
-def _begin(
-    beside: Sequence[Expected], workers: WorkerPool, settings: WorkerSettings, missing: Sequence[RegionCall]
+def _submit_early(
+    upcoming: Sequence[LookAhead], workers: WorkerPool, settings: WorkerSettings, missing: Sequence[RegionCall]
 ) -> Iterator[None]:
-    """Trace and begin the regions of other modules, while the workers still compile the missing ones."""
+    """Trace and submit the regions of other modules, while the workers still compile the missing ones."""
     stats, progress = missing[0].stats, missing[0].progress
     own = {call.region.key for call in missing}
-    for expected in beside:
-        started, begun = stats.clock(), 0
-        for call in sorted(_found(expected, missing[0]), key=_weights, reverse=True):
-            progress.raise_if_cancelled()
-            if call.region.key not in own and not workers.has_begun(call.region.key, settings):
-                job = _traced_as_loaded(expected, call)
-                if job is not None:
-                    workers.begin(expected.owner, job, settings)
-                    begun += 1
-            yield
-        stats.event("trace", f"{begun} regions of a module that comes later", stats.clock() - started)
-
-
-def _found(expected: Expected, current: RegionCall) -> list[RegionCall]:
-    try:
-        return expected.missing(current)
-    except current.progress.cancellations:
-        raise
-    except Exception as error:  # the call itself will show what is wrong, if anything is
-        logger.debug("Resolute: the regions of a module that comes later are unknown", exc_info=error)
-        return []
-
-
-def _traced_as_loaded(expected: Expected, call: RegionCall) -> Job | None:
-    try:
-        with expected.as_loaded():
-            return _traced(call)
-    except call.progress.cancellations:
-        raise
-    except Exception as error:
-        logger.debug("Resolute: the weights of %s are not known ahead", call.site.kind, exc_info=error)
-        return None
+    for look in upcoming:
+        started, submitted = stats.clock(), 0
+        try:
+            for call in sorted(look.missing(), key=_weights, reverse=True):
+                progress.raise_if_cancelled()
+                if call.region.key not in own and not workers.has_early(call.region.key, settings):
+                    with look.as_loaded():
+                        job = _traced(call)
+                    if job is not None:
+                        workers.submit_early(look.owner, job, settings)
+                        submitted += 1
+                yield
+        except Exception as error:  # the decode itself will show what is wrong, if anything is
+            if isinstance(error, progress.cancellations):
+                raise
+            logger.debug("Resolute: the regions of a module that comes later are unknown", exc_info=error)
+        stats.event("trace", f"{submitted} regions of a module that comes later", stats.clock() - started)
 
 
 def _traced(call: RegionCall) -> Job | None:

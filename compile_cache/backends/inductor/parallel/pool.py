@@ -15,14 +15,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ....store.artifact_store import Artifact
-from ...base import ExpectedCall
 from .process import WorkerProcess
 
 if TYPE_CHECKING:  # job imports inductor, and the pool starts processes before inductor is imported
     from .job import Job, WorkerSettings
 
 IDLE_SECONDS = 60.0  # after the last job the processes stay this long: the next model of a workflow comes soon
-_WAITS = 10  # so many times IDLE_SECONDS for jobs that no call has asked for yet
+_IDLE_ROUNDS = 10  # so many times IDLE_SECONDS for early jobs that no call has asked for yet
 _POLL_SECONDS = 0.1  # between two checks for a cancel
 # Without a result for so long the processes count as hung. They import torch first, and a job takes up to a minute.
 _SILENT_SECONDS = 600.0
@@ -47,7 +46,7 @@ JobResult = tuple[int, "Artifact | str", float]
 
 
 def worker_count(wanted: int | None, device: torch.device) -> int:
-    """How many workers to use: `wanted`, or with None what processors and memory allow. 0 where it would be only one.
+    """The number of workers to use: `wanted`, or with None what processors and memory allow; 0 in place of 1.
 
     On CUDA all workers together get what is free beside _PROMPT_MEMORY.
     """
@@ -59,7 +58,7 @@ def worker_count(wanted: int | None, device: torch.device) -> int:
 
 
 def may_have_workers(wanted: int | None) -> bool:
-    """Whether processors and memory allow more than one worker. Imports nothing, and asks for no GPU."""
+    """True if processors and memory allow more than one worker. Imports nothing, and asks for no GPU."""
     return _processes(wanted) > 1
 
 
@@ -68,7 +67,7 @@ def _processes(wanted: int | None) -> int:
 
 
 def _fitting() -> int:
-    """How many fit into half of the free memory; the models get the other half."""
+    """The number that fits into half of the free memory; the models get the other half."""
     try:
         import psutil  # type: ignore[import-untyped]  # ComfyUI requires it
     except ImportError:
@@ -90,7 +89,7 @@ def _result(pending: dict[int, int], message: tuple[int, dict[str, Any] | str, f
 
 
 @dataclass(frozen=True, eq=False)
-class _Begun:
+class EarlyJob:
     """A job that was submitted before a call came to its region. owner: the number of the module that will need it."""
 
     owner: int
@@ -101,7 +100,7 @@ class _Begun:
 
     @property
     def has_result(self) -> bool:
-        """Whether its result came or will come, unless the process fails."""
+        """True if its result came, or will come unless the process fails."""
         return self.process.alive or not self.results.empty()
 
 
@@ -109,18 +108,15 @@ class WorkerPool:
     """One process that imports torch, and its children, which compile. Thread-safe.
 
     The processes start when they are needed, or earlier with `start`, and end IDLE_SECONDS after the last job.
-
-    expected: calls for which compiles may begin beside those of another module, by the number of their module.
     """
 
     def __init__(self) -> None:
-        self.expected: dict[int, ExpectedCall] = {}
-        self._begun: dict[str, _Begun] = {}  # by the key of a region
+        self._early: dict[str, EarlyJob] = {}  # by the key of a region
         self._process: WorkerProcess | None = None
         self._wanted: tuple[int, torch.device] | None = None
         self._users = 0
         self._timer: threading.Timer | None = None
-        self._patience = 0  # how often `_end_unused` still waits for jobs that were begun
+        self._idle_rounds_left = 0  # how often `_end_unused` still waits for early jobs
         self._lock = threading.RLock()
 
     @property
@@ -143,34 +139,33 @@ class WorkerPool:
             assert self._process is not None
             self._process.start_children(count, device)
 
-    def begin(self, owner: int, job: Job, settings: WorkerSettings) -> None:
+    def submit_early(self, owner: int, job: Job, settings: WorkerSettings) -> None:
         """Submit a job whose result `results` will want later. It does not wait, and starts no process."""
         with self._lock:
             process = self._process
             if process is not None and process.alive:
                 results: queue.SimpleQueue[Any] = queue.SimpleQueue()
-                self._patience = _WAITS
+                self._idle_rounds_left = _IDLE_ROUNDS
                 number = process.submit(results, job, settings)
-                self._begun[job.key] = _Begun(owner, process, number, results, settings)
+                self._early[job.key] = EarlyJob(owner, process, number, results, settings)
 
     def forget(self, owner: int) -> None:
-        """The module is gone, or its first call was answered: it needs nothing that was begun for it."""
+        """The module is gone, or its first call was answered: it needs no early job any more."""
         with self._lock:  # a module that was garbage collected is forgotten by another thread
-            self.expected.pop(owner, None)
-            self._begun = {key: begun for key, begun in self._begun.items() if begun.owner != owner}
+            self._early = {key: early for key, early in self._early.items() if early.owner != owner}
 
-    def has_begun_for(self, owner: int) -> bool:
+    def has_early_for(self, owner: int) -> bool:
         with self._lock:
-            return any(begun.owner == owner for begun in self._begun.values())
+            return any(early.owner == owner for early in self._early.values())
 
-    def has_begun(self, key: str, settings: WorkerSettings) -> bool:
-        """Whether the job of a region was begun, under equal settings, and its result is here or will come."""
+    def has_early(self, key: str, settings: WorkerSettings) -> bool:
+        """True if a region has an early job, under equal settings, whose result is here or will come."""
         with self._lock:
-            begun = self._begun.get(key)
-            if begun is not None and (begun.settings != settings or not begun.has_result):
-                del self._begun[key]
+            early = self._early.get(key)
+            if early is not None and (early.settings != settings or not early.has_result):
+                del self._early[key]
                 return False
-            return begun is not None
+            return early is not None
 
     def _submit(
         self,
@@ -180,20 +175,20 @@ class WorkerPool:
         job: Job | str,
         settings: WorkerSettings,
     ) -> int | None:
-        """The number of a job that will put its result into `results`; None for one that was begun and is lost."""
+        """The number of a job that will put its result into `results`; None for an early one that is lost."""
         if not isinstance(job, str):
             return process.submit(results, job, settings)
         with self._lock:
-            begun = self._begun.pop(job, None)
-        if begun is None:  # its module was forgotten meanwhile
+            early = self._early.pop(job, None)
+        if early is None:  # its module was forgotten meanwhile
             return None
-        return begun.process.redirect(begun.number, begun.results, results, -1 - number)  # no process has such a number
+        return early.process.redirect(early.number, early.results, results, -1 - number)  # no process has such a number
 
     def results(
         self, jobs: Iterable[tuple[int, Job | str] | None], settings: WorkerSettings
     ) -> Generator[JobResult | None]:
-        """Submit numbered jobs to the children that `prepare` started. A job that was begun is given by its key; if the
-        process lost it, it has no result. None submits nothing.
+        """Submit numbered jobs to the children that `prepare` started. An early job is given by its key; if the process
+        lost it, it has no result. None submits nothing.
 
         Yields (number, artifact or error text, seconds) of each job when it is done, and None every _POLL_SECONDS
         without a result, so that the caller can check for a cancel. A caller that stops early, by an error or by
@@ -255,8 +250,8 @@ class WorkerPool:
 
     def _end_unused(self) -> None:
         with self._lock:
-            if not self._users and self._process is not None and self._process.is_busy and self._patience:
-                self._patience -= 1
+            if not self._users and self._process is not None and self._process.is_busy and self._idle_rounds_left:
+                self._idle_rounds_left -= 1
                 self._end_when_idle()
             elif not self._users:
                 self.close()

@@ -11,27 +11,26 @@ from typing import Any
 
 import torch
 
-from ....attribute_policy import ModuleRules
 from ....config import CacheConfig
 from ....errors import BypassCode, BypassReason, first_line
 from ....foreign.attributes import ForeignCode
 from ....foreign.reach import CodeReach, ReachCache
 from ....keys import Component, digest
+from ....regions.region_weights import cast_pattern, weight_inputs, weight_slots
 from ....regions.site import Hook, Progress, RegionSite, SilentProgress
+from ....regions.slots import Slot
 from ....regions.structure import Memo, parts, structure_digest
 from ....stats import Stats
 from ....store.artifact_store import ArtifactStore
 from ....torch_facts.flags import autocast_state
 from ....torch_facts.out_of_memory import is_out_of_memory
 from ..compile.compiled_region import CompiledRegion
-from ..compile.tracing import Shapes, WeightSlot, region_format, weight_slots
+from ..compile.tracing import Shapes, region_format
 from .region import Region, RegionCall, region_key, without_contents
 from .table import RegionTable
 
 logger = logging.getLogger(__name__)
 
-_NOT_READY = "not ready"
-PLAIN_WEIGHTS = "plain"  # they reach the computation as they are
 _STREAMED = BypassReason(
     BypassCode.STREAMED_WEIGHTS,
     "weights are not all on the device (low VRAM); blocks with such weights run as they are",
@@ -44,11 +43,11 @@ _AUTOCAST = BypassReason(BypassCode.OBSERVED_INPUT, "another pack turned autocas
 @dataclass(eq=False)
 class _BoundSite:
     structure: str
-    slots: list[WeightSlot]
+    slots: list[Slot]
     casting: list[torch.nn.Module]  # modules that may cast or patch their weights before use
+    refused: BypassReason | None
     regions: dict[tuple[Any, ...], Region] = field(default_factory=dict)
-    refused: BypassReason | None = None
-    states: dict[tuple[Any, ...], str] = field(default_factory=dict)  # how its weights reach a computation, by dtypes
+    cast_patterns: dict[tuple[Any, ...], str | None] = field(default_factory=dict)  # by dtypes and devices
 
 
 class RegionBinding:
@@ -59,6 +58,8 @@ class RegionBinding:
         runs; if not, the error is raised, because the caller can free memory and repeat the call.
     bypass: gets the reason each time an original runs in place of compiled code.
     """
+
+    weights_on: torch.device | None = None  # where the weights of a call have to be; None: where its inputs are
 
     def __init__(
         self,
@@ -77,7 +78,7 @@ class RegionBinding:
         self._verify = config.verify
         self._rules = config.rules
         self._reaches = ReachCache(config.management_modules)
-        self._state: tuple[Component, ...] = ()
+        self._torch_flags: tuple[Component, ...] = ()
         self._sites: dict[RegionSite, _BoundSite] = {}
         self._memo: Memo = {}
         self._foreign_code = ForeignCode()
@@ -114,10 +115,10 @@ class RegionBinding:
         reach = self._reaches.of(map(type, own))
         casting = [module for module in own if self._rules.may_cast(module)]
         structure = site.structure or structure_digest(site.module, self._memo, site.without, rules=self._rules)
-        bound = _BoundSite(digest((structure, reach.digest)), weight_slots(site.module, site.without), casting)
         foreign = any(self._foreign_code.inside(module, is_hooked and module is site.module) for module in own)
-        bound.refused = self._replaced(site.kind, foreign, reach)
-        self._sites[site] = bound
+        refused = self._replaced(site.kind, foreign, reach)
+        slots = weight_slots(site.module, site.without)
+        bound = self._sites[site] = _BoundSite(digest((structure, reach.digest)), slots, casting, refused)
         self._distinct.add((site.kind, bound.structure))
         return bound
 
@@ -129,10 +130,10 @@ class RegionBinding:
         what = str(reach.foreign[0]) if reach.foreign else f"code inside {kind}"
         return BypassReason(BypassCode.REPLACED_FORWARD, f"another pack replaced {what}; {kind} blocks run as they are")
 
-    def begin(self, progress: Progress, state: tuple[Component, ...]) -> None:
-        """A call of the module starts. `state`: what torch computes under, see `compute_state`."""
+    def begin(self, progress: Progress, torch_flags: tuple[Component, ...]) -> None:
+        """A call of the module starts. `torch_flags`: what torch computes under, see `compute_state`."""
         self._progress = progress
-        self._state = state
+        self._torch_flags = torch_flags
         self.was_reached = False
         self._stores.clear()
         self._failed.clear()
@@ -171,8 +172,8 @@ class RegionBinding:
         Raises what the original raises, and whatever cancels; OutOfMemoryError as `out_of_memory_is_final` says.
         """
         self.was_reached = True
-        bound = self._sites.get(site) or self._bind(site, is_hooked=True)
-        weights = [slots[name] for slots, name in bound.slots]
+        bound = self._bound(site)
+        weights = weight_inputs(bound.slots)
         region = self._region(site, bound, weights, tensors)
         if isinstance(region, BypassReason):
             return self._run_original(site, tensors, region)
@@ -194,6 +195,10 @@ class RegionBinding:
         self._stats.counters.region_calls += 1
         return result
 
+    def _bound(self, site: RegionSite) -> _BoundSite:
+        """The site while a call runs."""
+        return self._sites.get(site) or self._bind(site, is_hooked=True)
+
     def _run_original(self, site: RegionSite, tensors: Sequence[torch.Tensor], reason: BypassReason | None) -> Any:
         """`reason`: None where the region is only to be compiled later."""
         result = site.function(site.module, *tensors)
@@ -211,16 +216,17 @@ class RegionBinding:
         if autocast_state(device.type) != "off":
             return _AUTOCAST
         form = (dtype, *[(weight.dtype, weight.device) for weight in weights])
-        state = bound.states.get(form)
-        if state is None:
-            state = bound.states[form] = _weights_state(bound, weights, dtype, device, self._rules)
-        if state == _NOT_READY:
+        if form not in bound.cast_patterns:
+            weights_on = self.weights_on or device
+            bound.cast_patterns[form] = cast_pattern(bound.casting, weights, dtype, weights_on, self._rules)
+        pattern = bound.cast_patterns[form]
+        if pattern is None:
             return _STREAMED
-        key = (state, self._state, *((tensor.dtype, tensor.ndim) for tensor in tensors))
-        region = bound.regions.get(key)
+        form = (pattern, self._torch_flags, *((tensor.dtype, tensor.ndim) for tensor in tensors))
+        region = bound.regions.get(form)
         if region is None:
-            region = self._table.region(region_key(site, bound.structure, tensors, state, self._state), site.kind)
-            bound.regions[key] = region
+            key = region_key(site, bound.structure, tensors, pattern, self._torch_flags)
+            region = bound.regions[form] = self._table.region(key, site.kind)
             self._regions[id(region)] = region
         return region
 
@@ -228,9 +234,7 @@ class RegionBinding:
         self, region: Region, site: RegionSite, weights: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]
     ) -> CompiledRegion | BypassReason | None:
         """Code for sizes that were not met before, or why there is none; None if the region is to be compiled later."""
-        store = self._store(inputs[0].device)
-        announce = functools.partial(self._announce, site.kind)
-        call = RegionCall(region, site, weights, inputs, self._stats, self._progress, announce, self._verify, store)
+        call = self._call(region, site, weights, inputs)
         failed = self._failed.get((region.key, call.shapes))
         if failed is not None:
             return failed
@@ -243,6 +247,13 @@ class RegionBinding:
                 self._on_first_missing()
             self._missing[region.key] = without_contents(call)
         return found
+
+    def _call(
+        self, region: Region, site: RegionSite, weights: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]
+    ) -> RegionCall:
+        store = self._store(inputs[0].device)
+        announce = functools.partial(self._announce, site.kind)
+        return RegionCall(region, site, weights, inputs, self._stats, self._progress, announce, self._verify, store)
 
     def _why_failed(self, site: RegionSite, error: Exception) -> BypassReason:
         """Why a site runs its original until the next call of the module. Raises the error where a repeated call may
@@ -270,29 +281,3 @@ class RegionBinding:
         if device not in self._stores:
             self._stores[device] = self._store_for(device)
         return self._stores[device]
-
-
-def _weights_state(
-    bound: _BoundSite, weights: Sequence[torch.Tensor], dtype: torch.dtype, device: torch.device, rules: ModuleRules
-) -> str:
-    """How the block's weights reach a computation in `dtype`; `_NOT_READY` if some are not on the device.
-
-    An application may cast or patch weights before use (`ModuleRules`). A cast to another dtype is traced as a part of
-    the region. A cast to the same dtype does nothing; the flag stays set on modules whose weights were streamed once. A
-    patch is a Python function that may change between calls, so it cannot be traced.
-    """
-    casts = ""
-    for module in bound.casting:
-        if rules.patches_weights(module):
-            return _NOT_READY
-        others = any(weight is not None and weight.dtype != dtype for weight in module._parameters.values())
-        casts += "c" if others and rules.casts_now(module) else "-"
-    for weight in weights:
-        if weight.device != device or type(weight) not in (torch.nn.Parameter, torch.Tensor):
-            return _NOT_READY
-    return casts if "c" in casts else PLAIN_WEIGHTS
-
-
-def is_plain(bound: _BoundSite, weights: Sequence[torch.Tensor], dtype: torch.dtype, rules: ModuleRules) -> bool:
-    """Whether the block's weights reach a computation in `dtype` as they are, once they are on its device."""
-    return all(weight.dtype == dtype for weight in weights) and not any(map(rules.patches_weights, bound.casting))

@@ -32,7 +32,7 @@ def difference_from_original(
     tensors: Sequence[torch.Tensor],
     cancellations: tuple[type[BaseException], ...] = (),
 ) -> str | None:
-    """How the results of `compiled` differ from the original's on these inputs, for people; None if they agree.
+    """Compare `compiled` with the original on these inputs. Returns the difference for people; None if they agree.
 
     Raises what the original raises; `cancellations` and a lack of memory, which do not mean that the code is
     wrong.
@@ -76,7 +76,7 @@ def _error(actual: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:
 
 
 def _norm(tensor: torch.Tensor) -> torch.Tensor:
-    """Of the finite values."""
+    """The L2 norm over the finite values."""
     norm: torch.Tensor = torch.stack([part[torch.isfinite(part)].float().norm() for part in _parts(tensor)]).norm()
     return norm
 

@@ -27,22 +27,22 @@ def region_key(
     site: RegionSite,
     structure: str,
     tensors: Sequence[torch.Tensor],
-    weights_state: str,
-    state: Sequence[Component] = (),
+    pattern: str,
+    torch_flags: Sequence[Component] = (),
 ) -> str:
-    """What two sites must have in common to share compiled code, as a digest.
+    """A digest of everything that two sites must have in common to share compiled code.
 
-    structure: digest of the block and of the functions that it reaches. weights_state: how the weights reach the
-    computation (plain, or cast on the way). state: what torch computes under, see `compute_state`.
+    structure: digest of the block and of the functions that it reaches. pattern: of its weights, see `cast_pattern`.
+    torch_flags: what torch computes under, see `compute_state`.
     """
     # The device with its index: generated code launches on the device that it was compiled for.
     inputs = tuple((str(tensor.dtype), str(tensor.device), tensor.ndim) for tensor in tensors)
-    return digest((site.kind, site.dims, structure, inputs, weights_state, tuple(state)))
+    return digest((site.kind, site.dims, structure, inputs, pattern, tuple(torch_flags)))
 
 
 @dataclass(eq=False)
 class Region:
-    """What all sites of one `region_key` share: the compiled code, and the sizes at which there is none.
+    """The compiled code that all sites of one `region_key` share, and the sizes at which there is none.
 
     label: the kind of block, for people.
     compiled: one, unless a call had sizes that its guards exclude.
@@ -138,12 +138,12 @@ class RegionCall:
 
     @property
     def fits(self) -> bool:
-        """Whether the inputs have the site's dimensions, each name with one size."""
+        """True if the inputs have the site's dimensions, each name with one size."""
         return bind_dims(self.site.dims, self.shapes) is not None
 
     @property
     def sizes(self) -> dict[str, int]:
-        """By name of a dimension."""
+        """The sizes by name of a dimension."""
         sizes = bind_dims(self.site.dims, self.shapes)
         assert sizes is not None, f"{self.shapes} do not fit {self.site.dims}: `RegionTable.resolve` refuses them"
         return sizes
@@ -156,7 +156,7 @@ def without_contents(call: RegionCall) -> RegionCall:
 
 
 def may_run(call: RegionCall, compiled: CompiledRegion, compared: bool = False) -> bool:
-    """Whether compiled code of the call's region may run at the call's sizes. New code is stored if so, else dropped.
+    """Decide if compiled code of the call's region may run at the call's sizes. New code is then stored, else dropped.
 
     compared: its results were compared with the original's already, at other sizes.
 
@@ -176,7 +176,7 @@ def may_run(call: RegionCall, compiled: CompiledRegion, compared: bool = False) 
 
 
 def _allowed(call: RegionCall, compiled: CompiledRegion, verify: bool) -> bool:
-    """By the guards; by comparing results where `verify` is set or the guards leave it open."""
+    """Check the guards; compare results if they leave it open, or if `verify` is set."""
     kind, sizes = call.site.kind, call.sizes
     verdict, failed = compiled.guards.check(sizes)
     if verdict is Verdict.BROKEN:

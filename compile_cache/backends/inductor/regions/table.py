@@ -50,8 +50,8 @@ class RegionTable:
             return 0 if region.compiled else region.load(store)
 
     def resolve(self, call: RegionCall, postpone: bool = False) -> CompiledRegion | BypassReason | None:
-        """What runs at the call's sizes: code from memory or from the store, else newly compiled code; or the reason
-        for which the original runs.
+        """Find code for the call's sizes in memory or in the store, or compile it. Returns the code, or the reason for
+        which the original runs.
 
         postpone: return None for a region that has no compiled code at all, instead of compiling it.
 
@@ -63,7 +63,7 @@ class RegionTable:
                 return region.by_shapes[shapes]
             if not call.fits:
                 return _refuse(region, shapes, f"{region.label}: inputs {shapes} do not fit {call.site.dims}")
-            compiled = _find(call)
+            compiled = _find_in_memory(call) or _find_in_store(call)
             if compiled is not None:
                 region.by_shapes[shapes] = compiled
                 return compiled
@@ -101,11 +101,6 @@ def load_while_waiting(region: Region, store: ArtifactStore, stats: Stats) -> bo
     return loaded > 0
 
 
-def _find(call: RegionCall) -> CompiledRegion | None:
-    """Code that may run at the call's sizes."""
-    return _find_in_memory(call) or _find_in_store(call)
-
-
 def _find_in_store(call: RegionCall) -> CompiledRegion | None:
     if call.store is None or not load_while_waiting(call.region, call.store, call.stats):
         return None
@@ -121,7 +116,9 @@ def _compile_or_explain(call: RegionCall) -> CompiledRegion | BypassReason:
     """Compile; where another process compiles the same region, wait for its artifact instead."""
     call.announce()
     try:
-        with _alone(call):
+        if call.store is None:
+            return _compile_and_compare(call)
+        with call.store.build_lock(call.region.key, call.progress.raise_if_cancelled):
             return _find_in_store(call) or _compile_and_compare(call)
     except RegionCompileError as error:
         # Inputs that the original refuses too (a text for another model) are no failure of the compiler: raise.
@@ -131,13 +128,6 @@ def _compile_or_explain(call: RegionCall) -> CompiledRegion | BypassReason:
         reason = BypassReason(BypassCode.COMPILE_FAILED, str(error))
         call.region.failures[call.static] = reason
         return reason
-
-
-def _alone(call: RegionCall) -> contextlib.AbstractContextManager[None]:
-    """Keep other processes from compiling the same region."""
-    if call.store is None:
-        return contextlib.nullcontext()
-    return call.store.build_lock(call.region.key, call.progress.raise_if_cancelled)
 
 
 def _compile_and_compare(call: RegionCall) -> CompiledRegion:

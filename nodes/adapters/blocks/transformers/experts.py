@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from ..splice import Known, Noted, Reached, Stop, in_place, other_order
+from ..splice import FixedResult, RecordResult, StopHere, StoppedAt, in_place, other_order
 from .tested import is_routed
 
 Forward = Callable[[], Any]
@@ -60,11 +60,11 @@ def enter(block: torch.nn.Module, cut: Cut, forward: Forward) -> tuple[list[Any]
 
     Raises UnusableArgumentError if the block does not call its parts once each, in the order in which it has them.
     """
-    noted = {name: Noted(block.get_submodule(name)) for name in cut.before}
+    noted = {name: RecordResult(block.get_submodule(name)) for name in cut.before}
     try:
-        with in_place(block, {**noted, cut.part: Stop()}):
+        with in_place(block, {**noted, cut.part: StopHere()}):
             forward()
-    except Reached as reached:
+    except StoppedAt as reached:
         results = [value for each in noted.values() for value in each.results]
         if len(results) == len(noted):
             return results, reached.x
@@ -76,7 +76,7 @@ def leave(block: torch.nn.Module, cut: Cut, forward: Forward, results: list[Any]
 
     What the block computes between the parts it computes once more; of that, a trace keeps what the result needs.
     """
-    known = {name: Known(result) for name, result in zip(cut.not_left, [*results, made], strict=True)}
+    known = {name: FixedResult(result) for name, result in zip(cut.not_left, [*results, made], strict=True)}
     with in_place(block, known):
         return forward()
 

@@ -13,7 +13,7 @@ from .....compile_cache.errors import BypassCode, BypassReason
 from .....compile_cache.regions.site import Bypass, Hook, RegionRunner, RegionSite
 from ...comfyui import version
 from ..common import FEATURES, TOKENS, TRACED_OPTIONS, attention_patch, is_core, original
-from ..splice import Known, Reached, Stop, in_place
+from ..splice import FixedResult, StopHere, StoppedAt, in_place
 from . import video_unet
 
 _UNET = "comfy.ldm.modules.diffusionmodules.openaimodel"
@@ -91,7 +91,7 @@ def _traced_block(block: torch.nn.Module, x: torch.Tensor, context: torch.Tensor
 
 
 def _spatial_transformer(name: str, block: Any, run: RegionRunner) -> Hook:
-    """Two regions: one before the transformer blocks, one after them. Both run core's own forward, see `stand_ins`."""
+    """Two regions: one before the transformer blocks, one after them. Both run core's own forward, see `splice`."""
     inner = ("transformer_blocks",)
     enter = RegionSite(name, "SpatialTransformer.enter", block, _enter, (FEATURES,), inner)
     leave = RegionSite(name, "SpatialTransformer.exit", block, _leave, (FEATURES, TOKENS), inner)
@@ -111,14 +111,14 @@ def _spatial_transformer(name: str, block: Any, run: RegionRunner) -> Hook:
 
 def _enter(block: Any, x: torch.Tensor) -> torch.Tensor:
     try:
-        _with_block(block, Stop(), x)
-    except Reached as reached:
+        _with_block(block, StopHere(), x)
+    except StoppedAt as reached:
         return reached.x
     raise AssertionError("core's SpatialTransformer did not call its blocks")
 
 
 def _leave(block: Any, x: torch.Tensor, tokens: torch.Tensor) -> Any:
-    return _with_block(block, Known(tokens), x)
+    return _with_block(block, FixedResult(tokens), x)
 
 
 def _with_block(block: Any, other: torch.nn.Module, x: torch.Tensor) -> Any:

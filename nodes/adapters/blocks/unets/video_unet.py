@@ -12,7 +12,7 @@ import torch
 from .....compile_cache.errors import BypassCode, BypassReason
 from .....compile_cache.regions.site import Bypass, Hook, RegionRunner, RegionSite
 from ..common import original
-from ..splice import Known, Reached, Stop, in_place
+from ..splice import FixedResult, StopHere, StoppedAt, in_place
 
 _FEATURES = ("b", "t", "h", "w", None)  # in this order, because features are channels-last on CUDA
 _TOKENS = ("b", "t", "n", None)
@@ -46,7 +46,7 @@ def _residual(block: torch.nn.Module, x: torch.Tensor, emb: torch.Tensor) -> Any
 def spatial_transformer(name: str, block: Any, run: RegionRunner, bypass: Bypass) -> Hook:
     """Three regions around a transformer block over each frame and one over time, which are regions of their own.
 
-    They run core's own forward, see `stand_ins`.
+    They run core's own forward, see `splice`.
     """
     inner = ("transformer_blocks", "time_stack")
     kind = "SpatialVideoTransformer"
@@ -82,22 +82,22 @@ def spatial_transformer(name: str, block: Any, run: RegionRunner, bypass: Bypass
 
 
 def _enter(block: Any, x: torch.Tensor, context: torch.Tensor) -> torch.Tensor:
-    return _reached(block, x, context, Stop(), Stop()).x
+    return _reached(block, x, context, StopHere(), StopHere()).x
 
 
 def _turn(block: Any, x: torch.Tensor, context: torch.Tensor, tokens: torch.Tensor) -> tuple[torch.Tensor, Any]:
-    reached = _reached(block, x, context, Known(tokens.flatten(0, 1)), Stop())
+    reached = _reached(block, x, context, FixedResult(tokens.flatten(0, 1)), StopHere())
     return reached.x, reached.context
 
 
 def _leave(block: Any, x: torch.Tensor, context: torch.Tensor, tokens: torch.Tensor, over_time: torch.Tensor) -> Any:
-    return _with_blocks(block, x, context, Known(tokens.flatten(0, 1)), Known(over_time.flatten(0, 1)))
+    return _with_blocks(block, x, context, FixedResult(tokens.flatten(0, 1)), FixedResult(over_time.flatten(0, 1)))
 
 
-def _reached(block: Any, x: torch.Tensor, context: torch.Tensor, *others: torch.nn.Module) -> Reached:
+def _reached(block: Any, x: torch.Tensor, context: torch.Tensor, *others: torch.nn.Module) -> StoppedAt:
     try:
         _with_blocks(block, x, context, *others)
-    except Reached as reached:
+    except StoppedAt as reached:
         return reached
     raise AssertionError("core's SpatialVideoTransformer did not call its blocks")
 

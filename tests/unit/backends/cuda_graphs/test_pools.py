@@ -41,12 +41,12 @@ class Working(FakeProgram):
         self.grows = 0
         self.rehearsals = 0
 
-    def capture(self, call: Call, result: Any, known: CaptureFacts) -> FakeGraph:
+    def capture(self, call: Call, result: Any, facts: CaptureFacts) -> FakeGraph:
         self.rehearsals += 1
         needed = self.works_in[call.tensors[0].shape[-1]]
-        if needed > known.limit:
+        if needed > facts.limit:
             raise OverBudgetError(needed)
-        graph = super().capture(call, result, known)
+        graph = super().capture(call, result, facts)
         self.pool = max(self.pool, needed + self.grows)
         return graph
 

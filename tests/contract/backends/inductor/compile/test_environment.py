@@ -321,11 +321,11 @@ class Reordered(Attention):
 
 
 def key_of(module: nn.Module, **changes: Any) -> str:
-    given: dict[str, Any] = {"kind": "Attention", "dims": (TOKENS, CONTEXT), "state": "plain", "device": "cpu"}
+    given: dict[str, Any] = {"kind": "Attention", "dims": (TOKENS, CONTEXT), "pattern": "plain", "device": "cpu"}
     given |= {"dtype": torch.float32, "tokens": (2, 8, 16), **changes}
     site = RegionSite("blocks.0", given["kind"], module, original, given["dims"])
     tensors = [torch.empty(given["tokens"], dtype=given["dtype"], device=given["device"]) for _ in range(2)]
-    return region_key(site, structure_digest(module), tensors, given["state"])
+    return region_key(site, structure_digest(module), tensors, given["pattern"])
 
 
 ANOTHER_REGION: dict[str, Callable[[], str]] = {
@@ -340,7 +340,7 @@ ANOTHER_REGION: dict[str, Callable[[], str]] = {
     "dtype of the inputs": lambda: key_of(seeded(Attention), dtype=torch.bfloat16),
     "dimensions of the inputs": lambda: key_of(seeded(Attention), tokens=(2, 8, 16, 1)),
     "device": lambda: key_of(seeded(Attention), device="meta"),
-    "weights that are cast on the way": lambda: key_of(seeded(Attention), state="c"),
+    "weights that are cast on the way": lambda: key_of(seeded(Attention), pattern="c"),
 }
 
 

@@ -12,9 +12,10 @@ from unittest.mock import ANY
 import pytest
 import torch
 
-from compile_cache.backends.base import ExpectedCall
+from compile_cache.backends.base import UpcomingDecode
 from compile_cache.backends.inductor.backend import InductorBackend
 from compile_cache.backends.inductor.parallel import parallel_compile, pool
+from compile_cache.regions.slots import swapped, tensor_slots
 
 from ....rig import TOLERANCE, Bound, Model, Rig, hooks_of, inputs, seeded
 from .test_parallel_compile import wait_for
@@ -34,26 +35,19 @@ class Later:
         self.bound = rig.bind(self.module)
         self.looked_at: list[Sequence[int]] = []
 
-    @contextlib.contextmanager
-    def as_loaded(self) -> Iterator[None]:
-        slots = [(part._parameters, name) for part in self.module.modules() for name in part._parameters]
-        before = [own[name] for own, name in slots]
-        try:
-            for (own, name), weight in zip(slots, before, strict=True):
-                own[name] = torch.nn.Parameter(torch.empty_like(weight, device="meta"), requires_grad=False)
-            yield
-        finally:
-            for (own, name), weight in zip(slots, before, strict=True):
-                own[name] = weight
+    def as_loaded(self) -> contextlib.AbstractContextManager[None]:
+        slots = [slot for part in self.module.modules() for slot in tensor_slots(part)]
+        empty = [torch.empty_like(own[name], device="meta") for own, name in slots]
+        return swapped((*slot, torch.nn.Parameter(each, False)) for slot, each in zip(slots, empty, strict=True))
 
     def invoke(self, shape: Sequence[int]) -> None:
         self.looked_at.append(shape)
         self.module(torch.empty(shape, device="meta"), torch.empty((shape[0], 7, 16), device="meta"))
 
-    def expect(self, **changes: Any) -> None:
-        call = {"as_loaded": self.as_loaded, "invoke": self.invoke, **changes}
+    def announce(self, **changes: Any) -> None:
+        decode = {"as_loaded": self.as_loaded, "invoke": self.invoke, **changes}
         with torch.inference_mode():
-            self.bound.program.expect(ExpectedCall(torch.device("cpu"), hooks_of(self.module), **call))
+            self.bound.program.compile_ahead(UpcomingDecode(torch.device("cpu"), hooks_of(self.module), **decode))
 
 
 @pytest.fixture
@@ -76,19 +70,21 @@ def first_call(rig: Rig) -> None:
         assert rig.bind(seeded(Model)).error(*inputs()) <= TOLERANCE
 
 
-def test_what_only_the_later_module_needs_is_begun_and_then_neither_traced_nor_compiled_again(rig: Rig) -> None:
+def test_what_only_the_later_module_needs_is_submitted_early_and_neither_traced_nor_compiled_again(
+    rig: Rig,
+) -> None:
     later = Later(rig)
     weights = {name: id(weight) for name, weight in later.module.named_parameters()}
-    later.expect()
+    later.announce()
     first_call(rig)
     assert later.looked_at == [(2, 16, 8, 8)]
     assert {name: id(weight) for name, weight in later.module.named_parameters()} == weights
     assert traces(rig) == ["2 regions", "1 regions of a module that comes later"]
-    assert len(workers_of(rig)._begun) == 1
+    assert len(workers_of(rig)._early) == 1
     with rig.expect(region_compiles=1, verifications=1, region_calls=4, graph_calls=1):
         assert later.bound.error(*inputs()) <= TOLERANCE
     assert traces(rig)[2:] == ["0 regions"]
-    assert not workers_of(rig)._begun
+    assert not workers_of(rig)._early
     with rig.expect(region_calls=4, graph_calls=1, verifications=ANY):
         assert later.bound.error(*inputs(1, 9, 5, 11)) <= TOLERANCE
 
@@ -96,10 +92,10 @@ def test_what_only_the_later_module_needs_is_begun_and_then_neither_traced_nor_c
 @pytest.mark.long
 def test_a_result_that_came_before_the_processes_ended_is_used(rig: Rig) -> None:
     later = Later(rig)
-    later.expect()
+    later.announce()
     first_call(rig)
-    (begun,) = workers_of(rig)._begun.values()
-    wait_for(lambda: not begun.results.empty())
+    (early,) = workers_of(rig)._early.values()
+    wait_for(lambda: not early.results.empty())
     workers_of(rig).close()
     with rig.expect(region_compiles=1, verifications=1, region_calls=4, graph_calls=1):
         assert later.bound.error(*inputs()) <= TOLERANCE
@@ -107,21 +103,21 @@ def test_a_result_that_came_before_the_processes_ended_is_used(rig: Rig) -> None
 
 
 def lost(rig: Rig) -> None:
-    (key,) = workers_of(rig)._begun
+    (key,) = workers_of(rig)._early
     workers_of(rig).close()
-    workers_of(rig)._begun[key].results.__init__()  # type: ignore[misc]  # whatever came is gone
+    workers_of(rig)._early[key].results.__init__()  # type: ignore[misc]  # whatever came is gone
 
 
 def under_other_settings(rig: Rig) -> None:
-    ((key, begun),) = workers_of(rig)._begun.items()
-    workers_of(rig)._begun[key] = replace(begun, settings=replace(begun.settings, environment="another"))
+    ((key, early),) = workers_of(rig)._early.items()
+    workers_of(rig)._early[key] = replace(early, settings=replace(early.settings, environment="another"))
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("change", [lost, under_other_settings])
-def test_what_was_begun_in_vain_is_compiled_by_the_call(rig: Rig, change: Callable[[Rig], None]) -> None:
+def test_an_early_job_that_is_lost_is_compiled_by_the_call(rig: Rig, change: Callable[[Rig], None]) -> None:
     later = Later(rig)
-    later.expect()
+    later.announce()
     first_call(rig)
     change(rig)
     with rig.expect(region_compiles=ANY, verifications=ANY, region_calls=4, graph_calls=1):
@@ -137,45 +133,45 @@ def fail(*_: Any) -> Any:
 @pytest.mark.parametrize("part", ["as_loaded", "invoke"])
 def test_a_module_that_cannot_be_looked_at_costs_nothing(rig: Rig, part: str) -> None:
     later = Later(rig)
-    later.expect(**{part: fail})
+    later.announce(**{part: fail})
     first_call(rig)
-    assert not workers_of(rig)._begun
+    assert not workers_of(rig)._early
     with rig.expect(region_compiles=1, verifications=1, region_calls=4, graph_calls=1):
         assert later.bound.error(*inputs()) <= TOLERANCE
 
 
 @pytest.mark.long
-def test_what_is_stored_or_in_memory_is_not_begun(rig: Rig, tmp_path: Path) -> None:
+def test_what_is_stored_or_in_memory_is_not_submitted_early(rig: Rig, tmp_path: Path) -> None:
     Rig(InductorBackend(), workers=0, store_folder=tmp_path, source="one").bind(Later(rig).module)(*inputs())
     later = Later(rig)
-    later.expect()
+    later.announce()
     first: Bound = rig.bind(seeded(lambda: Model(eps=1e-4)))
     with rig.expect(region_compiles=1, region_loads=1, verifications=1, region_calls=4, graph_calls=1):
         assert first.error(*inputs()) <= TOLERANCE
-    assert not workers_of(rig)._begun
+    assert not workers_of(rig)._early
 
 
 def test_a_module_that_is_gone_needs_nothing(rig: Rig) -> None:
     later, other = Later(rig), Later(rig)
-    later.expect()
+    later.announce()
     first_call(rig)
     other.bound.program.close()
-    assert len(workers_of(rig)._begun) == 1
+    assert len(workers_of(rig)._early) == 1
     later.bound.program.close()
-    assert not workers_of(rig)._begun
+    assert not workers_of(rig)._early
 
 
 def test_processes_that_die_by_a_later_modules_job_are_started_anew(
     rig: Rig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    begin = pool.WorkerPool.begin
+    submit_early = pool.WorkerPool.submit_early
 
     def dying(self: pool.WorkerPool, *given: Any) -> None:
-        begin(self, *given)
+        submit_early(self, *given)
         self.close()
 
-    monkeypatch.setattr(pool.WorkerPool, "begin", dying)
-    Later(rig).expect()
+    monkeypatch.setattr(pool.WorkerPool, "submit_early", dying)
+    Later(rig).announce()
     first_call(rig)
     assert "1 regions of a module that comes later" in traces(rig)
     assert "compiled one after the other" not in caplog.text
@@ -185,5 +181,5 @@ def test_a_module_that_was_called_is_no_longer_expected() -> None:
     rig = Rig(InductorBackend(), workers=0)
     later = Later(rig)
     later.bound(*inputs())
-    later.expect()
-    assert not workers_of(rig).expected
+    later.announce()
+    assert not rig.backend.upcoming_calls  # type: ignore[attr-defined]

@@ -171,9 +171,8 @@ class Pretended:
     """Worker processes that hold memory, and compile nothing."""
 
     running = False
-    expected: dict[int, Any] = {}
 
-    def has_begun(self, key: str, settings: Any) -> bool:
+    def has_early(self, key: str, settings: Any) -> bool:
         return False
 
     def prepare(self, count: int, device: torch.device) -> None:

@@ -37,7 +37,7 @@ def inputs() -> tuple[torch.Tensor, torch.Tensor]:
 
 def call(bound: Bound, **changes: Any) -> torch.Tensor:
     """As the adapter calls: with the present state."""
-    return bound(*inputs(), state=compute_state("cpu"), **changes)
+    return bound(*inputs(), torch_flags=compute_state("cpu"), **changes)
 
 
 def test_inside_autocast_a_block_runs_as_it_is(rig: Rig) -> None:

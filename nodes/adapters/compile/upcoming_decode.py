@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import weakref
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 
-from ....compile_cache.backends.base import ExpectedCall
+from ....compile_cache.backends.base import UpcomingDecode
 from ....compile_cache.keys import Role
 from ....compile_cache.regions.site import Bypass, Hook, RegionRunner
+from ....compile_cache.regions.slots import swapped
 from ..blocks.decoder import attention_without_contents
 from ..blocks.families import hooks_of
 from ..comfyui import version
@@ -19,7 +20,7 @@ from ..comfyui.module_attributes import RULES
 from ..forward.compiled_forward import CompiledForward
 
 
-def expect_decode(patcher: Any, forward: CompiledForward, device: torch.device, dtype: torch.dtype) -> None:
+def announce_decode(patcher: Any, forward: CompiledForward, device: torch.device, dtype: torch.dtype) -> None:
     """A decode by `forward` will come, on `device` in `dtype`. patcher: that loads it."""
     if not forward.is_known_code:
         return
@@ -33,10 +34,8 @@ def expect_decode(patcher: Any, forward: CompiledForward, device: torch.device, 
         hooks = hooks_of(module, Role.VAE_DECODE, run, bypass)
         return [*hooks, *attention_without_contents(module, hooks)]
 
-    @contextlib.contextmanager
-    def as_loaded() -> Iterator[None]:
-        with _without_contents(_alive(reference), attributes):
-            yield
+    def as_loaded() -> AbstractContextManager[None]:
+        return swapped(_without_contents(_alive(reference), attributes))
 
     def invoke(sampled: Sequence[int]) -> None:
         """sampled: (batch, channels, height, width), the latent that will be decoded, perhaps twice by CFG."""
@@ -45,7 +44,7 @@ def expect_decode(patcher: Any, forward: CompiledForward, device: torch.device, 
         latent = torch.empty((1, module.conv_in.in_channels, height, width), dtype=dtype, device="meta")
         type(module).forward(module, latent)
 
-    forward.expect_call(ExpectedCall(device, build_hooks, as_loaded, invoke))
+    forward.compile_ahead(UpcomingDecode(device, build_hooks, as_loaded, invoke))
 
 
 def _alive(reference: weakref.ref[torch.nn.Module]) -> torch.nn.Module:
@@ -55,19 +54,16 @@ def _alive(reference: weakref.ref[torch.nn.Module]) -> torch.nn.Module:
     return module
 
 
-@contextlib.contextmanager
-def _without_contents(module: torch.nn.Module, loaded: dict[str, Any]) -> Iterator[None]:
-    """Inside, the parameters have no contents, and the dtypes in which ComfyUI will load them. Raises ValueError where
-    ComfyUI has loaded them in parts: then they are taken from elsewhere, or cast in each call.
+def _without_contents(module: torch.nn.Module, loaded: dict[str, Any]) -> Iterator[tuple[dict[str, Any], str, Any]]:
+    """Slots and values for `swapped`: parameters without contents, in the dtypes in which ComfyUI will load them.
 
-    loaded: attributes that a load sets on each module with weights that ComfyUI may cast.
+    loaded: attributes that a load sets on each module with weights that ComfyUI may cast. Raises ValueError where
+    ComfyUI has loaded the weights in parts: then they are taken from elsewhere, or cast in each call.
     """
     made: dict[int, torch.nn.Parameter] = {}
-    slots: list[tuple[dict[str, Any], str, Any, Any]] = []
-    new: list[tuple[dict[str, Any], str]] = []
     for part in module.modules():
         if RULES.may_cast(part):
-            new += [(part.__dict__, name) for name in loaded if name not in part.__dict__]
+            yield from ((part.__dict__, name, value) for name, value in loaded.items() if name not in part.__dict__)
         if (RULES.may_cast(part) and RULES.casts_now(part)) or part._buffers:
             raise ValueError(f"{type(part).__name__} takes its weights from elsewhere")
         for name, weight in part._parameters.items():
@@ -79,15 +75,4 @@ def _without_contents(module: torch.nn.Module, loaded: dict[str, Any]) -> Iterat
             if id(weight) not in made:
                 empty = torch.empty_strided(weight.shape, weight.stride(), dtype=dtype, device="meta")
                 made[id(weight)] = torch.nn.Parameter(empty, requires_grad=False)
-            slots.append((part._parameters, name, weight, made[id(weight)]))
-    try:
-        for own, name, _, empty in slots:
-            own[name] = empty
-        for own, name in new:
-            own[name] = loaded[name]
-        yield
-    finally:
-        for own, name in new:
-            own.pop(name, None)
-        for own, name, weight, _ in slots:
-            own[name] = weight
+            yield part._parameters, name, made[id(weight)]

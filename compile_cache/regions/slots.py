@@ -1,0 +1,44 @@
+"""Exchange entries of modules' dictionaries (weights, parts, a forward) for a while, and put back what was there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+# Where a module keeps something: its `_parameters`, `_buffers`, `_modules` or `__dict__`, and the name there.
+Slot = tuple[dict[str, Any], str]
+
+_ABSENT = object()
+
+
+@contextmanager
+def swapped(values: Iterable[tuple[dict[str, Any], str, Any]]) -> Iterator[None]:
+    """Inside, each slot (dictionary, name) has the value that is given with it.
+
+    At the end, and after any error, each slot has again what it had at the beginning; a name that was absent is absent.
+    That holds too where the body exchanged a slot itself: what it put there is dropped, and only slots that are not
+    named here keep what the body put into them. If a slot is named twice, the later value counts. Swaps may nest.
+    """
+    values = list(values)
+    before = [(own, name, own.get(name, _ABSENT)) for own, name, _ in values]
+    try:
+        for own, name, value in values:
+            own[name] = value
+        yield
+    finally:
+        for own, name, value in before:
+            if value is _ABSENT:
+                own.pop(name, None)
+            else:
+                own[name] = value
+
+
+def tensor_slots(module: torch.nn.Module) -> Iterator[Slot]:
+    """The slots of a module's own parameters, then of its buffers. Modules below it are left out."""
+    for own in (module._parameters, module._buffers):
+        for name, tensor in own.items():
+            if tensor is not None:
+                yield own, name
