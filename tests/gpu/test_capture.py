@@ -146,7 +146,7 @@ def test_a_failed_capture_is_an_error_and_the_process_goes_on(allocator: str, fa
                     {code}
                 return x + kept[1]
 
-            x = torch.randn(64, 256, device="cuda")
+            x = torch.ones(64, 256, device="cuda")
             try:
                 capture(broken, [x], broken([x]))
             except CaptureError as error:
@@ -155,11 +155,16 @@ def test_a_failed_capture_is_an_error_and_the_process_goes_on(allocator: str, fa
                 raise AssertionError("it did not fail")
             assert len(calls) == 3
 
-        check(8)
+        graph = check(8)
+        torch.manual_seed(1)
+        expected = [torch.randn(64, 256, device="cuda") for _ in range(2)]
+        torch.manual_seed(1)
+        assert torch.equal(torch.randn(64, 256, device="cuda"), expected[0])
         attempt()
         attempt()
-        y = torch.randn(64, 256, device="cuda")
-        assert torch.isfinite(forward([y])).all()
+        assert torch.equal(torch.randn(64, 256, device="cuda"), expected[1])  # the sequence goes on
+        y = torch.randn(8, 256, device="cuda")
+        assert torch.equal(graph.replay([y]), forward([y]))  # a graph from before
         check(64)
         import gc; gc.collect(); torch.cuda.empty_cache(); torch.cuda.synchronize()
         """,
