@@ -102,6 +102,36 @@ def test_closed_captures_leave_nothing_on_the_device(allocator: str) -> None:
     )
 
 
+@pytest.mark.parametrize("allocator", ALLOCATORS)
+def test_after_a_broken_capture_the_memory_of_captures_is_given_back(allocator: str) -> None:
+    run(
+        allocator,
+        textwrap.dedent(MEMORY)
+        + textwrap.dedent("""
+        graphs = [check(400_000)]
+        calls = []
+
+        def broken(tensors):
+            calls.append(1)
+            if len(calls) > 2:
+                torch.cuda.synchronize()
+            return forward(tensors)
+
+        x = torch.ones(64, 256, device="cuda")
+        try:
+            capture(broken, [x], broken([x]))
+        except CaptureError as error:
+            print(error)
+        graphs.append(check(200_000))
+        for graph in graphs:
+            graph.close()
+        assert pool_bytes() == 0
+        del graph, graphs
+        assert used() - before < 64 << 20, (used() - before) >> 20
+        """),
+    )
+
+
 def test_what_a_living_capture_works_in_can_be_released() -> None:
     run(
         "cudaMallocAsync",

@@ -11,6 +11,7 @@ import torch
 
 from compile_cache.backends.cuda_graphs import broken
 from compile_cache.backends.cuda_graphs import capture as capturing
+from compile_cache.backends.cuda_graphs.pools import Pools
 from compile_cache.errors import CaptureError
 
 POOL = (7, 0)
@@ -22,12 +23,16 @@ class Torch:
     def __init__(self) -> None:
         self.breaks = 0
         self.ended: list[Any] = []  # pools whose capture was ended for the allocator
+        self.released: list[Any] = []  # pools that it was told the graph no longer uses
         self.begun: list[Any] = []  # the pool of each capture
         self.is_allocating = self.counts_as_recorded = False
 
     def end_allocate_to_pool(self, device: int, pool: Any) -> None:
         self.ended.append((device, pool))
         self.is_allocating = False
+
+    def release_pool(self, device: int, pool: Any) -> None:
+        self.released.append(pool)
 
 
 class Graph:
@@ -66,6 +71,8 @@ def state(monkeypatch: pytest.MonkeyPatch) -> Torch:
     for module in (capturing, broken):
         monkeypatch.setattr(module, "torch", fake)
     monkeypatch.setattr(broken, "end_allocate_to_pool", state.end_allocate_to_pool)
+    monkeypatch.setattr(broken, "release_pool", state.release_pool)
+    monkeypatch.setattr(broken.pools, "shared", Pools())
     return state
 
 
@@ -87,7 +94,7 @@ def test_torch_hears_of_the_end_of_a_capture_that_cuda_broke(state: Torch, error
     state.breaks = 1
     with pytest.raises(CaptureError, match=told):
         record(error)
-    assert [pool for _, pool in state.ended] == [POOL]
+    assert [pool for _, pool in state.ended] == state.released == [POOL]
     assert not state.is_allocating
     assert not state.counts_as_recorded  # else the next random number on the GPU raises
     assert state.begun == [POOL, None]
@@ -108,5 +115,5 @@ def test_a_whole_capture_ends_by_itself(state: Torch, error: BaseException | Non
     else:
         with pytest.raises((CaptureError, Stopped)):
             record(error)
-    assert state.ended == []
+    assert state.ended == state.released == []
     assert state.begun == [POOL]

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 
 from ...errors import first_line
-from ...torch_facts.private_names import end_allocate_to_pool
+from ...torch_facts.private_names import end_allocate_to_pool, release_pool
+from . import pools
 
 logger = logging.getLogger(__name__)
 
@@ -26,9 +27,9 @@ def keep_for_good(error: BaseException) -> None:
 def abandon(graph: torch.cuda.CUDAGraph, device: int, pool: Any) -> None:
     """End a capture on the current stream, which is that of the capture.
 
-    If the driver broke it, `capture_end` raises before it tells torch's allocator and torch's random numbers. The
-    allocator would then take every later allocation for a part of the capture: it would free nothing any more, and
-    refuse every further capture.
+    If the driver broke it, `capture_end` raises before it tells torch's allocators and torch's random numbers. The
+    allocator of the device would then take every later allocation for a part of the capture: it would free nothing any
+    more, and refuse every further capture. That of pinned memory cannot be told, and refuses captures in this pool.
     """
     try:
         graph.capture_end()
@@ -37,8 +38,10 @@ def abandon(graph: torch.cuda.CUDAGraph, device: int, pool: Any) -> None:
         logger.debug("the broken capture ended with: %s", first_line(error))
         try:
             end_allocate_to_pool(device, pool)
+            release_pool(device, pool)  # a graph that is deleted does that only if its capture ended well
         except RuntimeError as ended:
             logger.debug("torch's allocator had ended the capture: %s", first_line(ended))
+        pools.shared.broke(device)
         _end_random_numbers(device)
 
 
