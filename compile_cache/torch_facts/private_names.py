@@ -94,6 +94,8 @@ _TABLE = (
         "end_allocate_to_pool", "torch._C", Loss.RECOVERY, "_cuda_endAllocateToPool",
         instead=lambda: lambda device, pool: None,
     ),
+    _Name("release_pool", "torch._C", Loss.RECOVERY, "_cuda_releasePool", instead=lambda: lambda device, pool: None),
+    _Name("spin", "torch.cuda", Loss.SPEED, "_sleep", instead=lambda: lambda cycles: None),
     _Name("foreach_copy", "torch", Loss.SPEED, "_foreach_copy_", instead=lambda: _copy_each),
     # Dynamo is imported for its locks and counters. Nothing is traced by it.
     _Name("dynamo", "torch._dynamo", Loss.COMPILING, ""),

@@ -102,6 +102,36 @@ def test_closed_captures_leave_nothing_on_the_device(allocator: str) -> None:
     )
 
 
+@pytest.mark.parametrize("allocator", ALLOCATORS)
+def test_after_a_broken_capture_the_memory_of_captures_is_given_back(allocator: str) -> None:
+    run(
+        allocator,
+        textwrap.dedent(MEMORY)
+        + textwrap.dedent("""
+        graphs = [check(400_000)]
+        calls = []
+
+        def broken(tensors):
+            calls.append(1)
+            if len(calls) > 2:
+                torch.cuda.synchronize()
+            return forward(tensors)
+
+        x = torch.ones(64, 256, device="cuda")
+        try:
+            capture(broken, [x], broken([x]))
+        except CaptureError as error:
+            print(error)
+        graphs.append(check(200_000))
+        for graph in graphs:
+            graph.close()
+        assert pool_bytes() == 0
+        del graph, graphs
+        assert used() - before < 64 << 20, (used() - before) >> 20
+        """),
+    )
+
+
 def test_what_a_living_capture_works_in_can_be_released() -> None:
     run(
         "cudaMallocAsync",
@@ -146,7 +176,7 @@ def test_a_failed_capture_is_an_error_and_the_process_goes_on(allocator: str, fa
                     {code}
                 return x + kept[1]
 
-            x = torch.randn(64, 256, device="cuda")
+            x = torch.ones(64, 256, device="cuda")
             try:
                 capture(broken, [x], broken([x]))
             except CaptureError as error:
@@ -155,11 +185,16 @@ def test_a_failed_capture_is_an_error_and_the_process_goes_on(allocator: str, fa
                 raise AssertionError("it did not fail")
             assert len(calls) == 3
 
-        check(8)
+        graph = check(8)
+        torch.manual_seed(1)
+        expected = [torch.randn(64, 256, device="cuda") for _ in range(2)]
+        torch.manual_seed(1)
+        assert torch.equal(torch.randn(64, 256, device="cuda"), expected[0])
         attempt()
         attempt()
-        y = torch.randn(64, 256, device="cuda")
-        assert torch.isfinite(forward([y])).all()
+        assert torch.equal(torch.randn(64, 256, device="cuda"), expected[1])  # the sequence goes on
+        y = torch.randn(8, 256, device="cuda")
+        assert torch.equal(graph.replay([y]), forward([y]))  # a graph from before
         check(64)
         import gc; gc.collect(); torch.cuda.empty_cache(); torch.cuda.synchronize()
         """,

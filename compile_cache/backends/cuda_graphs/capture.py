@@ -7,7 +7,6 @@ pool, and under cudaMallocAsync no allocation node outlives its graph.
 
 from __future__ import annotations
 
-import ctypes
 import logging
 import traceback
 from collections.abc import Callable, Sequence
@@ -16,9 +15,10 @@ from typing import Any
 import torch
 
 from ...errors import CaptureError, NoGainError, OverBudgetError, first_line
-from ...torch_facts.private_names import Loss, end_allocate_to_pool, foreach_copy, lost, pytree
+from ...torch_facts.private_names import Loss, foreach_copy, lost, pytree
 from ..base import Call, CaptureFacts
 from . import pools
+from .broken import abandon, keep_for_good
 from .host_constants import HostConstants, Run
 from .memory import make_room, trims
 from .run_cost import cost_of_run
@@ -27,15 +27,6 @@ from .sync_check import recorded_waits
 logger = logging.getLogger(__name__)
 
 Invoke = Callable[[Sequence[torch.Tensor]], Any]
-
-
-def _keep_for_good(error: BaseException) -> None:
-    """Leak the tensors of a broken capture, which the frames of its error hold.
-
-    Under cudaMallocAsync, freeing memory of a broken capture ends the process, from a destructor where nothing can
-    catch it. A list of errors would be emptied when the interpreter exits, so leak a reference instead.
-    """
-    ctypes.pythonapi.Py_IncRef(ctypes.py_object(error))
 
 
 class CapturedGraph:
@@ -270,29 +261,12 @@ def _capture_on_current_stream(
         del results, result
         graph.capture_end()
     except Exception as error:
-        _keep_for_good(error)
-        _abandon(graph, device, pool)
+        keep_for_good(error)
+        abandon(graph, device, pool)
         raise CaptureError(f"{type(error).__name__}: {first_line(error)}") from error
     except BaseException as error:
         # A cancel, which ComfyUI's operations check for. The capture is intact: free its tensors while it still runs.
         traceback.clear_frames(error.__traceback__)
-        _abandon(graph, device, pool)
+        abandon(graph, device, pool)
         raise
     return graph
-
-
-def _abandon(graph: torch.cuda.CUDAGraph, device: int, pool: Any) -> None:
-    """End a capture that is not used.
-
-    If the driver broke it, `capture_end` raises before it tells torch's allocator. That would then take every later
-    allocation for a part of the capture: it would free nothing any more, and refuse every further capture.
-    """
-    try:
-        graph.capture_end()
-    except RuntimeError as error:
-        _keep_for_good(error)
-        logger.debug("the broken capture ended with: %s", first_line(error))
-        try:
-            end_allocate_to_pool(device, pool)
-        except RuntimeError as ended:
-            logger.debug("torch's allocator had ended the capture: %s", first_line(ended))

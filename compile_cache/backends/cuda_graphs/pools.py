@@ -44,6 +44,12 @@ class Pools:
         self._graphs[device] += 1
         self._grown[device] += growth
 
+    def broke(self, device: int) -> None:
+        """CUDA broke a capture in the device's pool. torch refuses any other in that pool, so the next one gets a new
+        pool. Graphs that were made in the old one keep it."""
+        if (anchor := self._anchors.pop(device, None)) is not None:
+            anchor.reset()
+
     def closed(self, device: int) -> None:
         self._graphs[device] -= 1
         if self._graphs[device] == 0 and device in self._anchors:

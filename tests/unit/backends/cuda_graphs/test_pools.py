@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -26,6 +26,20 @@ def test_a_pool_is_as_large_as_its_captures_made_it_and_goes_with_the_last_one()
     assert (pools.bytes(), anchor.resets) == (1407 * MIB, 0)
     pools.closed(0)
     assert (pools.bytes(), anchor.resets) == (0, 1)
+
+
+def test_after_cuda_broke_a_capture_the_next_one_gets_another_pool() -> None:
+    pools, resets = Pools(), list[str]()
+    pools._anchors[0] = cast(Any, SimpleNamespace(reset=lambda: resets.append("old"), pool=lambda: (7, 0)))
+    pools.opened(0, 1400 * MIB)
+    assert pools.pool(0) == (7, 0)
+    pools.broke(0)
+    assert resets == ["old"]
+    pools.broke(0)  # before another one was needed
+    pools._anchors[0] = cast(Any, SimpleNamespace(reset=lambda: resets.append("new"), pool=lambda: (8, 0)))
+    assert pools.bytes() == 1400 * MIB  # graphs of the old pool work in it
+    pools.closed(0)
+    assert (pools.bytes(), resets) == (0, ["old", "new"])
 
 
 class Working(FakeProgram):
