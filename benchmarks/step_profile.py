@@ -25,9 +25,10 @@ import tempfile
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from scripts.support import command, models
-from scripts.support.client import execution_seconds
-from scripts.support.server import ComfyServer
+from scripts.models import generated
+from scripts.server.client import execution_seconds
+from scripts.server.process import ComfyServer
+from scripts.setup import command
 
 from . import families, tour
 from .family_models import family
@@ -161,7 +162,7 @@ def main() -> int:
 def _make(model: str, setup: command.Setup, base: Path, is_small: bool) -> str:
     """Make the model's file. Returns its name."""
     if model == "sdxl":
-        made = models.ensure("sdxl-mini" if is_small else "sdxl", setup.python, setup.comfyui)
+        made = generated.ensure("sdxl-mini" if is_small else "sdxl", setup.python, setup.comfyui)
         target = base / "checkpoints" / made.name
         target.parent.mkdir(parents=True, exist_ok=True)
         if not target.exists():
