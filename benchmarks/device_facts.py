@@ -4,9 +4,10 @@
 
 `bus`: GB/s between host and device, pinned and pageable. `attention`: for each shape, milliseconds and the error
 against fp32 of each kernel that `torch_facts.attention` knows, and how long measuring them takes. `products`: each
-product at TOKENS x WIDTH x 4 WIDTH, eager and as a replayed graph. `layouts`: a feed-forward of two of core's mixed-precision
-Linear for each of its quantized layouts. `replay_error` compares a replay with eager at other inputs than the captured
-ones, `error` with bf16. What fails has `failed` instead. `profiled_kernels`: what torch's profiler sees in a replay.
+product at TOKENS x WIDTH x 4 WIDTH, eager and as a replayed graph. `layouts`: a feed-forward of two of core's
+mixed-precision Linear for each of its quantized layouts. `replay_error` compares a replay with eager at other inputs
+than the captured ones, `error` with bf16. What fails has `failed` instead. `profiled_kernels`: what torch's profiler
+sees in a replay.
 Needs CUDA.
 """
 
