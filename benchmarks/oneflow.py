@@ -38,12 +38,9 @@ SIZES = [(128, 128), (256, 128), (128, 256), (152, 136), (192, 192), (240, 184),
 FULL_SIZES = [(256, 256), (240, 184), (128, 128)]
 REPEATS = 5
 MINI = {
-    "model_channels": 64,
-    "num_res_blocks": [1, 1, 1],
-    "channel_mult": [1, 2, 2],
-    "transformer_depth": [1, 1, 0],
+    "model_channels": 64, "num_res_blocks": [1, 1, 1], "channel_mult": [1, 2, 2], "transformer_depth": [1, 1, 0],
     "transformer_depth_output": [1, 1, 1, 1, 0, 0],
-}
+}  # fmt: skip
 
 
 def unet(**changes: Any) -> Any:
