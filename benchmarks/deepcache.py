@@ -133,18 +133,14 @@ def verdicts(row: dict[str, Any]) -> list[str]:
     return lines
 
 
-def parse() -> argparse.Namespace:
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path)
     parser.add_argument("--backend", default="auto", help="backend of Compile Model and Compile VAE Decode")
     parser.add_argument("--argument", action="append", default=[], help="an extra argument for ComfyUI")
     parser.add_argument("--with-deepcache-alone", action="store_true", help="also DeepCache without Compile Model")
     parser.add_argument("--folder", type=Path, help="the server's folder, with its files and log")
-    return parser.parse_args()
-
-
-def main() -> int:
-    options = parse()
+    options = parser.parse_args()
     setup = command.prepare()
     path = generated.ensure(KIND, setup.python, setup.comfyui)
     folder = options.folder or Path(tempfile.mkdtemp(prefix="resolute-deepcache-"))

@@ -140,9 +140,8 @@ def measure(session: Session, steps: int, intervals: list[int], depths: list[int
         for depth in depths:
             for interval in intervals:
                 settings = {"interval": interval, "depth": depth, "schedule": schedule}
-                keep(
-                    {"steps": steps, "kind": "deepcache", **settings, **scored(session.run(steps, settings), reference)}
-                )
+                scores = scored(session.run(steps, settings), reference)
+                keep({"steps": steps, "kind": "deepcache", **settings, **scores})
 
 
 def line(row: dict[str, Any]) -> str:

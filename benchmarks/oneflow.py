@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import datetime
 import gc
-import json
 import os
 import statistics
 import sys
@@ -31,6 +30,8 @@ from compile_cache.backends.oneflow.runtime import memory_in_use
 from compile_cache.calls.cache import GraphCache
 from compile_cache.config import CacheConfig
 from compile_cache.keys import GraphKey, Role, Signature, TensorSpec
+
+from . import rig
 
 MIB = 1024 * 1024
 # Width and height in pixels; some have latents with odd sides.
@@ -120,9 +121,8 @@ def measure(name: str, module: Any, compiler: str, sizes: list[tuple[int, int]])
     rows = []
     for size in sizes:
         rows.append(bench.run(*size))
-        print(
-            name, compiler, {key: value for key, value in rows[-1].items() if not isinstance(value, list)}, flush=True
-        )
+        told = {key: value for key, value in rows[-1].items() if not isinstance(value, list)}
+        print(name, compiler, told, flush=True)
     bench.cache.forget(1)
     gc.collect()
     return {
@@ -158,7 +158,7 @@ def main() -> None:
         "date": datetime.date.today().isoformat(),
         **measured,
     }
-    options.out.write_text(json.dumps(document, indent=1) + "\n", "utf-8")
+    rig.save(options.out, document)
 
 
 if __name__ == "__main__":

@@ -124,9 +124,7 @@ def microseconds(call: Callable[[], Any], device: Any) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path)
-    parser.add_argument(
-        "--torchs-group-norm", action="store_true", help="use torch's own decomposition, for comparison"
-    )
+    parser.add_argument("--torchs-group-norm", action="store_true", help="use torch's own decomposition, to compare")
     options = parser.parse_args()
     device = load_pack_for_device()
     import torch

@@ -51,12 +51,10 @@ def table(processes: list[dict[str, Any]]) -> str:
             f"{row['width']}x{row['height']}: {row['seconds'][0]:6.2f} (then {row['seconds'][1]:5.2f})"
             for row in each["rows"]
         )
-        compiles, loads = (sum(row["counters"][name] for row in each["rows"]) for name in _COUNTED)
+        risen = [row["counters"] for row in each["rows"]]
+        compiles, loads = (sum(row[name] for row in risen) for name in ("region_compiles", "region_loads"))
         lines.append(f"{each['contender']:<24}{each['process']:<9}{sizes}  compiles {compiles} loads {loads}")
     return "\n".join(lines)
-
-
-_COUNTED = ("region_compiles", "region_loads")
 
 
 def main() -> None:
@@ -91,9 +89,8 @@ def main() -> None:
                 rows: list[dict[str, Any]] = []
                 entry = {"contender": contender, "process": process, "ready_seconds": ready, "rows": rows}
                 processes.append(entry)
-                for row in visit(
-                    server, path.name, CONTENDERS[contender], sizes if process == "cold" else [*sizes, *new]
-                ):
+                visited = sizes if process == "cold" else [*sizes, *new]
+                for row in visit(server, path.name, CONTENDERS[contender], visited):
                     rows.append(row)
                     entry |= server.client.get("/resolute/events")
                     rig.save(options.out, {**about, **settings, "processes": processes})

@@ -31,7 +31,7 @@ def server(setup: command.Setup, folder: Path, arguments: list[str], **settings:
     return ComfyServer(setup.python, setup.comfyui, folder, packs=packs, **settings)
 
 
-def node(kind: str, **inputs: Any) -> dict[str, Any]:
+def node(kind: str, /, **inputs: Any) -> dict[str, Any]:
     return {"class_type": kind, "inputs": inputs}
 
 

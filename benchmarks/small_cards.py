@@ -248,8 +248,7 @@ def main() -> int:
     options = parser.parse_args()
     if options.merge:
         merged = merge([json.loads(part.read_text("utf-8")) for part in options.merge])
-        if options.out:
-            options.out.write_text(json.dumps(merged, indent=1) + "\n")
+        rig.save(options.out, merged)
         print(table(merged["rows"]))
         return 0
     options.folder = options.folder or Path(tempfile.mkdtemp(prefix="resolute-small-cards-"))

@@ -96,9 +96,8 @@ def _bars(canvas: Picture, rows: Sequence[tuple[str, float, str]], unit: str) ->
         top = 150 + index * 92
         draw.text((310, top), name, fill=_FAINT, font=ImageFont.load_default(21))
         draw.rectangle((310, top + 30, 310 + int(210 * value / most), top + 62), fill=color)
-        draw.text(
-            (320 + int(210 * value / most), top + 30), f"{value:.2f} {unit}", fill=_INK, font=ImageFont.load_default(24)
-        )
+        at = (320 + int(210 * value / most), top + 30)
+        draw.text(at, f"{value:.2f} {unit}", fill=_INK, font=ImageFont.load_default(24))
     return canvas
 
 
@@ -128,12 +127,7 @@ def _sd15(draw: Drawer) -> Picture:
     canvas = _canvas("SD1.5, compiled", "any size, one compile")
     _paste(canvas, picture, (28, 112, 288, 372))
     draw_on = ImageDraw.Draw(canvas)
-    lines = (
-        "first prompt: compiles",
-        "new size: nothing compiles",
-        "new text: nothing compiles",
-        "LoRA: nothing compiles",
-    )
+    lines = ("first prompt: compiles", *(f"{each}: nothing compiles" for each in ("new size", "new text", "LoRA")))
     for index, line in enumerate(lines):
         draw_on.text((310, 140 + 52 * index), line, fill=_INK if index else _OURS, font=ImageFont.load_default(24))
     return canvas
@@ -163,9 +157,8 @@ def _tour(draw: Drawer) -> Picture:
 def _image_to_image(draw: Drawer) -> Picture:
     before = draw(Job(SD15, ((256, 256),), tokens=12))[0]
     after = draw(Job(SD15, ((280, 256),), tokens=12))[0]
-    return _row(
-        _canvas("Image to image, compiled", "scaled, encoded, drawn anew"), [(before, "before"), (after, "after")]
-    )
+    canvas = _canvas("Image to image, compiled", "scaled, encoded, drawn anew")
+    return _row(canvas, [(before, "before"), (after, "after")])
 
 
 def _compare(draw: Drawer) -> Picture:
