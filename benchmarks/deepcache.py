@@ -12,8 +12,6 @@ Needs CUDA and the environment of `scripts/test` (without a network, set RESOLUT
 from __future__ import annotations
 
 import argparse
-import io
-import json
 import re
 import statistics
 import sys
@@ -26,7 +24,8 @@ from scripts.server.client import execution_seconds
 from scripts.server.process import ComfyServer
 from scripts.setup import command
 
-from .tour import ROOT, STEPS, STOCK, environment, prompt, without_paths
+from . import rig
+from .rig import ROOT, STEPS, STOCK, environment, prompt, without_paths
 
 KIND = "sdxl"
 SIZES = ((1024, 1024), (720, 960))
@@ -36,7 +35,6 @@ WARM_UP, REPEATS = 2, 5
 # Targets: speedup of sampling with DeepCache over compiled sampling without it, and over stock ComfyUI.
 TARGETS = {COMPILED: 2.2, STOCK: 4.0}
 _SAMPLED = re.compile(r"stopwatch: sampled for ([\d.]+) s")
-_PASSES = re.compile(r"DeepCache: .*?(\d+) full and (\d+) fast passes")
 
 
 def contender_prompt(checkpoint: str, name: str, backend: str, size: tuple[int, int], seed: int) -> dict[str, Any]:
@@ -45,10 +43,7 @@ def contender_prompt(checkpoint: str, name: str, backend: str, size: tuple[int, 
     nodes = prompt(checkpoint, backend if compiled else STOCK, (*size, 1, "a lighthouse"), seed=seed)
     if name in (CACHED, CACHED_ONLY):
         source = nodes["sample"]["inputs"]["model"]
-        nodes["deepcache"] = {
-            "class_type": "ResoluteDeepCache",
-            "inputs": {"model": source, "interval": INTERVAL, "depth": DEPTH},
-        }
+        nodes["deepcache"] = rig.node("ResoluteDeepCache", model=source, interval=INTERVAL, depth=DEPTH)
         nodes["sample"]["inputs"]["model"] = ["deepcache", 0]
     return nodes
 
@@ -60,37 +55,30 @@ def sampling_only(nodes: dict[str, Any]) -> dict[str, Any]:
 
 def measure(server: ComfyServer, make: Any) -> dict[str, Any]:
     """All times, the increase of each counter, DeepCache's passes from its log lines, and the latents."""
-    import numpy
-
     client = server.client
-    before, log = client.get("/resolute/cache")["counters"], len(server.log())
+    before, log = rig.counters(client), len(server.log())
     seconds: dict[str, list[float]] = {}
     warm_up: dict[str, list[float]] = {}
-    latents = b""
+    latents = None
     for kind, change in (("latents", sampling_only), ("prompt", dict)):
         offset = 0 if kind == "latents" else 100  # a repeated seed would be answered from ComfyUI's cache
         times = []
         for run in range(WARM_UP + REPEATS):
             history = client.run(change(make(seed=1 + offset + run)))
             times.append(execution_seconds(history))
-            if not latents:
-                latents = client.images(history, "latents")[0]
+            latents = rig.latents(client, history) if latents is None else latents
         warm_up[kind], seconds[kind] = times[:WARM_UP], times[WARM_UP:]
         if kind == "latents":
             sampled = [float(text) for text in _SAMPLED.findall(server.log()[log:])]
             assert len(sampled) == len(times), "one sampling run for each prompt"
             warm_up["sampling"], seconds["sampling"] = sampled[:WARM_UP], sampled[WARM_UP:]
-    after = client.get("/resolute/cache")["counters"]
-    moved: dict[str, Any] = {key: after[key] - before[key] for key in after if key != "bypasses"}
-    moved["bypasses"] = {key: n - before["bypasses"].get(key, 0) for key, n in after["bypasses"].items()}
-    passes = sorted(set(_PASSES.findall(server.log()[log:])))
     return {
         "warm_up_seconds": warm_up,
         "seconds": seconds,
         "median_seconds": {kind: statistics.median(times) for kind, times in seconds.items()},
-        "counters": moved,
-        "passes": [{"full": int(full), "fast": int(fast)} for full, fast in passes],
-        "latents": numpy.load(io.BytesIO(latents)).astype("float64"),
+        "counters": rig.rise(before, rig.counters(client)),
+        "passes": rig.passes(server.log()[log:]),
+        "latents": latents,
     }
 
 
@@ -106,7 +94,7 @@ def visit(
         result = measure(server, lambda seed, n=name: contender_prompt(checkpoint, n, backend, size, seed))
         latents = result.pop("latents")
         reference = latents if reference is None else reference
-        result["latent_error"] = float(numpy.linalg.norm(latents - reference) / numpy.linalg.norm(reference))
+        result["latent_error"] = rig.error(latents, reference)
         result["finite"] = bool(numpy.isfinite(latents).all())
         row[name] = result
         print(_line(row, name), flush=True)
@@ -145,35 +133,19 @@ def verdicts(row: dict[str, Any]) -> list[str]:
     return lines
 
 
-def parse() -> argparse.Namespace:
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path)
     parser.add_argument("--backend", default="auto", help="backend of Compile Model and Compile VAE Decode")
     parser.add_argument("--argument", action="append", default=[], help="an extra argument for ComfyUI")
     parser.add_argument("--with-deepcache-alone", action="store_true", help="also DeepCache without Compile Model")
     parser.add_argument("--folder", type=Path, help="the server's folder, with its files and log")
-    return parser.parse_args()
-
-
-def main() -> int:
-    options = parse()
+    options = parser.parse_args()
     setup = command.prepare()
     path = generated.ensure(KIND, setup.python, setup.comfyui)
-    packs = {
-        "resolute": ROOT,
-        "resolute-test-pack": ROOT / "tests" / "pack",
-        "resolute-stopwatch": ROOT / "benchmarks" / "stopwatch",
-    }
     folder = options.folder or Path(tempfile.mkdtemp(prefix="resolute-deepcache-"))
-    server = ComfyServer(
-        setup.python,
-        setup.comfyui,
-        folder,
-        packs=packs,
-        models=generated.folder(),
-        cpu=False,
-        arguments=options.argument,
-    )
+    stopwatch = {"resolute-stopwatch": ROOT / "benchmarks" / "stopwatch"}
+    server = rig.server(setup, folder, options.argument, packs=stopwatch)
     names = [STOCK, COMPILED, CACHED, *([CACHED_ONLY] if options.with_deepcache_alone else [])]
     settings = {"interval": INTERVAL, "depth": DEPTH, "steps": STEPS, "backend": options.backend}
     rows: list[dict[str, Any]] = []
@@ -185,8 +157,7 @@ def main() -> int:
         for size in SIZES:
             rows.append(visit(server, path.name, size, names, options.backend))
             result = {**about, "rows": rows, "cache": server.client.get("/resolute/cache")}
-            if options.out:  # write after every size, so that an interrupted run has results
-                options.out.write_text(json.dumps(result, indent=1) + "\n")
+            rig.save(options.out, result)
     print(f"server log: {server.log_path}\n\n{_HEADER}")
     for row in rows:
         print("\n".join(_line(row, name) for name in names))

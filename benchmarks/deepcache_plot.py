@@ -108,11 +108,7 @@ def _steps(result: dict[str, Any]) -> list[int]:
 def _legend(y: float, result: dict[str, Any]) -> list[str]:
     where = result.get("gpu") or "CPU"
     items = [("dot", _DEPTH_COLOURS[depth], f"depth {depth}") for depth in _DEPTH_COLOURS]
-    items += [
-        ("dot", _GREY, "uniform"),
-        ("square", _GREY, "non-uniform"),
-        ("cross", _GREY, "full model, fewer steps"),
-    ]
+    items += [("dot", _GREY, "uniform"), ("square", _GREY, "non-uniform"), ("cross", _GREY, "full model, fewer steps")]
     parts = []
     for index, (shape, colour, text) in enumerate(items):
         x = _LEFT + 10 + index * 105

@@ -12,10 +12,8 @@ node) and the seconds of sampling alone. For comparison also the full model with
 from __future__ import annotations
 
 import argparse
-import datetime
 import io
 import json
-import re
 import statistics
 import sys
 import tempfile
@@ -26,8 +24,9 @@ from scripts.server.client import Client, execution_seconds
 from scripts.server.process import ComfyServer
 from scripts.setup import command
 
+from . import rig
 from .deepcache_plot import draw
-from .tour import ROOT, environment, without_paths
+from .rig import ROOT, environment, node, without_paths
 
 INTERVALS, DEPTHS, SCHEDULES = (2, 3, 5, 10), (1, 2, 3), ("uniform", "non-uniform")
 # Number of steps -> the shorter runs of the full model to compare with.
@@ -43,46 +42,36 @@ CAPTIONS = (
     "large orange cross left, small green ring right, grey background",
 )
 CFG, SEED = 4.0, 7
-_PASSES = re.compile(r"DeepCache: .*?(\d+) full and (\d+) fast passes")
 Settings = dict[str, Any]
 
 
 def prompt(caption: str, steps: int, settings: Settings | None, options: argparse.Namespace, seed: int) -> Any:
     """A prompt that saves latents; the model is compiled unless --backend is none. settings: of DeepCache, or None."""
     nodes: dict[str, Any] = {
-        "load": _node("ResoluteDemoModel"),
-        "positive": _node("CLIPTextEncode", clip=["load", 1], text=caption),
-        "negative": _node("CLIPTextEncode", clip=["load", 1], text=""),
-        "latent": _node(
+        "load": node("ResoluteDemoModel"),
+        "positive": node("CLIPTextEncode", clip=["load", 1], text=caption),
+        "negative": node("CLIPTextEncode", clip=["load", 1], text=""),
+        "latent": node(
             "EmptyLatentImage", width=options.size[0], height=options.size[1], batch_size=options.batch
         ),
     }  # fmt: skip
     model = ["load", 0]
     if options.backend != "none":
-        nodes["compile"] = _node("ResoluteCompileModel", model=model, backend=options.backend)
+        nodes["compile"] = node("ResoluteCompileModel", model=model, backend=options.backend)
         model = ["compile", 0]
     if settings is not None:
-        nodes["deepcache"] = _node("ResoluteDeepCache", model=model, **settings)
+        nodes["deepcache"] = node("ResoluteDeepCache", model=model, **settings)
         model = ["deepcache", 0]
-    nodes["sample"] = _node(
-        "KSampler", model=model, seed=seed, steps=steps, cfg=CFG, sampler_name="euler", scheduler="normal",
-        positive=["positive", 0], negative=["negative", 0], latent_image=["latent", 0], denoise=1.0,
-    )  # fmt: skip
-    nodes["latents"] = _node("ResoluteTestSaveLatent", samples=["sample", 0], filename_prefix="quality")
-    return nodes
+    return rig.sampled(nodes, model, seed, steps, CFG)
 
 
 def decoded(nodes: dict[str, Any]) -> dict[str, Any]:
     """The same prompt with images. If the prompt without them ran before, ComfyUI has the samples and only decodes."""
     return {
         **nodes,
-        "decode": _node("VAEDecode", samples=["sample", 0], vae=["load", 2]),
-        "save": _node("SaveImage", images=["decode", 0], filename_prefix="quality"),
+        "decode": node("VAEDecode", samples=["sample", 0], vae=["load", 2]),
+        "save": node("SaveImage", images=["decode", 0], filename_prefix="quality"),
     }
-
-
-def _node(kind: str, **inputs: Any) -> dict[str, Any]:
-    return {"class_type": kind, "inputs": inputs}
 
 
 class Session:
@@ -110,10 +99,9 @@ class Session:
             latents += [numpy.load(io.BytesIO(file)) for file in self._client.images(history, "latents")]
             for file in self._client.images(self._client.run(decoded(nodes))):
                 images.append(numpy.asarray(Image.open(io.BytesIO(file)).convert("RGB"), dtype="float32") / 255)
-        passes = sorted(set(_PASSES.findall(self._server.log()[log:])))
         return {
             "seconds": seconds,
-            "passes": [{"full": int(full), "fast": int(fast)} for full, fast in passes],
+            "passes": rig.passes(self._server.log()[log:]),
             "latents": torch.from_numpy(numpy.concatenate(latents)).double(),
             "images": torch.from_numpy(numpy.stack(images)),
         }
@@ -152,9 +140,8 @@ def measure(session: Session, steps: int, intervals: list[int], depths: list[int
         for depth in depths:
             for interval in intervals:
                 settings = {"interval": interval, "depth": depth, "schedule": schedule}
-                keep(
-                    {"steps": steps, "kind": "deepcache", **settings, **scored(session.run(steps, settings), reference)}
-                )
+                scores = scored(session.run(steps, settings), reference)
+                keep({"steps": steps, "kind": "deepcache", **settings, **scores})
 
 
 def line(row: dict[str, Any]) -> str:
@@ -186,46 +173,27 @@ def parse() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def about(server: ComfyServer, options: argparse.Namespace) -> dict[str, Any]:
-    """Date and machine; without a GPU, `environment` of the tour cannot be used."""
-    if not options.cpu:
-        return environment(server)
-    date = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
-    return {"date": date, "gpu": None, "system": server.client.get("/system_stats")["system"]}
-
-
 def measure_all(options: argparse.Namespace) -> dict[str, Any]:
     """Start a server and measure everything; writes `--out` after every row."""
     setup = command.prepare()
-    packs = {
-        "resolute": ROOT,
-        "resolute-test-pack": ROOT / "tests" / "pack",
-        "resolute-demo": ROOT / "scripts" / "models" / "demo_model",
-    }
+    demo = {"resolute-demo": ROOT / "scripts" / "models" / "demo_model"}
     rows: list[dict[str, Any]] = []
-    with tempfile.TemporaryDirectory(prefix="resolute-quality-", ignore_cleanup_errors=True) as folder:
-        server = ComfyServer(
-            setup.python, setup.comfyui, Path(folder), packs=packs, cpu=options.cpu, arguments=options.argument
-        )
-        with server:
-            settings: Settings = {
-                "size": list(options.size),
-                "batch": options.batch,
-                "cfg": CFG,
-                "sampler": "euler, normal",
-            }
-            settings |= {"backend": options.backend, "captions": CAPTIONS}
-            result = {**about(server, options), **settings, "arguments": without_paths(options.argument), "rows": rows}
+    settings: Settings = {"size": list(options.size), "batch": options.batch, "cfg": CFG, "sampler": "euler, normal"}
+    settings |= {"backend": options.backend, "captions": CAPTIONS, "arguments": without_paths(options.argument)}
+    with (
+        tempfile.TemporaryDirectory(prefix="resolute-quality-", ignore_cleanup_errors=True) as folder,
+        rig.server(setup, Path(folder), options.argument, packs=demo, models=None, cpu=options.cpu) as server,
+    ):
+        result = {**environment(server), **({"gpu": None} if options.cpu else {}), **settings, "rows": rows}
 
-            def keep(row: dict[str, Any]) -> None:
-                rows.append(row)
-                print(line(row), flush=True)
-                if options.out:
-                    options.out.write_text(json.dumps(result, indent=1) + "\n", "utf-8")
+        def keep(row: dict[str, Any]) -> None:
+            rows.append(row)
+            print(line(row), flush=True)
+            rig.save(options.out, result)
 
-            print(HEADER)
-            for steps in options.steps:
-                measure(Session(server, options), steps, options.intervals, options.depths, keep)
+        print(HEADER)
+        for steps in options.steps:
+            measure(Session(server, options), steps, options.intervals, options.depths, keep)
     return result
 
 

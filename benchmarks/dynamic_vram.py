@@ -14,8 +14,6 @@ RESOLUTE_PYTHON and COMFYUI_PATH).
 from __future__ import annotations
 
 import argparse
-import io
-import json
 import sys
 import tempfile
 import time
@@ -24,7 +22,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy
 import psutil
 import torch
 from safetensors.torch import save_file
@@ -34,8 +31,9 @@ from scripts.server.client import Client, execution_seconds
 from scripts.server.process import ComfyServer
 from scripts.setup import command
 
+from . import rig
 from .card_memory import Memory, small_card
-from .tour import ROOT, STOCK, _node, environment, prompt, without_paths
+from .rig import STOCK, environment, node, prompt, without_paths
 
 RANK = 8
 
@@ -90,24 +88,27 @@ def write_lora(checkpoint: Path, out: Path, seed: int) -> None:
     save_file(tensors, out)
 
 
+def write_loras(checkpoint: Path) -> None:
+    """The LoRAs a and b, where they are missing."""
+    for seed, name in enumerate("ab"):
+        file = generated.folder() / "loras" / f"bench-{name}.safetensors"
+        if not file.is_file():
+            write_lora(checkpoint, file, seed)
+
+
 def wan_prompt(file: str, backend: str, steps: int, seed: int) -> dict[str, Any]:
     """Text to video with random conditioning, without a text encoder and a VAE."""
     nodes: dict[str, Any] = {
-        "load": _node("UNETLoader", unet_name=file, weight_dtype="default"),
-        "latent": _node("EmptyHunyuanLatentVideo", width=832, height=480, length=17, batch_size=1),
+        "load": node("UNETLoader", unet_name=file, weight_dtype="default"),
+        "latent": node("EmptyHunyuanLatentVideo", width=832, height=480, length=17, batch_size=1),
     }
     for place, name in enumerate(("positive", "negative")):
-        nodes[name] = _node("ResoluteTestConditioning", seed=place, tokens=512, width=4096, pooled_width=0, batch=1)
+        nodes[name] = node("ResoluteTestConditioning", seed=place, tokens=512, width=4096, pooled_width=0, batch=1)
     model = ["load", 0]
     if backend != STOCK:
-        nodes["compile"] = _node("ResoluteCompileModel", model=model, backend=backend)
+        nodes["compile"] = node("ResoluteCompileModel", model=model, backend=backend)
         model = ["compile", 0]
-    nodes["sample"] = _node(
-        "KSampler", model=model, seed=seed, steps=steps, cfg=6.0, sampler_name="euler", scheduler="simple",
-        positive=["positive", 0], negative=["negative", 0], latent_image=["latent", 0], denoise=1.0,
-    )  # fmt: skip
-    nodes["latents"] = _node("ResoluteTestSaveLatent", samples=["sample", 0], filename_prefix="wan")
-    return nodes
+    return rig.sampled(nodes, model, seed, steps, 6.0, "simple")
 
 
 def run(
@@ -119,33 +120,24 @@ def run(
     else:
         nodes = prompt(files[situation.kind], backend, size, steps=steps, seed=seed)
     if situation.lora:
-        nodes["lora"] = {
-            "class_type": "LoraLoaderModelOnly",
-            "inputs": {
-                "model": ["load", 0],
-                "lora_name": f"bench-{situation.lora}.safetensors",
-                "strength_model": situation.strength,
-            },
-        }
+        name = f"bench-{situation.lora}.safetensors"
+        lora = node("LoraLoaderModelOnly", model=["load", 0], lora_name=name, strength_model=situation.strength)
+        nodes["lora"] = lora
         user = "compile" if "compile" in nodes else "sample"
         nodes[user]["inputs"]["model"] = ["lora", 0]
-    before = client.get("/resolute/cache")["counters"]
+    before = rig.counters(client)
     started = time.perf_counter()
     history = client.run(nodes)
-    after = client.get("/resolute/cache")["counters"]
-    rise = {name: after[name] - before[name] for name in ("captures", "replays", "region_compiles", "region_calls")}
-    rise |= {"stall": after["stall_seconds"] - before["stall_seconds"]}
-    rise |= {"bypasses": {k: n - before["bypasses"].get(k, 0) for k, n in after["bypasses"].items()}}
-    rise["bypasses"] = {code: n for code, n in rise["bypasses"].items() if n}
-    latents = numpy.concatenate(
-        [numpy.load(io.BytesIO(file)).ravel() for file in client.images(history, "latents")]
-    ).astype("float64")
+    risen = rig.rise(before, rig.counters(client))
+    latents = rig.latents(client, history)
     return {
         "seconds": execution_seconds(history),
         "wall": time.perf_counter() - started,
         "latents": latents,
         "excerpt": [float(value) for value in latents[::4097][:16]],
-        **rise,
+        **{name: risen[name] for name in ("captures", "replays", "region_compiles", "region_calls")},
+        "stall": risen["stall_seconds"],
+        "bypasses": risen["bypasses"],
     }
 
 
@@ -174,7 +166,7 @@ def measure(
             latents = [each.pop("latents") for each in runs]
             references = references or latents
             pairs = zip(latents, references, strict=True)
-            errors = [float(numpy.linalg.norm(a - b) / numpy.linalg.norm(b)) for a, b in pairs]
+            errors = [rig.error(one, reference) for one, reference in pairs]
             row = {"situation": situation.name, "backend": backend, "errors": errors, "runs": runs}
             row |= memory.take()
             print(line(situation.name, backend, row), flush=True)
@@ -195,28 +187,20 @@ def main() -> int:
     options = parser.parse_args()
     setup = command.prepare()
     paths = {kind: generated.ensure(kind, setup.python, setup.comfyui) for kind in ("sdxl", "sd15")}
-    for seed, name in enumerate("ab"):
-        file = generated.folder() / "loras" / f"bench-{name}.safetensors"
-        if not file.is_file():
-            write_lora(paths["sdxl"], file, seed)
+    write_loras(paths["sdxl"])
     files = {kind: path.name for kind, path in paths.items()} | ({"wan": options.wan} if options.wan else {})
-    packs = {"resolute": ROOT, "resolute-test-pack": ROOT / "tests" / "pack"}
     folder = options.folder or Path(tempfile.mkdtemp(prefix="resolute-dynamic-"))
     budget = {} if options.free is None else {"RESOLUTE_BUDGET_MB": str(int(options.free * 1024 / 8))}
 
     def server() -> ComfyServer:
-        return ComfyServer(
-            setup.python, setup.comfyui, folder, packs=packs, models=generated.folder(), cpu=False,
-            arguments=options.argument, environment=budget,
-        )  # fmt: skip
+        return rig.server(setup, folder, options.argument, environment=budget)
 
     result: dict[str, Any] = {"arguments": without_paths(options.argument), "free_gib": options.free}
     result |= {"steps": options.steps, "rows": [], "first": []}
 
     def keep(kind: str, row: dict[str, Any]) -> None:
         result[kind].append(row)
-        if options.out:  # write after every row, so that an interrupted run has results
-            options.out.write_text(json.dumps(result, indent=1) + "\n")
+        rig.save(options.out, result)
 
     torch.zeros(1, device="cuda")  # this process's own context counts in every measurement alike
     with small_card(options.free):
@@ -229,7 +213,6 @@ def main() -> int:
                     keep("rows", row)
             finally:
                 memory.close()
-                (folder / "server.log").write_text(running.log())
         for backend in [STOCK, *options.backends] if options.restart else []:
             with server() as running:
                 first = run(running.client, SEQUENCE[0], backend, options.steps, 5, files)

@@ -19,8 +19,6 @@ they choose their attention for each shape. `attention` in the file then names t
 from __future__ import annotations
 
 import argparse
-import io
-import json
 import subprocess
 import sys
 import tempfile
@@ -33,8 +31,9 @@ from scripts.server.client import Client, execution_seconds
 from scripts.server.process import ComfyServer
 from scripts.setup import command
 
+from . import rig
 from .family_models import FAMILIES, Family, family, file_of, floor_ms, make_all
-from .tour import ROOT, STOCK, _node, environment, without_paths
+from .rig import ROOT, STOCK, environment, node, without_paths
 
 CORE, OURS = "TorchCompileModel", "resolute"
 STEPS = 10
@@ -68,7 +67,7 @@ class Bench:
 
     def measure(self, name: str, contender: str, size: tuple[int, int]) -> dict[str, Any]:
         """Three prompts and two of one step. A prompt that fails is a result."""
-        before = self.client.get("/resolute/cache")["counters"]
+        before = rig.counters(self.client)
         make = family(name, self.is_small)
         try:
             # Load the weights, which the next model's prompts unloaded, and the kernels of this size.
@@ -79,16 +78,16 @@ class Bench:
             raise
         except Exception as error:  # noqa: BLE001 (core's node fails with some models; the others are still measured)
             return {"failed": f"{type(error).__name__}: {first_line(error)}"}
-        after = self.client.get("/resolute/cache")["counters"]
+        risen = rig.rise(before, rig.counters(self.client))
         steady = min(seconds for seconds, _ in runs[1:])
         return {
             "seconds": [seconds for seconds, _ in runs],
             "one_step_seconds": short,
             "first_s": runs[0][0] - steady,
             "ms": 1000 * (steady - min(short)) / (STEPS - 1),
-            "counters": {key: after[key] - before[key] for key in after if key != "bypasses"},
-            "bypasses": {key: n - before["bypasses"].get(key, 0) for key, n in after["bypasses"].items()},
-            "latents": b"".join(self.client.images(runs[0][1], "latents")[:1]),
+            "bypasses": risen.pop("bypasses"),
+            "counters": risen,
+            "latents": rig.latents(self.client, runs[0][1]),
         }
 
 
@@ -100,21 +99,16 @@ def prompt(
     model = ["load", 0]
     text = {"tokens": family.tokens, "width": family.width, "pooled_width": family.pooled, "batch": 1}
     nodes: dict[str, Any] = {
-        "load": _node("UNETLoader", unet_name=file_of(name), weight_dtype=weights),
-        "positive": _node("ResoluteTestConditioning", seed=1, **text),
-        "negative": _node("ResoluteTestConditioning", seed=2, **text),
-        "latent": _node(family.latent, width=size[0], height=size[1], batch_size=1, **video),
+        "load": node("UNETLoader", unet_name=file_of(name), weight_dtype=weights),
+        "positive": node("ResoluteTestConditioning", seed=1, **text),
+        "negative": node("ResoluteTestConditioning", seed=2, **text),
+        "latent": node(family.latent, width=size[0], height=size[1], batch_size=1, **video),
     }
     if contender != STOCK:
         kind = CORE if contender == CORE else "ResoluteCompileModel"
-        nodes["compile"] = _node(kind, model=model, backend="inductor")
+        nodes["compile"] = node(kind, model=model, backend="inductor")
         model = ["compile", 0]
-    nodes["sample"] = _node(
-        "KSampler", model=model, seed=seed, steps=steps, cfg=1.0, sampler_name="euler", scheduler="simple",
-        positive=["positive", 0], negative=["negative", 0], latent_image=["latent", 0], denoise=1.0,
-    )  # fmt: skip
-    nodes["latents"] = _node("ResoluteTestSaveLatent", samples=["sample", 0], filename_prefix="families")
-    return nodes
+    return rig.sampled(nodes, model, seed, steps, 1.0, "simple")
 
 
 def first_line(error: Exception) -> str:
@@ -136,12 +130,7 @@ def fill(row: dict[str, Any], results: dict[str, dict[str, Any]], is_first_size:
 
 
 def _error(ours: dict[str, Any], stock: dict[str, Any]) -> float | None:
-    import numpy
-
-    if not ours.get("latents") or not stock.get("latents"):
-        return None
-    a, b = (numpy.load(io.BytesIO(result["latents"])).astype("float64") for result in (ours, stock))
-    return float(numpy.linalg.norm(a - b) / numpy.linalg.norm(b))
+    return rig.error(ours["latents"], stock["latents"]) if "latents" in ours and "latents" in stock else None
 
 
 # --- the table ------------------------------------------------------------------------------------------------------
@@ -223,14 +212,9 @@ def main() -> int:
 
 
 def _run(setup: command.Setup, base: Path, where: Path, options: argparse.Namespace, deadline: float) -> int:
-    packs = {"resolute": ROOT, "resolute-test-pack": ROOT / "tests" / "pack"}
-    server = ComfyServer(
-        setup.python, setup.comfyui, where, packs=packs, models=base, cpu=options.cpu, arguments=options.argument,
-        environment={
-            "TORCHINDUCTOR_CACHE_DIR": str(where / "inductor"),  # kernels of an earlier run are not cold
-            **dict(each.split("=", 1) for each in options.environment),
-        },
-    )  # fmt: skip
+    given = dict(each.split("=", 1) for each in options.environment)
+    variables = {"TORCHINDUCTOR_CACHE_DIR": str(where / "inductor"), **given}  # kernels of an earlier run are not cold
+    server = rig.server(setup, where, options.argument, models=base, cpu=options.cpu, environment=variables)
     rows: list[dict[str, Any]] = []
     with server:
         about: dict[str, Any] = {**environment(server), "arguments": without_paths(options.argument)}
@@ -244,10 +228,9 @@ def _run(setup: command.Setup, base: Path, where: Path, options: argparse.Namesp
 
         def note(row: dict[str, Any]) -> None:
             print(_line(row), flush=True)
-            if options.out:  # after every measurement, so that an interrupted run has results
-                about.update(server.client.get("/resolute/events"))
-                about["attention"] = server.client.get("/resolute/cache")["attention"]
-                options.out.write_text(json.dumps({**about, "rows": rows}, indent=1) + "\n", "utf-8")
+            about.update(server.client.get("/resolute/events"))
+            about["attention"] = server.client.get("/resolute/cache")["attention"]
+            rig.save(options.out, {**about, "rows": rows})
 
         try:
             _measure_all(Bench(server.client, options, deadline), base, options, rows, note)
@@ -284,7 +267,7 @@ def _measure_all(bench: Bench, base: Path, options: argparse.Namespace, rows: li
 
 
 def _reasons(server: ComfyServer) -> str:
-    """What Resolute reported once: captures that failed, and blocks that run as they are."""
+    """Resolute's reports: captures that failed, and blocks that run as they are."""
     events = server.client.get("/resolute/events")["events"]
     told = dict.fromkeys(event["text"] for event in events if event["kind"] == "bypass")
     return "\n".join(f"reason: {text}" for text in told)

@@ -123,7 +123,7 @@ def _make(name: str, family: Family, out: Path, device: str) -> None:
 
 
 def _tera_operations(model: Any, family: Family, width: int, height: int) -> float:
-    """Of the matrix products and the attention of one step, in 10^12 floating-point operations."""
+    """The floating-point operations of one step's matrix products and attention, in 10^12."""
     import torch
     from torch.utils.flop_counter import FlopCounterMode
 

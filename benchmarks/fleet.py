@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import argparse
 import datetime
-import json
 import os
 import random
 import shutil
@@ -37,6 +36,8 @@ from scripts.places import ROOT
 from scripts.server.client import Client
 from scripts.server.process import CPU_ARGUMENTS, MODEL_FOLDERS, link
 from scripts.setup import comfyui
+
+from . import rig
 
 ROUTERS = ("warm", "default", "consistent-hash")
 CLIENTS = 8
@@ -60,40 +61,18 @@ def trace(options: argparse.Namespace, seed: int = 1) -> list[dict[str, Any]]:
 
 def prompt(options: argparse.Namespace, width: int, height: int, model: int, seed: int) -> dict[str, Any]:
     """Text to image, compiled, with checkpoint 0 or 1."""
-
-    def node(class_type: str, **inputs: Any) -> dict[str, Any]:
-        return {"class_type": class_type, "inputs": inputs}
-
+    size = (width, height, 1, "a lighthouse")
+    nodes = rig.prompt(f"fleet-{model}.safetensors", "auto", size, options.steps, seed)
+    del nodes["latents"]
     if options.cpu:
         kind, wide, pooled = (("sd", 768, 0), ("sdxl", 2048, 1280))[model]
         text = {"tokens": 77, "width": wide, "pooled_width": pooled, "batch": 1}
-        nodes = {
-            "load": node("ResoluteTestTinyModel", seed=0, kind=kind),
-            "vae": node("ResoluteTestTinyVAE", seed=0),
-            "positive": node("ResoluteTestConditioning", seed=11, **text),
-            "negative": node("ResoluteTestConditioning", seed=12, **text),
-        }
-        vae = ["vae", 0]
-    else:
-        vae = ["load", 2]
-        nodes = {
-            "load": node("CheckpointLoaderSimple", ckpt_name=f"fleet-{model}.safetensors"),
-            "positive": node("CLIPTextEncode", clip=["load", 1], text="a lighthouse"),
-            "negative": node("CLIPTextEncode", clip=["load", 1], text="blurry"),
-        }
-    return {
-        **nodes,
-        "compiled": node("ResoluteCompileModel", model=["load", 0], backend="auto"),
-        "compiled-vae": node("ResoluteCompileVAEDecode", vae=vae, backend="auto"),
-        "latent": node("EmptyLatentImage", width=width, height=height, batch_size=1),
-        "sample": node(
-            "KSampler", model=["compiled", 0], positive=["positive", 0], negative=["negative", 0],
-            latent_image=["latent", 0], seed=seed, steps=options.steps, cfg=7.0, sampler_name="euler",
-            scheduler="normal", denoise=1.0,
-        ),
-        "decode": node("VAEDecode", samples=["sample", 0], vae=["compiled-vae", 0]),
-        "save": node("SaveImage", images=["decode", 0], filename_prefix="fleet"),
-    }  # fmt: skip
+        nodes["load"] = rig.node("ResoluteTestTinyModel", seed=0, kind=kind)
+        nodes["vae"] = rig.node("ResoluteTestTinyVAE", seed=0)
+        nodes["compile_vae"]["inputs"]["vae"] = ["vae", 0]
+        for name, number in (("positive", 11), ("negative", 12)):
+            nodes[name] = rig.node("ResoluteTestConditioning", seed=number, **text)
+    return nodes
 
 
 class Fleet:
@@ -222,7 +201,7 @@ def write(options: argparse.Namespace, rows: list[dict[str, Any]], failed: dict[
         "gpu": gpu, "clients": CLIENTS, "steps": options.steps, "comfyui": comfyui.TARGET, "rows": rows,
         "failed": failed,
     }  # fmt: skip
-    options.out.write_text(json.dumps(found, indent=1) + "\n", "utf-8")
+    rig.save(options.out, found)
 
 
 def parse() -> argparse.Namespace:

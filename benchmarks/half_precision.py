@@ -14,20 +14,19 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import datetime
-import json
 import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
-from scripts.models import generated
 from scripts.places import ROOT
-from scripts.server.process import ComfyServer
-from scripts.setup import comfyui
+from scripts.setup import comfyui, command
 from tests.comfy.fuzz import loras
 from tests.comfy.fuzz.prompts import in_float32, ours, plain
 from tests.comfy.fuzz.workflow import Workflow
 from tests.comfy.rig import Bench, Run, latent_error
+
+from . import rig
 
 PRECISION_CASTS = "TORCHINDUCTOR_EMULATE_PRECISION_CASTS"
 WORKFLOWS = {
@@ -61,29 +60,24 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     target = comfyui.ensure(ROOT, comfyui.TARGET)
-    packs = {"resolute": ROOT, "resolute-test-pack": ROOT / "tests" / "pack"}
+    setup = command.Setup(Path(sys.executable), {comfyui.TARGET: target})
+    packs = {"resolute-test-pack": ROOT / "tests" / "pack"}
+    arguments = ["--bf16-unet" if options.bf16 else "--fp16-unet"]
+    variables = {"RESOLUTE_STORE": "0", PRECISION_CASTS: str(int(options.precision_casts))}
     backends = ["inductor"] if options.cpu else ["inductor", "cudagraph"]
-    with tempfile.TemporaryDirectory() as folder:
-        server = ComfyServer(
-            Path(sys.executable),
-            target,
-            Path(folder),
-            packs=packs,
-            models=generated.folder(),
-            cpu=options.cpu,
-            arguments=["--bf16-unet" if options.bf16 else "--fp16-unet"],
-            environment={"RESOLUTE_STORE": "0", PRECISION_CASTS: str(int(options.precision_casts))},
-        )
-        with server:
-            loras.write(server.folder / "models" / "loras")
-            bench = Bench(server.client)
-            rows: dict[str, Any] = {}
-            for name, workflow in WORKFLOWS.items():
-                for seed in (1, 2, 3):
-                    case = f"{name}, seed {seed}"
-                    rows[case] = row(bench, dataclasses.replace(workflow, seed=seed), backends)
-                    print(case, rows[case], flush=True)
-            stats = server.client.get("/system_stats")
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        rig.server(setup, Path(folder), arguments, packs=packs, cpu=options.cpu, environment=variables) as server,
+    ):
+        loras.write(server.folder / "models" / "loras")
+        bench = Bench(server.client)
+        rows: dict[str, Any] = {}
+        for name, workflow in WORKFLOWS.items():
+            for seed in (1, 2, 3):
+                case = f"{name}, seed {seed}"
+                rows[case] = row(bench, dataclasses.replace(workflow, seed=seed), backends)
+                print(case, rows[case], flush=True)
+        stats = server.client.get("/system_stats")
     document = {
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         "devices": [device["name"] for device in stats["devices"]],
@@ -93,8 +87,7 @@ def main() -> None:
         "precision_casts": options.precision_casts,
         "rows": rows,
     }
-    if options.out:
-        options.out.write_text(json.dumps(document, indent=1) + "\n", "utf-8")
+    rig.save(options.out, document)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import datetime
 import gc
-import json
 import os
 import statistics
 import sys
@@ -32,18 +31,17 @@ from compile_cache.calls.cache import GraphCache
 from compile_cache.config import CacheConfig
 from compile_cache.keys import GraphKey, Role, Signature, TensorSpec
 
+from . import rig
+
 MIB = 1024 * 1024
 # Width and height in pixels; some have latents with odd sides.
 SIZES = [(128, 128), (256, 128), (128, 256), (152, 136), (192, 192), (240, 184), (184, 240), (224, 192), (256, 256)]
 FULL_SIZES = [(256, 256), (240, 184), (128, 128)]
 REPEATS = 5
 MINI = {
-    "model_channels": 64,
-    "num_res_blocks": [1, 1, 1],
-    "channel_mult": [1, 2, 2],
-    "transformer_depth": [1, 1, 0],
+    "model_channels": 64, "num_res_blocks": [1, 1, 1], "channel_mult": [1, 2, 2], "transformer_depth": [1, 1, 0],
     "transformer_depth_output": [1, 1, 1, 1, 0, 0],
-}
+}  # fmt: skip
 
 
 def unet(**changes: Any) -> Any:
@@ -123,9 +121,8 @@ def measure(name: str, module: Any, compiler: str, sizes: list[tuple[int, int]])
     rows = []
     for size in sizes:
         rows.append(bench.run(*size))
-        print(
-            name, compiler, {key: value for key, value in rows[-1].items() if not isinstance(value, list)}, flush=True
-        )
+        told = {key: value for key, value in rows[-1].items() if not isinstance(value, list)}
+        print(name, compiler, told, flush=True)
     bench.cache.forget(1)
     gc.collect()
     return {
@@ -161,7 +158,7 @@ def main() -> None:
         "date": datetime.date.today().isoformat(),
         **measured,
     }
-    options.out.write_text(json.dumps(document, indent=1) + "\n", "utf-8")
+    rig.save(options.out, document)
 
 
 if __name__ == "__main__":

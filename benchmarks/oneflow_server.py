@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import datetime
-import json
 import os
 import sys
 import tempfile
@@ -26,9 +25,11 @@ from scripts.models import generated
 from scripts.places import ROOT
 from scripts.server.client import execution_seconds
 from scripts.server.process import ComfyServer
-from scripts.setup import comfyui
+from scripts.setup import comfyui, command
 from tests.comfy.rig import Bench, Run, latent_error
 from tests.comfy.test_workflows import saved
+
+from . import rig
 
 WORKFLOW = "oneflow_text_to_image"
 # Width and height in pixels. The second has an odd latent, 19x17.
@@ -75,22 +76,17 @@ def main() -> None:
     options = parser.parse_args()
     python, target = Path(sys.executable), comfyui.ensure(ROOT, comfyui.TARGET)
     checkpoint = generated.ensure("sd15", python, target).name
-    packs = {"resolute": ROOT, "resolute-test-pack": ROOT / "tests" / "pack"}
-    with tempfile.TemporaryDirectory() as folder:
-        server = ComfyServer(
-            python,
-            target,
-            Path(folder),
-            packs=packs,
-            models=generated.folder(),
-            arguments=["--force-fp32"],
-            environment={"RESOLUTE_BUDGET_MB": "16000", "RESOLUTE_STORE": "0"},
-        )
-        with server:
-            rows = []
-            for number, size in enumerate(SIZES):
-                rows.append(row(server, checkpoint, size, 100 * number))
-                print(rows[-1], flush=True)
+    setup = command.Setup(python, {comfyui.TARGET: target})
+    variables = {"RESOLUTE_BUDGET_MB": "16000", "RESOLUTE_STORE": "0"}
+    packs = {"resolute-test-pack": ROOT / "tests" / "pack"}
+    rows = []
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        rig.server(setup, Path(folder), ["--force-fp32"], packs=packs, cpu=True, environment=variables) as server,
+    ):
+        for number, size in enumerate(SIZES):
+            rows.append(row(server, checkpoint, size, 100 * number))
+            print(rows[-1], flush=True)
     document = {
         "machine": f"{os.cpu_count()}-core CPU, shared with other work",
         "comfyui": comfyui.TARGET,
@@ -101,7 +97,7 @@ def main() -> None:
         "date": datetime.date.today().isoformat(),
         "rows": rows,
     }
-    options.out.write_text(json.dumps(document, indent=1) + "\n", "utf-8")
+    rig.save(options.out, document)
 
 
 if __name__ == "__main__":

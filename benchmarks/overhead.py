@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import datetime
-import json
 import os
 import platform
 import statistics
@@ -24,6 +23,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from . import rig
 from .parity import load_pack_for_device
 
 WEIGHTS = 1680
@@ -178,8 +178,7 @@ def main() -> int:
     for name, row in rows.items():
         print(f"{name:36}" + "  ".join(f"{key} {value:.3f}" for key, value in row.items()))
     print({key: counters[key] for key in ("replays", "captures", "eager_calls", "bypasses")})
-    if options.out:
-        options.out.write_text(json.dumps(result, indent=1) + "\n")
+    rig.save(options.out, result)
     return 0
 
 

@@ -13,13 +13,14 @@ from __future__ import annotations
 import argparse
 import datetime
 import importlib.util
-import json
 import os
 import sys
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
+from . import rig
+from .rig import ROOT
+
 SIZES = [(1024, 1024, 2, 77), (960, 720, 2, 77), (720, 720, 2, 77), (264, 200, 1, 154), (256, 256, 2, 77)]
 
 SDXL = {
@@ -155,8 +156,7 @@ def main() -> int:
         "rows": rows,
     }
     print(result["counters"])
-    if options.out:
-        options.out.write_text(json.dumps(result, indent=1) + "\n")
+    rig.save(options.out, result)
     return 0
 
 

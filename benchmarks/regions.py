@@ -12,12 +12,12 @@ from __future__ import annotations
 
 import argparse
 import datetime
-import json
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from . import rig
 from .parity import SDXL, load_pack_for_device, make_unet, randomized
 
 # One transformer block instead of SDXL's two or ten; transformer blocks are not measured.
@@ -125,9 +125,7 @@ def microseconds(call: Callable[[], Any], device: Any) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path)
-    parser.add_argument(
-        "--torchs-group-norm", action="store_true", help="use torch's own decomposition, for comparison"
-    )
+    parser.add_argument("--torchs-group-norm", action="store_true", help="use torch's own decomposition, to compare")
     options = parser.parse_args()
     device = load_pack_for_device()
     import torch
@@ -150,8 +148,7 @@ def main() -> None:
         "group_norm": "torch's" if options.torchs_group_norm else "channels first",
         "rows": rows,
     }
-    if options.out:
-        options.out.write_text(json.dumps(result, indent=1) + "\n")
+    rig.save(options.out, result)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,6 @@ Resolute compiles the VAE decoder too, TorchCompileModel only the diffusion mode
 from __future__ import annotations
 
 import argparse
-import json
 import shutil
 import tempfile
 import time
@@ -27,7 +26,9 @@ from scripts.server.client import execution_seconds
 from scripts.server.process import ComfyServer
 from scripts.setup import command
 
-from .tour import ROOT, STOCK, TOURS, environment, prompt, without_paths
+from . import rig
+from .rig import STOCK, environment, prompt, without_paths
+from .tour import TOURS
 
 WITHOUT_STORE = "resolute without store"
 CONTENDERS = {STOCK: STOCK, "resolute": "inductor", WITHOUT_STORE: "inductor", "TorchCompileModel": "TorchCompileModel"}
@@ -37,11 +38,10 @@ def visit(server: ComfyServer, checkpoint: str, backend: str, sizes: list[Any]) 
     """Run each size twice: the first time and again. Yields seconds and the increase of each counter."""
     client = server.client
     for size in sizes:
-        before = client.get("/resolute/cache")["counters"]
+        before = rig.counters(client)
         seconds = [execution_seconds(client.run(prompt(checkpoint, backend, size, seed=seed))) for seed in (1, 2)]
-        after = client.get("/resolute/cache")["counters"]
-        moved = {name: after[name] - before[name] for name in after if name != "bypasses"}
-        yield {"width": size[0], "height": size[1], "batch": size[2], "seconds": seconds, "counters": moved}
+        risen = rig.rise(before, rig.counters(client))
+        yield {"width": size[0], "height": size[1], "batch": size[2], "seconds": seconds, "counters": risen}
 
 
 def table(processes: list[dict[str, Any]]) -> str:
@@ -51,12 +51,10 @@ def table(processes: list[dict[str, Any]]) -> str:
             f"{row['width']}x{row['height']}: {row['seconds'][0]:6.2f} (then {row['seconds'][1]:5.2f})"
             for row in each["rows"]
         )
-        compiles, loads = (sum(row["counters"][name] for row in each["rows"]) for name in _COUNTED)
+        risen = [row["counters"] for row in each["rows"]]
+        compiles, loads = (sum(row[name] for row in risen) for name in ("region_compiles", "region_loads"))
         lines.append(f"{each['contender']:<24}{each['process']:<9}{sizes}  compiles {compiles} loads {loads}")
     return "\n".join(lines)
-
-
-_COUNTED = ("region_compiles", "region_loads")
 
 
 def main() -> None:
@@ -70,7 +68,6 @@ def main() -> None:
     options = parser.parse_args()
     setup = command.prepare()
     path = generated.ensure(options.kind, setup.python, setup.comfyui)
-    packs = {"resolute": ROOT, "resolute-test-pack": ROOT / "tests" / "pack"}
     tour = TOURS[options.kind]
     sizes, new = tour[: options.sizes], tour[options.sizes : options.sizes + 1]
     settings = {"kind": options.kind, "arguments": without_paths(options.argument), "pause": options.pause}
@@ -80,20 +77,10 @@ def main() -> None:
         for process in ("cold", "restart"):
             if contender == "resolute":
                 shutil.rmtree(work / "inductor", ignore_errors=True)
-            server = ComfyServer(
-                setup.python,
-                setup.comfyui,
-                work / process,
-                packs=packs,
-                models=generated.folder(),
-                cpu=False,
-                arguments=options.argument,
-                environment={
-                    "TORCHINDUCTOR_CACHE_DIR": str(work / "inductor"),
-                    "TRITON_CACHE_DIR": None,
-                    "RESOLUTE_STORE": "0" if contender == WITHOUT_STORE else str(work / "store"),
-                },
-            )
+            store = "0" if contender == WITHOUT_STORE else str(work / "store")
+            caches = {"TORCHINDUCTOR_CACHE_DIR": str(work / "inductor"), "TRITON_CACHE_DIR": None}
+            variables = {**caches, "RESOLUTE_STORE": store}
+            server = rig.server(setup, work / process, options.argument, environment=variables)
             started = time.perf_counter()
             with server:
                 ready = time.perf_counter() - started
@@ -102,14 +89,11 @@ def main() -> None:
                 rows: list[dict[str, Any]] = []
                 entry = {"contender": contender, "process": process, "ready_seconds": ready, "rows": rows}
                 processes.append(entry)
-                for row in visit(
-                    server, path.name, CONTENDERS[contender], sizes if process == "cold" else [*sizes, *new]
-                ):
+                visited = sizes if process == "cold" else [*sizes, *new]
+                for row in visit(server, path.name, CONTENDERS[contender], visited):
                     rows.append(row)
                     entry |= server.client.get("/resolute/events")
-                    if options.out:  # write after every size, so that an interrupted run has results
-                        result = {**about, **settings, "processes": processes}
-                        options.out.write_text(json.dumps(result, indent=1) + "\n")
+                    rig.save(options.out, {**about, **settings, "processes": processes})
             print(table([entry]), flush=True)
         shutil.rmtree(work, ignore_errors=True)
     print(table(processes))

@@ -1,4 +1,4 @@
-"""What one decision of the fleet's router costs, at 2, 20 and 200 replicas that are only numbers. No Ray, no ComfyUI.
+"""Measures one decision of the fleet's router at 2, 20 and 200 replicas that are only numbers. No Ray, no ComfyUI.
 
 `python -m benchmarks.routing_cost [--out FILE]` prints the median and the 95th percentile, in microseconds of CPU time,
 and writes them as JSON.

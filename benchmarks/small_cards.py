@@ -16,7 +16,6 @@ environment of `scripts/test` (without a network, set RESOLUTE_PYTHON and COMFYU
 from __future__ import annotations
 
 import argparse
-import io
 import json
 import math
 import statistics
@@ -29,7 +28,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy
 import psutil
 import torch
 
@@ -40,10 +38,10 @@ from scripts.server.client import execution_seconds
 from scripts.server.process import ComfyServer
 from scripts.setup import command
 
-from . import families
+from . import families, rig
 from .card_memory import GIB, Memory, small_card
+from .rig import ROOT, STEPS, environment, prompt, without_paths
 from .small_cards_table import NAMES, OURS, STOCK, Size, merge, rows_of, table
-from .tour import ROOT, STEPS, environment, prompt, without_paths
 
 CELLS = ["sdxl:12", "sdxl:8", "sdxl:6", "flux:12", "flux:8", "sdxl:16", "sdxl:24", "sdxl:all", "flux:16"]
 SIZES: dict[str, list[Size]] = {
@@ -111,24 +109,18 @@ class Run:
         else:
             nodes = families.prompt(kind, contender, (width, height), "default", STEPS, seed)
         self._memory.take()
-        before = self._client.get("/resolute/cache")["counters"]
+        before = rig.counters(self._client)
         history = self._client.run(nodes, self._options.prompt_seconds)
         after = self._client.get("/resolute/cache")
-        counters = after["counters"]
-        files = self._client.images(history, "latents")
-        latents = numpy.concatenate([numpy.load(io.BytesIO(file)).ravel() for file in files]).astype("float64")
+        risen = rig.rise(before, after["counters"])
         return {
             "seconds": execution_seconds(history),
             "peak_gib": round(self._memory.take()["device_gib"] - self._before / GIB, 3),
             "capture_mib": after["bytes"] >> 20,
-            "latents": latents,
-            **{name: counters[name] - before[name] for name in ("captures", "replays", "region_compiles", "evictions")},
-            "stall": round(counters["stall_seconds"] - before["stall_seconds"], 3),
-            "bypasses": {
-                code: n - before["bypasses"].get(code, 0)
-                for code, n in counters["bypasses"].items()
-                if n > before["bypasses"].get(code, 0)
-            },
+            "latents": rig.latents(self._client, history),
+            **{name: risen[name] for name in ("captures", "replays", "region_compiles", "evictions")},
+            "stall": round(risen["stall_seconds"], 3),
+            "bypasses": risen["bypasses"],
         }
 
     def give_back(self) -> dict[str, Any]:
@@ -163,12 +155,8 @@ def measure(
 ) -> dict[str, Any]:
     """One server: the first `only` sizes of the cell, then Unload and Free."""
     where = options.folder / ("stock" if contender != OURS else "resolute")
-    packs = {"resolute": ROOT, "resolute-test-pack": ROOT / "tests" / "pack"}
     caches = {name: str(options.folder / name.lower()) for name in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")}
-    server = ComfyServer(
-        setup.python, setup.comfyui, where, packs=packs, models=generated.folder(), cpu=False,
-        arguments=options.argument, environment={**caches, **cell.budget},
-    )  # fmt: skip
+    server = rig.server(setup, where, options.argument, environment={**caches, **cell.budget})
     before = _used()
     with server:
         run = Run(server, files, options, before)
@@ -201,9 +189,8 @@ def measure_cells(setup: command.Setup, options: argparse.Namespace, deadline: f
     result: dict[str, Any] = {"arguments": without_paths(options.argument), "steps": STEPS, "repeats": options.repeats}
     result |= {"rows": [], "cards": {}, "cold": {}, "left": []}
 
-    def keep() -> None:  # after every cell, so that an interrupted run has results
-        if options.out:
-            options.out.write_text(json.dumps(result, indent=1) + "\n")
+    def keep() -> None:
+        rig.save(options.out, result)
 
     files = prepare({cell.kind for cell in options.cells}, setup)
     torch.zeros(1, device="cuda")  # this process's own context counts in every measurement alike
@@ -261,8 +248,7 @@ def main() -> int:
     options = parser.parse_args()
     if options.merge:
         merged = merge([json.loads(part.read_text("utf-8")) for part in options.merge])
-        if options.out:
-            options.out.write_text(json.dumps(merged, indent=1) + "\n")
+        rig.save(options.out, merged)
         print(table(merged["rows"]))
         return 0
     options.folder = options.folder or Path(tempfile.mkdtemp(prefix="resolute-small-cards-"))

@@ -30,7 +30,7 @@ from scripts.server.process import ComfyServer
 from scripts.setup import command
 from tests.comfy.random_visits import trace
 
-from . import soak_plot
+from . import rig, soak_plot
 
 MIB = 1 << 20
 
@@ -45,7 +45,7 @@ def slope(values: Sequence[float]) -> tuple[float, float]:
 
 
 def summary(rows: Sequence[dict[str, Any]], first_of: Sequence[int]) -> dict[str, Any]:
-    """What a run showed. first_of: numbers of the prompts that may compile, the first of each kind."""
+    """The result of a run. first_of: numbers of the prompts that may compile, the first of each kind."""
     half = rows[len(rows) // 2 :]
     found: dict[str, Any] = {"prompts": len(rows)}
     for name in ("device_mib", "host_mib"):
@@ -77,11 +77,11 @@ def measure(server: ComfyServer, files: dict[str, str], options: argparse.Namesp
         row: dict[str, Any] = {**asdict(visit), **{key: found[key] for key in ("seconds", "stall", "bypasses")}}
         row |= {key: found[key] for key in ("captures", "replays", "region_compiles")}
         row |= {"device_mib": (total - free) // MIB, "host_mib": process.memory_info().rss // MIB}
-        counted = server.client.get("/resolute/cache")["counters"]["evictions"]
+        counted = rig.counters(server.client)["evictions"]
         row["evictions"], evictions = counted - evictions, counted
         if number % options.every == options.every - 1:
             stock = run(server.client, situation, "stock", options.steps, visit.seed, files)["latents"]
-            row["error"] = float(numpy.linalg.norm(latents - stock) / numpy.linalg.norm(stock))
+            row["error"] = rig.error(latents, stock)
         yield row
 
 
@@ -102,25 +102,18 @@ def main() -> int:
         options.plot[1].write_text(soak_plot.draw(rows), "utf-8")
         return 0
     from .card_memory import small_card
-    from .dynamic_vram import write_lora
-    from .tour import ROOT, environment, without_paths
+    from .dynamic_vram import write_loras
 
     setup = command.prepare()
     paths = {kind: generated.ensure(kind, setup.python, setup.comfyui) for kind in ("sdxl", "sd15")}
-    for seed, name in enumerate("ab"):
-        file = generated.folder() / "loras" / f"bench-{name}.safetensors"
-        if not file.is_file():
-            write_lora(paths["sdxl"], file, seed)
-    server = ComfyServer(
-        setup.python, setup.comfyui, Path(tempfile.mkdtemp(prefix="resolute-soak-")),
-        packs={"resolute": ROOT, "resolute-test-pack": ROOT / "tests" / "pack"}, models=generated.folder(), cpu=False,
-        arguments=options.argument, environment={"RESOLUTE_BUDGET_MB": str(options.budget_mb)},
-    )  # fmt: skip
-    result: dict[str, Any] = {"arguments": without_paths(options.argument), "free_gib": options.free}
+    write_loras(paths["sdxl"])
+    folder, budget = Path(tempfile.mkdtemp(prefix="resolute-soak-")), {"RESOLUTE_BUDGET_MB": str(options.budget_mb)}
+    server = rig.server(setup, folder, options.argument, environment=budget)
+    result: dict[str, Any] = {"arguments": rig.without_paths(options.argument), "free_gib": options.free}
     result |= {"steps": options.steps, "budget_mib": options.budget_mb}
     rows: list[dict[str, Any]] = []
     with small_card(options.free), server:
-        result |= environment(server)
+        result |= rig.environment(server)
         try:
             for row in measure(server, {kind: path.name for kind, path in paths.items()}, options):
                 rows.append(row)
@@ -129,8 +122,7 @@ def main() -> int:
                 next(n for n, row in enumerate(rows) if row["kind"] == kind) for kind in {r["kind"] for r in rows}
             ]
             result |= {"summary": summary(rows, first_of) if len(rows) > 4 else {}, "rows": rows}
-            if options.out:
-                options.out.write_text(json.dumps(result, indent=1) + "\n", "utf-8")
+            rig.save(options.out, result)
     print(json.dumps(result["summary"], indent=1))
     return 0
 

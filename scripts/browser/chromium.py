@@ -51,10 +51,7 @@ def tab(viewport: Mapping[str, int], pixel_ratio: float = 1.0) -> Iterator[Any]:
     # Import by name, so that type checks pass without the package.
     sync_playwright = importlib.import_module("playwright.sync_api").sync_playwright
     # Chromium may still write to its profile while the folder is being removed.
-    with (
-        tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile,
-        sync_playwright() as playwright,
-    ):
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile, sync_playwright() as playwright:
         context = playwright.chromium.launch_persistent_context(
             profile,
             executable_path=executable(),

@@ -128,11 +128,11 @@ class FrontEnd:
         return list(self.page.evaluate("() => window.resoluteTexts"))
 
     def texts(self) -> dict[str, str]:
-        """What our nodes show, by title."""
+        """The texts that our nodes show, by title."""
         return dict(self.page.evaluate(js.TEXTS))
 
     def pictures(self) -> dict[str, int]:
-        """How many pictures the nodes show, by title."""
+        """The number of pictures on each node, by title."""
         return dict(self.page.evaluate(js.PICTURES))
 
     def wait_for_pictures(self) -> None:

@@ -36,7 +36,7 @@ STABLE = """() => new Promise((resolve, reject) => {
     };
     look();
 })"""
-# Whether Nodes 2.0 has drawn each node, or the classic renderer none of them.
+# True once Nodes 2.0 has drawn each node, or the classic renderer none of them.
 DRAWN = "vue => document.querySelectorAll('[data-node-id]').length === (vue ? app.graph.nodes.length : 0)"
 CLOSE_OTHERS = """async () => {
     const {openWorkflows, activeWorkflow, closeWorkflow} = app.extensionManager.workflow;
@@ -53,7 +53,7 @@ DROP = """async ([text, name]) => {
 }"""
 COMMAND = "name => app.extensionManager.command.execute(name)"
 SETTING = "([name, value]) => app.extensionManager.setting.set(name, value)"
-# Whether the search dialog lists a node, and whether it is the first.
+# True if the search dialog lists a node, and if it lists it first.
 LISTED = """title => [...document.querySelectorAll('#results-list [role=option]')]
     .some(e => e.innerText.split('\\n')[0] === title)"""
 FIRST = "title => document.querySelector('#results-list [role=option]')?.innerText.split('\\n')[0] === title"
@@ -83,7 +83,7 @@ TEXTS = """() => Object.fromEntries(app.graph.nodes.map(n => [n.title,
 # How many pictures a node shows, by its title.
 PICTURES = """() => Object.fromEntries(app.graph.nodes.map(n => [n.title,
     (app.nodeOutputs[n.id]?.images ?? []).length]).filter(([, count]) => count))"""
-# Whether each node that made a picture shows it: the page loads it from the server after the prompt's end.
+# True once each node that made a picture shows it: the page loads it from the server after the prompt's end.
 PICTURES_SHOWN = """() => app.graph.nodes.every(n => !app.nodeOutputs[n.id]?.images?.length
     || (document.querySelector(`[data-node-id="${n.id}"] img`) ?? n.imgs?.[0])?.complete)"""
 # Texts that are cut off although nothing can be scrolled.

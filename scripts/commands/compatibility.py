@@ -1,4 +1,4 @@
-"""Which tests pass on which ComfyUI and torch: what each run gave, and the page that shows it."""
+"""The table of compatibility: results of the tests on each ComfyUI and torch, and the page that shows them."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ _HEAD = """# Compatibility
 
 
 def read_results(root: Path) -> dict[str, dict[str, Any]]:
-    """What was recorded, by the name of its target."""
+    """The recorded results, by the names of their targets."""
     file = root / RESULTS
     results: dict[str, dict[str, Any]] = json.loads(file.read_text("utf-8")) if file.is_file() else {}
     return results

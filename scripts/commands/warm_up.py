@@ -43,7 +43,7 @@ class FinishedWarmUp:
 
     @property
     def failed(self) -> int:
-        """How many shapes failed, plus how many connected inputs were skipped."""
+        """The number of shapes that failed and of connected inputs that were skipped."""
         found = [(text, summary) for text in self.texts if (summary := _SUMMARY.search(text))]
         return sum(int(summary[1] or 0) + text.count("\n", summary.end()) for text, summary in found)
 

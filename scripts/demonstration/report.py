@@ -22,7 +22,7 @@ max error: largest difference from eager with the same seed, of 255."""
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Whether the demo passed, in one sentence, and the problems."""
+    """The result of the demo: one sentence, and the problems."""
 
     passed: bool
     sentence: str

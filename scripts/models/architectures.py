@@ -14,47 +14,25 @@ import torch
 Shapes = dict[str, tuple[int, ...]]
 
 UNET: dict[str, Any] = {
-    "image_size": 32,
-    "in_channels": 4,
-    "out_channels": 4,
-    "model_channels": 320,
-    "use_spatial_transformer": True,
-    "use_checkpoint": False,
-    "legacy": False,
-}
+    "image_size": 32, "in_channels": 4, "out_channels": 4, "model_channels": 320, "use_spatial_transformer": True,
+    "use_checkpoint": False, "legacy": False,
+}  # fmt: skip
 SD15 = {
-    **UNET,
-    "context_dim": 768,
-    "num_heads": 8,
-    "use_linear_in_transformer": False,
-    "adm_in_channels": None,
-    "num_res_blocks": [2, 2, 2, 2],
-    "channel_mult": [1, 2, 4, 4],
-    "transformer_depth": [1, 1, 1, 1, 1, 1, 0, 0],
-    "transformer_depth_output": [1, 1, 1, 1, 1, 1, 1, 1, 1, 0, 0, 0],
-    "transformer_depth_middle": 1,
-}
+    **UNET, "context_dim": 768, "num_heads": 8, "use_linear_in_transformer": False, "adm_in_channels": None,
+    "num_res_blocks": [2, 2, 2, 2], "channel_mult": [1, 2, 4, 4], "transformer_depth": [1, 1, 1, 1, 1, 1, 0, 0],
+    "transformer_depth_output": [1, 1, 1, 1, 1, 1, 1, 1, 1, 0, 0, 0], "transformer_depth_middle": 1,
+}  # fmt: skip
 # One block per level, the same width at all levels, three resolutions, attention at two of them.
 SD15_MINI = {
-    **SD15,
-    "num_res_blocks": [1, 1, 1],
-    "channel_mult": [1, 1, 1],
-    "transformer_depth": [1, 1, 0],
+    **SD15, "num_res_blocks": [1, 1, 1], "channel_mult": [1, 1, 1], "transformer_depth": [1, 1, 0],
     "transformer_depth_output": [1, 1, 1, 1, 0, 0],
-}
+}  # fmt: skip
 SDXL = {
-    **UNET,
-    "context_dim": 2048,
-    "num_head_channels": 64,
-    "use_linear_in_transformer": True,
-    "num_classes": "sequential",
-    "adm_in_channels": 2816,
-    "num_res_blocks": [2, 2, 2],
-    "channel_mult": [1, 2, 4],
-    "transformer_depth": [0, 0, 2, 2, 10, 10],
-    "transformer_depth_output": [0, 0, 0, 2, 2, 2, 10, 10, 10],
+    **UNET, "context_dim": 2048, "num_head_channels": 64, "use_linear_in_transformer": True,
+    "num_classes": "sequential", "adm_in_channels": 2816, "num_res_blocks": [2, 2, 2], "channel_mult": [1, 2, 4],
+    "transformer_depth": [0, 0, 2, 2, 10, 10], "transformer_depth_output": [0, 0, 0, 2, 2, 2, 10, 10, 10],
     "transformer_depth_middle": 10,
-}
+}  # fmt: skip
 # ComfyUI recognises SDXL by the transformer depths of the input blocks; the other depths may be smaller.
 SDXL_MINI = {
     **SDXL,
@@ -63,46 +41,21 @@ SDXL_MINI = {
     "transformer_depth_middle": 1,
 }
 VAE: dict[str, Any] = {
-    "double_z": True,
-    "z_channels": 4,
-    "resolution": 256,
-    "in_channels": 3,
-    "out_ch": 3,
-    "ch": 128,
-    "ch_mult": [1, 2, 4, 4],
-    "num_res_blocks": 2,
-    "attn_resolutions": [],
-    "dropout": 0.0,
-}
+    "double_z": True, "z_channels": 4, "resolution": 256, "in_channels": 3, "out_ch": 3, "ch": 128,
+    "ch_mult": [1, 2, 4, 4], "num_res_blocks": 2, "attn_resolutions": [], "dropout": 0.0,
+}  # fmt: skip
 # Of a UNet's settings, those that a ControlNet, which is its first half, does not have.
 _DECODER_ONLY = {"out_channels", "transformer_depth_output"}
 SD3: dict[str, Any] = {
-    "input_size": None,
-    "patch_size": 2,
-    "in_channels": 16,
-    "depth": 2,
-    "num_patches": 576,
-    "pos_embed_max_size": 24,
+    "input_size": None, "patch_size": 2, "in_channels": 16, "depth": 2, "num_patches": 576, "pos_embed_max_size": 24,
     "adm_in_channels": 2048,
     "context_embedder_config": {"target": "torch.nn.Linear", "params": {"in_features": 4096, "out_features": 128}},
-}
+}  # fmt: skip
 FLUX: dict[str, Any] = {
-    "in_channels": 16,
-    "out_channels": 16,
-    "vec_in_dim": 768,
-    "context_in_dim": 4096,
-    "hidden_size": 128,
-    "mlp_ratio": 4.0,
-    "num_heads": 1,
-    "depth": 1,
-    "depth_single_blocks": 1,
-    "axes_dim": [16, 56, 56],
-    "theta": 10000,
-    "patch_size": 2,
-    "txt_ids_dims": [],
-    "qkv_bias": True,
-    "guidance_embed": True,
-}
+    "in_channels": 16, "out_channels": 16, "vec_in_dim": 768, "context_in_dim": 4096, "hidden_size": 128,
+    "mlp_ratio": 4.0, "num_heads": 1, "depth": 1, "depth_single_blocks": 1, "axes_dim": [16, 56, 56], "theta": 10000,
+    "patch_size": 2, "txt_ids_dims": [], "qkv_bias": True, "guidance_embed": True,
+}  # fmt: skip
 
 
 def state_dict_shapes(kind: str) -> Shapes:

@@ -1,7 +1,8 @@
 """Makes the thumbnails of the bundled workflows: what each is for, with pictures that the demo's model draws.
 
 ``python -m scripts.pictures.thumbnails --url http://127.0.0.1:8188`` needs a running ComfyUI with the pack and
-with ``scripts/models/demo_model`` as a pack, and Pillow. The times are those of docs/measured.md.
+with ``scripts/models/demo_model`` as a pack, and Pillow. The times are those of docs/measured.md. Without ``--url`` it
+draws those of the workflows with transformers only: their nodes, because the models are too large to draw with.
 """
 
 from __future__ import annotations
@@ -17,12 +18,14 @@ from PIL import Image, ImageDraw, ImageFilter, ImageFont, ImageOps
 from ..demonstration.plan import COMPARE, DEEPCACHE, IMAGE_TO_IMAGE, SD15, TOUR_NAME, Job, prompt_for
 from ..server.client import Client
 from ..workflows.build import FOLDER
-from ..workflows.graph import TEMPLATE_PREFIX
+from ..workflows.families import FAMILY_WORKFLOWS
+from ..workflows.graph import TEMPLATE_PREFIX, Graph
 from .jpeg import smallest_loss
 
 SIZE = (640, 400)
 MOST_BYTES = 40_000
 _PAPER, _INK, _FAINT, _OURS, _STOCK = "#14191f", "#ffffff", "#9fb0bf", "#2fb3a8", "#6b7785"
+_BOX = "#2a333d"  # of a node of ComfyUI's
 _TOUR = ((256, 192), (224, 192), (192, 192), (160, 240), (184, 136))
 _LCM = ((192, 192), (96, 256), (256, 96))
 # Seconds of a prompt of SDXL, 20 steps at 1024x1024, on an H200.
@@ -35,8 +38,17 @@ Drawer = Callable[[Job], list[Picture]]
 def main(arguments: list[str] | None = None) -> int:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--url", required=True, help="address of a running ComfyUI")
-    client = Client(parser.parse_args(arguments).url)
+    parser.add_argument("--url", help="address of a running ComfyUI")
+    url = parser.parse_args(arguments).url
+    for build in FAMILY_WORKFLOWS:
+        graph = build()
+        _nodes(graph).save(FOLDER / f"{graph.template}.jpg", "JPEG", quality=88, optimize=True)
+        print(graph.template)
+    return _draw_with(Client(url)) if url else 0
+
+
+def _draw_with(client: Client) -> int:
+    """Draw the thumbnails that need a server."""
 
     def draw(job: Job) -> list[Picture]:
         history = client.run(prompt_for(job, None, "eager", 3, 20))
@@ -84,10 +96,30 @@ def _bars(canvas: Picture, rows: Sequence[tuple[str, float, str]], unit: str) ->
         top = 150 + index * 92
         draw.text((310, top), name, fill=_FAINT, font=ImageFont.load_default(21))
         draw.rectangle((310, top + 30, 310 + int(210 * value / most), top + 62), fill=color)
-        draw.text(
-            (320 + int(210 * value / most), top + 30), f"{value:.2f} {unit}", fill=_INK, font=ImageFont.load_default(24)
-        )
+        at = (320 + int(210 * value / most), top + 30)
+        draw.text(at, f"{value:.2f} {unit}", fill=_INK, font=ImageFont.load_default(24))
     return canvas
+
+
+def _nodes(graph: Graph) -> Picture:
+    """The nodes of the graph as titled boxes, Resolute's in its colour."""
+    title = str(graph.nodes[-1].values["text"]).partition("\n")[0].removeprefix("## ")
+    picture = _canvas(title, "ComfyUI's template with two nodes added")
+    draw = ImageDraw.Draw(picture)
+    width, height = 176, 44
+    for number, node in enumerate(graph.nodes[:-1]):
+        left, top = 28 + number % 3 * (width + 24), 116 + number // 3 * (height + 12)
+        box = (left, top, left + width, top + height)
+        draw.rounded_rectangle(box, 8, fill=_OURS if node.type.is_ours else _BOX)
+        at, font = (left + 10, top + height // 2), _fitting(node.title, width - 2 * 10)
+        draw.text(at, node.title, fill=_INK, font=font, anchor="lm")
+    return picture
+
+
+def _fitting(text: str, width: int) -> ImageFont.FreeTypeFont | ImageFont.ImageFont:
+    """The largest font of at most 14 pixels in which the text is no wider than this."""
+    fonts = (ImageFont.load_default(size) for size in range(14, 7, -1))
+    return next((font for font in fonts if font.getlength(text) <= width), ImageFont.load_default(7))
 
 
 def _sd15(draw: Drawer) -> Picture:
@@ -95,12 +127,7 @@ def _sd15(draw: Drawer) -> Picture:
     canvas = _canvas("SD1.5, compiled", "any size, one compile")
     _paste(canvas, picture, (28, 112, 288, 372))
     draw_on = ImageDraw.Draw(canvas)
-    lines = (
-        "first prompt: compiles",
-        "new size: nothing compiles",
-        "new text: nothing compiles",
-        "LoRA: nothing compiles",
-    )
+    lines = ("first prompt: compiles", *(f"{each}: nothing compiles" for each in ("new size", "new text", "LoRA")))
     for index, line in enumerate(lines):
         draw_on.text((310, 140 + 52 * index), line, fill=_INK if index else _OURS, font=ImageFont.load_default(24))
     return canvas
@@ -130,9 +157,8 @@ def _tour(draw: Drawer) -> Picture:
 def _image_to_image(draw: Drawer) -> Picture:
     before = draw(Job(SD15, ((256, 256),), tokens=12))[0]
     after = draw(Job(SD15, ((280, 256),), tokens=12))[0]
-    return _row(
-        _canvas("Image to image, compiled", "scaled, encoded, drawn anew"), [(before, "before"), (after, "after")]
-    )
+    canvas = _canvas("Image to image, compiled", "scaled, encoded, drawn anew")
+    return _row(canvas, [(before, "before"), (after, "after")])
 
 
 def _compare(draw: Drawer) -> Picture:

@@ -16,12 +16,7 @@ from ..errors import ServerError
 from .client import Client
 
 # On the CPU, compiled and eager runs are comparable only with PyTorch's attention.
-CPU_ARGUMENTS = (
-    "--cpu",
-    "--use-pytorch-cross-attention",
-    "--disable-auto-launch",
-    "--disable-api-nodes",
-)
+CPU_ARGUMENTS = ("--cpu", "--use-pytorch-cross-attention", "--disable-auto-launch", "--disable-api-nodes")
 MODEL_FOLDERS = ("checkpoints", "diffusion_models", "vae", "loras", "controlnet", "text_encoders")
 NOT_COPIED = shutil.ignore_patterns(".*", "__pycache__", "output", "models")
 
@@ -80,20 +75,12 @@ class ComfyServer:
         """The folder that LoadImage reads."""
         return self.folder / "input"
 
-    @property
-    def output_folder(self) -> Path:
-        """The folder that SaveImage writes to."""
-        return self.folder / "output"
-
     def __enter__(self) -> ComfyServer:
         self.start()
         return self
 
     def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.stop()
 

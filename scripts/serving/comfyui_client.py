@@ -172,7 +172,7 @@ def files_in(output: Any) -> Iterator[dict[str, str]]:
 
 
 def is_file(output: Mapping[str, Any]) -> bool:
-    """Whether a value of an output is the name of a file in the folders `output` or `temp`."""
+    """A value of an output is a file if it names one in the folder `output` or `temp`."""
     return isinstance(output.get("filename"), str) and output.get("type") in ("output", "temp")
 
 

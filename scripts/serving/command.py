@@ -1,4 +1,4 @@
-"""What `scripts/fleet` does: start, show and end a fleet."""
+"""The commands of `scripts/fleet`: start, show and end a fleet."""
 
 from __future__ import annotations
 

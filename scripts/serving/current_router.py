@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 
 class HasState(Protocol):
-    """What the ingress asks of a router."""
+    """The interface of a router that the ingress uses."""
 
     decisions: dict[str, dict[str, Any]]
 

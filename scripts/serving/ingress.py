@@ -233,7 +233,7 @@ class Ingress:
 
     @app.get("/{path:path}")
     async def fetch(self, path: str) -> Response:
-        """What is the same on every replica comes from any of them."""
+        """Any replica answers, because all of them give the same answer."""
         if path.partition("/")[0] not in _FETCHED:
             raise ApiError(404, "not_found", f"The fleet has no GET /{path}.")
         status, answer = await self._handle.fetch.remote(f"/{path}", need={})

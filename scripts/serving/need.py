@@ -1,4 +1,4 @@
-"""What a workflow will use, read from it by the scanner before it runs: the key that the router ranks replicas by."""
+"""The models, sizes and files that a workflow will use, as the scanner reads them. Replicas are ranked by them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ImageSize = Callable[[str], "tuple[int, int] | None"]
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """What is not known is left out, and counts as anything.
+    """Unknown parts are left out, and match anything.
 
     shapes: one for each sampler and decoder: the digest of what it runs, and the size ("4f2a... 1024x1024x1").
     chains: these digests alone. files: a digest of each loader that a model comes from. sizes: (width, height), pixels.

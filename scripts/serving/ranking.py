@@ -11,7 +11,7 @@ Plain = Mapping[str, Any]
 
 
 class Warmth(enum.IntEnum):
-    """What a replica has of what a workflow needs; more is better."""
+    """The part of a need that a replica has ready; more is better."""
 
     ANY = 0
     MODEL = 1  # the model files are loaded
@@ -38,7 +38,7 @@ class Ranked:
 
 
 def warmth(need: Plain, stats: Plain) -> Warmth:
-    """How much of a need a replica has. Unknown parts of the need are in no list, so they make nothing warm."""
+    """The part of a need that a replica has. Unknown parts of the need are in no list, so they make nothing warm."""
     for level, wanted, ready in (
         (Warmth.CAPTURE, "shapes", "shapes"),
         (Warmth.REGIONS, "structures", "structures"),

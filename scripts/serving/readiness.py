@@ -1,4 +1,4 @@
-"""What a replica has ready: what its prompts left in its ComfyUI, as far as `GET /resolute/cache` still lists it."""
+"""The models and shapes that a replica has ready: its prompts used them, and `GET /resolute/cache` still lists them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the ingress must not lose when it restarts: prompt ids, prompts that are not over, and the history."""
+"""The ingress keeps this over a restart: prompt ids, prompts that are not over, and the history."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ class Records:
         return [(uses, json.loads(workflow)) for uses, workflow in rows]
 
     def share(self, key: str) -> float:
-        """Of all uses, the share that these shapes have: 0 to 1."""
+        """The share that these shapes have of all uses: 0 to 1."""
         (total,) = self._base.execute("SELECT SUM(count) FROM used").fetchone()
         row = self._base.execute("SELECT count FROM used WHERE key = ?", (key,)).fetchone()
         return row[0] / total if row and total else 0.0

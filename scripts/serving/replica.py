@@ -86,7 +86,7 @@ class Replica:
             return 503, {"error": str(error)}
 
     async def record_routing_stats(self) -> dict[str, Any]:
-        """What the router ranks by; Serve calls it every `stats_seconds`."""
+        """The values that the router ranks by. Serve calls this every `stats_seconds`."""
         with contextlib.suppress(ComfyUILostError):  # `_keep_running` starts it anew
             self._ready.check(await self._cache(self._client))
         processes = {"pid": os.getpid(), "comfyui_pid": self._process.pid, "comfyui": self._process.url}

@@ -90,10 +90,7 @@ class WarmRouter(RequestRouter):
             sent.popleft()
         if not sent:
             return reported
-        return {
-            **reported,
-            **{kind: {*reported.get(kind, ()), *_all(sent, kind)} for kind in _SHARED},
-        }
+        return {**reported, **{kind: {*reported.get(kind, ()), *_all(sent, kind)} for kind in _SHARED}}
 
     def _forget(self, name: str) -> None:
         self._sent.pop(name, None)

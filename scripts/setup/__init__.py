@@ -1,1 +1,1 @@
-"""What a command needs before it can run: ComfyUI checkouts and virtual environments. Standard library only."""
+"""Set-up before a command can run: ComfyUI checkouts and virtual environments. Standard library only."""

@@ -57,7 +57,7 @@ def ensure(root: Path, version: str = TARGET, say: Callable[[str], None] = print
 
 
 def is_ready(folder: Path, version: str) -> bool:
-    """Whether ``folder`` is a complete checkout. Checking HEAD is enough, because git moves it last."""
+    """A checkout is complete if its HEAD is right, because git moves that last."""
     return (folder / "main.py").is_file() and head(folder) == VERSIONS[version]
 
 

@@ -38,9 +38,8 @@ def ensure(root: Path, comfyui: Path, say: Say = print) -> Path:
     ``RESOLUTE_PYTHON`` names a ready interpreter instead, for machines without a network;
     nothing is installed then. Raises SetupError with the remedy.
     """
-    given = os.environ.get("RESOLUTE_PYTHON")
-    if given:
-        return _accept_given(Path(given).expanduser())
+    if given := _given():
+        return given
     check_python(sys.version_info[:2])
     files = [root / name for name in REQUIREMENTS] + [comfyui / "requirements.txt"]
     key = environment_key(sys.version_info[:2], files)
@@ -57,15 +56,12 @@ def ensure_torch(root: Path, pin: str, say: Say = print) -> Path:
     pin: OLDEST_TORCH_PIN or NEWEST_TORCH_PIN. ``RESOLUTE_PYTHON`` is used instead if it has that torch. Raises
     SetupError otherwise.
     """
-    given = os.environ.get("RESOLUTE_PYTHON")
-    if given:
-        python = _accept_given(Path(given).expanduser())
-        _require_torch(python, pinned_torch(root, pin))
-        return python
+    if given := _given():
+        _require_torch(given, pinned_torch(root, pin))
+        return given
     check_python(sys.version_info[:2])
     files = [root / name for name in ("requirements.txt", pin, "requirements-dev.txt")]
-    key = environment_key(sys.version_info[:2], files)
-    return _built(environments_root() / key, key, files, say)
+    return _named(files, say)
 
 
 def ensure_oneflow(root: Path, comfyui: Path, say: Say = print) -> Path:
@@ -73,11 +69,9 @@ def ensure_oneflow(root: Path, comfyui: Path, say: Say = print) -> Path:
 
     ``RESOLUTE_PYTHON`` is used instead if it has OneFlow. Raises SetupError with the remedy.
     """
-    given = os.environ.get("RESOLUTE_PYTHON")
-    if given:
-        python = _accept_given(Path(given).expanduser())
-        _require_oneflow(python)
-        return python
+    if given := _given():
+        _require_oneflow(given)
+        return given
     base = find_oneflow_python()
     if base is None:
         raise SetupError(
@@ -85,16 +79,14 @@ def ensure_oneflow(root: Path, comfyui: Path, say: Say = print) -> Path:
             "Install one (`pyenv install 3.10`, or your system's python3.10), then run this again."
         )
     files = [root / name for name in ONEFLOW_REQUIREMENTS] + [comfyui / "requirements.txt"]
-    key = environment_key(ONEFLOW_PYTHON, files)
-    return _built(environments_root() / key, key, files, say, base)
+    return _named(files, say, ONEFLOW_PYTHON, base)
 
 
 def ensure_fleet(root: Path, say: Say = print) -> Path:
     """The Python of an environment with Ray Serve and pytest, without torch (about 0.8 GB). Raises SetupError."""
     check_python(sys.version_info[:2])
     files = [root / name for name in FLEET_REQUIREMENTS]
-    key = environment_key(sys.version_info[:2], files)
-    return _built(environments_root() / key, key, files, say)
+    return _named(files, say)
 
 
 def find_oneflow_python() -> Path | None:
@@ -139,14 +131,14 @@ def python_of(folder: Path) -> Path:
 
 
 def is_ready(folder: Path, key: str) -> bool:
-    """Whether the environment in ``folder`` is complete for ``key`` and its base Python still exists."""
+    """An environment is ready if it is complete for ``key`` and its base Python still exists."""
     if _stamp_of(folder) != f"ready {key}":
         return False
     return _succeeds(python_of(folder), "")
 
 
 def has_cuda(python: Path) -> bool:
-    """Whether torch in that environment finds an NVIDIA GPU; runs a short process."""
+    """Ask torch in that environment for an NVIDIA GPU, in a short process."""
     return _succeeds(python, "import torch, sys; sys.exit(0 if torch.cuda.is_available() else 3)")
 
 
@@ -158,7 +150,12 @@ def _succeeds(python: Path, code: str) -> bool:
     return done.returncode == 0
 
 
-def _accept_given(python: Path) -> Path:
+def _given() -> Path | None:
+    """The interpreter that RESOLUTE_PYTHON names, or None. Raises SetupError if it cannot be used."""
+    given = os.environ.get("RESOLUTE_PYTHON")
+    if not given:
+        return None
+    python = Path(given).expanduser()
     try:
         done = subprocess.run([str(python), "-c", "import torch"], capture_output=True, check=False)
     except OSError:
@@ -188,6 +185,13 @@ def _require_oneflow(python: Path) -> None:
             f"RESOLUTE_PYTHON names {python}, where OneFlow is not installed. Install requirements-oneflow.txt there, "
             "or unset it to get a new environment."
         )
+
+
+def _named(
+    files: Sequence[Path], say: Say, version: tuple[int, int] = sys.version_info[:2], base: Path = Path(sys.executable)
+) -> Path:
+    key = environment_key(version, files)
+    return _built(environments_root() / key, key, files, say, base)
 
 
 def _built(folder: Path, key: str, files: Sequence[Path], say: Say, base: Path = Path(sys.executable)) -> Path:

@@ -46,7 +46,7 @@ _SPLIT = {
 
 
 def models_of(values: dict[str, object]) -> list[dict[str, str]]:
-    """What goes into `properties.models` of a node with these widget values."""
+    """The list `properties.models` of a node with these widget values."""
     found = []
     for value in values.values():
         if isinstance(value, str) and value in {**_MODELS, **_SPLIT}:

@@ -42,13 +42,7 @@ def deepcache() -> Graph:
 
 
 def _text_to_image(
-    name: str,
-    checkpoint: str,
-    pixels: parts.Pixels,
-    *,
-    cfg: float,
-    with_deepcache: bool = False,
-    backend: str = "auto",
+    name: str, checkpoint: str, pixels: parts.Pixels, *, cfg: float, with_deepcache: bool = False, backend: str = "auto"
 ) -> Graph:
     graph = Graph(name)
     model, clip, vae, _ = parts.compiled_checkpoint(graph, checkpoint, with_deepcache, backend)

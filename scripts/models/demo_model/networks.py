@@ -25,36 +25,16 @@ UNET_FILE, VAE_FILE = "demo_unet.safetensors", "demo_vae.safetensors"
 CONTEXT = 64
 # Three levels like SDXL: the first level has no transformers and one block more than the others.
 UNET: dict[str, Any] = {
-    "image_size": 32,
-    "in_channels": 4,
-    "out_channels": 4,
-    "model_channels": 32,
-    "num_res_blocks": [2, 1, 1],
-    "channel_mult": [1, 2, 2],
-    "transformer_depth": [0, 0, 1, 0],
-    "transformer_depth_middle": 1,
-    "transformer_depth_output": [0, 0, 0, 1, 0, 1, 0],
-    "use_spatial_transformer": True,
-    "use_linear_in_transformer": True,
-    "use_checkpoint": False,
-    "legacy": False,
-    "context_dim": CONTEXT,
-    "num_heads": -1,
-    "num_head_channels": 32,
-    "adm_in_channels": None,
-}
+    "image_size": 32, "in_channels": 4, "out_channels": 4, "model_channels": 32, "num_res_blocks": [2, 1, 1],
+    "channel_mult": [1, 2, 2], "transformer_depth": [0, 0, 1, 0], "transformer_depth_middle": 1,
+    "transformer_depth_output": [0, 0, 0, 1, 0, 1, 0], "use_spatial_transformer": True,
+    "use_linear_in_transformer": True, "use_checkpoint": False, "legacy": False, "context_dim": CONTEXT,
+    "num_heads": -1, "num_head_channels": 32, "adm_in_channels": None,
+}  # fmt: skip
 VAE: dict[str, Any] = {
-    "double_z": True,
-    "z_channels": 4,
-    "resolution": 256,
-    "in_channels": 3,
-    "out_ch": 3,
-    "ch": 32,
-    "ch_mult": [1, 1, 2, 2],
-    "num_res_blocks": 1,
-    "attn_resolutions": [],
-    "dropout": 0.0,
-}
+    "double_z": True, "z_channels": 4, "resolution": 256, "in_channels": 3, "out_ch": 3, "ch": 32,
+    "ch_mult": [1, 1, 2, 2], "num_res_blocks": 1, "attn_resolutions": [], "dropout": 0.0,
+}  # fmt: skip
 _UNET, _TEXT = "unet.", "text."
 
 

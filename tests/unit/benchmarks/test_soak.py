@@ -1,4 +1,4 @@
-"""What the soak benchmark draws and makes of its rows."""
+"""The soak benchmark: its random visits, its summary and its plot."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How `scripts/warm-up` reads the texts that the nodes of a warm-up show."""
+"""`scripts/warm-up` reads the texts that the nodes of a warm-up show."""
 
 from __future__ import annotations
 
