@@ -12,7 +12,7 @@ import json
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, Union
+from typing import Any, NamedTuple, Union
 
 Literal = Union[None, bool, int, float, str, tuple["Literal", ...]]  # noqa: UP007 (a recursive alias cannot use |)
 Component = tuple[str, Literal]
@@ -162,6 +162,14 @@ class GraphKey:
 ANY_EPOCH = -1  # in the key of a graph that reads the module's present weights in each replay
 
 
+class CallWithoutEpoch(NamedTuple):
+    """A call with any weights that its module may get. It needs as much memory and time with each of them."""
+
+    device: str
+    owner: int
+    graph: GraphKey
+
+
 @dataclass(frozen=True, slots=True)
 class CaptureKey:
     """One capture of a graph in this process: it reads fixed addresses, so it depends on where the weights are.
@@ -174,6 +182,10 @@ class CaptureKey:
     owner: int
     epoch: int
     state: tuple[Component, ...] = ()  # what torch computes under, see `compute_state`
+
+    @property
+    def without_epoch(self) -> CallWithoutEpoch:
+        return CallWithoutEpoch(self.device, self.owner, self.graph)
 
     @property
     def shape(self) -> str:
