@@ -181,7 +181,7 @@ class CaptureKey:
     device: str
     owner: int
     epoch: int
-    state: tuple[Component, ...] = ()  # what torch computes under, see `compute_state`
+    torch_flags: tuple[Component, ...] = ()  # that it computes under, see flags.py
 
     @property
     def without_epoch(self) -> CallWithoutEpoch:
@@ -198,7 +198,7 @@ class CaptureKey:
             ("device", self.device),
             ("module", self.owner),
             ("weights epoch", self.epoch),
-            *self.state,
+            *self.torch_flags,
         ]
 
 

@@ -260,7 +260,7 @@ class GpuBoundCalls:
 
     def _where(self, key: CaptureKey) -> str:
         """A digest of the machine and of the torch flags that the call computes under."""
-        place = (key.device, key.state)
+        place = (key.device, key.torch_flags)
         if place not in self._here:
-            self._here[place] = digest((self._source, LEAST_HOST_SHARE, machine_of(key.device), key.state))
+            self._here[place] = digest((self._source, LEAST_HOST_SHARE, machine_of(key.device), key.torch_flags))
         return self._here[place]

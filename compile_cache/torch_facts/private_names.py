@@ -78,7 +78,7 @@ _GRAPH_MEMBERS = (
 
 _TABLE = (
     _Name("pytree", "torch.utils._pytree", Loss.CALLS, "", members=_TREES),
-    # Of what torch computes under: see compute_state.py. A mode that cannot be seen may be there.
+    # Of what torch computes under: see flags.py. A mode that cannot be seen may be there.
     _Name("DeviceContext", "torch.utils._device", Loss.CALLS, instead=lambda: _NoMode),
     _Name(
         "function_mode_stack", "torch.overrides", Loss.CALLS, _MODE_STACK.format("function"),

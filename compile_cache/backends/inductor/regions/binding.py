@@ -131,7 +131,7 @@ class RegionBinding:
         return BypassReason(BypassCode.REPLACED_FORWARD, f"another pack replaced {what}; {kind} blocks run as they are")
 
     def begin(self, progress: Progress, torch_flags: tuple[Component, ...]) -> None:
-        """A call of the module starts. `torch_flags`: what torch computes under, see `compute_state`."""
+        """A call of the module starts. `torch_flags`: what torch computes under, see `torch_flags`."""
         self._progress = progress
         self._torch_flags = torch_flags
         self.was_reached = False
