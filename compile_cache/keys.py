@@ -19,7 +19,7 @@ Component = tuple[str, Literal]
 
 
 class Role(str, Enum):
-    """What a compiled module is to the workflow. The values are part of saved files and of the HTTP interface.
+    """The part of a compiled module in the workflow. The values are part of saved files and of the HTTP interface.
 
     The passes of a step cache are roles too. They are listed here, not by the step cache, because the commands that
     read saved files run without ComfyUI.
@@ -59,7 +59,7 @@ _DIMENSIONS = {4: ("batch", "channels", "height", "width"), 3: ("batch", "tokens
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
-    """What a graph depends on in a tensor: all but its values and its address."""
+    """The properties of a tensor that a graph depends on: all but its values and its address."""
 
     shape: tuple[int, ...]
     dtype: str

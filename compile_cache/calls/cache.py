@@ -179,7 +179,7 @@ class GraphCache:
         return result, seconds
 
     def _record_signature(self, program: Program, call: Call, key: CaptureKey) -> str | None:
-        """What differs from the nearest signature seen before, also kept as an event; None if it was seen before."""
+        """Name the difference from the nearest signature seen before, as an event too; None if it was seen before."""
         # Without captures nothing depends on the weights' addresses.
         exact = key if program.capabilities.captures else replace(key, epoch=0)
         difference = self._seen.add(key.owner, exact, exact.components())
@@ -234,7 +234,7 @@ class GraphCache:
         return self._recordings.record()
 
     def has_captures(self, recorded: RecordedCalls) -> bool:
-        """Whether recorded calls would be answered as fast again: each capture that they had is still there."""
+        """True if recorded calls would be answered as fast again: each capture that they had is still there."""
         return bool(recorded) and all(key in self._captures for key, captured in recorded.items() if captured)
 
     def bytes_of(self, recorded: RecordedCalls) -> int:

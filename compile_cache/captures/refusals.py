@@ -1,4 +1,4 @@
-"""Why the cache captures a call not now, or never: the only file that decides this, keeps it and words it.
+"""Reasons why the cache does not capture a call. This file alone decides, keeps and words them.
 
 What forbids the capture of a call from outside the cache comes with the call, as `Call.capture_blocker`.
 """
@@ -56,16 +56,16 @@ class Refusals:
         return self._failed.get(key) or self.backoff.reason(key)
 
     def lacks_memory(self, key: CaptureKey) -> bool:
-        """Whether the call itself ran out of memory, so that its weights must not all be brought in again."""
+        """True if the call itself ran out of memory, so that its weights must not all be brought in again."""
         reason = self.reason(key)
         return reason is not None and reason.code is BypassCode.OUT_OF_MEMORY
 
     def gains_nothing(self, key: CaptureKey) -> bool:
-        """Whether the GPU is busy all the time without a capture of this call. That is no bypass."""
+        """True if the GPU is busy all the time without a capture of this call. That is no bypass."""
         return self.gpu_bound.has(key)
 
     def is_too_large(self, key: CaptureKey, room: int, budget: int) -> bool:
-        """Whether an earlier rehearsal needed more than `room` bytes. Then the call is refused without another one."""
+        """Refuse the call without another rehearsal if an earlier one needed more than `room` bytes."""
         needed = self._needed.get(key.without_epoch, 0)
         if needed > room:
             self.over_budget(key, needed, budget)
@@ -204,7 +204,7 @@ class OutOfMemoryBackoff:
 
 
 def machine_of(device: str) -> tuple[str, ...]:
-    """What the times of host and GPU depend on, beside the call: the GPU, the host, torch, and ComfyUI's options."""
+    """The GPU, the host, torch, and ComfyUI's options: the times of a call on host and GPU depend on these."""
     host = (platform.system(), platform.machine(), str(os.cpu_count()), platform.python_version())
     gpu: tuple[str, ...] = (device,)
     if device.startswith("cuda"):

@@ -1,4 +1,4 @@
-"""What a compiled artifact depends on besides its inputs: the environment and the model's structure."""
+"""Fingerprints of the environment and of a model's structure, which compiled artifacts depend on."""
 
 from __future__ import annotations
 

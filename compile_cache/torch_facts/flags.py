@@ -85,7 +85,7 @@ def autocast_state(device_type: str) -> str:
 
 
 def _default_device() -> str | None:
-    """What `torch.set_default_device` or a `with torch.device(...)` says, None outside. It is a mode of torch's own."""
+    """The device of `torch.set_default_device` or `with torch.device(...)`, None outside. torch has a mode for it."""
     for mode in reversed(function_mode_stack()):
         if isinstance(mode, DeviceContext):
             return str(mode.device)
@@ -103,7 +103,7 @@ def intercepting_mode() -> str | None:
 
 
 def uses_tf32() -> bool:
-    """Whether float32 matrix products or convolutions run in TF32 on NVIDIA."""
+    """True if float32 matrix products or convolutions run in TF32 on NVIDIA."""
     return any(_ON_CUDA[name]() in (True, "tf32") for name in ("float32 matmul", "float32 convolution"))
 
 
