@@ -11,7 +11,7 @@ def _no_sources(_: type) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class ModuleRules:
+class ModuleAttributePolicy:
     """The way to read the attributes of an application's modules.
 
     bookkeeping: names of attributes that change without changing the computation; bookkeeping_endings: the same by how
@@ -43,4 +43,4 @@ class ModuleRules:
         return any(getattr(module, name, None) for name in self.weight_patches)
 
 
-PLAIN = ModuleRules()
+PLAIN = ModuleAttributePolicy()
