@@ -1,4 +1,4 @@
-"""What an application keeps in its modules beside what they compute with. The application's adapter describes it."""
+"""Attributes that an application keeps in its modules beside what they compute with. Its adapter describes them."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ def _no_sources(_: type) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class ModuleRules:
-    """How to read the attributes of an application's modules.
+class ModuleAttributePolicy:
+    """The way to read the attributes of an application's modules.
 
     bookkeeping: names of attributes that change without changing the computation; bookkeeping_endings: the same by how
         a name ends.
@@ -31,16 +31,16 @@ class ModuleRules:
         return name in self.bookkeeping or name.endswith(self.bookkeeping_endings)
 
     def may_cast(self, module: object) -> bool:
-        """Whether a module has the means to convert or patch its weights before use."""
+        """True if a module has the means to convert or patch its weights before use."""
         return bool(self.casts) and hasattr(module, self.casts)
 
     def casts_now(self, module: object) -> bool:
-        """Whether it converts weights of another dtype at present."""
+        """True if it converts weights of another dtype at present."""
         return bool(getattr(module, self.casts))
 
     def patches_weights(self, module: object) -> bool:
-        """Whether a function changes a weight before use at present."""
+        """True if a function changes a weight before use at present."""
         return any(getattr(module, name, None) for name in self.weight_patches)
 
 
-PLAIN = ModuleRules()
+PLAIN = ModuleAttributePolicy()

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from .attribute_policy import PLAIN, ModuleRules
+from .attribute_policy import PLAIN, ModuleAttributePolicy
 from .errors import UserError
 
 _MIB = 1024 * 1024
@@ -33,7 +33,7 @@ class CacheConfig:
     management_modules: modules whose functions move memory and compute nothing; another pack may replace those.
     attention: "flash", the kernel that a trace takes, or "measured", the fastest one of each shape (attention.py). What
         is not "flash" is a part of `source`.
-    rules: how to read the attributes of the application's modules.
+    attribute_policy: how to read the attributes of the application's modules.
     spare_bytes: device memory that a capture leaves free, because the application takes less as a lack of memory.
     """
 
@@ -48,7 +48,7 @@ class CacheConfig:
     trusted: frozenset[str] = frozenset()
     management_modules: frozenset[str] = frozenset()
     attention: str = ATTENTION[0]
-    rules: ModuleRules = PLAIN
+    attribute_policy: ModuleAttributePolicy = PLAIN
     spare_bytes: int = 0
 
     @staticmethod
@@ -59,7 +59,7 @@ class CacheConfig:
         source: str = "",
         management_modules: frozenset[str] = frozenset(),
         settings: Mapping[str, str] | None = None,
-        rules: ModuleRules = PLAIN,
+        attribute_policy: ModuleAttributePolicy = PLAIN,
     ) -> CacheConfig:
         """Read the RESOLUTE_* variables. Raises UserError for an invalid value.
 
@@ -83,7 +83,7 @@ class CacheConfig:
             trusted=_names(env, "RESOLUTE_TRUSTED_CLASSES") | _packs(env, "RESOLUTE_TRUSTED_PACKS"),
             management_modules=management_modules,
             attention=attention,
-            rules=rules,
+            attribute_policy=attribute_policy,
         )
 
 

@@ -99,7 +99,7 @@ class BypassReason:
 
 
 def excerpt(value: object, length: int = 60) -> str:
-    """What a text may repeat of a value that comes from outside: its first characters, on one line."""
+    """The part of a value from outside that a text may repeat: its first characters, on one line."""
     text = value if isinstance(value, str) else repr(value)
     shown = text if len(text) <= length else f"{text[: length - 1]}…"
     return "".join(each if each.isprintable() else "?" for each in shown)

@@ -12,14 +12,14 @@ import json
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, Union
+from typing import Any, NamedTuple, Union
 
 Literal = Union[None, bool, int, float, str, tuple["Literal", ...]]  # noqa: UP007 (a recursive alias cannot use |)
 Component = tuple[str, Literal]
 
 
 class Role(str, Enum):
-    """What a compiled module is to the workflow. The values are part of saved files and of the HTTP interface.
+    """The part of a compiled module in the workflow. The values are part of saved files and of the HTTP interface.
 
     The passes of a step cache are roles too. They are listed here, not by the step cache, because the commands that
     read saved files run without ComfyUI.
@@ -59,7 +59,7 @@ _DIMENSIONS = {4: ("batch", "channels", "height", "width"), 3: ("batch", "tokens
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
-    """What a graph depends on in a tensor: all but its values and its address."""
+    """The properties of a tensor that a graph depends on: all but its values and its address."""
 
     shape: tuple[int, ...]
     dtype: str
@@ -162,6 +162,14 @@ class GraphKey:
 ANY_EPOCH = -1  # in the key of a graph that reads the module's present weights in each replay
 
 
+class CallWithoutEpoch(NamedTuple):
+    """A call with any weights that its module may get. It needs as much memory and time with each of them."""
+
+    device: str
+    owner: int
+    graph: GraphKey
+
+
 @dataclass(frozen=True, slots=True)
 class CaptureKey:
     """One capture of a graph in this process: it reads fixed addresses, so it depends on where the weights are.
@@ -173,7 +181,11 @@ class CaptureKey:
     device: str
     owner: int
     epoch: int
-    state: tuple[Component, ...] = ()  # what torch computes under, see `compute_state`
+    torch_flags: tuple[Component, ...] = ()  # that it computes under, see flags.py
+
+    @property
+    def without_epoch(self) -> CallWithoutEpoch:
+        return CallWithoutEpoch(self.device, self.owner, self.graph)
 
     @property
     def shape(self) -> str:
@@ -186,7 +198,7 @@ class CaptureKey:
             ("device", self.device),
             ("module", self.owner),
             ("weights epoch", self.epoch),
-            *self.state,
+            *self.torch_flags,
         ]
 
 

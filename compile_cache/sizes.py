@@ -67,7 +67,7 @@ def preset_size(preset: str) -> Size:
 
 
 def is_valid(size: Size, multiple: int) -> bool:
-    """Whether both sides are multiples of ``multiple`` and within MINIMUM and MAXIMUM."""
+    """True if both sides are multiples of ``multiple`` and within MINIMUM and MAXIMUM."""
     return all(side % multiple == 0 and MINIMUM <= side <= MAXIMUM for side in (size.width, size.height))
 
 
@@ -104,7 +104,7 @@ def nearest_ready(wanted: Size, ready: Iterable[Size], multiple: int | str) -> S
 
 
 def explain_choice(wanted: Size, found: Size | None) -> str:
-    """What `nearest_ready` found, for people: "208x136 instead of 216x136, because it is ready"."""
+    """The result of `nearest_ready` in words: "208x136 instead of 216x136, because it is ready"."""
     if found is None:
         return f"{wanted}: no size of this aspect ratio is ready"
     return f"{found} is ready" if found == wanted else f"{found} instead of {wanted}, because it is ready"

@@ -70,6 +70,7 @@ class Call:
         must not keep or change the tensors.
     device: of the first tensor, "cuda:0" or "cpu".
     epoch: the weights epoch; equal numbers mean the same Parameters at the same addresses.
+    torch_flags: that it computes under, see flags.py.
     forward_bypass: why the call must run eagerly, if it must. capture_blocker: why it must not be captured.
     method: None if `invoke` does more than to call one method of the module.
     weights: see `Weights`.

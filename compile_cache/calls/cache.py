@@ -16,9 +16,9 @@ from ..backends.cuda_graphs.run_cost import cost_of_run
 from ..captures.byte_lru import Entry
 from ..captures.captures import Captures, capture_key
 from ..captures.maker import CaptureMaker
-from ..captures.no_gain import CallsWithoutGain
+from ..captures.refusals import NOT_RESIDENT, Refusals
 from ..config import CacheConfig
-from ..errors import BypassCode, BypassReason, first_line
+from ..errors import BypassReason
 from ..keys import CaptureKey, GraphKey
 from ..stats import Stats
 from ..store.shape_history import ShapeHistory
@@ -28,10 +28,6 @@ from .misses import FREED, SeenSignatures
 from .recordings import RecordedCalls, Recordings
 
 logger = logging.getLogger(__name__)
-
-_NOT_RESIDENT = BypassReason(
-    BypassCode.STREAMED_WEIGHTS, "the weights do not all fit into free memory, so blocks get theirs one by one"
-)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -60,8 +56,8 @@ class GraphCache:
         self._recordings = Recordings()
         folder = self.config.store_folder
         self.shapes = ShapeHistory(folder / "shapes" if folder is not None and self.config.remember else None)
-        without_gain = CallsWithoutGain(self.shapes, self.config.source)
-        self._maker = CaptureMaker(self._captures, self.stats, without_gain, self.config.spare_bytes)
+        self._refusals = Refusals(self.stats, self.shapes, self.config.source)
+        self._maker = CaptureMaker(self._captures, self._refusals, self.stats, self.config.spare_bytes)
         self.after_capture: Callable[[], None] = lambda: None
         self._lock = threading.RLock()
 
@@ -92,7 +88,7 @@ class GraphCache:
         if decision.action is not Action.REPLAY:
             return _Attempt(call, key, decision, None, None)
         if not call.weights.pin():
-            return _Attempt(call, key, self._decide(program, call, key, _NOT_RESIDENT), None, None)
+            return _Attempt(call, key, self._decide(program, call, key, NOT_RESIDENT), None, None)
         try:
             return _Attempt(call, key, decision, *self._replay(key, call.tensors))
         finally:
@@ -104,10 +100,10 @@ class GraphCache:
                 compiles=program.capabilities.compiles,
                 captures=program.capabilities.captures
                 and self.config.capture
-                and not self._maker.without_gain.has(key),
+                and not self._refusals.gains_nothing(key),
                 ready=key in self._captures,
                 forward_bypass=call.forward_bypass,
-                capture_blocker=blocker or self._captures.blocker(key),
+                capture_blocker=blocker or self._refusals.reason(key),
             )
         )
 
@@ -124,7 +120,7 @@ class GraphCache:
         """Do what was decided, and count it."""
         call, key, action = attempt.call, attempt.key, attempt.decision.action
         if attempt.decision.reason is not None:
-            self._maker.count(attempt.decision.reason)
+            self._refusals.count(attempt.decision.reason)
         if attempt.failure is not None:
             return self._answer_failed_replay(call, key, attempt.failure)
         if action is Action.REPLAY:
@@ -136,8 +132,8 @@ class GraphCache:
         with ExitStack() as held:
             pinned = action is not Action.EAGER and self._hold_weights(call, key, held)
             if action is Action.CAPTURE and not pinned:
-                self._maker.count(_NOT_RESIDENT)
-                action = self._decide(program, call, key, _NOT_RESIDENT).action
+                self._refusals.count(NOT_RESIDENT)
+                action = self._decide(program, call, key, NOT_RESIDENT).action
             try:
                 result, seconds = self._run_program(program, call, key, action, difference)
                 out_of_memory = False
@@ -155,8 +151,7 @@ class GraphCache:
 
     def _hold_weights(self, call: Call, key: CaptureKey, held: ExitStack) -> bool:
         """Pin the weights and put them in place until `held` is closed. Returns whether there is room for that."""
-        blocker = self._captures.blocker(key)
-        if blocker is not None and blocker.code is BypassCode.OUT_OF_MEMORY and call.weights.pages:
+        if call.weights.pages and self._refusals.lacks_memory(key):
             return False
         if not call.weights.pin():
             return False
@@ -184,7 +179,7 @@ class GraphCache:
         return result, seconds
 
     def _record_signature(self, program: Program, call: Call, key: CaptureKey) -> str | None:
-        """What differs from the nearest signature seen before, also kept as an event; None if it was seen before."""
+        """Name the difference from the nearest signature seen before, as an event too; None if it was seen before."""
         # Without captures nothing depends on the weights' addresses.
         exact = key if program.capabilities.captures else replace(key, epoch=0)
         difference = self._seen.add(key.owner, exact, exact.components())
@@ -209,12 +204,11 @@ class GraphCache:
             return self._answer_out_of_memory(call, key)
         logger.warning("Resolute: a replay failed; the original runs", exc_info=failure)
         self._captures.discard(key)
-        self._maker.block(key, BypassCode.CAPTURE_FAILED, f"the replay of {key.shape} failed: {first_line(failure)}")
+        self._refusals.replay_failed(key, failure)
         return self._run_original(call)
 
     def _answer_out_of_memory(self, call: Call, key: CaptureKey) -> Any:
-        detail = f"out of memory at {key.shape}; captures were freed"
-        self._maker.block(key, BypassCode.OUT_OF_MEMORY, detail, passes=True)
+        self._refusals.out_of_memory(key)
         return self._run_original(call)
 
     def _run_original(self, call: Call) -> Any:
@@ -240,7 +234,7 @@ class GraphCache:
         return self._recordings.record()
 
     def has_captures(self, recorded: RecordedCalls) -> bool:
-        """Whether recorded calls would be answered as fast again: each capture that they had is still there."""
+        """True if recorded calls would be answered as fast again: each capture that they had is still there."""
         return bool(recorded) and all(key in self._captures for key, captured in recorded.items() if captured)
 
     def bytes_of(self, recorded: RecordedCalls) -> int:
@@ -262,6 +256,8 @@ class GraphCache:
         """The application needs memory, with `everything` because it unloads all models. See `Captures.give_back`."""
         with self._lock:
             freed = self._captures.give_back(everything)
+            if everything:
+                self._refusals.memory_was_freed()
             self.stats.counters.evictions = self._captures.evictions
             return freed
 
@@ -269,7 +265,7 @@ class GraphCache:
         """Free captures that no session uses, oldest first; all of them by default. Returns the bytes freed."""
         with self._lock:
             freed = self._captures.free(bytes_to_free)
-            self._maker.retry_all(measured=bytes_to_free is None)
+            self._refusals.retry_all(measured=bytes_to_free is None)
             self.stats.counters.evictions = self._captures.evictions
             return freed
 
@@ -279,14 +275,16 @@ class GraphCache:
             self._seen.forget(owner)
             had = self.captures_of(owner)
             self._captures.forget(owner)
-            self._maker.forget(owner)
+            self._refusals.forget(owner)
             if had:
                 self._captures.released()
+                self._refusals.memory_was_freed()
 
     def drop_stale(self, owner: int, epoch: int) -> None:
         """Drop a module's captures from before its weights epoch `epoch`."""
         with self._lock:
             self._captures.drop_stale(owner, epoch)
+            self._refusals.drop_stale(owner, epoch)
 
     # --- reports -----------------------------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""What happens to a call: a pure decision, testable without a model or a GPU."""
+"""The decision how a call is answered: a pure function, testable without a model or a GPU."""
 
 from __future__ import annotations
 

@@ -75,7 +75,7 @@ def _differences(known: list[Component], wanted: list[Component]) -> list[str]:
 
 
 def _is_part(name: str, others: set[str]) -> bool:
-    """Whether `name` is a part ("control.output[0] width") of one of the others ("control")."""
+    """True if `name` is a part ("control.output[0] width") of one of the others ("control")."""
     parents = (name[:index] for index, character in enumerate(name) if character in ". [")
     return any(parent in others for parent in parents)
 

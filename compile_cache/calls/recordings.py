@@ -1,4 +1,4 @@
-"""Which calls were made meanwhile, for a warm-up that wants to know what it has readied."""
+"""Calls seen during a warm-up."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What one sampling run or one decode did, for people: its result in a line, its reasons in sentences, its timeline.
+"""One sampling run or one decode in words: its result in a line, its reasons in sentences, its timeline.
 
 Plain data: no torch, no ComfyUI.
 """
@@ -117,7 +117,7 @@ class Run:
 
     @property
     def answered_by(self) -> str:
-        """What answered most calls: "replay", "regions" or "bypass"."""
+        """The path that answered most calls: "replay", "regions" or "bypass"."""
         counts = {
             "regions": self.counts.get("graph_calls", 0),
             "replay": self.counts.get("replays", 0),
@@ -196,7 +196,7 @@ def size_text(width: int, height: int, batch: int) -> str:
 
 
 def because(difference: str, cell: int = 8) -> str:
-    """What made a call new, in a user's words. difference: from `misses`, as "latent height 15 -> 16".
+    """The reason why a call was new, in a user's words. difference: from `misses`, as "latent height 15 -> 16".
 
     cell: pixels to a side of one latent cell.
     """

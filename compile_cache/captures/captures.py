@@ -11,16 +11,14 @@ import torch
 from ..backends.base import Call, Graph, LiveWeightsGraph, Program
 from ..backends.cuda_graphs.memory import is_trimmable, release_graph_memory
 from ..backends.cuda_graphs.pools import pool_bytes
-from ..errors import BypassReason
 from ..keys import ANY_EPOCH, CaptureKey, GraphKey
 from .byte_lru import ByteLRU
-from .latches import MemoryLatches
 
 _KEPT = 32 << 20  # bytes of captures that stay when all models are unloaded
 
 
 def _lasting_pool_bytes() -> int:
-    """What captures share for as long as they live. What can be released before is no reason to evict one."""
+    """Bytes of the shared pool that eviction cannot free. What can be released before is no reason to evict one."""
     return 0 if is_trimmable() else pool_bytes()
 
 
@@ -31,28 +29,13 @@ def capture_key(program: Program, call: Call) -> CaptureKey:
 
 
 class Captures(ByteLRU[CaptureKey, Graph]):
-    """Captures by key, each closed when it leaves. GraphCache's lock guards all but the reports.
-
-    blockers: why the call of a key is not captured again, after a capture of it failed.
-    latches: the same for a lack of memory, which passes.
-    """
+    """Captures by key, each closed when it leaves. GraphCache's lock guards all but the reports."""
 
     def __init__(self, budget: int, shared: Callable[[], int] = _lasting_pool_bytes) -> None:
         """budget: in bytes. shared: bytes that captures work in together."""
         super().__init__(budget, methodcaller("close"))
         self.shared_bytes = shared  # type: ignore[method-assign]
-        self.blockers: dict[CaptureKey, BypassReason] = {}
-        self.latches = MemoryLatches()
         self._sessions: dict[int, list[CaptureKey]] = {}  # the captures that each module's sampling run pinned
-
-    def blocker(self, key: CaptureKey) -> BypassReason | None:
-        """Why the call of a key is not captured now; None if nothing is known against it."""
-        return self.blockers.get(key) or self.latches.reason(key)
-
-    def retry_all(self) -> None:
-        """Memory was freed: let every call be captured again."""
-        self.blockers.clear()
-        self.latches.clear()
 
     def room_to_work_in(self, own: int, device: str) -> int:
         """Bytes that a replay may work in, if its capture has buffers of `own` bytes.
@@ -104,8 +87,7 @@ class Captures(ByteLRU[CaptureKey, Graph]):
         return before - self.held_bytes
 
     def released(self) -> None:
-        """Captures were closed: give their memory back to the device, and try again what there was none for."""
-        self.latches.clear()
+        """Captures were closed: give their memory back to the device."""
         release_graph_memory()
         if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             torch.cuda.empty_cache()
@@ -147,8 +129,6 @@ class Captures(ByteLRU[CaptureKey, Graph]):
         for key, _ in self:
             if key.owner == owner:
                 self.discard(key)
-        self.blockers = {key: reason for key, reason in self.blockers.items() if key.owner != owner}
-        self.latches.forget(owner)
 
     def drop_stale(self, owner: int, epoch: int) -> None:
         """Drop the module's captures of earlier weights epochs: they read addresses where its weights no longer are."""
@@ -157,12 +137,9 @@ class Captures(ByteLRU[CaptureKey, Graph]):
             if key.owner == owner and key.epoch not in current:
                 self.discard(key)
         self.drop_unrefreshable(owner, epoch)
-        self.blockers = {
-            key: reason for key, reason in self.blockers.items() if key.owner != owner or key.epoch in current
-        }
 
     def drop_unrefreshable(self, owner: int, epoch: int) -> None:
-        """Of the module's graphs that read its weights in each replay, drop those that cannot read the present ones."""
+        """Drop the module's graphs that cannot switch to the new weights."""
         for key, entry in self:
             if key.owner == owner and key.epoch == ANY_EPOCH:
                 graph = cast(LiveWeightsGraph, entry.value)

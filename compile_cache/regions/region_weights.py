@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager
 
 import torch
 
-from ..attribute_policy import ModuleRules
+from ..attribute_policy import ModuleAttributePolicy
 from .slots import Slot, swapped
 from .structure import parts
 
@@ -69,21 +69,21 @@ def cast_pattern(
     weights: Iterable[torch.Tensor],
     dtype: torch.dtype,
     device: torch.device,
-    rules: ModuleRules,
+    policy: ModuleAttributePolicy,
 ) -> str | None:
     """The form in which a block's weights reach a computation in `dtype`: PLAIN_WEIGHTS, or which of `casting` cast
     theirs. None if a region cannot take them: some are elsewhere, are no plain tensors, or are patched on their way in.
 
-    casting: the block's modules that may cast or patch their weights before use (`ModuleRules`). A cast to another
+    casting: the block's modules that may cast or patch their weights before use, as `policy` says. A cast to another
     dtype is traced as a part of the region. A cast to the same dtype does nothing; the flag stays set on modules whose
     weights were streamed once. A patch is a Python function that may change between calls, so it cannot be traced.
     """
     casts = ""
     for module in casting:
-        if rules.patches_weights(module):
+        if policy.patches_weights(module):
             return None
         others = any(weight is not None and weight.dtype != dtype for weight in module._parameters.values())
-        casts += "c" if others and rules.casts_now(module) else "-"
+        casts += "c" if others and policy.casts_now(module) else "-"
     if not all(weight.device == device and is_plain(weight) for weight in weights):
         return None
     return casts if "c" in casts else PLAIN_WEIGHTS

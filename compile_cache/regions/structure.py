@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterable, Sequence
 
 import torch
 
-from ..attribute_policy import PLAIN, ModuleRules
+from ..attribute_policy import PLAIN, ModuleAttributePolicy
 from ..foreign.attributes import HOOKED
 from ..keys import Literal
 from .slots import tensor_slots
@@ -38,22 +38,22 @@ def structure_digest(
     memo: Memo | None = None,
     without: Sequence[str] = (),
     ignored: Collection[str] = (),
-    rules: ModuleRules = PLAIN,
+    policy: ModuleAttributePolicy = PLAIN,
 ) -> str:
     """A digest of `module` and all modules below it: classes, settings, and the shapes, dtypes and ties of weights.
 
     memo: shares the digests of parts between calls, so that a survey of a model computes each part once.
-    without: children of `module` to leave out. ignored: names of plain attributes that do not matter. rules: which
+    without: children of `module` to leave out. ignored: names of plain attributes that do not matter. policy: which
     attributes are no part of the structure, and whose source is.
     """
     ties = _ties(part for _, part in parts(module, without))
-    return _hash((ties, _digest(module, {} if memo is None else memo, rules, True, without, ignored)))
+    return _hash((ties, _digest(module, {} if memo is None else memo, policy, True, without, ignored)))
 
 
 def _digest(
     module: torch.nn.Module,
     memo: Memo,
-    rules: ModuleRules,
+    policy: ModuleAttributePolicy,
     is_root: bool = False,
     without: Sequence[str] = (),
     ignored: Collection[str] = (),
@@ -69,14 +69,14 @@ def _digest(
     # A torch hook can do anything before or after this module, so it makes the module different from all others.
     hooks = tuple(id(hook) for hooks in (module._forward_hooks, module._forward_pre_hooks) for hook in hooks.values())
     children = tuple(
-        (name, _digest(child, memo, rules, ignored=ignored))
+        (name, _digest(child, memo, policy, ignored=ignored))
         for name, child in module._modules.items()
         if child is not None and name not in without
     )
     own = sorted(
-        (each for each in settings(module, is_root, rules) if each[0] not in ignored), key=lambda each: each[0]
+        (each for each in settings(module, is_root, policy) if each[0] not in ignored), key=lambda each: each[0]
     )
-    name = (kind.__module__, kind.__qualname__, *rules.sources(kind))
+    name = (kind.__module__, kind.__qualname__, *policy.sources(kind))
     result = _hash((*name, weights, tuple(own), hooks, children))
     if not is_root:
         memo[id(module)] = result
@@ -88,16 +88,18 @@ def _hash(plain: tuple[object, ...]) -> str:
     return hashlib.sha256(repr(plain).encode()).hexdigest()
 
 
-def settings(module: torch.nn.Module, is_root: bool, rules: ModuleRules = PLAIN) -> tuple[tuple[str, Literal], ...]:
+def settings(
+    module: torch.nn.Module, is_root: bool, policy: ModuleAttributePolicy = PLAIN
+) -> tuple[tuple[str, Literal], ...]:
     """The plain attributes of one module: (name, value), in the order in which they were set.
 
     `is_root`: the module is the one that runs through the cache, not a part of it. Then its `HOOKED` attributes do not
-    count: they are ours, or what the removal of a patch leaves behind. rules: see `structure_digest`.
+    count: they are ours, or what the removal of a patch leaves behind. policy: see `structure_digest`.
     """
     return tuple(
         (name, literal)
         for name, value in vars(module).items()
-        if name not in TORCH_OWN and not rules.is_bookkeeping(name) and not (is_root and name in HOOKED)
+        if name not in TORCH_OWN and not policy.is_bookkeeping(name) and not (is_root and name in HOOKED)
         for literal in _literal(value)
     )
 

@@ -85,7 +85,7 @@ class ArtifactStore:
 
     @staticmethod
     def is_new(folder: Path) -> bool:
-        """Whether `folder` has no artifacts of any environment."""
+        """True if `folder` has no artifacts of any environment."""
         return not any(folder.glob("*/*-*.bin"))
 
     # --- reading -----------------------------------------------------------------------------------------------

@@ -231,7 +231,7 @@ def _contents(file: Path, container: zipfile.ZipFile) -> Contents:
 
 
 def _is_entry(value: Any) -> bool:
-    """Whether it has a manifest and a name in the store's form, which cannot be a path."""
+    """True if it has a manifest and a name in the store's form, which cannot be a path."""
     return (
         isinstance(value, dict)
         and isinstance(value.get("name"), str)

@@ -1,4 +1,4 @@
-"""What a compiled artifact depends on besides its inputs: the environment and the model's structure."""
+"""Fingerprints of the environment and of a model's structure, which compiled artifacts depend on."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from dataclasses import dataclass, field, fields
 from ..keys import Component, differing, digest
 
 # Increase it whenever the meaning of a key or of a stored artifact changes.
-FORMAT_VERSION = 2
+# 3: the environment no longer has torch's flags; they are in the key of each region alone.
+FORMAT_VERSION = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +20,6 @@ class EnvironmentFingerprint:
     python: str  # major.minor: generated code is Python
     platform: str  # operating system and machine type
     device: str  # GPU name and architecture, or the CPU's vector instructions
-    precision: str  # flags that change the numbers: TF32, reduced-precision reductions
     settings: str  # compiler settings
     source: str  # digest of the code that regions are traced from and of the code that traces them
     format: int = FORMAT_VERSION

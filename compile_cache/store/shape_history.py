@@ -99,7 +99,7 @@ class ShapeHistory:
         self._sizes[key] = size
 
     def size_of(self, key: GraphKey) -> str:
-        """What `set_size` set in this process; empty if it set nothing."""
+        """The text that `set_size` set in this process; empty if it set none."""
         return self._sizes.get(key, "")
 
     def set_no_gain(self, key: GraphKey, no_gain: NoGain | None) -> None:

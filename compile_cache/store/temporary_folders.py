@@ -75,7 +75,7 @@ def remove_abandoned() -> int:
 
 
 def _is_ours(path: Path) -> bool:
-    """Whether it is a folder of this user with a marker in it."""
+    """True if it is a folder of this user with a marker in it."""
     try:
         folder, marker = path.lstat(), (path / MARKER).lstat()
     except OSError:

@@ -1,13 +1,14 @@
-"""What torch reads globally while it computes: flags and contexts that change the result of the same call.
+"""Torch's flags and contexts that change the result of the same call. This file alone reads and sets them.
 
 A node may set one of them for a single prompt (KJNodes' Model Patch Torch Settings sets
 `allow_fp16_accumulation`). A capture keeps the kernels that were chosen under the flags of its day, and a traced region
-keeps the casts of autocast and the choice of an attention kernel. So the state is part of the key of both.
+keeps the casts of autocast and the choice of an attention kernel. So the flags are part of the key of both. The
+environment of compiled code does not have them: the store keeps regions for several flags beside each other.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -34,7 +35,7 @@ def _float32_precision(switch: Any, allow_tf32: Callable[[], bool]) -> Read:
     return precision
 
 
-# By the name that people see where the state explains why a capture was not found.
+# By the name that people see where a flag explains why a capture was not found.
 _EVERYWHERE: dict[str, Read] = {
     "default dtype": lambda: str(torch.get_default_dtype()),
     "default device": lambda: _default_device(),
@@ -67,10 +68,10 @@ _FLAGS = {
 }
 
 
-def compute_state(device_type: str) -> tuple[Component, ...]:
-    """The present state, by name, for a call on this type of device ("cuda", "cpu").
+def torch_flags(device_type: str) -> tuple[Component, ...]:
+    """The present flags, by name, for a call on this type of device ("cuda", "cpu").
 
-    Two calls with the same state and the same inputs give the same numbers. Reading it takes some microseconds.
+    Two calls with the same flags and the same inputs give the same numbers. Reading them takes some microseconds.
     """
     flags = _FLAGS.get(device_type, _FLAGS["cuda"])
     return (*((name, read()) for name, read in flags), ("autocast", autocast_state(device_type)))
@@ -84,7 +85,7 @@ def autocast_state(device_type: str) -> str:
 
 
 def _default_device() -> str | None:
-    """What `torch.set_default_device` or a `with torch.device(...)` says, None outside. It is a mode of torch's own."""
+    """The device of `torch.set_default_device` or `with torch.device(...)`, None outside. torch has a mode for it."""
     for mode in reversed(function_mode_stack()):
         if isinstance(mode, DeviceContext):
             return str(mode.device)
@@ -95,7 +96,55 @@ def intercepting_mode() -> str | None:
     """The class of a `TorchFunctionMode` or `TorchDispatchMode` that is active in this thread, None without one.
 
     Such a mode sees every operation. A replay runs none, and compiled code runs others than the model's own. torch's
-    own mode of the default device is no such mode: it is part of the state.
+    own mode of the default device is no such mode: it is one of the flags.
     """
     modes = (*dispatch_mode_stack(), *function_mode_stack())
     return next((type(mode).__name__ for mode in reversed(modes) if not isinstance(mode, DeviceContext)), None)
+
+
+def uses_tf32() -> bool:
+    """True if float32 matrix products or convolutions run in TF32 on NVIDIA."""
+    return any(_ON_CUDA[name]() in (True, "tf32") for name in ("float32 matmul", "float32 convolution"))
+
+
+# --- in a worker process ---------------------------------------------------------------------------------------
+
+_ReadAndSet = tuple[Callable[[], Any], Callable[[Any], object]]
+
+
+def _tf32(name: str, switch: Any) -> _ReadAndSet:
+    return lambda: _ON_CUDA[name]() in (True, "tf32"), lambda value: setattr(switch, "allow_tf32", value)
+
+
+def _of_matmul(name: str) -> _ReadAndSet:
+    if not hasattr(_matmul, name):  # an older torch
+        return lambda: None, lambda value: None
+    return lambda: getattr(_matmul, name), lambda value: setattr(_matmul, name, value)
+
+
+# What inductor reads while it lowers a trace: how to read it here, and how to set it in the worker.
+_OF_LOWERING: dict[str, _ReadAndSet] = {
+    "deterministic": (
+        lambda: torch.are_deterministic_algorithms_enabled(),
+        lambda value: torch.use_deterministic_algorithms(value, warn_only=True),  # as ComfyUI does
+    ),
+    "threads": (lambda: torch.get_num_threads(), torch.set_num_threads),
+    "tf32 matmul": _tf32("float32 matmul", _matmul),
+    "tf32 convolution": _tf32("float32 convolution", _backends.cudnn),
+    "fp16 reduction": _of_matmul("allow_fp16_reduced_precision_reduction"),
+    "bf16 reduction": _of_matmul("allow_bf16_reduced_precision_reduction"),
+    "fp16 accumulation": _of_matmul("allow_fp16_accumulation"),
+}
+
+
+def flags_for_workers() -> dict[str, Any]:
+    """The flags of this process that a worker needs to lower a trace to the same code. Plain data."""
+    return {name: read() for name, (read, _) in _OF_LOWERING.items()}
+
+
+def apply_flags(values: Mapping[str, Any]) -> None:
+    """Set what `flags_for_workers` read in the main process. Raises RuntimeError if torch does not take it over."""
+    for name, value in values.items():
+        _OF_LOWERING[name][1](value)
+    if flags_for_workers() != values:
+        raise RuntimeError(f"this worker computes under {flags_for_workers()}, and the main process under {values}")

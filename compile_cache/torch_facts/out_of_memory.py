@@ -9,7 +9,7 @@ _ACCELERATOR_ERROR: type[BaseException] | None = getattr(torch, "AcceleratorErro
 
 
 def is_out_of_memory(error: BaseException | None) -> bool:
-    """Whether an error means that the device has no memory left.
+    """True if an error means that the device has no memory left.
 
     The allocator raises OutOfMemoryError; the driver reports the same as an AcceleratorError, for example when a graph
     is launched. ComfyUI's `model_management.is_oom` takes both.

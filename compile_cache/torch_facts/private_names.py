@@ -1,6 +1,6 @@
 """Every name that Resolute uses of torch and that torch may move or rename without a word, and what is lost without it.
 
-    from ..torch_private import compile_fx, pytree
+    from ..torch_facts.private_names import compile_fx, pytree
 
 A name is looked up at its first use: importing inductor takes seconds, and not every process compiles. A name that
 this torch lacks is None, or what the table gives in its place. So an import from here never fails: a backend asks
@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 
 
 class Loss(Enum):
-    """What does not work without a name."""
+    """The feature that does not work without a name."""
 
     CALLS = "no call is compiled or captured"
     COMPILING = "inductor compiles no region"
@@ -53,7 +53,7 @@ class _Name:
 
 
 class UnknownMode:
-    """In place of the modes that are active in this thread, where torch does not list them."""
+    """Stand-in when torch cannot list active modes."""
 
 
 class _NoMode:
@@ -78,7 +78,7 @@ _GRAPH_MEMBERS = (
 
 _TABLE = (
     _Name("pytree", "torch.utils._pytree", Loss.CALLS, "", members=_TREES),
-    # Of what torch computes under: see compute_state.py. A mode that cannot be seen may be there.
+    # Of what torch computes under: see flags.py. A mode that cannot be seen may be there.
     _Name("DeviceContext", "torch.utils._device", Loss.CALLS, instead=lambda: _NoMode),
     _Name(
         "function_mode_stack", "torch.overrides", Loss.CALLS, _MODE_STACK.format("function"),
@@ -160,7 +160,7 @@ def __getattr__(name: str) -> Any:
 
 @functools.cache
 def lost(*losses: Loss) -> str:
-    """What this torch lacks for these, as a sentence without its full stop; empty if it lacks nothing.
+    """Names that this torch lacks for these, as a sentence without its full stop; empty if it lacks nothing.
 
     Looks up all their names, which imports inductor for all but CALLS.
     """

@@ -57,9 +57,7 @@ class Decode:
         """The regions that are found now, by key."""
         region = part("regions.site")
         progress, stats = region.SilentProgress(), part("stats").Stats()
-        now = SimpleNamespace(
-            tensors=[torch.empty(SAMPLED)], torch_flags=part("torch_facts.flags").compute_state("cpu")
-        )
+        now = SimpleNamespace(tensors=[torch.empty(SAMPLED)], torch_flags=part("torch_facts.flags").torch_flags("cpu"))
         now.progress = progress
         look_ahead = part("backends.inductor.regions.look_ahead").LookAhead
         config = self.core.ours("process.runtime").cache().config
@@ -72,7 +70,7 @@ class Decode:
         runtime = self.core.ours("process.runtime")
         program = runtime.record_of(self.model.decoder).programs["inductor", ()]
         program._survey(1)
-        program._regions.begin(part("regions.site").SilentProgress(), part("torch_facts.flags").compute_state("cpu"))
+        program._regions.begin(part("regions.site").SilentProgress(), part("torch_facts.flags").torch_flags("cpu"))
         latent = torch.zeros((1, *SAMPLED[1:]), dtype=self.dtype)
         with (
             part("regions.site").installed(program._hooks),

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from compile_cache.attribute_policy import ModuleRules
+from compile_cache.attribute_policy import ModuleAttributePolicy
 from compile_cache.backends.base import Backend, Call
 from compile_cache.calls.cache import GraphCache
 from compile_cache.config import CacheConfig
@@ -37,7 +37,7 @@ COUNTED = (
     "replays",
 )
 # Of an application whose operations cast and patch their weights, as ComfyUI's do.
-RULES = ModuleRules(
+ATTRIBUTES = ModuleAttributePolicy(
     frozenset({"comfy_cast_weights", "weight_function", "bias_function"}),
     casts="comfy_cast_weights",
     weight_patches=("weight_function", "bias_function"),
@@ -175,7 +175,7 @@ class Rig:
 
     def __init__(self, backend: Backend, **config: Any) -> None:
         self.backend = backend
-        self.cache = GraphCache(CacheConfig(**{"rules": RULES, **config}))
+        self.cache = GraphCache(CacheConfig(**{"attribute_policy": ATTRIBUTES, **config}))
 
     def bind(self, module: nn.Module, hooks: HookBuilder | None = None) -> Bound:
         return Bound(module, self.backend, self.cache, hooks)

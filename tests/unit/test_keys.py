@@ -52,12 +52,12 @@ OTHER: list[tuple[str, Any]] = [
     ("options", (("depth", "fast"),)),
     ("options", ()),
 ]
-IN_PROCESS: dict[str, Any] = {"device": "cuda:0", "owner": 1, "epoch": 1, "state": ()}
+IN_PROCESS: dict[str, Any] = {"device": "cuda:0", "owner": 1, "epoch": 1, "torch_flags": ()}
 IN_PROCESS_OTHER: list[tuple[str, Any]] = [
     ("device", "cuda:1"),
     ("owner", 2),
     ("epoch", 2),
-    ("state", (("fp16 accumulation", True),)),
+    ("torch_flags", (("fp16 accumulation", True),)),
 ]
 
 # Values that are equal in Python but not in a traced graph, and similar ones.
@@ -73,7 +73,7 @@ def graph_key(**changes: Any) -> GraphKey:
 
 def capture_key(graph: GraphKey | None = None, **changes: Any) -> CaptureKey:
     c = {**IN_PROCESS, **changes}
-    return CaptureKey(graph or graph_key(), c["device"], c["owner"], c["epoch"], c["state"])
+    return CaptureKey(graph or graph_key(), c["device"], c["owner"], c["epoch"], c["torch_flags"])
 
 
 @pytest.mark.parametrize(("factor", "value"), OTHER)

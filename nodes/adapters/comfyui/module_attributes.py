@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ....compile_cache.attribute_policy import ModuleRules
+from ....compile_cache.attribute_policy import ModuleAttributePolicy
 from ..foreign.packs import sources_of
 
 # Of paging (DynamicVRAM). A copy of a model must not have them.
@@ -16,7 +16,7 @@ PAGING = frozenset(
 WEIGHT_PATCHES = ("weight_function", "bias_function")
 CASTS = "comfy_cast_weights"  # changes the computation; its effect is in the region key
 
-RULES = ModuleRules(
+ATTRIBUTES = ModuleAttributePolicy(
     bookkeeping=PAGING
     | {
         "prev_comfy_cast_weights",

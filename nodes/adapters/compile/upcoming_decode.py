@@ -16,7 +16,7 @@ from ....compile_cache.regions.slots import swapped
 from ..blocks.decoder import attention_without_contents
 from ..blocks.families import hooks_of
 from ..comfyui import version
-from ..comfyui.module_attributes import RULES
+from ..comfyui.module_attributes import ATTRIBUTES
 from ..forward.compiled_forward import CompiledForward
 
 
@@ -62,9 +62,9 @@ def _without_contents(module: torch.nn.Module, loaded: dict[str, Any]) -> Iterat
     """
     made: dict[int, torch.nn.Parameter] = {}
     for part in module.modules():
-        if RULES.may_cast(part):
+        if ATTRIBUTES.may_cast(part):
             yield from ((part.__dict__, name, value) for name, value in loaded.items() if name not in part.__dict__)
-        if (RULES.may_cast(part) and RULES.casts_now(part)) or part._buffers:
+        if (ATTRIBUTES.may_cast(part) and ATTRIBUTES.casts_now(part)) or part._buffers:
             raise ValueError(f"{type(part).__name__} takes its weights from elsewhere")
         for name, weight in part._parameters.items():
             if weight is None:

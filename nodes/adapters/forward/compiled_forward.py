@@ -12,7 +12,7 @@ from ....compile_cache.keys import Role
 from ....compile_cache.regions.structure import Memo, structure_digest
 from ..comfyui import core_compiler
 from ..comfyui.compile_progress import CompileProgress
-from ..comfyui.module_attributes import RULES
+from ..comfyui.module_attributes import ATTRIBUTES
 from ..process import runtime
 from ..process.compile_request import CompileRequest
 from ..restart import shape_status
@@ -57,7 +57,7 @@ class CompiledForward(ForwardPatch):
         memo: Memo = {}
         hooks = runtime.hooks_for(self.module, request, backend).known()
         sites = [site for hook in hooks for site in hook.sites]
-        kinds = {(site.kind, structure_digest(site.module, memo, site.without, rules=RULES)) for site in sites}
+        kinds = {(site.kind, structure_digest(site.module, memo, site.without, policy=ATTRIBUTES)) for site in sites}
         kinds |= {(hook.label[0], hook.structure) for hook in hooks if hook.label is not None}
         self.runner.progress.set_total(max(len(kinds) - self._ready_regions(backend), 0))
 

@@ -13,7 +13,7 @@ from ....compile_cache.backends.base import Call, Program
 from ....compile_cache.calls.run_summary import size_text
 from ....compile_cache.errors import BypassCode, BypassReason
 from ....compile_cache.keys import GraphKey, Role
-from ....compile_cache.torch_facts.flags import compute_state, intercepting_mode
+from ....compile_cache.torch_facts.flags import intercepting_mode, torch_flags
 from ..comfyui import core_compiler
 from ..comfyui.compile_progress import CompileProgress
 from ..process import runtime
@@ -96,7 +96,7 @@ class ModuleRunner:
             invoke=invoke,
             device=str(description.tensors[0].device),
             epoch=self.weights.epoch,
-            torch_flags=compute_state(description.tensors[0].device.type),
+            torch_flags=torch_flags(description.tensors[0].device.type),
             forward_bypass=_forward_bypass(),
             capture_blocker=description.blocker or self.weights.blocker,
             progress=self.progress,

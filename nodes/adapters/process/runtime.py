@@ -20,7 +20,7 @@ from ....compile_cache.config import CacheConfig
 from ....compile_cache.regions.structure import structure_digest
 from ....compile_cache.store.fingerprint import ModelFingerprint
 from ..comfyui import dynamic_vram, page_loading
-from ..comfyui.module_attributes import RULES
+from ..comfyui.module_attributes import ATTRIBUTES
 from ..foreign.model_code import MANAGEMENT_MODULES
 from ..weights.weights_epoch import WeightsEpoch
 from . import store_location, user_settings
@@ -87,7 +87,7 @@ def cache() -> GraphCache:
                 store_location.source(),
                 MANAGEMENT_MODULES,
                 user_settings.variables(),
-                RULES,
+                ATTRIBUTES,
             )
             _cache = GraphCache(replace(config, spare_bytes=dynamic_vram.headroom()))
             _cache.after_capture = _show_memory
@@ -168,7 +168,7 @@ def fingerprint_of(module: torch.nn.Module) -> ModelFingerprint:
     """The structure of a module, computed once per weights epoch, because its settings may change in between."""
     record = record_of(module)
     if record.fingerprint is None or record.fingerprint_epoch != record.weights.epoch:
-        record.fingerprint = ModelFingerprint(type(module).__name__, structure_digest(module, rules=RULES))
+        record.fingerprint = ModelFingerprint(type(module).__name__, structure_digest(module, policy=ATTRIBUTES))
         record.fingerprint_epoch = record.weights.epoch
     return record.fingerprint
 

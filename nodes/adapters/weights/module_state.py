@@ -15,7 +15,7 @@ import torch
 from ....compile_cache.foreign.attributes import ForeignCode, marks_on
 from ....compile_cache.regions.structure import settings
 from ..comfyui import module_attributes
-from ..comfyui.module_attributes import RULES
+from ..comfyui.module_attributes import ATTRIBUTES
 
 # The state of one module, to compare with an earlier one: its identity first, marks of foreign code second.
 ModuleState = tuple[Any, ...]
@@ -49,7 +49,7 @@ class ModuleStateReader:
             id(module),
             cached.marks + foreign_code.marks_around(module, is_root),
             cached.settings,
-            RULES.casts_now(module) if hasattr(type(module), module_attributes.CASTS) else None,
+            ATTRIBUTES.casts_now(module) if hasattr(type(module), module_attributes.CASTS) else None,
             *[len(attributes.get(name) or ()) for name in module_attributes.WEIGHT_PATCHES],
         )
 
@@ -66,7 +66,7 @@ class _Attributes:
     def __init__(self, module: torch.nn.Module, is_root: bool) -> None:
         self._module = weakref.ref(module)
         self._names, self._own = _own(module)
-        self.settings = settings(module, is_root, RULES)
+        self.settings = settings(module, is_root, ATTRIBUTES)
         self.marks = marks_on(module, is_root)
         torchs = list(islice(vars(module), _TORCH_COUNT))
         self.cacheable = torchs == _TORCH_NAMES and all(map(_is_fixed, self._own))
@@ -83,7 +83,7 @@ _TORCH_COUNT = len(_TORCH_NAMES)
 _FIXED = frozenset({type(None), bool, int, float, str, torch.dtype, torch.device})
 
 
-_counts = functools.cache(lambda name: not RULES.is_bookkeeping(name))
+_counts = functools.cache(lambda name: not ATTRIBUTES.is_bookkeeping(name))
 
 
 def _own(module: torch.nn.Module) -> tuple[list[str], list[Any]]:

@@ -19,7 +19,7 @@ from ....compile_cache.foreign.reach import CodeReach
 from ....compile_cache.regions.region_weights import is_plain
 from ....compile_cache.regions.slots import Slot, tensor_slots
 from ..comfyui import dynamic_vram
-from ..comfyui.module_attributes import RULES
+from ..comfyui.module_attributes import ATTRIBUTES
 from ..foreign.model_code import ModelCode
 from .loaded_anew import LoadedAnew
 from .module_state import ModuleState, ModuleStateReader
@@ -180,6 +180,6 @@ def _blocker(
     if foreign:
         return _FOREIGN
     for module in modules:
-        if RULES.patches_weights(module):
+        if ATTRIBUTES.patches_weights(module):
             return BypassReason(BypassCode.STREAMED_WEIGHTS, "weights are patched on their way in (low VRAM)")
     return None

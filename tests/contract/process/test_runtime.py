@@ -80,14 +80,14 @@ def test_a_module_that_dies_leaves_nothing_though_no_prompt_follows(
     call = Call(_KEY, [torch.zeros(1)], invoke=lambda tensors: tensors[0], device="cpu", epoch=1)
     program.run(call)
     cache._captures.put(capture_key(program, replace(call, epoch=7)), graph, graph.bytes)
-    cache._captures.latches.block(capture_key(program, call), None)
+    cache._refusals.out_of_memory(capture_key(program, call))
     weights = [weakref.ref(weight) for weight in module.parameters()]
     assert program.blocks
     assert weights
 
     def left() -> tuple[int, bool, int, int]:
         alive = sum(weight() is not None for weight in weights)
-        return alive, graph.is_open, cache.bytes, len(cache._captures.latches._latches)
+        return alive, graph.is_open, cache.bytes, len(cache._refusals.backoff)
 
     del module, program, record, call
     gc.collect()

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from compile_cache.attribute_policy import ModuleRules
+from compile_cache.attribute_policy import ModuleAttributePolicy
 from compile_cache.regions.structure import structure_digest
 
 from ..rig import Attention, Convolution, Model, seeded
@@ -178,12 +178,12 @@ class TestWhatDoesNotCount:
 
 
 class TestRules:
-    """What an application writes into its modules counts, unless its rules say that it is bookkeeping."""
+    """What an application writes into its modules counts, unless its policy says that it is bookkeeping."""
 
-    RULES = ModuleRules(frozenset({"place"}), ("_original_dtype",))
+    ATTRIBUTES = ModuleAttributePolicy(frozenset({"place"}), ("_original_dtype",))
 
     @pytest.mark.parametrize("name", ["place", "_place", "weight_original_dtype", "original_dtype"])
-    def test_a_setting_counts_without_rules(self, name: str) -> None:
+    def test_a_setting_counts_without_a_policy(self, name: str) -> None:
         assert structure_digest(block(**{name: 1})) != structure_digest(block())
 
     @pytest.mark.parametrize("name", ["place", "weight_original_dtype"])
@@ -200,16 +200,16 @@ class TestRules:
         assert self.digest(module) == self.digest(block())
 
     def digest(self, module: nn.Module) -> str:
-        return structure_digest(module, rules=self.RULES)
+        return structure_digest(module, policy=self.ATTRIBUTES)
 
 
 class TestRulesOfComfyUI:
-    """The rules that the adapter gives to the core."""
+    """The policy that the adapter gives to the core."""
 
     @pytest.fixture
     def digest(self, adapter: Callable[[str], ModuleType]) -> Callable[[nn.Module], str]:
-        rules = adapter("comfyui.module_attributes").RULES
-        return lambda module: structure_digest(module, rules=rules)
+        policy = adapter("comfyui.module_attributes").ATTRIBUTES
+        return lambda module: structure_digest(module, policy=policy)
 
     def test_whether_weights_are_cast_does_not_count_because_it_is_read_with_the_weights(self, digest: Any) -> None:
         modules: list[Any] = [block(), block()]

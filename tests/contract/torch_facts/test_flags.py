@@ -1,7 +1,13 @@
-"""Every flag that torch reads while it computes shows in the state, and goes from it when it is set back."""
+"""Every flag that torch reads while it computes is found, and found again in a worker process."""
 
 from __future__ import annotations
 
+import contextlib
+import json
+import os
+import pickle
+import subprocess
+import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
@@ -11,11 +17,14 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from compile_cache.torch_facts.flags import autocast_state, compute_state, intercepting_mode
+from compile_cache.backends.inductor.parallel import job
+from compile_cache.torch_facts import flags as flags_of_torch
+from compile_cache.torch_facts.flags import autocast_state, intercepting_mode, torch_flags
+from scripts.places import ROOT
 
 _MATMUL = torch.backends.cuda.matmul
 
-# (name in the state, how to read it, how to set it, another value)
+# (name among the flags, how to read it, how to set it, another value)
 FLAGS: list[tuple[str, Callable[[], Any], Callable[[Any], Any], Any]] = [
     ("default dtype", torch.get_default_dtype, torch.set_default_dtype, torch.float64),
     (
@@ -74,28 +83,28 @@ FLAGS: list[tuple[str, Callable[[], Any], Callable[[Any], Any], Any]] = [
 
 
 @pytest.mark.parametrize(("name", "read", "write", "other"), FLAGS, ids=[flag[0] for flag in FLAGS])
-def test_a_flag_that_another_node_sets_is_part_of_the_state(
+def test_a_flag_that_another_node_sets_is_found_by_name(
     name: str, read: Callable[[], Any], write: Callable[[Any], Any], other: Any
 ) -> None:
-    state, before = compute_state("cuda"), read()
+    flags, before = torch_flags("cuda"), read()
     assert other != before, "the test sets what is set already"
     write(other)
     try:
-        assert [part for part, _ in set(compute_state("cuda")) - set(state)] == [name]
+        assert [part for part, _ in set(torch_flags("cuda")) - set(flags)] == [name]
     finally:
         write(before)
-    assert compute_state("cuda") == state
+    assert torch_flags("cuda") == flags
 
 
 def test_autocast_counts_on_its_own_device_only() -> None:
-    outside = compute_state("cpu")
+    outside = torch_flags("cpu")
     with torch.autocast("cpu", torch.bfloat16):
         assert autocast_state("cpu") == "torch.bfloat16"
         assert autocast_state("cuda") == "off"
-        assert compute_state("cpu") != outside
+        assert torch_flags("cpu") != outside
         with torch.autocast("cpu", enabled=False):
-            assert compute_state("cpu") == outside
-    assert compute_state("cpu") == outside
+            assert torch_flags("cpu") == outside
+    assert torch_flags("cpu") == outside
 
 
 class _SeesFunctions(TorchFunctionMode):
@@ -114,9 +123,58 @@ def test_a_mode_that_sees_every_operation_is_named(mode: Callable[[], AbstractCo
     assert intercepting_mode() is None
 
 
-def test_the_default_device_is_part_of_the_state_and_no_mode_of_another_pack() -> None:
-    state = compute_state("cpu")
+def test_the_default_device_is_among_the_flags_and_no_mode_of_another_pack() -> None:
+    flags = torch_flags("cpu")
     with torch.device("meta"):
         assert intercepting_mode() is None
-        assert compute_state("cpu") != state
-    assert compute_state("cpu") == state
+        assert torch_flags("cpu") != flags
+    assert torch_flags("cpu") == flags
+
+
+# --- workers ---------------------------------------------------------------------------------------------------
+
+OF_LOWERING = {
+    "deterministic algorithms", "float32 matmul", "float32 convolution", "fp16 reduction", "bf16 reduction",
+    "fp16 accumulation",
+}  # fmt: skip
+WORKER = """
+import json, pickle, sys
+from compile_cache.backends.inductor.parallel import job
+from compile_cache.torch_facts.flags import torch_flags
+job._run = lambda _: job.Artifact("key", "label", {"flags": dict(torch_flags("cuda"))}, b"")
+made, _ = job.work(*pickle.load(sys.stdin.buffer))
+print(json.dumps(made["about"]["flags"] if isinstance(made, dict) else {"failed": made}))
+"""
+
+
+def test_a_worker_lowers_under_the_flags_of_the_main_process() -> None:
+    with contextlib.ExitStack() as undo:
+        for name, read, write, other in FLAGS:
+            if name in OF_LOWERING:
+                undo.callback(write, read())
+                write(other)
+        settings, flags = vars(job.settings_for(torch.device("cpu"))), dict(torch_flags("cuda"))
+    usual = dict(torch_flags("cuda"))
+    assert {name for name in flags if flags[name] != usual[name]} == OF_LOWERING
+    region = vars(job.Job("key", "label", b"", (), (), "", True))
+    done = subprocess.run(
+        [sys.executable, "-c", WORKER],
+        input=pickle.dumps((settings, region)),
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        check=True,
+    )
+    there = json.loads(done.stdout.splitlines()[-1])
+    assert there.get("deterministic algorithms") == 1, there  # it warns where the main process raises
+    assert {name: there[name] for name in OF_LOWERING - {"deterministic algorithms"}} == {
+        name: flags[name] for name in OF_LOWERING - {"deterministic algorithms"}
+    }
+
+
+def test_a_worker_that_does_not_take_a_flag_over_does_not_compile(monkeypatch: pytest.MonkeyPatch) -> None:
+    read, _ = flags_of_torch._OF_LOWERING["threads"]
+    monkeypatch.setitem(flags_of_torch._OF_LOWERING, "threads", (read, lambda value: None))
+    wanted = flags_of_torch.flags_for_workers()
+    flags_of_torch.apply_flags(wanted)
+    with pytest.raises(RuntimeError, match="'threads': 99"):
+        flags_of_torch.apply_flags({**wanted, "threads": 99})

@@ -344,7 +344,7 @@ class TestGivingBack:
         assert (program.open_graphs, other_program.open_graphs) == (0, 1)
         assert [graph.closed for graph in program.graphs] == [1]
 
-    def test_forget_lets_go_of_latched_reasons(self, cache: Any, program: Any, module: Any) -> None:
+    def test_forget_lets_go_of_reasons(self, cache: Any, program: Any, module: Any) -> None:
         program.capture_failure = CaptureError("once")
         cache.run(program, module.call())
         program.capture_failure = None

@@ -63,7 +63,7 @@ def test_drop_stale_keeps_only_graphs_that_can_refresh() -> None:
     assert program.open_graphs == 0
 
 
-def test_a_failed_capture_stays_latched_in_later_epochs() -> None:
+def test_a_failed_capture_stays_refused_in_later_epochs() -> None:
     cache, module, _ = build()
     refused = LiveProgram(module)
     refused.owner = 7

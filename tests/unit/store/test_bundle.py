@@ -38,7 +38,6 @@ HERE = EnvironmentFingerprint(
     python="3.11",
     platform="linux x86_64",
     device="NVIDIA H200, sm_90",
-    precision="tf32 matmul off",
     settings="default",
     source="abc",
 )

@@ -15,7 +15,6 @@ HERE = EnvironmentFingerprint(
     python="3.11",
     platform="linux-x86_64",
     device="NVIDIA H200 sm_90",
-    precision="tf32=off",
     settings="default",
     source="abc",
 )
@@ -25,7 +24,6 @@ OTHER: dict[str, Any] = {
     "python": "3.12",
     "platform": "win32-AMD64",
     "device": "NVIDIA L4 sm_89",
-    "precision": "tf32=on",
     "settings": "another",
     "source": "def",
     "format": HERE.format + 1,

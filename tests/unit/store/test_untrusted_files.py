@@ -19,7 +19,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from compile_cache.captures.captures import capture_key
-from compile_cache.captures.no_gain import CallsWithoutGain
+from compile_cache.captures.refusals import GpuBoundCalls
 from compile_cache.store.artifact_store import (
     Artifact,
     ArtifactStore,
@@ -167,11 +167,11 @@ class TestManifests:
     def test_remembered_shapes_that_are_nearly_right_never_cost_a_call(self, tmp_path: Path) -> None:
         key = capture_key(FakeProgram(), Module().call())
         history = ShapeHistory(tmp_path / "first")
-        CallsWithoutGain(history).add(key)
+        GpuBoundCalls(history).add(key)
         history.record(key.graph, FakeProgram())
         (file,) = (tmp_path / "first").iterdir()
         original = json.loads(file.read_text("utf-8"))
-        assert CallsWithoutGain(ShapeHistory(tmp_path / "first")).has(key)
+        assert GpuBoundCalls(ShapeHistory(tmp_path / "first")).has(key)
 
         @drawn
         @given(changed(original))
@@ -179,7 +179,7 @@ class TestManifests:
             place = a_place(tmp_path) / "store"
             place.mkdir()
             (place / file.name).write_text(json.dumps(data), "utf-8")
-            assert within_memory(lambda: CallsWithoutGain(ShapeHistory(place)).has(key)) in (True, False)
+            assert within_memory(lambda: GpuBoundCalls(ShapeHistory(place)).has(key)) in (True, False)
             assert files_beside(place) == set()
 
         check()

@@ -7,10 +7,9 @@ import functools
 import platform
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -48,7 +47,6 @@ def environment_of(device: torch.device, source: str) -> EnvironmentFingerprint:
         python=f"{sys.version_info.major}.{sys.version_info.minor}",
         platform=f"{sys.platform} {platform.machine()}",
         device=_device(device),
-        precision=_precision(device),
         settings=_settings(),
         source=source,
     )
@@ -80,68 +78,6 @@ def _instructions(listed: Path = Path("/proc/cpuinfo")) -> str:
         lines = []
     names = next((line for line in lines if line.split(":")[0].strip() in ("flags", "Features")), platform.processor())
     return digest(" ".join(sorted(names.split())))[:8]
-
-
-def _precision(device: torch.device) -> str:
-    """Torch's flags that change results."""
-    flags: dict[str, object] = {"deterministic": torch.are_deterministic_algorithms_enabled()}
-    if device.type == "cuda":
-        matmul = torch.backends.cuda.matmul
-        flags |= {
-            "tf32 matmul": tf32_matmul(),
-            "tf32 cudnn": tf32_convolution(),
-            "fp16 reduction": matmul.allow_fp16_reduced_precision_reduction,
-            "bf16 reduction": matmul.allow_bf16_reduced_precision_reduction,
-            "fp16 accumulation": getattr(matmul, "allow_fp16_accumulation", False),
-        }
-    return ", ".join(f"{name} {_on(value)}" for name, value in flags.items())
-
-
-def flags() -> dict[str, Any]:
-    """The flags of this process that are a part of the environment, for `apply_flags` in a worker process."""
-    matmul = torch.backends.cuda.matmul
-    return {
-        "deterministic": torch.are_deterministic_algorithms_enabled(),
-        "threads": torch.get_num_threads(),
-        "tf32 matmul": tf32_matmul(),
-        "tf32 convolution": tf32_convolution(),
-        "fp16 reduction": matmul.allow_fp16_reduced_precision_reduction,
-        "bf16 reduction": matmul.allow_bf16_reduced_precision_reduction,
-        "fp16 accumulation": getattr(matmul, "allow_fp16_accumulation", None),
-    }
-
-
-def apply_flags(values: Mapping[str, Any]) -> None:
-    """Set the flags that `flags` read in the main process."""
-    matmul = torch.backends.cuda.matmul
-    torch.use_deterministic_algorithms(values["deterministic"], warn_only=True)  # as ComfyUI does
-    torch.set_num_threads(values["threads"])
-    matmul.allow_tf32 = values["tf32 matmul"]
-    torch.backends.cudnn.allow_tf32 = values["tf32 convolution"]
-    matmul.allow_fp16_reduced_precision_reduction = values["fp16 reduction"]
-    matmul.allow_bf16_reduced_precision_reduction = values["bf16 reduction"]
-    if values["fp16 accumulation"] is not None:
-        matmul.allow_fp16_accumulation = values["fp16 accumulation"]
-
-
-def tf32_matmul() -> bool:
-    """Whether float32 matrices are multiplied in TF32 on NVIDIA."""
-    return _tf32(torch.backends.cuda.matmul, torch.backends.cuda.matmul)
-
-
-def tf32_convolution() -> bool:
-    """Whether float32 convolutions run in TF32 on NVIDIA."""
-    return _tf32(torch.backends.cudnn, getattr(torch.backends.cudnn, "conv", None))
-
-
-def _tf32(switch: Any, precision: Any) -> bool:
-    # Since torch 2.9 reading `allow_tf32` raises once a pack has set the newer `fp32_precision`, so read that first.
-    set_to = getattr(precision, "fp32_precision", None)
-    return bool(switch.allow_tf32) if set_to is None else set_to == "tf32"
-
-
-def _on(value: object) -> str:
-    return str(value) if not isinstance(value, bool) else "on" if value else "off"
 
 
 @contextlib.contextmanager

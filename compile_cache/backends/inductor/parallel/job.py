@@ -18,6 +18,7 @@ import torch
 from ....errors import first_line
 from ....store.artifact_store import Artifact
 from ....torch_facts import attention
+from ....torch_facts.flags import apply_flags, flags_for_workers
 from ....torch_facts.private_names import (
     FakeTensorMode,
     GraphPickler,
@@ -34,7 +35,7 @@ from ....torch_facts.private_names import (
 )
 from ..compile import lowering
 from ..compile.artifacts import pack
-from ..compile.environment import apply_flags, environment_of, flags
+from ..compile.environment import environment_of
 from ..compile.lowering import compile_trace
 from ..compile.tracing import Shapes, Trace, size_one_is_general
 
@@ -45,7 +46,7 @@ logger = logging.getLogger(__name__)
 class WorkerSettings:
     """The state of this process that a worker must take on, so that it generates the same code.
 
-    inductor: inductor's settings; flags: see `environment.flags`; environment: a digest, which the worker must reach.
+    inductor: inductor's settings; flags: see `flags_for_workers`; environment: a digest, which the worker must reach.
     """
 
     device: str
@@ -69,7 +70,7 @@ class Job:
 
 def settings_for(device: torch.device) -> WorkerSettings:
     settings = portable_config(ignore_private_configs=True)
-    return WorkerSettings(str(device), settings, flags(), environment_of(device, "").digest())
+    return WorkerSettings(str(device), settings, flags_for_workers(), environment_of(device, "").digest())
 
 
 def job_of(key: str, label: str, traced: Trace) -> Job:
@@ -155,7 +156,7 @@ def _end_with_parent() -> None:
 
 
 def _apply(settings: WorkerSettings) -> None:
-    """Take on the settings of the main process. Raises RuntimeError if the environment still differs."""
+    """Take on the settings of the main process. Raises RuntimeError if the flags or the environment still differ."""
     load_config(settings.inductor)
     inductor_config.compile_threads = 1
     apply_flags(settings.flags)

@@ -76,7 +76,7 @@ class RegionBinding:
         self._bypass = bypass
         self._stats = stats
         self._verify = config.verify
-        self._rules = config.rules
+        self._policy = config.attribute_policy
         self._reaches = ReachCache(config.management_modules)
         self._torch_flags: tuple[Component, ...] = ()
         self._sites: dict[RegionSite, _BoundSite] = {}
@@ -113,8 +113,8 @@ class RegionBinding:
         """is_hooked: our hook is on the module now, and torch's hooks run around it."""
         own = [part for _, part in parts(site.module, site.without)]
         reach = self._reaches.of(map(type, own))
-        casting = [module for module in own if self._rules.may_cast(module)]
-        structure = site.structure or structure_digest(site.module, self._memo, site.without, rules=self._rules)
+        casting = [module for module in own if self._policy.may_cast(module)]
+        structure = site.structure or structure_digest(site.module, self._memo, site.without, policy=self._policy)
         foreign = any(self._foreign_code.inside(module, is_hooked and module is site.module) for module in own)
         refused = self._replaced(site.kind, foreign, reach)
         slots = weight_slots(site.module, site.without)
@@ -131,7 +131,7 @@ class RegionBinding:
         return BypassReason(BypassCode.REPLACED_FORWARD, f"another pack replaced {what}; {kind} blocks run as they are")
 
     def begin(self, progress: Progress, torch_flags: tuple[Component, ...]) -> None:
-        """A call of the module starts. `torch_flags`: what torch computes under, see `compute_state`."""
+        """A call of the module starts. `torch_flags`: what torch computes under, see `torch_flags`."""
         self._progress = progress
         self._torch_flags = torch_flags
         self.was_reached = False
@@ -218,7 +218,7 @@ class RegionBinding:
         form = (dtype, *[(weight.dtype, weight.device) for weight in weights])
         if form not in bound.cast_patterns:
             weights_on = self.weights_on or device
-            bound.cast_patterns[form] = cast_pattern(bound.casting, weights, dtype, weights_on, self._rules)
+            bound.cast_patterns[form] = cast_pattern(bound.casting, weights, dtype, weights_on, self._policy)
         pattern = bound.cast_patterns[form]
         if pattern is None:
             return _STREAMED

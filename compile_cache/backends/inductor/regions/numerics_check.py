@@ -9,10 +9,10 @@ import torch
 
 from ....errors import excerpt
 from ....regions.site import RegionSite
+from ....torch_facts.flags import uses_tf32
 from ....torch_facts.out_of_memory import is_out_of_memory
 from ....torch_facts.private_names import pytree
 from ..compile.compiled_region import CompiledRegion
-from ..compile.environment import tf32_convolution, tf32_matmul
 
 # Relative error between a region and its original that rounding explains, by dtype of the result.
 _TOLERANCE = {torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 1e-1}
@@ -90,6 +90,6 @@ def _parts(tensor: torch.Tensor) -> Sequence[torch.Tensor]:
 
 
 def _tolerance(result: torch.Tensor) -> float:
-    if result.is_cuda and result.dtype is torch.float32 and (tf32_matmul() or tf32_convolution()):
+    if result.is_cuda and result.dtype is torch.float32 and uses_tf32():
         return _TF32_TOLERANCE
     return _TOLERANCE.get(result.dtype, _TOLERANCE[torch.float32])

@@ -33,7 +33,7 @@ def region_key(
     """A digest of everything that two sites must have in common to share compiled code.
 
     structure: digest of the block and of the functions that it reaches. pattern: of its weights, see `cast_pattern`.
-    torch_flags: what torch computes under, see `compute_state`.
+    torch_flags: what torch computes under, see `torch_flags`.
     """
     # The device with its index: generated code launches on the device that it was compiled for.
     inputs = tuple((str(tensor.dtype), str(tensor.device), tensor.ndim) for tensor in tensors)

@@ -18,7 +18,7 @@ from .....compile_cache.foreign.reach import names_read
 from .....compile_cache.regions.site import Bypass, Hook, RegionFunction, RegionRunner, RegionSite
 from .....compile_cache.regions.structure import TORCH_OWN, Memo, structure_digest
 from ...comfyui import version
-from ...comfyui.module_attributes import RULES
+from ...comfyui.module_attributes import ATTRIBUTES
 from ...foreign.trust import why_untrusted
 from ..common import UnusableArgumentError, original
 from ..unets.unet import is_unet
@@ -77,7 +77,7 @@ class _Structures:
         variant, described = variant_of(block)
         attributes = {name for part in block.modules() for name in vars(part)}
         ignored = (attributes - self._read[kinds]) | described
-        structure = structure_digest(block, self._memo, ignored=frozenset(ignored), rules=RULES)
+        structure = structure_digest(block, self._memo, ignored=frozenset(ignored), policy=ATTRIBUTES)
         return digest_of(structure, variant)
 
 
@@ -276,5 +276,5 @@ def _attributes(block: torch.nn.Module) -> list[tuple[str, int]]:
         (name, id(value))
         for part in block.modules()
         for name, value in vars(part).items()
-        if name not in TORCH_OWN and not RULES.is_bookkeeping(name)
+        if name not in TORCH_OWN and not ATTRIBUTES.is_bookkeeping(name)
     ]

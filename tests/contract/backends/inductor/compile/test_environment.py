@@ -29,6 +29,7 @@ from compile_cache.backends.inductor.regions.region import region_key
 from compile_cache.regions.site import RegionSite
 from compile_cache.regions.structure import structure_digest
 from compile_cache.store.fingerprint import FORMAT_VERSION, EnvironmentFingerprint
+from compile_cache.torch_facts.flags import torch_flags
 from scripts.places import ROOT
 
 from ....rig import CONTEXT, TOKENS, Attention, Model, original, seeded
@@ -117,16 +118,6 @@ INVALIDATES: dict[str, tuple[str, str, Change]] = {
     # Inductor compiles with -march=native: one instruction that the other processor lacks ends the process there.
     "another instruction": ("device", "cpu", processor("flags : sse avx512f amx_tile\n")),
     "threads of generated C++": ("device", "cpu", setting(torch, "get_num_threads", lambda: 99)),
-    "TF32 in matrix products": ("precision", "cuda", setting(MATMUL, "allow_tf32", not MATMUL.allow_tf32)),
-    "TF32 in convolutions": ("precision", "cuda", setting(CUDNN, "allow_tf32", not CUDNN.allow_tf32)),
-    "fp16 reductions": ("precision", "cuda", setting(MATMUL, "allow_fp16_reduced_precision_reduction", False)),
-    "bf16 reductions": ("precision", "cuda", setting(MATMUL, "allow_bf16_reduced_precision_reduction", False)),
-    "fp16 accumulation": ("precision", "cuda", setting(MATMUL, "allow_fp16_accumulation", True)),
-    "deterministic algorithms": (
-        "precision",
-        "cpu cuda",
-        setting(torch, "are_deterministic_algorithms_enabled", lambda: True),
-    ),
     "autotuning": ("settings", "cpu cuda", inductor(max_autotune=not inductor_config.max_autotune)),
     "casts between kernels": ("settings", "cpu cuda", inductor(emulate_precision_casts=True)),
     "fast math": ("settings", "cpu cuda", inductor(use_fast_math=True)),
@@ -135,9 +126,6 @@ INVALIDATES: dict[str, tuple[str, str, Change]] = {
     "a pass over graphs": ("settings", "cpu cuda", inductor(post_grad_custom_post_pass=print)),
     "a pass before the joint graph": ("settings", "cpu cuda", inductor(joint_custom_pre_pass=print)),
 }
-if hasattr(MATMUL, "fp32_precision"):  # torch 2.9 and newer
-    INVALIDATES["TF32 by its newer switch"] = ("precision", "cuda", setting(MATMUL, "fp32_precision", "tf32"))
-    INVALIDATES["TF32 of convolutions"] = ("precision", "cuda", setting(CUDNN.conv, "fp32_precision", "ieee"))
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -322,10 +310,10 @@ class Reordered(Attention):
 
 def key_of(module: nn.Module, **changes: Any) -> str:
     given: dict[str, Any] = {"kind": "Attention", "dims": (TOKENS, CONTEXT), "pattern": "plain", "device": "cpu"}
-    given |= {"dtype": torch.float32, "tokens": (2, 8, 16), **changes}
+    given |= {"dtype": torch.float32, "tokens": (2, 8, 16), "torch_flags": (), **changes}
     site = RegionSite("blocks.0", given["kind"], module, original, given["dims"])
     tensors = [torch.empty(given["tokens"], dtype=given["dtype"], device=given["device"]) for _ in range(2)]
-    return region_key(site, structure_digest(module), tensors, given["pattern"])
+    return region_key(site, structure_digest(module), tensors, given["pattern"], given["torch_flags"])
 
 
 ANOTHER_REGION: dict[str, Callable[[], str]] = {
@@ -347,6 +335,51 @@ ANOTHER_REGION: dict[str, Callable[[], str]] = {
 @pytest.mark.parametrize("kind", ANOTHER_REGION)
 def test_another_layout_of_operations_is_another_region(kind: str) -> None:
     assert ANOTHER_REGION[kind]() != key_of(seeded(Attention))
+
+
+@contextmanager
+def deterministic() -> Iterator[None]:
+    torch.use_deterministic_algorithms(True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+# A flag that inductor reads while it compiles -> (devices that it concerns, the change)
+FLAGS: dict[str, tuple[str, Change]] = {
+    "TF32 in matrix products": ("cuda", setting(MATMUL, "allow_tf32", not MATMUL.allow_tf32)),
+    "TF32 in convolutions": ("cuda", setting(CUDNN, "allow_tf32", not CUDNN.allow_tf32)),
+    "fp16 reductions": ("cuda", setting(MATMUL, "allow_fp16_reduced_precision_reduction", False)),
+    "bf16 reductions": ("cuda", setting(MATMUL, "allow_bf16_reduced_precision_reduction", False)),
+    "fp16 accumulation": ("cuda", setting(MATMUL, "allow_fp16_accumulation", True)),
+    "deterministic algorithms": ("cpu cuda", lambda _: deterministic()),
+}
+NEWER_SWITCH = hasattr(MATMUL, "fp32_precision")  # torch 2.9 and newer
+if NEWER_SWITCH:
+    FLAGS["TF32 by its newer switch"] = ("cuda", setting(MATMUL, "fp32_precision", "tf32"))
+    FLAGS["TF32 of convolutions"] = ("cuda", setting(CUDNN.conv, "fp32_precision", "ieee"))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("kind", FLAGS)
+def test_another_flag_of_torch_is_another_region_in_the_same_environment(
+    tmp_path: Path, kind: str, device: str
+) -> None:
+    concerned, change = FLAGS[kind]
+    module, environment_before = seeded(Attention), environment_of(DEVICES[device], "source")
+    before = key_of(module, torch_flags=torch_flags(device))
+    with change(tmp_path):
+        after = key_of(module, torch_flags=torch_flags(device))
+        difference = environment_before.difference(environment_of(DEVICES[device], "source"))
+    # torch passes this flag on to a setting of inductor, which people may also set alone.
+    passed_on = {"settings"} if kind == "deterministic algorithms" else set()
+    assert {line.split(":")[0] for line in difference} <= passed_on
+    if device in concerned.split():
+        assert after != before
+    elif NEWER_SWITCH:  # one switch sets the processor's precision too in older torch
+        assert after == before
+    assert key_of(module, torch_flags=torch_flags(device)) == before
 
 
 SAME_REGION: dict[str, Callable[[], str]] = {

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from compile_cache.backends.inductor.backend import InductorBackend
-from compile_cache.torch_facts.flags import compute_state
+from compile_cache.torch_facts.flags import torch_flags
 
 from ....rig import TOLERANCE, Attention, Bound, Rig, random, seeded
 
@@ -36,8 +36,8 @@ def inputs() -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def call(bound: Bound, **changes: Any) -> torch.Tensor:
-    """As the adapter calls: with the present state."""
-    return bound(*inputs(), torch_flags=compute_state("cpu"), **changes)
+    """As the adapter calls: with the present flags."""
+    return bound(*inputs(), torch_flags=torch_flags("cpu"), **changes)
 
 
 def test_inside_autocast_a_block_runs_as_it_is(rig: Rig) -> None:

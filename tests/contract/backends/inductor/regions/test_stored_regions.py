@@ -25,6 +25,7 @@ from compile_cache.backends.inductor.compile.environment import environment_of
 from compile_cache.backends.inductor.regions import region
 from compile_cache.config import CacheConfig
 from compile_cache.store.artifact_store import Artifact, ArtifactStore, InvalidArtifactError
+from compile_cache.torch_facts.flags import torch_flags
 
 from ....rig import TOLERANCE, Bound, Model, Rig, inputs, seeded
 
@@ -67,6 +68,29 @@ def everything(store: ArtifactStore) -> list[Artifact]:
 
 def check_sizes(bound: Bound) -> None:
     assert {size: error for size in SIZES if (error := bound.error(*inputs(*size))) > TOLERANCE} == {}
+
+
+def test_code_of_other_flags_is_never_loaded_and_both_are_kept(copied: Path) -> None:
+    def run(rig: Rig) -> None:
+        """As the adapter calls: with the present flags."""
+        bound = rig.bind(seeded(Model))
+        assert bound.error(*inputs()) <= TOLERANCE  # under no flags, as `kept` was made
+        bound(*inputs(), torch_flags=torch_flags("cpu"))
+
+    here = process(copied)
+    with here.expect(region_loads=2, region_compiles=2, region_calls=8, graph_calls=2, verifications=ANY):
+        run(here)
+    torch.backends.cuda.enable_flash_sdp(False)  # tracing chooses a kernel of attention by it
+    try:
+        there = process(copied)
+        with there.expect(region_loads=2, region_compiles=2, region_calls=8, graph_calls=2, verifications=ANY):
+            run(there)
+    finally:
+        torch.backends.cuda.enable_flash_sdp(True)
+    again = process(copied)
+    with again.expect(region_loads=4, region_calls=8, graph_calls=2, verifications=ANY):
+        run(again)
+    assert len(store_of(copied).names()) == 6
 
 
 def test_the_next_process_loads_and_compiles_nothing(kept: Path) -> None:

@@ -1,4 +1,4 @@
-"""What gains nothing from a capture is measured once, also over a restart, and again where things may have changed."""
+"""Calls that are not captured: a lack of memory passes, and a GPU that is busy all the time is remembered."""
 
 from __future__ import annotations
 
@@ -12,12 +12,108 @@ import pytest
 import torch
 
 from compile_cache.calls.cache import GraphCache
-from compile_cache.captures import no_gain
-from compile_cache.captures.no_gain import machine_of
+from compile_cache.captures import refusals
+from compile_cache.captures.captures import capture_key
+from compile_cache.captures.refusals import OutOfMemoryBackoff, machine_of
 from compile_cache.config import CacheConfig
-from compile_cache.errors import NoGainError
+from compile_cache.errors import BypassCode, BypassReason, CaptureError, NoGainError
 
-from ..fakes import BUDGET, FakeProgram, Module, answer, expect
+from ..fakes import BUDGET, MIB, FakeProgram, Module, answer, expect, oom
+
+# --- a lack of memory ----------------------------------------------------------------------------------------------
+
+REASON = BypassReason(BypassCode.OUT_OF_MEMORY, "out of memory at 1x4x8x8")
+
+
+class Device:
+    """Free memory and a clock."""
+
+    def __init__(self) -> None:
+        self.free, self.now = 100 * MIB, 0.0
+        self.asked = 0
+        self.backoff = OutOfMemoryBackoff(self._free, lambda: self.now)
+
+    def _free(self, device: str) -> int:
+        self.asked += 1
+        return self.free
+
+
+@pytest.fixture
+def device() -> Device:
+    return Device()
+
+
+@pytest.fixture
+def key() -> Any:
+    return capture_key(FakeProgram(), Module().call())
+
+
+def test_it_belongs_to_the_device_and_the_shape_not_to_the_epoch(device: Device, key: Any) -> None:
+    device.backoff.add(key, REASON)
+    assert device.backoff.reason(key) is REASON
+    assert device.backoff.reason(replace(key, epoch=9)) is REASON
+    assert device.backoff.reason(replace(key, device="cuda:1")) is None
+    assert device.backoff.reason(capture_key(FakeProgram(), Module().call(16))) is None
+    assert device.backoff.reason(replace(key, owner=2)) is None
+
+
+def test_it_goes_when_more_memory_is_free(device: Device, key: Any) -> None:
+    device.backoff.add(key, REASON)
+    device.now, device.free = 2.0, 200 * MIB
+    assert device.backoff.reason(key) is REASON, "100 MiB more are not enough"
+    device.now, device.free = 4.0, 400 * MIB
+    assert device.backoff.reason(key) is None
+    assert device.backoff.reason(key) is None
+
+
+def test_the_device_is_asked_once_a_second(device: Device, key: Any) -> None:
+    device.backoff.add(key, REASON)
+    device.free, before = 1000 * MIB, device.asked
+    for _ in range(50):
+        assert device.backoff.reason(key) is REASON
+    assert device.asked == before
+
+
+def test_it_is_tried_again_after_five_minutes_however_often_it_failed(device: Device, key: Any) -> None:
+    waits = []
+    for _ in range(3):
+        device.backoff.add(key, REASON)
+        started = device.now
+        while device.backoff.reason(key) is not None:
+            device.now += 10.0
+        waits.append(device.now - started)
+    assert waits == [300.0, 300.0, 300.0]
+
+
+def test_freed_memory_clears_it_and_a_deleted_module_takes_it_along(device: Device, key: Any) -> None:
+    device.backoff.add(key, REASON)
+    device.backoff.forget(2)
+    assert device.backoff.reason(key) is REASON
+    device.backoff.forget(1)
+    assert device.backoff.reason(key) is None
+    device.backoff.add(key, REASON)
+    device.backoff.clear()
+    assert device.backoff.reason(key) is None
+
+
+@pytest.mark.parametrize("failure", [oom(), CaptureError("no room")], ids=repr)
+def test_a_capture_without_memory_is_not_tried_again_by_a_load_of_the_weights(
+    cache: Any, program: Any, module: Any, failure: Exception
+) -> None:
+    if isinstance(failure, CaptureError):
+        failure.__cause__ = oom()
+    program.capture_failure = failure
+    cache.run(program, module.call())
+    program.capture_failure = None
+    module.load(7.0)
+    with expect(cache, {"capture_failed": 1}, graph_calls=1):
+        assert answer(cache.run(program, module.call())) == 7.0
+    cache.trim()
+    with expect(cache, graph_calls=1, captures=1):
+        assert answer(cache.run(program, module.call())) == 7.0
+
+
+# --- a GPU that is busy all the time -------------------------------------------------------------------------------
 
 DAY = 24 * 3600.0
 
@@ -88,7 +184,7 @@ def test_with_another_configuration_it_is_measured_again(known: CacheConfig, cha
 
 
 def test_on_another_machine_it_is_measured_again(known: CacheConfig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(no_gain.sys, "argv", ["main.py", "--use-sage-attention"])
+    monkeypatch.setattr(refusals.sys, "argv", ["main.py", "--use-sage-attention"])
     assert Start(known).is_measured()
 
 
@@ -98,8 +194,8 @@ def test_after_a_week_it_is_measured_again(
 ) -> None:
     """A choice that was wrong, because another program kept the GPU busy, does not stay. Clocks may be set back."""
     start = Start(known)
-    now = no_gain.time.time()
-    start.cache._maker.without_gain._clock = lambda: now + days * DAY
+    now = refusals.time.time()
+    start.cache._refusals.gpu_bound._clock = lambda: now + days * DAY
     assert start.is_measured() == measured
 
 

@@ -1,0 +1,266 @@
+"""Reasons why the cache does not capture a call. This file alone decides, keeps and words them.
+
+What forbids the capture of a call from outside the cache comes with the call, as `Call.capture_blocker`.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import platform
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from ..errors import BypassCode, BypassReason, NoGainError, OverBudgetError, first_line
+from ..keys import ANY_EPOCH, CallWithoutEpoch, CaptureKey, GraphKey, digest
+from ..stats import Stats
+from ..store.shape_history import NoGain, ShapeHistory
+from ..torch_facts.out_of_memory import is_out_of_memory
+
+logger = logging.getLogger(__name__)
+
+NOT_RESIDENT = BypassReason(
+    BypassCode.STREAMED_WEIGHTS, "the weights do not all fit into free memory, so blocks get theirs one by one"
+)
+LEAST_HOST_SHARE = 0.5  # below that the host is far ahead of the GPU: a capture gains less than 3 percent
+_KEPT_SECONDS = 7 * 24 * 3600.0  # then it is measured again: another program may have kept the GPU busy
+
+_CHECK_SECONDS = 1.0  # between two looks at the device's memory
+_RETRY_SECONDS = 300.0  # then a capture is tried again, whatever is free
+_MORE = 256 << 20  # so many bytes more must be free to try before
+
+
+class Refusals:
+    """The calls that are not captured, each with its reason. GraphCache's lock guards it.
+
+    A lack of memory passes, and holds for every load of the weights, because each needs as much. Another failure holds
+    for good, but only for its weights epoch.
+    """
+
+    def __init__(self, stats: Stats, shapes: ShapeHistory, source: str = "") -> None:
+        """source: a digest of the code that models run."""
+        self._stats = stats
+        self._failed: dict[CaptureKey, BypassReason] = {}
+        self.backoff = OutOfMemoryBackoff()
+        self._needed: dict[CallWithoutEpoch, int] = {}  # bytes that a refused capture would work in
+        self.gpu_bound = GpuBoundCalls(shapes, source)
+
+    # --- asked before a capture --------------------------------------------------------------------------------
+
+    def reason(self, key: CaptureKey) -> BypassReason | None:
+        """Why a call is not captured now; None if nothing is known against it."""
+        return self._failed.get(key) or self.backoff.reason(key)
+
+    def lacks_memory(self, key: CaptureKey) -> bool:
+        """True if the call itself ran out of memory, so that its weights must not all be brought in again."""
+        reason = self.reason(key)
+        return reason is not None and reason.code is BypassCode.OUT_OF_MEMORY
+
+    def gains_nothing(self, key: CaptureKey) -> bool:
+        """True if the GPU is busy all the time without a capture of this call. That is no bypass."""
+        return self.gpu_bound.has(key)
+
+    def is_too_large(self, key: CaptureKey, room: int, budget: int) -> bool:
+        """Refuse the call without another rehearsal if an earlier one needed more than `room` bytes."""
+        needed = self._needed.get(key.without_epoch, 0)
+        if needed > room:
+            self.over_budget(key, needed, budget)
+        return needed > room
+
+    # --- told by what failed -----------------------------------------------------------------------------------
+
+    def capture_failed(self, key: CaptureKey, error: Exception, budget: int) -> None:
+        """`Program.capture` raised."""
+        if isinstance(error, NoGainError):
+            self.gpu_bound.add(key)
+            logger.info("Resolute: %s is not captured, since that would gain nothing: %s", key.shape, error)
+        elif isinstance(error, OverBudgetError):
+            self._needed[key.without_epoch] = error.bytes
+            self.over_budget(key, error.bytes, budget)
+        else:
+            logger.debug("Resolute: the capture of %s failed", key.shape, exc_info=error)
+            passes = is_out_of_memory(error) or is_out_of_memory(error.__cause__)
+            self._refuse(key, BypassReason(BypassCode.CAPTURE_FAILED, str(error)), passes)
+
+    def replay_failed(self, key: CaptureKey, error: Exception) -> None:
+        detail = f"the replay of {key.shape} failed: {first_line(error)}"
+        self._refuse(key, BypassReason(BypassCode.CAPTURE_FAILED, detail))
+
+    def out_of_memory(self, key: CaptureKey) -> None:
+        """A call or its replay found no memory, and captures were freed for it."""
+        detail = f"out of memory at {key.shape}; captures were freed"
+        self._refuse(key, BypassReason(BypassCode.OUT_OF_MEMORY, detail), passes=True)
+
+    def over_budget(self, key: CaptureKey, size: int, budget: int) -> None:
+        detail = f"a capture of {key.shape} takes {size >> 20} MiB, more than the budget has beside the captures in use"
+        detail += f"; raise RESOLUTE_BUDGET_MB (now {budget >> 20})"
+        self._refuse(key, BypassReason(BypassCode.OVER_BUDGET, detail), passes=True)
+
+    def _refuse(self, key: CaptureKey, reason: BypassReason, passes: bool = False) -> None:
+        """passes: the reason is a lack of memory."""
+        if passes:
+            self.backoff.add(key, reason)
+        else:
+            self._failed[key] = reason
+        self.count(reason)
+
+    def count(self, reason: BypassReason) -> None:
+        """Count a bypass, and log the first of its kind."""
+        if self._stats.bypass(reason):
+            logger.info("Resolute: %s", reason)
+
+    # --- told by what changed ----------------------------------------------------------------------------------
+
+    def captured(self, key: CaptureKey) -> None:
+        """A capture of the call was made."""
+        self.gpu_bound.remove(key)
+
+    def memory_was_freed(self) -> None:
+        """Captures were closed: try again what there was no memory for."""
+        self.backoff.clear()
+
+    def retry_all(self, measured: bool) -> None:
+        """Let every call be captured again. measured: also those that gained nothing from it."""
+        self._failed.clear()
+        self._needed.clear()
+        self.backoff.clear()
+        if measured:
+            self.gpu_bound.measure_again()
+
+    def forget(self, owner: int) -> None:
+        """A module was garbage collected."""
+        self._failed = {key: reason for key, reason in self._failed.items() if key.owner != owner}
+        self._needed = {call: size for call, size in self._needed.items() if call.owner != owner}
+        self.backoff.forget(owner)
+        self.gpu_bound.forget(owner)
+
+    def drop_stale(self, owner: int, epoch: int) -> None:
+        """The module has other weights: what failed with the ones before may work."""
+        current = (epoch, ANY_EPOCH)
+        self._failed = {
+            key: reason for key, reason in self._failed.items() if key.owner != owner or key.epoch in current
+        }
+
+
+# --- a lack of memory ------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class _Wait:
+    reason: BypassReason
+    free: int
+    check_at: float
+    retry_at: float
+
+
+def free_bytes(device: str) -> int:
+    """Bytes that a device ("cuda:0") could give, torch's unused ones included; 0 where that is unknown."""
+    if not device.startswith("cuda"):
+        return 0
+    unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return torch.cuda.mem_get_info(device)[0] + max(unused, 0)
+
+
+class OutOfMemoryBackoff:
+    """Calls that are not captured for lack of memory, until more is free or five minutes have passed."""
+
+    def __init__(self, free: Callable[[str], int] = free_bytes, clock: Callable[[], float] = time.monotonic) -> None:
+        self._free, self._clock = free, clock
+        self._waits: dict[CallWithoutEpoch, _Wait] = {}
+
+    def __len__(self) -> int:
+        return len(self._waits)
+
+    def add(self, key: CaptureKey, reason: BypassReason) -> None:
+        now = self._clock()
+        wait = _Wait(reason, self._free(key.device), now + _CHECK_SECONDS, now + _RETRY_SECONDS)
+        self._waits[key.without_epoch] = wait
+
+    def reason(self, key: CaptureKey) -> BypassReason | None:
+        wait = self._waits.get(key.without_epoch) if self._waits else None
+        if wait is None:
+            return None
+        now = self._clock()
+        if now < wait.check_at:
+            return wait.reason
+        wait.check_at = now + _CHECK_SECONDS
+        if now < wait.retry_at and self._free(key.device) < wait.free + _MORE:
+            return wait.reason
+        del self._waits[key.without_epoch]
+        return None
+
+    def clear(self) -> None:
+        self._waits.clear()
+
+    def forget(self, owner: int) -> None:
+        self._waits = {call: wait for call, wait in self._waits.items() if call.owner != owner}
+
+
+# --- a GPU that is busy all the time ---------------------------------------------------------------------------
+
+
+def machine_of(device: str) -> tuple[str, ...]:
+    """The GPU, the host, torch, and ComfyUI's options: the times of a call on host and GPU depend on these."""
+    host = (platform.system(), platform.machine(), str(os.cpu_count()), platform.python_version())
+    gpu: tuple[str, ...] = (device,)
+    if device.startswith("cuda"):
+        gpu = (torch.cuda.get_device_name(device), str(torch.cuda.get_device_properties(device).total_memory))
+    options = sorted(word.partition("=")[0] for word in sys.argv[1:] if word.startswith("--"))  # not ports and paths
+    return (*gpu, *host, str(torch.__version__), str(torch.version.cuda), *options)
+
+
+class GpuBoundCalls:
+    """The calls whose capture was refused as useless, by this process or an earlier one on the same machine."""
+
+    def __init__(self, shapes: ShapeHistory, source: str = "", clock: Callable[[], float] = time.time) -> None:
+        self._shapes, self._source, self._clock = shapes, source, clock
+        self._found: set[CallWithoutEpoch] = set()
+        self._kept: dict[str, dict[GraphKey, NoGain]] = {}  # by model: what its file said, and this process added
+        self._trusts_kept = True
+        self._here: dict[tuple[str, object], str] = {}
+
+    def has(self, key: CaptureKey) -> bool:
+        return key.without_epoch in self._found or self._is_kept(key)
+
+    def add(self, key: CaptureKey) -> None:
+        self._found.add(key.without_epoch)
+        found = self._of_model(key)[key.graph] = NoGain(self._where(key), self._clock())
+        self._shapes.set_no_gain(key.graph, found)
+
+    def remove(self, key: CaptureKey) -> None:
+        if self._of_model(key).pop(key.graph, None) is not None:
+            self._shapes.set_no_gain(key.graph, None)
+
+    def measure_again(self) -> None:
+        """Measure each call again, whatever this process or an earlier one found."""
+        self._found.clear()
+        self._trusts_kept = False
+
+    def forget(self, owner: int) -> None:
+        self._found = {call for call in self._found if call.owner != owner}
+
+    def _is_kept(self, key: CaptureKey) -> bool:
+        kept = self._of_model(key).get(key.graph) if self._trusts_kept else None
+        if kept is None or not 0 <= self._clock() - kept.at < _KEPT_SECONDS or kept.where != self._where(key):
+            return False
+        self._found.add(key.without_epoch)
+        logger.info("Resolute: %s is not captured, since that gained nothing when it was measured", key.shape)
+        return True
+
+    def _of_model(self, key: CaptureKey) -> dict[GraphKey, NoGain]:
+        model = key.graph.model
+        if model not in self._kept:
+            graphs = self._shapes.of_model(model)
+            self._kept[model] = {graph.key: graph.no_gain for graph in graphs if graph.no_gain is not None}
+        return self._kept[model]
+
+    def _where(self, key: CaptureKey) -> str:
+        """A digest of the machine and of the torch flags that the call computes under."""
+        place = (key.device, key.torch_flags)
+        if place not in self._here:
+            self._here[place] = digest((self._source, LEAST_HOST_SHARE, machine_of(key.device), key.torch_flags))
+        return self._here[place]
