@@ -1,4 +1,4 @@
-"""What the families share: recognising ComfyUI's own blocks, and attention in a form that tracing can follow."""
+"""The families share this: names of dimensions, and attention in a form that tracing can follow."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import torch
 from ....compile_cache.config import CacheConfig
 from ....compile_cache.errors import BypassCode, BypassReason
 from ....compile_cache.torch_facts import attention
+from ..comfyui.transformer_options import OVERRIDE, patches_of_attention
 
 # Names of the dynamic dimensions. Feature maps: batch, channels, height, width. Tokens: batch, tokens, channels.
 FEATURES = ("b", None, "h", "w")
@@ -19,20 +20,6 @@ TOKENS = ("b", "n", None)
 
 class UnusableArgumentError(Exception):
     """An argument that is no input of a region; the text names it."""
-
-
-def is_core(module: torch.nn.Module, where: str, name: str) -> bool:
-    """Whether a module is exactly the class `name` of ComfyUI's module `where`, with the forward of that class.
-
-    A subclass, or a forward that another pack put there, may compute anything.
-    """
-    kind = type(module)
-    return (
-        kind.__module__ == where
-        and kind.__name__ == name
-        and getattr(kind.forward, "__module__", None) == where
-        and "forward" not in module.__dict__
-    )
 
 
 def original(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
@@ -93,28 +80,19 @@ def _preferred_kernels(q: torch.Tensor) -> Any:
 
 
 # The transformer_options of a traced block. Tracing would freeze values of the caller's, so none of them is in here.
-TRACED_OPTIONS: dict[str, Any] = {"optimized_attention_override": traced_attention}
-
-_ATTENTION_PATCHES = ("attn1_patch", "attn1_output_patch", "attn2_patch", "attn2_output_patch", "middle_patch")
+TRACED_OPTIONS: dict[str, Any] = {OVERRIDE: traced_attention}
 
 
 def attention_patch(options: Mapping[str, Any]) -> BypassReason | None:
     """Why a transformer block must run as it is: another node's patch acts inside it. None if there is no such patch.
 
-    options: the transformer_options of the call. Core's block reads three of them: `patches` of attention,
-    `patches_replace` for the block's position, and the attention override.
+    options: the transformer_options of the call.
     """
-    if "optimized_attention_override" in options:
+    if OVERRIDE in options:
         return BypassReason(
             BypassCode.PATCHED_BLOCK, "another node overrides attention; transformer blocks run as they are"
         )
-    patches = options.get("patches") or {}
-    found = [name for name in _ATTENTION_PATCHES if patches.get(name)]
-    if not found:
-        replacements = options.get("patches_replace") or {}
-        block = options.get("block")
-        here = {block, (*block, options.get("block_index", 0))} if block is not None else set()
-        found = [name for name in ("attn1", "attn2") if here & set(replacements.get(name) or ())]
+    found = patches_of_attention(options)
     if not found:
         return None
     return BypassReason(

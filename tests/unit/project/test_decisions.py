@@ -41,6 +41,11 @@ HOMES = {
         "compile_cache/captures/refusals.py",
         ("compile_cache/calls", "compile_cache/captures", "compile_cache/backends", "nodes"),
     ),
+    "which backend": Home(
+        r"\bregistry\.resolve\(|\.probe\(",
+        "nodes/adapters/process/compile_request.py",
+        ("nodes/adapters/blocks", "nodes/adapters/compile", "nodes/adapters/forward", "nodes/adapters/process"),
+    ),
     "a call without its weights epoch": Home(r"\bCallWithoutEpoch\(", "compile_cache/keys.py"),
 }
 
