@@ -38,7 +38,7 @@ class CompiledForward(ForwardPatch):
         progress = CompileProgress(request.node_id)
         self.runner = ModuleRunner(module, request, progress)
         self._pass_runners: dict[Role, ModuleRunner] = {}
-        self._log = SessionLog(progress, request, runtime.record_of(module).structure)
+        self._log = SessionLog(progress, request, self.runner.structure)
         self.watch = CallWatch()
         # A decode is one call outside any sampling run, so nothing else asks for an inspection before it.
         self._inspect_every_call = request.role is Role.VAE_DECODE

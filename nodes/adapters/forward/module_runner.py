@@ -37,6 +37,7 @@ class ModuleRunner:
         record = runtime.record_of(module)
         self.owner = record.owner
         self.weights = record.weights
+        self.structure = record.structure
         self._module = weakref.ref(module)  # see ForwardPatch
         self._request = request
         self._role = role or request.role
