@@ -107,7 +107,7 @@ class Run:
         if kind == "sdxl":
             nodes = prompt(self._files[kind], contender, (width, height, batch, "a lighthouse"), STEPS, seed)
         else:
-            nodes = families.prompt(kind, contender, (width, height), "default", STEPS, seed)
+            nodes = families.prompt(kind, families.family(kind), contender, (width, height), "default", STEPS, seed)
         self._memory.take()
         before = rig.counters(self._client)
         history = self._client.run(nodes, self._options.prompt_seconds)
@@ -179,8 +179,8 @@ def prepare(kinds: set[str], setup: command.Setup) -> dict[str, str]:
         file = generated.folder() / "diffusion_models" / families.file_of("flux")
         file.parent.mkdir(parents=True, exist_ok=True)
         if not file.is_file():
-            make = [str(setup.python), "-m", "benchmarks.families", "--make", "flux", str(file), str(setup.comfyui)]
-            subprocess.run(make, cwd=ROOT, check=True)
+            make = [str(setup.python), "-m", "benchmarks.families", "--make", str(file.parent), str(setup.comfyui)]
+            subprocess.run([*make, "--family", "flux"], cwd=ROOT, check=True)
         files["flux"] = file.name
     return files
 
