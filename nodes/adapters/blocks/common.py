@@ -11,6 +11,7 @@ import torch
 from ....compile_cache.config import CacheConfig
 from ....compile_cache.errors import BypassCode, BypassReason
 from ....compile_cache.torch_facts import attention
+from ..comfyui.transformer_options import OVERRIDE, patches_of_attention
 
 # Names of the dynamic dimensions. Feature maps: batch, channels, height, width. Tokens: batch, tokens, channels.
 FEATURES = ("b", None, "h", "w")
@@ -93,28 +94,19 @@ def _preferred_kernels(q: torch.Tensor) -> Any:
 
 
 # The transformer_options of a traced block. Tracing would freeze values of the caller's, so none of them is in here.
-TRACED_OPTIONS: dict[str, Any] = {"optimized_attention_override": traced_attention}
-
-_ATTENTION_PATCHES = ("attn1_patch", "attn1_output_patch", "attn2_patch", "attn2_output_patch", "middle_patch")
+TRACED_OPTIONS: dict[str, Any] = {OVERRIDE: traced_attention}
 
 
 def attention_patch(options: Mapping[str, Any]) -> BypassReason | None:
     """Why a transformer block must run as it is: another node's patch acts inside it. None if there is no such patch.
 
-    options: the transformer_options of the call. Core's block reads three of them: `patches` of attention,
-    `patches_replace` for the block's position, and the attention override.
+    options: the transformer_options of the call.
     """
-    if "optimized_attention_override" in options:
+    if OVERRIDE in options:
         return BypassReason(
             BypassCode.PATCHED_BLOCK, "another node overrides attention; transformer blocks run as they are"
         )
-    patches = options.get("patches") or {}
-    found = [name for name in _ATTENTION_PATCHES if patches.get(name)]
-    if not found:
-        replacements = options.get("patches_replace") or {}
-        block = options.get("block")
-        here = {block, (*block, options.get("block_index", 0))} if block is not None else set()
-        found = [name for name in ("attn1", "attn2") if here & set(replacements.get(name) or ())]
+    found = patches_of_attention(options)
     if not found:
         return None
     return BypassReason(

@@ -11,9 +11,9 @@ from comfy.patcher_extension import WrappersMP, get_all_wrappers
 
 from ....compile_cache.errors import UserError
 from ..comfyui.progress import NodeProgress
+from ..comfyui.transformer_options import STEP_CACHE_RUN, STEP_PASS
 from ..forward.forward_patch import ForwardPatch
 from ..forward.patch_install import install_patch
-from ..forward.step_pass import PASS, RUN
 from ..forward.uncompiled_forward import UncompiledForward
 from ..sampling.wrappers import OVERLAP, set_wrapper
 from .cost import share_of_fast_pass
@@ -81,18 +81,18 @@ class Sampling:
             return executor(guider, sigmas, extra_args, *args, **kw)
         options = extra_args["model_options"].setdefault("transformer_options", {})
         counts = _predicts_once_a_step(executor.class_obj, extra_args["model_options"])
-        run = options[RUN] = Run(chosen, self._settings.depth, levels, counts)
+        run = options[STEP_CACHE_RUN] = Run(chosen, self._settings.depth, levels, counts)
         try:
             return executor(guider, sigmas, extra_args, *args, **kw)
         finally:
-            options.pop(RUN, None)
+            options.pop(STEP_CACHE_RUN, None)
             run.close()
             self._summarize(chosen.summary(self.fast_share), run)
 
     def predict_noise(self, executor: Any, x: Any, timestep: Any, model_options: Any = None, *args: Any) -> Any:
         """Wraps one prediction, which may take several calls of the model."""
         options = {} if model_options is None else model_options
-        run = options.get("transformer_options", {}).get(RUN)
+        run = options.get("transformer_options", {}).get(STEP_CACHE_RUN)
         if isinstance(run, Run):
             run.begin_evaluation()
         return executor(x, timestep, options, *args)
@@ -102,15 +102,15 @@ class Sampling:
     def call_model(self, executor: Any, x: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         """Wraps one call of the UNet: decide its pass, which the installed forward runs."""
         options = _options(args, kwargs)
-        run = None if options is None else options.get(RUN)
+        run = None if options is None else options.get(STEP_CACHE_RUN)
         chosen = run.decide(x, options) if isinstance(run, Run) and options is not None else None
         if options is None or chosen is None:
             return executor(x, *args, **kwargs)
-        options[PASS] = chosen  # core makes new options for each call
+        options[STEP_PASS] = chosen  # core makes new options for each call
         try:
             return executor(x, *args, **kwargs)
         finally:
-            options.pop(PASS, None)
+            options.pop(STEP_PASS, None)
 
     def _summarize(self, summary: str, run: Run) -> None:
         passes = run.passes

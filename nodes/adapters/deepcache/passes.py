@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 import torch
 
 from ....compile_cache.keys import Component, Role
+from ..comfyui.transformer_options import BLOCK, ORIGINAL_SHAPE, PATCHES, TRANSFORMER_INDEX
 from ..forward.step_pass import StepPass
 
 Control = Mapping[str, Any]
@@ -98,16 +99,16 @@ def run_full(
     such patches, the feature is None, and every step runs in full.
     """
     first = len(unet.output_blocks) - depth - 1
-    patches = options.get("patches") or {}
+    patches = options.get(PATCHES) or {}
     others = patches.get("output_block_patch") or []
     recorded: list[torch.Tensor] = []
 
     def record(h: torch.Tensor, skip: Any, inside: Mapping[str, Any]) -> tuple[torch.Tensor, Any]:
-        if inside["block"] == ("output", first):
+        if inside[BLOCK] == ("output", first):
             recorded.append(h.clone() if others else h)  # FreeU writes into its input
         return h, skip
 
-    result = call({**options, "patches": {**patches, "output_block_patch": [record, *others]}})
+    result = call({**options, PATCHES: {**patches, "output_block_patch": [record, *others]}})
     return result, recorded[0] if recorded else None
 
 
@@ -130,9 +131,9 @@ def run_fast(
     """
     core = core_unet()
     options = {} if transformer_options is None else transformer_options
-    options["original_shape"] = list(x.shape)
-    options["transformer_index"] = 0
-    patches = options.get("patches") or {}
+    options[ORIGINAL_SHAPE] = list(x.shape)
+    options[TRANSFORMER_INDEX] = 0
+    patches = options.get(PATCHES) or {}
     emb = _embedding(unet, x, timesteps, y, patches, options)
     temporal = {
         "time_context": kwargs.get("time_context"),
@@ -145,7 +146,7 @@ def run_fast(
 
     h, skips = x, []
     for number, layers in enumerate(unet.input_blocks[: depth + 1]):
-        options["block"] = ("input", number)
+        options[BLOCK] = ("input", number)
         h = core.apply_control(block(layers, h), control, "input")
         for patch in patches.get("input_block_patch") or ():
             h = patch(h, options)
@@ -153,11 +154,11 @@ def run_fast(
         for patch in patches.get("input_block_patch_after_skip") or ():
             h = patch(h, options)
     first = len(unet.output_blocks) - depth - 1
-    options["transformer_index"] += _skipped_transformers(unet, depth)
+    options[TRANSFORMER_INDEX] += _skipped_transformers(unet, depth)
     output_patches = patches.get("output_block_patch") or ()
     h = feature.clone() if output_patches else feature  # patches may write into it
     for number, layers in enumerate(unet.output_blocks[first:], first):
-        options["block"] = ("output", number)
+        options[BLOCK] = ("output", number)
         skip = core.apply_control(skips.pop(), control, "output")
         for patch in output_patches:
             h, skip = patch(h, skip, options)

@@ -16,6 +16,15 @@ from typing import Any
 
 import torch
 
+from ..comfyui.transformer_options import (
+    COND_ORDER,
+    CONTEXT_WINDOW,
+    EVOLVED_WINDOW,
+    PATCHES,
+    REPLACEMENTS,
+    SIGMAS,
+    UUIDS,
+)
 from .passes import Fast, Full
 from .schedule import Plan, step_of
 
@@ -64,10 +73,10 @@ class Run:
 
     def decide(self, latent: torch.Tensor, options: Mapping[str, Any]) -> Full | Fast | None:
         """The pass for a call of the model with `latent` (batch first), or None if its noise level is unknown."""
-        if options.get("sigmas") is None:
+        if options.get(SIGMAS) is None:
             return None
         with self._lock:
-            step = self._step(options["sigmas"])
+            step = self._step(options[SIGMAS])
             chunks = self._chunks(latent, options)
             source = self._plan.sources[step]
             if source is not None:
@@ -101,7 +110,7 @@ class Run:
 
     def _chunks(self, latent: torch.Tensor, options: Mapping[str, Any]) -> list[Hashable]:
         """A key for the cond of each part of the batch; empty if ComfyUI does not identify the conds."""
-        uuids, sides = options.get("uuids"), options.get("cond_or_uncond")
+        uuids, sides = options.get(UUIDS), options.get(COND_ORDER)
         if not uuids or not sides or len(uuids) != len(sides):
             return []
         conditions: list[Hashable] = list(zip(uuids, sides, strict=True))
@@ -145,16 +154,16 @@ class Run:
 
 def _frames(options: Mapping[str, Any]) -> Hashable:
     """The frames of a long video that a call covers: core's context windows, or AnimateDiff-Evolved's."""
-    window = getattr(options.get("context_window"), "index_list", None)
-    evolved = options.get("ad_params")
+    window = getattr(options.get(CONTEXT_WINDOW), "index_list", None)
+    evolved = options.get(EVOLVED_WINDOW)
     frames = evolved.get("sub_idxs") if isinstance(evolved, Mapping) else None
     return tuple(tuple(indices) if indices is not None else None for indices in (window, frames))
 
 
 def _patched(options: Mapping[str, Any]) -> Hashable:
     """What other nodes patch in this call: perturbed attention guidance calls the model again with a block replaced."""
-    patches = options.get("patches") or {}
-    replaced = options.get("patches_replace") or {}
+    patches = options.get(PATCHES) or {}
+    replaced = options.get(REPLACEMENTS) or {}
     return (
         tuple(sorted((str(kind), len(found)) for kind, found in patches.items())),
         tuple(sorted((str(kind), tuple(sorted(map(str, where)))) for kind, where in replaced.items())),

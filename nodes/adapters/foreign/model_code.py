@@ -8,6 +8,7 @@ import torch
 
 from ....compile_cache.errors import BypassCode, BypassReason
 from ....compile_cache.foreign.reach import CodeReach, ReachCache, string_constants
+from ..comfyui.transformer_options import Meaning, names_of
 from .trust import why_foreign
 
 # Functions of these modules move memory and choose devices. Packs replace some of them for their own memory
@@ -19,9 +20,7 @@ MANAGEMENT_MODULES = frozenset(
         "comfy_aimdo.vram_buffer", "logging", "psutil",
     }
 )  # fmt: skip
-# Noise levels in transformer_options. A forward that reads one computes something else in each step, from inputs that
-# are equal by shape (core's HunyuanVideo with mean flow).
-_NOISE_LEVELS = frozenset({"sigmas", "sample_sigmas"})
+_NOISE_LEVELS = names_of(Meaning.NOISE_LEVEL)  # core's HunyuanVideo with mean flow reads one
 
 
 class ModelCode:

@@ -12,20 +12,9 @@ from ....compile_cache.backends.base import Method
 from ....compile_cache.errors import BypassCode, BypassReason
 from ....compile_cache.foreign.attributes import origin
 from ....compile_cache.keys import Component, Signature, TensorSpec
-from . import step_pass
+from ..comfyui.transformer_options import COND_ORDER, patches_in, unknown_in
 
-# Entries of transformer_options that nothing inside `_forward` reads except patches, which are refused below. Any other
-# entry is unknown, so the call is not captured; its compiled regions still run.
-_INERT_OPTIONS = frozenset(
-    {
-        "activations_shape", "block", "block_index", "callbacks", "cond_or_uncond", "easycache",
-        "multigpu_thread_device", "original_shape", "prefetch_dynamic_vbars", "sample_sigmas", "sigmas",
-        "total_blocks", "transformer_index", "uuids", "wrappers", step_pass.PASS, step_pass.RUN,
-    }
-)  # fmt: skip
-_PATCHES = ("patches", "patches_replace")
-# Which parts of the batch are positive and which negative. Of core's models only SeedVR's reads it.
-_COND_ORDER = "cond_or_uncond"
+# Of core's models only this one reads the order of conds.
 _READS_COND_ORDER = "comfy.ldm.seedvr.model"
 
 
@@ -83,15 +72,12 @@ class CallDescription:
     def add_options(self, options: Mapping[str, Any], module: torch.nn.Module) -> None:
         """Refuse a capture for anything in transformer_options that could change what `module` computes."""
         kind = type(module)
-        self.conds = len(options.get(_COND_ORDER) or ())
-        if _COND_ORDER in options and (kind.__module__ == _READS_COND_ORDER or origin(kind) != "comfy"):
-            self.values.append((_COND_ORDER, tuple(options[_COND_ORDER])))
-        for name in _PATCHES:
-            kinds = sorted(kind for kind, patches in (options.get(name) or {}).items() if patches)
-            if kinds:
-                self.block(f"another node patches the model ({', '.join(kinds)})")
-        unknown = sorted(str(key) for key in options if key not in _INERT_OPTIONS and key not in _PATCHES)
-        if unknown:
+        self.conds = len(options.get(COND_ORDER) or ())
+        if COND_ORDER in options and (kind.__module__ == _READS_COND_ORDER or origin(kind) != "comfy"):
+            self.values.append((COND_ORDER, tuple(options[COND_ORDER])))
+        if kinds := patches_in(options):
+            self.block(f"another node patches the model ({', '.join(kinds)})")
+        if unknown := unknown_in(options):
             self.block(f"transformer_options holds '{unknown[0]}', which Resolute does not know")
 
 

@@ -13,6 +13,7 @@ from ....compile_cache.regions.structure import Memo, structure_digest
 from ..comfyui import core_compiler
 from ..comfyui.compile_progress import CompileProgress
 from ..comfyui.module_attributes import ATTRIBUTES
+from ..comfyui.transformer_options import PREFETCH
 from ..process import runtime
 from ..process.compile_request import CompileRequest
 from ..restart import shape_status
@@ -22,8 +23,6 @@ from .module_runner import Invoke, ModuleRunner
 from .replaced_forward import CallWatch
 from .session_log import SessionLog
 from .step_pass import StepPass, decided_pass
-
-_PREFETCH = "prefetch_dynamic_vbars"  # the entry of transformer_options that lets core load the next block's weights
 
 
 class CompiledForward(ForwardPatch):
@@ -185,7 +184,7 @@ class CompiledForward(ForwardPatch):
         if options is not None:
             description.add_options(options, self.module)
             passed_on["transformer_options"] = options
-        prefetches = options is not None and bool(options.get(_PREFETCH))
+        prefetches = options is not None and bool(options.get(PREFETCH))
 
         def arguments(tensors: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
             named = {**{name: build(tensors) for name, build in others.items()}, **passed_on}
@@ -194,7 +193,7 @@ class CompiledForward(ForwardPatch):
         def invoke(tensors: Sequence[torch.Tensor]) -> Any:
             positional, named = arguments(tensors)
             if prefetches:  # core would load pages ahead, which are all there, and ends a capture with that
-                options[_PREFETCH] = not self.runner.weights.paged.is_in_place
+                options[PREFETCH] = not self.runner.weights.paged.is_in_place
             return (call or self.inner)(*positional, **named)
 
         if call is None and self.is_known_code:

@@ -12,6 +12,7 @@ import torch
 from ....compile_cache.calls.run_summary import Run
 from ....compile_cache.keys import Role
 from ..comfyui.compile_progress import CompileProgress
+from ..comfyui.transformer_options import COND_ORDER, SCHEDULE
 from ..process import runtime
 from ..process.compile_request import CompileRequest
 from ..report import runs
@@ -68,9 +69,9 @@ class SessionLog:
         if self._shape and shape[-1] * shape[-2] <= self._shape[-1] * self._shape[-2]:
             return
         self._shape = tuple(shape)
-        merged = options.get("cond_or_uncond") if isinstance(options, dict) else None  # several conds in one batch
+        merged = options.get(COND_ORDER) if isinstance(options, dict) else None  # several conds in one batch
         self._batch = shape[0] // len(merged) if merged and shape[0] % len(merged) == 0 else shape[0]
-        sigmas = options.get("sample_sigmas") if isinstance(options, dict) else None
+        sigmas = options.get(SCHEDULE) if isinstance(options, dict) else None
         self._steps = max(len(sigmas) - 1, 0) if sigmas is not None else 0
 
     def end(self, why_no_calls: str = "", is_logged: bool = True) -> None:

@@ -15,9 +15,7 @@ from typing import Any, ClassVar, Protocol
 import torch
 
 from ....compile_cache.keys import Component, Role
-
-# Names in transformer_options: the StepPass of this call, and the StepCacheRun of this sampling run.
-PASS, RUN = "resolute_step_pass", "resolute_step_cache"
+from ..comfyui.transformer_options import STEP_PASS
 
 
 class StepCacheRun(Protocol):
@@ -58,5 +56,5 @@ class StepPass(ABC):
 
 def decided_pass(options: Mapping[str, Any] | None) -> StepPass | None:
     """The pass that a step cache decided for the call with these transformer_options."""
-    found = None if options is None else options.get(PASS)
+    found = None if options is None else options.get(STEP_PASS)
     return found if isinstance(found, StepPass) else None

@@ -16,7 +16,7 @@ import torch
 
 from ....compile_cache.errors import UserError
 from ....compile_cache.warm_up_plan import Item
-from ..forward.step_pass import RUN
+from ..comfyui.transformer_options import STEP_CACHE_RUN
 from .dummy_conditioning import dummy_conditioning
 
 _SEED = 20240229
@@ -82,7 +82,7 @@ def sample_once(
     Returns `x` unchanged.
     """
     arguments = extra_args or {}
-    run = arguments.get("model_options", {}).get("transformer_options", {}).get(RUN)
+    run = arguments.get("model_options", {}).get("transformer_options", {}).get(STEP_CACHE_RUN)
     levels = sigmas[:-1].tolist()
     for stage in _stages(levels, _boundaries(getattr(model.inner_model, "conds", {}))):
         before = {} if run is None else dict(run.passes)

@@ -51,7 +51,7 @@ def compiled(core: SimpleNamespace, unet: Any) -> Any:
 @pytest.fixture
 def both(core: SimpleNamespace) -> Callable[..., Passes]:
     """`both(forward, depth, first, second)`: a full pass over the first call and a fast one over the second."""
-    passes, option = core.ours("deepcache.passes"), core.ours("forward.step_pass").PASS
+    passes, option = core.ours("deepcache.passes"), core.ours("comfyui.transformer_options").STEP_PASS
 
     def run(forward: Any, depth: int, first: dict[str, Any], second: dict[str, Any], patches: Any = None) -> Passes:
         kept: list[torch.Tensor] = []
@@ -237,11 +237,11 @@ class TestPatchesOfOtherPacks:
             assert relative_error(fast, own) <= TOLERANCE
 
     def test_they_forbid_a_capture_and_our_own_tap_does_not(self, core: SimpleNamespace, compiled: Any) -> None:
-        passes, names = core.ours("deepcache.passes"), core.ours("forward.step_pass")
+        passes, names = core.ours("deepcache.passes"), core.ours("comfyui.transformer_options")
         for chosen in (passes.Full(2, None, Counter()), passes.Fast(2, torch.zeros(1), Counter())):
             blockers = []
             for patches in ({}, {"output_block_patch": [print]}):
-                options = {"patches": patches, names.PASS: chosen, names.RUN: object()}
+                options = {"patches": patches, names.STEP_PASS: chosen, names.STEP_CACHE_RUN: object()}
                 given = compiled.by_name((), {**inputs(264, 200), "transformer_options": options})
                 blockers.append(compiled.describe_pass(given, chosen)[0].blocker)
             assert blockers[0] is None
@@ -303,7 +303,7 @@ def test_around_the_forward_of_another_pack_a_decision_is_left_to_whoever_stands
     counted: Counter[str] = Counter()
     forward = core.ours("forward.uncompiled_forward").UncompiledForward(unet, lambda x, *args, **kwargs: x * 3)
     call = inputs(264, 200)
-    options = {core.ours("forward.step_pass").PASS: passes.Fast(2, torch.zeros(1), counted)}
+    options = {core.ours("comfyui.transformer_options").STEP_PASS: passes.Fast(2, torch.zeros(1), counted)}
     assert torch.equal(forward(**call, transformer_options=options), call["x"] * 3)
     assert not counted
 

@@ -83,6 +83,7 @@ FLOORS = [
     ("nodes/adapters/scan",),
     ("nodes/adapters/comfyui",),
     ("nodes/adapters/foreign",),
+    ("nodes/adapters/comfyui/transformer_options.py",),
     ("compile_cache/calls",),
     ("compile_cache/captures",),
     ("compile_cache/backends/registry.py",),

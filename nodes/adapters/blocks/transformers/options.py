@@ -1,4 +1,4 @@
-"""What a block reads of `transformer_options`.
+"""The `transformer_options` that a block gets while it is traced.
 
 A traced block must not see the caller's options: their values would be frozen into the region. It gets a mapping that
 notes every name that the block looks up. A call fits a region if all these names have what they had when it was traced.
@@ -10,24 +10,10 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NoReturn
 
 from .....compile_cache.errors import BypassCode, BypassReason
+from ...comfyui.transformer_options import OVERRIDE, Meaning, names_of
 from ..common import traced_attention
 
-_OVERRIDE = "optimized_attention_override"
-_NESTED = ("patches", "patches_replace")
-
-# Plain values that choose what core's blocks compute; they are part of a region's key.
-_KEYED = frozenset(
-    {"a2v_cross_attn", "block_type", "run_ax", "run_vx", "stg_skip_self_attn", "v2a_cross_attn"}
-)  # fmt: skip
-# What core puts there for patches and for itself. A block may pass these on, and may not use their values: each block
-# has another `block_index`, and each step other `sigmas`.
-_PASSED_ON = frozenset(
-    {
-        "activations_shape", "block", "block_index", "callbacks", "cond_or_uncond", "grid_sizes", "img_slice",
-        "multigpu_thread_device", "original_shape", "prefetch_dynamic_vbars", "reference_image_num_tokens",
-        "sample_sigmas", "sigmas", "total_blocks", "transformer_index", "uuids", "wrappers",
-    }
-)  # fmt: skip
+_NESTED, _KEYED, _PASSED_ON = map(names_of, (Meaning.PATCHES, Meaning.KEYED, Meaning.PASSED_ON))
 
 Path = tuple[str, ...]
 Seen = tuple[Any, ...]
@@ -47,7 +33,7 @@ class RefusedOptionError(Exception):
 
 
 def look_up(options: Mapping[str, Any], path: Path) -> Seen:
-    """What the options of a call have under a name, as far as a region may depend on it."""
+    """Classify an option of a call: absent, a value of the key, present (may be passed on), or refused."""
     name = path[0]
     if name in _NESTED:
         if len(path) == 1:
@@ -62,7 +48,7 @@ def look_up(options: Mapping[str, Any], path: Path) -> Seen:
 
 
 def fits(options: Mapping[str, Any], reads: Reads) -> bool:
-    """Whether a block would find in these options what it found when `reads` was noted."""
+    """A block would find in these options what it found when `reads` was noted."""
     return all(look_up(options, path) == seen for path, seen in reads.items())
 
 
@@ -91,13 +77,13 @@ class BlockOptions(dict[str, Any]):
             seen = self._reads.get(path)
             if seen is None:
                 raise RefusedOptionError(self._reason(path, "reads"))
-        elif path == (_OVERRIDE,):
-            seen = self._reads[path] = _OTHER if self._given.get(_OVERRIDE) is not None else _ABSENT
+        elif path == (OVERRIDE,):
+            seen = self._reads[path] = _OTHER if self._given.get(OVERRIDE) is not None else _ABSENT
         else:
             seen = self._reads[path] = look_up(self._given, path)
         if seen == _OTHER:
             raise RefusedOptionError(self._reason(path, "reads"))
-        if path == (_OVERRIDE,):
+        if path == (OVERRIDE,):
             return traced_attention
         if path[0] in _NESTED and len(path) == 1:
             return BlockOptions(self._kind, self._reads, self._given, path)
@@ -106,7 +92,7 @@ class BlockOptions(dict[str, Any]):
         return seen[1] if seen[0] == "value" else _ABSENT
 
     def _reason(self, path: Path, verb: str) -> BypassReason:
-        if path == (_OVERRIDE,):
+        if path == (OVERRIDE,):
             text = "another node overrides attention; transformer blocks run as they are"
         elif path[0] in _NESTED and len(path) > 1:
             text = f"another node patches {path[1]} inside transformer blocks; they run as they are"

@@ -12,6 +12,7 @@ import torch
 from .....compile_cache.errors import BypassCode, BypassReason
 from .....compile_cache.regions.site import Bypass, Hook, RegionRunner, RegionSite
 from ...comfyui import version
+from ...comfyui.transformer_options import ACTIVATIONS_SHAPE, BLOCK_INDEX
 from ..common import FEATURES, TOKENS, TRACED_OPTIONS, attention_patch, is_core, original
 from ..splice import FixedResult, StopHere, StoppedAt, in_place
 from . import video_unet
@@ -99,10 +100,10 @@ def _spatial_transformer(name: str, block: Any, run: RegionRunner) -> Hook:
     def forward(x: torch.Tensor, context: Any = None, transformer_options: dict[str, Any] | None = None) -> Any:
         options = {} if transformer_options is None else transformer_options
         contexts = context if isinstance(context, list) else [context] * len(block.transformer_blocks)
-        options["activations_shape"] = list(x.shape)
+        options[ACTIVATIONS_SHAPE] = list(x.shape)
         tokens = run(enter, x)
         for index, inner in enumerate(block.transformer_blocks):
-            options["block_index"] = index
+            options[BLOCK_INDEX] = index
             tokens = inner(tokens, context=contexts[index], transformer_options=options)
         return run(leave, x, tokens)
 

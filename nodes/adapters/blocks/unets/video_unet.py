@@ -11,6 +11,7 @@ import torch
 
 from .....compile_cache.errors import BypassCode, BypassReason
 from .....compile_cache.regions.site import Bypass, Hook, RegionRunner, RegionSite
+from ...comfyui.transformer_options import ACTIVATIONS_SHAPE, BLOCK_INDEX
 from ..common import original
 from ..splice import FixedResult, StopHere, StoppedAt, in_place
 
@@ -68,8 +69,8 @@ def spatial_transformer(name: str, block: Any, run: RegionRunner, bypass: Bypass
         if not is_known or not block.use_spatial_context or len(block.transformer_blocks) != 1:
             bypass(_NO_VIDEO)
             return original(block, x, context, time_context, timesteps, image_only_indicator, options)
-        options["activations_shape"] = list(x.shape)
-        options["block_index"] = 0
+        options[ACTIVATIONS_SHAPE] = list(x.shape)
+        options[BLOCK_INDEX] = 0
         given = (_by_frames(x, timesteps), _split(context, timesteps))
         tokens = run(enter, *given)
         tokens = block.transformer_blocks[0](tokens, context=context, transformer_options=options)

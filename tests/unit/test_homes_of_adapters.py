@@ -1,0 +1,70 @@
+"""Each of these decisions has one home: a name, a table or a number that only one file of the pack writes."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from .test_architecture import ADAPTERS, FILES, name_of, tree_of
+
+
+def load(name: str) -> ModuleType:
+    """A file of nodes/adapters that imports nothing of ours, by its path below there."""
+    spec = importlib.util.spec_from_file_location(f"alone_{Path(name).stem}", ADAPTERS / name)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def texts(tree: ast.AST) -> Iterator[str]:
+    """The string constants of a file."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield node.value
+
+
+class TestTransformerOptions:
+    HOME = "comfyui/transformer_options.py"
+    SEARCH_WORD = ("nodes/deepcache.py", "easycache")  # people who look for that find this node too
+
+    @pytest.fixture
+    def table(self) -> ModuleType:
+        return load(self.HOME)
+
+    def test_no_other_file_writes_one_of_the_names(self, table: ModuleType) -> None:
+        others = [file for file in FILES if file != ADAPTERS / self.HOME]
+        written = {(name_of(file), text) for file in others for text in texts(tree_of(file)) if text in table.MEANINGS}
+        assert written == {self.SEARCH_WORD}
+
+    def test_every_name_has_a_meaning(self, table: ModuleType) -> None:
+        assert [name for name, meaning in table.MEANINGS.items() if not meaning] == []
+        named = {value for name, value in vars(table).items() if name.isupper() and isinstance(value, str)}
+        assert named <= table.MEANINGS.keys()
+
+    def test_a_value_of_a_key_is_no_part_of_what_may_be_ignored(self, table: ModuleType) -> None:
+        """A graph has no key for it, so a whole call with one is not captured."""
+        keyed = table.names_of(table.Meaning.KEYED)
+        assert keyed.isdisjoint(table.names_of(table.Meaning.INERT | table.Meaning.PASSED_ON))
+        assert table.unknown_in(dict.fromkeys(keyed, 1)) == sorted(keyed)
+
+    def test_attention_of_another_node_is_in_no_graph(self, table: ModuleType) -> None:
+        assert table.unknown_in({table.OVERRIDE: None, table.PATCHES: {}, table.SIGMAS: None}) == [table.OVERRIDE]
+
+    def test_patches_of_attention_are_those_at_the_place_of_the_block(self, table: ModuleType) -> None:
+        place = {table.BLOCK: ("input", 4), table.BLOCK_INDEX: 1}
+        for there in (("input", 4), ("input", 4, 1)):
+            assert table.patches_of_attention({table.REPLACEMENTS: {"attn2": {there: print}}, **place}) == ["attn2"]
+        for elsewhere in (("input", 5), ("input", 4, 0)):
+            assert table.patches_of_attention({table.REPLACEMENTS: {"attn2": {elsewhere: print}}, **place}) == []
+        assert table.patches_of_attention({table.PATCHES: {"attn1_patch": [print], "emb_patch": [print]}}) == [
+            "attn1_patch"
+        ]
