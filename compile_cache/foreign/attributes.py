@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from .names import is_written_for
+
 # The attributes that Resolute itself replaces on a root module. `ForwardPatch` checks what was there before.
 HOOKED = frozenset({"forward", "_forward"})
 
@@ -53,24 +55,17 @@ def replaced_methods(module: torch.nn.Module) -> Iterable[tuple[str, Any]]:
 
 
 def is_own(module: torch.nn.Module, name: str, value: Any) -> bool:
-    """Whether `value` is the class's own bound method. ComfyUI leaves that behind when it removes an object patch."""
+    """A value is the class's own bound method. ComfyUI leaves that behind when it removes an object patch."""
     return getattr(value, "__self__", None) is module and value.__func__ is getattr(type(module), name, None)
 
 
-def origin(code: Any) -> str:
-    """The top-level package that a function was written in, by its globals: `functools.wraps` copies `__module__`."""
-    names = getattr(code, "__globals__", {})
-    return str(names.get("__name__", getattr(code, "__module__", ""))).partition(".")[0]
-
-
 def _is_patched(kind: type) -> bool:
-    """Whether a method with "forward" in its name, of the class or a base, was written in another package."""
+    """A method with "forward" in its name, of the class or a base, was written in another package."""
     for each in kind.__mro__:
         if each is torch.nn.Module:
             return False
-        known = {each.__module__.partition(".")[0], *_COMMON}
         if any(
-            inspect.isfunction(value) and "forward" in name and origin(value) not in known
+            inspect.isfunction(value) and "forward" in name and not is_written_for(value, each, _COMMON)
             for name, value in vars(each).items()
         ):
             return True

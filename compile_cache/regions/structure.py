@@ -15,6 +15,7 @@ import torch
 
 from ..attribute_policy import PLAIN, ModuleAttributePolicy
 from ..foreign.attributes import HOOKED
+from ..foreign.names import full_name, module_of
 from ..keys import Literal
 from .slots import tensor_slots
 
@@ -76,7 +77,7 @@ def _digest(
     own = sorted(
         (each for each in settings(module, is_root, policy) if each[0] not in ignored), key=lambda each: each[0]
     )
-    name = (kind.__module__, kind.__qualname__, *policy.sources(kind))
+    name = (module_of(kind), kind.__qualname__, *policy.sources(kind))
     result = _hash((*name, weights, tuple(own), hooks, children))
     if not is_root:
         memo[id(module)] = result
@@ -130,5 +131,5 @@ def _literal(value: object) -> list[Literal]:
     if isinstance(value, functools.partial):
         return _literal((value.func, value.args, tuple(value.keywords.items())))
     if callable(value) and hasattr(value, "__qualname__"):
-        return [f"{getattr(value, '__module__', '')}.{value.__qualname__}"]
+        return [full_name(value)]
     return []

@@ -25,6 +25,7 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
+from ...foreign.names import modules_of
 from ...torch_facts.private_names import TorchDispatchMode, pytree
 
 # A host tensor of no dimensions is a scalar argument for most operators. These copy it.
@@ -54,7 +55,7 @@ class HostConstants:
 
     def __init__(self, module: torch.nn.Module | None) -> None:
         """module: functions of its code that keep results (`functools.cache`) make them anew in each run."""
-        self._code = sorted({type(part).__module__ for part in module.modules()}) if module is not None else []
+        self._code = sorted(modules_of(module)) if module is not None else []
         self._copies: weakref.WeakValueDictionary[Key, torch.Tensor] = weakref.WeakValueDictionary()
 
     @contextlib.contextmanager

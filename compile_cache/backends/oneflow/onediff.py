@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from ...errors import CaptureError, first_line
+from ...foreign.names import modules_of
 from ...regions.slots import swapped
 from ...torch_facts.private_names import pytree
 from ..base import Call, Method
@@ -122,7 +123,7 @@ def _conversion_environment(module: torch.nn.Module) -> Iterator[None]:
         yield
         return
     with compatibility.onediff_supported():
-        compatibility.preload({type(part).__module__ for part in module.modules()})
+        compatibility.preload(modules_of(module))
         yield
 
 

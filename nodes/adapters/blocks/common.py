@@ -1,4 +1,4 @@
-"""What the families share: recognising ComfyUI's own blocks, and attention in a form that tracing can follow."""
+"""The families share this: names of dimensions, and attention in a form that tracing can follow."""
 
 from __future__ import annotations
 
@@ -20,20 +20,6 @@ TOKENS = ("b", "n", None)
 
 class UnusableArgumentError(Exception):
     """An argument that is no input of a region; the text names it."""
-
-
-def is_core(module: torch.nn.Module, where: str, name: str) -> bool:
-    """Whether a module is exactly the class `name` of ComfyUI's module `where`, with the forward of that class.
-
-    A subclass, or a forward that another pack put there, may compute anything.
-    """
-    kind = type(module)
-    return (
-        kind.__module__ == where
-        and kind.__name__ == name
-        and getattr(kind.forward, "__module__", None) == where
-        and "forward" not in module.__dict__
-    )
 
 
 def original(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:

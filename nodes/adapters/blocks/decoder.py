@@ -9,7 +9,8 @@ import torch
 
 from ....compile_cache.regions.site import Bypass, Hook, RegionRunner, RegionSite
 from ..comfyui import version
-from .common import FEATURES, is_core, original
+from ..foreign.core_code import is_core, is_core_class
+from .common import FEATURES, original
 
 _MODEL = "comfy.ldm.modules.diffusionmodules.model"
 
@@ -36,8 +37,8 @@ def attention_without_contents(module: torch.nn.Module, hooks: Sequence[Hook]) -
 
 
 def is_decoder(module: Any) -> bool:
-    """Whether a module is core's image decoder, and not a subclass."""
-    return type(module).__module__ == _MODEL and type(module).__name__ == "Decoder"
+    """A module is core's image decoder, and not a subclass."""
+    return is_core_class(type(module), _MODEL, "Decoder")
 
 
 def _feature_block(name: str, kind: str, block: Any, run: RegionRunner) -> Hook:

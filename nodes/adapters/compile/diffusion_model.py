@@ -7,8 +7,9 @@ from typing import Any
 
 from ....compile_cache.keys import Role
 from ..blocks.left_out import names_in
+from ..foreign.describe import describe_code
 from ..forward.patch_install import install_compiled_forward
-from ..forward.replaced_forward import count_bypass, describe_code, watched
+from ..forward.replaced_forward import count_bypass, watched
 from ..sampling.cond_batching import AUTO
 from ..sampling.wrappers import wrap_sampling
 from ..weights.static_clone import static_clone

@@ -9,8 +9,9 @@ import torch
 
 from ....compile_cache.keys import Role
 from ..blocks import decoder
+from ..foreign.describe import describe_code
 from ..forward.patch_install import install_compiled_forward
-from ..forward.replaced_forward import count_bypass, describe_code
+from ..forward.replaced_forward import count_bypass
 from ..weights.static_clone import static_clone
 from .backend_choice import explain_passthrough, request_for
 from .upcoming_decode import announce_decode

@@ -12,6 +12,7 @@ from comfy.patcher_extension import WrappersMP, get_all_wrappers
 from ....compile_cache.errors import UserError
 from ..comfyui.progress import NodeProgress
 from ..comfyui.transformer_options import STEP_CACHE_RUN, STEP_PASS
+from ..foreign.core_code import is_core_function
 from ..forward.forward_patch import ForwardPatch
 from ..forward.patch_install import install_patch
 from ..forward.uncompiled_forward import UncompiledForward
@@ -139,7 +140,7 @@ _ONE_PREDICTION = frozenset(
 def _predicts_once_a_step(sampler: Any, model_options: dict[str, Any]) -> bool:
     """Whether each prediction is the next step's. The wrapper of another pack may make a prediction twice."""
     function = getattr(sampler, "sampler_function", None)
-    known = getattr(function, "__module__", "") == "comfy.k_diffusion.sampling"
+    known = is_core_function(function, "comfy.k_diffusion.sampling")
     wrappers = get_all_wrappers(WrappersMP.PREDICT_NOISE, model_options, is_model_options=True)
     return known and getattr(function, "__name__", "") in _ONE_PREDICTION and len(wrappers) == 1
 

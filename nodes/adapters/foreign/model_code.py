@@ -1,12 +1,13 @@
-"""Whose code a model runs: core's own, another pack's, or core's with a function of another pack in it."""
+"""Judge the code of a whole model: core's own, another pack's, or core's with a function of another pack in it."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 
 import torch
 
 from ....compile_cache.errors import BypassCode, BypassReason
+from ....compile_cache.foreign.attributes import ForeignCode
 from ....compile_cache.foreign.reach import CodeReach, ReachCache, string_constants
 from ..comfyui.transformer_options import Meaning, names_of
 from .trust import why_foreign
@@ -22,6 +23,11 @@ MANAGEMENT_MODULES = frozenset(
 )  # fmt: skip
 _NOISE_LEVELS = names_of(Meaning.NOISE_LEVEL)  # core's HunyuanVideo with mean flow reads one
 
+EXCHANGED = BypassReason(
+    BypassCode.REPLACED_FORWARD,
+    "another pack put code of its own into the model, and a capture would repeat what that code did once",
+)
+
 
 class ModelCode:
     """Looks at the classes of one model. `read` takes a tenth of a millisecond while nothing was exchanged."""
@@ -33,6 +39,15 @@ class ModelCode:
         """The classes of the modules, and what their code can reach: equal to an earlier one if nothing changed."""
         kinds = frozenset(map(type, modules))
         return kinds, self._reaches.of(kinds)
+
+    def why_foreign(
+        self, modules: Sequence[torch.nn.Module], root: torch.nn.Module, trusted: Collection[str]
+    ) -> BypassReason | None:
+        """Why code of other packs in a model forbids to run it more often than asked for. root: the whole model."""
+        code = ForeignCode()
+        if any(code.inside(module, module is root) for module in modules):
+            return EXCHANGED
+        return self.blocker(*self.read(modules), trusted)
 
     def blocker(self, kinds: frozenset[type], reach: CodeReach, trusted: Collection[str]) -> BypassReason | None:
         """Why a forward of such modules must not be captured, or None.

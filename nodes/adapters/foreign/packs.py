@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ....compile_cache.foreign.names import module_of
+
 logger = logging.getLogger(__name__)
 
 # Packages whose model classes compute the same from the same inputs: core, and what core itself requires.
@@ -35,7 +37,7 @@ class Pack:
 
 def foreign_packages(kind: type) -> list[str]:
     """The top-level packages, of neither core nor Python, that wrote a class or one that it derives from."""
-    packages = {_top(base.__module__) for base in kind.__mro__}
+    packages = {_top(module_of(base)) for base in kind.__mro__}
     return sorted(packages - KNOWN_PACKAGES - sys.stdlib_module_names)
 
 

@@ -1,4 +1,4 @@
-"""Whose blocks may become regions: ComfyUI's own, those of a declared pack, and classes that a person named."""
+"""Trust blocks as regions: ComfyUI's own, those of a declared pack, and classes that a person named."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 from ....compile_cache.config import CacheConfig
 from ....compile_cache.errors import BypassCode, BypassReason
-from ....compile_cache.foreign.attributes import origin
+from ....compile_cache.foreign.names import full_name, is_written_for
 from ....compile_cache.regions.site import Bypass, Hook
 from ....compile_cache.regions.structure import parts
 from .packs import KNOWN_PACKAGES, foreign_packages, pack_of
@@ -17,7 +17,7 @@ from .packs import KNOWN_PACKAGES, foreign_packages, pack_of
 
 def why_untrusted(block: torch.nn.Module) -> BypassReason | None:
     """Why a block must run as it is: other code than core's may compute anything. None if it may be a region."""
-    if "forward" in vars(block) or origin(type(block).forward) not in {*KNOWN_PACKAGES, origin(type(block))}:
+    if "forward" in vars(block) or not is_written_for(type(block).forward, type(block), KNOWN_PACKAGES):
         text = f"another pack replaced the forward of {type(block).__name__}; such blocks run as they are"
         return BypassReason(BypassCode.REPLACED_FORWARD, text)
     why = why_foreign(map(type, block.modules()), _trusted())
@@ -47,7 +47,7 @@ def why_foreign(kinds: Iterable[type], trusted: Collection[str]) -> str | None:
     (RESOLUTE_TRUSTED_CLASSES, RESOLUTE_TRUSTED_PACKS). The classes that a class derives from must be trusted too,
     unless a person named it.
     """
-    for name, kind in sorted({class_name(kind): kind for kind in kinds}.items()):
+    for name, kind in sorted({full_name(kind): kind for kind in kinds}.items()):
         if name in trusted:
             continue
         for package in foreign_packages(kind):
@@ -61,11 +61,6 @@ def why_foreign(kinds: Iterable[type], trusted: Collection[str]) -> str | None:
             text = f"another pack wrote {name}; you can name that class in RESOLUTE_TRUSTED_CLASSES, or its pack in"
             return f"{text} RESOLUTE_TRUSTED_PACKS={pack}"
     return None
-
-
-def class_name(kind: type) -> str:
-    """The full name of a class, as people give it in RESOLUTE_TRUSTED_CLASSES."""
-    return f"{kind.__module__}.{kind.__qualname__}"
 
 
 @functools.cache

@@ -10,12 +10,9 @@ import torch
 
 from ....compile_cache.backends.base import Method
 from ....compile_cache.errors import BypassCode, BypassReason
-from ....compile_cache.foreign.attributes import origin
 from ....compile_cache.keys import Component, Signature, TensorSpec
 from ..comfyui.transformer_options import COND_ORDER, patches_in, unknown_in
-
-# Of core's models only this one reads the order of conds.
-_READS_COND_ORDER = "comfy.ldm.seedvr.model"
+from ..foreign.core_code import may_read_cond_order
 
 
 @dataclass
@@ -71,9 +68,8 @@ class CallDescription:
 
     def add_options(self, options: Mapping[str, Any], module: torch.nn.Module) -> None:
         """Refuse a capture for anything in transformer_options that could change what `module` computes."""
-        kind = type(module)
         self.conds = len(options.get(COND_ORDER) or ())
-        if COND_ORDER in options and (kind.__module__ == _READS_COND_ORDER or origin(kind) != "comfy"):
+        if COND_ORDER in options and may_read_cond_order(type(module)):
             self.values.append((COND_ORDER, tuple(options[COND_ORDER])))
         if kinds := patches_in(options):
             self.block(f"another node patches the model ({', '.join(kinds)})")

@@ -11,7 +11,8 @@ from typing import Any
 
 import torch
 
-from ....compile_cache.foreign.attributes import HOOKED, is_own, origin
+from ....compile_cache.foreign.attributes import HOOKED, is_own
+from ..foreign.core_code import is_known_forward
 
 
 class ForwardPatch(ABC):
@@ -31,8 +32,7 @@ class ForwardPatch(ABC):
         own = inspect.ismethod(inner) and inner.__self__ is module
         self._own_method = inner.__func__ if own else None
         self._foreign = None if own else inner
-        # torch's own: TAESD's decoder is a Sequential.
-        self.is_known_code = own and origin(inner.__func__) in (origin(type(module)), "torch")
+        self.is_known_code = is_known_forward(module, inner)
 
     @property
     def module(self) -> torch.nn.Module:

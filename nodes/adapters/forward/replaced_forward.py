@@ -6,12 +6,8 @@ Another pack may exchange the forward for the length of one call (WaveSpeed's fi
 
 from __future__ import annotations
 
-import functools
-import inspect
 import logging
-import sys
 from collections.abc import Callable
-from pathlib import PurePath
 from typing import Any
 
 import comfy.utils
@@ -20,13 +16,11 @@ from comfy.patcher_extension import WrappersMP
 
 from ....compile_cache.errors import BypassCode, BypassReason
 from ....compile_cache.foreign.attributes import is_own
-from ....compile_cache.torch_facts.private_names import COMPILER_MODULES
+from ..foreign.describe import describe_code, is_ours
 from ..process import runtime
 from .forward_patch import ForwardPatch
 
 logger = logging.getLogger(__name__)
-
-_OURS = __name__.partition(".nodes.")[0]
 
 
 class CallWatch:
@@ -100,40 +94,5 @@ def _replacement(patch: ForwardPatch, name: str, model: torch.nn.Module) -> str 
 def _may_have_skipped(patcher: Any) -> str:
     kinds = (WrappersMP.APPLY_MODEL, WrappersMP.DIFFUSION_MODEL)
     wrappers = [each for kind in kinds for given in patcher.wrappers.get(kind, {}).values() for each in given]
-    names = [describe_code(each) for each in wrappers if not _is_ours(each)]
+    names = [describe_code(each) for each in wrappers if not is_ours(each)]
     return f"{' or '.join(names) or 'another node'} answered in place of the model in every step"
-
-
-def describe_code(code: Any) -> str:
-    """A function or an object by its name and its pack: "cached_forward (Comfy-WaveSpeed)"."""
-    code = _unwrapped(code)
-    name = getattr(code, "__qualname__", type(code).__qualname__).rpartition("<locals>.")[2]
-    return f"{name} ({_pack_of(code)})"
-
-
-def _unwrapped(code: Any) -> Any:
-    """The function that was written, or the class of an object."""
-    while isinstance(code, functools.partial):
-        code = code.func
-    if not inspect.isroutine(code):
-        return code if isinstance(code, type) else type(code)
-    return inspect.unwrap(getattr(code, "__func__", code))
-
-
-def _module_of(code: Any) -> str:
-    return str(getattr(code, "__globals__", {}).get("__name__") or getattr(code, "__module__", ""))
-
-
-def _is_ours(code: Any) -> bool:
-    return _module_of(_unwrapped(code)).startswith(_OURS)
-
-
-def _pack_of(code: Any) -> str:
-    """The folder in custom_nodes that a function or class was written in, else "torch.compile" or its top package."""
-    module = _module_of(code)
-    if module.startswith(COMPILER_MODULES):
-        return "torch.compile"
-    parts = PurePath(getattr(sys.modules.get(module), "__file__", None) or "").parts
-    if "custom_nodes" in parts[:-1]:
-        return parts[parts.index("custom_nodes") + 1]
-    return module.partition(".")[0]

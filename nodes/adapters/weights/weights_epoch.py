@@ -14,23 +14,19 @@ from typing import Any
 import torch
 
 from ....compile_cache.errors import BypassCode, BypassReason
-from ....compile_cache.foreign.attributes import ForeignCode, is_own
+from ....compile_cache.foreign.attributes import is_own
 from ....compile_cache.foreign.reach import CodeReach
 from ....compile_cache.regions.region_weights import is_plain
 from ....compile_cache.regions.slots import Slot, tensor_slots
 from ..comfyui import dynamic_vram
 from ..comfyui.module_attributes import ATTRIBUTES
-from ..foreign.model_code import ModelCode
+from ..foreign.model_code import EXCHANGED, ModelCode
 from .loaded_anew import LoadedAnew
 from .module_state import ModuleState, ModuleStateReader
 from .paged_weights import Fill, PagedWeights
 from .tensor_parts import addresses, is_readable
 
 _epochs = itertools.count(1)
-_FOREIGN = BypassReason(
-    BypassCode.REPLACED_FORWARD,
-    "another pack put code of its own into the model, and a capture would repeat what that code did once",
-)
 
 
 class WeightsEpoch:
@@ -130,11 +126,7 @@ class WeightsEpoch:
     def why_foreign(self) -> BypassReason | None:
         """Why another pack's code in the model forbids to run it more often than asked for. Reads no weight."""
         root = self._module()
-        modules = [] if root is None else list(root.modules())
-        code = ForeignCode()
-        if any(code.inside(module, module is root) for module in modules):
-            return _FOREIGN
-        return self._code.blocker(*self._code.read(modules), self._trusted)
+        return None if root is None else self._code.why_foreign(list(root.modules()), root, self._trusted)
 
     def _moved(self) -> bool:
         return self.paged.moved() or self._addresses != self._read_addresses()
@@ -178,7 +170,7 @@ def _blocker(
             f"a weight is a {type(unreadable).__name__}, and its address does not show every change of it",
         )
     if foreign:
-        return _FOREIGN
+        return EXCHANGED
     for module in modules:
         if ATTRIBUTES.patches_weights(module):
             return BypassReason(BypassCode.STREAMED_WEIGHTS, "weights are patched on their way in (low VRAM)")

@@ -131,7 +131,7 @@ def test_the_pack_of_a_function_is_its_folder_in_custom_nodes(
     module = importlib.util.module_from_spec(spec)
     monkeypatch.setitem(__import__("sys").modules, spec.name, module)
     spec.loader.exec_module(module)
-    describe = bench.core.ours("forward.replaced_forward").describe_code
+    describe = bench.core.ours("foreign.describe").describe_code
     assert describe(module.outer()) == "cached (Some-Pack)"
     optimized = torch.compile(torch.nn.Linear(2, 2), backend="eager")
     assert describe(optimized) == "OptimizedModule (torch.compile)"

@@ -11,7 +11,8 @@ import pytest
 import torch
 from torch import nn
 
-from compile_cache.foreign.attributes import ForeignCode, is_own, origin
+from compile_cache.foreign.attributes import ForeignCode, is_own
+from compile_cache.foreign.names import origin
 
 
 class Module(nn.Module):

@@ -19,6 +19,7 @@ from .....compile_cache.regions.site import Bypass, Hook, RegionFunction, Region
 from .....compile_cache.regions.structure import TORCH_OWN, Memo, structure_digest
 from ...comfyui import version
 from ...comfyui.module_attributes import ATTRIBUTES
+from ...foreign.core_code import is_plain_layer
 from ...foreign.trust import why_untrusted
 from ..common import UnusableArgumentError, original
 from ..unets.unet import is_unet
@@ -106,8 +107,7 @@ def _are_blocks(container: torch.nn.Module) -> bool:
     if len(kinds) != 1 or not any(True for _ in blocks[0].children()):
         return False
     (kind,) = kinds
-    is_plain = kind.__module__.startswith(("torch.", "comfy.ops"))
-    return not is_plain and (len(blocks) > 1 or is_catalogued(kind))
+    return not is_plain_layer(kind) and (len(blocks) > 1 or is_catalogued(kind))
 
 
 @dataclass(eq=False)

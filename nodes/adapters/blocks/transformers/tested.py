@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ...foreign.trust import class_name
+from ...foreign.core_code import core_name, is_of_core
 
 
 class Family(NamedTuple):
@@ -74,28 +74,28 @@ _MADE_FROM: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
 
 def made_from(kind: type) -> tuple[tuple[str, ...], dict[str, Any]] | None:
     """The names of the attributes from which an object of core's can be made again, and further arguments."""
-    if dataclasses.is_dataclass(kind) and kind.__module__.partition(".")[0] == "comfy":
+    if dataclasses.is_dataclass(kind) and is_of_core(kind):
         return tuple(each.name for each in dataclasses.fields(kind)), {}
-    return _MADE_FROM.get(class_name(kind))
+    return _MADE_FROM.get(core_name(kind))
 
 
 def is_catalogued(kind: type) -> bool:
     """Whether the tests cover blocks of this class."""
-    return class_name(kind) in _SHARED
+    return core_name(kind) in _SHARED
 
 
 def is_routed(kind: type) -> bool:
     """Whether modules of this class compute each token by a part that they choose by its values."""
-    return class_name(kind) in _ROUTED
+    return core_name(kind) in _ROUTED
 
 
 def shared_arguments(block: torch.nn.Module) -> tuple[str, ...]:
     """See `Family.shared`."""
-    return _SHARED.get(class_name(type(block)), ())
+    return _SHARED.get(core_name(type(block)), ())
 
 
 def variant_of(block: Any) -> tuple[str, frozenset[str]]:
     """What settings of a block mean, where many values of them mean the same, and the names of these settings."""
-    if class_name(type(block)) == "comfy.ldm.wan.model.VaceWanAttentionBlock":
+    if core_name(type(block)) == "comfy.ldm.wan.model.VaceWanAttentionBlock":
         return ("first" if block.block_id == 0 else "later"), frozenset({"block_id"})
     return "", frozenset()

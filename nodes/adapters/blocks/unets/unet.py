@@ -13,7 +13,8 @@ from .....compile_cache.errors import BypassCode, BypassReason
 from .....compile_cache.regions.site import Bypass, Hook, RegionRunner, RegionSite
 from ...comfyui import version
 from ...comfyui.transformer_options import ACTIVATIONS_SHAPE, BLOCK_INDEX
-from ..common import FEATURES, TOKENS, TRACED_OPTIONS, attention_patch, is_core, original
+from ...foreign.core_code import derives_from, is_core
+from ..common import FEATURES, TOKENS, TRACED_OPTIONS, attention_patch, original
 from ..splice import FixedResult, StopHere, StoppedAt, in_place
 from . import video_unet
 
@@ -57,8 +58,8 @@ def hooks(module: torch.nn.Module, run: RegionRunner, bypass: Bypass) -> list[Ho
 
 
 def is_unet(module: torch.nn.Module) -> bool:
-    """Whether the module is core's UNetModel or ControlNet, or of a class that inherits from one."""
-    return any(kind.__module__ in (_UNET, _CONTROLNET) for kind in type(module).__mro__)
+    """The module is core's UNetModel or ControlNet, or of a class that inherits from one."""
+    return derives_from(module, _UNET, _CONTROLNET)
 
 
 def _residual(name: str, block: torch.nn.Module, run: RegionRunner) -> Hook:

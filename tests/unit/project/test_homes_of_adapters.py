@@ -11,7 +11,7 @@ from types import ModuleType
 
 import pytest
 
-from .test_architecture import ADAPTERS, FILES, name_of, tree_of
+from .test_architecture import ADAPTERS, FILES, ROOT, name_of, tree_of
 
 
 def load(name: str) -> ModuleType:
@@ -68,3 +68,48 @@ class TestTransformerOptions:
         assert table.patches_of_attention({table.PATCHES: {"attn1_patch": [print], "emb_patch": [print]}}) == [
             "attn1_patch"
         ]
+
+
+class TestWhoseCodeRuns:
+    """Only these rooms read who wrote a class or a function. Others ask them one question, such as `is_core`."""
+
+    FACTS, JUDGEMENT = "compile_cache/foreign/", "nodes/adapters/foreign/"
+    EXCEPTIONS = (
+        ("compile_cache/backends/oneflow/compatibility.py", "__module__"),  # finds modules to import with OneFlow
+        ("compile_cache/errors.py", "__module__"),  # the names of our own errors
+    )
+    # Facts that may be read elsewhere, since nothing is decided by them: parts of a key, and names for tables.
+    NOTHING_IS_DECIDED_BY = (
+        ("compile_cache/backends/cuda_graphs/host_constants.py", "modules_of"),
+        ("compile_cache/backends/oneflow/onediff.py", "modules_of"),
+        ("compile_cache/regions/structure.py", "full_name"),
+        ("compile_cache/regions/structure.py", "module_of"),
+    )
+
+    def others(self) -> list[Path]:
+        return [file for file in FILES if not name_of(file).startswith((self.FACTS, self.JUDGEMENT))]
+
+    def test_no_other_file_reads_where_code_was_written(self) -> None:
+        asked = {"__module__", "__globals__"}
+        reads = {
+            (name_of(file), word)
+            for file in self.others()
+            for node in ast.walk(tree_of(file))
+            for word in asked & {getattr(node, "attr", None), getattr(node, "value", None)}
+        }
+        assert reads == set(self.EXCEPTIONS)
+
+    def test_no_other_file_compares_authors(self) -> None:
+        names = {
+            node.name for node in tree_of(ROOT / self.FACTS / "names.py").body if isinstance(node, ast.FunctionDef)
+        }
+        assert "origin" in names
+        imported = {
+            (name_of(file), alias.name)
+            for file in self.others()
+            for node in ast.walk(tree_of(file))
+            if isinstance(node, ast.ImportFrom)
+            for alias in node.names
+            if alias.name in names
+        }
+        assert imported == set(self.NOTHING_IS_DECIDED_BY)

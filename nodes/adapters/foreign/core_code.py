@@ -1,0 +1,62 @@
+"""ComfyUI's own classes and functions: the questions by which blocks, forwards and samplers of core are recognised."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import torch
+
+from ....compile_cache.foreign.names import full_name, is_written_for, module_of, origin
+
+_COMFYUI = "comfy"
+# The only one of core's models that reads which parts of the batch are positive and which negative.
+_READS_COND_ORDER = "comfy.ldm.seedvr.model"
+
+
+def is_core(module: torch.nn.Module, where: str, name: str) -> bool:
+    """A module is exactly the class `name` of ComfyUI's module `where`, with the forward of that class.
+
+    A subclass, or a forward that another pack put there, may compute anything.
+    """
+    kind = type(module)
+    has_own_forward = getattr(kind.forward, "__module__", None) == where and "forward" not in vars(module)
+    return is_core_class(kind, where, name) and has_own_forward
+
+
+def is_core_class(kind: type, where: str, name: str) -> bool:
+    return module_of(kind) == where and kind.__name__ == name
+
+
+def derives_from(module: torch.nn.Module, *where: str) -> bool:
+    """The class of a module, or one that it inherits from, was written in one of these modules of ComfyUI's."""
+    return any(module_of(kind) in where for kind in type(module).__mro__)
+
+
+def is_of_core(code: Any) -> bool:
+    return origin(code) == _COMFYUI
+
+
+def core_name(kind: type) -> str:
+    """The full name of one of ComfyUI's classes, for tables; empty for other classes."""
+    return full_name(kind) if is_of_core(kind) else ""
+
+
+def is_plain_layer(kind: type) -> bool:
+    """A class of torch's layers, or of core's that cast their weights: no block of a model."""
+    return module_of(kind).startswith(("torch.", "comfy.ops"))
+
+
+def is_core_function(function: Any, where: str) -> bool:
+    return getattr(function, "__module__", "") == where
+
+
+def is_known_forward(module: torch.nn.Module, forward: Any) -> bool:
+    """A forward is the module's own method, by the author of its class. TAESD's decoder is a Sequential of torch's."""
+    own = inspect.ismethod(forward) and forward.__self__ is module
+    return own and is_written_for(forward.__func__, type(module), ("torch",))
+
+
+def may_read_cond_order(kind: type) -> bool:
+    """A model of this class may look at which parts of the batch are positive, as any model of a pack may."""
+    return module_of(kind) == _READS_COND_ORDER or not is_of_core(kind)
