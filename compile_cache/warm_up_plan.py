@@ -8,9 +8,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from .errors import UserError, excerpt
-from .sizes import CUSTOM, PRESETS, Size, parse_size, preset_size, resolve_size
+from .sizes import CUSTOM, MULTIPLES, PRESETS, Size, parse_size, preset_size, resolve_size
 
-_MULTIPLE = 8
 _MAX_ITEMS = 256  # more is almost always a mistake: the lists multiply
 _SEPARATORS = re.compile(r"[,;\n]+")
 
@@ -73,7 +72,7 @@ def plan(sizes: str, batch_sizes: str, prompt_chunks: str | None) -> list[Item]:
 def _sizes(text: str) -> list[Size]:
     found = [size for entry in _entries("sizes", text, "1024x1024") for size in _parse_entry(entry)]
     try:
-        return [resolve_size(CUSTOM, size.width, size.height, _MULTIPLE) for size in found]
+        return [resolve_size(CUSTOM, size.width, size.height, MULTIPLES[0]) for size in found]
     except ValueError as error:
         raise UserError(f"sizes: {error}") from None
 

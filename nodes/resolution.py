@@ -71,8 +71,7 @@ class ResoluteResolution(io.ComfyNode):
         size = sizes.resolve_size(preset, width, height, multiple)
         text = str(size)
         if use == NEAREST_READY:
-            # 8 image pixels to a latent pixel, for every model that Resolute compiles.
-            ready = [sizes.Size(8 * w, 8 * h) for w, h in cache_report.ready_sizes()]
+            ready = [sizes.Size(*size) for size in cache_report.ready_sizes()]
             found = sizes.nearest_ready(size, ready, multiple)
             text = sizes.explain_choice(size, found)
             size = found or size

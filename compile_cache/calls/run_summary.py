@@ -61,10 +61,10 @@ class Run:
     seconds: float
     waited: float
     counts: Mapping[str, int]
+    cell: int
     bypasses: Mapping[str, int] = field(default_factory=dict)
     events: tuple[Event, ...] = ()
     why_no_calls: str = ""
-    cell: int = 8
     structure: str = ""
 
     @property
@@ -195,7 +195,7 @@ def size_text(width: int, height: int, batch: int) -> str:
     return f"{width}x{height}{f', batch {batch}' if batch > 1 else ''}"
 
 
-def because(difference: str, cell: int = 8) -> str:
+def because(difference: str, cell: int) -> str:
     """The reason why a call was new, in a user's words. difference: from `misses`, as "latent height 15 -> 16".
 
     cell: pixels to a side of one latent cell.

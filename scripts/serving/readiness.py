@@ -8,7 +8,6 @@ from typing import Any
 Plain = Mapping[str, Any]
 Row = tuple[str, tuple[int, ...]]  # a model's structure and its latent's shape
 
-_PIXELS = 8  # of a side of a latent cell; the scanner's sizes assume the same
 _COUNTED = ("region_compiles", "region_loads", "captures")  # work that a warm prompt does not cause
 
 
@@ -42,9 +41,9 @@ class Readiness:
         """Learn from a prompt that ended. Returns `structures` of its models, and whether it was `cold` and waited."""
         mine = [run for run in runs if run.get("prompt_id") == prompt_id]
         structures = {run["structure"] for run in mine if run.get("structure")} or set(need.get("structures") or ())
-        latents = {(height // _PIXELS, width // _PIXELS) for width, height in need.get("sizes") or ()}
+        sizes = {f"{width}x{height}" for width, height in need.get("sizes") or ()}
         rows = frozenset(
-            row for row in _in_memory(cache) if row[1][-2:] in latents and (not structures or row[0] in structures)
+            row for row, size in _in_memory(cache) if size in sizes and (not structures or row[0] in structures)
         )
         if rows:
             self._shapes |= dict.fromkeys(need.get("shapes") or (), rows)
@@ -57,7 +56,7 @@ class Readiness:
 
     def check(self, cache: Plain) -> None:
         """Forget shapes of which the cache dropped something: evicted, freed, or the weights moved."""
-        left = set(_in_memory(cache))
+        left = {row for row, _ in _in_memory(cache)}
         self._shapes = {shape: rows for shape, rows in self._shapes.items() if rows <= left}
         self._counters = dict(cache.get("counters", {}))
 
@@ -74,11 +73,12 @@ class Readiness:
         }
 
 
-def _in_memory(cache: Plain) -> Iterable[Row]:
+def _in_memory(cache: Plain) -> Iterable[tuple[Row, str]]:
+    """The rows of the cache, with their sizes in pixels ("512x384"); a batch follows a comma."""
     for model in cache.get("models", ()):
         for shape in model["shapes"]:
             if shape["state"] == "memory":
-                yield shape["model"], tuple(shape["latent_shape"])
+                yield (shape["model"], tuple(shape["latent_shape"])), shape["size"].partition(",")[0]
 
 
 def _each(needs: Sequence[Plain], name: str) -> set[str]:

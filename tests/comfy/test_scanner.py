@@ -62,6 +62,11 @@ def latent_nodes(draw: random.Random) -> PromptDict:
         "two": node("EmptyLatentImage", width=side(), height=side(), batch_size=2),
         "wide": node("EmptyLatentImage", width=side(), height=height, batch_size=1),
         "sd3": node("EmptySD3LatentImage", width=side(), height=side(), batch_size=2),
+        "flux2": node("EmptyFlux2LatentImage", width=side(), height=side(), batch_size=2),
+        "ltx": node("EmptyLTXVLatentVideo", width=side(), height=side(), length=9, batch_size=2),
+        "hunyuan": node("EmptyHunyuanLatentVideo", width=side(), height=side(), length=9, batch_size=1),
+        "hunyuan15": node("EmptyHunyuanVideo15Latent", width=side(), height=side(), length=9, batch_size=2),
+        "hunyuan-image": node("EmptyHunyuanImageLatent", width=side(), height=side(), batch_size=1),
         "upscale": node("LatentUpscale", **one, upscale_method="bilinear", crop="center", width=side(), height=side()),
         "upscale-w": node("LatentUpscale", **one, upscale_method="area", crop="disabled", width=side(), height=0),
         "upscale-h": node("LatentUpscale", **one, upscale_method="area", crop="disabled", width=0, height=side(1, 90)),
@@ -198,7 +203,7 @@ def test_rules_give_the_latents_of_the_real_nodes(
     run = bench.run({**prompt, **saves})
     made = {}
     for name, latent in zip(sorted(saves, key=lambda name: (len(name), name)), run.latents, strict=True):
-        made[name.removeprefix("save ")] = (latent.shape[3], latent.shape[2], latent.shape[0])
+        made[name.removeprefix("save ")] = (latent.shape[-1], latent.shape[-2], latent.shape[0])
     _, values = pack("nodes.adapters.scan.workflow").evaluate(prompt, None)
     assert {name: size_of(values[name], output) for name, (_, output) in links.items()} == made
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from ....compile_cache.keys import Role
 from ..blocks.left_out import names_in
+from ..comfyui import latent_cells
 from ..foreign.describe import describe_code
 from ..forward.patch_install import install_compiled_forward
 from ..forward.replaced_forward import count_bypass, watched
@@ -39,7 +40,7 @@ def compile_diffusion_model(
         explain_passthrough(reason, node_id)
         count_bypass(reason, is_logged=True)
         return model
-    cell = getattr(getattr(model.model, "latent_format", None), "spacial_downscale_ratio", 8)  # absent in 0.8.0
+    cell = latent_cells.of_format(getattr(model.model, "latent_format", None))
     request = request_for(backend, model, Role.UNET, node_id, left_out=names_in(leave_out), cell=cell)
     clone = static_clone(model) if request.capabilities.needs_static_weights else model.clone()
     clone.object_patches.pop(_NETWORK, None)  # a disabled compile node patches the network by itself

@@ -9,6 +9,7 @@ import torch
 
 from ....compile_cache.keys import Role
 from ..blocks import decoder
+from ..comfyui import latent_cells
 from ..foreign.describe import describe_code
 from ..forward.patch_install import install_compiled_forward
 from ..forward.replaced_forward import count_bypass
@@ -31,7 +32,7 @@ def compile_vae_decode(vae: Any, backend: str, node_id: str | None = None) -> An
         if wrapper is not None:
             count_bypass(reason, is_logged=True)
         return vae
-    request = request_for(backend, vae.patcher, Role.VAE_DECODE, node_id, cell=_cell(vae))
+    request = request_for(backend, vae.patcher, Role.VAE_DECODE, node_id, cell=latent_cells.of_vae(vae))
     static = request.capabilities.needs_static_weights
     patcher = static_clone(vae.patcher, vae.vae_dtype) if static else vae.patcher.clone()
     forward = install_compiled_forward(patcher, f"{name}.forward", request)
@@ -49,13 +50,6 @@ def _decoder_of(model: Any) -> str | None:
     if isinstance(getattr(model, "taesd_decoder", None), torch.nn.Sequential):
         return "taesd_decoder"
     return "decoder" if decoder.is_decoder(getattr(model, "decoder", None)) else None
-
-
-def _cell(vae: Any) -> int:
-    """Pixels to a side of a latent cell. Video VAEs have a tuple, whose last entry is the width's."""
-    ratio = vae.upscale_ratio
-    ratio = ratio[-1] if isinstance(ratio, tuple) else ratio
-    return ratio if isinstance(ratio, int) else 8
 
 
 def _why_not(model: Any) -> str:

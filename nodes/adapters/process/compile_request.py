@@ -8,6 +8,7 @@ from typing import Any
 from ....compile_cache.backends import registry
 from ....compile_cache.backends.base import Backend, Capabilities
 from ....compile_cache.keys import Role
+from ..comfyui import latent_cells
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +28,7 @@ class CompileRequest:
     node_id: str | None = None
     label: str = ""
     left_out: tuple[str, ...] = ()
-    cell: int = 8
+    cell: int = latent_cells.DEFAULT
 
     @classmethod
     def resolved(cls, chosen: str, device: str, role: Role, **settings: Any) -> CompileRequest:

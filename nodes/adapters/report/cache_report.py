@@ -6,6 +6,7 @@ from typing import Any
 
 from ....compile_cache.backends import registry
 from ....compile_cache.torch_facts import attention
+from ..comfyui import latent_cells
 from ..process import runtime
 from ..restart import shape_status
 
@@ -44,5 +45,6 @@ def report() -> dict[str, Any]:
 
 
 def ready_sizes() -> list[tuple[int, int]]:
-    """(width, height) in latent pixels of the captured sizes; if there are none, of those whose regions are on disk."""
-    return shape_status.sizes(runtime.cache(), runtime.device())
+    """(width, height) in pixels of the captured sizes; if there are none, of those whose regions are on disk."""
+    found = shape_status.sizes(runtime.cache(), runtime.device())
+    return [(latent_cells.DEFAULT * width, latent_cells.DEFAULT * height) for width, height in found]

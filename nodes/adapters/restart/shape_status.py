@@ -12,10 +12,10 @@ from ....compile_cache.backends.base import Located
 from ....compile_cache.calls.cache import GraphCache
 from ....compile_cache.keys import WHOLE_DIFFUSION_MODEL
 from ....compile_cache.store.shape_history import Model, UsedShape
+from ..comfyui.latent_cells import CHANNELS_OF_DEFAULT
 
 # A shape in memory runs at once. One on disk first loads its regions and captures, which takes tenths of a second.
 MEMORY, DISK, UNKNOWN = "memory", "disk", "unknown"
-_CHANNELS = (4, 16)  # of latents with 8 pixels to a side of each cell
 
 
 def locate(graphs: Iterable[UsedShape], cache: GraphCache, device: torch.device) -> dict[str, Located]:
@@ -62,7 +62,7 @@ def sizes(cache: GraphCache, device: torch.device) -> list[tuple[int, int]]:
     captured = [{**graph.plain(), "state": MEMORY} for graph, _ in cache.captured()]
     for shape in [*captured, *(shape for model in models(cache, device) for shape in model["shapes"])]:
         latent = shape["latent_shape"]
-        if shape["role"] in WHOLE_DIFFUSION_MODEL and len(latent) == 4 and latent[1] in _CHANNELS:
+        if shape["role"] in WHOLE_DIFFUSION_MODEL and len(latent) == 4 and latent[1] in CHANNELS_OF_DEFAULT:
             ready[shape["state"]].append((latent[3], latent[2]))
     return list(dict.fromkeys(ready[MEMORY] or ready[DISK]))
 

@@ -7,12 +7,14 @@ from collections.abc import Callable, Mapping
 
 from ....compile_cache.errors import excerpt
 from .node import Image, Node, Outputs, UnsizedImage, Value
-from .numbers import SCALE_FACTOR, images_from_batch, numbered_links, rotated_sides, scaled_sides, slice_length
+from .numbers import images_from_batch, numbered_links, rotated_sides, scaled_sides, slice_length
 
 
 def decoded(node: Node) -> Value:
     latent = node.latent("samples")
-    return Image(latent.width * SCALE_FACTOR, latent.height * SCALE_FACTOR, latent.batch)
+    if latent.is_video:
+        raise node.unknown("how many frames a video has is known only when it is decoded")
+    return Image(latent.pixels.width, latent.pixels.height, latent.batch)
 
 
 def loaded(node: Node) -> Outputs:

@@ -1,16 +1,37 @@
-"""Rules for nodes that output latents. Sizes are in latent pixels here (1 latent pixel = 8 image pixels)."""
+"""Rules for nodes that output latents. Sizes are in cells here, see `latent_cells`."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from ....compile_cache.errors import excerpt
+from ..comfyui import latent_cells
 from .node import Latent, Node, Outputs, Value
-from .numbers import SCALE_FACTOR, images_from_batch, numbered_links, rotated_sides, slice_length
+from .numbers import images_from_batch, numbered_links, rotated_sides, slice_length
+
+_LEAST_CROP = 8  # cells
 
 
 def empty(node: Node) -> Value:
-    return Latent(
-        node.integer("width") // SCALE_FACTOR, node.integer("height") // SCALE_FACTOR, node.integer("batch_size", 1)
-    )
+    return _made(node, node.integer("batch_size", 1))
+
+
+def empty_video(node: Node) -> Value:
+    return replace(_made(node, node.integer("batch_size", 1)), is_video=True)
+
+
+def video_from_image(node: Node) -> Outputs:
+    return None, None, empty_video(node)
+
+
+def wan22_video(node: Node) -> Value:
+    """Without a picture to start from, core's node makes one video, whatever its batch size."""
+    return replace(_made(node, node.integer("batch_size", 1) if "start_image" in node.links() else 1), is_video=True)
+
+
+def _made(node: Node, batch: int) -> Latent:
+    cell = latent_cells.of_node(node.class_type)
+    return Latent(node.integer("width") // cell, node.integer("height") // cell, batch, cell)
 
 
 def sampled(node: Node) -> Outputs:
@@ -20,9 +41,9 @@ def sampled(node: Node) -> Outputs:
 
 
 def encoded(node: Node) -> Value:
-    """A VAE crops the image to whole latent pixels."""
-    image = node.image("pixels")
-    return Latent(image.width // SCALE_FACTOR, image.height // SCALE_FACTOR, image.batch)
+    """A VAE crops the image to whole cells."""
+    image, cell = node.image("pixels"), latent_cells.DEFAULT
+    return Latent(image.width // cell, image.height // cell, image.batch)
 
 
 def for_inpainting(node: Node) -> Outputs:
@@ -39,21 +60,22 @@ def upscaled(node: Node) -> Value:
     elif height == 0:
         width = max(64, width)
         height = round(latent.height * width / latent.width)
-    return Latent(max(64, width) // SCALE_FACTOR, max(64, height) // SCALE_FACTOR, latent.batch)
+    # Core counts with the default, whatever the model.
+    return replace(latent, width=max(64, width) // latent_cells.DEFAULT, height=max(64, height) // latent_cells.DEFAULT)
 
 
 def upscaled_by(node: Node) -> Value:
     latent, factor = node.latent("samples"), node.number("scale_by")
-    return Latent(round(latent.width * factor), round(latent.height * factor), latent.batch)
+    return replace(latent, width=round(latent.width * factor), height=round(latent.height * factor))
 
 
 def cropped(node: Node) -> Value:
-    latent = node.latent("samples")
+    latent, cell = node.latent("samples"), latent_cells.DEFAULT
     width, height = (
-        slice_length(side, min(node.integer(at) // SCALE_FACTOR, side - 8), node.integer(name) // SCALE_FACTOR)
+        slice_length(side, min(node.integer(at) // cell, side - _LEAST_CROP), node.integer(name) // cell)
         for side, at, name in ((latent.width, "x", "width"), (latent.height, "y", "height"))
     )
-    return Latent(width, height, latent.batch)
+    return replace(latent, width=width, height=height)
 
 
 def cut(node: Node) -> Value:
@@ -63,7 +85,7 @@ def cut(node: Node) -> Value:
         raise node.unknown(f"it cuts along '{excerpt(side)}', and Resolute knows only x and y")
     whole = latent.width if side == "x" else latent.height
     left = min(whole - min(index, whole - 1), amount) if index >= 0 else min(-max(index, -whole), amount)
-    return Latent(left, latent.height, latent.batch) if side == "x" else Latent(latent.width, left, latent.batch)
+    return replace(latent, width=left) if side == "x" else replace(latent, height=left)
 
 
 def joined(node: Node) -> Value:
@@ -71,34 +93,35 @@ def joined(node: Node) -> Value:
     if side not in ("x", "y"):
         raise node.unknown(f"it joins along '{excerpt(side)}', and Resolute knows only x and y")
     width = first.width + (second.width if side == "x" else 0)
-    return Latent(width, first.height + (second.height if side == "y" else 0), first.batch)
+    return replace(first, width=width, height=first.height + (second.height if side == "y" else 0))
 
 
 def rotated(node: Node) -> Value:
     latent = node.latent("samples")
-    return Latent(*rotated_sides(latent.width, latent.height, node.text("rotation")), latent.batch)
+    width, height = rotated_sides(latent.width, latent.height, node.text("rotation"))
+    return replace(latent, width=width, height=height)
 
 
 def from_batch(node: Node) -> Value:
     latent = node.latent("samples")
-    return Latent(latent.width, latent.height, images_from_batch(node, latent.batch))
+    return replace(latent, batch=images_from_batch(node, latent.batch))
 
 
 def repeated(node: Node) -> Value:
     latent = node.latent("samples")
-    return Latent(latent.width, latent.height, latent.batch * node.integer("amount"))
+    return replace(latent, batch=latent.batch * node.integer("amount"))
 
 
 def two_in_batch(node: Node) -> Value:
     first, second = node.latent("samples1"), node.latent("samples2")
-    return Latent(first.width, first.height, first.batch + second.batch)
+    return replace(first, batch=first.batch + second.batch)
 
 
 def all_in_batch(node: Node) -> Value:
     latents = [node.latent(name) for name in numbered_links(node)]
-    return Latent(latents[0].width, latents[0].height, sum(latent.batch for latent in latents))
+    return replace(latents[0], batch=sum(latent.batch for latent in latents))
 
 
 def blended(node: Node) -> Value:
     first, second = node.latent("samples1"), node.latent("samples2")
-    return Latent(first.width, first.height, max(first.batch, second.batch))
+    return replace(first, batch=max(first.batch, second.batch))

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from ....compile_cache.errors import excerpt
+from ....compile_cache.sizes import Size
+from ..comfyui import latent_cells
 
 Link = tuple[str, int]  # node id, output number
 
@@ -15,11 +17,17 @@ _MISSING = object()
 
 @dataclass(frozen=True, slots=True)
 class Latent:
-    """width, height: in latent pixels, each 8 image pixels wide and high (`numbers.SCALE_FACTOR`)."""
+    """width, height: in cells, each `cell` pixels wide and high. is_video: it has frames too, which are not counted."""
 
     width: int
     height: int
     batch: int = 1
+    cell: int = latent_cells.DEFAULT
+    is_video: bool = False
+
+    @property
+    def pixels(self) -> Size:
+        return Size(self.width * self.cell, self.height * self.cell)
 
 
 @dataclass(frozen=True, slots=True)

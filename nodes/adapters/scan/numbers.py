@@ -9,9 +9,6 @@ from ....compile_cache.errors import excerpt
 from ....compile_cache.sizes import resolve_size
 from .node import Image, Node, Outputs, Value
 
-# Image pixels per latent pixel along each side, for every model that Resolute compiles. (Flux 2 has 16.)
-SCALE_FACTOR = 8
-
 # The options of core's ResolutionSelector.
 _ASPECTS = {
     "1:1 (Square)": (1, 1),

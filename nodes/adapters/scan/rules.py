@@ -40,6 +40,11 @@ NUMBERS: Mapping[str, Rule] = {
 LATENTS: Mapping[str, Rule] = {
     "AddNoise": passes("latent_image"),
     "BatchLatentsNode": latents.all_in_batch,
+    "EmptyFlux2LatentImage": latents.empty,
+    "EmptyHunyuanImageLatent": latents.empty,
+    "EmptyHunyuanLatentVideo": latents.empty_video,
+    "EmptyHunyuanVideo15Latent": latents.empty_video,
+    "EmptyLTXVLatentVideo": latents.empty_video,
     "EmptyLatentImage": latents.empty,
     "EmptySD3LatentImage": latents.empty,
     "InpaintModelConditioning": latents.for_inpainting,
@@ -59,6 +64,7 @@ LATENTS: Mapping[str, Rule] = {
     "LatentMultiply": passes("samples"),
     "LatentRotate": latents.rotated,
     "LatentSubtract": passes("samples1"),
+    "LTXVImgToVideo": latents.video_from_image,
     "LatentUpscale": latents.upscaled,
     "LatentUpscaleBy": latents.upscaled_by,
     "RepeatLatentBatch": latents.repeated,
@@ -66,6 +72,7 @@ LATENTS: Mapping[str, Rule] = {
     "VAEEncode": latents.encoded,
     "VAEEncodeForInpaint": latents.encoded,
     "VAEEncodeTiled": latents.encoded,
+    "Wan22ImageToVideoLatent": latents.wan22_video,
 }
 
 IMAGES: Mapping[str, Rule] = {

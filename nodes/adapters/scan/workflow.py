@@ -1,8 +1,7 @@
 """`scan`: the entry point of the scanner. It runs nothing, loads nothing and does not import ComfyUI.
 
-All sizes in `Sampling` and `Decoding` are image pixels, 8 to a latent pixel. That holds for every model that Resolute
-compiles. It is wrong for Flux 2, which has 16. The workflow does not say which model a file holds, but Flux 2 has an
-empty-latent node of its own, and that node has no rule.
+All sizes in `Sampling` and `Decoding` are pixels. A workflow does not say which model a file holds, so the node that
+makes a latent tells how many pixels its cells have (`latent_cells`).
 """
 
 from __future__ import annotations
@@ -15,7 +14,6 @@ from ....compile_cache.errors import UserError, excerpt, first_line
 from ....compile_cache.sizes import Size
 from .graph import nodes_that_run, possible_model_runners, topological_order
 from .node import Image, ImageSize, Latent, Link, Node, NotKnownError, Outputs
-from .numbers import SCALE_FACTOR
 from .rules import DECODERS, RULES, SAMPLERS
 
 _HOW_TO_EXPORT = "In ComfyUI choose File, Export (API), and use that file."
@@ -28,7 +26,7 @@ Values = dict[str, "Outputs | NotKnownError"]
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """One sampler of the workflow. size: in image pixels. batch: images, not multiplied by positive and negative.
+    """One sampler of the workflow. size: in pixels. batch: images, not multiplied by positive and negative.
 
     negative: None if the sampler has none. cfg: None if it is known only when the prompt runs.
     """
@@ -41,6 +39,7 @@ class Sampling:
     cfg: float | None
     size: Size
     batch: int
+    is_video: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +53,7 @@ class Decoding:
     batch: int
     tile_size: int | None = None
     overlap: int | None = None
+    is_video: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,8 +165,9 @@ def _sampling(node: Node) -> tuple[Sampling, str]:
         positive=guidance.positive,
         negative=guidance.negative,
         cfg=guidance.cfg,
-        size=Size(latent.width * SCALE_FACTOR, latent.height * SCALE_FACTOR),
+        size=latent.pixels,
         batch=latent.batch,
+        is_video=latent.is_video,
     )
     return sampling, guidance.warning
 
@@ -178,8 +179,9 @@ def _decoding(node: Node) -> Decoding:
         node=node.id,
         label=node.label,
         vae=node.link("vae"),
-        size=Size(latent.width * SCALE_FACTOR, latent.height * SCALE_FACTOR),
+        size=latent.pixels,
         batch=latent.batch,
+        is_video=latent.is_video,
         tile_size=node.integer("tile_size") if tiled else None,
         overlap=node.integer("overlap", 64) if tiled else None,
     )

@@ -16,6 +16,7 @@ import torch
 
 from ....compile_cache.errors import UserError
 from ....compile_cache.warm_up_plan import Item
+from ..comfyui import latent_cells
 from ..comfyui.transformer_options import STEP_CACHE_RUN
 from .dummy_conditioning import dummy_conditioning
 
@@ -38,7 +39,7 @@ def predict(
         hint = image.movedim(-1, 1)  # a view of a channels-last image, the memory layout that core's nodes give
         positive, negative = _with_control((positive, negative), control_net, hint, vae)
     latent_format = model.get_model_object("latent_format")
-    latent = torch.zeros(_latent_shape(item, latent_format.latent_channels, _scale_factor(latent_format)))
+    latent = torch.zeros(_latent_shape(item, latent_format.latent_channels, latent_cells.of_format(latent_format)))
     latent = comfy.sample.fix_empty_latent_channels(model, latent)  # adds a frame dimension for video models
     sigmas = comfy.samplers.calculate_sigmas(model.get_model_object("model_sampling"), "simple", _STEPS)
     comfy.sample.sample_custom(
@@ -137,8 +138,3 @@ def _with_control(conditionings: Sequence[Any], control_net: Any, hint: torch.Te
 
 def _latent_shape(item: Item, channels: int, scale_factor: int) -> tuple[int, int, int, int]:
     return (item.batch, channels, item.size.height // scale_factor, item.size.width // scale_factor)
-
-
-def _scale_factor(latent_format: Any) -> int:
-    """Image pixels per latent pixel. ComfyUI 0.8 lacks the attribute; 8 is right for every model that we compile."""
-    return int(getattr(latent_format, "spacial_downscale_ratio", 8))

@@ -8,11 +8,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ....compile_cache.errors import UserError
-from ....compile_cache.sizes import MAXIMUM, MINIMUM, Size, is_valid
+from ....compile_cache.sizes import MAXIMUM, MINIMUM, MULTIPLES, Size, is_valid
 from ..scan.compile_nodes import LOADERS, MODEL_COMPILERS, VAE_COMPILERS
 from ..scan.graph import downstream, model_runners, upstream
 from ..scan.node import Link, Node
-from ..scan.numbers import SCALE_FACTOR
 from ..scan.workflow import Decoding, Sampling, Scan, parse_workflow
 
 WARM_UP = "ResoluteWarmUp"
@@ -151,8 +150,10 @@ class _Builder:
         return _NodeInputs(sampling.batch, sampling.model, control_net=control_net, cfg=cfg)
 
     def _is_accepted(self, item: Sampling | Decoding) -> bool:
-        """Whether Warm Up accepts this size and batch."""
-        if not is_valid(item.size, SCALE_FACTOR):
+        """Warm Up accepts this size and batch."""
+        if item.is_video:
+            self.warnings.append(f"{item.label}: Warm Up makes no videos. The first prompt compiles what it needs.")
+        elif not is_valid(item.size, int(MULTIPLES[0])):
             self.warnings.append(
                 f"{item.label}: {item.size} is left out. Warm Up accepts {MINIMUM} to {MAXIMUM} pixels a side."
             )

@@ -18,7 +18,7 @@ def run(**given: Any) -> Run:
     """Four steps of 384x256 in 2 s, answered by replays, with what is given in place of that."""
     usual: dict[str, Any] = {
         "model": "SD15", "role": "unet", "width": 384, "height": 256, "batch": 1, "steps": 4, "started": START,
-        "seconds": 2.0, "waited": 0.0, "counts": {"replays": 8},
+        "seconds": 2.0, "waited": 0.0, "counts": {"replays": 8}, "cell": 8,
     }  # fmt: skip
     return Run(**{**usual, **given})
 
@@ -100,7 +100,11 @@ def test_the_segments_cover_the_whole_run_in_order() -> None:
     ],
 )  # fmt: skip
 def test_what_made_a_call_new_is_said_in_pixels(difference: str, words: str) -> None:
-    assert because(difference) == words
+    assert because(difference, 8) == words
+
+
+def test_what_made_a_call_new_counts_the_pixels_of_the_models_cells() -> None:
+    assert because("latent height 15 -> 16", 32) == "the height changed from 480 to 512 pixels"
 
 
 def test_each_wait_has_its_sentence() -> None:

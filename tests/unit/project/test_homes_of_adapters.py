@@ -7,7 +7,7 @@ import importlib.util
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import pytest
 
@@ -113,3 +113,45 @@ class TestWhoseCodeRuns:
             if alias.name in names
         }
         assert imported == set(self.NOTHING_IS_DECIDED_BY)
+
+
+class TestPixelsInACell:
+    HOME = "nodes/adapters/comfyui/latent_cells.py"
+    OTHER_EIGHTS = (
+        "compile_cache/backends/cuda_graphs/memory.py",  # a part of the memory to ask for
+        "compile_cache/backends/inductor/backend.py",  # torch 2.8
+        "compile_cache/backends/inductor/compile/environment.py",  # digits of a digest
+        "compile_cache/backends/inductor/regions/table.py",  # compiled sizes of a region
+        "compile_cache/backends/oneflow/packages.py",  # compute capability 8.0
+        "nodes/adapters/deepcache/schedule.py",  # steps
+        "nodes/adapters/report/table_and_chart.py",  # pixels of a chart
+        "nodes/adapters/restart/preload.py",  # models
+        "nodes/adapters/scan/latents.py",  # cells that LatentCrop leaves
+        "nodes/adapters/scan/numbers.py",  # the default of core's ResolutionSelector
+    )
+
+    def test_no_other_file_has_the_number(self) -> None:
+        eights = {
+            name_of(file)
+            for file in FILES
+            for node in ast.walk(tree_of(file))
+            if isinstance(node, ast.Constant) and type(node.value) is int and node.value == 8
+        }
+        assert eights == {self.HOME, *self.OTHER_EIGHTS}
+
+    def test_no_other_file_asks_a_model_for_it(self) -> None:
+        asked = {"spacial_downscale_ratio", "upscale_ratio"}
+        found = {
+            name_of(file)
+            for file in FILES
+            for node in ast.walk(tree_of(file))
+            if asked & {getattr(node, "attr", None), getattr(node, "value", None)}
+        }
+        assert found == {self.HOME}
+
+    def test_a_model_of_an_old_version_and_an_odd_vae_have_the_default(self) -> None:
+        cells = load("comfyui/latent_cells.py")
+        assert [cells.of_format(each) for each in (None, object())] == [cells.DEFAULT] * 2
+        assert cells.of_format(SimpleNamespace(spacial_downscale_ratio=32)) == 32
+        ratios = {8: 8, 16: 16, (lambda: 0, 16, 32): 32, (lambda: 0, 8, lambda: 0): cells.DEFAULT}
+        assert {ratio: cells.of_vae(SimpleNamespace(upscale_ratio=ratio)) for ratio in ratios} == ratios

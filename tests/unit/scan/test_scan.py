@@ -24,10 +24,10 @@ EXPECTED: dict[str, Sizes] = {
     "flux_dev_text_to_image": [(1024, 1024, 1)],
     "image_to_image": [(512, 512, 1)],
     "lcm_image_to_image": [(1024, 1024, 1), (512, 2048, 1), (2048, 512, 1)],
-    "ltx_text_to_video": [],
+    "ltx_text_to_video": [(768, 512, 1)],
     "oneflow_text_to_image": [(512, 512, 1)],
     "qwen_image_text_to_image": [(1328, 1328, 1)],
-    "wan22_text_to_video": [],
+    "wan22_text_to_video": [(1280, 704, 1)],
     "z_image_turbo_text_to_image": [(1024, 1024, 1)],
     "resolution_tour": [(960, 720, 1), (896, 768, 1), (720, 720, 1), (640, 960, 1), (584, 456, 1)],
     "sd15_text_to_image": [(512, 512, 1)],
@@ -100,8 +100,8 @@ class TestBundledWorkflows:
     def test_their_sizes_are_found(self, scan: Any, path: Path) -> None:
         found = scan(json.loads(path.read_text("utf-8")), image_size=lambda name: (768, 512))
         assert latents(found) == pictures(found) == EXPECTED[path.stem]
-        # A video's number of frames is not known: it is warmed up by its first prompt.
-        assert bool(found.unknown) == path.stem.endswith("_to_video")
+        assert found.unknown == ()
+        assert {each.is_video for each in (*found.samplings, *found.decodings)} == {path.stem.endswith("_to_video")}
 
     def test_without_the_image_file_image_to_image_names_what_is_missing(self, scan: Any) -> None:
         found = scan(json.loads((ROOT / "workflows" / "api" / "image_to_image.json").read_text("utf-8")))
@@ -223,9 +223,52 @@ class TestSizes:
     def test_an_empty_latent_is_cropped_to_whole_latent_pixels(self, scan: Any) -> None:
         assert latent_of(scan, last=empty(519, 456)) == (512, 456, 1)
 
-    @pytest.mark.parametrize("class_type", ["EmptyLatentImage", "EmptySD3LatentImage"])
-    def test_every_empty_latent_has_8_image_pixels_to_a_latent_pixel(self, scan: Any, class_type: str) -> None:
-        assert latent_of(scan, last={**empty(720, 960, 4), "class_type": class_type}) == (720, 960, 4)
+    @pytest.mark.parametrize(
+        ("class_type", "given", "size"),
+        [
+            ("EmptyLatentImage", (728, 968), (728, 968)),
+            ("EmptySD3LatentImage", (728, 968), (728, 968)),
+            ("EmptyHunyuanLatentVideo", (728, 968), (728, 968)),
+            ("EmptyFlux2LatentImage", (728, 968), (720, 960)),
+            ("EmptyHunyuanVideo15Latent", (728, 968), (720, 960)),
+            ("EmptyHunyuanImageLatent", (728, 968), (704, 960)),
+            ("EmptyLTXVLatentVideo", (728, 968), (704, 960)),
+        ],
+    )
+    def test_an_empty_latent_has_the_cells_of_its_model(
+        self, scan: Any, class_type: str, given: tuple[int, int], size: tuple[int, int]
+    ) -> None:
+        """As people typed it, where the model can make it: Flux 2 has 16 pixels to a side of a cell, LTX 32."""
+        assert latent_of(scan, last={**empty(*given, 4), "class_type": class_type}) == (*size, 4)
+
+    def test_a_video_from_a_picture_has_the_size_that_people_typed(self, scan: Any) -> None:
+        typed = {"width": 768, "height": 512, "length": 97, "batch_size": 2}
+        ltx = node("LTXVImgToVideo", image=["picture", 0], vae=["vae", 0], **typed)
+        found = scan(workflow(last=ltx, sample=sampler("last", latent_image=["last", 2]), decode=decoder("sample")))
+        assert latents(found) == pictures(found) == [(768, 512, 2)]
+        assert found.samplings[0].is_video
+
+    @pytest.mark.parametrize(("more", "batch"), [({}, 1), ({"start_image": ["picture", 0]}, 3)])
+    def test_wan22_makes_one_video_unless_it_starts_from_a_picture(self, scan: Any, more: Any, batch: int) -> None:
+        last = node("Wan22ImageToVideoLatent", vae=["vae", 0], width=1280, height=704, length=49, batch_size=3, **more)
+        assert latent_of(scan, last=last) == (1280, 704, batch)
+
+    def test_pixels_stay_right_behind_nodes_that_change_latents(self, scan: Any) -> None:
+        first = {**empty(1024, 512, 1), "class_type": "EmptyFlux2LatentImage"}
+        by = node("LatentUpscaleBy", samples=["first", 0], upscale_method="area", scale_by=1.5)
+        assert latent_of(scan, first=first, last=by) == (1536, 768, 1)
+        # Core's node counts 8 pixels to a cell whatever the model, so 1024 pixels become 128 cells of 16.
+        to = node("LatentUpscale", samples=["first", 0], upscale_method="area", crop="disabled", width=1024, height=512)
+        assert latent_of(scan, first=first, last=to) == (2048, 1024, 1)
+
+    def test_pictures_made_from_a_video_are_not_counted(self, scan: Any) -> None:
+        video = {**empty(768, 512), "class_type": "EmptyLTXVLatentVideo"}
+        encoded = node("VAEEncode", pixels=["decode", 0], vae=["vae", 0])
+        nodes = {"first": sampler("video"), "decode": decoder("first"), "encode": encoded, "last": sampler("encode")}
+        found = scan(workflow(video=video, **nodes, end=decoder("last")))
+        assert latents(found) == pictures(found) == [(768, 512, 1)]
+        (sentence,) = found.unknown
+        assert "how many frames a video has is known only when it is decoded" in sentence
 
     def test_resolution_gives_its_preset_or_its_numbers(self, scan: Any) -> None:
         linked = {"width": ["size", 0], "height": ["size", 1], "batch_size": 1}

@@ -138,7 +138,7 @@ class TestRanking:
 
 
 def cache(*states: str, model: str = "s") -> dict[str, Any]:
-    shapes = [{"model": model, "latent_shape": [2, 4, 64, 64], "state": state} for state in states]
+    shapes = [{"model": model, "latent_shape": [2, 4, 64, 64], "size": "512x512", "state": state} for state in states]
     return {"models": [{"model": model, "shapes": shapes}], "counters": {"captures": 1}}
 
 

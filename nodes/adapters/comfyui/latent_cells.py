@@ -1,0 +1,38 @@
+"""How many pixels a side of a latent cell has. A loaded model or VAE says it; before that, the class of a node does."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+# Of most models. Core's nodes that resize or crop any latent count with it too, and 0.8.0 knows no other number.
+DEFAULT = 8
+# Channels of pictures' latents that have such cells.
+CHANNELS_OF_DEFAULT = (4, 16)
+
+# The nodes that make latents of other models, for a reader of a workflow, which has no model.
+_OF_NODES: Mapping[str, int] = {
+    "EmptyFlux2LatentImage": 16,
+    "EmptyHunyuanImageLatent": 32,
+    "EmptyHunyuanVideo15Latent": 16,
+    "EmptyLTXVLatentVideo": 32,
+    "LTXVImgToVideo": 32,
+    "Wan22ImageToVideoLatent": 16,
+}
+
+
+def of_node(class_type: str) -> int:
+    """Of the latents that a node makes from a width and a height."""
+    return _OF_NODES.get(class_type, DEFAULT)
+
+
+def of_format(latent_format: Any) -> int:
+    """Of a model's `latent_format`; None has the default."""
+    return int(getattr(latent_format, "spacial_downscale_ratio", DEFAULT))
+
+
+def of_vae(vae: Any) -> int:
+    """Of a comfy.sd.VAE. Those of videos have a tuple, whose last entry is the width's; some have a function."""
+    ratio = vae.upscale_ratio
+    ratio = ratio[-1] if isinstance(ratio, tuple) else ratio
+    return ratio if isinstance(ratio, int) else DEFAULT
