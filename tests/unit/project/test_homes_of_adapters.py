@@ -5,13 +5,15 @@ from __future__ import annotations
 import ast
 import importlib.util
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
 import pytest
 
-from .test_architecture import ADAPTERS, FILES, ROOT, name_of, tree_of
+from .test_architecture import ADAPTERS, SOURCES, name_of
+
+SYNTAX = {name_of(source.file): source.nodes for source in SOURCES}
 
 
 def load(name: str) -> ModuleType:
@@ -25,11 +27,15 @@ def load(name: str) -> ModuleType:
     return module
 
 
-def texts(tree: ast.AST) -> Iterator[str]:
-    """The string constants of a file."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Constant) and isinstance(node.value, str):
-            yield node.value
+def written(words: Collection[str], kinds: Sequence[str] = ("attr", "value")) -> set[tuple[str, str]]:
+    """Where one of these words is the name of an attribute or a text: (file, word)."""
+    return {
+        (name, word)
+        for name, nodes in SYNTAX.items()
+        for node in nodes
+        for word in (getattr(node, kind, None) for kind in kinds)
+        if isinstance(word, str) and word in words
+    }
 
 
 class TestTransformerOptions:
@@ -41,9 +47,8 @@ class TestTransformerOptions:
         return load(self.HOME)
 
     def test_no_other_file_writes_one_of_the_names(self, table: ModuleType) -> None:
-        others = [file for file in FILES if file != ADAPTERS / self.HOME]
-        written = {(name_of(file), text) for file in others for text in texts(tree_of(file)) if text in table.MEANINGS}
-        assert written == {self.SEARCH_WORD}
+        found = {name for name, _ in written(table.MEANINGS, ["value"]) - {self.SEARCH_WORD}}
+        assert found == {f"nodes/adapters/{self.HOME}"}
 
     def test_every_name_has_a_meaning(self, table: ModuleType) -> None:
         assert [name for name, meaning in table.MEANINGS.items() if not meaning] == []
@@ -86,33 +91,24 @@ class TestWhoseCodeRuns:
         ("compile_cache/regions/structure.py", "module_of"),
     )
 
-    def others(self) -> list[Path]:
-        return [file for file in FILES if not name_of(file).startswith((self.FACTS, self.JUDGEMENT))]
+    def elsewhere(self, found: set[tuple[str, str]]) -> set[tuple[str, str]]:
+        return {(name, word) for name, word in found if not name.startswith((self.FACTS, self.JUDGEMENT))}
 
     def test_no_other_file_reads_where_code_was_written(self) -> None:
-        asked = {"__module__", "__globals__"}
-        reads = {
-            (name_of(file), word)
-            for file in self.others()
-            for node in ast.walk(tree_of(file))
-            for word in asked & {getattr(node, "attr", None), getattr(node, "value", None)}
-        }
-        assert reads == set(self.EXCEPTIONS)
+        assert self.elsewhere(written({"__module__", "__globals__"})) == set(self.EXCEPTIONS)
 
     def test_no_other_file_compares_authors(self) -> None:
-        names = {
-            node.name for node in tree_of(ROOT / self.FACTS / "names.py").body if isinstance(node, ast.FunctionDef)
-        }
-        assert "origin" in names
+        facts = {node.name for node in SYNTAX[f"{self.FACTS}names.py"] if isinstance(node, ast.FunctionDef)}
+        assert "origin" in facts
         imported = {
-            (name_of(file), alias.name)
-            for file in self.others()
-            for node in ast.walk(tree_of(file))
-            if isinstance(node, ast.ImportFrom)
+            (name, alias.name)
+            for name, nodes in SYNTAX.items()
+            for node in nodes
+            if isinstance(node, ast.ImportFrom) and (node.module or "").endswith("names")
             for alias in node.names
-            if alias.name in names
+            if alias.name in facts
         }
-        assert imported == set(self.NOTHING_IS_DECIDED_BY)
+        assert self.elsewhere(imported) == set(self.NOTHING_IS_DECIDED_BY)
 
 
 class TestPixelsInACell:
@@ -132,22 +128,15 @@ class TestPixelsInACell:
 
     def test_no_other_file_has_the_number(self) -> None:
         eights = {
-            name_of(file)
-            for file in FILES
-            for node in ast.walk(tree_of(file))
+            name
+            for name, nodes in SYNTAX.items()
+            for node in nodes
             if isinstance(node, ast.Constant) and type(node.value) is int and node.value == 8
         }
         assert eights == {self.HOME, *self.OTHER_EIGHTS}
 
     def test_no_other_file_asks_a_model_for_it(self) -> None:
-        asked = {"spacial_downscale_ratio", "upscale_ratio"}
-        found = {
-            name_of(file)
-            for file in FILES
-            for node in ast.walk(tree_of(file))
-            if asked & {getattr(node, "attr", None), getattr(node, "value", None)}
-        }
-        assert found == {self.HOME}
+        assert {name for name, _ in written({"spacial_downscale_ratio", "upscale_ratio"})} == {self.HOME}
 
     def test_a_model_of_an_old_version_and_an_odd_vae_have_the_default(self) -> None:
         cells = load("comfyui/latent_cells.py")
