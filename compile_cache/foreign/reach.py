@@ -32,7 +32,7 @@ class Slot:
     name: str
 
     def value(self) -> Any:
-        """What the name holds now, None where it is gone."""
+        """The object that the name holds now, None where it is gone."""
         return getattr(sys.modules.get(self.module), self.name, None)
 
     def __str__(self) -> str:
@@ -56,7 +56,7 @@ class CodeReach:
         self.digest = hashlib.sha256(repr(bound).encode()).hexdigest()
 
     def has_changed(self) -> bool:
-        """Whether a slot holds another object than when this was made; a tenth of a millisecond for a whole model."""
+        """A slot holds another object than when this was made. Takes a tenth of a millisecond for a whole model."""
         return any(held() is not slot.value() for held, slot in zip(self._held, self.slots, strict=True))
 
 
@@ -233,7 +233,7 @@ def _home(value: Any) -> str:
 
 @functools.cache
 def _imports(module: str, package: str) -> bool:
-    """Whether the source of a module imports a package, anywhere in the file."""
+    """The source of a module imports a package, anywhere in the file."""
     file = getattr(sys.modules.get(module), "__file__", None)
     try:
         source = Path(file or "").read_text(encoding="utf-8", errors="replace")

@@ -92,7 +92,7 @@ def views(module: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:
 
 
 def is_paged_slot(module: torch.nn.Module, name: str) -> bool:
-    """Whether a parameter of the module is in its allocation."""
+    """A parameter of the module is in its allocation."""
     return name in NAMES and "_v" in module.__dict__
 
 

@@ -1,4 +1,4 @@
-"""What ComfyUI keeps in the attributes of its modules."""
+"""The attributes in which ComfyUI keeps things on its modules."""
 
 from __future__ import annotations
 

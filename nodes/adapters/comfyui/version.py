@@ -41,20 +41,22 @@ def _if_known(argument: str, value: Any) -> dict[str, Any]:
 
 
 def is_dynamic(patcher: Any) -> bool:
-    """Whether the patcher pages its weights (DynamicVRAM, absent in 0.8)."""
+    """The patcher pages its weights (DynamicVRAM, absent in 0.8)."""
     return bool(getattr(patcher, "is_dynamic", lambda: False)())
 
 
 def attributes_of_a_load(patcher: Any) -> dict[str, Any]:
-    """What `patcher.load` sets on each module with weights that counts for how it computes. DynamicVRAM and 0.8 set
-    nothing."""
+    """The attributes that `patcher.load` sets on each module with weights, if they change how it computes.
+
+    DynamicVRAM and 0.8 set none.
+    """
     code = getattr(type(patcher).load, "__code__", None)
     names = () if code is None else code.co_names
     return {_FORCE_CAST: bool(patcher.force_cast_weights)} if _FORCE_CAST in names else {}
 
 
 def supports_static_clone(patcher: Any) -> bool:
-    """Whether the patcher's `clone` can make one whose weights are not paged."""
+    """The patcher's `clone` can make one whose weights are not paged."""
     return "disable_dynamic" in inspect.signature(patcher.clone).parameters
 
 
@@ -69,7 +71,7 @@ GPU_COPIES = "multigpu"
 
 
 def attention_is_traceable() -> bool:
-    """Whether core's attention is plain torch. Tracing cannot follow the kernels of SageAttention and others.
+    """Core's attention is plain torch. Tracing cannot follow the kernels of SageAttention and others.
 
     Where another pack replaced it, the blocks that reach it say so themselves (`CodeReach`).
     """
@@ -84,5 +86,5 @@ def attention_is_traceable() -> bool:
 
 
 def vae_attention_is_traceable() -> bool:
-    """Whether the VAE's attention is torch's. The others slice by free memory, and a trace would freeze the slices."""
+    """The VAE's attention is torch's. The others slice by free memory, and a trace would freeze the slices."""
     return bool(comfy.model_management.pytorch_attention_enabled_vae())

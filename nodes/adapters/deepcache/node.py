@@ -138,7 +138,7 @@ _ONE_PREDICTION = frozenset(
 
 
 def _predicts_once_a_step(sampler: Any, model_options: dict[str, Any]) -> bool:
-    """Whether each prediction is the next step's. The wrapper of another pack may make a prediction twice."""
+    """Each prediction is the next step's. The wrapper of another pack may make a prediction twice."""
     function = getattr(sampler, "sampler_function", None)
     known = is_core_function(function, "comfy.k_diffusion.sampling")
     wrappers = get_all_wrappers(WrappersMP.PREDICT_NOISE, model_options, is_model_options=True)

@@ -1,4 +1,4 @@
-"""What DeepCache keeps during one sampling run, and how it decides the pass of each call of the model.
+"""DeepCache in one sampling run: it keeps features, and decides the pass of each call of the model.
 
 The step of a call follows from its noise level; predictions are counted instead only for samplers known to make exactly
 one in each step. So samplers that call the model several times a step, conds that are split or merged, and guidance
@@ -161,7 +161,7 @@ def _frames(options: Mapping[str, Any]) -> Hashable:
 
 
 def _patched(options: Mapping[str, Any]) -> Hashable:
-    """What other nodes patch in this call: perturbed attention guidance calls the model again with a block replaced."""
+    """The patches of other nodes: perturbed attention guidance calls the model again with a block replaced."""
     patches = options.get(PATCHES) or {}
     replaced = options.get(REPLACEMENTS) or {}
     return (

@@ -1,4 +1,4 @@
-"""What OneDiff's boosters pass from node to node, and what they mean for a model, a VAE and a ControlNet.
+"""OneDiff's boosters as they pass from node to node, and their meaning for a model, a VAE and a ControlNet.
 
 OneDiff wires a booster into a speed-up node. Ours carry only what still has a meaning: DeepCache's inputs, and whether
 the Torch Compile Booster was switched off. Everything else becomes a sentence on the node that applies the booster.

@@ -1,1 +1,1 @@
-"""What the nodes show: the report of the cache as a table and a chart, and the comparison of two images."""
+"""The report of the cache as a table and a chart, and the comparison of two images, as the nodes show them."""

@@ -70,7 +70,7 @@ def report_text(data: dict[str, Any], runs: list[dict[str, Any]]) -> str:
 
 
 def chart(data: dict[str, Any]) -> torch.Tensor:
-    """What was done, and a bar for each capture that shows its hits. Returns (1, height, width, 3), float32, 0 to 1."""
+    """Counts, and a bar for each capture that shows its hits. Returns (1, height, width, 3), float32, 0 to 1."""
     font = ImageFont.load_default(_FONT_SIZE)
     bars = _bars(data)
     lines = _headline(data)

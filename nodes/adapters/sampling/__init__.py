@@ -1,1 +1,1 @@
-"""What we change about a sampling run besides the model's forward: cond batching, overlapping steps, free memory."""
+"""Changes of a sampling run besides the model's forward: cond batching, overlapping steps, free memory."""

@@ -96,7 +96,7 @@ def _has_inputs_of_runner(node: Node) -> bool:
 
 
 def _feeds_model_inputs(uses: set[str]) -> bool:
-    """Whether a node's outputs go into inputs of models and conditioning only. `uses`: the names of those inputs."""
+    """A node's outputs go into inputs of models and conditioning only. `uses`: the names of those inputs."""
     return bool(uses) and all(name.startswith(_MODEL_INPUTS) or name.endswith(_PIPE) for name in uses)
 
 

@@ -58,7 +58,7 @@ class Decoding:
 
 @dataclass(frozen=True, slots=True)
 class Scan:
-    """What a workflow will run. unknown: a sentence for each thing that is not known, with the node and the reason."""
+    """The model runs of a workflow. unknown: a sentence for each that is not known, with the node and the reason."""
 
     samplings: tuple[Sampling, ...]
     decodings: tuple[Decoding, ...]

@@ -166,7 +166,7 @@ class _Builder:
         return False
 
     def _is_compiled(self, item: Sampling | Decoding, link: Link, sources: frozenset[Link], what: str) -> bool:
-        """Whether the model or VAE on `link` comes from a compile node, and can be had without running a sampler."""
+        """The model or VAE on `link` comes from a compile node, and can be had without running a sampler."""
         if self._needs_a_run(link):
             self.warnings.append(
                 f"{item.label}: its {what} needs an image or latent that the workflow makes first, so it is not warmed "
@@ -180,11 +180,11 @@ class _Builder:
         return False
 
     def _needs_a_run(self, link: Link) -> bool:
-        """Whether making this value would run a sampler, a decoder or a node that saves."""
+        """Making this value would run a sampler, a decoder or a node that saves."""
         return link[0] in self._needs
 
     def _comes_from(self, link: Link, sources: frozenset[Link]) -> bool:
-        """Whether `link` or a link upstream of it is one of `sources`, (class, output number)."""
+        """`link` or a link upstream of it is one of `sources`, (class, output number)."""
         return self._is_one_of(link, sources) or link[0] in self._compiled[sources]
 
     def _takes(self, node: Node, sources: frozenset[Link]) -> bool:

@@ -152,7 +152,7 @@ _COUNTER_TEXTS = {
 
 
 def _changes(before: dict[str, Any], after: dict[str, Any]) -> str:
-    """What the cache did between two snapshots of its counters, for example "2 regions compiled, 1 captured"."""
+    """The work of the cache between two snapshots of its counters, for example "2 regions compiled, 1 captured"."""
     parts = [f"{after[key] - before[key]} {text}" for key, text in _COUNTER_TEXTS.items() if after[key] > before[key]]
     bypasses = [code for code, count in after["bypasses"].items() if count > before["bypasses"].get(code, 0)]
     return ", ".join([*parts, *(f"bypassed: {code}" for code in bypasses)]) or "through compiled regions"
@@ -174,7 +174,7 @@ def _is_compiled(patcher: Any) -> bool:
 
 
 def _conditioning_key(conditioning: tuple[Any, Any] | None) -> Hashable:
-    """What decides the signatures of a CONDITIONING: the shapes of its tensors, and its other values (areas, hooks)."""
+    """All of a CONDITIONING that decides its signatures: shapes of tensors, and other values (areas, hooks)."""
     if conditioning is None:
         return None
     return tuple(

@@ -30,13 +30,13 @@ class Cut:
     after: tuple[str, ...]
 
     @property
-    def not_entered(self) -> tuple[str, ...]:
-        """What runs after `enter`."""
+    def outside_before(self) -> tuple[str, ...]:
+        """The parts that `run_before` does not run."""
         return (self.part, *self.after)
 
     @property
-    def not_left(self) -> tuple[str, ...]:
-        """What runs before `leave`."""
+    def outside_after(self) -> tuple[str, ...]:
+        """The parts that `run_after` does not run."""
         return (*self.before, self.part)
 
 
@@ -55,7 +55,7 @@ def cut_of(block: torch.nn.Module) -> Cut | None:
     return Cut(found[0], before, after)
 
 
-def enter(block: torch.nn.Module, cut: Cut, forward: Forward) -> tuple[list[Any], torch.Tensor]:
+def run_before(block: torch.nn.Module, cut: Cut, forward: Forward) -> tuple[list[Any], torch.Tensor]:
     """Run `forward`, which is the block's, up to the part: the results of the parts before it, and its own input.
 
     Raises UnusableArgumentError if the block does not call its parts once each, in the order in which it has them.
@@ -71,12 +71,12 @@ def enter(block: torch.nn.Module, cut: Cut, forward: Forward) -> tuple[list[Any]
     raise other_order()
 
 
-def leave(block: torch.nn.Module, cut: Cut, forward: Forward, results: list[Any], made: torch.Tensor) -> Any:
-    """Run `forward` with the results of `enter` and of the part: the block's result.
+def run_after(block: torch.nn.Module, cut: Cut, forward: Forward, results: list[Any], made: torch.Tensor) -> Any:
+    """Run `forward` with the results of `run_before` and of the part: the block's result.
 
     What the block computes between the parts it computes once more; of that, a trace keeps what the result needs.
     """
-    known = {name: FixedResult(result) for name, result in zip(cut.not_left, [*results, made], strict=True)}
+    known = {name: FixedResult(result) for name, result in zip(cut.outside_after, [*results, made], strict=True)}
     with in_place(block, known):
         return forward()
 

@@ -10,7 +10,7 @@ import torch
 from ...foreign.core_code import core_name, is_of_core
 
 
-class Family(NamedTuple):
+class TestedFamily(NamedTuple):
     """name: for people. networks: the models that the tests run, below `comfy.ldm`. blocks: their repeated blocks.
 
     shared: arguments of these blocks whose first dimension is 1 whatever the batch, as a table of positions. In a batch
@@ -26,37 +26,41 @@ class Family(NamedTuple):
 _FLUX_BLOCKS = ("flux.layers.DoubleStreamBlock", "flux.layers.SingleStreamBlock")
 
 FAMILIES = (
-    Family("Z-Image, Lumina 2", ("lumina.model.NextDiT",), ("lumina.model.JointTransformerBlock",), ("freqs_cis",)),
-    Family(
+    TestedFamily(
+        "Z-Image, Lumina 2", ("lumina.model.NextDiT",), ("lumina.model.JointTransformerBlock",), ("freqs_cis",)
+    ),
+    TestedFamily(
         "Wan 2.1 and 2.2",
         ("wan.model.WanModel", "wan.model.VaceWanModel"),
         ("wan.model.WanAttentionBlock", "wan.model.VaceWanAttentionBlock"),
         ("freqs",),
     ),
-    Family(
+    TestedFamily(
         "Qwen-Image and Edit",
         ("qwen_image.model.QwenImageTransformer2DModel",),
         ("qwen_image.model.QwenImageTransformerBlock",),
     ),
-    Family("LTX", ("lightricks.model.LTXVModel",), ("lightricks.model.BasicTransformerBlock",)),
-    Family("LTX with sound", ("lightricks.av_model.LTXAVModel",), ("lightricks.av_model.BasicAVTransformerBlock",)),
-    Family("Flux 1, Kontext and Flux 2", ("flux.model.Flux",), _FLUX_BLOCKS),
-    Family("Chroma", ("chroma.model.Chroma",), _FLUX_BLOCKS),
-    Family("HunyuanVideo and 1.5", ("hunyuan_video.model.HunyuanVideo",), _FLUX_BLOCKS),
-    Family("MiniMax H3", ("minimax.model.MiniMaxH3Model",), ("minimax.model.DiTBlock",)),
-    Family("Krea 2", ("krea2.model.SingleStreamDiT",), ("krea2.model.SingleStreamBlock",)),
-    Family(
+    TestedFamily("LTX", ("lightricks.model.LTXVModel",), ("lightricks.model.BasicTransformerBlock",)),
+    TestedFamily(
+        "LTX with sound", ("lightricks.av_model.LTXAVModel",), ("lightricks.av_model.BasicAVTransformerBlock",)
+    ),
+    TestedFamily("Flux 1, Kontext and Flux 2", ("flux.model.Flux",), _FLUX_BLOCKS),
+    TestedFamily("Chroma", ("chroma.model.Chroma",), _FLUX_BLOCKS),
+    TestedFamily("HunyuanVideo and 1.5", ("hunyuan_video.model.HunyuanVideo",), _FLUX_BLOCKS),
+    TestedFamily("MiniMax H3", ("minimax.model.MiniMaxH3Model",), ("minimax.model.DiTBlock",)),
+    TestedFamily("Krea 2", ("krea2.model.SingleStreamDiT",), ("krea2.model.SingleStreamBlock",)),
+    TestedFamily(
         "SD3 and SD3.5",
         ("modules.diffusionmodules.mmdit.OpenAISignatureMMDITWrapper",),
         ("modules.diffusionmodules.mmdit.JointBlock",),
     ),
-    Family("HiDream", ("hidream.model.HiDreamImageTransformer2DModel",), ("hidream.model.HiDreamImageBlock",)),
-    Family(
+    TestedFamily("HiDream", ("hidream.model.HiDreamImageTransformer2DModel",), ("hidream.model.HiDreamImageBlock",)),
+    TestedFamily(
         "Hunyuan3D 2.1",
         ("hunyuan3dv2_1.hunyuandit.HunYuanDiTPlain",),
         ("hunyuan3dv2_1.hunyuandit.HunYuanDiTBlock",),
     ),
-    Family("AuraFlow", ("aura.mmdit.MMDiT",), ("aura.mmdit.MMDiTBlock", "aura.mmdit.DiTBlock")),
+    TestedFamily("AuraFlow", ("aura.mmdit.MMDiT",), ("aura.mmdit.MMDiTBlock", "aura.mmdit.DiTBlock")),
 )
 _SHARED = {f"comfy.ldm.{block}": family.shared for family in FAMILIES for block in family.blocks}
 
@@ -80,22 +84,22 @@ def made_from(kind: type) -> tuple[tuple[str, ...], dict[str, Any]] | None:
 
 
 def is_catalogued(kind: type) -> bool:
-    """Whether the tests cover blocks of this class."""
+    """The tests cover blocks of this class."""
     return core_name(kind) in _SHARED
 
 
 def is_routed(kind: type) -> bool:
-    """Whether modules of this class compute each token by a part that they choose by its values."""
+    """Modules of this class compute each token by a part that they choose by its values."""
     return core_name(kind) in _ROUTED
 
 
 def shared_arguments(block: torch.nn.Module) -> tuple[str, ...]:
-    """See `Family.shared`."""
+    """See `TestedFamily.shared`."""
     return _SHARED.get(core_name(type(block)), ())
 
 
 def variant_of(block: Any) -> tuple[str, frozenset[str]]:
-    """What settings of a block mean, where many values of them mean the same, and the names of these settings."""
+    """Group the values of settings that compile alike (`block_id`), and name these settings."""
     if core_name(type(block)) == "comfy.ldm.wan.model.VaceWanAttentionBlock":
         return ("first" if block.block_id == 0 else "later"), frozenset({"block_id"})
     return "", frozenset()

@@ -1,4 +1,4 @@
-"""What the regions of a recognised block run: its own forward, with the arguments of a layout."""
+"""The functions of a recognised block's regions: its own forward, with the arguments of a layout."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 from ..common import original
 from .arguments import Layout, put_together
-from .experts import Cut, enter, leave
+from .experts import Cut, run_after, run_before
 from .options import BlockOptions, Reads
 
 OPTIONS = "transformer_options"
@@ -37,21 +37,21 @@ def run_block(
     return call_original(block, _given(layout, kind, reads, own)), [own[number] for number in written]
 
 
-def enter_block(
+def run_before_routed(
     layout: Layout, kind: str, reads: Reads | None, cut: Cut, block: torch.nn.Module, *inputs: torch.Tensor
 ) -> tuple[list[Any], torch.Tensor]:
-    """The function of a site before a routed part, see `enter`."""
+    """The function of a site before a routed part, see `run_before`."""
     given = _given(layout, kind, reads, inputs)
-    return enter(block, cut, functools.partial(call_original, block, given))
+    return run_before(block, cut, functools.partial(call_original, block, given))
 
 
-def leave_block(
+def run_after_routed(
     layout: Layout, kind: str, reads: Reads | None, cut: Cut, block: torch.nn.Module, *inputs: torch.Tensor
 ) -> Any:
-    """The function of a site after a routed part, see `leave`."""
+    """The function of a site after a routed part, see `run_after`."""
     given = _given(layout, kind, reads, inputs)
     results, made = given.pop(RESULTS), given.pop(MADE)
-    return leave(block, cut, functools.partial(call_original, block, given), results, made)
+    return run_after(block, cut, functools.partial(call_original, block, given), results, made)
 
 
 def _given(layout: Layout, kind: str, reads: Reads | None, inputs: Sequence[torch.Tensor]) -> dict[str, Any]:

@@ -95,23 +95,23 @@ def _traced_block(block: torch.nn.Module, x: torch.Tensor, context: torch.Tensor
 def _spatial_transformer(name: str, block: Any, run: RegionRunner) -> Hook:
     """Two regions: one before the transformer blocks, one after them. Both run core's own forward, see `splice`."""
     inner = ("transformer_blocks",)
-    enter = RegionSite(name, "SpatialTransformer.enter", block, _enter, (FEATURES,), inner)
-    leave = RegionSite(name, "SpatialTransformer.exit", block, _leave, (FEATURES, TOKENS), inner)
+    before = RegionSite(name, "SpatialTransformer.enter", block, _before, (FEATURES,), inner)
+    after = RegionSite(name, "SpatialTransformer.exit", block, _after, (FEATURES, TOKENS), inner)
 
     def forward(x: torch.Tensor, context: Any = None, transformer_options: dict[str, Any] | None = None) -> Any:
         options = {} if transformer_options is None else transformer_options
         contexts = context if isinstance(context, list) else [context] * len(block.transformer_blocks)
         options[ACTIVATIONS_SHAPE] = list(x.shape)
-        tokens = run(enter, x)
+        tokens = run(before, x)
         for index, inner in enumerate(block.transformer_blocks):
             options[BLOCK_INDEX] = index
             tokens = inner(tokens, context=contexts[index], transformer_options=options)
-        return run(leave, x, tokens)
+        return run(after, x, tokens)
 
-    return Hook(block, forward, (enter, leave))
+    return Hook(block, forward, (before, after))
 
 
-def _enter(block: Any, x: torch.Tensor) -> torch.Tensor:
+def _before(block: Any, x: torch.Tensor) -> torch.Tensor:
     try:
         _with_block(block, StopHere(), x)
     except StoppedAt as reached:
@@ -119,7 +119,7 @@ def _enter(block: Any, x: torch.Tensor) -> torch.Tensor:
     raise AssertionError("core's SpatialTransformer did not call its blocks")
 
 
-def _leave(block: Any, x: torch.Tensor, tokens: torch.Tensor) -> Any:
+def _after(block: Any, x: torch.Tensor, tokens: torch.Tensor) -> Any:
     return _with_block(block, FixedResult(tokens), x)
 
 

@@ -51,9 +51,9 @@ def spatial_transformer(name: str, block: Any, run: RegionRunner, bypass: Bypass
     """
     inner = ("transformer_blocks", "time_stack")
     kind = "SpatialVideoTransformer"
-    enter = RegionSite(name, f"{kind}.enter", block, _enter, (_FEATURES, _CONTEXT), inner)
-    turn = RegionSite(name, f"{kind}.turn", block, _turn, (_FEATURES, _CONTEXT, _TOKENS), inner)
-    leave = RegionSite(name, f"{kind}.exit", block, _leave, (_FEATURES, _CONTEXT, _TOKENS, _OVER_TIME), inner)
+    before = RegionSite(name, f"{kind}.enter", block, _before, (_FEATURES, _CONTEXT), inner)
+    between = RegionSite(name, f"{kind}.turn", block, _between, (_FEATURES, _CONTEXT, _TOKENS), inner)
+    after = RegionSite(name, f"{kind}.exit", block, _after, (_FEATURES, _CONTEXT, _TOKENS, _OVER_TIME), inner)
 
     def forward(
         x: torch.Tensor,
@@ -72,26 +72,26 @@ def spatial_transformer(name: str, block: Any, run: RegionRunner, bypass: Bypass
         options[ACTIVATIONS_SHAPE] = list(x.shape)
         options[BLOCK_INDEX] = 0
         given = (_by_frames(x, timesteps), _split(context, timesteps))
-        tokens = run(enter, *given)
+        tokens = run(before, *given)
         tokens = block.transformer_blocks[0](tokens, context=context, transformer_options=options)
         own = _split(tokens, timesteps)
-        over_time, time_context = run(turn, *given, own)
+        over_time, time_context = run(between, *given, own)
         over_time = block.time_stack[0](over_time, context=time_context, transformer_options=options)
-        return run(leave, *given, own, _split(over_time, tokens.shape[1]))
+        return run(after, *given, own, _split(over_time, tokens.shape[1]))
 
-    return Hook(block, forward, (enter, turn, leave))
+    return Hook(block, forward, (before, between, after))
 
 
-def _enter(block: Any, x: torch.Tensor, context: torch.Tensor) -> torch.Tensor:
+def _before(block: Any, x: torch.Tensor, context: torch.Tensor) -> torch.Tensor:
     return _reached(block, x, context, StopHere(), StopHere()).x
 
 
-def _turn(block: Any, x: torch.Tensor, context: torch.Tensor, tokens: torch.Tensor) -> tuple[torch.Tensor, Any]:
+def _between(block: Any, x: torch.Tensor, context: torch.Tensor, tokens: torch.Tensor) -> tuple[torch.Tensor, Any]:
     reached = _reached(block, x, context, FixedResult(tokens.flatten(0, 1)), StopHere())
     return reached.x, reached.context
 
 
-def _leave(block: Any, x: torch.Tensor, context: torch.Tensor, tokens: torch.Tensor, over_time: torch.Tensor) -> Any:
+def _after(block: Any, x: torch.Tensor, context: torch.Tensor, tokens: torch.Tensor, over_time: torch.Tensor) -> Any:
     return _with_blocks(block, x, context, FixedResult(tokens.flatten(0, 1)), FixedResult(over_time.flatten(0, 1)))
 
 

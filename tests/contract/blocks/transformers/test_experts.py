@@ -80,7 +80,7 @@ def test_it_is_cut_at_the_part(routed: ModuleType) -> None:
 
 def test_neither_side_needs_the_weights_of_the_other(routed: ModuleType) -> None:
     block, cut = Block(), routed.cut_of(Block())
-    sides = [{name for name, _ in parts(block, each)} for each in (cut.not_entered, cut.not_left)]
+    sides = [{name for name, _ in parts(block, each)} for each in (cut.outside_before, cut.outside_after)]
     assert sides[0] & sides[1] == {"", "block", "block.norm"}
     assert sides[0] | sides[1] == {name for name, _ in block.named_modules()} - {"block.experts"}
 
