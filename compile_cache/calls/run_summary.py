@@ -196,7 +196,7 @@ def size_text(width: int, height: int, batch: int) -> str:
 
 
 def because(difference: str, cell: int) -> str:
-    """What made a call new, in a user's words. difference: from `misses`, as "latent height 15 -> 16".
+    """The reason why a call was new, in a user's words. difference: from `misses`, as "latent height 15 -> 16".
 
     cell: pixels to a side of one latent cell.
     """

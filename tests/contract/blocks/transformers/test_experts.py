@@ -66,8 +66,8 @@ def routed(adapter: Callable[[str], ModuleType], monkeypatch: pytest.MonkeyPatch
 
 def apart(routed: ModuleType, block: Block) -> Any:
     cut, forward = routed.cut_of(block), functools.partial(block.forward, X)
-    results, x = routed.enter(block, cut, forward)
-    return routed.leave(block, cut, forward, results, block.block.experts(x))
+    results, x = routed.run_before(block, cut, forward)
+    return routed.run_after(block, cut, forward, results, block.block.experts(x))
 
 
 def test_it_is_cut_at_the_part(routed: ModuleType) -> None:
