@@ -2,12 +2,11 @@
 
     COMFYUI_PATH=... python -m benchmarks.device_facts --out benchmarks/results/NAME-device-facts.json
 
-`bus`: GB/s between host and device, pinned and pageable. `attention`: for each shape, milliseconds and the error
-against fp32 of each kernel that `torch_facts.attention` knows, and how long measuring them takes. `products`: each
-product at TOKENS x WIDTH x 4 WIDTH, eager and as a replayed graph. `layouts`: a feed-forward of two of core's
-mixed-precision Linear for each of its quantized layouts. `replay_error` compares a replay with eager at other inputs
-than the captured ones, `error` with bf16. What fails has `failed` instead. `profiled_kernels`: what torch's profiler
-sees in a replay.
+`bus`: GB/s between host and device, pinned and pageable. `attention`: for each shape, each kernel's milliseconds with
+and without launching it, its error against fp32, and how long choosing takes. `products`: each product at TOKENS x
+WIDTH x 4 WIDTH, eager and as a replayed graph. `layouts`: a feed-forward of two of core's mixed-precision Linear for
+each of its quantized layouts. `replay_error` compares a replay with eager at other inputs than the captured ones,
+`error` with bf16. What fails has `failed` instead. `profiled_kernels`: what torch's profiler sees in a replay.
 Needs CUDA.
 """
 
@@ -28,7 +27,9 @@ from typing import Any
 
 import torch
 
-from compile_cache.torch_facts.attention import Chooser, kernels_for
+from compile_cache.attention.chooser import Chooser
+from compile_cache.attention.kernels import kernels_for
+from compile_cache.attention.timing import seconds_of
 
 TOKENS, WIDTH = 4608, 3072
 RUNS = 20
@@ -125,7 +126,9 @@ def attention() -> list[dict[str, Any]]:
                 started = time.perf_counter()
                 row["error"][name] = relative(kernel(q, k, v, None)[:1, :1], exact)
                 row.setdefault("first_ms", {})[name] = 1000 * (time.perf_counter() - started)
-                row["ms"][name] = [timed(functools.partial(kernel, q, k, v, None), 10) for _ in range(2)]
+                run = functools.partial(kernel, q, k, v, None)
+                row["ms"][name] = [1000 * seconds_of(run, q.device) for _ in range(3)]
+                row.setdefault("launched_ms", {})[name] = timed(run, 10)
             except Exception as error:  # noqa: BLE001
                 row["failed"][name] = str(error).splitlines()[0][:200]
         chooser, started = Chooser(), time.perf_counter()

@@ -1,7 +1,7 @@
 """Where the time of one step goes: the host, the GPU's kernels by kind, and what is left, stock and Resolute.
 
     python -m benchmarks.step_profile --out benchmarks/results/NAME-step-profile.json [--model sdxl flux] [--sizes 2]
-                                      [--servers flash measured no-pages] [--models FOLDER] [--cpu]
+                                      [--servers measured flash no-pages] [--models FOLDER] [--cpu]
 
 Each server has settings of its own (SERVERS) and one store for all. For each size: stock and Resolute, three prompts
 each. The first compiles and captures, the second is timed, and the last calls of the third run under torch's profiler.
@@ -9,13 +9,15 @@ each. The first compiles and captures, the second is timed, and the last calls o
 time between the events around it, all medians of the second prompt. `kernels_ms` is how long the GPU was busy in a
 profiled call, `kinds` its kernels (`benchmarks.kernel_kinds`), `kernels` each by name. So `step_ms` minus `kernels_ms`
 is what the host, the pages or gaps between kernels take. `error` is that of the latents against stock's; `first_extra`
-how many seconds the first prompt took longer than the second. Needs CUDA and the environment of `scripts/test` (without
+how many seconds the first prompt took longer than the second; `latents_sha256` tells whether two starts compute
+the same (`--servers measured measured`). Needs CUDA and the environment of `scripts/test` (without
 a network, set RESOLUTE_PYTHON and COMFYUI_PATH). `--cpu` checks the script with small models and measures nothing.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import io
 import json
 import statistics
@@ -37,7 +39,7 @@ from .tour import ROOT, STOCK, _node, environment, without_paths
 
 OURS = "inductor"
 STEPS, PROFILED = 20, 3
-SIZES = {"sdxl": [(1024, 1024), (720, 720)], "flux": [(1024, 1024)]}
+SIZES = {"sdxl": [(1024, 1024), (720, 720), (896, 768)], "flux": [(1024, 1024), (720, 960)]}
 
 
 class Settings(NamedTuple):
@@ -133,7 +135,7 @@ def line(row: dict[str, Any]) -> str:
     return (
         f"{row['server']:<9} {row['model']:<5} {row['size']:<10} {row['contender']:<9} step {number('step_ms'):>7} "
         f"host {number('host_ms'):>7} gpu {number('gpu_ms'):>7} kernels {number('kernels_ms'):>7} error {wrong:>8} "
-        f"first +{row['first_extra']:.2f} s; {kinds} {row['bypasses'] or ''}"
+        f"first +{row['first_extra']:.2f} s {row['latents_sha256'][:6]}; {kinds} {row['bypasses'] or ''}"
     )
 
 
@@ -202,6 +204,7 @@ def _visit(
                     reference = reference or latents
                     row = {"server": name, "model": prompt.model, "size": f"{size[0]}x{size[1]}", **row}
                     row["error"] = error(latents, reference)
+                    row["latents_sha256"] = hashlib.sha256(latents).hexdigest()
                     rows.append(row)
                     print(line(row), flush=True)
                     about[f"attention {name}"] = server.client.get("/resolute/cache")["attention"]

@@ -13,7 +13,7 @@ from .errors import UserError
 
 _MIB = 1024 * 1024
 _GPU_FRACTION = 4  # by default, captures hold at most a quarter of a GPU between runs, to leave room for the weights
-ATTENTION = ("flash", "measured")
+ATTENTION = ("measured", "flash")
 _PACK = re.compile(r"[^@]+@[^@:]+:[0-9a-f]{16}")
 
 
@@ -31,8 +31,8 @@ class CacheConfig:
     trusted: what of other packs may be compiled and captured all the same: "module.Class" of a class of a model, and
         "name@version:digest" of a whole pack, with a digest of its Python source.
     management_modules: modules whose functions move memory and compute nothing; another pack may replace those.
-    attention: "flash", the kernel that a trace takes, or "measured", the fastest one of each shape (attention.py). What
-        is not "flash" is a part of `source`.
+    attention: "measured", on NVIDIA the fastest kernel of each shape (attention/), or "flash", which a trace takes.
+        What is not the default is a part of `source`.
     attribute_policy: how to read the attributes of the application's modules.
     spare_bytes: device memory that a capture leaves free, because the application takes less as a lack of memory.
     """

@@ -20,8 +20,8 @@ _SHORT_WAIT = 0.05  # seconds
 class Counters:
     """Totals since the process started.
 
-    stall_seconds: what prompts waited for: compiling, comparing, loading regions, rehearsing and capturing, also where
-    that failed.
+    stall_seconds: what prompts waited for: compiling, comparing, loading regions, measuring attention, rehearsing and
+    capturing, also where that failed.
     """
 
     signatures: int = 0  # distinct calls; each costs one capture at most
@@ -43,7 +43,7 @@ class Counters:
 class Event:
     """Something worth reporting, that ended `at` (Unix seconds) and took `seconds`.
 
-    kind: signature, look, trace, compile, load, capture or bypass.
+    kind: signature, look, trace, compile, load, measure, capture or bypass.
     """
 
     kind: str
@@ -83,6 +83,14 @@ class Stats:
         finally:
             inside = self.counters.stall_seconds - counted
             self.counters.stall_seconds += max(self.clock() - started - inside, 0.0)
+
+    @contextmanager
+    def stall(self, kind: str, text: str) -> Iterator[None]:
+        """As `stalling`, and an event tells of it."""
+        started = self.clock()
+        with self.stalling():
+            yield
+        self.event(kind, text, self.clock() - started)
 
     @property
     def events(self) -> list[Event]:

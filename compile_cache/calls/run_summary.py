@@ -19,7 +19,10 @@ _SLIVER = 0.02  # of a run; a shorter gap between two pieces of work is not show
 _MAX_SEGMENTS = 60
 _MAX_REASONS = 4
 # Event kind -> what the timeline calls it.
-_SEGMENTS = {"compile": "compile", "trace": "compile", "look": "compile", "load": "load", "capture": "capture"}
+_SEGMENTS = {
+    "compile": "compile", "trace": "compile", "look": "compile", "load": "load", "measure": "capture",
+    "capture": "capture",
+}  # fmt: skip
 # What a bypass means to a user, by code, where one line has to do; docs/troubleshooting.md has the rest.
 _BYPASSES = {
     "observed_input": "Resolute does not know something in this call: no capture, or some blocks run as they are",
@@ -157,6 +160,11 @@ class Run:
         if loads:
             found.append(
                 f"{_counted(loads, 'Loaded', 'region', self._seconds('load'))}: the first use since ComfyUI started."
+            )
+        if measured := [event.seconds for event in self.events if event.kind == "measure"]:
+            found.append(
+                f"{_counted(len(measured), 'Chose', 'attention kernel', sum(measured))}: the first use of a shape "
+                "since ComfyUI started."
             )
         for event in self.events:
             if event.kind == "capture":

@@ -11,7 +11,7 @@ from .deepcache.in_process import PACK, load
 
 def test_it_names_the_attention_kernel_of_each_shape_and_the_times() -> None:
     core = load()
-    attention = importlib.import_module(f"{PACK}.compile_cache.attention")
+    attention = importlib.import_module(f"{PACK}.compile_cache.attention.chooser")
     stats = importlib.import_module(f"{PACK}.compile_cache.stats").Stats()
     seconds = iter([0.002, 0.001])
     kernels = dict.fromkeys(("flash", "math"), attention.torchs_choice)

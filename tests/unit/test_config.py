@@ -126,10 +126,10 @@ def test_a_pack_without_its_digest_is_refused_with_the_remedy(text: str) -> None
 
 def test_another_attention_than_the_default_is_other_source_code() -> None:
     default = CacheConfig.from_environment({}, source="abc")
-    assert (default.attention, default.source) == ("flash", "abc")
-    assert CacheConfig.from_environment({"RESOLUTE_ATTENTION": "Flash"}, source="abc") == default
-    measured = CacheConfig.from_environment({"RESOLUTE_ATTENTION": "measured"}, source="abc")
-    assert measured.attention == "measured"
-    assert measured.source not in ("", "abc")
-    with pytest.raises(UserError, match="RESOLUTE_ATTENTION='fast' is none of flash, measured"):
+    assert (default.attention, default.source) == ("measured", "abc")
+    assert CacheConfig.from_environment({"RESOLUTE_ATTENTION": "Measured"}, source="abc") == default
+    flash = CacheConfig.from_environment({"RESOLUTE_ATTENTION": "flash"}, source="abc")
+    assert flash.attention == "flash"
+    assert flash.source not in ("", "abc")
+    with pytest.raises(UserError, match="RESOLUTE_ATTENTION='fast' is none of measured, flash"):
         CacheConfig.from_environment({"RESOLUTE_ATTENTION": "fast"})

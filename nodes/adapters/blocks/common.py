@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
+from ....compile_cache.attention import chooser as attention
 from ....compile_cache.config import CacheConfig
 from ....compile_cache.errors import BypassCode, BypassReason
-from ....compile_cache.torch_facts import attention
 from ..comfyui.transformer_options import OVERRIDE, patches_of_attention
 
 # Names of the dynamic dimensions. Feature maps: batch, channels, height, width. Tokens: batch, tokens, channels.
@@ -54,7 +54,7 @@ def traced_attention(
     if mask is not None:
         mask = mask[None, None] if mask.ndim == 2 else mask[:, None] if mask.ndim == 3 else mask
     extra = {name: kwargs[name] for name in ("scale", "enable_gqa") if name in kwargs}
-    if _is_measured() and mask is None and not extra.get("enable_gqa") and q.device.type in ("cpu", "cuda"):
+    if q.device.type in _MEASURED_ON and _is_measured() and mask is None and not extra.get("enable_gqa"):
         out = attention.operator()(q, k, v, extra.get("scale")).transpose(1, 2)
     else:
         with _preferred_kernels(q):
@@ -62,6 +62,9 @@ def traced_attention(
     if skip_output_reshape:
         return out
     return out.transpose(1, 2).reshape(batch, -1, heads * out.shape[-1])
+
+
+_MEASURED_ON = ("cuda",) if torch.version.hip is None else ()
 
 
 @functools.cache

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
 import collections
+import functools
 import itertools
 import logging
 import queue
@@ -14,6 +16,7 @@ from typing import Any
 import comfy.model_management
 import torch
 
+from ....compile_cache.attention.chooser import chooser
 from ....compile_cache.backends.base import Program
 from ....compile_cache.calls.cache import GraphCache
 from ....compile_cache.config import CacheConfig
@@ -65,6 +68,8 @@ _numbers = itertools.count(1)
 _collected: collections.deque[int] = collections.deque()
 _wake: queue.SimpleQueue[None] = queue.SimpleQueue()  # `put` is reentrant, so a finalizer may call it
 _cleaner: threading.Thread | None = None
+_ending = threading.Event()
+_END_SECONDS = 10.0  # that the thread may take to end
 _holder: Any = None  # a MemoryHolder
 _with_captures: collections.deque[int] = collections.deque()  # of those, whose captures are still to be dropped
 
@@ -91,6 +96,8 @@ def cache() -> GraphCache:
             )
             _cache = GraphCache(replace(config, spare_bytes=dynamic_vram.headroom()))
             _cache.after_capture = _show_memory
+            choices = None if config.store_folder is None else config.store_folder / "attention"
+            chooser.use(choices, functools.partial(_cache.stats.stall, "measure"))
         return _cache
 
 
@@ -123,6 +130,7 @@ def record_of(module: torch.nn.Module) -> ModuleRecord:
             if _cleaner is None:
                 _cleaner = threading.Thread(target=_clean_up, name="resolute-clean-up", daemon=True)
                 _cleaner.start()
+                atexit.register(_end_cleaner, _cleaner)
         return _records[_owners[module]]
 
 
@@ -135,6 +143,8 @@ def _clean_up() -> None:
     """Drop what belongs to collected modules as soon as no call runs, so that its memory does not wait for a prompt."""
     while True:
         _wake.get()
+        if _ending.is_set():
+            return
         try:
             _drop_captures_of_collected(cache())
         except Exception:
@@ -147,6 +157,13 @@ def hooks_for(module: torch.nn.Module, request: CompileRequest, backend: str) ->
     if key not in record.hooks:
         record.hooks[key] = ModuleHooks(module, request.role, request.left_out, record.weights)
     return record.hooks[key]
+
+
+def _end_cleaner(cleaner: threading.Thread) -> None:
+    """Let the thread end by itself: if Python ends one that deletes a graph, the process aborts."""
+    _ending.set()
+    _wake.put(None)
+    cleaner.join(_END_SECONDS)
 
 
 def program_for(module: torch.nn.Module, request: CompileRequest, device: str) -> tuple[Program, str]:

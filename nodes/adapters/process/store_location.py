@@ -16,7 +16,7 @@ _PACK = Path(__file__).resolve().parents[3]
 # Our own code that traces regions and compiles them.
 _TRACING = (
     "nodes/adapters/blocks", "compile_cache/backends/inductor", "compile_cache/regions/structure.py",
-    "compile_cache/torch_facts/attention.py",
+    "compile_cache/attention",
 )  # fmt: skip
 # Packages whose code a trace of ComfyUI's blocks may include.
 _PACKAGES = ("comfy-kitchen",)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from ....compile_cache.attention.chooser import chooser
 from ....compile_cache.backends import registry
-from ....compile_cache.torch_facts import attention
 from ..comfyui import latent_cells
 from ..process import runtime
 from ..restart import shape_status
@@ -40,7 +40,7 @@ def report() -> dict[str, Any]:
         "modules": modules,
         "store": stored,
         "models": models,
-        "attention": attention.chooser.report(),
+        "attention": chooser.report(),
     }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import queue
 import threading
 import time
 import weakref
@@ -114,6 +115,15 @@ def test_what_a_dead_module_leaves_waits_for_a_call_that_runs(
     while graph.is_open and time.monotonic() < deadline:
         time.sleep(0.01)
     assert not graph.is_open
+
+
+def test_the_thread_that_cleans_up_ends_with_the_process(service: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(service, "_ending", threading.Event())
+    monkeypatch.setattr(service, "_wake", queue.SimpleQueue())
+    cleaner = threading.Thread(target=service._clean_up, daemon=True)
+    cleaner.start()
+    service._end_cleaner(cleaner)
+    assert not cleaner.is_alive()
 
 
 def test_a_module_may_die_in_a_thread_that_somebody_waits_for_with_the_lock_held(service: ModuleType) -> None:

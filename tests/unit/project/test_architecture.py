@@ -94,6 +94,7 @@ FLOORS = [
     ("compile_cache/backends/cuda_graphs",),
     ("compile_cache/backends/eager.py",),
     ("compile_cache/backends",),
+    ("compile_cache/attention",),
     ("compile_cache/store", "compile_cache/regions"),
     ("compile_cache/foreign",),
     ("compile_cache/torch_facts",),

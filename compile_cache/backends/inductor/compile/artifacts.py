@@ -17,8 +17,8 @@ from typing import Any
 
 import sympy  # type: ignore[import-untyped]
 
+from ....attention import chooser as attention
 from ....store.artifact_store import Artifact, InvalidArtifactError
-from ....torch_facts import attention
 from ....torch_facts.out_of_memory import is_out_of_memory
 from ....torch_facts.private_names import (
     CompiledFxGraph,

@@ -15,9 +15,9 @@ from typing import Any
 import sympy  # type: ignore[import-untyped]
 import torch
 
+from ....attention import chooser as attention
 from ....errors import first_line
 from ....store.artifact_store import Artifact
-from ....torch_facts import attention
 from ....torch_facts.flags import apply_flags, flags_for_workers
 from ....torch_facts.private_names import (
     FakeTensorMode,

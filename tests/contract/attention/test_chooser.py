@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -14,10 +15,10 @@ import pytest
 import torch
 from torch import nn
 
+from compile_cache.attention import chooser as attention
+from compile_cache.attention.chooser import Chooser
 from compile_cache.backends.inductor.backend import InductorBackend
 from compile_cache.backends.inductor.parallel import parallel_compile, pool
-from compile_cache.torch_facts import attention
-from compile_cache.torch_facts.attention import Chooser
 from scripts.places import ROOT
 
 from ..rig import CONTEXT, TOKENS, TOLERANCE, Attention, Rig, random, relative_error, seeded
@@ -83,7 +84,7 @@ def test_each_shape_is_measured_once_and_has_its_own_kernel() -> None:
         check(one, tensors(), scale=0.3)
     assert clock.count == 2
     clock.by_kernel = {flash: 2.0, math: 1.0}
-    check(one, tensors(tokens=12))
+    check(one, tensors(tokens=40))
     check(one, [each.double() for each in tensors()])
     check(one, tensors())
     assert clock.count == 6
@@ -172,23 +173,97 @@ class OnCuda(torch.Tensor):
     is_cuda = True  # type: ignore[assignment]
 
 
-def test_nothing_is_measured_while_a_graph_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unknown_shape_refuses_a_capture_and_nothing_is_measured_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Timed({flash: 2.0, math: 1.0})
     one = chooser(clock)
     capturing = iter([True, False, True])
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: next(capturing))
     given = [each.as_subclass(OnCuda) for each in tensors()]
-    counts = []
-    for _ in range(3):
+    with pytest.raises(torch.OutOfMemoryError, match="could not be measured"):  # it has run before, without a choice
         one(*given, None)
-        counts.append((clock.count, chosen(one)))
-    assert counts == [(0, []), (2, ["math"]), (2, ["math"])]
+    assert (clock.count, chosen(one)) == (0, [])
+    for _ in range(2):
+        one(*given, None)
+        assert (clock.count, chosen(one)) == (2, ["math"])
+
+
+def test_a_neighbour_within_a_factor_of_two_runs_its_kernel_unmeasured() -> None:
+    clock = Timed({flash: 2.0, math: 1.0})
+    one = chooser(clock)
+    check(one, tensors(tokens=64, context=64))
+    for tokens, context, measured in ((128, 64, 2), (32, 128, 2), (130, 64, 4), (65, 32, 4)):
+        check(one, tensors(tokens=tokens, context=context))
+        assert clock.count == measured, (tokens, context)
+    near = {tuple(each["q"])[2]: each["like"] for each in one.report()}
+    assert near == {64: None, 128: [64, 64], 32: [64, 64], 130: None, 65: [64, 64]}
+    check(one, tensors(tokens=64, context=64, heads=4))  # another kind of call
+    check(one, tensors(tokens=64, context=64, batch=1))
+    assert clock.count == 8
+
+
+def test_a_neighbours_kernel_that_is_wrong_here_is_measured_again() -> None:
+    def sometimes(q: torch.Tensor, *given: Any) -> torch.Tensor:
+        return math(q, *given) * (1.0 if q.shape[2] == 64 else 1.01)  # type: ignore[call-arg]
+
+    one = chooser(Timed({flash: 2.0, sometimes: 1.0}), flash=flash, sometimes=sometimes)
+    check(one, tensors(tokens=64))
+    check(one, tensors(tokens=65))
+    assert chosen(one) == ["sometimes", "flash"]
+
+
+def test_other_kernels_are_not_tried_where_the_first_takes_no_time() -> None:
+    def untried(*given: Any) -> torch.Tensor:
+        raise AssertionError("cuDNN prepares a shape for 60 ms")
+
+    one = chooser(Timed({flash: 20e-6}), flash=flash, cudnn=untried)
+    check(one, tensors())
+    assert chosen(one) == ["flash"]
+    assert one.report()[0]["failed"] == {}
+
+
+@pytest.mark.parametrize(("runs", "tried"), [(True, False), (False, True)])
+def test_the_stand_in_is_tried_only_where_flash_fails(runs: bool, tried: bool) -> None:
+    def first(*given: Any) -> torch.Tensor:
+        if runs:
+            return math(*given)
+        raise RuntimeError("not in float32")
+
+    one = chooser(Timed({first: 3.0, flash: 2.0, math: 1.0}), flash=first, efficient=flash, cudnn=math)
+    check(one, tensors())
+    assert ("efficient" in one.report()[0]["milliseconds"]) is tried
+
+
+def test_the_next_process_runs_the_same_kernels_and_measures_nothing(tmp_path: Path) -> None:
+    waits: list[str] = []
+
+    @contextlib.contextmanager
+    def waiting(text: str) -> Iterator[None]:
+        waits.append(text)
+        yield
+
+    first = chooser(Timed({flash: 2.0, math: 1.0}))
+    first.use(tmp_path / "attention", waiting)
+    for tokens in (9, 12, 40):
+        for _ in range(2):
+            check(first, tensors(tokens=tokens))
+    assert waits == ["attention of 2x3x9x8", "attention of 2x3x12x8", "attention of 2x3x40x8"]
+    again = chooser(clock := Timed({flash: 1.0, math: 2.0}))
+    again.use(tmp_path / "attention", waiting)
+    for tokens in (40, 12, 9):
+        check(again, tensors(tokens=tokens))
+    assert clock.count == 0
+    assert again.report() == first.report()
+    assert len(waits) == 6  # a kernel's first run prepares it
+    without = chooser(clock, flash=flash, other=flash)  # "math" is not there any more
+    without.use(tmp_path / "attention", waiting)
+    check(without, tensors())
+    assert chosen(without)[-1] == "flash"
 
 
 def test_on_the_cpu_torch_chooses() -> None:
     one = Chooser()
     check(one, tensors())
-    assert chosen(one) == ["torch"]
+    assert chosen(one) == []
 
 
 class Chosen(Attention):
@@ -268,6 +343,8 @@ class TestTracedAttention:
     def common(self, adapter: Callable[[str], ModuleType], monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
         module = adapter("blocks.common")
         module._is_measured.cache_clear()
+        assert module._MEASURED_ON == ("cuda",)
+        monkeypatch.setattr(module, "_MEASURED_ON", ("cpu",))
         yield module
         module._is_measured.cache_clear()
 
@@ -281,15 +358,15 @@ class TestTracedAttention:
         graph = torch.fx.experimental.proxy_tensor.make_fx(run, tracing_mode="symbolic")(*given).graph
         return {name for name in map(str, (node.target for node in graph.nodes)) if "attention" in name}
 
-    def test_the_operator_is_in_a_trace_only_if_a_person_asks_for_it(
+    def test_the_operator_is_in_a_trace_unless_a_person_asks_for_flash(
         self, common: ModuleType, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        assert self.operators(common, *tensors()) == {"aten._scaled_dot_product_flash_attention_for_cpu.default"}
-        monkeypatch.setenv("RESOLUTE_ATTENTION", "measured")
-        common._is_measured.cache_clear()
         assert self.operators(common, *tensors()) == {"resolute.attention.default"}
         masked = self.operators(common, *tensors(), torch.zeros(9, 5))
         assert "resolute.attention.default" not in masked
+        monkeypatch.setenv("RESOLUTE_ATTENTION", "flash")
+        common._is_measured.cache_clear()
+        assert self.operators(common, *tensors()) == {"aten._scaled_dot_product_flash_attention_for_cpu.default"}
 
     @pytest.mark.parametrize("skip_output_reshape", [False, True])
     def test_both_forms_give_the_same(
@@ -302,5 +379,5 @@ class TestTracedAttention:
             return result
 
         expected = run()
-        monkeypatch.setenv("RESOLUTE_ATTENTION", "measured")
+        monkeypatch.setenv("RESOLUTE_ATTENTION", "flash")
         assert relative_error(run(), expected) <= TOLERANCE

@@ -1,0 +1,1 @@
+"""Attention as one operator that runs the fastest kernel for each shape (RESOLUTE_ATTENTION=measured, the default)."""
