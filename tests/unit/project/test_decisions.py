@@ -46,6 +46,14 @@ HOMES = {
         "nodes/adapters/process/compile_request.py",
         ("nodes/adapters/blocks", "nodes/adapters/compile", "nodes/adapters/forward", "nodes/adapters/process"),
     ),
+    # test_homes_of_adapters.py looks for every name of that table, for whose code runs, and for the number of pixels.
+    "what transformer_options mean": Home(
+        r"'(cond_or_uncond|optimized_attention_override|patches_replace|prefetch_dynamic_vbars|sample_sigmas)'",
+        "nodes/adapters/comfyui/transformer_options.py",
+    ),
+    "pixels in a latent cell": Home(
+        r"\b(spacial_downscale_ratio|upscale_ratio)\b", "nodes/adapters/comfyui/latent_cells.py"
+    ),
     "a call without its weights epoch": Home(r"\bCallWithoutEpoch\(", "compile_cache/keys.py"),
 }
 

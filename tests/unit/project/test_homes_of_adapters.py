@@ -135,9 +135,6 @@ class TestPixelsInACell:
         }
         assert eights == {self.HOME, *self.OTHER_EIGHTS}
 
-    def test_no_other_file_asks_a_model_for_it(self) -> None:
-        assert {name for name, _ in written({"spacial_downscale_ratio", "upscale_ratio"})} == {self.HOME}
-
     def test_a_model_of_an_old_version_and_an_odd_vae_have_the_default(self) -> None:
         cells = load("comfyui/latent_cells.py")
         assert [cells.of_format(each) for each in (None, object())] == [cells.DEFAULT] * 2
