@@ -5,10 +5,12 @@ from __future__ import annotations
 import io
 import itertools
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import numpy
 import pytest
+import torch
 from PIL import Image
 
 from scripts.server.client import Client, History
@@ -16,6 +18,7 @@ from scripts.server.process import ComfyServer
 from scripts.setup import comfyui
 
 pytest.register_assert_rewrite(f"{__package__}.rig")
+from .in_process import load  # noqa: E402
 from .rig import Bench, PromptDict, Run, compiled  # noqa: E402 (after register_assert_rewrite)
 
 
@@ -68,6 +71,19 @@ def seed(seeds: Iterator[int]) -> int:
 def warm(bench: Bench, seeds: Iterator[int]) -> Run:
     """The first compiled prompt of the tiny model and VAE on the shared server, at 256x256; it compiles the regions."""
     return bench.run(compiled(_tiny_prompt(seed=next(seeds))))
+
+
+@pytest.fixture(scope="session")
+def core() -> SimpleNamespace:
+    """ComfyUI's own modules and ours in this process; see ``in_process.load``."""
+    return load()
+
+
+@pytest.fixture
+def inference() -> Iterator[None]:
+    """How ComfyUI calls a model."""
+    with torch.inference_mode():
+        yield
 
 
 @pytest.fixture(scope="session")

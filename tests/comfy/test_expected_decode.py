@@ -3,28 +3,18 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-from .deepcache.in_process import PACK, load
+from .in_process import PACK
+
+pytestmark = pytest.mark.usefixtures("inference")
 
 SAMPLED = (2, 4, 16, 24)
 CPU = torch.device("cpu")
-
-
-@pytest.fixture(scope="module")
-def core() -> SimpleNamespace:
-    return load()
-
-
-@pytest.fixture(autouse=True)
-def inference() -> Iterator[None]:
-    with torch.inference_mode():
-        yield
 
 
 def part(name: str) -> Any:

@@ -11,15 +11,8 @@ import pytest
 import torch
 from torch import nn
 
-from .deepcache.in_process import load
-
 CPU = torch.device("cpu")
 MIB = 1 << 20
-
-
-@pytest.fixture(scope="module")
-def core() -> SimpleNamespace:
-    return load()
 
 
 @pytest.fixture

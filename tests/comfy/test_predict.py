@@ -8,14 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from .deepcache.in_process import load
-
 WIDTH = 16  # of an embedding
-
-
-@pytest.fixture(scope="module")
-def core() -> SimpleNamespace:
-    return load()
 
 
 @pytest.mark.parametrize(("dimensions", "frames"), [(2, ()), (3, (1,))], ids=["pictures", "one frame of a video"])

@@ -16,15 +16,8 @@ from compile_cache.backends.base import Backend
 from scripts.places import ROOT
 from scripts.server.client import Client
 
-from .deepcache.in_process import load
-
 BACKENDS = ROOT / "compile_cache" / "backends"
 BLOCKS = ROOT / "nodes" / "adapters" / "blocks"
-
-
-@pytest.fixture(scope="module")
-def core() -> SimpleNamespace:
-    return load()
 
 
 @pytest.fixture(scope="module")

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import importlib
+from types import SimpleNamespace
 
 import torch
 
-from .deepcache.in_process import PACK, load
+from .in_process import PACK
 
 
-def test_it_names_the_attention_kernel_of_each_shape_and_the_times() -> None:
-    core = load()
+def test_it_names_the_attention_kernel_of_each_shape_and_the_times(core: SimpleNamespace) -> None:
     attention = importlib.import_module(f"{PACK}.compile_cache.attention.chooser")
     stats = importlib.import_module(f"{PACK}.compile_cache.stats").Stats()
     seconds = iter([0.002, 0.001])

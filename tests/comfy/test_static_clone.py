@@ -14,15 +14,8 @@ from typing import Any
 import pytest
 import torch
 
-from .deepcache.in_process import load
-
 # Patches whose code refers to the module that it replaces, or is on the model itself.
 AROUND_THIS_COPY = ["replaced_forward", "exchanged_network", "changed_in_place"]
-
-
-@pytest.fixture(scope="module")
-def core() -> SimpleNamespace:
-    return load()
 
 
 @pytest.fixture(scope="module")

@@ -8,15 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from .deepcache.in_process import load
-
 ELSEWHERE = torch.device("meta")
 ONE_GPU: dict[str, Any] = {"model_options": {}}
-
-
-@pytest.fixture(scope="module")
-def core() -> SimpleNamespace:
-    return load()
 
 
 @pytest.fixture(scope="module")

@@ -5,29 +5,20 @@ from __future__ import annotations
 import copy
 import itertools
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-from .in_process import HIGHEST_DEPTH, TOLERANCE, inputs, load, make_unet, relative_error, residuals
+from ..in_process import HIGHEST_DEPTH, TOLERANCE, inputs, make_unet, relative_error, residuals
+
+pytestmark = pytest.mark.usefixtures("inference")
 
 SIZES = [(720, 720), (720, 960), (960, 720), (728, 720), (544, 512), (576, 544), (528, 528), (264, 200)]
 DEPTHS = range(1, HIGHEST_DEPTH + 1)
 Passes = tuple[torch.Tensor, torch.Tensor, torch.Tensor]  # full pass, its feature, fast pass
-
-
-@pytest.fixture(autouse=True)
-def inference() -> Iterator[None]:
-    with torch.inference_mode():
-        yield
-
-
-@pytest.fixture(scope="module")
-def core() -> SimpleNamespace:
-    return load()
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,7 @@ import itertools
 import logging
 import re
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,22 +15,13 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from .in_process import TOLERANCE, load, relative_error
+from ..in_process import TOLERANCE, relative_error
+
+pytestmark = pytest.mark.usefixtures("inference")
 
 STEPS = 12
 EVERY_THIRD = list(range(0, STEPS, 3))
 HEIGHT, WIDTH = 13, 17  # of the latent: odd, and odd again when halved and rounded up
-
-
-@pytest.fixture(autouse=True)
-def inference() -> Iterator[None]:
-    with torch.inference_mode():
-        yield
-
-
-@pytest.fixture(scope="module")
-def core() -> SimpleNamespace:
-    return load()
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 import torch
 
-from ..deepcache.in_process import load
 from .kit import Bench, copied
 from .models import MODELS, Model, Size
 
@@ -27,11 +26,6 @@ READING = {
 }
 # Frequencies, positions or sizes that would wait for the GPU without `HostConstants`.
 MAKING_ON_THE_HOST = ("Wan", "AuraFlow", "LTX")
-
-
-@pytest.fixture(scope="module")
-def core() -> SimpleNamespace:
-    return load()
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 import torch
 
-from ..deepcache.in_process import load
 from .kit import Bench, run_traces
 from .models import Model, noise
 
@@ -93,11 +92,6 @@ class StrangeModel(Model):
     def make(self) -> Any:
         torch.manual_seed(0)
         return self.made().eval().requires_grad_(False)  # type: ignore[attr-defined]
-
-
-@pytest.fixture(scope="module")
-def core() -> SimpleNamespace:
-    return load()
 
 
 @pytest.fixture

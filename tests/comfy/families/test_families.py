@@ -8,18 +8,12 @@ from typing import Any
 import pytest
 import torch
 
-from ..deepcache.in_process import load
 from .kit import Bench, forget_regions, run_traces
 from .models import MODELS, Size
 
 # Odd sizes, batches, lengths of the text and numbers of frames. The first is of one picture: its batch is traced as 2.
 FIRST = Size(1, 8, 12, 7)
 SIZES = [Size(2, 8, 12, 7), Size(1, 10, 6, 13, 3), Size(3, 14, 8, 7, 5), Size(2, 6, 10, 19, 3)]
-
-
-@pytest.fixture(scope="module")
-def core() -> SimpleNamespace:
-    return load()
 
 
 @pytest.fixture

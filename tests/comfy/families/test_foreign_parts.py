@@ -9,14 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from ..deepcache.in_process import load
 from .kit import Bench, run_traces
 from .models import MODELS, Size
-
-
-@pytest.fixture(scope="module")
-def core() -> SimpleNamespace:
-    return load()
 
 
 class Gained(torch.nn.Linear):

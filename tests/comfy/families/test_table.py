@@ -11,13 +11,7 @@ import pytest
 from scripts.commands import family_table
 from scripts.setup import comfyui
 
-from ..deepcache.in_process import load
 from .models import MODELS
-
-
-@pytest.fixture(scope="module")
-def core() -> SimpleNamespace:
-    return load()
 
 
 def test_the_page_is_current(core: SimpleNamespace) -> None:

@@ -31,6 +31,16 @@ def warm_sdxl(bench: Bench, warm_control: Run, tiny_prompt: Any, seeds: Any, pyt
     return bench.run(compiled(tiny_prompt(kind="sdxl", seed=next(seeds)), pytestconfig.getoption("--backend")))
 
 
+def assert_cores_error(checked: Check, prompt: PromptDict, text: str) -> None:
+    messages = []
+    for wrong in (prompt, all_compiled(prompt, checked.backend)):
+        with pytest.raises(PromptError) as caught:
+            checked.bench.run(wrong)
+        messages.append(str(caught.value))
+    assert text in messages[0]
+    assert messages[1] == messages[0]
+
+
 @pytest.mark.usefixtures("warm_sdxl")
 class TestSDXL:
     @pytest.mark.parametrize(("width", "height"), [(136, 104), (72, 136)])
@@ -42,14 +52,7 @@ class TestSDXL:
         assert_different(run, checked.bench.run(whole))
 
     def test_on_the_wrong_model_it_gives_the_error_that_core_gives(self, checked: Check, prompt: PromptDict) -> None:
-        plain = controlled(prompt, "sdxl")
-        messages = []
-        for wrong in (plain, all_compiled(plain, checked.backend)):
-            with pytest.raises(PromptError) as caught:
-                checked.bench.run(wrong)
-            messages.append(str(caught.value))
-        assert "did you try using a controlnet for SDXL on SD1?" in messages[0]
-        assert messages[1] == messages[0]
+        assert_cores_error(checked, controlled(prompt, "sdxl"), "did you try using a controlnet for SDXL on SD1?")
 
 
 class TestUnion:
@@ -78,13 +81,7 @@ class TestUnion:
         self, checked: Check, typed: PromptDict
     ) -> None:
         typed["typed"]["inputs"]["type"] = "repaint"
-        messages = []
-        for wrong in (typed, all_compiled(typed, checked.backend)):
-            with pytest.raises(PromptError) as caught:
-                checked.bench.run(wrong)
-            messages.append(str(caught.value))
-        assert "Control type repaint(7) is out of range" in messages[0]
-        assert messages[1] == messages[0]
+        assert_cores_error(checked, typed, "Control type repaint(7) is out of range")
 
 
 @pytest.mark.parametrize(

@@ -11,18 +11,11 @@ from typing import Any
 import pytest
 import torch
 
-from ..deepcache.in_process import load
-
 
 @pytest.fixture(autouse=True)
 def inference() -> Iterator[None]:
     with torch.inference_mode():
         yield
-
-
-@pytest.fixture(scope="session")
-def core() -> SimpleNamespace:
-    return load()
 
 
 @pytest.fixture

@@ -323,27 +323,15 @@ def test_memory_is_asked_for_once_in_each_load(compiled: Compiled) -> None:
     assert compiled.counted("streamed_weights") == 3
 
 
-def test_a_fill_without_memory_is_no_error_and_leaves_nothing_pinned(paging: ModuleType) -> None:
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError("out of memory"), ValueError("a broken LoRA")], ids=repr)
+def test_a_fill_that_fails_is_left_to_core_and_leaves_nothing_pinned(paging: ModuleType, error: Exception) -> None:
     checkpoint = Checkpoint()
     checkpoint.load("")
 
-    def no_memory(module: Any, dtype: torch.dtype) -> None:
-        raise torch.OutOfMemoryError("out of memory")
+    def failing(module: Any, dtype: torch.dtype) -> None:
+        raise error
 
-    weights = paging.PagedWeights(no_memory)
-    weights.survey(checkpoint.model.modules())
-    assert not weights.pin()
-    assert not any(checkpoint.reservation.pins)
-
-
-def test_an_error_of_a_fill_is_left_to_core_and_leaves_nothing_pinned(paging: ModuleType) -> None:
-    checkpoint = Checkpoint()
-    checkpoint.load("")
-
-    def broken(module: Any, dtype: torch.dtype) -> None:
-        raise ValueError("a broken LoRA")
-
-    weights = paging.PagedWeights(broken)
+    weights = paging.PagedWeights(failing)
     weights.survey(checkpoint.model.modules())
     assert not weights.pin()
     assert not any(checkpoint.reservation.pins)
@@ -406,8 +394,14 @@ class TestLoadedAnew:
 
     @pytest.mark.parametrize(
         "other",
-        [torch.zeros(4), torch.zeros(3, dtype=torch.float16), nn.Parameter(torch.zeros(3)), torch.zeros(6)[::2]],
-        ids=["size", "dtype", "class", "stride"],
+        [
+            torch.zeros(4),
+            torch.zeros(3, dtype=torch.float16),
+            nn.Parameter(torch.zeros(3)),
+            torch.zeros(6)[::2],
+            torch.empty(3, device=HOST),
+        ],
+        ids=["size", "dtype", "class", "stride", "on the host"],
     )
     def test_another_kind_of_tensor_takes_the_place(self, kept: Any, other: torch.Tensor) -> None:
         own: dict[str, Any] = {"table": torch.ones(3)}
@@ -415,13 +409,6 @@ class TestLoadedAnew:
         own["table"] = other
         kept.keep([(own, "table")])
         assert own["table"] is other
-
-    def test_what_is_on_the_host_is_left_there(self, kept: Any) -> None:
-        own: dict[str, Any] = {"table": torch.ones(3)}
-        kept.keep([(own, "table")])
-        own["table"] = unloaded = torch.empty(3, device=HOST)
-        kept.keep([(own, "table")])
-        assert own["table"] is unloaded
 
     def test_after_forget_new_tensors_stay_where_they_are(self, kept: Any) -> None:
         own: dict[str, Any] = {"table": torch.ones(3)}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
 from dataclasses import replace
 from typing import Any
 
@@ -40,21 +40,29 @@ class TestCapturesThatFail:
             for _ in range(2):
                 cache.run(program, module.call(16))
 
-    def test_weights_that_moved_are_a_reason_to_try_again(self, cache: Any, program: Any, module: Any) -> None:
-        program.capture_failure = CaptureError("once")
+    @pytest.mark.parametrize(
+        ("failure", "change"),
+        [
+            (CaptureError("once"), "the weights moved"),
+            (CaptureError("once"), "captures were freed"),
+            (CaptureError("once"), "the module was forgotten"),
+            (OverBudgetError(12 * MIB), "captures were freed"),
+        ],
+    )
+    def test_it_is_tried_again_after(
+        self, cache: Any, program: Any, module: Any, failure: CaptureError, change: str
+    ) -> None:
+        program.capture_failure = failure
         cache.run(program, module.call())
         program.capture_failure = None
-        module.load(7.0)
+        if change == "the weights moved":
+            module.load(7.0)
+        elif change == "captures were freed":
+            cache.trim()
+        else:
+            cache.forget(program.owner)
         with expect(cache, graph_calls=1, captures=1):
-            assert answer(cache.run(program, module.call())) == 7.0
-
-    def test_freed_memory_is_a_reason_to_try_again(self, cache: Any, program: Any, module: Any) -> None:
-        program.capture_failure = CaptureError("once")
-        cache.run(program, module.call())
-        program.capture_failure = None
-        cache.trim()
-        with expect(cache, graph_calls=1, captures=1):
-            cache.run(program, module.call())
+            assert answer(cache.run(program, module.call())) == module.factor
 
     def test_a_cancel_before_the_capture_propagates_and_the_next_call_captures(
         self, cache: Any, program: Any, module: Any
@@ -67,27 +75,19 @@ class TestCapturesThatFail:
 
 
 class TestOutOfMemory:
-    def test_captures_are_freed_and_the_call_is_answered_once_more(self, cache: Any, program: Any, module: Any) -> None:
+    def test_captures_are_freed_and_the_shape_is_not_captured_from_then_on(
+        self, cache: Any, program: Any, module: Any
+    ) -> None:
         cache.run(program, module.call(8))
         program.run_failures = [oom()]
         with expect(cache, {"out_of_memory": 1}, eager_calls=1):
             assert answer(cache.run(program, module.call(16))) == 2.0
         assert program.open_graphs == 0
         assert cache.bytes == 0
-
-    def test_the_shape_is_not_captured_from_then_on(self, cache: Any, program: Any, module: Any) -> None:
-        cache.run(program, module.call(8))
-        program.run_failures = [oom()]
-        cache.run(program, module.call(16))
+        assert cache.report()["counters"]["evictions"] == 1
         with expect(cache, {"out_of_memory": 2}, graph_calls=2):
             for _ in range(2):
                 assert answer(cache.run(program, module.call(16))) == 2.0
-
-    def test_freed_captures_count_as_evictions_in_the_report(self, cache: Any, program: Any, module: Any) -> None:
-        cache.run(program, module.call(8))
-        program.run_failures = [oom()]
-        cache.run(program, module.call(16))
-        assert cache.report()["counters"]["evictions"] == 1
 
     def test_with_nothing_to_free_it_propagates(self, cache: Any, program: Any, module: Any) -> None:
         program.run_failures = [oom()]
@@ -102,32 +102,13 @@ class TestOutOfMemory:
             cache.run(program, module.call(16))
         assert module.calls == calls + 1
 
-    def test_in_a_replay_it_frees_captures_and_runs_the_original(self, cache: Any, program: Any, module: Any) -> None:
-        cache.run(program, module.call())
-        program.graphs[0].failure = oom()
-        with expect(cache, {"out_of_memory": 1}, eager_calls=1):
-            assert answer(cache.run(program, module.call())) == 2.0
-        assert program.open_graphs == 0
-
-    def test_in_the_original_it_frees_captures_and_runs_once_more(self, cache: Any, program: Any, module: Any) -> None:
-        cache.run(program, module.call(8))
-        failures = [oom()]
-
-        def forward(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-            if failures:
-                raise failures.pop()
-            return module.forward(*tensors)
-
-        call = module.call(16, invoke=forward, forward_bypass=GRADIENT)
-        assert answer(cache.run(program, call)) == 2.0
-        assert program.open_graphs == 0
-
+    # A failing graph launch raises the second, and ComfyUI's own `is_oom` takes it too.
+    @pytest.mark.parametrize("error", [oom(), torch.AcceleratorError("CUDA error: out of memory")], ids=repr)
     @pytest.mark.parametrize("when", ["in a run", "in a replay", "in the original"])
-    def test_what_the_driver_reports_is_the_same_lack_of_memory(
-        self, cache: Any, program: Any, module: Any, when: str
+    def test_captures_are_freed_and_the_original_runs(
+        self, cache: Any, program: Any, module: Any, when: str, error: Exception
     ) -> None:
-        """A failing graph launch raises it, and ComfyUI's own `is_oom` takes it too."""
-        error = torch.AcceleratorError("CUDA error: out of memory")
+        counted: Any = expect(cache, {"out_of_memory": 1}, eager_calls=1)
         cache.run(program, module.call(8))
         call = module.call(8 if when == "in a replay" else 16)
         if when == "in a run":
@@ -135,13 +116,14 @@ class TestOutOfMemory:
         elif when == "in a replay":
             program.graphs[0].failure = error
         else:
-            failures = [error]
+            failures, counted = [error], contextlib.nullcontext()
             call = replace(
                 call,
                 forward_bypass=GRADIENT,
                 invoke=lambda tensors: _raise(failures.pop()) if failures else module.forward(*tensors),
             )
-        assert answer(cache.run(program, call)) == 2.0
+        with counted:
+            assert answer(cache.run(program, call)) == 2.0
         assert program.open_graphs == 0
 
     def test_another_error_of_the_driver_is_none(self, cache: Any, program: Any, module: Any) -> None:
@@ -300,16 +282,6 @@ class TestBudget:
             for _ in range(2):
                 cache.run(program, module.call())
 
-    def test_after_captures_were_freed_a_refused_one_is_tried_again(
-        self, cache: Any, program: Any, module: Any
-    ) -> None:
-        program.capture_failure = OverBudgetError(12 * MIB)
-        cache.run(program, module.call())
-        program.capture_failure = None
-        cache.trim()
-        with expect(cache, graph_calls=1, captures=1):
-            cache.run(program, module.call())
-
     def test_what_a_session_uses_is_not_evicted_for_more(self, cache: Any, program: Any, module: Any) -> None:
         with session(cache, program.owner):
             for side in (8, 16, 24):
@@ -343,11 +315,3 @@ class TestGivingBack:
         cache.forget(program.owner)
         assert (program.open_graphs, other_program.open_graphs) == (0, 1)
         assert [graph.closed for graph in program.graphs] == [1]
-
-    def test_forget_lets_go_of_reasons(self, cache: Any, program: Any, module: Any) -> None:
-        program.capture_failure = CaptureError("once")
-        cache.run(program, module.call())
-        program.capture_failure = None
-        cache.forget(program.owner)
-        with expect(cache, graph_calls=1, captures=1):
-            cache.run(program, module.call())

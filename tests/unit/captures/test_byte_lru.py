@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -43,20 +44,15 @@ def test_the_oldest_is_evicted_first(cache: ByteLRU[str, str], evicted: list[str
     assert keys(cache) == ["b", "c"]
 
 
-def test_using_a_value_makes_it_the_newest(cache: ByteLRU[str, str], evicted: list[str]) -> None:
+@pytest.mark.parametrize(("use", "gone"), [(ByteLRU.get, "B"), (ByteLRU.__contains__, "A")], ids=["get", "in"])
+def test_getting_a_value_makes_it_the_newest_and_looking_for_its_key_does_not(
+    cache: ByteLRU[str, str], evicted: list[str], use: Any, gone: str
+) -> None:
     cache.put("a", "A", 4)
     cache.put("b", "B", 4)
-    cache.get("a")
+    assert use(cache, "a")
     cache.put("c", "C", 4)
-    assert evicted == ["B"]
-
-
-def test_checking_for_a_key_does_not_count_as_use(cache: ByteLRU[str, str], evicted: list[str]) -> None:
-    cache.put("a", "A", 4)
-    cache.put("b", "B", 4)
-    assert "a" in cache
-    cache.put("c", "C", 4)
-    assert evicted == ["A"]
+    assert evicted == [gone]
 
 
 def test_no_more_is_evicted_than_necessary(cache: ByteLRU[str, str], evicted: list[str]) -> None:

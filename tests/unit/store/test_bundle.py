@@ -6,7 +6,6 @@ import ast
 import hashlib
 import json
 import os
-import random
 import subprocess
 import sys
 import zipfile
@@ -32,23 +31,12 @@ from scripts.commands import bundle
 from scripts.errors import SetupError
 from scripts.places import ROOT
 
-HERE = EnvironmentFingerprint(
-    torch="2.11.0",
-    triton="3.6.0",
-    python="3.11",
-    platform="linux x86_64",
-    device="NVIDIA H200, sm_90",
-    settings="default",
-    source="abc",
-)
+from .test_artifact_store import HERE, store_in
+
 ARTIFACTS = [Artifact(key * 64, "ResBlock", {"static": [number]}, b"code " + bytes(range(256)) * 4)
              for number, key in enumerate("a1f")]  # fmt: skip
 FIRST = ARTIFACTS[0].name
 LIMIT = 1 << 20
-
-
-def store_in(folder: Path, environment: EnvironmentFingerprint = HERE, limit: int = LIMIT) -> ArtifactStore:
-    return ArtifactStore(folder, environment, limit)
 
 
 @pytest.fixture
@@ -226,20 +214,15 @@ def test_a_truncated_artifact_counts_with_its_missing_bytes(file: Path, tmp_path
 # --- another environment ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", [field.name for field in fields(EnvironmentFingerprint) if field.name != "format"])
+@pytest.mark.parametrize("name", [field.name for field in fields(EnvironmentFingerprint)])
 def test_another_environments_bundle_is_refused_and_the_difference_named(file: Path, tmp_path: Path, name: str) -> None:
-    store = store_in(tmp_path / "there", replace(HERE, **{name: "other"}))
+    other = HERE.format + 1 if name == "format" else "other"
+    store = store_in(tmp_path / "there", replace(HERE, **{name: other}))
     with pytest.raises(BundleError, match="made in another environment") as refusal:
         import_bundle(file, store)
-    assert f"{name}: other here, {getattr(HERE, name)} there" in str(refusal.value)
+    assert f"{name}: {other} here, {getattr(HERE, name)} there" in str(refusal.value)
     assert str(refusal.value).count(" here, ") == 1
     assert store.names() == []
-
-
-def test_a_bundle_of_another_format_version_is_refused(file: Path, tmp_path: Path) -> None:
-    store = store_in(tmp_path / "there", replace(HERE, format=HERE.format + 1))
-    with pytest.raises(BundleError, match=f"format: {HERE.format + 1} here, {HERE.format} there"):
-        import_bundle(file, store)
 
 
 def test_every_difference_is_named(file: Path, tmp_path: Path) -> None:
@@ -429,31 +412,6 @@ def test_an_artifact_that_cannot_be_written_is_refused_and_not_counted(
     report = import_bundle(file, there)
     assert (report.done, report.bytes, len(report.refused)) == ([], 0, 3)
     assert there.names() == []
-
-
-def test_a_randomly_damaged_bundle_never_imports_a_wrong_artifact(file: Path, tmp_path: Path) -> None:
-    """Truncate, flip a bit, cut out or double a piece, in hundreds of places: an artifact is right or absent."""
-    whole, chance = file.read_bytes(), random.Random(6)
-    refused = 0
-    for number in range(400):
-        at, length = chance.randrange(len(whole)), chance.randrange(1, 64)
-        damaged = [
-            whole[:at],
-            whole[:at] + bytes([whole[at] ^ (1 << number % 8)]) + whole[at + 1 :],
-            whole[:at] + whole[at + length :],
-            whole[:at] + whole[at : at + length] * 2 + whole[at + length :],
-        ][number % 4]
-        file.write_bytes(damaged)
-        store = store_in(tmp_path / "fuzzed" / str(number % 8))
-        for name in store.names():
-            store._remove(name)
-        try:
-            refused += bool(import_bundle(file, store).refused)
-        except BundleError:
-            refused += 1
-        assert {artifact.name for artifact in contents(store)} <= {artifact.name for artifact in ARTIFACTS}
-        assert all(artifact in ARTIFACTS for artifact in contents(store))
-    assert refused > 300
 
 
 def test_reading_a_bundles_index_writes_nothing(file: Path, tmp_path: Path) -> None:

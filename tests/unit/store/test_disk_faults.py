@@ -36,7 +36,9 @@ def temporary_files(folder: Path) -> list[Path]:
 
 
 @pytest.mark.parametrize("error", ERRORS)
-def test_a_save_that_fails_anywhere_is_a_region_that_is_not_stored(tmp_path: Path, error: str) -> None:
+def test_a_save_that_fails_anywhere_is_a_region_that_is_not_stored(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, error: str
+) -> None:
     for number in itertools.count(1):
         folder = tmp_path / str(number)
         store = store_in(folder)
@@ -44,6 +46,8 @@ def test_a_save_that_fails_anywhere_is_a_region_that_is_not_stored(tmp_path: Pat
         with operations.watched():
             saved = store.save(artifact())
         assert store.load(KEY) == ([artifact()] if saved else []) or not saved
+        assert saved or os.strerror(ERRORS[error]) in caplog.text
+        caplog.clear()
         assert temporary_files(folder) == []
         assert store.save(artifact(payload=b"other code"))
         assert artifact(payload=b"other code") in store_in(folder).load(KEY)

@@ -9,15 +9,8 @@ import pytest
 
 from compile_cache.store.fingerprint import EnvironmentFingerprint, ModelFingerprint
 
-HERE = EnvironmentFingerprint(
-    torch="2.11.0",
-    triton="3.6.0",
-    python="3.11",
-    platform="linux-x86_64",
-    device="NVIDIA H200 sm_90",
-    settings="default",
-    source="abc",
-)
+from .test_artifact_store import HERE
+
 OTHER: dict[str, Any] = {
     "torch": "2.10.0",
     "triton": "none",

@@ -13,7 +13,8 @@ from compile_cache.store import private_files
 from compile_cache.store.artifact_store import ArtifactStore, StoreError
 from compile_cache.store.private_files import why_not_private
 
-from .test_bundle import HERE, LIMIT
+from .test_artifact_store import HERE
+from .test_bundle import LIMIT
 
 
 @pytest.fixture

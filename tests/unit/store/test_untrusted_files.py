@@ -31,7 +31,8 @@ from compile_cache.store.bundle import BundleError, export_bundle, import_bundle
 from compile_cache.store.shape_history import ShapeHistory
 
 from ..fakes import FakeProgram, Module
-from .test_bundle import ARTIFACTS, HERE, LIMIT
+from .test_artifact_store import HERE
+from .test_bundle import ARTIFACTS, LIMIT
 
 drawn = settings(max_examples=60, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck))
 MOST_MEMORY = 32 << 20  # bytes; the files of these tests have some thousands

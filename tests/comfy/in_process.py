@@ -15,7 +15,7 @@ import torch
 
 from scripts.setup import comfyui
 
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[2]
 PACK = "resolute_on_comfyui"  # beside the one on a server
 TOLERANCE = 1e-5
 
