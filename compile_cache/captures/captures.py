@@ -17,11 +17,6 @@ from .byte_lru import ByteLRU
 _KEPT = 32 << 20  # bytes of captures that stay when all models are unloaded
 
 
-def _lasting_pool_bytes() -> int:
-    """Bytes of the shared pool that eviction cannot free. What can be released before is no reason to evict one."""
-    return 0 if is_trimmable() else pool_bytes()
-
-
 def capture_key(program: Program, call: Call) -> CaptureKey:
     """The key of a call's capture: a graph that reads the present weights in each replay serves every epoch."""
     epoch = ANY_EPOCH if program.capabilities.reads_live_weights else call.epoch
@@ -31,11 +26,13 @@ def capture_key(program: Program, call: Call) -> CaptureKey:
 class Captures(ByteLRU[CaptureKey, Graph]):
     """Captures by key, each closed when it leaves. GraphCache's lock guards all but the reports."""
 
-    def __init__(self, budget: int, shared: Callable[[], int] = _lasting_pool_bytes) -> None:
-        """budget: in bytes. shared: bytes that captures work in together."""
+    def __init__(self, budget: int) -> None:
         super().__init__(budget, methodcaller("close"))
-        self.shared_bytes = shared  # type: ignore[method-assign]
         self._sessions: dict[int, list[CaptureKey]] = {}  # the captures that each module's sampling run pinned
+
+    def shared_bytes(self) -> int:
+        """Bytes of the shared pool that eviction cannot free. What can be released before is no reason to evict one."""
+        return 0 if is_trimmable() else pool_bytes()
 
     def room_to_work_in(self, own: int, device: str) -> int:
         """Bytes that a replay may work in, if its capture has buffers of `own` bytes.

@@ -62,6 +62,9 @@ _ON_CPU: dict[str, Read] = {
         getattr(_backends.mkldnn, "matmul", None), lambda: torch.get_float32_matmul_precision() != "highest"
     ),
 }
+_OF_MATMUL = {
+    "allow_fp16_reduced_precision_reduction", "allow_bf16_reduced_precision_reduction", "allow_fp16_accumulation",
+}  # fmt: skip
 _FLAGS = {
     "cuda": tuple({**_EVERYWHERE, **_ON_CUDA}.items()),
     "cpu": tuple({**_EVERYWHERE, **_ON_CPU}.items()),
@@ -104,47 +107,31 @@ def intercepting_mode() -> str | None:
 
 def uses_tf32() -> bool:
     """True if float32 matrix products or convolutions run in TF32 on NVIDIA."""
-    return any(_ON_CUDA[name]() in (True, "tf32") for name in ("float32 matmul", "float32 convolution"))
+    return _is_tf32("float32 matmul") or _is_tf32("float32 convolution")
 
 
-# --- in a worker process ---------------------------------------------------------------------------------------
-
-_ReadAndSet = tuple[Callable[[], Any], Callable[[Any], object]]
-
-
-def _tf32(name: str, switch: Any) -> _ReadAndSet:
-    return lambda: _ON_CUDA[name]() in (True, "tf32"), lambda value: setattr(switch, "allow_tf32", value)
-
-
-def _of_matmul(name: str) -> _ReadAndSet:
-    if not hasattr(_matmul, name):  # an older torch
-        return lambda: None, lambda value: None
-    return lambda: getattr(_matmul, name), lambda value: setattr(_matmul, name, value)
-
-
-# What inductor reads while it lowers a trace: how to read it here, and how to set it in the worker.
-_OF_LOWERING: dict[str, _ReadAndSet] = {
-    "deterministic": (
-        lambda: torch.are_deterministic_algorithms_enabled(),
-        lambda value: torch.use_deterministic_algorithms(value, warn_only=True),  # as ComfyUI does
-    ),
-    "threads": (lambda: torch.get_num_threads(), torch.set_num_threads),
-    "tf32 matmul": _tf32("float32 matmul", _matmul),
-    "tf32 convolution": _tf32("float32 convolution", _backends.cudnn),
-    "fp16 reduction": _of_matmul("allow_fp16_reduced_precision_reduction"),
-    "bf16 reduction": _of_matmul("allow_bf16_reduced_precision_reduction"),
-    "fp16 accumulation": _of_matmul("allow_fp16_accumulation"),
-}
+def _is_tf32(name: str) -> bool:
+    return _ON_CUDA[name]() in (True, "tf32")
 
 
 def flags_for_workers() -> dict[str, Any]:
-    """The flags of this process that a worker needs to lower a trace to the same code. Plain data."""
-    return {name: read() for name, (read, _) in _OF_LOWERING.items()}
+    """The flags that inductor reads while it lowers a trace, as plain data for `apply_flags` in a worker process."""
+    return {
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
+        "threads": torch.get_num_threads(),
+        "tf32 matmul": _is_tf32("float32 matmul"),
+        "tf32 convolution": _is_tf32("float32 convolution"),
+        **{name: getattr(_matmul, name) for name in _OF_MATMUL if hasattr(_matmul, name)},
+    }
 
 
 def apply_flags(values: Mapping[str, Any]) -> None:
     """Set what `flags_for_workers` read in the main process. Raises RuntimeError if torch does not take it over."""
-    for name, value in values.items():
-        _OF_LOWERING[name][1](value)
+    torch.use_deterministic_algorithms(values["deterministic"], warn_only=True)  # as ComfyUI does
+    torch.set_num_threads(values["threads"])
+    _matmul.allow_tf32 = values["tf32 matmul"]
+    _backends.cudnn.allow_tf32 = values["tf32 convolution"]
+    for name in _OF_MATMUL & values.keys():
+        setattr(_matmul, name, values[name])
     if flags_for_workers() != values:
         raise RuntimeError(f"this worker computes under {flags_for_workers()}, and the main process under {values}")

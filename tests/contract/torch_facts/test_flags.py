@@ -172,8 +172,7 @@ def test_a_worker_lowers_under_the_flags_of_the_main_process() -> None:
 
 
 def test_a_worker_that_does_not_take_a_flag_over_does_not_compile(monkeypatch: pytest.MonkeyPatch) -> None:
-    read, _ = flags_of_torch._OF_LOWERING["threads"]
-    monkeypatch.setitem(flags_of_torch._OF_LOWERING, "threads", (read, lambda value: None))
+    monkeypatch.setattr(torch, "set_num_threads", lambda value: None)
     wanted = flags_of_torch.flags_for_workers()
     flags_of_torch.apply_flags(wanted)
     with pytest.raises(RuntimeError, match="'threads': 99"):
