@@ -324,7 +324,7 @@ def test_a_region_with_it_serves_every_size_from_a_worker_and_in_another_process
     code = """
 import sys
 from pathlib import Path
-from tests.contract.torch_facts import test_attention as test
+from tests.contract.attention import test_chooser as test
 rig = test.Rig(test.InductorBackend(), store_folder=Path(sys.argv[1]), source="one", workers=0)
 bound = rig.bind(test.seeded(test.Net))
 with rig.expect(region_loads=1, region_calls=2, graph_calls=1):

@@ -33,7 +33,7 @@ found = {}
 for name in names:
     for module in [each for each in sys.modules if each.split(".")[0] in ("compile_cache", "tests")]:
         del sys.modules[module]
-    from compile_cache import private_names
+    from compile_cache.torch_facts import private_names
     rows = [replace(each, module="torch.gone") if each.name == name else each for each in private_names._TABLE]
     private_names._TABLE = tuple(rows)
     private_names.NAMES = {each.name: each for each in rows}

@@ -16,7 +16,11 @@ SCRIPTS, BENCHMARKS = ROOT / "scripts", ROOT / "benchmarks"
 COMMANDS = [file for file in sorted(SCRIPTS.iterdir()) if file.is_file() and not file.suffix]
 FILES = [*COMMANDS, *sorted(SCRIPTS.rglob("*.py"))]
 # Tests of benchmarks; nothing else imports them.
-TESTS_OF_BENCHMARKS = {"tests/unit/benchmarks/test_rig.py", "tests/unit/benchmarks/test_soak.py"}
+TESTS_OF_BENCHMARKS = {
+    "tests/unit/benchmarks/test_kernel_kinds.py",
+    "tests/unit/benchmarks/test_rig.py",
+    "tests/unit/benchmarks/test_soak.py",
+}
 # What a command imports before it has an environment: the standard library and its like.
 BEFORE_THE_ENVIRONMENT = ("scripts/setup/", "scripts/server/", "scripts/errors.py", "scripts/places.py")
 
