@@ -9,30 +9,10 @@ from typing import Any
 
 import pytest
 
+from .fuzz.patches import INSIDE_BLOCKS, OUTSIDE_BLOCKS
 from .rig import Bench, assert_different, assert_ran_compiled, assert_same, compile_model, node, with_model
 
 STEPS = 4
-
-INSIDE_BLOCKS = [
-    "attn1_patch",
-    "attn2_patch",
-    "attn1_output_patch",
-    "attn2_output_patch",
-    "middle_patch",
-    "attn1_replace",
-    "attn2_replace",
-    "attention_override",
-]
-OUTSIDE_BLOCKS = [
-    "input_block_patch",
-    "input_block_patch_after_skip",
-    "output_block_patch",
-    "middle_block_after_patch",
-    "emb_patch",
-    "forward_timestep_embed_patch",
-    "apply_model_wrapper",
-    "diffusion_model_wrapper",
-]
 
 pytestmark = pytest.mark.usefixtures("warm")
 before_and_after = pytest.mark.parametrize("place", ["before", "after"])

@@ -79,6 +79,19 @@ class Convolution(nn.Module):
         return self.conv(torch.nn.functional.silu(self.norm(x)))
 
 
+class Block(nn.Module):
+    """One region, quick to compile, over `tokens`."""
+
+    dims = (TOKENS,)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(x).tanh() + x
+
+
 class Model(nn.Module):
     """Convolutions, then attention over their pixels as tokens: what a UNet does, in small."""
 
@@ -113,6 +126,10 @@ def random(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> to
 def inputs(batch: int = 2, height: int = 8, width: int = 8, tokens: int = 7) -> tuple[torch.Tensor, torch.Tensor]:
     """For `Model`: a feature map and a context."""
     return random(batch, 16, height, width), random(batch, tokens, 16, seed=1)
+
+
+def tokens(count: int = 5, batch: int = 2) -> torch.Tensor:
+    return random(batch, count, 4)
 
 
 def relative_error(actual: torch.Tensor, expected: torch.Tensor) -> float:

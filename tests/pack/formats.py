@@ -14,7 +14,7 @@ import comfy.supported_models
 import comfy.supported_models_base
 import torch
 
-from .models import KINDS, UNET
+from .models import KINDS, UNET, sd15_config
 from .node import SEED, Node, whole
 from .noise import fill
 
@@ -47,10 +47,7 @@ class ResoluteTestFormatModel(Node):
 
     def build(self, seed: int, weights: str) -> tuple[Any]:
         """Build it like the tiny model."""
-        config = comfy.supported_models_base.BASE(dict(SMALL))
-        config.unet_config.update(num_heads=4, num_head_channels=-1)
-        config.latent_format = comfy.supported_models.SD15.latent_format()
-        config.memory_usage_factor = 1.0
+        config = sd15_config(dict(SMALL))
         dtype, load_device = FORMATS.get(weights), comfy.model_management.get_torch_device()
         cast = comfy.model_management.unet_manual_cast(dtype, load_device, config.supported_inference_dtypes)
         if dtype is None:

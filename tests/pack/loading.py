@@ -10,7 +10,7 @@ import comfy.model_patcher
 import comfy.supported_models
 import comfy.supported_models_base
 
-from .models import UNET
+from .models import UNET, in_its_format, sd15_config
 from .node import SEED, Node, whole
 from .noise import fill
 
@@ -48,18 +48,13 @@ class ResoluteTestOtherModel(Node):
         unet = {**UNET, **KINDS[kind]}
         if channels:
             unet["model_channels"] = channels
-        config = comfy.supported_models_base.BASE(unet)
-        config.unet_config.update(num_heads=4, num_head_channels=-1)
-        config.latent_format = comfy.supported_models.SD15.latent_format()
+        config = in_its_format(sd15_config(unet))
         device = comfy.model_management.get_torch_device()
-        dtype = comfy.model_management.unet_dtype(device=device, supported_dtypes=config.supported_inference_dtypes)
-        config.set_inference_dtype(dtype, None)
-        config.memory_usage_factor = 1.0
         offload_device = comfy.model_management.unet_offload_device()
         model = comfy.model_base.BaseModel(config, device=offload_device)
         if config.inpaint_model():
             model.set_inpaint()
-        weights = {name: weight.to(dtype) for name, weight in fill(model.diffusion_model, seed).items()}
+        weights = {name: weight.to(model.get_dtype()) for name, weight in fill(model.diffusion_model, seed).items()}
         model.load_model_weights(weights, "")
         return (comfy.model_patcher.ModelPatcher(model, load_device=device, offload_device=offload_device),)
 

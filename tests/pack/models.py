@@ -105,18 +105,29 @@ def _patcher(seed: int, kind: str, disable_dynamic: bool = False) -> Any:
     return patcher
 
 
-def _config(kind: str) -> Any:
-    unet = {**UNET, **KINDS[kind]}
-    if kind == "sdxl":
-        config = comfy.supported_models.SDXL(unet)
-        config.unet_config.update(num_heads=4, num_head_channels=-1)
-    else:
-        config = comfy.supported_models_base.BASE(unet)
-        config.unet_config.update(num_heads=4, num_head_channels=-1)
-        config.latent_format = comfy.supported_models.SD15.latent_format()
+def sd15_config(unet: dict[str, Any]) -> Any:
+    """The settings of an SD1.5 model with another UNet; its format is not chosen yet."""
+    config = comfy.supported_models_base.BASE(unet)
+    config.unet_config.update(num_heads=4, num_head_channels=-1)
+    config.latent_format = comfy.supported_models.SD15.latent_format()
+    config.memory_usage_factor = 1.0
+    return config
+
+
+def in_its_format(config: Any) -> Any:
+    """The same settings with the format that core would choose on this device."""
     device = comfy.model_management.get_torch_device()
     dtype = comfy.model_management.unet_dtype(device=device, supported_dtypes=config.supported_inference_dtypes)
-    config.set_inference_dtype(dtype, None)
-    config.memory_usage_factor = 1.0
     assert isinstance(dtype, torch.dtype)
+    config.set_inference_dtype(dtype, None)
     return config
+
+
+def _config(kind: str) -> Any:
+    unet = {**UNET, **KINDS[kind]}
+    if kind != "sdxl":
+        return in_its_format(sd15_config(unet))
+    config = comfy.supported_models.SDXL(unet)
+    config.unet_config.update(num_heads=4, num_head_channels=-1)
+    config.memory_usage_factor = 1.0
+    return in_its_format(config)

@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
 
 from compile_cache.backends.base import Call, Capabilities
 from compile_cache.backends.cuda_graphs import capture as capturing
@@ -26,25 +25,10 @@ from compile_cache.calls.cache import GraphCache
 from compile_cache.keys import GraphKey, Role, Signature, TensorSpec
 
 from ..out_of_memory import Graph, OutOfMemoryAt, TorchWithoutCuda
-from ..rig import TOKENS, TOLERANCE, Bound, Rig, random, relative_error, seeded
+from ..rig import TOLERANCE, Block, Bound, Rig, random, relative_error, seeded, tokens
 from ..weights.test_paged_weights import Compiled
 
 _MOST = 400
-
-
-class Block(nn.Module):
-    dims = (TOKENS,)
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = nn.Linear(4, 4)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.linear(x).tanh() + x
-
-
-def tokens(count: int = 5) -> torch.Tensor:
-    return random(2, count, 4)
 
 
 def each_failure(attempt: Callable[[OutOfMemoryAt], None]) -> int:

@@ -19,24 +19,7 @@ from compile_cache.calls.cache import GraphCache
 from compile_cache.errors import CaptureError
 from compile_cache.stats import Stats
 
-from ..rig import TOKENS, Bound, Rig, random, seeded
-
-
-class Block(nn.Module):
-    """One region, quick to compile."""
-
-    dims = (TOKENS,)
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = nn.Linear(4, 4)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.linear(x).tanh() + x
-
-
-def tokens(count: int = 5) -> torch.Tensor:
-    return random(2, count, 4)
+from ..rig import Block, Bound, Rig, seeded, tokens
 
 
 class Clock:

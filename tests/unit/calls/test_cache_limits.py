@@ -224,14 +224,17 @@ class TestBudget:
         assert program.capture_attempts == 4
         assert answer(cache.run(program, module.call(8))) == 2.0
 
-    def test_a_graph_over_the_budget_is_closed_and_the_reason_names_the_setting(
-        self, cache: Any, program: Any, module: Any
+    @pytest.mark.parametrize("refused", [False, True], ids=["made and too large", "refused by the backend"])
+    def test_a_graph_over_the_budget_is_closed_and_not_tried_again_and_the_reason_names_both_sizes(
+        self, cache: Any, program: Any, module: Any, refused: bool
     ) -> None:
         program.size = BUDGET + MIB
-        with expect(cache, {"over_budget": 3}, graph_calls=3, captures=1):
+        program.capture_failure = OverBudgetError(11 * MIB) if refused else None
+        with expect(cache, {"over_budget": 3}, graph_calls=3, captures=0 if refused else 1):
             for _ in range(3):
                 assert answer(cache.run(program, module.call())) == 2.0
-        assert [graph.closed for graph in program.graphs] == [1]
+        assert program.capture_attempts == 1
+        assert [graph.closed for graph in program.graphs] == ([] if refused else [1])
         assert cache.bytes == 0
         (reason,) = (event.text for event in cache.stats.events if event.kind == "bypass")
         assert "11 MiB" in reason
@@ -248,18 +251,6 @@ class TestBudget:
         buffers = 2 * 1 * 4 * 8 * 8 * 4  # bytes of the input and of the output
         # The peak is not known on the CPU.
         assert [(memory.peak, memory.limit) for memory in given] == [(0, BUDGET - buffers)]
-
-    def test_a_capture_that_a_backend_refuses_as_too_large_is_not_tried_again_and_the_reason_has_both_sizes(
-        self, cache: Any, program: Any, module: Any
-    ) -> None:
-        program.capture_failure = OverBudgetError(12 * MIB)
-        with expect(cache, {"over_budget": 3}, graph_calls=3):
-            for _ in range(3):
-                assert answer(cache.run(program, module.call())) == 2.0
-        assert program.capture_attempts == 1
-        (reason,) = (event.text for event in cache.stats.events if event.kind == "bypass")
-        assert "12 MiB" in reason
-        assert "RESOLUTE_BUDGET_MB (now 10)" in reason
 
     def test_one_that_gains_nothing_is_tried_once_whatever_the_weights_and_is_no_bypass(
         self, cache: Any, program: Any, module: Any

@@ -14,7 +14,7 @@ from compile_cache.backends.inductor.backend import InductorBackend
 from compile_cache.backends.inductor.regions import table
 from compile_cache.regions.site import Hook, RegionSite
 
-from ....rig import TOKENS, TOLERANCE, Rig, original, random, seeded
+from ....rig import TOKENS, TOLERANCE, Rig, original, random, seeded, tokens
 
 
 class DataDependent(nn.Module):
@@ -132,10 +132,6 @@ class Plain(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.linear(x).tanh()
-
-
-def tokens(count: int = 5, batch: int = 2) -> torch.Tensor:
-    return random(batch, count, 4)
 
 
 class TestNoArtifact:
