@@ -47,26 +47,26 @@ def sampled_again(prompt: PromptDict, **inputs: Any) -> PromptDict:
 
 
 def test_once_the_model_is_compiled_neither_pass_compiles_anything(
-    cache_bench: Bench, warm_cache: Run, prompt: PromptDict
+    bench: Bench, warm_cache: Run, prompt: PromptDict
 ) -> None:
-    run = cache_bench.run(changed(prompt, DEEPCACHE, COMPILE))
+    run = bench.run(changed(prompt, DEEPCACHE, COMPILE))
     assert run.forwards == FULL + FAST
     assert (run.rise["region_compiles"], run.rise["eager_calls"], run.bypasses) == (0, 0, {})
 
 
 def test_each_pass_is_a_graph_of_its_own_and_both_have_the_same_regions(
-    check: Check, prompt: PromptDict, cache_bench: Bench
+    check: Check, prompt: PromptDict, bench: Bench
 ) -> None:
     prompt["latent"]["inputs"].update(width=152, height=88)
-    before = len(cache_bench.client.get("/resolute/events")["events"])
-    run = cache_bench.run(changed(prompt, DEEPCACHE, COMPILE))
-    events = cache_bench.client.get("/resolute/events")["events"][before:]
+    before = len(bench.client.get("/resolute/events")["events"])
+    run = bench.run(changed(prompt, DEEPCACHE, COMPILE))
+    events = bench.client.get("/resolute/events")["events"][before:]
     signatures = [event["text"].split()[0] for event in events if event["kind"] == "signature"]
     assert signatures == ["deepcache_full", "deepcache_fast"]
     assert run.rise["signatures"] == 2
     assert run.rise["region_compiles"] == 0
     # A full pass calls each region of the model; a fast one leaves the deep ones out.
-    plain = cache_bench.run(changed(prompt, COMPILE))
+    plain = bench.run(changed(prompt, COMPILE))
     # On a GPU that is once for each signature, to capture it, and then they are replayed.
     full, fast, whole = (1, 1, 1) if plain.rise["captures"] else (FULL, FAST, 10)
     regions_of_full = plain.rise["region_calls"] / whole
@@ -128,12 +128,12 @@ def test_a_batch_that_changes_between_prompts(check: Check, prompt: PromptDict) 
         check(prompt, passes=SHARED)
 
 
-def test_the_sdxl_family(check: Check, tiny_prompt: Any, seeds: Any, cache_bench: Bench) -> None:
+def test_the_sdxl_family(check: Check, tiny_prompt: Any, seeds: Any, bench: Bench) -> None:
     def sdxl(width: int) -> PromptDict:
         whole = tiny_prompt(kind="sdxl", seed=next(seeds), width=width, height=104, steps=10)
         return {name: part for name, part in whole.items() if name not in ("vae", "decode", "image")}
 
-    cache_bench.run(changed(sdxl(128), COMPILE))  # the prompt that may compile
+    bench.run(changed(sdxl(128), COMPILE))  # the prompt that may compile
     check(sdxl(136), passes=SHARED)
 
 
@@ -145,10 +145,10 @@ class TestControlNet:
         start, end = window
         check(controlled(prompt, "net", start_percent=start, end_percent=end), passes=SHARED)
 
-    def test_compiled_too(self, check: Check, prompt: PromptDict, cache_bench: Bench) -> None:
+    def test_compiled_too(self, check: Check, prompt: PromptDict, bench: Bench) -> None:
         plain = controlled(prompt, "net", strength=0.8)
         ours = with_compiled_nets(plain, "inductor")
-        cache_bench.run(changed(ours, COMPILE))  # the prompt that may compile the convolutions of its own
+        bench.run(changed(ours, COMPILE))  # the prompt that may compile the convolutions of its own
         check(plain, passes=SHARED, compiled_prompt=ours, forwards_beside=10)
 
 
