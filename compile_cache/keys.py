@@ -168,6 +168,7 @@ class CallWithoutEpoch(NamedTuple):
     device: str
     owner: int
     graph: GraphKey
+    torch_flags: tuple[Component, ...] = ()  # the kernels that they choose take other memory and time
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +186,7 @@ class CaptureKey:
 
     @property
     def without_epoch(self) -> CallWithoutEpoch:
-        return CallWithoutEpoch(self.device, self.owner, self.graph)
+        return CallWithoutEpoch(self.device, self.owner, self.graph, self.torch_flags)
 
     @property
     def shape(self) -> str:

@@ -1,4 +1,6 @@
-"""Reasons why the cache does not capture a call. This file alone decides, keeps and words them.
+"""Reasons why the cache does not capture a call. This file alone keeps and words them.
+
+A recording itself finds that it is over the budget or gains nothing, and the weights that they do not all fit.
 
 What forbids the capture of a call from outside the cache comes with the call, as `Call.capture_blocker`.
 """

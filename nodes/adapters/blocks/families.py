@@ -22,7 +22,7 @@ class HookProvider(NamedTuple):
     roles: tuple[Role, ...]
 
 
-# One line for each family.
+# One line for each kind of hooks: `recognise` covers most families.
 PROVIDERS = (
     HookProvider(unet.hooks, (Role.UNET, Role.CONTROLNET)),
     HookProvider(recognise.hooks, (Role.UNET, Role.CONTROLNET)),

@@ -94,7 +94,7 @@ def patches_in(options: Mapping[str, Any]) -> list[str]:
 
 
 def unknown_in(options: Mapping[str, Any]) -> list[str]:
-    """The entries that may change what a whole forward computes, besides patches, in their order."""
+    """The entries that may change what a whole forward computes, besides patches, sorted."""
     return sorted(str(name) for name in options if name not in _KNOWN_IN_A_FORWARD)
 
 

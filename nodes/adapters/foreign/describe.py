@@ -22,7 +22,7 @@ def describe_code(code: Any) -> str:
 
 
 def is_ours(code: Any) -> bool:
-    return module_of(_unwrapped(code)).startswith(_OURS)
+    return f"{module_of(_unwrapped(code))}.".startswith(f"{_OURS}.")
 
 
 def _unwrapped(code: Any) -> Any:

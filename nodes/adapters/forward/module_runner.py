@@ -37,7 +37,8 @@ class ModuleRunner:
         record = runtime.record_of(module)
         self.owner = record.owner
         self.weights = record.weights
-        self.structure = record.structure
+        held = weakref.ref(record)  # the log of a run may outlive the module, and must not keep its weights
+        self.structure = lambda: "" if (found := held()) is None else found.structure()
         self._module = weakref.ref(module)  # see ForwardPatch
         self._request = request
         self._role = role or request.role

@@ -55,6 +55,8 @@ def test_it_belongs_to_the_device_and_the_shape_not_to_the_epoch(device: Device,
     assert device.backoff.reason(replace(key, device="cuda:1")) is None
     assert device.backoff.reason(capture_key(FakeProgram(), Module().call(16))) is None
     assert device.backoff.reason(replace(key, owner=2)) is None
+    # Other flags choose other kernels, which may take less memory and gain from a capture.
+    assert device.backoff.reason(replace(key, torch_flags=(("fp16 accumulation", True),))) is None
 
 
 def test_it_goes_when_more_memory_is_free(device: Device, key: Any) -> None:
