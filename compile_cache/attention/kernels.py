@@ -59,7 +59,7 @@ def kernels_for(device: torch.device) -> dict[str, Kernel]:
 
 
 def switches() -> tuple[bool, ...]:
-    """Whether torch may use flash, efficient, cuDNN's and plain attention, and whether results must be reproducible."""
+    """Torch's switches of flash, efficient, cuDNN's and plain attention, and the one for reproducible results."""
     cuda: Any = torch.backends.cuda
     found = (cuda.flash_sdp_enabled, cuda.mem_efficient_sdp_enabled, cuda.cudnn_sdp_enabled, cuda.math_sdp_enabled)
     return (*(is_on() for is_on in found), torch.are_deterministic_algorithms_enabled())

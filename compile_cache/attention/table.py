@@ -43,7 +43,7 @@ class Shape:
     switches: tuple[bool, ...]
 
     def distance(self, other: Shape) -> float:
-        """By what power of two the tokens differ, of queries or of keys; infinite for another kind of call."""
+        """The power of two by which the tokens differ, of queries or of keys; infinite for another kind of call."""
         if self._kind() != other._kind():
             return float("inf")
         pairs = ((self.q[2], other.q[2]), (self.k[2], other.k[2]))
@@ -67,7 +67,7 @@ class Choice:
 
 
 def machine_of(device: torch.device) -> tuple[str, ...]:
-    """What the times of kernels depend on, beside the shape."""
+    """The machine and the versions that the times of kernels depend on, beside the shape."""
     if device.type != "cuda":
         return (device.type, str(torch.__version__))
     name, capability = torch.cuda.get_device_name(device), torch.cuda.get_device_capability(device)

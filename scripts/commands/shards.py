@@ -53,7 +53,7 @@ def deal(files: Iterable[str], seconds: Mapping[str, float], count: int) -> list
 
 
 def seconds(root: Path = ROOT) -> dict[str, float]:
-    """What each test file took when it was measured last; empty without a table."""
+    """The seconds that each test file took when it was measured last; empty without a table."""
     table = root / SECONDS
     found: dict[str, float] = json.loads(table.read_text("utf-8")) if table.is_file() else {}
     return found

@@ -373,6 +373,12 @@ def missing_docstring(source: Source) -> list[str]:
     return [] if ast.get_docstring(source.tree) else ["no docstring"]
 
 
+def docstrings_without_a_subject(source: Source) -> list[str]:
+    holders = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    texts = [(ast.get_docstring(node) or "").split(maxsplit=1) for node in source.nodes if isinstance(node, holders)]
+    return sorted({words[0] for words in texts if words} & {"What", "Whether"})
+
+
 def too_many_lines(source: Source) -> list[str]:
     lines = len(source.text.splitlines())
     return [f"{lines} lines"] if lines > MAX_LINES else []
@@ -419,6 +425,9 @@ class TestEveryFile:
     def test_a_file_has_a_docstring(self) -> None:
         assert offenders(missing_docstring) == []
 
+    def test_a_docstring_is_a_sentence_with_a_subject(self) -> None:
+        assert offenders(docstrings_without_a_subject) == []
+
     def test_a_file_has_at_most_300_lines(self) -> None:
         assert offenders(too_many_lines) == []
 
@@ -450,6 +459,7 @@ class TestEveryFile:
         (executed_data, INDUCTOR / "parallel" / "process.py", "import os", ["subprocess"]),
         (bare_excepts, CORE / "keys.py", "try:\n    pass\nexcept:\n    pass", ["line 3"]),
         (missing_docstring, CORE / "keys.py", "import os", ["no docstring"]),
+        (docstrings_without_a_subject, CORE / "keys.py", 'def f():\n    """Whether it is."""', ["Whether"]),
         (too_many_lines, CORE / "keys.py", "\n" * 301, ["301 lines"]),
     ],
 )
