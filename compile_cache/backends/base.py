@@ -1,4 +1,4 @@
-"""The interface of a backend. Adding one means one file here and one line in the registry."""
+"""The interface of a backend. CONTRIBUTING says how to add one."""
 
 from __future__ import annotations
 

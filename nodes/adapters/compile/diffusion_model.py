@@ -28,9 +28,9 @@ def compile_diffusion_model(
 ) -> Any:
     """A clone of `model` (a ModelPatcher) whose diffusion model runs through the cache. Compiles nothing yet.
 
-    The hook is innermost, so wrappers of other packs compose with it in either order. `policy`: see `cond_batching`.
+    Our forward is innermost, so wrappers of other packs compose with it in either order. `policy`: see `cond_batching`.
     `leave_out`: kinds or places of blocks that run as they are, separated by commas; UserError for an unknown one.
-    A model whose network another node exchanged comes back as it is, and the node says so: ComfyUI would put our hook
+    A model whose network another node exchanged comes back as it is, and the node says so: ComfyUI would put our forward
     back onto the wrong one. Raises UnknownBackendError or BackendUnavailableError.
     """
     exchanged = model.object_patches.get(_NETWORK)
@@ -43,7 +43,7 @@ def compile_diffusion_model(
     cell = latent_cells.of_format(getattr(model.model, "latent_format", None))
     request = request_for(backend, model, Role.UNET, node_id, left_out=names_in(leave_out), cell=cell)
     clone = static_clone(model) if request.capabilities.needs_static_weights else model.clone()
-    clone.object_patches.pop(_NETWORK, None)  # a disabled compile node patches the network by itself
+    clone.object_patches.pop(_NETWORK, None)  # a disabled compile node patches the network with itself
     # Most diffusion models of core split `forward` (wrappers) from `_forward` (the computation); some do not.
     method = "_forward" if hasattr(clone.get_model_object(_NETWORK), "_forward") else "forward"
     name = f"{_NETWORK}.{method}"

@@ -1,4 +1,4 @@
-"""Trust blocks as regions: ComfyUI's own, those of a declared pack, and classes that a person named."""
+"""Decide whose classes may be compiled and captured: ComfyUI's own, a declared pack's, and those that a person named."""
 
 from __future__ import annotations
 

@@ -130,7 +130,7 @@ class CompiledForward(ForwardPatch):
         if self._role is Role.VAE_DECODE:
             self._log.begin()
         elif self._role is Role.CONTROLNET:
-            self._log.begin_if_open()
+            self._log.begin_once()
         self._log.saw(given[self.latent_name], given.get("transformer_options"))
         step_pass = self._decided_pass(given.get("transformer_options"))
         if step_pass is not None:
@@ -192,7 +192,7 @@ class CompiledForward(ForwardPatch):
 
         def invoke(tensors: Sequence[torch.Tensor]) -> Any:
             positional, named = arguments(tensors)
-            if prefetches:  # core would load pages ahead, which are all there, and ends a capture with that
+            if prefetches:  # with all pages in place there is nothing to load, and core's wait would end a capture
                 options[PREFETCH] = not self.runner.weights.paged.is_in_place
             return (call or self.inner)(*positional, **named)
 

@@ -54,7 +54,7 @@ class SessionLog:
         self._started, self._clock = time.time(), time.perf_counter()
         self._shape, self._batch, self._steps = (), 1, 0
 
-    def begin_if_open(self) -> None:
+    def begin_once(self) -> None:
         """For a ControlNet: its first call of a sampling run. The end of the model's run ends it."""
         if self not in _open:
             _open.append(self)

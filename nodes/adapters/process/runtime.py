@@ -71,7 +71,7 @@ _cleaner: threading.Thread | None = None
 _ending = threading.Event()
 _END_SECONDS = 10.0  # that the thread may take to end
 _holder: Any = None  # a MemoryHolder
-_with_captures: collections.deque[int] = collections.deque()  # of those, whose captures are still to be dropped
+_with_captures: collections.deque[int] = collections.deque()  # collected modules whose captures are not dropped yet
 
 
 def cache() -> GraphCache:
