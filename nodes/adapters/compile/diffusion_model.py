@@ -30,8 +30,8 @@ def compile_diffusion_model(
 
     Our forward is innermost, so wrappers of other packs compose with it in either order. `policy`: see `cond_batching`.
     `leave_out`: kinds or places of blocks that run as they are, separated by commas; UserError for an unknown one.
-    A model whose network another node exchanged comes back as it is, and the node says so: ComfyUI would put our forward
-    back onto the wrong one. Raises UnknownBackendError or BackendUnavailableError.
+    A model whose network another node exchanged comes back as it is, and the node says so: ComfyUI would put our
+    forward back onto the wrong one. Raises UnknownBackendError or BackendUnavailableError.
     """
     exchanged = model.object_patches.get(_NETWORK)
     own = model.object_patches_backup.get(_NETWORK, model.model.diffusion_model)

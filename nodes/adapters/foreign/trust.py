@@ -1,4 +1,4 @@
-"""Decide whose classes may be compiled and captured: ComfyUI's own, a declared pack's, and those that a person named."""
+"""Decide whose classes may be compiled and captured: ComfyUI's, a declared pack's, and those that a person named."""
 
 from __future__ import annotations
 
