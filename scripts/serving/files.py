@@ -5,10 +5,12 @@ from __future__ import annotations
 import hashlib
 import mimetypes
 import os
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
 TYPES = ("input", "output", "temp")
+_LONGEST = 255  # bytes of a name, for the usual file systems
 # A browser would run these as pages of this server. ComfyUI sends them as plain bytes too.
 _ACTIVE = {"text/html", "text/html-sandboxed", "application/xhtml+xml", "text/javascript", "text/css", "image/svg+xml"}
 
@@ -27,11 +29,18 @@ class Files:
         """Where a file is. Raises RefusedError if the name leads elsewhere."""
         if kind not in TYPES:
             raise RefusedError(f"There is no folder {kind!r}.")
+        whole = f"{subfolder}/{name}".encode("utf-8", "replace")
+        if not name or b"\0" in whole or max(map(len, whole.split(b"/"))) > _LONGEST:
+            raise RefusedError(f"A name needs 1 to {_LONGEST} bytes in each of its parts, and no NUL.")
         folder = (self._folder / kind).resolve()
         path = (folder / subfolder / name).resolve()
-        if not name or "\0" in name + subfolder or not path.is_relative_to(folder) or path == folder:
+        if not path.is_relative_to(folder) or path == folder:
             raise RefusedError("The name leads out of its folder.")
         return path
+
+    def empty(self, kind: str) -> None:
+        """Remove everything in a folder. What cannot be removed stays."""
+        shutil.rmtree(self._folder / kind, ignore_errors=True)
 
     def receive(self, place: Mapping[str, str], content: bytes, is_first: bool, is_last: bool) -> None:
         """Add a part of a file from a replica. It has its name only when it is whole. Raises OSError, RefusedError."""
@@ -73,4 +82,4 @@ def content_type(path: Path) -> str:
 
 
 def _same(path: Path, content: bytes) -> bool:
-    return hashlib.sha256(path.read_bytes()).digest() == hashlib.sha256(content).digest()
+    return path.is_file() and hashlib.sha256(path.read_bytes()).digest() == hashlib.sha256(content).digest()

@@ -1,14 +1,19 @@
-"""The form of ComfyUI's HTTP API: its paths, errors and ids, and bodies up to a limit."""
+"""The form of ComfyUI's HTTP API: its paths, answers and errors, and bodies up to a limit."""
 
 from __future__ import annotations
 
+import asyncio
 import json
-import uuid
+import math
 from typing import Any
 
-from fastapi import Request
-from fastapi.responses import JSONResponse
+from fastapi import Request, Response
+from fastapi.exceptions import RequestValidationError
 from starlette.types import ASGIApp, Receive, Scope, Send
+
+from .. import pack
+
+_MAX_DEPTH = 100  # lists and objects inside each other in an answer; a request may have 64
 
 
 class WithoutApi:
@@ -32,33 +37,53 @@ class ApiError(Exception):
         self.status, self.kind = status, kind
 
 
-async def error_answer(request: Request, error: ApiError) -> JSONResponse:
+class Answer(Response):
+    """JSON that every client can read, whatever a record holds: no NaN, and no character that UTF-8 lacks."""
+
+    media_type = "application/json"
+
+    def render(self, content: Any) -> bytes:
+        return json_text(content).encode("ascii")
+
+
+def json_text(content: Any) -> str:
+    """As JSON in ASCII. Numbers that JSON lacks, and what is nested too deeply, become null."""
+    try:
+        return json.dumps(content, allow_nan=False)
+    except (ValueError, RecursionError):
+        return json.dumps(_sendable(content, _MAX_DEPTH), allow_nan=False)
+
+
+def _sendable(value: Any, depth: int) -> Any:
+    if isinstance(value, (dict, list, tuple)) and not depth:
+        return None
+    if isinstance(value, dict):
+        return {name: _sendable(each, depth - 1) for name, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_sendable(each, depth - 1) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+async def error_answer(request: Request, error: ApiError) -> Answer:
     """The response for an ApiError."""
     text = {"type": error.kind, "message": str(error), "details": str(error), "extra_info": {}}
-    return JSONResponse({"error": text, "node_errors": {}}, error.status)
+    return Answer({"error": text, "node_errors": {}}, error.status)
 
 
-def checked_id(given: Any) -> str:
-    """The prompt id that a client gave, or a new one for None. Raises ApiError."""
-    if given is None:
-        return str(uuid.uuid4())
-    try:
-        if isinstance(given, str) and str(uuid.UUID(given)) == given:
-            return given
-    except ValueError:
-        pass
-    raise ApiError(400, "invalid_prompt_id", "prompt_id must be a valid UUID: lowercase, with hyphens.")
+async def query_error_answer(request: Request, error: RequestValidationError) -> Answer:
+    """The response for a query such as `max_items=x`."""
+    said = "; ".join(f"{each['loc'][-1]}: {each['msg']}" for each in error.errors())
+    return await error_answer(request, ApiError(400, "invalid_query", f"The query cannot be used. {said}."))
 
 
 async def json_body(request: Request, limit_mb: int) -> dict[str, Any]:
-    """The body as a JSON object, empty for none. Raises ApiError."""
+    """The body as a JSON object, empty for none, within the limits of the pack's own routes. Raises ApiError."""
     content = await limited_body(request, limit_mb)
+    limits = pack.module("nodes.adapters.warm_up.request_limits")
     try:
-        body = json.loads(content) if content.strip() else {}
-    except (ValueError, RecursionError):
-        raise ApiError(400, "invalid_json", "The body is not JSON.") from None
-    if not isinstance(body, dict):
-        raise ApiError(400, "invalid_json", "The body must be a JSON object.")
+        body: dict[str, Any] = await asyncio.to_thread(limits.parse_body, content) if content.strip() else {}
+    except pack.module("compile_cache.errors").UserError as error:
+        raise ApiError(400, "invalid_json", str(error)) from None
     return body
 
 

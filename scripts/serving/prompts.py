@@ -19,7 +19,7 @@ from . import current_router
 from .config import FleetConfig
 from .files import Files, RefusedError
 from .need import Need, need_of
-from .records import Record, Records
+from .records import Record, Records, is_used_workflow
 from .replica import USED
 
 logger = logging.getLogger("ray.serve")
@@ -45,6 +45,12 @@ class Prompt:
     avoid: list[str] = field(default_factory=list)
     call: Any = None  # of the replica
     task: asyncio.Task[None] | None = None
+
+    @property
+    def extra(self) -> dict[str, Any]:
+        """The extra data that it was posted with, and its client."""
+        given = self.record.body.get("extra_data")
+        return {**(given if isinstance(given, Mapping) else {}), **({"client_id": self.client} if self.client else {})}
 
 
 class Prompts:
@@ -89,17 +95,21 @@ class Prompts:
 
     async def _carry(self, prompt: Prompt) -> None:
         entry: dict[str, Any] | None = None
+        is_left, message = False, ""
         try:
             while entry is None and not prompt.is_interrupted:
                 prompt.starts += 1
                 entry = await self._attempt(prompt)
         except asyncio.CancelledError:
-            if not prompt.is_interrupted:
+            is_left = not prompt.is_interrupted
+            if is_left:
                 raise  # the ingress ends; its successor starts this prompt again
         except Exception as error:
             logger.exception("prompt %s failed in the ingress", prompt.record.prompt_id)
-            entry = self._failure(prompt, f"{type(error).__name__}: {error}")
-        self._end(prompt, entry if entry is not None else self._failure(prompt, ""))
+            message = f"{type(error).__name__}: {error}"
+        finally:
+            if not is_left:
+                self._end(prompt, entry, message)
 
     async def _attempt(self, prompt: Prompt) -> dict[str, Any] | None:
         """The entry of the prompt, or None if it is to run again."""
@@ -161,7 +171,9 @@ class Prompts:
             prompt.starts -= 1
             return None
         answer = answer if isinstance(answer, dict) else {}
-        error = answer.get("error") or {"type": "refused", "message": f"ComfyUI answered {status}.", "details": ""}
+        error = answer.get("error") or f"ComfyUI answered {status}."
+        if not isinstance(error, Mapping):
+            error = {"type": "refused", "message": str(error), "details": ""}
         if not prompt.first.done():
             prompt.first.set_result((status, {"error": error, "node_errors": answer.get("node_errors") or {}}))
         return self._failure(prompt, f"{error.get('message')} {error.get('details') or ''}".strip())
@@ -199,7 +211,8 @@ class Prompts:
         key = " | ".join(prompt.need.shapes)
         workflow = {"prompt": prompt.record.body["prompt"], "need": self.needs(prompt.need)}
         self._records.used(key, workflow)
-        most = [workflow for _, workflow in self._records.most_used(self._config.warm_workflows)]
+        found = self._records.most_used(self._config.warm_workflows)
+        most = [workflow for _, workflow in found if is_used_workflow(workflow)]
         keys = {" | ".join(each["need"]["shapes"]): each for each in most}
         if list(keys) != list(self._used):
             path = self._config.folder / USED
@@ -232,23 +245,28 @@ class Prompts:
                 "current_inputs": {}, "current_outputs": [],
             }  # fmt: skip
         self._send(prompt.client, {"type": kind, "data": data})
-        extra = {**(record.body.get("extra_data") or {}), **({"client_id": prompt.client} if prompt.client else {})}
         status = {"status_str": "error", "completed": False, "messages": [[kind, data]]}
-        queued: list[Any] = [record.number, record.prompt_id, nodes, extra, []]
+        queued: list[Any] = [record.number, record.prompt_id, nodes, prompt.extra, []]
         return {"prompt": queued, "outputs": {}, "status": status, "meta": {}}
 
-    def _end(self, prompt: Prompt, entry: dict[str, Any]) -> None:
+    def _end(self, prompt: Prompt, entry: dict[str, Any] | None, message: str) -> None:
+        """Keep the entry of a prompt that is over, or its failure for None; then it is over, whatever else fails."""
         record = prompt.record
-        if prompt.first.done() and prompt.first.result()[0] != 200:
-            self._records.drop(record.prompt_id)  # it was never taken in
-        else:
-            self._records.finish(record.prompt_id, entry)
-        self.open.pop(record.prompt_id, None)
-        if not prompt.first.done():
-            prompt.first.set_result((200, {"node_errors": {}}))
-        executing = {"node": None, "display_node": None, "prompt_id": record.prompt_id}
-        self._send(prompt.client, {"type": "executing", "data": executing})
-        self._tell_all()
+        try:
+            entry = entry if entry is not None else self._failure(prompt, message)
+            if prompt.first.done() and prompt.first.result()[0] != 200:
+                self._records.drop(record.prompt_id)  # it was never taken in
+            else:
+                self._records.finish(record.prompt_id, entry)
+        except Exception:
+            logger.exception("the end of prompt %s was not kept", record.prompt_id)
+        finally:
+            self.open.pop(record.prompt_id, None)
+            if not prompt.first.done():
+                prompt.first.set_result((200, {"node_errors": {}}))
+            executing = {"node": None, "display_node": None, "prompt_id": record.prompt_id}
+            self._send(prompt.client, {"type": "executing", "data": executing})
+            self._tell_all()
 
     def _tell_all(self) -> None:
         self._send("", {"type": "status", "data": {"status": {"exec_info": {"queue_remaining": len(self.open)}}}})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import sqlite3
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ _TABLES = (
     "prompts (id TEXT PRIMARY KEY, number REAL, body TEXT, entry TEXT, shown INT)",
     "used (key TEXT PRIMARY KEY, count INT, workflow TEXT)",
 )
+_COUNTED = 2**53  # above, one more is the same number
 _KEPT = 10_000  # prompts that are over, as in ComfyUI's history
 
 
@@ -36,9 +38,11 @@ class Records:
     def __init__(self, path: Path) -> None:
         """Raises SetupError if the file cannot be written."""
         self._unsaved: dict[str, Any] = {}  # entries that the disk had no space for
+        self._skipped: set[str] = set()  # records that cannot be read and are in the log
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._base = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+            self._base.text_factory = lambda content: content.decode("utf-8", "replace")
             for table in _TABLES:
                 self._base.execute(f"CREATE TABLE IF NOT EXISTS {table}")
             # A file of a disk that became read-only opens; only a write fails.
@@ -98,18 +102,20 @@ class Records:
                 "ORDER BY n DESC LIMIT ?) ORDER BY n",
                 (count,),
             )
-        saved = {name: json.loads(entry) for name, entry in rows if entry is not None}
+        found = {name: self._object(entry, f"the result of prompt {name}") for name, entry in rows if entry is not None}
+        saved = {name: entry for name, entry in found.items() if entry is not None}
         unsaved = {name: each for name, each in self._unsaved.items() if prompt_id in (None, name)}
         return {**saved, **unsaved}
 
     def unfinished(self) -> list[Record]:
         """Prompts without a result, in the order in which they came."""
         rows = self._base.execute("SELECT id, number, body FROM prompts WHERE entry IS NULL ORDER BY rowid")
-        return [Record(name, number, json.loads(body)) for name, number, body in rows]
+        found = [(name, number, self._object(body, f"prompt {name}", "prompt")) for name, number, body in rows]
+        return [Record(name, _finite(number), body) for name, number, body in found if body is not None]
 
     def next_number(self) -> int:
-        """One more than the largest number so far."""
-        (largest,) = self._base.execute("SELECT MAX(number) FROM prompts").fetchone()
+        """One more than the largest number so far, without those that only a client can have chosen."""
+        (largest,) = self._base.execute(f"SELECT MAX(number) FROM prompts WHERE ABS(number) < {_COUNTED}").fetchone()
         return 0 if largest is None else int(largest) + 1
 
     def used(self, key: str, workflow: Mapping[str, Any]) -> None:
@@ -123,10 +129,37 @@ class Records:
     def most_used(self, count: int) -> list[tuple[int, dict[str, Any]]]:
         """(uses, workflow) of the shapes that were used most."""
         rows = self._base.execute("SELECT count, workflow FROM used ORDER BY count DESC LIMIT ?", (count,))
-        return [(uses, json.loads(workflow)) for uses, workflow in rows]
+        found = [(uses, self._object(workflow, "a much used workflow")) for uses, workflow in rows]
+        return [(uses, workflow) for uses, workflow in found if workflow is not None]
 
     def share(self, key: str) -> float:
         """The share that these shapes have of all uses: 0 to 1."""
         (total,) = self._base.execute("SELECT SUM(count) FROM used").fetchone()
         row = self._base.execute("SELECT count FROM used WHERE key = ?", (key,)).fetchone()
         return row[0] / total if row and total else 0.0
+
+    def _object(self, text: Any, what: str, *objects: str) -> dict[str, Any] | None:
+        """A kept JSON object with these objects in it. None for what is none, which the log then says once."""
+        try:
+            found = json.loads(text)
+        except (TypeError, ValueError, RecursionError):
+            found = None
+        if isinstance(found, dict) and all(isinstance(found.get(name), dict) for name in objects):
+            return found
+        if what not in self._skipped:
+            self._skipped.add(what)
+            logger.warning("%s cannot be read from the fleet's records and is skipped", what)
+        return None
+
+
+def is_used_workflow(value: Any) -> bool:
+    """A workflow that a new replica can warm up, with what it needs; an older file may hold anything."""
+    if not isinstance(value, dict) or not isinstance(value.get("prompt"), dict):
+        return False
+    need = value.get("need")
+    shapes = need.get("shapes") if isinstance(need, dict) else None
+    return isinstance(shapes, list) and all(isinstance(each, str) for each in shapes)
+
+
+def _finite(number: Any) -> float:
+    return float(number) if isinstance(number, (int, float)) and math.isfinite(number) else 0.0

@@ -19,6 +19,7 @@ from . import config as settings
 from .comfyui_client import ComfyUIClient, ComfyUILostError, Message, moved
 from .comfyui_process import ComfyUIProcess
 from .readiness import Readiness
+from .records import is_used_workflow
 
 logger = logging.getLogger("ray.serve")
 
@@ -160,10 +161,13 @@ class Replica:
 def _most_used(config: settings.FleetConfig) -> list[dict[str, Any]]:
     path = Path(config.folder / USED)
     try:
-        found: list[dict[str, Any]] = json.loads(path.read_text("utf-8"))
+        found = json.loads(path.read_text("utf-8"))
     except FileNotFoundError:
         return []
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         logger.warning("%s cannot be read, so nothing is warmed up: %s", path, error)
         return []
-    return found
+    usable = [each for each in found if is_used_workflow(each)] if isinstance(found, list) else []
+    if found != usable:
+        logger.warning("%s holds what is no used workflow; that is skipped", path)
+    return usable
