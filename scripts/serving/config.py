@@ -32,8 +32,8 @@ class FleetConfig:
     warm_workflows: how many of the most used workflows a new replica warms up before it takes prompts.
     body_mb: limit of a request's body. drain_seconds: how long a replica that goes may finish its prompts.
     stats_seconds: how often a replica reports what is ready.
-    enable_cors_header: as ComfyUI's option of this name: the origin whose pages may use the fleet, or "*" for any. Without
-        it pages of other sites are refused.
+    enable_cors_header: as ComfyUI's option of this name: the origin whose pages may use the fleet, or "*" for any.
+        Without it pages of other sites are refused.
     router: "warm", or one of Serve's own for comparison.
     """
 
@@ -84,7 +84,9 @@ def from_plain(values: Mapping[str, Any]) -> FleetConfig:
     if config.replicas < 1 or config.ongoing < 1 or config.attempts < 1:
         raise SetupError("replicas, ongoing and attempts must be at least 1.")
     if not (config.enable_cors_header.isascii() and config.enable_cors_header.isprintable()):
-        raise SetupError(f'enable_cors_header: {config.enable_cors_header!r} is no origin, such as "https://example.com".')
+        raise SetupError(
+            f'enable_cors_header: {config.enable_cors_header!r} is no origin, such as "https://example.com".'
+        )
     if not (config.comfyui / "main.py").is_file():
         raise SetupError(f"comfyui: {config.comfyui} has no main.py. Name the folder of a ComfyUI.")
     return config

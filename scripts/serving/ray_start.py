@@ -32,6 +32,9 @@ _ENVIRONMENT = {
     "RAY_SERVE_PROXY_HEALTH_CHECK_TIMEOUT_S": "60",
     # Ray gives its workers a niceness of 15, which ComfyUI would inherit: any other program would slow it down.
     "RAY_worker_niceness": "0",
+    # All of this Ray is on one machine, so each of its ports, the metrics' too, is on the loopback. Ray's default on
+    # Windows and macOS; elsewhere it would listen on every interface.
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
     # No idle workers, no metrics, and no reports of use to Ray's makers.
     "RAY_prestart_worker_first_driver": "0",
     "RAY_enable_worker_prestart": "0",

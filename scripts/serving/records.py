@@ -115,7 +115,8 @@ class Records:
 
     def next_number(self) -> int:
         """One more than the largest number so far, without those that only a client can have chosen."""
-        (largest,) = self._base.execute(f"SELECT MAX(number) FROM prompts WHERE ABS(number) < {_COUNTED}").fetchone()
+        found = self._base.execute("SELECT MAX(number) FROM prompts WHERE ABS(number) < ?", (_COUNTED,))
+        (largest,) = found.fetchone()
         return 0 if largest is None else int(largest) + 1
 
     def used(self, key: str, workflow: Mapping[str, Any]) -> None:

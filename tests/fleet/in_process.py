@@ -37,6 +37,7 @@ class Replica:
 
     def __init__(self) -> None:
         self.fetched: list[str] = []
+        self.meta: dict[str, Any] = {}  # of each entry
         self.bodies: list[dict[str, Any]] = []
         self.decisions: dict[str, dict[str, Any]] = {}
 
@@ -80,7 +81,7 @@ class Replica:
         output = {"draw": {"images": [name]}}
         yield "message", "executed", {"prompt_id": token, "output": output["draw"]}
         entry = {"prompt": [0, token, prompt, extra, ["draw"]], "outputs": output, "status": {"status_str": "success"}}
-        yield "entry", {**entry, "meta": {"loss": float("nan")}}
+        yield "entry", {**entry, "meta": self.meta}
         yield "report", {"structures": [], "runs": 1}
 
 
@@ -149,9 +150,7 @@ class Site:
         while tasks := [each.task for each in self.ingress._prompts.open.values()]:
             await asyncio.wait_for(asyncio.gather(*tasks), 20)
 
-    async def ask(
-        self, method: str, path: str, body: Any = b"", query: str = "", **headers: str
-    ) -> Reply:
+    async def ask(self, method: str, path: str, body: Any = b"", query: str = "", **headers: str) -> Reply:
         """path: as in the request's first line. body: bytes, or what goes as JSON."""
         content = body if isinstance(body, bytes) else json.dumps(body).encode()
         incoming, reply = [{"type": "http.request", "body": content}], Reply()
