@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 import aiohttp
+import grpc
 import pytest
 from yarl import URL
 
@@ -31,29 +32,39 @@ def processes(root: int) -> set[int]:
     return found
 
 
-def sockets(pids: set[int]) -> set[str]:
-    found = set()
+def owners(pids: set[int]) -> dict[str, int]:
+    """The process of each open socket, by the socket's inode."""
+    found = {}
     for pid in pids:
         try:
-            found |= {os.readlink(each) for each in Path(f"/proc/{pid}/fd").iterdir()}
+            links = [os.readlink(each) for each in Path(f"/proc/{pid}/fd").iterdir()]
         except OSError:
             continue
-    return {each[len("socket:[") : -1] for each in found if each.startswith("socket:[")}
+        found |= {each[len("socket:[") : -1]: pid for each in links if each.startswith("socket:[")}
+    return found
 
 
 @pytest.mark.skipif(not Path("/proc/net/tcp").exists(), reason="reads Linux's list of sockets")
-def test_every_port_of_a_fleet_is_on_the_loopback(fleet: Fleet) -> None:
-    """Ray's metrics and its other services too: `host` is 127.0.0.1."""
+def test_the_ports_of_a_fleet_are_on_the_loopback_or_ask_for_the_token(fleet: Fleet) -> None:
+    """Ray's metrics too: `host` is 127.0.0.1. Serve fixes the address of a port of each deployment's replica."""
     assert fleet._process is not None
-    own = sockets(processes(fleet._process.pid))
+    own = owners(processes(fleet._process.pid))
     lines = [
         line.split() for name in ("tcp", "tcp6") for line in Path(f"/proc/net/{name}").read_text().splitlines()[1:]
     ]
-    listening = [each[1].split(":") for each in lines if each[3] == _LISTEN and each[9] in own]
-    ports = {int(port, 16) for _, port in listening}
+    listening = [(*each[1].split(":"), own[each[9]]) for each in lines if each[3] == _LISTEN and each[9] in own]
+    ports = {int(port, 16) for _, port, _ in listening}
     assert fleet.settings["port"] in ports
     assert len(ports) > 5, "it does not see Ray's ports"
-    assert [(address, int(port, 16)) for address, port in listening if address not in _LOOPBACK] == []
+    reachable = [(int(port, 16), pid) for address, port, pid in listening if address not in _LOOPBACK]
+    names = [Path(f"/proc/{pid}/cmdline").read_text().partition(":fleet:")[0] for _, pid in reachable]
+    assert names == ["ray::ServeReplica"] * 3, "of the ingress and of two replicas"
+    for port, _ in reachable:
+        with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+            call = channel.unary_unary("/ray.serve.ASGIService/HandleRequest")
+            with pytest.raises(grpc.RpcError) as caught:
+                call(b"", timeout=20)
+        assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
 
 
 def test_a_page_of_another_site_is_refused_by_every_door(fleet: Fleet) -> None:

@@ -362,6 +362,7 @@ class TestSettings:
             ({"arguments": "--cpu"}, "arguments: '--cpu'"),
             ({"comfyui": "/nowhere"}, "main.py"),
             ({"folder": ""}, "needs 'folder'"),
+            ({"enable_cors_header": "a\r\nb"}, "enable_cors_header: .* is no origin"),
         ],
     )
     def test_a_wrong_one_is_named(self, comfyui: Path, wrong: dict[str, Any], named: str) -> None:
