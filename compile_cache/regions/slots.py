@@ -36,9 +36,11 @@ def swapped(values: Iterable[tuple[dict[str, Any], str, Any]]) -> Iterator[None]
                 own[name] = value
 
 
-def tensor_slots(module: torch.nn.Module) -> Iterator[Slot]:
+def tensor_slots(module: torch.nn.Module) -> list[Slot]:
     """The slots of a module's own parameters, then of its buffers. Modules below it are left out."""
-    for own in (module._parameters, module._buffers):
-        for name, tensor in own.items():
-            if tensor is not None:
-                yield own, name
+    return [
+        (own, name)
+        for own in (module._parameters, module._buffers)
+        for name, tensor in own.items()
+        if tensor is not None
+    ]

@@ -42,8 +42,6 @@ class ModuleHooks:
     def __call__(self, run: RegionRunner, bypass: Bypass) -> Sequence[Hook]:
         """The hooks, with `run` and `bypass` behind them from now on. Reports why blocks have none."""
         self._run, self._bypass = streamed(run, self._weights.paged), bypass
-        if self._weights.code is None:
-            self._weights.read_code()
         self._build_if_changed()
         for reason in self._reasons:
             bypass(reason)
@@ -51,7 +49,6 @@ class ModuleHooks:
 
     def known(self) -> Sequence[Hook]:
         """The hooks before any call. Raises UserError if a name of `left_out` is no block of the module."""
-        self._weights.read_code()
         self._build_if_changed()
         left_out.require_known(self._names, self._all)
         return self._kept
@@ -62,7 +59,7 @@ class ModuleHooks:
 
     def _build_if_changed(self) -> None:
         module = self._module()
-        now = (self._weights.code, version.attention_is_traceable(), version.vae_attention_is_traceable())
+        now = (self._weights.code(), version.attention_is_traceable(), version.vae_attention_is_traceable())
         if module is None or now == self._built_for:
             return
         self._reasons, called = [], self._bypass

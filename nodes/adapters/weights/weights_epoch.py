@@ -15,14 +15,13 @@ import torch
 
 from ....compile_cache.errors import BypassCode, BypassReason
 from ....compile_cache.foreign.attributes import is_own
-from ....compile_cache.foreign.reach import CodeReach
 from ....compile_cache.regions.region_weights import is_plain
 from ....compile_cache.regions.slots import Slot, tensor_slots
 from ..comfyui import dynamic_vram
 from ..comfyui.module_attributes import ATTRIBUTES
 from ..foreign.model_code import EXCHANGED, ModelCode
 from .loaded_anew import LoadedAnew
-from .module_state import ModuleState, ModuleStateReader
+from .module_state import ModuleStateReader
 from .paged_weights import Fill, PagedWeights
 from .tensor_parts import addresses, is_readable
 
@@ -49,8 +48,6 @@ class WeightsEpoch:
         self._trusted = trusted
         self._state: tuple[Any, ...] | None = None
         self.epoch = 0
-        # Of the latest look: modules, settings, shapes and reached code. Equal if only weights moved or changed.
-        self.code: Hashable | None = None
         self.blocker: BypassReason | None = None
         self.paged = PagedWeights(fill)
         self.loaded_anew = LoadedAnew(host)
@@ -89,7 +86,8 @@ class WeightsEpoch:
         self._addresses = self._read_addresses()
         tensors = [slots[name] for slots, name in self._slots]
         places = self._addresses or [_address(tensor) for tensor in tensors]
-        module_states, kinds, reach = self._read_code(modules, root)
+        module_states = self._states.read(modules, root)
+        kinds, reach = self._code.read(modules)
         state = (
             places,
             pages,
@@ -105,23 +103,22 @@ class WeightsEpoch:
             self.blocker = _blocker(tensors, modules, foreign, host) or self._code.blocker(kinds, reach, self._trusted)
         return True
 
-    def read_code(self) -> None:
-        """Bring `code` up to date. It reads no weight, so they need not be loaded."""
-        root = self._module()
-        if root is not None:
-            self._read_code(list(root.modules()), root)
+    def code(self) -> Hashable:
+        """The modules, their settings and shapes, and the code that they reach: equal if only weights moved or changed.
 
-    def _read_code(
-        self, modules: list[torch.nn.Module], root: torch.nn.Module
-    ) -> tuple[list[ModuleState], frozenset[type], CodeReach]:
-        states, (kinds, reach) = self._states.read(modules, root), self._code.read(modules)
-        self.code = (
+        It reads no weight, so they need not be loaded.
+        """
+        root = self._module()
+        modules = [] if root is None else list(root.modules())
+        states = [] if root is None else self._states.read(modules, root)
+        return (
             tuple(map(weakref.ref, modules)),  # a new module may get the id of one that is gone
             tuple([state[1:3] for state in states]),  # without casts and patches of weights
-            tuple([(weight.shape, weight.dtype) for module in modules for weight in _own_tensors(module)]),
-            reach,
+            tuple(
+                [(slots[name].shape, slots[name].dtype) for module in modules for slots, name in tensor_slots(module)]
+            ),
+            self._code.read(modules),
         )
-        return states, kinds, reach
 
     def why_foreign(self) -> BypassReason | None:
         """Why another pack's code in the model forbids to run it more often than asked for. Reads no weight."""
@@ -138,12 +135,6 @@ class WeightsEpoch:
             return [part for slots, name in self._slots for part in addresses(slots[name])]
         except (KeyError, AttributeError, RuntimeError):  # a weight was removed, or has no storage (meta, quantized)
             return None
-
-
-def _own_tensors(module: torch.nn.Module) -> list[torch.Tensor]:
-    return [
-        tensor for slots in (module._parameters, module._buffers) for tensor in slots.values() if tensor is not None
-    ]
 
 
 def _address(tensor: torch.Tensor) -> int:

@@ -130,7 +130,7 @@ def test_a_region_that_cannot_be_kept_runs_and_the_log_says_why(
 def test_looking_that_fails_for_another_reason_runs_the_original_and_says_so(
     tmp_path: Path, failing: Callable[..., list[int]]
 ) -> None:
-    failing(table, "_find", ValueError("injected"))
+    failing(table, "_find_in_memory", ValueError("injected"))
     rig = process(tmp_path)
     with rig.expect({"compile_failed": 1}, graph_calls=1):
         assert bound(rig).error(*TENSORS) == 0
