@@ -173,7 +173,7 @@ class Site:
         return reply
 
     async def connect(self, query: str = "", **headers: str) -> list[Any]:
-        """What a websocket gets until the prompts are over; `websocket.close` first for a refusal."""
+        """The messages of a websocket until the prompts are over; `websocket.close` first for a refusal."""
         got: list[Any] = []
         gone = asyncio.Event()
         incoming = [{"type": "websocket.connect"}]

@@ -120,6 +120,6 @@ def write(folder: Path, number: Any, body: Any, entry: Any) -> None:
 
     asyncio.run(go())
     base = sqlite3.connect(folder / "ingress" / "prompts.sqlite", isolation_level=None)
-    # As text: SQLite keeps what it is told, also when it is no UTF-8.
+    # Stored as text: SQLite also keeps bytes that are no UTF-8.
     base.execute("INSERT INTO prompts VALUES (?, ?, CAST(? AS TEXT), CAST(? AS TEXT), 1)", (ID, number, body, entry))
     base.close()

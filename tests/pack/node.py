@@ -1,4 +1,4 @@
-"""What the nodes of this pack have in common."""
+"""The base of this pack's nodes."""
 
 from __future__ import annotations
 

@@ -74,7 +74,7 @@ class CallDescription:
         if kinds := patches_in(options):
             self.block(f"another node patches the model ({', '.join(kinds)})")
         if unknown := unknown_in(options):
-            self.block(f"transformer_options holds '{unknown[0]}', which Resolute does not know")
+            self.block(f"transformer_options holds '{unknown[0]}', which may differ from call to call")
 
 
 def tensor_spec(tensor: torch.Tensor) -> TensorSpec:

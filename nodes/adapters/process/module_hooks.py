@@ -33,7 +33,7 @@ class ModuleHooks:
         self._module = weakref.ref(module)
         self._role, self._names, self._weights = role, names, weights
         self._run: RegionRunner = _run_nothing
-        self._bypass: Bypass = lambda reason: None
+        self._bypass: Bypass = _report_nothing
         self._built_for: Any = None
         self._all: list[Hook] = []
         self._kept: list[Hook] = []
@@ -55,7 +55,8 @@ class ModuleHooks:
 
     def close(self) -> None:
         """The module was garbage collected: let go of its blocks."""
-        self._built_for, self._all, self._kept, self._run = None, [], [], _run_nothing
+        self._built_for, self._all, self._kept = None, [], []
+        self._run, self._bypass = _run_nothing, _report_nothing
 
     def _build_if_changed(self) -> None:
         module = self._module()
@@ -80,3 +81,7 @@ class ModuleHooks:
 
 def _run_nothing(site: RegionSite, *tensors: torch.Tensor) -> Any:
     raise AssertionError("hooks that no program asked for do not run")
+
+
+def _report_nothing(reason: BypassReason) -> None:
+    pass

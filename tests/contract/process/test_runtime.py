@@ -33,7 +33,7 @@ def service(adapter: Callable[[str], ModuleType], comfy: None) -> ModuleType:
 
 @pytest.fixture
 def request_of(adapter: Callable[[str], ModuleType], comfy: None) -> Callable[[str], Any]:
-    """What a compile node with this backend asks for."""
+    """The request of a compile node with this backend."""
     return lambda backend: adapter("process.compile_request").CompileRequest.resolved(backend, "cpu", Role.UNET)
 
 

@@ -178,7 +178,7 @@ class TestWhatDoesNotCount:
 
 
 class TestRules:
-    """What an application writes into its modules counts, unless its policy says that it is bookkeeping."""
+    """An attribute that an application writes into its modules counts, unless its policy calls it bookkeeping."""
 
     ATTRIBUTES = ModuleAttributePolicy(frozenset({"place"}), ("_original_dtype",))
 

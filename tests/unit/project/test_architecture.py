@@ -165,7 +165,7 @@ def place_of(name: str) -> str:
 
 
 def climbs(importer: str, imported: str) -> bool:
-    """Whether an import goes up, or across to a neighbour on the same floor."""
+    """An import climbs if it goes up, or across to a neighbour on the same floor."""
     above, below = place_of(importer), place_of(imported)
     return above != below and PLACES[above] >= PLACES[below]
 

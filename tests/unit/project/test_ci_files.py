@@ -36,7 +36,7 @@ def commands(workflow: str) -> list[str]:
 
 
 def checks_of_ci() -> list[str]:
-    """What `.ci/checks` starts: "ruff check"."""
+    """The tools that `.ci/checks` starts: "ruff check"."""
     return re.findall(r'^"\$python" -m (.+?)(?: \.)?$', CHECKS.read_text("utf-8"), re.MULTILINE)
 
 

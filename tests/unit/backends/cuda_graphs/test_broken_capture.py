@@ -1,4 +1,4 @@
-"""What is left of a capture that CUDA broke: torch's allocator and its random numbers must hear of its end."""
+"""A capture that CUDA broke ends for torch's allocator and for its random numbers too."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ POOL = (7, 0)
 
 
 class Torch:
-    """What torch knows of captures. `breaks`: how many of the next captures CUDA breaks."""
+    """Torch's state of captures. `breaks`: how many of the next captures CUDA breaks."""
 
     def __init__(self) -> None:
         self.breaks = 0
