@@ -41,7 +41,7 @@ class CaptureMaker:
         captures.drop_stale(key.owner, call.epoch)
         self._refusals.drop_stale(key.owner, call.epoch)
         room = captures.room_to_work_in(_bytes_of(call, result), call.device)
-        if self._refusals.is_too_large(key, room, budget):
+        if self._refusals.refuse_if_too_large(key, room, budget):
             return 0.0
         shared = captures.shared_bytes()
         call.progress.raise_if_cancelled()

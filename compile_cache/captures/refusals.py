@@ -66,7 +66,7 @@ class Refusals:
         """True if the GPU is busy all the time without a capture of this call. That is no bypass."""
         return self.gpu_bound.has(key)
 
-    def is_too_large(self, key: CaptureKey, room: int, budget: int) -> bool:
+    def refuse_if_too_large(self, key: CaptureKey, room: int, budget: int) -> bool:
         """Refuse the call without another rehearsal if an earlier one needed more than `room` bytes."""
         needed = self._needed.get(key.without_epoch, 0)
         if needed > room:

@@ -52,7 +52,7 @@ class Origins:
 
 
 async def _refuse(scope: Scope, receive: Receive, send: Send) -> None:
-    logger.warning("a request of another web site was refused: %s", scope["path"])
+    logger.warning("a request of another web site was refused: %r", scope["path"])
     if scope["type"] == "websocket":
         await send({"type": "websocket.close", "code": 1008, "reason": ""})  # before it was accepted: status 403
         return
