@@ -13,7 +13,7 @@ from typing import Any
 from .errors import BypassReason
 
 _KEPT_EVENTS = 512
-_SHORT_WAIT = 0.05  # seconds
+_MOMENT = 0.001  # seconds; a shorter wait is part of the one before it
 
 
 @dataclass
@@ -32,8 +32,8 @@ class Counters:
     captures: int = 0
     replays: int = 0
     region_calls: int = 0
-    graph_calls: int = 0  # forwards through compiled regions, without a replay
-    eager_calls: int = 0
+    graph_calls: int = 0  # forwards through compiled regions, or that were captured, without a replay
+    eager_calls: int = 0  # forwards in which every block ran as it is
     evictions: int = 0
     stall_seconds: float = 0.0
     bypasses: Counter[str] = field(default_factory=Counter)
@@ -52,45 +52,96 @@ class Event:
     at: float = field(default_factory=time.time)
 
 
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """A prompt waited for `seconds`, until `at` (Unix seconds). kind: compile, load or capture."""
+
+    kind: str
+    seconds: float
+    at: float
+
+
 class Stats:
-    """clock: seconds, for durations."""
+    """clock: seconds, for durations. Every second that a prompt waits is measured by `stalling`, and counts once."""
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self.clock = clock
         self.counters = Counters()
         self._events: deque[Event] = deque(maxlen=_KEPT_EVENTS)
+        self._waits: deque[Wait] = deque(maxlen=_KEPT_EVENTS)
+        # By thread: the kinds of the waits that are open, the innermost last, and since when that one is not counted.
+        self._open: dict[int, tuple[list[str], float]] = {}
         self._lock = threading.Lock()
         self._seen_bypasses: set[str] = set()
         self.event_count = 0  # of all events, also of those no longer kept
+        self.wait_count = 0
 
     def event(self, kind: str, text: str, seconds: float = 0.0) -> None:
         with self._lock:
             self._events.append(Event(kind, text, seconds))
             self.event_count += 1
 
-    def waited(self, kind: str, text: str, seconds: float) -> None:
-        """A prompt waited for something that no counter counts. Less than _SHORT_WAIT is left out."""
-        if seconds >= _SHORT_WAIT:
-            self.counters.stall_seconds += seconds
-            self.event(kind, text, seconds)
-
     @contextmanager
-    def stalling(self) -> Iterator[None]:
-        """A prompt waits meanwhile. Adds the time to `stall_seconds`, without what is added to it inside."""
-        started, counted = self.clock(), self.counters.stall_seconds
+    def stalling(self, kind: str = "compile") -> Iterator[None]:
+        """A prompt waits meanwhile. A wait inside counts as its own kind, and not again as this one."""
+        thread = threading.get_ident()
+        self._count_open(thread)
+        with self._lock:
+            self._open.setdefault(thread, ([], 0.0))[0].append(kind)
+            self._open[thread] = (self._open[thread][0], self.clock())
         try:
             yield
         finally:
-            inside = self.counters.stall_seconds - counted
-            self.counters.stall_seconds += max(self.clock() - started - inside, 0.0)
+            self._count_open(thread)
+            with self._lock:
+                kinds, since = self._open.pop(thread)
+                kinds.pop()
+                if kinds:
+                    self._open[thread] = (kinds, since)
+
+    def _count_open(self, thread: int) -> None:
+        """Count what the innermost open wait of a thread took until now."""
+        with self._lock:
+            if thread not in self._open:
+                return
+            now = self.clock()
+            kinds, since = self._open[thread]
+            self._open[thread] = (kinds, now)
+            self._add(kinds[-1], max(now - since, 0.0))
+
+    def _add(self, kind: str, seconds: float) -> None:
+        if not seconds:
+            return
+        self.counters.stall_seconds += seconds
+        now, last = time.time(), self._waits[-1] if self._waits else None
+        follows = last is not None and now - seconds - last.at < _MOMENT
+        if last is not None and follows and (last.kind == kind or seconds < _MOMENT):
+            self._waits[-1] = Wait(last.kind, last.seconds + seconds, now)
+            return
+        self._waits.append(Wait(kind, seconds, now))
+        self.wait_count += 1
 
     @contextmanager
-    def stall(self, kind: str, text: str) -> Iterator[None]:
-        """As `stalling`, and an event tells of it."""
+    def stall(self, kind: str, text: str, shortest: float = 0.0) -> Iterator[None]:
+        """As `stalling`, and an event tells of it unless it took less than `shortest` seconds."""
         started = self.clock()
-        with self.stalling():
+        with self.stalling("capture" if kind == "measure" else kind):
             yield
-        self.event(kind, text, self.clock() - started)
+        if (seconds := self.clock() - started) >= shortest:
+            self.event(kind, text, seconds)
+
+    def waited_since(self, started: float, stalled: float, kind: str, text: str) -> None:
+        """It turned out that a prompt waited since `started`, when `waiting_seconds` was `stalled`."""
+        seconds = self.clock() - started
+        with self._lock:
+            self._add(kind, max(seconds - (self.counters.stall_seconds - stalled), 0.0))
+        self.event("look", text, seconds)
+
+    def waiting_seconds(self) -> float:
+        """`stall_seconds` up to this moment, from any thread: of waits that are not over yet, too."""
+        with self._lock:
+            now = self.clock()
+            return self.counters.stall_seconds + sum(max(now - since, 0.0) for _, since in self._open.values())
 
     @property
     def events(self) -> list[Event]:
@@ -102,6 +153,18 @@ class Stats:
         """The events after the first `count` ones, as far as they are still kept."""
         with self._lock:
             return list(self._events)[max(len(self._events) - (self.event_count - count), 0) :]
+
+    def forward_ran(self, compiled: bool) -> None:
+        """Count a forward that no replay answered. compiled: regions ran in it, or it was captured."""
+        if compiled:
+            self.counters.graph_calls += 1
+        else:
+            self.counters.eager_calls += 1
+
+    def waits_since(self, count: int) -> list[Wait]:
+        """The waits after the first `count` ones, as far as they are still kept."""
+        with self._lock:
+            return list(self._waits)[max(len(self._waits) - (self.wait_count - count), 0) :]
 
     def bypass(self, reason: BypassReason) -> bool:
         """Count a bypass. Returns True the first time that this exact reason occurs: then it deserves a log line."""
@@ -115,4 +178,5 @@ class Stats:
 
     def snapshot(self) -> dict[str, Any]:
         """The counters as plain data, from any thread: each is copied in one piece."""
-        return {**vars(self.counters), "bypasses": dict(self.counters.bypasses)}
+        bypasses = dict(self.counters.bypasses)
+        return {**vars(self.counters), "bypasses": bypasses, "stall_seconds": self.waiting_seconds()}

@@ -13,6 +13,7 @@ from .compile_vae_decode import CompileVAEDecode
 from .deepcache import DeepCache
 from .free_graphs import FreeGraphs
 from .load_checkpoint import LoadCheckpointCompiled
+from .measure import Measure
 from .onediff import registration
 from .report import GraphCacheReport
 from .resolution import ResoluteResolution
@@ -35,5 +36,6 @@ class ResoluteExtension(ComfyExtension):
             CompareImages,
             WarmUp,
             FreeGraphs,
+            Measure,
             *registration.nodes_to_register(),
         ]

@@ -1,4 +1,4 @@
-"""HTTP routes: read the cache's state, and queue prompts that warm up or free captures. See docs/servers.md.
+"""HTTP routes: read the cache's state, warm up, free captures. See docs/servers.md.
 
 GET  /resolute/cache     counters, captures, and whether each remembered shape is ready
 GET  /resolute/events    the latest events
@@ -6,15 +6,15 @@ GET  /resolute/runs      the latest sampling runs and decodes: what each did, ho
 GET  /resolute/report    the report as text, which the panel copies for a bug report
 GET  /resolute/settings  which settings an environment variable decides
 POST /resolute/warm-up   {"prompt": a workflow in API form} or {"plan": ...}, see `warm_up.request.parse_request`
-POST /resolute/free      frees every capture
+POST /resolute/measurements  the seconds of *Measure against stock*, see `stock_measurements.finish`
+POST /resolute/free      frees every capture, now or when the running prompt ends
 
-The POST routes only queue a prompt, so the work is done between two prompts and never disturbs a running one.
+A warm-up is a prompt in the queue. What is freed waits for the call that runs, so nothing disturbs a running prompt.
 """
 
 from __future__ import annotations
 
 import asyncio
-import copy
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
@@ -26,15 +26,12 @@ from server import PromptServer
 from ..compile_cache.errors import UserError
 from .adapters.comfyui.prompt_queue import queue
 from .adapters.process import runtime, user_settings
-from .adapters.report import cache_report, runs, table_and_chart
+from .adapters.report import cache_report, runs, stock_measurements, table_and_chart
 from .adapters.restart import preload
+from .adapters.sampling import memory
 from .adapters.warm_up.request import parse_request
 from .adapters.warm_up.request_limits import MAX_BODY, MAX_SMALL_BODY, RequestTooLargeError, parse_body
 
-_FREE_PROMPT = {
-    "free": {"class_type": "ResoluteFree", "inputs": {"any": "resolute"}},
-    "report": {"class_type": "ResoluteReport", "inputs": {"any": ["free", 0]}},
-}
 _registered = False
 
 
@@ -55,6 +52,7 @@ def register() -> None:
     server.routes.get("/resolute/settings")(_settings)
     server.routes.post("/resolute/warm-up")(_warm_up)
     server.routes.post("/resolute/free")(_free)
+    server.routes.post("/resolute/measurements")(_measurements)
     _registered = True
 
 
@@ -71,7 +69,11 @@ async def _runs(request: web.Request) -> web.Response:
 
 
 async def _report(request: web.Request) -> web.Response:
-    return _json_answer(lambda: {"text": table_and_chart.report_text(cache_report.report(), runs.latest())})
+    return _json_answer(
+        lambda: {
+            "text": table_and_chart.report_text(cache_report.report(), runs.latest(), user_settings.all_set()),
+        }
+    )
 
 
 async def _settings(request: web.Request) -> web.Response:
@@ -100,10 +102,21 @@ async def _warm_up(request: web.Request) -> web.Response:
 
 async def _free(request: web.Request) -> web.Response:
     try:
-        body = await _body(request, MAX_SMALL_BODY) if request.can_read_body else {}
+        if request.can_read_body:
+            await _body(request, MAX_SMALL_BODY)
+        # Off the event loop: a call of a model that compiles holds the cache's lock for minutes.
+        return web.json_response(await asyncio.to_thread(memory.free_or_wait, PromptServer.instance.prompt_queue))
     except UserError as error:
         return _error(error)
-    return await queue(PromptServer.instance, copy.deepcopy(_FREE_PROMPT), request, front=True, **_client_id(body))
+
+
+async def _measurements(request: web.Request) -> web.Response:
+    try:
+        body = await _body(request, MAX_SMALL_BODY)
+        found = await asyncio.to_thread(stock_measurements.finish, body)
+    except UserError as error:
+        return _error(error)
+    return web.json_response({} if found is None else {**asdict(found), "text": f"{found.size}: {found.result()}"})
 
 
 def _error(error: UserError, status: int = 400) -> web.Response:

@@ -9,6 +9,7 @@ export class Live extends EventTarget {
     this.cache = null; // of GET /resolute/cache
     this.runs = []; // of GET /resolute/runs
     this.working = null; // {text, done, total} while something compiles or loads
+    this.warmed = null; // {sizes, took} of the last warm-up
     this.problem = ""; // why the server does not answer
     this.timer = 0;
     api.addEventListener("resolute", ({ detail }) => this.receive(detail));
@@ -22,6 +23,7 @@ export class Live extends EventTarget {
       return;
     }
     this.working = null;
+    if (message.kind === "warmed") this.warmed = message;
     if (message.kind === "run") this.runs = [...this.runs, message.run].slice(-60);
     this.changed();
     clearTimeout(this.timer);
@@ -59,7 +61,7 @@ export class Live extends EventTarget {
   }
 
   get regions() {
-    return (this.cache?.modules ?? []).reduce((sum, module) => sum + module.regions_compiled, 0);
+    return this.cache?.regions_ready ?? 0;
   }
 
   // Sizes of diffusion models that run without a wait, as "1024x1024".

@@ -70,8 +70,17 @@ export function showError(node, sentence) {
   element.classList.add("resolute-error");
 }
 
+const TICK = /^(starting|compiling|loading|stopping)\b.*\d/;
+
+// A screen reader is told of the begin, the end and a stop, and not of every second between.
+export function announce(element, text) {
+  const ticks = TICK.test(text) && TICK.test(element.textContent);
+  element.setAttribute("aria-live", ticks ? "off" : "polite");
+}
+
 function show(element, text) {
   element.classList.remove("resolute-error");
+  announce(element, String(text ?? ""));
   element.textContent = String(text ?? "");
   element.title = element.textContent;
 }

@@ -1,26 +1,44 @@
 // The panel in ComfyUI's sidebar.
+import { Actions } from "./actions.js";
 import { badgeText } from "./badge.js";
-import { element, mebibytes } from "./dom.js";
-import { isSampling } from "./live.js";
+import { duration, element, mebibytes } from "./dom.js";
+import { announce } from "./node_text.js";
+import { modelTable } from "./sizes.js";
+import { isOff, turn } from "./switch.js";
 import { legend, promptRow, prompts } from "./timeline.js";
 
-const STATES = { memory: "ready", captured: "ready", disk: "on disk", unknown: "to compile" };
-const SIZES = 12; // of one model
-
 export class Panel {
-  constructor(app, live, t) {
-    Object.assign(this, { app, live, t });
+  // category: of a class of node.
+  constructor(app, live, t, category) {
+    Object.assign(this, { app, live, t, actions: new Actions(app, live, t, category) });
     this.update = () => this.draw();
   }
 
   // Called by ComfyUI each time the panel is opened.
   render(container) {
-    const t = this.t;
+    const { app, t } = this;
     this.status = element("div", { class: "resolute-headline", role: "status", "aria-live": "polite" });
+    this.saved = element("div", { class: "resolute-faint" });
+    this.switch = element(
+      "button",
+      {
+        type: "button",
+        role: "switch",
+        class: "resolute-switch",
+        "data-action": "switch",
+        title: t("Off runs this workflow as without Resolute. No node changes, and the workflow remembers it."),
+        onclick: () => {
+          turn(app, !isOff(app));
+          this.draw();
+        },
+      },
+    );
     this.progress = element("progress", { class: "resolute-progress", "aria-label": t("Compiling") });
     this.said = element("div", { class: "resolute-said", role: "status", "aria-live": "polite" });
     this.memory = element("div", { class: "resolute-memory" });
     this.models = element("div");
+    this.heading = element("h3", {});
+    this.legend = element("div");
     this.timeline = element("ol", { class: "resolute-timeline" });
     container.replaceChildren(
       element(
@@ -28,25 +46,34 @@ export class Panel {
         { class: "resolute-panel", "aria-label": "Resolute" },
         element("h2", {}, "Resolute"),
         this.status,
+        this.saved,
         this.progress,
+        this.switch,
         element("div", { class: "resolute-buttons" }, this.buttons()),
         this.said,
-        element("h3", {}, t("Memory of captures")),
+        this.heading,
         this.memory,
         element("h3", {}, t("Sizes")),
         this.models,
         element("h3", {}, t("Latest prompts")),
-        legend(t),
+        this.legend,
         this.timeline,
       ),
     );
     this.live.addEventListener("change", this.update);
+    this.live.api.addEventListener("graphChanged", this.update);
+    this.live.api.addEventListener("execution_start", (this.forget = () => this.forgetFailure()));
+    // A workflow may be opened in ways of which no event tells.
+    this.timer = setInterval(() => this.drawnOff !== isOff(this.app) && this.draw(), 500);
     this.draw();
     this.live.refresh();
   }
 
   destroy() {
+    clearInterval(this.timer);
     this.live.removeEventListener("change", this.update);
+    this.live.api.removeEventListener("graphChanged", this.update);
+    this.live.api.removeEventListener("execution_start", this.forget);
   }
 
   buttons() {
@@ -54,60 +81,91 @@ export class Panel {
     const button = (id, text, tip, action) =>
       element("button", { type: "button", class: "resolute-button", title: tip, "data-action": id, onclick: action }, text);
     return [
+      button(
+        "add",
+        t("Add Resolute to this workflow"),
+        t("Puts Compile Model before each sampler and Compile VAE Decode before each decode."),
+        () => this.act(() => this.actions.add()),
+      ),
+      button(
+        "measure",
+        t("Measure against stock"),
+        t("Runs this workflow twice with Resolute and twice without it, and compares. Nothing is saved."),
+        () => {
+          const { measuring } = this.actions;
+          return measuring.isRunning ? measuring.cancel() : this.act((say) => this.actions.measure(say));
+        },
+      ),
       button("warm-up", t("Warm up this workflow"), t("Compiles and captures the sizes of this workflow now."), () =>
-        this.act(() => this.warmUp()),
+        this.act((say) => this.actions.warmUp(say)),
       ),
       button("free", t("Free"), t("Frees the memory of all captures; nothing compiles again."), () =>
-        this.act(() => this.free()),
+        this.act(() => this.actions.free()),
       ),
-      button("copy", t("Copy report"), t("Copies the report as text, for a bug report."), () => this.act(() => this.copy())),
+      button("copy", t("Copy report"), t("Copies the report as text, for a bug report."), () =>
+        this.act(() => this.actions.copy()),
+      ),
     ];
   }
 
+  // action: gets a function that shows a sentence meanwhile. A later click's sentence is not replaced by an earlier one's.
   async act(action) {
-    this.said.classList.remove("resolute-failed");
+    const mine = (this.latest = Symbol("action"));
+    const say = (sentence, failed = false) => {
+      if (this.latest !== mine || sentence === null) return;
+      this.said.classList.toggle("resolute-failed", failed);
+      this.said.textContent = sentence;
+    };
+    say("");
+    const done = action(say);
+    this.draw();
     try {
-      this.said.textContent = await action();
+      say(await done);
     } catch (error) {
-      this.said.classList.add("resolute-failed");
-      this.said.textContent = error.message;
+      say(error.message, true);
     }
+    this.draw();
   }
 
-  async warmUp() {
-    const { output } = await this.app.graphToPrompt();
-    const answer = await this.live.post("/resolute/warm-up", { prompt: output, client_id: this.live.api.clientId });
-    return [this.t("Queued: {items}.", { items: answer.items.join("; ") }), ...answer.unknown].join(" ");
-  }
-
-  async free() {
-    await this.live.post("/resolute/free", { client_id: this.live.api.clientId });
-    return this.t("Queued: the captures are freed after the prompts that wait.");
-  }
-
-  async copy() {
-    const { text } = await this.live.get("/resolute/report");
-    await navigator.clipboard.writeText(text);
-    return this.t("The report is in the clipboard.");
+  // A red sentence is about the last prompt: a new one takes it away.
+  forgetFailure() {
+    if (!this.said.classList.contains("resolute-failed")) return;
+    this.said.classList.remove("resolute-failed");
+    this.said.textContent = "";
   }
 
   draw() {
     const { live, t } = this;
+    announce(this.status, badgeText(live, t));
     this.status.textContent = live.problem ? `${t("no answer")}: ${live.problem}` : badgeText(live, t);
     this.progress.hidden = !live.working?.total;
     if (live.working?.total) Object.assign(this.progress, { max: live.working.total, value: live.working.done });
+    const off = (this.drawnOff = isOff(this.app));
+    this.switch.setAttribute("aria-checked", String(!off));
+    this.switch.textContent = off ? t("Resolute is off for this workflow") : t("Resolute is on for this workflow");
+    const measure = document.querySelector("[data-action=measure]");
+    if (measure) measure.textContent = this.actions.measuring.isRunning ? t("Cancel measuring") : t("Measure against stock");
     if (!live.cache) return;
+    const saved = live.cache.saved_seconds;
+    this.saved.textContent = saved >= 1 ? t("saved {time} since start", { time: duration(saved) }) : "";
     this.memory.replaceChildren(...this.memoryRow());
-    const models = live.cache.models.filter((model) => model.shapes.length);
+    const named = (model) => `${model.name} ${model.model}`;
+    const models = live.cache.models
+      .filter((model) => model.shapes.length)
+      .sort((one, other) => named(one).localeCompare(named(other)));
     const none = element("p", { class: "resolute-faint" }, t("No compiled model has run yet."));
-    this.models.replaceChildren(...(models.length ? models.map((model) => this.model(model)) : [none]));
+    const { captures } = live.cache.device;
+    this.heading.textContent = captures ? t("Memory of captures") : t("Compiled regions");
+    this.legend.replaceChildren(legend(t, captures));
+    const tables = models.map((model) => modelTable(model, live.cache.measurements, captures, t));
+    this.models.replaceChildren(...(tables.length ? tables : [none]));
     const rows = prompts(live.runs).map((runs) => promptRow(runs, t));
     const nothing = element("li", { class: "resolute-faint" }, t("No prompt since ComfyUI started."));
     this.timeline.replaceChildren(...(rows.length ? rows : [nothing]));
   }
 
   memoryRow() {
-    const { bytes, budget_bytes: budget, entries, store } = this.live.cache;
+    const { bytes, budget_bytes: budget, entries, store, device } = this.live.cache;
     const used = this.t("{used} of {budget}, {count} captures", {
       used: mebibytes(bytes),
       budget: mebibytes(budget),
@@ -116,45 +174,20 @@ export class Panel {
     const disk = store.regions
       ? this.t("On disk: {count} regions, {size}", { count: store.regions, size: mebibytes(store.bytes) })
       : this.t("Nothing is kept on disk.");
+    const onDisk = element("div", { class: "resolute-faint" }, disk);
+    if (!device.captures) return [onDisk];
+    const taken = device.total_bytes - device.free_bytes;
+    const whole = this.t("{used} of {total} used on {device}", {
+      used: mebibytes(taken),
+      total: mebibytes(device.total_bytes),
+      device: device.name,
+    });
     return [
       element("meter", { min: 0, max: Math.max(budget, 1), value: bytes, "aria-label": used }),
       element("div", {}, used),
-      element("div", { class: "resolute-faint" }, disk),
+      element("meter", { min: 0, max: Math.max(device.total_bytes, 1), value: taken, "aria-label": whole }),
+      element("div", { class: "resolute-faint" }, whole),
+      onDisk,
     ];
   }
-
-  model(model) {
-    const t = this.t;
-    const shapes = [...model.shapes].sort((one, other) => rank(one) - rank(other));
-    const head = ["Size", "State", "Memory", "Replays"].map((name) => element("th", { scope: "col" }, t(name)));
-    const rows = shapes.slice(0, SIZES).map((shape) =>
-      element(
-        "tr",
-        { class: `resolute-state-${shape.state}` },
-        element("td", { title: t("{count} in one call", { count: shape.latent_shape[0] }) }, sizeOf(shape)),
-        element("td", {}, t(STATES[shape.state] ?? shape.state)),
-        element("td", {}, shape.bytes ? mebibytes(shape.bytes) : "–"),
-        element("td", {}, String(shape.hits)),
-      ),
-    );
-    const more = shapes.length > SIZES ? t("and {count} more", { count: shapes.length - SIZES }) : "";
-    const table = element("table", {}, element("thead", {}, element("tr", {}, head)), element("tbody", {}, rows));
-    const kind = isSampling(model.shapes[0]) ? "" : ` (${t("decoding")})`;
-    return element(
-      "div",
-      { class: "resolute-model" },
-      element("h4", {}, `${model.name}${model.shapes[0].role === "vae_decode" ? kind : ""}`),
-      table,
-      more ? element("p", { class: "resolute-faint" }, more) : null,
-    );
-  }
-}
-
-function rank(shape) {
-  return ["memory", "disk", "unknown"].indexOf(shape.state);
-}
-
-// As the node shows it: pixels and the user's batch. What an earlier version remembered has only the latent's shape.
-function sizeOf(shape) {
-  return shape.size || shape.latent_shape.join("x");
 }

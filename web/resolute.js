@@ -7,6 +7,7 @@ import { addText, showError, showResult } from "./node_text.js";
 import { Panel } from "./panel.js";
 import { applyDefaultBackend, BACKEND, settings } from "./settings.js";
 import { translator } from "./strings.js";
+import { addSwitch } from "./switch.js";
 
 const PREFIX = "Resolute";
 const TAB = "resolute";
@@ -16,6 +17,8 @@ const setting = (name) => app.extensionManager?.setting?.get(name);
 const t = (text, values) => translator(setting("Comfy.Locale"))(text, values);
 
 const categories = new Map(); // of our nodes by their class, those of OneDiff's names included
+
+const category = (name) => categories.get(name);
 
 function isOurs(name) {
   return categories.has(name);
@@ -54,18 +57,36 @@ async function reportError(error) {
   else toast?.error?.(`${title}: ${sentence}`);
 }
 
+function iconBadge() {
+  return live.working ? "…" : live.readySizes.size ? String(live.readySizes.size) : null;
+}
+
+// ComfyUI asks for the text of an icon's badge once, and again when the tab's function changes.
+function followBadge() {
+  let shown = iconBadge();
+  live.addEventListener("change", () => {
+    const text = iconBadge();
+    const tab = app.extensionManager.sidebarTab?.sidebarTabs?.find((each) => each.id === TAB);
+    if (!tab || text === shown) return;
+    shown = text;
+    tab.iconBadge = () => text;
+  });
+}
+
 function addPanel() {
-  const panel = new Panel(app, live, t);
+  addSwitch(app, category);
+  const panel = new Panel(app, live, t, category);
   app.extensionManager.registerSidebarTab({
     id: TAB,
     icon: "pi pi-bolt",
     title: "Resolute",
     tooltip: "Resolute",
-    iconBadge: () => (live.working ? "…" : live.readySizes.size ? String(live.readySizes.size) : null),
+    iconBadge: () => iconBadge(),
     type: "custom",
     render: (container) => panel.render(container),
     destroy: () => panel.destroy(),
   });
+  followBadge();
   addBadge(app, live, t, () => app.extensionManager.command.execute(`Workspace.ToggleSidebarTab.${TAB}`));
 }
 
@@ -76,7 +97,7 @@ const fixed = await live.get("/resolute/settings").then(
 
 app.registerExtension({
   name: "Resolute",
-  settings: settings(fixed),
+  settings: settings(fixed, (name, value) => app.extensionManager.setting.set(name, value)),
   async setup() {
     loadStyle();
     addPanel();

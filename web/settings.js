@@ -5,52 +5,71 @@
 const CATEGORY = "Resolute";
 export const BACKEND = "Resolute.Backend";
 
+const PRESET = "Resolute.Preset";
+// What a preset sets; the settings that it changes can be seen below it, and changed again.
+const PRESETS = {
+  fast: { [BACKEND]: "auto", "Resolute.Captures": true, "Resolute.BudgetMiB": 0, "Resolute.Workers": -1, "Resolute.Remember": true },
+  "small card": { [BACKEND]: "auto", "Resolute.Captures": true, "Resolute.BudgetMiB": 1024, "Resolute.Workers": 2, "Resolute.Remember": true },
+  safe: { [BACKEND]: "auto", "Resolute.Captures": false, "Resolute.BudgetMiB": 0, "Resolute.Workers": 0, "Resolute.Remember": false },
+};
+
 const AFTER_A_RESTART = "Used when ComfyUI starts the next time.";
 const DEFINITIONS = [
   {
+    id: PRESET,
+    name: "Preset",
+    type: "combo",
+    options: ["own", ...Object.keys(PRESETS)],
+    defaultValue: "own",
+    tooltip:
+      "Sets those below: fast as it comes; small card with little memory for captures and two processes; safe without captures, one compile after the other.",
+  },
+  {
     id: BACKEND,
-    name: "Backend of new nodes",
+    name: "Backend of new nodes (after a reload of the page)",
     type: "combo",
     options: ["auto", "inductor", "cudagraph", "oneflow", "eager"],
     defaultValue: "auto",
     tooltip: "What the compile nodes that you add are set to. Nodes that exist stay as they are.",
   },
   {
+    id: "Resolute.Captures",
+    name: "Capture each size as a CUDA graph (after a restart)",
+    type: "boolean",
+    defaultValue: true,
+    tooltip: `Off keeps the compiled blocks and makes no captures: slower, with less memory. ${AFTER_A_RESTART}`,
+  },
+  {
     id: "Resolute.BudgetMiB",
-    name: "Memory for captures in MiB (0: automatic)",
+    name: "Memory for captures in MiB (0: automatic) (after a restart)",
     type: "number",
     defaultValue: 0,
     attrs: { min: 0, max: 1048576, step: 256 },
     tooltip: `GPU memory that captures may hold. Automatic takes a quarter of the GPU, at most 4096 MiB. ${AFTER_A_RESTART}`,
   },
   {
-    id: "Resolute.Captures",
-    name: "Capture each size as a CUDA graph",
-    type: "boolean",
-    defaultValue: true,
-    tooltip: `Off keeps the compiled blocks and makes no captures: slower, with less memory. ${AFTER_A_RESTART}`,
-  },
-  {
-    id: "Resolute.Remember",
-    name: "Remember sizes over restarts",
-    type: "boolean",
-    defaultValue: true,
-    tooltip: `Loads what you used last when ComfyUI starts. ${AFTER_A_RESTART}`,
-  },
-  {
     id: "Resolute.Workers",
-    name: "Processes that compile (-1: automatic)",
+    name: "Processes that compile (-1: automatic) (after a restart)",
     type: "number",
     defaultValue: -1,
     attrs: { min: -1, max: 61, step: 1 },
     tooltip: `Automatic takes all processors but two. 0 compiles one block after the other. ${AFTER_A_RESTART}`,
   },
+  {
+    id: "Resolute.Remember",
+    name: "Remember sizes over restarts (after a restart)",
+    type: "boolean",
+    defaultValue: true,
+    tooltip: `Loads what you used last when ComfyUI starts. ${AFTER_A_RESTART}`,
+  },
 ];
 
-// fixed: setting -> "VARIABLE=value", from GET /resolute/settings.
-export function settings(fixed) {
-  return DEFINITIONS.map((definition) => {
-    const made = { ...definition, category: [CATEGORY, CATEGORY, definition.id.split(".")[1]] };
+// fixed: setting -> "VARIABLE=value", from GET /resolute/settings. set: changes a setting of ComfyUI's dialog.
+export function settings(fixed, set) {
+  return DEFINITIONS.map((definition, index) => {
+    const category = [CATEGORY, CATEGORY, definition.id.split(".")[1]];
+    const made = { ...definition, category, sortOrder: DEFINITIONS.length - index };
+    if (definition.id === PRESET) made.onChange = (value, before) => applyPreset(value, before, fixed, set);
     const variable = fixed[definition.id];
     if (!variable) return made;
     return {
@@ -67,4 +86,10 @@ export function applyDefaultBackend(nodeData, backend) {
   const input = nodeData.input?.required?.backend ?? nodeData.input?.optional?.backend;
   const choices = input?.[1]?.options ?? input?.[0];
   if (backend && Array.isArray(choices) && choices.includes(backend)) input[1] = { ...input[1], default: backend };
+}
+
+// ComfyUI calls this when the page loads, too, without a value before.
+async function applyPreset(value, before, fixed, set) {
+  if (before === undefined || value === before) return;
+  for (const [name, each] of Object.entries(PRESETS[value] ?? {})) if (!fixed[name]) await set(name, each);
 }

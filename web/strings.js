@@ -17,7 +17,6 @@ const CHINESE = {
   Sizes: "尺寸",
   "Latest prompts": "最近的任务",
   "Queued: {items}.": "已加入队列：{items}。",
-  "Queued: the captures are freed after the prompts that wait.": "已加入队列：排在前面的任务完成后释放捕获。",
   "The report is in the clipboard.": "报告已复制到剪贴板。",
   "No compiled model has run yet.": "还没有运行过编译的模型。",
   "No prompt since ComfyUI started.": "ComfyUI 启动后还没有任务。",
@@ -27,7 +26,6 @@ const CHINESE = {
   Size: "尺寸",
   State: "状态",
   Memory: "内存",
-  Replays: "重放次数",
   "{count} in one call": "每次调用 {count} 张",
   "and {count} more": "另有 {count} 个",
   ready: "就绪",
@@ -45,6 +43,41 @@ const CHINESE = {
   "The report appears here after a run.": "运行后报告会显示在这里。",
   "The comparison appears here after a run.": "运行后比较结果会显示在这里。",
   "What was warmed up appears here.": "预热结果会显示在这里。",
+  "This workflow has no compile node. Add Resolute to this workflow first.": "此工作流没有编译节点。请先将 Resolute 添加到此工作流。",
+  "There is no sampler and no decode behind a compile node.": "编译节点之后没有采样器，也没有解码。",
+  "{node} may write files, so this workflow is not measured.": "{node} 可能会写入文件，因此不测量此工作流。",
+  "with Resolute": "使用 Resolute",
+  "without Resolute": "不使用 Resolute",
+  "Measuring: prompt {number} of {count}, {name}.": "正在测量：第 {number} / {count} 个任务，{name}。",
+  "The measurement was cancelled.": "测量已取消。",
+  "The warm-up was cancelled.": "预热已取消。",
+  "Ready: {sizes}, {seconds}": "就绪：{sizes}，{seconds}",
+  "Ready.": "就绪。",
+  "The captures are freed when this prompt ends.": "此任务结束后释放捕获。",
+  "Freed {size}.": "已释放 {size}。",
+  "Nothing was held.": "没有占用内存。",
+  "This workflow has no sampler and no decode to compile.": "此工作流没有可编译的采样器或解码。",
+  "Every sampler and decode of this workflow is compiled already.": "此工作流的采样器和解码都已编译。",
+  "Added {models} × Compile Model, {vaes} × Compile VAE Decode. Ctrl+Z takes all back.":
+    "已添加 {models} 个编译模型、{vaes} 个编译 VAE 解码。按 Ctrl+Z 全部撤销。",
+  "Off runs this workflow as without Resolute. No node changes, and the workflow remembers it.":
+    "关闭后，此工作流如同没有 Resolute 一样运行。节点不变，工作流会记住此设置。",
+  "Resolute is off for this workflow": "Resolute 在此工作流中已关闭",
+  "Resolute is on for this workflow": "Resolute 在此工作流中已开启",
+  "Cancel measuring": "取消测量",
+  "Measure against stock": "与原版对比测量",
+  "Runs this workflow twice with Resolute and twice without it, and compares. Nothing is saved.":
+    "使用和不使用 Resolute 各运行两次并比较。不保存任何文件。",
+  "Add Resolute to this workflow": "将 Resolute 添加到此工作流",
+  "Puts Compile Model before each sampler and Compile VAE Decode before each decode.": "在每个采样器前放置编译模型，在每个解码前放置编译 VAE 解码。",
+  "saved {time} since start": "启动以来节省了 {time}",
+  "{size}: {seconds}, {ratio}x stock": "{size}：{seconds}，是原版的 {ratio} 倍",
+  "same picture (largest difference {levels} of 255)": "图像相同（最大差异 {levels} / 255）",
+  "another picture (largest difference {levels} of 255)": "图像不同（最大差异 {levels} / 255）",
+  Used: "使用",
+  "{count} times": "{count} 次",
+  "Compiled regions": "编译的区域",
+  "{used} of {total} used on {device}": "{device}：已用 {used} / {total}",
 };
 
 const TAIWANESE = {
@@ -64,7 +97,6 @@ const TAIWANESE = {
   Sizes: "尺寸",
   "Latest prompts": "最近的工作",
   "Queued: {items}.": "已加入佇列：{items}。",
-  "Queued: the captures are freed after the prompts that wait.": "已加入佇列：前面的工作完成後釋放擷取。",
   "The report is in the clipboard.": "報告已複製到剪貼簿。",
   "No compiled model has run yet.": "尚未執行過編譯的模型。",
   "No prompt since ComfyUI started.": "ComfyUI 啟動後尚無工作。",
@@ -74,7 +106,6 @@ const TAIWANESE = {
   Size: "尺寸",
   State: "狀態",
   Memory: "記憶體",
-  Replays: "重播次數",
   "{count} in one call": "每次呼叫 {count} 張",
   "and {count} more": "另有 {count} 個",
   ready: "就緒",
@@ -92,6 +123,41 @@ const TAIWANESE = {
   "The report appears here after a run.": "執行後報告會顯示在這裡。",
   "The comparison appears here after a run.": "執行後比較結果會顯示在這裡。",
   "What was warmed up appears here.": "預熱結果會顯示在這裡。",
+  "This workflow has no compile node. Add Resolute to this workflow first.": "此工作流程沒有編譯節點。請先將 Resolute 加入此工作流程。",
+  "There is no sampler and no decode behind a compile node.": "編譯節點之後沒有取樣器，也沒有解碼。",
+  "{node} may write files, so this workflow is not measured.": "{node} 可能會寫入檔案，因此不測量此工作流程。",
+  "with Resolute": "使用 Resolute",
+  "without Resolute": "不使用 Resolute",
+  "Measuring: prompt {number} of {count}, {name}.": "正在測量：第 {number} / {count} 個工作，{name}。",
+  "The measurement was cancelled.": "測量已取消。",
+  "The warm-up was cancelled.": "預熱已取消。",
+  "Ready: {sizes}, {seconds}": "就緒：{sizes}，{seconds}",
+  "Ready.": "就緒。",
+  "The captures are freed when this prompt ends.": "此工作結束後釋放擷取。",
+  "Freed {size}.": "已釋放 {size}。",
+  "Nothing was held.": "沒有佔用記憶體。",
+  "This workflow has no sampler and no decode to compile.": "此工作流程沒有可編譯的取樣器或解碼。",
+  "Every sampler and decode of this workflow is compiled already.": "此工作流程的取樣器和解碼都已編譯。",
+  "Added {models} × Compile Model, {vaes} × Compile VAE Decode. Ctrl+Z takes all back.":
+    "已加入 {models} 個編譯模型、{vaes} 個編譯 VAE 解碼。按 Ctrl+Z 全部復原。",
+  "Off runs this workflow as without Resolute. No node changes, and the workflow remembers it.":
+    "關閉後，此工作流程如同沒有 Resolute 一樣執行。節點不變，工作流程會記住此設定。",
+  "Resolute is off for this workflow": "Resolute 在此工作流程中已關閉",
+  "Resolute is on for this workflow": "Resolute 在此工作流程中已開啟",
+  "Cancel measuring": "取消測量",
+  "Measure against stock": "與原版對比測量",
+  "Runs this workflow twice with Resolute and twice without it, and compares. Nothing is saved.":
+    "使用和不使用 Resolute 各執行兩次並比較。不儲存任何檔案。",
+  "Add Resolute to this workflow": "將 Resolute 加入此工作流程",
+  "Puts Compile Model before each sampler and Compile VAE Decode before each decode.": "在每個取樣器前放置編譯模型，在每個解碼前放置編譯 VAE 解碼。",
+  "saved {time} since start": "啟動以來節省了 {time}",
+  "{size}: {seconds}, {ratio}x stock": "{size}：{seconds}，是原版的 {ratio} 倍",
+  "same picture (largest difference {levels} of 255)": "圖片相同（最大差異 {levels} / 255）",
+  "another picture (largest difference {levels} of 255)": "圖片不同（最大差異 {levels} / 255）",
+  Used: "使用",
+  "{count} times": "{count} 次",
+  "Compiled regions": "編譯的區域",
+  "{used} of {total} used on {device}": "{device}：已用 {used} / {total}",
 };
 
 const JAPANESE = {
@@ -112,8 +178,6 @@ const JAPANESE = {
   Sizes: "サイズ",
   "Latest prompts": "最近の実行",
   "Queued: {items}.": "キューに追加しました：{items}。",
-  "Queued: the captures are freed after the prompts that wait.":
-    "キューに追加しました：待機中の実行が終わるとキャプチャを解放します。",
   "The report is in the clipboard.": "レポートをクリップボードにコピーしました。",
   "No compiled model has run yet.": "コンパイル済みモデルはまだ実行されていません。",
   "No prompt since ComfyUI started.": "ComfyUI の起動後、まだ実行がありません。",
@@ -123,7 +187,6 @@ const JAPANESE = {
   Size: "サイズ",
   State: "状態",
   Memory: "メモリ",
-  Replays: "リプレイ回数",
   "{count} in one call": "1 回の呼び出しで {count} 枚",
   "and {count} more": "ほか {count} 件",
   ready: "準備済み",
@@ -141,6 +204,43 @@ const JAPANESE = {
   "The report appears here after a run.": "実行後、ここにレポートが表示されます。",
   "The comparison appears here after a run.": "実行後、ここに比較結果が表示されます。",
   "What was warmed up appears here.": "ウォームアップの結果がここに表示されます。",
+  "This workflow has no compile node. Add Resolute to this workflow first.":
+    "このワークフローにはコンパイルノードがありません。先に Resolute をこのワークフローに追加してください。",
+  "There is no sampler and no decode behind a compile node.": "コンパイルノードの後にサンプラーもデコードもありません。",
+  "{node} may write files, so this workflow is not measured.": "{node} はファイルを書き込む可能性があるため、このワークフローは測定しません。",
+  "with Resolute": "Resolute あり",
+  "without Resolute": "Resolute なし",
+  "Measuring: prompt {number} of {count}, {name}.": "測定中：{count} 回中 {number} 回目、{name}。",
+  "The measurement was cancelled.": "測定をキャンセルしました。",
+  "The warm-up was cancelled.": "ウォームアップをキャンセルしました。",
+  "Ready: {sizes}, {seconds}": "準備完了：{sizes}、{seconds}",
+  "Ready.": "準備完了。",
+  "The captures are freed when this prompt ends.": "この実行が終わるとキャプチャを解放します。",
+  "Freed {size}.": "{size} を解放しました。",
+  "Nothing was held.": "解放するものはありませんでした。",
+  "This workflow has no sampler and no decode to compile.": "このワークフローにはコンパイルできるサンプラーもデコードもありません。",
+  "Every sampler and decode of this workflow is compiled already.": "このワークフローのサンプラーとデコードはすべてコンパイル済みです。",
+  "Added {models} × Compile Model, {vaes} × Compile VAE Decode. Ctrl+Z takes all back.":
+    "モデルをコンパイル {models} 個、VAE デコードをコンパイル {vaes} 個を追加しました。Ctrl+Z ですべて元に戻せます。",
+  "Off runs this workflow as without Resolute. No node changes, and the workflow remembers it.":
+    "オフにすると Resolute がない場合と同じように実行します。ノードは変わらず、ワークフローに記録されます。",
+  "Resolute is off for this workflow": "このワークフローでは Resolute はオフです",
+  "Resolute is on for this workflow": "このワークフローでは Resolute はオンです",
+  "Cancel measuring": "測定をキャンセル",
+  "Measure against stock": "標準と比較して測定",
+  "Runs this workflow twice with Resolute and twice without it, and compares. Nothing is saved.":
+    "Resolute ありとなしで 2 回ずつ実行して比較します。何も保存しません。",
+  "Add Resolute to this workflow": "Resolute をこのワークフローに追加",
+  "Puts Compile Model before each sampler and Compile VAE Decode before each decode.":
+    "各サンプラーの前にモデルをコンパイル、各デコードの前に VAE デコードをコンパイルを置きます。",
+  "saved {time} since start": "起動してから {time} 節約",
+  "{size}: {seconds}, {ratio}x stock": "{size}：{seconds}、標準の {ratio} 倍",
+  "same picture (largest difference {levels} of 255)": "同じ画像（最大の差 {levels} / 255）",
+  "another picture (largest difference {levels} of 255)": "別の画像（最大の差 {levels} / 255）",
+  Used: "使用",
+  "{count} times": "{count} 回",
+  "Compiled regions": "コンパイル済みリージョン",
+  "{used} of {total} used on {device}": "{device}：{total} のうち {used} を使用",
 };
 
 const LANGUAGES = { zh: CHINESE, "zh-TW": TAIWANESE, ja: JAPANESE };
@@ -151,5 +251,5 @@ export function translator(language) {
   return (text, values = {}) =>
     (texts[text] ?? text)
       .replace(/\{(\w+)\}/g, (whole, name) => (name in values ? values[name] : whole))
-      .replace(/\b1 (region|size|capture)s\b/g, "1 $1"); // English only: the other languages have no plural
+      .replace(/\b1 (region|size|capture|time)s\b/g, "1 $1"); // English only: the other languages have no plural
 }

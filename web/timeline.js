@@ -12,8 +12,12 @@ export const KINDS = {
 const ROLES = { unet: "sampling", vae_decode: "decoding", controlnet: "ControlNet" };
 const PROMPTS = 8;
 
-export function legend(t) {
-  const items = Object.entries(KINDS).map(([kind, name]) =>
+const OF_CAPTURES = ["replay", "capture"];
+
+// hasCaptures: false on a device that makes none.
+export function legend(t, hasCaptures) {
+  const kinds = Object.entries(KINDS).filter(([kind]) => hasCaptures || !OF_CAPTURES.includes(kind));
+  const items = kinds.map(([kind, name]) =>
     element("li", {}, element("span", { class: `resolute-swatch resolute-${kind}`, "aria-hidden": "true" }), t(name)),
   );
   return element("ul", { class: "resolute-legend" }, items);
@@ -55,8 +59,8 @@ function runRow(run, longest, t) {
   const [status, ...more] = run.status.split("\n");
   return element(
     "div",
-    { class: "resolute-run" },
-    element("div", { class: "resolute-run-head" }, `${t(ROLES[run.role] ?? run.role)} · ${run.model}`),
+    { class: run.stopped ? "resolute-run resolute-stopped" : "resolute-run" },
+    element("div", { class: "resolute-run-head" }, `${[t(ROLES[run.role] ?? run.role), run.model, run.file].filter(Boolean).join(" · ")}`),
     bar,
     element("div", { class: "resolute-status" }, [status.replace(`${run.size}: `, ""), ...more].join("; ")),
     run.reasons.length ? element("ul", { class: "resolute-reasons" }, run.reasons.map((why) => element("li", {}, why))) : null,

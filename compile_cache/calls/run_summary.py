@@ -6,30 +6,27 @@ Plain data: no torch, no ComfyUI.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from ..keys import Role
-from ..stats import Event
-from .misses import FIRST, FREED
+from ..stats import Event, Wait
+from .misses import FIRST, FREED, SINCE
 
 _SHORT = 0.05  # seconds; a shorter wait is not mentioned
 _SLIVER = 0.02  # of a run; a shorter gap between two pieces of work is not shown
 _MAX_SEGMENTS = 60
 _MAX_REASONS = 4
-# Event kind -> what the timeline calls it.
-_SEGMENTS = {
-    "compile": "compile", "trace": "compile", "look": "compile", "load": "load", "measure": "capture",
-    "capture": "capture",
-}  # fmt: skip
+# Kinds of waits that the result of a run may say, and the counter that has to rise for that.
+_SAID = {"compile": "region_compiles", "load": "region_loads", "capture": "captures"}
 # What a bypass means to a user, by code, where one line has to do; docs/troubleshooting.md has the rest.
 _BYPASSES = {
     "observed_input": "Resolute does not know something in this call: no capture, or some blocks run as they are",
     "patched_block": "another node changes attention: some blocks run as they are",
     "replaced_forward": "another pack replaced code of this model: what uses that code runs as it is",
     "foreign_model": "another pack wrote a part of this model: no capture, and its blocks run as they are",
-    "unreadable_weights": "quantized weights: no capture",
+    "unreadable_weights": "weights of a class that Resolute does not know: their blocks run as they are",
     "streamed_weights": "weights are not all on the GPU: no capture",
     "no_regions": "this model has no blocks that Resolute knows",
     "compile_failed": "some blocks could not be compiled",
@@ -40,6 +37,8 @@ _BYPASSES = {
     "gradient": "gradients are on (training)",
     "left_out": "the blocks that you left out run as they are",
 }
+_NOTHING_KEPT = "no compiled code for these blocks was kept on this machine yet"
+_SIZE = re.compile(r"(\d+)x(\d+)(?:,|$)")
 _DIFFERENCE = re.compile(r"(\S+) (batch|channels|height|width|tokens) (\d+) -> (\d+)")
 
 
@@ -49,9 +48,12 @@ class Run:
 
     model: the name of its architecture. width, height: in pixels, of what the user asked for. batch: the user's images,
     without the negative prompt's half. steps: 0 where there are none. started: Unix seconds. seconds: the whole run;
-    waited: of these, compiling, loading and capturing. counts: how far the counters rose. events: of this time.
+    waited: of these, compiling, loading and capturing; waits: the same seconds one by one. counts: how far the counters
+    rose. events: of this time. stopped: the user cancelled it. regions: how many of the prompt's regions are compiled.
     why_no_calls: a sentence if nothing reached the compiled model. cell: pixels to a side of one latent cell.
     structure: of the model, the first digits of its digest, as `model` of each shape in `GET /resolute/cache`.
+    formats: what computes its quantized weights: "int8_tensorwise products".
+    file: from which the model was loaded, if that is known.
     """
 
     model: str
@@ -69,16 +71,27 @@ class Run:
     events: tuple[Event, ...] = ()
     why_no_calls: str = ""
     structure: str = ""
+    formats: tuple[str, ...] = ()
+    file: str = ""
+    waits: tuple[Wait, ...] = ()
+    stopped: bool = False
+    regions: tuple[int, int] = (0, 0)
 
     @property
     def size(self) -> str:
         return size_text(self.width, self.height, self.batch)
 
+    @property
+    def is_plain(self) -> bool:
+        """It ran to its end and had nothing to wait for, so its seconds are what a prompt takes from now on."""
+        return not (self.stopped or self.why_no_calls or any(self.counts.get(name, 0) for name in _SAID.values()))
+
     def status(self) -> str:
-        """The result in one or two lines, as the node shows it: "384x256, batch 2: nothing compiled, 21 ms/step"."""
+        """The result in up to three lines, as the node shows it: "384x256, batch 2: nothing compiled, 21 ms/step"."""
         if self.why_no_calls:
             return f"not compiled: {self.why_no_calls}"
         lines = [f"{self.size}: {', '.join(self._results())}"]
+        lines += [", ".join(text.partition(":")[0] for text in self.formats)] if self.formats else []
         lines += [_BYPASSES.get(code, code) for code in self.bypasses][:1]
         return "\n".join(lines)
 
@@ -86,36 +99,43 @@ class Run:
         made = [
             _counted(self.counts.get("region_compiles", 0), "compiled", "region", self._seconds("compile")),
             _counted(self.counts.get("region_loads", 0), "loaded", "region", self._seconds("load")),
-            f"new size captured in {_time(self._seconds('capture'))}" if self.counts.get("captures", 0) else "",
+            f"new size captured in {time_text(self._seconds('capture'))}" if self.counts.get("captures", 0) else "",
         ]
         done = [text for text in made if text]
         answered = self.counts.get("replays", 0) + self.counts.get("graph_calls", 0)
         if not answered and not self.counts.get("eager_calls", 0):  # cancelled, or failed
-            return [*done, "stopped in the first step"]
+            return [*done, self._stop("stopped in the first step")]
+        if self.stopped:
+            return [*done, self._stop("stopped")]
         return [*(done or ["nothing compiled" if answered else "ran uncompiled"]), *self._speed()]
+
+    def _stop(self, text: str) -> str:
+        ready, total = self.regions
+        return f"stopped; {ready} of {total} are kept" if ready < total else text
 
     def _speed(self) -> list[str]:
         seconds = max(self.seconds - self.waited, 0.0)
         if self.role == Role.CONTROLNET.value or not seconds:
             return []
-        return [f"{_time(seconds / self.steps)}/step"] if self.steps else [_time(seconds)]
+        return [f"{time_text(seconds / self.steps)}/step"] if self.steps else [time_text(seconds)]
 
     def _seconds(self, kind: str) -> float:
-        """Seconds that the prompt waited for this kind of work; parallel compiles count once."""
-        spans = [(start, start + seconds) for its_kind, start, seconds in self._spans() if its_kind == kind]
-        return _covered(spans)
+        """Seconds that the prompt waited for this kind of work; parallel compiles count once.
+
+        The kinds that are said add up to `waited`: the first one also has what is not said, as loading the backend.
+        """
+        said = [name for name, counter in _SAID.items() if self.counts.get(counter, 0)]
+        others = said[1:] if said[:1] == [kind] else [each for each in _SAID if each != kind]
+        return max(self.waited - sum(wait.seconds for wait in self.waits if wait.kind in others), 0.0)
 
     def _spans(self) -> list[tuple[str, float, float]]:
         """(kind, seconds since the start, seconds) of each piece of work that the run waited for."""
         spans = []
-        for event in self.events:
-            kind = _SEGMENTS.get(event.kind)
-            if kind is None or event.seconds <= 0:
-                continue
-            end = min(event.at - self.started, self.seconds)
-            start = max(end - event.seconds, 0.0)
+        for wait in self.waits:
+            end = min(wait.at - self.started, self.seconds)
+            start = max(end - wait.seconds, 0.0)
             if end > start:
-                spans.append((kind, start, end - start))
+                spans.append((wait.kind, start, end - start))
         return spans
 
     @property
@@ -140,7 +160,7 @@ class Run:
             if start - at > max(_SHORT, _SLIVER * self.seconds):
                 merged.append({"kind": self.answered_by, "start": at, "seconds": start - at})
             if merged and merged[-1]["kind"] == kind:
-                merged[-1]["seconds"] = end - merged[-1]["start"]
+                merged[-1]["seconds"] += end - start  # without the sliver before it, so that the kinds add up
             else:
                 merged.append({"kind": kind, "start": start, "seconds": end - start})
             at = end
@@ -153,10 +173,9 @@ class Run:
         found = []
         compiles, loads = self.counts.get("region_compiles", 0), self.counts.get("region_loads", 0)
         if compiles:
-            found.append(
-                f"{_counted(compiles, 'Compiled', 'region', self._seconds('compile'))}: no compiled code for these "
-                "blocks was kept on this machine yet."
-            )
+            changed = [event.text.partition(SINCE)[2] for event in self.events if SINCE in event.text]
+            why = f"torch's settings changed since this model last ran: {changed[0]}" if changed else _NOTHING_KEPT
+            found.append(f"{_counted(compiles, 'Compiled', 'region', self._seconds('compile'))}: {why}.")
         if loads:
             found.append(
                 f"{_counted(loads, 'Loaded', 'region', self._seconds('load'))}: the first use since ComfyUI started."
@@ -169,7 +188,7 @@ class Run:
         for event in self.events:
             if event.kind == "capture":
                 found.append(
-                    f"Captured in {_time(event.seconds)}: {because(event.text.partition(': ')[2], self.cell)}."
+                    f"Captured in {time_text(event.seconds)}: {because(event.text.partition(': ')[2], self.cell)}."
                 )
         found += [
             f"{_BYPASSES.get(code, code)} ({'once' if count == 1 else f'{count} times'})."
@@ -185,6 +204,7 @@ class Run:
         return {
             "model": self.model,
             "structure": self.structure,
+            "file": self.file,
             "role": self.role,
             "size": self.size,
             "steps": self.steps,
@@ -193,6 +213,7 @@ class Run:
             "waited": round(self.waited, 4),
             "counts": dict(self.counts),
             "status": self.status(),
+            "stopped": self.stopped,
             "segments": self.segments(),
             "reasons": self.reasons(),
         }
@@ -203,13 +224,19 @@ def size_text(width: int, height: int, batch: int) -> str:
     return f"{width}x{height}{f', batch {batch}' if batch > 1 else ''}"
 
 
+def sides_in(text: str) -> tuple[int, int] | None:
+    """(width, height) in pixels of a `size_text`; None for another text."""
+    found = _SIZE.match(text)
+    return None if found is None else (int(found[1]), int(found[2]))
+
+
 def because(difference: str, cell: int) -> str:
     """The reason why a call was new, in a user's words. difference: from `misses`, as "latent height 15 -> 16".
 
     cell: pixels to a side of one latent cell.
     """
-    if difference == FIRST:
-        return "the first run of this model since it was loaded"
+    if difference.startswith(FIRST):
+        return difference.replace(FIRST, "the first run of this model since it was loaded", 1)
     if difference == FREED:
         return "its capture had been freed or evicted"
     if difference == "remembered":
@@ -237,19 +264,11 @@ def _in_words(difference: str, cell: int) -> str:
 def _counted(number: int, verb: str, noun: str, seconds: float) -> str:
     if not number:
         return ""
-    return f"{verb} {number} {noun}{'' if number == 1 else 's'} in {_time(seconds)}"
+    return f"{verb} {number} {noun}{'' if number == 1 else 's'} in {time_text(seconds)}"
 
 
-def _time(seconds: float) -> str:
+def time_text(seconds: float) -> str:
+    """For people: "96 ms", "0.24 s", "83.3 s"."""
     if seconds < 1:
         return f"{seconds * 1000:.0f} ms" if seconds < 0.1 else f"{seconds:.2f} s"
     return f"{seconds:.1f} s"
-
-
-def _covered(spans: Iterable[tuple[float, float]]) -> float:
-    """Seconds that the spans cover together; where two overlap, they count once."""
-    total = at = 0.0
-    for start, end in sorted(spans):
-        total += max(end - max(start, at), 0.0)
-        at = max(at, end)
-    return total

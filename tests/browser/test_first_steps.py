@@ -72,16 +72,19 @@ def test_a_user_speeds_up_a_workflow_in_five_steps(
 
 def cancel_while_it_compiles(page: FrontEnd, screenshot: Path) -> None:
     page.queue()
-    page.page.wait_for_function("() => window.resoluteTexts.some(t => /^compiling \\d of \\d+, [1-9]/.test(t))")
-    page.page.locator(".resolute-badge", has_text="compiling").wait_for()
+    begun = r"/^(starting the compiler, then \d+ regions|compiling \d of \d+), [1-9]/"
+    page.page.wait_for_function(f"() => window.resoluteTexts.some(text => {begun}.test(text))")
+    page.page.locator(".resolute-badge", has_text=re.compile("compil")).wait_for()
     page.page.screenshot(path=screenshot)
     page.cancel()
     assert page.wait()["name"] == "execution_interrupted"
     texts = page.progress_texts()
-    assert any(re.fullmatch(r"compiling 1 of \d+, \d+ s", text) for text in texts), texts
+    begin = r"(starting the compiler, then \d+ regions|compiling 1 of \d+), \d+ s(, about \d+ s left)?"
+    assert any(re.fullmatch(begin, text) for text in texts), texts
     # At once where core's operations run, as in a trace; else the text says that the region at work ends first.
     assert any(
-        re.fullmatch(r"stopping; \d of \d+ are kept|.*: stopped in the first step.*", text, re.DOTALL) for text in texts
+        re.fullmatch(r"stopp(ing|ed); \d of \d+ are kept|.*: stopped in the first step.*", text, re.DOTALL)
+        for text in texts
     ), texts
-    totals = {total for text in texts for total in re.findall(r" of (\d+)", text)}
+    totals = {total for text in texts for total in re.findall(r"(?: of|, then) (\d+)", text)}
     assert len(totals) == 1, texts  # the total is right from the start

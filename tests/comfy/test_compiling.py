@@ -29,7 +29,7 @@ from .rig import (
 )
 
 STEPS = 3
-COMPILING = re.compile(r"compiling (\d+) of (\d+), \d+ s")
+COMPILING = re.compile(r"compiling (\d+) of (\d+), \d+ s(?:, about \d+ s left)?")
 
 
 @dataclass

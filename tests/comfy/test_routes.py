@@ -1,4 +1,4 @@
-"""`POST /resolute/warm-up` and `POST /resolute/free` queue prompts that warm up or free captures."""
+"""`POST /resolute/warm-up` queues a prompt that warms up; `POST /resolute/free` frees captures without one."""
 
 from __future__ import annotations
 
@@ -138,24 +138,31 @@ class TestWarmUp:
 
 
 class TestFree:
-    def test_it_waits_for_the_running_prompt(self, bench: Bench, prompt: PromptDict) -> None:
+    def test_while_a_prompt_runs_it_is_left_for_the_end_of_that(
+        self, server: ComfyServer, bench: Bench, prompt: PromptDict
+    ) -> None:
+        before = server.log().count("Resolute: freed")
         running = bench.client.queue(prompt)
         while not any(running in entry for entry in bench.client.get("/queue")["queue_running"]):
             time.sleep(0.01)
-        answer = bench.client.post("/resolute/free", {})
-        history = bench.client.wait(answer["prompt_id"], **WITHIN)
-        assert running in bench.client.get(f"/history/{running}")
-        texts = bench.client.outputs(history, "text")
-        assert any("0 of " in text for text in texts), texts
-        assert "there was no capture to free" in texts
+        answers = [bench.client.post("/resolute/free", {}) for _ in range(3)]
+        assert {answer["state"] for answer in answers} <= {"later", "nothing"}  # a slow machine may have ended it
         run = bench.client.wait(running)
         assert len(bench.client.images(run)) == 2
+        later = any(answer["state"] == "later" for answer in answers)
+        freed = server.log().count("Resolute: freed") - before
+        assert freed == later + sum(answer["state"] == "nothing" for answer in answers)
 
-    def test_every_request_runs_the_node_again(self, bench: Bench) -> None:
-        for _ in range(2):
-            history = bench.client.wait(bench.client.post("/resolute/free")["prompt_id"], **WITHIN)
-            messages = dict(history["status"]["messages"])
-            assert messages["execution_cached"]["nodes"] == []
+    def test_nothing_is_queued_and_the_next_prompt_keeps_what_comfyui_cached(
+        self, bench: Bench, prompt: PromptDict
+    ) -> None:
+        bench.client.run(prompt)
+        answers = [bench.client.post("/resolute/free") for _ in range(2)]  # no body is needed
+        assert [(answer["state"], answer["bytes"], answer["text"]) for answer in answers] == [
+            ("nothing", 0, "Nothing was held.")
+        ] * 2
+        again = bench.client.run(prompt)
+        assert set(dict(again["status"]["messages"])["execution_cached"]["nodes"]) == set(prompt)
 
     def test_the_node_runs_if_its_output_is_not_connected(
         self, server: ComfyServer, bench: Bench, tiny_prompt: Any, seed: int
@@ -163,10 +170,6 @@ class TestFree:
         before = server.log().count("Resolute: freed")
         bench.run({**tiny_prompt(seed=seed, steps=1), "free": node("ResoluteFree", any=["sample", 0])})
         assert server.log().count("Resolute: freed") == before + 1
-
-    def test_no_body_is_needed(self, bench: Bench) -> None:
-        answer = bench.client.post("/resolute/free")
-        bench.client.wait(answer["prompt_id"], **WITHIN)
 
 
 class TestNearestReady:

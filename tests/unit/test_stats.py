@@ -69,3 +69,45 @@ def test_events_since_a_moment_are_the_later_ones_that_are_still_kept() -> None:
     for number in range(5000):
         stats.event("compile", str(number))
     assert len(stats.events_since(start)) == len(stats.events)
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_each_second_of_a_wait_has_one_kind_and_counts_once() -> None:
+    clock = Clock()
+    stats = Stats(clock)
+    with stats.stalling():
+        clock.now += 1
+        with stats.stalling("load"):
+            clock.now += 2
+        clock.now += 4
+    assert [(wait.kind, wait.seconds) for wait in stats.waits_since(0)] == [("compile", 1), ("load", 2), ("compile", 4)]
+    assert stats.counters.stall_seconds == stats.waiting_seconds() == 7
+
+
+def test_the_clock_of_waits_runs_while_a_prompt_waits_and_stands_when_it_does_not() -> None:
+    clock = Clock()
+    stats = Stats(clock)
+    clock.now += 3
+    assert stats.waiting_seconds() == 0
+    with stats.stalling():
+        clock.now += 2
+        assert stats.waiting_seconds() == stats.snapshot()["stall_seconds"] == 2
+    clock.now += 5
+    assert stats.waiting_seconds() == 2
+
+
+def test_what_turns_out_to_have_been_a_wait_counts_only_what_was_not_counted() -> None:
+    clock = Clock()
+    stats = Stats(clock)
+    started, stalled = clock(), stats.waiting_seconds()
+    clock.now += 4
+    with stats.stalling("load"):
+        clock.now += 1
+    stats.waited_since(started, stalled, "compile", "for all regions")
+    assert stats.waiting_seconds() == 5

@@ -10,6 +10,8 @@ def cast_bias_weight(
     device: torch.device | None = None,
     bias_dtype: torch.dtype | None = None,
     offloadable: bool = False,
+    compute_dtype: torch.dtype | None = None,
+    want_requant: bool = False,
 ) -> Any: ...
 def uncast_bias_weight(s: torch.nn.Module, weight: Any, bias: Any, offload_stream: Any) -> None: ...
 def cast_modules_with_vbar(

@@ -1,5 +1,9 @@
+from typing import Any
+
 class _DynamicPrompt:
     def all_node_ids(self) -> set[str]: ...
+    def has_node(self, node_id: str) -> bool: ...
+    def get_node(self, node_id: str) -> dict[str, Any]: ...
 
 class ProgressRegistry:
     prompt_id: str

@@ -7,14 +7,16 @@ and says what happens as soon as the user presses Cancel.
 from __future__ import annotations
 
 import logging
+import sys
 import threading
-import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 
 import comfy.model_management
 import comfy.utils
 from comfy_execution.progress import get_progress_state
 
+from ....compile_cache.store.compile_seconds import START, CompileSeconds
 from .messages import broadcast
 from .progress import NodeProgress
 
@@ -23,32 +25,76 @@ logger = logging.getLogger(__name__)
 _TICK = 0.2  # seconds between two looks at the clock and at Cancel
 _QUIET = 0.5  # seconds of loading before a text says so: most loads are faster
 
-# Regions of each compile node: how many are compiled, and of how many. The nodes of one prompt count together.
-_counts: dict[str, tuple[int, int]] = {}
+# Regions by compile node and by what they are for: how many are ready, and of how many. A prompt's count together.
+_counts: dict[tuple[str, str], tuple[int, int]] = {}
+_results: dict[str, dict[str, str]] = {}  # by compile node and by what they are for: the latest
+_compiler_started = False  # a region was compiled in this process
 
 
 class CompileProgress(NodeProgress):
-    """Shows on one compile node what is compiled or loaded. `finish` ends that, and costs nothing if there was none."""
+    """Shows on one compile node what is compiled or loaded. `finish` ends that, and costs nothing if there was none.
 
-    def __init__(self, node_id: str | None) -> None:
+    doing: what the node does when nothing is compiled: "sampling". waiting: the seconds that prompts waited so far, a
+    clock that stands still while they do not: `Stats.waiting_seconds`. took: the seconds of earlier compiles.
+    """
+
+    def __init__(
+        self,
+        node_id: str | None,
+        doing: str,
+        waiting: Callable[[], float],
+        took: CompileSeconds | None = None,
+    ) -> None:
         super().__init__(node_id)
+        self._doing, self._waiting = doing, waiting
+        self._took = CompileSeconds(None, "") if took is None else took
+        self._left: Counter[str] = Counter()  # kinds of the regions that are left
+        self._ended_at = 0.0  # on the clock of waits, when the last region ended
+        self._waited_before = 0.0
+        self._count = (0, 0)
         self._ticker: _Ticker | None = None
         self._bar: comfy.utils.ProgressBar | None = None
 
-    def set_total(self, regions: int) -> None:
-        """The node's model has so many regions to compile. The bar of the other nodes counts them too."""
-        if self.node_id is not None:
-            _counts[self.node_id] = (0, regions)
+    @property
+    def count(self) -> tuple[int, int]:
+        """How many regions of the prompt's compile nodes are ready, and of how many, as the node shows it."""
+        return _together(*self._count)
 
-    def report(self, done: int, total: int, text: str) -> None:
-        """`done` of this node's `total` regions are compiled, and the next one begins."""
-        logger.info("Resolute: %s", text)
+    def show_result(self, text: str) -> None:
+        """The result of a run, with those of the node's other parts: a loader compiles a model and a VAE."""
+        if self.node_id is None:
+            return
+        results = _results.setdefault(self.node_id, {})
+        results[self._doing] = text
+        self.show("\n".join(results.values()))
+
+    def set_total(self, ready: int, regions: int) -> None:
+        """The node runs, and so many of its regions are ready. The bar of the other nodes counts them too."""
+        _results.pop(str(self.node_id), None)
+        self._note_count(ready, regions)
+
+    def _note_count(self, ready: int, regions: int) -> None:
+        self._count = (ready, regions)
         if self.node_id is not None:
-            _counts[self.node_id] = (done, total)
-        done, total = _together(done, total)
+            _counts[self.node_id, self._doing] = self._count
+
+    def begin_run(self) -> None:
+        """A sampling run or a decode begins: its seconds count from here."""
+        self._waited_before = self._waiting()
+
+    def report(self, done: int, total: int, text: str, left: Sequence[str] = ()) -> None:
+        """`done` of this node's `total` regions are ready. Called before the first compile, and after each."""
+        global _compiler_started
+        logger.info("Resolute: %s", text)
+        is_begin = self._ticker is None or self._ticker.is_loading
+        has_ended = not is_begin and done > self._count[0]
+        self._note_seconds(Counter(left), has_ended)
+        _compiler_started = _compiler_started or has_ended
+        self._note_count(done, total)
+        done, total = self.count
         if self._ticker is None or self._ticker.is_loading:
             self._stop()
-            self._ticker = _Ticker(self.show, self._compiling, delay=0.0)
+            self._ticker = _Ticker(self.show, self._text, self._seconds, delay=0.0)
         self._ticker.set(done, total)
         if self.node_id is not None:
             self._bar = self._bar or comfy.utils.ProgressBar(total, node_id=self.node_id)
@@ -57,17 +103,54 @@ class CompileProgress(NodeProgress):
     def loading(self, regions: int) -> None:
         """Regions are being loaded from disk; 0 while the backend itself is loaded."""
         if self._ticker is None:
-            self._ticker = _Ticker(self.show, _loading, delay=_QUIET, is_loading=True)
+            self._ticker = _Ticker(self.show, _loading, self._seconds, delay=_QUIET, is_loading=True)
         self._ticker.set(0, regions)
 
     def finish(self) -> None:
         """The call is answered, or failed."""
         if self._ticker is not None:
+            compiled = not self._ticker.is_loading
             self._stop()
+            if compiled:
+                done, total = self.count
+                stopped = isinstance(sys.exc_info()[1], self.cancellations)  # the caller handles it
+                self._took.save()
+                self.show(f"stopped; {done} of {total} are kept" if stopped else self._doing)
             broadcast("idle")
         if self._bar is not None:
             self._bar = None
             get_progress_state().finish_progress(str(self.node_id))
+
+    def _note_seconds(self, left: Counter[str], has_ended: bool) -> None:
+        now = self._waiting()
+        ended = (self._left - left).elements()
+        if has_ended and (kind := next(ended, None)) is not None:
+            seconds = now - self._ended_at
+            known = self._took.of(kind)
+            if _compiler_started:
+                self._took.add(kind, seconds)
+            elif known is not None:
+                self._took.add(START, max(seconds - known, 0.0))
+        self._left = left
+        if has_ended or self._ticker is None or self._ticker.is_loading:
+            self._ended_at = now
+
+    def _text(self, done: int, total: int, seconds: float) -> str:
+        text = self._compiling(done, total, seconds)
+        left = self._took.left(self._left.elements(), not _compiler_started)
+        if left is None or comfy.model_management.processing_interrupted():
+            return text
+        # A compile that takes longer than it did is about to end, as far as anybody knows.
+        rest = left - min(self._waiting() - self._ended_at, self._next_seconds())
+        return f"{text}, about {_rounded(rest)} s left" if rest >= 1 else text
+
+    def _next_seconds(self) -> float:
+        """The seconds of the shortest region that is left, with the compiler's start before the first."""
+        start = 0.0 if _compiler_started else self._took.of(START) or 0.0
+        return start + min((self._took.of(kind) or 0.0 for kind in self._left), default=0.0)
+
+    def _seconds(self) -> float:
+        return self._waiting() - self._waited_before
 
     def _stop(self) -> None:
         ticker, self._ticker = self._ticker, None
@@ -78,24 +161,35 @@ class CompileProgress(NodeProgress):
     def _compiling(done: int, total: int, seconds: float) -> str:
         if comfy.model_management.processing_interrupted():
             return f"stopping; {done} of {total} are kept"
+        if not _compiler_started:
+            return f"starting the compiler, then {total - done} regions, {seconds:.0f} s"
         return f"compiling {min(done + 1, total)} of {total}, {seconds:.0f} s"
 
 
+def _rounded(seconds: float) -> int:
+    """To a figure that does not pretend to be exact: 7, 25, 140."""
+    step = 1 if seconds < 10 else 5 if seconds < 60 else 10
+    return max(step * round(seconds / step), 1)
+
+
 class _Ticker:
-    """Shows a text again each time that it changed, until `stop`. describe: (done, total, seconds) -> the text."""
+    """Shows a text again each time that it changed, until `stop`.
+
+    describe: (done, total, seconds) -> the text. clock: the seconds of the run so far.
+    """
 
     def __init__(
         self,
         show: Callable[[str], None],
         describe: Callable[[int, int, float], str],
+        clock: Callable[[], float],
         delay: float,
         is_loading: bool = False,
     ) -> None:
         self.is_loading = is_loading
-        self._show, self._describe, self._delay = show, describe, delay
+        self._show, self._describe, self._clock, self._delay = show, describe, clock, delay
         self._state = (0, 0)
         self._shown = ""
-        self._started = time.perf_counter()
         self._changed, self._ended = threading.Event(), False
         self._thread = threading.Thread(target=self._run, name="resolute-progress", daemon=True)
         self._thread.start()
@@ -117,7 +211,7 @@ class _Ticker:
             self._changed.wait(_TICK)
 
     def _update(self) -> None:
-        text = self._describe(*self._state, time.perf_counter() - self._started)
+        text = self._describe(*self._state, self._clock())
         if text != self._shown:
             self._shown = text
             self._show(text)
@@ -130,7 +224,7 @@ def _loading(done: int, regions: int, seconds: float) -> str:
 
 
 def _together(done: int, total: int) -> tuple[int, int]:
-    """The regions of all compile nodes of the running prompt: how many are compiled, and of how many."""
+    """The regions of all compile nodes of the running prompt: how many are ready, and of how many."""
     running = get_progress_state().dynprompt.all_node_ids()
-    counts = [count for node_id, count in list(_counts.items()) if node_id in running]
+    counts = [count for (node_id, _), count in list(_counts.items()) if node_id in running]
     return (sum(count[0] for count in counts), sum(count[1] for count in counts)) if counts else (done, total)

@@ -16,7 +16,7 @@ def show_on_node(text: str, node_id: str | None) -> None:
 
 
 def broadcast(kind: str, **data: Any) -> None:
-    """Send an event to every open front end. kind: "working", "idle" or "run"; data: plain values."""
+    """Send an event to every open front end. kind: working, idle, run, freed or warmed; data: plain values."""
     server = _server()
     if server is not None:
         server.send_sync(EVENT, {"kind": kind, **data})

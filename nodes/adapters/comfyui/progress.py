@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 
 import comfy.model_management
 
@@ -23,7 +24,7 @@ class NodeProgress:
         """Raise ComfyUI's own interruption if the user pressed Cancel."""
         comfy.model_management.throw_exception_if_processing_interrupted()
 
-    def report(self, done: int, total: int, text: str) -> None:
+    def report(self, done: int, total: int, text: str, left: Sequence[str] = ()) -> None:
         logger.info("Resolute: %s", text)
         self.show(text)
 

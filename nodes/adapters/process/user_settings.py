@@ -35,6 +35,11 @@ def variables() -> dict[str, str]:
     return _in_variables(_read())
 
 
+def all_set() -> dict[str, str]:
+    """Every variable that has a value, in the environment or in the dialog."""
+    return {**variables(), **given_variables()}
+
+
 def fixed() -> dict[str, str]:
     """Settings that an environment variable decides: name in the dialog -> "VARIABLE=value"."""
     given = given_variables()

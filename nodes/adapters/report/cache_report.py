@@ -4,20 +4,25 @@ from __future__ import annotations
 
 from typing import Any
 
+import comfy.model_management
+
 from ....compile_cache.attention.chooser import chooser
 from ....compile_cache.backends import registry
-from ..comfyui import latent_cells
+from ..comfyui.quantization import formats_in_words
 from ..process import runtime
 from ..restart import shape_status
+from . import stock_measurements
 
 
 def report() -> dict[str, Any]:
-    """The state of the cache, as JSON: its own report, and four more fields.
+    """The state of the cache, as JSON: its own report, and eight more fields.
 
-    modules: for each compiled module, how many of its regions are compiled, its blocks by how they were found, and the
-    names of blocks that the user left out. store: regions kept on disk, and their bytes. models: for each remembered
-    model and shape, whether it is ready in memory or on disk. attention: the kernel of each shape that was
-    measured.
+    regions_ready: compiled regions in memory, each once for all models: the count that people see. modules: for each
+    compiled module, how many of its regions are compiled, its blocks by how they were found, the names of blocks that
+    the user left out, and what computes its quantized weights. store: regions kept on disk, and their bytes. models:
+    for each remembered model and shape, whether it is ready in memory or on disk. attention: the kernel of each shape
+    that was measured. device: see `_device`. measurements: what *Measure against stock* found on this device.
+    saved_seconds: what that saved since the start.
     """
     cache, programs = runtime.cache(), runtime.programs()
     modules = [
@@ -27,6 +32,7 @@ def report() -> dict[str, Any]:
             "regions_compiled": program.regions[0],
             "regions": program.regions[1],
             "blocks": program.blocks,
+            "formats": formats_in_words(program.quantized, runtime.device()),
             "left_out": list(left_out),
         }
         for (owner, backend, left_out), program in programs.items()
@@ -37,14 +43,29 @@ def report() -> dict[str, Any]:
         stored |= registry.get(name).stored()
     return {
         **cache.report(),
+        "regions_ready": sum(registry.get(name).ready_regions() for name in registry.NAMES),
         "modules": modules,
         "store": stored,
         "models": models,
         "attention": chooser.report(),
+        "device": _device(),
+        "measurements": stock_measurements.here(),
+        "saved_seconds": round(stock_measurements.saved_seconds(), 1),
+    }
+
+
+def _device() -> dict[str, Any]:
+    """Where models run: its name, whether captures are made there, and its memory in bytes."""
+    where = runtime.device()
+    management = comfy.model_management
+    return {
+        "name": stock_measurements.device_name(),
+        "captures": where.type == "cuda" and runtime.cache().config.capture,
+        "total_bytes": int(management.get_total_memory(where)),
+        "free_bytes": int(management.get_free_memory(where)),
     }
 
 
 def ready_sizes() -> list[tuple[int, int]]:
     """(width, height) in pixels of the captured sizes; if there are none, of those whose regions are on disk."""
-    found = shape_status.sizes(runtime.cache(), runtime.device())
-    return [(latent_cells.DEFAULT * width, latent_cells.DEFAULT * height) for width, height in found]
+    return shape_status.sizes(runtime.cache(), runtime.device())

@@ -9,6 +9,8 @@ import numpy as np
 import torch
 from PIL import Image, ImageDraw, ImageFont
 
+from ..comfyui import version
+
 _RUNS_IN_REPORT = 20
 # A node is 300 to 500 pixels wide, so the chart is drawn for that width, at twice the resolution.
 _WIDTH = 880
@@ -41,9 +43,11 @@ def table(data: dict[str, Any]) -> str:
         if module["blocks"]:
             blocks = ", ".join(f"{count} blocks {origin}" for origin, count in sorted(module["blocks"].items()))
             lines.append(f"{module['regions_compiled']} of {module['regions']} regions compiled: {blocks}")
+            lines += [f"  weights: {text}" for text in module["formats"]]
     for each in data["attention"]:
         times = ", ".join(f"{kernel} {ms:.2f} ms" for kernel, ms in sorted(each["milliseconds"].items()))
         lines.append(f"attention of {'x'.join(map(str, each['q']))} with {each['kernel']}: {times}")
+    lines += [f"measured on {each['device']}: {each['model']} {each['text']}" for each in data["measurements"]]
     left_out = sorted({name for module in data["modules"] for name in module["left_out"]})
     if left_out:
         lines.append(f"left out of compiling: {', '.join(left_out)}")
@@ -58,11 +62,20 @@ def table(data: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def report_text(data: dict[str, Any], runs: list[dict[str, Any]]) -> str:
-    """The table with the machine before it and the latest runs after it: what a report of a problem needs."""
-    device = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
+def report_text(data: dict[str, Any], runs: list[dict[str, Any]], settings: dict[str, str]) -> str:
+    """The table with the machine before it and the latest runs after it: what a report of a problem needs.
+
+    settings: variables that are set, in the environment or in ComfyUI's dialog.
+    """
     python = sys.version.split()[0]
-    lines = [f"Resolute on {device}, torch {torch.__version__}, Python {python}, {sys.platform}", "", table(data), ""]
+    lines = [
+        f"Resolute {version.of_this_pack()}, ComfyUI {version.of_comfyui()}, torch {torch.__version__}, "
+        f"Python {python}, {sys.platform}, on {data['device']['name']}",
+        "settings: " + (", ".join(f"{name}={value}" for name, value in sorted(settings.items())) or "all at default"),
+        "",
+        table(data),
+        "",
+    ]
     for run in runs[-_RUNS_IN_REPORT:]:
         lines.append(f"{run['model']} {run['role']}: {run['status']}".replace("\n", "; "))
         lines += [f"  {reason}" for reason in run["reasons"]]

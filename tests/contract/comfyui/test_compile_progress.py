@@ -17,4 +17,63 @@ def test_a_cancel_is_shown_before_it_can_be_answered(
     module = adapter("comfyui.compile_progress")
     memory = module.comfy.model_management
     monkeypatch.setattr(memory, "processing_interrupted", lambda: is_cancelled, raising=False)
+    monkeypatch.setattr(module, "_compiler_started", True)
     assert module.CompileProgress._compiling(1, 3, 7.0) == text
+
+
+def test_the_first_part_has_a_name_of_its_own(
+    adapter: Callable[[str], ModuleType], comfy: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = adapter("comfyui.compile_progress")
+    monkeypatch.setattr(module.comfy.model_management, "processing_interrupted", lambda: False, raising=False)
+    assert module.CompileProgress._compiling(0, 14, 7.0) == "starting the compiler, then 14 regions, 7 s"
+
+
+@pytest.mark.parametrize("is_cancelled", [False, True])
+def test_the_text_says_what_comes_after_compiling(
+    adapter: Callable[[str], ModuleType], comfy: None, monkeypatch: pytest.MonkeyPatch, is_cancelled: bool
+) -> None:
+    module = adapter("comfyui.compile_progress")
+    monkeypatch.setattr(module.comfy.model_management, "processing_interrupted", lambda: False, raising=False)
+    monkeypatch.setattr(module, "_together", lambda done, total: (done, total))
+    progress = module.CompileProgress(None, "sampling", lambda: 3.0)
+    shown: list[str] = []
+    monkeypatch.setattr(progress, "show", shown.append)
+    progress.set_total(0, 3)
+    progress.begin_run()
+    try:
+        progress.report(0, 3, "")
+        progress.report(2, 3, "")  # when the second region ended
+        assert shown[-1] == "compiling 3 of 3, 0 s"
+        if is_cancelled:
+            raise progress.cancellations[0]
+    except progress.cancellations:
+        progress.finish()
+    progress.finish()
+    assert shown[-1] == ("stopped; 2 of 3 are kept" if is_cancelled else "sampling")
+
+
+def test_an_estimate_is_shown_once_each_kind_that_is_left_was_measured(
+    adapter: Callable[[str], ModuleType], comfy: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = adapter("comfyui.compile_progress")
+    monkeypatch.setattr(module.comfy.model_management, "processing_interrupted", lambda: False, raising=False)
+    monkeypatch.setattr(module, "_together", lambda done, total: (done, total))
+    monkeypatch.setattr(module, "_compiler_started", True)
+    now = [0.0]
+    progress = module.CompileProgress(None, "sampling", lambda: now[0])
+    shown: list[str] = []
+    monkeypatch.setattr(progress, "show", shown.append)
+    progress.begin_run()
+    try:
+        progress.report(0, 3, "", ["ResBlock", "ResBlock", "Attention"])
+        assert shown[-1] == "compiling 1 of 3, 0 s"
+        now[0] = 20.0
+        progress.report(1, 3, "", ["ResBlock", "Attention"])
+        assert shown[-1] == "compiling 2 of 3, 20 s", "Attention was never measured"
+        now[0] = 27.0
+        progress.report(2, 3, "", ["ResBlock"])
+        assert shown[-1] == "compiling 3 of 3, 27 s, about 20 s left"
+        assert (progress._took.of("ResBlock"), progress._took.of("Attention")) == (20.0, 7.0)
+    finally:
+        progress.finish()

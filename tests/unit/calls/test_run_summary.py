@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from compile_cache.calls.misses import FIRST, FREED
+from compile_cache.calls.misses import FIRST, FREED, SINCE
 from compile_cache.calls.run_summary import _BYPASSES, Run, because
 from compile_cache.errors import BypassCode
-from compile_cache.stats import Event
+from compile_cache.stats import Event, Wait
 
 START = 1000.0
 
@@ -23,6 +23,10 @@ def run(**given: Any) -> Run:
     return Run(**{**usual, **given})
 
 
+def wait(kind: str, start: float, seconds: float) -> Wait:
+    return Wait(kind, seconds, START + start + seconds)
+
+
 def event(kind: str, start: float, seconds: float, text: str = "") -> Event:
     return Event(kind, text, seconds, START + start + seconds)
 
@@ -30,17 +34,17 @@ def event(kind: str, start: float, seconds: float, text: str = "") -> Event:
 STATUS = [
     ({"batch": 2, "seconds": 0.084}, "384x256, batch 2: nothing compiled, 21 ms/step"),
     (
-        {"counts": {"captures": 1, "replays": 7}, "waited": 0.2, "seconds": 1.0, "events": (event("capture", 0, 0.2),)},
+        {"counts": {"captures": 1, "replays": 7}, "waited": 0.2, "seconds": 1.0, "waits": (wait("capture", 0, 0.2),)},
         "384x256: new size captured in 0.20 s, 0.20 s/step",
     ),
     (
         {"counts": {"region_compiles": 15, "graph_calls": 4}, "waited": 23.0, "seconds": 25.0,
-         "events": (event("compile", 0, 23.0),)},
+         "waits": (wait("compile", 0, 20.0), wait("load", 20, 3.0))},
         "384x256: compiled 15 regions in 23.0 s, 0.50 s/step",
     ),
     (
-        {"counts": {"region_loads": 1, "graph_calls": 4}, "events": (event("load", 0, 0.1),), "steps": 0},
-        "384x256: loaded 1 region in 0.10 s, 2.0 s",
+        {"counts": {"region_loads": 1, "graph_calls": 4}, "waits": (wait("load", 0, 0.1),), "waited": 0.1, "steps": 0},
+        "384x256: loaded 1 region in 0.10 s, 1.9 s",
     ),
     (
         {"counts": {"eager_calls": 4}, "bypasses": {"gradient": 4}},
@@ -48,9 +52,11 @@ STATUS = [
     ),
     ({"counts": {}}, "384x256: stopped in the first step"),
     (
-        {"counts": {"region_compiles": 2}, "events": (event("compile", 0, 1.5),)},
-        "384x256: compiled 2 regions in 1.5 s, stopped in the first step",
+        {"counts": {"region_compiles": 2}, "waits": (wait("compile", 0, 1.5),), "waited": 1.5, "regions": (2, 9)},
+        "384x256: compiled 2 regions in 1.5 s, stopped; 2 of 9 are kept",
     ),
+    ({"counts": {"replays": 3}, "stopped": True}, "384x256: stopped"),
+    ({"counts": {"graph_calls": 3}, "stopped": True, "regions": (8, 14)}, "384x256: stopped; 8 of 14 are kept"),
     ({"why_no_calls": "pack X answers in place of the model"}, "not compiled: pack X answers in place of the model"),
     ({"role": "controlnet", "steps": 0}, "384x256: nothing compiled"),
 ]  # fmt: skip
@@ -63,22 +69,18 @@ def test_the_status_is_one_line_in_pixels_and_a_second_one_for_a_bypass(given: d
     assert len(status.splitlines()) <= 2
 
 
-def test_regions_that_compile_at_the_same_time_count_once() -> None:
-    both = run(
-        counts={"region_compiles": 2, "replays": 3},
-        seconds=10.0,
-        events=(event("compile", 0, 4.0), event("compile", 1, 5.0)),
-    )
-    assert "compiled 2 regions in 6.0 s" in both.status()
-    assert both.segments() == [
-        {"kind": "compile", "start": 0.0, "seconds": 6.0},
-        {"kind": "replay", "start": 6.0, "seconds": 4.0},
-    ]
+def test_the_seconds_that_are_said_add_up_to_the_wait() -> None:
+    waits = (wait("load", 0, 2.0), wait("compile", 2, 5.0), wait("load", 7, 1.0), wait("capture", 9, 0.5))
+    counts = {"region_compiles": 2, "region_loads": 1, "captures": 1, "replays": 3}
+    both = run(counts=counts, seconds=10.0, waits=waits, waited=8.5)
+    assert "compiled 2 regions in 5.0 s, loaded 1 region in 3.0 s, new size captured in 0.50 s" in both.status()
+    unsaid = run(counts={"region_compiles": 2, "replays": 3}, seconds=10.0, waits=waits, waited=8.5)
+    assert "compiled 2 regions in 8.5 s" in unsaid.status()
 
 
 def test_the_segments_cover_the_whole_run_in_order() -> None:
     segments = run(
-        seconds=5.0, counts={"graph_calls": 4}, events=(event("load", 0, 1.0), event("capture", 3.0, 0.5))
+        seconds=5.0, counts={"graph_calls": 4}, waits=(wait("load", 0, 1.0), wait("capture", 3.0, 0.5))
     ).segments()
     assert [segment["kind"] for segment in segments] == ["load", "regions", "capture", "regions"]
     assert sum(segment["seconds"] for segment in segments) == pytest.approx(5.0)
@@ -110,11 +112,9 @@ def test_what_made_a_call_new_counts_the_pixels_of_the_models_cells() -> None:
 def test_each_wait_has_its_sentence() -> None:
     reasons = run(
         counts={"region_compiles": 3, "region_loads": 2, "captures": 1},
-        events=(
-            event("compile", 0, 1.0),
-            event("load", 1.0, 0.5),
-            event("capture", 1.5, 0.25, "2x4x32x48: latent height 15 -> 32"),
-        ),
+        waits=(wait("compile", 0, 1.0), wait("load", 1.0, 0.5), wait("capture", 1.5, 0.25)),
+        waited=1.75,
+        events=(event("capture", 1.5, 0.25, "2x4x32x48: latent height 15 -> 32"),),
         bypasses={"patched_block": 3},
     ).reasons()
     assert reasons == [
@@ -134,3 +134,15 @@ def test_many_reasons_are_counted_and_not_listed() -> None:
 
 def test_every_bypass_has_words() -> None:
     assert set(_BYPASSES) == {code.value for code in BypassCode}
+
+
+def test_what_compiled_because_a_setting_of_torch_changed_names_it() -> None:
+    text = f"unet 1x4x8x8: {FIRST}{SINCE}fp16 accumulation False -> True"
+    counts = {"region_compiles": 21, "graph_calls": 4}
+    waits = (wait("compile", 0, 2.0),)
+    found = run(counts=counts, events=(event("signature", 0, 0.0, text),), waits=waits, waited=2.0).reasons()
+    assert (
+        "Compiled 21 regions in 2.0 s: torch's settings changed since this model last ran: fp16 accumulation False"
+        in (found[0])
+    )
+    assert because(f"{FIRST}{SINCE}onednn True -> False", 8).endswith("torch's settings changed: onednn True -> False")

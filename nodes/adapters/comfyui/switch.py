@@ -1,0 +1,27 @@
+"""The switch *Resolute on/off* of a whole workflow, as one more input of our nodes in the prompt.
+
+The front end adds it to the prompt that it queues; the nodes do not declare it, so it is no widget and no part of a
+saved node. ComfyUI's signature of a node has all its inputs, so what is behind ours runs again after a switch.
+"""
+
+from __future__ import annotations
+
+from comfy_execution.progress import get_progress_state
+
+from .messages import show_on_node
+
+INPUT = "resolute"
+OFF = "off"
+
+
+def is_off(node_id: str | None) -> bool:
+    """The switch is off for a node of the running prompt; its text says so. The input is "off", or begins with "off ":
+    *Measure against stock* adds the number of its run."""
+    prompt = get_progress_state().dynprompt
+    if node_id is None or not prompt.has_node(node_id):
+        return False
+    value = prompt.get_node(node_id).get("inputs", {}).get(INPUT, "")
+    if not isinstance(value, str) or value.split(" ")[0] != OFF:
+        return False
+    show_on_node("Resolute is off: this runs as without it", node_id)
+    return True

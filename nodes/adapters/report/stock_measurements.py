@@ -1,0 +1,187 @@
+"""Results of *Measure against stock*: seconds with and without Resolute, by model, size and device.
+
+The front end queues the prompts and takes the seconds of sampling and decode. Their pictures come here through the node
+Measure, which writes no file; they are compared when the front end sends the seconds.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ....compile_cache.calls.run_summary import Run, time_text
+from ....compile_cache.errors import UserError
+from ....compile_cache.keys import WHOLE_DIFFUSION_MODEL, Role
+from ....compile_cache.store.private_files import make_private, write_file
+from ..process import runtime
+from . import runs
+from .image_comparison import LEVELS
+
+logger = logging.getLogger(__name__)
+
+ON, OFF = "on", "off"
+_FILE = "measured.json"
+_MOST = 500  # measurements that are kept, the latest
+_SAME = 2  # levels of 255; compiled code rounds otherwise, and nobody sees so little
+
+Key = tuple[str, str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """structure: of the model, as in `GET /resolute/runs`. size: pixels and batch, for people. device: its name.
+    seconds, stock_seconds: of sampling and decode, in the second prompt of each. difference: the largest of the
+    pictures, in levels of 255; None if there was no picture.
+    """
+
+    model: str
+    structure: str
+    size: str
+    device: str
+    steps: int
+    seconds: float
+    stock_seconds: float
+    difference: float | None
+
+    @property
+    def key(self) -> Key:
+        return self.structure, self.size, self.device
+
+    def result(self) -> str:
+        """As the node shows it after the size: "1.10 s, 2.9x stock, same picture (largest difference 1 of 255)"."""
+        text = f"{time_text(self.seconds)}, {self.stock_seconds / self.seconds:.1f}x stock"
+        if self.difference is None:
+            return text
+        same = "same picture" if self.difference <= _SAME else "another picture"
+        return f"{text}, {same} (largest difference {self.difference:.0f} of 255)"
+
+
+_found: dict[Key, Measurement] | None = None
+_pictures: dict[tuple[str, str], list[torch.Tensor]] = {}  # by measure and arm, of the latest prompt of that arm
+_saved_seconds = 0.0
+
+
+def keep_picture(measure: str, arm: str, images: Any) -> None:
+    """Keep the picture of a measure's prompt, (batch, height, width, channels), in place of that of an earlier one.
+
+    measure: its number. arm: ON or OFF. What is no picture is left out.
+    """
+    for other in [key for key in _pictures if key[0] != measure]:
+        del _pictures[other]
+    is_picture = isinstance(images, torch.Tensor) and images.ndim == 4
+    _pictures[measure, arm] = [(images.clamp(0, 1) * LEVELS).round().to("cpu", torch.uint8)] if is_picture else []
+
+
+def finish(body: Mapping[str, Any]) -> Measurement | None:
+    """Compare the pictures of a measure, and keep its result. Its pictures are forgotten.
+
+    body: `measure`, and `prompt_id`, `seconds` and `stock_seconds` unless it was cancelled: then None comes back.
+    Raises UserError for a body without them, and if nothing ran compiled in the prompt.
+    """
+    measure = str(body.get("measure", ""))
+    pair = [_pictures.pop((measure, arm), []) for arm in (ON, OFF)]
+    if "seconds" not in body:
+        return None
+    seconds, stock = (_positive(body, name) for name in ("seconds", "stock_seconds"))
+    sampled = [run for run in runs.latest() if run["prompt_id"] == body.get("prompt_id")]
+    ours = [run for run in sampled if run["role"] != Role.VAE_DECODE.value] or sampled
+    if not ours or not any(run["counts"]["replays"] + run["counts"]["graph_calls"] for run in sampled):
+        why = next((reason for run in sampled for reason in run["reasons"]), "no compiled model was called.")
+        raise UserError(f"Nothing ran compiled, so there is nothing to compare: {why}")
+    run = max(ours, key=lambda each: float(each["seconds"]))
+    found = Measurement(
+        run["model"], run["structure"], run["size"], device_name(), run["steps"], seconds, stock, _difference(*pair)
+    )
+    measurements()[found.key] = found
+    _write()
+    return found
+
+
+def _positive(body: Mapping[str, Any], name: str) -> float:
+    value = body.get(name)
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value) or value <= 0:
+        raise UserError(f'"{name}" of a measurement must be a number of seconds above 0.')
+    return float(value)
+
+
+def _difference(ours: list[torch.Tensor], stock: list[torch.Tensor]) -> float | None:
+    """The largest difference, in levels of 255."""
+    if not ours or not stock:
+        return None
+    if ours[0].shape != stock[0].shape:
+        return LEVELS
+    return float((ours[0].int() - stock[0].int()).abs().max())
+
+
+def of(structure: str, size: str) -> Measurement | None:
+    """The measurement of a model and a size on this device, if there is one."""
+    return measurements().get((structure, size, device_name())) if structure else None
+
+
+def here() -> list[dict[str, Any]]:
+    """The measurements of this device, as JSON with a `text` for people."""
+    device = device_name()
+    mine = [found for found in measurements().values() if found.device == device]
+    return [{**asdict(found), "text": f"{found.size}: {found.result()}"} for found in mine]
+
+
+def count(run: Run) -> None:
+    """Add what a run saved against stock to `saved_seconds`, if its model and size were measured."""
+    global _saved_seconds
+    is_sampling = run.role in {role.value for role in WHOLE_DIFFUSION_MODEL}
+    found = of(run.structure, run.size) if is_sampling and not run.stopped else None
+    if found is not None:
+        _saved_seconds += (run.seconds - run.waited) * (found.stock_seconds / found.seconds - 1) - run.waited
+
+
+def saved_seconds() -> float:
+    """Since the start: what the runs of measured models and sizes took less than stock, minus their waits."""
+    return _saved_seconds
+
+
+def device_name() -> str:
+    device = runtime.device()
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+
+
+def measurements() -> dict[Key, Measurement]:
+    global _found
+    if _found is None:
+        _found = _read(_path())
+    return _found
+
+
+def _path() -> Path | None:
+    folder = runtime.cache().config.store_folder
+    return None if folder is None else folder / _FILE
+
+
+def _read(path: Path | None) -> dict[Key, Measurement]:
+    names = {field.name for field in fields(Measurement)}
+    try:
+        plain = json.loads(path.read_text("utf-8")) if path is not None else []
+        found = [Measurement(**{name: each[name] for name in names}) for each in plain]
+        return {each.key: each for each in found if each.seconds > 0}
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        logger.warning("Resolute: what was measured against stock cannot be read: %s", error)
+        return {}
+
+
+def _write() -> None:
+    path = _path()
+    if path is None:
+        return
+    try:
+        make_private(path.parent)
+        write_file(path, json.dumps([asdict(each) for each in list(measurements().values())[-_MOST:]]).encode())
+    except OSError as error:
+        logger.warning("Resolute: what was measured against stock is not kept: %s", error)

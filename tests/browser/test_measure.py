@@ -1,0 +1,157 @@
+"""Measure against stock, the switch, and Add Resolute to this workflow, as a user sees them."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from scripts.browser.front_end import EMPTY, FrontEnd
+from scripts.server.process import ComfyServer
+
+from .prompts import compiled, stock
+
+pytestmark = pytest.mark.browser
+
+MEASURED = re.compile(r"(\d+x\d+): [\d.]+ m?s, \d+\.\dx stock, same picture \(largest difference [012] of 255\)")
+TITLES = "() => app.graph.nodes.map(node => node.title).sort()"
+
+
+def press(page: FrontEnd, action: str) -> None:
+    page.page.locator(f"[data-action={action}]").click()
+
+
+def said(page: FrontEnd, text: str | re.Pattern[str]) -> str:
+    """Wait until the panel says this, and return all of it."""
+    place = page.page.locator(".resolute-said", has_text=text)
+    place.wait_for(timeout=300_000)
+    return str(place.inner_text())
+
+
+def files(server: ComfyServer) -> set[Path]:
+    """What prompts may write."""
+    return {path for name in ("output", "temp") for path in (server.folder / name).rglob("*") if path.is_file()}
+
+
+def measurements(server: ComfyServer) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = server.client.get("/resolute/cache")["measurements"]
+    return found
+
+
+def test_a_workflow_is_measured_and_nothing_is_written(page: FrontEnd, server: ComfyServer, screenshots: Path) -> None:
+    page.load_prompt(compiled(width=136, height=104))
+    page.open_panel()
+    assert page.page.locator(".resolute-measured").count() == len(measurements(server)) == 0
+    before = files(server)
+    press(page, "measure")
+    said(page, "Measuring: prompt 3 of 4, without Resolute")
+    text = said(page, " stock, ")
+    assert MEASURED.fullmatch(text), text
+    assert files(server) == before
+    (found,) = measurements(server)
+    assert (found["size"], found["text"], found["device"], found["steps"]) == ("136x104", text, "cpu", 2)
+    page.page.locator(".resolute-measured", has_text=text).wait_for()
+    assert f"measured on cpu: SD15 {text}" in server.client.get("/resolute/report")["text"]
+    page.queue()
+    assert page.wait()["name"] == "execution_success"
+    assert text.partition(": ")[2] in page.texts()["Compile Model"]
+    page.page.screenshot(path=screenshots / "measured.png")
+    assert page.cut_texts() == []
+
+
+def test_a_measurement_is_cancelled_in_the_middle_and_leaves_no_figure(page: FrontEnd, server: ComfyServer) -> None:
+    page.load_prompt(compiled(width=120, height=104))
+    page.widgets({"KSampler.steps": 200})
+    page.open_panel()
+    known = measurements(server)
+    press(page, "measure")
+    said(page, "prompt 1 of 4")
+    page.page.wait_for_function(
+        "() => document.querySelector('[data-action=measure]').innerText === 'Cancel measuring'"
+    )
+    press(page, "measure")
+    said(page, "The measurement was cancelled.")
+    page.page.wait_for_function("async () => !(await (await app.api.fetchApi('/queue')).json()).queue_running.length")
+    assert measurements(server) == known
+    assert page.page.locator("[data-action=measure]").inner_text() == "Measure against stock"
+
+
+def test_what_cannot_be_measured_is_said_and_queues_nothing(page: FrontEnd, server: ComfyServer) -> None:
+    page.load_prompt(stock())
+    page.open_panel()
+    before = len(server.client.get("/history"))
+    press(page, "measure")
+    said(page, "This workflow has no compile node. Add Resolute to this workflow first.")
+    assert len(server.client.get("/history")) == before
+
+
+def test_a_workflow_that_fails_says_why_and_a_new_prompt_takes_the_red_sentence_away(
+    page: FrontEnd, server: ComfyServer
+) -> None:
+    prompt = compiled(width=136, height=104)
+    prompt["8"]["inputs"]["leave_out"] = "NoSuchBlock"
+    page.load_prompt(prompt)
+    page.open_panel()
+    known = measurements(server)
+    press(page, "measure")
+    said(page, "NoSuchBlock")
+    assert page.page.locator(".resolute-failed").count() == 1
+    assert measurements(server) == known
+    page.widgets({"ResoluteCompileModel.leave_out": "ResBlock, BasicTransformerBlock"})
+    page.queue()
+    assert page.wait()["name"] == "execution_success"
+    assert page.page.locator(".resolute-failed").count() == 0
+
+
+def test_the_switch_turns_a_workflow_off_and_stays_with_it(page: FrontEnd, server: ComfyServer) -> None:
+    page.load_prompt(compiled(width=136, height=104))
+    page.open_panel()
+    press(page, "switch")
+    switch = page.page.locator("[data-action=switch]")
+    assert switch.get_attribute("aria-checked") == "false"
+    calls = server.client.get("/resolute/cache")["counters"]
+    page.queue()
+    assert page.wait()["name"] == "execution_success"
+    assert page.texts()["Compile Model"] == "Resolute is off: this runs as without it"
+    now = server.client.get("/resolute/cache")["counters"]
+    assert (now["graph_calls"], now["eager_calls"]) == (calls["graph_calls"], calls["eager_calls"])
+    saved = page.page.evaluate("() => app.graph.serialize()")
+    page.load(EMPTY, "empty")
+    page.page.wait_for_function("() => document.querySelector('[data-action=switch]').ariaChecked === 'true'")
+    page.load(saved, "switched")  # as after a reload, or from a file
+    assert page.prompt()["8"]["inputs"]["resolute"] == "off"
+    press(page, "switch")
+    assert switch.get_attribute("aria-checked") == "true"
+    assert "resolute" not in page.prompt()["8"]["inputs"]
+
+
+def test_resolute_is_added_to_a_workflow_and_one_key_takes_it_back(page: FrontEnd, screenshots: Path) -> None:
+    page.load_prompt(stock(width=136, height=104))
+    before = page.page.evaluate(TITLES)
+    page.open_panel()
+    press(page, "add")
+    said(page, "Added 1 × Compile Model, 1 × Compile VAE Decode.")
+    page.fit_view()
+    page.page.screenshot(path=screenshots / "added.png")
+    assert page.overlaps() == []
+    prompt = page.prompt()
+    ours = {part["class_type"]: name for name, part in prompt.items() if part["class_type"].startswith("ResoluteC")}
+    assert prompt["5"]["inputs"]["model"] == [ours["ResoluteCompileModel"], 0]
+    assert prompt["6"]["inputs"]["vae"] == [ours["ResoluteCompileVAEDecode"], 0]
+    press(page, "add")
+    said(page, "Every sampler and decode of this workflow is compiled already.")
+    page.page.locator("canvas#graph-canvas").focus()
+    page.page.keyboard.press("Control+z")
+    page.page.wait_for_function(f"count => ({TITLES})().length === count", arg=len(before))
+    assert page.page.evaluate(TITLES) == before
+
+
+def test_free_says_what_it_did_and_a_warm_up_says_that_it_is_ready(page: FrontEnd) -> None:
+    page.load_prompt(compiled(width=136, height=104))
+    page.open_panel()
+    press(page, "warm-up")
+    assert re.fullmatch(r"Ready: 136x104, [\d.]+ m?s", said(page, "Ready: "))
+    press(page, "free")
+    said(page, "Nothing was held.")

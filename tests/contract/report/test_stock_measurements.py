@@ -1,0 +1,130 @@
+"""Seconds and pictures of Measure against stock, kept for a model, a size and a device."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+
+PICTURE = torch.linspace(0, 1, 48).reshape(1, 4, 4, 3)
+RUN: dict[str, Any] = {
+    "model": "SDXL", "structure": "abc", "size": "1024x1024", "steps": 20, "role": "unet", "seconds": 1.0,
+    "prompt_id": "p", "counts": {"replays": 20, "graph_calls": 0}, "reasons": [],
+}  # fmt: skip
+
+
+@pytest.fixture
+def measured(
+    adapter: Callable[[str], ModuleType], comfy: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> ModuleType:
+    module = adapter("report.stock_measurements")
+    monkeypatch.setattr(module, "_found", None)
+    monkeypatch.setattr(module, "_saved_seconds", 0.0)
+    monkeypatch.setattr(module, "_path", lambda: tmp_path / "store" / "measured.json")
+    monkeypatch.setattr(module, "device_name", lambda: "NVIDIA H200")
+    monkeypatch.setattr(module.runs, "latest", lambda: [RUN])
+    return module
+
+
+def body(**changes: Any) -> dict[str, Any]:
+    return {"measure": "1", "prompt_id": "p", "seconds": 1.1, "stock_seconds": 3.19, **changes}
+
+
+def test_the_result_says_seconds_ratio_and_difference(measured: ModuleType) -> None:
+    measured.keep_picture("1", "on", PICTURE)
+    measured.keep_picture("1", "off", (PICTURE + 1 / 255).clamp(0, 1))
+    found = measured.finish(body())
+    assert found.result() == "1.1 s, 2.9x stock, same picture (largest difference 1 of 255)"
+    assert measured.of("abc", "1024x1024") == found
+    assert (measured.of("abc", "512x512"), measured.of("other", "1024x1024"), measured.of("", "1024x1024")) == (
+        None,
+    ) * 3
+    assert [each["text"] for each in measured.here()] == [f"1024x1024: {found.result()}"]
+
+
+def test_another_picture_is_called_so_and_without_one_no_difference_is_said(measured: ModuleType) -> None:
+    measured.keep_picture("1", "on", PICTURE)
+    measured.keep_picture("1", "off", 1 - PICTURE)
+    assert "another picture (largest difference 255 of 255)" in measured.finish(body()).result()
+    measured.keep_picture("2", "on", {"samples": PICTURE})
+    measured.keep_picture("2", "off", {"samples": PICTURE})
+    assert measured.finish(body(measure="2")).result() == "1.1 s, 2.9x stock"
+
+
+def test_the_latest_picture_of_an_arm_counts_and_a_cancel_forgets_them(measured: ModuleType) -> None:
+    measured.keep_picture("1", "on", 1 - PICTURE)  # of the first prompt, which compiles
+    measured.keep_picture("1", "on", PICTURE)
+    measured.keep_picture("1", "off", PICTURE)
+    assert measured.finish({"measure": "1"}) is None
+    assert (measured._pictures, measured.here()) == ({}, [])
+    measured.keep_picture("2", "on", 1 - PICTURE)
+    measured.keep_picture("2", "on", PICTURE)
+    measured.keep_picture("2", "off", PICTURE)
+    assert "largest difference 0 of 255" in measured.finish(body(measure="2")).result()
+
+
+def test_they_are_kept_over_a_restart_for_their_device(
+    measured: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    found = measured.finish(body())
+    monkeypatch.setattr(measured, "_found", None)
+    assert measured.of("abc", "1024x1024") == found
+    monkeypatch.setattr(measured, "device_name", lambda: "cpu")
+    assert (measured.of("abc", "1024x1024"), measured.here()) == (None, [])
+    assert len(json.loads((tmp_path / "store" / "measured.json").read_text("utf-8"))) == 1
+
+
+@pytest.mark.parametrize("text", ["", "{", "[1]", '[{"seconds": 1}]', '{"a": 1}'])
+def test_a_damaged_file_costs_only_the_figures(measured: ModuleType, tmp_path: Path, text: str) -> None:
+    (tmp_path / "store").mkdir()
+    (tmp_path / "store" / "measured.json").write_text(text, "utf-8")
+    assert measured.here() == []
+    measured.finish(body())
+    assert len(measured.here()) == 1
+
+
+@pytest.mark.parametrize("seconds", [0, -1, float("nan"), float("inf"), True, "1", None])
+def test_seconds_that_are_none_are_refused(measured: ModuleType, seconds: object) -> None:
+    with pytest.raises(Exception, match="must be a number of seconds above 0"):
+        measured.finish(body(seconds=seconds))
+    assert measured.here() == []
+
+
+def test_a_prompt_in_which_nothing_ran_compiled_gives_no_figure(
+    measured: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    eager = {**RUN, "counts": {"replays": 0, "graph_calls": 0}, "reasons": ["Another pack answers."]}
+    monkeypatch.setattr(measured.runs, "latest", lambda: [eager])
+    with pytest.raises(Exception, match=r"Nothing ran compiled.*Another pack answers\."):
+        measured.finish(body())
+
+
+def test_what_was_saved_counts_runs_that_were_measured_and_their_waits(measured: ModuleType) -> None:
+    summary = adapter_run(measured)
+    measured.count(summary(size="1024x1024"))
+    assert measured.saved_seconds() == 0
+    measured.finish(body(seconds=1.0, stock_seconds=3.0))
+    measured.count(summary(seconds=2.5, waited=0.5))
+    assert measured.saved_seconds() == pytest.approx(2.0 * 2 - 0.5)
+    measured.count(summary(stopped=True))
+    measured.count(summary(role="vae_decode"))
+    assert measured.saved_seconds() == pytest.approx(3.5)
+
+
+def adapter_run(measured: ModuleType) -> Callable[..., Any]:
+    usual: dict[str, Any] = {"seconds": 1.0, "waited": 0.0, "role": "unet", "stopped": False}
+
+    def make(size: str = "1024x1024", **changes: Any) -> Any:
+        run = measured.Run(
+            model="SDXL", width=1024, height=1024, batch=1, steps=20, started=0.0, counts={}, cell=8, structure="abc",
+            **{**usual, **changes},
+        )  # fmt: skip
+        assert run.size == size
+        return run
+
+    return make
