@@ -1,6 +1,6 @@
 """Transformers of real width with random weights: stock ComfyUI, its TorchCompileModel, and Resolute, in one server.
 
-    python -m benchmarks.families --out benchmarks/results/NAME-families.json [--family flux z-image qwen-image wan]
+    python -m benchmarks.families --out benchmarks/results/NAME-families.json [--family flux z-image qwen-image wan ...]
                                   [--seconds 450] [--argument --disable-dynamic-vram ...] [--cpu]
                                   [--environment TORCHINDUCTOR_EMULATE_PRECISION_CASTS=1 ...]
 
@@ -65,15 +65,17 @@ class Bench:
             raise
         return execution_seconds(history), history
 
+    def prompt(self, name: str, contender: str, size: tuple[int, int], steps: int, seed: int) -> dict[str, Any]:
+        return prompt(name, family(name, self.is_small), contender, size, self.weights, steps, seed)
+
     def measure(self, name: str, contender: str, size: tuple[int, int]) -> dict[str, Any]:
         """Three prompts and two of one step. A prompt that fails is a result."""
         before = rig.counters(self.client)
-        make = family(name, self.is_small)
         try:
             # Load the weights, which the next model's prompts unloaded, and the kernels of this size.
-            self.seconds(prompt(name, make, STOCK, size, self.weights, 1, 0))
-            runs = [self.seconds(prompt(name, make, contender, size, self.weights, STEPS, 1 + n)) for n in range(3)]
-            short = [self.seconds(prompt(name, make, contender, size, self.weights, 1, 9 + n))[0] for n in range(2)]
+            self.seconds(self.prompt(name, STOCK, size, 1, 0))
+            runs = [self.seconds(self.prompt(name, contender, size, STEPS, 1 + n)) for n in range(3)]
+            short = [self.seconds(self.prompt(name, contender, size, 1, 9 + n))[0] for n in range(2)]
         except OutOfTimeError:
             raise
         except Exception as error:  # noqa: BLE001 (core's node fails with some models; the others are still measured)
@@ -96,13 +98,15 @@ def prompt(
 ) -> dict[str, Any]:
     """Sample with core's nodes and save the latents; the compile node is the only difference between contenders."""
     video = {"length": family.frames} if family.frames > 1 else {}
+    batch = {} if family.sound else {"batch_size": 1}  # core's node of a video with sound makes one
     model = ["load", 0]
     text = {"tokens": family.tokens, "width": family.width, "pooled_width": family.pooled, "batch": 1}
+    text |= {"padding": family.padding} if family.padding else {}
     nodes: dict[str, Any] = {
         "load": node("UNETLoader", unet_name=file_of(name), weight_dtype=weights),
         "positive": node("ResoluteTestConditioning", seed=1, **text),
         "negative": node("ResoluteTestConditioning", seed=2, **text),
-        "latent": node(family.latent, width=size[0], height=size[1], batch_size=1, **video),
+        "latent": node(family.latent, width=size[0], height=size[1], **batch, **video),
     }
     if contender != STOCK:
         kind = CORE if contender == CORE else "ResoluteCompileModel"

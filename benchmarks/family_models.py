@@ -6,6 +6,7 @@ import importlib
 import inspect
 import json
 import sys
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,7 +15,9 @@ class Family(NamedTuple):
     """network: below `comfy.ldm`. settings: of the network. layers: the settings that count its layers.
 
     tokens, width, pooled: of the text. latent: the node that makes the latent. frames: of a video, 1 for an image.
-    latent_dims: dimensions of the latent. sizes: width and height.
+    grid: the channels that the network gets, and the pixels to a cell of the latent. sizes: width and height.
+    cells: the latent's frames to a number of frames; None without a dimension for them. sound: per second, 0 without.
+    padding: tokens of the text that a mask leaves out; 0: there is no mask.
     """
 
     network: str
@@ -25,12 +28,30 @@ class Family(NamedTuple):
     pooled: int
     latent: str
     frames: int
-    latent_dims: int
+    grid: tuple[int, int]
+    cells: Callable[[int], int] | None
     sizes: tuple[tuple[int, int], ...]
+    sound: int = 0
+    padding: int = 0
+
+
+def _every(count: int) -> Callable[[int], int]:
+    """The latent has the first frame, and one for each `count` that follow."""
+    return lambda frames: (frames - 1) // count + 1
+
+
+def _minimax_frames(frames: int) -> int:
+    """As core's EmptyMiniMaxH3LatentAV counts them, for 17 k + 5 frames."""
+    return (frames - 5) // 17 * 5 + 2
 
 
 _IMAGES = ((1024, 1024), (720, 960), (1536, 1024))
 _SMALL = ((64, 64), (96, 64))  # for a run on the CPU
+# Widths for a run on the CPU, where ComfyUI's detection reads them from the weights.
+_NARROW = {
+    "flux": {"hidden_size": 256, "num_heads": 2},
+    "wan": {"dim": 256, "ffn_dim": 1024, "num_heads": 2},
+}
 FAMILIES = {
     "flux": Family(
         "flux.model.Flux",
@@ -40,7 +61,7 @@ FAMILIES = {
             "axes_dim": [16, 56, 56], "theta": 10000, "txt_ids_dims": [], "patch_size": 2, "qkv_bias": True,
             "guidance_embed": True,
         },
-        ("depth", "depth_single_blocks"), 512, 4096, 768, "EmptySD3LatentImage", 1, 4, _IMAGES,
+        ("depth", "depth_single_blocks"), 512, 4096, 768, "EmptySD3LatentImage", 1, (16, 8), None, _IMAGES,
     ),
     "z-image": Family(
         "lumina.model.NextDiT",
@@ -50,11 +71,11 @@ FAMILIES = {
             "axes_dims": [32, 48, 48], "axes_lens": [1536, 512, 512], "rope_theta": 256.0, "z_image_modulation": True,
             "time_scale": 1000.0,
         },
-        ("n_layers",), 128, 2560, 0, "EmptySD3LatentImage", 1, 4, _IMAGES,
+        ("n_layers",), 128, 2560, 0, "EmptySD3LatentImage", 1, (16, 8), None, _IMAGES,
     ),
     "qwen-image": Family(
         "qwen_image.model.QwenImageTransformer2DModel", {"in_channels": 64, "num_layers": 12},
-        ("num_layers",), 128, 3584, 0, "EmptySD3LatentImage", 1, 5, _IMAGES,
+        ("num_layers",), 128, 3584, 0, "EmptySD3LatentImage", 1, (16, 8), _every(4), _IMAGES,
     ),
     "wan": Family(
         "wan.model.WanModel",
@@ -62,44 +83,104 @@ FAMILIES = {
             "model_type": "t2v", "in_dim": 16, "dim": 1536, "ffn_dim": 8960, "freq_dim": 256, "text_dim": 4096,
             "out_dim": 16, "num_heads": 12, "num_layers": 30, "cross_attn_norm": True,
         },
-        ("num_layers",), 512, 4096, 0, "EmptyHunyuanLatentVideo", 33, 5, ((832, 480), (480, 832), (624, 624)),
+        ("num_layers",), 512, 4096, 0, "EmptyHunyuanLatentVideo", 33, (16, 8), _every(4),
+        ((832, 480), (480, 832), (624, 624)),
+    ),
+    "ltx": Family(
+        "lightricks.model.LTXVModel", {"num_layers": 28}, ("num_layers",), 256, 4096, 0, "EmptyLTXVLatentVideo", 97,
+        (128, 32), _every(8), ((768, 512), (512, 768), (1216, 704)), padding=128,
+    ),
+    "krea2": Family(
+        "krea2.model.SingleStreamDiT", {"layers": 5}, ("layers",), 256, 30720, 0, "EmptySD3LatentImage", 1, (16, 8),
+        _every(4), _IMAGES,
+    ),
+    "minimax-h3": Family(
+        "minimax.model.MiniMaxH3Model", {"num_layers": 3}, ("num_layers",), 256, 5120, 0, "EmptyMiniMaxH3LatentAV",
+        22, (24, 16), _minimax_frames, ((1344, 768), (768, 1344), (960, 960)), 40,
+    ),
+    "hunyuan-1.5": Family(
+        "hunyuan_video.model.HunyuanVideo",
+        {
+            "image_model": "hunyuan_video", "in_channels": 65, "out_channels": 32, "vec_in_dim": None,
+            "context_in_dim": 3584, "hidden_size": 2048, "mlp_ratio": 4.0, "num_heads": 16, "depth": 18,
+            "depth_single_blocks": 0, "axes_dim": [16, 56, 56], "theta": 256, "patch_size": [1, 1, 1],
+            "qkv_bias": True, "guidance_embed": False, "byt5": True, "meanflow": False,
+            "use_cond_type_embedding": True, "vision_in_dim": 1152, "meanflow_sum": True,
+        },
+        ("depth",), 256, 3584, 768, "EmptyHunyuanVideo15Latent", 33, (65, 16), _every(4),
+        ((848, 480), (480, 848), (640, 640)),
     ),
 }  # fmt: skip
 
 
 def family(name: str, is_small: bool = False) -> Family:
-    """is_small: one layer of each kind, and small sizes, so that the CPU runs it in seconds."""
+    """is_small: one layer of each kind, small sizes and widths, so that the CPU runs it in seconds."""
     found = FAMILIES[name]
     if not is_small:
         return found
-    settings = {**found.settings, **dict.fromkeys(found.layers, 1)}
-    return found._replace(settings=settings, sizes=_SMALL, frames=min(found.frames, 5), tokens=16)
+    settings = {**found.settings, **dict.fromkeys(found.layers, 1), **_NARROW.get(name, {})}
+    return found._replace(
+        settings=settings, sizes=_SMALL, frames=min(found.frames, 5), tokens=16, padding=found.padding and 8
+    )
 
 
-def file_of(name: str) -> str:
-    return f"resolute-random-{name}.safetensors"
+class Format(NamedTuple):
+    """A format of weights. core: its name in core's `QUANT_ALGOS`, empty for plain numbers in fp8. arguments: of core's
+    quantizer. about: what the file says of each layer. loader: the `weight_dtype` of UNETLoader. tera: what an H200
+    reaches in large products of the format, in 10^12 operations a second.
+    """
+
+    core: str
+    arguments: dict[str, Any]
+    about: dict[str, Any]
+    loader: str
+    tera: float
 
 
-def floor_ms(file: Path, size: tuple[int, int], tera_operations_per_second: float) -> float:
-    """Milliseconds of a step's matrix products and attention, at a speed. file: of the model."""
-    work = json.loads(file.with_suffix(".json").read_text("utf-8"))
-    return float(1000 * work[f"{size[0]}x{size[1]}"] / tera_operations_per_second)
+_ROTATED = {"convrot": True, "convrot_groupsize": 256}
+FORMATS = {
+    "fp8-scaled": Format("float8_e4m3fn", {"scale": "recalculate"}, {}, "default", 1450),
+    "fp8-fast": Format("", {}, {}, "fp8_e4m3fn_fast", 1450),
+    "int8": Format("int8_tensorwise", {}, {}, "default", 690),
+    "int8-rotated": Format("int8_tensorwise", {"per_channel": True, **_ROTATED}, _ROTATED, "default", 690),
+    "w4a4": Format("convrot_w4a4", {}, {}, "default", 790),
+    "w4a8": Format("asym_w4a8_int8", {}, {}, "default", 690),
+    "mxfp8": Format("mxfp8", {}, {}, "default", 790),
+    "nvfp4": Format("nvfp4", {}, {}, "default", 790),
+}
+
+
+def file_of(name: str, form: str = "") -> str:
+    """form: of `FORMATS`; empty for bf16."""
+    return f"resolute-random-{name}{form and '-'}{form}.safetensors"
+
+
+def floor_ms(file: Path, size: tuple[int, int], tera: float, tera_of_products: float | None = None) -> float:
+    """Milliseconds of a step's matrix products and attention, at a speed in 10^12 operations a second. file: of the
+    model. tera_of_products: the speed of products, if it is another.
+    """
+    work, name = json.loads(file.with_suffix(".json").read_text("utf-8")), f"{size[0]}x{size[1]}"
+    attention = work.get(f"{name} attention", 0.0)
+    return float(1000 * (attention / tera + (work[name] - attention) / (tera_of_products or tera)))
 
 
 # --- in a process with torch and ComfyUI -------------------------------------------------------------------------
 
 
-def make_all(comfyui: Path, folder: Path, names: list[str], is_small: bool) -> None:
-    """Write the models into a folder, each with its work per step beside it. is_small: on the CPU."""
+def make_all(comfyui: Path, folder: Path, names: list[str], is_small: bool, forms: Sequence[str] = ("",)) -> None:
+    """Write the models into a folder, in each of `forms`, with their work per step beside. is_small: on the CPU."""
     sys.path.insert(0, str(comfyui))
     sys.argv = sys.argv[:1]  # ComfyUI reads the command line
     importlib.import_module("comfy.cli_args").args.cpu = is_small
     for name in names:
-        if not (folder / file_of(name)).with_suffix(".json").is_file():
-            _make(name, family(name, is_small), folder / file_of(name), "cpu" if is_small else "cuda")
+        missing = [form for form in forms if not (folder / file_of(name, form)).with_suffix(".json").is_file()]
+        if missing:
+            outs = {form: folder / file_of(name, form) for form in missing}
+            _make(name, family(name, is_small), outs, "cpu" if is_small else "cuda")
 
 
-def _make(name: str, family: Family, out: Path, device: str) -> None:
+def _make(name: str, family: Family, outs: Mapping[str, Path], device: str) -> None:
+    """outs: the file of each form."""
     import safetensors.torch
     import torch
 
@@ -107,7 +188,7 @@ def _make(name: str, family: Family, out: Path, device: str) -> None:
     module, _, kind = family.network.rpartition(".")
     network = getattr(importlib.import_module(f"comfy.ldm.{module}"), kind)
     model = network(**family.settings, dtype=torch.bfloat16, device=device, operations=operations)
-    model = model.eval().requires_grad_(False)
+    model = model.to(device).eval().requires_grad_(False)  # LTX makes its table on the CPU
     generator = torch.Generator(device).manual_seed(0)
     weights = model.state_dict()
     for key, weight in weights.items():  # random weights that keep a signal's size
@@ -115,29 +196,68 @@ def _make(name: str, family: Family, out: Path, device: str) -> None:
             weight.normal_(generator=generator).mul_(0.5 * weight[0].numel() ** -0.5)
         else:
             weight.fill_(1.0 if key.endswith(("weight", "scale")) else 0.0)
-    work = {f"{width}x{height}": _tera_operations(model, family, width, height) for width, height in family.sizes}
-    safetensors.torch.save_file({key: weight.cpu().contiguous() for key, weight in weights.items()}, str(out))
-    out.with_suffix(".json").write_text(json.dumps(work), "utf-8")
+    work: dict[str, float] = {}
+    for width, height in family.sizes:
+        total, attention = _tera_operations(model, family, width, height)
+        work |= {f"{width}x{height}": total, f"{width}x{height} attention": attention}
+    for form, out in outs.items():
+        stored = weights if not form else _in_format(weights, FORMATS[form])
+        safetensors.torch.save_file({key: weight.cpu().contiguous() for key, weight in stored.items()}, str(out))
+        out.with_suffix(".json").write_text(json.dumps(work), "utf-8")
     billions = sum(weight.numel() for weight in weights.values()) / 1e9
     print(f"made {name}: {billions:.1f} billion weights, 10^12 operations a step: {work}", flush=True)
 
 
-def _tera_operations(model: Any, family: Family, width: int, height: int) -> float:
-    """The floating-point operations of one step's matrix products and attention, in 10^12."""
+def _in_format(weights: Mapping[str, Any], form: Format) -> dict[str, Any]:
+    """The weights with the matrices of the blocks in a format; matrices that it cannot hold stay as they are."""
+    import torch
+
+    quant_ops = importlib.import_module("comfy.quant_ops")
+    made = dict(weights)
+    for key, weight in weights.items():
+        if weight.ndim != 2 or ("blocks." not in key and "layers." not in key):
+            continue
+        if not form.core:
+            made[key] = weight.to(torch.float8_e4m3fn)
+            continue
+        layout = quant_ops.QUANT_ALGOS[form.core]["comfy_tensor_layout"]
+        try:
+            parts = quant_ops.QuantizedTensor.from_float(weight, layout, **form.arguments).state_dict(key)
+        except ValueError:  # a width that its groups do not divide
+            continue
+        about = json.dumps({"format": form.core, **form.about}).encode()
+        made.update(parts)
+        made[f"{key.removesuffix('weight')}comfy_quant"] = torch.tensor(list(about), dtype=torch.uint8)
+    return made
+
+
+def _tera_operations(model: Any, family: Family, width: int, height: int) -> tuple[float, float]:
+    """The floating-point operations of one step's matrix products and attention, and of attention alone, in 10^12."""
     import torch
     from torch.utils.flop_counter import FlopCounterMode
 
     like = {"dtype": torch.bfloat16, "device": next(model.parameters()).device}
-    frames = ((family.frames - 1) // 4 + 1,) if family.latent_dims == 5 else ()
+    channels, pixels = family.grid
+    frames = (family.cells(family.frames),) if family.cells else ()
     takes = inspect.signature(type(model).forward).parameters
+    x: Any = torch.zeros((1, channels, *frames, height // pixels, width // pixels), **like)
+    if family.sound:
+        x = [x, torch.zeros((1, 32, 2, round(family.frames / 24 * family.sound)), **like)]
     given: dict[str, Any] = {
-        "x": torch.zeros((1, 16, *frames, height // 8, width // 8), **like),
+        "x": x,
         next(each for each in ("timestep", "timesteps", "t") if each in takes): torch.full((1,), 0.5, **like).float(),
         "context": torch.zeros((1, family.tokens, family.width), **like),
         "num_tokens": family.tokens,
         "y": torch.zeros((1, family.pooled), **like) if family.pooled else None,
         "guidance": torch.full((1,), 3.5, **like),
+        "attention_mask": torch.ones((1, family.tokens), dtype=torch.int64, device=like["device"])
+        if family.padding
+        else None,
     }
+    given = {key: value for key, value in given.items() if key in takes}
+    given = {key: value for key, value in given.items() if value is not None or takes[key].default is takes[key].empty}
     with torch.inference_mode(), FlopCounterMode(display=False) as counted:
-        model(**{key: value for key, value in given.items() if key in takes and value is not None})
-    return float(counted.get_total_flops() / 1e12)
+        model(**given)
+    operations = counted.get_flop_counts()["Global"]
+    attention = sum(count for operation, count in operations.items() if "attention" in str(operation))
+    return float(counted.get_total_flops() / 1e12), float(attention / 1e12)

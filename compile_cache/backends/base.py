@@ -153,6 +153,7 @@ class Program(ABC):
     def __init__(self, owner: int, capabilities: Capabilities) -> None:
         self.owner = owner  # in-process number of the module, for CaptureKey
         self.capabilities = capabilities
+        self.ran_compiled = True  # in the latest `run`; False if every block ran as it is
 
     @property
     def regions(self) -> tuple[int, int]:
@@ -163,6 +164,13 @@ class Program(ABC):
     def blocks(self) -> dict[str, int]:
         """How many blocks of this module may be regions, by how they were found: "catalogued" or "recognised"."""
         return {}
+
+    @property
+    def quantized(self) -> frozenset[tuple[str, str]]:
+        """Layouts of quantized weights in compiled blocks, each with the operator of its product; an empty text where
+        they are dequantized first.
+        """
+        return frozenset()
 
     @property
     def region_keys(self) -> frozenset[str]:
@@ -198,6 +206,10 @@ class Backend(ABC):
     def stored(self) -> dict[str, int]:
         """Contents of its store on disk: numbers of `regions` and `bytes`, and their `limit`; empty without a store."""
         return {}
+
+    def ready_regions(self) -> int:
+        """How many regions have compiled code in memory: of all models, each once."""
+        return 0
 
     def located(self, keys: Iterable[str], device: torch.device, config: CacheConfig) -> Located:
         """Where the compiled code of these regions is, for a device."""

@@ -100,8 +100,10 @@ class ByteLRU(Generic[K, V]):
             return before - (left if self._entries else 0)
 
     def discard(self, key: K) -> None:
+        """Let a value go, whatever pins it; its pins go too."""
         with self._lock:
             entry = self._entries.pop(key, None)
+            self._pins.pop(key, None)
         if entry is not None and self._on_evict is not None:
             self._on_evict(entry.value)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from operator import methodcaller
 from typing import Any, cast
@@ -50,6 +51,13 @@ class Captures(ByteLRU[CaptureKey, Graph]):
         """All bytes of the device that captures hold now."""
         own = sum(entry.bytes for _, entry in self)
         return own + pool_bytes() if len(self) else 0
+
+    def held_by_device(self) -> dict[str, int]:
+        """The same for each device that has captures ("cuda:0")."""
+        own = Counter[str]()
+        for key, entry in self:
+            own[key.device] += entry.bytes
+        return {device: held + pool_bytes(torch.device(device).index) for device, held in own.items()}
 
     def keep_to_budget(self) -> None:
         """If captures hold more than the budget, release what they only work in. Not while a sampling run replays them:
@@ -112,6 +120,12 @@ class Captures(ByteLRU[CaptureKey, Graph]):
         """The sampling run is over: its captures may be evicted again."""
         for key in self._sessions.pop(owner, []):
             self.unpin(key)
+
+    def discard(self, key: CaptureKey) -> None:
+        super().discard(key)
+        for pinned in self._sessions.values():
+            if key in pinned:
+                pinned.remove(key)
 
     def pin_for_session(self, key: CaptureKey) -> None:
         """Keep a capture until the sampling run of its module ends, if there is one."""

@@ -32,7 +32,7 @@ class CaptureMaker:
 
         Raises only what cancels.
         """
-        with self._stats.stalling():  # also for a capture that fails, after its rehearsal
+        with self._stats.stalling("capture"):  # also for a capture that fails, after its rehearsal
             return self._make(program, call, key, result, why, cost)
 
     def _make(self, program: Program, call: Call, key: CaptureKey, result: Any, why: str, cost: RunCost) -> float:
@@ -42,6 +42,9 @@ class CaptureMaker:
         self._refusals.drop_stale(key.owner, call.epoch)
         room = captures.room_to_work_in(_bytes_of(call, result), call.device)
         if self._refusals.refuse_if_too_large(key, room, budget):
+            return 0.0
+        if call.weights.pages and not self._refusals.fits(key, call.weights.bytes):
+            self._refusals.no_room(key)
             return 0.0
         shared = captures.shared_bytes()
         call.progress.raise_if_cancelled()
@@ -55,12 +58,10 @@ class CaptureMaker:
                 raise
             if not isinstance(error, (NoGainError, OverBudgetError)):  # these come before anything is recorded
                 release_graph_memory()
-            self._refusals.capture_failed(key, error, budget)
+            self._refusals.capture_failed(key, error, budget, room)
             return 0.0
         seconds = self._stats.clock() - started
-        self._stats.counters.captures += 1
         self._refusals.captured(key)
-        self._stats.event("capture", f"{key.shape}: {why}", seconds)
         grown = captures.shared_bytes()
         too_large = grown > max(budget, shared)  # its memory grew by more than was measured
         if too_large or not captures.put(key, graph, graph.bytes):
@@ -68,8 +69,11 @@ class CaptureMaker:
             graph.close()
             release_graph_memory()
             self._refusals.over_budget(key, size + grown - shared, budget)
-        elif not program.capabilities.returns_memory:
-            captures.pin(key)  # for good: evicting it would free nothing
+        else:
+            self._stats.counters.captures += 1
+            self._stats.event("capture", f"{key.shape}: {why}", seconds)
+            if not program.capabilities.returns_memory:
+                captures.pin(key)  # for good: evicting it would free nothing
         self._stats.counters.evictions = captures.evictions
         return seconds
 

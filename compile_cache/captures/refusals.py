@@ -13,15 +13,16 @@ import platform
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 
+from ..backends.cuda_graphs.memory import room_for
 from ..errors import BypassCode, BypassReason, NoGainError, OverBudgetError, first_line
 from ..keys import ANY_EPOCH, CallWithoutEpoch, CaptureKey, GraphKey, digest
 from ..stats import Stats
 from ..store.shape_history import NoGain, ShapeHistory
 from ..torch_facts.out_of_memory import is_out_of_memory
+from .room import OutOfMemoryBackoff, Reach, free_bytes
 
 logger = logging.getLogger(__name__)
 
@@ -31,10 +32,6 @@ NOT_RESIDENT = BypassReason(
 LEAST_HOST_SHARE = 0.5  # below that the host is far ahead of the GPU: a capture gains less than 3 percent
 _KEPT_SECONDS = 7 * 24 * 3600.0  # then it is measured again: another program may have kept the GPU busy
 
-_CHECK_SECONDS = 1.0  # between two looks at the device's memory
-_RETRY_SECONDS = 300.0  # then a capture is tried again, whatever is free
-_MORE = 256 << 20  # so many bytes more must be free to try before
-
 
 class Refusals:
     """The calls that are not captured, each with its reason. GraphCache's lock guards it.
@@ -43,11 +40,16 @@ class Refusals:
     for good, but only for its weights epoch.
     """
 
-    def __init__(self, stats: Stats, shapes: ShapeHistory, source: str = "") -> None:
-        """source: a digest of the code that models run."""
+    def __init__(
+        self, stats: Stats, shapes: ShapeHistory, source: str = "", spare: int = 0, reach: Reach = free_bytes
+    ) -> None:
+        """source: a digest of the code that models run. spare: see `CacheConfig`. reach: see `OutOfMemoryBackoff`."""
         self._stats = stats
+        self._spare, self._reach = spare, reach
         self._failed: dict[CaptureKey, BypassReason] = {}
-        self.backoff = OutOfMemoryBackoff()
+        self.backoff = OutOfMemoryBackoff(reach)
+        self._short: set[CallWithoutEpoch] = set()  # whose weights did not fit once, though there seemed to be room
+        self._worked_in: dict[CallWithoutEpoch, int] = {}  # bytes that a run allocated at once, at most
         self._needed: dict[CallWithoutEpoch, int] = {}  # bytes that a refused capture would work in
         self.gpu_bound = GpuBoundCalls(shapes, source)
 
@@ -57,10 +59,20 @@ class Refusals:
         """Why a call is not captured now; None if nothing is known against it."""
         return self._failed.get(key) or self.backoff.reason(key)
 
-    def lacks_memory(self, key: CaptureKey) -> bool:
-        """True if the call itself ran out of memory, so that its weights must not all be brought in again."""
+    def may_bring_in(self, key: CaptureKey, pages: int, to_capture: bool) -> bool:
+        """True if all weights of a call are to be brought in: so many bytes, which may push out those of others."""
         reason = self.reason(key)
-        return reason is not None and reason.code is BypassCode.OUT_OF_MEMORY
+        if reason is not None and reason.code in (BypassCode.OUT_OF_MEMORY, BypassCode.STREAMED_WEIGHTS):
+            return False
+        if to_capture and not self.fits(key, pages):
+            self.not_resident(key, pages)
+            return False
+        return True
+
+    def fits(self, key: CaptureKey, pages: int) -> bool:
+        """True if so many bytes of weights can be there, beside what a capture of the call needs, as far as known."""
+        reach = self._reach(key.device)
+        return not reach or reach >= pages + room_for(self._worked_in.get(key.without_epoch, 0)) + self._spare
 
     def gains_nothing(self, key: CaptureKey) -> bool:
         """True if the GPU is busy all the time without a capture of this call. That is no bypass."""
@@ -70,19 +82,41 @@ class Refusals:
         """Refuse the call without another rehearsal if an earlier one needed more than `room` bytes."""
         needed = self._needed.get(key.without_epoch, 0)
         if needed > room:
-            self.over_budget(key, needed, budget)
+            self.over_budget(key, needed, budget, room)
         return needed > room
 
-    # --- told by what failed -----------------------------------------------------------------------------------
+    # --- told by what ran or failed ----------------------------------------------------------------------------
 
-    def capture_failed(self, key: CaptureKey, error: Exception, budget: int) -> None:
-        """`Program.capture` raised."""
+    def worked_in(self, key: CaptureKey, size: int) -> None:
+        """A run of the call allocated so many bytes at once."""
+        self._worked_in[key.without_epoch] = size
+
+    def not_resident(self, key: CaptureKey, pages: int) -> None:
+        """The weights, so many bytes, did not all fit, or cannot. They are asked for again when more memory is within
+        reach; where there seemed to be enough, once more before.
+        """
+        if not self._reach(key.device):
+            return
+        call = key.without_epoch
+        if not self.fits(key, pages) or call in self._short:
+            self._short.discard(call)
+            self.backoff.add(key, NOT_RESIDENT)
+        else:
+            self._short.add(call)
+
+    def no_room(self, key: CaptureKey) -> None:
+        """The weights are there, and beside them is too little memory for a capture. Nothing was tried."""
+        detail = f"beside the weights, too little memory is free for a capture of {key.shape}"
+        self._refuse(key, BypassReason(BypassCode.CAPTURE_FAILED, detail), passes=True)
+
+    def capture_failed(self, key: CaptureKey, error: Exception, budget: int, room: int = 0) -> None:
+        """`Program.capture` raised. room: see `over_budget`."""
         if isinstance(error, NoGainError):
             self.gpu_bound.add(key)
             logger.info("Resolute: %s is not captured, since that would gain nothing: %s", key.shape, error)
         elif isinstance(error, OverBudgetError):
             self._needed[key.without_epoch] = error.bytes
-            self.over_budget(key, error.bytes, budget)
+            self.over_budget(key, error.bytes, budget, room)
         else:
             logger.debug("Resolute: the capture of %s failed", key.shape, exc_info=error)
             passes = is_out_of_memory(error) or is_out_of_memory(error.__cause__)
@@ -97,9 +131,13 @@ class Refusals:
         detail = f"out of memory at {key.shape}; captures were freed"
         self._refuse(key, BypassReason(BypassCode.OUT_OF_MEMORY, detail), passes=True)
 
-    def over_budget(self, key: CaptureKey, size: int, budget: int) -> None:
-        detail = f"a capture of {key.shape} takes {size >> 20} MiB, more than the budget has beside the captures in use"
-        detail += f"; raise RESOLUTE_BUDGET_MB (now {budget >> 20})"
+    def over_budget(self, key: CaptureKey, size: int, budget: int, room: int = 0) -> None:
+        """room: bytes that it may work in; above the budget it is a share of the device, see `room_to_work_in`."""
+        detail = f"a capture of {key.shape} takes {size >> 20} MiB, more than "
+        if room > budget:
+            detail += f"the {room >> 20} that it may work in on this device; use a smaller size or batch"
+        else:
+            detail += f"the budget has beside the captures in use; raise RESOLUTE_BUDGET_MB (now {budget >> 20})"
         self._refuse(key, BypassReason(BypassCode.OVER_BUDGET, detail), passes=True)
 
     def _refuse(self, key: CaptureKey, reason: BypassReason, passes: bool = False) -> None:
@@ -129,6 +167,7 @@ class Refusals:
         """Let every call be captured again. measured: also those that gained nothing from it."""
         self._failed.clear()
         self._needed.clear()
+        self._short.clear()
         self.backoff.clear()
         if measured:
             self.gpu_bound.measure_again()
@@ -137,6 +176,8 @@ class Refusals:
         """A module was garbage collected."""
         self._failed = {key: reason for key, reason in self._failed.items() if key.owner != owner}
         self._needed = {call: size for call, size in self._needed.items() if call.owner != owner}
+        self._short = {call for call in self._short if call.owner != owner}
+        self._worked_in = {call: size for call, size in self._worked_in.items() if call.owner != owner}
         self.backoff.forget(owner)
         self.gpu_bound.forget(owner)
 
@@ -146,60 +187,6 @@ class Refusals:
         self._failed = {
             key: reason for key, reason in self._failed.items() if key.owner != owner or key.epoch in current
         }
-
-
-# --- a lack of memory ------------------------------------------------------------------------------------------
-
-
-@dataclass(slots=True)
-class _Wait:
-    reason: BypassReason
-    free: int
-    check_at: float
-    retry_at: float
-
-
-def free_bytes(device: str) -> int:
-    """Bytes that a device ("cuda:0") could give, torch's unused ones included; 0 where that is unknown."""
-    if not device.startswith("cuda"):
-        return 0
-    unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    return torch.cuda.mem_get_info(device)[0] + max(unused, 0)
-
-
-class OutOfMemoryBackoff:
-    """Calls that are not captured for lack of memory, until more is free or five minutes have passed."""
-
-    def __init__(self, free: Callable[[str], int] = free_bytes, clock: Callable[[], float] = time.monotonic) -> None:
-        self._free, self._clock = free, clock
-        self._waits: dict[CallWithoutEpoch, _Wait] = {}
-
-    def __len__(self) -> int:
-        return len(self._waits)
-
-    def add(self, key: CaptureKey, reason: BypassReason) -> None:
-        now = self._clock()
-        wait = _Wait(reason, self._free(key.device), now + _CHECK_SECONDS, now + _RETRY_SECONDS)
-        self._waits[key.without_epoch] = wait
-
-    def reason(self, key: CaptureKey) -> BypassReason | None:
-        wait = self._waits.get(key.without_epoch) if self._waits else None
-        if wait is None:
-            return None
-        now = self._clock()
-        if now < wait.check_at:
-            return wait.reason
-        wait.check_at = now + _CHECK_SECONDS
-        if now < wait.retry_at and self._free(key.device) < wait.free + _MORE:
-            return wait.reason
-        del self._waits[key.without_epoch]
-        return None
-
-    def clear(self) -> None:
-        self._waits.clear()
-
-    def forget(self, owner: int) -> None:
-        self._waits = {call: wait for call, wait in self._waits.items() if call.owner != owner}
 
 
 # --- a GPU that is busy all the time ---------------------------------------------------------------------------
@@ -220,20 +207,22 @@ class GpuBoundCalls:
 
     def __init__(self, shapes: ShapeHistory, source: str = "", clock: Callable[[], float] = time.time) -> None:
         self._shapes, self._source, self._clock = shapes, source, clock
-        self._found: set[CallWithoutEpoch] = set()
+        self._found: dict[CallWithoutEpoch, float] = {}  # and when it was measured
         self._kept: dict[str, dict[GraphKey, NoGain]] = {}  # by model: what its file said, and this process added
         self._trusts_kept = True
         self._here: dict[tuple[str, object], str] = {}
 
     def has(self, key: CaptureKey) -> bool:
-        return key.without_epoch in self._found or self._is_kept(key)
+        measured = self._found.get(key.without_epoch)
+        return self._is_recent(measured) if measured is not None else self._is_kept(key)
 
     def add(self, key: CaptureKey) -> None:
-        self._found.add(key.without_epoch)
-        found = self._of_model(key)[key.graph] = NoGain(self._where(key), self._clock())
+        now = self._found[key.without_epoch] = self._clock()
+        found = self._of_model(key)[key.graph] = NoGain(self._where(key), now)
         self._shapes.set_no_gain(key.graph, found)
 
     def remove(self, key: CaptureKey) -> None:
+        self._found.pop(key.without_epoch, None)
         if self._of_model(key).pop(key.graph, None) is not None:
             self._shapes.set_no_gain(key.graph, None)
 
@@ -243,13 +232,16 @@ class GpuBoundCalls:
         self._trusts_kept = False
 
     def forget(self, owner: int) -> None:
-        self._found = {call for call in self._found if call.owner != owner}
+        self._found = {call: measured for call, measured in self._found.items() if call.owner != owner}
+
+    def _is_recent(self, measured: float) -> bool:
+        return 0 <= self._clock() - measured < _KEPT_SECONDS
 
     def _is_kept(self, key: CaptureKey) -> bool:
         kept = self._of_model(key).get(key.graph) if self._trusts_kept else None
-        if kept is None or not 0 <= self._clock() - kept.at < _KEPT_SECONDS or kept.where != self._where(key):
+        if kept is None or not self._is_recent(kept.at) or kept.where != self._where(key):
             return False
-        self._found.add(key.without_epoch)
+        self._found[key.without_epoch] = kept.at
         logger.info("Resolute: %s is not captured, since that gained nothing when it was measured", key.shape)
         return True
 

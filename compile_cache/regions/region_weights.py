@@ -1,8 +1,8 @@
-"""The weights of a block as inputs of its regions. A weight of a new layout (quantized) enters here.
+"""The weights of a block as inputs of its regions.
 
 Compiled code takes the weights of a block as its first inputs, before the block's own, so all blocks of one structure
 share it. `weight_inputs` says which tensors stand for the weights, `given_as_inputs` puts a trace's tensors in their
-place, and `cast_pattern` says which weights a region can take.
+place, and `cast_pattern` says which weights a region can take. A quantized weight is several inputs: its parts.
 """
 
 from __future__ import annotations
@@ -13,16 +13,20 @@ from contextlib import AbstractContextManager
 import torch
 
 from ..attribute_policy import ModuleAttributePolicy
+from ..errors import BypassCode, BypassReason
 from .slots import Slot, swapped
 from .structure import parts
+from .weight_parts import form_of, is_composite, is_plain, parts_of
 
 PLAIN_WEIGHTS = "plain"  # they reach the computation as they are
-_PLAIN = (torch.nn.Parameter, torch.Tensor)
-
-
-def is_plain(tensor: torch.Tensor) -> bool:
-    """True if the tensor is one buffer, and no subclass with a layout of its own."""
-    return type(tensor) in _PLAIN
+_STREAMED = BypassReason(
+    BypassCode.STREAMED_WEIGHTS,
+    "weights are not all on the device (low VRAM); blocks with such weights run as they are",
+)
+_PATCHED = BypassReason(
+    BypassCode.STREAMED_WEIGHTS,
+    "weights are patched on their way in (low VRAM); blocks with such weights run as they are",
+)
 
 
 def weight_slots(module: torch.nn.Module, without: Sequence[str] = ()) -> list[Slot]:
@@ -35,21 +39,54 @@ def weight_slots(module: torch.nn.Module, without: Sequence[str] = ()) -> list[S
 
 
 def weight_inputs(slots: Iterable[Slot]) -> list[torch.Tensor]:
-    """The inputs of a region for the weights in these slots: today one for each, since `cast_pattern` refuses all but
-    plain tensors.
+    """The inputs of a region for the weights in these slots: the parts of each, one after the other."""
+    found: list[torch.Tensor] = []
+    for own, name in slots:
+        weight = own[name]
+        if is_plain(weight):
+            found.append(weight)
+        else:
+            found += parts_of(weight)
+    return found
 
-    A quantized weight would become several (its data, its scales). Then `given_as_inputs` must build it again from
-    them, `cast_pattern` must let it in, and `structure_digest` must have its layout in it.
-    """
-    return [own[name] for own, name in slots]
+
+def weight_layouts(slots: Iterable[Slot]) -> list[str]:
+    """For each of `weight_inputs`, the layout of the quantized weight whose numbers it holds, else an empty text."""
+    found: list[str] = []
+    for own, name in slots:
+        form = form_of(own[name])
+        found += [""] if form is None else [form.layout, *[""] * (len(form.names) - 1)]
+    return found
+
+
+def weight_forms(slots: Iterable[Slot]) -> tuple[tuple[int, str], ...]:
+    """The forms of the composite weights in these slots, each with its number; empty if all are plain."""
+    return tuple(
+        [
+            (number, "" if (form := form_of(own[name])) is None else form.text)
+            for number, (own, name) in enumerate(slots)
+            if not is_plain(own[name])
+        ]
+    )
 
 
 def given_as_inputs(
     module: torch.nn.Module, without: Sequence[str], inputs: Sequence[torch.Tensor]
 ) -> AbstractContextManager[None]:
-    """Inside, the weights of `module` are these inputs, in the order of `weight_slots`; a tied weight in each slot."""
-    tied = zip(_tied_slots(module, without), inputs, strict=True)
-    return swapped((*slot, tensor) for slots, tensor in tied for slot in slots)
+    """Inside, the weights of `module` consist of these inputs, in the order of `weight_inputs`; a tied weight in each
+    slot. Raises ValueError for another number of inputs.
+    """
+    tied = [(slots, own[name]) for slots in _tied_slots(module, without) for own, name in slots[:1]]
+    counts = [len(parts_of(weight)) for _, weight in tied]
+    if len(inputs) != sum(counts):
+        raise ValueError(f"{len(inputs)} inputs are shorter or longer than the {sum(counts)} parts of the weights")
+    values, given = [], iter(inputs)
+    for (slots, weight), count in zip(tied, counts, strict=True):
+        own_parts = [next(given) for _ in range(count)]
+        form = form_of(weight)
+        made = own_parts[0] if form is None else form.put_together(own_parts, weight)
+        values += [(*slot, made) for slot in slots]
+    return swapped(values)
 
 
 def _tied_slots(module: torch.nn.Module, without: Sequence[str]) -> list[list[Slot]]:
@@ -66,24 +103,38 @@ def _tied_slots(module: torch.nn.Module, without: Sequence[str]) -> list[list[Sl
 
 def cast_pattern(
     casting: Iterable[torch.nn.Module],
-    weights: Iterable[torch.Tensor],
+    slots: Sequence[Slot],
     dtype: torch.dtype,
     device: torch.device,
     policy: ModuleAttributePolicy,
-) -> str | None:
+) -> str | BypassReason:
     """The form in which a block's weights reach a computation in `dtype`: PLAIN_WEIGHTS, or which of `casting` cast
-    theirs. None if a region cannot take them: some are elsewhere, are no plain tensors, or are patched on their way in.
+    theirs and how quantized ones are laid out. The reason if a region cannot take them: some are elsewhere, are of an
+    unknown subclass, or are patched on their way in.
 
     casting: the block's modules that may cast or patch their weights before use, as `policy` says. A cast to another
     dtype is traced as a part of the region. A cast to the same dtype does nothing; the flag stays set on modules whose
     weights were streamed once. A patch is a Python function that may change between calls, so it cannot be traced.
     """
+    weights = [own[name] for own, name in slots]
+    unknown = next((type(weight) for weight in weights if not _is_known(weight, policy)), None)
+    if unknown is not None:
+        what = f"a weight is a {unknown.__name__}, whose layout Resolute does not know"
+        return BypassReason(BypassCode.UNREADABLE_WEIGHTS, f"{what}; blocks with such weights run as they are")
     casts = ""
     for module in casting:
         if policy.patches_weights(module):
-            return None
+            return _PATCHED
         others = any(weight is not None and weight.dtype != dtype for weight in module._parameters.values())
         casts += "c" if others and policy.casts_now(module) else "-"
-    if not all(weight.device == device and is_plain(weight) for weight in weights):
-        return None
-    return casts if "c" in casts else PLAIN_WEIGHTS
+    if any(part.device != device for weight in weights for part in parts_of(weight)):
+        return _STREAMED
+    forms = weight_forms(slots)
+    pattern = casts if "c" in casts else PLAIN_WEIGHTS
+    return f"{pattern} {forms}" if forms else pattern
+
+
+def _is_known(weight: torch.Tensor, policy: ModuleAttributePolicy) -> bool:
+    if is_plain(weight):
+        return True
+    return is_composite(weight) and policy.knows_layout(type(weight)) and all(map(is_plain, parts_of(weight)))

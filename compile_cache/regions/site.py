@@ -34,6 +34,7 @@ class RegionSite:
     without: modules inside the module that the function does not run, by name.
     structure: a digest of the module and of everything else that the function depends on. None: the digest of the
         module alone (`structure_digest`).
+    attends: False if the function surely computes no attention; then torch's switches of attention are not in its key.
     """
 
     name: str
@@ -43,6 +44,7 @@ class RegionSite:
     dims: tuple[Dims, ...]
     without: tuple[str, ...] = ()
     structure: str | None = None
+    attends: bool = True
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,8 +88,8 @@ class Progress(Protocol):
         """Called between two units of work."""
         ...
 
-    def report(self, done: int, total: int, text: str) -> None:
-        """`done` of `total` units are done."""
+    def report(self, done: int, total: int, text: str, left: Sequence[str] = ()) -> None:
+        """`done` of `total` units are done. left: the kinds of those that are left."""
         ...
 
     def detail(self, text: str) -> None:
@@ -101,7 +103,7 @@ class SilentProgress:
     def raise_if_cancelled(self) -> None:
         pass
 
-    def report(self, done: int, total: int, text: str) -> None:
+    def report(self, done: int, total: int, text: str, left: Sequence[str] = ()) -> None:
         pass
 
     def detail(self, text: str) -> None:

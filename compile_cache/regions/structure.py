@@ -6,6 +6,7 @@ too little, images are wrong. So every plain attribute counts unless it is known
 
 from __future__ import annotations
 
+import dataclasses
 import enum
 import functools
 import hashlib
@@ -18,6 +19,7 @@ from ..foreign.attributes import HOOKED
 from ..foreign.names import full_name, module_of
 from ..keys import Literal
 from .slots import tensor_slots
+from .weight_parts import form_of
 
 TORCH_OWN = frozenset(vars(torch.nn.Module()))
 
@@ -64,8 +66,9 @@ def _digest(
         return known
     kind = type(module)
     weights = tuple(
-        (name, tuple(own[name].shape), own[name].stride(), str(own[name].dtype), type(own[name]).__name__)
+        (name, tuple(tensor.shape), tensor.stride(), str(tensor.dtype), type(tensor).__name__, _form(tensor))
         for own, name in tensor_slots(module)
+        for tensor in [own[name]]
     )
     # A torch hook can do anything before or after this module, so it makes the module different from all others.
     hooks = tuple(id(hook) for hooks in (module._forward_hooks, module._forward_pre_hooks) for hook in hooks.values())
@@ -82,6 +85,11 @@ def _digest(
     if not is_root:
         memo[id(module)] = result
     return result
+
+
+def _form(weight: torch.Tensor) -> str:
+    form = form_of(weight)
+    return "" if form is None else form.text
 
 
 def _hash(plain: tuple[object, ...]) -> str:
@@ -128,6 +136,9 @@ def _literal(value: object) -> list[Literal]:
         return _literal(tuple(value.items()))
     if isinstance(value, slice):
         return _literal((value.start, value.stop, value.step))
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        named = [(each.name, _literal(getattr(value, each.name, None))) for each in dataclasses.fields(value)]
+        return [(full_name(type(value)), *((name, *literal) for name, literal in named))]
     if isinstance(value, functools.partial):
         return _literal((value.func, value.args, tuple(value.keywords.items())))
     if callable(value) and hasattr(value, "__qualname__"):

@@ -70,6 +70,27 @@ def test_replays_are_bit_identical_and_graphs_of_many_sizes_live_side_by_side(al
     )
 
 
+@pytest.mark.parametrize("allocator", ALLOCATORS)
+def test_a_capture_launches_nothing(allocator: str) -> None:
+    run(
+        allocator,
+        """
+        count = torch.zeros(1, device="cuda")
+
+        def counted(tensors):
+            count.add_(1)
+            return forward(tensors)
+
+        x = torch.randn(777, 256, device="cuda")
+        graph = capture(counted, [x], counted([x]))
+        assert count.item() == 2, count  # the run before, and the rehearsal
+        for launches in (1, 2):
+            assert torch.equal(graph.replay([x]), forward([x]))
+            assert count.item() == 2 + launches
+        """,
+    )
+
+
 MEMORY = """
     from compile_cache.backends.cuda_graphs.memory import release_graph_memory
     from compile_cache.backends.cuda_graphs.pools import pool_bytes
@@ -128,6 +149,23 @@ def test_after_a_broken_capture_the_memory_of_captures_is_given_back(allocator: 
         assert pool_bytes() == 0
         del graph, graphs
         assert used() - before < 64 << 20, (used() - before) >> 20
+        """),
+    )
+
+
+@pytest.mark.parametrize("allocator", ALLOCATORS)
+def test_what_graphs_work_in_counts_as_free_for_the_next_one(allocator: str) -> None:
+    run(
+        allocator,
+        textwrap.dedent(MEMORY)
+        + textwrap.dedent("""
+        from compile_cache.captures.room import free_bytes
+
+        free = free_bytes("cuda:0")
+        graph = check(400_000)
+        assert pool_bytes() > 300 << 20, pool_bytes()
+        torch.cuda.empty_cache()
+        assert free - free_bytes("cuda:0") < graph.bytes + (64 << 20), (free - free_bytes("cuda:0")) >> 20
         """),
     )
 
@@ -289,5 +327,41 @@ def test_a_capture_that_the_user_cancels_ends_and_keeps_nothing(allocator: str) 
         assert alive[2]() is None
         torch.cuda.synchronize()
         check(64)
+        """,
+    )
+
+
+@pytest.mark.parametrize("allocator", ALLOCATORS)
+def test_a_tensor_that_a_forward_keeps_on_its_module_holds_no_memory_of_the_graph(allocator: str) -> None:
+    run(
+        allocator,
+        """
+        from compile_cache.backends.cuda_graphs.capture import _capture
+        from compile_cache.backends.base import CaptureFacts
+
+        class Kept(torch.nn.Module):
+            def forward(self, x):
+                self.embedding = x * 2
+                return self.inner(self.log(x * 3))
+
+            def log(self, x):
+                self.numbers = {"tripled": x}
+                return x
+
+            def inner(self, x):
+                return x @ weight
+
+        module = Kept()
+        for rows in (64, 777):
+            x = torch.randn(rows, 256, device="cuda")
+            expected = module(x)
+            before = dict(vars(module))
+            graph, _ = _capture(lambda given: module(given[0]), [x], expected, CaptureFacts(), False, module, None)
+            assert all(vars(module)[name] is value for name, value in before.items())
+            module.embedding = module.numbers = None
+            for _ in range(3):
+                y = torch.randn(rows, 256, device="cuda")
+                assert torch.equal(graph.replay([y]), module(y))
+            graph.close()
         """,
     )

@@ -20,7 +20,8 @@ from ..base import Call, CaptureFacts
 from . import pools
 from .broken import abandon, keep_for_good
 from .host_constants import HostConstants, Run
-from .memory import make_room, trims
+from .kept_tensors import put_back, refused_if_read
+from .memory import make_room, map_memory, trims
 from .run_cost import cost_of_run
 from .sync_check import recorded_waits
 
@@ -145,8 +146,8 @@ def _capture(
         make_room(device, peak, facts.spare)
         torch.cuda.synchronize(device)
         free_before = torch.cuda.mem_get_info(device)[0]
-        graph, run = _capture_with_constants(invoke, inputs, outputs, pool, constants)
-        graph.replay()  # the first launch maps the memory
+        graph, run = _capture_with_constants(_putting_back(invoke, module), inputs, outputs, pool, constants)
+        map_memory(graph)
         torch.cuda.synchronize(device)
         growth = free_before - torch.cuda.mem_get_info(device)[0]
         logger.debug("captured: a run allocates %d MiB, the memory of graphs grew by %d MiB", peak >> 20, growth >> 20)
@@ -164,7 +165,8 @@ def _require_gain(host_share: float, facts: CaptureFacts) -> None:
 def _rehearse(
     invoke: Invoke, inputs: list[torch.Tensor], module: torch.nn.Module | None
 ) -> tuple[HostConstants | None, Run]:
-    """Run on the stream of the capture. Raises CaptureError if anything waits for the GPU.
+    """Run on the stream of the capture. Raises CaptureError if anything waits for the GPU, or if the forward keeps
+    a tensor for a later call.
 
     Code that waits (`.item()`, a copy to the CPU) would break the capture, and under cudaMallocAsync the process ends
     as soon as a tensor of a broken capture is freed. The run also makes cuBLAS allocate its workspace for this stream:
@@ -173,7 +175,8 @@ def _rehearse(
     Where it waits only to copy what the forward makes on the host, the copies are made before the capture. Two more
     runs show that: one that makes them, and one that uses them and must not wait.
     """
-    waits = _waits_of(invoke, inputs)
+    with refused_if_read(module):
+        waits = _waits_of(invoke, inputs)
     if not waits:
         return None, Run()
     made = Run()
@@ -236,6 +239,14 @@ def _capture_with_constants(
             _require_constant(run)
         held += constants.add(run.missing)
     raise AssertionError("a capture with all constants was dropped")
+
+
+def _putting_back(invoke: Invoke, module: torch.nn.Module | None) -> Invoke:
+    def run(tensors: Sequence[torch.Tensor]) -> Any:
+        with put_back(module):
+            return invoke(tensors)
+
+    return run
 
 
 def _observed(invoke: Invoke, constants: HostConstants, runs: list[Run]) -> Invoke:

@@ -68,6 +68,11 @@ def release_graph_memory() -> None:
             logger.debug("cuDeviceGraphMemTrim on device %d answered %d", device, result)
 
 
+def room_for(needed: int) -> int:
+    """Bytes that a graph may take whose run allocates `needed` bytes."""
+    return needed + needed // 8 + _ROUNDING
+
+
 def make_room(device: int, needed: int, spare: int = 0) -> None:
     """Leave memory to the driver, which maps that of a graph at its first launch: enough for a run that allocates
     `needed` bytes, and `spare` bytes more.
@@ -76,7 +81,22 @@ def make_room(device: int, needed: int, spare: int = 0) -> None:
     take what is free. Both give way to an ordinary allocation. They must do so now: unloading pages waits for the GPU,
     which ends a capture. Raises torch's OutOfMemoryError.
     """
-    rounded = needed + needed // 8 + _ROUNDING
     torch.cuda.empty_cache()
-    torch.empty(rounded + spare, dtype=torch.uint8, device=f"cuda:{device}")
+    torch.empty(room_for(needed) + spare, dtype=torch.uint8, device=f"cuda:{device}")
     torch.cuda.empty_cache()
+
+
+def map_memory(graph: torch.cuda.CUDAGraph) -> None:
+    """Let the driver map the memory of a recorded graph now, on the current stream. Nothing is computed.
+
+    Otherwise the first launch does that. Where the driver or torch has no function for it, launch once.
+    """
+    try:
+        program = ctypes.c_void_p(graph.raw_cuda_graph_exec())
+        stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
+        answer = _driver().cuGraphUpload(program, stream)
+    except (OSError, AttributeError) as error:
+        logger.debug("the memory of a graph cannot be mapped alone: %s", error)
+        answer = -1
+    if answer != 0:
+        graph.replay()

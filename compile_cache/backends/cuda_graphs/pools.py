@@ -56,15 +56,18 @@ class Pools:
             self._anchors.pop(device).reset()
             self._grown[device] = 0
 
-    def bytes(self) -> int:
-        """The bytes that the pools of all devices hold."""
-        devices = [device for device, count in self._graphs.items() if count]
+    def bytes(self, only: int | None = None) -> int:
+        """The bytes that the pools of all devices hold, or that of one."""
+        devices = [device for device, count in self._graphs.items() if count and only in (None, device)]
         return sum(driver_graph_bytes(device) if is_trimmable() else self._grown[device] for device in devices)
 
 
 shared = Pools()
 
 
-def pool_bytes() -> int:
-    """Bytes that captures share beside their own buffers. One that needs no more than that adds none."""
-    return shared.bytes()
+def pool_bytes(device: int | None = None) -> int:
+    """Bytes that captures share beside their own buffers. One that needs no more than that adds none.
+
+    device: its number; None for all devices.
+    """
+    return shared.bytes(device)

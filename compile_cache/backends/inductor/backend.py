@@ -111,6 +111,9 @@ class InductorBackend(Backend):
             logger.warning("Resolute: what is stored cannot be counted: %s", error)
             return {}
 
+    def ready_regions(self) -> int:
+        return 0 if self._table is None else len(self._table.compiled_keys)
+
     def located(self, keys: Iterable[str], device: torch.device, config: CacheConfig) -> Located:
         store = self._store(device, config)
         wanted = frozenset(keys)

@@ -75,17 +75,24 @@ class InductorProgram(Program):
         return dict(Counter(hook.origin for hook in self._hooks))
 
     @property
+    def quantized(self) -> frozenset[tuple[str, str]]:
+        return self._regions.quantized
+
+    @property
     def region_keys(self) -> frozenset[str]:
         return self._regions.keys
 
     def run(self, call: Call) -> Any:
         self._bypassed.clear()
         self._survey(call.epoch)
+        self.ran_compiled = False
         if not self._hooks:
-            if all(reason.code is not BypassCode.NO_REGIONS for reason in self._lasting):
+            if not self._lasting:  # else they say why there is none
                 self._bypass(BypassReason(BypassCode.NO_REGIONS, "the model has no block that Resolute knows"))
             return call.invoke(call.tensors)
+        region_calls = self._stats.counters.region_calls
         result = self._without_workers_if_short(lambda: self._invoke(call))
+        self.ran_compiled = self._stats.counters.region_calls > region_calls
         if self._was_upcoming:
             self._was_upcoming = False
             self._forget_upcoming()
@@ -150,13 +157,11 @@ class InductorProgram(Program):
             except Exception as error:  # noqa: BLE001 (`_compile_in_parallel` meets it again, and warns)
                 logger.debug("Resolute: no processes that compile: %s", error)
 
-        started, counted = self._stats.clock(), self._stats.counters.stall_seconds
+        started, stalled = self._stats.clock(), self._stats.waiting_seconds()
         with self._regions.postponing_compiles(prepare_workers) as missing:
             result = call.invoke(call.tensors)
         if missing:  # the call runs once more, so the prompt waited for all of this run
-            seconds = self._stats.clock() - started
-            self._stats.event("look", "for all regions of the call", seconds)
-            self._stats.counters.stall_seconds = counted + seconds
+            self._stats.waited_since(started, stalled, "compile", "for all regions of the call")
         return result, list(missing.values())
 
     def _compile_in_parallel(self, call: Call, missing: list[RegionCall]) -> None:

@@ -4,7 +4,8 @@
 address, bytes) of the model's `ModelVBAR`, kept for the life of the model. `fault` maps the pages of a range and pins
 them; a page that was mapped anew has another serial number. `cast_bias_weight` fills a module's allocation with its
 weights, cast and with LoRAs applied, where the serial numbers differ from those of the last fill (`_v_signature`); a
-load with other LoRAs sets these to None. Smaller weights, and buffers, are put onto the device anew by each load.
+load with other LoRAs sets these to None. Smaller weights are put onto the device anew by each load, in the dtype of
+their file (`is_put_as_it_is`), and so are buffers.
 
 This file and `page_loading` hold all that Resolute knows of it. Nothing here locks; the callers hold the cache's lock.
 """
@@ -16,18 +17,27 @@ from collections.abc import Iterable
 from typing import Any
 
 import comfy.cli_args
+import comfy.model_management
 import torch
 
 Serials = tuple[int, ...]  # of the pages of a range, in order
 
 NAMES = ("weight", "bias")
 _AIMDO_HEADROOM = 256 << 20
+_SMALL = 16 << 10  # bytes; the number is in `ModelPatcherDynamic.load`
 
 
 def allocation(module: torch.nn.Module) -> tuple[Any, int, int] | None:
     """(reservation, address, bytes) of a module whose weights are paged, else None."""
     found: tuple[Any, int, int] | None = module.__dict__.get("_v")
     return found
+
+
+def is_put_as_it_is(module: torch.nn.Module) -> bool:
+    """A load gives the module, which may cast its weights, no allocation: it puts them onto the device without a cast,
+    and each call casts them. The module's weights are as the file has them.
+    """
+    return bool(comfy.model_management.module_size(module) <= _SMALL)
 
 
 def headroom() -> int:
@@ -42,6 +52,17 @@ def headroom() -> int:
     if not memory_management.aimdo_enabled:
         return 0
     return _AIMDO_HEADROOM + int(vars(comfy.cli_args.args).get("vram_headroom", 0) * (1 << 30))
+
+
+def resident_bytes(device: str) -> int:
+    """Bytes of a device ("cuda:0") behind the pages of all models that ComfyUI has loaded. It can unload them."""
+    where, found = torch.device(device), {}
+    for loaded in comfy.model_management.current_loaded_models:
+        model = getattr(loaded.model, "model", None)  # the patcher may be gone
+        reservation = getattr(model, "dynamic_vbars", {}).get(where)
+        if reservation is not None:
+            found[id(reservation)] = int(reservation.loaded_size())
+    return sum(found.values())
 
 
 def page_bytes(reservation: Any) -> int:
@@ -89,6 +110,13 @@ def views(module: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:
     """The filled weights at their fixed addresses, by the names of the module's parameters."""
     own = module.__dict__
     return [(name, own[f"_v_{name}"]) for name in NAMES if own.get(f"_v_{name}") is not None]
+
+
+def declared_dtype(module: torch.nn.Module) -> torch.dtype | None:
+    """The dtype that a paged module's class gives its weights; None if it is unknown. Its file may have another."""
+    weight = module._parameters.get("weight")
+    declared = getattr(weight, "_model_dtype", None) or module.__dict__.get("weight_comfy_model_dtype")
+    return declared or getattr(weight, "dtype", None)
 
 
 def is_paged_slot(module: torch.nn.Module, name: str) -> bool:

@@ -5,8 +5,12 @@ See `dynamic_vram` for what pages are.
 
 from __future__ import annotations
 
+import functools
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
+from importlib import metadata
 
 import comfy.model_management
 import comfy.ops
@@ -14,16 +18,45 @@ import torch
 
 from . import dynamic_vram
 from .dynamic_vram import NAMES
+from .quantization import weight_cast
+
+# The first comfy-aimdo that counts pins. Before it a pin is a flag, so core's unpin of a module takes ours away.
+_COUNTS_PINS = (0, 3, 0)
+_FUNCTIONS = ("cast_bias_weight", "uncast_bias_weight", "cast_modules_with_vbar", "resolve_cast_module_with_vbar")
+
+
+@functools.cache
+def why_unsupported() -> str | None:
+    """Why paged weights are left to core in this process; None if this file can load them.
+
+    It says nothing about weights that are not paged, as in ComfyUI 0.8.0.
+    """
+    missing = [name for name in _FUNCTIONS if not hasattr(comfy.ops, name)]
+    if missing:
+        return f"this ComfyUI pages weights without comfy.ops.{missing[0]}; ComfyUI 0.21.0 has it"
+    version = _version_of("comfy-aimdo")
+    found = re.match(r"(\d+)\.(\d+)\.(\d+)", version)
+    if found is None or tuple(map(int, found.groups())) < _COUNTS_PINS:
+        needed = ".".join(map(str, _COUNTS_PINS))
+        return f"comfy-aimdo {version or 'of an unknown version'} pages the weights, and {needed} is needed"
+    return None
+
+
+def _version_of(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return ""
 
 
 def fill(module: torch.nn.Module, dtype: torch.dtype) -> None:
     """Fill a paged module's allocation by core's own function. Its pages are mapped and pinned.
 
-    dtype: that the module computes in; LoRAs are applied in it.
+    dtype: of the module's input.
     """
     device = torch.device("cuda", dynamic_vram.allocation(module)[0].device)  # type: ignore[index]
     weight, bias, stream = comfy.ops.cast_bias_weight(
-        module, dtype=dtype, device=device, bias_dtype=dtype, offloadable=True
+        module, device=device, offloadable=True, **asdict(weight_cast(module, dtype, device))
     )
     comfy.ops.uncast_bias_weight(module, weight, bias, stream)
 
@@ -34,8 +67,8 @@ def loaded(
 ) -> Iterator[list[tuple[torch.nn.Module, str, torch.Tensor]]]:
     """The weights of paged modules as (module, name, tensor), for work that is launched inside the `with`.
 
-    What finds no page comes through a buffer of core's, which the next load may use again. Modules that core's own
-    prefetch holds are left to it.
+    dtype: of the modules' inputs. What finds no page comes through a buffer of core's, which the next load may use
+    again. Modules that core's own prefetch holds are left to it.
     """
     own = [module for module in modules if "_prefetch" not in module.__dict__]
     stream = None
@@ -45,7 +78,10 @@ def loaded(
         comfy.model_management.sync_stream(device, stream)
         found = []
         for module in modules:
-            tensors = comfy.ops.resolve_cast_module_with_vbar(module, dtype, device, dtype, None, False)
+            wanted = weight_cast(module, dtype, device)
+            tensors = comfy.ops.resolve_cast_module_with_vbar(
+                module, wanted.dtype, device, wanted.bias_dtype, wanted.compute_dtype, wanted.want_requant
+            )
             named = zip(NAMES, tensors, strict=True)
             found += [(module, name, tensor) for name, tensor in named if tensor is not None]
         yield found

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 
 import torch
 
-from ....compile_cache.regions.region_weights import is_plain
 from ....compile_cache.regions.slots import Slot
+from ....compile_cache.regions.weight_parts import is_plain
 from ....compile_cache.torch_facts.private_names import foreach_copy
 
 

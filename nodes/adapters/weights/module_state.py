@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from ....compile_cache.foreign.attributes import ForeignCode, marks_on
+from ....compile_cache.foreign.attributes import marks_around, marks_on
 from ....compile_cache.regions.structure import settings
 from ..comfyui import module_attributes
 from ..comfyui.module_attributes import ATTRIBUTES
@@ -34,12 +34,9 @@ class ModuleStateReader:
     def read(self, modules: Iterable[torch.nn.Module], root: torch.nn.Module) -> list[ModuleState]:
         """One state for each module, in their order. root: the module that runs through the cache."""
         cached, self._cached = self._cached, {}
-        foreign_code = ForeignCode()
-        return [self._state(module, module is root, cached.get(id(module)), foreign_code) for module in modules]
+        return [self._state(module, module is root, cached.get(id(module))) for module in modules]
 
-    def _state(
-        self, module: torch.nn.Module, is_root: bool, cached: _Attributes | None, foreign_code: ForeignCode
-    ) -> ModuleState:
+    def _state(self, module: torch.nn.Module, is_root: bool, cached: _Attributes | None) -> ModuleState:
         attributes = vars(module)
         if cached is None or not cached.match(module):
             cached = _Attributes(module, is_root)
@@ -47,7 +44,7 @@ class ModuleStateReader:
             self._cached[id(module)] = cached
         return (
             id(module),
-            cached.marks + foreign_code.marks_around(module, is_root),
+            cached.marks + marks_around(module, is_root),
             cached.settings,
             ATTRIBUTES.casts_now(module) if hasattr(type(module), module_attributes.CASTS) else None,
             *[len(attributes.get(name) or ()) for name in module_attributes.WEIGHT_PATCHES],
@@ -69,7 +66,7 @@ class _Attributes:
         self.settings = settings(module, is_root, ATTRIBUTES)
         self.marks = marks_on(module, is_root)
         torchs = list(islice(vars(module), _TORCH_COUNT))
-        self.cacheable = torchs == _TORCH_NAMES and all(map(_is_fixed, self._own))
+        self.cacheable = torchs == _TORCH_NAMES and all(map(is_fixed, self._own))
 
     def match(self, module: torch.nn.Module) -> bool:
         """True if the module still has these very attributes."""
@@ -99,10 +96,11 @@ class _Container:
 _CONTAINERS = {kind: _Container() for kind in (list, dict, set)}
 
 
-def _is_fixed(value: object) -> bool:
+def is_fixed(value: object) -> bool:
+    """A value cannot change in place, and keeps nothing alive."""
     if isinstance(value, type):
         # A class defined in a function may keep that function's variables alive.
         return "<locals>" not in value.__qualname__
     if type(value) is tuple:
-        return all(map(_is_fixed, value))
+        return all(map(is_fixed, value))
     return type(value) in _FIXED or isinstance(value, enum.Enum)

@@ -41,19 +41,27 @@ class _Range:
 class PagedWeights(Weights):
     """The paged weights of one module and all modules below it.
 
-    dtype: that the model computes in. Nothing here is thread-safe: the cache's lock guards `pin` and what follows.
+    dtype: that the model computes in, but for modules that it declares in float32 among others: Wan's patch embeddings
+        get inputs in float32. A LoRA is applied in the dtype of a module's input.
+
+    Nothing here is thread-safe: the cache's lock guards `pin` and what follows.
     """
 
-    def __init__(self, fill: Fill | None = None) -> None:
-        """fill: fills the pages of a module whose weights compute in a dtype; for a model that is never paged, None."""
+    def __init__(self, fill: Fill | None = None, unsupported: str | None = None) -> None:
+        """fill: fills the pages of a module whose weights compute in a dtype; for a model that is never paged, None.
+        unsupported: why this ComfyUI's pages are left to core; None if they can be pinned and filled.
+        """
         self.dtype = torch.float32
+        self.unsupported = unsupported
         self._fill_module = fill
         self._ranges: list[_Range] = []
         self._allocations: list[tuple[torch.nn.Module, Any]] = []
         self._serials: list[Serials] | None = None  # of the pages when every module was known to be filled
         self._places: list[tuple[dict[str, Any], str, torch.Tensor]] = []
+        self._in_float32: set[int] = set()  # ids of modules
         self._may_ask = True  # for memory that is kept and not in use; once for each load, since it takes a while
         self.is_in_place = False
+        self.bytes = 0
 
     @property
     def pages(self) -> bool:  # type: ignore[override]
@@ -70,6 +78,8 @@ class PagedWeights(Weights):
         self._ranges = _ranges(
             [(reservation, address, size, module) for _, address, size, reservation, module in found]
         )
+        self._in_float32 = _declared_in_float32([module for module, at in self._allocations])
+        self.bytes = sum(each.bytes for each in self._ranges)
         self.loaded()
         return tuple((id(module), address, size) for _, address, size, _, module in found)
 
@@ -86,6 +96,8 @@ class PagedWeights(Weights):
 
     def pin(self) -> bool:
         """See `Weights.pin`. It fills what is missing or stale by core's own functions."""
+        if self.unsupported is not None:
+            return False
         if self._pin():
             return True
         if not self._may_ask:
@@ -143,12 +155,20 @@ class PagedWeights(Weights):
             for module in each.modules:
                 if not _is_filled(module, pages, first, page):
                     assert self._fill_module is not None, "a paged model needs a function that fills its pages"
-                    self._fill_module(module, self.dtype)
+                    self._fill_module(module, torch.float32 if id(module) in self._in_float32 else self.dtype)
                     if not _is_filled(module, pages, first, page):
                         return False
                 places += [(module._parameters, name, as_weight(view)) for name, view in dynamic_vram.views(module)]
         self._places = places
         return True
+
+
+def _declared_in_float32(modules: Sequence[torch.nn.Module]) -> set[int]:
+    """The ids of those, unless it is the dtype of most modules: then it is that of the weights, not of the inputs."""
+    declared = [dynamic_vram.declared_dtype(module) for module in modules]
+    if 2 * declared.count(torch.float32) > len(declared):
+        return set()
+    return {id(module) for module, dtype in zip(modules, declared, strict=True) if dtype is torch.float32}
 
 
 def as_weight(view: torch.Tensor) -> torch.Tensor:

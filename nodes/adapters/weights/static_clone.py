@@ -93,9 +93,7 @@ def _clone_around(static: Any, patcher: Any) -> Any:
     leaves_paging = version.is_dynamic(patcher) and not version.is_dynamic(static)
     options = {"disable_dynamic": True} if leaves_paging else {}
     clone = patcher.clone(model_override=static.get_clone_model_override(), **options)
-    # Core takes patchers with one identity for clones of one model, and passes a model copy on another GPU between
-    # them; a paging patcher cannot run on a copy that was not made for paging.
-    clone.clone_base_uuid = static.clone_base_uuid
+    version.make_clone_of(clone, static)
     clone.parent = static
     return clone
 

@@ -15,7 +15,8 @@ from .paged_weights import PagedWeights, as_weight
 
 
 def streamed(run: RegionRunner, weights: PagedWeights) -> RegionRunner:
-    """`run`, with the weights of its site on the device meanwhile. If all weights are in place, it adds nothing.
+    """`run`, with the weights of its site on the device meanwhile. If all weights are in place, it adds nothing;
+    nor if paging is not supported, and then a block with paged weights runs as it is.
 
     Loading overlaps with computing: the host launches the copies of a block while the GPU still computes the block
     before, and core has two buffers for what finds no page. Nothing is loaded further ahead: core's operations between
@@ -24,7 +25,7 @@ def streamed(run: RegionRunner, weights: PagedWeights) -> RegionRunner:
     modules: dict[RegionSite, list[torch.nn.Module]] = {}
 
     def run_streamed(site: RegionSite, *tensors: torch.Tensor) -> Any:
-        if not weights.pages or weights.is_in_place:
+        if not weights.pages or weights.is_in_place or weights.unsupported is not None:
             return run(site, *tensors)
         if site not in modules:
             modules[site] = [part for _, part in parts(site.module, site.without)]

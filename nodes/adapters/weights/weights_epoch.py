@@ -15,15 +15,16 @@ import torch
 
 from ....compile_cache.errors import BypassCode, BypassReason
 from ....compile_cache.foreign.attributes import is_own
-from ....compile_cache.regions.region_weights import is_plain
+from ....compile_cache.regions.region_weights import weight_forms
 from ....compile_cache.regions.slots import Slot, tensor_slots
+from ....compile_cache.regions.weight_parts import is_composite, is_plain, read_anew
 from ..comfyui import dynamic_vram
 from ..comfyui.module_attributes import ATTRIBUTES
 from ..foreign.model_code import EXCHANGED, ModelCode
 from .loaded_anew import LoadedAnew
 from .module_state import ModuleStateReader
 from .paged_weights import Fill, PagedWeights
-from .tensor_parts import addresses, is_readable
+from .run_watch import RunWatch
 
 _epochs = itertools.count(1)
 
@@ -36,21 +37,28 @@ class WeightsEpoch:
     """
 
     def __init__(
-        self, module: torch.nn.Module, trusted: Collection[str] = (), fill: Fill | None = None, host: str = "cpu"
+        self,
+        module: torch.nn.Module,
+        trusted: Collection[str] = (),
+        fill: Fill | None = None,
+        host: str = "cpu",
+        unsupported: str | None = None,
     ) -> None:
-        """trusted: see `ModelCode.blocker`. fill: see `PagedWeights`. host: see `LoadedAnew`."""
+        """trusted: see `ModelCode.blocker`. fill, unsupported: see `PagedWeights`. host: see `LoadedAnew`."""
         self._module = weakref.ref(module)
         self._slots: list[Slot] = []
         self._addresses: list[Any] | None = None
-        self._only_plain = True
+        self._plain: list[Slot] = []
+        self._composite: list[tuple[Slot, weakref.ref[torch.Tensor], tuple[str, ...]]] = []  # with names of the parts
         self._states = ModuleStateReader()
         self._code = ModelCode()
         self._trusted = trusted
         self._state: tuple[Any, ...] | None = None
         self.epoch = 0
         self.blocker: BypassReason | None = None
-        self.paged = PagedWeights(fill)
+        self.paged = PagedWeights(fill, unsupported)
         self.loaded_anew = LoadedAnew(host)
+        self.run_watch = RunWatch()
         self._host = host
 
     def refresh(self, inspect_modules: bool = False) -> bool:
@@ -78,7 +86,9 @@ class WeightsEpoch:
             for slots, name in tensor_slots(submodule)
             if not dynamic_vram.is_paged_slot(submodule, name)
         ]
-        self._only_plain = all(is_plain(slots[name]) for slots, name in self._slots)
+        self._plain = [(slots, name) for slots, name in self._slots if is_plain(slots[name])]
+        others = [(slots, name) for slots, name in self._slots if not is_plain(slots[name])]
+        self._composite = [((own, name), weakref.ref(own[name]), read_anew(own[name])) for own, name in others]
         pages = self.paged.survey(modules)
         self.loaded_anew.forget_all_but(self._slots)
         if self.paged.pages:
@@ -92,6 +102,7 @@ class WeightsEpoch:
             places,
             pages,
             [(type(tensor), tensor.dtype, tensor.device) for tensor in tensors],
+            weight_forms(self._slots),
             module_states,
             reach,
         )
@@ -100,7 +111,12 @@ class WeightsEpoch:
             self.epoch = next(_epochs)
             foreign = any(marks for _, marks, *_ in module_states)
             host = self._host if self.paged.pages else None
-            self.blocker = _blocker(tensors, modules, foreign, host) or self._code.blocker(kinds, reach, self._trusted)
+            self.blocker = (
+                self._why_left_to_core()
+                or _blocker(tensors, modules, foreign, host)
+                or self._code.blocker(kinds, reach, self._trusted)
+            )
+        self.run_watch.remember(modules, reach)
         return True
 
     def code(self) -> Hashable:
@@ -125,14 +141,23 @@ class WeightsEpoch:
         root = self._module()
         return None if root is None else self._code.why_foreign(list(root.modules()), root, self._trusted)
 
+    def _why_left_to_core(self) -> BypassReason | None:
+        why = self.paged.unsupported
+        if why is None or not self.paged.pages:
+            return None
+        return BypassReason(BypassCode.STREAMED_WEIGHTS, f"{why}, so ComfyUI loads them itself")
+
     def _moved(self) -> bool:
         return self.paged.moved() or self._addresses != self._read_addresses()
 
     def _read_addresses(self) -> list[Any] | None:
         try:
-            if self._only_plain:
-                return [slots[name].data_ptr() for slots, name in self._slots]
-            return [part for slots, name in self._slots for part in addresses(slots[name])]
+            found = [slots[name].data_ptr() for slots, name in self._plain]
+            for (own, name), weight, parts in self._composite:
+                if (now := own[name]) is not weight() or not parts:  # another weight, or one that lists no parts
+                    return None
+                found += [getattr(now, part).data_ptr() for part in parts]
+            return found
         except (KeyError, AttributeError, RuntimeError):  # a weight was removed, or has no storage (meta, quantized)
             return None
 
@@ -154,7 +179,8 @@ def _blocker(
             BypassCode.STREAMED_WEIGHTS,
             f"weights are on {' and '.join(sorted(devices))} (low VRAM), so the forward cannot be captured",
         )
-    unreadable = next((tensor for tensor in tensors if not is_readable(tensor)), None)
+    # Quantized tensors of core list their parts. Those of GGUF packs carry a LoRA in an attribute that nothing lists.
+    unreadable = next((tensor for tensor in tensors if not (is_plain(tensor) or is_composite(tensor))), None)
     if unreadable is not None:
         return BypassReason(
             BypassCode.UNREADABLE_WEIGHTS,

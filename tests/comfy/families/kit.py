@@ -32,7 +32,7 @@ def run_traces(core: SimpleNamespace, monkeypatch: Any) -> None:
                 return trace.graph(*flat)
 
         guards = lowering._guards(trace, from_disk=False)
-        return region(code, guards, trace.static, trace.used_weights, trace.output_spec)
+        return region(code, guards, trace.static, trace.used_weights, trace.output_spec, quantized=trace.quantized)
 
     monkeypatch.setattr(importlib.import_module(f"{inside}.regions.table"), "compile_trace", without_lowering)
 
@@ -47,12 +47,14 @@ def forget_regions(core: SimpleNamespace) -> None:
 class Bench:
     """A small model, and its forward with Resolute in it."""
 
-    def __init__(self, core: SimpleNamespace, model: Model) -> None:
+    def __init__(self, core: SimpleNamespace, model: Model, **settings: Any) -> None:
+        """settings: of the compile request, beside its backend."""
         self.model = model
         self.module = model.make()
         self._method = "_forward" if hasattr(self.module, "_forward") else "forward"
         compiled = core.ours("forward.compiled_forward").CompiledForward
-        request = core.ours("process.compile_request").CompileRequest.resolved("inductor", "cpu", core.roles.UNET)
+        resolved = core.ours("process.compile_request").CompileRequest.resolved
+        request = resolved("inductor", "cpu", core.roles.UNET, **settings)
         self._forward = compiled(self.module, getattr(self.module, self._method), request)
         self.stats = core.ours("process.runtime").cache().stats
 

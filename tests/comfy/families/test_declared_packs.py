@@ -53,6 +53,30 @@ class Model(torch.nn.Module):
         return x
 """
 
+# As GGUF's: a weight of a class of its own, which its layer unpacks in each call.
+QUANTIZED = """
+import torch
+
+
+class GGMLTensor(torch.Tensor):
+    pass
+
+
+class Linear(torch.nn.Linear):
+    def forward(self, x):
+        return torch.nn.functional.linear(x, self.weight.as_subclass(torch.Tensor), self.bias)
+
+
+class Block(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = Linear(8, 8)
+        self.linear.weight = torch.nn.Parameter(self.linear.weight.detach().as_subclass(GGMLTensor))
+
+    def forward(self, x):
+        return x + torch.nn.functional.silu(self.linear(x))
+"""
+
 
 class Installed:
     """The pack in a folder, under the name that ComfyUI gives its module: the path."""
@@ -226,3 +250,25 @@ def test_a_pack_without_a_name_and_a_version_cannot_be_declared(
     _, reasons = hooks_of(core, model)
     assert "RESOLUTE_TRUSTED_CLASSES" in reasons[0]
     assert "RESOLUTE_TRUSTED_PACKS" not in reasons[0]
+
+
+@pytest.mark.parametrize(("declared", "code"), [(True, "unreadable_weights"), (False, "foreign_model")])
+def test_quantized_weights_of_a_pack_have_one_reason_and_no_call_counts_as_compiled(
+    core: SimpleNamespace,
+    installed: Installed,
+    trusted: Callable[[str], None],
+    monkeypatch: pytest.MonkeyPatch,
+    declared: bool,
+    code: str,
+) -> None:
+    monkeypatch.setenv("RESOLUTE_WORKERS", "0")
+    (installed.folder / "blocks.py").write_text(QUANTIZED, "utf-8")
+    kind = installed.start().Model
+    trusted("")
+    if declared:
+        trusted(declaration(core, installed))
+    bench = Bench(core, StrangeModel(kind))
+    before = bench.stats.snapshot()
+    for _ in range(2):
+        assert bench.check(2, bypasses={code: 1}) == {**bench.counts(calls=0), "eager_calls": 1}  # type: ignore[arg-type]
+    assert bench.stats.counters.graph_calls == before["graph_calls"]  # the log would say "calls through regions"

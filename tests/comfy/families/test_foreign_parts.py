@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from .kit import Bench, run_traces
+from .kit import Bench, forget_regions, run_traces
 from .models import MODELS, Size
 
 
@@ -55,3 +55,33 @@ def test_a_decoders_blocks_around_it_run_as_they_are(core: SimpleNamespace) -> N
     after, (reason,) = hooked()
     assert (before - after, none) == ({"mid.block_1"}, [])
     assert reason.startswith("ResnetBlock blocks run as they are: another pack wrote strange.ops.Conv2d; ")
+
+
+def test_where_a_kernel_hides_attention_its_blocks_say_so_and_leaving_them_out_costs_no_picture(
+    core: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_traces(core, monkeypatch)
+    monkeypatch.setenv("RESOLUTE_WORKERS", "0")
+    monkeypatch.setattr(core.comfy.model_management, "sage_attention_enabled", lambda: True)
+    bench = Bench(core, MODELS["SVD"], left_out=("SpatialVideoTransformer",))
+    bench._forward.count_regions()
+    counted = bench.check(Size(1, 8, 8, 5), bypasses={"patched_block": 1})
+    assert 0 < counted["region_calls"] < bench.model.calls
+
+
+def test_a_switch_of_attention_compiles_only_the_blocks_with_attention_anew(
+    core: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_traces(core, monkeypatch)
+    monkeypatch.setenv("RESOLUTE_WORKERS", "0")
+    forget_regions(core)
+    bench = Bench(core, MODELS["SVD"])
+    first = bench.check(Size(1, 8, 8, 5))["region_compiles"]
+    torch.backends.cuda.enable_math_sdp(False)
+    try:
+        again = bench.check(Size(1, 8, 8, 5))
+        residual = bench.check(Size(2, 8, 8, 5))
+    finally:
+        torch.backends.cuda.enable_math_sdp(True)
+    assert 0 < again["region_compiles"] < first
+    assert (again["region_calls"], residual["region_compiles"]) == (bench.model.calls, 0)

@@ -24,13 +24,17 @@ LORAS = tuple(_LORA)
 
 @dataclass
 class Reservation:
-    """A `ModelVBAR`. `room`: pages that memory has for it; `failures`: how many mappings fail in the driver."""
+    """A `ModelVBAR`. `room`: pages that memory has for it; `failures`: how many mappings fail in the driver.
+
+    `counts_pins`: as comfy-aimdo 0.3.0 does. Before, a pin is a flag, which one `unpin` takes away.
+    """
 
     pages: int
     room: int = 0
     failures: int = 0
     device: int = 0
     asked: int = 0
+    counts_pins: bool = True
     _next: int = 0
     _count: Any = field(default_factory=lambda: itertools.count(1))
 
@@ -74,14 +78,14 @@ class Reservation:
                 self.serials[page] = next(self._count)
                 self._scribble(page, 0xFE)
         for page in pages:
-            self.pins[page] += 1
+            self.pins[page] = self.pins[page] + 1 if self.counts_pins else 1
         found = [self.serials[page] for page in pages]
         return tuple(found + [0] * (size // PAGE + 2 - len(found)))
 
     def unpin(self, address: int, size: int) -> None:
         for page in self.range(address, size):
-            assert self.pins[page] > 0, f"page {page} is unpinned more often than it was pinned"
-            self.pins[page] -= 1
+            assert self.pins[page] > 0 or not self.counts_pins, f"page {page} is unpinned more often than pinned"
+            self.pins[page] = max(self.pins[page] - 1, 0)
 
     def evict(self, count: int) -> None:
         for page in reversed(range(self.pages)):

@@ -78,12 +78,13 @@ class CapturingProgram(Program):
 class Compiled:
     """A checkpoint whose calls go through a cache, as the adapter's `CompiledForward` and `ModuleRunner` do it."""
 
-    def __init__(self, epochs: ModuleType) -> None:
-        self.checkpoint = Checkpoint()
+    def __init__(self, epochs: ModuleType, counts_pins: bool = True, unsupported: str | None = None) -> None:
+        self.checkpoint = Checkpoint(reservation=Reservation(16, counts_pins=counts_pins))
         self.model = self.checkpoint.model
         self.cache = GraphCache(CacheConfig())
         self.program = CapturingProgram(self.model)
-        self.weights = epochs.WeightsEpoch(self.model, fill=fill, host=HOST)
+        self.weights = epochs.WeightsEpoch(self.model, fill=fill, host=HOST, unsupported=unsupported)
+        self.needs_memory = False  # a forward takes so much that all pages go that are not pinned
         self._inspect = True
 
     def load(self, lora: str = "") -> None:
@@ -117,12 +118,19 @@ class Compiled:
         return Call(
             key=GraphKey(signature, Role.UNET, "model", "fake"),
             tensors=[x],
-            invoke=lambda tensors: self.model(*tensors),
+            invoke=self._invoke,
             device="cpu",
             epoch=self.weights.epoch,
             capture_blocker=self.weights.blocker,
             weights=self.weights.paged,
         )
+
+    def _invoke(self, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+        if self.needs_memory:
+            self.checkpoint.reservation.evict(self.checkpoint.reservation.pages)
+            self.checkpoint.reservation.prioritize()
+        result: torch.Tensor = self.model(*tensors)
+        return result
 
     def check(self, size: int = 1) -> None:
         """Run a call, and compare it with a plain model."""
@@ -295,6 +303,35 @@ def test_a_lora_and_an_unload_cost_no_capture(compiled: Compiled) -> None:
         compiled.unload()
     assert compiled.counted("captures") == len(SIZES)
     assert compiled.counted("replays") == 3 * len(SIZES)
+
+
+TOO_OLD = "comfy-aimdo 0.2.14 pages the weights, and 0.3.0 is needed"
+
+
+@pytest.mark.parametrize(
+    ("counts_pins", "unsupported"), [(True, None), (False, TOO_OLD)], ids=["pins are counted", "pins are flags"]
+)
+def test_a_call_that_drives_pages_out_is_right(epochs: ModuleType, counts_pins: bool, unsupported: str | None) -> None:
+    compiled = Compiled(epochs, counts_pins, unsupported)
+    compiled.needs_memory = True
+    for lora in ("", "a"):
+        compiled.load(lora)
+        compiled.check()
+        compiled.check()
+
+
+def test_where_pins_are_flags_nothing_is_captured_and_the_reason_is_named(epochs: ModuleType) -> None:
+    compiled = Compiled(epochs, counts_pins=False, unsupported=TOO_OLD)
+    for lora in LORAS:
+        compiled.load(lora)
+        for size in SIZES:
+            compiled.check(size)
+        compiled.checkpoint.reservation.evict(3)
+        compiled.check()
+        compiled.unload()
+    assert compiled.counted("captures") == 0
+    assert compiled.counted("streamed_weights") == len(LORAS) * (len(SIZES) + 1)
+    assert compiled.weights.blocker.detail == f"{TOO_OLD}, so ComfyUI loads them itself"
 
 
 def test_while_nothing_happens_no_module_is_filled_again(compiled: Compiled) -> None:

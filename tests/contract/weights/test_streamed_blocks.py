@@ -27,6 +27,10 @@ class CoreOperations:
             module._prefetch = {"signature": reservation.fault(address, size)}
         return
 
+    def cast_bias_weight(self, module: Any, **_: Any) -> Any: ...
+
+    def uncast_bias_weight(self, *_: Any) -> None: ...
+
     def resolve_cast_module_with_vbar(self, module: Any, dtype: Any, *_: Any) -> Any:
         if self.failure is not None:
             raise self.failure
@@ -130,6 +134,55 @@ def test_what_core_has_prefetched_is_left_to_core(
     streamed_blocks.streamed(lambda site, x: x, weights)(site_of(checkpoint), X)
     assert block._prefetch is prefetched
     assert any(checkpoint.reservation.pins)
+
+
+def test_what_cannot_be_pinned_is_left_to_core(
+    streamed_blocks: ModuleType, core: CoreOperations, checkpoint: Checkpoint, weights: Any
+) -> None:
+    weights.unsupported = "comfy-aimdo is too old"
+    core.failure = AssertionError("nothing is to be loaded")
+    seen: list[Any] = []
+    run = streamed_blocks.streamed(lambda site, x: seen.append(site.module.weight), weights)
+    run(site_of(checkpoint), X)
+    assert seen == [checkpoint.model.blocks[0].weight]
+    assert seen[0].device.type == HOST
+
+
+class TestWhyUnsupported:
+    @pytest.fixture
+    def probe(
+        self, streamed_blocks: ModuleType, adapter: Callable[[str], ModuleType], monkeypatch: pytest.MonkeyPatch
+    ) -> Callable[[str], str | None]:
+        loading = adapter("comfyui.page_loading")
+
+        def probe(version: str) -> str | None:
+            monkeypatch.setattr(loading, "_version_of", lambda package: version)
+            loading.why_unsupported.cache_clear()
+            found: str | None = loading.why_unsupported()
+            loading.why_unsupported.cache_clear()
+            return found
+
+        return probe
+
+    @pytest.mark.parametrize("version", ["0.3.0", "0.4.13", "0.10.0", "1.0.0.dev3"])
+    def test_a_comfy_aimdo_that_counts_pins_is_supported(
+        self, probe: Callable[[str], str | None], version: str
+    ) -> None:
+        assert probe(version) is None
+
+    @pytest.mark.parametrize("version", ["0.2.14", "0.0.213", "", "unknown"])
+    def test_an_older_or_unknown_one_is_not(self, probe: Callable[[str], str | None], version: str) -> None:
+        why = probe(version)
+        assert why is not None
+        assert "0.3.0 is needed" in why
+
+    def test_a_comfyui_without_the_functions_is_not(
+        self, probe: Callable[[str], str | None], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.delattr(CoreOperations, "cast_modules_with_vbar")
+        assert probe("0.4.13") == (
+            "this ComfyUI pages weights without comfy.ops.cast_modules_with_vbar; ComfyUI 0.21.0 has it"
+        )
 
 
 def test_with_all_weights_in_place_nothing_is_loaded(

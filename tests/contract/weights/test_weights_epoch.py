@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import types
 import weakref
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from comfy_kitchen.tensor import QuantizedTensor
 from torch import nn
 
 
@@ -316,6 +318,64 @@ class TestBlockers:
 
 class Quantized(torch.Tensor):
     """As GGUF's: the data at one address, and what a LoRA changes in an attribute."""
+
+
+class TestQuantizedWeights:
+    """Core's, which list their parts: a number and a scale, each at an address."""
+
+    @pytest.fixture
+    def quantized(self, watched: Any, module: Module) -> Module:
+        quantize(module, torch.randn(4, 4))
+        watched.refresh()
+        assert watched.blocker is None
+        return module
+
+    def test_nothing_is_read_of_them_again_while_nothing_moves(
+        self, watched: Any, quantized: Module, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def flatten(weight: Any) -> Any:
+            raise AssertionError("it takes 10 us for each weight")
+
+        monkeypatch.setattr(QuantizedTensor, "__tensor_flatten__", flatten)
+        before = watched.epoch
+        assert not watched.refresh()
+        assert watched.epoch == before
+
+    def test_the_same_parts_in_another_wrapper_are_no_change(self, watched: Any, quantized: Module) -> None:
+        before, weight = watched.epoch, quantized.first.weight
+        made = QuantizedTensor(weight._qdata, weight._layout_cls, weight._params)
+        quantized.first.weight = nn.Parameter(made, requires_grad=False)
+        quantized.first.weight._params = weight._params  # a Parameter clones them
+        watched.refresh()
+        assert watched.epoch == before
+
+    @pytest.mark.parametrize("change", [{"scale": torch.ones(())}, {"convrot": True}], ids=["scale", "layout"])
+    def test_another_scale_and_another_layout_are_seen_at_the_next_call(
+        self, watched: Any, quantized: Module, change: dict[str, Any]
+    ) -> None:
+        before, weight = watched.epoch, quantized.first.weight
+        params = dataclasses.replace(weight._params, **change)
+        quantized.first.weight = nn.Parameter(QuantizedTensor(weight._qdata, weight._layout_cls, params), False)
+        watched.refresh()
+        assert watched.epoch > before
+
+    def test_numbers_that_moved_inside_one_weight_are_seen_too(self, watched: Any, quantized: Module) -> None:
+        before = watched.epoch
+        quantized.first.weight._qdata = quantized.first.weight._qdata.clone()
+        watched.refresh()
+        assert watched.epoch > before
+
+    def test_a_weight_that_is_quantized_no_more(self, watched: Any, quantized: Module) -> None:
+        before = watched.epoch
+        quantized.first.weight = nn.Parameter(torch.randn(4, 4), requires_grad=False)
+        watched.refresh()
+        assert watched.epoch > before
+        assert watched.blocker is None
+
+
+def quantize(module: Module, weight: torch.Tensor) -> None:
+    made = QuantizedTensor.from_float(weight, "TensorWiseINT8Layout")
+    module.first.weight = nn.Parameter(made, requires_grad=False)
 
 
 class TestWhatIsNotCoresOwn:

@@ -18,6 +18,7 @@ from typing import Any
 import sympy  # type: ignore[import-untyped]
 
 from ....attention import chooser as attention
+from ....attention import chosen
 from ....store.artifact_store import Artifact, InvalidArtifactError
 from ....torch_facts.out_of_memory import is_out_of_memory
 from ....torch_facts.private_names import (
@@ -32,10 +33,11 @@ from ....torch_facts.private_names import (
     size_functions,
     valid_vec_isa_list,
 )
+from . import kitchen
 from .compiled_region import CompiledRegion, KernelByAddress, launch_by_address
 from .lowering import code_of
 from .private_cache import place, place_binaries, private_cache, remove_other_source
-from .shape_guards import ShapeGuards
+from .shape_guards import ConfirmedSizes, ShapeGuards
 
 _GRAPH = "graph.pickle"
 _LIBRARIES = "libraries/"
@@ -60,6 +62,7 @@ def pack(key: str, label: str, compiled: CompiledRegion) -> Artifact:
         "assumptions": [_encode(expression) for expression in compiled.guards.expressions],
         "static": [list(sizes) for sizes in compiled.static],
         "used_weights": list(compiled.used_weights),
+        "quantized": [list(each) for each in compiled.quantized],
         "output": pytree.treespec_dumps(compiled.output_spec),
         **measured(compiled),
         "instructions": str(pick_vec_isa()) if compiled.libraries and pick_vec_isa is not None else "",
@@ -68,9 +71,9 @@ def pack(key: str, label: str, compiled: CompiledRegion) -> Artifact:
 
 
 def measured(compiled: CompiledRegion) -> dict[str, Any]:
-    """The part of `Artifact.about` that is known only after the region ran: confirmed guards, autotuning's choices."""
+    """The part of `Artifact.about` that is known only after the region ran: confirmed sizes, autotuning's choices."""
     choices = {name: kernel.choice for name, kernel in compiled.kernels.items()}
-    return {"shown": sorted(compiled.confirmed), "choices": {name: each for name, each in choices.items() if each}}
+    return {"shown": compiled.confirmed.plain(), "choices": {name: each for name, each in choices.items() if each}}
 
 
 def unpack(artifact: Artifact) -> CompiledRegion:
@@ -87,13 +90,16 @@ def unpack(artifact: Artifact) -> CompiledRegion:
         guards = ShapeGuards([_decode(each, by_name) for each in about["assumptions"]], symbols)
         static = tuple(tuple(sizes) for sizes in about["static"])
         spec = pytree.treespec_loads(about["output"])
-        used_weights, confirmed = tuple(about["used_weights"]), set(about["shown"])
+        used_weights, confirmed = tuple(about["used_weights"]), ConfirmedSizes.from_plain(about["shown"])
         _expect_instructions(about["instructions"])
         graph, kernels = _load(artifact.payload)
         for name, choice in about["choices"].items():
             if name in kernels:
                 kernels[name].choose(choice)
-        return CompiledRegion(code_of(graph), guards, static, used_weights, spec, kernels, graph, confirmed=confirmed)
+        quantized = tuple((str(layout), str(product)) for layout, product in about["quantized"])
+        return CompiledRegion(
+            code_of(graph), guards, static, used_weights, spec, kernels, graph, confirmed=confirmed, quantized=quantized
+        )
     except InvalidArtifactError:
         raise
     except Exception as error:  # torch's loaders raise any class
@@ -144,7 +150,9 @@ def _pickled(graph: CompiledFxGraph) -> bytes:
 
 
 def _load(payload: bytes) -> tuple[CompiledFxGraph, dict[str, KernelByAddress]]:
-    attention.operator()  # the graph may call it
+    attention.operator()  # the graph may call it, and these
+    chosen.operator()
+    kitchen.register()
     with private_cache():
         with zipfile.ZipFile(io.BytesIO(payload)) as container:
             for name in container.namelist():

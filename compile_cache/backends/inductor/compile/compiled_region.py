@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from ....torch_facts.private_names import CachingAutotuner, CompiledFxGraph, pytree
-from .shape_guards import ShapeGuards
+from .shape_guards import ConfirmedSizes, ShapeGuards
 from .tracing import Shapes
 
 FlatCode = Callable[[list[torch.Tensor]], Sequence[Any]]
@@ -24,13 +24,14 @@ class CompiledRegion:
     code: inductor's function from one flat list, the used weights and then the inputs, to the flat outputs. It empties
         the list while it runs, so that each input is freed after its last use.
     static: for each input its shape, with 0 for dimensions that have a name. A call must have exactly these sizes.
-    used_weights: indices into `weight_slots`: a part of a block needs only some of the block's weights.
+    used_weights: indices into `weight_inputs`: a part of a block needs only some of the block's weights.
     output_spec: the structure of the original's result.
     kernels: the Triton kernels by name; empty on the CPU.
     graph: what a store keeps; None where the region returns its inputs, for which inductor gives a plain function.
     libraries: shared libraries that the code loads, by path in inductor's cache. Only on the CPU, only if compiled
         here: a CUDA graph brings its kernels along.
-    confirmed: guards that are not met at some size, but where a comparison showed the results to be right.
+    confirmed: sizes at which guards are not met, but where a comparison showed the results to be right.
+    quantized: see `Trace.quantized`.
     """
 
     code: FlatCode
@@ -41,10 +42,11 @@ class CompiledRegion:
     kernels: Mapping[str, KernelByAddress] = field(default_factory=dict)
     graph: CompiledFxGraph | None = None
     libraries: Mapping[str, bytes] = field(default_factory=dict)
-    confirmed: set[str] = field(default_factory=set)
+    confirmed: ConfirmedSizes = field(default_factory=ConfirmedSizes)
+    quantized: tuple[tuple[str, str], ...] = ()
 
     def __call__(self, weights: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]) -> Any:
-        """Run on all weights of the block, in the order of `weight_slots`, and its inputs in `region_format`."""
+        """Run on all weights of the block, in the order of `weight_inputs`, and its inputs in `region_format`."""
         flat = self.code([*[weights[index] for index in self.used_weights], *tensors])
         return pytree.tree_unflatten(list(flat), self.output_spec)
 

@@ -75,6 +75,7 @@ def compile_trace(trace: Trace, keep: bool = False) -> CompiledRegion:
         kernels=launch_by_address(PyCodeCache.modules[loaded:]),
         graph=graph,
         libraries=libraries,
+        quantized=trace.quantized,
     )
 
 

@@ -14,7 +14,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from ....store.private_files import atomic_write, make_private, why_not_private
+from ....store.private_files import atomic_write, make_private, require_private, why_not_private
 from ....store.temporary_folders import TemporaryFolder
 from ....torch_facts.private_names import (
     CompiledFxGraph,
@@ -132,7 +132,7 @@ def _warn(why: str) -> None:
 
 @functools.cache
 def _own_folder() -> Path:
-    """In the user's cache; where that is not private, a temporary folder of this process."""
+    """In the user's cache; where that is not private, a temporary folder of this process. Raises OSError."""
     try:
         folder = Path.home() / ".cache" / "resolute" / "inductor"
         make_private(folder)
@@ -142,4 +142,5 @@ def _own_folder() -> Path:
         logger.debug("Resolute: no private cache in the home folder: %s", error)
     temporary = TemporaryFolder()
     atexit.register(temporary.remove)
+    require_private(temporary.path)
     return temporary.path

@@ -16,7 +16,7 @@ from typing import Any
 import sympy  # type: ignore[import-untyped]
 import torch
 
-from ....regions.region_weights import given_as_inputs, weight_inputs, weight_slots
+from ....regions.region_weights import given_as_inputs, weight_inputs, weight_layouts, weight_slots
 from ....regions.site import Dims, RegionFunction
 from ....torch_facts.private_names import (
     ConstantSource,
@@ -28,6 +28,7 @@ from ....torch_facts.private_names import (
     pytree,
     symbolic_shape_config,
 )
+from . import kitchen
 
 # The names that make an input a feature map, see `region_format`.
 FEATURE_MAP: Dims = ("b", None, "h", "w")
@@ -45,10 +46,12 @@ class Trace:
 
     fakes: a fake tensor for each input of the graph.
     static: for each input its shape, with 0 for dimensions that have a name.
-    used_weights: indices into `weight_slots`: a part of a block needs only some of the block's weights.
+    used_weights: indices into `weight_inputs`: a part of a block needs only some of the block's weights.
     symbols: by name of a dimension.
     output_spec: the structure of the function's result, whose leaves the graph returns.
     oblivious: whether tracing ran under `size_one_is_general`. Lowering must run under the same setting.
+    quantized: layouts of quantized weights, each with the operator that multiplies its numbers as they are stored, or
+        an empty text where they are dequantized first.
     """
 
     graph: torch.fx.GraphModule
@@ -60,6 +63,7 @@ class Trace:
     symbols: dict[str, sympy.Symbol]
     output_spec: pytree.TreeSpec
     oblivious: bool
+    quantized: tuple[tuple[str, str], ...] = ()
 
     @property
     def guards(self) -> list[sympy.Basic]:
@@ -107,6 +111,7 @@ def trace(
     hints: Mapping[str, int],
     oblivious: bool = True,
     without: Sequence[str] = (),
+    attends: bool = True,
 ) -> Trace:
     """Trace `function(module, *inputs)` with the named `dims` as symbols and every input in its `region_format`.
 
@@ -115,9 +120,10 @@ def trace(
     hints: by name of a dimension, the size that tracing may look at. Only a guard can make it part of the result.
     oblivious: see `size_one_is_general`.
     without: children of `module` that `function` does not run.
+    attends: see `RegionSite`.
 
-    Raises ValueError where the function writes into an input, whatever the traced code raises, and torch's errors
-    (GuardOnDataDependentSymNode, for example) where the code needs a value that tracing does not have.
+    Raises ValueError where the function writes into an input or breaks `attends`, whatever the traced code raises, and
+    torch's errors (GuardOnDataDependentSymNode, for example) where the code needs a value that tracing does not have.
     """
     # No duck shaping: two dimensions that happen to be equal in the example stay two symbols.
     shape_env = ShapeEnv(specialize_zero_one=False, duck_shape=False)
@@ -128,7 +134,8 @@ def trace(
     }
     # Before tracing: an equality that it finds replaces one symbol by others.
     symbols = {name: size.node.expr for name, size in sizes.items()}
-    weights = weight_inputs(weight_slots(module, without))
+    slots = weight_slots(module, without)
+    weights, layouts = weight_inputs(slots), weight_layouts(slots)
     fakes: list[Any] = [_fake_weight(fake_mode, weight.detach(), inputs[0].device) for weight in weights]
     with fake_mode:
         fakes += [_symbolic_like(tensor, names, sizes) for tensor, names in zip(inputs, dims, strict=True)]
@@ -144,16 +151,19 @@ def trace(
     # The cache serves many traces of equal sizes. Each of our traces has symbols of its own, so nothing is ever found,
     # and writing an entry takes longer than computing the result.
     fake_mode.cache_enabled = False
-    with fake_mode, torch.no_grad(), size_one_is_general(oblivious):
+    with fake_mode, torch.no_grad(), size_one_is_general(oblivious), kitchen.opaque():
         traced = make_fx(flat, tracing_mode="symbolic")(*fakes)
     _refuse_writes_to_inputs(traced.graph)
+    if not attends:
+        _refuse_attention(traced.graph)
     traced.graph.eliminate_dead_code()
+    quantized = _quantized(traced.graph, layouts)
     used = _drop_unused_weights(traced.graph, len(weights))
     # A fresh module: make_fx hangs its ShapeEnv on the graph, which inductor's disk cache then cannot pickle.
     graph = torch.fx.GraphModule(torch.nn.Module(), traced.graph)
     fakes = [fakes[index] for index in used] + fakes[len(weights) :]
     static = static_sizes(dims, [tensor.shape for tensor in inputs])
-    return Trace(graph, fakes, static, used, fake_mode, shape_env, symbols, output_specs[-1], oblivious)
+    return Trace(graph, fakes, static, used, fake_mode, shape_env, symbols, output_specs[-1], oblivious, quantized)
 
 
 def size_one_is_general(wanted: bool) -> AbstractContextManager[None]:
@@ -186,6 +196,20 @@ def _refuse_writes_to_inputs(graph: torch.fx.Graph) -> None:
             written = written.args[0]
         if written.op == "placeholder":
             raise ValueError(f"it writes into its input ({node.target})")
+
+
+def _refuse_attention(graph: torch.fx.Graph) -> None:
+    """Attention, also in parts, has a softmax. The key of such a region lacks the switches that choose its kernel."""
+    for node in graph.nodes:
+        if isinstance(node.target, OpOverload) and any(part in str(node.target) for part in ("attention", "softmax")):
+            raise ValueError(f"it computes attention ({node.target}), and its site says that it does not")
+
+
+def _quantized(graph: torch.fx.Graph, layouts: Sequence[str]) -> tuple[tuple[str, str], ...]:
+    """See `Trace.quantized`. layouts: for each input of the graph that is of a weight, see `weight_layouts`."""
+    placeholders = [node for node in graph.nodes if node.op == "placeholder"]
+    found = zip(placeholders, layouts, strict=False)
+    return tuple(sorted({(layout, kitchen.product_of(node) or "") for node, layout in found if layout and node.users}))
 
 
 def _drop_unused_weights(graph: torch.fx.Graph, weights: int) -> tuple[int, ...]:

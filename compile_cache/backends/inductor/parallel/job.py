@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 import logging
 import multiprocessing
 import os
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -16,12 +18,15 @@ import sympy  # type: ignore[import-untyped]
 import torch
 
 from ....attention import chooser as attention
+from ....attention import chosen
 from ....errors import first_line
 from ....store.artifact_store import Artifact
 from ....torch_facts.flags import apply_flags, flags_for_workers
 from ....torch_facts.private_names import (
     FakeTensorMode,
     GraphPickler,
+    OpOverload,
+    PickleOptions,
     ShapeEnv,
     inductor_config,
     init_backend_registration,
@@ -33,7 +38,7 @@ from ....torch_facts.private_names import (
     triton_code_generator,
     triton_key,
 )
-from ..compile import lowering
+from ..compile import kitchen, lowering
 from ..compile.artifacts import pack
 from ..compile.environment import environment_of
 from ..compile.lowering import compile_trace
@@ -57,15 +62,20 @@ class WorkerSettings:
 
 @dataclass(frozen=True)
 class Job:
-    """A `Trace` in plain types. trace: graph, fakes and symbols by torch's GraphPickler; output: tree spec as JSON."""
+    """A `Trace` in plain types. trace: graph, fakes and symbols by torch's GraphPickler; output: tree spec as JSON.
+
+    packages: those that define operators of the graph. The worker imports them first.
+    """
 
     key: str
     label: str
     trace: bytes
+    packages: tuple[str, ...]
     static: Shapes
     used_weights: tuple[int, ...]
     output: str
     oblivious: bool
+    quantized: tuple[tuple[str, str], ...] = ()
 
 
 def settings_for(device: torch.device) -> WorkerSettings:
@@ -75,9 +85,20 @@ def settings_for(device: torch.device) -> WorkerSettings:
 
 def job_of(key: str, label: str, traced: Trace) -> Job:
     """Raises what torch's pickler raises for a graph that it cannot pickle."""
-    content = GraphPickler.dumps((traced.graph, list(traced.fakes), traced.symbols))
+    # By default torch pickles its own operators only.
+    options = () if PickleOptions is None else (PickleOptions(ops_filter=None),)
+    content = GraphPickler.dumps((traced.graph, list(traced.fakes), traced.symbols), *options)
     output = pytree.treespec_dumps(traced.output_spec)
-    return Job(key, label, content, traced.static, traced.used_weights, output, traced.oblivious)
+    packages = _packages_of(traced.graph)
+    return Job(
+        key, label, content, packages, traced.static, traced.used_weights, output, traced.oblivious, traced.quantized
+    )
+
+
+def _packages_of(graph: torch.fx.GraphModule) -> tuple[str, ...]:
+    """The imported packages that have the names of operators' namespaces, as `comfy_kitchen` has."""
+    spaces = {node.target.namespace for node in graph.graph.nodes if isinstance(node.target, OpOverload)}
+    return tuple(sorted(spaces & sys.modules.keys()))
 
 
 # --- in the worker ---------------------------------------------------------------------------------------------
@@ -165,11 +186,17 @@ def _apply(settings: WorkerSettings) -> None:
 
 
 def _run(job: Job) -> Artifact:
-    attention.operator()  # the trace may call it
+    attention.operator()  # the trace may call it, and these
+    chosen.operator()
+    kitchen.register()
+    for package in job.packages:
+        importlib.import_module(package)
     with size_one_is_general(job.oblivious):
         loaded: Any = GraphPickler.loads(job.trace, FakeTensorMode(shape_env=ShapeEnv()))
     graph, fakes, symbols = loaded
     mode = fakes[-1].fake_mode  # torch made it anew, with the ShapeEnv of the trace and the guards that it has so far
     spec = pytree.treespec_loads(job.output)
-    traced = Trace(graph, fakes, job.static, job.used_weights, mode, mode.shape_env, symbols, spec, job.oblivious)
+    traced = Trace(
+        graph, fakes, job.static, job.used_weights, mode, mode.shape_env, symbols, spec, job.oblivious, job.quantized
+    )
     return pack(job.key, job.label, compile_trace(traced, keep=True))

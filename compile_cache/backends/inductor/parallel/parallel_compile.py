@@ -72,11 +72,7 @@ def _run_jobs(
 ) -> None:
     stats, progress = missing[0].stats, missing[0].progress
 
-    def report(done: int, kind: str) -> None:
-        progress.report(done, len(missing), f"compiled {done} of {len(missing)} regions ({kind})")
-
-    report(0, "all at once")
-    done = 0
+    missing[0].announce()
     jobs = itertools.chain(_jobs(missing, workers, settings), _submit_early(upcoming, workers, settings, missing))
     with _refusing_hung(missing, table), contextlib.closing(workers.results(jobs, settings)) as results:
         for result in results:
@@ -85,15 +81,13 @@ def _run_jobs(
                 continue
             number, artifact, seconds = result
             call = missing[number]
-            done += 1
             with table.lock:
                 failure = artifact if isinstance(artifact, str) else _add(call, artifact)
             if failure:
                 logger.info("Resolute: no worker compiled %s: %s", call.site.kind, failure)
                 continue
-            stats.counters.region_compiles += 1
             stats.event("compile", f"{call.site.kind} ({call.site.name})", seconds)
-            report(done, call.site.kind)
+            call.announce()
 
 
 @contextlib.contextmanager
@@ -161,7 +155,7 @@ def _traced(call: RegionCall) -> Job | None:
     site = call.site
     hints = general_hints(call.sizes, call.tensors[0].device)
     try:
-        traced = trace(site.function, site.module, call.tensors, site.dims, hints, True, site.without)
+        traced = trace(site.function, site.module, call.tensors, site.dims, hints, True, site.without, site.attends)
         return job_of(call.region.key, call.region.label, traced)
     except call.progress.cancellations:
         raise

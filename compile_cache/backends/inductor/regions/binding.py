@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import logging
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,10 +13,10 @@ import torch
 
 from ....config import CacheConfig
 from ....errors import BypassCode, BypassReason, first_line
-from ....foreign.attributes import ForeignCode
+from ....foreign.attributes import marks_in
 from ....foreign.reach import CodeReach, ReachCache
 from ....keys import Component, digest
-from ....regions.region_weights import cast_pattern, weight_inputs, weight_slots
+from ....regions.region_weights import cast_pattern, weight_forms, weight_inputs, weight_slots
 from ....regions.site import Hook, Progress, RegionSite, SilentProgress
 from ....regions.slots import Slot
 from ....regions.structure import Memo, parts, structure_digest
@@ -31,11 +31,6 @@ from .table import RegionTable
 
 logger = logging.getLogger(__name__)
 
-_STREAMED = BypassReason(
-    BypassCode.STREAMED_WEIGHTS,
-    "weights are not all on the device (low VRAM); blocks with such weights run as they are",
-)
-
 # A trace has no autocast in it, and compiled code casts nothing.
 _AUTOCAST = BypassReason(BypassCode.OBSERVED_INPUT, "another pack turned autocast on; blocks run as they are inside it")
 
@@ -47,7 +42,7 @@ class _BoundSite:
     casting: list[torch.nn.Module]  # modules that may cast or patch their weights before use
     refused: BypassReason | None
     regions: dict[tuple[Any, ...], Region] = field(default_factory=dict)
-    cast_patterns: dict[tuple[Any, ...], str | None] = field(default_factory=dict)  # by dtypes and devices
+    cast_patterns: dict[tuple[Any, ...], str | BypassReason] = field(default_factory=dict)  # by dtypes and devices
 
 
 class RegionBinding:
@@ -81,9 +76,10 @@ class RegionBinding:
         self._torch_flags: tuple[Component, ...] = ()
         self._sites: dict[RegionSite, _BoundSite] = {}
         self._memo: Memo = {}
-        self._foreign_code = ForeignCode()
+        self._reach_of: dict[frozenset[type], CodeReach] = {}  # of one survey: nothing is exchanged meanwhile
         self._distinct: set[tuple[str, str]] = set()
         self._expected = 0  # regions of hooks that make their sites while they run
+        self._expected_kinds: Counter[str] = Counter()
         self._regions: dict[int, Region] = {}
         self._progress: Progress = SilentProgress()
         self.was_reached = False  # the current call came to a region, with or without compiled code
@@ -102,9 +98,10 @@ class RegionBinding:
         self._sites.clear()
         self._distinct.clear()
         self._regions.clear()
-        self._memo, self._foreign_code = {}, ForeignCode()
+        self._memo, self._reach_of = {}, {}
         hooks = list(hooks)
-        self._expected = len({(hook.label[0], hook.structure) for hook in hooks if hook.label is not None})
+        made = {(hook.label[0], hook.structure) for hook in hooks if hook.label is not None}
+        self._expected, self._expected_kinds = len(made), Counter(kind for kind, _ in made)
         for hook in hooks:
             for site in hook.sites:
                 self._bind(site)
@@ -112,15 +109,20 @@ class RegionBinding:
     def _bind(self, site: RegionSite, is_hooked: bool = False) -> _BoundSite:
         """is_hooked: our hook is on the module now, and torch's hooks run around it."""
         own = [part for _, part in parts(site.module, site.without)]
-        reach = self._reaches.of(map(type, own))
+        reach = self._reach(frozenset(map(type, own)))
         casting = [module for module in own if self._policy.may_cast(module)]
         structure = site.structure or structure_digest(site.module, self._memo, site.without, policy=self._policy)
-        foreign = any(self._foreign_code.inside(module, is_hooked and module is site.module) for module in own)
+        foreign = any(marks_in(module, is_hooked and module is site.module) for module in own)
         refused = self._replaced(site.kind, foreign, reach)
         slots = weight_slots(site.module, site.without)
         bound = self._sites[site] = _BoundSite(digest((structure, reach.digest)), slots, casting, refused)
         self._distinct.add((site.kind, bound.structure))
         return bound
+
+    def _reach(self, kinds: frozenset[type]) -> CodeReach:
+        if kinds not in self._reach_of:
+            self._reach_of[kinds] = self._reaches.of(kinds)
+        return self._reach_of[kinds]
 
     @staticmethod
     def _replaced(kind: str, foreign: bool, reach: CodeReach) -> BypassReason | None:
@@ -158,8 +160,16 @@ class RegionBinding:
     @property
     def compiled_count(self) -> tuple[int, int]:
         """(compiled, distinct) regions of this module. May be read from any thread while a call adds regions."""
-        done = sum(bool(region.compiled) for region in list(self._regions.values()))
+        done = sum(region.is_ready for region in list(self._regions.values()))
         return done, max(len(self._distinct), done, self._expected)
+
+    @property
+    def quantized(self) -> frozenset[tuple[str, str]]:
+        """The quantized weights of the regions that calls came to, see `Trace.quantized`."""
+        regions = list(self._regions.values())
+        return frozenset(
+            each for region in regions for compiled in list(region.compiled) for each in compiled.quantized
+        )
 
     @property
     def keys(self) -> frozenset[str]:
@@ -215,13 +225,13 @@ class RegionBinding:
         dtype, device = tensors[0].dtype, tensors[0].device
         if autocast_state(device.type) != "off":
             return _AUTOCAST
-        form = (dtype, *[(weight.dtype, weight.device) for weight in weights])
+        form = (dtype, weight_forms(bound.slots), *[(weight.dtype, weight.device) for weight in weights])
         if form not in bound.cast_patterns:
             weights_on = self.weights_on or device
-            bound.cast_patterns[form] = cast_pattern(bound.casting, weights, dtype, weights_on, self._policy)
+            bound.cast_patterns[form] = cast_pattern(bound.casting, bound.slots, dtype, weights_on, self._policy)
         pattern = bound.cast_patterns[form]
-        if pattern is None:
-            return _STREAMED
+        if isinstance(pattern, BypassReason):
+            return pattern
         form = (pattern, self._torch_flags, *((tensor.dtype, tensor.ndim) for tensor in tensors))
         region = bound.regions.get(form)
         if region is None:
@@ -252,7 +262,7 @@ class RegionBinding:
         self, region: Region, site: RegionSite, weights: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]
     ) -> RegionCall:
         store = self._store(inputs[0].device)
-        announce = functools.partial(self._announce, site.kind)
+        announce = self._announce
         return RegionCall(region, site, weights, inputs, self._stats, self._progress, announce, self._verify, store)
 
     def _why_failed(self, site: RegionSite, error: Exception) -> BypassReason:
@@ -271,11 +281,11 @@ class RegionBinding:
         logger.debug("Resolute: %s runs as it is", site.kind, exc_info=error)
         return BypassReason(BypassCode.COMPILE_FAILED, f"{site.kind}: {type(error).__name__}: {first_line(error)}")
 
-    def _announce(self, kind: str) -> None:
-        """Show that a region is about to be compiled. Raises what cancels."""
+    def _announce(self) -> None:
         done, total = self.compiled_count
-        self._progress.raise_if_cancelled()
-        self._progress.report(done, total, f"compiling {min(done + 1, total)} of {total} regions ({kind})")
+        kinds = Counter(kind for kind, _ in self._distinct) | self._expected_kinds
+        kinds -= Counter(region.label for region in list(self._regions.values()) if region.is_ready)
+        self._progress.report(done, total, f"{done} of {total} regions are compiled", list(kinds.elements()))
 
     def _store(self, device: torch.device) -> ArtifactStore | None:
         if device not in self._stores:

@@ -13,6 +13,7 @@ from ....keys import Component, digest
 from ....regions.site import Progress, RegionSite
 from ....stats import Stats
 from ....store.artifact_store import Artifact, ArtifactStore, InvalidArtifactError
+from ....torch_facts.flags import without_attention
 from ....torch_facts.out_of_memory import is_out_of_memory
 from ..compile.artifacts import unpack
 from ..compile.compiled_region import CompiledRegion
@@ -37,7 +38,8 @@ def region_key(
     """
     # The device with its index: generated code launches on the device that it was compiled for.
     inputs = tuple((str(tensor.dtype), str(tensor.device), tensor.ndim) for tensor in tensors)
-    return digest((site.kind, site.dims, structure, inputs, pattern, tuple(torch_flags)))
+    flags = tuple(torch_flags) if site.attends else without_attention(torch_flags)
+    return digest((site.kind, site.dims, structure, inputs, pattern, flags))
 
 
 @dataclass(eq=False)
@@ -59,6 +61,11 @@ class Region:
     failures: dict[Shapes, BypassReason] = field(default_factory=dict)
     stored: set[str] = field(default_factory=set)
     unverified: dict[CompiledRegion, Callable[[], None]] = field(default_factory=dict)
+
+    @property
+    def is_ready(self) -> bool:
+        """It has compiled code whose results were compared, or that was loaded: so a user's count has it."""
+        return any(compiled not in self.unverified for compiled in list(self.compiled))
 
     def add(self, compiled: CompiledRegion, store: Callable[[], None]) -> None:
         """Add new code. `may_run` compares it before its first use, and calls `store` if it is right."""
@@ -112,9 +119,9 @@ def _warn_not_loaded(error: Exception) -> None:
 class RegionCall:
     """One call of a region at sizes that were not met before, with everything needed to compile and to compare.
 
-    weights: all weights of the block, in the order of `weight_slots`.
+    weights: all weights of the block, in the order of `weight_inputs`.
     tensors: the inputs, in `region_format`.
-    announce: called before a compile; may raise to cancel it.
+    announce: shows how many regions of the module are compiled; called when a compile begins and when it ended.
     verify: whether to compare results even where the guards allow the sizes.
     """
 
@@ -169,6 +176,7 @@ def may_run(call: RegionCall, compiled: CompiledRegion, compared: bool = False) 
     if store is not None:
         del region.unverified[compiled]
         if allowed:
+            call.stats.counters.region_compiles += 1
             region.keep(store)
         else:
             region.compiled.remove(compiled)
@@ -182,12 +190,13 @@ def _allowed(call: RegionCall, compiled: CompiledRegion, verify: bool) -> bool:
     if verdict is Verdict.BROKEN:
         logger.info("Resolute: %s compiles again at %s, because its code needs %s", kind, sizes, failed)
         return False
-    if not verify and (verdict is Verdict.HOLDS or failed in compiled.confirmed):
+    if not verify and (verdict is Verdict.HOLDS or compiled.confirmed.cover(failed, sizes)):
         return True
     call.stats.counters.verifications += 1
     difference = difference_from_original(compiled, call.site, call.weights, call.tensors, call.progress.cancellations)
     if difference is not None:
         logger.info("Resolute: the code of %s is wrong at %s (%s)", kind, sizes, difference)
         return False
-    compiled.confirmed.add(failed)
+    if verdict is not Verdict.HOLDS:
+        compiled.confirmed.add(failed, sizes)
     return True

@@ -23,6 +23,7 @@ logger = logging.getLogger(__name__)
 
 # If a region was compiled more often than this, something defeats its dynamic dimensions.
 _MOST_COMPILED = 8
+_SHORT_WAIT = 0.05  # seconds; no event tells of less
 
 
 class RegionTable:
@@ -40,8 +41,8 @@ class RegionTable:
 
     @property
     def compiled_keys(self) -> frozenset[str]:
-        """Keys of the regions that have compiled code in memory."""
-        return frozenset(key for key, region in list(self._regions.items()) if region.compiled)
+        """Keys of the regions that have compiled code in memory, compared with the original or loaded."""
+        return frozenset(key for key, region in list(self._regions.items()) if region.is_ready)
 
     def preload(self, key: str, store: ArtifactStore) -> int:
         """Load a region from the store unless it is in memory. Returns the number of artifacts that it loaded."""
@@ -78,9 +79,9 @@ class RegionTable:
     @contextlib.contextmanager
     def _lock_while_waiting(self, stats: Stats) -> Iterator[None]:
         """Take the lock for a prompt. It counts the wait: after a start, `preload` holds the lock to load regions."""
-        started = stats.clock()
-        with self.lock:
-            stats.waited("load", "regions that were being loaded", stats.clock() - started)
+        with contextlib.ExitStack() as held:
+            with stats.stall("load", "regions that were being loaded", _SHORT_WAIT):
+                held.enter_context(self.lock)
             yield
 
     def refuse(self, region: Region, shapes: Shapes, error: BaseException) -> BypassReason:
@@ -92,12 +93,11 @@ class RegionTable:
 def load_while_waiting(region: Region, store: ArtifactStore, stats: Stats) -> bool:
     """`Region.load` while a prompt waits for it, so the time is counted. Returns whether it loaded anything."""
     started = stats.clock()
-    loaded = region.load(store)
+    with stats.stalling("load"):
+        loaded = region.load(store)
     if loaded:
-        seconds = stats.clock() - started
         stats.counters.region_loads += loaded
-        stats.counters.stall_seconds += seconds
-        stats.event("load", region.label, seconds)
+        stats.event("load", region.label, stats.clock() - started)
     return loaded > 0
 
 
@@ -114,6 +114,7 @@ def _find_in_memory(call: RegionCall) -> CompiledRegion | None:
 
 def _compile_or_explain(call: RegionCall) -> CompiledRegion | BypassReason:
     """Compile; where another process compiles the same region, wait for its artifact instead."""
+    call.progress.raise_if_cancelled()
     call.announce()
     try:
         if call.store is None:
@@ -138,6 +139,7 @@ def _compile_and_compare(call: RegionCall) -> CompiledRegion:
         compiled = _compile(call, hints)
         call.region.add(compiled, functools.partial(_store, call.store, call.region, compiled))
         if may_run(call, compiled):
+            call.announce()
             return compiled
     raise RegionCompileError(call.site.kind, AssertionError("its results differ from the original's"))
 
@@ -149,7 +151,8 @@ def _compile(call: RegionCall, hints: dict[str, int]) -> CompiledRegion:
     failures: list[Exception] = []
     for oblivious in (True, False):
         try:
-            traced = trace(site.function, site.module, call.tensors, site.dims, hints, oblivious, site.without)
+            given = (site.function, site.module, call.tensors, site.dims, hints, oblivious)
+            traced = trace(*given, site.without, site.attends)
             compiled = compile_trace(traced, keep=call.store is not None)
             break
         except Exception as error:
@@ -158,10 +161,7 @@ def _compile(call: RegionCall, hints: dict[str, int]) -> CompiledRegion:
             failures.append(error)
     else:
         raise RegionCompileError(site.kind, failures[0]) from failures[0]
-    seconds = stats.clock() - started
-    stats.counters.region_compiles += 1
-    stats.counters.stall_seconds += seconds
-    stats.event("compile", f"{site.kind} ({site.name})", seconds)
+    stats.event("compile", f"{site.kind} ({site.name})", stats.clock() - started)
     return compiled
 
 

@@ -171,9 +171,9 @@ def rehearse(monkeypatch: pytest.MonkeyPatch) -> Callable[[Forward], Any]:
 
     monkeypatch.setattr(capturing, "_waits_of", waits_of)
 
-    def rehearsed(forward: Forward) -> Any:
+    def rehearsed(forward: Forward, module: torch.nn.Module | None = None) -> Any:
         with copies:
-            return capturing._rehearse(forward, [on_device(5, 4)], None)
+            return capturing._rehearse(forward, [on_device(5, 4)], module)
 
     return rehearsed
 
@@ -205,6 +205,21 @@ def test_another_wait_forbids_the_capture(rehearse: Any) -> None:
         rehearse(forward)
     with pytest.raises(CaptureError, match="waits for the GPU"):
         rehearse(MADE_ELSEWHERE["stored"])
+
+
+class Reused(torch.nn.Module):
+    """Uses in each call what the call before made."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        before = getattr(self, "before", x)
+        self.before = x * 2
+        return x + before
+
+
+def test_a_forward_that_keeps_a_tensor_for_its_next_call_forbids_the_capture(rehearse: Any) -> None:
+    module = Reused()
+    with pytest.raises(CaptureError, match=r"it keeps a tensor as Reused\.before, which a later call may read"):
+        rehearse(lambda given: module(given[0]), module)
 
 
 def test_a_capture_of_another_shape_makes_what_it_lacks(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import sympy
 
-from compile_cache.backends.inductor.compile.shape_guards import ShapeGuards, Verdict
+from compile_cache.backends.inductor.compile.shape_guards import ConfirmedSizes, ShapeGuards, Verdict
 
 B, N, H = (sympy.Symbol(name, integer=True) for name in ("s0", "s1", "s2"))
 SYMBOLS = {"b": B, "n": N, "h": H}
@@ -70,3 +70,44 @@ def test_the_text_names_the_guards_that_failed() -> None:
 
 def test_the_same_guard_twice_counts_once() -> None:
     assert ShapeGuards([B > 1, B > 1], SYMBOLS).check({"b": 1, "n": 5, "h": 7})[1] == "s0 > 1"
+
+
+class TestConfirmedSizes:
+    @pytest.fixture
+    def confirmed(self) -> ConfirmedSizes:
+        confirmed = ConfirmedSizes()
+        confirmed.add("n <= 512", {"b": 2, "n": 600})
+        return confirmed
+
+    @pytest.mark.parametrize(
+        ("sizes", "covered"),
+        [
+            ({"b": 2, "n": 600}, True),
+            ({"b": 4, "n": 1200}, True),
+            ({"b": 1, "n": 300}, True),
+            ({"b": 2, "n": 1201}, False),
+            ({"b": 2, "n": 299}, False),
+            ({"b": 5, "n": 600}, False),
+            ({"n": 600}, False),
+        ],
+        ids=repr,
+    )
+    def test_they_reach_to_half_and_to_twice(
+        self, confirmed: ConfirmedSizes, sizes: dict[str, int], covered: bool
+    ) -> None:
+        assert confirmed.cover("n <= 512", sizes) is covered
+
+    def test_another_comparison_widens_the_range_of_these_guards_alone(self, confirmed: ConfirmedSizes) -> None:
+        confirmed.add("n <= 512", {"b": 2, "n": 5000})
+        assert confirmed.cover("n <= 512", {"b": 2, "n": 10000})
+        assert not confirmed.cover("b > 2, n <= 512", {"b": 2, "n": 600})
+
+    def test_they_survive_as_plain_data(self, confirmed: ConfirmedSizes) -> None:
+        kept = ConfirmedSizes.from_plain(confirmed.plain())
+        assert kept.plain() == {"n <= 512": {"b": [2, 2], "n": [600, 600]}}
+        assert kept.cover("n <= 512", {"b": 2, "n": 1200})
+
+    @pytest.mark.parametrize("data", [["n <= 512"], {"n <= 512": ["n"]}, {"n <= 512": {"n": 600}}], ids=repr)
+    def test_other_data_is_refused(self, data: object) -> None:
+        with pytest.raises((ValueError, TypeError, AttributeError)):
+            ConfirmedSizes.from_plain(data)  # type: ignore[arg-type]

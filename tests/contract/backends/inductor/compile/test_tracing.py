@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import sympy
 import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from compile_cache.backends.inductor.compile.tracing import bind_dims, general_hints, trace, weight_slots
 
@@ -87,3 +88,13 @@ def test_the_module_is_as_it_was() -> None:
     before = {name: id(parameter) for name, parameter in module.named_parameters()}
     trace(original, module, [random(2, 5, 16), random(2, 7, 16)], (TOKENS, CONTEXT), {"b": 2, "n": 5, "m": 7})
     assert {name: id(parameter) for name, parameter in module.named_parameters()} == before
+
+
+@pytest.mark.parametrize("kernel", [SDPBackend.FLASH_ATTENTION, SDPBackend.MATH])
+def test_a_site_that_says_that_it_computes_no_attention_is_held_to_that(kernel: SDPBackend) -> None:
+    """Its key has no switches of attention. The mathematical form has no operator of that name."""
+    inputs, hints = [random(2, 5, 16), random(2, 7, 16)], {"b": 2, "n": 5, "m": 7}
+    with sdpa_kernel([kernel]):
+        trace(original, seeded(Attention), inputs, (TOKENS, CONTEXT), hints)
+        with pytest.raises(ValueError, match="it computes attention"):
+            trace(original, seeded(Attention), inputs, (TOKENS, CONTEXT), hints, attends=False)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
 import itertools
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 from unittest.mock import ANY
@@ -18,6 +19,7 @@ import sympy  # type: ignore[import-untyped]
 import torch
 from torch._inductor.runtime.cache_dir_utils import temporary_cache_dir
 
+from compile_cache.attention import chooser
 from compile_cache.backends.inductor.backend import InductorBackend
 from compile_cache.backends.inductor.parallel import parallel_compile, pool, worker
 from compile_cache.backends.inductor.regions import region
@@ -25,7 +27,7 @@ from compile_cache.config import CacheConfig
 from compile_cache.errors import CaptureError
 from scripts.places import ROOT
 
-from ....rig import TOLERANCE, Model, Rig, inputs, seeded
+from ....rig import TOLERANCE, Attention, Block, Model, Rig, inputs, random, relative_error, seeded
 
 SIZES = [(1, 8, 8, 7), (17, 8, 8, 7), (2, 33, 25, 154), (1, 1, 1, 1), (3, 17, 9, 5)]
 EDGES = (0, 1, 2, 16, 17, 50_000)  # sizes around the limits of guards
@@ -76,6 +78,63 @@ def _accepted(guards: Iterable[sympy.Basic]) -> Iterator[tuple[int, ...]]:
             yield sizes
 
 
+PACKAGE = """
+import torch
+
+@torch.library.custom_op("resolute_test_kernels::doubled", mutates_args=())
+def doubled(x: torch.Tensor) -> torch.Tensor:
+    return x * 2
+
+@doubled.register_fake
+def _(x):
+    return torch.empty_like(x)
+"""
+
+
+class OwnAttention(Attention):
+    """With the operator that chooses a kernel, as every transformer block on NVIDIA."""
+
+    def forward(self, x: torch.Tensor, context: torch.Tensor) -> torch.Tensor:
+        q, k = (each.unflatten(-1, (self.heads, -1)).transpose(1, 2) for each in (self.q(x), self.k(context)))
+        attended = chooser.operator()(q, k, k, None).reshape(x.shape)
+        return x + self.out(attended)
+
+
+class ForeignKernel(Block):
+    """With an operator of an installed package, as those of comfy-kitchen."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.ops.resolute_test_kernels.doubled(self.linear(x)) + x
+
+
+class Kernels(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.own, self.foreign = OwnAttention(), ForeignKernel()
+
+    def forward(self, x: torch.Tensor, context: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.own(x, context), self.foreign(context[..., :4])
+
+
+def test_blocks_with_operators_that_are_not_torchs_are_compiled_by_workers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the prompt's process they would be compiled one after the other."""
+    (tmp_path / "resolute_test_kernels.py").write_text(PACKAGE, "utf-8")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    importlib.import_module("resolute_test_kernels")
+    one = rig()
+    model = seeded(Kernels)
+    given = random(2, 5, 16), random(2, 7, 16, seed=1)
+    results = one.bind(model)(*given)
+    for found, expected in zip(results, model(*given), strict=True):
+        assert relative_error(found, expected) <= TOLERANCE
+    counted = one.cache.stats.counters
+    assert (counted.region_compiles, counted.compile_failures, counted.region_calls) == (2, 0, 2)
+    assert [event.text for event in one.cache.stats.events if event.kind == "trace"] == ["2 regions"]
+
+
 def test_what_a_worker_cannot_compile_is_compiled_by_the_call(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker, "__file__", str(Path(__file__).with_name("no_such_worker.py")))
     one = rig()
@@ -120,6 +179,7 @@ def test_without_memory_to_compare_the_call_compares_and_then_stores(
 def test_inductor_is_imported_when_a_model_is_expected_and_not_before() -> None:
     program = """
 import sys, torch
+from compile_cache.attention import chooser
 from compile_cache.backends.inductor.backend import InductorBackend
 from compile_cache.config import CacheConfig
 
@@ -144,11 +204,11 @@ def test_processes_that_hang_are_ended_and_their_blocks_run_as_they_are(
     monkeypatch.setattr(pool, "_SILENT_SECONDS", 0.3)
     one = rig()
     bound = one.bind(seeded(Model))
-    with one.expect({"compile_failed": 2}, compile_failures=2, graph_calls=1):
+    with one.expect({"compile_failed": 2}, compile_failures=2, eager_calls=1):
         assert bound.error(*inputs()) == 0
     assert not one.backend.workers.running  # type: ignore[attr-defined]
     assert all("gave no result for" in detail for detail in one.details)
-    with one.expect({"compile_failed": 2}, graph_calls=1):  # the next prompt neither waits nor compiles
+    with one.expect({"compile_failed": 2}, eager_calls=1):  # the next prompt neither waits nor compiles
         assert bound.error(*inputs()) == 0
 
 
@@ -290,9 +350,9 @@ def test_progress_can_be_read_while_a_call_adds_regions() -> None:
         key = "one"
 
         @property
-        def compiled(self) -> list[Any]:
+        def is_ready(self) -> bool:
             regions._regions[len(regions._regions)] = Meeting()
-            return []
+            return False
 
     regions._regions = {0: Meeting()}
     assert bound.program.regions == (0, 2)
@@ -311,7 +371,7 @@ def test_cancel_ends_the_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
             if self.presses > 4:
                 raise InterruptedError("cancelled")
 
-        def report(self, done: int, total: int, text: str) -> None: ...
+        def report(self, done: int, total: int, text: str, left: Sequence[str] = ()) -> None: ...
 
         def detail(self, text: str) -> None: ...
 

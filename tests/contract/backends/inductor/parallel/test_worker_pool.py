@@ -228,7 +228,7 @@ def test_a_failed_job_returns_the_text_of_an_error_that_cannot_be_pickled(monkey
     monkeypatch.setattr(job, "_apply", lambda settings: None)
     monkeypatch.setattr(job, "_applied", None)
     settings = vars(job.WorkerSettings("cpu", {}, {}, ""))
-    answer = job.work(settings, vars(job.Job("key", "label", b"", (), (), "", True)))
+    answer = job.work(settings, vars(job.Job("key", "label", b"", (), (), (), "", True)))
     assert pickle.loads(pickle.dumps(answer))[0] == "RuntimeError: no such compiler"
 
 

@@ -13,6 +13,7 @@ import torch
 from compile_cache.backends.inductor.backend import InductorBackend
 from compile_cache.backends.inductor.compile import artifacts, environment
 from compile_cache.backends.inductor.compile.compiled_region import CompiledRegion
+from compile_cache.backends.inductor.compile.shape_guards import ConfirmedSizes
 from compile_cache.backends.inductor.regions import region, table
 from compile_cache.store import artifact_store
 from compile_cache.store.artifact_store import ArtifactStore
@@ -70,7 +71,7 @@ def _compiled_once(made: list[CompiledRegion], monkeypatch: pytest.MonkeyPatch) 
     def compile_trace(traced: Any, keep: bool) -> CompiledRegion:
         if not made:
             made.append(REAL_COMPILE(traced, keep=True))
-        return replace(made[0], confirmed=set())
+        return replace(made[0], confirmed=ConfirmedSizes())
 
     monkeypatch.setattr(table, "compile_trace", compile_trace)
 
@@ -132,7 +133,7 @@ def test_looking_that_fails_for_another_reason_runs_the_original_and_says_so(
 ) -> None:
     failing(table, "_find_in_memory", ValueError("injected"))
     rig = process(tmp_path)
-    with rig.expect({"compile_failed": 1}, graph_calls=1):
+    with rig.expect({"compile_failed": 1}, eager_calls=1):
         assert bound(rig).error(*TENSORS) == 0
     assert "ValueError: injected" in rig.details[0]
 
@@ -142,7 +143,7 @@ def test_hooks_that_cannot_be_built_leave_the_model_as_it_is(caplog: pytest.LogC
         raise AttributeError("a newer ComfyUI has no such block")
 
     model = cold.bind(seeded(Attention), build)
-    with cold.expect({"no_regions": 2}, graph_calls=2):
+    with cold.expect({"no_regions": 2}, eager_calls=2):
         for _ in range(2):
             assert model.error(*TENSORS) == 0
     assert "a newer ComfyUI has no such block" in cold.details[0]
@@ -166,5 +167,5 @@ def test_compiled_code_that_raises_any_class_is_replaced_by_the_original(
         raise AttributeError("launchers")  # as code of a torch that renamed what it uses
 
     only.compiled[0].code = fail
-    with cold.expect({"compile_failed": 1}, graph_calls=1):
+    with cold.expect({"compile_failed": 1}, eager_calls=1):
         assert model.error(*TENSORS) == 0

@@ -46,7 +46,7 @@ def test_inside_autocast_a_block_runs_as_it_is(rig: Rig) -> None:
     call(bound)
     with torch.autocast("cpu", torch.bfloat16), torch.inference_mode():
         expected = module(*inputs())
-        with rig.expect({"observed_input": 1}, graph_calls=1):
+        with rig.expect({"observed_input": 1}, eager_calls=1):
             actual = call(bound)
     assert expected.dtype == actual.dtype
     assert torch.equal(actual, expected)
@@ -64,7 +64,7 @@ def test_autocast_entered_inside_the_model_counts_too(rig: Rig) -> None:
         with torch.autocast("cpu", torch.bfloat16):
             return module(*tensors)
 
-    with torch.inference_mode(), rig.expect({"observed_input": 1}, graph_calls=1):
+    with torch.inference_mode(), rig.expect({"observed_input": 1}, eager_calls=1):
         assert torch.equal(bound(*inputs(), invoke=invoke), invoke(inputs()))
 
 
@@ -85,7 +85,7 @@ def test_a_function_that_another_pack_exchanged_takes_effect_and_is_named(
     rig: Rig, exchanged: pytest.MonkeyPatch
 ) -> None:
     bound = rig.bind(seeded(Attention))
-    with rig.expect({"replaced_forward": 1}, graph_calls=1):
+    with rig.expect({"replaced_forward": 1}, eager_calls=1):
         assert bound.error(*inputs()) == 0
     assert any(f"torch.nn.functional.{ATTENTION}" in detail for detail in rig.details)
     exchanged.undo()
@@ -101,7 +101,7 @@ def test_it_takes_effect_in_a_model_that_was_compiled_without_it(rig: Rig, monke
     strange = types.FunctionType(_louder.__code__, {"__name__": "custom_nodes.strange", "torch": torch})
     monkeypatch.setattr(torch.nn.functional, ATTENTION, strange)
     bound.weights_moved()
-    with rig.expect({"replaced_forward": 1}, graph_calls=1):
+    with rig.expect({"replaced_forward": 1}, eager_calls=1):
         assert bound.error(*inputs()) == 0
 
 

@@ -27,7 +27,7 @@ from compile_cache.config import CacheConfig
 from compile_cache.store.artifact_store import Artifact, ArtifactStore, InvalidArtifactError
 from compile_cache.torch_facts.flags import torch_flags
 
-from ....rig import TOLERANCE, Bound, Model, Rig, inputs, seeded
+from ....rig import TOLERANCE, Bound, Convolution, Model, Rig, inputs, seeded
 
 SIZES = [(1, 8, 8, 7), (17, 8, 8, 7), (2, 33, 25, 154), (1, 1, 1, 1), (3, 17, 9, 5)]
 CPU = torch.device("cpu")
@@ -123,6 +123,32 @@ def test_another_structure_compiles(kept: Path) -> None:
         rig.bind(seeded(lambda: Model(heads=4)))(*inputs())
 
 
+def doubled(self: Any, x: torch.Tensor) -> torch.Tensor:
+    """In place of the method of `Convolution`; the author of that one wrote it, so it is no foreign code."""
+    result: torch.Tensor = self.conv(torch.nn.functional.silu(self.norm(x))) * 2
+    return result
+
+
+@pytest.mark.parametrize("how", ["method", "code"])
+def test_regions_of_a_class_that_was_patched_are_not_those_of_the_next_process_without_the_patch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    with monkeypatch.context() as patch:
+        if how == "method":
+            patch.setattr(Convolution, "forward", doubled)
+        else:
+            patch.setattr(Convolution.forward, "__code__", doubled.__code__)
+        rig = process(tmp_path)
+        compiled = 2 if how == "method" else 1  # the file of the class does not have the code: it is foreign, and runs
+        bypasses = {} if how == "method" else {"replaced_forward": 1}
+        counted = {"region_compiles": compiled, "region_calls": 2 * compiled, "graph_calls": 1, "verifications": ANY}
+        with rig.expect(bypasses=bypasses, **counted):
+            assert rig.bind(seeded(Model)).error(*inputs()) <= TOLERANCE
+    rig = process(tmp_path)
+    with rig.expect(region_compiles=1, region_loads=1, region_calls=4, graph_calls=1, verifications=ANY):
+        assert rig.bind(seeded(Model)).error(*inputs()) <= TOLERANCE
+
+
 @pytest.mark.parametrize("change", ["source", "store off"])
 def test_what_was_compiled_from_other_code_is_not_used(copied: Path, change: str) -> None:
     changed = {"source": "another"} if change == "source" else {"store_folder": None}
@@ -158,7 +184,7 @@ def test_an_artifact_that_finds_no_memory_is_loaded_by_the_next_call(
 
     rig = process(copied, workers=0)
     bound = rig.bind(seeded(Model))
-    with monkeypatch.context() as patch, rig.expect({"out_of_memory": 2}, graph_calls=1):
+    with monkeypatch.context() as patch, rig.expect({"out_of_memory": 2}, eager_calls=1):
         patch.setattr(artifacts, "_load", full)
         assert bound.error(*inputs()) == 0
     with rig.expect(region_loads=2, region_calls=4, graph_calls=1):

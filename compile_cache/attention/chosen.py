@@ -1,0 +1,88 @@
+"""The operator of an attention that the user chose: a kernel that a trace cannot follow, called by name.
+
+Compiled code holds it as one opaque operator. The application says which functions there are (`use`).
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+_NAME = "chosen_attention"
+_SCHEMA = (
+    "(Tensor q, Tensor k, Tensor v, str name, int heads, Tensor? mask, bool skip_reshape, bool skip_output_reshape, "
+    "float? scale, bool enable_gqa, bool low_precision) -> Tensor"
+)
+_functions: Mapping[str, Callable[..., torch.Tensor]] = {}
+
+
+def use(functions: Mapping[str, Callable[..., torch.Tensor]]) -> None:
+    """Name the functions, which take what `attention` takes. A later change of the mapping counts."""
+    global _functions
+    _functions = functions
+
+
+def attention(
+    name: str,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    heads: int,
+    mask: torch.Tensor | None = None,
+    skip_reshape: bool = False,
+    skip_output_reshape: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    low_precision: bool = True,
+) -> torch.Tensor:
+    """The attention of this name.
+
+    q, k, v: (batch, tokens, heads * width), or (batch, heads, tokens, width) with `skip_reshape`. Returns (batch,
+    tokens, heads * width), or (batch, heads, tokens, width) with `skip_output_reshape`; contiguous.
+    """
+    result: torch.Tensor = operator()(
+        q, k, v, name, heads, mask, skip_reshape, skip_output_reshape, scale, enable_gqa, low_precision
+    )
+    return result
+
+
+@functools.cache
+def operator() -> Callable[..., torch.Tensor]:
+    """`torch.ops.resolute.chosen_attention`. It must be there before a graph with it is loaded.
+
+    The first copy of this pack in a process defines it.
+    """
+    if not hasattr(torch.ops.resolute, _NAME):
+        torch.library.define(f"resolute::{_NAME}", _SCHEMA)
+        torch.library.impl(f"resolute::{_NAME}", ("cpu", "cuda"), _run)
+        torch.library.register_fake(f"resolute::{_NAME}", _empty_result)
+    found: Callable[..., torch.Tensor] = torch.ops.resolute.chosen_attention.default
+    return found
+
+
+def _run(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, name: str, heads: int, mask: torch.Tensor | None,
+    skip_reshape: bool, skip_output_reshape: bool, scale: float | None, enable_gqa: bool, low_precision: bool,
+) -> torch.Tensor:  # fmt: skip
+    # Only what differs from the default is given: some functions take None for a scale.
+    more: dict[str, Any] = {} if scale is None else {"scale": scale}
+    more |= {"enable_gqa": True} if enable_gqa else {}
+    more |= {} if low_precision else {"low_precision_attention": False}
+    result = _functions[name](
+        q, k, v, heads, mask=mask, skip_reshape=skip_reshape, skip_output_reshape=skip_output_reshape, **more
+    )
+    shares = any(result.untyped_storage().data_ptr() == each.untyped_storage().data_ptr() for each in (q, k, v))
+    return result.clone() if shares else result.contiguous()
+
+
+def _empty_result(q: Any, k: Any, v: Any, name: str, heads: int, mask: Any, *flags: Any) -> Any:
+    skip_reshape, skip_output_reshape = flags[:2]
+    if skip_reshape:
+        batch, _, tokens, width = q.shape
+    else:
+        batch, tokens, width = q.shape[0], q.shape[1], q.shape[2] // heads
+    shape = (batch, heads, tokens, width) if skip_output_reshape else (batch, tokens, heads * width)
+    return q.new_empty(shape)

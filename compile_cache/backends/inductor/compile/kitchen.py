@@ -1,0 +1,171 @@
+"""The operators of comfy-kitchen, which computes ComfyUI's quantized weights, in traces and compiled code.
+
+Most are registered with torch, and a trace holds them as they are. Some functions go to its registry of kernels
+instead: run on fake tensors, they would be traced through, and leave fake tensors in its caches, which break calls from
+then on. `opaque` gives traces an operator for each of them.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+
+from ....regions.slots import swapped
+from ....torch_facts.private_names import FakeTensor
+
+NAMESPACE = "comfy_kitchen"  # of its operators, and the name of its package
+
+# Operators that multiply numbers of a quantized format as they are stored.
+_PRODUCTS = frozenset(
+    {
+        "aten::_scaled_mm", "aten::_scaled_mm_v2", "aten::_int_mm",
+        "comfy_kitchen::int8_linear", "comfy_kitchen::scaled_mm_nvfp4", "comfy_kitchen::scaled_mm_mxfp8",
+        "resolute::convrot_w4a4_linear", "resolute::w4a8_int8_linear",
+    }
+)  # fmt: skip
+_CODES = (torch.float32, torch.float16, torch.bfloat16)  # comfy-kitchen's numbers of dtypes
+
+
+def opaque() -> AbstractContextManager[None]:
+    """Inside, functions that ask comfy-kitchen's registry for a kernel for fake tensors get an operator of torch."""
+    registry = _registry()
+    if registry is None:
+        return nullcontext()
+    original = registry.get_implementation
+
+    def get_implementation(func_name: str, *args: Any, **kwargs: Any) -> Callable[..., Any]:
+        found: Callable[..., Any] = original(func_name, *args, **kwargs)
+        operator = _as_operators().get(func_name)
+        if operator is None:
+            return found
+
+        def run(*given: Any, **named: Any) -> Any:
+            of_trace = any(isinstance(each, FakeTensor) for each in (*given, *named.values()))
+            return (operator if of_trace else found)(*given, **named)
+
+        return run
+
+    return swapped([(vars(registry), "get_implementation", get_implementation)])
+
+
+def register() -> None:
+    """Register our operators that compiled code may call, in this process."""
+    _as_operators()
+
+
+def product_of(numbers: torch.fx.Node) -> str | None:
+    """The operator that multiplies by a weight's numbers, given where a graph takes them; None if they are dequantized
+    first: then the format is emulated.
+    """
+    waiting, seen = [numbers], {numbers}
+    while waiting:
+        for user in waiting.pop().users:
+            if _name(user) in _PRODUCTS:
+                return _name(user).partition("::")[2]
+            if user not in seen and _is_view(user):
+                seen.add(user)
+                waiting.append(user)
+    return None
+
+
+def fake_in_caches() -> list[str]:
+    """Where comfy-kitchen's caches hold a tensor without contents, as "module.name"."""
+    found = []
+    for name, module in list(sys.modules.items()):
+        if name.partition(".")[0] == NAMESPACE:
+            caches = [(key, value) for key, value in vars(module).items() if key.endswith("_CACHE")]
+            found += [f"{name}.{key}" for key, value in caches if any(_is_fake(each) for each in value.values())]
+    return found
+
+
+def _is_fake(value: Any) -> bool:
+    return isinstance(value, FakeTensor) or (isinstance(value, torch.Tensor) and value.is_meta)
+
+
+def _registry() -> Any:
+    return getattr(sys.modules.get(f"{NAMESPACE}.registry"), "registry", None)
+
+
+@functools.cache
+def _as_operators() -> dict[str, Callable[..., Any]]:
+    """By name in comfy-kitchen's registry, the function to call in a trace. The first call registers operators.
+
+    The first copy of this pack in a process defines them.
+    """
+    for name, (schema, fake) in _DEFINED.items():
+        if not hasattr(torch.ops.resolute, name):
+            torch.library.define(f"resolute::{name}", schema)
+            torch.library.impl(f"resolute::{name}", ("cpu", "cuda"), functools.partial(_run, name))
+            torch.library.register_fake(f"resolute::{name}", fake)
+    own = {name: getattr(torch.ops.resolute, name).default for name in _DEFINED}
+    return {**own, "int8_linear": _int8_linear}
+
+
+def _run(function: str, *args: Any, **kwargs: Any) -> torch.Tensor:
+    """Call the kernel that suits the arguments, as comfy-kitchen's own functions do."""
+    names = [argument.name for argument in getattr(torch.ops.resolute, function).default._schema.arguments]
+    given = {**dict(zip(names, args, strict=False)), **kwargs}
+    result: torch.Tensor = _registry().get_implementation(function, kwargs=given)(**given)
+    return result.contiguous()
+
+
+def _fake_product(x: Any, numbers: Any, *rest: Any) -> Any:
+    return x.new_empty((*x.shape[:-1], numbers.shape[0]), dtype=_dtype(rest, x))
+
+
+def _fake_weight(numbers: Any, *rest: Any) -> Any:
+    """Two numbers of four bits are in one of eight."""
+    return numbers.new_empty((numbers.shape[0], 2 * numbers.shape[1]), dtype=_dtype(rest, numbers))
+
+
+def _dtype(arguments: Iterable[Any], like: Any) -> Any:
+    return next((each for each in arguments if isinstance(each, torch.dtype)), like.dtype)
+
+
+# Functions of comfy-kitchen's registry that it makes no operator of: schema, and what gives the shape of the result.
+_DEFINED: dict[str, tuple[str, Callable[..., Any]]] = {
+    "convrot_w4a4_linear": (
+        "(Tensor x, Tensor qweight, Tensor wscales, Tensor? bias=None, int convrot_groupsize=256, "
+        "int quant_group_size=64, str linear_dtype='int4') -> Tensor",
+        _fake_product,
+    ),
+    "dequantize_convrot_w4a4_weight": (
+        "(Tensor qdata, Tensor scales, int convrot_groupsize=256, int quant_group_size=64, "
+        "ScalarType output_dtype=float) -> Tensor",
+        _fake_weight,
+    ),
+    "w4a8_int8_linear": (
+        "(Tensor x, Tensor qdata, Tensor s_rel, Tensor s_channel, Tensor? codebook=None, Tensor? correction=None, "
+        "Tensor? bias=None, int group_size=16, int convrot_groupsize=256, ScalarType out_dtype=bfloat16) -> Tensor",
+        _fake_product,
+    ),
+    "dequantize_w4a8_int8_weight": (
+        "(Tensor qdata, Tensor s_rel, Tensor s_channel, Tensor? codebook=None, Tensor? correction=None, "
+        "int group_size=16, int convrot_groupsize=256, ScalarType output_dtype=bfloat16) -> Tensor",
+        _fake_weight,
+    ),
+}
+
+
+def _int8_linear(x: Any, weight: Any, weight_scale: Any, bias: Any = None, out_dtype: Any = None, **more: Any) -> Any:
+    """comfy-kitchen's own operator of the function, which takes a number in place of the dtype."""
+    code = _CODES.index(x.dtype if out_dtype is None else out_dtype)
+    return getattr(torch.ops, NAMESPACE).int8_linear(x, weight, weight_scale, bias, code, **more)
+
+
+def _name(node: torch.fx.Node) -> str:
+    """The name of a node's operator without its overload: "aten::mm"."""
+    schema = getattr(node.target, "_schema", None)
+    return "" if schema is None else str(schema.name)
+
+
+_VIEWS: Iterable[str] = ("aten::clone", "aten::contiguous")
+
+
+def _is_view(node: torch.fx.Node) -> bool:
+    return bool(getattr(node.target, "is_view", False)) or _name(node) in _VIEWS

@@ -1,0 +1,83 @@
+"""Which attention a call uses: torch's, another one of core's by its name, or another pack's.
+
+The user chooses by a start option, by core's node ModelAttentionBackend, or by a pack that gives a model one of core's
+functions. Core registers its functions by name.
+"""
+
+from __future__ import annotations
+
+import importlib
+import types
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from ....compile_cache.attention import chosen
+from ..foreign.core_code import is_core_function
+from .transformer_options import OVERRIDE
+
+TORCHS = "pytorch"  # and what computes the same in plain torch, in slices that depend on free memory
+_PLAIN = frozenset({TORCHS, "sub_quad", "split", "basic"})
+_NODES = "ModelPatcher.set_model_optimized_attention.<locals>.optimized_attention_override"
+
+
+def attention_of(options: Mapping[str, Any]) -> str | None:
+    """The name of the attention of a call; None for a function of another pack.
+
+    options: the transformer_options of the call.
+    """
+    override = options.get(OVERRIDE)
+    return default() if override is None else _name_of(_given_to_model(override))
+
+
+def default() -> str | None:
+    """The name of the attention of calls that choose none; None if it is not core's."""
+    return _name_of(_core().optimized_attention)
+
+
+def is_known() -> bool:
+    """The attention of calls that choose none is one of core's."""
+    return default() is not None
+
+
+def functions() -> Mapping[str, Callable[..., torch.Tensor]]:
+    """Core's functions by their names, as they are registered at any time. Empty before core registered any."""
+    found: Mapping[str, Callable[..., torch.Tensor]] = getattr(_core(), "REGISTERED_ATTENTION_FUNCTIONS", {})
+    return found
+
+
+def run(name: str, function: Any, q: Any, k: Any, v: Any, heads: int, mask: Any = None, **given: Any) -> torch.Tensor:
+    """Core's function of this name as one operator, in place of `function`: an `optimized_attention_override`.
+
+    q, k, v, given: of core's functions. What they read beside the operator's arguments is given by no block.
+    """
+    chosen.use(functions())
+    return chosen.attention(
+        name, q, k, v, heads, mask,
+        bool(given.get("skip_reshape", False)), bool(given.get("skip_output_reshape", False)), given.get("scale"),
+        bool(given.get("enable_gqa", False)), given.get("low_precision_attention", True) is not False,
+    )  # fmt: skip
+
+
+def _given_to_model(override: Any) -> Any:
+    """The function of core's that core's own override calls; None for any other override."""
+    is_cores = isinstance(override, types.FunctionType) and is_core_function(override, "comfy.model_patcher")
+    if not is_cores or override.__qualname__ != _NODES or override.__closure__ is None:
+        return None
+    cells = dict(zip(override.__code__.co_freevars, override.__closure__, strict=True))
+    return cells["optimized_attention"].cell_contents if "optimized_attention" in cells else None
+
+
+def _name_of(function: Any) -> str | None:
+    if function is None:
+        return None
+    name = next((name for name, each in functions().items() if each is function), None)
+    if name is None:  # of an option whose function this version does not register
+        own = vars(_core()).get(getattr(function, "__name__", ""))
+        return TORCHS if own is function and own.__name__.removeprefix("attention_") in _PLAIN else None
+    return TORCHS if name in _PLAIN else name
+
+
+def _core() -> Any:
+    return importlib.import_module("comfy.ldm.modules.attention")

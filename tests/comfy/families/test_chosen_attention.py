@@ -1,0 +1,134 @@
+"""Attention that a person chose: core's own functions are part of compiled blocks, another pack's are not."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from .kit import Bench, forget_regions, run_traces
+from .models import MODELS, Size
+
+FIRST = Size(1, 8, 12, 7)
+SIZES = [Size(2, 8, 12, 7), Size(1, 10, 6, 13, 3), Size(3, 14, 8, 7, 5)]
+NAMES = ("Flux", "Wan 2.1", "Z-Image", "Qwen-Image, masked", "LTX", "SD3.5")
+
+Options = dict[str, Any]
+
+
+@pytest.fixture
+def bench(core: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Bench:
+    run_traces(core, monkeypatch)
+    monkeypatch.setenv("RESOLUTE_WORKERS", "0")
+    forget_regions(core)
+    return Bench(core, MODELS[request.param])
+
+
+@pytest.fixture
+def calls() -> list[str]:
+    """The names of the functions that ran."""
+    return []
+
+
+@pytest.fixture
+def chosen(monkeypatch: pytest.MonkeyPatch, calls: list[str]) -> Callable[[str, float], Options]:
+    """`chosen(name, factor)`: the options of a model to which core gave the function of this name.
+
+    The function halves attention, for example, and Python code of it that a trace followed would be lost.
+    """
+    attention = importlib.import_module("comfy.ldm.modules.attention")
+    patcher = importlib.import_module("comfy.model_patcher").ModelPatcher
+    monkeypatch.setattr(attention, "REGISTERED_ATTENTION_FUNCTIONS", dict(attention.REGISTERED_ATTENTION_FUNCTIONS))
+
+    def choose(name: str, factor: float) -> Options:
+        def function(*args: Any, **kwargs: Any) -> torch.Tensor:
+            calls.append(name)
+            result: torch.Tensor = attention.attention_pytorch(*args, **kwargs) * factor
+            return result
+
+        attention.REGISTERED_ATTENTION_FUNCTIONS[name] = attention.wrap_attn(function)
+        model = SimpleNamespace(model_options={"transformer_options": {}})
+        patcher.set_model_optimized_attention(model, attention.REGISTERED_ATTENTION_FUNCTIONS[name])
+        given: Options = model.model_options["transformer_options"]
+        return given
+
+    return choose
+
+
+@pytest.mark.parametrize("bench", NAMES, indirect=True)
+def test_a_function_of_cores_runs_inside_compiled_blocks(
+    bench: Bench, chosen: Callable[[str, float], Options], calls: list[str]
+) -> None:
+    options = chosen("half", 0.5)
+    bench.check(FIRST)
+    assert bench.check(FIRST, options)["region_calls"] == bench.model.calls
+    for size in SIZES:
+        calls.clear()
+        assert bench.check(size, options) == bench.counts(), size
+        assert len(calls) % 2 == 0, "eager's calls, and as many of compiled blocks"
+        assert len(calls) > 0
+        assert bench.check(size) == bench.counts(), size
+
+
+@pytest.mark.parametrize("bench", ["Flux"], indirect=True)
+def test_two_functions_are_never_confused(bench: Bench, chosen: Callable[[str, float], Options]) -> None:
+    half, double = chosen("half", 0.5), chosen("double", 2.0)
+    for options in (half, double):
+        assert bench.check(FIRST, options) == bench.counts(bench.model.compiles)
+    for options in (half, None, double, half, None):
+        bench.check(SIZES[0], options)
+
+
+@pytest.mark.parametrize("bench", ["Flux"], indirect=True)
+def test_torchs_own_chosen_by_name_needs_no_other_code(bench: Bench, core: SimpleNamespace) -> None:
+    attention = importlib.import_module("comfy.ldm.modules.attention")
+    patcher = importlib.import_module("comfy.model_patcher").ModelPatcher
+    model = SimpleNamespace(model_options={"transformer_options": {}})
+    patcher.set_model_optimized_attention(model, attention.attention_pytorch)
+    bench.check(FIRST)
+    assert bench.check(SIZES[0], model.model_options["transformer_options"]) == bench.counts()
+
+
+@pytest.mark.parametrize("bench", ["Flux"], indirect=True)
+def test_a_function_that_is_not_registered_makes_blocks_run_as_they_are(
+    bench: Bench, chosen: Callable[[str, float], Options]
+) -> None:
+    options = chosen("half", 0.5)
+    importlib.import_module("comfy.ldm.modules.attention").REGISTERED_ATTENTION_FUNCTIONS.pop("half")
+    assert bench.check(FIRST, options, bypasses={"patched_block": 1})["region_calls"] == 0
+
+
+@pytest.mark.parametrize("bench", ["Flux"], indirect=True)
+def test_the_attention_of_a_start_option_is_part_of_the_block(
+    core: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, bench: Bench
+) -> None:
+    """Core's split attention stands for those of other packages, which need a GPU."""
+    attention = importlib.import_module("comfy.ldm.modules.attention")
+    ours = core.ours("comfyui.chosen_attention")
+    bench.check(FIRST)
+    monkeypatch.setattr(ours, "_PLAIN", frozenset({"pytorch"}))
+    for place in (attention, importlib.import_module("comfy.ldm.flux.math")):
+        monkeypatch.setattr(place, "optimized_attention", attention.attention_split)
+    assert ours.default() == "split"
+    assert bench.check(FIRST) == bench.counts(bench.model.compiles)
+    for size in SIZES:
+        assert bench.check(size) == bench.counts(), size
+
+
+@pytest.mark.parametrize("bench", ["Flux"], indirect=True)
+def test_a_capture_has_the_function_in_its_key(bench: Bench, core: SimpleNamespace, chosen: Any) -> None:
+    describe = core.ours("forward.call_description").CallDescription
+    keys = []
+    for options in ({}, chosen("half", 0.5), chosen("double", 2.0)):
+        description = describe()
+        description.add_options(options, bench.module)
+        assert description.blocker is None
+        keys.append(description.signature())
+    assert len(set(map(repr, keys))) == 3
+    description = describe()
+    description.add_options({"optimized_attention_override": lambda *args, **kwargs: args}, bench.module)
+    assert "optimized_attention_override" in description.blocker.detail
