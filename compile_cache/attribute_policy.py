@@ -10,6 +10,10 @@ def _no_sources(_: type) -> tuple[str, ...]:
     return ()
 
 
+def _no_layout(_: type) -> bool:
+    return False
+
+
 @dataclass(frozen=True, slots=True)
 class ModuleAttributePolicy:
     """The way to read the attributes of an application's modules.
@@ -19,6 +23,7 @@ class ModuleAttributePolicy:
     casts: the attribute that says whether a module may convert its weights before use; "" if there is none.
     weight_patches: attributes with functions that change a weight before use.
     sources: digests of the code of a class that is neither the application's own nor torch's; its name says too little.
+    knows_layout: a class of weights that consist of several tensors is one whose operations a trace can follow.
     """
 
     bookkeeping: frozenset[str] = frozenset()
@@ -26,6 +31,7 @@ class ModuleAttributePolicy:
     casts: str = ""
     weight_patches: tuple[str, ...] = ()
     sources: Callable[[type], tuple[str, ...]] = _no_sources
+    knows_layout: Callable[[type], bool] = _no_layout
 
     def is_bookkeeping(self, name: str) -> bool:
         return name in self.bookkeeping or name.endswith(self.bookkeeping_endings)

@@ -30,7 +30,8 @@ class CacheConfig:
     source: digest of the code that regions are traced from. Regions compiled from other code are not used.
     trusted: what of other packs may be compiled and captured all the same: "module.Class" of a class of a model, and
         "name@version:digest" of a whole pack, with a digest of its Python source.
-    management_modules: modules whose functions move memory and compute nothing; another pack may replace those.
+    management_modules: modules whose functions move memory and compute nothing, and such functions by their full names;
+        another pack may replace those.
     attention: "measured", on NVIDIA the fastest kernel of each shape (attention/), or "flash", which a trace takes.
         What is not the default is a part of `source`.
     attribute_policy: how to read the attributes of the application's modules.

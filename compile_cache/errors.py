@@ -75,7 +75,7 @@ class BypassCode(str, Enum):
     PATCHED_BLOCK = "patched_block"  # another node's patch runs inside the block
     REPLACED_FORWARD = "replaced_forward"  # another pack replaced the block's forward, or a function that it calls
     FOREIGN_MODEL = "foreign_model"  # another pack wrote a class of the model
-    UNREADABLE_WEIGHTS = "unreadable_weights"  # a weight is more than one buffer, so a change of it cannot be seen
+    UNREADABLE_WEIGHTS = "unreadable_weights"  # a weight is no plain tensor, so a change of it may not be seen
     STREAMED_WEIGHTS = "streamed_weights"  # the weights are not resident on the GPU (low VRAM, DynamicVRAM)
     LEFT_OUT = "left_out"  # the user left blocks out of compiling
     NO_REGIONS = "no_regions"  # the model has no block of a supported family

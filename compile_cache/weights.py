@@ -12,10 +12,11 @@ class Weights:
     A subclass describes weights whose memory comes and goes behind fixed addresses. A capture reads those addresses, so
     it stays valid while nothing is there, but may only be replayed while everything is.
 
-    pages: whether the weights may go and come.
+    pages: whether the weights may go and come. bytes: of memory that `pin` brings in, at most.
     """
 
     pages = False
+    bytes = 0
 
     def pin(self) -> bool:
         """Bring every weight to its address, and keep it there until `unpin`.

@@ -17,6 +17,7 @@ from ..captures.byte_lru import Entry
 from ..captures.captures import Captures, capture_key
 from ..captures.maker import CaptureMaker
 from ..captures.refusals import NOT_RESIDENT, Refusals
+from ..captures.room import Reach, free_bytes
 from ..config import CacheConfig
 from ..errors import BypassReason
 from ..keys import CaptureKey, GraphKey
@@ -24,7 +25,7 @@ from ..stats import Stats
 from ..store.shape_history import ShapeHistory
 from ..torch_facts.out_of_memory import is_out_of_memory
 from .dispatcher import Action, Decision, Situation, decide
-from .misses import FREED, SeenSignatures
+from .misses import FIRST, FREED, SeenSignatures, explain_first
 from .recordings import RecordedCalls, Recordings
 
 logger = logging.getLogger(__name__)
@@ -45,23 +46,22 @@ class GraphCache:
     """Answers the calls of compiled modules, and counts what it did.
 
     One lock guards every capture and replay, because captures share memory. ComfyUI samples on one thread; with several
-    GPUs, a second thread waits here for a launch or for a check of a model, not for the GPU.
+    GPUs, a second one waits here for a launch or for a check of a model. reach: as `OutOfMemoryBackoff`.
     """
 
-    def __init__(self, config: CacheConfig | None = None) -> None:
+    def __init__(self, config: CacheConfig | None = None, reach: Reach = free_bytes) -> None:
         self.config = config or CacheConfig.from_environment()
         self.stats = Stats()
         self._captures = Captures(self.config.budget_bytes)
+        self.bytes_by_device = self._captures.held_by_device
         self._seen = SeenSignatures()
         self._recordings = Recordings()
         folder = self.config.store_folder
         self.shapes = ShapeHistory(folder / "shapes" if folder is not None and self.config.remember else None)
-        self._refusals = Refusals(self.stats, self.shapes, self.config.source)
+        self._refusals = Refusals(self.stats, self.shapes, self.config.source, self.config.spare_bytes, reach)
         self._maker = CaptureMaker(self._captures, self._refusals, self.stats, self.config.spare_bytes)
         self.after_capture: Callable[[], None] = lambda: None
         self._lock = threading.RLock()
-
-    # --- calls -------------------------------------------------------------------------------------------------
 
     def run(self, program: Program, call: Call, recheck: Callable[[], Call] | None = None) -> Any:
         """Answer a call by the fastest right path. Raises only what the original forward raises.
@@ -88,6 +88,7 @@ class GraphCache:
         if decision.action is not Action.REPLAY:
             return _Attempt(call, key, decision, None, None)
         if not call.weights.pin():
+            self._refusals.not_resident(key, call.weights.bytes)
             return _Attempt(call, key, self._decide(program, call, key, NOT_RESIDENT), None, None)
         try:
             return _Attempt(call, key, decision, *self._replay(key, call.tensors))
@@ -126,11 +127,12 @@ class GraphCache:
         if action is Action.REPLAY:
             self._captures.pin_for_session(key)
             self.stats.counters.replays += 1
-            self.shapes.record(call.key, program)
+            self.shapes.record(call.key, program, flags=key.torch_flags)
             return attempt.output
         difference = self._record_signature(program, call, key)
         with ExitStack() as held:
-            pinned = action is not Action.EAGER and self._hold_weights(call, key, held)
+            is_short = action is Action.EAGER or attempt.decision.reason is NOT_RESIDENT
+            pinned = not is_short and self._hold_weights(call, key, action, held)
             if action is Action.CAPTURE and not pinned:
                 self._refusals.count(NOT_RESIDENT)
                 action = self._decide(program, call, key, NOT_RESIDENT).action
@@ -146,17 +148,19 @@ class GraphCache:
             return self._answer_out_of_memory(call, key)
         is_new = difference is not None or action is Action.CAPTURE
         if action is not Action.EAGER and is_new and call.capture_blocker is None:
-            self.shapes.record(call.key, program, seconds)
+            self.shapes.record(call.key, program, seconds, key.torch_flags)
         return result
 
-    def _hold_weights(self, call: Call, key: CaptureKey, held: ExitStack) -> bool:
+    def _hold_weights(self, call: Call, key: CaptureKey, action: Action, held: ExitStack) -> bool:
         """Pin the weights and put them in place until `held` is closed. Returns whether there is room for that."""
-        if call.weights.pages and self._refusals.lacks_memory(key):
+        weights = call.weights
+        if weights.pages and not self._refusals.may_bring_in(key, weights.bytes, action is Action.CAPTURE):
             return False
-        if not call.weights.pin():
+        if not weights.pin():
+            self._refusals.not_resident(key, weights.bytes)
             return False
-        held.callback(call.weights.unpin)
-        held.enter_context(call.weights.in_place())
+        held.callback(weights.unpin)
+        held.enter_context(weights.in_place())
         return True
 
     def _run_program(
@@ -167,12 +171,14 @@ class GraphCache:
             return self._run_original(call), 0.0
         if action is Action.REGIONS:
             result = program.run(call)
-            self.stats.counters.graph_calls += 1
+            self.stats.forward_ran(program.ran_compiled)
             return result, 0.0
         with cost_of_run(call.device) as cost:
             result = program.run(call)
-        self.stats.counters.graph_calls += 1
+        ran_compiled = program.ran_compiled
+        self._refusals.worked_in(key, cost.bytes)
         seconds = self._maker.make(program, call, key, result, difference or FREED, cost)
+        self.stats.forward_ran(ran_compiled or key in self._captures)
         if key in self._captures:
             self.after_capture()
         self._captures.pin_for_session(key)
@@ -183,6 +189,8 @@ class GraphCache:
         # Without captures nothing depends on the weights' addresses.
         exact = key if program.capabilities.captures else replace(key, epoch=0)
         difference = self._seen.add(key.owner, exact, exact.components())
+        if difference == FIRST:
+            difference = explain_first(self.shapes.of_model(key.graph.model), key.torch_flags)
         if difference is not None:
             self.stats.counters.signatures += 1
             text = f"{key.graph.role.value} {key.shape}: {difference}"
@@ -213,10 +221,8 @@ class GraphCache:
 
     def _run_original(self, call: Call) -> Any:
         result = call.invoke(call.tensors)
-        self.stats.counters.eager_calls += 1
+        self.stats.forward_ran(compiled=False)
         return result
-
-    # --- sampling runs and recordings --------------------------------------------------------------------------
 
     def open_session(self, owner: int) -> None:
         """A sampling run of a module starts: the captures that it uses stay until it ends."""
@@ -248,8 +254,7 @@ class GraphCache:
     # --- memory ------------------------------------------------------------------------------------------------
 
     @property
-    def bytes(self) -> int:
-        """Bytes that captures hold on the device."""
+    def bytes(self) -> int:  # that captures hold
         return self._captures.held_bytes
 
     def give_back(self, everything: bool) -> int:
@@ -285,8 +290,6 @@ class GraphCache:
         with self._lock:
             self._captures.drop_stale(owner, epoch)
             self._refusals.drop_stale(owner, epoch)
-
-    # --- reports -----------------------------------------------------------------------------------------------
 
     def captured(self) -> list[tuple[GraphKey, Entry[Graph]]]:
         """Every graph that has a capture now, the least recently used first."""

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Sequence
 
 from ..keys import Component, Literal, differing
+from ..store.shape_history import UsedShape
 
 # Signatures kept for each module: more than a day's work has sizes.
 _MAX_SIGNATURES = 256
 
 FIRST = "first graph of this module"
+SINCE = "; since it last ran, torch's settings changed: "
 FREED = "nothing differs: the graph was evicted or freed"
 
 
@@ -52,6 +54,15 @@ def explain_miss(wanted: list[Component], known: Iterable[list[Component]]) -> s
         return FREED
     more = f" and {len(nearest) - 3} more" if len(nearest) > 3 else ""
     return ", ".join(nearest[:3]) + more
+
+
+def explain_first(known: Sequence[UsedShape], flags: Sequence[Component]) -> str:
+    """FIRST, with the flags of torch that changed since the model last ran, perhaps in an earlier process: its regions
+    compile anew under other flags. known: the graphs of the model, the last used one at the end.
+    """
+    then = known[-1].flags if known else ()
+    changed = _differences(list(then), list(flags)) if then else []
+    return f"{FIRST}{SINCE}{', '.join(changed)}" if changed else FIRST
 
 
 def _differences(known: list[Component], wanted: list[Component]) -> list[str]:

@@ -1,28 +1,31 @@
-"""The module that code says it was written in. Every question about whose code something is ends here."""
+"""The names that code goes by. They are what it says of itself: `authors` tells whether that is so."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import sys
 from typing import Any
 
 import torch
 
+# Packages that are no pack's. Decorators of the last one are around methods of torch's.
+NATIVE = frozenset({"builtins", "torch", *sys.stdlib_module_names, "typing_extensions"})
+
 
 def module_of(code: Any) -> str:
-    """The module that a function or class was written in; a function's globals tell, since `functools.wraps` copies
-    `__module__`.
+    """The module that a function or class says it was written in; a function's globals tell, since `functools.wraps`
+    copies `__module__`.
     """
     return str(getattr(code, "__globals__", {}).get("__name__") or getattr(code, "__module__", None) or "")
 
 
 def origin(code: Any) -> str:
-    """The top-level package that a function or class was written in."""
-    return module_of(code).partition(".")[0]
+    """The top-level package that a function or class says it was written in."""
+    return package_of(module_of(code))
 
 
-def is_written_for(function: Any, kind: type, others: Iterable[str] = ()) -> bool:
-    """The author of a class wrote this function, or one of these other packages did."""
-    return origin(function) in (origin(kind), *others)
+def package_of(module: str | None) -> str:
+    """The top-level package of a module."""
+    return (module or "").partition(".")[0]
 
 
 def full_name(code: Any) -> str:

@@ -5,8 +5,9 @@
     FOLDER/<environment>/<key>-<content>.bin   payload: machine code and torch's own pickles
     FOLDER/<environment>/<key>.lock            held by the process that compiles this key
 
-A payload is executable code, so the store refuses a folder that other users can write to. An artifact that is damaged
-or from another environment is removed and compiled again. An error in the store never costs more than a compile.
+A payload is executable code, so the store refuses a folder that other users can write to or exchange, and a file of
+another user. An artifact that is damaged or from another environment is removed and compiled again. An error in the
+store never costs more than a compile.
 """
 
 from __future__ import annotations
@@ -16,7 +17,6 @@ import hashlib
 import json
 import logging
 import os
-import stat
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from .fingerprint import FORMAT_VERSION, EnvironmentFingerprint
-from .private_files import NotPrivateError, files_in, make_private, require_private, try_unlink, write_file
+from .private_files import NotPrivateError, files_in, make_private, open_own, require_private, try_unlink, write_file
 
 logger = logging.getLogger(__name__)
 
@@ -66,7 +66,7 @@ class ArtifactStore:
     """The artifacts of one environment. Safe for several processes and threads."""
 
     def __init__(self, folder: Path, environment: EnvironmentFingerprint, limit_bytes: int) -> None:
-        """Make the folder. Raises StoreError if that fails or if other users can write to it."""
+        """Make the folder. Raises StoreError if that fails, or if other users can write to it or exchange it."""
         self.environment = environment
         self._root = folder
         self._folder = folder / environment.digest()[:DIGEST_CHARS]
@@ -277,16 +277,17 @@ def verified_artifact(
 
 
 def read_regular_file(path: Path, max_bytes: int = _MAX_MANIFEST) -> bytes:
-    """Read a file of at most `max_bytes`. Raises InvalidArtifactError, or OSError if it cannot be read.
-
-    Links and pipes are refused: a link may lead out of the private folder, and reading a pipe may never end.
+    """Read a file of at most `max_bytes`. Raises InvalidArtifactError, also where `open_own` refuses it, or OSError if
+    it cannot be read.
     """
-    status = path.lstat()
-    if not stat.S_ISREG(status.st_mode):
-        raise InvalidArtifactError(f"{path.name} is not a regular file")
-    if status.st_size > max_bytes:
-        raise InvalidArtifactError(f"its {path.suffix[1:]} file has {status.st_size} bytes instead of {max_bytes}")
-    return path.read_bytes()
+    try:
+        with open_own(path) as stream:
+            size = os.fstat(stream.fileno()).st_size
+            if size > max_bytes:
+                raise InvalidArtifactError(f"its {path.suffix[1:]} file has {size} bytes instead of {max_bytes}")
+            return stream.read()
+    except NotPrivateError as error:
+        raise InvalidArtifactError(str(error)) from error
 
 
 def canonical_json(value: Any) -> bytes:

@@ -8,7 +8,9 @@ from ..keys import Component, differing, digest
 
 # Increase it whenever the meaning of a key or of a stored artifact changes.
 # 3: the environment no longer has torch's flags; they are in the key of each region alone.
-FORMAT_VERSION = 3
+# 4: an artifact names the sizes at which its code was confirmed; a region's key has the
+#    content of the code that its block reaches, and no longer its names alone.
+FORMAT_VERSION = 4
 
 
 @dataclass(frozen=True, slots=True)

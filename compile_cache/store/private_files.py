@@ -1,8 +1,9 @@
-"""Private folders and atomic file writes."""
+"""Private folders, files that only this user could have written, and atomic file writes."""
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import os
 import stat
@@ -19,7 +20,7 @@ _warned: list[str] = []  # once in a process
 
 
 class NotPrivateError(OSError):
-    """Another user of this machine may write to a folder that code is loaded from."""
+    """Another user of this machine may have written what code is loaded from."""
 
 
 def make_private(folder: Path) -> None:
@@ -33,7 +34,8 @@ def make_private(folder: Path) -> None:
 
 
 def why_not_private(folder: Path) -> str | None:
-    """Why another user of this machine may write to a folder, None if nobody can. Raises OSError.
+    """Why another user of this machine may write to a folder, or exchange it for another one, None if nobody can.
+    Raises OSError.
 
     Windows keeps this in access lists, which Python does not read. There it is known only for folders in the user's
     profile, whose default lists leave other users out.
@@ -46,7 +48,53 @@ def why_not_private(folder: Path) -> str | None:
         return f"{folder} belongs to another user"
     if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         return f"{folder} is writable by others"
+    return next(filter(None, map(_why_exchangeable, _way_to(folder))), None)
+
+
+def _way_to(folder: Path) -> list[Path]:
+    """Every folder and link that leads to `folder`, without `folder` itself."""
+    way: dict[Path, None] = {}
+    ends = [folder.absolute()]
+    while ends:
+        end = ends.pop()
+        for place in (end, *end.parents):
+            if place not in way and place.is_symlink():
+                ends.append(place.parent / place.readlink())
+            way[place] = None
+    return [place for place in way if place.is_symlink() or not place.samefile(folder)]
+
+
+def _why_exchangeable(place: Path) -> str | None:
+    """Why another user may rename what is in a folder, or point a link elsewhere. In a folder with the sticky bit, as
+    the temporary one, only the owner of an entry may.
+    """
+    status, owners = place.stat(), {place.stat().st_uid, place.lstat().st_uid}
+    if owners - _trusted_owners():
+        return f"{place} belongs to another user"
+    others = stat.S_IWOTH if status.st_gid in _own_groups() else stat.S_IWGRP | stat.S_IWOTH
+    if status.st_mode & others and not status.st_mode & stat.S_ISVTX:
+        return f"{place} is writable by others"
     return None
+
+
+def _trusted_owners() -> set[int]:
+    """This user, and root; in a container root of the machine has the number of the owner of "/"."""
+    return {0, os.geteuid(), Path("/").stat().st_uid}
+
+
+@functools.cache
+def _own_groups() -> frozenset[int]:
+    """Groups without other users: root's, and one of this user's name, where the umask often lets the group write."""
+    import grp
+    import pwd
+
+    try:
+        user = pwd.getpwuid(os.geteuid())
+        group = grp.getgrgid(user.pw_gid)
+    except KeyError:  # a container runs as a number without a name
+        return frozenset({0})
+    is_own = group.gr_name == user.pw_name and not set(group.gr_mem) - {user.pw_name}
+    return frozenset({0, group.gr_gid} if is_own else {0})
 
 
 def require_private(folder: Path) -> None:
@@ -70,6 +118,27 @@ def _warn_unchecked(why: str) -> None:
         "others use this machine, set RESOLUTE_STORE to a folder in your profile.",
         why,
     )
+
+
+@contextlib.contextmanager
+def open_own(path: Path) -> Iterator[IO[bytes]]:
+    """Open a regular file of this user, or of root, to read it. Raises NotPrivateError for any other, and OSError.
+
+    Links and pipes are refused: a link may lead out of the private folder, and reading a pipe may never end. The file
+    is checked once more when it is open, because its name may have been given to another one.
+    """
+    _require_own(path, path.lstat())
+    flags = [getattr(os, name, 0) for name in ("O_RDONLY", "O_NOFOLLOW", "O_NONBLOCK", "O_BINARY")]
+    with open(os.open(path, sum(flags)), "rb") as stream:
+        _require_own(path, os.fstat(stream.fileno()))
+        yield stream
+
+
+def _require_own(path: Path, status: os.stat_result) -> None:
+    if not stat.S_ISREG(status.st_mode):
+        raise NotPrivateError(f"{path.name} is not a regular file")
+    if sys.platform != "win32" and status.st_uid not in _trusted_owners():
+        raise NotPrivateError(f"{path.name} belongs to another user")
 
 
 @contextlib.contextmanager

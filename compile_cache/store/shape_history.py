@@ -43,7 +43,8 @@ class UsedShape:
     """A graph that was used. regions: keys of its regions; seconds: capture time; used: Unix time of the last use.
 
     size: what it computes for the user, "1024x1024, batch 2"; empty if that is not known.
-    no_gain: None if a capture of it gains something, or was not tried.
+    no_gain: None if a capture of it gains something, or was not tried. flags: what torch computed under at its last
+    use, see `torch_flags`.
     """
 
     key: GraphKey
@@ -52,6 +53,7 @@ class UsedShape:
     used: float = field(default_factory=time.time)
     size: str = ""
     no_gain: NoGain | None = None
+    flags: tuple[Component, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -83,7 +85,7 @@ class ShapeHistory:
         self._names: dict[str, str] = {}
         self._sizes: dict[GraphKey, str] = {}
         self._no_gain: dict[GraphKey, NoGain | None] = {}
-        self._recorded: set[GraphKey] = set()
+        self._recorded: dict[GraphKey, tuple[Component, ...]] = {}
         self._retry_at = 0.0  # monotonic time of the next attempt to write
         self._warned = False
         self._lock = threading.Lock()
@@ -106,22 +108,25 @@ class ShapeHistory:
         """Set whether a capture of a graph gains something. The next `record` stores it."""
         with self._lock:
             self._no_gain[key] = no_gain
-            self._recorded.discard(key)
+            self._recorded.pop(key, None)
 
-    def record(self, key: GraphKey, program: HasRegions, seconds: float = 0.0) -> None:
-        """Store that a graph was used: once per process and `set_no_gain`, although every call runs this. Raises
-        nothing.
+    def record(
+        self, key: GraphKey, program: HasRegions, seconds: float = 0.0, flags: tuple[Component, ...] = ()
+    ) -> None:
+        """Store that a graph was used: once per process, `set_no_gain` and change of torch's flags, although every
+        call runs this. Raises nothing.
 
         If writing fails, a later call tries again: Windows cannot replace a file while another program reads it.
         """
-        if self._folder is None or key in self._recorded:
+        if self._folder is None or self._recorded.get(key) == flags:
             return
         with self._lock:
-            if key in self._recorded or time.monotonic() < self._retry_at:
+            if self._recorded.get(key) == flags or time.monotonic() < self._retry_at:
                 return
             try:
-                self._write(UsedShape(key, program.region_keys, round(seconds, 3), size=self.size_of(key)))
-                self._recorded.add(key)
+                size = self.size_of(key)
+                self._write(UsedShape(key, program.region_keys, round(seconds, 3), size=size, flags=flags))
+                self._recorded[key] = flags
             except Exception as error:
                 self._retry_at = time.monotonic() + _RETRY_SECONDS
                 if not self._warned:
@@ -180,6 +185,7 @@ def _plain(model: Model) -> dict[str, Any]:
             "seconds": graph.seconds,
             "used": graph.used,
             "size": graph.size,
+            "flags": graph.flags,
             **({} if graph.no_gain is None else {"no_gain": asdict(graph.no_gain)}),
         }
         for graph in model.graphs
@@ -224,6 +230,7 @@ def _model(data: Any) -> Model:
             _seconds(graph["used"]),
             _text(graph.get("size", "")),  # earlier versions wrote none
             _no_gain(graph.get("no_gain")),
+            _components(graph.get("flags", [])),
         )
         for graph in _list(data["graphs"])[-_MAX_GRAPHS:]
     ]

@@ -8,7 +8,7 @@ environment of compiled code does not have them: the store keeps regions for sev
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -62,6 +62,10 @@ _ON_CPU: dict[str, Read] = {
         getattr(_backends.mkldnn, "matmul", None), lambda: torch.get_float32_matmul_precision() != "highest"
     ),
 }
+_OF_ATTENTION = {
+    "flash attention", "math attention", "memory-efficient attention", "cudnn attention",
+    "reduced-precision math attention",
+}  # fmt: skip
 _OF_MATMUL = {
     "allow_fp16_reduced_precision_reduction", "allow_bf16_reduced_precision_reduction", "allow_fp16_accumulation",
 }  # fmt: skip
@@ -78,6 +82,11 @@ def torch_flags(device_type: str) -> tuple[Component, ...]:
     """
     flags = _FLAGS.get(device_type, _FLAGS["cuda"])
     return (*((name, read()) for name, read in flags), ("autocast", autocast_state(device_type)))
+
+
+def without_attention(flags: Iterable[Component]) -> tuple[Component, ...]:
+    """These flags without the switches that only attention reads."""
+    return tuple([flag for flag in flags if flag[0] not in _OF_ATTENTION])
 
 
 def autocast_state(device_type: str) -> str:

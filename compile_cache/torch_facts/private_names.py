@@ -60,6 +60,10 @@ class _NoMode:
     """Not the class of any mode."""
 
 
+def _some_hook() -> dict[int, None]:
+    return {0: None}
+
+
 def _copy_each(targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:
     for target, source in zip(targets, sources, strict=True):
         target.copy_(source)
@@ -89,6 +93,11 @@ _TABLE = (
         instead=lambda: lambda: [UnknownMode()],
     ),
     _Name("TorchDispatchMode", "torch.utils._python_dispatch", Loss.HOST_VALUES, instead=lambda: _NoMode),
+    # A hook on every module that cannot be seen may be there.
+    *(
+        _Name(f"global_{kind}", "torch.nn.modules.module", Loss.CALLS, f"_global_{kind}", instead=_some_hook)
+        for kind in ("forward_hooks", "forward_pre_hooks", "backward_hooks", "backward_pre_hooks")
+    ),
     _Name("mkldnn_enabled", "torch._C", Loss.CALLS, "_get_mkldnn_enabled", instead=lambda: lambda: None),
     _Name(
         "end_allocate_to_pool", "torch._C", Loss.RECOVERY, "_cuda_endAllocateToPool",
@@ -106,6 +115,7 @@ _TABLE = (
           members=("create_unspecified_symint_and_symbol",)),
     _Name("DimDynamic", "torch.fx.experimental.symbolic_shapes", Loss.COMPILING),
     _Name("FakeTensorMode", "torch._subclasses.fake_tensor", Loss.COMPILING, members=("from_tensor",)),
+    _Name("FakeTensor", "torch._subclasses.fake_tensor", Loss.COMPILING),
     _Name("ConstantSource", "torch._dynamo.source", Loss.COMPILING),
     _Name("TracingContext", "torch._guards", Loss.COMPILING),
     _Name("tracing", "torch._guards", Loss.COMPILING),
@@ -133,6 +143,7 @@ _TABLE = (
     _Name("compile_lock", "torch._dynamo.convert_frame", Loss.KEEPING, instead=threading.RLock),
     _Name("load_config", "torch._inductor.config", Loss.WORKERS),
     _Name("GraphPickler", "torch.fx._graph_pickler", Loss.WORKERS, members=("dumps", "loads")),
+    _Name("PickleOptions", "torch.fx._graph_pickler", Loss.SPEED, "Options"),  # without, only torch's own operators
     _Name("CachingAutotuner", "torch._inductor.runtime.triton_heuristics", Loss.ADDRESSES, members=("run",)),
     _Name("counters", "torch._dynamo.utils", Loss.SPEED),  # without, each region is compared at sizes of 1
     _Name("pick_vec_isa", "torch._inductor.cpu_vec_isa", Loss.SPEED),

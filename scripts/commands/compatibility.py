@@ -28,6 +28,7 @@ class Target:
 
 TARGETS = (
     Target(f"ComfyUI {comfyui.OLDEST}", "the oldest supported", ("--old",)),
+    Target(f"ComfyUI {comfyui.SPRING}", "of April 2026, with an older DynamicVRAM", ("--spring",)),
     Target(f"ComfyUI {comfyui.TARGET}", "the one that everything is developed on", ("--", "tests/comfy")),
     Target(f"ComfyUI of {comfyui.NEWEST}", "the newest in reach", ("--newest",)),
     Target("oldest torch", "pinned in `requirements-oldest-torch.txt`", ("--oldest-torch",)),
@@ -83,7 +84,8 @@ def page_of(results: Mapping[str, Mapping[str, Any]]) -> str:
             rows.append(f"| {target.name} | {target.what} | {command} | | not run | | | | |")
             continue
         counts = " | ".join(str(found[name]) for name in OUTCOMES)
-        chosen = f" (only `{found['selection']}`)" if found.get("selection") else ""
+        selection = found.get("selection", "").replace(" tests/", "`, `tests/")
+        chosen = f" (only `{selection}`)" if selection else ""
         rows.append(
             f"| {target.name} | {target.what} | {command}{chosen} | {found['torch']} | {counts} | {found['day']} "
             f"| {found['commit']} |"

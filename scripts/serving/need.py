@@ -44,23 +44,39 @@ def need_of(prompt: Any, image_size: ImageSize | None = None) -> Need:
         nodes, _ = scanner.evaluate(scanner.parse_workflow(prompt), None)
     except errors.UserError:
         return Need()
-    shapes, chains, files = set[str](), set[str](), set[str]()
-    sizes = set[tuple[int, int]]()
-    runners = [(each, each.model) for each in found.samplings] + [(each, each.vae) for each in found.decodings]
-    for runner, (source, _) in runners:
-        parts = _upstream(nodes, source)
-        chain = _digest(parts.values())
-        chains.add(chain)
-        shapes.add(f"{chain} {runner.size.width}x{runner.size.height}x{runner.batch}")
-        sizes.add((runner.size.width, runner.size.height))
-        files |= {_digest([part]) for name, part in parts.items() if not nodes[name].links()}
+    runners = [(each, each.model[0]) for each in found.samplings] + [(each, each.vae[0]) for each in found.decodings]
+    digests = _digests(nodes, [source for _, source in runners])
+    shapes = {
+        f"{digests[source]} {runner.size.width}x{runner.size.height}x{runner.batch}" for runner, source in runners
+    }
+    files = {digest for name, digest in digests.items() if not nodes[name].links()}
+    sizes = {(runner.size.width, runner.size.height) for runner, _ in runners}
+    chains = {digests[source] for _, source in runners}
     return Need(tuple(sorted(shapes)), tuple(sorted(chains)), tuple(sorted(files)), tuple(sorted(sizes)))
 
 
-def _upstream(nodes: Mapping[str, Any], name: str) -> dict[str, tuple[str, list[Any]]]:
-    """The class and the typed-in inputs of a node and of all nodes that it depends on, by id."""
-    found = pack.module("nodes.adapters.scan.graph").upstream(nodes, [name])
-    return {each: (nodes[each].class_type, _typed_in(nodes[each])) for each in found}
+def _digests(nodes: Mapping[str, Any], names: Iterable[str]) -> dict[str, str]:
+    """Of each of these nodes and of all that they depend on, by id: a digest of its class, its typed-in inputs, and the
+    digests of what is linked into it. Each node is read once, however many samplers depend on it.
+    """
+    active_links = pack.module("nodes.adapters.scan.graph").active_links
+    found: dict[str, str] = {}
+    entered = set[str]()
+    waiting = list(names)
+    while waiting:
+        name = waiting[-1]
+        links = {} if name in found else active_links(nodes[name])
+        before = [source for source, _ in links.values() if source in nodes and source not in entered]
+        if name not in found and name not in entered and before:
+            entered.add(name)
+            waiting += before
+            continue
+        waiting.pop()
+        if name not in found:
+            entered.add(name)
+            linked = sorted([each, found.get(source, ""), slot] for each, (source, slot) in links.items())
+            found[name] = _digest([nodes[name].class_type, _typed_in(nodes[name]), linked])
+    return found
 
 
 def _typed_in(node: Any) -> list[Any]:
@@ -68,6 +84,5 @@ def _typed_in(node: Any) -> list[Any]:
     return sorted([name, value] for name, value in node.inputs.items() if name not in linked)
 
 
-def _digest(parts: Iterable[Any]) -> str:
-    texts = sorted(json.dumps(part, sort_keys=True, default=str) for part in parts)
-    return hashlib.sha256("\n".join(texts).encode()).hexdigest()[:12]
+def _digest(parts: list[Any]) -> str:
+    return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()[:12]

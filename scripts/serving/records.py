@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import math
@@ -108,9 +109,16 @@ class Records:
         return {**saved, **unsaved}
 
     def unfinished(self) -> list[Record]:
-        """Prompts without a result, in the order in which they came."""
+        """Prompts without a result, in the order in which they came. One that cannot be read is removed: it can never
+        run, and would be in the log at each start.
+        """
         rows = self._base.execute("SELECT id, number, body FROM prompts WHERE entry IS NULL ORDER BY rowid")
-        found = [(name, number, self._object(body, f"prompt {name}", "prompt")) for name, number, body in rows]
+        found = [
+            (name, number, self._object(body, f"prompt {name}", "prompt")) for name, number, body in rows.fetchall()
+        ]
+        for name in [name for name, _, body in found if body is None]:
+            with contextlib.suppress(sqlite3.Error):  # a full disk
+                self.drop(name)
         return [Record(name, _finite(number), body) for name, number, body in found if body is not None]
 
     def next_number(self) -> int:

@@ -18,10 +18,12 @@ from ..places import locked
 URL = "https://github.com/comfyanonymous/ComfyUI.git"
 TARGET = "0.33.0"
 OLDEST = "0.8.0"
+SPRING = "0.20.1"  # of April 2026, the last before core's functions for a block's paged weights
 NEWEST = "2026-08-22"  # the day of the commit: it still calls itself 0.33.0
 VERSIONS = {
     TARGET: "2f35f4a08176d993cded35dac3332be4f7287f41",
     OLDEST: "fc0cb10bcbee6e73ed3caf34c27f7bde4559a07f",
+    SPRING: "64b8457f55cd7fb54ca7a956d9c73b505e903e0c",
     NEWEST: "783545f689a0af730065994b46b382ae24844c99",
 }
 # Large tokenizers that no test and no bundled workflow needs.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -24,8 +25,9 @@ def part(name: str) -> Any:
 class Decode:
     """A VAE with a small decoder behind Compile VAE Decode, and what Resolute expects of its first decode."""
 
-    def __init__(self, core: SimpleNamespace, dtype: torch.dtype) -> None:
-        self.core, self.dtype = core, dtype
+    def __init__(self, core: SimpleNamespace, dtype: torch.dtype, paged_file: torch.dtype | None = None) -> None:
+        """paged_file: the dtype of the file from which DynamicVRAM loads the VAE; None: it is off."""
+        self.core, self.dtype, self.is_paged = core, dtype, paged_file is not None
         module = importlib.import_module("comfy.ldm.modules.diffusionmodules.model")
         sizes: dict[str, Any] = {"ch": 32, "out_ch": 3, "ch_mult": (1, 2), "num_res_blocks": 1, "z_channels": 4}
         with torch.inference_mode(False):
@@ -35,7 +37,12 @@ class Decode:
         archive = getattr(core.comfy.model_management, "archive_model_dtypes", None)  # absent in 0.8
         if archive is not None:
             archive(self.model)
-        patcher = core.comfy.model_patcher.ModelPatcher(self.model, load_device=CPU, offload_device=CPU)
+        kind = core.comfy.model_patcher.ModelPatcher
+        if paged_file is not None:
+            file = {name: weight.to(paged_file) for name, weight in self.model.state_dict().items()}
+            self.model.load_state_dict(file, assign=True)
+            kind = paging(core)
+        patcher = kind(self.model, load_device=CPU, offload_device=CPU)
         vae = SimpleNamespace(
             first_stage_model=self.model, patcher=patcher, device="cpu", vae_dtype=dtype, upscale_ratio=2
         )
@@ -56,18 +63,48 @@ class Decode:
 
     def called(self) -> dict[str, Any]:
         """The regions that a decode comes to, by key."""
-        self.core.comfy.model_management.load_models_gpu([self.vae.patcher])
+        if self.is_paged:
+            self.vae.patcher.load(CPU)
+        else:
+            self.core.comfy.model_management.load_models_gpu([self.vae.patcher])
         runtime = self.core.ours("process.runtime")
         program = runtime.record_of(self.model.decoder).programs["inductor", ()]
-        program._survey(1)
-        program._regions.begin(part("regions.site").SilentProgress(), part("torch_facts.flags").torch_flags("cpu"))
         latent = torch.zeros((1, *SAMPLED[1:]), dtype=self.dtype)
-        with (
-            part("regions.site").installed(program._hooks),
-            program._regions.postponing_compiles(lambda: None) as missing,
-        ):
-            type(self.model.decoder).forward(self.model.decoder, latent)
+        with part("regions.slots").swapped(self._filled_pages()):
+            program._survey(1)
+            program._regions.begin(part("regions.site").SilentProgress(), part("torch_facts.flags").torch_flags("cpu"))
+            with (
+                part("regions.site").installed(program._hooks),
+                program._regions.postponing_compiles(lambda: None) as missing,
+            ):
+                type(self.model.decoder).forward(self.model.decoder, latent)
         return dict(missing)
+
+    def _filled_pages(self) -> Iterator[tuple[dict[str, Any], str, Any]]:
+        """The weights that DynamicVRAM pages, as `PagedWeights` puts them in place: cast."""
+        for module in self.model.modules():
+            for name, weight in module._parameters.items() if "_v" in module.__dict__ else ():
+                if weight is not None:
+                    yield module._parameters, name, torch.nn.Parameter(weight.to(self.dtype), requires_grad=False)
+
+
+def paging(core: SimpleNamespace) -> Any:
+    """ComfyUI's own patcher of DynamicVRAM, on the CPU, where it never runs: its pages are only counted."""
+    reservation = SimpleNamespace(alloc=lambda size: (None, 0, size), prioritize=lambda: None)
+
+    class Paging(core.comfy.model_patcher.ModelPatcherDynamic):  # type: ignore[misc, name-defined]
+        def __new__(cls, *args: Any, **settings: Any) -> Any:
+            return object.__new__(cls)
+
+        def register_load_device(self, device: torch.device) -> None:
+            self.model.dynamic_pins[device] = {"hostbufs_initialized": True}
+
+        def _vbar_get(self, create: bool = False) -> Any:
+            return reservation
+
+        def __del__(self) -> None: ...
+
+    return Paging
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -81,8 +118,27 @@ def test_before_a_load_the_same_regions_and_sizes_are_found_as_in_the_call(core:
     assert {key: call.shapes for key, call in ahead.items()} == {key: call.shapes for key, call in called.items()}
 
 
+@pytest.mark.parametrize("file", [torch.float16, torch.bfloat16, torch.float32])
+def test_the_same_are_found_before_dynamic_vram_loads_a_file(core: Any, file: torch.dtype) -> None:
+    """It casts large weights ahead, and leaves small ones, as all those of norms, in the dtype of the file."""
+    if not hasattr(core.comfy.model_patcher, "ModelPatcherDynamic"):
+        pytest.skip("this ComfyUI has no DynamicVRAM")
+    decode = Decode(core, torch.bfloat16, file)
+    weights = {name: (id(weight), weight.dtype) for name, weight in decode.model.named_parameters()}
+    ahead = decode.ahead()
+    assert {name: (id(weight), weight.dtype) for name, weight in decode.model.named_parameters()} == weights
+    assert not any(part.comfy_cast_weights for part in decode.model.modules() if hasattr(part, "comfy_cast_weights"))
+    called = decode.called()
+    paged = [name for name, module in decode.model.named_modules() if "_v" in module.__dict__]
+    assert "decoder.mid.block_1.conv1" in paged
+    assert "decoder.mid.block_1.norm1" not in paged
+    assert len(called) > 5
+    assert {key: call.shapes for key, call in ahead.items()} == {key: call.shapes for key, call in called.items()}
+    assert decode.ahead().keys() == called.keys()  # also once it is loaded
+
+
 def test_weights_that_are_cast_in_each_call_are_not_looked_at(core: Any) -> None:
-    """So they are after ComfyUI has loaded the model with DynamicVRAM, or in parts."""
+    """So they are after ComfyUI has loaded the model in parts."""
     decode = Decode(core, torch.float32)
     decode.model.decoder.conv_in.comfy_cast_weights = True
     with pytest.raises(ValueError, match="takes its weights from elsewhere"):

@@ -83,7 +83,7 @@ def test_a_failing_sequence_is_written_to_a_file_and_can_be_replayed(
 
 
 def test_every_kind_of_the_scenario_packs_patch_is_known_to_the_fuzzer(bench: Bench) -> None:
-    known = {*patches.INSIDE_BLOCKS, *patches.OUTSIDE_BLOCKS, *patches.REPLACED, *patches.LEFT_OUT}
+    known = {*patches.INSIDE_BLOCKS, *patches.OUTSIDE_BLOCKS, *patches.REPLACED, *patches.SOME_STEPS, *patches.LEFT_OUT}
     schema = bench.client.get("/object_info/ResoluteTestPatch")["ResoluteTestPatch"]
     assert set(schema["input"]["required"]["kind"][0]) == known
 

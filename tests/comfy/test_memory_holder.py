@@ -84,12 +84,31 @@ def test_the_process_shows_it_after_a_capture(
 ) -> None:
     runtime = core.ours("process.runtime")
     freed: list[bool] = []
-    monkeypatch.setattr(runtime, "_cache", SimpleNamespace(bytes=3 * MIB, give_back=freed.append))
-    monkeypatch.setattr(runtime, "_holder", None)
+    monkeypatch.setattr(
+        runtime, "_cache", SimpleNamespace(bytes_by_device=lambda: {"cpu": 3 * MIB}, give_back=freed.append)
+    )
+    monkeypatch.setattr(runtime, "_holders", {})
     runtime._show_memory()
     assert [loaded.model.model_size() for loaded in management.current_loaded_models] == [3 * MIB]
     management.unload_all_models()
     assert freed == [True]
+
+
+def test_each_device_is_asked_for_its_own_captures(
+    core: SimpleNamespace, management: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runtime = core.ours("process.runtime")
+    freed: list[bool] = []
+    held = {"cpu": MIB, "meta": 5 * MIB}  # the second stands for another GPU
+    monkeypatch.setattr(runtime, "_cache", SimpleNamespace(bytes_by_device=lambda: held, give_back=freed.append))
+    monkeypatch.setattr(runtime, "_holders", {})
+    monkeypatch.setattr(management, "get_free_memory", lambda *_, torch_free_too=False: (0, 0) if torch_free_too else 0)
+    monkeypatch.setattr(management, "soft_empty_cache", lambda *_, **__: None)
+    runtime._show_memory()
+    runtime._show_memory()
+    assert {str(loaded.device): loaded.model.model_size() for loaded in management.current_loaded_models} == held
+    management.free_memory(MIB, torch.device("meta"))
+    assert freed == [False]
 
 
 def test_a_capture_leaves_free_what_dynamic_vram_takes_as_a_lack(
@@ -108,7 +127,8 @@ def test_a_core_whose_loaded_models_are_others_costs_no_picture(
 ) -> None:
     runtime, holders = core.ours("process.runtime"), core.ours("comfyui.memory_holder")
     cache = runtime.cache()
-    monkeypatch.setattr(runtime, "_holder", None)
+    monkeypatch.setattr(cache, "bytes_by_device", lambda: {"cpu": 0})
+    monkeypatch.setattr(runtime, "_holders", {})
     monkeypatch.setattr(holders, "MemoryHolder", lambda *_: 1 / 0)
     monkeypatch.setattr(cache, "after_capture", cache.after_capture)
     cache.after_capture()

@@ -280,6 +280,30 @@ class TestNodesWithoutMeaning:
         prompt["diff"]["inputs"]["raise_if_diff"] = "disable"
         assert "identical" not in bench.run(prompt).history["outputs"]["diff"]["text"][0]
 
+    def test_images_are_compared_as_its_first_versions_saved_it(
+        self, bench: Bench, tiny_prompt: Any, seed: int
+    ) -> None:
+        """By place in a workflow, where rtol and atol were the first two widgets; by name in a prompt."""
+        prompt = tiny_prompt(seed=seed, steps=1)
+        prompt["near"] = node("EmptyImage", width=64, height=64, batch_size=1, color=0x808080)
+        prompt["nearer"] = node("EmptyImage", width=64, height=64, batch_size=1, color=0x818181)
+        links = {"images1": ["near", 0], "images2": ["nearer", 0]}  # one level of 255 apart, so SSIM is above 0.99
+
+        def shifted(rtol: str, atol: str, raise_if_diff: str) -> dict[str, Any]:
+            names = ("ssim_threshold", "raise_if_diff", "image_id", "rtol")
+            return dict(zip(names, (rtol, atol, raise_if_diff, "ComfyUI"), strict=True))
+
+        for values in (
+            shifted("1e-4", "1e-4", "enable"),
+            {"rtol": "1e-4", "atol": "1e-4", "raise_if_diff": "enable", "image_id": "ComfyUI"},
+        ):
+            prompt["diff"] = node("ShowImageDiff", **links, **values)
+            with pytest.raises(PromptError, match=r"not all values are within rtol 0\.0001 and atol 0\.0001"):
+                bench.run(prompt)
+        for values in (shifted("1e-4", "1e-4", "disable"), shifted("1e-4", "0.01", "enable")):
+            prompt["diff"] = node("ShowImageDiff", **links, **values)
+            assert "max error" in bench.run(prompt).history["outputs"]["diff"]["text"][0]
+
 
 class TestRegistration:
     def test_each_is_deprecated_and_its_title_says_what_it_became(self, client: Client) -> None:

@@ -140,3 +140,16 @@ def test_a_paged_model_is_read_again_only_once_if_core_can(
     assert delegate._static_patcher_of(patcher, None).model is again.model
     assert delegate._static_patcher_of(patcher, None).model is again.model
     assert calls == [{"disable_dynamic": True}]
+
+
+def test_a_comfyui_without_the_function_unloads_a_model_and_its_clones_alone(
+    core: SimpleNamespace, patcher: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    management = core.comfy.model_management
+    (other,) = core.tiny_model().build(seed=1, kind="sd")
+    monkeypatch.setattr(management, "current_loaded_models", [])
+    monkeypatch.delattr(management, "unload_model_and_clones", raising=False)  # before ComfyUI 0.23.0
+    management.load_models_gpu([patcher, other])
+    assert len(management.current_loaded_models) == 2
+    core.ours("comfyui.version").unload_everywhere(patcher.clone())
+    assert [loaded.model for loaded in management.current_loaded_models] == [other]

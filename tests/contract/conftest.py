@@ -87,7 +87,8 @@ def comfy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setitem(sys.modules, "comfy.model_management", answers)  # type: ignore[arg-type]
     package.utils = SimpleNamespace(ProgressBar=lambda total, node_id=None: None)  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "comfy.utils", package.utils)
-    progress = SimpleNamespace(get_progress_state=lambda: SimpleNamespace(prompt_id=""))
+    dynprompt = SimpleNamespace(all_node_ids=set, has_node=lambda name: False)
+    progress = SimpleNamespace(get_progress_state=lambda: SimpleNamespace(prompt_id="", dynprompt=dynprompt))
     monkeypatch.setitem(sys.modules, "comfy_execution", SimpleNamespace(progress=progress))  # type: ignore[arg-type]
     monkeypatch.setitem(sys.modules, "comfy_execution.progress", progress)  # type: ignore[arg-type]
     package.patcher_extension = SimpleNamespace(WrappersMP=None)  # type: ignore[attr-defined]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
+import comfy.samplers
 import torch
 
 from .node import Node, whole
@@ -97,3 +99,35 @@ class ResoluteTestResidual(Node):
         patched = model.clone()
         patched.set_model_unet_function_wrapper(call)
         return (patched,)
+
+
+class ResoluteTestBrokenCapture(Node):
+    """Lets the driver break the next capture that Resolute begins, as an unload of pages by DynamicVRAM does."""
+
+    FUNCTION = "arm"
+    INPUTS = {"model": ("MODEL",)}
+
+    def arm(self, model: Any) -> tuple[Any]:
+        graph: Any = torch.cuda.CUDAGraph
+        begin = graph.capture_begin
+
+        def broken(self: Any, *args: Any, **settings: Any) -> None:
+            begin(self, *args, **settings)
+            if "pool" in settings:  # an anchor of the pool has none
+                graph.capture_begin = begin
+                with contextlib.suppress(RuntimeError):
+                    torch.cuda.synchronize()
+
+        graph.capture_begin = broken
+        return (model,)
+
+
+class ResoluteTestChurn(Node):
+    """The sampler `euler` with noise in each step, drawn on the latent's device from torch's own generator."""
+
+    RETURN_TYPES = ("SAMPLER",)
+    FUNCTION = "make"
+    INPUTS: dict[str, Any] = {}
+
+    def make(self) -> tuple[Any]:
+        return (comfy.samplers.ksampler("euler", {"s_churn": 4.0}),)

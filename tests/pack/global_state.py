@@ -70,6 +70,30 @@ def _no_flash_attention() -> Iterator[None]:
         torch.backends.cuda.enable_flash_sdp(before)
 
 
+@contextlib.contextmanager
+def _assigned_code() -> Iterator[None]:
+    """The function stays the same object, and only its code is another one."""
+    function: Any = attention.FeedForward.forward
+    before = function.__code__
+    function.__code__ = (lambda self, x: self.net(x) * 1.2).__code__
+    try:
+        yield
+    finally:
+        function.__code__ = before
+
+
+@contextlib.contextmanager
+def _global_hook() -> Iterator[None]:
+    def hook(module: Any, args: Any, result: Any) -> Any:
+        return result * GAIN if isinstance(module, attention.FeedForward) else None
+
+    handle = torch.nn.modules.module.register_module_forward_hook(hook)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
 CONTEXTS: dict[str, Callable[[], contextlib.AbstractContextManager[Any]]] = {
     "autocast": _autocast,
     "fp16 accumulation": _fp16_accumulation,
@@ -78,6 +102,9 @@ CONTEXTS: dict[str, Callable[[], contextlib.AbstractContextManager[Any]]] = {
     "exchanged attention": lambda: _exchanged(attention, "optimized_attention", "optimized_attention_masked"),
     "exchanged torch attention": lambda: _exchanged(torch.nn.functional, "scaled_dot_product_attention"),
     "exchanged activation": lambda: _exchanged(torch.nn.functional, "silu", "gelu"),
+    "exchanged method": lambda: _exchanged(openaimodel.ResBlock, "_forward"),
+    "assigned code": _assigned_code,
+    "global hook": _global_hook,
     "exchanged embedding": lambda: _exchanged(openaimodel, "timestep_embedding"),
 }
 

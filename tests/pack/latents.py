@@ -7,6 +7,7 @@ from typing import Any
 
 import folder_paths
 import numpy
+import torch
 
 from .node import Node
 
@@ -30,6 +31,9 @@ class ResoluteTestSaveLatent(Node):
         # get_save_image_path counts only images, so skip the files of earlier calls.
         while (path := Path(folder) / f"{name}_{counter:05}_.npy").exists():
             counter += 1
-        numpy.save(path, samples["samples"].float().cpu().numpy())
+        found = samples["samples"]
+        if found.is_nested:  # a video and its sound
+            found = torch.cat([each.flatten() for each in found.unbind()])
+        numpy.save(path, found.float().cpu().numpy())
         entry = {"filename": path.name, "subfolder": subfolder, "type": "output"}
         return {"ui": {"latents": [entry]}}

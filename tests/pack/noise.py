@@ -24,8 +24,8 @@ def _shapes(module: torch.nn.Module) -> Iterator[tuple[str, tuple[int, ...]]]:
     for name, tensor in module.state_dict().items():
         yield name, tuple(tensor.shape)
     for path, part in module.named_modules():
-        # If ComfyUI pages weights, its Linear has none until they are loaded.
-        if getattr(part, "weight", part) is None and hasattr(part, "in_features"):
+        # If ComfyUI pages weights, its Linear has none until they are loaded; that of its mixed precision never has.
+        if getattr(part, "weight", None) is None and hasattr(part, "in_features"):
             yield f"{path}.weight", (part.out_features, part.in_features)
-            if part.comfy_need_lazy_init_bias:
+            if getattr(part, "comfy_need_lazy_init_bias", False):
                 yield f"{path}.bias", (part.out_features,)

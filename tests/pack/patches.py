@@ -102,6 +102,30 @@ def _change_in_place(model: Any) -> None:
     network._forward = types.MethodType(forward, network)
 
 
+def _for_some_steps(model: Any) -> None:
+    """In some steps a block is patched or a setting changed while the model is called, as between two percents."""
+
+    def around(apply_model: Callable[..., Any], given: dict[str, Any]) -> Any:
+        block = model.model.diffusion_model.middle_block[0]
+        norm = block.in_layers[0]
+        options = given["c"]["transformer_options"]
+        sigma, first = float(options["sigmas"][0]), float(options["sample_sigmas"][0])
+        step = int(sigma * 1000) % 3 if sigma < first else 0  # the first step finds the model as it is
+        inner, eps, own = block.forward, norm.eps, dict(vars(block))
+        if step == 1:
+            block.forward = lambda *args, **kwargs: inner(*args, **kwargs) * GAIN
+        elif step == 2:
+            norm.eps = 0.5
+        try:
+            return apply_model(given["input"], given["timestep"], **given["c"])
+        finally:
+            norm.eps = eps
+            vars(block).pop("forward", None)
+            vars(block).update({name: own[name] for name in ("forward",) if name in own})
+
+    model.set_model_unet_function_wrapper(around)
+
+
 APPLY: dict[str, Callable[[Any], None]] = {
     # Inside transformer blocks.
     "attn1_patch": _patch("attn1_patch", _qkv),
@@ -124,6 +148,7 @@ APPLY: dict[str, Callable[[Any], None]] = {
     "diffusion_model_wrapper": _add_wrapper("DIFFUSION_MODEL"),
     # Instead of a block's forward.
     "replaced_forward": _replace_forward,
+    "patched_for_some_steps": _for_some_steps,
     "exchanged_network": _exchange_network,
     # On the model itself, so it affects every clone.
     "changed_in_place": _change_in_place,

@@ -42,7 +42,7 @@ def is_decoder(module: Any) -> bool:
 
 
 def _feature_block(name: str, kind: str, block: Any, run: RegionRunner) -> Hook:
-    site = RegionSite(name, kind, block, original, (FEATURES,))
+    site = RegionSite(name, kind, block, original, (FEATURES,), attends=kind == "AttnBlock")
 
     def forward(x: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         # Only a feature map is known: there may be a time embedding, or frames that a video decoder carries over.

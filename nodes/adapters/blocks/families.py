@@ -7,8 +7,10 @@ from typing import NamedTuple
 
 import torch
 
+from ....compile_cache.errors import BypassCode, BypassReason
 from ....compile_cache.keys import Role
 from ....compile_cache.regions.site import Bypass, Hook, RegionRunner
+from ..comfyui import chosen_attention, version
 from ..foreign.trust import trusted_hooks
 from . import decoder
 from .transformers import recognise
@@ -29,8 +31,19 @@ PROVIDERS = (
     HookProvider(decoder.hooks, (Role.VAE_DECODE,)),
 )
 
+_OPAQUE_ATTENTION = BypassReason(
+    BypassCode.PATCHED_BLOCK,
+    "ComfyUI computes attention by kernels that a trace cannot follow (SageAttention, FlashAttention or xFormers); "
+    "transformer blocks run as they are",
+)
+
 
 def hooks_of(module: torch.nn.Module, role: Role, run: RegionRunner, bypass: Bypass) -> list[Hook]:
-    """The hooks of a module in a role. A block with a part that another pack wrote has none, and a bypass."""
+    """The hooks of a module in a role. A block with a part that another pack wrote has none, and a bypass; nor has a
+    block with attention that cannot be traced.
+    """
+    traceable = version.attention_is_traceable() if unet.is_unet(module) else chosen_attention.is_known()
+    if role is not Role.VAE_DECODE and not traceable:
+        bypass(_OPAQUE_ATTENTION)
     found = [hook for each in PROVIDERS if role in each.roles for hook in each.hooks(module, run, bypass)]
     return trusted_hooks(found, bypass)

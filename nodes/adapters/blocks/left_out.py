@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 
 from ....compile_cache.errors import BypassCode, BypassReason, UserError, excerpt
 from ....compile_cache.regions.site import Bypass, Hook
+
+logger = logging.getLogger(__name__)
 
 
 def names_in(text: str) -> tuple[str, ...]:
@@ -13,13 +16,21 @@ def names_in(text: str) -> tuple[str, ...]:
     return tuple(sorted({name.strip() for name in text.replace("\n", ",").split(",")} - {""}))
 
 
-def require_known(names: Sequence[str], hooks: Sequence[Hook]) -> None:
-    """Raise UserError with the names that exist if one of `names` is no kind of region of `hooks` and no place."""
+def require_known(names: Sequence[str], hooks: Sequence[Hook], reasons: Sequence[BypassReason] = ()) -> None:
+    """Raise UserError with the names that exist if one of `names` is no kind of region of `hooks` and no place.
+
+    reasons: why blocks have no hook. Where there is one besides `leave_out`, an unknown name may be of these blocks,
+    which run as they are anyway, so it is only logged.
+    """
     labels = [label for hook in hooks for label in hook.labels]
     unknown = [name for name in names if not any(_is_named(label, name) for label in labels)]
     if not unknown:
         return
     given = ", ".join(f"'{excerpt(name)}'" for name in unknown[:3])
+    hidden = next((reason.detail for reason in reasons if reason.code is not BypassCode.LEFT_OUT), None)
+    if hidden is not None:
+        logger.info("Resolute: leave_out has %s, which no block has that is compiled now: %s", given, hidden)
+        return
     if not labels:
         raise UserError(f"leave_out has {given}, but this model has no block that Resolute compiles: empty leave_out.")
     kinds = sorted({kind.partition(".")[0] for kind, _ in labels})

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 # Of most models. Core's nodes that resize or crop any latent count with it too, and 0.8.0 knows no other number.
 DEFAULT = 8
-# Channels of pictures' latents that have such cells.
-CHANNELS_OF_DEFAULT = (4, 16)
+# Channels and rows of ACE-Step's latents: sound with the four dimensions of a picture.
+_SOUND = (8, 16)
 
 # The nodes that make latents of other models, for a reader of a workflow, which has no model.
 _OF_NODES: Mapping[str, int] = {
@@ -24,6 +24,11 @@ _OF_NODES: Mapping[str, int] = {
 def of_node(class_type: str) -> int:
     """Of the latents that a node makes from a width and a height."""
     return _OF_NODES.get(class_type, DEFAULT)
+
+
+def is_picture(latent: Sequence[int]) -> bool:
+    """A latent of this shape is a picture's: (batch, channels, height, width), no video and no sound."""
+    return len(latent) == 4 and tuple(latent[1:3]) != _SOUND
 
 
 def of_format(latent_format: Any) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ....compile_cache.attribute_policy import ModuleAttributePolicy
+from ..foreign.core_code import is_quantized
 from ..foreign.packs import sources_of
 
 # Of paging (DynamicVRAM). A copy of a model must not have them.
@@ -30,4 +31,5 @@ ATTRIBUTES = ModuleAttributePolicy(
     casts=CASTS,
     weight_patches=WEIGHT_PATCHES,
     sources=sources_of,
+    knows_layout=is_quantized,
 )

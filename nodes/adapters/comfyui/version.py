@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
+import re
+from pathlib import Path
 from typing import Any
 
 import comfy.model_management
@@ -55,6 +58,28 @@ def attributes_of_a_load(patcher: Any) -> dict[str, Any]:
     return {_FORCE_CAST: bool(patcher.force_cast_weights)} if _FORCE_CAST in names else {}
 
 
+def of_comfyui() -> str:
+    """The number of this ComfyUI's version."""
+    try:
+        return importlib.import_module("comfyui_version").__version__  # type: ignore[no-any-return]
+    except (ImportError, AttributeError):
+        return "of an unknown version"
+
+
+def of_this_pack() -> str:
+    """The number in pyproject.toml, which every install has."""
+    text = (Path(__file__).resolve().parents[3] / "pyproject.toml").read_text("utf-8")
+    found = re.search(r'^version = "([^"]+)"', text, re.MULTILINE)
+    return found[1] if found else "of an unknown version"
+
+
+def file_of(patcher: Any) -> str:
+    """The name of the file that a model was loaded from, where core's loader noted it; else empty."""
+    noted = getattr(patcher, "cached_patcher_init", None)
+    given = noted[1] if isinstance(noted, tuple) and len(noted) > 1 else ()
+    return next((Path(each).name for each in given if isinstance(each, str) and each), "")
+
+
 def supports_static_clone(patcher: Any) -> bool:
     """The patcher's `clone` can make one whose weights are not paged."""
     return "disable_dynamic" in inspect.signature(patcher.clone).parameters
@@ -62,8 +87,25 @@ def supports_static_clone(patcher: Any) -> bool:
 
 def unload_everywhere(patcher: Any) -> None:
     """Unload a model and its clones from every device."""
-    unload = comfy.model_management.unload_model_and_clones
+    management = comfy.model_management
+    if not hasattr(management, "unload_model_and_clones"):  # before ComfyUI 0.23.0
+        loaded = management.current_loaded_models
+        others = [each for each in loaded if each.model is None or not patcher.is_clone(each.model)]
+        for device in {each.device for each in loaded}:
+            management.free_memory(1e30, device, keep_loaded=others)
+        return
+    unload = management.unload_model_and_clones
     unload(patcher, **({"all_devices": True} if "all_devices" in inspect.signature(unload).parameters else {}))
+
+
+def make_clone_of(clone: Any, patcher: Any) -> None:
+    """Give `clone` the identity of `patcher` (absent before 0.23.0).
+
+    Core takes patchers with one identity for clones of one model, and passes a model copy on another GPU between them;
+    a paging patcher cannot run on a copy that was not made for paging.
+    """
+    if hasattr(patcher, "clone_base_uuid"):
+        clone.clone_base_uuid = patcher.clone_base_uuid
 
 
 # The key of `additional_models` under which a patcher keeps copies of its model for other GPUs.

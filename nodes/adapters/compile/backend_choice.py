@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from ....compile_cache.keys import Role
+from ..comfyui import version
 from ..comfyui.progress import NodeProgress
 from ..process import runtime
 from ..process.compile_request import CompileRequest
@@ -23,7 +24,8 @@ def request_for(chosen: str, patcher: Any, role: Role, node_id: str | None, **se
     """
     device: torch.device = patcher.load_device
     label = type(getattr(patcher.model, "model_config", patcher.model)).__name__  # "SDXL"
-    request = CompileRequest.resolved(chosen, device.type, role, node_id=node_id, label=label, **settings)
+    file = version.file_of(patcher)
+    request = CompileRequest.resolved(chosen, device.type, role, node_id=node_id, label=label, file=file, **settings)
     request.backend.prewarm(device, runtime.cache().config)
     logger.info("Resolute: backend %s", request.why)
     NodeProgress(node_id).show(f"backend: {request.why}")

@@ -7,6 +7,7 @@ from typing import Any
 import comfy.controlnet
 
 from ....compile_cache.keys import Role
+from ..comfyui import switch
 from ..forward.patch_install import install_compiled_forward
 from ..weights.static_clone import unshared_clone
 from .backend_choice import explain_passthrough, request_for
@@ -18,6 +19,8 @@ def compile_controlnet(control_net: Any, backend: str, node_id: str | None = Non
     The original is untouched. What has no network of its own to compile comes back as a copy that runs as it is, and
     the node says why. Raises UnknownBackendError or BackendUnavailableError.
     """
+    if switch.is_off(node_id):
+        return control_net
     copy = control_net.copy()
     reason = _why_not(copy)
     if reason is not None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from ....compile_cache.keys import Role
 from ..blocks.left_out import names_in
-from ..comfyui import latent_cells
+from ..comfyui import latent_cells, switch
 from ..foreign.describe import describe_code
 from ..forward.patch_install import install_compiled_forward
 from ..forward.replaced_forward import count_bypass, watched
@@ -33,6 +33,8 @@ def compile_diffusion_model(
     A model whose network another node exchanged comes back as it is, and the node says so: ComfyUI would put our
     forward back onto the wrong one. Raises UnknownBackendError or BackendUnavailableError.
     """
+    if switch.is_off(node_id):
+        return model
     exchanged = model.object_patches.get(_NETWORK)
     own = model.object_patches_backup.get(_NETWORK, model.model.diffusion_model)
     if exchanged not in (None, own):

@@ -15,8 +15,8 @@ from ....compile_cache.regions.site import Bypass, Hook, RegionRunner
 from ....compile_cache.regions.slots import swapped
 from ..blocks.decoder import attention_without_contents
 from ..blocks.families import hooks_of
-from ..comfyui import version
-from ..comfyui.module_attributes import ATTRIBUTES
+from ..comfyui import dynamic_vram, version
+from ..comfyui.module_attributes import ATTRIBUTES, CASTS
 from ..forward.compiled_forward import CompiledForward
 
 
@@ -25,7 +25,7 @@ def announce_decode(patcher: Any, forward: CompiledForward, device: torch.device
     if not forward.is_known_code:
         return
     reference, weights = weakref.ref(forward.module), forward.runner.weights
-    attributes = version.attributes_of_a_load(patcher)
+    attributes, pages = version.attributes_of_a_load(patcher), version.is_dynamic(patcher)
 
     def build_hooks(run: RegionRunner, bypass: Bypass) -> list[Hook]:
         module = _alive(reference)
@@ -35,7 +35,7 @@ def announce_decode(patcher: Any, forward: CompiledForward, device: torch.device
         return [*hooks, *attention_without_contents(module, hooks)]
 
     def as_loaded() -> AbstractContextManager[None]:
-        return swapped(_without_contents(_alive(reference), attributes))
+        return swapped(_without_contents(_alive(reference), attributes, pages))
 
     def invoke(sampled: Sequence[int]) -> None:
         """sampled: (batch, channels, height, width), the latent that will be decoded, perhaps twice by CFG."""
@@ -54,24 +54,31 @@ def _alive(reference: weakref.ref[torch.nn.Module]) -> torch.nn.Module:
     return module
 
 
-def _without_contents(module: torch.nn.Module, loaded: dict[str, Any]) -> Iterator[tuple[dict[str, Any], str, Any]]:
+def _without_contents(
+    module: torch.nn.Module, loaded: dict[str, Any], pages: bool
+) -> Iterator[tuple[dict[str, Any], str, Any]]:
     """Slots and values for `swapped`: parameters without contents, in the dtypes in which ComfyUI will load them.
 
-    loaded: attributes that a load sets on each module with weights that ComfyUI may cast. Raises ValueError where
+    loaded: attributes that a load sets on each module with weights that ComfyUI may cast. pages: DynamicVRAM loads the
+    model: it lets each such module cast its weights, and casts those ahead that it gives pages. Raises ValueError where
     ComfyUI has loaded the weights in parts: then they are taken from elsewhere, or cast in each call.
     """
     made: dict[int, torch.nn.Parameter] = {}
     for part in module.modules():
-        if ATTRIBUTES.may_cast(part):
+        may_cast = ATTRIBUTES.may_cast(part)
+        if may_cast:
             yield from ((part.__dict__, name, value) for name, value in loaded.items() if name not in part.__dict__)
-        if (ATTRIBUTES.may_cast(part) and ATTRIBUTES.casts_now(part)) or part._buffers:
+        if (may_cast and ATTRIBUTES.casts_now(part) and not pages) or part._buffers:
             raise ValueError(f"{type(part).__name__} takes its weights from elsewhere")
+        if may_cast and pages:
+            yield part.__dict__, CASTS, True
+        as_in_file = may_cast and pages and dynamic_vram.is_put_as_it_is(part)
         for name, weight in part._parameters.items():
             if weight is None:
                 continue
             if type(weight) is not torch.nn.Parameter:
                 raise ValueError(f"{name} is a {type(weight).__name__}")
-            dtype = getattr(part, f"{name}_comfy_model_dtype", None) or weight.dtype
+            dtype = (None if as_in_file else getattr(part, f"{name}_comfy_model_dtype", None)) or weight.dtype
             if id(weight) not in made:
                 empty = torch.empty_strided(weight.shape, weight.stride(), dtype=dtype, device="meta")
                 made[id(weight)] = torch.nn.Parameter(empty, requires_grad=False)

@@ -9,7 +9,7 @@ import torch
 
 from ....compile_cache.keys import Role
 from ..blocks import decoder
-from ..comfyui import latent_cells
+from ..comfyui import latent_cells, switch
 from ..foreign.describe import describe_code
 from ..forward.patch_install import install_compiled_forward
 from ..forward.replaced_forward import count_bypass
@@ -24,6 +24,8 @@ def compile_vae_decode(vae: Any, backend: str, node_id: str | None = None) -> An
     A VAE whose decoder Resolute does not know comes back as it is, and the node says so. Raises UnknownBackendError or
     BackendUnavailableError.
     """
+    if switch.is_off(node_id):
+        return vae
     name = _decoder_of(vae.first_stage_model)
     if name is None:
         wrapper = _wrapped_decoder(vae.first_stage_model)

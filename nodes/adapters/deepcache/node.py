@@ -10,6 +10,7 @@ import torch
 from comfy.patcher_extension import WrappersMP, get_all_wrappers
 
 from ....compile_cache.errors import UserError
+from ..comfyui import switch
 from ..comfyui.progress import NodeProgress
 from ..comfyui.transformer_options import STEP_CACHE_RUN, STEP_PASS
 from ..foreign.core_code import is_core_function
@@ -36,6 +37,8 @@ def add_deepcache(model: Any, settings: Settings, node_id: str | None = None) ->
     Raises UserError for a model that is not core's UNet, and for a depth that it does not have. If another pack
     replaced the forward, every step runs in full, and the node says so: a fast pass would skip what that forward does.
     """
+    if switch.is_off(node_id):
+        return model
     unet = model.get_model_object("diffusion_model")
     _require_depth(unet, settings.depth)
     progress = NodeProgress(node_id)

@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 
-from ....compile_cache.foreign.names import full_name, is_written_for, module_of, origin
+from ....compile_cache.foreign.authors import is_written_by, is_written_for
+from ....compile_cache.foreign.names import full_name, module_of, origin
 
 _COMFYUI = "comfy"
 # The only one of core's models that reads which parts of the batch are positive and which negative.
@@ -20,8 +21,7 @@ def is_core(module: torch.nn.Module, where: str, name: str) -> bool:
     A subclass, or a forward that another pack put there, may compute anything.
     """
     kind = type(module)
-    has_own_forward = getattr(kind.forward, "__module__", None) == where and "forward" not in vars(module)
-    return is_core_class(kind, where, name) and has_own_forward
+    return is_core_class(kind, where, name) and "forward" not in vars(module) and is_core_function(kind.forward, where)
 
 
 def is_core_class(kind: type, where: str, name: str) -> bool:
@@ -47,8 +47,14 @@ def is_plain_layer(kind: type) -> bool:
     return module_of(kind).startswith(("torch.", "comfy.ops"))
 
 
+def is_quantized(kind: type) -> bool:
+    """A class of weights is core's of quantized ones, which comfy-kitchen wrote."""
+    return kind.__name__ == "QuantizedTensor" and origin(kind) in (_COMFYUI, "comfy_kitchen")
+
+
 def is_core_function(function: Any, where: str) -> bool:
-    return getattr(function, "__module__", "") == where
+    """ComfyUI's module `where` wrote a function, whatever name it goes by."""
+    return is_written_by(function, where)
 
 
 def is_known_forward(module: torch.nn.Module, forward: Any) -> bool:

@@ -8,7 +8,7 @@ import sys
 from pathlib import PurePath
 from typing import Any
 
-from ....compile_cache.foreign.names import module_of
+from ....compile_cache.foreign.names import NATIVE, module_of, package_of
 from ....compile_cache.torch_facts.private_names import COMPILER_MODULES
 
 _OURS = __name__.partition(".nodes.")[0]
@@ -17,7 +17,9 @@ _OURS = __name__.partition(".nodes.")[0]
 def describe_code(code: Any) -> str:
     """A function or an object by its name and its pack: "cached_forward (Comfy-WaveSpeed)"."""
     code = _unwrapped(code)
-    name = getattr(code, "__qualname__", type(code).__qualname__).rpartition("<locals>.")[2]
+    own = getattr(code, "__code__", None)  # `functools.wraps` copies the name of a function, not that of its code
+    name = getattr(own, "co_name", None) if hasattr(code, "__wrapped__") else None
+    name = name or getattr(code, "__qualname__", type(code).__qualname__).rpartition("<locals>.")[2]
     return f"{name} ({_pack_of(code)})"
 
 
@@ -26,12 +28,19 @@ def is_ours(code: Any) -> bool:
 
 
 def _unwrapped(code: Any) -> Any:
-    """The function that was written, or the class of an object."""
+    """The function that was written, or the class of an object.
+
+    It looks through decorators of torch's, Python's and core's. A wrapper of another pack is what is asked for, though
+    `functools.wraps` gave it the name of what it wraps.
+    """
     while isinstance(code, functools.partial):
         code = code.func
     if not inspect.isroutine(code):
         return code if isinstance(code, type) else type(code)
-    return inspect.unwrap(getattr(code, "__func__", code))
+    code = getattr(code, "__func__", code)
+    while hasattr(code, "__wrapped__") and package_of(module_of(code)) in (*NATIVE, "comfy"):
+        code = code.__wrapped__
+    return code
 
 
 def _pack_of(code: Any) -> str:

@@ -7,18 +7,24 @@ from collections.abc import Collection, Iterable, Sequence
 import torch
 
 from ....compile_cache.errors import BypassCode, BypassReason
-from ....compile_cache.foreign.attributes import ForeignCode
-from ....compile_cache.foreign.reach import CodeReach, ReachCache, string_constants
+from ....compile_cache.foreign.all_modules import foreign_on_every_module
+from ....compile_cache.foreign.attributes import marks_in
+from ....compile_cache.foreign.functions import string_constants
+from ....compile_cache.foreign.reach import CodeReach, ReachCache
 from ..comfyui.transformer_options import Meaning, names_of
 from .trust import why_foreign
 
-# Functions of these modules move memory and choose devices. Packs replace some of them for their own memory
-# management, and core sets callbacks there for each prompt; what a model computes stays the same.
+# Functions of these modules, and these functions, move memory, choose devices, read files and show progress. Packs
+# replace some of them for their own memory management, and core sets callbacks there for each prompt; what a model
+# computes stays the same.
 MANAGEMENT_MODULES = frozenset(
     {
         "comfy.memory_management", "comfy.model_management", "comfy.model_prefetch", "comfy.pinned_memory",
-        "comfy.utils", "comfy_aimdo.host_buffer", "comfy_aimdo.model_vbar", "comfy_aimdo.torch",
-        "comfy_aimdo.vram_buffer", "logging", "psutil",
+        "comfy.utils.DISABLE_MMAP", "comfy.utils.MMAP_TORCH_FILES", "comfy.utils.PROGRESS_BAR_ENABLED",
+        "comfy.utils.PROGRESS_BAR_HOOK", "comfy.utils.PROGRESS_THROTTLE_MIN_INTERVAL",
+        "comfy.utils.PROGRESS_THROTTLE_MIN_PERCENT", "comfy.utils.ProgressBar", "comfy.utils.load_safetensors",
+        "comfy.utils.load_torch_file", "comfy.utils.model_trange", "comfy.utils.trange", "comfy_aimdo.host_buffer",
+        "comfy_aimdo.model_vbar", "comfy_aimdo.torch", "comfy_aimdo.vram_buffer", "logging", "psutil",
     }
 )  # fmt: skip
 _NOISE_LEVELS = names_of(Meaning.NOISE_LEVEL)  # core's HunyuanVideo with mean flow reads one
@@ -44,8 +50,10 @@ class ModelCode:
         self, modules: Sequence[torch.nn.Module], root: torch.nn.Module, trusted: Collection[str]
     ) -> BypassReason | None:
         """Why code of other packs in a model forbids to run it more often than asked for. root: the whole model."""
-        code = ForeignCode()
-        if any(code.inside(module, module is root) for module in modules):
+        everywhere = foreign_on_every_module()
+        if everywhere:
+            return BypassReason(BypassCode.REPLACED_FORWARD, f"another pack {everywhere}")
+        if any(marks_in(module, module is root) for module in modules):
             return EXCHANGED
         return self.blocker(*self.read(modules), trusted)
 

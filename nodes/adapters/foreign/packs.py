@@ -17,7 +17,7 @@ from ....compile_cache.foreign.names import module_of
 logger = logging.getLogger(__name__)
 
 # Packages whose model classes compute the same from the same inputs: core, and what core itself requires.
-KNOWN_PACKAGES = frozenset({"comfy", "comfy_extras", "comfy_kitchen", "torch", "torchvision"})
+KNOWN_PACKAGES = frozenset({"comfy", "comfy_extras", "comfy_kitchen", "einops", "torch", "torchvision"})
 
 _PROJECT = re.compile(r"^\[project\][^\n]*$(.*?)(?=^\[|\Z)", re.MULTILINE | re.DOTALL)
 _TEXT = r"""^{}[ \t]*=[ \t]*["']([^"'\n]+)["']"""

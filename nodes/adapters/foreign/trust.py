@@ -9,7 +9,9 @@ import torch
 
 from ....compile_cache.config import CacheConfig
 from ....compile_cache.errors import BypassCode, BypassReason
-from ....compile_cache.foreign.names import full_name, is_written_for
+from ....compile_cache.foreign.authors import is_written_for
+from ....compile_cache.foreign.classes import exchanged
+from ....compile_cache.foreign.names import full_name
 from ....compile_cache.regions.site import Bypass, Hook
 from ....compile_cache.regions.structure import parts
 from .packs import KNOWN_PACKAGES, foreign_packages, pack_of
@@ -17,10 +19,15 @@ from .packs import KNOWN_PACKAGES, foreign_packages, pack_of
 
 def why_untrusted(block: torch.nn.Module) -> BypassReason | None:
     """Why a block must run as it is: other code than core's may compute anything. None if it may be a region."""
+    kinds = set(map(type, block.modules()))
     if "forward" in vars(block) or not is_written_for(type(block).forward, type(block), KNOWN_PACKAGES):
         text = f"another pack replaced the forward of {type(block).__name__}; such blocks run as they are"
         return BypassReason(BypassCode.REPLACED_FORWARD, text)
-    why = why_foreign(map(type, block.modules()), _trusted())
+    code = exchanged(kinds)
+    if code:
+        text = f"another pack replaced {code[0]}; {type(block).__name__} blocks run as they are"
+        return BypassReason(BypassCode.REPLACED_FORWARD, text)
+    why = why_foreign(kinds, _trusted())
     if why is None:
         return None
     return BypassReason(BypassCode.FOREIGN_MODEL, f"{type(block).__name__} blocks run as they are: {why}")
@@ -31,11 +38,14 @@ def trusted_hooks(hooks: Iterable[Hook], bypass: Bypass) -> list[Hook]:
     trusted = []
     for hook in hooks:
         kinds = {type(part) for site in hook.sites for _, part in parts(site.module, site.without)}
-        why = why_foreign(kinds, _trusted())
-        if why is None:
+        code, why = exchanged(kinds), why_foreign(kinds, _trusted())
+        kind = hook.labels[0][0].partition(".")[0]
+        if code:
+            text = f"another pack replaced {code[0]}; {kind} blocks run as they are"
+            bypass(BypassReason(BypassCode.REPLACED_FORWARD, text))
+        elif why is None:
             trusted.append(hook)
         else:
-            kind = hook.labels[0][0].partition(".")[0]
             bypass(BypassReason(BypassCode.FOREIGN_MODEL, f"{kind} blocks run as they are: {why}"))
     return trusted
 

@@ -11,7 +11,8 @@ import torch
 from ....compile_cache.backends.base import Method
 from ....compile_cache.errors import BypassCode, BypassReason
 from ....compile_cache.keys import Component, Signature, TensorSpec
-from ..comfyui.transformer_options import COND_ORDER, patches_in, unknown_in
+from ..comfyui.chosen_attention import attention_of
+from ..comfyui.transformer_options import COND_ORDER, OVERRIDE, patches_in, unknown_in
 from ..foreign.core_code import may_read_cond_order
 
 
@@ -73,7 +74,12 @@ class CallDescription:
             self.values.append((COND_ORDER, tuple(options[COND_ORDER])))
         if kinds := patches_in(options):
             self.block(f"another node patches the model ({', '.join(kinds)})")
-        if unknown := unknown_in(options):
+        unknown = unknown_in(options)
+        attention = attention_of(options) if OVERRIDE in unknown else None
+        if attention is not None:  # core's own function, by whatever node
+            self.values.append((OVERRIDE, attention))
+            unknown.remove(OVERRIDE)
+        if unknown:
             self.block(f"transformer_options holds '{unknown[0]}', which may differ from call to call")
 
 

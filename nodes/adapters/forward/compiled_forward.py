@@ -35,19 +35,20 @@ class CompiledForward(ForwardPatch):
     def __init__(self, module: torch.nn.Module, inner: Any, request: CompileRequest) -> None:
         super().__init__(module, inner)
         self._request, self._role = request, request.role
-        progress = CompileProgress(request.node_id)
+        doing = {Role.UNET: "sampling", Role.VAE_DECODE: "decoding"}.get(request.role, "running")
+        progress = CompileProgress(request.node_id, doing, runtime.waiting_seconds, runtime.compile_seconds())
         self.runner = ModuleRunner(module, request, progress)
         self._pass_runners: dict[Role, ModuleRunner] = {}
-        self._log = SessionLog(progress, request, self.runner.structure)
+        self._log = SessionLog(progress, request, self.runner.structure, self.runner.formats)
         self.watch = CallWatch()
         # A decode is one call outside any sampling run, so nothing else asks for an inspection before it.
         self._inspect_every_call = request.role is Role.VAE_DECODE
         self._inspect_next_call = True
 
     def count_regions(self) -> None:
-        """Count the regions that the module has to compile, for the progress of all compile nodes of the prompt.
+        """Count the module's regions, and those that are ready, for the progress of all compile nodes of the prompt.
 
-        Regions that are in memory or on disk already do not count. Raises UserError for a name of `left_out` that the
+        Raises UserError for a name of `left_out` that the
         module does not have.
         """
         request, backend = self._request, self._request.backend.name
@@ -58,7 +59,7 @@ class CompiledForward(ForwardPatch):
         sites = [site for hook in hooks for site in hook.sites]
         kinds = {(site.kind, structure_digest(site.module, memo, site.without, policy=ATTRIBUTES)) for site in sites}
         kinds |= {(hook.label[0], hook.structure) for hook in hooks if hook.label is not None}
-        self.runner.progress.set_total(max(len(kinds) - self._ready_regions(backend), 0))
+        self.runner.progress.set_total(min(self._ready_regions(backend), len(kinds)), len(kinds))
 
     def compile_ahead(self, decode: UpcomingDecode) -> None:
         """A decode will come, perhaps before the weights are loaded; see `Program.compile_ahead`."""

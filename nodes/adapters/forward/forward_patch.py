@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import inspect
 import weakref
@@ -13,6 +14,8 @@ import torch
 
 from ....compile_cache.foreign.attributes import HOOKED, is_own
 from ..foreign.core_code import is_known_forward
+
+NOTHING = object()
 
 
 class ForwardPatch(ABC):
@@ -33,6 +36,7 @@ class ForwardPatch(ABC):
         self._own_method = inner.__func__ if own else None
         self._foreign = None if own else inner
         self.is_known_code = is_known_forward(module, inner)
+        self.displaced: Any = NOTHING  # what another pack had put on the module itself, see `patch_install`
 
     @property
     def module(self) -> torch.nn.Module:
@@ -50,6 +54,12 @@ class ForwardPatch(ABC):
     def inner(self) -> Any:
         """The forward that this one replaces."""
         return self._foreign if self._own_method is None else self._own_method.__get__(self.module)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A deep copy of the module, or what is unpickled of it, has the forward that this patch replaces: ComfyUI
+        leaves the patch on the network, which every clone shares, until another clone is loaded.
+        """
+        return copy.copy, (self.inner,)
 
     def by_name(self, args: Sequence[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
         """The arguments of a call by name, in their order."""

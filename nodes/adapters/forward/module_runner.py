@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import time
 import weakref
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -12,10 +12,12 @@ import torch
 from ....compile_cache.backends.base import Call, Program
 from ....compile_cache.calls.run_summary import size_text
 from ....compile_cache.errors import BypassCode, BypassReason
+from ....compile_cache.foreign.all_modules import foreign_on_every_module
 from ....compile_cache.keys import GraphKey, Role
 from ....compile_cache.torch_facts.flags import intercepting_mode, torch_flags
 from ..comfyui import core_compiler
 from ..comfyui.compile_progress import CompileProgress
+from ..comfyui.quantization import formats_in_words
 from ..process import runtime
 from ..process.compile_request import CompileRequest
 from ..restart import shape_status
@@ -24,6 +26,7 @@ from .call_description import CallDescription
 Invoke = Callable[[Sequence[torch.Tensor]], Any]
 
 _MAX_KEYS = 1024
+_SHORT_WAIT = 0.05  # seconds; no event tells of less
 
 
 class ModuleRunner:
@@ -43,6 +46,7 @@ class ModuleRunner:
         self._request = request
         self._role = role or request.role
         self._programs: dict[str, tuple[Program, str]] = {}
+        self._changed = False  # see `_unless_changed`
         self._keys: dict[tuple[Any, ...], GraphKey] = {}  # by quick key: one object per key, found by identity
 
     def for_role(self, role: Role) -> ModuleRunner:
@@ -58,13 +62,20 @@ class ModuleRunner:
     def _load_program(self, device: str) -> tuple[Program, str]:
         """After a start this imports the compiler, and waits for what `preload` does; the prompt waits meanwhile."""
         cache, module = runtime.cache(), self._loaded_module()
-        started = time.perf_counter()
         self.progress.loading(0)
-        program, backend = runtime.program_for(module, self._request, device)
-        model = runtime.fingerprint_of(module).digest
-        self.progress.loading(len(shape_status.of_model(model, backend, cache, runtime.device()).on_disk))
-        cache.stats.waited("load", f"the backend {backend}", time.perf_counter() - started)
+        with cache.stats.stall("load", "the backend", _SHORT_WAIT):
+            program, backend = runtime.program_for(module, self._request, device)
+            model = runtime.fingerprint_of(module).digest
+            self.progress.loading(len(shape_status.of_model(model, backend, cache, runtime.device()).on_disk))
         return program, backend
+
+    def formats(self) -> list[str]:
+        """Texts that say what computes the module's quantized weights, see `formats_in_words`."""
+        return [
+            text
+            for device, (program, _) in self._programs.items()
+            for text in formats_in_words(program.quantized, torch.device(device))
+        ]
 
     def run(self, description: CallDescription, invoke: Invoke, inspect_modules: bool = False) -> Any:
         """Answer one call. invoke: calls the original forward with other tensors in place of the described ones.
@@ -81,15 +92,32 @@ class ModuleRunner:
         self.weights.paged.dtype = description.tensors[0].dtype  # core casts the latent to what it computes in
         inspected = self.weights.refresh()
         call = self._call(description, invoke, backend)
+        if self._changed and not (inspected or inspect_modules):  # probably it still is: launch no replay in vain
+            call = self._unless_changed(call)
 
         def recheck() -> Call:
             nonlocal call
-            self.weights.refresh(inspect_modules=True)
-            if self.weights.epoch != call.epoch:
-                call = self._call(description, invoke, backend)
+            if inspect_modules:
+                self.weights.refresh(inspect_modules=True)
+                if self.weights.epoch != call.epoch:
+                    call = self._call(description, invoke, backend)
+            elif call.forward_bypass is None:
+                call = self._unless_changed(call)
             return call
 
-        return runtime.cache().run(program, call, recheck if inspect_modules and not inspected else None)
+        return runtime.cache().run(program, call, None if inspected else recheck)
+
+    def _unless_changed(self, call: Call) -> Call:
+        """The call, or its original where another pack changed the model since the last inspection.
+
+        A call is the original for as long as that lasts: each new state would cost a compile and a capture.
+        """
+        change = self.weights.run_watch.change()
+        self._changed = bool(change)
+        if not change:
+            return call
+        detail = f"another pack changed {change} within a sampling run: the model runs as it is until that is undone"
+        return replace(call, forward_bypass=BypassReason(BypassCode.OBSERVED_INPUT, detail))
 
     def _call(self, description: CallDescription, invoke: Invoke, backend: str) -> Call:
         return Call(
@@ -142,6 +170,9 @@ def _forward_bypass() -> BypassReason | None:
         return BypassReason(BypassCode.GRADIENT, "gradients are on: a compiled graph has no backward pass")
     if torch.compiler.is_compiling():
         return BypassReason(BypassCode.OBSERVED_INPUT, "another pack is compiling this model")
+    everywhere = foreign_on_every_module()
+    if everywhere:
+        return BypassReason(BypassCode.REPLACED_FORWARD, f"another pack {everywhere}")
     mode = intercepting_mode()
     if mode is not None:
         return BypassReason(BypassCode.OBSERVED_INPUT, f"another pack's {mode} watches every operation of the model")

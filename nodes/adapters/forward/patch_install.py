@@ -16,14 +16,14 @@ import comfy.utils
 import torch
 from comfy.patcher_extension import CallbacksMP, PatcherInjection
 
+from ....compile_cache.foreign.attributes import is_own
 from ..process.compile_request import CompileRequest
 from ..restart import preload
 from ..weights.static_clone import OUR_INJECTIONS
 from .compiled_forward import CompiledForward
-from .forward_patch import ForwardPatch
+from .forward_patch import NOTHING, ForwardPatch
 
 _KEY = "resolute"
-_NOTHING = object()
 
 
 def install_compiled_forward(patcher: Any, name: str, request: CompileRequest) -> CompiledForward:
@@ -89,7 +89,12 @@ def _weights_detached(patcher: Any, unpatched: bool) -> None:
 
 
 def _patch_clone(patcher: Any, clone: Any) -> None:
-    """Core's copies of a model for other GPUs are clones of the patcher around another module: patch that one."""
+    """Core's copies of a model for other GPUs are clones of the patcher around another module: patch that one.
+
+    A clone around the same model has our patches already, also where another pack exchanged the network inside it.
+    """
+    if clone.model is patcher.model:
+        return
     for name, forward in list(clone.object_patches.items()):
         if not isinstance(forward, ForwardPatch) or not forward.is_alive:
             continue
@@ -117,7 +122,12 @@ def _after_patching(patcher: Any) -> None:
         if holder is patch.module:
             continue
         if vars(holder).get(method) is patch:
-            _restore(holder, method, patcher.object_patches_backup.pop(name, _NOTHING))
+            _restore(holder, method, patcher.object_patches_backup.pop(name, NOTHING))
+        found = vars(patch.module).get(method, NOTHING)
+        if isinstance(found, ForwardPatch):
+            patch.displaced = found.displaced
+        elif not is_own(patch.module, method, found):  # core left that there, and it would keep the module alive
+            patch.displaced = found
         setattr(patch.module, method, patch)
 
 
@@ -128,7 +138,7 @@ def _before_restoring(patcher: Any) -> None:
     for name, method, patch in _patches(patcher):
         if _at_path(patcher, name) is patch.module:
             continue
-        before = patcher.object_patches_backup.pop(name, _NOTHING)
+        before = patcher.object_patches_backup.pop(name, patch.displaced)
         if vars(patch.module).get(method) is patch:
             _restore(patch.module, method, before)
 
@@ -151,5 +161,5 @@ def _restore(module: torch.nn.Module, method: str, before: Any) -> None:
         before = before.inner
     del vars(module)[method]
     # What the class gives anyway is not set: a bound method of the module itself would keep it alive.
-    if before is not _NOTHING and getattr(module, method, None) != before:
+    if before is not NOTHING and getattr(module, method, None) != before:
         setattr(module, method, before)

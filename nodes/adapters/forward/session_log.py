@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import logging
+import sys
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
-from ....compile_cache.calls.run_summary import Run
+from ....compile_cache.calls.run_summary import Run, time_text
 from ....compile_cache.keys import Role
 from ..comfyui.compile_progress import CompileProgress
 from ..comfyui.transformer_options import COND_ORDER, SCHEDULE
 from ..process import runtime
 from ..process.compile_request import CompileRequest
-from ..report import runs
+from ..report import runs, stock_measurements
 
 logger = logging.getLogger(__name__)
 
@@ -30,20 +31,29 @@ _COUNTED = {
 _MAX_NEW_SIGNATURES = 3
 _SHORT_WAIT = 0.05  # seconds; less is not mentioned
 
-# Logs of ControlNets whose calls belong to the sampling run that is under way: ComfyUI tells a ControlNet of no end.
+# Logs of ControlNets whose calls belong to the sampling run that is under way. The compiled model's run ends them,
+# since it knows the batch; where the model is not compiled, ComfyUI's cleanup of the ControlNet does.
 _open: list[SessionLog] = []
 
 
 class SessionLog:
     """Compares the cache's counters at the start and at the end of a sampling run."""
 
-    def __init__(self, progress: CompileProgress, request: CompileRequest, structure: Callable[[], str]) -> None:
-        """structure: finds the digest of the model's structure, for the record of a run that ended."""
+    def __init__(
+        self,
+        progress: CompileProgress,
+        request: CompileRequest,
+        structure: Callable[[], str],
+        formats: Callable[[], Sequence[str]] = tuple,
+    ) -> None:
+        """structure: finds the digest of the model's structure, for the record of a run that ended. formats: finds what
+        computes its quantized weights.
+        """
         self._progress = progress
         self._role, self._label, self._cell = request.role, request.label, request.cell
-        self._structure = structure
+        self._structure, self._formats, self._file = structure, formats, request.file
         self._before: dict[str, Any] = {}
-        self._events_before = 0
+        self._events_before = self._waits_before = 0
         self._started, self._clock = 0.0, 0.0
         self._shape: tuple[int, ...] = ()
         self._batch, self._steps = 1, 0
@@ -51,11 +61,13 @@ class SessionLog:
     def begin(self) -> None:
         stats = runtime.cache().stats
         self._before, self._events_before = stats.snapshot(), stats.event_count
+        self._waits_before = stats.wait_count
+        self._progress.begin_run()
         self._started, self._clock = time.time(), time.perf_counter()
         self._shape, self._batch, self._steps = (), 1, 0
 
     def begin_once(self) -> None:
-        """For a ControlNet: its first call of a sampling run. The end of the model's run ends it."""
+        """For a ControlNet: its first call of a sampling run."""
         if self not in _open:
             _open.append(self)
             self.begin()
@@ -79,6 +91,8 @@ class SessionLog:
 
         is_logged: False for the many calls of a decode in tiles, which are logged only if one had to wait.
         """
+        if self in _open:
+            _open.remove(self)
         if not self._before:
             return
         after = runtime.cache().stats.snapshot()
@@ -87,7 +101,12 @@ class SessionLog:
             logger.info("Resolute: %s", self._summary(run))
         self._before = {}
         if self._shape or why_no_calls:
-            self._progress.show(run.status())
+            stock_measurements.count(run)
+            found = stock_measurements.of(run.structure, run.size)
+            status = run.status()
+            if found is not None and run.is_plain:  # the node has room for one of both, and the panel has all
+                status = f"{status.splitlines()[0]}\n{found.result()}"
+            self._progress.show_result(status)
             runs.add(run)
         while self._role is not Role.CONTROLNET and _open:
             control = _open.pop()
@@ -110,9 +129,15 @@ class SessionLog:
             counts={name: after[name] - before[name] for name in _COUNTED},
             bypasses={code: count for code, count in bypasses.items() if count > 0},
             events=tuple(runtime.cache().stats.events_since(self._events_before)),
+            waits=tuple(runtime.cache().stats.waits_since(self._waits_before)),
+            # Core ends a run in a `finally`, so what stopped it is being handled.
+            stopped=isinstance(sys.exc_info()[1], self._progress.cancellations),
+            regions=self._progress.count,
             why_no_calls=why_no_calls,
             cell=self._cell,
             structure=self._structure(),
+            formats=tuple(self._formats()),
+            file=self._file,
         )
 
     @staticmethod
@@ -123,7 +148,7 @@ class SessionLog:
         if run.why_no_calls:
             line += f": {run.why_no_calls}"
         if run.waited >= _SHORT_WAIT:
-            line += f", waited {run.waited:.1f} s"
+            line += f", waited {time_text(run.waited)}"
         new = [event.text for event in run.events if event.kind == "signature"]
         if new:
             more = "; ..." if len(new) > _MAX_NEW_SIGNATURES else ""

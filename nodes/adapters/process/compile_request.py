@@ -15,8 +15,8 @@ from ..comfyui import latent_cells
 class CompileRequest:
     """chosen: the backend as the node has it, one of `registry.CHOICES`. backend, capabilities, why: what that means on
     `device`, the type of device that the node expects the module to run on ("cuda"), and a sentence that explains it.
-    label: the model's name, for people. left_out: kinds or places of blocks that run as they are.
-    cell: pixels to a side of a latent cell, for people.
+    label: the model's name, for people. file: of the model, or empty. left_out: kinds or places of blocks that run as
+    they are. cell: pixels to a side of a latent cell, for people.
     """
 
     chosen: str
@@ -27,6 +27,7 @@ class CompileRequest:
     role: Role
     node_id: str | None = None
     label: str = ""
+    file: str = ""
     left_out: tuple[str, ...] = ()
     cell: int = latent_cells.DEFAULT
 

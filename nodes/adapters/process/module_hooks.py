@@ -13,7 +13,7 @@ from ....compile_cache.keys import Role
 from ....compile_cache.regions.site import Bypass, Hook, RegionRunner, RegionSite
 from ..blocks import left_out
 from ..blocks.families import hooks_of
-from ..comfyui import version
+from ..comfyui import chosen_attention, version
 from ..weights.streamed_blocks import streamed
 from ..weights.weights_epoch import WeightsEpoch
 
@@ -48,9 +48,9 @@ class ModuleHooks:
         return self._kept
 
     def known(self) -> Sequence[Hook]:
-        """The hooks before any call. Raises UserError if a name of `left_out` is no block of the module."""
+        """The hooks before any call. Raises UserError if a name of `left_out` is surely no block of the module."""
         self._build_if_changed()
-        left_out.require_known(self._names, self._all)
+        left_out.require_known(self._names, self._all, self._reasons)
         return self._kept
 
     def close(self) -> None:
@@ -60,7 +60,8 @@ class ModuleHooks:
 
     def _build_if_changed(self) -> None:
         module = self._module()
-        now = (self._weights.code(), version.attention_is_traceable(), version.vae_attention_is_traceable())
+        attention = (chosen_attention.default(), version.attention_is_traceable(), version.vae_attention_is_traceable())
+        now = (self._weights.code(), *attention)
         if module is None or now == self._built_for:
             return
         self._reasons, called = [], self._bypass

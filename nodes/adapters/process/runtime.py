@@ -19,8 +19,10 @@ import torch
 from ....compile_cache.attention.chooser import chooser
 from ....compile_cache.backends.base import Program
 from ....compile_cache.calls.cache import GraphCache
+from ....compile_cache.captures.room import free_bytes
 from ....compile_cache.config import CacheConfig
 from ....compile_cache.regions.structure import structure_digest
+from ....compile_cache.store.compile_seconds import CompileSeconds
 from ....compile_cache.store.fingerprint import ModelFingerprint
 from ..comfyui import dynamic_vram, page_loading
 from ..comfyui.module_attributes import ATTRIBUTES
@@ -70,7 +72,7 @@ _wake: queue.SimpleQueue[None] = queue.SimpleQueue()  # `put` is reentrant, so a
 _cleaner: threading.Thread | None = None
 _ending = threading.Event()
 _END_SECONDS = 10.0  # that the thread may take to end
-_holder: Any = None  # a MemoryHolder
+_holders: dict[str, Any] = {}  # a MemoryHolder for each device that had captures
 _with_captures: collections.deque[int] = collections.deque()  # collected modules whose captures are not dropped yet
 
 
@@ -94,27 +96,40 @@ def cache() -> GraphCache:
                 user_settings.variables(),
                 ATTRIBUTES,
             )
-            _cache = GraphCache(replace(config, spare_bytes=dynamic_vram.headroom()))
+            _cache = GraphCache(replace(config, spare_bytes=dynamic_vram.headroom()), _within_reach)
             _cache.after_capture = _show_memory
             choices = None if config.store_folder is None else config.store_folder / "attention"
             chooser.use(choices, functools.partial(_cache.stats.stall, "measure"))
         return _cache
 
 
+def _within_reach(device: str) -> int:
+    free = free_bytes(device)
+    return free and free + dynamic_vram.resident_bytes(device)
+
+
 def _show_memory() -> None:
-    """A capture was made: let ComfyUI ask for its memory. Without that, captures keep theirs until Free Graphs."""
-    global _holder
+    """A capture was made: let ComfyUI ask for its memory. Without that, captures keep theirs until Free Graphs.
+
+    Core asks what is loaded on the device that needs memory, so each device has a holder of its own.
+    """
     assert _cache is not None
     graph_cache = _cache
     try:
-        if _holder is None:
-            from ..comfyui.memory_holder import MemoryHolder  # only here: it derives from a class of core's
+        from ..comfyui.memory_holder import MemoryHolder  # only here: it derives from a class of core's
 
-            _holder = MemoryHolder(device(), lambda: graph_cache.bytes, graph_cache.give_back)
-        _holder.show()
+        for name in graph_cache.bytes_by_device():
+            if name not in _holders:
+                held = functools.partial(_held_on, graph_cache, name)
+                _holders[name] = MemoryHolder(torch.device(name), held, graph_cache.give_back)
+            _holders[name].show()
     except Exception:  # a class of core's has changed, which must not cost the picture
         logger.warning("Resolute: ComfyUI cannot ask for the memory of captures", exc_info=True)
         graph_cache.after_capture = lambda: None
+
+
+def _held_on(graph_cache: GraphCache, name: str) -> int:
+    return graph_cache.bytes_by_device().get(name, 0)
 
 
 def record_of(module: torch.nn.Module) -> ModuleRecord:
@@ -125,7 +140,9 @@ def record_of(module: torch.nn.Module) -> ModuleRecord:
         if module not in _owners:
             owner = next(_numbers)
             _owners[module] = owner
-            _records[owner] = ModuleRecord(owner, WeightsEpoch(module, trusted, page_loading.fill))
+            unsupported = page_loading.why_unsupported()
+            weights = WeightsEpoch(module, trusted, page_loading.fill, unsupported=unsupported)
+            _records[owner] = ModuleRecord(owner, weights)
             weakref.finalize(module, _note_collected, owner)
             if _cleaner is None:
                 _cleaner = threading.Thread(target=_clean_up, name="resolute-clean-up", daemon=True)
@@ -197,6 +214,19 @@ def programs() -> dict[tuple[int, str, tuple[str, ...]], Program]:
         for owner, record in list(_records.items())  # another thread may add one meanwhile
         for (backend, left_out), program in list(record.programs.items())
     }
+
+
+def waiting_seconds() -> float:
+    """The clock of waits: see `Stats.waiting_seconds`."""
+    return cache().stats.waiting_seconds()
+
+
+@functools.cache
+def compile_seconds() -> CompileSeconds:
+    """The seconds that compiles took on this machine, kept beside the compiled regions."""
+    folder, where = cache().config.store_folder, device()
+    name = torch.cuda.get_device_name(where) if where.type == "cuda" else where.type
+    return CompileSeconds(None if folder is None else folder / "compile_seconds.json", name)
 
 
 def device() -> torch.device:

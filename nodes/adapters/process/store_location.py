@@ -15,8 +15,7 @@ from ..foreign.packs import add_source
 _PACK = Path(__file__).resolve().parents[3]
 # Our own code that traces regions and compiles them.
 _TRACING = (
-    "nodes/adapters/blocks", "compile_cache/backends/inductor", "compile_cache/regions/structure.py",
-    "compile_cache/attention",
+    "nodes/adapters/blocks", "compile_cache/backends/inductor", "compile_cache/regions", "compile_cache/attention",
 )  # fmt: skip
 # Packages whose code a trace of ComfyUI's blocks may include.
 _PACKAGES = ("comfy-kitchen",)

@@ -10,9 +10,10 @@ import torch
 from ....compile_cache.backends import registry
 from ....compile_cache.backends.base import Located
 from ....compile_cache.calls.cache import GraphCache
+from ....compile_cache.calls.run_summary import sides_in
 from ....compile_cache.keys import WHOLE_DIFFUSION_MODEL
 from ....compile_cache.store.shape_history import Model, UsedShape
-from ..comfyui.latent_cells import CHANNELS_OF_DEFAULT
+from ..comfyui import latent_cells
 
 # A shape in memory runs at once. One on disk first loads its regions and captures, which takes tenths of a second.
 MEMORY, DISK, UNKNOWN = "memory", "disk", "unknown"
@@ -57,13 +58,19 @@ def models(cache: GraphCache, device: torch.device) -> list[dict[str, Any]]:
 
 
 def sizes(cache: GraphCache, device: torch.device) -> list[tuple[int, int]]:
-    """(width, height), in cells, of diffusion models' latents that are in memory, or on disk if none is in memory."""
+    """(width, height), in pixels, of pictures whose graphs are in memory, or on disk if none is in memory."""
     ready: dict[str, list[tuple[int, int]]] = {MEMORY: [], DISK: [], UNKNOWN: []}
-    captured = [{**graph.plain(), "state": MEMORY} for graph, _ in cache.captured()]
+    captured = [
+        {**graph.plain(), "size": cache.shapes.size_of(graph), "state": MEMORY} for graph, _ in cache.captured()
+    ]
     for shape in [*captured, *(shape for model in models(cache, device) for shape in model["shapes"])]:
-        latent = shape["latent_shape"]
-        if shape["role"] in WHOLE_DIFFUSION_MODEL and len(latent) == 4 and latent[1] in CHANNELS_OF_DEFAULT:
-            ready[shape["state"]].append((latent[3], latent[2]))
+        size = sides_in(shape["size"])  # in the cells of its own model; none where an earlier version noted no size
+        if (
+            size is not None
+            and shape["role"] in WHOLE_DIFFUSION_MODEL
+            and latent_cells.is_picture(shape["latent_shape"])
+        ):
+            ready[shape["state"]].append(size)
     return list(dict.fromkeys(ready[MEMORY] or ready[DISK]))
 
 

@@ -11,19 +11,34 @@ import comfy.sampler_helpers
 from ....compile_cache.backends.cuda_graphs.memory import release_graph_memory
 from ..comfyui import version
 from ..comfyui.messages import broadcast
+from ..comfyui.prompt_end import when_prompt_ends
 from ..process import runtime
 
 logger = logging.getLogger(__name__)
 
 
 def free_graphs() -> int:
-    """Free all captures that no running session uses, and torch's cached memory. Returns the captures' bytes."""
+    """Free all captures that no running session uses. Returns their bytes.
+
+    From any thread: it waits for a call that runs, because a capture fails if memory is given back meanwhile.
+    """
     freed = runtime.cache().trim()
-    release_graph_memory()
-    comfy.model_management.soft_empty_cache()
     logger.info("Resolute: freed %d MiB of captured graphs", freed >> 20)
-    broadcast("idle")  # so that the panel shows it
+    broadcast("freed", bytes=freed)
     return freed
+
+
+def free_or_wait(queue: Any) -> dict[str, Any]:
+    """Free all captures now, or while a prompt runs when that ends. queue: ComfyUI's PromptQueue.
+
+    Returns `state` ("freed", "nothing" or "later"), the `bytes` that were freed, and a `text` for people.
+    """
+    if when_prompt_ends(queue, free_graphs):
+        return {"state": "later", "bytes": 0, "text": "The captures are freed when this prompt ends."}
+    freed = free_graphs()
+    if not freed:
+        return {"state": "nothing", "bytes": 0, "text": "Nothing was held."}
+    return {"state": "freed", "bytes": freed, "text": f"Freed {freed / 2**20:.0f} MiB."}
 
 
 def make_room(executor: Any, patcher: Any, noise_shape: Any, conds: Any, *args: Any, **kwargs: Any) -> Any:

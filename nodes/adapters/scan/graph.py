@@ -52,7 +52,7 @@ def upstream(nodes: Nodes, names: Iterable[str]) -> set[str]:
         name = waiting.pop()
         if name in nodes and name not in found:
             found.add(name)
-            waiting += [source for source, _ in _active_links(nodes[name]).values()]
+            waiting += [source for source, _ in active_links(nodes[name]).values()]
     return found
 
 
@@ -60,7 +60,7 @@ def downstream(nodes: Nodes, names: Iterable[str]) -> set[str]:
     """`names` and the ids of all nodes that depend on them: those whose `upstream` has one of `names`."""
     users: dict[str, list[str]] = {}
     for name, node in nodes.items():
-        for source, _ in _active_links(node).values():
+        for source, _ in active_links(node).values():
             users.setdefault(source, []).append(name)
     found: set[str] = set()
     waiting = [name for name in names if name in nodes]
@@ -100,7 +100,7 @@ def _feeds_model_inputs(uses: set[str]) -> bool:
     return bool(uses) and all(name.startswith(_MODEL_INPUTS) or name.endswith(_PIPE) for name in uses)
 
 
-def _active_links(node: Node) -> dict[str, Link]:
+def active_links(node: Node) -> dict[str, Link]:
     """The links that ComfyUI evaluates. A switch evaluates only the one that it is set to."""
     links = node.links()
     if node.class_type not in SWITCHES:

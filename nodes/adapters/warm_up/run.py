@@ -17,6 +17,7 @@ import comfy.utils
 from ....compile_cache.calls.recordings import RecordedCalls
 from ....compile_cache.errors import UserError, first_line
 from ....compile_cache.warm_up_plan import FAILED, READY, WARMED, Item, Outcome
+from ..comfyui.messages import broadcast
 from ..comfyui.progress import NodeProgress
 from ..forward.compiled_forward import CompiledForward
 from ..process import runtime
@@ -61,7 +62,7 @@ def warm_up(inputs: WarmUpInputs, items: Sequence[Item], node_id: str | None = N
         raise UserError(" ".join(["Nothing can be warmed up.", *skipped_inputs(inputs)]))
     progress = NodeProgress(node_id)
     bar = comfy.utils.ProgressBar(len(tasks), node_id=node_id)
-    outcomes = []
+    outcomes, started = [], time.perf_counter()
     for number, task in enumerate(tasks):
         progress.raise_if_cancelled()
         progress.report(number, len(tasks), f"warming {number + 1} of {len(tasks)}: {task.what} {task.item}")
@@ -69,6 +70,8 @@ def warm_up(inputs: WarmUpInputs, items: Sequence[Item], node_id: str | None = N
         bar.update(1)
     counts = ", ".join(f"{sum(o.state == state for o in outcomes)} {state}" for state in (READY, WARMED, FAILED))
     progress.report(len(tasks), len(tasks), f"warm-up: {counts}")
+    ready = dict.fromkeys(outcome.item for outcome in outcomes if outcome.state != FAILED)
+    broadcast("warmed", sizes=list(ready), took=time.perf_counter() - started)
     return outcomes
 
 

@@ -29,7 +29,8 @@ class Costs:
         if rise["captures"] > rise["graph_calls"]:  # a known signature is captured again
             found.append("more captures than forwards that could be captured")
         architectures = {self._key(each) for workflow in workflows for each in workflow.architectures}
-        if rise["region_compiles"] and architectures <= self._met:
+        as_is = any(workflow.runs_as_is for workflow in workflows)
+        if rise["region_compiles"] and architectures <= self._met and not as_is:
             found.append("regions were compiled again")
         if not rise["bypasses"]:  # a patched block is compiled only when it runs without the patch
             self._met.update(self._key(each) for workflow in workflows for each in workflow.certain_architectures)
@@ -52,6 +53,8 @@ class Costs:
         if self._backend != "inductor":  # no regions: what cannot be captured runs eagerly
             return found
         through_regions = rise["graph_calls"] + rise["replays"]
+        if any(workflow.runs_as_is for workflow in workflows):
+            return found
         if "eager" not in possible and rise["eager_calls"]:
             found.append("whole forwards ran as they are")
         if "chosen" in sure and not through_regions:

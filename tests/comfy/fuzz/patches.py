@@ -31,6 +31,7 @@ OUTSIDE_BLOCKS = (
     "diffusion_model_wrapper",
 )
 REPLACED = ("replaced_forward",)
+SOME_STEPS = ("patched_for_some_steps",)
 # The kinds of ResoluteTestGlobalState, which changes something for the whole process while its model samples, with the
 # bypasses that each causes. FLAGS are part of a region's key, so each of them compiles regions once; NVIDIA_FLAGS only
 # on CUDA, because nothing else reads them.
@@ -43,6 +44,9 @@ GLOBAL_STATES = {
     "exchanged torch attention": frozenset({"replaced_forward"}),
     "exchanged activation": frozenset({"replaced_forward"}),
     "exchanged embedding": frozenset({"replaced_forward"}),
+    "exchanged method": frozenset({"replaced_forward"}),
+    "assigned code": frozenset({"replaced_forward"}),
+    "global hook": frozenset({"replaced_forward"}),
 }
 # Left out, because other tests cover them: the first affects all later prompts, the second never runs compiled.
 LEFT_OUT = ("changed_in_place", "exchanged_network")
@@ -58,7 +62,7 @@ class Patch:
 
     bypasses: codes that it may cause. decides: it compares numbers, so two correct results may differ if the numbers
     are almost equal. counts_calls: its image depends on whether conditions are merged into one call. input: name of
-    its model input.
+    its model input. runs_as_is: calls of the model may run without any region.
     """
 
     node: dict[str, Any]
@@ -66,6 +70,7 @@ class Patch:
     decides: bool = False
     counts_calls: bool = False
     input: str = "model"
+    runs_as_is: bool = False
 
 
 def _step_cache(class_type: str) -> Patch:
@@ -157,7 +162,16 @@ PATCHES: dict[str, Patch] = {
     **{kind: Patch(node("ResoluteTestPatch", kind=kind)) for kind in OUTSIDE_BLOCKS},
     **{kind: Patch(node("ResoluteTestPatch", kind=kind), _PATCHED) for kind in INSIDE_BLOCKS},
     **{kind: Patch(node("ResoluteTestPatch", kind=kind), frozenset({"replaced_forward"})) for kind in REPLACED},
-    **{kind: Patch(node("ResoluteTestGlobalState", kind=kind), codes) for kind, codes in GLOBAL_STATES.items()},
+    **{
+        kind: Patch(
+            node("ResoluteTestPatch", kind=kind), frozenset({"replaced_forward", "observed_input"}), runs_as_is=True
+        )
+        for kind in SOME_STEPS
+    },
+    **{
+        kind: Patch(node("ResoluteTestGlobalState", kind=kind), codes, runs_as_is=kind == "global hook")
+        for kind, codes in GLOBAL_STATES.items()
+    },
 }
 # A bug of core's DynamicVRAM: each load puts the buffers of the last load back by their names, so a model_sampling that
 # a node exchanged gets the sigmas of the one before it, and the next prompt has another schedule

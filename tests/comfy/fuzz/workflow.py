@@ -14,7 +14,7 @@ NETS = {"one": 1, "two": 2, "early": 1, "late": 1, "weak": 1}
 # Kinds of one level, which no ControlNet here fits, and whose weights are of 8 bits.
 SMALL = ("fp8", "quantized")
 # Bypasses that a kind of model may cause.
-_BYPASSES = {"quantized": {"unreadable_weights"}, "counting": {"foreign_model"}}
+_BYPASSES = {"counting": {"foreign_model"}}
 
 # Kind of model, whether ComfyUI casts its weights in each forward, and torch's flags.
 Architecture = tuple[str, bool, tuple[str, ...]]
@@ -141,6 +141,11 @@ class Workflow:
     def bypasses(self) -> set[str]:
         """The bypass codes that the patches and the kind of model may cause."""
         return _BYPASSES.get(self.kind, set()).union(*(PATCHES[name].bypasses for name in self.patches))
+
+    @property
+    def runs_as_is(self) -> bool:
+        """Whether a patch makes calls of the model run without any region."""
+        return any(PATCHES[name].runs_as_is for name in self.patches)
 
     @property
     def decides(self) -> bool:

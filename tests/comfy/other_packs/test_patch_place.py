@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
+from typing import Any
 
 import pytest
 import torch
@@ -29,6 +30,13 @@ def test_a_decoder_that_is_wrapped_while_ours_is_loaded_stays_wrapped(bench: Ben
     assert_untouched(wrapper)
     assert torch.equal(bench.decode(vae), expected)
     assert wrapper.runs == 2
+
+
+def test_a_clone_of_a_model_whose_network_another_pack_exchanged_has_our_patch_as_it_was(bench: Bench) -> None:
+    """Such a clone is no copy for another GPU, though another network is at the path of ours."""
+    exchanged = packs.with_compiled_network(bench.compiled(bench.model()))
+    ours = exchanged.object_patches["diffusion_model._forward"]
+    assert exchanged.clone().object_patches["diffusion_model._forward"] is ours
 
 
 def test_a_decoder_that_is_wrapped_between_two_decodes_of_ours_stays_wrapped(bench: Bench) -> None:
@@ -133,3 +141,26 @@ def test_core_may_eject_and_inject_in_the_middle_of_a_run(bench: Bench, wrapped:
     assert torch.equal(bench.sample(ours), expected)
     bench.unload()
     assert "_forward" not in vars(network)
+
+
+def test_the_forward_that_a_pack_set_on_the_network_itself_comes_back(bench: Bench) -> None:
+    """Also where the network was wrapped while ours was off: then core's backup is of the wrapper."""
+    model = bench.model()
+    network = model.model.diffusion_model
+    own = network._forward
+
+    def halved(*args: Any, **kwargs: Any) -> torch.Tensor:
+        result: torch.Tensor = own(*args, **kwargs) * 0.5
+        return result
+
+    network._forward = halved
+    expected = bench.sample(model)
+    ours = bench.compiled(model)
+    wrapper = model.model.diffusion_model = packs.Compiled(network)
+    for _ in range(2):
+        assert torch.equal(bench.sample(ours), expected)
+        bench.unload()
+        assert vars(network)["_forward"] is halved
+        assert_untouched(wrapper)
+    model.model.diffusion_model = network
+    assert torch.equal(bench.sample(model), expected)

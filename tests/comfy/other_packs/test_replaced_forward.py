@@ -125,7 +125,12 @@ def test_the_pack_of_a_function_is_its_folder_in_custom_nodes(
 
     file = Path(str(tmp_path)) / "custom_nodes" / "Some-Pack" / "caching.py"
     file.parent.mkdir(parents=True)
-    file.write_text("def outer():\n    def cached(): ...\n    return cached\n")
+    file.write_text(
+        "import functools\n"
+        "def outer():\n    def cached(): ...\n    return cached\n"
+        "def wrapping(function):\n    @functools.wraps(function)\n"
+        "    def faster(*args, **kwargs):\n        return function(*args, **kwargs)\n    return faster\n"
+    )
     spec = importlib.util.spec_from_file_location("custom_nodes.Some-Pack.caching", file)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -133,5 +138,12 @@ def test_the_pack_of_a_function_is_its_folder_in_custom_nodes(
     spec.loader.exec_module(module)
     describe = bench.core.ours("foreign.describe").describe_code
     assert describe(module.outer()) == "cached (Some-Pack)"
+    sampler = bench.core.comfy.samplers.k_diffusion_sampling.sample_euler
+    wrapped = module.wrapping(sampler)
+    assert describe(wrapped) == "faster (Some-Pack)", "it has the name of what it wraps"
+    assert describe(sampler) == "sample_euler (comfy)"
+    is_core_function = bench.core.ours("foreign.core_code").is_core_function
+    assert is_core_function(sampler, "comfy.k_diffusion.sampling")
+    assert not is_core_function(wrapped, "comfy.k_diffusion.sampling")
     optimized = torch.compile(torch.nn.Linear(2, 2), backend="eager")
     assert describe(optimized) == "OptimizedModule (torch.compile)"

@@ -11,7 +11,8 @@ import pytest
 import torch
 from torch import nn
 
-from compile_cache.foreign.attributes import ForeignCode, is_own
+from compile_cache.foreign.attributes import is_own, marks_in
+from compile_cache.foreign.classes import exchanged
 from compile_cache.foreign.names import origin
 
 
@@ -52,7 +53,7 @@ def patched_class() -> Iterator[type[nn.Module]]:
 
 
 def inside(module: nn.Module, is_root: bool = False) -> tuple[int, ...]:
-    return ForeignCode().inside(module, is_root)
+    return marks_in(module, is_root)
 
 
 @pytest.mark.parametrize(
@@ -60,6 +61,7 @@ def inside(module: nn.Module, is_root: bool = False) -> tuple[int, ...]:
 )
 def test_a_class_is_its_own(module: nn.Module) -> None:
     assert inside(module) == ()
+    assert exchanged(map(type, module.modules())) == []
 
 
 def test_a_method_of_the_class_that_was_put_back_is_its_own() -> None:
@@ -102,7 +104,7 @@ def test_a_hook_is_foreign_but_at_the_root_where_it_runs_around_ours() -> None:
 def test_a_class_that_a_pack_patched_is_foreign_though_it_says_otherwise(patched_class: type[nn.Module]) -> None:
     assert patched_class.forward.__module__ == __name__
     assert origin(patched_class.forward) == "some_pack"
-    assert inside(patched_class())
+    assert exchanged([patched_class]) == [f"{__name__}.Module.forward"]
 
 
 def test_other_code_has_other_marks() -> None:

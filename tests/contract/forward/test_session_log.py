@@ -1,4 +1,4 @@
-"""The log of a sampling run holds nothing of the model that it is about."""
+"""The log of a sampling run: what ends it, and that it holds nothing of the model that it is about."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import weakref
 from collections.abc import Callable
 from types import ModuleType
 
+import pytest
 import torch
 from torch import nn
 
@@ -40,3 +41,22 @@ def test_the_open_log_of_a_controlnet_keeps_no_weights(adapter: Callable[[str], 
         assert session._open[0]._structure() == ""
     finally:
         session._open.clear()
+
+
+def test_each_run_of_a_controlnet_beside_a_model_that_is_not_compiled_is_logged(
+    adapter: Callable[[str], ModuleType], comfy: None, caplog: pytest.LogCaptureFixture
+) -> None:
+    forward, session = adapter("forward.compiled_forward"), adapter("forward.session_log")
+    request = adapter("process.compile_request").CompileRequest
+    network = Network()
+    compiled = forward.CompiledForward(
+        network, network.forward, request.resolved("eager", "cpu", forward.Role.CONTROLNET)
+    )
+    for calls in (3, 2):
+        caplog.clear()
+        with caplog.at_level("INFO"):
+            for _ in range(calls):
+                compiled(torch.ones(1, 4, 2, 2))
+            compiled.end()  # ComfyUI cleans up each model that it loaded for the run
+        assert f"{calls} eager calls" in caplog.text
+        assert session._open == []

@@ -30,6 +30,7 @@ class Built:
 
     def __init__(self, adapter: Callable[[str], ModuleType], monkeypatch: pytest.MonkeyPatch, *left_out: str) -> None:
         self.model, self.times, self.reported = Model(), 0, list[str]()
+        self.reason: str | None = "a reason"
         part = adapter("process.module_hooks")
         monkeypatch.setattr(part, "hooks_of", self.hooks_of)
         self.weights = adapter("weights.weights_epoch").WeightsEpoch(self.model)
@@ -40,7 +41,8 @@ class Built:
     def hooks_of(self, module: Any, role: str, run: Any, bypass: Any) -> list[Any]:
         assert (module is self.model, role) == (True, ROLE)
         self.times += 1
-        bypass(self._reason("code", "a reason"))
+        if self.reason is not None:
+            bypass(self._reason("code", self.reason))
         sites = [self._site(f"blocks.{n}", "Block", block, None, ()) for n, block in enumerate(module.blocks)]
         return [
             self._hook(
@@ -112,8 +114,22 @@ def test_a_name_that_is_left_out_is_checked_against_the_same_hooks(
     assert built.reported == ["a reason", "you left out blocks.1: 1 of 2 blocks run as they are"]
     assert built.times == 1
     unknown = Built(adapter, monkeypatch, "blocks.7")
+    unknown.reason = None
     with pytest.raises(Exception, match="which this model does not have"):
         unknown.hooks.known()
+
+
+def test_a_name_that_may_be_of_blocks_without_a_hook_does_not_cost_the_picture(
+    adapter: Callable[[str], ModuleType],
+    comfy: None,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    built = Built(adapter, monkeypatch, "BasicTransformerBlock", "blocks.1")
+    built.reason = "attention cannot be traced"
+    with caplog.at_level("INFO"):
+        assert [hook.sites[0].name for hook in built.hooks.known()] == ["blocks.0"]
+    assert "'BasicTransformerBlock', which no block has that is compiled now: attention cannot be traced" in caplog.text
 
 
 def test_the_blocks_of_a_module_that_is_gone_are_let_go(built: Built) -> None:

@@ -11,7 +11,7 @@ import pytest
 from compile_cache.calls.cache import GraphCache
 from compile_cache.config import CacheConfig
 
-from ..fakes import BUDGET, OBSERVED, Module
+from ..fakes import BUDGET, OBSERVED, FakeProgram, Module
 
 
 class TestWatching:
@@ -60,6 +60,25 @@ class TestRemembering:
         found = GraphCache(kept).shapes.of_model("model" * 8)
         assert [graph.key for graph in found] == [module.call(8).key, module.call(16).key]
         assert all(graph.seconds >= 0 for graph in found)
+
+    def test_the_next_process_names_the_flag_of_torch_that_changed_meanwhile(
+        self, kept: CacheConfig, program: Any, module: Module
+    ) -> None:
+        def texts(*flags: bool) -> list[str]:
+            """Of a process in which the model is called under each of these settings."""
+            cache = GraphCache(kept)
+            for flag in flags:
+                under = (("fp16 accumulation", flag), ("autocast", "off"))
+                cache.run(FakeProgram(), module.call(8, torch_flags=under))
+            return [event.text for event in cache.stats.events if event.kind == "signature"]
+
+        since = "; since it last ran, torch's settings changed: fp16 accumulation"
+        first = "unet 1x4x8x8: first graph of this module"
+        assert texts(False) == [first]
+        assert texts(False) == [first]
+        assert texts(True) == [f"{first}{since} False -> True"]
+        assert texts(True, False) == [first, "unet 1x4x8x8: fp16 accumulation True -> False"]
+        assert texts(True) == [f"{first}{since} False -> True"]
 
     def test_calls_that_were_not_captured_because_of_a_patch_are_not(
         self, kept: CacheConfig, program: Any, module: Module

@@ -3,34 +3,41 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import pytest
 
 from compile_cache.backends.base import Capabilities
+from compile_cache.backends.cuda_graphs.run_cost import RunCost
+from compile_cache.calls import cache as cache_module
 from compile_cache.calls.cache import GraphCache
+from compile_cache.captures import room
+from compile_cache.config import CacheConfig
 from compile_cache.errors import CaptureError
 from compile_cache.weights import Weights
 
-from ..fakes import GRADIENT, OBSERVED, FakeProgram, StoppingProgress, answer, expect, oom
+from ..fakes import GRADIENT, MIB, OBSERVED, FakeProgram, StoppingProgress, answer, expect, oom
 
 
 class CountingWeights(Weights):
-    """Pages that find room while `room` is true."""
+    """Pages that find room while `room` is true. asked: how often they were to be brought in."""
 
     pages = True
+    bytes = 1000 * MIB
 
     def __init__(self) -> None:
         self.room = True
         self.failure: BaseException | None = None
         self.pins = 0
+        self.asked = 0
         self.pinned_so_far = 0
         self.is_in_place = False
 
     def pin(self) -> bool:
         if self.failure is not None:
             raise self.failure
+        self.asked += 1
         self.pins += self.room
         self.pinned_so_far += self.room
         return self.room
@@ -229,3 +236,77 @@ def test_a_replay_that_turns_out_stale_is_unpinned_before_the_call_is_answered_a
     with expect(cache, graph_calls=1, captures=1):
         assert answer(cache.run(program, stale, recheck)) == 5.0
     assert pins == [0]
+
+
+# --- a card that is too small for all weights ------------------------------------------------------------------------
+
+
+class Card:
+    """A device that could give `reach` bytes, and a cache that looks at it before each call."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.reach, self.work = 0, 0
+        monkeypatch.setattr(room, "_CHECK_SECONDS", 0.0)
+        monkeypatch.setattr(cache_module, "cost_of_run", lambda device: nullcontext(RunCost(self.work)))
+        self.cache = GraphCache(CacheConfig(spare_bytes=100 * MIB), lambda device: self.reach)
+
+
+@pytest.fixture
+def card(monkeypatch: pytest.MonkeyPatch) -> Card:
+    return Card(monkeypatch)
+
+
+def test_weights_that_cannot_all_be_there_are_not_asked_for(
+    card: Card, program: Any, module: Any, weights: Any
+) -> None:
+    card.reach, weights.room = 1150 * MIB, False
+    with expect(card.cache, {"streamed_weights": 40}, graph_calls=40):
+        for _ in range(40):
+            assert answer(card.cache.run(program, module.call(weights=weights))) == 2.0
+    assert (weights.asked, program.capture_attempts) == (0, 0)
+    card.reach, weights.room = 1450 * MIB, True  # another program ended
+    with expect(card.cache, graph_calls=1, captures=1):
+        card.cache.run(program, module.call(weights=weights))
+
+
+def test_weights_that_find_no_room_twice_are_not_asked_for_again(
+    card: Card, program: Any, module: Any, weights: Any
+) -> None:
+    """Once may be by chance: another model was about to leave."""
+    card.reach, weights.room = 2000 * MIB, False
+    with expect(card.cache, {"streamed_weights": 40}, graph_calls=40):
+        for _ in range(40):
+            card.cache.run(program, module.call(weights=weights))
+    assert weights.asked == 2
+
+
+@pytest.mark.parametrize("captured", [True, False], ids=["a capture", "none"])
+def test_once_is_forgiven(card: Card, program: Any, module: Any, weights: Any, captured: bool) -> None:
+    card.reach = 2000 * MIB
+    if captured:
+        card.cache.run(program, module.call(weights=weights))
+    weights.room, asked = False, weights.asked
+    with expect(card.cache, {"streamed_weights": 1}, graph_calls=1):
+        card.cache.run(program, module.call(weights=weights))
+    assert weights.asked == asked + 1
+    weights.room = True
+    with expect(card.cache, **({"replays": 1} if captured else {"graph_calls": 1, "captures": 1})):
+        card.cache.run(program, module.call(weights=weights))
+
+
+def test_no_capture_is_tried_without_room_for_it_beside_the_weights(
+    card: Card, program: Any, module: Any, weights: Any
+) -> None:
+    card.reach, card.work = 1800 * MIB, 700 * MIB
+    with expect(card.cache, {"capture_failed": 20}, graph_calls=20):
+        for _ in range(20):
+            card.cache.run(program, module.call(weights=weights))
+    assert program.capture_attempts == 0
+    assert program.in_place == [True] * 20  # the run itself fits
+    card.reach = 2100 * MIB
+    with expect(card.cache, graph_calls=1, captures=1):
+        card.cache.run(program, module.call(weights=weights))
+    smaller = module.call(16, weights=weights)
+    card.reach, card.work = 1800 * MIB, 300 * MIB
+    with expect(card.cache, graph_calls=1, captures=1):
+        card.cache.run(program, smaller)

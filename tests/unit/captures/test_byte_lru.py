@@ -106,6 +106,14 @@ def test_pins_are_counted(cache: ByteLRU[str, str]) -> None:
     assert cache.trim(0) == 4
 
 
+def test_a_discarded_key_has_no_pin_when_it_comes_back(cache: ByteLRU[str, str]) -> None:
+    cache.put("a", "A", 4)
+    cache.pin("a")
+    cache.discard("a")
+    cache.put("a", "new", 4)
+    assert cache.trim(0) == 4
+
+
 def test_an_extra_unpin_does_not_cancel_a_later_pin(cache: ByteLRU[str, str]) -> None:
     cache.put("a", "A", 4)
     cache.unpin("a")
@@ -168,6 +176,7 @@ class AgainstANaiveModel(RuleBasedStateMachine):
     def drop(self, key: str) -> None:
         self.left += [value for name, value, _ in self.kept if name == key]
         self.kept = [entry for entry in self.kept if entry[0] != key]
+        self.pins.pop(key, None)
 
     def shrink(self, limit: int) -> int:
         freed = 0

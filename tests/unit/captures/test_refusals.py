@@ -14,7 +14,8 @@ import torch
 from compile_cache.calls.cache import GraphCache
 from compile_cache.captures import refusals
 from compile_cache.captures.captures import capture_key
-from compile_cache.captures.refusals import OutOfMemoryBackoff, machine_of
+from compile_cache.captures.refusals import machine_of
+from compile_cache.captures.room import OutOfMemoryBackoff
 from compile_cache.config import CacheConfig
 from compile_cache.errors import BypassCode, BypassReason, CaptureError, NoGainError
 
@@ -165,14 +166,17 @@ def test_after_a_restart_it_is_not_measured_again(known: CacheConfig) -> None:
     assert start.is_measured(16), "another size is another choice"
 
 
-def test_the_file_of_a_model_is_read_once(known: CacheConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_file_of_a_model_is_read_in_its_first_call(known: CacheConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     start = Start(known)
     reads: list[str] = []
     of_model = start.cache.shapes.of_model
     monkeypatch.setattr(start.cache.shapes, "of_model", lambda model: reads.append(model) or of_model(model))
-    for side in (8, 16, 8, 16):
+    start.run(8)
+    assert reads
+    reads.clear()
+    for side in (16, 8, 16):
         start.run(side)
-    assert len(reads) == 1
+    assert not reads
 
 
 def test_with_other_torch_flags_it_is_measured_again(known: CacheConfig) -> None:
@@ -199,6 +203,17 @@ def test_after_a_week_it_is_measured_again(
     now = refusals.time.time()
     start.cache._refusals.gpu_bound._clock = lambda: now + days * DAY
     assert start.is_measured() == measured
+
+
+def test_a_process_that_runs_longer_measures_it_again_after_a_week(known: CacheConfig) -> None:
+    start = Start(known)
+    now = refusals.time.time()
+    assert not start.is_measured()
+    start.cache._refusals.gpu_bound._clock = lambda: now + 6 * DAY
+    assert not start.is_measured()
+    start.cache._refusals.gpu_bound._clock = lambda: now + 8 * DAY
+    assert start.is_measured()
+    assert not start.is_measured()
 
 
 def test_after_free_graphs_it_is_measured_again_and_a_gain_is_kept_too(known: CacheConfig) -> None:

@@ -228,6 +228,8 @@ def _wrong_command(span: str) -> str | None:
     if words and words[0] == "-m":
         name, words = words[1], words[2:]
         file = ROOT.joinpath(*name.split(".")).with_suffix(".py")
+        if file.with_suffix("").is_dir():
+            file = file.with_suffix("") / "__main__.py"
         if name in TOOLS:
             return None
         if not file.is_file() and not _PLACEHOLDER.search(name):

@@ -86,6 +86,7 @@ class TestWhoseCodeRuns:
     # Facts that may be read elsewhere, since nothing is decided by them: parts of a key, and names for tables.
     NOTHING_IS_DECIDED_BY = (
         ("compile_cache/backends/cuda_graphs/host_constants.py", "modules_of"),
+        ("compile_cache/backends/cuda_graphs/kept_tensors.py", "modules_of"),
         ("compile_cache/backends/oneflow/onediff.py", "modules_of"),
         ("compile_cache/regions/structure.py", "full_name"),
         ("compile_cache/regions/structure.py", "module_of"),

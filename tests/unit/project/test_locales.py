@@ -49,7 +49,7 @@ def test_each_language_has_the_same_keys_and_no_empty_text(language: str, name: 
 def test_each_setting_is_translated(language: str) -> None:
     source = (WEB / "settings.js").read_text("utf-8")
     names = set(re.findall(r'"(Resolute\.\w+)"', source))
-    assert len(names) == 5
+    assert len(names) == 6
     assert set(locale(language, "settings")) == {name.replace(".", "_") for name in names}
     assert set(locale(language, "main")["settingsCategories"]) == {part for name in names for part in name.split(".")}
 

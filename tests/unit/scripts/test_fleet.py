@@ -10,6 +10,7 @@ import sqlite3
 import subprocess
 import sys
 import weakref
+from collections import Counter
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from typing import Any
 import pytest
 
 from scripts.errors import SetupError
-from scripts.serving import command, config
+from scripts.serving import command, config, need
 from scripts.serving.background import Background
 from scripts.serving.comfyui_client import files_in, moved
 from scripts.serving.files import Files, RefusedError, content_type
@@ -86,6 +87,30 @@ class TestTheNeedOfAWorkflow:
         prompt = workflow()
         prompt["latent"] = {"class_type": "AnotherPacksLatent", "inputs": {}}
         assert need_of(prompt).shapes == ()
+
+    def test_each_node_is_read_once_however_many_samplers_depend_on_it(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        prompt = workflow()
+        before = prompt["sample"]["inputs"]["model"]
+        for number in range(40):
+            lora = {"model": before, "lora_name": f"{number}.safetensors", "strength_model": 1.0}
+            prompt[f"lora {number}"] = {"class_type": "LoraLoaderModelOnly", "inputs": lora}
+            before = [f"lora {number}", 0]
+            sampler = {**prompt["sample"]["inputs"], "model": before}
+            prompt[f"sampler {number}"] = {"class_type": "KSampler", "inputs": sampler}
+            kept = {"samples": [f"sampler {number}", 0], "filename_prefix": "x"}
+            prompt[f"keep {number}"] = {"class_type": "SaveLatent", "inputs": kept}
+        read = Counter[str]()
+        typed_in = need._typed_in
+        monkeypatch.setattr(need, "_typed_in", lambda node: (read.update([node.id]), typed_in(node))[1])
+        assert len(need_of(prompt).chains) == 42  # a sampler on each LoRA, on none, and the decoder
+        assert set(read.values()) == {1}
+
+    def test_a_workflow_that_leads_back_to_itself_has_an_end(self) -> None:
+        prompt = workflow()
+        prompt["a"] = {"class_type": "LoraLoaderModelOnly", "inputs": {"model": ["b", 0]}}
+        prompt["b"] = {"class_type": "LoraLoaderModelOnly", "inputs": {"model": ["a", 0]}}
+        prompt["sample"]["inputs"]["model"] = ["a", 0]
+        assert len(need_of(prompt).chains) <= 2
 
 
 class TestRanking:
@@ -204,6 +229,22 @@ class TestRecords:
         assert [each.prompt_id for each in again.unfinished()] == ["0", "2"]
         assert again.unfinished()[1].body == {"prompt": {"1": 2}}
         assert again.next_number() == 3
+
+    def test_a_prompt_that_cannot_be_read_is_in_the_log_of_one_start(
+        self, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        file = tmp_path / "prompts.sqlite"
+        Records(file).add(Record("0", 0.0, {"prompt": {}}))
+        base = sqlite3.connect(file, isolation_level=None)
+        base.execute("INSERT INTO prompts VALUES ('1', 1, '{', NULL, 1)")
+        base.close()
+        texts = []
+        for _ in range(2):  # starts
+            caplog.clear()
+            assert [each.prompt_id for each in Records(file).unfinished()] == ["0"]
+            texts.append(caplog.text)
+        assert "prompt 1 cannot be read" in texts[0]
+        assert texts[1] == ""
 
     def test_an_entry_that_was_taken_from_the_history_keeps_its_id(self, tmp_path: Path) -> None:
         records = Records(tmp_path / "prompts.sqlite")

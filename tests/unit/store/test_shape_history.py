@@ -204,13 +204,11 @@ def test_a_file_that_cannot_be_read_now_is_not_replaced(folder: Path, monkeypatc
     ShapeHistory(folder).record(key(8), Regions([]))
     memory = ShapeHistory(folder)
 
-    def refuse(self: Path, *_: Any, **__: Any) -> bytes:
+    def refuse(*_: Any, **__: Any) -> int:
         raise PermissionError(13, "Permission denied")
 
     with monkeypatch.context() as patched:
-        patched.setattr(Path, "open", refuse)
-        patched.setattr(Path, "read_bytes", refuse)
-        patched.setattr(Path, "read_text", refuse)
+        patched.setattr(os, "open", refuse)
         memory.record(key(16), Regions([]))
         assert memory.models() == []
         assert memory.of_model(MODEL) == ()

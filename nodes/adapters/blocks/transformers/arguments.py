@@ -19,7 +19,8 @@ Layout = tuple[Any, ...]
 
 _TENSOR: Layout = ("tensor",)
 _NUMBER: Layout = ("number",)
-_PLAIN = (bool, float, str, torch.dtype, torch.device, torch.memory_format, slice)
+_PLAIN = (bool, float, str, torch.dtype, torch.device, torch.memory_format)
+_SLICE = ("start", "stop", "step")
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +114,9 @@ def _layout(name: str, value: Any, tensors: list[torch.Tensor], numbers: list[in
     if kind in (tuple, list, torch.Size):
         parts = (_layout(f"{name}[{i}]", item, tensors, numbers) for i, item in enumerate(value))
         return ("items", kind, *parts)
+    if kind is slice:  # taken apart, since before Python 3.12 it has no hash
+        parts = (_layout(f"{name}.{each}", getattr(value, each), tensors, numbers) for each in _SLICE)
+        return ("object", kind, *parts)
     if kind is dict and all(isinstance(key, str) for key in value):
         return ("dict", *((key, _layout(f"{name}.{key}", item, tensors, numbers)) for key, item in value.items()))
     made = made_from(kind)

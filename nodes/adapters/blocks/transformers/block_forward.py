@@ -13,7 +13,9 @@ import torch
 from .....compile_cache.errors import BypassCode, BypassReason
 from .....compile_cache.regions.site import Bypass, RegionFunction, RegionRunner, RegionSite
 from .....compile_cache.regions.structure import TORCH_OWN
+from ...comfyui import chosen_attention
 from ...comfyui.module_attributes import ATTRIBUTES
+from ...comfyui.transformer_options import OVERRIDE
 from ..common import UnusableArgumentError, original
 from .arguments import Arguments, Layout, digest_of, dims_of, put_together, shared_by_batch, take_apart
 from .experts import Cut, cut_of, pass_by
@@ -147,6 +149,8 @@ class RecognisedBlock:
         except RefusedOptionError as error:
             return _Call(reads, refused=error.reason)
         what = ""
+        if (OVERRIDE,) not in reads and chosen_attention.default() != chosen_attention.TORCHS:
+            what = "may call the attention of a start option, which no trace can follow"
         if after.layout != arguments.layout or any(a is not b for a, b in zip(after.tensors, copies, strict=False)):
             what = "changes a list or a dict of its caller's"
         elif _attributes(self._block) != attributes:

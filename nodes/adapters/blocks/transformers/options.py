@@ -6,10 +6,12 @@ notes every name that the block looks up. A call fits a region if all these name
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Mapping
 from typing import Any, NoReturn
 
 from .....compile_cache.errors import BypassCode, BypassReason
+from ...comfyui import chosen_attention
 from ...comfyui.transformer_options import OVERRIDE, Meaning, names_of
 from ..common import traced_attention
 
@@ -33,8 +35,14 @@ class RefusedOptionError(Exception):
 
 
 def look_up(options: Mapping[str, Any], path: Path) -> Seen:
-    """Classify an option of a call: absent, a value of the key, present (may be passed on), or refused."""
+    """Classify an option of a call: absent, a value of the key, present (may be passed on), or refused.
+
+    Attention is absent if it is torch's, and else the name of core's function.
+    """
     name = path[0]
+    if name == OVERRIDE:
+        chosen = chosen_attention.attention_of(options)
+        return _OTHER if chosen is None else _ABSENT if chosen == chosen_attention.TORCHS else ("value", chosen)
     if name in _NESTED:
         if len(path) == 1:
             return _PRESENT
@@ -77,14 +85,12 @@ class BlockOptions(dict[str, Any]):
             seen = self._reads.get(path)
             if seen is None:
                 raise RefusedOptionError(self._reason(path, "reads"))
-        elif path == (OVERRIDE,):
-            seen = self._reads[path] = _OTHER if self._given.get(OVERRIDE) is not None else _ABSENT
         else:
             seen = self._reads[path] = look_up(self._given, path)
         if seen == _OTHER:
             raise RefusedOptionError(self._reason(path, "reads"))
         if path == (OVERRIDE,):
-            return traced_attention
+            return traced_attention if seen == _ABSENT else functools.partial(chosen_attention.run, seen[1])
         if path[0] in _NESTED and len(path) == 1:
             return BlockOptions(self._kind, self._reads, self._given, path)
         if seen == _PRESENT:

@@ -9,10 +9,10 @@ from collections.abc import Iterator
 
 import torch
 
-from .....compile_cache.foreign.reach import names_read
+from .....compile_cache.foreign.reachable import names_read
 from .....compile_cache.regions.site import Bypass, Hook, RegionRunner
 from .....compile_cache.regions.structure import Memo, structure_digest
-from ...comfyui import version
+from ...comfyui import chosen_attention
 from ...comfyui.module_attributes import ATTRIBUTES
 from ...foreign.core_code import is_plain_layer
 from ...foreign.trust import why_untrusted
@@ -28,7 +28,7 @@ _SMALLEST_PART = 0.1
 
 def hooks(module: torch.nn.Module, run: RegionRunner, bypass: Bypass) -> list[Hook]:
     """Hooks for the repeated blocks of a transformer; empty for a model without any."""
-    if is_unet(module) or not version.attention_is_traceable():
+    if is_unet(module) or not chosen_attention.is_known():
         return []
     structures = _Structures()
     found = []

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+import inspect
 from typing import Any, NamedTuple
 
 import torch
@@ -80,7 +82,14 @@ def made_from(kind: type) -> tuple[tuple[str, ...], dict[str, Any]] | None:
     """The names of the attributes from which an object of core's can be made again, and further arguments."""
     if dataclasses.is_dataclass(kind) and is_of_core(kind):
         return tuple(each.name for each in dataclasses.fields(kind)), {}
-    return _MADE_FROM.get(core_name(kind))
+    found = _MADE_FROM.get(core_name(kind))
+    return found if found is not None and _takes(kind, frozenset(found[1])) else None
+
+
+@functools.cache
+def _takes(kind: type, arguments: frozenset[str]) -> bool:
+    """The class knows these arguments, as another version of ComfyUI may not."""
+    return arguments <= inspect.signature(kind).parameters.keys()
 
 
 def is_catalogued(kind: type) -> bool:

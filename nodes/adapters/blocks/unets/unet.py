@@ -63,7 +63,7 @@ def is_unet(module: torch.nn.Module) -> bool:
 
 
 def _residual(name: str, block: torch.nn.Module, run: RegionRunner) -> Hook:
-    site = RegionSite(name, "ResBlock", block, original, (FEATURES, _EMBEDDING))
+    site = RegionSite(name, "ResBlock", block, original, (FEATURES, _EMBEDDING), attends=False)
 
     def forward(x: torch.Tensor, emb: torch.Tensor) -> Any:
         if x.ndim != 4 or emb.ndim != 2:
@@ -95,8 +95,8 @@ def _traced_block(block: torch.nn.Module, x: torch.Tensor, context: torch.Tensor
 def _spatial_transformer(name: str, block: Any, run: RegionRunner) -> Hook:
     """Two regions: one before the transformer blocks, one after them. Both run core's own forward, see `splice`."""
     inner = ("transformer_blocks",)
-    before = RegionSite(name, "SpatialTransformer.enter", block, _before, (FEATURES,), inner)
-    after = RegionSite(name, "SpatialTransformer.exit", block, _after, (FEATURES, TOKENS), inner)
+    before = RegionSite(name, "SpatialTransformer.enter", block, _before, (FEATURES,), inner, attends=False)
+    after = RegionSite(name, "SpatialTransformer.exit", block, _after, (FEATURES, TOKENS), inner, attends=False)
 
     def forward(x: torch.Tensor, context: Any = None, transformer_options: dict[str, Any] | None = None) -> Any:
         options = {} if transformer_options is None else transformer_options
@@ -129,7 +129,7 @@ def _with_block(block: Any, other: torch.nn.Module, x: torch.Tensor) -> Any:
 
 
 def _output(out: torch.nn.Sequential, run: RegionRunner) -> Hook:
-    site = RegionSite("out", "UNetModel.out", out, original, (FEATURES,))
+    site = RegionSite("out", "UNetModel.out", out, original, (FEATURES,), attends=False)
 
     def forward(x: torch.Tensor) -> Any:
         return run(site, x) if x.ndim == 4 else original(out, x)
@@ -139,7 +139,7 @@ def _output(out: torch.nn.Sequential, run: RegionRunner) -> Hook:
 
 def _hint(block: torch.nn.Sequential, run: RegionRunner) -> Hook:
     """The convolutions that read a ControlNet's image. They run at every step."""
-    site = RegionSite("input_hint_block", "ControlNet.hint", block, _layers, (FEATURES,))
+    site = RegionSite("input_hint_block", "ControlNet.hint", block, _layers, (FEATURES,), attends=False)
     plain = all(type(layer).__name__ in ("Conv2d", "SiLU") for layer in block)
 
     def forward(x: torch.Tensor, *args: Any, **kwargs: Any) -> Any:

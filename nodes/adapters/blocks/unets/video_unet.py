@@ -29,7 +29,7 @@ _NO_VIDEO = BypassReason(
 
 
 def residual(name: str, block: torch.nn.Module, run: RegionRunner, bypass: Bypass) -> Hook:
-    site = RegionSite(name, "VideoResBlock", block, _residual, (_FEATURES, _EMBEDDING))
+    site = RegionSite(name, "VideoResBlock", block, _residual, (_FEATURES, _EMBEDDING), attends=False)
 
     def forward(x: torch.Tensor, emb: torch.Tensor, num_video_frames: Any, image_only_indicator: Any = None) -> Any:
         if x.ndim != 4 or emb.ndim != 2 or image_only_indicator is not None or not _are_videos(x, num_video_frames):

@@ -50,6 +50,33 @@ class TestArguments:
         for one, other in [(1, True), (1, 1.0), (0, 1), (None, 0), ([24], [24, 37]), ((), []), (1, 2)]:
             assert layout(value=one) != layout(value=other)
 
+    def test_a_slice_is_taken_apart_and_its_ends_are_numbers(self, arguments: ModuleType) -> None:
+        apart = arguments.take_apart({"x": X, "text": slice(0, 7), "rest": [slice(7, None)]})
+        assert apart.numbers == [7, 7]
+        hash(apart.layout)  # that of a slice itself fails before Python 3.12
+        again = arguments.put_together(apart.layout, apart.inputs())
+        assert (again["text"], again["rest"]) == (slice(0, 7), [slice(7, None)])
+        other = arguments.take_apart({"x": X, "text": slice(0, 9), "rest": [slice(9, None)]})
+        assert other.layout == apart.layout
+        assert arguments.take_apart({"x": X, "text": slice(1, 7), "rest": [slice(7, None)]}).layout != apart.layout
+
+    def test_an_object_that_this_comfyui_makes_otherwise_is_no_argument(self, arguments: ModuleType) -> None:
+        class Newer:
+            def __init__(self, tensor: torch.Tensor, patches_per_frame: int, per_frame: bool = False) -> None:
+                self.data, self.patches_per_frame = tensor, patches_per_frame
+
+        class Older:
+            def __init__(self, tensor: torch.Tensor, patches_per_frame: int) -> None:
+                self.data, self.patches_per_frame = tensor, patches_per_frame
+
+        for kind in (Newer, Older):
+            kind.__module__, kind.__name__ = "comfy.ldm.lightricks.av_model", "CompressedTimestep"
+            kind.__qualname__ = kind.__name__
+        apart = arguments.take_apart({"x": X, "timestep": Newer(X, 1)})
+        assert arguments.put_together(apart.layout, apart.inputs())["timestep"].data is X
+        with pytest.raises(arguments.UnusableArgumentError, match="holds a CompressedTimestep"):
+            arguments.take_apart({"x": X, "timestep": Older(X, 1)})
+
     def test_another_packs_object_is_no_argument_of_a_region(self, arguments: ModuleType) -> None:
         with pytest.raises(arguments.UnusableArgumentError, match=r"'cache\[0\]' holds a SimpleNamespace"):
             arguments.take_apart({"x": X, "cache": [types.SimpleNamespace()]})

@@ -1,0 +1,165 @@
+"""Tensors that a forward keeps on its modules: put back if nobody reads them, refused if the model's code may."""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from compile_cache.backends.cuda_graphs.kept_tensors import put_back, refused_if_read
+from compile_cache.errors import CaptureError
+
+
+def passed_on(function: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def run(*args: Any) -> Any:
+        return function(*args)
+
+    return run
+
+
+# In a variable, because no code of this file may read the attribute.
+EMBEDDING = "logged_embedding"
+
+
+class Logging(torch.nn.Module):
+    """Writes attributes and reads none of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+        self.last_size: Any = None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        self.logged_embedding = x * 2
+        self.logged_numbers = {"doubled": [self_made := x * 3]}
+        self.last_size = tuple(x.shape)
+        return self_made
+
+
+class ByName(Logging):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        earlier = getattr(self, "kept_by_name", x)
+        self.kept_by_name = x * 2
+        return x + earlier
+
+
+class InAList(Logging):
+    def __init__(self) -> None:
+        super().__init__()
+        self.kept_list: list[torch.Tensor] = []
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.kept_list.append(x * 2)
+        return x
+
+
+class Decorated(Logging):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.kept_decorated = x * 2
+        return x
+
+    @passed_on
+    def later(self) -> torch.Tensor:
+        return self.kept_decorated + 1
+
+
+class InAHelper(Logging):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.kept_for_helper = x * 2
+        return x
+
+
+def helper(module: InAHelper) -> torch.Tensor:
+    return module.kept_for_helper
+
+
+def around(module: torch.nn.Module) -> torch.nn.Module:
+    return torch.nn.Sequential(torch.nn.Identity(), module)
+
+
+X = torch.ones(3)
+
+
+class TestPutBack:
+    def test_a_module_has_what_it_had_and_no_tensor_of_the_call_lives(self) -> None:
+        module = Logging()
+        model = around(module)
+        model(X)
+        before = dict(vars(module))
+        made: list[weakref.ref[torch.Tensor]] = []
+        with put_back(model):
+            model(X + 1)
+            made.append(weakref.ref(vars(module)[EMBEDDING]))
+        after = vars(module)
+        assert {name for name in before if after[name] is not before[name]} <= {"calls", "last_size"}
+        assert made[0]() is None
+
+    def test_an_attribute_that_was_not_there_is_gone(self) -> None:
+        module = Logging()
+        with put_back(module):
+            module(X)
+        assert EMBEDDING not in vars(module)
+
+    def test_numbers_stay_as_the_call_left_them(self) -> None:
+        module = Logging()
+        with put_back(module):
+            module(X)
+        assert (module.calls, module.last_size) == (1, (3,))
+
+    @pytest.mark.parametrize("error", [RuntimeError("broken"), KeyboardInterrupt()], ids=repr)
+    def test_an_error_holds_the_tensors_and_a_cancel_does_not(self, error: BaseException) -> None:
+        module = Logging()
+        made: list[weakref.ref[torch.Tensor]] = []
+
+        def call() -> None:
+            with put_back(module):
+                module(X)
+                made.append(weakref.ref(vars(module)[EMBEDDING]))
+                raise error
+
+        with pytest.raises(type(error)):
+            call()
+        assert EMBEDDING not in vars(module)
+        assert (made[0]() is not None) is isinstance(error, Exception)
+
+    def test_without_a_module_nothing_happens(self) -> None:
+        with put_back(None), refused_if_read(None):
+            pass
+
+
+class TestRefusedIfRead:
+    def test_what_nobody_reads_is_no_reason(self) -> None:
+        model = around(Logging())
+        with refused_if_read(model):
+            model(X)
+
+    @pytest.mark.parametrize(
+        ("kind", "name"),
+        [
+            (ByName, "kept_by_name"),
+            (InAList, "kept_list"),
+            (Decorated, "kept_decorated"),
+            (InAHelper, "kept_for_helper"),
+        ],
+    )
+    def test_what_the_code_may_read_is(self, kind: type[Logging], name: str) -> None:
+        model = around(kind())
+
+        def call() -> None:
+            with refused_if_read(model):
+                model(X)
+
+        with pytest.raises(CaptureError, match=rf"{kind.__name__}\.{name}, which a later call may read"):
+            call()
+
+    def test_what_an_earlier_call_made_once_is_no_reason(self) -> None:
+        module = InAList()
+        module(X)
+        with refused_if_read(module):
+            _ = [each + 1 for each in module.kept_list]
