@@ -11,13 +11,14 @@ import dataclasses
 import enum
 import functools
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from types import BuiltinFunctionType, CellType, CodeType, FunctionType, MethodType
 from typing import Any
 
 import torch
 
 _PLAIN = (type(None), bool, int, str, bytes, type(Ellipsis))
+CONTAINERS = (dict, list, set)
 _DEEPEST = 6  # levels of containers; what is deeper counts by its type alone
 _MOST_CODES = 50_000
 _MOST_VALUES = 1024  # of a tensor whose values count
@@ -52,9 +53,19 @@ def code_digest(code: CodeType) -> str:
     return found
 
 
-def value_digest(value: Any) -> str:
-    """The digest of a function with its defaults and its closure, or of data. What is neither counts by its class."""
-    return _hash(_value(value, {}, 0))
+def value_digest(value: Any, changed_defaults: Collection[str] = ()) -> str:
+    """The digest of a function with its defaults and its closure, or of data. What is neither counts by its class.
+
+    changed_defaults: names of arguments whose default is a container that the code changes. It counts by its class.
+    """
+    return _hash(_value(value, {}, 0, changed_defaults))
+
+
+def defaults_of(function: FunctionType) -> list[tuple[str, Any]]:
+    """The arguments of a function that have a default, with it, in their order."""
+    code, values = function.__code__, function.__defaults__ or ()
+    names = code.co_varnames[code.co_argcount - len(values) : code.co_argcount]
+    return [*zip(names, values, strict=True), *sorted((function.__kwdefaults__ or {}).items())]
 
 
 def name_of_class(kind: type) -> str:
@@ -80,7 +91,7 @@ def _sorted(items: Iterable[object]) -> list[str]:
     return sorted(map(repr, items))
 
 
-def _value(value: Any, seen: dict[int, int], depth: int) -> object:
+def _value(value: Any, seen: dict[int, int], depth: int, changed_defaults: Collection[str]) -> object:
     """A value as plain data. seen: numbers of the functions and containers around it, by address."""
     if isinstance(value, enum.Enum):
         return (name_of_class(type(value)), value.name)
@@ -96,17 +107,21 @@ def _value(value: Any, seen: dict[int, int], depth: int) -> object:
         return ("again", seen[id(value)])
     if depth > _DEEPEST:
         return ("deep", name_of_class(type(value)))
-    return _compound(value, {**seen, id(value): len(seen)}, depth + 1)
+    return _compound(value, {**seen, id(value): len(seen)}, depth + 1, changed_defaults)
 
 
-def _compound(value: Any, seen: dict[int, int], depth: int) -> object:
+def _compound(value: Any, seen: dict[int, int], depth: int, changed_defaults: Collection[str]) -> object:
     def of(item: Any) -> object:
-        return _value(item, seen, depth)
+        return _value(item, seen, depth, changed_defaults)
+
+    def default(name: str, item: Any) -> object:
+        return (name, type(item).__name__ if name in changed_defaults and isinstance(item, CONTAINERS) else of(item))
 
     kind = type(value).__name__
     if isinstance(value, FunctionType):
         contents = [of(each) for each in map(_contents, value.__closure__ or ())]
-        return ("function", code_digest(value.__code__), of(value.__defaults__), of(value.__kwdefaults__), contents)
+        defaults = [default(*each) for each in defaults_of(value)]
+        return ("function", code_digest(value.__code__), defaults, contents)
     if isinstance(value, (staticmethod, classmethod, MethodType)):
         return (kind, of(value.__func__))
     if isinstance(value, LruCache):

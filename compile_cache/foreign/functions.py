@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import dis
 import functools
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from types import CodeType, FunctionType, MethodType
 from typing import Any
 
 import torch
 
-from .content import LruCache
+from .content import CONTAINERS, LruCache, defaults_of
 from .names import NATIVE, package_of
 
 _CHANGING = frozenset(
@@ -111,13 +111,26 @@ def _is_changed(steps: list[dis.Instruction]) -> bool:
     if steps and steps[0].opname in ("LOAD_ATTR", "LOAD_METHOD") and steps[0].argval in _CHANGING:
         return True
     above = 0  # values on the stack above it
+    is_read_first = False  # `container[key] += value` puts container and key on the stack once more
     for step in steps:
         if step.opname in ("STORE_SUBSCR", "DELETE_SUBSCR"):
-            return above == 1
+            return above == (2 if is_read_first else 1)
+        is_read_first |= above == 1 and step.opname in ("COPY", "DUP_TOP_TWO")
         above += dis.stack_effect(step.opcode, step.arg, jump=False)
         if above < 1:
             return False
     return False
+
+
+def changed_defaults(functions: Collection[FunctionType]) -> frozenset[str]:
+    """Names of arguments whose default is a container that these functions change: what it holds they made themselves.
+
+    Core's blocks have `transformer_options={}`, and write the number of the block into it.
+    """
+    names = {
+        name for function in functions for name, value in defaults_of(function) if isinstance(value, CONTAINERS)
+    }
+    return frozenset(name for name in names if any(changes(function.__code__, name) for function in functions))
 
 
 @functools.lru_cache(maxsize=10_000)

@@ -20,7 +20,7 @@ from typing import Any
 from .authors import is_written_in
 from .classes import exchanged
 from .content import name_of_class, value_digest
-from .functions import bases_of, functions_in
+from .functions import bases_of, changed_defaults, functions_in
 from .names import NATIVE, module_of, package_of
 from .reachable import Reachable, Slot, reachable
 from .watch import ClassWatch, FunctionWatch, Held, identity, members_of
@@ -82,15 +82,16 @@ class ReachCache:
 
 
 def _digest(found: Reachable, held: Iterable[tuple[Slot, Any]], classes: Iterable[type]) -> str:
-    whole = [(str(slot), _described(value)) for slot, value in held]
+    changed = changed_defaults(found.functions.values())
+    whole = [(str(slot), _described(value, changed)) for slot, value in held]
     whole += [(str(slot), value_digest(slot.value())) for slot in sorted(found.data, key=str)]
     for kind in classes:
         name = name_of_class(kind)
         code, data = members_of(kind)
         is_native = package_of(kind.__module__) in NATIVE
-        whole += [(f"{name}.{member}", _described(value, is_native)) for member, value in (*code, *data)]
+        whole += [(f"{name}.{member}", _described(value, changed, is_native)) for member, value in (*code, *data)]
     # What a decorator closes over, and functions of modules that are reached by way of another one.
-    whole += sorted(("", value_digest(each)) for each in found.functions.values() if _counts(each))
+    whole += sorted(("", value_digest(each, changed)) for each in found.functions.values() if _counts(each))
     return hashlib.sha256(repr(whole).encode()).hexdigest()
 
 
@@ -98,12 +99,15 @@ def _counts(function: FunctionType) -> bool:
     return package_of(module_of(function)) not in NATIVE
 
 
-def _described(value: Any, by_name: bool = False) -> str:
-    """By content; torch's and Python's own code by name, because the environment's digest has their versions."""
+def _described(value: Any, changed: Collection[str], by_name: bool = False) -> str:
+    """By content; torch's and Python's own code by name, because the environment's digest has their versions.
+
+    changed: see `changed_defaults`.
+    """
     home = _home(value)
     if (by_name or package_of(home) in NATIVE) and is_written_in(value):
         return f"{home}.{getattr(value, '__qualname__', type(value).__qualname__)}"
-    return value_digest(value)
+    return value_digest(value, changed)
 
 
 def _is_foreign(slot: Slot, value: Any) -> bool:

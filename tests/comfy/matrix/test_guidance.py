@@ -74,10 +74,8 @@ def test_a_step_cache_skips_the_same_steps(check: Check, prompt: Any, name: str,
     check_placed(check, prompt, [STEP_CACHES[name]], place, forwards=calls)
 
 
-@before_and_after
-@pytest.mark.parametrize("name", STEP_CACHES)
 def test_a_step_cache_skips_the_same_steps_of_a_transformer(
-    check: Check, prompt: Any, make_model: Any, name: str, place: str
+    check: Check, prompt: Any, make_model: Any, seeds: Any
 ) -> None:
     steps = 12
     prompt["model"] = node("UNETLoader", unet_name=make_model("flux-tiny"), weight_dtype="default")
@@ -86,9 +84,12 @@ def test_a_step_cache_skips_the_same_steps_of_a_transformer(
     for key in ("positive", "negative"):
         prompt[key]["inputs"].update(width=4096, pooled_width=768)
     check(prompt, forwards=steps, compiles=True)
-    calls = check.bench.run(with_model(prompt, STEP_CACHES[name], compile_model("eager"))).rise["eager_calls"]
-    assert 0 < calls < steps, "some steps must be skipped, but not all"
-    check_placed(check, prompt, [STEP_CACHES[name]], place, forwards=calls)
+    for step_cache in STEP_CACHES.values():
+        for place in ("before", "after"):
+            prompt["sample"]["inputs"]["seed"] = next(seeds)
+            calls = check.bench.run(with_model(prompt, step_cache, compile_model("eager"))).rise["eager_calls"]
+            assert 0 < calls < steps, "some steps must be skipped, but not all"
+            check_placed(check, prompt, [step_cache], place, forwards=calls)
 
 
 @pytest.mark.grid(4)

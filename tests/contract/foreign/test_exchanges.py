@@ -41,10 +41,14 @@ class Params:
 def table(width):
     return width + 1
 
-def helper(x):
+def noted(x, options={"calls": 0}):
+    options["calls"] += 1
+    return x
+
+def helper(x, offsets={"x": 0}):
     if x.shape not in _CACHE:
         _CACHE[x.shape] = x.mean()
-    return x * SCALE + _CACHE[x.shape] + SIZES[0] + table(2)
+    return noted(x) * SCALE + _CACHE[x.shape] + SIZES[0] + table(2) + offsets["x"]
 
 class Block(torch.nn.Module):
     gain = 1.5
@@ -144,7 +148,7 @@ FOREIGN_EXCHANGES: dict[str, tuple[Callable[[Any], None], str]] = {
         "Block.attend",
     ),
     "changed source of a function": (
-        lambda b: setattr(b, "helper", from_changed_source(b, "x * SCALE", "x / SCALE", "helper")),
+        lambda b: setattr(b, "helper", from_changed_source(b, "noted(x) * SCALE", "noted(x) / SCALE", "helper")),
         "helper",
     ),
     "a function with core's globals": (
@@ -177,6 +181,7 @@ DATA_EXCHANGES: dict[str, Callable[[Any], None]] = {
     "an attribute of the class": lambda b: setattr(b.Block, "gain", 1.0),
     "a list of the class": lambda b: b.Block.kinds.append("c"),
     "the defaults of a function": lambda b: setattr(b.helper, "__defaults__", (1,)),
+    "a dictionary that is a default": lambda b: setattr(b.helper, "__defaults__", ({"x": 1},)),
 }
 
 
@@ -194,6 +199,7 @@ def test_data_that_the_code_does_not_read_or_writes_itself_does_not_count(blocks
     before = of_block(blocks)
     blocks.Block()(torch.zeros(3))
     assert blocks._CACHE
+    assert blocks.noted.__defaults__[0]["calls"] == 1
     blocks.UNUSED = 1
     copy.deepcopy(blocks.Params())  # adds `__slotnames__` to the class
     assert not before.has_changed()
