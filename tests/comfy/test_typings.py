@@ -21,7 +21,7 @@ OWN = {"__getattr__", "_Type"}
 # What the oldest version lacks: it does not page weights, so nothing there asks for either.
 NOT_IN_OLDEST = {
     "unload_model_and_clones", "ModelPatcher.cached_patcher_init", "cast_modules_with_vbar",
-    "resolve_cast_module_with_vbar",
+    "resolve_cast_module_with_vbar", "cast_bias_weight(compute_dtype)", "cast_bias_weight(want_requant)",
 }  # fmt: skip
 Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 
