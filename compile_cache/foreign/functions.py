@@ -127,9 +127,7 @@ def changed_defaults(functions: Collection[FunctionType]) -> frozenset[str]:
 
     Core's blocks have `transformer_options={}`, and write the number of the block into it.
     """
-    names = {
-        name for function in functions for name, value in defaults_of(function) if isinstance(value, CONTAINERS)
-    }
+    names = {name for function in functions for name, value in defaults_of(function) if isinstance(value, CONTAINERS)}
     return frozenset(name for name in names if any(changes(function.__code__, name) for function in functions))
 
 
