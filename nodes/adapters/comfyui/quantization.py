@@ -74,6 +74,9 @@ def formats_in_words(quantized: Iterable[tuple[str, str]], device: torch.device)
     quantized: layouts and the operators of their products, see `Trace.quantized`. A layout may have both, in different
     blocks.
     """
+    quantized = set(quantized)
+    if not quantized:
+        return []
     names = {about["comfy_tensor_layout"]: name for name, about in _algorithms().items()}
     found = sorted({(names.get(layout, layout), bool(product)) for layout, product in quantized})
     return [f"{name} products" if product else f"emulated {name}: {_why(name, device)}" for name, product in found]

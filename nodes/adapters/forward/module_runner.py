@@ -40,8 +40,10 @@ class ModuleRunner:
         record = runtime.record_of(module)
         self.owner = record.owner
         self.weights = record.weights
-        held = weakref.ref(record)  # the log of a run may outlive the module, and must not keep its weights
+        # The log of a run may outlive the module, and must not keep its weights.
+        held, runner = weakref.ref(record), weakref.ref(self)
         self.structure = lambda: "" if (found := held()) is None else found.structure()
+        self.formats = lambda: [] if (found := runner()) is None else found._formats()
         self._module = weakref.ref(module)  # see ForwardPatch
         self._request = request
         self._role = role or request.role
@@ -69,7 +71,7 @@ class ModuleRunner:
             self.progress.loading(len(shape_status.of_model(model, backend, cache, runtime.device()).on_disk))
         return program, backend
 
-    def formats(self) -> list[str]:
+    def _formats(self) -> list[str]:
         """Texts that say what computes the module's quantized weights, see `formats_in_words`."""
         return [
             text

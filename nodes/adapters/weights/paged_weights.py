@@ -96,7 +96,7 @@ class PagedWeights(Weights):
 
     def pin(self) -> bool:
         """See `Weights.pin`. It fills what is missing or stale by core's own functions."""
-        if self.unsupported is not None:
+        if self.pages and self.unsupported is not None:
             return False
         if self._pin():
             return True

@@ -308,6 +308,12 @@ def test_a_lora_and_an_unload_cost_no_capture(compiled: Compiled) -> None:
 TOO_OLD = "comfy-aimdo 0.2.14 pages the weights, and 0.3.0 is needed"
 
 
+def test_weights_without_pages_are_held_where_pages_cannot_be(epochs: ModuleType) -> None:
+    """ComfyUI 0.8.0 has no pages: its models are captured."""
+    weights = epochs.WeightsEpoch(nn.Linear(2, 2), host=HOST, unsupported=TOO_OLD).paged
+    assert weights.pin()
+
+
 @pytest.mark.parametrize(
     ("counts_pins", "unsupported"), [(True, None), (False, TOO_OLD)], ids=["pins are counted", "pins are flags"]
 )
