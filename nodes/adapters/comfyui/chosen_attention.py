@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from ....compile_cache.attention import chosen
-from ..foreign.core_code import is_core_function
+from ....compile_cache.foreign.authors import author_of
 from .transformer_options import OVERRIDE
 
 TORCHS = "pytorch"  # and what computes the same in plain torch, in slices that depend on free memory
@@ -62,7 +62,8 @@ def run(name: str, function: Any, q: Any, k: Any, v: Any, heads: int, mask: Any 
 
 def _given_to_model(override: Any) -> Any:
     """The function of core's that core's own override calls; None for any other override."""
-    is_cores = isinstance(override, types.FunctionType) and is_core_function(override, "comfy.model_patcher")
+    # The override itself: what it closes over is the function that `_name_of` looks up.
+    is_cores = isinstance(override, types.FunctionType) and author_of(override) == "comfy.model_patcher"
     if not is_cores or override.__qualname__ != _NODES or override.__closure__ is None:
         return None
     cells = dict(zip(override.__code__.co_freevars, override.__closure__, strict=True))
