@@ -105,6 +105,7 @@ export function addToWorkflow(app, t) {
           counts[kind] += 1;
         }
       }
+      graph.updateExecutionOrder?.(); // now: a prompt would do it, and that would be a step of its own for Ctrl+Z
     }
   } finally {
     app.canvas?.emitAfterChange?.();

@@ -18,5 +18,6 @@ def test_it_names_the_attention_kernel_of_each_shape_and_the_times(core: SimpleN
     chooser = attention.Chooser(lambda run, device: next(seconds), lambda device: kernels)
     chooser(torch.randn(2, 3, 9, 8), *torch.randn(2, 2, 3, 5, 8), None)
     data = {"counters": stats.snapshot(), "bytes": 0, "budget_bytes": 0, "modules": [], "entries": []}
+    data |= {"measurements": []}
     text = core.ours("report.table_and_chart").table({**data, "attention": chooser.report()})
     assert "attention of 2x3x9x8 with math: flash 2.00 ms, math 1.00 ms" in text

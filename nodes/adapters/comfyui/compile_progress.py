@@ -94,7 +94,7 @@ class CompileProgress(NodeProgress):
         done, total = self.count
         if self._ticker is None or self._ticker.is_loading:
             self._stop()
-            self._ticker = _Ticker(self.show, self._text, self._seconds, delay=0.0)
+            self._ticker = _Ticker(self.show, self._text, self._seconds, (done, total))
         self._ticker.set(done, total)
         if self.node_id is not None:
             self._bar = self._bar or comfy.utils.ProgressBar(total, node_id=self.node_id)
@@ -103,7 +103,7 @@ class CompileProgress(NodeProgress):
     def loading(self, regions: int) -> None:
         """Regions are being loaded from disk; 0 while the backend itself is loaded."""
         if self._ticker is None:
-            self._ticker = _Ticker(self.show, _loading, self._seconds, delay=_QUIET, is_loading=True)
+            self._ticker = _Ticker(self.show, _loading, self._seconds, (0, regions), delay=_QUIET, is_loading=True)
         self._ticker.set(0, regions)
 
     def finish(self) -> None:
@@ -175,7 +175,7 @@ def _rounded(seconds: float) -> int:
 class _Ticker:
     """Shows a text again each time that it changed, until `stop`.
 
-    describe: (done, total, seconds) -> the text. clock: the seconds of the run so far.
+    describe: (done, total, seconds) -> the text. clock: the seconds of the run so far. state: the first (done, total).
     """
 
     def __init__(
@@ -183,12 +183,13 @@ class _Ticker:
         show: Callable[[str], None],
         describe: Callable[[int, int, float], str],
         clock: Callable[[], float],
-        delay: float,
+        state: tuple[int, int],
+        delay: float = 0.0,
         is_loading: bool = False,
     ) -> None:
         self.is_loading = is_loading
         self._show, self._describe, self._clock, self._delay = show, describe, clock, delay
-        self._state = (0, 0)
+        self._state = state
         self._shown = ""
         self._changed, self._ended = threading.Event(), False
         self._thread = threading.Thread(target=self._run, name="resolute-progress", daemon=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from types import ModuleType
 
@@ -77,3 +78,19 @@ def test_an_estimate_is_shown_once_each_kind_that_is_left_was_measured(
         assert (progress._took.of("ResBlock"), progress._took.of("Attention")) == (20.0, 7.0)
     finally:
         progress.finish()
+
+
+def test_a_text_has_its_numbers_from_the_start(adapter: Callable[[str], ModuleType], comfy: None) -> None:
+    shown = threading.Event()
+    texts: list[str] = []
+
+    def show(text: str) -> None:
+        texts.append(text)
+        shown.set()
+
+    ticker = adapter("comfyui.compile_progress")._Ticker(show, lambda *now: str(now), lambda: 7.0, (2, 14))
+    try:
+        assert shown.wait(60)  # before `set`, as where the prompt's thread has to wait
+    finally:
+        ticker.stop()
+    assert texts == ["(2, 14, 7.0)"]
