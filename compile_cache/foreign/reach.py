@@ -105,7 +105,8 @@ def _described(value: Any, changed: Collection[str], by_name: bool = False) -> s
     changed: see `changed_defaults`.
     """
     home = _home(value)
-    if (by_name or package_of(home) in NATIVE) and is_written_in(value):
+    is_named = isinstance(value, (FunctionType, BuiltinFunctionType, type))  # a partial has the name of its class
+    if (by_name or (is_named and package_of(home) in NATIVE)) and is_written_in(value):
         return f"{home}.{getattr(value, '__qualname__', type(value).__qualname__)}"
     return value_digest(value, changed)
 

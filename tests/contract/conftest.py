@@ -72,6 +72,7 @@ def comfy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     answers = SimpleNamespace(
         get_torch_device=lambda: torch.device("cpu"),
         get_total_memory=lambda device: 2**34,
+        get_free_memory=lambda device: 2**33,
         InterruptProcessingException=InterruptedError,
         throw_exception_if_processing_interrupted=lambda: None,
         pytorch_attention_enabled_vae=lambda: True,
@@ -95,5 +96,7 @@ def comfy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setitem(sys.modules, "comfy.patcher_extension", package.patcher_extension)
     package.ops = SimpleNamespace()  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "comfy.ops", package.ops)
+    attention = SimpleNamespace(optimized_attention=len, REGISTERED_ATTENTION_FUNCTIONS={"pytorch": len})
+    monkeypatch.setitem(sys.modules, "comfy.ldm.modules.attention", attention)  # type: ignore[arg-type]
     package.cli_args = SimpleNamespace(args=SimpleNamespace())  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "comfy.cli_args", package.cli_args)

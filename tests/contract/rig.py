@@ -204,7 +204,7 @@ class Rig:
         yield
         after = self.cache.stats.snapshot()
         added = {name: after[name] - before[name] for name in COUNTED}
-        assert added == {name: counts.get(name, 0) for name in COUNTED}
+        assert added == {name: counts.get(name, 0) for name in COUNTED}, added
         reasons = {code: n - before["bypasses"].get(code, 0) for code, n in after["bypasses"].items()}
         assert {code: n for code, n in reasons.items() if n} == (bypasses or {})
 

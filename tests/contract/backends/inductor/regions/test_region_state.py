@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import types
 from collections.abc import Iterator
 from pathlib import Path
@@ -122,11 +123,10 @@ def test_nothing_that_was_traced_with_it_is_kept_for_the_next_process(
 def test_another_function_of_the_same_package_is_another_region(cold: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     bound = cold.bind(seeded(Attention))
     call(bound)
-    monkeypatch.setattr(torch.nn.functional, ATTENTION, _native)
-    bound.weights_moved()
-    with cold.expect(region_compiles=1, verifications=1, region_calls=1, graph_calls=1):
-        call(bound)
-    assert bound.error(*inputs()) <= TOLERANCE
-
-
-_native = types.FunctionType(_louder.__code__, {"__name__": "torch.nn.functional", "torch": torch}, "native")
+    torchs = getattr(torch.nn.functional, ATTENTION)
+    for number in (1.0, 2.0):
+        monkeypatch.setattr(torch.nn.functional, ATTENTION, functools.partial(torchs, scale=number))
+        bound.weights_moved()
+        with cold.expect(region_compiles=1, verifications=1, region_calls=1, graph_calls=1):
+            call(bound)
+        assert bound.error(*inputs()) <= TOLERANCE
