@@ -27,5 +27,6 @@ def _shapes(module: torch.nn.Module) -> Iterator[tuple[str, tuple[int, ...]]]:
         # If ComfyUI pages weights, its Linear has none until they are loaded; that of its mixed precision never has.
         if getattr(part, "weight", None) is None and hasattr(part, "in_features"):
             yield f"{path}.weight", (part.out_features, part.in_features)
-            if getattr(part, "comfy_need_lazy_init_bias", False):
+            # Its mixed precision has a bias that is not in the state dict, and is not initialized either.
+            if getattr(part, "comfy_need_lazy_init_bias", False) or getattr(part, "bias", None) is not None:
                 yield f"{path}.bias", (part.out_features,)
