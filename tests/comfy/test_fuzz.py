@@ -59,6 +59,29 @@ def test_no_sequence_of_changes_makes_a_result_differ_or_compile_again(
     assert tally.rises["region_calls"] + tally.rises["replays"] > 0, "nothing ran compiled"
 
 
+@pytest.mark.long
+def test_a_second_process_without_the_patches_is_right_with_the_same_store(
+    make_server: Any, pytestconfig: pytest.Config
+) -> None:
+    backend, on_cuda = pytestconfig.getoption("--backend"), pytestconfig.getoption("--on-cuda")
+    server = make_server(cpu=not on_cuda, environment={"RESOLUTE_STORE": None})
+
+    def play(*patched: str) -> Player:
+        player = Player(Bench(server.client), backend, on_cuda, Recorder(backend, on_cuda).tolerance)
+        for patch in patched:
+            player.play([("open", {"steps": 2, "patches": (patch,) if patch else ()}), ("queue",)])
+        return player
+
+    exchanges = ("exchanged method", "assigned code", "global hook", *patches.SOME_STEPS)
+    assert play(*exchanges).tally.compared == len(exchanges)
+    server.stop()
+    server.start()
+    second = play("")
+    server.stop()
+    assert second.tally.compared == 1
+    assert second.tally.rises["region_loads"] > 0 or backend != "inductor", "the first process kept nothing"
+
+
 def test_the_fuzzer_detects_a_wrong_image(player: Player, monkeypatch: pytest.MonkeyPatch) -> None:
     right = playing.ours
 

@@ -6,7 +6,9 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
-_COUNTERS = ("signatures", "region_calls", "graph_calls", "replays", "captures", "region_compiles", "eager_calls")
+_COUNTERS = (
+    "signatures", "region_calls", "graph_calls", "replays", "captures", "region_compiles", "region_loads", "eager_calls",
+)  # fmt: skip
 
 
 @dataclass
