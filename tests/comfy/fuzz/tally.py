@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 _COUNTERS = (
-    "signatures", "region_calls", "graph_calls", "replays", "captures", "region_compiles", "region_loads", "eager_calls",
+    "signatures", "region_calls", "graph_calls", "replays", "captures", "region_compiles", "region_loads",
+    "eager_calls",
 )  # fmt: skip
 
 
