@@ -7,6 +7,7 @@ by identity, and only the attributes that the model's code reads.
 
 from __future__ import annotations
 
+import copy
 import weakref
 from collections.abc import Callable, Collection, Sequence
 from itertools import chain
@@ -103,29 +104,44 @@ class RunWatch:
 class _Group:
     """Modules of one class that have the same attributes. Plain ones are compared by value, others by identity."""
 
-    __slots__ = ("_get", "_get_others", "_ids", "_kind", "_own", "_values")
+    __slots__ = ("_get", "_get_others", "_ids", "_kind", "_names", "_own", "_values")
 
     def __init__(
         self, kind: type, names: Sequence[str], numbers: list[int], modules: Sequence[torch.nn.Module]
     ) -> None:
         own = [vars(modules[number]) for number in numbers]
-        plain = [name for name in names if all(is_fixed(each[name]) for each in own)]
-        self._kind, self._own = kind.__name__, _getter(numbers)
-        self._get = _getter(plain)
-        self._get_others = _getter([name for name in names if name not in plain])
-        self._values, self._ids = list(map(self._get, own)), self._identities(own)
+        plain = [name for name in names if all(_is_plain(each[name]) for each in own)]
+        others = [name for name in names if name not in plain]
+        self._kind, self._own, self._names = kind.__name__, _getter(numbers), (plain, others)
+        self._get, self._get_others = _getter(plain), _getter(others)
+        # Copies of lists, which may change in place.
+        self._values = [tuple(map(copy.copy, values)) for values in map(self._get, own)]
+        self._ids = self._identities(own)
 
     def change(self, dictionaries: list[dict[str, Any]]) -> str:
-        """Whose settings are not as they were; empty if all are."""
+        """The first setting that is not as it was, with the class; empty if all are."""
         own = self._own(dictionaries)
         try:
-            same = list(map(self._get, own)) == self._values and self._identities(own) == self._ids
-        except KeyError:  # one was deleted
-            same = False
-        return "" if same else f"a setting of {self._kind}"
+            values, ids = list(map(self._get, own)), self._identities(own)
+        except KeyError as error:
+            return f"{error.args[0]} of {self._kind}"
+        if values == self._values and ids == self._ids:
+            return ""
+        plain, others = self._names
+        return f"{_differing(plain, values, self._values) or _differing(others, ids, self._ids)} of {self._kind}"
 
     def _identities(self, own: Sequence[dict[str, Any]]) -> list[list[int]]:
         return [] if self._get_others is _nothing else [list(map(id, values)) for values in map(self._get_others, own)]
+
+
+def _differing(names: Sequence[str], now: Sequence[Sequence[Any]], before: Sequence[Sequence[Any]]) -> str:
+    """The first of these names whose values, one list for each module, are not as they were."""
+    columns = zip(names, zip(*now, strict=True), zip(*before, strict=True), strict=True)
+    return next((name for name, new, old in columns if new != old), "")
+
+
+def _is_plain(value: Any) -> bool:
+    return is_fixed(value) or (type(value) is list and all(map(is_fixed, value)))
 
 
 def _nothing(_: Any) -> tuple[Any, ...]:
