@@ -23,7 +23,6 @@ USUAL = {
     "Comfy.ColorPalette": "dark",
     "Comfy.Locale": ENGLISH,
     "Comfy.TutorialCompleted": True,  # else the first start opens the template browser
-    "LiteGraph.Canvas.MinFontSizeForLOD": 0,  # draw texts also where they are small
     "Comfy.Minimap.Visible": False,
     "Comfy.Graph.CanvasInfo": False,
 }
