@@ -25,7 +25,7 @@ NOTE_WIDTH, NOTE_LETTERS, NOTE_LINE = 580, 62, 22  # pixels, letters in a line, 
 OURS, STOCK = "#2f7f86", "#3f789e"
 OURS_COLORS = {"color": "#233", "bgcolor": "#355"}
 NOTE_COLORS = {"color": "#432", "bgcolor": "#653"}
-TEMPLATE_PREFIX = "resolute_compile_"
+TEMPLATE_PREFIX = "resolute_faster_compiled_"
 NAMESPACE = uuid.UUID("6d2ab0c5-7e0c-5d39-9a1e-3a1d1c8f5b10")
 
 

@@ -92,7 +92,7 @@ def test_a_template_of_a_large_family_opens_and_nothing_overlaps(page: FrontEnd,
 def test_a_search_among_all_templates_finds_ours(browser: FrontEnd, screenshots: Path) -> None:
     browser.load_page(all_templates=True)
     browser.browse_templates()
-    for words in ("resolute", "compile"):
+    for words in ("resolute", "compile", "faster"):
         browser.page.locator("[role=dialog] input").first.fill(words)
         for name in TEMPLATES:
             browser.page.wait_for_selector(f"[data-testid=template-workflow-{name}]")

@@ -36,7 +36,7 @@ def name(request: pytest.FixtureRequest) -> str:
 @pytest.fixture
 def ui(name: str) -> Json:
     """Its UI form, as on disk."""
-    loaded: Json = json.loads((FOLDER / f"resolute_compile_{name}.json").read_text("utf-8"))
+    loaded: Json = json.loads((FOLDER / f"resolute_faster_compiled_{name}.json").read_text("utf-8"))
     return loaded
 
 
@@ -102,7 +102,9 @@ def test_the_generator_names_what_differs(tmp_path: Any) -> None:
 
 
 def test_exactly_these_workflows_are_bundled() -> None:
-    assert sorted(path.stem for path in FOLDER.glob("*.json")) == sorted(f"resolute_compile_{name}" for name in NAMES)
+    assert sorted(path.stem for path in FOLDER.glob("*.json")) == sorted(
+        f"resolute_faster_compiled_{name}" for name in NAMES
+    )
     assert sorted(path.stem for path in (FOLDER / "api").glob("*.json")) == sorted(NAMES)
 
 
@@ -203,7 +205,7 @@ def test_a_workflow_has_a_note(ui: Json) -> None:
 
 
 def test_the_thumbnail_is_a_small_jpeg(name: str) -> None:
-    data = (FOLDER / f"resolute_compile_{name}.jpg").read_bytes()
+    data = (FOLDER / f"resolute_faster_compiled_{name}.jpg").read_bytes()
     assert data[:3] == b"\xff\xd8\xff"
     assert len(data) <= THUMBNAIL_BYTES
 
