@@ -266,6 +266,8 @@ class FrontEnd:
 
         scale: canvas zoom; 1 is a node's natural size.
         """
+        self.page.mouse.move(*NEW_NODE)  # off the sidebar, whose tooltip would stay
+        self.page.wait_for_selector("[role=tooltip]", state="detached")
         self.page.evaluate(js.COMMAND, "Workspace.ToggleFocusMode")
         width, height = (round(side) for side in self.page.evaluate(js.FRAME, [scale, margin]))
         # Larger than the image, because controls float at the right and bottom edges.

@@ -175,7 +175,7 @@ UNKNOWN_TYPES = """() => app.graph.nodes.map(n => n.type)
 FRAME = """([scale, margin]) => {
     const boxes = app.graph.groups.map(g => [...g.pos, ...g.size]);
     for (const n of app.graph.nodes)
-        boxes.push([n.pos[0], n.pos[1] - 30, n.size[0], n.size[1] + 30]);
+        boxes.push([n.pos[0], n.pos[1] - 30, n.size[0], (n.flags.collapsed ? 0 : n.size[1]) + 30]);
     const left = Math.min(...boxes.map(b => b[0])), top = Math.min(...boxes.map(b => b[1]));
     const right = Math.max(...boxes.map(b => b[0] + b[2]));
     const bottom = Math.max(...boxes.map(b => b[1] + b[3]));
