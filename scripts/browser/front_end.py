@@ -270,13 +270,11 @@ class FrontEnd:
         self.page.wait_for_selector("[role=tooltip]", state="detached")
         self.page.evaluate(js.COMMAND, "Workspace.ToggleFocusMode")
         width, height = (round(side) for side in self.page.evaluate(js.FRAME, [scale, margin]))
-        # Larger than the image, because controls float at the right and bottom edges.
-        self.page.set_viewport_size({"width": width + 420, "height": height + 120})
+        self.page.set_viewport_size({"width": width + 420, "height": height + 120})  # controls float at the edges
         self.stable()
         self.page.evaluate(js.FRAME, [scale, margin])
         self.stable()
-        clip = {"x": 0, "y": 0, "width": width, "height": height}
-        data: bytes = self.page.screenshot(clip=clip)
+        data: bytes = self.page.screenshot(clip={"x": 0, "y": 0, "width": width, "height": height})
         self.page.evaluate(js.COMMAND, "Workspace.ToggleFocusMode")
         return data
 
