@@ -2,6 +2,7 @@
 import { addToWorkflow } from "./insert.js";
 import { mebibytes, seconds } from "./dom.js";
 import { Measure, measuredText } from "./measure.js";
+import { convertOneDiff } from "./replace_nodes.js";
 
 export class Actions {
   constructor(app, live, t, category) {
@@ -42,6 +43,10 @@ export class Actions {
 
   add() {
     return addToWorkflow(this.app, this.t);
+  }
+
+  convert() {
+    return convertOneDiff(this.t);
   }
 }
 

@@ -7,6 +7,7 @@ const NAME = "$$node-text-preview";
 const LINE = 16;
 const PADDING = 8;
 const MARGIN = 4;
+const NARROW = 210; // ComfyUI's least width of a node with widgets
 const STATUS = 3; // a result and a reason, of which one needs two lines on a node as wide as ComfyUI makes it
 
 // Lines of text that a node shows without scrolling.
@@ -44,18 +45,34 @@ export function addText(node, category, translate) {
   element.textContent = translate(BEFORE_A_RUN[node.comfyClass] ?? "");
   element.addEventListener("wheel", (event) => scroll(element, event), { passive: false });
   const height = lines * LINE + PADDING;
-  element.style.minHeight = `${height}px`; // Nodes 2.0 asks the element, the classic canvas the widget
+  // A node that a workflow of OneDiff's brings keeps its saved size: its text is there only where there is room.
+  const least = category === ONEDIFF ? 0 : height;
+  element.style.minHeight = `${least}px`; // Nodes 2.0 asks the element, the classic canvas the widget
   const widget = node.addDOMWidget(NAME, "resolute-text", element, {
     getValue: () => element.textContent,
     setValue: (text) => show(element, text),
-    getMinHeight: () => height + 2 * MARGIN,
+    getMinHeight: () => (least ? least + 2 * MARGIN : 0),
     getMaxHeight: () => 10_000, // of a node that is taller, as in Nodes 2.0
     margin: MARGIN,
     hideOnZoom: false,
     serialize: false,
   });
   widget.serialize = false;
+  if (!least) {
+    node.setSize([node.size[0], node.size[1] + height + 2 * MARGIN]);
+    keepSavedWidth(node);
+  }
   if (lines > STATUS) node.size[0] = Math.max(node.size[0], 420);
+}
+
+// ComfyUI widens a loaded node to its title, which is longer here than OneDiff's was.
+function keepSavedWidth(node) {
+  const compute = node.computeSize;
+  node.computeSize = function (...given) {
+    const size = compute.apply(this, given);
+    size[0] = Math.min(size[0], NARROW);
+    return size;
+  };
 }
 
 export function showResult(node, output) {

@@ -5,6 +5,7 @@ import { duration, element, mebibytes } from "./dom.js";
 import { announce } from "./node_text.js";
 import { modelTable } from "./sizes.js";
 import { isOff, turn } from "./switch.js";
+import { hasOneDiff } from "./replace_nodes.js";
 import { legend, promptRow, prompts } from "./timeline.js";
 
 export class Panel {
@@ -64,7 +65,9 @@ export class Panel {
     this.live.api.addEventListener("graphChanged", this.update);
     this.live.api.addEventListener("execution_start", (this.forget = () => this.forgetFailure()));
     // A workflow may be opened in ways of which no event tells.
-    this.timer = setInterval(() => this.drawnOff !== isOff(this.app) && this.draw(), 500);
+    const state = () => `${isOff(this.app)} ${hasOneDiff()}`;
+    let drawn = state();
+    this.timer = setInterval(() => drawn !== (drawn = state()) && this.draw(), 500);
     this.draw();
     this.live.refresh();
   }
@@ -86,6 +89,12 @@ export class Panel {
         t("Add Resolute to this workflow"),
         t("Puts Compile Model before each sampler and Compile VAE Decode before each decode."),
         () => this.act(() => this.actions.add()),
+      ),
+      button(
+        "convert",
+        t("Convert all OneDiff nodes"),
+        t("Puts Resolute's nodes in the place of OneDiff's, with their values and links."),
+        () => this.act(() => this.actions.convert()),
       ),
       button(
         "measure",
@@ -140,9 +149,11 @@ export class Panel {
     this.status.textContent = live.problem ? `${t("no answer")}: ${live.problem}` : badgeText(live, t);
     this.progress.hidden = !live.working?.total;
     if (live.working?.total) Object.assign(this.progress, { max: live.working.total, value: live.working.done });
-    const off = (this.drawnOff = isOff(this.app));
+    const off = isOff(this.app);
     this.switch.setAttribute("aria-checked", String(!off));
     this.switch.textContent = off ? t("Resolute is off for this workflow") : t("Resolute is on for this workflow");
+    const convert = document.querySelector("[data-action=convert]");
+    if (convert) convert.hidden = !hasOneDiff();
     const measure = document.querySelector("[data-action=measure]");
     if (measure) measure.textContent = this.actions.measuring.isRunning ? t("Cancel measuring") : t("Measure against stock");
     if (!live.cache) return;

@@ -2,8 +2,12 @@
 //
 // ComfyUI's front end offers the replacements that a pack registers only for nodes whose type is missing. OneDiff's types
 // are not missing, because Resolute registers them, so this offers them on the node. Nothing is replaced without a click.
+// The panel's *Convert all OneDiff nodes* replaces all of OneDiff's at once.
 import { app } from "../../scripts/app.js";
 import { api } from "../../scripts/api.js";
+import { noteState } from "./undo.js";
+
+const ONEDIFF = "Resolute/OneDiff"; // the category of OneDiff's types
 
 const offers = new Map(); // old type -> the pair that the server offers
 
@@ -50,7 +54,7 @@ function setWidget(node, name, value) {
 function replace(node, offer) {
   const graph = node.graph;
   const linked = connections(node);
-  if (!linked) return;
+  if (!linked) return false;
   graph.beforeChange();
   try {
     const fresh = window.LiteGraph.createNode(offer.new_node_id);
@@ -63,6 +67,9 @@ function replace(node, offer) {
       else if (from) from[0].connect(from[1], fresh, fresh.findInputSlot(step.new_id));
       else setWidget(fresh, step.new_id, node.widgets?.find((each) => each.name === step.old_id)?.value);
     }
+    // ComfyUI's migration copies values and cannot compute this one.
+    const vae = node.widgets?.find((each) => each.name === "vae_speedup");
+    if (vae) setWidget(fresh, "compile_vae", vae.value === "enable");
     for (const { old_idx, new_idx } of offer.output_mapping ?? []) {
       for (const [target, slot] of linked.outOf[old_idx] ?? []) fresh.connect(new_idx, target, slot);
     }
@@ -70,6 +77,46 @@ function replace(node, offer) {
   } finally {
     graph.afterChange();
   }
+  return true;
+}
+
+function* nodesOf(graph) {
+  for (const node of [...(graph.nodes ?? graph._nodes)]) {
+    yield node;
+    if (node.subgraph) yield* nodesOf(node.subgraph);
+  }
+}
+
+const isOneDiff = (node) => node.constructor?.nodeData?.category === ONEDIFF;
+
+export function hasOneDiff() {
+  for (const node of nodesOf(app.graph)) if (isOneDiff(node)) return true;
+  return false;
+}
+
+// Replaces each of OneDiff's nodes that one of ours can replace. Returns a sentence; throws one if there is no such node.
+export function convertOneDiff(t) {
+  const old = [...nodesOf(app.graph)].filter(isOneDiff);
+  if (!old.length) throw new Error(t("This workflow has no OneDiff node."));
+  noteState(app); // so that what was changed before is a step of its own
+  app.canvas?.emitBeforeChange?.();
+  let count = 0;
+  try {
+    for (const node of old) {
+      const offer = offers.get(node.comfyClass);
+      if (offer && replace(node, offer)) count += 1;
+    }
+    app.graph.updateExecutionOrder?.(); // now: a prompt would do it, and that would be a step of its own for Ctrl+Z
+  } finally {
+    app.canvas?.emitAfterChange?.();
+    app.graph.setDirtyCanvas?.(true, true);
+  }
+  if (count) noteState(app);
+  const left = old.length - count;
+  const done = t("Converted {count} OneDiff nodes. Ctrl+Z takes all back.", { count });
+  const rest = t("{count} OneDiff nodes have no single node in their place and run as they are.", { count: left });
+  if (!count) return rest;
+  return left ? `${done} ${rest}` : done;
 }
 
 function menu(node) {

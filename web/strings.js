@@ -1,6 +1,11 @@
 // Texts of the badge and the panel, in the language of ComfyUI's settings. English texts are the keys.
 
 const CHINESE = {
+  "Convert all OneDiff nodes": "转换所有 OneDiff 节点",
+  "Puts Resolute's nodes in the place of OneDiff's, with their values and links.": "用 Resolute 的节点替换 OneDiff 的节点，并保留数值和连线。",
+  "This workflow has no OneDiff node.": "此工作流没有 OneDiff 节点。",
+  "Converted {count} OneDiff nodes. Ctrl+Z takes all back.": "已转换 {count} 个 OneDiff 节点。按 Ctrl+Z 全部撤销。",
+  "{count} OneDiff nodes have no single node in their place and run as they are.": "{count} 个 OneDiff 节点没有单独的替代节点，按原样运行。",
   "no answer": "服务器没有响应",
   loading: "加载中",
   "{regions} regions, {sizes} sizes ready": "{regions} 个区域、{sizes} 个尺寸已就绪",
@@ -81,6 +86,11 @@ const CHINESE = {
 };
 
 const TAIWANESE = {
+  "Convert all OneDiff nodes": "轉換所有 OneDiff 節點",
+  "Puts Resolute's nodes in the place of OneDiff's, with their values and links.": "以 Resolute 的節點取代 OneDiff 的節點，並保留數值和連線。",
+  "This workflow has no OneDiff node.": "此工作流程沒有 OneDiff 節點。",
+  "Converted {count} OneDiff nodes. Ctrl+Z takes all back.": "已轉換 {count} 個 OneDiff 節點。按 Ctrl+Z 全部復原。",
+  "{count} OneDiff nodes have no single node in their place and run as they are.": "{count} 個 OneDiff 節點沒有單獨的替代節點，照原樣執行。",
   "no answer": "伺服器沒有回應",
   loading: "載入中",
   "{regions} regions, {sizes} sizes ready": "{regions} 個區域、{sizes} 個尺寸已就緒",
@@ -161,6 +171,11 @@ const TAIWANESE = {
 };
 
 const JAPANESE = {
+  "Convert all OneDiff nodes": "OneDiff のノードをすべて変換",
+  "Puts Resolute's nodes in the place of OneDiff's, with their values and links.": "OneDiff のノードを Resolute のノードに置き換え、値とリンクを引き継ぎます。",
+  "This workflow has no OneDiff node.": "このワークフローに OneDiff のノードはありません。",
+  "Converted {count} OneDiff nodes. Ctrl+Z takes all back.": "OneDiff のノードを {count} 個変換しました。Ctrl+Z ですべて元に戻せます。",
+  "{count} OneDiff nodes have no single node in their place and run as they are.": "{count} 個の OneDiff ノードには 1 つで代わるノードがなく、そのまま動きます。",
   "no answer": "サーバーが応答しません",
   loading: "読み込み中",
   "{regions} regions, {sizes} sizes ready": "{regions} リージョン、{sizes} サイズが準備済み",

@@ -23,7 +23,6 @@ USUAL = {
     "Comfy.ColorPalette": "dark",
     "Comfy.Locale": ENGLISH,
     "Comfy.TutorialCompleted": True,  # else the first start opens the template browser
-    "LiteGraph.Canvas.MinFontSizeForLOD": 0,  # draw texts also where they are small
     "Comfy.Minimap.Visible": False,
     "Comfy.Graph.CanvasInfo": False,
 }
@@ -267,15 +266,15 @@ class FrontEnd:
 
         scale: canvas zoom; 1 is a node's natural size.
         """
+        self.page.mouse.move(*NEW_NODE)  # off the sidebar, whose tooltip would stay
+        self.page.wait_for_selector("[role=tooltip]", state="detached")
         self.page.evaluate(js.COMMAND, "Workspace.ToggleFocusMode")
         width, height = (round(side) for side in self.page.evaluate(js.FRAME, [scale, margin]))
-        # Larger than the image, because controls float at the right and bottom edges.
-        self.page.set_viewport_size({"width": width + 420, "height": height + 120})
+        self.page.set_viewport_size({"width": width + 420, "height": height + 120})  # controls float at the edges
         self.stable()
         self.page.evaluate(js.FRAME, [scale, margin])
         self.stable()
-        clip = {"x": 0, "y": 0, "width": width, "height": height}
-        data: bytes = self.page.screenshot(clip=clip)
+        data: bytes = self.page.screenshot(clip={"x": 0, "y": 0, "width": width, "height": height})
         self.page.evaluate(js.COMMAND, "Workspace.ToggleFocusMode")
         return data
 

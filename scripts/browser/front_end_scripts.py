@@ -63,7 +63,8 @@ BOXES = """() => {
     const {scale, offset} = app.canvas.ds, canvas = app.canvas.canvas.getBoundingClientRect();
     const drawn = new Map([...document.querySelectorAll('[data-node-id]')].map(e => [e.dataset.nodeId, e]));
     return app.graph.nodes.map(node => {
-        const element = drawn.get(String(node.id)), [x, y] = node.pos, [width, height] = node.size;
+        const element = drawn.get(String(node.id)), [x, y] = node.pos;
+        const [width, height] = node.flags.collapsed ? [node._collapsed_width ?? 0, 0] : node.size;
         if (!element) return [node.title, x, y - 30, x + width, y + height];
         const box = element.getBoundingClientRect();
         const at = (value, axis, origin) => (value - origin) / scale - offset[axis];
@@ -84,7 +85,7 @@ TEXTS = """() => Object.fromEntries(app.graph.nodes.map(n => [n.title,
 PICTURES = """() => Object.fromEntries(app.graph.nodes.map(n => [n.title,
     (app.nodeOutputs[n.id]?.images ?? []).length]).filter(([, count]) => count))"""
 # True once each node that made a picture shows it: the page loads it from the server after the prompt's end.
-PICTURES_SHOWN = """() => app.graph.nodes.every(n => !app.nodeOutputs[n.id]?.images?.length
+PICTURES_SHOWN = """() => app.graph.nodes.every(n => n.flags.collapsed || !app.nodeOutputs[n.id]?.images?.length
     || (document.querySelector(`[data-node-id="${n.id}"] img`) ?? n.imgs?.[0])?.complete)"""
 # Texts that are cut off although nothing can be scrolled.
 CUT = """() => [...document.querySelectorAll('.resolute-text, .resolute-panel *, .resolute-badge')].filter(e =>
@@ -174,7 +175,7 @@ UNKNOWN_TYPES = """() => app.graph.nodes.map(n => n.type)
 FRAME = """([scale, margin]) => {
     const boxes = app.graph.groups.map(g => [...g.pos, ...g.size]);
     for (const n of app.graph.nodes)
-        boxes.push([n.pos[0], n.pos[1] - 30, n.size[0], n.size[1] + 30]);
+        boxes.push([n.pos[0], n.pos[1] - 30, n.size[0], (n.flags.collapsed ? 0 : n.size[1]) + 30]);
     const left = Math.min(...boxes.map(b => b[0])), top = Math.min(...boxes.map(b => b[1]));
     const right = Math.max(...boxes.map(b => b[0] + b[2]));
     const bottom = Math.max(...boxes.map(b => b[1] + b[3]));

@@ -58,7 +58,7 @@ def _save_pictures(browser: FrontEnd, graph: Graph, source: str) -> None:
     if complaints:
         raise RuntimeError(f"{graph.name} does not open cleanly: {complaints}")
     wide = len(graph.groups) > 6
-    picture = Image.open(io.BytesIO(browser.picture(0.4 if wide else 0.75))).convert("RGB")
+    picture = Image.open(io.BytesIO(browser.picture(0.6 if wide else 0.75))).convert("RGB")
     _save_help_picture(picture, HELP / f"{HELP_WORKFLOWS[graph.name]}.jpg")
     if graph.name == README_WORKFLOW:
         _save_readme_picture(picture, README_PICTURE)

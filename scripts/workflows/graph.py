@@ -11,21 +11,21 @@ from .node_types import FRONT_END_ONLY, NODE_TYPES, NOTE, NodeType, WidgetValue
 from .placement import BOX, Frame, Placement, Point, Size
 
 # Heights in pixels, measured in the front end of ComfyUI 0.33.0.
-ROW, WIDGET, TEXT, PICTURE, PAD = 20, 24, 90, 240, 20
+ROW, WIDGET, TEXT, PICTURE, PAD = 20, 24, 90, 236, 20
 # The text on a node of ours, as in web/node_text.js: a line, its margins, and the badge that Nodes 2.0 shows below it.
 TEXT_LINE, TEXT_MARGINS, BADGE = 16, 16, 40
 TEXT_LINES = {"ResoluteReport": 12, "ResoluteCompareImages": 6, "ResoluteWarmUp": 8}
 OUR_WIDGET = 28  # in Nodes 2.0, which draws them taller
-SHOWS_PICTURE = frozenset({"LoadImage", "PreviewImage", "SaveImage"})
-WIDTH = 300
-WIDTHS = {"ResoluteReport": 500, "ResoluteCompareImages": 480, "PreviewAny": 500, "VAEDecode": 240, "SaveImage": 340}
-NOTE_WIDTH, NOTE_LETTERS, NOTE_LINE = 640, 80, 20  # pixels, letters in a line, pixels of a line
+SHOWS_PICTURE = {"LoadImage": PICTURE, "PreviewImage": PICTURE, "SaveImage": PICTURE}
+WIDTH = 270
+WIDTHS = {"ResoluteReport": 340, "ResoluteCompareImages": 440, "VAEDecode": 220, "SaveImage": 270}
+NOTE_WIDTH, NOTE_LETTERS, NOTE_LINE = 580, 62, 22  # pixels, letters in a line, pixels of a line
 
 # Colours of frames around Resolute's nodes and around ComfyUI's, of Resolute's nodes, and of notes.
 OURS, STOCK = "#2f7f86", "#3f789e"
 OURS_COLORS = {"color": "#233", "bgcolor": "#355"}
 NOTE_COLORS = {"color": "#432", "bgcolor": "#653"}
-TEMPLATE_PREFIX = "resolute_compile_"
+TEMPLATE_PREFIX = "resolute_faster_compiled_"
 NAMESPACE = uuid.UUID("6d2ab0c5-7e0c-5d39-9a1e-3a1d1c8f5b10")
 
 
@@ -47,12 +47,24 @@ class Node:
     title: str
     values: dict[str, WidgetValue]
     links: dict[str, Output]
+    is_collapsed: bool = False
 
     def __getitem__(self, output: str) -> Output:
         for slot, (name, kind) in enumerate(self.type.outputs):
             if name == output:
                 return Output(self.id, slot, kind)
         raise KeyError(f"{self.type.id} has no output {output!r}")
+
+    @property
+    def placed_size(self) -> Size:
+        """Width, and height below the title, as it is drawn: a collapsed node is its title."""
+        width, height = self.size
+        return (width, 0) if self.is_collapsed else (width, height)
+
+    @property
+    def below(self) -> int:
+        """The gap below it: Nodes 2.0 puts a bar below a node whose model is missing."""
+        return 8 if self.is_collapsed else 16 if self.type.id in SHOWS_PICTURE else 44
 
     @property
     def size(self) -> Size:
@@ -67,7 +79,7 @@ class Node:
             height += TEXT_MARGINS + BADGE
         else:
             height += sum(TEXT if widget.name == "text" else WIDGET for widget in self.type.widgets)
-        return WIDTHS.get(self.type.id, WIDTH), height + (PICTURE if self.type.id in SHOWS_PICTURE else 0)
+        return WIDTHS.get(self.type.id, WIDTH), height + SHOWS_PICTURE.get(self.type.id, 0)
 
     def sockets(self) -> list[str]:
         """Inputs first, then widgets, which have sockets too, except on nodes and widgets of the front end only."""
@@ -81,6 +93,7 @@ class Group:
 
     title: str
     color: str
+    column: int
     nodes: list[Node] = field(default_factory=list)
 
 
@@ -97,9 +110,9 @@ class Graph:
         """The name of the template's file: what the template browser shows, and all that its search looks at."""
         return f"{TEMPLATE_PREFIX}{self.name}"
 
-    def group(self, title: str, color: str = STOCK) -> Group:
-        """Add a frame; pass it to ``add``."""
-        self.groups.append(Group(title, color))
+    def group(self, title: str, color: str = STOCK, column: int = 0) -> Group:
+        """Add a frame; pass it to ``add``. column: where its placement begins to try."""
+        self.groups.append(Group(title, color, column))
         return self.groups[-1]
 
     def add(self, group: Group, type_id: str, title: str = "", /, **inputs: WidgetValue | Output) -> Node:
@@ -126,6 +139,11 @@ class Graph:
         self.nodes.append(node)
         return node
 
+    def collapse(self, group: Group, *type_ids: str) -> None:
+        """Show only the titles of a frame's nodes of these types."""
+        for node in group.nodes:
+            node.is_collapsed = node.is_collapsed or node.type.id in type_ids
+
     def note(self, text: str) -> None:
         """Add a Markdown note outside all groups."""
         self.nodes.append(Node(len(self.nodes) + 1, NODE_TYPES[NOTE], "What to look at", {"text": text}, {}))
@@ -139,12 +157,14 @@ class Graph:
         links = self._links()
         ends = [(source, target) for _, source, _, target, *_ in links]
         points, frames = Placement(
-            {node.id: node.size for node in self.nodes},
+            {node.id: node.placed_size for node in self.nodes},
+            {node.id: node.below for node in self.nodes},
             ends,
             [[node.id for node in group.nodes] for group in self.groups],
             # A chain of equal nodes, like that of the tour's strip, runs through frames that lie below each other.
             {(one, other) for one, other in ends if self.nodes[one - 1].type is self.nodes[other - 1].type},
             box,
+            tuple(group.column for group in self.groups),
         ).best()
         return {
             "id": str(uuid.uuid5(NAMESPACE, self.name)),
@@ -186,7 +206,7 @@ def _ui(node: Node, order: int, links: list[list[Any]], point: Point) -> dict[st
         "type": node.type.id,
         "pos": list(point),
         "size": list(node.size),
-        "flags": {},
+        "flags": {"collapsed": True} if node.is_collapsed else {},
         "order": order,
         "mode": 0,
         "inputs": [_ui_input(node, slot, name, links) for slot, name in enumerate(node.sockets())],

@@ -38,7 +38,7 @@ ControlNetApplyAdvanced | Apply ControlNet | positive CONDITIONING, negative CON
     image IMAGE | strength FLOAT 1.0, start_percent FLOAT 0.0, end_percent FLOAT 1.0 | positive CONDITIONING,
     negative CONDITIONING | 1
 LoraLoaderModelOnly | Load LoRA | model MODEL | lora_name COMBO, strength_model FLOAT 1.0 | MODEL
-ModelSamplingDiscrete | ModelSamplingDiscrete | model MODEL | sampling COMBO eps, zsnr BOOLEAN False | MODEL
+ModelSamplingDiscrete | Sampling of the Model | model MODEL | sampling COMBO eps, zsnr BOOLEAN False | MODEL
 SaveImage | Save Image | images IMAGE | filename_prefix STRING ComfyUI
 PreviewImage | Preview Image | images IMAGE
 PrimitiveInt | Int | | value INT 0, control_after_generate COMBO fixed | INT
@@ -51,18 +51,18 @@ CLIPLoader | Load CLIP | | clip_name COMBO, type COMBO stable_diffusion, device 
 DualCLIPLoader | Load CLIP (Dual) | | clip_name1 COMBO, clip_name2 COMBO, type COMBO flux, device COMBO default | CLIP
 VAELoader | Load VAE | | vae_name COMBO | VAE
 ConditioningZeroOut | Conditioning Zero Out | conditioning CONDITIONING | | CONDITIONING
-ModelSamplingAuraFlow | ModelSamplingAuraFlow | model MODEL | shift FLOAT 3.0 | MODEL
-ModelSamplingSD3 | ModelSamplingSD3 | model MODEL | shift FLOAT 3.0 | MODEL
-EmptySD3LatentImage | EmptySD3LatentImage | | width INT 1024, height INT 1024, batch_size INT 1 | LATENT
-Wan22ImageToVideoLatent | Wan22ImageToVideoLatent | vae VAE | width INT 1280, height INT 704, length INT 49,
+ModelSamplingAuraFlow | Shift of the Noise | model MODEL | shift FLOAT 3.0 | MODEL
+ModelSamplingSD3 | Shift of the Noise | model MODEL | shift FLOAT 3.0 | MODEL
+EmptySD3LatentImage | Empty Latent Image | | width INT 1024, height INT 1024, batch_size INT 1 | LATENT
+Wan22ImageToVideoLatent | Empty Latent Video | vae VAE | width INT 1280, height INT 704, length INT 49,
     batch_size INT 1 | LATENT
-EmptyLTXVLatentVideo | EmptyLTXVLatentVideo | | width INT 768, height INT 512, length INT 97, batch_size INT 1 | LATENT
-LTXVConditioning | LTXVConditioning | positive CONDITIONING, negative CONDITIONING | frame_rate FLOAT 25.0
+EmptyLTXVLatentVideo | Empty Latent Video | | width INT 768, height INT 512, length INT 97, batch_size INT 1 | LATENT
+LTXVConditioning | Frame Rate of the Prompts | positive CONDITIONING, negative CONDITIONING | frame_rate FLOAT 25.0
     | positive CONDITIONING, negative CONDITIONING
-LTXVScheduler | LTXVScheduler | latent LATENT | steps INT 20, max_shift FLOAT 2.05, base_shift FLOAT 0.95,
+LTXVScheduler | Noise Levels | latent LATENT | steps INT 20, max_shift FLOAT 2.05, base_shift FLOAT 0.95,
     stretch BOOLEAN True, terminal FLOAT 0.1 | SIGMAS
-KSamplerSelect | KSamplerSelect | | sampler_name COMBO euler | SAMPLER
-SamplerCustom | SamplerCustom | model MODEL, positive CONDITIONING, negative CONDITIONING, sampler SAMPLER,
+KSamplerSelect | Choose a Sampler | | sampler_name COMBO euler | SAMPLER
+SamplerCustom | Custom Sampler | model MODEL, positive CONDITIONING, negative CONDITIONING, sampler SAMPLER,
     sigmas SIGMAS, latent_image LATENT | add_noise BOOLEAN True, noise_seed INT 0, control_after_generate COMBO fixed,
     cfg FLOAT 8.0 | output LATENT, denoised_output LATENT
 CreateVideo | Create Video | images IMAGE | fps FLOAT 30.0 | VIDEO | 2

@@ -25,7 +25,7 @@ NOTES = {
     "resolution_tour": f"""## One model, five sizes
 1. Choose your checkpoint in **Load Checkpoint (Compiled)**: {_WITH_THIS_LOADER}. Press **Run**.
 2. The first size compiles. The other four compile **nothing**: they use the same compiled blocks.
-3. **Graph Cache Report** at the bottom right shows compiles, captures and stalls, and the replays of each size.""",
+3. **Graph Cache Report** on the right shows compiles, captures and stalls, and the replays of each size.""",
     "image_to_image": f"""## Image to image, compiled
 1. Choose your checkpoint ({_WITH_THIS_LOADER}) and an image.
 2. Press **Run**. The first run compiles, and the node shows its progress.
@@ -45,7 +45,7 @@ NOTES = {
 3. **DeepCache** shows "6 steps, all full: 8 steps or fewer leave nothing to skip". From 9 **steps** on it skips.""",
     "compare_with_stock": f"""## The same seed, compiled and not
 1. Choose your checkpoint: {_WITH_THIS_LOADER}.
-2. Press **Run**. The upper row samples and decodes compiled, the lower row is stock ComfyUI.
+2. Press **Run**. One frame samples and decodes compiled, the other one is stock ComfyUI.
 3. **Compare Images** shows how much the two images differ, and where. On a GPU, half precision rounds differently.
 4. Set **min_psnr**, for example to 30: the prompt then fails if the images differ more.""",
 }

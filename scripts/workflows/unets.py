@@ -58,22 +58,27 @@ def resolution_tour() -> Graph:
     graph = Graph("resolution_tour")
     loader = graph.add(graph.group("Checkpoint, compiled", OURS), "ResoluteLoadCheckpoint", ckpt_name=SD15)
     texts = parts.prompts(graph, loader["CLIP"])
-    strip: Output | None = None  # of the images so far
-    for title, preset, width, height in TOUR:
-        group = graph.group(title)
+    pictures: list[Output] = []
+    for column, (title, preset, width, height) in zip((2, 3, 3, 3, 3), TOUR, strict=True):
+        group = graph.group(title, column=column)
         latent = parts.latent(graph, group, (preset, width, height))
         latent = parts.sampled(graph, group, loader["MODEL"], texts, latent, cfg=7.0)
         image = graph.add(group, "VAEDecode", samples=latent, vae=loader["VAE"])["IMAGE"]
         graph.add(group, "SaveImage", images=image, filename_prefix=f"{graph.name}_{width}x{height}")
-        if strip is not None:
-            image = graph.add(group, "ImageStitch", image1=strip, image2=image, spacing_width=8)["IMAGE"]
-        strip = image
-    group = graph.group("What it cost", OURS)
+        if pictures:
+            graph.collapse(group, "ResoluteResolution", "KSampler")  # the frame's title names the size
+        graph.collapse(group, "EmptyLatentImage", "VAEDecode", "SaveImage")
+        pictures.append(image)
+    group = graph.group("Side by side", column=4)
+    strip, *others = pictures
+    for image in others:
+        strip = graph.add(group, "ImageStitch", image1=strip, image2=image, spacing_width=8)["IMAGE"]
+    graph.collapse(group, "ImageStitch")
+    graph.add(group, "PreviewImage", "The five pictures", images=strip)
+    group = graph.group("What it cost", OURS, column=5)
     # The report's input is the finished strip, so it runs after all sizes.
-    assert strip is not None
     report = graph.add(group, "ResoluteReport", any=strip)
     graph.add(group, "PreviewImage", images=report["image"])
-    graph.add(group, "PreviewAny", source=report["text"])
     graph.note(NOTES[graph.name])
     return graph
 
@@ -107,10 +112,10 @@ def compare_with_stock() -> Graph:
         sampled = parts.sampled(graph, group, its_model, texts, latent, cfg=7.0, seed=seed)
         images.append(graph.add(group, "VAEDecode", samples=sampled, vae=its_vae)["IMAGE"])
         graph.add(group, "SaveImage", images=images[-1], filename_prefix=f"{graph.name}_{title}")
+        graph.collapse(group, "VAEDecode")
     group = graph.group("How far apart", OURS)
     compared = graph.add(group, "ResoluteCompareImages", image_a=images[0], image_b=images[1])
     graph.add(group, "PreviewImage", "Heat map", images=compared["heat_map"])
-    graph.add(group, "PreviewAny", "Report", source=compared["text"])
     graph.note(NOTES[graph.name])
     return graph
 
@@ -120,11 +125,13 @@ def deepcache_controlnet() -> Graph:
     graph = Graph("deepcache_controlnet")
     model, clip, vae, _ = parts.compiled_checkpoint(graph, SD15, with_deepcache=True)
     texts = parts.prompts(graph, clip)
-    group = graph.group("Edges of a picture")
+    group, edged = graph.group("Size"), graph.group("Edges of a picture")
     size = parts.resolution(graph, group, SD15_PIXELS)
-    picture = parts.scaled(graph, group, graph.add(group, "LoadImage")["IMAGE"], size)
-    edges = graph.add(group, "Canny", image=picture)["IMAGE"]
+    picture = parts.scaled(graph, edged, graph.add(edged, "LoadImage")["IMAGE"], size)
+    edges = graph.add(edged, "Canny", image=picture)["IMAGE"]
     latent = graph.add(group, "EmptyLatentImage", **size)["LATENT"]
+    graph.collapse(group, "EmptyLatentImage")
+    graph.collapse(edged, "ImageScale")
     group = graph.group("ControlNet", OURS)
     loaded = graph.add(group, "ControlNetLoader", control_net_name=CONTROL_NET)
     net = graph.add(group, "ResoluteCompileControlNet", control_net=loaded["CONTROL_NET"])["CONTROL_NET"]
@@ -144,12 +151,14 @@ def lcm_image_to_image() -> Graph:
     loader = graph.add(group, "CheckpointLoaderSimple", ckpt_name=SDXL)
     lora = graph.add(group, "LoraLoaderModelOnly", model=loader["MODEL"], lora_name=LCM_LORA)
     lcm = graph.add(group, "ModelSamplingDiscrete", model=lora["MODEL"], sampling="lcm")
+    graph.collapse(group, "ModelSamplingDiscrete")
     model, vae = parts.compiled(graph, lcm["MODEL"], loader["VAE"], with_deepcache=True)
     texts = parts.prompts(graph, loader["CLIP"])
     picture = graph.add(graph.group("Picture"), "LoadImage")["IMAGE"]
-    for pixels in LCM_PIXELS:
+    results = graph.group("Results", column=5)
+    for pixels, column in zip(LCM_PIXELS, (3, 4, 4), strict=True):
         name = f"{pixels[1]}x{pixels[2]}"
-        group = graph.group(name.replace("x", " x "))
+        group = graph.group(name.replace("x", " x "), column=column)
         scaled = parts.scaled(graph, group, picture, parts.resolution(graph, group, pixels))
         latent = graph.add(group, "VAEEncode", pixels=scaled, vae=loader["VAE"])["LATENT"]
         sampled = parts.sampled(
@@ -157,7 +166,10 @@ def lcm_image_to_image() -> Graph:
             cfg=1.5, denoise=0.7, steps=6, sampler_name="lcm", scheduler="sgm_uniform",
         )  # fmt: skip
         image = graph.add(group, "VAEDecode", samples=sampled, vae=vae)["IMAGE"]
-        graph.add(group, "SaveImage", images=image, filename_prefix=f"{graph.name}_{name}")
+        graph.add(results, "SaveImage", images=image, filename_prefix=f"{graph.name}_{name}")
+        if pixels is not LCM_PIXELS[0]:
+            graph.collapse(group, "ResoluteResolution", "KSampler")  # the frame's title names the shape
+        graph.collapse(group, "ImageScale", "VAEEncode", "VAEDecode")
     graph.note(NOTES[graph.name])
     return graph
 

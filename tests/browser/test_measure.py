@@ -127,6 +127,21 @@ def test_the_switch_turns_a_workflow_off_and_stays_with_it(page: FrontEnd, serve
     assert "resolute" not in page.prompt()["8"]["inputs"]
 
 
+def test_the_switch_survives_a_reload_of_the_page(page: FrontEnd) -> None:
+    page.load_prompt(compiled(width=136, height=104))
+    page.open_panel()
+    press(page, "switch")
+    # The page keeps the open workflow in the browser's storage, a moment after each change.
+    page.page.wait_for_function(r"""() => Object.values({...localStorage}).some(text => /off\\*":true/.test(text))""")
+    page.load_page()
+    page.page.wait_for_function("() => app.graph.nodes.some(node => node.type === 'ResoluteCompileModel')")
+    assert page.prompt()["8"]["inputs"]["resolute"] == "off"
+    page.open_panel()
+    assert page.page.locator("[data-action=switch]").get_attribute("aria-checked") == "false"
+    press(page, "switch")
+    assert "resolute" not in page.prompt()["8"]["inputs"]
+
+
 def test_resolute_is_added_to_a_workflow_and_one_key_takes_it_back(page: FrontEnd, screenshots: Path) -> None:
     page.load_prompt(stock(width=136, height=104))
     before = page.page.evaluate(TITLES)

@@ -8,11 +8,14 @@ from pathlib import Path
 import pytest
 
 from scripts.browser.front_end import FrontEnd
+from scripts.server.process import ComfyServer
 
 from ..comfy.rig import node
 from .prompts import compiled
 
 pytestmark = pytest.mark.browser
+# A size has a row in the table of a model.
+ROW = "size => [...document.querySelectorAll('.resolute-model td')].some(cell => cell.innerText === size)"
 
 
 def test_the_panel_follows_a_warm_up_and_a_free(page: FrontEnd, screenshots: Path) -> None:
@@ -24,8 +27,7 @@ def test_the_panel_follows_a_warm_up_and_a_free(page: FrontEnd, screenshots: Pat
     tab.locator("[data-action=warm-up]").click()
     assert page.wait()["name"] == "execution_success"
     # The batch is the user's: the positive and the negative prompt share a call of two.
-    row = "() => [...document.querySelectorAll('.resolute-model td')].some(cell => cell.innerText === '128x96')"
-    tab.wait_for_function(row)
+    tab.wait_for_function(ROW, arg="128x96")
     tab.locator(".resolute-prompt").first.wait_for()
     tab.locator(".resolute-said", has_text="Ready: 128x96, ").wait_for()
     tab.screenshot(path=screenshots / "panel-dark.png")
@@ -35,6 +37,45 @@ def test_the_panel_follows_a_warm_up_and_a_free(page: FrontEnd, screenshots: Pat
     tab.locator(".resolute-said", has_text="clipboard").wait_for()
     assert "region compiles" in tab.evaluate("() => navigator.clipboard.readText()")
     assert page.cut_texts() == []
+
+
+def test_each_figure_of_the_panel_is_the_servers(page: FrontEnd, server: ComfyServer) -> None:
+    tab = page.page
+    for width in (128, 152):
+        page.load_prompt(compiled(width=width, height=96))
+        page.queue()
+        assert page.wait()["name"] == "execution_success"
+    page.open_panel()
+    tab.wait_for_function(ROW, arg="152x96")
+    cache = server.client.get("/resolute/cache")
+    models = [model for model in cache["models"] if model["shapes"]]
+    sampled = {
+        shape["size"].split(",")[0]
+        for model in models
+        for shape in model["shapes"]
+        if shape["role"] == "unet" and shape["state"] in ("captured", "memory")
+    }
+    counted = f"{cache['regions_ready']} regions, {len(sampled)} sizes ready"
+    assert cache["regions_ready"] > 0
+    assert tab.locator(".resolute-headline").inner_text() == tab.locator(".resolute-badge").inner_text() == counted
+    store = cache["store"]
+    assert tab.locator(".resolute-memory").inner_text().startswith(f"On disk: {store['regions']} regions, ")
+    states = {"captured": "ready", "memory": "ready", "disk": "on disk", "unknown": "to compile"}
+    shown = tab.evaluate(
+        """() => [...document.querySelectorAll('.resolute-model')].map(model => [model.querySelector('h4').innerText,
+            [...model.querySelectorAll('tbody tr')].map(row => [...row.cells].map(cell => cell.innerText))])"""
+    )
+    assert len(shown) == len(models)
+    rows = {tuple(row) for _, table in shown for row in table}
+    assert rows == {(shape["size"], states[shape["state"]]) for model in models for shape in model["shapes"]}
+    assert {name.removesuffix(" (decoding)") for name, _ in shown} == {model["name"] for model in models}
+    # The node, the panel and the route give the run of the same size the same seconds.
+    run = server.client.get("/resolute/runs")["runs"][-1]
+    assert run["size"] == "152x96"
+    text = tab.locator(".resolute-prompt").first.inner_text()
+    assert text.splitlines()[0].endswith(" 152x96")
+    assert run["status"].splitlines()[0].removeprefix("152x96: ") in text
+    assert page.texts()["Compile Model"].splitlines()[0] == run["status"].splitlines()[0]
 
 
 def test_the_panel_is_reached_and_named_without_a_mouse(page: FrontEnd) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from scripts.browser.front_end import FrontEnd
+from scripts.browser.front_end import EMPTY, FrontEnd
 from scripts.server.process import ComfyServer
 from scripts.workflows.build import FOLDER
 from scripts.workflows.graph import Graph
@@ -92,12 +92,27 @@ def test_a_template_of_a_large_family_opens_and_nothing_overlaps(page: FrontEnd,
 def test_a_search_among_all_templates_finds_ours(browser: FrontEnd, screenshots: Path) -> None:
     browser.load_page(all_templates=True)
     browser.browse_templates()
-    for words in ("resolute", "compile"):
+    for words in ("resolute", "compile", "faster"):
         browser.page.locator("[role=dialog] input").first.fill(words)
         for name in TEMPLATES:
             browser.page.wait_for_selector(f"[data-testid=template-workflow-{name}]")
         browser.stable()
         browser.page.screenshot(path=screenshots / f"templates-{words}.png")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [name if "tour" in name or "ltx" in name else pytest.param(name, marks=pytest.mark.long) for name in TEMPLATES],
+)
+def test_titles_can_be_read_when_a_template_opens(page: FrontEnd, screenshots: Path, name: str) -> None:
+    count = len(json.loads((FOLDER / f"{name}.json").read_text("utf-8"))["nodes"])
+    for width, height in ((1456, 819), (1920, 1080)):
+        page.page.set_viewport_size({"width": width, "height": height})
+        page.load(EMPTY, "empty")
+        page.open_template(name, PACK, count)
+        assert page.page.evaluate("() => app.canvas.ds.scale < 1 && !app.canvas.low_quality")
+        assert page.page.evaluate("() => app.extensionManager.setting.get('LiteGraph.Canvas.MinFontSizeForLOD')") == 8
+        page.page.screenshot(path=screenshots / f"opened-{name}-{width}.png")
 
 
 def test_a_dropped_file_opens_as_well(page: FrontEnd) -> None:

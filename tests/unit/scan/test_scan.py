@@ -428,7 +428,7 @@ class TestMalformedInput:
             scan(prompt)
 
     def test_the_editors_form_is_refused_with_the_way_to_export(self, scan: Any, user_error: type[Exception]) -> None:
-        editor = json.loads((ROOT / "workflows" / "resolute_compile_deepcache.json").read_text("utf-8"))
+        editor = json.loads((ROOT / "workflows" / "resolute_faster_compiled_deepcache.json").read_text("utf-8"))
         with pytest.raises(user_error, match=r"form of ComfyUI's editor, not in API form.*Export \(API\)"):
             scan(editor)
 
