@@ -28,11 +28,7 @@ Kinds = frozenset[str]
 Groups = Sequence[Hashable | None]
 _NOTHING: Kinds = frozenset()
 _OTHER: Kinds = frozenset({_CHANGING})
-_UNSTEADY_TAGS = (
-    torch.Tag.nondeterministic_seeded,
-    torch.Tag.data_dependent_output,
-    torch.Tag.dynamic_output_shape,
-)
+_UNSTEADY = ("nondeterministic_seeded", "data_dependent_output", "dynamic_output_shape")  # tags of operators
 
 
 _FUNCTIONS_OF_SIZES = frozenset(
@@ -144,9 +140,9 @@ class _Cut:
             raise StaysWholeError(f"the trace has a constant ({node.name})")
         target = node.target
         if isinstance(target, OpOverload):
-            unsteady = [tag for tag in _UNSTEADY_TAGS if tag in target.tags]
+            unsteady = [tag for tag in _UNSTEADY if getattr(torch.Tag, tag) in target.tags]
             if unsteady and not _drops_nothing(node):
-                raise StaysWholeError(f"{target} is {str(unsteady[0]).rpartition('.')[2]}")
+                raise StaysWholeError(f"{target} is {unsteady[0]}")
         elif target not in _FUNCTIONS_OF_SIZES:
             raise StaysWholeError(f"the trace calls {target}")
         if _is_size(node):

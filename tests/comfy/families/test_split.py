@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import inspect
 from collections.abc import Sequence
@@ -58,23 +59,33 @@ def split_sites(core: SimpleNamespace) -> Any:
     return importlib.import_module(f"{pack}.compile_cache.backends.inductor.regions.split_sites").SplitSites()
 
 
+def hooked(core: SimpleNamespace, module: Any, run_block: Any) -> Any:
+    """Inside, `run_block(site, *tensors)` answers each call of a block."""
+    installed = importlib.import_module(core.ours("process.module_hooks").Hook.__module__).installed
+    hooks = core.ours("blocks.families").hooks_of(module, core.roles.UNET, run_block, lambda reason: None)
+    return installed(hooks)
+
+
+def call(module: Any, given: dict[str, Any]) -> Any:
+    names = inspect.signature(type(module).forward).parameters
+    time = next(each for each in ("timestep", "timesteps", "t") if each in names)
+    given = {time if key == "timestep" else key: copied(value) for key, value in given.items()}
+    with torch.inference_mode():
+        return module(**given, transformer_options={})
+
+
 def calls_of_blocks(core: SimpleNamespace, name: str, sizes: Sequence[Size], run: Any) -> None:
     """Call a model, with `run(site, tensors)` before each call of a block."""
     module = MODELS[name].make()
-    installed = importlib.import_module(core.ours("process.module_hooks").Hook.__module__).installed
 
     def run_block(site: Any, *tensors: torch.Tensor) -> Any:
         run(site, tensors)
         return site.function(site.module, *tensors)
 
-    hooks = core.ours("blocks.families").hooks_of(module, core.roles.UNET, run_block, lambda reason: None)
-    names = inspect.signature(type(module).forward).parameters
-    time = next(each for each in ("timestep", "timesteps", "t") if each in names)
     for size in sizes:
         torch.manual_seed(1)
-        given = {time if key == "timestep" else key: value for key, value in MODELS[name].call(size).items()}
-        with torch.inference_mode(), installed(hooks):
-            module(**{key: copied(value) for key, value in given.items()}, transformer_options={})
+        with hooked(core, module, run_block):
+            call(module, MODELS[name].call(size))
 
 
 @pytest.mark.parametrize("name", list(SPARED))
@@ -106,3 +117,53 @@ def test_prologues_and_rest_give_the_blocks_bits_without_the_spared_weights(
 
     calls_of_blocks(core, name, SIZES[:1] if name == "MiniMax H3" else SIZES, run)
     assert found == SPARED[name]
+
+
+# How many blocks have a prologue of the time, and of the text; and whether the time has the pooled text in it.
+BLOCKS = {
+    "Flux": (4, 0, True),
+    "SD3.5": (3, 0, True),
+    "Qwen-Image": (2, 0, False),
+    "Z-Image": (4, 0, False),
+    "Wan 2.1": (0, 2, False),
+    "LTX": (0, 2, False),
+}
+LEVELS = (0.9, 0.6, 0.3, 0.6)  # heun and dpmpp_sde come back to a noise level
+
+
+@pytest.mark.grid(2)
+@pytest.mark.parametrize("name", list(BLOCKS))
+def test_a_run_has_the_bits_of_the_whole_model_and_each_prologue_runs_once(core: SimpleNamespace, name: str) -> None:
+    split_blocks = core.ours("weights.split_blocks")
+    kept = core.ours("weights.paged_weights").KeptResults(1 << 30)
+    weights = SimpleNamespace(kept=kept, spare=lambda modules: None)
+
+    def run(site: Any, *tensors: torch.Tensor) -> Any:
+        return site.function(site.module, *tensors)
+
+    split = split_blocks.SplitBlocks(run, weights, lambda site, like, maps=True: contextlib.nullcontext())
+
+    def run_block(site: Any, *tensors: torch.Tensor) -> Any:
+        return split.run(site, tensors) if site.steady else run(site, *tensors)
+
+    module = MODELS[name].make()
+    texts: dict[tuple[int, int], dict[str, Any]] = {}
+    for batch in (1, 2, 3):
+        for prompt in (1, 2):
+            torch.manual_seed(prompt)
+            texts[batch, prompt] = MODELS[name].call(Size(batch, 8, 10, 7))
+    for number, level in enumerate(LEVELS):
+        for (batch, _), given in texts.items():
+            torch.manual_seed(number)
+            x = torch.randn_like(given["x"])
+            now = {**given, "x": x, "timestep": torch.full((batch,), level)}
+            with hooked(core, module, run):
+                expected = call(module, now)
+            with hooked(core, module, run_block):
+                assert torch.equal(call(module, now), expected)
+    time, text, is_pooled = BLOCKS[name]
+    levels, batches, prompts = len(set(LEVELS)), 3, 2
+    counted = {"time": time * levels * batches * (prompts if is_pooled else 1), "text": text * batches * prompts}
+    assert kept.computed == {source: count for source, count in counted.items() if count}
+    calls = len(LEVELS) * batches * prompts
+    assert kept.reads == calls * (bool(time) + bool(text))

@@ -6,9 +6,11 @@ and loaded like any other region; compared, that is, with the operators of the b
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -106,18 +108,22 @@ class SplitSites:
         self._tried: dict[tuple[Any, ...], _Tried] = {}
 
     def of(
-        self, site: RegionSite, tensors: Sequence[torch.Tensor], torch_flags: tuple[Component, ...] = ()
+        self,
+        site: RegionSite,
+        tensors: Sequence[torch.Tensor],
+        torch_flags: tuple[Component, ...] = (),
+        loaded: Callable[[], AbstractContextManager[Any]] = contextlib.nullcontext,
     ) -> SplitSite | None:
-        """The split of a site for these inputs, while all its weights are on their device; None if it stays whole.
+        """The split of a site for these inputs; None if it stays whole.
 
         A structure is traced once for general sizes, and again for sizes at which that gives other bits than the
-        block's own code. So at each new combination of sizes the parts run once beside that code. Raises torch's
-        OutOfMemoryError, and what the block raises by itself.
+        block's own code. So at each new combination of sizes the parts run once beside that code, inside `loaded()`,
+        where the weights of the site are on the device. Raises what the block or `loaded` raise by themselves.
         """
         if site.structure is None or not any(source in SOURCES for source in site.steady):
             return None
         slots = weight_slots(site.module, site.without)
-        forms = (weight_forms(slots), tuple((each.dtype, each.device) for each in weight_inputs(slots)))
+        forms = (weight_forms(slots), tuple(weight.dtype for weight in weight_inputs(slots)))
         shapes = tuple(tuple(tensor.shape) for tensor in tensors)
         kinds = tuple((tensor.dtype, tensor.device) for tensor in tensors)
         static = static_sizes(site.dims, shapes)
@@ -125,7 +131,13 @@ class SplitSites:
             (site.kind, site.structure, site.dims, site.steady, static, kinds, forms, torch_flags), _Tried()
         )
         if shapes not in tried.by_shapes:
-            tried.by_shapes[shapes] = _find(tried, site, tensors)
+            try:
+                with loaded():
+                    tried.by_shapes[shapes] = _find(tried, site, tensors)
+            except Exception as error:
+                if not is_out_of_memory(error):
+                    raise
+                tried.by_shapes[shapes] = None
         found = tried.by_shapes[shapes]
         return None if found is None else found.at(site)
 
@@ -260,7 +272,7 @@ def _serves(
     sizes: Mapping[str, int],
     expected: Sequence[Any],
 ) -> bool:
-    """Check that the parts give the block's results (leaves, `expected`), bit for bit, and keep less than they spare."""
+    """Check that the parts give the block's results (leaves, `expected`) bit for bit, and keep less than they spare."""
     if structure.guards.check(sizes)[0] is Verdict.BROKEN:
         return False
     found = structure.at(site)
