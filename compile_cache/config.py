@@ -36,6 +36,7 @@ class CacheConfig:
         What is not the default is a part of `source`.
     attribute_policy: how to read the attributes of the application's modules.
     spare_bytes: device memory that a capture leaves free, because the application takes less as a lack of memory.
+    split: whether blocks whose weights stream are split by what their values depend on, see regions/dependence.py.
     """
 
     budget_bytes: int = 4096 * _MIB
@@ -51,6 +52,7 @@ class CacheConfig:
     attention: str = ATTENTION[0]
     attribute_policy: ModuleAttributePolicy = PLAIN
     spare_bytes: int = 0
+    split: bool = False
 
     @staticmethod
     def from_environment(
@@ -85,6 +87,7 @@ class CacheConfig:
             management_modules=management_modules,
             attention=attention,
             attribute_policy=attribute_policy,
+            split=_flag(env, "RESOLUTE_SPLIT", defaults.split),
         )
 
 

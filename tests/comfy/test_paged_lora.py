@@ -124,3 +124,22 @@ def test_a_model_in_float32_computes_in_the_dtype_of_the_latent(core: SimpleName
     weights.survey(made.modules())
     weights.pin()
     assert filled == [torch.bfloat16] * 3
+
+
+def test_a_load_that_maps_no_page_applies_the_lora_too(
+    core: SimpleNamespace, ops: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stock, pages = model(ops, Pages()), Pages()
+    ours = model(ops, pages)
+    monkeypatch.setattr(pages, "get_residency", lambda: [0])
+    before, places = pages.memory.clone(), [module._v for module in ours.values()]
+    linear = [ours["first"], ours["second"]]
+    with core.ours("comfyui.page_loading").loaded(linear, CPU, torch.bfloat16, maps=False) as found:
+        given = {(module, name): tensor.clone() for module, name, tensor in found}
+    for name in ("first", "second"):
+        load(ops)(stock[name], torch.bfloat16)
+        assert torch.equal(given[ours[name], "weight"], stock[name]._v_weight), name
+        assert torch.equal(given[ours[name], "bias"], stock[name]._v_bias), name
+    assert torch.equal(pages.memory, before)
+    assert [module._v for module in ours.values()] == places
+    assert not any("_prefetch" in vars(module) for module in ours.values())

@@ -14,11 +14,14 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Iterable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import comfy.cli_args
 import comfy.model_management
 import torch
+
+from ....compile_cache.regions.slots import swapped
 
 Serials = tuple[int, ...]  # of the pages of a range, in order
 
@@ -110,6 +113,31 @@ def views(module: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:
     """The filled weights at their fixed addresses, by the names of the module's parameters."""
     own = module.__dict__
     return [(name, own[f"_v_{name}"]) for name in NAMES if own.get(f"_v_{name}") is not None]
+
+
+class _NoPages:
+    """Stands in for a reservation that has no room."""
+
+    def fault(self, address: int, size: int) -> None:
+        return None
+
+
+def unmapped(modules: Iterable[torch.nn.Module]) -> AbstractContextManager[None]:
+    """Inside, loading these paged modules maps no page: what is not resident comes through a buffer."""
+    paged = [(module, allocation(module)) for module in modules]
+    return swapped(
+        (module.__dict__, "_v", (_NoPages(), *at[1:]))
+        for module, at in paged
+        if at is not None and not _is_resident(*at)
+    )
+
+
+def _is_resident(reservation: Any, address: int, size: int) -> bool:
+    residency = reservation.get_residency()
+    if not any(flags & 1 for flags in residency):
+        return False
+    page, start = page_bytes(reservation), offset(reservation, address)
+    return all(flags & 1 for flags in residency[start // page : -(-(start + size) // page)])
 
 
 def declared_dtype(module: torch.nn.Module) -> torch.dtype | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
 from importlib import metadata
 
@@ -63,33 +63,35 @@ def fill(module: torch.nn.Module, dtype: torch.dtype) -> None:
 
 @contextmanager
 def loaded(
-    modules: Sequence[torch.nn.Module], device: torch.device, dtype: torch.dtype
+    modules: Sequence[torch.nn.Module], device: torch.device, dtype: torch.dtype, maps: bool = True
 ) -> Iterator[list[tuple[torch.nn.Module, str, torch.Tensor]]]:
     """The weights of paged modules as (module, name, tensor), for work that is launched inside the `with`.
 
-    dtype: of the modules' inputs. What finds no page comes through a buffer of core's, which the next load may use
-    again. Modules that core's own prefetch holds are left to it.
+    dtype: of the modules' inputs. maps: whether they may take pages that they do not have. What finds no page comes
+    through a buffer of core's, which the next load may use again. Modules that core's own prefetch holds are left to
+    it.
     """
     own = [module for module in modules if "_prefetch" not in module.__dict__]
     stream = None
-    try:
-        if own:
-            stream = comfy.ops.cast_modules_with_vbar(own, None, device, None, True)
-        comfy.model_management.sync_stream(device, stream)
-        found = []
-        for module in modules:
-            wanted = weight_cast(module, dtype, device)
-            tensors = comfy.ops.resolve_cast_module_with_vbar(
-                module, wanted.dtype, device, wanted.bias_dtype, wanted.compute_dtype, wanted.want_requant
-            )
-            named = zip(NAMES, tensors, strict=True)
-            found += [(module, name, tensor) for name, tensor in named if tensor is not None]
-        yield found
-    finally:
-        if stream is not None:
-            stream.wait_stream(comfy.model_management.current_stream(device))
-        for module in own:
-            _let_go(module)
+    with nullcontext() if maps else dynamic_vram.unmapped(own):
+        try:
+            if own:
+                stream = comfy.ops.cast_modules_with_vbar(own, None, device, None, True)
+            comfy.model_management.sync_stream(device, stream)
+            found = []
+            for module in modules:
+                wanted = weight_cast(module, dtype, device)
+                tensors = comfy.ops.resolve_cast_module_with_vbar(
+                    module, wanted.dtype, device, wanted.bias_dtype, wanted.compute_dtype, wanted.want_requant
+                )
+                named = zip(NAMES, tensors, strict=True)
+                found += [(module, name, tensor) for name, tensor in named if tensor is not None]
+            yield found
+        finally:
+            if stream is not None:
+                stream.wait_stream(comfy.model_management.current_stream(device))
+            for module in own:
+                _let_go(module)
 
 
 def _let_go(module: torch.nn.Module) -> None:

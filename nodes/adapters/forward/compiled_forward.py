@@ -88,6 +88,7 @@ class CompiledForward(ForwardPatch):
     def end(self) -> None:
         """The run is over, however it ended."""
         runtime.cache().close_session(self.runner.owner)
+        self.runner.weights.paged.kept.forget()
         self._log.end(why_no_calls=self.watch.end())
 
     def weights_loaded(self) -> None:

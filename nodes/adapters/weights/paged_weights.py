@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from ....compile_cache.backends.cuda_graphs.memory import release_graph_memory
+from ....compile_cache.regions.kept_results import KeptResults
 from ....compile_cache.regions.slots import swapped
 from ....compile_cache.torch_facts.out_of_memory import is_out_of_memory
 from ....compile_cache.weights import Weights
@@ -25,6 +26,7 @@ from ..comfyui.dynamic_vram import Serials
 logger = logging.getLogger(__name__)
 
 Fill = Callable[[torch.nn.Module, torch.dtype], None]
+_KEPT_BYTES = 1 << 30  # of results that prologues leave for later calls
 _GAP = 32 << 20  # ranges this close share a page, or have at most one between them
 
 
@@ -47,13 +49,18 @@ class PagedWeights(Weights):
     Nothing here is thread-safe: the cache's lock guards `pin` and what follows.
     """
 
-    def __init__(self, fill: Fill | None = None, unsupported: str | None = None) -> None:
+    def __init__(self, fill: Fill | None = None, unsupported: str | None = None, splits: bool = False) -> None:
         """fill: fills the pages of a module whose weights compute in a dtype; for a model that is never paged, None.
-        unsupported: why this ComfyUI's pages are left to core; None if they can be pinned and filled.
+        unsupported: why this ComfyUI's pages are left to core; None if they can be pinned and filled. splits: whether
+        blocks that stream may be split, see `split_blocks`.
         """
+        self.splits = splits
+        self.kept = KeptResults(_KEPT_BYTES)
+        self._spared: set[int] = set()  # ids of modules
         self.dtype = torch.float32
         self.unsupported = unsupported
         self._fill_module = fill
+        self._found: list[tuple[int, int, int, Any, torch.nn.Module]] = []  # allocations, in the order of addresses
         self._ranges: list[_Range] = []
         self._allocations: list[tuple[torch.nn.Module, Any]] = []
         self._serials: list[Serials] | None = None  # of the pages when every module was known to be filled
@@ -70,18 +77,33 @@ class PagedWeights(Weights):
     def survey(self, modules: Iterable[torch.nn.Module]) -> Hashable:
         """Find the paged modules anew. Returns what captures depend on: where each one's weights are."""
         paged = [(module, dynamic_vram.allocation(module)) for module in modules]
-        found = sorted(
+        self._found = sorted(
             [(id(at[0]), at[1], at[2], at[0], module) for module, at in paged if at is not None],
             key=lambda each: each[:3],
         )
         self._allocations = [(module, at) for module, at in paged if at is not None]
-        self._ranges = _ranges(
-            [(reservation, address, size, module) for _, address, size, reservation, module in found]
-        )
+        self._find_ranges()
         self._in_float32 = _declared_in_float32([module for module, at in self._allocations])
         self.bytes = sum(each.bytes for each in self._ranges)
         self.loaded()
-        return tuple((id(module), address, size) for _, address, size, _, module in found)
+        return tuple((id(module), address, size) for _, address, size, _, module in self._found)
+
+    def spare(self, modules: Iterable[torch.nn.Module]) -> None:
+        """While the model streams, no step needs the weights of these modules: others get pages before them."""
+        new = {id(module) for module in modules} - self._spared
+        if new:
+            self._spared |= new
+            self._find_ranges()
+            self._serials = None
+
+    def _find_ranges(self) -> None:
+        """Find the ranges of all allocations: those of spared modules come last."""
+        self._ranges = []
+        for last in (False, True):
+            found = [each[1:] for each in self._found if (id(each[4]) in self._spared) is last]
+            self._ranges += _ranges(
+                [(reservation, address, size, module) for address, size, reservation, module in found]
+            )
 
     def moved(self) -> bool:
         """True if a paged module has other pages than at the last `survey`, or none: a LoRA may resize its weights."""
@@ -92,6 +114,7 @@ class PagedWeights(Weights):
     def loaded(self) -> None:
         """ComfyUI loaded the model, perhaps with other LoRAs: look at each module at the next `pin`."""
         self._serials = None
+        self.kept.forget()
         self._may_ask = True
 
     def pin(self) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -24,15 +26,29 @@ def streamed(run: RegionRunner, weights: PagedWeights) -> RegionRunner:
     """
     modules: dict[RegionSite, list[torch.nn.Module]] = {}
 
-    def run_streamed(site: RegionSite, *tensors: torch.Tensor) -> Any:
-        if not weights.pages or weights.is_in_place or weights.unsupported is not None:
-            return run(site, *tensors)
+    @contextmanager
+    def given(site: RegionSite, like: torch.Tensor, maps: bool = True) -> Iterator[None]:
+        """Inside, the weights of the site are those that it computes with. like: the first input of the block."""
         if site not in modules:
             modules[site] = [part for _, part in parts(site.module, site.without)]
         with (
-            loaded(dynamic_vram.paged(modules[site]), tensors[0].device, tensors[0].dtype) as found,
+            loaded(dynamic_vram.paged(modules[site]), like.device, like.dtype, maps) as found,
             swapped((module._parameters, name, as_weight(weight)) for module, name, weight in found),
         ):
+            yield
+
+    split = None
+    if weights.splits:
+        from .split_blocks import SplitBlocks  # only here: it imports inductor
+
+        split = SplitBlocks(run, weights, given)
+
+    def run_streamed(site: RegionSite, *tensors: torch.Tensor) -> Any:
+        if not weights.pages or weights.is_in_place or weights.unsupported is not None:
+            return run(site, *tensors)
+        if split is not None and site.steady:
+            return split.run(site, tensors)
+        with given(site, tensors[0]):
             return run(site, *tensors)
 
     return run_streamed

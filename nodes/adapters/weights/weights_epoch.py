@@ -43,8 +43,9 @@ class WeightsEpoch:
         fill: Fill | None = None,
         host: str = "cpu",
         unsupported: str | None = None,
+        splits: bool = False,
     ) -> None:
-        """trusted: see `ModelCode.blocker`. fill, unsupported: see `PagedWeights`. host: see `LoadedAnew`."""
+        """trusted: see `ModelCode.blocker`. fill, unsupported, splits: see `PagedWeights`. host: see `LoadedAnew`."""
         self._module = weakref.ref(module)
         self._slots: list[Slot] = []
         self._addresses: list[Any] | None = None
@@ -56,7 +57,7 @@ class WeightsEpoch:
         self._state: tuple[Any, ...] | None = None
         self.epoch = 0
         self.blocker: BypassReason | None = None
-        self.paged = PagedWeights(fill, unsupported)
+        self.paged = PagedWeights(fill, unsupported, splits)
         self.loaded_anew = LoadedAnew(host)
         self.run_watch = RunWatch()
         self._host = host

@@ -7,6 +7,7 @@ every sum is exact, and a page that holds something else makes a result wrong or
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -163,6 +164,7 @@ class Checkpoint:
     is_loaded: bool = False
     layout: int = 0  # how often a weight changed its place
     fills: int = 0
+    moved: Counter[str] = field(default_factory=Counter)  # bytes over the bus, by module
 
     def value(self, name: str, slot: str, lora: str) -> torch.Tensor:
         """A weight with a LoRA applied."""
@@ -255,6 +257,8 @@ def uncaptured(module: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
         serials = reservation.fault(address, size)
     except RuntimeError:  # stock would fail here
         serials = None
+    if serials is None or serials != module._v_signature:
+        patch.checkpoint.moved[patch.name] += sum(value.nbytes for value in values)
     if serials is None:
         module._v_signature = None
         return values[0], values[1] if len(values) > 1 else None

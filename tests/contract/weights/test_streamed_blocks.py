@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -12,51 +11,8 @@ import torch
 
 from compile_cache.regions.site import RegionSite
 
-from .fake_paging import HOST, Checkpoint, fill, uncaptured
-
-
-class CoreOperations:
-    """`comfy.ops` in small."""
-
-    def __init__(self) -> None:
-        self.failure: Exception | None = None
-
-    def cast_modules_with_vbar(self, modules: Any, dtype: Any, device: Any, bias_dtype: Any, non_blocking: bool) -> Any:
-        for module in modules:
-            reservation, address, size = module._v
-            module._prefetch = {"signature": reservation.fault(address, size)}
-        return
-
-    def cast_bias_weight(self, module: Any, **_: Any) -> Any: ...
-
-    def uncast_bias_weight(self, *_: Any) -> None: ...
-
-    def resolve_cast_module_with_vbar(self, module: Any, dtype: Any, *_: Any) -> Any:
-        if self.failure is not None:
-            raise self.failure
-        assert "_prefetch" in module.__dict__
-        return uncaptured(module)
-
-
-@pytest.fixture
-def core(comfy: None, monkeypatch: pytest.MonkeyPatch) -> CoreOperations:
-    core = CoreOperations()
-    package = sys.modules["comfy"]
-    monkeypatch.setattr(package, "ops", core)
-    monkeypatch.setitem(sys.modules, "comfy.ops", core)
-    management = SimpleNamespace(sync_stream=lambda device, stream: None, current_stream=lambda device: None)
-    monkeypatch.setattr(package, "model_management", management)
-    monkeypatch.setitem(sys.modules, "comfy.model_management", management)
-    return core
-
-
-@pytest.fixture
-def streamed_blocks(
-    core: CoreOperations, adapter: Callable[[str], ModuleType], monkeypatch: pytest.MonkeyPatch
-) -> ModuleType:
-    loading = adapter("comfyui.page_loading")  # another test may have imported it with another `comfy`
-    monkeypatch.setattr(loading, "comfy", sys.modules["comfy"])
-    return adapter("weights.streamed_blocks")
+from .conftest import CoreOperations
+from .fake_paging import HOST, Checkpoint, fill
 
 
 @pytest.fixture

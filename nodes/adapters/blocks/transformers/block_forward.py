@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from .....compile_cache.errors import BypassCode, BypassReason
+from .....compile_cache.regions.dependence import SIZE, TIME
 from .....compile_cache.regions.site import Bypass, RegionFunction, RegionRunner, RegionSite
 from .....compile_cache.regions.structure import TORCH_OWN
 from ...comfyui import chosen_attention
@@ -20,7 +21,7 @@ from ..common import UnusableArgumentError, original
 from .arguments import Arguments, Layout, digest_of, dims_of, put_together, shared_by_batch, take_apart
 from .experts import Cut, cut_of, pass_by
 from .options import BlockOptions, Reads, RefusedOptionError, fits
-from .tested import shared_arguments
+from .tested import shared_arguments, steady_arguments
 from .traced import (
     MADE,
     OPTIONS,
@@ -79,6 +80,7 @@ class RecognisedBlock:
         self._learned = _learned(structure)
         self._names = _parameters_of(type(block))
         self._shared_arguments = shared_arguments(block)
+        self._steady_arguments = steady_arguments(block)
         self._cut = cut_of(block)
         self._sites: dict[tuple[Any, ...], RegionSite] = {}
 
@@ -176,9 +178,21 @@ class RecognisedBlock:
             reads = call.reads if passes_options else None
             kind = f"{self._kind}.{share}" if share else self._kind
             function, without = self._function(layout, reads, call.written, share)
-            site = RegionSite(self._name, kind, self._block, function, dims, without, structure)
+            steady = self._steady(arguments, call) if not share else ()
+            site = RegionSite(self._name, kind, self._block, function, dims, without, structure, steady=steady)
             self._sites[key] = site
         return site
+
+    def _steady(self, arguments: Arguments, call: _Call) -> tuple[str, ...]:
+        """See `RegionSite.steady`. A time for each token or frame is as long as the picture, so it stays with it."""
+        found = [
+            self._steady_arguments.get(name, "") if number not in call.written else ""
+            for number, name in enumerate(arguments.names)
+        ]
+        times = [tensor for tensor, source in zip(arguments.tensors, found, strict=True) if source == TIME]
+        if not all(each.ndim == 2 or (each.ndim == 3 and each.shape[1] == 1) for each in times):
+            found = ["" if source == TIME else source for source in found]
+        return (*found, *[SIZE] * len(arguments.numbers)) if any(found) else ()
 
     def _function(
         self, layout: Layout, reads: Reads | None, written: Sequence[int], share: str

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from .....compile_cache.regions.dependence import TEXT, TIME
 from ...foreign.core_code import core_name, is_of_core
 
 
@@ -17,44 +18,60 @@ class TestedFamily(NamedTuple):
 
     shared: arguments of these blocks whose first dimension is 1 whatever the batch, as a table of positions. In a batch
     of one they look like arguments that follow the batch; recognition finds out with a second compile.
+    time, text: arguments that follow the noise level, and those that follow the conditioning, alone. All blocks of a
+    call get the same tensors there, and nothing writes to them.
     """
 
     name: str
     networks: tuple[str, ...]
     blocks: tuple[str, ...]
     shared: tuple[str, ...] = ()
+    time: tuple[str, ...] = ()
+    text: tuple[str, ...] = ()
 
 
 _FLUX_BLOCKS = ("flux.layers.DoubleStreamBlock", "flux.layers.SingleStreamBlock")
 
 FAMILIES = (
     TestedFamily(
-        "Z-Image, Lumina 2", ("lumina.model.NextDiT",), ("lumina.model.JointTransformerBlock",), ("freqs_cis",)
+        "Z-Image, Lumina 2",
+        ("lumina.model.NextDiT",),
+        ("lumina.model.JointTransformerBlock",),
+        ("freqs_cis",),
+        time=("adaln_input",),
     ),
     TestedFamily(
         "Wan 2.1 and 2.2",
         ("wan.model.WanModel", "wan.model.VaceWanModel"),
         ("wan.model.WanAttentionBlock", "wan.model.VaceWanAttentionBlock"),
         ("freqs",),
+        text=("context",),
     ),
     TestedFamily(
         "Qwen-Image and Edit",
         ("qwen_image.model.QwenImageTransformer2DModel",),
         ("qwen_image.model.QwenImageTransformerBlock",),
+        time=("temb",),
     ),
-    TestedFamily("LTX", ("lightricks.model.LTXVModel",), ("lightricks.model.BasicTransformerBlock",)),
     TestedFamily(
-        "LTX with sound", ("lightricks.av_model.LTXAVModel",), ("lightricks.av_model.BasicAVTransformerBlock",)
+        "LTX", ("lightricks.model.LTXVModel",), ("lightricks.model.BasicTransformerBlock",), text=("context",)
     ),
-    TestedFamily("Flux 1, Kontext and Flux 2", ("flux.model.Flux",), _FLUX_BLOCKS),
-    TestedFamily("Chroma", ("chroma.model.Chroma",), _FLUX_BLOCKS),
-    TestedFamily("HunyuanVideo and 1.5", ("hunyuan_video.model.HunyuanVideo",), _FLUX_BLOCKS),
-    TestedFamily("MiniMax H3", ("minimax.model.MiniMaxH3Model",), ("minimax.model.DiTBlock",)),
-    TestedFamily("Krea 2", ("krea2.model.SingleStreamDiT",), ("krea2.model.SingleStreamBlock",)),
+    TestedFamily(
+        "LTX with sound",
+        ("lightricks.av_model.LTXAVModel",),
+        ("lightricks.av_model.BasicAVTransformerBlock",),
+        text=("v_context", "a_context"),
+    ),
+    TestedFamily("Flux 1, Kontext and Flux 2", ("flux.model.Flux",), _FLUX_BLOCKS, time=("vec",)),
+    TestedFamily("Chroma", ("chroma.model.Chroma",), _FLUX_BLOCKS, time=("vec",)),
+    TestedFamily("HunyuanVideo and 1.5", ("hunyuan_video.model.HunyuanVideo",), _FLUX_BLOCKS, time=("vec",)),
+    TestedFamily("MiniMax H3", ("minimax.model.MiniMaxH3Model",), ("minimax.model.DiTBlock",), time=("t_emb",)),
+    TestedFamily("Krea 2", ("krea2.model.SingleStreamDiT",), ("krea2.model.SingleStreamBlock",), time=("vec",)),
     TestedFamily(
         "SD3 and SD3.5",
         ("modules.diffusionmodules.mmdit.OpenAISignatureMMDITWrapper",),
         ("modules.diffusionmodules.mmdit.JointBlock",),
+        time=("c",),
     ),
     TestedFamily("HiDream", ("hidream.model.HiDreamImageTransformer2DModel",), ("hidream.model.HiDreamImageBlock",)),
     TestedFamily(
@@ -62,9 +79,16 @@ FAMILIES = (
         ("hunyuan3dv2_1.hunyuandit.HunYuanDiTPlain",),
         ("hunyuan3dv2_1.hunyuandit.HunYuanDiTBlock",),
     ),
-    TestedFamily("AuraFlow", ("aura.mmdit.MMDiT",), ("aura.mmdit.MMDiTBlock", "aura.mmdit.DiTBlock")),
+    TestedFamily(
+        "AuraFlow", ("aura.mmdit.MMDiT",), ("aura.mmdit.MMDiTBlock", "aura.mmdit.DiTBlock"), time=("global_cond",)
+    ),
 )
 _SHARED = {f"comfy.ldm.{block}": family.shared for family in FAMILIES for block in family.blocks}
+_STEADY = {
+    f"comfy.ldm.{block}": {**dict.fromkeys(family.time, TIME), **dict.fromkeys(family.text, TEXT)}
+    for family in FAMILIES
+    for block in family.blocks
+}
 
 # Parts of blocks that take a tensor of tokens, and pick among experts by its values.
 _ROUTED = frozenset(
@@ -105,6 +129,11 @@ def is_routed(kind: type) -> bool:
 def shared_arguments(block: torch.nn.Module) -> tuple[str, ...]:
     """See `TestedFamily.shared`."""
     return _SHARED.get(core_name(type(block)), ())
+
+
+def steady_arguments(block: torch.nn.Module) -> dict[str, str]:
+    """TIME or TEXT by the name of an argument, see `TestedFamily`."""
+    return _STEADY.get(core_name(type(block)), {})
 
 
 def variant_of(block: Any) -> tuple[str, frozenset[str]]:

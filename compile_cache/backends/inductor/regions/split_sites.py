@@ -1,0 +1,298 @@
+"""Split a site by what its values depend on: sites for its prologues and for the rest, each with the weights it reads.
+
+Each part is an ordinary site, whose function runs a part of the traced graph. So it is compiled, compared, kept on disk
+and loaded like any other region; compared, that is, with the operators of the block's own code.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from ....errors import first_line
+from ....keys import Component, digest
+from ....regions.dependence import SOURCES, Part, StaysWholeError, split
+from ....regions.region_weights import weight_forms, weight_inputs, weight_slots
+from ....regions.site import Dims, RegionSite
+from ....regions.slots import tensor_slots
+from ....regions.structure import parts
+from ....regions.weight_parts import parts_of
+from ....torch_facts.out_of_memory import is_out_of_memory
+from ....torch_facts.private_names import pytree
+from ..compile.shape_guards import ShapeGuards, Verdict
+from ..compile.tracing import Shapes, Trace, bind_dims, general_hints, region_format, static_sizes, trace
+from .numerics_check import run_original
+
+logger = logging.getLogger(__name__)
+
+REST = "rest"
+_MOST_TRACES = 4  # of one structure
+
+
+@dataclass(frozen=True, eq=False)
+class PrologueSite:
+    """site: takes the block's `inputs` (indices), and returns a list of tensors. source: TIME or TEXT."""
+
+    site: RegionSite
+    source: str
+    inputs: tuple[int, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class SplitSite:
+    """rest: takes all inputs of the block, then the results of each prologue; it returns what the block returns.
+
+    spared: modules inside the block, by name, whose weights only prologues read.
+    """
+
+    prologues: tuple[PrologueSite, ...]
+    rest: RegionSite
+    spared: frozenset[str]
+
+
+@dataclass(frozen=True, eq=False)
+class _PartOfBlock:
+    """A part of the blocks of one structure. weights: indices into `weight_inputs` without the modules `without`."""
+
+    name: str
+    graph: torch.fx.GraphModule
+    inputs: tuple[int, ...]
+    without: tuple[str, ...]
+    weights: tuple[int, ...]
+    dims: tuple[Dims, ...]
+    output_spec: pytree.TreeSpec | None
+    code: str
+
+    def site(self, whole: RegionSite) -> RegionSite:
+        kind = f"{whole.kind}.{self.name}"
+        function = functools.partial(_run_part, self.graph, self.without, self.weights, self.dims, self.output_spec)
+        structure = digest((whole.structure, kind, self.code))
+        return RegionSite(whole.name, kind, whole.module, function, self.dims, self.without, structure)
+
+
+@dataclass(frozen=True, eq=False)
+class _SplitStructure:
+    """One split of the blocks of a structure."""
+
+    guards: ShapeGuards
+    prologues: tuple[_PartOfBlock, ...]
+    rest: _PartOfBlock
+    spared: frozenset[str]
+
+    def at(self, site: RegionSite) -> SplitSite:
+        prologues = [PrologueSite(each.site(site), each.name, each.inputs) for each in self.prologues]
+        return SplitSite(tuple(prologues), self.rest.site(site), self.spared)
+
+
+@dataclass(eq=False)
+class _Tried:
+    """The splits of a structure so far, and which one serves a combination of sizes; None: none does."""
+
+    splits: list[_SplitStructure] = field(default_factory=list)
+    by_shapes: dict[Shapes, _SplitStructure | None] = field(default_factory=dict)
+    traces: int = 0
+    is_whole: bool = False
+
+
+class SplitSites:
+    """The splits that this process has tried, by structure of a block. Callers hold the cache's lock."""
+
+    def __init__(self) -> None:
+        self._tried: dict[tuple[Any, ...], _Tried] = {}
+
+    def of(
+        self,
+        site: RegionSite,
+        tensors: Sequence[torch.Tensor],
+        torch_flags: tuple[Component, ...] = (),
+        loaded: Callable[[], AbstractContextManager[Any]] = contextlib.nullcontext,
+    ) -> SplitSite | None:
+        """The split of a site for these inputs; None if it stays whole.
+
+        A structure is traced once for general sizes, and again for sizes at which that gives other bits than the
+        block's own code. So at each new combination of sizes the parts run once beside that code, inside `loaded()`,
+        where the weights of the site are on the device. Raises what the block or `loaded` raise by themselves.
+        """
+        if site.structure is None or not any(source in SOURCES for source in site.steady):
+            return None
+        slots = weight_slots(site.module, site.without)
+        forms = (weight_forms(slots), tuple(weight.dtype for weight in weight_inputs(slots)))
+        shapes = tuple(tuple(tensor.shape) for tensor in tensors)
+        kinds = tuple((tensor.dtype, tensor.device) for tensor in tensors)
+        static = static_sizes(site.dims, shapes)
+        tried = self._tried.setdefault(
+            (site.kind, site.structure, site.dims, site.steady, static, kinds, forms, torch_flags), _Tried()
+        )
+        if shapes not in tried.by_shapes:
+            try:
+                with loaded():
+                    tried.by_shapes[shapes] = _find(tried, site, tensors)
+            except Exception as error:
+                if not is_out_of_memory(error):
+                    raise
+                tried.by_shapes[shapes] = None
+        found = tried.by_shapes[shapes]
+        return None if found is None else found.at(site)
+
+
+def _find(tried: _Tried, site: RegionSite, tensors: Sequence[torch.Tensor]) -> _SplitStructure | None:
+    sizes = bind_dims(site.dims, [tensor.shape for tensor in tensors])
+    if sizes is None or tried.is_whole:
+        return None
+    expected = pytree.tree_leaves(run_original(site, tensors))
+    for structure in tried.splits:
+        if _serves(structure, site, tensors, sizes, expected):
+            return structure
+    general = general_hints(sizes, tensors[0].device)
+    for hints in [general, sizes] if not tried.splits and general != sizes else [sizes]:
+        if tried.traces >= _MOST_TRACES or tried.is_whole:
+            return None
+        tried.traces += 1
+        made = _try(tried, site, tensors, hints)
+        if made is not None and _serves(made, site, tensors, sizes, expected):
+            return made
+    return None
+
+
+def _try(
+    tried: _Tried, site: RegionSite, tensors: Sequence[torch.Tensor], hints: Mapping[str, int]
+) -> _SplitStructure | None:
+    why = ""
+    for oblivious in (True, False):
+        try:
+            structure = _split(site, tensors, hints, oblivious)
+            tried.splits.append(structure)
+            return structure
+        except StaysWholeError as error:
+            tried.is_whole, why = True, str(error)
+            break
+        except Exception as error:
+            if is_out_of_memory(error):
+                raise
+            why = why or first_line(error)
+    logger.debug("Resolute: %s streams whole: %s", site.kind, why)
+    return None
+
+
+def _split(
+    site: RegionSite, tensors: Sequence[torch.Tensor], hints: Mapping[str, int], oblivious: bool
+) -> _SplitStructure:
+    traced = trace(site.function, site.module, tensors, site.dims, hints, oblivious, site.without, site.attends)
+    owners = _owners(site.module, site.without)
+    cut = split(traced.graph.graph, [owners[index] or None for index in traced.used_weights], site.steady)
+    spared = frozenset(str(group) for each in cut.prologues for group in each.groups)
+    results = [[_dims(fake, traced) for fake in each.results] for each in cut.prologues]
+    prologues = tuple(
+        _part(each.source, each, site, traced, owners, [site.dims[index] for index in each.inputs], None)
+        for each in cut.prologues
+    )
+    dims = [*site.dims, *[dims for each in results for dims in each]]
+    rest = _part(REST, cut.rest, site, traced, owners, dims, traced.output_spec)
+    return _SplitStructure(ShapeGuards(traced.guards, traced.symbols), prologues, rest, spared)
+
+
+def _part(
+    name: str,
+    part: Part,
+    site: RegionSite,
+    traced: Trace,
+    owners: Sequence[str],
+    dims: Sequence[Dims],
+    spec: pytree.TreeSpec | None,
+) -> _PartOfBlock:
+    read = [traced.used_weights[index] for index in part.weights]
+    needed = {owners[index] for index in read}
+    unused = {owner for owner in owners if not any(_is_within(other, owner) for other in needed)}
+    without = tuple(sorted({*site.without, *unused}))
+    left = [index for index, owner in enumerate(owners) if not any(_is_within(owner, each) for each in unused)]
+    weights = tuple(left.index(index) for index in read)
+    return _PartOfBlock(name, part.graph, part.inputs, without, weights, tuple(dims), spec, part.graph.code)
+
+
+def _is_within(name: str, outer: str) -> bool:
+    return name == outer or not outer or name.startswith(f"{outer}.")
+
+
+def _owners(module: torch.nn.Module, without: Sequence[str]) -> list[str]:
+    """For each of `weight_inputs`, the name of the module inside the block that has it. Raises StaysWholeError."""
+    inside = parts(module, without)
+    names = {id(own): name for name, part in inside for own, _ in tensor_slots(part)}
+    slots = weight_slots(module, without)
+    if len(slots) != sum(len(tensor_slots(part)) for _, part in inside):
+        raise StaysWholeError("two of its modules share a weight")
+    return [names[id(own)] for own, name in slots for _ in parts_of(own[name])]
+
+
+def _dims(fake: torch.Tensor, traced: Trace) -> Dims:
+    """The dimensions of what a prologue returns, by the names of the block's inputs."""
+    names: dict[Any, str] = {}
+    for name, symbol in traced.symbols.items():
+        names.setdefault(traced.shape_env.replace(symbol), name)
+    found: list[str | None] = []
+    for size in fake.shape:
+        if not isinstance(size, torch.SymInt):
+            found.append(None)
+        elif size.node.expr in names:
+            found.append(names[size.node.expr])
+        else:
+            raise StaysWholeError(f"a prologue returns a tensor of {size} elements along a dimension")
+    return tuple(found)
+
+
+def _run_part(
+    graph: torch.fx.GraphModule,
+    without: Sequence[str],
+    weights: Sequence[int],
+    dims: Sequence[Dims],
+    spec: pytree.TreeSpec | None,
+    module: torch.nn.Module,
+    *tensors: torch.Tensor,
+) -> Any:
+    """The function of a part's site. spec: of the block's result; None for a prologue, which returns a list."""
+    own = weight_inputs(weight_slots(module, without))
+    given = [
+        tensor.contiguous(memory_format=region_format(tensor, names))
+        for tensor, names in zip(tensors, dims, strict=True)
+    ]
+    found = list(graph(*[own[index] for index in weights], *given))
+    return found if spec is None else pytree.tree_unflatten(found, spec)
+
+
+def _serves(
+    structure: _SplitStructure,
+    site: RegionSite,
+    tensors: Sequence[torch.Tensor],
+    sizes: Mapping[str, int],
+    expected: Sequence[Any],
+) -> bool:
+    """Check that the parts give the block's results (leaves, `expected`) bit for bit, and keep less than they spare."""
+    if structure.guards.check(sizes)[0] is Verdict.BROKEN:
+        return False
+    found = structure.at(site)
+    kept: list[torch.Tensor] = []
+    try:
+        with torch.no_grad():
+            for each in found.prologues:
+                kept += each.site.function(site.module, *[tensors[index] for index in each.inputs])
+            actual = pytree.tree_leaves(found.rest.function(site.module, *tensors, *kept))
+    except Exception as error:
+        if is_out_of_memory(error):
+            raise
+        logger.debug("Resolute: the parts of %s fail at %s: %s", site.kind, sizes, first_line(error))
+        return False
+    spared = [
+        weight for name in found.spared for weight in weight_inputs(tensor_slots(site.module.get_submodule(name)))
+    ]
+    if sum(each.nbytes for each in kept) > sum(each.nbytes for each in spared):
+        return False
+    return all(
+        torch.equal(a, b) if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor) else a is b
+        for a, b in zip(actual, expected, strict=True)
+    )

@@ -1,0 +1,130 @@
+"""Keep what prologues computed, for calls in which their inputs have the same values.
+
+A prologue (see `dependence`) depends on weights and on the time or the text. Its results are found by the values of
+these inputs, bit for bit, so a key needs no name of a noise level or of a text.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Callable, Hashable, Sequence
+
+import torch
+
+Content = tuple[Hashable, ...]
+_PLAIN_BYTES = 1 << 14  # a larger tensor is known by a digest of its bytes
+
+
+class KeptResults:
+    """The results of the prologues of one model, in at most `limit` bytes.
+
+    All that belongs to one source and one content of its inputs goes together: a noise level that is over makes room
+    first. What finds no room is computed in each call. computed, reused: by source, how often a prologue ran, and how
+    often it did not have to. reads: how often the values of inputs were read; on a GPU that waits for its work.
+
+    Not thread-safe: callers hold the cache's lock.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.bytes = 0
+        self.computed: Counter[str] = Counter()
+        self.reused: Counter[str] = Counter()
+        self.reads = 0
+        self._groups: dict[tuple[str, Content], dict[Hashable, list[torch.Tensor]]] = {}  # the latest used comes last
+        self._read: dict[str, _Read] = {}
+
+    def get(
+        self,
+        place: Hashable,
+        source: str,
+        inputs: Sequence[torch.Tensor],
+        compute: Callable[[], Sequence[torch.Tensor]],
+    ) -> list[torch.Tensor]:
+        """The results of the prologue at `place` for these inputs, computed if they are not known.
+
+        place: the block, and which prologue of it. No caller may write to the results. Raises what `compute` raises.
+        """
+        key = (source, self._content(place, source, inputs))
+        group = self._groups.pop(key, {})
+        self._groups[key] = group
+        if place in group:
+            self.reused[source] += 1
+            return group[place]
+        results = [_own(result, inputs) for result in compute()]
+        self.computed[source] += 1
+        needed = sum(result.nbytes for result in results)
+        if self._make_room(needed):
+            group[place] = results
+            self.bytes += needed
+        elif not group:
+            del self._groups[key]
+        return results
+
+    def forget(self) -> None:
+        """Let all results go: the weights changed, or the run is over."""
+        self._groups.clear()
+        self._read.clear()
+        self.bytes = 0
+
+    def _make_room(self, needed: int) -> bool:
+        """Drop the groups that were used longest ago, but not the latest of each source: the present call reads it."""
+        latest = dict(list(self._groups))
+        for each in list(self._groups):
+            if self.bytes + needed <= self.limit:
+                break
+            if latest[each[0]] != each[1]:
+                self.bytes -= sum(result.nbytes for results in self._groups.pop(each).values() for result in results)
+        return self.bytes + needed <= self.limit
+
+    def _content(self, place: Hashable, source: str, inputs: Sequence[torch.Tensor]) -> Content:
+        """The values of the inputs: read once for all blocks of a call that get the same tensors.
+
+        A place that comes again begins another call, and a tensor may have other values in it.
+        """
+        read = self._read.get(source)
+        if read is None or place in read.places or not read.is_of(inputs):
+            self.reads += 1
+            read = self._read[source] = _Read(inputs)
+        read.places.add(place)
+        return read.content
+
+
+class _Read:
+    """The inputs whose values were read last. It holds them, so no other tensors can take their identities."""
+
+    def __init__(self, inputs: Sequence[torch.Tensor]) -> None:
+        self._inputs = list(inputs)
+        self._versions = [_version(tensor) for tensor in inputs]
+        self.content: Content = tuple(_values(tensor) for tensor in inputs)
+        self.places: set[Hashable] = set()
+
+    def is_of(self, inputs: Sequence[torch.Tensor]) -> bool:
+        return len(inputs) == len(self._inputs) and all(
+            (now is then and _version(now) == version) or (now.numel() == 0 and now.shape == then.shape)
+            for now, then, version in zip(inputs, self._inputs, self._versions, strict=True)
+        )
+
+
+def _version(tensor: torch.Tensor) -> int | None:
+    """Counts the writes to a tensor; None in inference mode, where torch does not."""
+    return None if tensor.is_inference() else tensor._version
+
+
+def _values(tensor: torch.Tensor) -> Hashable:
+    host = tensor.detach().to("cpu").contiguous()
+    values = host.flatten().view(torch.uint8).numpy().tobytes() if host.numel() else b""
+    known = values if len(values) <= _PLAIN_BYTES else hashlib.sha256(values).digest()
+    return (tuple(tensor.shape), tensor.dtype, str(tensor.device), known)
+
+
+def _own(result: torch.Tensor, inputs: Sequence[torch.Tensor]) -> torch.Tensor:
+    """A result in memory of its own: neither of an input, which may change, nor a view of something larger."""
+    result = result.contiguous()
+    storage = result.untyped_storage()
+    if storage.nbytes() == result.nbytes and storage.data_ptr() not in [
+        each.untyped_storage().data_ptr() for each in inputs
+    ]:
+        return result
+    return result.clone()

@@ -1,0 +1,74 @@
+"""Blocks of a model that streams, split: what follows the time or the text alone is computed once, and kept.
+
+A block's prologues and its rest are regions of their own, see `split_sites`. Once the results of a prologue are known,
+the weights that only it reads cross the bus no more, and they take no page from others.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+
+from ....compile_cache.backends.inductor.regions.split_sites import SplitSite, SplitSites
+from ....compile_cache.keys import Component
+from ....compile_cache.regions.site import RegionRunner, RegionSite
+from ....compile_cache.torch_facts.flags import torch_flags
+from ..comfyui import dynamic_vram
+from .paged_weights import PagedWeights
+
+Given = Callable[..., AbstractContextManager[None]]
+
+
+@functools.cache
+def _sites() -> SplitSites:
+    return SplitSites()  # traces of the process, by structure
+
+
+class SplitBlocks:
+    """Runs the blocks of one model whose inputs of time and text are known."""
+
+    def __init__(self, run: RegionRunner, weights: PagedWeights, given: Given) -> None:
+        """given: `given(site, like, maps)` loads the weights of a site, see `streamed`."""
+        self._run = run
+        self._weights = weights
+        self._given = given
+        self._splits: dict[tuple[Any, ...], SplitSite | None] = {}
+
+    def run(self, site: RegionSite, tensors: Sequence[torch.Tensor]) -> Any:
+        """The block's result. A block that cannot be split runs whole. Raises what the block raises."""
+        like = tensors[0]
+        flags = torch_flags(like.device.type)
+        split = self._split(site, tensors, flags)
+        if split is None:
+            with self._given(site, like):
+                return self._run(site, *tensors)
+        spared = [site.module.get_submodule(name) for name in split.spared]
+        self._weights.spare(dynamic_vram.paged(spared))
+        kept: list[torch.Tensor] = []
+        for prologue in split.prologues:
+            inputs = [tensors[index] for index in prologue.inputs]
+            compute = functools.partial(self._compute, prologue.site, inputs, like)
+            place = (site.name, prologue.site.structure, like.dtype, flags)
+            kept += self._weights.kept.get(place, prologue.source, inputs, compute)
+        with self._given(split.rest, like):
+            return self._run(split.rest, *tensors, *kept)
+
+    def _split(
+        self, site: RegionSite, tensors: Sequence[torch.Tensor], flags: tuple[Component, ...]
+    ) -> SplitSite | None:
+        """The split of a block, one object for equal calls: regions are bound to its sites."""
+        key = (site, flags, *((tensor.shape, tensor.dtype) for tensor in tensors))
+        if key not in self._splits:
+            # Its first load maps nothing: pages that a prologue took would stay with it.
+            loaded = functools.partial(self._given, site, tensors[0], False)
+            self._splits[key] = _sites().of(site, tensors, flags, loaded)
+        return self._splits[key]
+
+    def _compute(self, site: RegionSite, inputs: Sequence[torch.Tensor], like: torch.Tensor) -> list[torch.Tensor]:
+        with self._given(site, like, False):
+            found: list[torch.Tensor] = self._run(site, *inputs)
+            return found

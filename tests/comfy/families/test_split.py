@@ -1,0 +1,169 @@
+"""Blocks of each family, split by what their values depend on: the same bits, without the weights that are spared."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import inspect
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from .kit import copied
+from .models import MODELS, Size
+
+# By model and kind of block: the modules whose weights only a prologue reads.
+_K_AND_V = {"cross_attn.k", "cross_attn.v", "cross_attn.norm_k"}
+_FLUX = {"DoubleStreamBlock": {"img_mod.lin", "txt_mod.lin"}, "SingleStreamBlock": {"modulation.lin"}}
+_QWEN = {"QwenImageTransformerBlock": {"img_mod.1", "txt_mod.1"}}
+_LTX = {"attn2.to_k", "attn2.to_v", "attn2.k_norm"}
+SPARED: dict[str, dict[str, set[str]]] = {
+    "Flux": _FLUX,
+    "Kontext": _FLUX,
+    "HunyuanVideo": _FLUX,
+    "HunyuanVideo 1.5": {"DoubleStreamBlock": _FLUX["DoubleStreamBlock"]},
+    "Qwen-Image": _QWEN,
+    "Qwen-Image-Edit": _QWEN,
+    "Qwen-Image, masked": _QWEN,
+    "SD3.5": {"JointBlock": {"context_block.adaLN_modulation.1", "x_block.adaLN_modulation.1"}},
+    "AuraFlow": {"MMDiTBlock": {"modC.1", "modX.1"}, "DiTBlock": {"modCX.1"}},
+    "Krea 2": {"SingleStreamBlock": {"mod"}},
+    "Z-Image": {"JointTransformerBlock": {"adaLN_modulation.0"}},
+    "Lumina 2": {"JointTransformerBlock": {"adaLN_modulation.1"}},
+    "MiniMax H3": {"DiTBlock": {"adaln_proj.linear"}},
+    "Wan 2.1": {"WanAttentionBlock": _K_AND_V},
+    "Wan VACE": {"WanAttentionBlock": _K_AND_V, "VaceWanAttentionBlock": _K_AND_V},
+    "LTX": {"BasicTransformerBlock": _LTX},
+    "LTX, masked": {"BasicTransformerBlock": _LTX},
+    "LTX AV": {"BasicAVTransformerBlock": _LTX | {f"audio_{name}" for name in _LTX}},
+    # One modulation for all blocks, outside of them.
+    "Flux 2": {},
+    "Chroma": {},
+    # At this width the keys of a picture's 257 tokens take more bytes than the weights that make them.
+    "Wan 2.1 I2V": {},
+}
+SIZES = [Size(1, 8, 12, 7), Size(3, 10, 6, 13, 3)]
+
+
+def leaves(result: Any) -> list[Any]:
+    """The tensors of a block's result, and what it wrote."""
+    return [leaf for each in result for leaf in leaves(each)] if isinstance(result, (tuple, list)) else [result]
+
+
+@pytest.fixture
+def split_sites(core: SimpleNamespace) -> Any:
+    pack = core.ours("blocks.families").__name__.partition(".nodes.")[0]
+    return importlib.import_module(f"{pack}.compile_cache.backends.inductor.regions.split_sites").SplitSites()
+
+
+def hooked(core: SimpleNamespace, module: Any, run_block: Any) -> Any:
+    """Inside, `run_block(site, *tensors)` answers each call of a block."""
+    installed = importlib.import_module(core.ours("process.module_hooks").Hook.__module__).installed
+    hooks = core.ours("blocks.families").hooks_of(module, core.roles.UNET, run_block, lambda reason: None)
+    return installed(hooks)
+
+
+def call(module: Any, given: dict[str, Any]) -> Any:
+    names = inspect.signature(type(module).forward).parameters
+    time = next(each for each in ("timestep", "timesteps", "t") if each in names)
+    given = {time if key == "timestep" else key: copied(value) for key, value in given.items()}
+    with torch.inference_mode():
+        return module(**given, transformer_options={})
+
+
+def calls_of_blocks(core: SimpleNamespace, name: str, sizes: Sequence[Size], run: Any) -> None:
+    """Call a model, with `run(site, tensors)` before each call of a block."""
+    module = MODELS[name].make()
+
+    def run_block(site: Any, *tensors: torch.Tensor) -> Any:
+        run(site, tensors)
+        return site.function(site.module, *tensors)
+
+    for size in sizes:
+        torch.manual_seed(1)
+        with hooked(core, module, run_block):
+            call(module, MODELS[name].call(size))
+
+
+@pytest.mark.parametrize("name", list(SPARED))
+def test_prologues_and_rest_give_the_blocks_bits_without_the_spared_weights(
+    core: SimpleNamespace, split_sites: Any, name: str
+) -> None:
+    found: dict[str, set[str]] = {}
+
+    def run(site: Any, tensors: Sequence[torch.Tensor]) -> None:
+        split = split_sites.of(site, tensors)
+        if split is None:
+            return
+        found.setdefault(site.kind, set()).update(split.spared)
+        expected = leaves(site.function(site.module, *tensors))
+        kept = []
+        for each in split.prologues:
+            kept += each.site.function(site.module, *[tensors[index] for index in each.inputs])
+        spared = [site.module.get_submodule(path) for path in split.spared]
+        values = [(part, key, value) for part in spared for key, value in part.named_parameters(recurse=False)]
+        try:
+            for part, key, value in values:
+                part._parameters[key] = torch.nn.Parameter(torch.full_like(value, torch.nan), requires_grad=False)
+            actual = leaves(split.rest.function(site.module, *tensors, *kept))
+        finally:
+            for part, key, value in values:
+                part._parameters[key] = value
+        assert len(actual) == len(expected)
+        assert all(torch.equal(*pair) for pair in zip(actual, expected, strict=True) if pair[1] is not None)
+
+    calls_of_blocks(core, name, SIZES[:1] if name == "MiniMax H3" else SIZES, run)
+    assert found == SPARED[name]
+
+
+# How many blocks have a prologue of the time, and of the text; and whether the time has the pooled text in it.
+BLOCKS = {
+    "Flux": (4, 0, True),
+    "SD3.5": (3, 0, True),
+    "Qwen-Image": (2, 0, False),
+    "Z-Image": (4, 0, False),
+    "Wan 2.1": (0, 2, False),
+    "LTX": (0, 2, False),
+}
+LEVELS = (0.9, 0.6, 0.3, 0.6)  # heun and dpmpp_sde come back to a noise level
+
+
+@pytest.mark.grid(2)
+@pytest.mark.parametrize("name", list(BLOCKS))
+def test_a_run_has_the_bits_of_the_whole_model_and_each_prologue_runs_once(core: SimpleNamespace, name: str) -> None:
+    split_blocks = core.ours("weights.split_blocks")
+    kept = core.ours("weights.paged_weights").KeptResults(1 << 30)
+    weights = SimpleNamespace(kept=kept, spare=lambda modules: None)
+
+    def run(site: Any, *tensors: torch.Tensor) -> Any:
+        return site.function(site.module, *tensors)
+
+    split = split_blocks.SplitBlocks(run, weights, lambda site, like, maps=True: contextlib.nullcontext())
+
+    def run_block(site: Any, *tensors: torch.Tensor) -> Any:
+        return split.run(site, tensors) if site.steady else run(site, *tensors)
+
+    module = MODELS[name].make()
+    texts: dict[tuple[int, int], dict[str, Any]] = {}
+    for batch in (1, 2, 3):
+        for prompt in (1, 2):
+            torch.manual_seed(prompt)
+            texts[batch, prompt] = MODELS[name].call(Size(batch, 8, 10, 7))
+    for number, level in enumerate(LEVELS):
+        for (batch, _), given in texts.items():
+            torch.manual_seed(number)
+            x = torch.randn_like(given["x"])
+            now = {**given, "x": x, "timestep": torch.full((batch,), level)}
+            with hooked(core, module, run):
+                expected = call(module, now)
+            with hooked(core, module, run_block):
+                assert torch.equal(call(module, now), expected)
+    time, text, is_pooled = BLOCKS[name]
+    levels, batches, prompts = len(set(LEVELS)), 3, 2
+    counted = {"time": time * levels * batches * (prompts if is_pooled else 1), "text": text * batches * prompts}
+    assert kept.computed == {source: count for source, count in counted.items() if count}
+    calls = len(LEVELS) * batches * prompts
+    assert kept.reads == calls * (bool(time) + bool(text))

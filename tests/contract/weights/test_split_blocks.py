@@ -1,0 +1,245 @@
+"""A block that streams, split: its bits, the bytes over the bus, and the pages that it takes."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+
+from compile_cache.backends.inductor.regions.binding import RegionBinding
+from compile_cache.backends.inductor.regions.table import RegionTable
+from compile_cache.config import CacheConfig
+from compile_cache.errors import BypassReason
+from compile_cache.regions.dependence import TEXT, TIME
+from compile_cache.regions.site import RegionSite, SilentProgress
+from compile_cache.stats import Stats
+
+from ..rig import ATTRIBUTES
+from .conftest import CoreOperations
+from .fake_paging import HOST, Checkpoint, PagedLinear, Reservation, compute, fill
+
+_numbers = itertools.count()  # a trace serves all blocks of a structure in the process
+
+SPARED = {"blocks.0", "blocks.1", "blocks.2"}
+REST = {"blocks.3", "blocks.4"}
+
+
+def block(model: Any, x: torch.Tensor, time: torch.Tensor, text: torch.Tensor) -> torch.Tensor:
+    """A modulation by the time, and keys of the text."""
+    shift, scale = model.blocks[0](time), model.blocks[1](time)
+    keys = model.blocks[2](text).sum(1, keepdim=True)
+    result: torch.Tensor = model.blocks[4](model.blocks[3](x) * scale + shift + keys)
+    return result
+
+
+def expected(checkpoint: Checkpoint, x: torch.Tensor, time: torch.Tensor, text: torch.Tensor) -> torch.Tensor:
+    assert checkpoint.lora is not None
+
+    def run(number: int, tensor: torch.Tensor) -> torch.Tensor:
+        name, lora = f"blocks.{number}", checkpoint.lora or ""
+        bias = checkpoint.value(name, "bias", lora) if number % 2 == 0 else None
+        return compute(tensor, checkpoint.value(name, "weight", lora), bias)
+
+    keys = run(2, text).sum(1, keepdim=True)
+    return run(4, run(3, x) * run(1, time) + run(0, time) + keys)
+
+
+def inputs(level: float, prompt: float, batch: int = 1, length: int = 5) -> tuple[torch.Tensor, ...]:
+    return torch.ones(batch, length) * 3, torch.full((batch, 1), level), torch.full((batch, 4), prompt)
+
+
+@pytest.fixture
+def checkpoint() -> Checkpoint:
+    """Blocks that begin on pages of their own; memory has room for less than all."""
+    checkpoint = Checkpoint()
+    checkpoint.reservation = Reservation(16)
+    checkpoint.load("a")
+    checkpoint.reservation.limit(3)
+    return checkpoint
+
+
+@pytest.fixture
+def faulted(checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """The modules whose pages are asked for."""
+    names = {part._v[1]: name for name, part in checkpoint.model.named_modules() if isinstance(part, PagedLinear)}  # type: ignore[attr-defined]
+    found: list[str] = []
+    fault = checkpoint.reservation.fault
+
+    def noting(address: int, size: int) -> Any:
+        found.append(names.get(address, "several"))
+        return fault(address, size)
+
+    monkeypatch.setattr(checkpoint.reservation, "fault", noting)
+    yield found
+
+
+class Streamed:
+    """The block through `streamed`, by the operators of its parts."""
+
+    def __init__(self, streamed_blocks: ModuleType, weights: Any, checkpoint: Checkpoint, run: Any = None) -> None:
+        self.weights, self.checkpoint = weights, checkpoint
+        self.ran: list[str] = []
+        dims = (("b", "n"), ("b", None), ("b", "m"))
+        steady = ("", TIME, TEXT)
+        self.site = RegionSite(
+            "blocks", "Block", checkpoint.model, block, dims, structure=f"of test {next(_numbers)}", steady=steady
+        )
+        self._run = streamed_blocks.streamed(run or self._eager, weights)
+
+    def _eager(self, site: Any, *tensors: torch.Tensor) -> Any:
+        self.ran.append(site.kind)
+        return site.function(site.module, *tensors)
+
+    def step(self, *tensors: torch.Tensor) -> torch.Tensor:
+        self.ran.clear()
+        self.checkpoint.moved.clear()
+        with torch.inference_mode():
+            result: torch.Tensor = self._run(self.site, *tensors)
+        return result
+
+
+@pytest.fixture
+def weights(adapter: Callable[[str], ModuleType], checkpoint: Checkpoint) -> Any:
+    weights = adapter("weights.paged_weights").PagedWeights(fill, splits=True)
+    weights.survey(checkpoint.model.modules())
+    return weights
+
+
+@pytest.fixture
+def streamed(streamed_blocks: ModuleType, weights: Any, checkpoint: Checkpoint) -> Streamed:
+    return Streamed(streamed_blocks, weights, checkpoint)
+
+
+def test_every_call_gives_the_bits_of_the_whole_block(streamed: Streamed, checkpoint: Checkpoint) -> None:
+    for lora in ("a", "", "b"):
+        checkpoint.load(lora)
+        streamed.weights.loaded()
+        checkpoint.reservation.limit(3)
+        for level in (9.0, 7.0, 4.0, 7.0):
+            for prompt in (1.0, 2.0):
+                for batch in (1, 2, 3):
+                    given = inputs(level, prompt, batch)
+                    assert torch.equal(streamed.step(*given), expected(checkpoint, *given))
+                    assert streamed.ran[-1] == "Block.rest"
+    kept = streamed.weights.kept
+    assert kept.computed == {TIME: 3 * 3 * 3, TEXT: 3 * 2 * 3}
+    assert all(each.device.type == HOST for each in checkpoint.model.blocks.parameters())
+
+
+def test_a_known_step_moves_no_byte_of_what_it_does_not_need(streamed: Streamed, checkpoint: Checkpoint) -> None:
+    checkpoint.reservation.limit(0)
+    streamed.step(*inputs(9.0, 1.0))
+    assert checkpoint.moved.keys() == SPARED | REST
+    streamed.step(*inputs(9.0, 1.0))
+    assert checkpoint.moved.keys() == REST
+    assert streamed.ran == ["Block.rest"]
+    streamed.step(*inputs(7.0, 1.0))
+    assert checkpoint.moved.keys() == REST | {"blocks.0", "blocks.1"}
+    streamed.step(*inputs(7.0, 2.0))
+    assert checkpoint.moved.keys() == REST | {"blocks.2"}
+
+
+def test_what_no_step_needs_takes_no_page(streamed: Streamed, checkpoint: Checkpoint, faulted: list[str]) -> None:
+    for level in (9.0, 7.0, 9.0):
+        streamed.step(*inputs(level, 1.0))
+    assert faulted
+    assert not SPARED & set(faulted)
+
+
+def test_resident_weights_of_a_prologue_are_used_where_they_are(streamed: Streamed, checkpoint: Checkpoint) -> None:
+    checkpoint.reservation.limit(16)
+    assert streamed.weights.pin()
+    streamed.weights.unpin()
+    given = inputs(9.0, 1.0)
+    assert torch.equal(streamed.step(*given), expected(checkpoint, *given))
+    assert sum(checkpoint.moved.values()) == 0
+    assert not any(checkpoint.reservation.pins)
+
+
+def test_a_lora_on_weights_of_a_prologue_is_used(streamed: Streamed, checkpoint: Checkpoint) -> None:
+    given = inputs(9.0, 1.0)
+    before = streamed.step(*given)
+    checkpoint.load("b")
+    streamed.weights.loaded()
+    after = streamed.step(*given)
+    assert not torch.equal(before, after)
+    assert torch.equal(after, expected(checkpoint, *given))
+
+
+def test_others_get_pages_before_spared_ones(streamed: Streamed, checkpoint: Checkpoint) -> None:
+    streamed.step(*inputs(9.0, 1.0))
+    checkpoint.reservation.evict(16)
+    checkpoint.reservation.prioritize()
+    assert not streamed.weights.pin()
+    streamed.step(*inputs(9.0, 1.0))
+    streamed.step(*inputs(9.0, 1.0))
+    assert sum(checkpoint.moved.values()) == 0, "the rest fits, and was filled"
+
+
+def test_a_model_that_fits_runs_whole(streamed: Streamed, checkpoint: Checkpoint) -> None:
+    streamed.step(*inputs(9.0, 1.0))
+    checkpoint.reservation.limit(16)
+    streamed.weights.loaded()
+    checkpoint.reservation.prioritize()
+    assert streamed.weights.pin()
+    given = inputs(7.0, 1.0)
+    with streamed.weights.in_place():
+        assert torch.equal(streamed.step(*given), expected(checkpoint, *given))
+    assert streamed.ran == ["Block"]
+    streamed.weights.unpin()
+
+
+def test_it_is_off_by_default(
+    adapter: Callable[[str], ModuleType], streamed_blocks: ModuleType, checkpoint: Checkpoint
+) -> None:
+    weights = adapter("weights.paged_weights").PagedWeights(fill)
+    weights.survey(checkpoint.model.modules())
+    streamed = Streamed(streamed_blocks, weights, checkpoint)
+    given = inputs(9.0, 1.0)
+    assert torch.equal(streamed.step(*given), expected(checkpoint, *given))
+    assert streamed.ran == ["Block"]
+    assert weights.kept.computed == {}
+
+
+@pytest.mark.parametrize("seen", [False, True])
+def test_an_error_while_loading_puts_everything_back(
+    streamed: Streamed, checkpoint: Checkpoint, core: CoreOperations, seen: bool
+) -> None:
+    if seen:
+        streamed.step(*inputs(9.0, 1.0))
+    core.failure = InterruptedError("cancelled")
+    with pytest.raises(InterruptedError):
+        streamed.step(*inputs(7.0, 1.0))
+    core.failure = None
+    assert not any(checkpoint.reservation.pins)
+    assert all(part._v[0] is checkpoint.reservation for part in checkpoint.model.blocks)  # type: ignore[union-attr]
+    given = inputs(7.0, 1.0)
+    assert torch.equal(streamed.step(*given), expected(checkpoint, *given))
+
+
+def test_a_size_of_its_own_gets_the_same_bits(streamed: Streamed, checkpoint: Checkpoint) -> None:
+    for length in (5, 1, 8):
+        given = inputs(9.0, 1.0, 2, length)
+        assert torch.equal(streamed.step(*given), expected(checkpoint, *given))
+
+
+def test_each_part_is_compiled_once_and_serves_every_size(
+    streamed_blocks: ModuleType, weights: Any, checkpoint: Checkpoint
+) -> None:
+    reasons: list[BypassReason] = []
+    stats = Stats()
+    config = CacheConfig(attribute_policy=ATTRIBUTES)
+    regions = RegionBinding(RegionTable(), lambda device: None, lambda: True, reasons.append, stats, config)
+    regions.begin(SilentProgress(), ())
+    streamed = Streamed(streamed_blocks, weights, checkpoint, regions.run)
+    counts = stats.counters
+    for step, (level, batch, length) in enumerate([(9.0, 2, 5), (9.0, 2, 5), (7.0, 3, 8)]):
+        given = inputs(level, 1.0, batch, length)
+        assert torch.equal(streamed.step(*given), expected(checkpoint, *given))
+        assert (counts.region_compiles, reasons) == (3, []), step
+    assert counts.region_calls == 3 + 1 + 3
+    assert regions.compiled_count == (3, 3)
