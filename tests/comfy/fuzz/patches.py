@@ -169,7 +169,7 @@ PATCHES: dict[str, Patch] = {
         for kind in SOME_STEPS
     },
     **{
-        kind: Patch(node("ResoluteTestGlobalState", kind=kind), codes, runs_as_is=kind == "global hook")
+        kind: Patch(node("ResoluteTestGlobalState", kind=kind), codes, runs_as_is=kind in ("global hook", "autocast"))
         for kind, codes in GLOBAL_STATES.items()
     },
 }
