@@ -40,7 +40,8 @@ def ours(workflow: Workflow, backend: str, nonce: int = 0) -> PromptDict:
 
 
 def in_float32(workflow: Workflow, nonce: int = 0) -> PromptDict:
-    """The prompt without Resolute's nodes, with all models computing in float32 (their weights stay as they are).
+    """The prompt without Resolute's nodes, with all models computing in float32. Their weights stay as they are, and
+    quantized ones are dequantized.
 
     It always loads whole models: core loses LoRAs of a model that was cast and is then loaded in part.
     """
@@ -121,7 +122,9 @@ class _Builder:
 
     def _sampler(self, name: str, model: Link, conditions: tuple[Link, Link], latent: Link, denoise: float) -> Link:
         w = self._w
-        if self._in_float32:
+        if self._in_float32 and w.kind == "quantized":
+            model = self._add(f"{name}-float32", "ResoluteTestReferenceModel", model=model)
+        elif self._in_float32:
             model = self._add(f"{name}-float32", "ModelComputeDtype", model=model, dtype="fp32")
         return self._add(
             name,
