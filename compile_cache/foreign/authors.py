@@ -1,7 +1,7 @@
 """Tell who wrote a function by its content: a module wrote what its file has in it. Every such question ends here.
 
 A name, a file name and even the globals of a function can be those of another module: `functools.wraps` copies names,
-`exec` runs changed source in a module of somebody else's, and `f.__code__` can be assigned.
+`exec` runs changed source in another module, and `f.__code__` can be assigned.
 """
 
 from __future__ import annotations
