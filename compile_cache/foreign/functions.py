@@ -6,7 +6,7 @@ import dis
 import functools
 from collections.abc import Collection, Iterable, Iterator
 from types import CodeType, FunctionType, MethodType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -16,8 +16,8 @@ from .names import NATIVE, package_of
 _CHANGING = frozenset(
     {"append", "extend", "insert", "add", "update", "setdefault", "pop", "popitem", "clear", "remove", "discard"}
 )
-_NO_STEP = frozenset({"CACHE", "PRECALL", "PUSH_NULL", "NOP", "RESUME", "EXTENDED_ARG"})
-_MOST_STEPS = 12  # of the key in `container[key] = value`
+_NO_STEP = frozenset({"CACHE", "NOP", "RESUME", "EXTENDED_ARG"})
+_MOST_STEPS = 16  # of the key in `container[key] = value`
 
 
 def functions_in(value: Any) -> Iterator[FunctionType]:
@@ -92,31 +92,53 @@ def names_in(code: CodeType) -> Iterator[str]:
             yield from names_in(constant)
 
 
+class _Step(NamedTuple):
+    """One instruction. argval: see `dis`. effect: by how many values the stack grows."""
+
+    name: str
+    argval: object
+    effect: int
+
+
 @functools.lru_cache(maxsize=10_000)
 def changes(code: CodeType, name: str) -> bool:
     """Code, or code in it, assigns to the global `name`, or changes the container of this name, as with a cache."""
-    steps = [step for step in dis.get_instructions(code) if step.opname not in _NO_STEP]
+    steps = [step for each in dis.get_instructions(code) for step in _steps_of(each)]
     for number, step in enumerate(steps):
         if step.argval != name:
             continue
-        if step.opname in ("STORE_GLOBAL", "DELETE_GLOBAL"):
+        if step.name in ("STORE_GLOBAL", "DELETE_GLOBAL"):
             return True
-        if step.opname.startswith("LOAD_") and _is_changed(steps[number + 1 : number + 1 + _MOST_STEPS]):
+        if step.name.startswith("LOAD_") and _is_changed(steps[number + 1 : number + 1 + _MOST_STEPS]):
             return True
     return any(changes(constant, name) for constant in code.co_consts if isinstance(constant, CodeType))
 
 
-def _is_changed(steps: list[dis.Instruction]) -> bool:
+def _steps_of(instruction: dis.Instruction) -> list[_Step]:
+    """Python 3.13 loads and stores two variables at once, whose names are a tuple then."""
+    if instruction.opname in _NO_STEP:
+        return []
+    names = instruction.argval
+    if isinstance(names, tuple) and "FAST" in instruction.opname:
+        kinds = [part for part in instruction.opname.split("_") if part in ("LOAD", "STORE")]
+        return [
+            _Step(f"{kind}_FAST", each, 1 if kind == "LOAD" else -1) for kind, each in zip(kinds, names, strict=True)
+        ]
+    effect = dis.stack_effect(instruction.opcode, instruction.arg, jump=False)
+    return [_Step(instruction.opname, names, effect)]
+
+
+def _is_changed(steps: list[_Step]) -> bool:
     """The value that was loaded just before these steps gets an item, or a method that changes it is called."""
-    if steps and steps[0].opname in ("LOAD_ATTR", "LOAD_METHOD") and steps[0].argval in _CHANGING:
+    if steps and steps[0].name in ("LOAD_ATTR", "LOAD_METHOD") and steps[0].argval in _CHANGING:
         return True
     above = 0  # values on the stack above it
     is_read_first = False  # `container[key] += value` puts container and key on the stack once more
     for step in steps:
-        if step.opname in ("STORE_SUBSCR", "DELETE_SUBSCR"):
+        if step.name in ("STORE_SUBSCR", "DELETE_SUBSCR"):
             return above == (2 if is_read_first else 1)
-        is_read_first |= above == 1 and step.opname in ("COPY", "DUP_TOP_TWO")
-        above += dis.stack_effect(step.opcode, step.arg, jump=False)
+        is_read_first |= above == 1 and step.name in ("COPY", "DUP_TOP_TWO")
+        above += step.effect
         if above < 1:
             return False
     return False
