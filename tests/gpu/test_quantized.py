@@ -45,9 +45,8 @@ PRELUDE = """
 def run(body: str) -> str:
     code = textwrap.dedent(PRELUDE) + textwrap.dedent(body) + "\nprint('survived')\n"
     environment = {**os.environ, "PYTORCH_CUDA_ALLOC_CONF": "backend:cudaMallocAsync", "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, env=environment, timeout=300, check=False
-    )  # fmt: skip
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environment, timeout=300, check=False)
     assert done.returncode == 0, done.stdout + done.stderr[-3000:]
     assert done.stdout.rstrip().endswith("survived")
     return done.stdout

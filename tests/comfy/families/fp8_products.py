@@ -32,7 +32,7 @@ def fp8_products(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """ComfyUI finds that the device has products in fp8, and PyTorch computes them."""
     management = importlib.import_module("comfy.model_management")
     monkeypatch.setattr(management, "supports_fp8_compute", lambda device=None: True)
-    library = torch.library.Library("aten", "IMPL")  # noqa: TOR901 (it is destroyed below)
+    library = torch.library.Library("aten", "IMPL")
     library.impl("_scaled_mm_v2", _product, "CPU")
     try:
         yield

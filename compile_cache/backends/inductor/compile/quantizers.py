@@ -24,7 +24,10 @@ _LEAST_SCALE = 1e-30
 def by_operator() -> dict[Any, Callable[..., Any]]:
     """The decompositions of the quantizers that this process has: none before comfy-kitchen is imported."""
     package = getattr(torch.ops, NAMESPACE)
-    known = {"quantize_fp8": quantize_fp8, "quantize_int8_rowwise": quantize_int8_rowwise}
+    known: dict[str, Callable[..., Any]] = {
+        "quantize_fp8": quantize_fp8,
+        "quantize_int8_rowwise": quantize_int8_rowwise,
+    }
     return {getattr(package, name).default: function for name, function in known.items() if hasattr(package, name)}
 
 

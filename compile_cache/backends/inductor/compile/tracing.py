@@ -28,7 +28,7 @@ from ....torch_facts.private_names import (
     pytree,
     symbolic_shape_config,
 )
-from . import kitchen
+from . import kitchen, padding
 
 # The names that make an input a feature map, see `region_format`.
 FEATURE_MAP: Dims = ("b", None, "h", "w")
@@ -125,7 +125,8 @@ def trace(
     attends: see `RegionSite`.
 
     Raises ValueError where the function writes into an input (see `_refuse_writes_to_inputs`) or breaks `attends`,
-    whatever the traced code raises, and torch's errors (GuardOnDataDependentSymNode, for example) where the code needs a value that tracing does not have.
+    whatever the traced code raises, and torch's errors (GuardOnDataDependentSymNode, for example) where the code needs
+    a value that tracing does not have.
     """
     # No duck shaping: two dimensions that happen to be equal in the example stay two symbols.
     shape_env = ShapeEnv(specialize_zero_one=False, duck_shape=False)
@@ -153,7 +154,7 @@ def trace(
     # The cache serves many traces of equal sizes. Each of our traces has symbols of its own, so nothing is ever found,
     # and writing an entry takes longer than computing the result.
     fake_mode.cache_enabled = False
-    with fake_mode, torch.no_grad(), size_one_is_general(oblivious), kitchen.opaque():
+    with fake_mode, torch.no_grad(), size_one_is_general(oblivious), kitchen.opaque(), padding.always():
         traced = make_fx(flat, tracing_mode="symbolic")(*fakes)
     _refuse_writes_to_inputs(traced.graph)
     if not attends:

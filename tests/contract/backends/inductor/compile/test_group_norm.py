@@ -7,8 +7,7 @@ import torch
 from torch._inductor.decomposition import select_decomp_table
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from compile_cache.backends.inductor.compile import group_norm
-from compile_cache.backends.inductor.compile import quantizers
+from compile_cache.backends.inductor.compile import group_norm, quantizers
 from compile_cache.backends.inductor.compile.decompositions import decompositions
 from compile_cache.backends.inductor.compile.group_norm import over_channels
 
