@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from compile_cache.backends.inductor.compile import quantizers
+from compile_cache.backends.inductor.compile.artifacts import pack, unpack
 from compile_cache.backends.inductor.compile.compiled_region import CompiledRegion
 from compile_cache.backends.inductor.compile.lowering import compile_trace
 from compile_cache.backends.inductor.compile.tracing import trace
@@ -116,10 +117,12 @@ class Adding(nn.Module):
         return x + text.add_(1.0).mean(1, keepdim=True)
 
 
-def region(module: nn.Module) -> CompiledRegion:
+def region(module: nn.Module, keep: bool = False) -> CompiledRegion:
     run: Callable[..., Any] = lambda each, *tensors: type(each).forward(each, *tensors)  # noqa: E731
     inputs = [torch.randn(2, 5, WIDTH), torch.randn(2, 3, WIDTH)]
-    return compile_trace(trace(run, module, inputs, [("b", "n", None), ("b", "t", None)], {"b": 17, "n": 5, "t": 3}))
+    return compile_trace(
+        trace(run, module, inputs, [("b", "n", None), ("b", "t", None)], {"b": 17, "n": 5, "t": 3}), keep
+    )
 
 
 def test_an_input_that_is_clamped_in_place_holds_what_eager_leaves_there() -> None:
@@ -132,6 +135,11 @@ def test_an_input_that_is_clamped_in_place_holds_what_eager_leaves_there() -> No
         for _ in range(2):  # comparing runs the code once more
             torch.testing.assert_close(made([], [x, text]), expected)
             assert torch.equal(text, eager)
+
+
+def test_what_is_written_to_is_known_after_a_restart() -> None:
+    made = region(Clamping(), keep=True)
+    assert unpack(pack("key", "Clamping", made)).written == made.written == [1]
 
 
 def test_any_other_write_into_an_input_is_refused() -> None:
