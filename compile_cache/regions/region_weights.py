@@ -54,17 +54,16 @@ def weight_inputs(slots: Iterable[Slot]) -> list[torch.Tensor]:
 def weight_layouts(slots: Iterable[Slot]) -> list[str]:
     """For each of `weight_inputs`, the layout of the quantized weight whose numbers it holds, else an empty text.
 
-    For a plain weight in 8 bits it is the name of its dtype, as `plain_layout` has it.
+    For a plain weight in fp8 it is the name of its dtype: "float8_e4m3fn".
     """
     found: list[str] = []
     for own, name in slots:
         form = form_of(own[name])
-        found += [plain_layout(own[name])] if form is None else [form.layout, *[""] * (len(form.names) - 1)]
+        found += [_of_plain(own[name])] if form is None else [form.layout, *[""] * (len(form.names) - 1)]
     return found
 
 
-def plain_layout(weight: torch.Tensor) -> str:
-    """ "float8_e4m3fn", for example; empty for a weight of more bits."""
+def _of_plain(weight: torch.Tensor) -> str:
     return str(weight.dtype).removeprefix("torch.") if weight.dtype in _FLOATS_OF_8_BITS else ""
 
 
