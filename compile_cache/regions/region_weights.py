@@ -18,6 +18,7 @@ from .slots import Slot, swapped
 from .structure import parts
 from .weight_parts import form_of, is_composite, is_plain, parts_of
 
+_FLOATS_OF_8_BITS = (torch.float8_e4m3fn, torch.float8_e5m2)
 PLAIN_WEIGHTS = "plain"  # they reach the computation as they are
 _STREAMED = BypassReason(
     BypassCode.STREAMED_WEIGHTS,
@@ -51,12 +52,19 @@ def weight_inputs(slots: Iterable[Slot]) -> list[torch.Tensor]:
 
 
 def weight_layouts(slots: Iterable[Slot]) -> list[str]:
-    """For each of `weight_inputs`, the layout of the quantized weight whose numbers it holds, else an empty text."""
+    """For each of `weight_inputs`, the layout of the quantized weight whose numbers it holds, else an empty text.
+
+    For a plain weight in fp8 it is the name of its dtype: "float8_e4m3fn".
+    """
     found: list[str] = []
     for own, name in slots:
         form = form_of(own[name])
-        found += [""] if form is None else [form.layout, *[""] * (len(form.names) - 1)]
+        found += [_of_plain(own[name])] if form is None else [form.layout, *[""] * (len(form.names) - 1)]
     return found
+
+
+def _of_plain(weight: torch.Tensor) -> str:
+    return str(weight.dtype).removeprefix("torch.") if weight.dtype in _FLOATS_OF_8_BITS else ""
 
 
 def weight_forms(slots: Iterable[Slot]) -> tuple[tuple[int, str], ...]:
