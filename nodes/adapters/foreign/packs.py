@@ -87,10 +87,13 @@ def source_of(package: str) -> str:
 
 
 def add_source(digest: Any, root: Path, files: Iterable[Path]) -> None:
-    """Add files below `root`, names and contents, to a digest of hashlib's. Raises OSError."""
+    """Add files below `root`, names and contents, to a digest of hashlib's. Raises OSError.
+
+    On Windows git may write other line ends: they do not count.
+    """
     for file in sorted(files):
         digest.update(file.relative_to(root).as_posix().encode() + b"\0")
-        digest.update(hashlib.sha256(file.read_bytes()).digest())
+        digest.update(hashlib.sha256(file.read_bytes().replace(b"\r\n", b"\n")).digest())
 
 
 def _text(project_file: str, key: str) -> str:

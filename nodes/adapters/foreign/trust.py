@@ -14,6 +14,7 @@ from ....compile_cache.foreign.classes import exchanged
 from ....compile_cache.foreign.names import full_name
 from ....compile_cache.regions.site import Bypass, Hook
 from ....compile_cache.regions.structure import parts
+from .declared import DECLARED
 from .packs import KNOWN_PACKAGES, foreign_packages, pack_of
 
 
@@ -54,9 +55,10 @@ def why_foreign(kinds: Iterable[type], trusted: Collection[str]) -> str | None:
     """Why not all of these classes are trusted, as a sentence without its full stop. None if they are.
 
     trusted: "module.Class" of classes that a person named, and "name@version:digest" of packs that a person declared
-    (RESOLUTE_TRUSTED_CLASSES, RESOLUTE_TRUSTED_PACKS). The classes that a class derives from must be trusted too,
-    unless a person named it.
+    (RESOLUTE_TRUSTED_CLASSES, RESOLUTE_TRUSTED_PACKS); `DECLARED` comes to it. The classes that a class derives from
+    must be trusted too, unless a person named it.
     """
+    trusted = {*trusted, *DECLARED}
     for name, kind in sorted({full_name(kind): kind for kind in kinds}.items()):
         if name in trusted:
             continue
@@ -71,6 +73,16 @@ def why_foreign(kinds: Iterable[type], trusted: Collection[str]) -> str | None:
             text = f"another pack wrote {name}; you can name that class in RESOLUTE_TRUSTED_CLASSES, or its pack in"
             return f"{text} RESOLUTE_TRUSTED_PACKS={pack}"
     return None
+
+
+def is_trusted(kind: type) -> bool:
+    """The pack that wrote a class is ComfyUI, or declared."""
+    return _is_trusted(kind, _trusted())
+
+
+@functools.cache
+def _is_trusted(kind: type, trusted: frozenset[str]) -> bool:
+    return why_foreign((kind,), trusted) is None
 
 
 @functools.cache
