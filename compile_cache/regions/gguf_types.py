@@ -9,22 +9,38 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-_CODEBOOK = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)  # of IQ4_NL and IQ4_XS
+# Of IQ4_NL and IQ4_XS. Two constants of 64 bits hold it, so no table has to be in the GPU's memory.
+_CODEBOOK = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
+_FIRST, _SECOND = (
+    int.from_bytes(bytes(n & 255 for n in half), "little", signed=True) for half in (_CODEBOOK[:8], _CODEBOOK[8:])
+)
+
+
+class Numbers(NamedTuple):
+    """The numbers of blocks are scale * quants - offset.
+
+    quants: (blocks, groups, numbers of a group). scale, offset: of each group, (blocks, groups, 1).
+    """
+
+    quants: Tensor
+    scale: Tensor | None = None
+    offset: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class BlockFormat:
-    """numbers: in one block. sizes: of the fields of a block, in bytes. decode: from the fields, each (blocks, bytes)
-    in int32, to the numbers, (blocks, numbers) in float32.
+    """numbers: in one block. sizes: of the fields of a block, in bytes. decode: takes the fields, each (blocks, bytes)
+    in int32.
     """
 
     numbers: int
     sizes: tuple[int, ...]
-    decode: Callable[..., Tensor]
+    decode: Callable[..., Numbers]
 
     @property
     def bytes(self) -> int:
@@ -32,10 +48,19 @@ class BlockFormat:
 
 
 def decoded(name: str, data: Tensor, shape: Sequence[int]) -> Tensor:
-    """The numbers of a tensor in the format `name` of `FORMATS`, in float32 and in this shape. data: its bytes."""
+    """The numbers of a tensor in the format `name` of `FORMATS`, in float32 and in this shape. data: its bytes.
+
+    The last operations have the shape of the result: so inductor keeps what is between them and a cast in registers.
+    """
     block = FORMATS[name]
-    fields = torch.split(data.reshape(-1, block.bytes).to(torch.int32), block.sizes, dim=1)
-    return block.decode(*fields).reshape(tuple(shape))
+    fields = torch.split(data.reshape(-1, block.bytes).to(torch.int32), list(block.sizes), dim=1)
+    found = block.decode(*fields)
+    quants, scale, offset = (
+        None if each is None else each.expand(found.quants.shape).reshape(tuple(shape)) for each in found
+    )
+    assert quants is not None
+    numbers = quants.float() if scale is None else scale * quants
+    return numbers if offset is None else numbers - offset
 
 
 def _bits(x: Tensor, count: int, width: int) -> Tensor:
@@ -49,115 +74,99 @@ def _signed(x: Tensor) -> Tensor:
 
 
 def _half(x: Tensor) -> Tensor:
-    """Two bytes as a number in float16: (blocks, 2) to (blocks, 1) in float32."""
-    return (x[:, :1] | (x[:, 1:] << 8)).to(torch.int16).view(torch.float16).float()
+    """Two bytes as a number in float16: (blocks, 2) to (blocks, 1, 1) in float32."""
+    return (x[:, :1, None] | (x[:, 1:, None] << 8)).to(torch.int16).view(torch.float16).float()
 
 
 def _nibbles(x: Tensor) -> Tensor:
-    """Low halves of all bytes, then high halves: (blocks, n) to (blocks, 2n)."""
-    return _bits(x[:, None, :], 2, 4).flatten(1)
+    """Low halves of all bytes, then high halves: (blocks, n) to (blocks, 1, 2n)."""
+    return _bits(x[:, None, :], 2, 4).flatten(2)
 
 
-def _by_group(numbers: Tensor, *scales: Tensor) -> list[Tensor]:
-    """Numbers and scales as (blocks, groups, numbers of a group)."""
-    blocks, groups = scales[0].shape
-    return [numbers.reshape(blocks, groups, -1).float(), *[scale.float()[:, :, None] for scale in scales]]
+def _bf16(data: Tensor) -> Numbers:
+    return Numbers((((data[:, :1] | (data[:, 1:] << 8)) << 16).view(torch.float32))[:, :, None])
 
 
-def _bf16(data: Tensor) -> Tensor:
-    return ((data[:, :1] | (data[:, 1:] << 8)) << 16).view(torch.float32)
+def _q8_0(d: Tensor, qs: Tensor) -> Numbers:
+    return Numbers(_signed(qs)[:, None, :], _half(d))
 
 
-def _q8_0(d: Tensor, qs: Tensor) -> Tensor:
-    return _half(d) * _signed(qs)
+def _q4_0(d: Tensor, qs: Tensor) -> Numbers:
+    return Numbers(_nibbles(qs) - 8, _half(d))
 
 
-def _q4_0(d: Tensor, qs: Tensor) -> Tensor:
-    return _half(d) * (_nibbles(qs) - 8)
-
-
-def _q4_1(d: Tensor, m: Tensor, qs: Tensor) -> Tensor:
-    return _half(d) * _nibbles(qs) + _half(m)
+def _q4_1(d: Tensor, m: Tensor, qs: Tensor) -> Numbers:
+    return Numbers(_nibbles(qs), _half(d), -_half(m))
 
 
 def _fifth_bits(qh: Tensor) -> Tensor:
-    return _bits(qh[:, :, None], 8, 1).flatten(1) << 4
+    return _bits(qh[:, :, None], 8, 1).flatten(1)[:, None, :] << 4
 
 
-def _q5_0(d: Tensor, qh: Tensor, qs: Tensor) -> Tensor:
-    return _half(d) * ((_nibbles(qs) | _fifth_bits(qh)) - 16)
+def _q5_0(d: Tensor, qh: Tensor, qs: Tensor) -> Numbers:
+    return Numbers((_nibbles(qs) | _fifth_bits(qh)) - 16, _half(d))
 
 
-def _q5_1(d: Tensor, m: Tensor, qh: Tensor, qs: Tensor) -> Tensor:
-    return _half(d) * (_nibbles(qs) | _fifth_bits(qh)) + _half(m)
+def _q5_1(d: Tensor, m: Tensor, qh: Tensor, qs: Tensor) -> Numbers:
+    return Numbers(_nibbles(qs) | _fifth_bits(qh), _half(d), -_half(m))
 
 
-def _q2_k(scales: Tensor, qs: Tensor, d: Tensor, dmin: Tensor) -> Tensor:
-    numbers = _bits(qs.reshape(-1, 2, 32), 4, 2)
-    q, scale, least = _by_group(numbers, _half(d) * (scales & 15), _half(dmin) * (scales >> 4))
-    return (scale * q - least).flatten(1)
+def _grouped(quants: Tensor, groups: int) -> Tensor:
+    return quants.reshape(quants.shape[0], groups, -1)
 
 
-def _q3_k(hmask: Tensor, qs: Tensor, scales: Tensor, d: Tensor) -> Tensor:
+def _q2_k(scales: Tensor, qs: Tensor, d: Tensor, dmin: Tensor) -> Numbers:
+    quants = _grouped(_bits(qs.reshape(-1, 2, 32), 4, 2), 16)
+    scales = scales[:, :, None]
+    return Numbers(quants, _half(d) * (scales & 15), _half(dmin) * (scales >> 4))
+
+
+def _q3_k(hmask: Tensor, qs: Tensor, scales: Tensor, d: Tensor) -> Numbers:
     low = _bits(scales[:, None, :8], 2, 4).flatten(1)
     high = _bits(scales[:, None, 8:], 4, 2).flatten(1)
-    numbers = _bits(qs.reshape(-1, 2, 32), 4, 2).flatten(1)
-    absent = 1 - _bits(hmask[:, None, :], 8, 1).flatten(1)
-    q, scale = _by_group(numbers - (absent << 2), _half(d) * ((low | (high << 4)) - 32))
-    return (scale * q).flatten(1)
+    absent = 1 - _bits(hmask[:, None, :], 8, 1)
+    quants = _grouped(_bits(qs.reshape(-1, 2, 32), 4, 2), 16) - (_grouped(absent, 16) << 2)
+    return Numbers(quants, _half(d) * ((low | (high << 4)) - 32)[:, :, None])
 
 
-def _six_bits(scales: Tensor) -> tuple[Tensor, Tensor]:
-    """The eight scales and eight minima that twelve bytes hold."""
+def _k_with_minima(d: Tensor, dmin: Tensor, scales: Tensor, quants: Tensor) -> Numbers:
+    """Twelve bytes hold the eight scales and eight minima, six bits each."""
     a, b, c = (part[:, None, :] for part in torch.split(scales, 4, dim=1))
     second = torch.arange(2, device=scales.device)[None, :, None] == 1
     scale = torch.where(second, (c & 15) | ((a >> 6) << 4), a & 63)
     least = torch.where(second, (c >> 4) | ((b >> 6) << 4), b & 63)
-    return scale.flatten(1), least.flatten(1)
+    return Numbers(quants, _half(d) * scale.flatten(1)[:, :, None], _half(dmin) * least.flatten(1)[:, :, None])
 
 
-def _k_with_minima(d: Tensor, dmin: Tensor, scales: Tensor, numbers: Tensor) -> Tensor:
-    scale, least = _six_bits(scales)
-    q, scale, least = _by_group(numbers, _half(d) * scale, _half(dmin) * least)
-    return (scale * q - least).flatten(1)
+def _q4_k(d: Tensor, dmin: Tensor, scales: Tensor, qs: Tensor) -> Numbers:
+    return _k_with_minima(d, dmin, scales, _grouped(_bits(qs.reshape(-1, 4, 32), 2, 4), 8))
 
 
-def _q4_k(d: Tensor, dmin: Tensor, scales: Tensor, qs: Tensor) -> Tensor:
-    return _k_with_minima(d, dmin, scales, _bits(qs.reshape(-1, 4, 32), 2, 4))
+def _q5_k(d: Tensor, dmin: Tensor, scales: Tensor, qh: Tensor, qs: Tensor) -> Numbers:
+    low = _grouped(_bits(qs.reshape(-1, 4, 32), 2, 4), 8)
+    return _k_with_minima(d, dmin, scales, low | (_grouped(_bits(qh[:, None, :], 8, 1), 8) << 4))
 
 
-def _q5_k(d: Tensor, dmin: Tensor, scales: Tensor, qh: Tensor, qs: Tensor) -> Tensor:
-    low = _bits(qs.reshape(-1, 4, 32), 2, 4).flatten(1)
-    return _k_with_minima(d, dmin, scales, low | (_bits(qh[:, None, :], 8, 1).flatten(1) << 4))
-
-
-def _q6_k(ql: Tensor, qh: Tensor, scales: Tensor, d: Tensor) -> Tensor:
-    low = _bits(ql.reshape(-1, 2, 64), 2, 4).flatten(1)
-    high = _bits(qh.reshape(-1, 2, 32), 4, 2).flatten(1)
-    q, scale = _by_group((low | (high << 4)) - 32, _half(d) * _signed(scales))
-    return (scale * q).flatten(1)
+def _q6_k(ql: Tensor, qh: Tensor, scales: Tensor, d: Tensor) -> Numbers:
+    low = _grouped(_bits(ql.reshape(-1, 2, 64), 2, 4), 16)
+    high = _grouped(_bits(qh.reshape(-1, 2, 32), 4, 2), 16)
+    return Numbers((low | (high << 4)) - 32, _half(d) * _signed(scales)[:, :, None])
 
 
 def _from_codebook(index: Tensor) -> Tensor:
-    """Two constants hold the sixteen numbers of the codebook, so no table has to be in memory."""
-    first, second = (int.from_bytes(bytes(n & 255 for n in half), "little", signed=True) for half in _HALVES)
-    packed = torch.where(index < 8, first, second)
+    packed = torch.where(index < 8, _FIRST, _SECOND)
     return _signed(((packed >> ((index & 7) << 3)) & 255).to(torch.int32))
 
 
-_HALVES = (_CODEBOOK[:8], _CODEBOOK[8:])
+def _iq4_nl(d: Tensor, qs: Tensor) -> Numbers:
+    return Numbers(_from_codebook(_nibbles(qs)), _half(d))
 
 
-def _iq4_nl(d: Tensor, qs: Tensor) -> Tensor:
-    return _half(d) * _from_codebook(_nibbles(qs))
-
-
-def _iq4_xs(d: Tensor, scales_h: Tensor, scales_l: Tensor, qs: Tensor) -> Tensor:
+def _iq4_xs(d: Tensor, scales_h: Tensor, scales_l: Tensor, qs: Tensor) -> Numbers:
     high = _bits(scales_h[:, :, None], 4, 2).flatten(1)
     low = _bits(scales_l[:, :, None], 2, 4).flatten(1)
-    numbers = _from_codebook(_bits(qs.reshape(-1, 8, 16), 2, 4))
-    q, scale = _by_group(numbers, _half(d) * ((low | (high << 4)) - 32))
-    return (scale * q).flatten(1)
+    quants = _from_codebook(_grouped(_bits(qs.reshape(-1, 8, 16), 2, 4), 8))
+    return Numbers(quants, _half(d) * ((low | (high << 4)) - 32)[:, :, None])
 
 
 FORMATS = {

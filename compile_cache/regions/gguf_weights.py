@@ -1,9 +1,8 @@
 """Weights of GGUF files, as ComfyUI-GGUF and its forks keep them: a tensor of bytes that knows its format.
 
 Such a tensor has `tensor_type` (the format, an enumeration of the package gguf, or None), `tensor_shape` (of its
-numbers) and `patches` (LoRAs, which its module applies to the numbers in each call). Its module decodes it in each call.
-A trace gets the numbers in its place, decoded from the bytes: then the module has a plain weight, and casts it as
-core's modules do.
+numbers) and `patches` (LoRAs). Its module decodes it in each call, and then applies the LoRAs. A trace gets the numbers
+in its place, decoded from the bytes: then the module has a plain weight, and casts it as core's modules do.
 """
 
 from __future__ import annotations

@@ -30,12 +30,15 @@ class WeightForm(Protocol):
     weights that compute alike.
     """
 
-    kind: type
-    text: str
+    @property
+    def kind(self) -> type: ...
+
+    @property
+    def text(self) -> str: ...
 
     @property
     def layout(self) -> str:
-        """The name of the layout, for people and for tables: "TensorWiseINT8Layout". Empty if it is no quantized one."""
+        """The name of the layout, for people and for tables: "TensorWiseINT8Layout"; empty if it is not quantized."""
 
     @property
     def count(self) -> int:

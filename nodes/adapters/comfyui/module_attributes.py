@@ -20,7 +20,6 @@ WEIGHT_PATCHES = ("weight_function", "bias_function")
 CASTS = "comfy_cast_weights"  # changes the computation; its effect is in the region key
 
 
-
 def _knows_layout(kind: type) -> bool:
     return is_quantized(kind) or (is_gguf_class(kind) and is_trusted(kind))
 

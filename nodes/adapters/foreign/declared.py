@@ -1,7 +1,7 @@
 """Packs whose code we have read and tried: their classes are compiled and captured as ComfyUI's own are.
 
-Each entry is one state of a pack's source, as RESOLUTE_TRUSTED_PACKS takes it. Any other state, also a later version, is
-refused by name until a person declares it there.
+Each entry is one state of a pack's source, as RESOLUTE_TRUSTED_PACKS takes it. Any other state, also a later version,
+is refused by name until a person declares it there.
 """
 
 from __future__ import annotations

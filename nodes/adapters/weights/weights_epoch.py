@@ -159,7 +159,8 @@ class WeightsEpoch:
         try:
             found = [slots[name].data_ptr() for slots, name in self._plain]
             for (own, name), weight, form in self._composite:
-                if (now := own[name]) is not weight() or form is None:  # another weight, or one that lists no parts
+                now = weight()
+                if now is None or own[name] is not now or form is None:  # another weight, or one that lists no parts
                     return None
                 found += [part.data_ptr() for part in form.parts(now)]
                 found.append(form.is_patched(now))
