@@ -254,7 +254,8 @@ def test_a_changed_copy_of_a_declared_pack_is_refused_by_name(
     trust = core.ours("foreign.trust")
     why = trust.why_foreign([kind], frozenset())
     assert "comfyui-gguf changed since it was declared; now it is RESOLUTE_TRUSTED_PACKS=comfyui-gguf@2.0.0:" in why
-    source = core.ours("foreign.packs").source_of(pack.name)
-    monkeypatch.setattr(trust, "DECLARED", frozenset({f"comfyui-gguf@2.0.0:{source}"}))
+    digest = core.ours("foreign.packs").piece_digest(pack.name, "__init__.py", "")
+    piece = core.ours("foreign.declared").Piece("__init__.py", "", frozenset({digest}))
+    monkeypatch.setattr(trust, "CLASSES", {"comfyui-gguf": (piece,)})
     assert trust.why_foreign([kind], frozenset()) is None
     pack.stop()
