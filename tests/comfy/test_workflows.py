@@ -22,7 +22,7 @@ ELSEWHERE = {
     "oneflow_text_to_image",  # tests/oneflow/test_workflow.py
     # test_family_workflows.py
     "flux_dev_text_to_image", "ltx_text_to_video", "qwen_image_text_to_image", "wan22_text_to_video",
-    "z_image_turbo_text_to_image",
+    "z_image_turbo_int8_text_to_image", "z_image_turbo_text_to_image",
 }  # fmt: skip
 WORKFLOWS = sorted({path.stem for path in (ROOT / "workflows" / "api").glob("*.json")} - ELSEWHERE)
 # image_to_image encodes an image, and the small VAE has no encoder.
