@@ -72,6 +72,7 @@ SaveVideo | Save Video | video VIDEO | filename_prefix STRING video/ComfyUI, for
 _OURS = """
 ResoluteCompileModel | Compile Model | model MODEL | backend COMBO auto, batching COMBO auto, leave_out STRING | MODEL
 ResoluteCompileVAEDecode | Compile VAE Decode | vae VAE | backend COMBO auto | VAE
+ResoluteCompileVAE | Compile VAE | vae VAE | backend COMBO auto | VAE
 ResoluteCompileControlNet | Compile ControlNet | control_net CONTROL_NET | backend COMBO auto | CONTROL_NET
 ResoluteDeepCache | DeepCache | model MODEL | interval INT 3, depth INT 2, start_percent FLOAT 0.0,
     end_percent FLOAT 1.0, schedule COMBO uniform, power FLOAT 1.4, centre INT 15 | MODEL

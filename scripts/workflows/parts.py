@@ -12,22 +12,30 @@ Pixels = tuple[str, int, int]  # preset of Resolution, width, height
 
 
 def compiled_checkpoint(
-    graph: Graph, checkpoint: str, with_deepcache: bool = False, backend: str = "auto"
+    graph: Graph, checkpoint: str, with_deepcache: bool = False, backend: str = "auto", encodes: bool = False
 ) -> tuple[Output, Output, Output, Node]:
-    """Returns compiled model, CLIP, VAE with compiled decoding, and the loader node."""
+    """Returns compiled model, CLIP, compiled VAE, and the loader node."""
     loader = graph.add(graph.group("Checkpoint"), "CheckpointLoaderSimple", ckpt_name=checkpoint)
-    model, vae = compiled(graph, loader["MODEL"], loader["VAE"], with_deepcache, backend)
+    model, vae = compiled(graph, loader["MODEL"], loader["VAE"], with_deepcache, backend, encodes)
     return model, loader["CLIP"], vae, loader
 
 
 def compiled(
-    graph: Graph, model: Output, vae: Output, with_deepcache: bool = False, backend: str = "auto"
+    graph: Graph,
+    model: Output,
+    vae: Output,
+    with_deepcache: bool = False,
+    backend: str = "auto",
+    encodes: bool = False,
 ) -> tuple[Output, Output]:
+    """Compiled model and VAE. encodes: the workflow also encodes with the VAE."""
     group = graph.group("Compiled", OURS)
     if with_deepcache:
         model = graph.add(group, "ResoluteDeepCache", model=model)["MODEL"]
     model = graph.add(group, "ResoluteCompileModel", model=model, backend=backend)["MODEL"]
-    return model, graph.add(group, "ResoluteCompileVAEDecode", vae=vae, backend=backend)["VAE"]
+    return model, graph.add(
+        group, "ResoluteCompileVAE" if encodes else "ResoluteCompileVAEDecode", vae=vae, backend=backend
+    )["VAE"]
 
 
 def prompts(graph: Graph, clip: Output, zeroed: bool = False) -> Prompts:

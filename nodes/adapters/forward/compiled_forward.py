@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from ....compile_cache.backends.base import Method, UpcomingDecode
-from ....compile_cache.keys import Role
+from ....compile_cache.keys import VAE_ROLES, Role
 from ....compile_cache.regions.structure import Memo, structure_digest
 from ..comfyui import core_compiler
 from ..comfyui.compile_progress import CompileProgress
@@ -24,6 +24,8 @@ from .replaced_forward import CallWatch
 from .session_log import SessionLog
 from .step_pass import StepPass, decided_pass
 
+_DOING = {Role.UNET: "sampling", Role.VAE_DECODE: "decoding", Role.VAE_ENCODE: "encoding"}
+
 
 class CompiledForward(ForwardPatch):
     """Replaces a module's forward by calls of the cache.
@@ -35,15 +37,20 @@ class CompiledForward(ForwardPatch):
     def __init__(self, module: torch.nn.Module, inner: Any, request: CompileRequest) -> None:
         super().__init__(module, inner)
         self._request, self._role = request, request.role
-        doing = {Role.UNET: "sampling", Role.VAE_DECODE: "decoding"}.get(request.role, "running")
+        doing = _DOING.get(request.role, "running")
         progress = CompileProgress(request.node_id, doing, runtime.waiting_seconds, runtime.compile_seconds())
         self.runner = ModuleRunner(module, request, progress)
         self._pass_runners: dict[Role, ModuleRunner] = {}
         self._log = SessionLog(progress, request, self.runner.structure, self.runner.formats)
         self.watch = CallWatch()
-        # A decode is one call outside any sampling run, so nothing else asks for an inspection before it.
-        self._inspect_every_call = request.role is Role.VAE_DECODE
+        # A decode or an encode is one call outside any sampling run, so nothing else asks for an inspection before it.
+        self._inspect_every_call = request.role in VAE_ROLES
         self._inspect_next_call = True
+
+    @property
+    def role(self) -> Role:
+        """The role of the calls; the passes of a step cache have roles of their own."""
+        return self._role
 
     def count_regions(self) -> None:
         """Count the module's regions, and those that are ready, for the progress of all compile nodes of the prompt.
@@ -129,7 +136,7 @@ class CompiledForward(ForwardPatch):
 
     def _answer(self, args: Sequence[Any], kwargs: dict[str, Any], inspect_modules: bool) -> Any:
         given = self.by_name(args, kwargs)
-        if self._role is Role.VAE_DECODE:
+        if self._role in VAE_ROLES:
             self._log.begin()
         elif self._role is Role.CONTROLNET:
             self._log.begin_once()
@@ -139,7 +146,7 @@ class CompiledForward(ForwardPatch):
             runner = self._runner_for(step_pass.role)
             return step_pass.finish(runner.run(*self.describe_pass(given, step_pass), inspect_modules))
         result = self.runner.run(*self.describe(args, kwargs), inspect_modules)
-        if self._role is Role.VAE_DECODE:
+        if self._role in VAE_ROLES:
             self._log.end(is_logged=False)
         return result
 
