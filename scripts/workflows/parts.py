@@ -38,6 +38,20 @@ def compiled(
     )["VAE"]
 
 
+def models(graph: Graph, unet: str, vae: str) -> tuple[Output, Output]:
+    """The loaded diffusion model and VAE, in a frame of the loaders."""
+    group = graph.group("Models")
+    loaded = graph.add(group, "UNETLoader", unet_name=unet)["MODEL"]
+    return loaded, graph.add(group, "VAELoader", vae_name=vae)["VAE"]
+
+
+def video(graph: Graph, images: Output, fps: float, audio: Output | None = None) -> None:
+    """A file of a video, in the frame of the decoder."""
+    group, sound = graph.groups[-1], {} if audio is None else {"audio": audio}
+    made = graph.add(group, "CreateVideo", images=images, fps=fps, **sound)["VIDEO"]
+    graph.add(group, "SaveVideo", video=made, filename_prefix=f"video/{graph.name}")
+
+
 def prompts(graph: Graph, clip: Output, zeroed: bool = False) -> Prompts:
     """zeroed: the negative prompt is the positive one with zeros, which a distilled model never reads."""
     group = graph.group("Prompt")

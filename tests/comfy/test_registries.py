@@ -56,7 +56,12 @@ class TestBackends:
             name: node["input"].get("required", {}) for name, node in known.items() if name.startswith("Resolute")
         }
         offered = {name: given["backend"] for name, given in inputs.items() if "backend" in given}
-        assert {"ResoluteCompileModel", "ResoluteCompileVAE", "ResoluteCompileVAEDecode", "ResoluteCompileControlNet"} <= offered.keys()
+        assert {
+            "ResoluteCompileModel",
+            "ResoluteCompileVAE",
+            "ResoluteCompileVAEDecode",
+            "ResoluteCompileControlNet",
+        } <= offered.keys()
         for name, (_, settings) in offered.items():
             assert settings["options"] == list(registry.CHOICES), name
 

@@ -181,7 +181,8 @@ def edit(encoder: str, seed: int, width: int, height: int) -> PromptDict:
     inputs = {"pixels": ["picture", 0], "vae": ["vae", 0], **ENCODERS[encoder]}
     prompt["picture"] = node("ResoluteTestHint", seed=seed, width=width, height=height, batch=1, channels=3)
     prompt["solid"] = node("SolidMask", value=1.0, width=width, height=height)
-    prompt["mask"] = node("FeatherMask", mask=["solid", 0], left=60, top=0, right=0, bottom=0)
+    # Four columns are masked. In a large flat area stock's own norms are off by more than the tolerance.
+    prompt["mask"] = node("FeatherMask", mask=["solid", 0], left=8, top=0, right=0, bottom=0)
     prompt["encode"] = node(encoder, **inputs)
     prompt["samples"] = node("ResoluteTestSaveLatent", samples=["encode", 0], filename_prefix="encoded")
     prompt["decode"]["inputs"]["samples"] = ["encode", 0]
