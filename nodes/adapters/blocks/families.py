@@ -15,6 +15,7 @@ from ..foreign.trust import trusted_hooks
 from . import decoder
 from .transformers import recognise
 from .unets import unet
+from .videos import known
 
 
 class HookProvider(NamedTuple):
@@ -29,6 +30,7 @@ PROVIDERS = (
     HookProvider(unet.hooks, (Role.UNET, Role.CONTROLNET)),
     HookProvider(recognise.hooks, (Role.UNET, Role.CONTROLNET)),
     HookProvider(decoder.hooks, (Role.VAE_DECODE,)),
+    HookProvider(known.hooks, (Role.VAE_DECODE,)),
 )
 
 _OPAQUE_ATTENTION = BypassReason(

@@ -9,6 +9,7 @@ import torch
 
 from ....compile_cache.keys import Role
 from ..blocks import decoder
+from ..blocks.videos import known as videos
 from ..comfyui import latent_cells, switch
 from ..foreign.describe import describe_code
 from ..forward.patch_install import install_compiled_forward
@@ -26,7 +27,7 @@ def compile_vae_decode(vae: Any, backend: str, node_id: str | None = None) -> An
     """
     if switch.is_off(node_id):
         return vae
-    name = _decoder_of(vae.first_stage_model)
+    name = _method_of(vae.first_stage_model)
     if name is None:
         wrapper = _wrapped_decoder(vae.first_stage_model)
         reason = _why_not(vae.first_stage_model) if wrapper is None else _why_not_wrapped(wrapper)
@@ -37,7 +38,7 @@ def compile_vae_decode(vae: Any, backend: str, node_id: str | None = None) -> An
     request = request_for(backend, vae.patcher, Role.VAE_DECODE, node_id, cell=latent_cells.of_vae(vae))
     static = request.capabilities.needs_static_weights
     patcher = static_clone(vae.patcher, vae.vae_dtype) if static else vae.patcher.clone()
-    forward = install_compiled_forward(patcher, f"{name}.forward", request)
+    forward = install_compiled_forward(patcher, name, request)
     announce_decode(patcher, forward, torch.device(vae.device), vae.vae_dtype)
     clone = copy.copy(vae)
     clone.patcher = patcher
@@ -45,19 +46,21 @@ def compile_vae_decode(vae: Any, backend: str, node_id: str | None = None) -> An
     return clone
 
 
-def _decoder_of(model: Any) -> str | None:
-    """The attribute that holds an image decoder. Those of videos carry frames from call to call in lists and buffers
-    of the caller's, which a graph would not see.
+def _method_of(model: Any) -> str | None:
+    """The method that decodes, of the model or of a module in it. That of a video decoder is one around everything that
+    carries frames from call to call.
     """
     if isinstance(getattr(model, "taesd_decoder", None), torch.nn.Sequential):
-        return "taesd_decoder"
-    return "decoder" if decoder.is_decoder(getattr(model, "decoder", None)) else None
+        return "taesd_decoder.forward"
+    if (name := videos.method_of(model)) is not None:
+        return name
+    return "decoder.forward" if decoder.is_decoder(getattr(model, "decoder", None)) else None
 
 
 def _why_not(model: Any) -> str:
     if model is None:
         return "there is no VAE to compile: the checkpoint has none"
-    return f"{type(model).__name__} has no image decoder that Resolute knows, so it runs as it is"
+    return f"{type(model).__name__} has no decoder that Resolute knows, so it runs as it is"
 
 
 def _wrapped_decoder(model: Any) -> torch.nn.Module | None:

@@ -10,6 +10,7 @@ import torch
 from ....compile_cache.backends.base import Method, UpcomingDecode
 from ....compile_cache.keys import Role
 from ....compile_cache.regions.structure import Memo, structure_digest
+from ..blocks.videos import known as videos
 from ..comfyui import core_compiler
 from ..comfyui.compile_progress import CompileProgress
 from ..comfyui.module_attributes import ATTRIBUTES
@@ -198,6 +199,14 @@ class CompiledForward(ForwardPatch):
                 options[PREFETCH] = not self.runner.weights.paged.is_in_place
             return (call or self.inner)(*positional, **named)
 
+        if self._role is Role.VAE_DECODE:
+
+            def decode(other: torch.Tensor) -> None:
+                positional, named = arguments([other, *description.tensors[1:]])
+                self.inner(*positional, **videos.without_buffer(named))
+
+            description.rehearsal = videos.rehearsal_of(self.module, description.tensors[0], decode)
+            description.may_capture = videos.may_capture(self.module, description.tensors[0])
         if call is None and self.is_known_code:
             description.method = Method(self.inner.__name__, arguments)
         return description, invoke

@@ -1,0 +1,132 @@
+"""The decoders of Wan 2.1 (also Qwen-Image's) and of Wan 2.2.
+
+Their blocks get a list `feat_cache`, in which each causal convolution has a place for the last two frames that it saw,
+and an index into it. A place is None before the first frame. The upsampling in time also has the text "Rep" there,
+after the first frame, which it does not double.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from .....compile_cache.regions.site import Bypass, Hook, RegionRunner
+from ...foreign.core_code import is_core, is_core_class
+from ..common import original
+from .states import FRAMES, FIXED_FRAMES, States, bound, kept
+
+_FIRST_WAN, _SECOND_WAN = "comfy.ldm.wan.vae", "comfy.ldm.wan.vae2_2"
+_CARRIED = 2  # frames that a causal convolution of three frames needs from before
+
+# The states of a block: nothing carried over and one frame; frames carried over, and several or one.
+_FIRST, _NEXT, _SINGLE = "first", "next", "single"
+_REPEATED = "Rep"
+
+
+def is_vae(module: torch.nn.Module) -> bool:
+    """A module is the VAE of Wan 2.1 or of Wan 2.2."""
+    wheres = [where for where in (_FIRST_WAN, _SECOND_WAN) if is_core_class(type(module), where, "WanVAE")]
+    return any(is_core_class(type(module.get_submodule("decoder")), where, "Decoder3d") for where in wheres)
+
+
+def hooks(vae: torch.nn.Module, run: RegionRunner, bypass: Bypass) -> list[Hook]:
+    """Hooks for the blocks of the decoder."""
+    decoder = vae.get_submodule("decoder")
+    found: list[Hook] = []
+    states = [_FIRST, _NEXT, _SINGLE]
+    for name, block in decoder.named_modules(prefix="decoder"):
+        if _is(block, "ResidualBlock"):
+            places = sum(type(part).__name__ == "CausalConv3d" for part in block.get_submodule("residual"))
+            found.append(_with_cache(name, block, run, places, states))
+        elif _is(block, "Resample") and getattr(block, "mode", "") == "upsample3d":
+            found.append(_with_cache(name, block, run, 1, states))
+            states = [_FIRST, _NEXT]  # from here on, all frames but the first come in twos
+        elif _is(block, "Resample") and getattr(block, "mode", "") == "upsample2d":
+            found.append(_without_cache(name, block, run))
+        elif _is(block, "AttentionBlock"):
+            found.append(_without_cache(name, block, run, attends=True))
+    return [*found, *_last_norm(decoder, run)]
+
+
+def _is(block: torch.nn.Module, kind: str) -> bool:
+    return is_core(block, _FIRST_WAN, kind) or is_core(block, _SECOND_WAN, kind)
+
+
+def _without_cache(name: str, block: torch.nn.Module, run: RegionRunner, attends: bool = False) -> Hook:
+    """A block that carries nothing over: frames are as a batch to it."""
+    states = States(name, block, attends)
+    several, single = states.add("", original, (FRAMES,)), states.add(_SINGLE, original, (FIXED_FRAMES,))
+    return Hook(block, lambda x, *args, **kwargs: run(single if x.shape[2] == 1 else several, x), states.sites)
+
+
+def _with_cache(name: str, block: torch.nn.Module, run: RegionRunner, places: int, known: Sequence[str]) -> Hook:
+    """A block with this many places in the list. A place has two states: empty, or two frames. known: the states in
+    which core calls the block.
+    """
+    states = States(name, block)
+    for state in known:
+        own = FRAMES if state == _NEXT else FIXED_FRAMES
+        carried = () if state == _FIRST else (FIXED_FRAMES,) * places
+        states.add(state, bound(_run, places, state != _FIRST), (own, *carried))
+    doubles = type(block).__name__ == "Resample"
+
+    def forward(x: torch.Tensor, feat_cache: Any = None, feat_idx: Any = None, *args: Any, **kwargs: Any) -> Any:
+        place = 0 if feat_cache is None else feat_idx[0]
+        before = [None] * places if feat_cache is None else feat_cache[place : place + places]
+        state = _state_of(x, before)
+        if state not in known:
+            return original(block, x, feat_cache, feat_idx, *args, **kwargs)
+        given = [] if state == _FIRST else [_two_frames(each, x) for each in before]
+        result, carried_over = run(states[state], x, *given)
+        if feat_cache is not None:
+            after = [_REPEATED] if doubles and state == _FIRST else carried_over
+            feat_cache[place : place + places] = after
+            feat_idx[0] += places
+        return result
+
+    return Hook(block, forward, states.sites)
+
+
+def _state_of(x: torch.Tensor, before: list[Any]) -> str | None:
+    """The state of a block that gets x, with this in its places; None if core calls no block so."""
+    is_single = x.shape[2] == 1
+    if all(each is None for each in before):
+        return _FIRST if is_single else None
+    if any(each is None for each in before):
+        return None
+    return _SINGLE if is_single else _NEXT
+
+
+def _two_frames(before: Any, x: torch.Tensor) -> torch.Tensor:
+    """What a place holds, as two frames. A convolution takes zeros for the frames that are missing."""
+    if isinstance(before, str):
+        return x.new_zeros((*x.shape[:2], _CARRIED, *x.shape[3:]))
+    missing = _CARRIED - before.shape[2]
+    if missing <= 0:
+        return before
+    return torch.cat([before.new_zeros((*before.shape[:2], missing, *before.shape[3:])), before], 2)
+
+
+def _run(places: int, has_state: bool, block: torch.nn.Module, x: torch.Tensor, *before: torch.Tensor) -> Any:
+    """The function of a site: the block's result, and the frames that it carries over."""
+    cache: list[Any] = list(before) if has_state else [None] * places
+    result = original(block, x, cache, [0])
+    return result, kept(cache)
+
+
+def _last_norm(decoder: torch.nn.Module, run: RegionRunner) -> list[Hook]:
+    """The last norm with the SiLU after it as one region; core calls the two in turn, as parts of `head`."""
+    head = decoder.get_submodule("head")
+    norm, silu = head[0], head[1]  # type: ignore[index]
+    if not (is_core(norm, _FIRST_WAN, "RMS_norm") and type(silu) is torch.nn.SiLU and "forward" not in vars(silu)):
+        return []
+    states = States("decoder.head.0", norm)
+    site = states.add("silu", _norm_and_silu, (FRAMES,))
+    # With equal sites, whatever leaves out one of the two leaves out the other.
+    return [Hook(norm, lambda x: run(site, x), states.sites), Hook(silu, lambda x: x, states.sites)]
+
+
+def _norm_and_silu(norm: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
+    return torch.nn.functional.silu(original(norm, x))
