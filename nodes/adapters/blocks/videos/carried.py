@@ -14,7 +14,7 @@ import torch
 from .....compile_cache.regions.site import Bypass, Hook, RegionRunner
 from ...foreign.core_code import is_core, is_core_class
 from ..common import original
-from .states import FRAMES, FIXED_FRAMES, States, bound, kept
+from .states import FIXED_FRAMES, FRAMES, States, bound, by_frames, kept
 
 _KL = "comfy.ldm.modules.diffusionmodules.model"
 _REFINER = "comfy.ldm.hunyuan_video.vae_refiner"
@@ -45,15 +45,8 @@ def hooks(decoder: torch.nn.Module, run: RegionRunner, bypass: Bypass) -> list[H
         elif is_core(block, _KL, "Upsample") or is_core(block, _REFINER, "UpSmpl"):
             found.append(_block(name, block, run, 0))
         elif is_core(block, _KL, "AttnBlock"):
-            states = States(name, block, attends=True)
-            found.append(_stateless(states, run))
-    found.append(_stateless(States("norm_out", decoder.get_submodule("norm_out")), run))
-    return found
-
-
-def _stateless(states: States, run: RegionRunner) -> Hook:
-    several, single = states.add("", original, (FRAMES,)), states.add("single", original, (FIXED_FRAMES,))
-    return Hook(states.block, lambda x: run(single if x.shape[2] == 1 else several, x), states.sites)
+            found.append(by_frames(name, block, run, original, attends=True))
+    return [*found, by_frames("norm_out", decoder.get_submodule("norm_out"), run, original)]
 
 
 def _block(name: str, block: torch.nn.Module, run: RegionRunner, unused: int) -> Hook:

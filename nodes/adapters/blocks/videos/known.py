@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from .....compile_cache.regions.site import Bypass, Hook, RegionRunner
-from . import carried, ltx, wan
+from . import carried, ltx, plain, wan
 
 Decode = Callable[[torch.Tensor], Any]
 
@@ -24,13 +24,15 @@ class VideoDecoder:
     method: of a first_stage_model; its first argument is the latent. Nothing that the blocks carry over lasts longer
         than a call of it.
     is_of: tells if a module that has the method is of this kind. hooks: the hooks of that module.
-    frames: of small latents, whose decodes bring the blocks into every state that any video does.
+    frames: of small latents, whose decodes bring the blocks into every state that any video does; empty if there are
+        no states. in_tiles: the method gets one tile of the video after the other, all of a few sizes.
     """
 
     method: str
     is_of: Callable[[torch.nn.Module], bool]
     hooks: Callable[[torch.nn.Module, RegionRunner, Bypass], list[Hook]]
     frames: tuple[int, ...]
+    in_tiles: bool = False
 
     def holder(self, model: Any) -> Any:
         """The module of a first_stage_model that has the method; None if it has no such module."""
@@ -42,6 +44,9 @@ DECODERS = (
     VideoDecoder("decode", wan.is_vae, wan.hooks, (4, 1)),
     VideoDecoder("decoder.forward", carried.is_decoder, carried.hooks, (5, 1)),
     VideoDecoder("decoder.forward", ltx.is_decoder, ltx.hooks, (5, 1)),
+    VideoDecoder("decoder.forward", plain.is_transformer, plain.transformer_hooks, (), True),
+    VideoDecoder("decoder.forward", plain.is_cosmos, plain.cosmos_hooks, (5, 1)),
+    VideoDecoder("decoder.forward", plain.is_mochi, plain.mochi_hooks, (5, 1)),
 )
 
 
@@ -64,7 +69,7 @@ def rehearsal_of(module: torch.nn.Module, latent: torch.Tensor, decode: Decode) 
     decode: the module's own method. None if it decodes no videos, or `latent` is none.
     """
     known = _kind_of(module)
-    if known is None or not is_video(latent.shape):
+    if known is None or not known.frames or not is_video(latent.shape):
         return None
 
     def rehearse() -> None:
@@ -84,7 +89,8 @@ def may_capture(module: torch.nn.Module, latent: torch.Tensor) -> bool:
     """A capture of a whole video's decode would keep as much memory as the decode needs, and gain next to nothing: it
     is no launches that such a decode waits for.
     """
-    return not is_video(latent.shape) or _kind_of(module) is None
+    known = _kind_of(module)
+    return known is None or known.in_tiles or not is_video(latent.shape)
 
 
 def is_video(latent: Sequence[int]) -> bool:

@@ -18,7 +18,7 @@ from .....compile_cache.regions.slots import swapped
 from ...foreign.core_code import is_core, is_core_class
 from ..common import original
 from ..splice import FixedResult, StoppedAt, in_place
-from .states import FIXED_FRAMES, FRAMES, States
+from .states import FIXED_FRAMES, FRAMES, SINGLE, States, by_frames
 
 _WHERE = "comfy.ldm.lightricks.vae.causal_video_autoencoder"
 _CONVOLUTION = "comfy.ldm.lightricks.vae.causal_conv3d"
@@ -46,21 +46,14 @@ def hooks(decoder: torch.nn.Module, run: RegionRunner, bypass: Bypass) -> list[H
             bypass(BypassReason(BypassCode.PATCHED_BLOCK, text))
         elif all(is_core(part, _CONVOLUTION, "CausalConv3d") for part in (block.conv1, block.conv2)):
             found.append(_residual_block(name, block, run))
-    norm = decoder.get_submodule("conv_norm_out")
-    states = States("conv_norm_out", norm)
-    several, single = states.add("", original, (FRAMES,)), states.add("single", original, (FIXED_FRAMES,))
-    return [*found, Hook(norm, lambda x: run(_by_frames(x, several, single), x), states.sites)]
-
-
-def _by_frames(x: torch.Tensor, several: Any, single: Any) -> Any:
-    return single if x.shape[2] == 1 else several
+    return [*found, by_frames("conv_norm_out", decoder.get_submodule("conv_norm_out"), run, original)]
 
 
 def _residual_block(name: str, block: Any, run: RegionRunner) -> Hook:
     states = States(name, block)
     times: tuple[Dims, ...] = (_TIME,) if block.timestep_conditioning else ()
     enter = states.add(_ENTER, _enter, (FRAMES, *times))
-    single = states.add(f"{_ENTER} single", _enter, (FIXED_FRAMES, *times))
+    single = states.add(f"{_ENTER} {SINGLE}", _enter, (FIXED_FRAMES, *times))
     middle = states.add(_MIDDLE, _middle, (FRAMES, *times))
     leave = states.add(_EXIT, _exit, (FRAMES,))
 
@@ -69,7 +62,7 @@ def _residual_block(name: str, block: Any, run: RegionRunner) -> Hook:
         if x.shape[2] == 0 or (timestep is not None) != block.timestep_conditioning:
             return original(block, x, causal, timestep)
         time = () if timestep is None else (timestep,)
-        h = run(_by_frames(x, enter, single), x, *time)
+        h = run(single if x.shape[2] == 1 else enter, x, *time)
         frames = _frames_for(block.conv1, h, causal)
         h = run(middle, frames, *time) if isinstance(frames, torch.Tensor) else frames.empty
         frames = _frames_for(block.conv2, h, causal)
@@ -143,7 +136,7 @@ def _until(block: torch.nn.Module, convolution: str, x: torch.Tensor, time: tupl
 
 
 def _add_input(block: Any, x: torch.Tensor, h: torch.Tensor, causal: bool) -> Any:
-    """What core's code does after the second convolution, whose result is h: it adds the block's input, with a delay."""
+    """What core does after the second convolution, whose result is h: it adds the block's input, with a delay."""
     others = {
         "conv1": FixedResult(h),
         **dict.fromkeys(("norm1", "norm2", "non_linearity", "dropout", "conv2"), _Pass()),

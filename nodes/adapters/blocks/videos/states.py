@@ -13,13 +13,14 @@ from typing import Any
 
 import torch
 
-from .....compile_cache.regions.site import Dims, RegionSite
+from .....compile_cache.regions.site import Dims, Hook, RegionRunner, RegionSite
 from .....compile_cache.regions.structure import structure_digest
 from ...comfyui.module_attributes import ATTRIBUTES
 
 # Maps of a video: batch, channels, frames, height, width. A few frames have code of their own: their number is fixed.
 FRAMES: Dims = ("b", None, "t", "h", "w")
 FIXED_FRAMES: Dims = ("b", None, None, "h", "w")
+SINGLE = "single"  # a state: one frame
 
 
 class States:
@@ -46,6 +47,15 @@ class States:
     @property
     def sites(self) -> tuple[RegionSite, ...]:
         return tuple(self._sites.values())
+
+
+def by_frames(
+    name: str, block: torch.nn.Module, run: RegionRunner, function: Callable[..., Any], attends: bool = False
+) -> Hook:
+    """The hook of a block that carries nothing over. One frame has code of its own."""
+    states = States(name, block, attends)
+    several, single = states.add("", function, (FRAMES,)), states.add(SINGLE, function, (FIXED_FRAMES,))
+    return Hook(block, lambda x, *args, **kwargs: run(single if x.shape[2] == 1 else several, x), states.sites)
 
 
 def kept(values: Iterable[Any]) -> list[torch.Tensor]:

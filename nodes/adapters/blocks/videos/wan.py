@@ -15,13 +15,13 @@ import torch
 from .....compile_cache.regions.site import Bypass, Hook, RegionRunner
 from ...foreign.core_code import is_core, is_core_class
 from ..common import original
-from .states import FRAMES, FIXED_FRAMES, States, bound, kept
+from .states import FIXED_FRAMES, FRAMES, SINGLE, States, bound, by_frames, kept
 
 _FIRST_WAN, _SECOND_WAN = "comfy.ldm.wan.vae", "comfy.ldm.wan.vae2_2"
 _CARRIED = 2  # frames that a causal convolution of three frames needs from before
 
 # The states of a block: nothing carried over and one frame; frames carried over, and several or one.
-_FIRST, _NEXT, _SINGLE = "first", "next", "single"
+_FIRST, _NEXT, _SINGLE = "first", "next", SINGLE
 _REPEATED = "Rep"
 
 
@@ -44,21 +44,14 @@ def hooks(vae: torch.nn.Module, run: RegionRunner, bypass: Bypass) -> list[Hook]
             found.append(_with_cache(name, block, run, 1, states))
             states = [_FIRST, _NEXT]  # from here on, all frames but the first come in twos
         elif _is(block, "Resample") and getattr(block, "mode", "") == "upsample2d":
-            found.append(_without_cache(name, block, run))
+            found.append(by_frames(name, block, run, original))
         elif _is(block, "AttentionBlock"):
-            found.append(_without_cache(name, block, run, attends=True))
+            found.append(by_frames(name, block, run, original, attends=True))
     return [*found, *_last_norm(decoder, run)]
 
 
 def _is(block: torch.nn.Module, kind: str) -> bool:
     return is_core(block, _FIRST_WAN, kind) or is_core(block, _SECOND_WAN, kind)
-
-
-def _without_cache(name: str, block: torch.nn.Module, run: RegionRunner, attends: bool = False) -> Hook:
-    """A block that carries nothing over: frames are as a batch to it."""
-    states = States(name, block, attends)
-    several, single = states.add("", original, (FRAMES,)), states.add(_SINGLE, original, (FIXED_FRAMES,))
-    return Hook(block, lambda x, *args, **kwargs: run(single if x.shape[2] == 1 else several, x), states.sites)
 
 
 def _with_cache(name: str, block: torch.nn.Module, run: RegionRunner, places: int, known: Sequence[str]) -> Hook:
