@@ -24,7 +24,7 @@ SIZES = [(75, 93, 1), (136, 104, 1), (64, 152, 3)]
 @pytest.fixture(autouse=True)
 def traces(core: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
     monkeypatch.setenv("RESOLUTE_WORKERS", "0")
-    if request.node.get_closest_marker("long") is None:
+    if "lowered" not in request.node.name:
         run_traces(core, monkeypatch)
 
 
@@ -38,6 +38,42 @@ def test_an_encoder_compiles_once_for_all_sizes(core: SimpleNamespace, kind: str
         assert rise.region_calls > 10
         if number:
             assert rise.region_compiles == 0
+
+
+WAN = {"Qwen-Image": vaes.wan, "Wan 2.2": vaes.wan22}
+# Width, height and frames. Four frames become one latent frame, and what is over is cut off.
+VIDEOS = {"Qwen-Image": [(72, 88, 5), (104, 136, 9), (136, 72, 14)], "Wan 2.2": [(80, 112, 5), (144, 96, 9)]}
+
+
+@pytest.mark.parametrize("kind", ["Qwen-Image", pytest.param("Wan 2.2", marks=pytest.mark.long)])
+def test_an_encoder_of_videos_compiles_once_for_all_sizes_and_lengths(core: SimpleNamespace, kind: str) -> None:
+    compiled = Compiled(core, WAN[kind]())
+    for number, (width, height, frames) in enumerate(VIDEOS[kind]):
+        video = pixels(width, height, frames)
+        rise = compiled.check(lambda vae, video=video: vae.encode(video))
+        assert (rise.graph_calls, rise.eager_calls) == (1, 0)
+        assert rise.region_calls > 10 * (frames - 1) // 4
+        assert (rise.region_compiles == 0) == bool(number)
+
+
+@pytest.mark.parametrize("kind", WAN)
+def test_an_encoder_of_videos_encodes_pictures(core: SimpleNamespace, kind: str) -> None:
+    compiled = Compiled(core, WAN[kind]())
+    for number, (width, height) in enumerate([(80, 112), (144, 96), (96, 80)]):
+        rise = compiled.check(lambda vae, size=(width, height): vae.encode(pixels(*size)))
+        assert (rise.graph_calls, rise.eager_calls) == (1, 0)
+        assert rise.region_calls > 10
+        assert number == 0 or rise.region_compiles == 0
+
+
+@pytest.mark.long
+def test_lowered_encoders_compile_nothing_at_other_sizes(core: SimpleNamespace) -> None:
+    for make, sizes in [(vaes.kl, SIZES), (vaes.wan, VIDEOS["Qwen-Image"])]:
+        compiled = Compiled(core, make())
+        for number, (width, height, count) in enumerate(sizes):
+            image = pixels(width, height, count)
+            rise = compiled.check(lambda vae, image=image: vae.encode(image))
+            assert (rise.region_compiles == 0) == bool(number)
 
 
 def test_an_odd_size_within_the_encoder_compiles_nothing(core: SimpleNamespace) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import torch
 
@@ -52,6 +54,14 @@ def wan() -> Any:
     kind = importlib.import_module("comfy.ldm.wan.vae").WanVAE
     with torch.inference_mode(False):
         return of_weights(noise(kind(dim=8, z_dim=16, temperal_downsample=[False, True, True])))
+
+
+def wan22() -> Any:
+    """As Wan 2.2's small model has it, with fewer channels."""
+    module = importlib.import_module("comfy.ldm.wan.vae2_2")
+    small = functools.partial(module.WanVAE, 16, 16, 48, temperal_downsample=[False, True, True])
+    with torch.inference_mode(False), mock.patch.object(module, "WanVAE", lambda **sizes: small()):
+        return of_weights(noise(small()))
 
 
 def of_weights(weights: dict[str, torch.Tensor]) -> Any:

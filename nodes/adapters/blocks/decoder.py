@@ -37,8 +37,8 @@ def attention_without_contents(module: torch.nn.Module, hooks: Sequence[Hook]) -
 
 
 def is_decoder(module: Any) -> bool:
-    """A module is core's image decoder, and not a subclass."""
-    return is_core_class(type(module), _MODEL, "Decoder")
+    """A module is core's image decoder, and not a subclass. The same class with convolutions over frames is none."""
+    return is_core_class(type(module), _MODEL, "Decoder") and isinstance(module.conv_in, torch.nn.Conv2d)
 
 
 def feature_block(name: str, kind: str, block: Any, run: RegionRunner) -> Hook:

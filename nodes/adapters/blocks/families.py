@@ -15,6 +15,7 @@ from ..foreign.trust import trusted_hooks
 from . import decoder, encoder
 from .transformers import recognise
 from .unets import unet
+from .videos import encoders, known
 
 
 class HookProvider(NamedTuple):
@@ -30,6 +31,8 @@ PROVIDERS = (
     HookProvider(recognise.hooks, (Role.UNET, Role.CONTROLNET)),
     HookProvider(decoder.hooks, (Role.VAE_DECODE,)),
     HookProvider(encoder.hooks, (Role.VAE_ENCODE,)),
+    HookProvider(known.hooks, (Role.VAE_DECODE,)),
+    HookProvider(encoders.hooks, (Role.VAE_ENCODE,)),
 )
 
 _OPAQUE_ATTENTION = BypassReason(

@@ -8,10 +8,11 @@ import torch
 
 from ....compile_cache.keys import Role
 from ..blocks import decoder
+from ..blocks.videos import known as videos
 from ..comfyui import latent_cells, switch
 from .backend_choice import request_for
 from .upcoming_decode import announce_decode
-from .vae_part import explain_unknown, taesd_part, with_compiled_part
+from .vae_part import explain_unknown, taesd_method, with_compiled_method
 
 
 def compile_vae_decode(vae: Any, backend: str, node_id: str | None = None) -> Any:
@@ -22,18 +23,20 @@ def compile_vae_decode(vae: Any, backend: str, node_id: str | None = None) -> An
     """
     if switch.is_off(node_id):
         return vae
-    name = _decoder_of(vae.first_stage_model)
+    name = _method_of(vae.first_stage_model)
     if name is None:
         explain_unknown(vae.first_stage_model, "decoder", decoder.is_decoder, node_id)
         return vae
     request = request_for(backend, vae.patcher, Role.VAE_DECODE, node_id, cell=latent_cells.of_vae(vae))
-    clone, forward = with_compiled_part(vae, name, request)
+    clone, forward = with_compiled_method(vae, name, request)
     announce_decode(clone.patcher, forward, torch.device(vae.device), vae.vae_dtype)
     return clone
 
 
-def _decoder_of(model: Any) -> str | None:
-    """The attribute that holds an image decoder. Those of videos carry frames from call to call in lists and buffers
-    of the caller's, which a graph would not see.
+def _method_of(model: Any) -> str | None:
+    """The method that decodes, of the model or of a module in it. That of a video decoder is one around everything that
+    carries frames from call to call.
     """
-    return taesd_part(model, "decoder") or ("decoder" if decoder.is_decoder(getattr(model, "decoder", None)) else None)
+    if (name := taesd_method(model, "decoder") or videos.method_of(model)) is not None:
+        return name
+    return "decoder.forward" if decoder.is_decoder(getattr(model, "decoder", None)) else None

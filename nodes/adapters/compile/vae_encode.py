@@ -6,10 +6,11 @@ from typing import Any
 
 from ....compile_cache.keys import Role
 from ..blocks import encoder
+from ..blocks.videos import encoders
 from ..comfyui import switch
 from .backend_choice import request_for
 from .vae_decode import compile_vae_decode
-from .vae_part import explain_unknown, taesd_part, with_compiled_part
+from .vae_part import explain_unknown, taesd_method, with_compiled_method
 
 _PIXEL = 1  # pixels to a side of what an encoder takes, see `CompileRequest.cell`
 
@@ -26,14 +27,16 @@ def compile_vae_encode(vae: Any, backend: str, node_id: str | None = None) -> An
     """A copy of `vae` (comfy.sd.VAE) whose encoder runs through the cache; see `compile_vae_decode`."""
     if switch.is_off(node_id):
         return vae
-    name = _encoder_of(vae.first_stage_model)
+    name = _method_of(vae.first_stage_model)
     if name is None:
         explain_unknown(vae.first_stage_model, "encoder", encoder.is_encoder, node_id)
         return vae
     request = request_for(backend, vae.patcher, Role.VAE_ENCODE, node_id, cell=_PIXEL)
-    return with_compiled_part(vae, name, request)[0]
+    return with_compiled_method(vae, name, request)[0]
 
 
-def _encoder_of(model: Any) -> str | None:
-    """The attribute that holds an image encoder."""
-    return taesd_part(model, "encoder") or ("encoder" if encoder.is_encoder(getattr(model, "encoder", None)) else None)
+def _method_of(model: Any) -> str | None:
+    """The method that encodes, of the model or of a module in it; see the decoder's."""
+    if (name := taesd_method(model, "encoder") or encoders.method_of(model)) is not None:
+        return name
+    return "encoder.forward" if encoder.is_encoder(getattr(model, "encoder", None)) else None

@@ -17,21 +17,21 @@ from ..weights.static_clone import static_clone
 from .backend_choice import explain_passthrough
 
 
-def with_compiled_part(vae: Any, name: str, request: CompileRequest) -> tuple[Any, CompiledForward]:
-    """A copy of `vae` (comfy.sd.VAE) whose part `name` ("decoder") runs through the cache, and that part's forward."""
+def with_compiled_method(vae: Any, name: str, request: CompileRequest) -> tuple[Any, CompiledForward]:
+    """A copy of `vae` whose method `name` ("decoder.forward") runs through the cache, and that forward."""
     static = request.capabilities.needs_static_weights
     patcher = static_clone(vae.patcher, vae.vae_dtype) if static else vae.patcher.clone()
-    forward = install_compiled_forward(patcher, f"{name}.forward", request)
+    forward = install_compiled_forward(patcher, name, request)
     clone = copy.copy(vae)
     clone.patcher = patcher
     clone.first_stage_model = patcher.model
     return clone, forward
 
 
-def taesd_part(model: Any, part: str) -> str | None:
-    """The attribute of TAESD that holds its "decoder" or "encoder"; None for another model."""
+def taesd_method(model: Any, part: str) -> str | None:
+    """The method of TAESD's "decoder" or "encoder"; None for another model."""
     name = f"taesd_{part}"
-    return name if isinstance(getattr(model, name, None), torch.nn.Sequential) else None
+    return f"{name}.forward" if isinstance(getattr(model, name, None), torch.nn.Sequential) else None
 
 
 def explain_unknown(model: Any, part: str, is_known: Callable[[Any], bool], node_id: str | None) -> None:
@@ -46,7 +46,7 @@ def explain_unknown(model: Any, part: str, is_known: Callable[[Any], bool], node
 def _why_not(model: Any, part: str) -> str:
     if model is None:
         return "there is no VAE to compile: the checkpoint has none"
-    return f"{type(model).__name__} has no image {part} that Resolute knows, so it runs as it is"
+    return f"{type(model).__name__} has no {part} that Resolute knows, so it runs as it is"
 
 
 def _wrapper(model: Any, part: str, is_known: Callable[[Any], bool]) -> torch.nn.Module | None:

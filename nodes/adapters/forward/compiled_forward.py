@@ -10,6 +10,8 @@ import torch
 from ....compile_cache.backends.base import Method, UpcomingDecode
 from ....compile_cache.keys import VAE_ROLES, Role
 from ....compile_cache.regions.structure import Memo, structure_digest
+from ..blocks.videos import encoders
+from ..blocks.videos import known as videos
 from ..comfyui import core_compiler
 from ..comfyui.compile_progress import CompileProgress
 from ..comfyui.module_attributes import ATTRIBUTES
@@ -24,6 +26,8 @@ from .replaced_forward import CallWatch
 from .session_log import SessionLog
 from .step_pass import StepPass, decided_pass
 
+# Tables of the VAEs that carry frames.
+_VIDEOS: dict[Role, Any] = {Role.VAE_DECODE: videos, Role.VAE_ENCODE: encoders}
 _DOING = {Role.UNET: "sampling", Role.VAE_DECODE: "decoding", Role.VAE_ENCODE: "encoding"}
 
 
@@ -74,7 +78,7 @@ class CompiledForward(ForwardPatch):
 
     def _ready_regions(self, backend: str) -> int:
         module, cache = self.module, runtime.cache()
-        program = runtime.record_of(module).programs.get((backend, self._request.left_out))
+        program = runtime.record_of(module).programs.get((backend, self._request.left_out, self._role))
         compiled = program.regions[0] if program is not None else 0
         model = runtime.fingerprint_of(module).digest
         found = shape_status.of_model(model, backend, cache, runtime.device())
@@ -205,6 +209,15 @@ class CompiledForward(ForwardPatch):
                 options[PREFETCH] = not self.runner.weights.paged.is_in_place
             return (call or self.inner)(*positional, **named)
 
+        table = _VIDEOS.get(self._role)
+        if table is not None:
+
+            def run_with(other: torch.Tensor) -> None:
+                positional, named = arguments([other, *description.tensors[1:]])
+                self.inner(*positional, **videos.without_buffer(named))
+
+            description.rehearsal = table.rehearsal_of(self.module, description.tensors[0], run_with)
+            description.may_capture = table.may_capture(self.module, description.tensors[0])
         if call is None and self.is_known_code:
             description.method = Method(self.inner.__name__, arguments)
         return description, invoke
