@@ -101,6 +101,7 @@ class GraphCache:
                 compiles=program.capabilities.compiles,
                 captures=program.capabilities.captures
                 and self.config.capture
+                and call.may_capture
                 and not self._refusals.gains_nothing(key),
                 ready=key in self._captures,
                 forward_bypass=call.forward_bypass,

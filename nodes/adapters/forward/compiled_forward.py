@@ -8,8 +8,10 @@ from typing import Any
 import torch
 
 from ....compile_cache.backends.base import Method, UpcomingDecode
-from ....compile_cache.keys import Role
+from ....compile_cache.keys import VAE_ROLES, Role
 from ....compile_cache.regions.structure import Memo, structure_digest
+from ..blocks.videos import encoders
+from ..blocks.videos import known as videos
 from ..comfyui import core_compiler
 from ..comfyui.compile_progress import CompileProgress
 from ..comfyui.module_attributes import ATTRIBUTES
@@ -24,6 +26,10 @@ from .replaced_forward import CallWatch
 from .session_log import SessionLog
 from .step_pass import StepPass, decided_pass
 
+# Tables of the VAEs that carry frames.
+_VIDEOS: dict[Role, Any] = {Role.VAE_DECODE: videos, Role.VAE_ENCODE: encoders}
+_DOING = {Role.UNET: "sampling", Role.VAE_DECODE: "decoding", Role.VAE_ENCODE: "encoding"}
+
 
 class CompiledForward(ForwardPatch):
     """Replaces a module's forward by calls of the cache.
@@ -35,15 +41,20 @@ class CompiledForward(ForwardPatch):
     def __init__(self, module: torch.nn.Module, inner: Any, request: CompileRequest) -> None:
         super().__init__(module, inner)
         self._request, self._role = request, request.role
-        doing = {Role.UNET: "sampling", Role.VAE_DECODE: "decoding"}.get(request.role, "running")
+        doing = _DOING.get(request.role, "running")
         progress = CompileProgress(request.node_id, doing, runtime.waiting_seconds, runtime.compile_seconds())
         self.runner = ModuleRunner(module, request, progress)
         self._pass_runners: dict[Role, ModuleRunner] = {}
         self._log = SessionLog(progress, request, self.runner.structure, self.runner.formats)
         self.watch = CallWatch()
-        # A decode is one call outside any sampling run, so nothing else asks for an inspection before it.
-        self._inspect_every_call = request.role is Role.VAE_DECODE
+        # A decode or an encode is one call outside any sampling run, so nothing else asks for an inspection before it.
+        self._inspect_every_call = request.role in VAE_ROLES
         self._inspect_next_call = True
+
+    @property
+    def role(self) -> Role:
+        """The role of the calls; the passes of a step cache have roles of their own."""
+        return self._role
 
     def count_regions(self) -> None:
         """Count the module's regions, and those that are ready, for the progress of all compile nodes of the prompt.
@@ -67,7 +78,7 @@ class CompiledForward(ForwardPatch):
 
     def _ready_regions(self, backend: str) -> int:
         module, cache = self.module, runtime.cache()
-        program = runtime.record_of(module).programs.get((backend, self._request.left_out))
+        program = runtime.record_of(module).programs.get((backend, self._request.left_out, self._role))
         compiled = program.regions[0] if program is not None else 0
         model = runtime.fingerprint_of(module).digest
         found = shape_status.of_model(model, backend, cache, runtime.device())
@@ -129,7 +140,7 @@ class CompiledForward(ForwardPatch):
 
     def _answer(self, args: Sequence[Any], kwargs: dict[str, Any], inspect_modules: bool) -> Any:
         given = self.by_name(args, kwargs)
-        if self._role is Role.VAE_DECODE:
+        if self._role in VAE_ROLES:
             self._log.begin()
         elif self._role is Role.CONTROLNET:
             self._log.begin_once()
@@ -139,7 +150,7 @@ class CompiledForward(ForwardPatch):
             runner = self._runner_for(step_pass.role)
             return step_pass.finish(runner.run(*self.describe_pass(given, step_pass), inspect_modules))
         result = self.runner.run(*self.describe(args, kwargs), inspect_modules)
-        if self._role is Role.VAE_DECODE:
+        if self._role in VAE_ROLES:
             self._log.end(is_logged=False)
         return result
 
@@ -198,6 +209,15 @@ class CompiledForward(ForwardPatch):
                 options[PREFETCH] = not self.runner.weights.paged.is_in_place
             return (call or self.inner)(*positional, **named)
 
+        table = _VIDEOS.get(self._role)
+        if table is not None:
+
+            def run_with(other: torch.Tensor) -> None:
+                positional, named = arguments([other, *description.tensors[1:]])
+                self.inner(*positional, **videos.without_buffer(named))
+
+            description.rehearsal = table.rehearsal_of(self.module, description.tensors[0], run_with)
+            description.may_capture = table.may_capture(self.module, description.tensors[0])
         if call is None and self.is_known_code:
             description.method = Method(self.inner.__name__, arguments)
         return description, invoke

@@ -131,6 +131,8 @@ class ModuleRunner:
             torch_flags=torch_flags(description.tensors[0].device.type),
             forward_bypass=_forward_bypass(),
             capture_blocker=description.blocker or self.weights.blocker,
+            rehearsal=description.rehearsal,
+            may_capture=description.may_capture,
             progress=self.progress,
             module=self._loaded_module(),
             method=description.method,
