@@ -12,7 +12,8 @@ from ....compile_cache.keys import VAE_ROLES, Role
 from ....compile_cache.regions.structure import Memo, structure_digest
 from ..blocks.videos import encoders
 from ..blocks.videos import known as videos
-from ..comfyui import core_compiler
+from ..comfyui import core_compiler, vae_tiles
+from ..comfyui.call_bar import CallBar
 from ..comfyui.compile_progress import CompileProgress
 from ..comfyui.module_attributes import ATTRIBUTES
 from ..comfyui.transformer_options import PREFETCH
@@ -25,6 +26,7 @@ from .module_runner import Invoke, ModuleRunner
 from .replaced_forward import CallWatch
 from .session_log import SessionLog
 from .step_pass import StepPass, decided_pass
+from .tile_sizes import TileSizes
 
 # Tables of the VAEs that carry frames.
 _VIDEOS: dict[Role, Any] = {Role.VAE_DECODE: videos, Role.VAE_ENCODE: encoders}
@@ -47,6 +49,7 @@ class CompiledForward(ForwardPatch):
         self._pass_runners: dict[Role, ModuleRunner] = {}
         self._log = SessionLog(progress, request, self.runner.structure, self.runner.formats)
         self.watch = CallWatch()
+        self._bar, self._tiles = CallBar(), TileSizes()
         # A decode or an encode is one call outside any sampling run, so nothing else asks for an inspection before it.
         self._inspect_every_call = request.role in VAE_ROLES
         self._inspect_next_call = True
@@ -141,17 +144,37 @@ class CompiledForward(ForwardPatch):
     def _answer(self, args: Sequence[Any], kwargs: dict[str, Any], inspect_modules: bool) -> Any:
         given = self.by_name(args, kwargs)
         if self._role in VAE_ROLES:
-            self._log.begin()
-        elif self._role is Role.CONTROLNET:
+            return self._answer_vae(args, kwargs, given[self.latent_name], inspect_modules)
+        if self._role is Role.CONTROLNET:
             self._log.begin_once()
         self._log.saw(given[self.latent_name], given.get("transformer_options"))
         step_pass = self._decided_pass(given.get("transformer_options"))
         if step_pass is not None:
             runner = self._runner_for(step_pass.role)
             return step_pass.finish(runner.run(*self.describe_pass(given, step_pass), inspect_modules))
-        result = self.runner.run(*self.describe(args, kwargs), inspect_modules)
-        if self._role in VAE_ROLES:
+        return self.runner.run(*self.describe(args, kwargs), inspect_modules)
+
+    def _answer_vae(
+        self, args: Sequence[Any], kwargs: dict[str, Any], latent: torch.Tensor, inspect_modules: bool
+    ) -> Any:
+        """Each call has a log of its own, also one that is cancelled. One of many tiles has no bar: core shows one."""
+        progress, is_whole = self.runner.progress, False
+        self._log.begin()
+        self._log.saw(latent, None)
+        if not vae_tiles.is_tile():
+            progress.of_call = self._bar
+            self._bar.begin(latent.shape)
+        try:
+            result = self.runner.run(*self.describe(args, kwargs), inspect_modules)
+            is_whole = True
+        except progress.cancellations:
             self._log.end(is_logged=False)
+            raise
+        finally:
+            if progress.of_call is not None:
+                self._bar.end(is_whole)
+                progress.of_call = None
+        self._log.end(is_logged=False)
         return result
 
     def _decided_pass(self, options: Any) -> StepPass | None:
@@ -209,6 +232,8 @@ class CompiledForward(ForwardPatch):
                 options[PREFETCH] = not self.runner.weights.paged.is_in_place
             return (call or self.inner)(*positional, **named)
 
+        if self._role in VAE_ROLES:
+            self._tiles.describe(description)
         table = _VIDEOS.get(self._role)
         if table is not None:
 
@@ -217,7 +242,7 @@ class CompiledForward(ForwardPatch):
                 self.inner(*positional, **videos.without_buffer(named))
 
             description.rehearsal = table.rehearsal_of(self.module, description.tensors[0], run_with)
-            description.may_capture = table.may_capture(self.module, description.tensors[0])
+            description.may_capture &= table.may_capture(self.module, description.tensors[0])
         if call is None and self.is_known_code:
             description.method = Method(self.inner.__name__, arguments)
         return description, invoke

@@ -133,6 +133,7 @@ class ModuleRunner:
             capture_blocker=description.blocker or self.weights.blocker,
             rehearsal=description.rehearsal,
             may_capture=description.may_capture,
+            why_captured=description.why_captured,
             progress=self.progress,
             module=self._loaded_module(),
             method=description.method,

@@ -16,14 +16,13 @@ from .....compile_cache.regions.site import Bypass, Dims, Hook, RegionRunner
 from ...foreign.core_code import is_core_class
 from ..common import original
 from .known import is_video
-from .states import FIXED_FRAMES, FRAMES, States, by_frames, kept
-from .wan import FIRST_WAN, SECOND_WAN, is_block, last_norm, with_cache
+from .states import FIXED_FRAMES, States, kept
+from .wan import FIRST_WAN, SECOND_WAN, is_block, last_norm, with_cache, without_cache
 
 # Frames of small videos, whose encodes bring the blocks into every state that any video does; pixels of their sides.
 _FRAMES, _SIDE = (9, 5), 64
 # A carried frame of a map that is half as high and wide.
 _SMALLER: Dims = ("b", None, None, "h2", "w2")
-_STATES = ("first", "next", "single")
 
 
 def method_of(model: Any) -> str | None:
@@ -50,18 +49,19 @@ def hooks(module: torch.nn.Module, run: RegionRunner, bypass: Bypass) -> list[Ho
         return []
     encoder = module.get_submodule("encoder")
     found: list[Hook] = []
+    # Numbers of frames in the parts after the first. Wan 2.1's blocks may get one at the end.
+    later = [1, 2] if is_core_class(type(module), FIRST_WAN, "WanVAE") else [1, 2, 4]
     for name, block in encoder.named_modules(prefix="encoder"):
         mode = getattr(block, "mode", "")
         if is_block(block, "ResidualBlock"):
-            places = sum(type(part).__name__ == "CausalConv3d" for part in block.get_submodule("residual"))
-            found.append(with_cache(name, block, run, places, _STATES))
+            found.append(_residual(name, block, run, later))
         elif is_block(block, "Resample") and mode == "downsample2d":
-            found.append(by_frames(name, block, run, original))
+            found.append(without_cache(name, block, run, original, later))
         elif is_block(block, "Resample") and mode == "downsample3d":
             found.append(_downsampling_in_time(name, block, run))
         elif is_block(block, "AttentionBlock"):
-            found.append(by_frames(name, block, run, original, attends=True))
-    return [*found, *last_norm(encoder, run, "encoder.head.0")]
+            found.append(without_cache(name, block, run, original, later, attends=True))
+    return [*found, *last_norm(encoder, run, later, "encoder.head.0")]
 
 
 def rehearsal_of(
@@ -87,6 +87,18 @@ def may_capture(module: torch.nn.Module, pixels: torch.Tensor) -> bool:
     return not is_vae(module) or not is_video(pixels.shape)
 
 
+def _residual(name: str, block: torch.nn.Module, run: RegionRunner, later: list[int]) -> Hook:
+    """As the decoder's; but of a picture, which comes without a list, nothing is copied to be carried over."""
+    places = sum(type(part).__name__ == "CausalConv3d" for part in block.get_submodule("residual"))
+    carrying = with_cache(name, block, run, places, later)
+    alone = States(name, block).add("alone", original, (FIXED_FRAMES,))
+
+    def forward(x: torch.Tensor, feat_cache: Any = None, *args: Any, **kwargs: Any) -> Any:
+        return run(alone, x) if feat_cache is None else carrying.forward(x, feat_cache, *args, **kwargs)
+
+    return Hook(block, forward, (*carrying.sites, alone))
+
+
 def _downsampling_in_time(name: str, block: torch.nn.Module, run: RegionRunner) -> Hook:
     """The hook of a block that makes one frame of two.
 
@@ -95,19 +107,27 @@ def _downsampling_in_time(name: str, block: torch.nn.Module, run: RegionRunner) 
     """
     holds_back = is_core_class(type(block), FIRST_WAN, "Resample")
     states = States(name, block)
-    first = states.add("first", original, (FIXED_FRAMES,))
-    several = states.add("several", _halved, (FRAMES, _SMALLER))
+
+    def at_once(x: torch.Tensor) -> Any:
+        return run(states.get(f"first of {x.shape[2]}", original, (FIXED_FRAMES,)), x)
+
+    def halved(x: torch.Tensor, before: torch.Tensor) -> Any:
+        return run(states.get(f"next of {x.shape[2]}", _halved, (FIXED_FRAMES, _SMALLER)), x, before)
+
+    states.add("first of 1", original, (FIXED_FRAMES,))
+    for frames in (2,) if holds_back else (2, 4):
+        states.add(f"next of {frames}", _halved, (FIXED_FRAMES, _SMALLER))
 
     def forward(x: torch.Tensor, feat_cache: Any = None, feat_idx: Any = None, final: bool = False) -> Any:
         if feat_cache is None:
-            return run(first, x) if x.shape[2] == 1 else original(block, x)
+            return at_once(x)
         place = feat_idx[0]
         feat_idx[0] += 2 if holds_back else 1
         before = feat_cache[place]
         if before is None:
-            feat_cache[place] = result = run(first, x)
+            feat_cache[place] = result = at_once(x)
             return result
-        result, feat_cache[place] = run(several, x, before[:, :, -1:])
+        result, feat_cache[place] = halved(x, before[:, :, -1:])
         if not holds_back:
             return result
         held, feat_cache[place + 1] = feat_cache[place + 1], None

@@ -41,6 +41,10 @@ class States:
         self._sites[state] = site
         return site
 
+    def get(self, state: str, function: Callable[..., Any], dims: Sequence[Dims]) -> RegionSite:
+        """The site of a state, added if it is not there."""
+        return self._sites.get(state) or self.add(state, function, dims)
+
     def __getitem__(self, state: str) -> RegionSite:
         return self._sites[state]
 
