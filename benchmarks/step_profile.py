@@ -88,7 +88,7 @@ def measure(server: ComfyServer, prompts: Prompts, contender: str, size: tuple[i
         history = client.run(prompts.make(contender, size, steps, seed, name, profiled))
         seconds.append(execution_seconds(history))
         latents = latents or b"".join(client.images(history, "latents")[:1])
-        files.append(json.loads((server.output_folder / f"{name}.json").read_text("utf-8")))
+        files.append(json.loads((server.folder / "output" / f"{name}.json").read_text("utf-8")))
     after = client.get("/resolute/cache")["counters"]
     settled = files[1]["calls"][4:]
     row = {

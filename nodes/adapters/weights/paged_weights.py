@@ -18,6 +18,7 @@ import torch
 from ....compile_cache.backends.cuda_graphs.memory import release_graph_memory
 from ....compile_cache.regions.kept_results import KeptResults
 from ....compile_cache.regions.slots import swapped
+from ....compile_cache.stats import Counters
 from ....compile_cache.torch_facts.out_of_memory import is_out_of_memory
 from ....compile_cache.weights import Weights
 from ..comfyui import dynamic_vram
@@ -49,11 +50,18 @@ class PagedWeights(Weights):
     Nothing here is thread-safe: the cache's lock guards `pin` and what follows.
     """
 
-    def __init__(self, fill: Fill | None = None, unsupported: str | None = None, splits: bool = False) -> None:
+    def __init__(
+        self,
+        fill: Fill | None = None,
+        unsupported: str | None = None,
+        splits: bool = False,
+        counters: Counters | None = None,
+    ) -> None:
         """fill: fills the pages of a module whose weights compute in a dtype; for a model that is never paged, None.
         unsupported: why this ComfyUI's pages are left to core; None if they can be pinned and filled. splits: whether
-        blocks that stream may be split, see `split_blocks`.
+        blocks that stream may be split, see `split_blocks`. counters: of the process.
         """
+        self.counters = counters or Counters()
         self.splits = splits
         self.kept = KeptResults(_KEPT_BYTES)
         self._spared: set[int] = set()  # ids of modules

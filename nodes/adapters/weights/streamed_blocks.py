@@ -26,13 +26,16 @@ def streamed(run: RegionRunner, weights: PagedWeights) -> RegionRunner:
     """
     modules: dict[RegionSite, list[torch.nn.Module]] = {}
 
+    def count(size: int) -> None:
+        weights.counters.streamed_bytes += size
+
     @contextmanager
     def given(site: RegionSite, like: torch.Tensor, maps: bool = True) -> Iterator[None]:
         """Inside, the weights of the site are those that it computes with. like: the first input of the block."""
         if site not in modules:
             modules[site] = [part for _, part in parts(site.module, site.without)]
         with (
-            loaded(dynamic_vram.paged(modules[site]), like.device, like.dtype, maps) as found,
+            loaded(dynamic_vram.paged(modules[site]), like.device, like.dtype, maps, count) as found,
             swapped((module._parameters, name, as_weight(weight)) for module, name, weight in found),
         ):
             yield
