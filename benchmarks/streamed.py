@@ -12,8 +12,8 @@ Resolute's latents against stock's. `first_step_s` in `details` is that of a pro
 
 It writes after each cell, and leaves out what `--out` has already: begin it again for what is missing. `--folder` keeps
 models and compiled regions; a model is made on the GPU when it is needed, and deleted when the disk has no room for the
-next. Needs CUDA and the environment of `scripts/test` (without a network, set RESOLUTE_PYTHON and COMFYUI_PATH). `--cpu` checks the
-script with small models and measures nothing.
+next. Needs CUDA and the environment of `scripts/test` (without a network, set RESOLUTE_PYTHON and COMFYUI_PATH).
+`--cpu` checks the script with small models and measures nothing.
 """
 
 from __future__ import annotations
