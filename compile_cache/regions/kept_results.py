@@ -13,6 +13,8 @@ from collections.abc import Callable, Hashable, Sequence
 import torch
 
 Content = tuple[Hashable, ...]
+Key = tuple[str, Content]  # with the source
+Inputs = Sequence[torch.Tensor]
 _PLAIN_BYTES = 1 << 14  # a larger tensor is known by a digest of its bytes
 
 
@@ -32,19 +34,23 @@ class KeptResults:
         self.computed: Counter[str] = Counter()
         self.reused: Counter[str] = Counter()
         self.reads = 0
-        self._groups: dict[tuple[str, Content], dict[Hashable, list[torch.Tensor]]] = {}  # the latest used comes last
+        self._groups: dict[Key, dict[Hashable, list[torch.Tensor]]] = {}  # the latest used comes last
         self._read: dict[str, _Read] = {}
+        self._remembered: dict[int, tuple[torch.Tensor, Hashable]] = {}
 
     def get(
         self,
         place: Hashable,
         source: str,
-        inputs: Sequence[torch.Tensor],
-        compute: Callable[[], Sequence[torch.Tensor]],
+        inputs: Inputs,
+        compute: Callable[[Sequence[Inputs]], Sequence[Sequence[torch.Tensor]]],
+        ahead: Callable[[], Sequence[Inputs]] = tuple,
     ) -> list[torch.Tensor]:
         """The results of the prologue at `place` for these inputs, computed if they are not known.
 
-        place: the block, and which prologue of it. No caller may write to the results. Raises what `compute` raises.
+        place: the block, and which prologue of it. compute: the results for each of some inputs. ahead: inputs of later
+        calls; if anything is computed, so is what these need. No caller may write to the results. Raises what `compute`
+        and `ahead` raise.
         """
         key = (source, self._content(place, source, inputs))
         group = self._groups.pop(key, {})
@@ -52,20 +58,40 @@ class KeptResults:
         if place in group:
             self.reused[source] += 1
             return group[place]
-        results = [_own(result, inputs) for result in compute()]
-        self.computed[source] += 1
+        wanted = {key: inputs, **self._unknown(place, source, ahead())}
+        for each, results in zip(wanted, compute(list(wanted.values())), strict=True):
+            kept = [_own(result, wanted[each]) for result in results]
+            self.computed[source] += 1
+            self._keep(each, place, kept, makes_room=each == key)
+            if each == key:
+                found = kept
+        return found
+
+    def _unknown(self, place: Hashable, source: str, ahead: Sequence[Inputs]) -> dict[Key, Inputs]:
+        keys = [(source, tuple(self._value(tensor) for tensor in inputs)) for inputs in ahead]
+        return {key: inputs for key, inputs in zip(keys, ahead, strict=True) if place not in self._groups.get(key, {})}
+
+    def _keep(self, key: Key, place: Hashable, results: list[torch.Tensor], makes_room: bool) -> None:
         needed = sum(result.nbytes for result in results)
-        if self._make_room(needed):
-            group[place] = results
+        if self._make_room(needed) if makes_room else self.bytes + needed <= self.limit:
+            self._groups.setdefault(key, {})[place] = results
             self.bytes += needed
-        elif not group:
+        elif not self._groups.get(key, True):
             del self._groups[key]
-        return results
+
+    def remember(self, inputs: Inputs) -> None:
+        """Read the values of tensors once for all blocks, until `forget`. Nobody may write to them."""
+        self._remembered.update({id(tensor): (tensor, _values(tensor)) for tensor in inputs})
+
+    def _value(self, tensor: torch.Tensor) -> Hashable:
+        known = self._remembered.get(id(tensor))
+        return _values(tensor) if known is None or known[0] is not tensor else known[1]
 
     def forget(self) -> None:
         """Let all results go: the weights changed, or the run is over."""
         self._groups.clear()
         self._read.clear()
+        self._remembered.clear()
         self.bytes = 0
 
     def _make_room(self, needed: int) -> bool:

@@ -20,6 +20,7 @@ from ..restart import shape_status
 from .call_description import CallDescription
 from .forward_patch import ForwardPatch
 from .module_runner import Invoke, ModuleRunner
+from .noise_levels import NoiseLevels
 from .replaced_forward import CallWatch
 from .session_log import SessionLog
 from .step_pass import StepPass, decided_pass
@@ -41,6 +42,7 @@ class CompiledForward(ForwardPatch):
         self._pass_runners: dict[Role, ModuleRunner] = {}
         self._log = SessionLog(progress, request, self.runner.structure, self.runner.formats)
         self.watch = CallWatch()
+        self._levels = NoiseLevels()
         # A decode is one call outside any sampling run, so nothing else asks for an inspection before it.
         self._inspect_every_call = request.role is Role.VAE_DECODE
         self._inspect_next_call = True
@@ -78,8 +80,9 @@ class CompiledForward(ForwardPatch):
 
     # --- callbacks of the patcher, see `patch_install` ---------------------------------------------------------
 
-    def begin(self) -> None:
-        """A sampling run starts, with the weights loaded: inspect the modules at its first call."""
+    def begin(self, model: Any = None) -> None:
+        """A sampling run of core's `model` starts, with the weights loaded: inspect the modules at its first call."""
+        self._levels.begin(model)
         runtime.cache().open_session(self.runner.owner)
         self._inspect_next_call = True
         self.watch.begin()
@@ -88,7 +91,7 @@ class CompiledForward(ForwardPatch):
     def end(self) -> None:
         """The run is over, however it ended."""
         runtime.cache().close_session(self.runner.owner)
-        self.runner.weights.paged.kept.forget()
+        self.runner.weights.paged.run_ends()
         self._log.end(why_no_calls=self.watch.end())
 
     def weights_loaded(self) -> None:
@@ -192,11 +195,17 @@ class CompiledForward(ForwardPatch):
             named = {**{name: build(tensors) for name, build in others.items()}, **passed_on}
             return (latent(tensors), *(named.pop(name) for name in places)), named
 
+        paged = self.runner.weights.paged
+
         def invoke(tensors: Sequence[torch.Tensor]) -> Any:
             positional, named = arguments(tensors)
             if prefetches:  # with all pages in place there is nothing to load, and core's wait would end a capture
-                options[PREFETCH] = not self.runner.weights.paged.is_in_place
-            return (call or self.inner)(*positional, **named)
+                options[PREFETCH] = not paged.is_in_place
+            forward = call or self.inner
+            if paged.is_in_place or description.blocker is not None or given.get("control") is not None:
+                return forward(*positional, **named)
+            with paged.foresight.offered(lambda: self._levels.forwards(forward, positional, named)):
+                return forward(*positional, **named)
 
         if call is None and self.is_known_code:
             description.method = Method(self.inner.__name__, arguments)

@@ -92,6 +92,7 @@ class ModuleRunner:
     def _run(self, description: CallDescription, invoke: Invoke, inspect_modules: bool) -> Any:
         program, backend = self.program(description.tensors[0].device.type)
         self.weights.paged.dtype = description.tensors[0].dtype  # core casts the latent to what it computes in
+        self.weights.paged.arrange()
         inspected = self.weights.refresh()
         call = self._call(description, invoke, backend)
         if self._changed and not (inspected or inspect_modules):  # probably it still is: launch no replay in vain

@@ -23,6 +23,8 @@ from ....compile_cache.torch_facts.out_of_memory import is_out_of_memory
 from ....compile_cache.weights import Weights
 from ..comfyui import dynamic_vram
 from ..comfyui.dynamic_vram import Serials
+from .foresight import Foresight
+from .page_order import PageOrder
 
 logger = logging.getLogger(__name__)
 
@@ -64,7 +66,8 @@ class PagedWeights(Weights):
         self.counters = counters or Counters()
         self.splits = splits
         self.kept = KeptResults(_KEPT_BYTES)
-        self._spared: set[int] = set()  # ids of modules
+        self.foresight = Foresight(self.kept)
+        self.order = PageOrder()
         self.dtype = torch.float32
         self.unsupported = unsupported
         self._fill_module = fill
@@ -93,22 +96,34 @@ class PagedWeights(Weights):
         self._find_ranges()
         self._in_float32 = _declared_in_float32([module for module, at in self._allocations])
         self.bytes = sum(each.bytes for each in self._ranges)
+        self.order.keep_only(module for module, _ in self._allocations)
         self.loaded()
         return tuple((id(module), address, size) for _, address, size, _, module in self._found)
 
     def spare(self, modules: Iterable[torch.nn.Module]) -> None:
         """While the model streams, no step needs the weights of these modules: others get pages before them."""
-        new = {id(module) for module in modules} - self._spared
-        if new:
-            self._spared |= new
+        if self.order.spare(modules):
             self._find_ranges()
             self._serials = None
+
+    def arrange(self) -> None:
+        """After a call that streamed: put the pages into the order that makes the next ones fastest, see `PageOrder`.
+
+        Captures of before read other addresses, so the weights epoch must be brought up to date afterwards.
+        """
+        if not self.is_in_place and self.order.arrange([module for module, _ in self._allocations]):
+            self._serials = None
+
+    def run_ends(self) -> None:
+        """A sampling run is over, and with it what was kept for its later steps."""
+        self.kept.forget()
+        self.foresight.forget()
 
     def _find_ranges(self) -> None:
         """Find the ranges of all allocations: those of spared modules come last."""
         self._ranges = []
         for last in (False, True):
-            found = [each[1:] for each in self._found if (id(each[4]) in self._spared) is last]
+            found = [each[1:] for each in self._found if self.order.is_spared(each[4]) is last]
             self._ranges += _ranges(
                 [(reservation, address, size, module) for address, size, reservation, module in found]
             )
