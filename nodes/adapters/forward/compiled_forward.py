@@ -40,7 +40,8 @@ class CompiledForward(ForwardPatch):
         progress = CompileProgress(request.node_id, doing, runtime.waiting_seconds, runtime.compile_seconds())
         self.runner = ModuleRunner(module, request, progress)
         self._pass_runners: dict[Role, ModuleRunner] = {}
-        self._log = SessionLog(progress, request, self.runner.structure, self.runner.formats)
+        runner = self.runner
+        self._log = SessionLog(progress, request, runner.structure, runner.formats, runner.step_bytes)
         self.watch = CallWatch()
         self._levels = NoiseLevels()
         # A decode is one call outside any sampling run, so nothing else asks for an inspection before it.
@@ -91,8 +92,8 @@ class CompiledForward(ForwardPatch):
     def end(self) -> None:
         """The run is over, however it ended."""
         runtime.cache().close_session(self.runner.owner)
-        self.runner.weights.paged.run_ends()
         self._log.end(why_no_calls=self.watch.end())
+        self.runner.weights.paged.run_ends()
 
     def weights_loaded(self) -> None:
         """ComfyUI loaded the model, or more of it: inspect the modules at the next call."""

@@ -44,6 +44,7 @@ class ModuleRunner:
         held, runner = weakref.ref(record), weakref.ref(self)
         self.structure = lambda: "" if (found := held()) is None else found.structure()
         self.formats = lambda: [] if (found := runner()) is None else found._formats()
+        self.step_bytes = lambda: (0, 0) if (found := held()) is None else found.weights.paged.step_bytes()
         self._module = weakref.ref(module)  # see ForwardPatch
         self._request = request
         self._role = role or request.role

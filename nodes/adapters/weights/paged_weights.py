@@ -79,6 +79,7 @@ class PagedWeights(Weights):
         self._in_float32: set[int] = set()  # ids of modules
         self._may_ask = True  # for memory that is kept and not in use; once for each load, since it takes a while
         self.is_in_place = False
+        self.streamed = False  # in this sampling run
         self.bytes = 0
 
     @property
@@ -114,8 +115,16 @@ class PagedWeights(Weights):
         if not self.is_in_place and self.order.arrange([module for module, _ in self._allocations]):
             self._serials = None
 
+    def step_bytes(self) -> tuple[int, int]:
+        """Bytes of the weights that a step of this run needs, and of all; (0, 0) if it did not stream."""
+        if not self.streamed:
+            return 0, 0
+        sizes = [(size, self.order.is_spared(module)) for _, _, size, _, module in self._found]
+        return sum(size for size, spared in sizes if not spared), sum(size for size, _ in sizes)
+
     def run_ends(self) -> None:
         """A sampling run is over, and with it what was kept for its later steps."""
+        self.streamed = False
         self.kept.forget()
         self.foresight.forget()
 

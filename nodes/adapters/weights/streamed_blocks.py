@@ -54,6 +54,7 @@ def streamed(run: RegionRunner, weights: PagedWeights) -> RegionRunner:
             return run(site, *tensors)
         if weights.foresight.is_noting:
             weights.foresight.note(site, tensors)
+        weights.streamed = True
         weights.order.streams(site.module, dynamic_vram.paged(modules_of(site)))
         if split is not None and site.steady:
             return split.run(site, tensors)
