@@ -6,7 +6,7 @@ these inputs, bit for bit, so a key needs no name of a noise level or of a text.
 
 from __future__ import annotations
 
-import hashlib
+import itertools
 from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 
@@ -15,7 +15,8 @@ import torch
 Content = tuple[Hashable, ...]
 Key = tuple[str, Content]  # with the source
 Inputs = Sequence[torch.Tensor]
-_PLAIN_BYTES = 1 << 14  # a larger tensor is known by a digest of its bytes
+_PLAIN_BYTES = 1 << 14  # a larger tensor is compared with copies, where it is
+_MOST_COPIES = 16
 
 
 class KeptResults:
@@ -36,6 +37,8 @@ class KeptResults:
         self.reads = 0
         self._groups: dict[Key, dict[Hashable, list[torch.Tensor]]] = {}  # the latest used comes last
         self._read: dict[str, _Read] = {}
+        self._copies: dict[int, torch.Tensor] = {}  # of large inputs, the latest used last
+        self._numbers = itertools.count()
         self._remembered: dict[int, tuple[torch.Tensor, Hashable]] = {}
 
     def get(
@@ -81,17 +84,40 @@ class KeptResults:
 
     def remember(self, inputs: Inputs) -> None:
         """Read the values of tensors once for all blocks, until `forget`. Nobody may write to them."""
-        self._remembered.update({id(tensor): (tensor, _values(tensor)) for tensor in inputs})
+        self._remembered.update({id(tensor): (tensor, self._read_value(tensor)) for tensor in inputs})
 
     def _value(self, tensor: torch.Tensor) -> Hashable:
         known = self._remembered.get(id(tensor))
-        return _values(tensor) if known is None or known[0] is not tensor else known[1]
+        return self._read_value(tensor) if known is None or known[0] is not tensor else known[1]
+
+    def _read_value(self, tensor: torch.Tensor) -> Hashable:
+        about = (tuple(tensor.shape), tensor.dtype, str(tensor.device))
+        if tensor.nbytes > _PLAIN_BYTES:
+            return (*about, self._number_of(tensor.detach()))
+        host = tensor.detach().to("cpu").contiguous()
+        return (*about, host.flatten().view(torch.uint8).numpy().tobytes() if host.numel() else b"")
+
+    def _number_of(self, tensor: torch.Tensor) -> int:
+        """One number for all large tensors with the same bits."""
+        for number, copy in reversed(self._copies.items()):
+            alike = (copy.shape, copy.dtype, copy.device) == (tensor.shape, tensor.dtype, tensor.device)
+            if alike and _have_same_bits(copy, tensor):
+                self._copies[number] = self._copies.pop(number)
+                return number
+        while self._copies and (len(self._copies) >= _MOST_COPIES or self.bytes + tensor.nbytes > self.limit):
+            self.bytes -= self._copies.pop(next(iter(self._copies))).nbytes
+        number = next(self._numbers)
+        if self.bytes + tensor.nbytes <= self.limit:
+            self._copies[number] = tensor.clone(memory_format=torch.contiguous_format)
+            self.bytes += tensor.nbytes
+        return number
 
     def forget(self) -> None:
         """Let all results go: the weights changed, or the run is over."""
         self._groups.clear()
         self._read.clear()
         self._remembered.clear()
+        self._copies.clear()
         self.bytes = 0
 
     def _make_room(self, needed: int) -> bool:
@@ -112,7 +138,7 @@ class KeptResults:
         read = self._read.get(source)
         if read is None or place in read.places or not read.is_of(inputs):
             self.reads += 1
-            read = self._read[source] = _Read(inputs)
+            read = self._read[source] = _Read(inputs, tuple(self._read_value(tensor) for tensor in inputs))
         read.places.add(place)
         return read.content
 
@@ -120,10 +146,10 @@ class KeptResults:
 class _Read:
     """The inputs whose values were read last. It holds them, so no other tensors can take their identities."""
 
-    def __init__(self, inputs: Sequence[torch.Tensor]) -> None:
+    def __init__(self, inputs: Inputs, content: Content) -> None:
         self._inputs = list(inputs)
         self._versions = [_version(tensor) for tensor in inputs]
-        self.content: Content = tuple(_values(tensor) for tensor in inputs)
+        self.content = content
         self.places: set[Hashable] = set()
 
     def is_of(self, inputs: Sequence[torch.Tensor]) -> bool:
@@ -138,11 +164,9 @@ def _version(tensor: torch.Tensor) -> int | None:
     return None if tensor.is_inference() else tensor._version
 
 
-def _values(tensor: torch.Tensor) -> Hashable:
-    host = tensor.detach().to("cpu").contiguous()
-    values = host.flatten().view(torch.uint8).numpy().tobytes() if host.numel() else b""
-    known = values if len(values) <= _PLAIN_BYTES else hashlib.sha256(values).digest()
-    return (tuple(tensor.shape), tensor.dtype, str(tensor.device), known)
+def _have_same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """a, b: of one shape, dtype and device."""
+    return torch.equal(a.contiguous().view(torch.uint8), b.contiguous().view(torch.uint8))
 
 
 def _own(result: torch.Tensor, inputs: Sequence[torch.Tensor]) -> torch.Tensor:

@@ -102,6 +102,24 @@ def test_a_large_text_is_known_by_all_of_its_values() -> None:
     assert torch.equal(found[1], other + 1)
 
 
+def test_a_large_text_that_comes_again_is_found_whatever_came_between() -> None:
+    kept = KeptResults(1 << 20)
+    texts = [torch.full((1, 1 << 13), float(value)) for value in range(4)]
+    for text in (*texts, *texts):
+        (found,) = kept.get("block", TEXT, [text.clone()], lambda several: [[each[:, :2] + 1] for (each,) in several])
+        assert torch.equal(found, text[:, :2] + 1)
+        assert kept.bytes <= kept.limit
+    assert (kept.computed, kept.reused) == ({TEXT: 4}, {TEXT: 4})
+
+
+def test_large_values_that_compare_equal_and_have_other_bits_are_not_the_same() -> None:
+    kept = KeptResults(1 << 20)
+    zeros = torch.zeros(1, 1 << 13)
+    for text in (zeros, -zeros):
+        (found,) = kept.get("block", TEXT, [text], lambda several: [[each[:, :2] * 1] for (each,) in several])
+        assert bool(torch.signbit(found).all()) is (text is not zeros)
+
+
 def test_it_holds_no_more_than_its_limit_and_drops_the_oldest_noise_level() -> None:
     limit = 2 * (BLOCKS * BYTES) * 2  # two noise levels, and two texts
     kept = KeptResults(limit)
