@@ -12,6 +12,8 @@ from collections.abc import Callable, Hashable, Sequence
 
 import torch
 
+from ..stats import Counters
+
 Content = tuple[Hashable, ...]
 Key = tuple[str, Content]  # with the source
 Inputs = Sequence[torch.Tensor]
@@ -29,9 +31,11 @@ class KeptResults:
     Not thread-safe: callers hold the cache's lock.
     """
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int, counters: Counters | None = None) -> None:
+        """counters: of the process."""
         self.limit = limit
-        self.bytes = 0
+        self._counters = counters or Counters()
+        self._bytes = 0
         self.computed: Counter[str] = Counter()
         self.reused: Counter[str] = Counter()
         self.reads = 0
@@ -40,6 +44,16 @@ class KeptResults:
         self._copies: dict[int, torch.Tensor] = {}  # of large inputs, the latest used last
         self._numbers = itertools.count()
         self._remembered: dict[int, tuple[torch.Tensor, Hashable]] = {}
+
+    @property
+    def bytes(self) -> int:
+        """Of all results, and of the copies of large inputs."""
+        return self._bytes
+
+    @bytes.setter
+    def bytes(self, size: int) -> None:
+        self._counters.kept_bytes += size - self._bytes
+        self._bytes = size
 
     def get(
         self,
@@ -60,11 +74,13 @@ class KeptResults:
         self._groups[key] = group
         if place in group:
             self.reused[source] += 1
+            self._counters.prologue_reuses += 1
             return group[place]
         wanted = {key: inputs, **self._unknown(place, source, ahead())}
         for each, results in zip(wanted, compute(list(wanted.values())), strict=True):
             kept = [_own(result, wanted[each]) for result in results]
             self.computed[source] += 1
+            self._counters.prologue_runs += 1
             self._keep(each, place, kept, makes_room=each == key)
             if each == key:
                 found = kept

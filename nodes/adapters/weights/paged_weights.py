@@ -65,7 +65,7 @@ class PagedWeights(Weights):
         """
         self.counters = counters or Counters()
         self.splits = splits
-        self.kept = KeptResults(_KEPT_BYTES)
+        self.kept = KeptResults(_KEPT_BYTES, self.counters)
         self.foresight = Foresight(self.kept)
         self.order = PageOrder()
         self.dtype = torch.float32

@@ -56,7 +56,7 @@ def streamed(run: RegionRunner, weights: PagedWeights) -> RegionRunner:
             weights.foresight.note(site, tensors)
         weights.streamed = True
         weights.order.streams(site.module, dynamic_vram.paged(modules_of(site)))
-        if split is not None and site.steady:
+        if split is not None and weights.splits and site.steady:
             return split.run(site, tensors)
         with given(site, tensors[0]):
             return run(site, *tensors)
