@@ -98,7 +98,7 @@ class Run:
         return "\n".join(lines)
 
     def _streams(self) -> str:
-        """What a step of a model that is too large needs; empty if that is all of it."""
+        """How much of a model that is too large a step needs; empty if that is all of it."""
         needed, every = (f"{each / 1e9:.2g}" for each in self.step_bytes)
         return f"needs {needed} of {every} GB per step" if needed != every else ""
 
