@@ -18,6 +18,7 @@ from ....compile_cache.foreign.attributes import is_own
 from ....compile_cache.regions.region_weights import weight_forms
 from ....compile_cache.regions.slots import Slot, tensor_slots
 from ....compile_cache.regions.weight_parts import WeightForm, form_of, is_patched, is_plain, read_anew
+from ....compile_cache.stats import Counters
 from ..comfyui import dynamic_vram
 from ..comfyui.module_attributes import ATTRIBUTES
 from ..foreign.model_code import EXCHANGED, ModelCode
@@ -48,8 +49,11 @@ class WeightsEpoch:
         host: str = "cpu",
         unsupported: str | None = None,
         splits: bool = False,
+        counters: Counters | None = None,
     ) -> None:
-        """trusted: see `ModelCode.blocker`. fill, unsupported, splits: see `PagedWeights`. host: see `LoadedAnew`."""
+        """trusted: see `ModelCode.blocker`. fill, unsupported, splits, counters: see `PagedWeights`. host: see
+        `LoadedAnew`.
+        """
         self._module = weakref.ref(module)
         self._slots: list[Slot] = []
         self._addresses: list[Any] | None = None
@@ -61,7 +65,7 @@ class WeightsEpoch:
         self._state: tuple[Any, ...] | None = None
         self.epoch = 0
         self.blocker: BypassReason | None = None
-        self.paged = PagedWeights(fill, unsupported, splits)
+        self.paged = PagedWeights(fill, unsupported, splits, counters)
         self.loaded_anew = LoadedAnew(host)
         self.run_watch = RunWatch()
         self._host = host
