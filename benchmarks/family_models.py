@@ -52,6 +52,7 @@ _NARROW = {
     "flux": {"hidden_size": 256, "num_heads": 2},
     "wan": {"dim": 256, "ffn_dim": 1024, "num_heads": 2},
 }
+_NARROW |= {"flux-full": _NARROW["flux"], "wan-14b-half": _NARROW["wan"]}
 FAMILIES = {
     "flux": Family(
         "flux.model.Flux",
@@ -112,10 +113,24 @@ FAMILIES = {
     ),
 }  # fmt: skip
 
+# As large as people's, for a card that they do not fit on; at one size.
+LARGE = {
+    "flux-full": FAMILIES["flux"]._replace(
+        settings={**FAMILIES["flux"].settings, "depth": 19, "depth_single_blocks": 38}, sizes=_IMAGES[:1]
+    ),
+    "qwen-image-full": FAMILIES["qwen-image"]._replace(
+        settings={**FAMILIES["qwen-image"].settings, "num_layers": 60}, sizes=_IMAGES[:1]
+    ),
+    "wan-14b-half": FAMILIES["wan"]._replace(
+        settings={**FAMILIES["wan"].settings, "dim": 5120, "ffn_dim": 13824, "num_heads": 40, "num_layers": 20},
+        sizes=((832, 480),),
+    ),
+}
+
 
 def family(name: str, is_small: bool = False) -> Family:
     """is_small: one layer of each kind, small sizes and widths, so that the CPU runs it in seconds."""
-    found = FAMILIES[name]
+    found = (FAMILIES | LARGE)[name]
     if not is_small:
         return found
     settings = {**found.settings, **dict.fromkeys(found.layers, 1), **_NARROW.get(name, {})}

@@ -14,7 +14,7 @@ import functools
 
 import torch
 
-from ...regions.weight_parts import is_composite
+from ...regions.weight_parts import form_of
 
 _TILE = (128, 256)  # rows and columns of its largest tile
 _DEPTH = 256
@@ -25,7 +25,8 @@ _LEAST_ROWS = 5_676
 
 def has_quantized(module: torch.nn.Module | None) -> bool:
     """True if the module has weights of several tensors, so its products may be comfy-kitchen's."""
-    return module is not None and any(map(is_composite, module.parameters()))
+    forms = () if module is None else map(form_of, module.parameters())
+    return any(form is not None and form.count > 1 for form in forms)
 
 
 @functools.cache

@@ -32,6 +32,7 @@ from . import casts, kitchen, padding, quantizers
 
 # The names that make an input a feature map, see `region_format`.
 FEATURE_MAP: Dims = ("b", None, "h", "w")
+_MAP_FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}  # by the number of dimensions
 
 Shapes = tuple[tuple[int, ...], ...]
 
@@ -184,11 +185,12 @@ def size_one_is_general(wanted: bool) -> AbstractContextManager[None]:
 def region_format(tensor: torch.Tensor, dims: Dims = FEATURE_MAP) -> torch.memory_format:
     """The memory format in which regions take a tensor.
 
-    Channels-last for (batch, channels, height, width) on CUDA: convolutions are fastest with it, and tokens are a view
-    of it. Contiguous for everything else, also for what else has four dimensions (rotary tables, masks).
+    Channels-last for maps (batch, channels, height, width) and (batch, channels, frames, height, width) on CUDA:
+    convolutions are fastest with it, and tokens and single frames are views of it. Contiguous for everything else, also
+    for what else has four or five dimensions (rotary tables, masks).
     """
-    is_map = tensor.ndim == len(FEATURE_MAP) and dims[-2:] == FEATURE_MAP[-2:]
-    return torch.channels_last if is_map and tensor.is_cuda else torch.contiguous_format
+    is_map = tensor.is_cuda and dims[-2:] == FEATURE_MAP[-2:]
+    return _MAP_FORMATS.get(tensor.ndim, torch.contiguous_format) if is_map else torch.contiguous_format
 
 
 def _refuse_writes_to_inputs(graph: torch.fx.Graph) -> None:

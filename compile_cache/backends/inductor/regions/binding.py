@@ -185,6 +185,7 @@ class RegionBinding:
 
         Raises what the original raises, and whatever cancels; OutOfMemoryError as `out_of_memory_is_final` says.
         """
+        self._progress.begin_block()
         self.was_reached = True
         bound = self._bound(site)
         weights = weight_inputs(bound.slots)
