@@ -28,7 +28,7 @@ from ....torch_facts.private_names import (
     pytree,
     symbolic_shape_config,
 )
-from . import casts, kitchen, padding
+from . import casts, kitchen, padding, quantizers
 
 # The names that make an input a feature map, see `region_format`.
 FEATURE_MAP: Dims = ("b", None, "h", "w")
@@ -161,6 +161,7 @@ def trace(
     if not attends:
         _refuse_attention(traced.graph)
     casts.keep_opaque(traced.graph, inputs[0].device)
+    quantizers.share_scales(traced.graph)
     traced.graph.eliminate_dead_code()
     quantized = _quantized(traced.graph, layouts)
     used = _drop_unused_weights(traced.graph, len(weights))
