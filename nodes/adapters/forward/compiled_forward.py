@@ -8,9 +8,12 @@ from typing import Any
 import torch
 
 from ....compile_cache.backends.base import Method, UpcomingDecode
-from ....compile_cache.keys import Role
+from ....compile_cache.keys import VAE_ROLES, Role
 from ....compile_cache.regions.structure import Memo, structure_digest
-from ..comfyui import core_compiler
+from ..blocks.videos import encoders
+from ..blocks.videos import known as videos
+from ..comfyui import core_compiler, vae_tiles
+from ..comfyui.call_bar import CallBar
 from ..comfyui.compile_progress import CompileProgress
 from ..comfyui.module_attributes import ATTRIBUTES
 from ..comfyui.transformer_options import PREFETCH
@@ -24,6 +27,11 @@ from .noise_levels import NoiseLevels
 from .replaced_forward import CallWatch
 from .session_log import SessionLog
 from .step_pass import StepPass, decided_pass
+from .tile_sizes import TileSizes
+
+# Tables of the VAEs that carry frames.
+_VIDEOS: dict[Role, Any] = {Role.VAE_DECODE: videos, Role.VAE_ENCODE: encoders}
+_DOING = {Role.UNET: "sampling", Role.VAE_DECODE: "decoding", Role.VAE_ENCODE: "encoding"}
 
 
 class CompiledForward(ForwardPatch):
@@ -36,7 +44,7 @@ class CompiledForward(ForwardPatch):
     def __init__(self, module: torch.nn.Module, inner: Any, request: CompileRequest) -> None:
         super().__init__(module, inner)
         self._request, self._role = request, request.role
-        doing = {Role.UNET: "sampling", Role.VAE_DECODE: "decoding"}.get(request.role, "running")
+        doing = _DOING.get(request.role, "running")
         progress = CompileProgress(request.node_id, doing, runtime.waiting_seconds, runtime.compile_seconds())
         self.runner = ModuleRunner(module, request, progress)
         self._pass_runners: dict[Role, ModuleRunner] = {}
@@ -44,9 +52,15 @@ class CompiledForward(ForwardPatch):
         self._log = SessionLog(progress, request, runner.structure, runner.formats, runner.step_bytes)
         self.watch = CallWatch()
         self._levels = NoiseLevels()
-        # A decode is one call outside any sampling run, so nothing else asks for an inspection before it.
-        self._inspect_every_call = request.role is Role.VAE_DECODE
+        self._bar, self._tiles = CallBar(), TileSizes()
+        # A decode or an encode is one call outside any sampling run, so nothing else asks for an inspection before it.
+        self._inspect_every_call = request.role in VAE_ROLES
         self._inspect_next_call = True
+
+    @property
+    def role(self) -> Role:
+        """The role of the calls; the passes of a step cache have roles of their own."""
+        return self._role
 
     def count_regions(self) -> None:
         """Count the module's regions, and those that are ready, for the progress of all compile nodes of the prompt.
@@ -70,7 +84,7 @@ class CompiledForward(ForwardPatch):
 
     def _ready_regions(self, backend: str) -> int:
         module, cache = self.module, runtime.cache()
-        program = runtime.record_of(module).programs.get((backend, self._request.left_out))
+        program = runtime.record_of(module).programs.get((backend, self._request.left_out, self._role))
         compiled = program.regions[0] if program is not None else 0
         model = runtime.fingerprint_of(module).digest
         found = shape_status.of_model(model, backend, cache, runtime.device())
@@ -133,18 +147,38 @@ class CompiledForward(ForwardPatch):
 
     def _answer(self, args: Sequence[Any], kwargs: dict[str, Any], inspect_modules: bool) -> Any:
         given = self.by_name(args, kwargs)
-        if self._role is Role.VAE_DECODE:
-            self._log.begin()
-        elif self._role is Role.CONTROLNET:
+        if self._role in VAE_ROLES:
+            return self._answer_vae(args, kwargs, given[self.latent_name], inspect_modules)
+        if self._role is Role.CONTROLNET:
             self._log.begin_once()
         self._log.saw(given[self.latent_name], given.get("transformer_options"))
         step_pass = self._decided_pass(given.get("transformer_options"))
         if step_pass is not None:
             runner = self._runner_for(step_pass.role)
             return step_pass.finish(runner.run(*self.describe_pass(given, step_pass), inspect_modules))
-        result = self.runner.run(*self.describe(args, kwargs), inspect_modules)
-        if self._role is Role.VAE_DECODE:
+        return self.runner.run(*self.describe(args, kwargs), inspect_modules)
+
+    def _answer_vae(
+        self, args: Sequence[Any], kwargs: dict[str, Any], latent: torch.Tensor, inspect_modules: bool
+    ) -> Any:
+        """Each call has a log of its own, also one that is cancelled. One of many tiles has no bar: core shows one."""
+        progress, is_whole = self.runner.progress, False
+        self._log.begin()
+        self._log.saw(latent, None)
+        if not vae_tiles.is_tile():
+            progress.of_call = self._bar
+            self._bar.begin(latent.shape)
+        try:
+            result = self.runner.run(*self.describe(args, kwargs), inspect_modules)
+            is_whole = True
+        except progress.cancellations:
             self._log.end(is_logged=False)
+            raise
+        finally:
+            if progress.of_call is not None:
+                self._bar.end(is_whole)
+                progress.of_call = None
+        self._log.end(is_logged=False)
         return result
 
     def _decided_pass(self, options: Any) -> StepPass | None:
@@ -208,6 +242,17 @@ class CompiledForward(ForwardPatch):
             with paged.foresight.offered(lambda: self._levels.forwards(forward, positional, named)):
                 return forward(*positional, **named)
 
+        if self._role in VAE_ROLES:
+            self._tiles.describe(description)
+        table = _VIDEOS.get(self._role)
+        if table is not None:
+
+            def run_with(other: torch.Tensor) -> None:
+                positional, named = arguments([other, *description.tensors[1:]])
+                self.inner(*positional, **videos.without_buffer(named))
+
+            description.rehearsal = table.rehearsal_of(self.module, description.tensors[0], run_with)
+            description.may_capture &= table.may_capture(self.module, description.tensors[0])
         if call is None and self.is_known_code:
             description.method = Method(self.inner.__name__, arguments)
         return description, invoke
