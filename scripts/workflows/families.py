@@ -18,6 +18,10 @@ _IMAGE_NOTE = """## {title}, compiled
 The cyan nodes are the only ones added to ComfyUI's own graph."""
 _VAE_NOTE = """
 **Compile VAE Decode** does not know this decoder: it leaves the VAE as it is, and says so."""
+_FORMAT_NOTE = """
+
+The node says what multiplies the weights: *int8_tensorwise products* on RTX 20 and later. On H100 and H200 int8 is
+slower than bf16. Which file suits which card: docs/formats.md."""
 
 
 def flux_dev_text_to_image() -> Graph:
@@ -35,12 +39,16 @@ def flux_dev_text_to_image() -> Graph:
 def z_image_turbo_text_to_image() -> Graph:
     """Text to image with Z-Image Turbo, in eight steps."""
     graph = Graph("z_image_turbo_text_to_image")
-    unet, vae = parts.models(graph, files.Z_IMAGE_TURBO, files.FLUX_VAE)
-    clip = graph.add(graph.groups[0], "CLIPLoader", clip_name=files.QWEN_3, type="lumina2")["CLIP"]
-    _text_to_image(
-        graph, (unet, vae), clip, 1024, zeroed=True, shift=3.0, cfg=1.0, steps=8, sampler_name="res_multistep"
-    )
+    _z_image(graph, files.Z_IMAGE_TURBO, files.QWEN_3)
     graph.note(_IMAGE_NOTE.format(title="Z-Image Turbo"))
+    return graph
+
+
+def z_image_turbo_int8_text_to_image() -> Graph:
+    """Text to image with Z-Image Turbo in int8: half the memory, and products in int8 from RTX 20 on."""
+    graph = Graph("z_image_turbo_int8_text_to_image")
+    _z_image(graph, files.Z_IMAGE_TURBO_INT8, files.QWEN_3_FP8)
+    graph.note(_IMAGE_NOTE.format(title="Z-Image Turbo in int8") + _FORMAT_NOTE)
     return graph
 
 
@@ -95,6 +103,14 @@ def ltx_text_to_video() -> Graph:
     return graph
 
 
+def _z_image(graph: Graph, model: str, text_encoder: str) -> None:
+    unet, vae = parts.models(graph, model, files.FLUX_VAE)
+    clip = graph.add(graph.groups[0], "CLIPLoader", clip_name=text_encoder, type="lumina2")["CLIP"]
+    _text_to_image(
+        graph, (unet, vae), clip, 1024, zeroed=True, shift=3.0, cfg=1.0, steps=8, sampler_name="res_multistep"
+    )
+
+
 def _text_to_image(
     graph: Graph,
     loaded: tuple[Output, Output],
@@ -122,6 +138,7 @@ def _decoded_video(graph: Graph, latent: Output, vae: Output) -> None:
 FAMILY_WORKFLOWS: tuple[Callable[[], Graph], ...] = (
     flux_dev_text_to_image,
     z_image_turbo_text_to_image,
+    z_image_turbo_int8_text_to_image,
     qwen_image_text_to_image,
     wan22_text_to_video,
     ltx_text_to_video,

@@ -13,6 +13,7 @@ LCM_LORA = "pytorch_lora_weights.safetensors"  # the name that its authors gave 
 
 FLUX_DEV, CLIP_L, T5 = "flux1-dev.safetensors", "clip_l.safetensors", "t5xxl_fp16.safetensors"
 Z_IMAGE_TURBO, QWEN_3, FLUX_VAE = "z_image_turbo_bf16.safetensors", "qwen_3_4b.safetensors", "ae.safetensors"
+Z_IMAGE_TURBO_INT8, QWEN_3_FP8 = "z_image_turbo_int8_convrot.safetensors", "qwen_3_4b_fp8_mixed.safetensors"
 QWEN_IMAGE, QWEN_IMAGE_VAE = "qwen_image_fp8_e4m3fn.safetensors", "qwen_image_vae.safetensors"
 QWEN_25 = "qwen_2.5_vl_7b_fp8_scaled.safetensors"
 WAN22, WAN22_VAE = "wan2.2_ti2v_5B_fp16.safetensors", "wan2.2_vae.safetensors"
@@ -50,6 +51,8 @@ _SPLIT = {
     Z_IMAGE_TURBO: ("Comfy-Org/z_image_turbo", "diffusion_models"),
     QWEN_3: ("Comfy-Org/z_image_turbo", "text_encoders"),
     FLUX_VAE: ("Comfy-Org/z_image_turbo", "vae"),
+    Z_IMAGE_TURBO_INT8: ("Comfy-Org/z_image_turbo", "diffusion_models"),
+    QWEN_3_FP8: ("Comfy-Org/z_image_turbo", "text_encoders"),
     QWEN_IMAGE: ("Comfy-Org/Qwen-Image_ComfyUI", "diffusion_models"),
     QWEN_25: ("Comfy-Org/Qwen-Image_ComfyUI", "text_encoders"),
     QWEN_IMAGE_VAE: ("Comfy-Org/Qwen-Image_ComfyUI", "vae"),

@@ -23,6 +23,7 @@ from ..restart import shape_status
 from .call_description import CallDescription
 from .forward_patch import ForwardPatch
 from .module_runner import Invoke, ModuleRunner
+from .noise_levels import NoiseLevels
 from .replaced_forward import CallWatch
 from .session_log import SessionLog
 from .step_pass import StepPass, decided_pass
@@ -47,8 +48,10 @@ class CompiledForward(ForwardPatch):
         progress = CompileProgress(request.node_id, doing, runtime.waiting_seconds, runtime.compile_seconds())
         self.runner = ModuleRunner(module, request, progress)
         self._pass_runners: dict[Role, ModuleRunner] = {}
-        self._log = SessionLog(progress, request, self.runner.structure, self.runner.formats)
+        runner = self.runner
+        self._log = SessionLog(progress, request, runner.structure, runner.formats, runner.step_bytes)
         self.watch = CallWatch()
+        self._levels = NoiseLevels()
         self._bar, self._tiles = CallBar(), TileSizes()
         # A decode or an encode is one call outside any sampling run, so nothing else asks for an inspection before it.
         self._inspect_every_call = request.role in VAE_ROLES
@@ -92,8 +95,9 @@ class CompiledForward(ForwardPatch):
 
     # --- callbacks of the patcher, see `patch_install` ---------------------------------------------------------
 
-    def begin(self) -> None:
-        """A sampling run starts, with the weights loaded: inspect the modules at its first call."""
+    def begin(self, model: Any = None) -> None:
+        """A sampling run of core's `model` starts, with the weights loaded: inspect the modules at its first call."""
+        self._levels.begin(model)
         runtime.cache().open_session(self.runner.owner)
         self._inspect_next_call = True
         self.watch.begin()
@@ -102,8 +106,8 @@ class CompiledForward(ForwardPatch):
     def end(self) -> None:
         """The run is over, however it ended."""
         runtime.cache().close_session(self.runner.owner)
-        self.runner.weights.paged.kept.forget()
         self._log.end(why_no_calls=self.watch.end())
+        self.runner.weights.paged.run_ends()
 
     def weights_loaded(self) -> None:
         """ComfyUI loaded the model, or more of it: inspect the modules at the next call."""
@@ -226,11 +230,17 @@ class CompiledForward(ForwardPatch):
             named = {**{name: build(tensors) for name, build in others.items()}, **passed_on}
             return (latent(tensors), *(named.pop(name) for name in places)), named
 
+        paged = self.runner.weights.paged
+
         def invoke(tensors: Sequence[torch.Tensor]) -> Any:
             positional, named = arguments(tensors)
             if prefetches:  # with all pages in place there is nothing to load, and core's wait would end a capture
-                options[PREFETCH] = not self.runner.weights.paged.is_in_place
-            return (call or self.inner)(*positional, **named)
+                options[PREFETCH] = not paged.is_in_place
+            forward = call or self.inner
+            if paged.is_in_place or description.blocker is not None or given.get("control") is not None:
+                return forward(*positional, **named)
+            with paged.foresight.offered(lambda: self._levels.forwards(forward, positional, named)):
+                return forward(*positional, **named)
 
         if self._role in VAE_ROLES:
             self._tiles.describe(description)

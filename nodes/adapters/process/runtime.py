@@ -137,14 +137,19 @@ def _held_on(graph_cache: GraphCache, name: str) -> int:
 def record_of(module: torch.nn.Module) -> ModuleRecord:
     """The record of a module, made at first use and dropped after the module was garbage collected."""
     global _cleaner
-    config = cache().config
+    config, counters = cache().config, cache().stats.counters
     with _lock:
         if module not in _owners:
             owner = next(_numbers)
             _owners[module] = owner
             unsupported = page_loading.why_unsupported()
             weights = WeightsEpoch(
-                module, config.trusted, page_loading.fill, unsupported=unsupported, splits=config.split
+                module,
+                config.trusted,
+                page_loading.fill,
+                unsupported=unsupported,
+                splits=config.split,
+                counters=counters,
             )
             _records[owner] = ModuleRecord(owner, weights)
             weakref.finalize(module, _note_collected, owner)

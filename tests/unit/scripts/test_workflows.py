@@ -18,10 +18,10 @@ from scripts.workflows.node_types import FRONT_END_ONLY, NODE_TYPES, OURS
 
 NAMES = (
     "compare_with_stock", "deepcache", "deepcache_controlnet", "flux_dev_text_to_image",
-    "hunyuan_video15_text_to_video", "image_to_image", "lcm_image_to_image", "ltx2_text_to_video", "ltx_text_to_video",
-    "minimax_h3_text_to_video", "oneflow_text_to_image", "qwen_image_edit", "qwen_image_text_to_image",
-    "resolution_tour", "sd15_text_to_image", "sdxl_text_to_image", "wan22_image_to_video", "wan22_text_to_video",
-    "z_image_turbo_text_to_image",
+    "hunyuan_video15_text_to_video", "image_to_image", "lcm_image_to_image", "ltx2_text_to_video",
+    "ltx_text_to_video", "minimax_h3_text_to_video", "oneflow_text_to_image", "qwen_image_edit",
+    "qwen_image_text_to_image", "resolution_tour", "sd15_text_to_image", "sdxl_text_to_image", "wan22_image_to_video",
+    "wan22_text_to_video", "z_image_turbo_int8_text_to_image", "z_image_turbo_text_to_image",
 )  # fmt: skip
 THUMBNAIL_BYTES = 40_000
 TITLE_HEIGHT = 30

@@ -1,4 +1,4 @@
-"""A decomposition of GroupNorm for channels-last memory.
+"""A decomposition of GroupNorm for channels-last memory, see `decompositions`.
 
 Torch's own reshapes to (batch, groups, channels per group * height * width). In channels-last memory that is neither
 contiguous nor a simple index, so inductor's kernels divide by the symbolic width for every element.
@@ -12,16 +12,14 @@ from typing import Any
 
 import torch
 
-from ....torch_facts.private_names import computation_dtype, decomposition_table
+from ....torch_facts.private_names import computation_dtype
 from .tracing import region_format
 
-_GROUP_NORM = torch.ops.aten.native_group_norm.default
+OPERATOR = torch.ops.aten.native_group_norm.default
 
 
-def decompositions() -> dict[Any, Callable[..., Any]]:
-    """Inductor's table of decompositions, with ours for tensors whose `region_format` is channels-last."""
-    known = decomposition_table()
-    elsewhere = known[_GROUP_NORM]
+def by_format(elsewhere: Callable[..., Any]) -> Callable[..., Any]:
+    """The decomposition for a table: ours where a tensor's `region_format` is channels-last, else `elsewhere`."""
 
     def native_group_norm(x: torch.Tensor, weight: Any, bias: Any, *sizes: Any) -> Any:
         if region_format(x) is torch.contiguous_format:
@@ -29,7 +27,7 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
         *_, groups, eps = sizes
         return over_channels(x, weight, bias, groups, eps)
 
-    return {**known, _GROUP_NORM: native_group_norm}
+    return native_group_norm
 
 
 def over_channels(
