@@ -103,10 +103,11 @@ def _two_frames(before: Any, x: torch.Tensor) -> torch.Tensor:
     """What a place holds, as two frames. A convolution takes zeros for the frames that are missing."""
     if isinstance(before, str):
         return x.new_zeros((*x.shape[:2], _CARRIED, *x.shape[3:]))
-    missing = _CARRIED - before.shape[2]
+    carried: torch.Tensor = before
+    missing = _CARRIED - carried.shape[2]
     if missing <= 0:
-        return before
-    return torch.cat([before.new_zeros((*before.shape[:2], missing, *before.shape[3:])), before], 2)
+        return carried
+    return torch.cat([carried.new_zeros((*carried.shape[:2], missing, *carried.shape[3:])), carried], 2)
 
 
 def _run(places: int, state: str, block: torch.nn.Module, x: torch.Tensor, *before: torch.Tensor) -> Any:
