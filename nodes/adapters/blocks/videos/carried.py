@@ -14,7 +14,7 @@ import torch
 from .....compile_cache.regions.site import Bypass, Hook, RegionRunner, RegionSite
 from ...foreign.core_code import is_core, is_core_class
 from ..common import original
-from .states import FIXED_FRAMES, FRAMES, States, bound, by_frames, kept
+from .states import FIXED_FRAMES, FRAMES, States, bound, by_frames
 
 _KL = "comfy.ldm.modules.diffusionmodules.model"
 _REFINER = "comfy.ldm.hunyuan_video.vae_refiner"
@@ -86,8 +86,12 @@ def _block(name: str, block: torch.nn.Module, run: RegionRunner, unused: int, fi
 
     for frames in firsts or (1,):
         first(frames)
-    if places:
-        states.add(_NEXT, bound(_run, unused, places), (FRAMES, *(_CARRIED,) * places))
+
+    def later() -> RegionSite:
+        return states.get(_NEXT, bound(_run, unused, places), (FRAMES, *(_CARRIED,) * places))
+
+    if places and not name.startswith("mid."):  # which gets the whole video at once
+        later()
 
     def forward(x: torch.Tensor, *arguments: Any, **named: Any) -> Any:
         given = dict(zip((*("temb",) * unused, "conv_carry_in", "conv_carry_out"), arguments, strict=False)) | named
@@ -97,7 +101,7 @@ def _block(name: str, block: torch.nn.Module, run: RegionRunner, unused: int, fi
         if before is None or not places:
             result, carried_over = run(first(x.shape[2]), x)
         else:
-            result, carried_over = run(states[_NEXT], x, *[before.pop(0) for _ in range(places)])
+            result, carried_over = run(later(), x, *[[before.pop(0)] for _ in range(places)])
         if after is not None:
             after.extend(carried_over)
         return result
@@ -113,4 +117,4 @@ def _run(unused: int, places: int, block: torch.nn.Module, x: torch.Tensor, *bef
     """The function of a site: the block's result, and the frames that it leaves for the next part."""
     after: list[torch.Tensor] = []
     result = original(block, x, *(None,) * unused, list(before) if places else None, after)
-    return result, kept(after)
+    return result, after
