@@ -193,6 +193,19 @@ def region_format(tensor: torch.Tensor, dims: Dims = FEATURE_MAP) -> torch.memor
     return _MAP_FORMATS.get(tensor.ndim, torch.contiguous_format) if is_map else torch.contiguous_format
 
 
+def in_region_format(tensor: torch.Tensor, dims: Dims) -> torch.Tensor:
+    """The tensor in its `region_format`: itself, a view of it, or a copy."""
+    memory_format = region_format(tensor, dims)
+    given = tensor.contiguous(memory_format=memory_format)
+    if memory_format is not torch.channels_last_3d:
+        return given
+    # A dimension of size 1 may have any stride, from which a convolution would guess another format.
+    _, channels, frames, height, width = given.shape
+    row, frame = width * channels, height * width * channels
+    strides = (frames * frame, 1, frame, row, channels)
+    return given if given.stride() == strides else given.as_strided(given.shape, strides)
+
+
 def _refuse_writes_to_inputs(graph: torch.fx.Graph) -> None:
     """To clamp an input in place is allowed, as core's product for plain fp8 weights does: code may be compared and run
     again on the same tensors, and clamping twice changes nothing. See `CompiledRegion.written`.

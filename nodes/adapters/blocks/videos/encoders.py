@@ -89,7 +89,7 @@ def may_capture(module: torch.nn.Module, pixels: torch.Tensor) -> bool:
 
 def _residual(name: str, block: torch.nn.Module, run: RegionRunner, later: list[int]) -> Hook:
     """As the decoder's; but of a picture, which comes without a list, nothing is copied to be carried over."""
-    places = sum(type(part).__name__ == "CausalConv3d" for part in block.get_submodule("residual"))
+    places = sum(type(part).__name__ == "CausalConv3d" for part in block.get_submodule("residual").children())
     carrying = with_cache(name, block, run, places, later)
     alone = States(name, block).add("alone", original, (FIXED_FRAMES,))
 

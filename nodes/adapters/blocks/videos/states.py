@@ -8,7 +8,7 @@ carries over stays in the caller's list.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -45,9 +45,6 @@ class States:
         """The site of a state, added if it is not there."""
         return self._sites.get(state) or self.add(state, function, dims)
 
-    def __getitem__(self, state: str) -> RegionSite:
-        return self._sites[state]
-
     @property
     def sites(self) -> tuple[RegionSite, ...]:
         return tuple(self._sites.values())
@@ -60,11 +57,6 @@ def by_frames(
     states = States(name, block, attends)
     several, single = states.add("", function, (FRAMES,)), states.add(SINGLE, function, (FIXED_FRAMES,))
     return Hook(block, lambda x, *args, **kwargs: run(single if x.shape[2] == 1 else several, x), states.sites)
-
-
-def kept(values: Iterable[Any]) -> list[torch.Tensor]:
-    """The tensors that a block carries over, as results of its region: a view would keep more memory than itself."""
-    return [value.clone() for value in values if isinstance(value, torch.Tensor)]
 
 
 def bound(function: Callable[..., Any], *arguments: Any) -> Callable[..., Any]:
