@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,12 +26,13 @@ from ....torch_facts.private_names import (
     temporary_cache_dir,
     tracing,
 )
+from . import gelu, group_norm, rotary
 from .compiled_region import CompiledRegion, FlatCode, launch_by_address
 from .environment import own_settings
-from .group_norm import decompositions
 from .private_cache import header_settings, private_cache
 from .shape_guards import ShapeGuards
 from .tracing import Trace, size_one_is_general
+from .whole_rows import held_at_once
 
 scratch: str | None = None  # the folder for temporary folders; None for the system's
 
@@ -59,6 +60,7 @@ def compile_trace(trace: Trace, keep: bool = False) -> CompiledRegion:
         torch.no_grad(),
         size_one_is_general(trace.oblivious),
         own_settings(),
+        held_at_once(),
         inductor_config.patch({**_options(device), **header_settings()}),
         # AOTAutograd's cache saves nothing for a graph without gradients or writes, and it would keep this one.
         functorch_config.patch(enable_autograd_cache=False),
@@ -77,6 +79,11 @@ def compile_trace(trace: Trace, keep: bool = False) -> CompiledRegion:
         libraries=libraries,
         quantized=trace.quantized,
     )
+
+
+def decompositions() -> dict[Any, Callable[..., Any]]:
+    """Inductor's table of decompositions, and ours."""
+    return {**group_norm.decompositions(), **rotary.decompositions(), **gelu.decompositions()}
 
 
 def _cache_hits() -> int | None:
