@@ -47,11 +47,11 @@ def _any_size(shape_env: Any, name: str, hint: int) -> Any:
 def _without(*names: str) -> Callable[[], AbstractContextManager[Any]]:
     """Leave changes out: each is one function of the pack."""
     changes = {
-        "rotary": (f"{_COMPILE}.rotary.decompositions", dict),
+        "rotary": (f"{_COMPILE}.rotary.by_operator", dict),
         "whole rows": (f"{_COMPILE}.lowering.held_at_once", contextlib.nullcontext),
         "by token": (f"{PACK}.nodes.adapters.blocks.common._by_token", lambda q: q),
         "maps": (f"{_COMPILE}.tracing._as_map", lambda result: result),
-        "gelu": (f"{_COMPILE}.gelu.decompositions", dict),
+        "gelu": (f"{_COMPILE}.gelu.by_approximation", lambda elsewhere: elsewhere),
         "sizes": (f"{_COMPILE}.tracing._positive_size", _any_size),
     }
 

@@ -53,7 +53,8 @@ class Run:
     why_no_calls: a sentence if nothing reached the compiled model. cell: pixels to a side of one latent cell.
     structure: of the model, the first digits of its digest, as `model` of each shape in `GET /resolute/cache`.
     formats: what computes its quantized weights: "int8_tensorwise products".
-    file: from which the model was loaded, if that is known.
+    file: from which the model was loaded, if that is known. step_bytes: of the weights that a step needs, and of all,
+    if the model was too large for the device and a step needs fewer.
     """
 
     model: str
@@ -76,6 +77,7 @@ class Run:
     waits: tuple[Wait, ...] = ()
     stopped: bool = False
     regions: tuple[int, int] = (0, 0)
+    step_bytes: tuple[int, int] = (0, 0)
 
     @property
     def size(self) -> str:
@@ -92,8 +94,13 @@ class Run:
             return f"not compiled: {self.why_no_calls}"
         lines = [f"{self.size}: {', '.join(self._results())}"]
         lines += [", ".join(text.partition(":")[0] for text in self.formats)] if self.formats else []
-        lines += [_BYPASSES.get(code, code) for code in self.bypasses][:1]
+        lines += [self._streams() or _BYPASSES.get(code, code) for code in self.bypasses][:1]
         return "\n".join(lines)
+
+    def _streams(self) -> str:
+        """How much of a model that is too large a step needs; empty if that is all of it."""
+        needed, every = (f"{each / 1e9:.2g}" for each in self.step_bytes)
+        return f"needs {needed} of {every} GB per step" if needed != every else ""
 
     def _results(self) -> list[str]:
         made = [

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +26,8 @@ from ....torch_facts.private_names import (
     temporary_cache_dir,
     tracing,
 )
-from . import gelu, group_norm, rotary
 from .compiled_region import CompiledRegion, FlatCode, launch_by_address
+from .decompositions import decompositions
 from .environment import own_settings
 from .private_cache import header_settings, private_cache
 from .shape_guards import ShapeGuards
@@ -79,11 +79,6 @@ def compile_trace(trace: Trace, keep: bool = False) -> CompiledRegion:
         libraries=libraries,
         quantized=trace.quantized,
     )
-
-
-def decompositions() -> dict[Any, Callable[..., Any]]:
-    """Inductor's table of decompositions, and ours."""
-    return {**group_norm.decompositions(), **rotary.decompositions(), **gelu.decompositions()}
 
 
 def _cache_hits() -> int | None:

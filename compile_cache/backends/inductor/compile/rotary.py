@@ -13,7 +13,7 @@ import torch
 from . import kitchen
 
 
-def decompositions() -> dict[Any, Callable[..., Any]]:
+def by_operator() -> dict[Any, Callable[..., Any]]:
     """For each rotary operator that is registered with torch, a function with its arguments and results."""
     operators = getattr(torch.ops, kitchen.NAMESPACE)
     return {getattr(operators, name).default: made for name, made in _MADE.items() if hasattr(operators, name)}

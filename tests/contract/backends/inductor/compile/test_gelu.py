@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from compile_cache.backends.inductor.compile import lowering
+from compile_cache.backends.inductor.compile.decompositions import decompositions
 from compile_cache.backends.inductor.compile.gelu import by_sigmoid
 
 from ....rig import random, relative_error
@@ -35,7 +35,7 @@ def test_only_this_approximation_is_changed(approximate: str, has_sigmoid: bool)
     def run(x: torch.Tensor) -> torch.Tensor:
         return torch.nn.functional.gelu(x, approximate=approximate)
 
-    graph = make_fx(run, lowering.decompositions(), tracing_mode="symbolic")(random(3, 5))
+    graph = make_fx(run, decompositions(), tracing_mode="symbolic")(random(3, 5))
     names = " ".join(str(node.target) for node in graph.graph.nodes)
     assert ("sigmoid" in names) is has_sigmoid
     assert torch.allclose(graph(random(4, 7)), run(random(4, 7)), atol=1e-6)
