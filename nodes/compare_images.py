@@ -6,6 +6,7 @@ from typing import Any
 
 from comfy_api.latest import io
 
+from .adapters.comfyui.messages import on_node
 from .adapters.comfyui.version import search_aliases
 from .adapters.report import image_comparison
 from .inputs import CATEGORY, require_numbers
@@ -70,7 +71,7 @@ class CompareImages(io.ComfyNode):
             raise ValueError(problem)
         text = image_comparison.report(scores, max_error, min_psnr)
         numbers = (scores.max_error, scores.mean_error, scores.psnr, scores.ssim)
-        return io.NodeOutput(text, scores.heat_map, *numbers, ui={"text": (text,)})
+        return io.NodeOutput(text, scores.heat_map, *numbers, ui=on_node(text))
 
 
 def _limit(name: str, default: float, maximum: float, tooltip: str) -> io.Float.Input:

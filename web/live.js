@@ -8,7 +8,7 @@ export class Live extends EventTarget {
     this.api = api;
     this.cache = null; // of GET /resolute/cache
     this.runs = []; // of GET /resolute/runs
-    this.working = null; // {text, done, total} while something compiles or loads
+    this.working = null; // {text, words, done, total} while something compiles or loads
     this.warmed = null; // {sizes, took} of the last warm-up
     this.problem = ""; // why the server does not answer
     this.timer = 0;
@@ -17,6 +17,8 @@ export class Live extends EventTarget {
   }
 
   receive(message) {
+    this.dispatchEvent(new CustomEvent("message", { detail: message }));
+    if (message.kind === "text") return;
     if (message.kind === "working") {
       this.working = message;
       this.changed();

@@ -2,25 +2,11 @@
 //
 // The prompts come from the front end. Nothing is written: the nodes that save are left out, and Measure takes the
 // pictures. What is before our nodes stays in ComfyUI's cache.
-import { seconds } from "./dom.js";
 import { setSwitch, switchedNodes } from "./switch.js";
 
-const SAME = 2; // levels of 255, as in nodes/adapters/report/stock_measurements.py
 const LOADER = "ResoluteLoadCheckpoint";
 const ARMS = ["on", "on", "off", "off"];
 
-// found: a measurement of the server's.
-export function measuredText(found, t) {
-  const ratio = (found.stock_seconds / found.seconds).toFixed(1);
-  const text = t("{size}: {seconds}, {ratio}x stock", { size: found.size, seconds: seconds(found.seconds), ratio });
-  if (found.difference === null) return text;
-  const levels = Math.round(found.difference);
-  const same = found.difference <= SAME;
-  const picture = same
-    ? t("same picture (largest difference {levels} of 255)", { levels })
-    : t("another picture (largest difference {levels} of 255)", { levels });
-  return `${text}, ${picture}`;
-}
 
 const inputTypes = (node) => Object.values({ ...node?.input?.required, ...node?.input?.optional }).map((each) => each[0]);
 const isLink = (value) => Array.isArray(value) && value.length === 2 && typeof value[1] === "number";
@@ -92,7 +78,7 @@ export class Measure {
     return this.number !== undefined;
   }
 
-  // Runs the prompts. say: shows a sentence. Returns what the server keeps: {text, ...}.
+  // Runs the prompts. say: shows a sentence. Returns what the server keeps: {text, words, ...}.
   async run(say) {
     const { t } = this;
     const { output } = await this.app.graphToPrompt();

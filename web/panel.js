@@ -2,7 +2,6 @@
 import { Actions } from "./actions.js";
 import { badgeText } from "./badge.js";
 import { duration, element, mebibytes } from "./dom.js";
-import { announce } from "./node_text.js";
 import { modelTable } from "./sizes.js";
 import { isOff, turn } from "./switch.js";
 import { hasOneDiff } from "./replace_nodes.js";
@@ -18,7 +17,7 @@ export class Panel {
   // Called by ComfyUI each time the panel is opened.
   render(container) {
     const { app, t } = this;
-    this.status = element("div", { class: "resolute-headline", role: "status", "aria-live": "polite" });
+    this.status = element("div", { class: "resolute-headline" });
     this.saved = element("div", { class: "resolute-faint" });
     this.switch = element(
       "button",
@@ -145,7 +144,6 @@ export class Panel {
 
   draw() {
     const { live, t } = this;
-    announce(this.status, badgeText(live, t));
     this.status.textContent = live.problem ? `${t("no answer")}: ${live.problem}` : badgeText(live, t);
     this.progress.hidden = !live.working?.total;
     if (live.working?.total) Object.assign(this.progress, { max: live.working.total, value: live.working.done });

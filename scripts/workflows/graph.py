@@ -178,7 +178,8 @@ class Graph:
                 for number, (group, frame) in enumerate(zip(self.groups, frames, strict=True), 1)
             ],
             "config": {},
-            "extra": {"ds": {"scale": 0.6, "offset": [80, 120]}},
+            # web/templates.js translates a workflow that has the name of a template.
+            "extra": {"ds": {"scale": 0.6, "offset": [80, 120]}, "resolute": {"template": self.name}},
             "version": 0.4,
         }
 

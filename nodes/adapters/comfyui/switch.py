@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from comfy_execution.progress import get_progress_state
 
+from ....compile_cache.texts import Text
 from .messages import show_on_node
 
 INPUT = "resolute"
@@ -23,5 +24,5 @@ def is_off(node_id: str | None) -> bool:
     value = prompt.get_node(node_id).get("inputs", {}).get(INPUT, "")
     if not isinstance(value, str) or value.split(" ")[0] != OFF:
         return False
-    show_on_node("Resolute is off: this runs as without it", node_id)
+    show_on_node(Text("Resolute is off: this runs as without it"), node_id)
     return True

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from ....compile_cache.keys import Role
+from ....compile_cache.texts import Text
 from ..blocks import decoder
 from ..comfyui import latent_cells, switch
 from ..foreign.describe import describe_code
@@ -56,8 +57,9 @@ def _decoder_of(model: Any) -> str | None:
 
 def _why_not(model: Any) -> str:
     if model is None:
-        return "there is no VAE to compile: the checkpoint has none"
-    return f"{type(model).__name__} has no image decoder that Resolute knows, so it runs as it is"
+        return Text("there is no VAE to compile: the checkpoint has none")
+    kind = type(model).__name__
+    return Text("{kind} has no image decoder that Resolute knows, so it runs as it is", kind=kind)
 
 
 def _wrapped_decoder(model: Any) -> torch.nn.Module | None:
@@ -75,7 +77,8 @@ def _wrapped_decoder(model: Any) -> torch.nn.Module | None:
 
 
 def _why_not_wrapped(wrapper: torch.nn.Module) -> str:
-    return (
-        f"another node put {describe_code(wrapper)} around the decoder of this VAE, so it runs as that node left it. "
-        "Load the VAE anew without that node to compile it here."
+    return Text(
+        "another node put {code} around the decoder of this VAE, so it runs as that node left it. "
+        "Load the VAE anew without that node to compile it here.",
+        code=describe_code(wrapper),
     )

@@ -10,6 +10,7 @@ import torch
 from ....compile_cache.backends.base import Method, UpcomingDecode
 from ....compile_cache.keys import Role
 from ....compile_cache.regions.structure import Memo, structure_digest
+from ....compile_cache.texts import Text
 from ..comfyui import core_compiler
 from ..comfyui.compile_progress import CompileProgress
 from ..comfyui.module_attributes import ATTRIBUTES
@@ -35,7 +36,7 @@ class CompiledForward(ForwardPatch):
     def __init__(self, module: torch.nn.Module, inner: Any, request: CompileRequest) -> None:
         super().__init__(module, inner)
         self._request, self._role = request, request.role
-        doing = {Role.UNET: "sampling", Role.VAE_DECODE: "decoding"}.get(request.role, "running")
+        doing = {Role.UNET: Text("sampling"), Role.VAE_DECODE: Text("decoding")}.get(request.role, Text("running"))
         progress = CompileProgress(request.node_id, doing, runtime.waiting_seconds, runtime.compile_seconds())
         self.runner = ModuleRunner(module, request, progress)
         self._pass_runners: dict[Role, ModuleRunner] = {}
