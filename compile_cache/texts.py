@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
-_ONE = re.compile(r"\b1 (region|size|capture|time|step|attention kernel|image|channel|block)s\b")
+_ONE = re.compile(r"\b1 (region|size|capture|time|step|attention kernel|image|channel|block|OneDiff node)s\b")
 
 Words = str | dict[str, Any]
 

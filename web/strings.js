@@ -4,7 +4,7 @@ import taiwanese from "./languages/zh-TW.js";
 import chinese from "./languages/zh.js";
 
 const LANGUAGES = { zh: chinese, "zh-TW": taiwanese, ja: japanese };
-const ONE = /\b1 (region|size|capture|time|step|attention kernel|image|channel|block)s\b/g; // as in compile_cache/texts.py
+const ONE = /\b1 (region|size|capture|time|step|attention kernel|image|channel|block|OneDiff node)s\b/g; // as in compile_cache/texts.py
 
 // A function that translates: t("and {count} more", {count: 3}). language: tells the language of the settings.
 export function translator(language) {

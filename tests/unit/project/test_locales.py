@@ -71,7 +71,7 @@ def of_the_bundled_workflows() -> set[str]:
                 found.add(node["title"])
             if node["type"] == NOTE:
                 found |= set(node["widgets_values"][0].splitlines())
-    return {text for text in found if re.search("[a-z]{4}", text)}
+    return {text for text in found if re.search("[a-z]{3}", text)}
 
 
 def in_the_front_end() -> tuple[set[str], set[str]]:
