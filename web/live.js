@@ -42,6 +42,16 @@ export class Live extends EventTarget {
     this.changed();
   }
 
+  // The GPU's memory between two messages, from a route of ComfyUI's that costs little.
+  async refreshMemory() {
+    const { device } = this.cache ?? {};
+    if (!device?.captures) return;
+    const found = (await this.get("/system_stats").catch(() => null))?.devices?.[0];
+    if (!found) return;
+    Object.assign(device, { total_bytes: found.vram_total, free_bytes: found.vram_free });
+    this.changed();
+  }
+
   async get(path) {
     return this.answer(await this.api.fetchApi(path));
   }

@@ -7,6 +7,8 @@ import { isOff, turn } from "./switch.js";
 import { hasOneDiff } from "./replace_nodes.js";
 import { legend, promptRow, prompts } from "./timeline.js";
 
+const MEMORY_MS = 2000;
+
 export class Panel {
   // category: of a class of node.
   constructor(app, live, t, category) {
@@ -67,12 +69,14 @@ export class Panel {
     const state = () => `${isOff(this.app)} ${hasOneDiff()}`;
     let drawn = state();
     this.timer = setInterval(() => drawn !== (drawn = state()) && this.draw(), 500);
+    this.memoryTimer = setInterval(() => this.live.refreshMemory(), MEMORY_MS);
     this.draw();
     this.live.refresh();
   }
 
   destroy() {
     clearInterval(this.timer);
+    clearInterval(this.memoryTimer);
     this.live.removeEventListener("change", this.update);
     this.live.api.removeEventListener("graphChanged", this.update);
     this.live.api.removeEventListener("execution_start", this.forget);
