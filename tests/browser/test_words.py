@@ -1,4 +1,4 @@
-"""Chinese and Japanese: names of nodes, results, templates and the panel. The last file: each language loads the page."""
+"""Chinese and Japanese: names of nodes, results, templates and the panel. The last file: each language is a page load."""
 
 from __future__ import annotations
 
