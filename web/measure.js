@@ -2,9 +2,11 @@
 //
 // The prompts come from the front end. Nothing is written: the nodes that save are left out, and Measure takes the
 // pictures. What is before our nodes stays in ComfyUI's cache.
+import { showResult } from "./node_text.js";
 import { setSwitch, switchedNodes } from "./switch.js";
 
 const LOADER = "ResoluteLoadCheckpoint";
+const MODELS = new Set(["ResoluteCompileModel", LOADER]);
 const ARMS = ["on", "on", "off", "off"];
 
 
@@ -94,13 +96,21 @@ export class Measure {
       }
       const [ours, stock] = [took[1], took[3]];
       const body = { measure: this.number, prompt_id: ours.id, seconds: ours.seconds, stock_seconds: stock.seconds };
-      return await this.live.post("/resolute/measurements", body);
+      const found = await this.live.post("/resolute/measurements", body);
+      this.show(found, switchedNodes(output, this.category));
+      return found;
     } catch (error) {
       await this.live.post("/resolute/measurements", { measure: this.number }).catch(() => null); // forget the pictures
       throw error;
     } finally {
       this.number = undefined;
     }
+  }
+
+  // On the nodes that compile a model. ids: of a prompt.
+  show(found, ids) {
+    for (const node of ids.map((id) => this.app.graph.getNodeById(Number(id))).filter(Boolean))
+      if (MODELS.has(node.comfyClass)) showResult(node, { text: [found.text], resolute_words: [found.words] }, this.t);
   }
 
   async cancel() {

@@ -1,4 +1,4 @@
-"""Chinese and Japanese: names of nodes, results, templates and the panel. The last file: each language is a page load."""
+"""Chinese and Japanese: nodes, results, templates, the panel. The last file: each language loads the page anew."""
 
 from __future__ import annotations
 
