@@ -23,24 +23,27 @@ class Text(str):
     def __new__(cls, template: str, **values: object) -> Text:
         """Fill in the values. Write a counted noun in the plural: "1 regions" becomes "1 region"."""
         given = {name: words_of(value) for name, value in values.items()}
-        return cls._of(_ONE.sub(r"1 \1", template.format(**values)), {"text": template, "values": given})
+        return _made(_ONE.sub(r"1 \1", template.format(**values)), {"text": template, "values": given})
 
-    @classmethod
-    def _of(cls, english: str, words: Words) -> Text:
-        made = str.__new__(cls, english)
-        made.words = words
-        return made
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _made, (str(self), self.words)  # a copy is not made from a template
 
     @classmethod
     def joined(cls, separator: str, parts: Iterable[str]) -> Text:
         """The parts in a row, as `separator.join`."""
         all_parts = list(parts)
         words: Words = {"join": separator, "parts": [words_of(part) for part in all_parts]}
-        return cls._of(separator.join(all_parts), words)
+        return _made(separator.join(all_parts), words)
 
     def as_sentence(self) -> Text:
         """With a capital letter; the words stay, since other languages have none."""
-        return self._of(self[:1].upper() + self[1:], self.words)
+        return _made(self[:1].upper() + self[1:], self.words)
+
+
+def _made(english: str, words: Words) -> Text:
+    made = str.__new__(Text, english)
+    made.words = words
+    return made
 
 
 def words_of(text: object) -> Words:

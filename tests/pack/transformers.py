@@ -33,6 +33,22 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
             "num_attention_heads": 2, "joint_attention_dim": TEXT, "axes_dims_rope": (8, 12, 12),
         },
     ),
+    "wan2.1": (
+        "WAN21_T2V",
+        {
+            "image_model": "wan2.1", "model_type": "t2v", "in_dim": 16, "dim": 64, "ffn_dim": 96, "freq_dim": 32,
+            "text_dim": TEXT, "out_dim": 16, "num_heads": 2, "num_layers": 2, "cross_attn_norm": True,
+        },
+    ),
+    "z-image": (
+        "ZImage",
+        {
+            "image_model": "lumina2", "patch_size": 2, "in_channels": 16, "dim": 256, "cap_feat_dim": TEXT,
+            "n_layers": 2, "n_refiner_layers": 1, "qk_norm": True, "n_heads": 2, "n_kv_heads": 2, "axes_dims": [32, 48, 48],
+            "axes_lens": [300, 512, 512], "ffn_dim_multiplier": 1.0, "z_image_modulation": True, "time_scale": 1000.0,
+            "rope_theta": 256.0, "pad_tokens_multiple": 8,
+        },
+    ),
     "wan2.2": (
         "WAN22_T2V",
         {

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import json
+import pickle
 
 from compile_cache.texts import Text, words_of
 
@@ -33,6 +35,12 @@ def test_texts_in_a_row_keep_their_words_and_plain_strings_stay_as_they_are() ->
 
 def test_a_value_with_braces_is_not_filled_in() -> None:
     assert Text("not compiled: {why}", why="{code} of a pack") == "not compiled: {code} of a pack"
+
+
+def test_a_copy_is_the_same_text() -> None:
+    text = Text("not compiled: {why}", why="{code} of a pack")
+    for copied in (copy.deepcopy(text), pickle.loads(pickle.dumps(text))):
+        assert (copied, copied.words, type(copied)) == (text, text.words, Text)
 
 
 def test_a_sentence_has_a_capital_letter_in_english_only() -> None:
