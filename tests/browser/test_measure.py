@@ -11,6 +11,7 @@ import pytest
 from scripts.browser.front_end import EMPTY, FrontEnd
 from scripts.server.process import ComfyServer
 
+from ..comfy.rig import node
 from .prompts import compiled, stock
 
 pytestmark = pytest.mark.browser
@@ -60,6 +61,29 @@ def test_a_workflow_is_measured_and_nothing_is_written(page: FrontEnd, server: C
     assert text.partition(": ")[2] in page.texts()["Compile Model"]
     page.page.screenshot(path=screenshots / "measured.png")
     assert page.cut_texts() == []
+
+
+@pytest.mark.long
+def test_the_demos_model_is_measured_whole(page: FrontEnd, server: ComfyServer, screenshots: Path) -> None:
+    """A trained model, whose pictures are no noise: two times, and a difference that nobody sees."""
+    prompt = compiled(width=192, height=128)
+    prompt["1"] = node("ResoluteDemoModel")
+    prompt["2"] = node("CLIPTextEncode", clip=["1", 1], text="a red circle on the left, a blue square on the right")
+    prompt["3"] = node("CLIPTextEncode", clip=["1", 1], text="")
+    prompt["8"]["inputs"]["leave_out"] = ""
+    prompt["9"] = node("ResoluteCompileVAEDecode", vae=["1", 2], backend="auto")
+    prompt["6"]["inputs"]["vae"] = ["9", 0]
+    page.load_prompt(prompt)
+    page.open_panel()
+    before = files(server)
+    press(page, "measure")
+    page.page.locator(".resolute-said", has_text=" stock, ").wait_for(timeout=1_500_000)
+    text = str(page.page.locator(".resolute-said").inner_text())
+    assert MEASURED.fullmatch(text), text
+    assert files(server) == before
+    (found,) = (each for each in measurements(server) if each["size"] == "192x128")
+    assert found["seconds"] > 0 and found["stock_seconds"] > 0 and found["difference"] <= 2
+    page.page.screenshot(path=screenshots / "measured-demo.png")
 
 
 def test_a_measurement_is_cancelled_in_the_middle_and_leaves_no_figure(page: FrontEnd, server: ComfyServer) -> None:

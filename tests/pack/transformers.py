@@ -44,7 +44,8 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
         "ZImage",
         {
             "image_model": "lumina2", "patch_size": 2, "in_channels": 16, "dim": 256, "cap_feat_dim": TEXT,
-            "n_layers": 2, "n_refiner_layers": 1, "qk_norm": True, "n_heads": 2, "n_kv_heads": 2, "axes_dims": [32, 48, 48],
+            "n_layers": 2, "n_refiner_layers": 1, "qk_norm": True, "n_heads": 2, "n_kv_heads": 2,
+            "axes_dims": [32, 48, 48],
             "axes_lens": [300, 512, 512], "ffn_dim_multiplier": 1.0, "z_image_modulation": True, "time_scale": 1000.0,
             "rope_theta": 256.0, "pad_tokens_multiple": 8,
         },
