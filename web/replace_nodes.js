@@ -58,7 +58,7 @@ function source(node, name) {
   return link == null ? undefined : node.graph.getNodeById(linkOf(node.graph, link)?.origin_id);
 }
 
-const recipe = (node) => recipeOf(node, offers.get(node.comfyClass), source);
+const recipeFor = (node) => recipeOf(node, offers.get(node.comfyClass), source);
 
 function made(graph, type, values, pos, old) {
   const node = window.LiteGraph.createNode(type);
@@ -77,12 +77,12 @@ const GAP = 40;
 function replace(node) {
   const graph = node.graph;
   const linked = connections(node);
-  const plan = recipe(node);
-  if (!linked || !plan) return false;
+  const recipe = recipeFor(node);
+  if (!linked || !recipe) return false;
   graph.beforeChange();
   try {
-    if (plan.type) putInPlace(graph, node, plan, linked);
-    else passOn(node, plan, linked);
+    if (recipe.type) putInPlace(graph, node, recipe, linked);
+    else passOn(recipe, linked);
     graph.remove(node);
   } finally {
     graph.afterChange();
@@ -90,29 +90,29 @@ function replace(node) {
   return true;
 }
 
-function putInPlace(graph, node, plan, linked) {
-  const fresh = made(graph, plan.type, plan.values, node.pos, node);
-  for (const [name, old] of Object.entries(plan.inputs)) {
+function putInPlace(graph, node, recipe, linked) {
+  const fresh = made(graph, recipe.type, recipe.values, node.pos, node);
+  for (const [name, old] of Object.entries(recipe.inputs)) {
     const from = linked.into.get(old);
     if (from) from[0].connect(from[1], fresh, fresh.findInputSlot(name));
     else setWidget(fresh, name, node.widgets?.find((each) => each.name === old)?.value);
   }
-  const ends = fresh.outputs.map((_, slot) => [fresh, slot]); // where each output comes from now
+  const gives = fresh.outputs.map((_, slot) => [fresh, slot]); // where each output comes from now
   let right = fresh;
-  for (const { slot, type, input, values } of plan.after ?? []) {
+  for (const { slot, type, input, values } of recipe.after) {
     const next = made(graph, type, values, [right.pos[0] + right.size[0] + GAP, right.pos[1]], node);
-    ends[slot][0].connect(ends[slot][1], next, next.findInputSlot(input));
-    ends[slot] = [next, 0];
+    gives[slot][0].connect(gives[slot][1], next, next.findInputSlot(input));
+    gives[slot] = [next, 0];
     right = next;
   }
   linked.outOf.forEach((targets, slot) => {
-    const [from, output] = ends[slot] ?? [];
+    const [from, output] = gives[slot] ?? [];
     for (const [target, into] of targets) from?.connect(output, target, into);
   });
 }
 
-function passOn(node, plan, linked) {
-  const from = plan.passes && linked.into.get(plan.passes);
+function passOn(recipe, linked) {
+  const from = recipe.passes && linked.into.get(recipe.passes);
   if (from) for (const [target, into] of linked.outOf[0] ?? []) from[0].connect(from[1], target, into);
 }
 
@@ -170,10 +170,10 @@ export function convertOneDiff(t) {
 const t = translator(() => app.extensionManager?.setting?.get("Comfy.Locale"));
 
 function menu(node) {
-  const plan = offers.has(node.comfyClass) || isOneDiff(node) ? recipe(node) : undefined;
-  if (!plan?.type || !connections(node)) return [];
+  const recipe = offers.has(node.comfyClass) || isOneDiff(node) ? recipeFor(node) : undefined;
+  if (!recipe?.type || !connections(node)) return [];
   const title = (type) => window.LiteGraph.registered_node_types[type]?.title ?? type;
-  const titles = [plan, ...(plan.after ?? [])].map(({ type }) => title(type)).join(t(" and "));
+  const titles = [recipe, ...recipe.after].map(({ type }) => title(type)).join(t(" and "));
   return [null, { content: t("Replace with {title}", { title: titles }), callback: () => replace(node) }];
 }
 
