@@ -80,7 +80,7 @@ def facts(run: Run, exact: Run | None = None) -> dict[str, Any]:
         with torch.cuda.stream(stream):
             run(given)
         torch.cuda.current_stream().wait_stream(stream)
-        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
             result = run(given)
         found["replay_ms"] = timed(graph.replay)
         given.copy_(y)

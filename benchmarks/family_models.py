@@ -52,6 +52,7 @@ _NARROW = {
     "flux": {"hidden_size": 256, "num_heads": 2},
     "wan": {"dim": 256, "ffn_dim": 1024, "num_heads": 2},
 }
+_NARROW |= {"flux-full": _NARROW["flux"], "wan-14b-half": _NARROW["wan"]}
 FAMILIES = {
     "flux": Family(
         "flux.model.Flux",
@@ -112,10 +113,24 @@ FAMILIES = {
     ),
 }  # fmt: skip
 
+# As large as people's, for a card that they do not fit on; at one size.
+LARGE = {
+    "flux-full": FAMILIES["flux"]._replace(
+        settings={**FAMILIES["flux"].settings, "depth": 19, "depth_single_blocks": 38}, sizes=_IMAGES[:1]
+    ),
+    "qwen-image-full": FAMILIES["qwen-image"]._replace(
+        settings={**FAMILIES["qwen-image"].settings, "num_layers": 60}, sizes=_IMAGES[:1]
+    ),
+    "wan-14b-half": FAMILIES["wan"]._replace(
+        settings={**FAMILIES["wan"].settings, "dim": 5120, "ffn_dim": 13824, "num_heads": 40, "num_layers": 20},
+        sizes=((832, 480),),
+    ),
+}
+
 
 def family(name: str, is_small: bool = False) -> Family:
     """is_small: one layer of each kind, small sizes and widths, so that the CPU runs it in seconds."""
-    found = FAMILIES[name]
+    found = (FAMILIES | LARGE)[name]
     if not is_small:
         return found
     settings = {**found.settings, **dict.fromkeys(found.layers, 1), **_NARROW.get(name, {})}
@@ -167,8 +182,18 @@ def floor_ms(file: Path, size: tuple[int, int], tera: float, tera_of_products: f
 # --- in a process with torch and ComfyUI -------------------------------------------------------------------------
 
 
-def make_all(comfyui: Path, folder: Path, names: list[str], is_small: bool, forms: Sequence[str] = ("",)) -> None:
-    """Write the models into a folder, in each of `forms`, with their work per step beside. is_small: on the CPU."""
+def make_all(
+    comfyui: Path,
+    folder: Path,
+    names: list[str],
+    is_small: bool,
+    forms: Sequence[str] = ("",),
+    loras: Path | None = None,
+) -> None:
+    """Write the models into a folder, in each of `forms`, with their work per step beside. is_small: on the CPU.
+
+    loras: a folder that gets a LoRA of each.
+    """
     sys.path.insert(0, str(comfyui))
     sys.argv = sys.argv[:1]  # ComfyUI reads the command line
     importlib.import_module("comfy.cli_args").args.cpu = is_small
@@ -176,10 +201,11 @@ def make_all(comfyui: Path, folder: Path, names: list[str], is_small: bool, form
         missing = [form for form in forms if not (folder / file_of(name, form)).with_suffix(".json").is_file()]
         if missing:
             outs = {form: folder / file_of(name, form) for form in missing}
-            _make(name, family(name, is_small), outs, "cpu" if is_small else "cuda")
+            lora = loras / file_of(name) if loras else None
+            _make(name, family(name, is_small), outs, "cpu" if is_small else "cuda", lora)
 
 
-def _make(name: str, family: Family, outs: Mapping[str, Path], device: str) -> None:
+def _make(name: str, family: Family, outs: Mapping[str, Path], device: str, lora: Path | None) -> None:
     """outs: the file of each form."""
     import safetensors.torch
     import torch
@@ -196,6 +222,8 @@ def _make(name: str, family: Family, outs: Mapping[str, Path], device: str) -> N
             weight.normal_(generator=generator).mul_(0.5 * weight[0].numel() ** -0.5)
         else:
             weight.fill_(1.0 if key.endswith(("weight", "scale")) else 0.0)
+    if lora is not None:
+        safetensors.torch.save_file(_lora(weights, generator), str(lora))
     work: dict[str, float] = {}
     for width, height in family.sizes:
         total, attention = _tera_operations(model, family, width, height)
@@ -215,7 +243,7 @@ def _in_format(weights: Mapping[str, Any], form: Format) -> dict[str, Any]:
     quant_ops = importlib.import_module("comfy.quant_ops")
     made = dict(weights)
     for key, weight in weights.items():
-        if weight.ndim != 2 or ("blocks." not in key and "layers." not in key):
+        if not _is_of_block(key, weight):
             continue
         if not form.core:
             made[key] = weight.to(torch.float8_e4m3fn)
@@ -228,6 +256,24 @@ def _in_format(weights: Mapping[str, Any], form: Format) -> dict[str, Any]:
         about = json.dumps({"format": form.core, **form.about}).encode()
         made.update(parts)
         made[f"{key.removesuffix('weight')}comfy_quant"] = torch.tensor(list(about), dtype=torch.uint8)
+    return made
+
+
+def _is_of_block(key: str, weight: Any) -> bool:
+    return bool(weight.ndim == 2 and ("blocks." in key or "layers." in key))
+
+
+def _lora(weights: Mapping[str, Any], generator: Any) -> dict[str, Any]:
+    """A LoRA of rank 4 for the matrices of the blocks."""
+    import torch
+
+    made: dict[str, Any] = {}
+    for key, weight in weights.items():
+        if _is_of_block(key, weight):
+            place = f"diffusion_model.{key.removesuffix('.weight')}"
+            for part, shape in (("up", (weight.shape[0], 4)), ("down", (4, weight.shape[1]))):
+                drawn = torch.randn(shape, device=weight.device, generator=generator) * (0.3 * shape[1] ** -0.5)
+                made[f"{place}.lora_{part}.weight"] = drawn.to(weight.dtype).cpu()
     return made
 
 

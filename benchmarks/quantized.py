@@ -1,45 +1,63 @@
-"""Transformers of real width with quantized random weights: stock ComfyUI, its TorchCompileModel, and Resolute.
+"""Transformers of real width with quantized random weights: stock ComfyUI, Resolute, and core's TorchCompileModel.
 
     python -m benchmarks.quantized --out benchmarks/results/NAME-quantized.json [--row flux:fp8-scaled flux:int8 ...]
-                                   [--seconds 280] [--sizes 1] [--core] [--models FOLDER] [--argument ...] [--cpu]
+                                   [--seconds 260] [--sizes 1] [--core flux:fp8-scaled] [--lora flux:fp8-scaled]
+                                   [--profile flux:fp8-scaled] [--models FOLDER] [--argument ...] [--cpu]
 
 A row is a family and a format of `benchmarks.family_models`, at one size; rows are measured in the order given.
 `ms` is the time of a step, as in `benchmarks.families`. `error_stock` and `error_resolute`: the latents of one step
 against the same weights computed in fp32. `floor_ms`: attention at FLOOR_TFLOPS, products at the speed of the format.
-`formats`: what computed the weights, as the report says it.
+`formats`: what computed the weights, as the report says it. `lora`: what was counted over three prompts with a LoRA of
+the blocks, the same with another strength, and without. `kinds`: the kernels of a step, see `benchmarks.step_profile`.
 
-What `--seconds` leaves no time for is null in the rows. Needs CUDA and the environment of `scripts/test` (without a
-network, set RESOLUTE_PYTHON and COMFYUI_PATH). `--cpu` runs models of one layer, which checks the script.
+Each cell (stock, resolute, errors, lora, profile, core) is written when it is measured. A run with the same `--out`
+goes on with the cells that it lacks: give it the same `--models`, which keeps the files, several GB each. Needs CUDA
+and the environment of `scripts/test` (without a network, set RESOLUTE_PYTHON and COMFYUI_PATH). `--cpu` runs models of
+one layer, which checks the script.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from scripts.server.process import ComfyServer
 from scripts.setup import command
 
-from . import rig
+from . import rig, step_profile
 from .families import CORE, FLOOR_TFLOPS, OURS, Bench, OutOfTimeError, first_line
 from .families import prompt as family_prompt
 from .family_models import FAMILIES, FORMATS, family, file_of, floor_ms, make_all
+from .quantized_table import line, table
 from .rig import ROOT, STOCK, environment, node, without_paths
 
 REFERENCE = "reference"
-ROWS = ("flux:fp8-scaled", "flux:int8", "flux:fp8-fast", "z-image:int8", "z-image:fp8-scaled", "qwen-image:fp8-scaled")
-LEAST_GAIN = 1.5  # the aim in fp8: so many times stock's speed
+FILES, LORAS = "diffusion_models", "loras"  # folders of ComfyUI
+ROWS = tuple(
+    f"{name}:{form}" for name in ("flux", "z-image", "qwen-image", "wan") for form in ("fp8-scaled", "fp8-fast", "int8")
+)
+_PROFILE_SECONDS = 20
+LORA_STRENGTHS = (1.0, 0.5, None)  # of three prompts; None: without it
+
+Row = dict[str, Any]
 
 
 class QuantizedBench(Bench):
     """The bench of `families`, for files in one format."""
 
     form = ""
+
+    def require(self, seconds: float) -> None:
+        """Raises OutOfTimeError if less is left."""
+        if self.deadline - time.monotonic() < seconds:
+            raise OutOfTimeError
 
     def prompt(self, name: str, contender: str, size: tuple[int, int], steps: int, seed: int) -> dict[str, Any]:
         """A prompt of `families` with the file of the format; the reference computes in fp32."""
@@ -52,77 +70,147 @@ class QuantizedBench(Bench):
         return nodes
 
     def one_step(self, name: str, contender: str, size: tuple[int, int]) -> Any:
-        """The latents of one step; None if the prompt fails."""
+        return rig.latents(self.client, self.seconds(self.prompt(name, contender, size, 1, 50))[1])
+
+    def with_lora(self, name: str, size: tuple[int, int]) -> dict[str, Any]:
+        """What was counted over LORA_STRENGTHS, and the seconds of each prompt."""
+        before, seconds = rig.counters(self.client), []
+        for number, strength in enumerate(LORA_STRENGTHS):
+            nodes = self.prompt(name, OURS, size, 4, 60 + number)
+            if strength is not None:
+                given = {"lora_name": file_of(name), "strength_model": strength}
+                nodes["lora"] = node("LoraLoaderModelOnly", model=["load", 0], **given)
+                nodes["compile"]["inputs"]["model"] = ["lora", 0]
+            seconds.append(self.seconds(nodes)[0])
+        return {"seconds": seconds, **rig.rise(before, rig.counters(self.client))}
+
+
+class Profiled(NamedTuple):
+    """The prompts of `step_profile` for one row."""
+
+    bench: QuantizedBench
+    model: str
+
+    def make(self, contender: str, size: tuple[int, int], steps: int, seed: int, name: str, profiled: int) -> Any:
+        nodes = self.bench.prompt(self.model, contender, size, steps, seed)
+        sampler = nodes["sample"]["inputs"]
+        watch = {"name": name, "calls": steps, "profiled": profiled}
+        nodes["watch"] = node("ResoluteBenchmarkSteps", model=sampler["model"], **watch)
+        sampler["model"] = ["watch", 0]
+        return nodes
+
+
+# --- cells ----------------------------------------------------------------------------------------------------------
+
+
+class Runner:
+    """Measures what rows lack, and notes each cell."""
+
+    def __init__(self, server: ComfyServer, bench: QuantizedBench, note: Callable[[Row], None]) -> None:
+        self._server, self._bench, self._note = server, bench, note
+
+    def measure(self, row: Row) -> None:
+        """Stock, Resolute, and the errors of both."""
+        self._bench.form = row["format"]
+        name, size = row["family"], _size(row)
+        for contender in (STOCK, OURS):
+            if _lacks(row, contender):
+                self._times(row, contender)
+                if contender == OURS:
+                    row["formats"] = self._formats()
+                self._note(row)
+        if _lacks(row, "errors"):
+            row["details"]["errors"] = self._attempt(self._errors, row, name, size)
+            self._note(row)
+
+    def measure_core(self, row: Row) -> None:
+        self._bench.form = row["format"]
+        if _lacks(row, CORE):
+            self._times(row, CORE)
+            self._note(row)
+
+    def measure_lora(self, row: Row) -> None:
+        self._bench.form = row["format"]
+        if _lacks(row, "lora"):
+            row["details"]["lora"] = self._attempt(self._bench.with_lora, row["family"], _size(row))
+            self._note(row)
+
+    def profile(self, row: Row) -> None:
+        self._bench.form = row["format"]
+        prompts: Any = Profiled(self._bench, row["family"])
+        for contender in (STOCK, OURS):
+            if _lacks(row, f"{contender} profile"):
+                self._bench.require(_PROFILE_SECONDS)
+                found = self._attempt(step_profile.measure, self._server, prompts, contender, _size(row))
+                kept = ("failed", "step_ms", "host_ms", "gpu_ms", "kernels_ms", "span_ms", "kinds", "kernels")
+                row["details"][f"{contender} profile"] = {key: found[key] for key in kept if key in found}
+                self._note(row)
+
+    def _times(self, row: Row, contender: str) -> None:
+        result = self._bench.measure(row["family"], contender, _size(row))
+        result.pop("latents", None)
+        row["details"][contender] = result
+        row[f"{'core' if contender == CORE else contender}_ms"] = result.get("ms")
+
+    def _formats(self) -> list[str]:
+        modules = self._server.client.get("/resolute/cache")["modules"]
+        return sorted({text for module in modules for text in module["formats"]})
+
+    def _errors(self, row: Row, name: str, size: tuple[int, int]) -> dict[str, Any]:
+        found = {each: self._bench.one_step(name, each, size) for each in (STOCK, OURS, REFERENCE)}
+        for contender in (STOCK, OURS):
+            row[f"error_{contender}"] = rig.error(found[contender], found[REFERENCE])
+        return {"between": rig.error(found[OURS], found[STOCK])}
+
+    def _attempt(self, measure: Callable[..., dict[str, Any]], *given: Any) -> dict[str, Any]:
+        """A measurement; what fails is a result too. Raises OutOfTimeError."""
         try:
-            return rig.latents(self.client, self.seconds(self.prompt(name, contender, size, 1, 50))[1])
+            return measure(*given)
         except OutOfTimeError:
             raise
-        except Exception as error:  # noqa: BLE001 (the times of the row still count)
-            print(f"{name} {self.form} {contender}: {first_line(error)}", flush=True)
-            return None
+        except Exception as error:  # noqa: BLE001 (the other cells still count)
+            return {"failed": f"{type(error).__name__}: {first_line(error)}"}
 
 
-def measure(
-    bench: QuantizedBench, name: str, size: tuple[int, int], with_core: bool, row: dict[str, Any], note: Any
-) -> None:
-    """Fill a row, and note it after each contender."""
-    found: dict[str, dict[str, Any]] = {}
-    row["details"] = found
-    latents: dict[str, Any] = {}
-    for contender in (STOCK, OURS, *([CORE] if with_core else [])):
-        result = bench.measure(name, contender, size)
-        result.pop("latents", None)
-        found[contender] = result
-        row[f"{contender if contender in (STOCK, OURS) else 'core'}_ms"] = result.get("ms")
-        if contender == OURS:
-            row["formats"] = sorted(
-                {text for module in bench.client.get("/resolute/cache")["modules"] for text in module["formats"]}
-            )
-        if contender != CORE:
-            latents[contender] = bench.one_step(name, contender, size)
-        note(row)
-    reference = bench.one_step(name, REFERENCE, size)
-    for contender, values in latents.items():
-        if reference is not None and values is not None:
-            row[f"error_{contender}"] = rig.error(values, reference)
-    note(row)
+def _lacks(row: Row, cell: str) -> bool:
+    return "failed" in row["details"].get(cell, {"failed": "it was not tried"})
 
 
-_HEAD = (
-    f"{'family':<11}{'format':<13}{'size':<11}{'stock':>8}{'core':>8}{'ours':>8}{'floor':>8}{'gain':>6}{'stock':>10}"
-    f"{'ours':>10}  replays, captures, compiles; formats\n{'':<35}{'ms':>8}{'ms':>8}{'ms':>8}{'ms':>8}{'':>6}"
-    f"{'error':>10}{'error':>10}"
-)
+def _size(row: Row) -> tuple[int, int]:
+    width, height = row["size"].split("x")
+    return int(width), int(height)
 
 
-def _line(row: dict[str, Any]) -> str:
-    times = "".join(_cell(row[f"{key}_ms"], 8, ".1f") for key in (STOCK, "core", OURS, "floor"))
-    gain = row["stock_ms"] / row["resolute_ms"] if row["stock_ms"] and row["resolute_ms"] else None
-    errors = "".join(_cell(row[f"error_{key}"], 10, ".2e") for key in (STOCK, OURS))
-    ours = row.get("details", {}).get(OURS, {})
-    counted = ours.get("counters", {})
-    notes = [", ".join(str(counted.get(each, "-")) for each in ("replays", "captures", "region_compiles"))]
-    notes += row.get("formats", [])
-    notes += [f"{count}x {code}" for code, count in ours.get("bypasses", {}).items()]
-    notes += [f"{who}: {result['failed']}" for who, result in row.get("details", {}).items() if "failed" in result]
-    least = LEAST_GAIN if row["format"].startswith("fp8") else 1.0
-    if gain is not None and gain < least:
-        notes.append(f"missed: {least} times stock")
-    line = f"{row['family']:<11}{row['format']:<13}{row['size']:<11}{times}{_cell(gain, 6, '.2f')}{errors}"
-    return f"{line}  {'; '.join(notes)}"
+def rows_of(options: argparse.Namespace) -> list[Row]:
+    """All rows that are asked for, with what an earlier run measured."""
+    known: dict[Any, Row] = {}
+    if options.out and options.out.is_file():
+        before = json.loads(options.out.read_text("utf-8"))["rows"]
+        known = {(row["family"], row["format"], row["size"]): row for row in before}
+    empty = dict.fromkeys(("stock_ms", "core_ms", "resolute_ms", "floor_ms", "error_stock", "error_resolute"))
+    rows = []
+    for name, _, form in (row.partition(":") for row in options.row):
+        for size in family(name, options.cpu).sizes[: options.sizes]:
+            key = (name, form, f"{size[0]}x{size[1]}")
+            row = known.pop(key, None) or dict(zip(("family", "format", "size"), key, strict=True)) | empty
+            row.setdefault("details", {})
+            rows.append(row)
+    return [*rows, *known.values()]
 
 
-def _cell(value: float | None, width: int, form: str) -> str:
-    return f"{'-' if value is None else format(value, form):>{width}}"
+# --- the command ----------------------------------------------------------------------------------------------------
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     every = [f"{name}:{form}" for name in FAMILIES for form in FORMATS]
-    parser.add_argument("--row", nargs="*", choices=every, default=list(ROWS), metavar="FAMILY:FORMAT")
+    choice: dict[str, Any] = {"nargs": "*", "choices": every, "metavar": "FAMILY:FORMAT"}
+    parser.add_argument("--row", **choice, default=list(ROWS))
+    parser.add_argument("--core", **choice, default=[], help="rows that core's node runs too; it compiles for long")
+    parser.add_argument("--lora", **choice, default=[], help="rows that run with a LoRA, another strength, and without")
+    parser.add_argument("--profile", **choice, default=[], help="rows whose kernels are counted")
     parser.add_argument("--sizes", type=int, default=1, help="visit so many sizes of each")
-    parser.add_argument("--seconds", type=float, default=280, help="end after this time, with what there is")
-    parser.add_argument("--core", action="store_true", help="measure core's node too, which compiles for long")
+    parser.add_argument("--seconds", type=float, default=260, help="end after this time, with what there is")
     parser.add_argument("--argument", action="append", default=[], help="an extra argument for ComfyUI")
     parser.add_argument("--environment", action="append", default=[], metavar="NAME=VALUE", help="for ComfyUI")
     parser.add_argument("--models", type=Path, help="a folder that keeps the models; several GB each")
@@ -130,62 +218,72 @@ def main() -> int:
     parser.add_argument("--out", type=Path)
     parser.add_argument("--make", nargs=2, type=Path, metavar=("FOLDER", "COMFYUI"), help=argparse.SUPPRESS)
     options = parser.parse_args()
-    wanted: dict[str, list[str]] = {}
-    for name, _, form in (row.partition(":") for row in options.row):
-        wanted.setdefault(name, []).append(form)
     if options.make:
-        for name, forms in wanted.items():
-            make_all(options.make[1], options.make[0], [name], options.cpu, forms)
+        for name in {row.partition(":")[0] for row in options.row}:
+            forms = [row.partition(":")[2] for row in options.row if row.partition(":")[0] == name]
+            make_all(options.make[1], options.make[0] / FILES, [name], options.cpu, forms, options.make[0] / LORAS)
         return 0
     options.weights = ""  # of `families`; here it depends on the row
     deadline = time.monotonic() + options.seconds
     setup = command.prepare()
     with tempfile.TemporaryDirectory(prefix="resolute-quantized-") as work:
         base = options.models or Path(work)
-        folder = base / "diffusion_models"
-        folder.mkdir(parents=True, exist_ok=True)
-        child = [str(setup.python), "-m", "benchmarks.quantized", "--make", str(folder), str(setup.comfyui)]
-        child += ["--row", *options.row, *(["--cpu"] if options.cpu else [])]
-        subprocess.run(child, cwd=ROOT, check=True)
         variables = dict(each.split("=", 1) for each in options.environment)
         variables = {"TORCHINDUCTOR_CACHE_DIR": str(Path(work) / "inductor"), **variables}
+        packs = {"step-profiler": ROOT / "benchmarks" / "step_profiler"}
+        for folder in (FILES, LORAS):
+            (base / folder).mkdir(parents=True, exist_ok=True)
         server = rig.server(
-            setup, Path(work) / "server", options.argument, models=base, cpu=options.cpu, environment=variables
-        )
+            setup, Path(work) / "server", options.argument, models=base, cpu=options.cpu, environment=variables,
+            packs=packs,
+        )  # fmt: skip
         with server:
-            _measure_all(server, base, options, deadline)
+            _measure_all(server, setup, base, options, deadline)
     return 0
 
 
-def _measure_all(server: ComfyServer, base: Path, options: argparse.Namespace, deadline: float) -> None:
-    rows: list[dict[str, Any]] = []
+def _measure_all(
+    server: ComfyServer, setup: command.Setup, base: Path, options: argparse.Namespace, deadline: float
+) -> None:
+    rows = rows_of(options)
     about: dict[str, Any] = {**environment(server), "arguments": without_paths(options.argument)}
     about |= {"environment": options.environment, "floor_tflops": FLOOR_TFLOPS, "is_cpu": options.cpu}
 
-    def note(row: dict[str, Any]) -> None:
-        print(_line(row), flush=True)
+    def note(row: Row) -> None:
+        print(line(row), flush=True)
         rig.save(options.out, {**about, "rows": rows})
 
-    bench = QuantizedBench(server.client, options, deadline)
+    def make(row: Row) -> None:
+        """The files of the row's family, unless they are there. Raises OutOfTimeError."""
+        file = base / FILES / file_of(row["family"], row["format"])
+        if not file.with_suffix(".json").is_file():
+            child = [str(setup.python), "-m", "benchmarks.quantized", "--make", str(base), str(setup.comfyui)]
+            forms = dict.fromkeys(each["format"] for each in rows if each["family"] == row["family"])
+            child += ["--row", *[f"{row['family']}:{form}" for form in forms], *(["--cpu"] if options.cpu else [])]
+            try:
+                subprocess.run(child, cwd=ROOT, check=True, timeout=max(deadline - time.monotonic(), 1))
+            except subprocess.TimeoutExpired as error:
+                raise OutOfTimeError from error
+        row["floor_ms"] = floor_ms(file, _size(row), FLOOR_TFLOPS, FORMATS[row["format"]].tera)
+
+    runner = Runner(server, QuantizedBench(server.client, options, deadline), note)
+    steps = (
+        (options.row, runner.measure), (options.lora, runner.measure_lora), (options.profile, runner.profile),
+        (options.core, runner.measure_core),
+    )  # fmt: skip
     try:
-        for name, _, form in (row.partition(":") for row in options.row):
-            for size in family(name, options.cpu).sizes[: options.sizes]:
-                file = base / "diffusion_models" / file_of(name, form)
-                row: dict[str, Any] = {
-                    "family": name, "format": form, "size": "x".join(map(str, size)), "stock_ms": None,
-                    "core_ms": None, "resolute_ms": None,
-                    "floor_ms": floor_ms(file, size, FLOOR_TFLOPS, FORMATS[form].tera),
-                    "error_stock": None, "error_resolute": None,
-                }  # fmt: skip
-                rows.append(row)
-                bench.form = form
-                measure(bench, name, size, options.core, row, note)
+        for wanted, measure in steps:
+            for row in rows:
+                if f"{row['family']}:{row['format']}" in wanted:
+                    make(row)
+                    measure(row)
     except OutOfTimeError:
         print(f"{options.seconds:.0f} s are over: what is '-' was not measured", flush=True)
     finally:
+        rig.save(options.out, {**about, "rows": rows})
         events = server.client.get("/resolute/events")["events"]
         told = dict.fromkeys(event["text"] for event in events if event["kind"] == "bypass")
-        print("\n".join(["", *(f"reason: {text}" for text in told), _HEAD, *map(_line, rows)]), flush=True)
+        print("\n".join(["", *(f"reason: {text}" for text in told), table(rows)]), flush=True)
         if options.out:
             options.out.with_suffix(".log").write_text(server.log(), "utf-8")
 

@@ -32,10 +32,10 @@ from scripts.server.client import execution_seconds
 from scripts.server.process import ComfyServer
 from scripts.setup import command
 
-from . import families, tour
+from . import families, rig
 from .family_models import family
 from .kernel_kinds import by_kind
-from .tour import ROOT, STOCK, _node, environment, without_paths
+from .rig import ROOT, STOCK, environment, node, without_paths
 
 OURS = "inductor"
 STEPS, PROFILED = 20, 3
@@ -62,19 +62,19 @@ class Prompts:
 
     def make(self, contender: str, size: tuple[int, int], steps: int, seed: int, name: str, profiled: int) -> Any:
         if self.model == "sdxl":
-            nodes = tour.prompt(self._checkpoint, contender, (*size, 1, "a lighthouse"), steps, seed)
+            nodes = rig.prompt(self._checkpoint, contender, (*size, 1, "a lighthouse"), steps, seed)
             for unwanted in ("decode", "save", "compile_vae"):
                 nodes.pop(unwanted, None)
             text = {"tokens": 77, "width": 2048, "pooled_width": 1280, "batch": 1}
             for seed_of_text, name_of_text in enumerate(("positive", "negative")):
-                nodes[name_of_text] = _node("ResoluteTestConditioning", seed=1 + seed_of_text, **text)
+                nodes[name_of_text] = node("ResoluteTestConditioning", seed=1 + seed_of_text, **text)
         else:
             name_of_ours = STOCK if contender == STOCK else families.OURS
             make = family(self.model, self._is_small)
             nodes = families.prompt(self.model, make, name_of_ours, size, "default", steps, seed)
         sampler = nodes["sample"]["inputs"]
         watch = {"name": name, "calls": steps, "profiled": profiled}
-        nodes["watch"] = _node("ResoluteBenchmarkSteps", model=sampler["model"], **watch)
+        nodes["watch"] = node("ResoluteBenchmarkSteps", model=sampler["model"], **watch)
         sampler["model"] = ["watch", 0]
         return nodes
 
@@ -88,7 +88,7 @@ def measure(server: ComfyServer, prompts: Prompts, contender: str, size: tuple[i
         history = client.run(prompts.make(contender, size, steps, seed, name, profiled))
         seconds.append(execution_seconds(history))
         latents = latents or b"".join(client.images(history, "latents")[:1])
-        files.append(json.loads((server.output_folder / f"{name}.json").read_text("utf-8")))
+        files.append(json.loads((server.folder / "output" / f"{name}.json").read_text("utf-8")))
     after = client.get("/resolute/cache")["counters"]
     settled = files[1]["calls"][4:]
     row = {

@@ -27,6 +27,7 @@ class Role(str, Enum):
 
     UNET = "unet"  # the diffusion model, whatever its family
     VAE_DECODE = "vae_decode"
+    VAE_ENCODE = "vae_encode"
     CONTROLNET = "controlnet"
     DEEPCACHE_FULL = "deepcache_full"  # a UNet that also returns the feature that DeepCache keeps
     DEEPCACHE_FAST = "deepcache_fast"  # its shallow blocks alone, from that feature
@@ -34,6 +35,8 @@ class Role(str, Enum):
 
 # Roles that run all of a diffusion model: a size is ready to sample when one of them is.
 WHOLE_DIFFUSION_MODEL = (Role.UNET, Role.DEEPCACHE_FULL)
+# Roles of a VAE's two ways, whose calls belong to no sampling run.
+VAE_ROLES = (Role.VAE_DECODE, Role.VAE_ENCODE)
 
 
 def digest(value: Literal) -> str:

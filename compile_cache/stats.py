@@ -35,6 +35,10 @@ class Counters:
     graph_calls: int = 0  # forwards through compiled regions, or that were captured, without a replay
     eager_calls: int = 0  # forwards in which every block ran as it is
     evictions: int = 0
+    streamed_bytes: int = 0  # of weights that had no page when their block ran
+    prologue_runs: int = 0  # parts of streamed blocks that follow the time or the text alone, see `dependence`
+    prologue_reuses: int = 0  # how often their results were there already
+    kept_bytes: int = 0  # of these results, now
     stall_seconds: float = 0.0
     bypasses: Counter[str] = field(default_factory=Counter)
 

@@ -9,6 +9,7 @@ from . import routes
 from .compare_images import CompareImages
 from .compile_controlnet import CompileControlNet
 from .compile_model import CompileModel
+from .compile_vae import CompileVAE
 from .compile_vae_decode import CompileVAEDecode
 from .deepcache import DeepCache
 from .free_graphs import FreeGraphs
@@ -28,6 +29,7 @@ class ResoluteExtension(ComfyExtension):
         return [
             CompileModel,
             CompileVAEDecode,
+            CompileVAE,
             CompileControlNet,
             DeepCache,
             LoadCheckpointCompiled,

@@ -109,7 +109,12 @@ def _optional_inputs() -> list[Any]:
             optional=True,
             tooltip="A model from Compile Model. Each size runs one step; with DeepCache, one full and one fast step.",
         ),
-        io.Vae.Input("vae", optional=True, tooltip="A VAE from Compile VAE Decode. It decodes each size once."),
+        io.Vae.Input(
+            "vae",
+            optional=True,
+            tooltip="A VAE from Compile VAE Decode or Compile VAE. It decodes each size once; from Compile VAE it also "
+            "encodes it.",
+        ),
         io.ControlNet.Input(
             "control_net", optional=True, tooltip="The ControlNet that your sampler uses, from Compile ControlNet."
         ),

@@ -38,7 +38,7 @@ function isCompiled(graph, { origin, slot }, kind) {
   for (let node = origin, index = slot; node; ) {
     const type = node.comfyClass ?? node.type;
     if (type === KINDS[kind].type || (node.constructor?.nodeData?.category ?? "") === "Resolute/OneDiff") return true;
-    if (type === "ResoluteLoadCheckpoint") return true;
+    if (type === "ResoluteLoadCheckpoint" || (kind === "VAE" && type === "ResoluteCompileVAE")) return true;
     const input = node.inputs?.find((each) => each.type === node.outputs?.[index]?.type && each.link != null);
     const link = input && linkOf(graph, input.link);
     node = link && graph.getNodeById(link.origin_id);

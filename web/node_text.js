@@ -15,6 +15,7 @@ const STATUS = 3; // a result and a reason, of which one needs two lines on a no
 // Lines of text that a node shows without scrolling.
 const LINES = {
   ResoluteCompileModel: STATUS,
+  ResoluteCompileVAE: STATUS,
   ResoluteCompileVAEDecode: STATUS,
   ResoluteCompileControlNet: STATUS,
   ResoluteLoadCheckpoint: STATUS,

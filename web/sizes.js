@@ -7,6 +7,7 @@ const STATES = { memory: "ready", captured: "ready", disk: "on disk", unknown: "
 const ORDER = ["captured", "memory", "disk", "unknown"]; // of two shapes of a size, the better one is shown
 const SIZES = 12; // of one model
 const BATCH = ", batch "; // between the sides and the batch of a size
+const OF_VAES = { vae_decode: "decoding", vae_encode: "encoding" };
 
 // As the node shows it: pixels and the user's batch. What an earlier version remembered has only the latent's shape.
 const sizeOf = (shape) => shape.size || shape.latent_shape.join("x");
@@ -59,7 +60,8 @@ export function modelTable(model, measurements, hasCaptures, t) {
     ),
   );
   const more = rows.length > SIZES ? t("and {count} more", { count: rows.length - SIZES }) : "";
-  const kind = !isSampling(model.shapes[0]) && model.shapes[0].role === "vae_decode" ? ` (${t("decoding")})` : "";
+  const role = OF_VAES[model.shapes[0].role];
+  const kind = role ? ` (${t(role)})` : "";
   const measured = measurements.filter((each) => each.structure === model.model);
   return element(
     "div",

@@ -7,6 +7,7 @@ const INPUT = "resolute"; // as in nodes/adapters/comfyui/switch.py
 const KEY = "resolute"; // in the extra data of a workflow
 const CLASSES = new Set([
   "ResoluteCompileModel",
+  "ResoluteCompileVAE",
   "ResoluteCompileVAEDecode",
   "ResoluteCompileControlNet",
   "ResoluteLoadCheckpoint",

@@ -11,7 +11,7 @@ export const KINDS = {
   load: "load from disk",
   bypass: "bypass",
 };
-const ROLES = { unet: "sampling", vae_decode: "decoding", controlnet: "ControlNet" };
+const ROLES = { unet: "sampling", vae_decode: "decoding", vae_encode: "encoding", controlnet: "ControlNet" };
 const PROMPTS = 8;
 
 const OF_CAPTURES = ["replay", "capture"];

@@ -1,4 +1,4 @@
-"""A node pack for `benchmarks.step_profile`: a node that times each call of a model and profiles the last ones."""
+"""A node pack for benchmarks: a node that times each call of a model and profiles the last ones."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import comfy.memory_management
 import folder_paths
 import torch
 
 _HAS_CUDA = torch.cuda.is_available()
+_PAGE = 32 << 20  # of comfy-aimdo
 
 
 class ResoluteBenchmarkSteps:
@@ -35,12 +37,15 @@ class ResoluteBenchmarkSteps:
     def watch(self, model: Any, name: str, calls: int, profiled: int) -> tuple[Any]:
         """profiled: how many of the last calls run under torch's profiler, which slows them down."""
         clone = model.clone()
-        clone.set_model_unet_function_wrapper(Watch(name, calls, profiled))
+        clone.set_model_unet_function_wrapper(Watch(name, calls, profiled, clone.model))
         return (clone,)
 
 
 class Watch:
-    def __init__(self, name: str, calls: int, profiled: int) -> None:
+    """model: core's, whose weights may be paged."""
+
+    def __init__(self, name: str, calls: int, profiled: int, model: Any) -> None:
+        self._model = model
         self._path = Path(folder_paths.get_output_directory()) / f"{name}.json"
         self._calls, self._profiled = calls, profiled
         self._rows: list[dict[str, Any]] = []
@@ -79,7 +84,23 @@ class Watch:
         for row, marks in zip(self._rows, self._marks, strict=False):
             if marks:
                 row["gpu_ms"] = marks[0].elapsed_time(marks[1])
-        self._path.write_text(json.dumps({"calls": self._rows, "profiles": self._profiles}), "utf-8")
+        written = {"calls": self._rows, "profiles": self._profiles, "not_resident_bytes": not_resident(self._model)}
+        self._path.write_text(json.dumps(written), "utf-8")
+
+
+def not_resident(model: Any) -> int:
+    """Bytes of the paged weights without pages on the device: stock ComfyUI streams them in each step."""
+    return sum(
+        comfy.memory_management.vram_aligned_size([module.weight, module.bias])
+        for module in model.modules()
+        if "_v" in module.__dict__ and not _has_pages(*module._v)
+    )
+
+
+def _has_pages(reservation: Any, address: int, size: int) -> bool:
+    start = address - reservation.base_addr
+    pages = reservation.get_residency()[start // _PAGE : -(-(start + size) // _PAGE)]
+    return bool(pages) and all(flags & 1 for flags in pages)
 
 
 def profile_of(run: Callable[[], Any]) -> tuple[Any, dict[str, Any]]:

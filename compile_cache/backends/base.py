@@ -72,6 +72,10 @@ class Call:
     epoch: the weights epoch; equal numbers mean the same Parameters at the same addresses.
     torch_flags: that it computes under, see flags.py.
     forward_bypass: why the call must run eagerly, if it must. capture_blocker: why it must not be captured.
+    rehearsal: calls the module's own code with small inputs, by which its blocks come into every state that they may
+        have in a call like this one; None if the call itself brings them there.
+    why_captured: why a capture is made now, where nothing else says so.
+    may_capture: False where a capture would keep more memory than it is worth.
     method: None if `invoke` does more than to call one method of the module.
     weights: see `Weights`.
     """
@@ -84,6 +88,9 @@ class Call:
     torch_flags: tuple[Component, ...] = ()
     forward_bypass: BypassReason | None = None
     capture_blocker: BypassReason | None = None
+    rehearsal: Callable[[], None] | None = None
+    may_capture: bool = True
+    why_captured: str = ""
     progress: Progress = field(default_factory=SilentProgress)
     module: torch.nn.Module | None = None
     method: Method | None = None

@@ -101,6 +101,7 @@ class GraphCache:
                 compiles=program.capabilities.compiles,
                 captures=program.capabilities.captures
                 and self.config.capture
+                and call.may_capture
                 and not self._refusals.gains_nothing(key),
                 ready=key in self._captures,
                 forward_bypass=call.forward_bypass,
@@ -177,7 +178,7 @@ class GraphCache:
             result = program.run(call)
         ran_compiled = program.ran_compiled
         self._refusals.worked_in(key, cost.bytes)
-        seconds = self._maker.make(program, call, key, result, difference or FREED, cost)
+        seconds = self._maker.make(program, call, key, result, difference or call.why_captured or FREED, cost)
         self.stats.forward_ran(ran_compiled or key in self._captures)
         if key in self._captures:
             self.after_capture()

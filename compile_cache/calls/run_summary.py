@@ -38,7 +38,8 @@ class Run:
     why_no_calls: a sentence if nothing reached the compiled model. cell: pixels to a side of one latent cell.
     structure: of the model, the first digits of its digest, as `model` of each shape in `GET /resolute/cache`.
     formats: what computes its quantized weights: "int8_tensorwise products".
-    file: from which the model was loaded, if that is known. is_warm_up: nobody waits for its picture.
+    file: from which the model was loaded, if that is known. step_bytes: of the weights that a step needs, and of all,
+    if the model was too large for the device and a step needs fewer. is_warm_up: nobody waits for its picture.
     """
 
     model: str
@@ -61,6 +62,7 @@ class Run:
     waits: tuple[Wait, ...] = ()
     stopped: bool = False
     regions: tuple[int, int] = (0, 0)
+    step_bytes: tuple[int, int] = (0, 0)
     is_warm_up: bool = False
 
     @property
@@ -85,7 +87,12 @@ class Run:
             return [Text("not compiled: {why}", why=self.why_no_calls)]
         lines: list[str] = [Text.joined(", ", self._results())]
         lines += [", ".join(text.partition(":")[0] for text in self.formats)] if self.formats else []
-        return lines + [in_short(code) for code in self.bypasses][:1]
+        return lines + [self._streams() or in_short(code) for code in self.bypasses][:1]
+
+    def _streams(self) -> str:
+        """How much of a model that is too large a step needs; empty if that is all of it."""
+        needed, every = (f"{each / 1e9:.2g}" for each in self.step_bytes)
+        return Text("needs {needed} of {every} GB per step", needed=needed, every=every) if needed != every else ""
 
     def _results(self) -> list[str]:
         compiles, loads = self.counts.get("region_compiles", 0), self.counts.get("region_loads", 0)

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 # The attributes that Resolute itself replaces on a root module. `ForwardPatch` checks what was there before.
-HOOKED = frozenset({"forward", "_forward"})
+HOOKED = frozenset({"forward", "_forward", "decode", "encode"})
 
 
 def marks_in(module: torch.nn.Module, is_root: bool = False) -> tuple[int, ...]:

@@ -16,8 +16,9 @@ from ..attribute_policy import ModuleAttributePolicy
 from ..errors import BypassCode, BypassReason
 from .slots import Slot, swapped
 from .structure import parts
-from .weight_parts import form_of, is_composite, is_plain, parts_of
+from .weight_parts import form_of, is_patched, is_plain, parts_of, why_unreadable
 
+_FLOATS_OF_8_BITS = (torch.float8_e4m3fn, torch.float8_e5m2)
 PLAIN_WEIGHTS = "plain"  # they reach the computation as they are
 _STREAMED = BypassReason(
     BypassCode.STREAMED_WEIGHTS,
@@ -26,6 +27,11 @@ _STREAMED = BypassReason(
 _PATCHED = BypassReason(
     BypassCode.STREAMED_WEIGHTS,
     "weights are patched on their way in (low VRAM); blocks with such weights run as they are",
+)
+_CHANGED_INSIDE = BypassReason(
+    BypassCode.UNREADABLE_WEIGHTS,
+    "a LoRA is applied to quantized weights of another pack (GGUF) in each call; blocks with such weights run as they "
+    "are",
 )
 
 
@@ -51,12 +57,19 @@ def weight_inputs(slots: Iterable[Slot]) -> list[torch.Tensor]:
 
 
 def weight_layouts(slots: Iterable[Slot]) -> list[str]:
-    """For each of `weight_inputs`, the layout of the quantized weight whose numbers it holds, else an empty text."""
+    """For each of `weight_inputs`, the layout of the quantized weight whose numbers it holds, else an empty text.
+
+    For a plain weight in fp8 it is the name of its dtype: "float8_e4m3fn".
+    """
     found: list[str] = []
     for own, name in slots:
         form = form_of(own[name])
-        found += [""] if form is None else [form.layout, *[""] * (len(form.names) - 1)]
+        found += [_of_plain(own[name])] if form is None else [form.layout, *[""] * (form.count - 1)]
     return found
+
+
+def _of_plain(weight: torch.Tensor) -> str:
+    return str(weight.dtype).removeprefix("torch.") if weight.dtype in _FLOATS_OF_8_BITS else ""
 
 
 def weight_forms(slots: Iterable[Slot]) -> tuple[tuple[int, str], ...]:
@@ -77,7 +90,7 @@ def given_as_inputs(
     slot. Raises ValueError for another number of inputs.
     """
     tied = [(slots, own[name]) for slots in _tied_slots(module, without) for own, name in slots[:1]]
-    counts = [len(parts_of(weight)) for _, weight in tied]
+    counts = [1 if form is None else form.count for form in (form_of(weight) for _, weight in tied)]
     if len(inputs) != sum(counts):
         raise ValueError(f"{len(inputs)} inputs are shorter or longer than the {sum(counts)} parts of the weights")
     values, given = [], iter(inputs)
@@ -117,10 +130,12 @@ def cast_pattern(
     weights were streamed once. A patch is a Python function that may change between calls, so it cannot be traced.
     """
     weights = [own[name] for own, name in slots]
-    unknown = next((type(weight) for weight in weights if not _is_known(weight, policy)), None)
+    unknown = next((weight for weight in weights if not _is_known(weight, policy)), None)
     if unknown is not None:
-        what = f"a weight is a {unknown.__name__}, whose layout Resolute does not know"
+        what = why_unreadable(unknown)
         return BypassReason(BypassCode.UNREADABLE_WEIGHTS, f"{what}; blocks with such weights run as they are")
+    if any(map(is_patched, weights)):
+        return _CHANGED_INSIDE
     casts = ""
     for module in casting:
         if policy.patches_weights(module):
@@ -137,4 +152,5 @@ def cast_pattern(
 def _is_known(weight: torch.Tensor, policy: ModuleAttributePolicy) -> bool:
     if is_plain(weight):
         return True
-    return is_composite(weight) and policy.knows_layout(type(weight)) and all(map(is_plain, parts_of(weight)))
+    form = form_of(weight)
+    return form is not None and policy.knows_layout(form.kind) and all(map(is_plain, form.parts(weight)))

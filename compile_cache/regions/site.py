@@ -91,6 +91,10 @@ class Progress(Protocol):
         """Called between two units of work."""
         ...
 
+    def begin_block(self) -> None:
+        """A block of the call is about to run. Raises if the call is cancelled."""
+        ...
+
     def report(self, done: int, total: int, text: str, left: Sequence[str] = ()) -> None:
         """`done` of `total` units are done. left: the kinds of those that are left."""
         ...
@@ -104,6 +108,9 @@ class SilentProgress:
     cancellations: tuple[type[BaseException], ...] = ()
 
     def raise_if_cancelled(self) -> None:
+        pass
+
+    def begin_block(self) -> None:
         pass
 
     def report(self, done: int, total: int, text: str, left: Sequence[str] = ()) -> None:

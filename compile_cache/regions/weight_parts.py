@@ -1,16 +1,19 @@
 """Weights that consist of several tensors (quantized ones): taken apart, described, and put together again.
 
-They list their parts by torch's protocol for traceable subclasses (`__tensor_flatten__`, `__tensor_unflatten__`).
+Core's list their parts by torch's protocol for traceable subclasses (`__tensor_flatten__`, `__tensor_unflatten__`).
+Those of GGUF files are bytes in one tensor, see `gguf_weights`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch.utils.weak import WeakIdKeyDictionary
+
+from .gguf_weights import GGUFForm, is_gguf, why_unknown
 
 _PLAIN = (torch.nn.Parameter, torch.Tensor)
 
@@ -20,17 +23,42 @@ def is_plain(tensor: torch.Tensor) -> bool:
     return type(tensor) in _PLAIN
 
 
-def is_composite(tensor: torch.Tensor) -> bool:
-    """True if the tensor can list the tensors that it consists of."""
-    return hasattr(type(tensor), "__tensor_flatten__") and not is_plain(tensor)
+class WeightForm(Protocol):
+    """How a weight consists of its parts: everything about it but their values.
+
+    kind: the class of the weight. text: all of it, with the shapes and dtypes of the parts; equal in every process for
+    weights that compute alike.
+    """
+
+    @property
+    def kind(self) -> type: ...
+
+    @property
+    def text(self) -> str: ...
+
+    @property
+    def layout(self) -> str:
+        """The name of the layout, for people and for tables: "TensorWiseINT8Layout"; empty if it is not quantized."""
+
+    @property
+    def count(self) -> int:
+        """The number of its parts."""
+
+    def parts(self, weight: torch.Tensor) -> list[torch.Tensor]:
+        """The tensors that a weight of this form consists of, each plain or composite."""
+
+    def is_patched(self, weight: torch.Tensor) -> bool:
+        """True if the weight holds changes that its module makes to its numbers in each call."""
+
+    def put_together(self, parts: Sequence[torch.Tensor], like: torch.Tensor) -> torch.Tensor:
+        """A weight of this form from other parts, with the shape of `like`."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class WeightForm:
-    """How a weight consists of its parts: everything about it but their values.
+class FlattenedForm:
+    """The form of a weight that lists its parts by torch's protocol.
 
-    names: the attributes that hold the parts. context: what the protocol needs to put them together. text: all of it,
-    with the shapes and dtypes of the parts; equal in every process for weights that compute alike.
+    names: the attributes that hold the parts. context: what the protocol needs to put them together.
     """
 
     kind: type
@@ -40,12 +68,20 @@ class WeightForm:
 
     @property
     def layout(self) -> str:
-        """The name of the layout, for people and for tables: "TensorWiseINT8Layout"."""
         named = self.context.get("layout_cls") if isinstance(self.context, dict) else None
         return named if isinstance(named, str) else self.kind.__name__
 
+    @property
+    def count(self) -> int:
+        return len(self.names)
+
+    def parts(self, weight: torch.Tensor) -> list[torch.Tensor]:
+        return [getattr(weight, name) for name in self.names]
+
+    def is_patched(self, weight: torch.Tensor) -> bool:
+        return False
+
     def put_together(self, parts: Sequence[torch.Tensor], like: torch.Tensor) -> torch.Tensor:
-        """A weight of this form from other parts, with the shape of `like`."""
         unflatten = getattr(self.kind, "__tensor_unflatten__")  # noqa: B009 (torch declares it nowhere)
         made: torch.Tensor = unflatten(dict(zip(self.names, parts, strict=True)), self.context, like.shape, None)
         return made
@@ -56,30 +92,42 @@ _forms: Any = WeakIdKeyDictionary()
 
 
 def form_of(weight: torch.Tensor) -> WeightForm | None:
-    """The form of a composite weight; None for any other."""
+    """The form of a composite weight; None for a plain one, and for a class or a format that is unknown."""
     if is_plain(weight):
         return None
     known: WeightForm | None = _forms.get(weight)
-    if known is None and is_composite(weight):
-        known = _forms[weight] = _read(weight)
-    return known
+    return read_anew(weight) if known is None else known
 
 
-def read_anew(weight: torch.Tensor) -> tuple[str, ...]:
-    """Read the form of a weight again, because a part may be another. Returns the names of the parts, if it has any."""
-    if not is_composite(weight):
-        return ()
+def read_anew(weight: torch.Tensor) -> WeightForm | None:
+    """The form of a weight, read again because a part may be another."""
     form = _forms[weight] = _read(weight)
-    return form.names
+    return form
 
 
 def parts_of(weight: torch.Tensor) -> list[torch.Tensor]:
     """The tensors that a weight consists of: itself, unless it is composite."""
     form = form_of(weight)
-    return [weight] if form is None else [getattr(weight, name) for name in form.names]
+    return [weight] if form is None else form.parts(weight)
 
 
-def _read(weight: torch.Tensor) -> WeightForm:
+def is_patched(weight: torch.Tensor) -> bool:
+    """True if a weight holds changes that its module makes to its numbers in each call: LoRAs on a GGUF file."""
+    form = form_of(weight)
+    return form is not None and form.is_patched(weight)
+
+
+def why_unreadable(weight: torch.Tensor) -> str:
+    """Why a weight that is neither plain nor composite cannot be read, for people."""
+    known = is_gguf(weight) and why_unknown(weight)
+    return known or f"a weight is a {type(weight).__name__}, whose layout Resolute does not know"
+
+
+def _read(weight: torch.Tensor) -> WeightForm | None:
+    if is_gguf(weight):
+        return None if why_unknown(weight) else GGUFForm(weight)
+    if is_plain(weight) or not hasattr(type(weight), "__tensor_flatten__"):
+        return None
     names, context = getattr(weight, "__tensor_flatten__")()  # noqa: B009 (torch declares it nowhere)
     described = [(name, tuple(part.shape), str(part.dtype)) for name in names for part in [getattr(weight, name)]]
-    return WeightForm(type(weight), tuple(names), context, repr((described, context)))
+    return FlattenedForm(type(weight), tuple(names), context, repr((described, context)))

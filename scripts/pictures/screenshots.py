@@ -26,6 +26,7 @@ README_BYTES = 300_000
 HELP = ROOT / "web" / "docs" / "images"
 HELP_WORKFLOWS = {
     README_WORKFLOW: "compile",
+    "image_to_image": "compile_vae",
     "deepcache": "deepcache",
     "resolution_tour": "tour",
     "compare_with_stock": "compare",

@@ -25,6 +25,9 @@ from .jpeg import smallest_loss
 SIZE = (640, 400)
 MOST_BYTES = 40_000
 _PAPER, _INK, _FAINT, _OURS, _STOCK = "#14191f", "#ffffff", "#9fb0bf", "#2fb3a8", "#6b7785"
+_NUMBERS = {2: "two", 3: "three"}
+# Columns, width and height of a node, and the gap between columns; there is room for 280 pixels of rows.
+_GRIDS = ((3, 176, 44, 24), (4, 134, 44, 16), (5, 104, 24, 16))
 _BOX = "#2a333d"  # of a node of ComfyUI's
 _TOUR = ((256, 192), (224, 192), (192, 192), (160, 240), (184, 136))
 _LCM = ((192, 192), (96, 256), (256, 96))
@@ -42,7 +45,8 @@ def main(arguments: list[str] | None = None) -> int:
     url = parser.parse_args(arguments).url
     for build in FAMILY_WORKFLOWS:
         graph = build()
-        _nodes(graph).save(FOLDER / f"{graph.template}.jpg", "JPEG", quality=88, optimize=True)
+        quality = 88 if len(graph.nodes) < 20 else 70  # of many small texts, to keep the file small
+        _nodes(graph).save(FOLDER / f"{graph.template}.jpg", "JPEG", quality=quality, optimize=True)
         print(graph.template)
     return _draw_with(Client(url)) if url else 0
 
@@ -104,11 +108,13 @@ def _bars(canvas: Picture, rows: Sequence[tuple[str, float, str]], unit: str) ->
 def _nodes(graph: Graph) -> Picture:
     """The nodes of the graph as titled boxes, Resolute's in its colour."""
     title = str(graph.nodes[-1].values["text"]).partition("\n")[0].removeprefix("## ")
-    picture = _canvas(title, "ComfyUI's template with two nodes added")
+    compiling = sum(node.type.id.startswith("ResoluteCompile") for node in graph.nodes)
+    picture = _canvas(title, f"ComfyUI's template with {_NUMBERS[compiling]} nodes added")
     draw = ImageDraw.Draw(picture)
-    width, height = 176, 44
-    for number, node in enumerate(graph.nodes[:-1]):
-        left, top = 28 + number % 3 * (width + 24), 116 + number // 3 * (height + 12)
+    nodes = graph.nodes[:-1]
+    columns, width, height, gap = next(grid for grid in _GRIDS if grid[0] * (280 // (grid[2] + 12)) >= len(nodes))
+    for number, node in enumerate(nodes):
+        left, top = 28 + number % columns * (width + gap), 116 + number // columns * (height + 12)
         box = (left, top, left + width, top + height)
         draw.rounded_rectangle(box, 8, fill=_OURS if node.type.is_ours else _BOX)
         at, font = (left + 10, top + height // 2), _fitting(node.title, width - 2 * 10)

@@ -16,6 +16,7 @@ ROW, WIDGET, TEXT, PICTURE, PAD = 20, 24, 90, 236, 20
 TEXT_LINE, TEXT_MARGINS, BADGE = 16, 16, 40
 TEXT_LINES = {"ResoluteReport": 12, "ResoluteCompareImages": 6, "ResoluteWarmUp": 8}
 OUR_WIDGET = 28  # in Nodes 2.0, which draws them taller
+TEXTS = ("text", "prompt")  # widgets of several lines
 SHOWS_PICTURE = {"LoadImage": PICTURE, "PreviewImage": PICTURE, "SaveImage": PICTURE}
 WIDTH = 270
 WIDTHS = {"ResoluteReport": 340, "ResoluteCompareImages": 440, "VAEDecode": 220, "SaveImage": 270}
@@ -78,7 +79,7 @@ class Node:
             height += OUR_WIDGET * len(self.type.widgets) + TEXT_LINE * TEXT_LINES.get(self.type.id, 2)
             height += TEXT_MARGINS + BADGE
         else:
-            height += sum(TEXT if widget.name == "text" else WIDGET for widget in self.type.widgets)
+            height += sum(TEXT if widget.name in TEXTS else WIDGET for widget in self.type.widgets)
         return WIDTHS.get(self.type.id, WIDTH), height + SHOWS_PICTURE.get(self.type.id, 0)
 
     def sockets(self) -> list[str]:

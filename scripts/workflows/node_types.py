@@ -1,7 +1,7 @@
 """The node types of the bundled workflows: sockets, widgets and titles, in the front end's order.
 
 Stock types are as in ComfyUI 0.33.0, Resolute's as in ``nodes/``; a browser test compares both with a running server.
-Uses only nodes that ComfyUI 0.8.0 has too. Optional inputs may be left out.
+Uses only nodes that ComfyUI 0.8.0 has too, but for MiniMax H3. Optional inputs may be left out.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ NOTE = "MarkdownNote"
 
 # Id | title | inputs | widgets | outputs | rows that the front end draws for what no bundled workflow names.
 # An input is its name and type, a widget also has its default, and an output without a name is called as its type.
+# A type with "?" is that of an input which some workflow leaves out. FLOAT+INT takes both.
 _STOCK = """
 CheckpointLoaderSimple | Load Checkpoint | | ckpt_name COMBO | MODEL, CLIP, VAE
 CLIPTextEncode | CLIP Text Encode (Prompt) | clip CLIP | text STRING | CONDITIONING
@@ -65,13 +66,52 @@ KSamplerSelect | Choose a Sampler | | sampler_name COMBO euler | SAMPLER
 SamplerCustom | Custom Sampler | model MODEL, positive CONDITIONING, negative CONDITIONING, sampler SAMPLER,
     sigmas SIGMAS, latent_image LATENT | add_noise BOOLEAN True, noise_seed INT 0, control_after_generate COMBO fixed,
     cfg FLOAT 8.0 | output LATENT, denoised_output LATENT
-CreateVideo | Create Video | images IMAGE | fps FLOAT 30.0 | VIDEO | 2
+CreateVideo | Create Video | images IMAGE, audio AUDIO? | fps FLOAT 30.0 | VIDEO | 1
 SaveVideo | Save Video | video VIDEO | filename_prefix STRING video/ComfyUI, format COMBO auto,
     codec COMFY_DYNAMICCOMBO_V3 auto
+"""
+_VIDEOS_AND_EDITS = """
+FluxKontextImageScale | Scale the Picture | image IMAGE | | IMAGE
+TextEncodeQwenImageEditPlus | Prompt with the Picture | clip CLIP, vae VAE, image1 IMAGE | prompt STRING
+    | CONDITIONING | 2
+CFGNorm | Norm of the Guidance | model MODEL | strength FLOAT 1.0 | MODEL | 1
+WanImageToVideo | Image to Video | positive CONDITIONING, negative CONDITIONING, vae VAE, start_image IMAGE
+    | width INT 832, height INT 480, length INT 81, batch_size INT 1
+    | positive CONDITIONING, negative CONDITIONING, latent LATENT | 1
+KSamplerAdvanced | KSampler (Advanced) | model MODEL, positive CONDITIONING, negative CONDITIONING, latent_image LATENT
+    | add_noise COMBO enable, noise_seed INT 0, control_after_generate COMBO fixed, steps INT 20, cfg FLOAT 8.0,
+    sampler_name COMBO euler, scheduler COMBO normal, start_at_step INT 0, end_at_step INT 10000,
+    return_with_leftover_noise COMBO disable | LATENT
+RandomNoise | Noise | | noise_seed INT 0, control_after_generate COMBO fixed | NOISE
+BasicScheduler | Noise Levels | model MODEL | scheduler COMBO simple, steps INT 20, denoise FLOAT 1.0 | SIGMAS
+ManualSigmas | Noise Levels | | sigmas STRING | SIGMAS
+CFGGuider | Guider | model MODEL, positive CONDITIONING, negative CONDITIONING | cfg FLOAT 8.0 | GUIDER
+BasicGuider | Guider | model MODEL, conditioning CONDITIONING | | GUIDER
+SamplerCustomAdvanced | Custom Sampler | noise NOISE, guider GUIDER, sampler SAMPLER, sigmas SIGMAS,
+    latent_image LATENT | | output LATENT, denoised_output LATENT
+EmptyHunyuanVideo15Latent | Empty Latent Video | | width INT 848, height INT 480, length INT 25, batch_size INT 1
+    | LATENT
+MiniMaxH3ImageToVideo | Prompt and Empty Video | clip CLIP, vae VAE | prompt STRING, width INT 1344, height INT 768,
+    length INT 124 | positive CONDITIONING, LATENT | 2
+VAEDecodeAudio | Decode the Sound | samples LATENT, vae VAE | | AUDIO
+VAEDecodeTiled | VAE Decode (Tiled) | samples LATENT, vae VAE | tile_size INT 512, overlap INT 64,
+    temporal_size INT 64, temporal_overlap INT 8 | IMAGE
+LTXAVTextEncoderLoader | Load Text Encoder | | text_encoder COMBO, ckpt_name COMBO, device COMBO default | CLIP
+LTXVAudioVAELoader | Load VAE of the Sound | | ckpt_name COMBO | VAE
+LTXVEmptyLatentAudio | Empty Sound | audio_vae VAE | frames_number INT 97, frame_rate FLOAT+INT 25.0, batch_size INT 1
+    | LATENT
+LTXVConcatAVLatent | Join Video and Sound | video_latent LATENT, audio_latent LATENT | | latent LATENT
+LTXVSeparateAVLatent | Split Video and Sound | av_latent LATENT | | video_latent LATENT, audio_latent LATENT
+LTXVCropGuides | Crop Guides | positive CONDITIONING, negative CONDITIONING, latent LATENT
+    | | positive CONDITIONING, negative CONDITIONING, latent LATENT
+LatentUpscaleModelLoader | Load Upscale Model | | model_name COMBO | LATENT_UPSCALE_MODEL
+LTXVLatentUpsampler | Upscale the Latent | samples LATENT, upscale_model LATENT_UPSCALE_MODEL, vae VAE | | LATENT
+LTXVAudioVAEDecode | Decode the Sound | samples LATENT, audio_vae VAE | | AUDIO
 """
 _OURS = """
 ResoluteCompileModel | Compile Model | model MODEL | backend COMBO auto, batching COMBO auto, leave_out STRING | MODEL
 ResoluteCompileVAEDecode | Compile VAE Decode | vae VAE | backend COMBO auto | VAE
+ResoluteCompileVAE | Compile VAE | vae VAE | backend COMBO auto | VAE
 ResoluteCompileControlNet | Compile ControlNet | control_net CONTROL_NET | backend COMBO auto | CONTROL_NET
 ResoluteDeepCache | DeepCache | model MODEL | interval INT 3, depth INT 2, start_percent FLOAT 0.0,
     end_percent FLOAT 1.0, schedule COMBO uniform, power FLOAT 1.4, centre INT 15 | MODEL
@@ -105,6 +145,7 @@ class NodeType:
     widgets: tuple[Widget, ...] = ()
     outputs: tuple[Slot, ...] = ()
     unused: int = 0
+    optional: frozenset[str] = frozenset()  # names of inputs that some workflow leaves out
 
     @property
     def is_ours(self) -> bool:
@@ -125,8 +166,15 @@ def _parsed(table: str) -> Iterator[NodeType]:
     for row in table.strip().replace("\n    ", " ").splitlines():
         name, title, inputs, widgets, outputs, unused = [*map(str.strip, row.split("|")), "", "", "", ""][:6]
         slots = tuple(_widget(part) for part in _parts(widgets))
+        optional = frozenset(words[0] for words in _parts(inputs) if words[-1].endswith("?"))
         yield NodeType(
-            name, title, tuple(map(_slot, _parts(inputs))), slots, tuple(map(_slot, _parts(outputs))), int(unused or 0)
+            name,
+            title,
+            tuple(map(_slot, _parts(inputs))),
+            slots,
+            tuple(map(_slot, _parts(outputs))),
+            int(unused or 0),
+            optional,
         )
 
 
@@ -135,14 +183,16 @@ def _parts(field: str) -> list[list[str]]:
 
 
 def _slot(words: list[str]) -> Slot:
-    return words[0], words[-1]
+    return words[0], words[-1].removesuffix("?")
 
 
 def _widget(words: list[str]) -> Widget:
     name, kind, text = [*words, ""][:3]
     value: WidgetValue = text == "True" if kind == "BOOLEAN" else text
-    return Widget(name, kind, int(text) if kind == "INT" else float(text) if kind == "FLOAT" else value)
+    return Widget(
+        name, kind.replace("+", ","), int(text) if kind == "INT" else float(text) if "FLOAT" in kind else value
+    )
 
 
 OURS = tuple(_parsed(_OURS))
-NODE_TYPES = {each.id: each for each in (*_parsed(_STOCK), *_parsed(_FAMILIES), *OURS)}
+NODE_TYPES = {each.id: each for each in (*_parsed(_STOCK), *_parsed(_FAMILIES), *_parsed(_VIDEOS_AND_EDITS), *OURS)}

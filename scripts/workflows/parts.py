@@ -12,22 +12,44 @@ Pixels = tuple[str, int, int]  # preset of Resolution, width, height
 
 
 def compiled_checkpoint(
-    graph: Graph, checkpoint: str, with_deepcache: bool = False, backend: str = "auto"
+    graph: Graph, checkpoint: str, with_deepcache: bool = False, backend: str = "auto", encodes: bool = False
 ) -> tuple[Output, Output, Output, Node]:
-    """Returns compiled model, CLIP, VAE with compiled decoding, and the loader node."""
+    """Returns compiled model, CLIP, compiled VAE, and the loader node."""
     loader = graph.add(graph.group("Checkpoint"), "CheckpointLoaderSimple", ckpt_name=checkpoint)
-    model, vae = compiled(graph, loader["MODEL"], loader["VAE"], with_deepcache, backend)
+    model, vae = compiled(graph, loader["MODEL"], loader["VAE"], with_deepcache, backend, encodes)
     return model, loader["CLIP"], vae, loader
 
 
 def compiled(
-    graph: Graph, model: Output, vae: Output, with_deepcache: bool = False, backend: str = "auto"
+    graph: Graph,
+    model: Output,
+    vae: Output,
+    with_deepcache: bool = False,
+    backend: str = "auto",
+    encodes: bool = False,
 ) -> tuple[Output, Output]:
+    """Compiled model and VAE. encodes: the workflow also encodes with the VAE."""
     group = graph.group("Compiled", OURS)
     if with_deepcache:
         model = graph.add(group, "ResoluteDeepCache", model=model)["MODEL"]
     model = graph.add(group, "ResoluteCompileModel", model=model, backend=backend)["MODEL"]
-    return model, graph.add(group, "ResoluteCompileVAEDecode", vae=vae, backend=backend)["VAE"]
+    return model, graph.add(
+        group, "ResoluteCompileVAE" if encodes else "ResoluteCompileVAEDecode", vae=vae, backend=backend
+    )["VAE"]
+
+
+def models(graph: Graph, unet: str, vae: str) -> tuple[Output, Output]:
+    """The loaded diffusion model and VAE, in a frame of the loaders."""
+    group = graph.group("Models")
+    loaded = graph.add(group, "UNETLoader", unet_name=unet)["MODEL"]
+    return loaded, graph.add(group, "VAELoader", vae_name=vae)["VAE"]
+
+
+def video(graph: Graph, images: Output, fps: float, audio: Output | None = None) -> None:
+    """A file of a video, in the frame of the decoder."""
+    group, sound = graph.groups[-1], {} if audio is None else {"audio": audio}
+    made = graph.add(group, "CreateVideo", images=images, fps=fps, **sound)["VIDEO"]
+    graph.add(group, "SaveVideo", video=made, filename_prefix=f"video/{graph.name}")
 
 
 def prompts(graph: Graph, clip: Output, zeroed: bool = False) -> Prompts:

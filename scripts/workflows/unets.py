@@ -86,13 +86,12 @@ def resolution_tour() -> Graph:
 def image_to_image() -> Graph:
     """Image to image from ComfyUI's example image, scaled to a valid size."""
     graph = Graph("image_to_image")
-    model, clip, vae, loader = parts.compiled_checkpoint(graph, SD15)
+    model, clip, vae, _ = parts.compiled_checkpoint(graph, SD15, encodes=True)
     texts = parts.prompts(graph, clip)
     picture = graph.add(graph.group("Picture"), "LoadImage")["IMAGE"]
     group = graph.group("Scaled to a valid size")
     picture = parts.scaled(graph, group, picture, parts.resolution(graph, group, SD15_PIXELS))
-    # Only decoding is compiled, so the encoder uses the loader's VAE.
-    latent = graph.add(group, "VAEEncode", pixels=picture, vae=loader["VAE"])["LATENT"]
+    latent = graph.add(group, "VAEEncode", pixels=picture, vae=vae)["LATENT"]
     parts.drawn(graph, model, texts, latent, vae, cfg=7.0, denoise=0.6)
     graph.note(NOTES[graph.name])
     return graph
@@ -152,7 +151,7 @@ def lcm_image_to_image() -> Graph:
     lora = graph.add(group, "LoraLoaderModelOnly", model=loader["MODEL"], lora_name=LCM_LORA)
     lcm = graph.add(group, "ModelSamplingDiscrete", model=lora["MODEL"], sampling="lcm")
     graph.collapse(group, "ModelSamplingDiscrete")
-    model, vae = parts.compiled(graph, lcm["MODEL"], loader["VAE"], with_deepcache=True)
+    model, vae = parts.compiled(graph, lcm["MODEL"], loader["VAE"], with_deepcache=True, encodes=True)
     texts = parts.prompts(graph, loader["CLIP"])
     picture = graph.add(graph.group("Picture"), "LoadImage")["IMAGE"]
     results = graph.group("Results", column=5)
@@ -160,7 +159,7 @@ def lcm_image_to_image() -> Graph:
         name = f"{pixels[1]}x{pixels[2]}"
         group = graph.group(name.replace("x", " x "), column=column)
         scaled = parts.scaled(graph, group, picture, parts.resolution(graph, group, pixels))
-        latent = graph.add(group, "VAEEncode", pixels=scaled, vae=loader["VAE"])["LATENT"]
+        latent = graph.add(group, "VAEEncode", pixels=scaled, vae=vae)["LATENT"]
         sampled = parts.sampled(
             graph, group, model, texts, latent,
             cfg=1.5, denoise=0.7, steps=6, sampler_name="lcm", scheduler="sgm_uniform",

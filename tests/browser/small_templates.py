@@ -16,7 +16,7 @@ Prompt = dict[str, Any]
 # The small model of each template; that of SDXL is a file.
 KINDS = {
     "flux_dev_full_text_to_image": "flux",
-    "image_z_image_turbo": "z-image",
+    "image_z_image_turbo": "z-image-int8",
     "text_to_video_wan": "wan2.1",
     "image_qwen_image_edit_2509": "qwen-image",
 }

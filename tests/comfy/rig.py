@@ -143,7 +143,7 @@ def latent_error(actual: Array, expected: Array) -> float:
     return float(numpy.linalg.norm(actual - expected) / numpy.linalg.norm(expected))
 
 
-def assert_same(actual: Run, expected: Run) -> None:
+def assert_same(actual: Run, expected: Run, tolerance: float = LATENT_TOLERANCE) -> None:
     """Assert equal numbers of latents and images, all within the tolerance, and none of them empty, flat or NaN."""
     assert len(expected.latents) + len(expected.images) > 0, "the prompt saves nothing to compare"
     assert len(actual.latents) == len(expected.latents)
@@ -152,7 +152,7 @@ def assert_same(actual: Run, expected: Run) -> None:
         assert mine.shape == theirs.shape
         assert numpy.isfinite(theirs).all(), "the expected latents contain NaN or infinity"
         assert theirs.std() > 0, "the expected latents are empty"
-        assert latent_error(mine, theirs) <= LATENT_TOLERANCE, latent_error(mine, theirs)
+        assert latent_error(mine, theirs) <= tolerance, latent_error(mine, theirs)
     for mine, theirs in zip(actual.images, expected.images, strict=True):
         assert mine.shape == theirs.shape
         assert theirs.std() > 5, f"the expected image is flat: deviation {theirs.std():.2f}"

@@ -68,7 +68,7 @@ class Decode:
         else:
             self.core.comfy.model_management.load_models_gpu([self.vae.patcher])
         runtime = self.core.ours("process.runtime")
-        program = runtime.record_of(self.model.decoder).programs["inductor", ()]
+        program = runtime.record_of(self.model.decoder).programs["inductor", (), self.core.roles.VAE_DECODE]
         latent = torch.zeros((1, *SAMPLED[1:]), dtype=self.dtype)
         with part("regions.slots").swapped(self._filled_pages()):
             program._survey(1)

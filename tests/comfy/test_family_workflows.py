@@ -15,7 +15,7 @@ import pytest
 from scripts.workflows.build import FOLDER
 from scripts.workflows.families import FAMILY_WORKFLOWS
 
-from .rig import Bench, PromptDict, assert_ran_compiled, assert_same, assert_through_regions, node
+from .rig import LATENT_TOLERANCE, Bench, PromptDict, assert_ran_compiled, assert_same, assert_through_regions, node
 
 STEPS = 2
 TEXT = 32
@@ -24,7 +24,11 @@ MODELS = {
     "flux_dev_text_to_image": "flux",
     "qwen_image_text_to_image": "qwen-image",
     "wan22_text_to_video": "wan2.2",
+    "z_image_turbo_int8_text_to_image": "z-image-int8",
 }
+# Rounding in front of a quantizer is amplified: two right results differ by so much.
+TOLERANCES = {"z_image_turbo_int8_text_to_image": 3e-2}
+SHORT = ("flux_dev_text_to_image", "z_image_turbo_int8_text_to_image")
 SIZES = ((64, 96, 7), (128, 64, 19))  # width, height and tokens of the text
 OUTPUTS = ("VAEDecode", "SaveImage", "CreateVideo", "SaveVideo", "ResoluteCompileVAEDecode")
 TEXTS = ("CLIPTextEncode", "ConditioningZeroOut")
@@ -62,7 +66,7 @@ def small(workflow: str, backend: str, size: tuple[int, int, int], seed: int) ->
 
 @pytest.mark.parametrize(
     "workflow",
-    ["flux_dev_text_to_image", *(pytest.param(name, marks=pytest.mark.long) for name in list(MODELS)[1:])],
+    [name if name in SHORT else pytest.param(name, marks=pytest.mark.long) for name in MODELS],
 )
 def test_it_is_right_and_compiles_in_its_first_prompt_only(bench: Bench, seed: int, workflow: str) -> None:
     for number, size in enumerate(SIZES):
@@ -70,7 +74,7 @@ def test_it_is_right_and_compiles_in_its_first_prompt_only(bench: Bench, seed: i
         compiled = bench.run(small(workflow, "auto", size, seed + number))
         calls = eager.rise["eager_calls"]
         assert calls >= STEPS
-        assert_same(compiled, eager)
+        assert_same(compiled, eager, TOLERANCES.get(workflow, LATENT_TOLERANCE))
         if number == 0:
             assert_through_regions(compiled, calls)
         else:

@@ -56,7 +56,12 @@ class TestBackends:
             name: node["input"].get("required", {}) for name, node in known.items() if name.startswith("Resolute")
         }
         offered = {name: given["backend"] for name, given in inputs.items() if "backend" in given}
-        assert {"ResoluteCompileModel", "ResoluteCompileVAEDecode", "ResoluteCompileControlNet"} <= offered.keys()
+        assert {
+            "ResoluteCompileModel",
+            "ResoluteCompileVAE",
+            "ResoluteCompileVAEDecode",
+            "ResoluteCompileControlNet",
+        } <= offered.keys()
         for name, (_, settings) in offered.items():
             assert settings["options"] == list(registry.CHOICES), name
 
@@ -84,5 +89,5 @@ class TestFamilies:
     def test_each_serves_a_role_and_each_compiled_role_is_served(self, core: SimpleNamespace, families: Any) -> None:
         assert all(family.roles for family in families.PROVIDERS)
         roles = core.roles
-        for role in (roles.UNET, roles.VAE_DECODE, roles.CONTROLNET):
+        for role in (roles.UNET, roles.VAE_DECODE, roles.VAE_ENCODE, roles.CONTROLNET):
             assert any(role in each.roles for each in families.PROVIDERS)

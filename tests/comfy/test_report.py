@@ -24,6 +24,7 @@ COUNTERS = {
     "graph_calls",
     "eager_calls",
     "evictions",
+    "streamed_bytes",
     "stall_seconds",
     "bypasses",
 }

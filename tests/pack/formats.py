@@ -59,19 +59,22 @@ class ResoluteTestFormatModel(Node):
         patcher = patcher_class(model, load_device=load_device, offload_device=offload_device)
         own = {name: weight.to(dtype) for name, weight in fill(model.diffusion_model, seed).items()}
         if weights in QUANTIZED:
-            own = quantized(own, weights)
+            own = quantized(own, weights, ".transformer_blocks.")
         model.load_model_weights(own, "", assign=patcher.is_dynamic())
         return (patcher,)
 
 
-def quantized(state: dict[str, torch.Tensor], weights: str) -> dict[str, torch.Tensor]:
-    """The state dict with the matrices of transformer blocks in one of ``QUANTIZED``, as core's loader reads them."""
+def quantized(state: dict[str, torch.Tensor], weights: str, blocks: str) -> dict[str, torch.Tensor]:
+    """The state dict with the matrices of blocks in one of ``QUANTIZED``, as core's loader reads them.
+
+    blocks: what the names of their weights have in them.
+    """
     storage = comfy.quant_ops.QUANT_ALGOS[weights]["storage_t"]
     most = torch.finfo(storage).max if storage.is_floating_point else torch.iinfo(storage).max
     about = torch.tensor(list(json.dumps({"format": weights}).encode()), dtype=torch.uint8)
     made = dict(state)
     for name, weight in state.items():
-        if ".transformer_blocks." in name and weight.ndim == 2:
+        if blocks in name and weight.ndim == 2 and name.endswith(".weight"):
             place = name.removesuffix("weight")
             scale = weight.abs().amax().float() / most
             scaled = weight.float() / scale

@@ -6,6 +6,7 @@ import types
 from collections.abc import Callable
 from typing import Any
 
+import comfy.ldm.modules.attention as attention
 import comfy.ldm.modules.diffusionmodules.openaimodel as openaimodel
 import comfy.patcher_extension
 import torch
@@ -165,3 +166,27 @@ class ResoluteTestPatch(Node):
         patched = model.clone()
         APPLY[kind](patched)
         return (patched,)
+
+
+class ResoluteTestAttention(Node):
+    """Chooses an attention for a model as core's nodes do: one that is registered with core, and dims what it gives.
+
+    It stands for SageAttention and others, which need a GPU.
+    """
+
+    FUNCTION = "patch"
+    INPUTS = {"model": ("MODEL",)}
+    NAME = "resolute_test"
+
+    def patch(self, model: Any) -> tuple[Any]:
+        """Clone the model and give it the attention."""
+        if self.NAME not in attention.REGISTERED_ATTENTION_FUNCTIONS:
+            attention.register_attention_function(self.NAME, attention.wrap_attn(_dimmed))
+        patched = model.clone()
+        patched.set_model_optimized_attention(attention.REGISTERED_ATTENTION_FUNCTIONS[self.NAME])
+        return (patched,)
+
+
+def _dimmed(*args: Any, **kwargs: Any) -> torch.Tensor:
+    result: torch.Tensor = attention.attention_pytorch(*args, **kwargs) / GAIN
+    return result

@@ -17,7 +17,7 @@ import torch
 from ...errors import CaptureError, NoGainError, OverBudgetError, first_line
 from ...torch_facts.private_names import Loss, foreach_copy, lost, pytree
 from ..base import Call, CaptureFacts
-from . import pools
+from . import kernel_memory, pools
 from .broken import abandon, keep_for_good
 from .host_constants import HostConstants, Run
 from .kept_tensors import put_back, refused_if_read
@@ -82,7 +82,7 @@ class Recorder:
     """Captures the calls of one program.
 
     Calls with the same tensor names and the same plain values run the same Python code, whatever their shapes. So of
-    these only the first is rehearsed.
+    these only the first is rehearsed; with quantized weights each is, since comfy-kitchen tunes and allocates by shape.
     """
 
     def __init__(self) -> None:
@@ -93,9 +93,8 @@ class Recorder:
         signature = call.key.signature
         form = (tuple(name for name, _ in signature.tensors), repr(signature.values))
         constants = self._rehearsed.get(form)
-        graph, constants = _capture(
-            call.invoke, call.tensors, result, facts, form not in self._rehearsed, call.module, constants
-        )
+        rehearse = form not in self._rehearsed or kernel_memory.has_quantized(call.module)
+        graph, constants = _capture(call.invoke, call.tensors, result, facts, rehearse, call.module, constants)
         self._rehearsed[form] = constants
         return graph
 
@@ -134,6 +133,8 @@ def _capture(
     stream = pools.shared.stream(device)
     stream.wait_stream(torch.cuda.current_stream(device))
     with torch.cuda.stream(stream):
+        if kernel_memory.has_quantized(module):
+            kernel_memory.claim(device)
         peak, rehearsed = facts.peak, None
         if rehearse or peak > facts.limit:
             with cost_of_run(f"cuda:{device}") as cost:

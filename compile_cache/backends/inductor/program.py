@@ -64,6 +64,7 @@ class InductorProgram(Program):
         self._upcoming_calls = upcoming_calls
         self._config = config
         self._is_first = True  # no call was answered yet
+        self._is_rehearsed = False
         self._was_upcoming = False
 
     @property
@@ -126,7 +127,9 @@ class InductorProgram(Program):
         self._regions.begin(call.progress, call.torch_flags)
         count = self._worker_count(call)
         with installed(self._hooks):
-            if count:
+            if call.rehearsal is not None and not self._is_rehearsed:
+                self._rehearse(call, call.rehearsal, count)
+            elif count:
                 result, missing = self._find_missing(call, count)
                 if not missing:
                     self._is_first = False
@@ -137,6 +140,28 @@ class InductorProgram(Program):
         self._is_first = False
         return result
 
+    def _rehearse(self, call: Call, rehearsal: Callable[[], None], count: int) -> None:
+        """Compile the regions of all states that blocks may have in such a call, so that no later one has to.
+
+        The call itself may bring blocks into some states only, and it is long. The rehearsal is short, so it finds what
+        is missing for the workers, and then compiles the rest.
+        """
+        try:
+            with torch.random.fork_rng([call.device] if call.device.startswith("cuda") else []):
+                if count:
+                    _, missing = self._find_missing(call, count, rehearsal)
+                    if missing:
+                        self._compile_in_parallel(call, missing)
+                rehearsal()
+        except Exception as error:
+            if is_out_of_memory(error) or isinstance(error, call.progress.cancellations):
+                raise
+            logger.info(
+                "Resolute: the regions of this decode are compiled when it comes to them: %s", first_line(error)
+            )
+            logger.debug("Resolute: why not before", exc_info=True)
+        self._is_rehearsed = True
+
     def _worker_count(self, call: Call) -> int:
         """The number of workers that may compile for this call; 0 if each region is compiled in turn."""
         # A patch of another pack inside the model may count its calls, so a call with a capture blocker runs once.
@@ -145,8 +170,10 @@ class InductorProgram(Program):
         count = worker_count(self._config.workers, call.tensors[0].device)
         return count or (2 if self._workers.running and self._workers.has_early_for(self.owner) else 0)
 
-    def _find_missing(self, call: Call, count: int) -> tuple[Any, list[RegionCall]]:
-        """Run the call with the original in place of each region that has no compiled code.
+    def _find_missing(
+        self, call: Call, count: int, rehearsal: Callable[[], Any] | None = None
+    ) -> tuple[Any, list[RegionCall]]:
+        """Run the call, or its rehearsal, with the original in place of each region that has no compiled code.
 
         Returns the result, and one call of each of these regions.
         """
@@ -159,7 +186,7 @@ class InductorProgram(Program):
 
         started, stalled = self._stats.clock(), self._stats.waiting_seconds()
         with self._regions.postponing_compiles(prepare_workers) as missing:
-            result = call.invoke(call.tensors)
+            result = call.invoke(call.tensors) if rehearsal is None else rehearsal()
         if missing:  # the call runs once more, so the prompt waited for all of this run
             self._stats.waited_since(started, stalled, "compile", "for all regions of the call")
         return result, list(missing.values())

@@ -11,6 +11,7 @@ import torch
 from ....compile_cache.attention import chooser as attention
 from ....compile_cache.config import CacheConfig
 from ....compile_cache.errors import BypassCode, BypassReason
+from ..comfyui import chosen_attention
 from ..comfyui.transformer_options import OVERRIDE, patches_of_attention
 
 # Names of the dynamic dimensions. Feature maps: batch, channels, height, width. Tokens: batch, tokens, channels.
@@ -89,9 +90,9 @@ TRACED_OPTIONS: dict[str, Any] = {OVERRIDE: traced_attention}
 def attention_patch(options: Mapping[str, Any]) -> BypassReason | None:
     """Why a transformer block must run as it is: another node's patch acts inside it. None if there is no such patch.
 
-    options: the transformer_options of the call.
+    options: the transformer_options of the call. An attention of core's own that a person chose is no patch.
     """
-    if OVERRIDE in options:
+    if OVERRIDE in options and chosen_attention.attention_of(options) is None:
         return BypassReason(
             BypassCode.PATCHED_BLOCK, "another node overrides attention; transformer blocks run as they are"
         )

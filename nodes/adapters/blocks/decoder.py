@@ -23,8 +23,8 @@ def hooks(module: torch.nn.Module, run: RegionRunner, bypass: Bypass) -> list[Ho
     for name, block in module.named_modules():
         for kind in ("ResnetBlock", "AttnBlock", "Upsample"):
             if is_core(block, _MODEL, kind) and (kind != "AttnBlock" or version.vae_attention_is_traceable()):
-                found.append(_feature_block(name, kind, block, run))
-    found.append(_feature_block("norm_out", "GroupNorm", module.norm_out, run))
+                found.append(feature_block(name, kind, block, run))
+    found.append(feature_block("norm_out", "GroupNorm", module.norm_out, run))
     return found
 
 
@@ -37,11 +37,12 @@ def attention_without_contents(module: torch.nn.Module, hooks: Sequence[Hook]) -
 
 
 def is_decoder(module: Any) -> bool:
-    """A module is core's image decoder, and not a subclass."""
-    return is_core_class(type(module), _MODEL, "Decoder")
+    """A module is core's image decoder, and not a subclass. The same class with convolutions over frames is none."""
+    return is_core_class(type(module), _MODEL, "Decoder") and isinstance(module.conv_in, torch.nn.Conv2d)
 
 
-def _feature_block(name: str, kind: str, block: Any, run: RegionRunner) -> Hook:
+def feature_block(name: str, kind: str, block: Any, run: RegionRunner) -> Hook:
+    """A hook for a block of an image decoder or encoder, from one feature map to another."""
     site = RegionSite(name, kind, block, original, (FEATURES,), attends=kind == "AttnBlock")
 
     def forward(x: torch.Tensor, *args: Any, **kwargs: Any) -> Any:

@@ -8,13 +8,14 @@ from typing import NamedTuple
 import torch
 
 from ....compile_cache.errors import BypassCode, BypassReason
-from ....compile_cache.keys import Role
+from ....compile_cache.keys import VAE_ROLES, Role
 from ....compile_cache.regions.site import Bypass, Hook, RegionRunner
 from ..comfyui import chosen_attention, version
 from ..foreign.trust import trusted_hooks
-from . import decoder
+from . import decoder, encoder
 from .transformers import recognise
 from .unets import unet
+from .videos import encoders, known
 
 
 class HookProvider(NamedTuple):
@@ -29,6 +30,9 @@ PROVIDERS = (
     HookProvider(unet.hooks, (Role.UNET, Role.CONTROLNET)),
     HookProvider(recognise.hooks, (Role.UNET, Role.CONTROLNET)),
     HookProvider(decoder.hooks, (Role.VAE_DECODE,)),
+    HookProvider(encoder.hooks, (Role.VAE_ENCODE,)),
+    HookProvider(known.hooks, (Role.VAE_DECODE,)),
+    HookProvider(encoders.hooks, (Role.VAE_ENCODE,)),
 )
 
 _OPAQUE_ATTENTION = BypassReason(
@@ -43,7 +47,7 @@ def hooks_of(module: torch.nn.Module, role: Role, run: RegionRunner, bypass: Byp
     block with attention that cannot be traced.
     """
     traceable = version.attention_is_traceable() if unet.is_unet(module) else chosen_attention.is_known()
-    if role is not Role.VAE_DECODE and not traceable:
+    if role not in VAE_ROLES and not traceable:
         bypass(_OPAQUE_ATTENTION)
     found = [hook for each in PROVIDERS if role in each.roles for hook in each.hooks(module, run, bypass)]
     return trusted_hooks(found, bypass)

@@ -1,20 +1,24 @@
 """Which attention a call uses: torch's, another one of core's by its name, or another pack's.
 
 The user chooses by a start option, by core's node ModelAttentionBackend, or by a pack that gives a model one of core's
-functions. Core registers its functions by name.
+functions. Core registers its functions by name. A declared pack may have functions of its own (KJNodes' for
+SageAttention): their names have their content.
 """
 
 from __future__ import annotations
 
+import functools
 import importlib
 import types
-from collections.abc import Callable, Mapping
+from collections import ChainMap
+from collections.abc import Callable, Mapping, MutableMapping
 from typing import Any
 
 import torch
 
 from ....compile_cache.attention import chosen
 from ....compile_cache.foreign.authors import author_of
+from ..foreign.trust import attention_of_pack
 from .transformer_options import OVERRIDE
 
 TORCHS = "pytorch"  # and what computes the same in plain torch, in slices that depend on free memory
@@ -23,12 +27,20 @@ _NODES = "ModelPatcher.set_model_optimized_attention.<locals>.optimized_attentio
 
 
 def attention_of(options: Mapping[str, Any]) -> str | None:
-    """The name of the attention of a call; None for a function of another pack.
+    """The name of the attention of a call; None for an unknown function of another pack.
 
     options: the transformer_options of the call.
     """
     override = options.get(OVERRIDE)
-    return default() if override is None else _name_of(_given_to_model(override))
+    if override is None:
+        return default()
+    return _name_of(_given_to_model(override)) or _of_declared_pack(override)
+
+
+def why_unknown(options: Mapping[str, Any]) -> str:
+    """Why the attention of a call is not known, a sentence without its full stop."""
+    why = attention_of_pack(options.get(OVERRIDE))[1]
+    return f"another node overrides attention ({why})" if why else "another node overrides attention"
 
 
 def default() -> str | None:
@@ -42,9 +54,12 @@ def is_known() -> bool:
 
 
 def functions() -> Mapping[str, Callable[..., torch.Tensor]]:
-    """Core's functions by their names, as they are registered at any time. Empty before core registered any."""
-    found: Mapping[str, Callable[..., torch.Tensor]] = getattr(_core(), "REGISTERED_ATTENTION_FUNCTIONS", {})
-    return found
+    """Core's functions by their names, as they are registered at any time, and those of declared packs that were used.
+
+    Empty before core registered any.
+    """
+    cores: MutableMapping[str, Callable[..., torch.Tensor]] = getattr(_core(), "REGISTERED_ATTENTION_FUNCTIONS", {})
+    return ChainMap(_of_packs, cores)
 
 
 def run(name: str, function: Any, q: Any, k: Any, v: Any, heads: int, mask: Any = None, **given: Any) -> torch.Tensor:
@@ -68,6 +83,21 @@ def _given_to_model(override: Any) -> Any:
         return None
     cells = dict(zip(override.__code__.co_freevars, override.__closure__, strict=True))
     return cells["optimized_attention"].cell_contents if "optimized_attention" in cells else None
+
+
+_of_packs: dict[str, Callable[..., torch.Tensor]] = {}
+
+
+def _of_declared_pack(override: Any) -> str | None:
+    name, _ = attention_of_pack(override)
+    if not name:
+        return None
+    cores = vars(_core()).get(f"attention_{name}")
+    if cores is not None:
+        return _name_of(cores)
+    if name not in _of_packs:
+        _of_packs[name] = functools.partial(override, _core().optimized_attention)
+    return name
 
 
 def _name_of(function: Any) -> str | None:

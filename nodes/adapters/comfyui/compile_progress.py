@@ -18,6 +18,7 @@ from comfy_execution.progress import get_progress_state
 
 from ....compile_cache.store.compile_seconds import START, CompileSeconds
 from ....compile_cache.texts import Text, words_of
+from .call_bar import CallBar
 from .messages import broadcast
 from .progress import NodeProgress
 
@@ -55,6 +56,7 @@ class CompileProgress(NodeProgress):
         self._count = (0, 0)
         self._ticker: _Ticker | None = None
         self._bar: comfy.utils.ProgressBar | None = None
+        self.of_call: CallBar | None = None  # while a call runs that may take long
 
     @property
     def count(self) -> tuple[int, int]:
@@ -82,6 +84,11 @@ class CompileProgress(NodeProgress):
     def begin_run(self) -> None:
         """A sampling run or a decode begins: its seconds count from here."""
         self._waited_before = self._waiting()
+
+    def begin_block(self) -> None:
+        super().begin_block()
+        if self.of_call is not None:
+            self.of_call.advance()
 
     def report(self, done: int, total: int, text: str, left: Sequence[str] = ()) -> None:
         """`done` of this node's `total` regions are ready. Called before the first compile, and after each."""

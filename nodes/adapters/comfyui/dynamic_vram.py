@@ -13,7 +13,7 @@ This file and `page_loading` hold all that Resolute knows of it. Nothing here lo
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -27,12 +27,25 @@ Serials = tuple[int, ...]  # of the pages of a range, in order
 
 NAMES = ("weight", "bias")
 _AIMDO_HEADROOM = 256 << 20
+_ALIGNMENT = 512  # bytes, of an allocation
 _SMALL = 16 << 10  # bytes; the number is in `ModelPatcherDynamic.load`
 
 
 def allocation(module: torch.nn.Module) -> tuple[Any, int, int] | None:
     """(reservation, address, bytes) of a module whose weights are paged, else None."""
     found: tuple[Any, int, int] | None = module.__dict__.get("_v")
+    return found
+
+
+def address(module: torch.nn.Module) -> int:
+    """Of a paged module's allocation."""
+    found: int = module.__dict__["_v"][1]
+    return found
+
+
+def paged_bytes(module: torch.nn.Module) -> int:
+    """Of a paged module's allocation."""
+    found: int = module.__dict__["_v"][2]
     return found
 
 
@@ -96,6 +109,39 @@ def fault(reservation: Any, address: int, size: int) -> Serials | None:
 def unpin(reservation: Any, address: int, size: int) -> None:
     """Undo one `fault` of the range."""
     reservation.unpin(address, size)
+
+
+def lay_out(modules: Sequence[torch.nn.Module]) -> bool:
+    """Give the paged modules of one reservation new addresses, in this order from its start.
+
+    All its pages go, and come when they are asked for. Returns False, with everything as it was, if the reservation
+    holds something else too, if a page is pinned, or if core has loaded a module ahead.
+    """
+    found: list[tuple[Any, int, int]] = [module.__dict__["_v"] for module in modules]
+    if not found:
+        return False
+    reservation = found[0][0]
+    if any(each[0] is not reservation for each in found) or any("_prefetch" in each.__dict__ for each in modules):
+        return False
+    places = sorted((address - reservation.base_addr, size) for _, address, size in found)
+    ends = [0, *(start + size for start, size in places)]
+    starts = [*(start for start, _ in places), reservation.offset]
+    if any(not 0 <= start - end < _ALIGNMENT for start, end in zip(starts, ends, strict=True)):
+        return False
+    if any(flags & 2 for flags in reservation.get_residency()):
+        return False
+    reservation.free_memory(reservation.loaded_size())  # it waits for the GPU
+    if reservation.loaded_size():
+        return False
+    reservation.offset = 0
+    for module, (_, _, size) in zip(modules, found, strict=True):
+        own = module.__dict__
+        own["_v"] = reservation.alloc(size)
+        own["_v_signature"] = None
+        for name in NAMES:
+            own.pop(f"_v_{name}", None)
+    reservation.prioritize()
+    return True
 
 
 def prioritize(reservation: Any) -> None:

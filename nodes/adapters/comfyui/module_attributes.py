@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from ....compile_cache.attribute_policy import ModuleAttributePolicy
+from ....compile_cache.regions.gguf_weights import is_gguf_class
 from ..foreign.core_code import is_quantized
 from ..foreign.packs import sources_of
+from ..foreign.trust import is_trusted
 
 # Of paging (DynamicVRAM). A copy of a model must not have them.
 PAGING = frozenset(
@@ -17,6 +19,11 @@ PAGING = frozenset(
 WEIGHT_PATCHES = ("weight_function", "bias_function")
 CASTS = "comfy_cast_weights"  # changes the computation; its effect is in the region key
 
+
+def _knows_layout(kind: type) -> bool:
+    return is_quantized(kind) or (is_gguf_class(kind) and is_trusted(kind))
+
+
 ATTRIBUTES = ModuleAttributePolicy(
     bookkeeping=PAGING
     | {
@@ -24,6 +31,7 @@ ATTRIBUTES = ModuleAttributePolicy(
         "comfy_patched_weights",
         "seed_key",
         "comfy_need_lazy_init_bias",
+        "largest_layer",  # of ComfyUI-GGUF: for its estimate of memory
         *WEIGHT_PATCHES,
     },
     # The dtype of a loaded weight is stored under such a name. A digest has the weight's own dtype.
@@ -31,5 +39,5 @@ ATTRIBUTES = ModuleAttributePolicy(
     casts=CASTS,
     weight_patches=WEIGHT_PATCHES,
     sources=sources_of,
-    knows_layout=is_quantized,
+    knows_layout=_knows_layout,
 )

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
 from importlib import metadata
@@ -63,13 +63,17 @@ def fill(module: torch.nn.Module, dtype: torch.dtype) -> None:
 
 @contextmanager
 def loaded(
-    modules: Sequence[torch.nn.Module], device: torch.device, dtype: torch.dtype, maps: bool = True
+    modules: Sequence[torch.nn.Module],
+    device: torch.device,
+    dtype: torch.dtype,
+    maps: bool = True,
+    count: Callable[[int], None] = lambda size: None,
 ) -> Iterator[list[tuple[torch.nn.Module, str, torch.Tensor]]]:
     """The weights of paged modules as (module, name, tensor), for work that is launched inside the `with`.
 
     dtype: of the modules' inputs. maps: whether they may take pages that they do not have. What finds no page comes
     through a buffer of core's, which the next load may use again. Modules that core's own prefetch holds are left to
-    it.
+    it. count: takes the bytes that cross the bus.
     """
     own = [module for module in modules if "_prefetch" not in module.__dict__]
     stream = None
@@ -77,6 +81,8 @@ def loaded(
         try:
             if own:
                 stream = comfy.ops.cast_modules_with_vbar(own, None, device, None, True)
+                moved = [module for module in own if not module.__dict__["_prefetch"].get("resident")]
+                count(sum(module.__dict__["_v"][2] for module in moved))
             comfy.model_management.sync_stream(device, stream)
             found = []
             for module in modules:

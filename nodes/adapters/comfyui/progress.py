@@ -24,6 +24,10 @@ class NodeProgress:
         """Raise ComfyUI's own interruption if the user pressed Cancel."""
         comfy.model_management.throw_exception_if_processing_interrupted()
 
+    def begin_block(self) -> None:
+        """A block of a call is about to run. ComfyUI's own operations look for Cancel too, and a region has none."""
+        self.raise_if_cancelled()
+
     def report(self, done: int, total: int, text: str, left: Sequence[str] = ()) -> None:
         logger.info("Resolute: %s", text)
         self.show(text)

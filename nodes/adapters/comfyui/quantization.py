@@ -12,6 +12,8 @@ import comfy.model_management
 import comfy.ops
 import torch
 
+from ....compile_cache.regions.gguf_weights import LAYOUT as GGUF_LAYOUT
+
 # By format of core's `QUANT_ALGOS`, the function of `comfy.model_management` that says if a device has its product.
 # Core computes the others on every device.
 _ASKED = {
@@ -66,7 +68,7 @@ def _has_formats(module: torch.nn.Module) -> bool:
 
 
 def formats_in_words(quantized: Iterable[tuple[str, str]], device: torch.device) -> list[str]:
-    """One text for each format: "int8_tensorwise products", or "emulated nvfp4: ..." with the reason.
+    """One text for each format: "int8_tensorwise products", "emulated nvfp4: ..." with the reason, or "GGUF Q4_K, ...".
 
     Core's handlers fall back to dequantizing in silence: on a card without the product, with a torch for CUDA before
     13, or at a shape that the product does not take. So this says what operators a trace has.
@@ -79,7 +81,13 @@ def formats_in_words(quantized: Iterable[tuple[str, str]], device: torch.device)
         return []
     names = {about["comfy_tensor_layout"]: name for name, about in _algorithms().items()}
     found = sorted({(names.get(layout, layout), bool(product)) for layout, product in quantized})
-    return [f"{name} products" if product else f"emulated {name}: {_why(name, device)}" for name, product in found]
+    return [f"{name} products" if product else _without_product(name, device) for name, product in found]
+
+
+def _without_product(name: str, device: torch.device) -> str:
+    if name.startswith(GGUF_LAYOUT):
+        return f"{name}, decoded inside the blocks"
+    return f"emulated {name}: {_why(name, device)}"
 
 
 def _why(name: str, device: torch.device) -> str:

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+import ast
 import functools
 import hashlib
 import logging
 import re
 import sys
+import textwrap
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ....compile_cache.foreign.names import module_of
+from .declared import Piece
 
 logger = logging.getLogger(__name__)
 
 # Packages whose model classes compute the same from the same inputs: core, and what core itself requires.
 KNOWN_PACKAGES = frozenset({"comfy", "comfy_extras", "comfy_kitchen", "einops", "torch", "torchvision"})
 
+_NAMED = (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 _PROJECT = re.compile(r"^\[project\][^\n]*$(.*?)(?=^\[|\Z)", re.MULTILINE | re.DOTALL)
 _TEXT = r"""^{}[ \t]*=[ \t]*["']([^"'\n]+)["']"""
 
@@ -37,11 +41,11 @@ class Pack:
 
 def foreign_packages(kind: type) -> list[str]:
     """The top-level packages, of neither core nor Python, that wrote a class or one that it derives from."""
-    packages = {_top(module_of(base)) for base in kind.__mro__}
+    packages = {top_package(module_of(base)) for base in kind.__mro__}
     return sorted(packages - KNOWN_PACKAGES - sys.stdlib_module_names)
 
 
-def _top(module: str) -> str:
+def top_package(module: str) -> str:
     """The package of a module. ComfyUI names a pack by its path, which may have a dot in it if it is a single file."""
     package = module.partition(".")[0]
     return module if module in sys.modules and package not in sys.modules else package
@@ -86,11 +90,54 @@ def source_of(package: str) -> str:
     return digest.hexdigest()[:16]
 
 
+def is_as_declared(package: str, pieces: Iterable[Piece]) -> bool:
+    """A pack's source has all these pieces, each in one of its known states."""
+    return all(piece_digest(package, piece.file, piece.name) in piece.digests for piece in pieces)
+
+
+@functools.cache
+def piece_digest(package: str, file: str, name: str) -> str:
+    """A digest of a file of a pack, or of one definition in it, see `Piece`; empty if there is none.
+
+    Line ends and indentation do not count. It is read once in a process, as with `source_of`.
+    """
+    for folder in _folders(package):
+        try:
+            text = (folder / file).read_bytes().replace(b"\r\n", b"\n").decode("utf-8", errors="replace")
+            text = text if not name else _definition(text, name.split("."))
+        except (OSError, SyntaxError, ValueError):
+            continue
+        return hashlib.sha256(text.encode()).hexdigest()[:16] if text else ""
+    return ""
+
+
+def _definition(text: str, names: Iterable[str]) -> str:
+    """The source of a class or a function, without indentation; empty if there is none, or more than one."""
+    node: Any = ast.parse(text)
+    for name in names:
+        found = [each for each in node.body if isinstance(each, _NAMED) and each.name == name]
+        found += [
+            each
+            for inner in node.body
+            if not isinstance(inner, _NAMED)
+            for each in ast.walk(inner)
+            if isinstance(each, _NAMED) and each.name == name
+        ]
+        if len(found) != 1:
+            return ""
+        (node,) = found
+    lines = text.split("\n")[node.lineno - 1 : node.end_lineno]
+    return textwrap.dedent("\n".join(lines))
+
+
 def add_source(digest: Any, root: Path, files: Iterable[Path]) -> None:
-    """Add files below `root`, names and contents, to a digest of hashlib's. Raises OSError."""
+    """Add files below `root`, names and contents, to a digest of hashlib's. Raises OSError.
+
+    On Windows git may write other line ends: they do not count.
+    """
     for file in sorted(files):
         digest.update(file.relative_to(root).as_posix().encode() + b"\0")
-        digest.update(hashlib.sha256(file.read_bytes()).digest())
+        digest.update(hashlib.sha256(file.read_bytes().replace(b"\r\n", b"\n")).digest())
 
 
 def _text(project_file: str, key: str) -> str:

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Collection, Iterable
+from types import FunctionType
+from typing import Any
 
 import torch
 
 from ....compile_cache.config import CacheConfig
 from ....compile_cache.errors import BypassCode, BypassReason
-from ....compile_cache.foreign.authors import is_written_for
+from ....compile_cache.foreign.authors import author_of, is_written_for
 from ....compile_cache.foreign.classes import exchanged
+from ....compile_cache.foreign.content import value_digest
 from ....compile_cache.foreign.names import full_name
 from ....compile_cache.regions.site import Bypass, Hook
 from ....compile_cache.regions.structure import parts
-from .packs import KNOWN_PACKAGES, foreign_packages, pack_of
+from .declared import ATTENTION, CLASSES
+from .packs import KNOWN_PACKAGES, Pack, foreign_packages, is_as_declared, pack_of, top_package
 
 
 def why_untrusted(block: torch.nn.Module) -> BypassReason | None:
@@ -54,8 +58,8 @@ def why_foreign(kinds: Iterable[type], trusted: Collection[str]) -> str | None:
     """Why not all of these classes are trusted, as a sentence without its full stop. None if they are.
 
     trusted: "module.Class" of classes that a person named, and "name@version:digest" of packs that a person declared
-    (RESOLUTE_TRUSTED_CLASSES, RESOLUTE_TRUSTED_PACKS). The classes that a class derives from must be trusted too,
-    unless a person named it.
+    (RESOLUTE_TRUSTED_CLASSES, RESOLUTE_TRUSTED_PACKS); `CLASSES` comes to it. The classes that a class derives from
+    must be trusted too, unless a person named it.
     """
     for name, kind in sorted({full_name(kind): kind for kind in kinds}.items()):
         if name in trusted:
@@ -64,13 +68,49 @@ def why_foreign(kinds: Iterable[type], trusted: Collection[str]) -> str | None:
             pack = pack_of(package)
             if pack is None:
                 return f"another pack wrote {name}; you can name that class in RESOLUTE_TRUSTED_CLASSES"
-            if str(pack) in trusted:
+            known = CLASSES.get(pack.name, ())
+            if str(pack) in trusted or (known and is_as_declared(package, known)):
                 continue
-            if any(entry.startswith(f"{pack.name}@") for entry in trusted):
-                return f"{pack.name} changed since it was declared; now it is RESOLUTE_TRUSTED_PACKS={pack}"
+            if known or any(entry.startswith(f"{pack.name}@") for entry in trusted):
+                return _changed(pack)
             text = f"another pack wrote {name}; you can name that class in RESOLUTE_TRUSTED_CLASSES, or its pack in"
             return f"{text} RESOLUTE_TRUSTED_PACKS={pack}"
     return None
+
+
+def _changed(pack: Pack) -> str:
+    return f"{pack.name} changed since it was declared; now it is RESOLUTE_TRUSTED_PACKS={pack}"
+
+
+def attention_of_pack(function: Any) -> tuple[str, str]:
+    """What a pack's function that stands in for core's attention computes, and why that is not known.
+
+    The first text has the pack and the function's content, or is the name of one of core's functions, see
+    `ATTENTION`; one of both texts is empty.
+    """
+    return _attention_of_pack(function, _trusted()) if isinstance(function, FunctionType) else ("", "")
+
+
+@functools.lru_cache(maxsize=64)
+def _attention_of_pack(function: FunctionType, trusted: frozenset[str]) -> tuple[str, str]:
+    package = top_package(author_of(function))
+    pack = pack_of(package) if package else None
+    known = None if pack is None else ATTENTION.get(pack.name, {}).get(function.__qualname__)
+    if pack is None or known is None:
+        return "", ""
+    if str(pack) not in trusted and not is_as_declared(package, known.pieces):
+        return "", _changed(pack)
+    return known.calls or f"{pack.name}:{function.__name__}:{value_digest(function)}", ""
+
+
+def is_trusted(kind: type) -> bool:
+    """The pack that wrote a class is ComfyUI, or declared."""
+    return _is_trusted(kind, _trusted())
+
+
+@functools.cache
+def _is_trusted(kind: type, trusted: frozenset[str]) -> bool:
+    return why_foreign((kind,), trusted) is None
 
 
 @functools.cache

@@ -25,6 +25,9 @@ class CallDescription:
     values: list[Component] = field(default_factory=list)
     blocker: BypassReason | None = None
     method: Method | None = None  # see Call
+    rehearsal: Callable[[], None] | None = None  # see Call
+    may_capture: bool = True
+    why_captured: str = ""
     conds: int = 0  # how many conditionings share the batch, under CFG two; 0 if the caller does not say
 
     def quick_key(self) -> tuple[Any, ...]:

@@ -8,10 +8,13 @@ from typing import Any
 import torch
 
 from ....compile_cache.backends.base import Method, UpcomingDecode
-from ....compile_cache.keys import Role
+from ....compile_cache.keys import VAE_ROLES, Role
 from ....compile_cache.regions.structure import Memo, structure_digest
 from ....compile_cache.texts import Text
-from ..comfyui import core_compiler
+from ..blocks.videos import encoders
+from ..blocks.videos import known as videos
+from ..comfyui import core_compiler, vae_tiles
+from ..comfyui.call_bar import CallBar
 from ..comfyui.compile_progress import CompileProgress
 from ..comfyui.module_attributes import ATTRIBUTES
 from ..comfyui.transformer_options import PREFETCH
@@ -21,9 +24,15 @@ from ..restart import shape_status
 from .call_description import CallDescription
 from .forward_patch import ForwardPatch
 from .module_runner import Invoke, ModuleRunner
+from .noise_levels import NoiseLevels
 from .replaced_forward import CallWatch
 from .session_log import SessionLog
 from .step_pass import StepPass, decided_pass
+from .tile_sizes import TileSizes
+
+# Tables of the VAEs that carry frames.
+_VIDEOS: dict[Role, Any] = {Role.VAE_DECODE: videos, Role.VAE_ENCODE: encoders}
+_DOING = {Role.UNET: Text("sampling"), Role.VAE_DECODE: Text("decoding"), Role.VAE_ENCODE: Text("encoding")}
 
 
 class CompiledForward(ForwardPatch):
@@ -36,15 +45,23 @@ class CompiledForward(ForwardPatch):
     def __init__(self, module: torch.nn.Module, inner: Any, request: CompileRequest) -> None:
         super().__init__(module, inner)
         self._request, self._role = request, request.role
-        doing = {Role.UNET: Text("sampling"), Role.VAE_DECODE: Text("decoding")}.get(request.role, Text("running"))
+        doing = _DOING.get(request.role, Text("running"))
         progress = CompileProgress(request.node_id, doing, runtime.waiting_seconds, runtime.compile_seconds())
         self.runner = ModuleRunner(module, request, progress)
         self._pass_runners: dict[Role, ModuleRunner] = {}
-        self._log = SessionLog(progress, request, self.runner.structure, self.runner.formats)
+        runner = self.runner
+        self._log = SessionLog(progress, request, runner.structure, runner.formats, runner.step_bytes)
         self.watch = CallWatch()
-        # A decode is one call outside any sampling run, so nothing else asks for an inspection before it.
-        self._inspect_every_call = request.role is Role.VAE_DECODE
+        self._levels = NoiseLevels()
+        self._bar, self._tiles = CallBar(), TileSizes()
+        # A decode or an encode is one call outside any sampling run, so nothing else asks for an inspection before it.
+        self._inspect_every_call = request.role in VAE_ROLES
         self._inspect_next_call = True
+
+    @property
+    def role(self) -> Role:
+        """The role of the calls; the passes of a step cache have roles of their own."""
+        return self._role
 
     def count_regions(self) -> None:
         """Count the module's regions, and those that are ready, for the progress of all compile nodes of the prompt.
@@ -68,7 +85,7 @@ class CompiledForward(ForwardPatch):
 
     def _ready_regions(self, backend: str) -> int:
         module, cache = self.module, runtime.cache()
-        program = runtime.record_of(module).programs.get((backend, self._request.left_out))
+        program = runtime.record_of(module).programs.get((backend, self._request.left_out, self._role))
         compiled = program.regions[0] if program is not None else 0
         model = runtime.fingerprint_of(module).digest
         found = shape_status.of_model(model, backend, cache, runtime.device())
@@ -79,8 +96,9 @@ class CompiledForward(ForwardPatch):
 
     # --- callbacks of the patcher, see `patch_install` ---------------------------------------------------------
 
-    def begin(self) -> None:
-        """A sampling run starts, with the weights loaded: inspect the modules at its first call."""
+    def begin(self, model: Any = None) -> None:
+        """A sampling run of core's `model` starts, with the weights loaded: inspect the modules at its first call."""
+        self._levels.begin(model)
         runtime.cache().open_session(self.runner.owner)
         self._inspect_next_call = True
         self.watch.begin()
@@ -89,8 +107,8 @@ class CompiledForward(ForwardPatch):
     def end(self) -> None:
         """The run is over, however it ended."""
         runtime.cache().close_session(self.runner.owner)
-        self.runner.weights.paged.kept.forget()
         self._log.end(why_no_calls=self.watch.end())
+        self.runner.weights.paged.run_ends()
 
     def weights_loaded(self) -> None:
         """ComfyUI loaded the model, or more of it: inspect the modules at the next call."""
@@ -130,18 +148,38 @@ class CompiledForward(ForwardPatch):
 
     def _answer(self, args: Sequence[Any], kwargs: dict[str, Any], inspect_modules: bool) -> Any:
         given = self.by_name(args, kwargs)
-        if self._role is Role.VAE_DECODE:
-            self._log.begin()
-        elif self._role is Role.CONTROLNET:
+        if self._role in VAE_ROLES:
+            return self._answer_vae(args, kwargs, given[self.latent_name], inspect_modules)
+        if self._role is Role.CONTROLNET:
             self._log.begin_once()
         self._log.saw(given[self.latent_name], given.get("transformer_options"))
         step_pass = self._decided_pass(given.get("transformer_options"))
         if step_pass is not None:
             runner = self._runner_for(step_pass.role)
             return step_pass.finish(runner.run(*self.describe_pass(given, step_pass), inspect_modules))
-        result = self.runner.run(*self.describe(args, kwargs), inspect_modules)
-        if self._role is Role.VAE_DECODE:
+        return self.runner.run(*self.describe(args, kwargs), inspect_modules)
+
+    def _answer_vae(
+        self, args: Sequence[Any], kwargs: dict[str, Any], latent: torch.Tensor, inspect_modules: bool
+    ) -> Any:
+        """Each call has a log of its own, also one that is cancelled. One of many tiles has no bar: core shows one."""
+        progress, is_whole = self.runner.progress, False
+        self._log.begin()
+        self._log.saw(latent, None)
+        if not vae_tiles.is_tile():
+            progress.of_call = self._bar
+            self._bar.begin(latent.shape)
+        try:
+            result = self.runner.run(*self.describe(args, kwargs), inspect_modules)
+            is_whole = True
+        except progress.cancellations:
             self._log.end(is_logged=False)
+            raise
+        finally:
+            if progress.of_call is not None:
+                self._bar.end(is_whole)
+                progress.of_call = None
+        self._log.end(is_logged=False)
         return result
 
     def _decided_pass(self, options: Any) -> StepPass | None:
@@ -193,12 +231,29 @@ class CompiledForward(ForwardPatch):
             named = {**{name: build(tensors) for name, build in others.items()}, **passed_on}
             return (latent(tensors), *(named.pop(name) for name in places)), named
 
+        paged = self.runner.weights.paged
+
         def invoke(tensors: Sequence[torch.Tensor]) -> Any:
             positional, named = arguments(tensors)
             if prefetches:  # with all pages in place there is nothing to load, and core's wait would end a capture
-                options[PREFETCH] = not self.runner.weights.paged.is_in_place
-            return (call or self.inner)(*positional, **named)
+                options[PREFETCH] = not paged.is_in_place
+            forward = call or self.inner
+            if paged.is_in_place or description.blocker is not None or given.get("control") is not None:
+                return forward(*positional, **named)
+            with paged.foresight.offered(lambda: self._levels.forwards(forward, positional, named)):
+                return forward(*positional, **named)
 
+        if self._role in VAE_ROLES:
+            self._tiles.describe(description)
+        table = _VIDEOS.get(self._role)
+        if table is not None:
+
+            def run_with(other: torch.Tensor) -> None:
+                positional, named = arguments([other, *description.tensors[1:]])
+                self.inner(*positional, **videos.without_buffer(named))
+
+            description.rehearsal = table.rehearsal_of(self.module, description.tensors[0], run_with)
+            description.may_capture &= table.may_capture(self.module, description.tensors[0])
         if call is None and self.is_known_code:
             description.method = Method(self.inner.__name__, arguments)
         return description, invoke

@@ -44,6 +44,7 @@ class ModuleRunner:
         held, runner = weakref.ref(record), weakref.ref(self)
         self.structure = lambda: "" if (found := held()) is None else found.structure()
         self.formats = lambda: [] if (found := runner()) is None else found._formats()
+        self.step_bytes = lambda: (0, 0) if (found := held()) is None else found.weights.paged.step_bytes()
         self._module = weakref.ref(module)  # see ForwardPatch
         self._request = request
         self._role = role or request.role
@@ -92,6 +93,7 @@ class ModuleRunner:
     def _run(self, description: CallDescription, invoke: Invoke, inspect_modules: bool) -> Any:
         program, backend = self.program(description.tensors[0].device.type)
         self.weights.paged.dtype = description.tensors[0].dtype  # core casts the latent to what it computes in
+        self.weights.paged.arrange()
         inspected = self.weights.refresh()
         call = self._call(description, invoke, backend)
         if self._changed and not (inspected or inspect_modules):  # probably it still is: launch no replay in vain
@@ -131,6 +133,9 @@ class ModuleRunner:
             torch_flags=torch_flags(description.tensors[0].device.type),
             forward_bypass=_forward_bypass(),
             capture_blocker=description.blocker or self.weights.blocker,
+            rehearsal=description.rehearsal,
+            may_capture=description.may_capture,
+            why_captured=description.why_captured,
             progress=self.progress,
             module=self._loaded_module(),
             method=description.method,

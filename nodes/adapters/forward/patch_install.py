@@ -76,7 +76,7 @@ def _sampling_begins(patcher: Any) -> None:
         if method not in vars(patch.module) and _holder(patcher, name) is patch.module:
             setattr(patch.module, method, patch)  # a clone that was collected after this one was loaded removed it
         if isinstance(patch, CompiledForward):
-            patch.begin()
+            patch.begin(patcher.model)
 
 
 def _weights_detached(patcher: Any, unpatched: bool) -> None:

@@ -46,10 +46,12 @@ class SessionLog:
         request: CompileRequest,
         structure: Callable[[], str],
         formats: Callable[[], Sequence[str]] = tuple,
+        step_bytes: Callable[[], tuple[int, int]] = lambda: (0, 0),
     ) -> None:
         """structure: finds the digest of the model's structure, for the record of a run that ended. formats: finds what
-        computes its quantized weights.
+        computes its quantized weights. step_bytes: see `Run`.
         """
+        self._step_bytes = step_bytes
         self._progress = progress
         self._role, self._label, self._cell = request.role, request.label, request.cell
         self._structure, self._formats, self._file = structure, formats, request.file
@@ -141,6 +143,7 @@ class SessionLog:
             formats=tuple(self._formats()),
             file=self._file,
             is_warm_up=runs.are_of_a_warm_up(),
+            step_bytes=self._step_bytes(),
         )
 
     @staticmethod

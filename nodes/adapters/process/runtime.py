@@ -21,6 +21,7 @@ from ....compile_cache.backends.base import Program
 from ....compile_cache.calls.cache import GraphCache
 from ....compile_cache.captures.room import free_bytes
 from ....compile_cache.config import CacheConfig
+from ....compile_cache.keys import Role
 from ....compile_cache.regions.structure import structure_digest
 from ....compile_cache.store.compile_seconds import CompileSeconds
 from ....compile_cache.store.fingerprint import ModelFingerprint
@@ -39,9 +40,10 @@ class ModuleRecord:
 
     owner: int  # the number of the module in this process
     weights: WeightsEpoch
-    # By the name of the backend, and the names of the blocks that are left out.
-    programs: dict[tuple[str, tuple[str, ...]], Program] = field(default_factory=dict)
-    hooks: dict[tuple[str, tuple[str, ...]], ModuleHooks] = field(default_factory=dict)
+    # By the name of the backend, the names of the blocks that are left out, and the role that the node asked for: a VAE
+    # of videos is one module for both ways.
+    programs: dict[tuple[str, tuple[str, ...], Role], Program] = field(default_factory=dict)
+    hooks: dict[tuple[str, tuple[str, ...], Role], ModuleHooks] = field(default_factory=dict)
     fingerprint: ModelFingerprint | None = None
     fingerprint_epoch: int = 0  # the weights epoch in which it was computed
 
@@ -135,14 +137,19 @@ def _held_on(graph_cache: GraphCache, name: str) -> int:
 def record_of(module: torch.nn.Module) -> ModuleRecord:
     """The record of a module, made at first use and dropped after the module was garbage collected."""
     global _cleaner
-    config = cache().config
+    config, counters = cache().config, cache().stats.counters
     with _lock:
         if module not in _owners:
             owner = next(_numbers)
             _owners[module] = owner
             unsupported = page_loading.why_unsupported()
             weights = WeightsEpoch(
-                module, config.trusted, page_loading.fill, unsupported=unsupported, splits=config.split
+                module,
+                config.trusted,
+                page_loading.fill,
+                unsupported=unsupported,
+                splits=config.split,
+                counters=counters,
             )
             _records[owner] = ModuleRecord(owner, weights)
             weakref.finalize(module, _note_collected, owner)
@@ -172,7 +179,7 @@ def _clean_up() -> None:
 
 def hooks_for(module: torch.nn.Module, request: CompileRequest, backend: str) -> ModuleHooks:
     """The hooks of `module` for the program of a backend, made once."""
-    record, key = record_of(module), (backend, request.left_out)
+    record, key = record_of(module), (backend, request.left_out, request.role)
     if key not in record.hooks:
         record.hooks[key] = ModuleHooks(module, request.role, request.left_out, record.weights)
     return record.hooks[key]
@@ -193,7 +200,7 @@ def program_for(module: torch.nn.Module, request: CompileRequest, device: str) -
     graph_cache = cache()
     _drop_captures_of_collected(graph_cache)
     backend, capabilities = request.backend_on(device)
-    record, key = record_of(module), (backend.name, request.left_out)
+    record, key = record_of(module), (backend.name, request.left_out, request.role)
     if key not in record.programs:
         hooks = hooks_for(module, request, backend.name)
         record.programs[key] = backend.bind(record.owner, capabilities, hooks, graph_cache.stats, graph_cache.config)
@@ -209,12 +216,12 @@ def fingerprint_of(module: torch.nn.Module) -> ModelFingerprint:
     return record.fingerprint
 
 
-def programs() -> dict[tuple[int, str, tuple[str, ...]], Program]:
-    """Every program of the process, by the number of its module, the name of its backend, and what is left out."""
+def programs() -> dict[tuple[int, str, tuple[str, ...], Role], Program]:
+    """Every program of the process, by the number of its module, its backend's name, what is left out, and its role."""
     return {
-        (owner, backend, left_out): program
+        (owner, *key): program
         for owner, record in list(_records.items())  # another thread may add one meanwhile
-        for (backend, left_out), program in list(record.programs.items())
+        for key, program in list(record.programs.items())
     }
 
 

@@ -35,7 +35,7 @@ def report() -> dict[str, Any]:
             "formats": formats_in_words(program.quantized, runtime.device()),
             "left_out": list(left_out),
         }
-        for (owner, backend, left_out), program in programs.items()
+        for (owner, backend, left_out, _), program in programs.items()
     ]
     models = shape_status.models(cache, runtime.device())  # opens the store, also before any model is loaded
     stored: dict[str, int] = {}

@@ -18,7 +18,7 @@ import torch
 
 from ....compile_cache.calls.run_summary import Run, time_text
 from ....compile_cache.errors import UserError
-from ....compile_cache.keys import WHOLE_DIFFUSION_MODEL, Role
+from ....compile_cache.keys import VAE_ROLES, WHOLE_DIFFUSION_MODEL
 from ....compile_cache.store.private_files import make_private, write_file
 from ....compile_cache.texts import Text
 from ..process import runtime
@@ -102,7 +102,7 @@ def finish(body: Mapping[str, Any]) -> Measurement | None:
         return None
     seconds, stock = (_positive(body, name) for name in ("seconds", "stock_seconds"))
     sampled = [run for run in runs.latest() if run["prompt_id"] == body.get("prompt_id")]
-    ours = [run for run in sampled if run["role"] != Role.VAE_DECODE.value] or sampled
+    ours = [run for run in sampled if run["role"] not in {role.value for role in VAE_ROLES}] or sampled
     if not ours or not any(run["counts"]["replays"] + run["counts"]["graph_calls"] for run in sampled):
         why = next((reason for run in sampled for reason in run["reasons"]), "no compiled model was called.")
         raise UserError(f"Nothing ran compiled, so there is nothing to compare: {why}")

@@ -22,6 +22,7 @@ _BARS_END = 720
 _ROLES = {
     "unet": "sampling",
     "vae_decode": "decoding",
+    "vae_encode": "encoding",
     "controlnet": "ControlNet",
     "deepcache_full": "full steps",
     "deepcache_fast": "fast steps",

@@ -14,6 +14,6 @@ _ONEDIFF_CONTROLNETS = ("ControlnetSpeedup", "ControlNetSpeedup", "OneDiffContro
 
 LOADERS = ("ResoluteLoadCheckpoint", *_ONEDIFF_LOADERS)
 MODEL_COMPILERS = ("ResoluteCompileModel", *_ONEDIFF_MODELS, *LOADERS)
-VAE_COMPILERS = ("ResoluteCompileVAEDecode", "VaeSpeedup")
+VAE_COMPILERS = ("ResoluteCompileVAE", "ResoluteCompileVAEDecode", "VaeSpeedup")
 # These have no input `backend`: they compile with auto.
 WITH_AUTO = frozenset({*_ONEDIFF_MODELS, "VaeSpeedup", *_ONEDIFF_CONTROLNETS, *_ONEDIFF_LOADERS})

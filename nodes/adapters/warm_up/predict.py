@@ -56,13 +56,19 @@ def predict(
     )
 
 
+def encode(vae: Any, item: Item) -> None:
+    """Encode images of noise with `vae` at `item`. Raises UserError for a VAE of videos or sound."""
+    _require_images(vae)
+    shape = (item.batch, item.size.height, item.size.width, 3)
+    vae.encode(torch.rand(shape, generator=torch.Generator().manual_seed(_SEED)))
+
+
 def decode(vae: Any, item: Item, tile_size: int, overlap: int) -> None:
     """Decode a latent of noise with `vae` at `item`. Raises UserError for a VAE of videos or sound.
 
     tile_size, overlap: in pixels, as in VAE Decode (Tiled); tile_size 0 decodes the whole image.
     """
-    if vae.latent_dim != 2:
-        raise UserError("Warm Up can only warm up VAEs of images, not of videos or sound. Disconnect this VAE.")
+    _require_images(vae)
     scale_factor = vae.spacial_compression_decode()
     shape = _latent_shape(item, vae.latent_channels, scale_factor)
     latent = torch.randn(shape, generator=torch.Generator().manual_seed(_SEED))
@@ -72,6 +78,11 @@ def decode(vae: Any, item: Item, tile_size: int, overlap: int) -> None:
     overlap = min(overlap, tile_size // 4)  # core's VAEDecodeTiled limits it like this
     tile = tile_size // scale_factor
     vae.decode_tiled(latent, tile_x=tile, tile_y=tile, overlap=overlap // scale_factor)
+
+
+def _require_images(vae: Any) -> None:
+    if vae.latent_dim != 2:
+        raise UserError("Warm Up can only warm up VAEs of images, not of videos or sound. Disconnect this VAE.")
 
 
 def sample_once(

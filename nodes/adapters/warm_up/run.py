@@ -16,6 +16,7 @@ import comfy.utils
 
 from ....compile_cache.calls.recordings import RecordedCalls
 from ....compile_cache.errors import UserError, first_line
+from ....compile_cache.keys import Role
 from ....compile_cache.texts import Text
 from ....compile_cache.warm_up_plan import FAILED, READY, WARMED, Item, Outcome
 from ..comfyui.messages import broadcast
@@ -23,11 +24,11 @@ from ..comfyui.progress import NodeProgress
 from ..forward.compiled_forward import CompiledForward
 from ..process import runtime
 from ..report import runs
-from .predict import decode, predict
+from .predict import decode, encode, predict
 
 logger = logging.getLogger(__name__)
 
-MODEL, VAE = "model", "VAE"
+MODEL, VAE, ENCODER = "model", "VAE", "encoder"
 # Model patcher or VAE -> its finished tasks by key, and the cache entries that each used. ComfyUI passes the same
 # object from prompt to prompt until a node upstream changes.
 _warmed: weakref.WeakKeyDictionary[Any, dict[Hashable, RecordedCalls]] = weakref.WeakKeyDictionary()
@@ -99,7 +100,7 @@ def skipped_inputs(inputs: WarmUpInputs) -> list[str]:
 
 @dataclass(frozen=True)
 class Task:
-    """One model prediction or one decode. owner: the model patcher or VAE.
+    """One model prediction, decode or encode. owner: the model patcher or VAE.
 
     key: everything else that decides which captures the task uses.
     """
@@ -126,6 +127,9 @@ def _tasks(inputs: WarmUpInputs, items: Sequence[Item]) -> Iterator[Task]:
             key = (VAE, image, inputs.tile_size, inputs.overlap)
             run = functools.partial(decode, inputs.vae, image, inputs.tile_size, inputs.overlap)
             yield Task(VAE, image, inputs.vae, key, run)
+            if _is_compiled(inputs.vae.patcher, Role.VAE_ENCODE):
+                encoding = functools.partial(encode, inputs.vae, image)
+                yield Task(ENCODER, image, inputs.vae, (ENCODER, image), encoding)
 
 
 def _run_task(task: Task, progress: NodeProgress) -> Outcome:
@@ -179,9 +183,10 @@ def _warms_vae(inputs: WarmUpInputs) -> bool:
     return inputs.vae is not None and _is_compiled(getattr(inputs.vae, "patcher", None))
 
 
-def _is_compiled(patcher: Any) -> bool:
-    patches = getattr(patcher, "object_patches", {})
-    return any(isinstance(patch, CompiledForward) for patch in patches.values())
+def _is_compiled(patcher: Any, role: Role | None = None) -> bool:
+    """role: of the forward that is asked for; None: any."""
+    patches = getattr(patcher, "object_patches", {}).values()
+    return any(isinstance(patch, CompiledForward) and role in (None, patch.role) for patch in patches)
 
 
 def _conditioning_key(conditioning: tuple[Any, Any] | None) -> Hashable:

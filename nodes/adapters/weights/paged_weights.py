@@ -18,10 +18,13 @@ import torch
 from ....compile_cache.backends.cuda_graphs.memory import release_graph_memory
 from ....compile_cache.regions.kept_results import KeptResults
 from ....compile_cache.regions.slots import swapped
+from ....compile_cache.stats import Counters
 from ....compile_cache.torch_facts.out_of_memory import is_out_of_memory
 from ....compile_cache.weights import Weights
 from ..comfyui import dynamic_vram
 from ..comfyui.dynamic_vram import Serials
+from .foresight import Foresight
+from .page_order import PageOrder
 
 logger = logging.getLogger(__name__)
 
@@ -49,14 +52,22 @@ class PagedWeights(Weights):
     Nothing here is thread-safe: the cache's lock guards `pin` and what follows.
     """
 
-    def __init__(self, fill: Fill | None = None, unsupported: str | None = None, splits: bool = False) -> None:
+    def __init__(
+        self,
+        fill: Fill | None = None,
+        unsupported: str | None = None,
+        splits: bool = False,
+        counters: Counters | None = None,
+    ) -> None:
         """fill: fills the pages of a module whose weights compute in a dtype; for a model that is never paged, None.
         unsupported: why this ComfyUI's pages are left to core; None if they can be pinned and filled. splits: whether
-        blocks that stream may be split, see `split_blocks`.
+        blocks that stream may be split, see `split_blocks`. counters: of the process.
         """
+        self.counters = counters or Counters()
         self.splits = splits
-        self.kept = KeptResults(_KEPT_BYTES)
-        self._spared: set[int] = set()  # ids of modules
+        self.kept = KeptResults(_KEPT_BYTES, self.counters)
+        self.foresight = Foresight(self.kept)
+        self.order = PageOrder()
         self.dtype = torch.float32
         self.unsupported = unsupported
         self._fill_module = fill
@@ -68,6 +79,7 @@ class PagedWeights(Weights):
         self._in_float32: set[int] = set()  # ids of modules
         self._may_ask = True  # for memory that is kept and not in use; once for each load, since it takes a while
         self.is_in_place = False
+        self.streamed = False  # in this sampling run
         self.bytes = 0
 
     @property
@@ -85,22 +97,42 @@ class PagedWeights(Weights):
         self._find_ranges()
         self._in_float32 = _declared_in_float32([module for module, at in self._allocations])
         self.bytes = sum(each.bytes for each in self._ranges)
+        self.order.keep_only(module for module, _ in self._allocations)
         self.loaded()
         return tuple((id(module), address, size) for _, address, size, _, module in self._found)
 
     def spare(self, modules: Iterable[torch.nn.Module]) -> None:
         """While the model streams, no step needs the weights of these modules: others get pages before them."""
-        new = {id(module) for module in modules} - self._spared
-        if new:
-            self._spared |= new
+        if self.order.spare(modules):
             self._find_ranges()
             self._serials = None
+
+    def arrange(self) -> None:
+        """After a call that streamed: put the pages into the order that makes the next ones fastest, see `PageOrder`.
+
+        Captures of before read other addresses, so the weights epoch must be brought up to date afterwards.
+        """
+        if not self.is_in_place and self.order.arrange([module for module, _ in self._allocations]):
+            self._serials = None
+
+    def step_bytes(self) -> tuple[int, int]:
+        """Bytes of the weights that a step of this run needs, and of all; (0, 0) if it did not stream."""
+        if not self.streamed:
+            return 0, 0
+        sizes = [(size, self.order.is_spared(module)) for _, _, size, _, module in self._found]
+        return sum(size for size, spared in sizes if not spared), sum(size for size, _ in sizes)
+
+    def run_ends(self) -> None:
+        """A sampling run is over, and with it what was kept for its later steps."""
+        self.streamed = False
+        self.kept.forget()
+        self.foresight.forget()
 
     def _find_ranges(self) -> None:
         """Find the ranges of all allocations: those of spared modules come last."""
         self._ranges = []
         for last in (False, True):
-            found = [each[1:] for each in self._found if (id(each[4]) in self._spared) is last]
+            found = [each[1:] for each in self._found if self.order.is_spared(each[4]) is last]
             self._ranges += _ranges(
                 [(reservation, address, size, module) for address, size, reservation, module in found]
             )

@@ -15,6 +15,8 @@ import torch
 
 from ....compile_cache.backends.inductor.regions.split_sites import SplitSite, SplitSites
 from ....compile_cache.keys import Component
+from ....compile_cache.regions.dependence import TIME
+from ....compile_cache.regions.kept_results import Inputs
 from ....compile_cache.regions.site import RegionRunner, RegionSite
 from ....compile_cache.torch_facts.flags import torch_flags
 from ..comfyui import dynamic_vram
@@ -38,7 +40,7 @@ class SplitBlocks:
         self._given = given
         self._splits: dict[tuple[Any, ...], SplitSite | None] = {}
 
-    def run(self, site: RegionSite, tensors: Sequence[torch.Tensor]) -> Any:
+    def run(self, site: RegionSite, tensors: Inputs) -> Any:
         """The block's result. A block that cannot be split runs whole. Raises what the block raises."""
         like = tensors[0]
         flags = torch_flags(like.device.type)
@@ -51,15 +53,14 @@ class SplitBlocks:
         kept: list[torch.Tensor] = []
         for prologue in split.prologues:
             inputs = [tensors[index] for index in prologue.inputs]
-            compute = functools.partial(self._compute, prologue.site, inputs, like)
+            compute = functools.partial(self._compute, prologue.site, like)
             place = (site.name, prologue.site.structure, like.dtype, flags)
-            kept += self._weights.kept.get(place, prologue.source, inputs, compute)
+            ahead = self._foresee(site, tensors, inputs) if prologue.source == TIME else tuple
+            kept += self._weights.kept.get(place, prologue.source, inputs, compute, ahead)
         with self._given(split.rest, like):
             return self._run(split.rest, *tensors, *kept)
 
-    def _split(
-        self, site: RegionSite, tensors: Sequence[torch.Tensor], flags: tuple[Component, ...]
-    ) -> SplitSite | None:
+    def _split(self, site: RegionSite, tensors: Inputs, flags: tuple[Component, ...]) -> SplitSite | None:
         """The split of a block, one object for equal calls: regions are bound to its sites."""
         key = (site, flags, *((tensor.shape, tensor.dtype) for tensor in tensors))
         if key not in self._splits:
@@ -68,7 +69,10 @@ class SplitBlocks:
             self._splits[key] = _sites().of(site, tensors, flags, loaded)
         return self._splits[key]
 
-    def _compute(self, site: RegionSite, inputs: Sequence[torch.Tensor], like: torch.Tensor) -> list[torch.Tensor]:
+    def _foresee(self, site: RegionSite, tensors: Inputs, wanted: Inputs) -> Callable[[], Sequence[Inputs]]:
+        return functools.partial(self._weights.foresight.others, site, tensors, wanted)
+
+    def _compute(self, site: RegionSite, like: torch.Tensor, several: Sequence[Inputs]) -> list[list[torch.Tensor]]:
+        """The results of a prologue for each of several inputs: its weights come once."""
         with self._given(site, like, False):
-            found: list[torch.Tensor] = self._run(site, *inputs)
-            return found
+            return [self._run(site, *inputs) for inputs in several]

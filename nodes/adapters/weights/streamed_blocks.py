@@ -26,13 +26,19 @@ def streamed(run: RegionRunner, weights: PagedWeights) -> RegionRunner:
     """
     modules: dict[RegionSite, list[torch.nn.Module]] = {}
 
+    def modules_of(site: RegionSite) -> list[torch.nn.Module]:
+        if site not in modules:
+            modules[site] = [part for _, part in parts(site.module, site.without)]
+        return modules[site]
+
+    def count(size: int) -> None:
+        weights.counters.streamed_bytes += size
+
     @contextmanager
     def given(site: RegionSite, like: torch.Tensor, maps: bool = True) -> Iterator[None]:
         """Inside, the weights of the site are those that it computes with. like: the first input of the block."""
-        if site not in modules:
-            modules[site] = [part for _, part in parts(site.module, site.without)]
         with (
-            loaded(dynamic_vram.paged(modules[site]), like.device, like.dtype, maps) as found,
+            loaded(dynamic_vram.paged(modules_of(site)), like.device, like.dtype, maps, count) as found,
             swapped((module._parameters, name, as_weight(weight)) for module, name, weight in found),
         ):
             yield
@@ -46,7 +52,11 @@ def streamed(run: RegionRunner, weights: PagedWeights) -> RegionRunner:
     def run_streamed(site: RegionSite, *tensors: torch.Tensor) -> Any:
         if not weights.pages or weights.is_in_place or weights.unsupported is not None:
             return run(site, *tensors)
-        if split is not None and site.steady:
+        if weights.foresight.is_noting:
+            weights.foresight.note(site, tensors)
+        weights.streamed = True
+        weights.order.streams(site.module, dynamic_vram.paged(modules_of(site)))
+        if split is not None and weights.splits and site.steady:
             return split.run(site, tensors)
         with given(site, tensors[0]):
             return run(site, *tensors)

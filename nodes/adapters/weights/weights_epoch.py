@@ -17,7 +17,8 @@ from ....compile_cache.errors import BypassCode, BypassReason
 from ....compile_cache.foreign.attributes import is_own
 from ....compile_cache.regions.region_weights import weight_forms
 from ....compile_cache.regions.slots import Slot, tensor_slots
-from ....compile_cache.regions.weight_parts import is_composite, is_plain, read_anew
+from ....compile_cache.regions.weight_parts import WeightForm, form_of, is_patched, is_plain, read_anew
+from ....compile_cache.stats import Counters
 from ..comfyui import dynamic_vram
 from ..comfyui.module_attributes import ATTRIBUTES
 from ..foreign.model_code import EXCHANGED, ModelCode
@@ -27,6 +28,10 @@ from .paged_weights import Fill, PagedWeights
 from .run_watch import RunWatch
 
 _epochs = itertools.count(1)
+_PATCHED_INSIDE = BypassReason(
+    BypassCode.UNREADABLE_WEIGHTS,
+    "a LoRA is applied to quantized weights of another pack (GGUF) in each call, which a capture cannot follow",
+)
 
 
 class WeightsEpoch:
@@ -44,20 +49,23 @@ class WeightsEpoch:
         host: str = "cpu",
         unsupported: str | None = None,
         splits: bool = False,
+        counters: Counters | None = None,
     ) -> None:
-        """trusted: see `ModelCode.blocker`. fill, unsupported, splits: see `PagedWeights`. host: see `LoadedAnew`."""
+        """trusted: see `ModelCode.blocker`. fill, unsupported, splits, counters: see `PagedWeights`. host: see
+        `LoadedAnew`.
+        """
         self._module = weakref.ref(module)
         self._slots: list[Slot] = []
         self._addresses: list[Any] | None = None
         self._plain: list[Slot] = []
-        self._composite: list[tuple[Slot, weakref.ref[torch.Tensor], tuple[str, ...]]] = []  # with names of the parts
+        self._composite: list[tuple[Slot, weakref.ref[torch.Tensor], WeightForm | None]] = []
         self._states = ModuleStateReader()
         self._code = ModelCode()
         self._trusted = trusted
         self._state: tuple[Any, ...] | None = None
         self.epoch = 0
         self.blocker: BypassReason | None = None
-        self.paged = PagedWeights(fill, unsupported, splits)
+        self.paged = PagedWeights(fill, unsupported, splits, counters)
         self.loaded_anew = LoadedAnew(host)
         self.run_watch = RunWatch()
         self._host = host
@@ -154,10 +162,12 @@ class WeightsEpoch:
     def _read_addresses(self) -> list[Any] | None:
         try:
             found = [slots[name].data_ptr() for slots, name in self._plain]
-            for (own, name), weight, parts in self._composite:
-                if (now := own[name]) is not weight() or not parts:  # another weight, or one that lists no parts
+            for (own, name), weight, form in self._composite:
+                now = weight()
+                if now is None or own[name] is not now or form is None:  # another weight, or one that lists no parts
                     return None
-                found += [getattr(now, part).data_ptr() for part in parts]
+                found += [part.data_ptr() for part in form.parts(now)]
+                found.append(form.is_patched(now))
             return found
         except (KeyError, AttributeError, RuntimeError):  # a weight was removed, or has no storage (meta, quantized)
             return None
@@ -180,13 +190,14 @@ def _blocker(
             BypassCode.STREAMED_WEIGHTS,
             f"weights are on {' and '.join(sorted(devices))} (low VRAM), so the forward cannot be captured",
         )
-    # Quantized tensors of core list their parts. Those of GGUF packs carry a LoRA in an attribute that nothing lists.
-    unreadable = next((tensor for tensor in tensors if not (is_plain(tensor) or is_composite(tensor))), None)
+    unreadable = next((tensor for tensor in tensors if not is_plain(tensor) and form_of(tensor) is None), None)
     if unreadable is not None:
         return BypassReason(
             BypassCode.UNREADABLE_WEIGHTS,
             f"a weight is a {type(unreadable).__name__}, and its address does not show every change of it",
         )
+    if any(map(is_patched, tensors)):
+        return _PATCHED_INSIDE
     if foreign:
         return EXCHANGED
     for module in modules:

@@ -36,6 +36,7 @@ class Model:
 
     compiles: distinct blocks. calls: of blocks that are regions, in one forward. described: the loader reads the
     settings from the file's metadata. granted: what detection takes for granted; the class itself makes such a model.
+    operations: of ComfyUI's, where the class makes it.
     """
 
     kind: str
@@ -46,6 +47,7 @@ class Model:
     block: tuple[str, str] | None = None  # a kind of block that `patches_replace` replaces, and where its image is
     described: bool = False
     granted: str = ""
+    operations: str = "disable_weight_init"
 
     def make(self) -> Any:
         made = self._by_hand()
@@ -63,7 +65,7 @@ class Model:
 
     def network(self, settings: dict[str, Any], device: str) -> Any:
         module, _, name = self.kind.rpartition(".")
-        operations = importlib.import_module("comfy.ops").disable_weight_init
+        operations = getattr(importlib.import_module("comfy.ops"), self.operations)
         kind = getattr(importlib.import_module(f"comfy.ldm.{module}"), name)
         return kind(**settings, dtype=torch.float32, device=device, operations=operations)
 

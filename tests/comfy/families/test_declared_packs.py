@@ -133,7 +133,7 @@ def trusted(core: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> Iterator[
     trust, packs = core.ours("foreign.trust"), core.ours("foreign.packs")
 
     def forget() -> None:
-        for cached in (trust._trusted, packs.pack_of, packs.source_of):
+        for cached in (trust._trusted, packs.pack_of, packs.source_of, packs.piece_digest):
             cached.cache_clear()
 
     def begin(entries: str) -> None:

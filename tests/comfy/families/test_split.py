@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import inspect
 from collections.abc import Sequence
@@ -128,15 +129,20 @@ BLOCKS = {
     "Wan 2.1": (0, 2, False),
     "LTX": (0, 2, False),
 }
+# The first block of each call gets the time, so a forward that goes no further shows it.
+FORESEEN = ("Flux", "SD3.5", "Qwen-Image")
 LEVELS = (0.9, 0.6, 0.3, 0.6)  # heun and dpmpp_sde come back to a noise level
 
 
 @pytest.mark.grid(2)
-@pytest.mark.parametrize("name", list(BLOCKS))
-def test_a_run_has_the_bits_of_the_whole_model_and_each_prologue_runs_once(core: SimpleNamespace, name: str) -> None:
+@pytest.mark.parametrize(("name", "ahead"), [*[(name, False) for name in BLOCKS], *[(name, True) for name in FORESEEN]])
+def test_a_run_has_the_bits_of_the_whole_model_and_each_prologue_runs_once(
+    core: SimpleNamespace, name: str, ahead: bool
+) -> None:
     split_blocks = core.ours("weights.split_blocks")
     kept = core.ours("weights.paged_weights").KeptResults(1 << 30)
-    weights = SimpleNamespace(kept=kept, spare=lambda modules: None)
+    foresight = core.ours("weights.foresight").Foresight(kept)
+    weights = SimpleNamespace(kept=kept, spare=lambda modules: None, foresight=foresight)
 
     def run(site: Any, *tensors: torch.Tensor) -> Any:
         return site.function(site.module, *tensors)
@@ -144,6 +150,8 @@ def test_a_run_has_the_bits_of_the_whole_model_and_each_prologue_runs_once(core:
     split = split_blocks.SplitBlocks(run, weights, lambda site, like, maps=True: contextlib.nullcontext())
 
     def run_block(site: Any, *tensors: torch.Tensor) -> Any:
+        if foresight.is_noting:
+            foresight.note(site, tensors)
         return split.run(site, tensors) if site.steady else run(site, *tensors)
 
     module = MODELS[name].make()
@@ -159,8 +167,14 @@ def test_a_run_has_the_bits_of_the_whole_model_and_each_prologue_runs_once(core:
             now = {**given, "x": x, "timestep": torch.full((batch,), level)}
             with hooked(core, module, run):
                 expected = call(module, now)
-            with hooked(core, module, run_block):
+            others = [{**now, "timestep": torch.full((batch,), other)} for other in set(LEVELS) - {level}]
+            forwards = [functools.partial(call, module, other) for other in others if ahead]
+            with hooked(core, module, run_block), foresight.offered(lambda forwards=forwards: forwards):
                 assert torch.equal(call(module, now), expected)
+            if ahead and number == 0:
+                computed_in_first_step = kept.computed["time"]
+    if ahead:
+        assert kept.computed["time"] == computed_in_first_step
     time, text, is_pooled = BLOCKS[name]
     levels, batches, prompts = len(set(LEVELS)), 3, 2
     counted = {"time": time * levels * batches * (prompts if is_pooled else 1), "text": text * batches * prompts}

@@ -13,7 +13,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from .patches import PATCHES
-from .workflow import NETS
+from .workflow import NETS, QUANTIZED
 
 Event = tuple[Any, ...]
 
@@ -49,7 +49,7 @@ def _values(patches: Sequence[str]) -> dict[str, st.SearchStrategy[Any]]:
         "scheduler": st.sampled_from(SCHEDULERS),
         "denoise": st.sampled_from((1.0, 0.75, 0.5)),
         "weights": st.integers(0, 2),
-        "kind": st.sampled_from(("sd", "sd", "sdxl", "inpaint", "fp8", "quantized", "counting")),
+        "kind": st.sampled_from(("sd", "sd", "sdxl", "inpaint", "fp8", *QUANTIZED, "counting")),
         "conditioning": st.sampled_from(
             ("whole", "two", "concat", "in turn", "area", "mask", "mask bounds", "lora hook")
         ),

@@ -51,6 +51,8 @@ GLOBAL_STATES = {
 # Left out, because other tests cover them: the first affects all later prompts, the second never runs compiled.
 LEFT_OUT = ("changed_in_place", "exchanged_network")
 
+CHOSEN_ATTENTION = "ResoluteTestAttention"
+
 # The inputs of nodes that need a second model or an empty prompt; see `Workflow`.
 OTHER_MODEL = ["other-model", 0]
 NEGATIVE = ["negative", 0]
@@ -144,6 +146,9 @@ PATCHES: dict[str, Patch] = {
     "lora a": _lora("LoraLoaderModelOnly", "fuzz-a", 0.8),
     "lora b": _lora("LoraLoaderModelOnly", "fuzz-b", -0.5),
     "lora beside": _lora("LoraLoaderBypassModelOnly", "fuzz-b", 0.6, "replaced_forward"),
+    # Attention of core's that a person chose: another one of a name is part of a region's key.
+    "ModelAttentionBackend": Patch(node("ModelAttentionBackend", attention="pytorch attention")),
+    CHOSEN_ATTENTION: Patch(node(CHOSEN_ATTENTION)),
     # As on a machine with little memory.
     "ResoluteTestFreeMemory": Patch(node("ResoluteTestFreeMemory", from_step=1)),
     "ResoluteTestLowVRAM": Patch(node("ResoluteTestLowVRAM", kilobytes_outside=2000), frozenset({"streamed_weights"})),
@@ -151,7 +156,6 @@ PATCHES: dict[str, Patch] = {
     "HyperTile": Patch(
         node("HyperTile", tile_size=64, swap_size=2, max_depth=1, scale_depth=False), _PATCHED, counts_calls=True
     ),
-    "ModelAttentionBackend": Patch(node("ModelAttentionBackend", attention="pytorch attention"), _PATCHED),
     "NAGuidance": Patch(node("NAGuidance", nag_scale=3.0, nag_alpha=0.5, nag_tau=1.5), _PATCHED, counts_calls=True),
     "PerturbedAttentionGuidance": Patch(node("PerturbedAttentionGuidance", scale=2.0), _PATCHED),
     "SelfAttentionGuidance": Patch(node("SelfAttentionGuidance", scale=0.5, blur_sigma=2.0), _PATCHED, True, True),

@@ -20,7 +20,7 @@ from .costs import Costs
 from .events import Event
 from .prompts import in_float32, ours, plain
 from .tally import Tally
-from .workflow import Workflow
+from .workflow import QUANTIZED, Workflow
 
 # Steps of a prompt to be cancelled: so many that it cannot finish before.
 _LONG = 40
@@ -232,7 +232,7 @@ class Player:
         if _within(difference, self._tolerance):
             return
         # Rounding in front of a quantizer is amplified, so two right results differ as in half precision.
-        rounds = self._half_precision or one.workflow.kind == "quantized"
+        rounds = self._half_precision or one.workflow.kind in QUANTIZED
         if rounds and self._is_as_exact(one.result, expected, self._run_exact(one.workflow)):
             self.tally.rounded += 1
             return
@@ -282,7 +282,7 @@ class Player:
 
     def _is_sensitive(self, workflow: Workflow, expected: Run, difference: Difference) -> bool:
         """Whether ComfyUI's own result differs as much with weights disturbed by a millionth; then it is rounding."""
-        if workflow.kind == "fp8":  # its weights cannot be disturbed by a millionth
+        if workflow.kind in ("fp8", "quantized fp8"):  # its weights cannot be disturbed by a millionth
             return False
         disturbed = self.bench.run(plain(workflow, self._nonce(), disturbed=True))
         latent, image = _difference(disturbed, expected)

@@ -7,7 +7,7 @@ from typing import Any
 
 from ..rig import PromptDict, node
 from .patches import NEVER_TOGETHER, OTHER_MODEL, OURS, PATCHES
-from .workflow import NETS, Workflow
+from .workflow import NETS, QUANTIZED, Workflow
 
 Link = list[Any]
 
@@ -18,6 +18,7 @@ _MODELS: dict[str, tuple[dict[str, Any], int, int]] = {
     "inpaint": (node("ResoluteTestOtherModel", kind="inpaint", channels=0), 768, 0),
     "fp8": (node("ResoluteTestFormatModel", weights="fp8_e4m3fn"), 768, 0),
     "quantized": (node("ResoluteTestFormatModel", weights="int8_tensorwise"), 768, 0),
+    "quantized fp8": (node("ResoluteTestFormatModel", weights="float8_e4m3fn"), 768, 0),
     "counting": (node("ResoluteTestCountingModel"), 768, 0),
 }
 # Strength, start and end of a ControlNet.
@@ -122,7 +123,7 @@ class _Builder:
 
     def _sampler(self, name: str, model: Link, conditions: tuple[Link, Link], latent: Link, denoise: float) -> Link:
         w = self._w
-        if self._in_float32 and w.kind == "quantized":
+        if self._in_float32 and w.kind in QUANTIZED:
             model = self._add(f"{name}-float32", "ResoluteTestReferenceModel", model=model)
         elif self._in_float32:
             model = self._add(f"{name}-float32", "ModelComputeDtype", model=model, dtype="fp32")

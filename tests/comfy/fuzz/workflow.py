@@ -7,12 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .patches import FLAGS, PATCHES
+from .patches import CHOSEN_ATTENTION, FLAGS, PATCHES
 
 # ControlNets with their own network, which Compile ControlNet compiles; the value is how many are chained.
 NETS = {"one": 1, "two": 2, "early": 1, "late": 1, "weak": 1}
 # Kinds of one level, which no ControlNet here fits, and whose weights are of 8 bits.
-SMALL = ("fp8", "quantized")
+QUANTIZED = ("quantized", "quantized fp8")
+SMALL = ("fp8", *QUANTIZED)
 # Bypasses that a kind of model may cause.
 _BYPASSES = {"counting": {"foreign_model"}}
 
@@ -26,8 +27,8 @@ class Workflow:
 
     backend: "chosen" is the session's backend, "none" is without Compile Model. The same for VAE and ControlNet.
     kind: "sd" and "sdxl" are the tiny models, "inpaint" has five more channels. "fp8" is a smaller one whose weights
-    ComfyUI casts in each forward, "quantized" the same with core's QuantizedTensor. "counting" is of another pack's
-    class, which counts its calls.
+    ComfyUI casts in each forward, "quantized" the same with core's QuantizedTensor in int8, "quantized fp8" in fp8,
+    which the CPU emulates. "counting" is of another pack's class, which counts its calls.
     patches: names in `PATCHES` in the order of the chain. at: how many of them come before Compile Model.
     second: a second sampler after the first, at 1.25 times the size. Its model is the "same", the "unpatched" output of
     Compile Model, the "plain" one, or an "other" one with its own Compile Model.
@@ -113,7 +114,8 @@ class Workflow:
         return {self.control_backend} - {"none"} if self.fitting_control in NETS else set()
 
     def _flags(self, patches: Sequence[str]) -> tuple[str, ...]:
-        return tuple(flag for flag in FLAGS if flag in patches)
+        """Of these patches, what a region's key has in it."""
+        return tuple(flag for flag in (*FLAGS, CHOSEN_ATTENTION) if flag in patches)
 
     @property
     def architectures(self) -> set[Architecture]:

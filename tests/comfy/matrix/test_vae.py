@@ -8,7 +8,7 @@ import pytest
 
 from ..rig import Bench, PromptDict, Run, node, with_vae
 from .kit import Check, Recorder
-from .test_sizes import tiled, tiles
+from .test_sizes import OVERLAP, TILE, tiled, tiles
 
 KL, FLUX = "with quant conv", "without quant conv"
 # Core reads the number of latent channels from the file; any number works, also 1.
@@ -165,3 +165,49 @@ def test_a_decode_that_runs_out_of_memory_continues_in_tiles(check: Check, seeds
     ours["decode"] = {**ours["decode"], "inputs": {**ours["decode"]["inputs"], "samples": ["free", 0]}}
     check(plain, ours, forwards=3 + 8 + 2)
     check_decode(check, decode_only(TINY, next(seeds), 104, 72), forwards=1)
+
+
+ENCODERS = {
+    "VAEEncode": {},
+    "VAEEncodeTiled": {"tile_size": TILE, "overlap": OVERLAP, "temporal_size": 64, "temporal_overlap": 8},
+    "VAEEncodeForInpaint": {"mask": ["mask", 0], "grow_mask_by": 6},
+}
+
+
+def edit(encoder: str, seed: int, width: int, height: int) -> PromptDict:
+    """A prompt that encodes a picture of noise, and decodes the result."""
+    prompt = decode_only(TINY, seed, width, height)
+    del prompt["latent"]
+    inputs = {"pixels": ["picture", 0], "vae": ["vae", 0], **ENCODERS[encoder]}
+    prompt["picture"] = node("ResoluteTestHint", seed=seed, width=width, height=height, batch=1, channels=3)
+    prompt["solid"] = node("SolidMask", value=1.0, width=width, height=height)
+    # Four columns are masked. In a large flat area stock's own norms are off by more than the tolerance.
+    prompt["mask"] = node("FeatherMask", mask=["solid", 0], left=8, top=0, right=0, bottom=0)
+    prompt["encode"] = node(encoder, **inputs)
+    prompt["samples"] = node("ResoluteTestSaveLatent", samples=["encode", 0], filename_prefix="encoded")
+    prompt["decode"]["inputs"]["samples"] = ["encode", 0]
+    return prompt
+
+
+def both_ways(prompt: PromptDict, backend: str) -> PromptDict:
+    """The prompt with Compile VAE before its encode and its decode."""
+    compiled = node("ResoluteCompileVAE", vae=["vae", 0], backend=backend)
+    ours = {**prompt, "compiled": compiled}
+    for name in ("encode", "decode"):
+        ours[name] = {**prompt[name], "inputs": {**prompt[name]["inputs"], "vae": ["compiled", 0]}}
+    return ours
+
+
+@pytest.fixture(scope="session")
+def encoders_compiled(bench: Bench, recorder: Recorder, warm: Run, seeds: Any) -> Run:
+    """The first prompt that encodes."""
+    return bench.run(both_ways(edit("VAEEncode", next(seeds), 128, 128), recorder.backend))
+
+
+@pytest.mark.usefixtures("encoders_compiled")
+@pytest.mark.parametrize("encoder", ENCODERS)
+def test_an_encode_of_any_size_compiles_nothing(check: Check, seeds: Any, encoder: str) -> None:
+    for width, height in [(168, 104), (88, 152), (104, 72)]:
+        prompt = edit(encoder, next(seeds), width, height)
+        encodes = tiles(width, height) if encoder == "VAEEncodeTiled" else 1
+        check(prompt, both_ways(prompt, check.backend), forwards=encodes + 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from compile_cache.regions.dependence import SOURCES, TEXT, TIME
-from compile_cache.regions.kept_results import KeptResults
+from compile_cache.regions.kept_results import Inputs, KeptResults
 
 BLOCKS = 3
 BYTES = 4 * 2 * 4  # of one result for one row
@@ -26,14 +27,14 @@ class Model:
 
     def call(self, time: torch.Tensor, text: torch.Tensor) -> list[torch.Tensor]:
         return [
-            self.kept.get((source, block), source, [tensor], functools.partial(self._compute, source, block, tensor))[0]
+            self.kept.get((source, block), source, [tensor], functools.partial(self._compute, source, block))[0]
             for block in range(BLOCKS)
             for source, tensor in ((TIME, time), (TEXT, text))
         ]
 
-    def _compute(self, source: str, block: int, tensor: torch.Tensor) -> list[torch.Tensor]:
+    def _compute(self, source: str, block: int, several: Sequence[Inputs]) -> list[list[torch.Tensor]]:
         self.ran.append((source, block))
-        return [self._value(block, tensor)]
+        return [[self._value(block, tensor)] for (tensor,) in several]
 
     @staticmethod
     def _value(block: int, tensor: torch.Tensor) -> torch.Tensor:
@@ -94,8 +95,29 @@ def test_a_large_text_is_known_by_all_of_its_values() -> None:
     text = torch.zeros(1, 1 << 14)
     other = text.clone()
     other[0, -1] = 1
-    found = [kept.get("block", TEXT, [each], lambda each=each: [each + 1])[0] for each in (text, other)]
+    found = [
+        kept.get("block", TEXT, [each], lambda several: [[each + 1] for (each,) in several])[0]
+        for each in (text, other)
+    ]
     assert torch.equal(found[1], other + 1)
+
+
+def test_a_large_text_that_comes_again_is_found_whatever_came_between() -> None:
+    kept = KeptResults(1 << 20)
+    texts = [torch.full((1, 1 << 13), float(value)) for value in range(4)]
+    for text in (*texts, *texts):
+        (found,) = kept.get("block", TEXT, [text.clone()], lambda several: [[each[:, :2] + 1] for (each,) in several])
+        assert torch.equal(found, text[:, :2] + 1)
+        assert kept.bytes <= kept.limit
+    assert (kept.computed, kept.reused) == ({TEXT: 4}, {TEXT: 4})
+
+
+def test_large_values_that_compare_equal_and_have_other_bits_are_not_the_same() -> None:
+    kept = KeptResults(1 << 20)
+    zeros = torch.zeros(1, 1 << 13)
+    for text in (zeros, -zeros):
+        (found,) = kept.get("block", TEXT, [text], lambda several: [[each[:, :2] * 1] for (each,) in several])
+        assert bool(torch.signbit(found).all()) is (text is not zeros)
 
 
 def test_it_holds_no_more_than_its_limit_and_drops_the_oldest_noise_level() -> None:
@@ -136,11 +158,41 @@ def test_nothing_is_known_after_the_weights_changed() -> None:
 def test_a_result_keeps_no_memory_of_its_input_nor_of_a_larger_tensor() -> None:
     kept = KeptResults(1 << 20)
     text, large = torch.zeros(2, 4), torch.zeros(100, 4)
-    view, part = kept.get("block", TEXT, [text], lambda: [text[:, None], large[:1]])
+    view, part = kept.get("block", TEXT, [text], lambda several: [[text[:, None], large[:1]]])
     text.fill_(1)
     large.fill_(1)
     assert not view.any()
     assert part.untyped_storage().nbytes() == part.nbytes
+
+
+def test_results_ahead_are_computed_with_the_first_and_then_only_used() -> None:
+    kept = KeptResults(1 << 20)
+    later = [[rows(0.5)], [rows(0.3)]]
+    kept.remember([tensor for inputs in later for tensor in inputs])
+    asked: list[int] = []
+
+    def compute(several: Sequence[Inputs]) -> list[list[torch.Tensor]]:
+        asked.append(len(several))
+        return [[tensor * 2] for (tensor,) in several]
+
+    for level in (0.9, 0.5, 0.3, 0.9):
+        (found,) = kept.get("block", TIME, [rows(level)], compute, lambda: later)
+        assert torch.equal(found, rows(level) * 2)
+    assert asked == [3]
+    assert (kept.computed, kept.reused) == ({TIME: 3}, {TIME: 3})
+
+
+def test_results_ahead_push_nothing_out() -> None:
+    kept = KeptResults(2 * 4 * 4)
+    later = [[rows(0.5)], [rows(0.3)], [rows(0.1)]]
+
+    def compute(several: Sequence[Inputs]) -> list[list[torch.Tensor]]:
+        return [[tensor * 2] for (tensor,) in several]
+
+    kept.get("block", TIME, [rows(0.9)], compute, lambda: later)
+    assert kept.bytes == kept.limit
+    kept.get("block", TIME, [rows(0.9)], compute, lambda: later)
+    assert kept.reused == {TIME: 1}
 
 
 @given(st.lists(st.tuples(st.sampled_from(["time", "text", "batch"]), st.integers(0, 2)), max_size=12))

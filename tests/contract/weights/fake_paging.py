@@ -36,7 +36,7 @@ class Reservation:
     device: int = 0
     asked: int = 0
     counts_pins: bool = True
-    _next: int = 0
+    offset: int = 0  # where the last allocation ends
     _count: Any = field(default_factory=lambda: itertools.count(1))
 
     def __post_init__(self) -> None:
@@ -48,9 +48,9 @@ class Reservation:
         self.pins = [0] * self.pages
 
     def alloc(self, size: int) -> tuple[Reservation, int, int]:
-        start = -(-self._next // 8) * 8
+        start = -(-self.offset // 8) * 8
         assert start + size <= len(self.memory)
-        self._next = start + size
+        self.offset = start + size
         return self, self.base_addr + start, size
 
     def view(self, address: int, shape: Sequence[int]) -> torch.Tensor:
@@ -95,6 +95,11 @@ class Reservation:
                 self._scribble(page, 0xFF)
                 self.watermark = page
                 count -= 1
+
+    def free_memory(self, size: int) -> int:
+        before = self.mapped
+        self.evict(-(-size // PAGE))
+        return (before - self.mapped) * PAGE
 
     def limit(self, room: int) -> None:
         """Another program takes memory, or gives it back."""

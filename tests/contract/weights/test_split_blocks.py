@@ -193,7 +193,7 @@ def test_a_model_that_fits_runs_whole(streamed: Streamed, checkpoint: Checkpoint
     streamed.weights.unpin()
 
 
-def test_it_is_off_by_default(
+def test_blocks_that_are_not_to_be_split_run_whole(
     adapter: Callable[[str], ModuleType], streamed_blocks: ModuleType, checkpoint: Checkpoint
 ) -> None:
     weights = adapter("weights.paged_weights").PagedWeights(fill)

@@ -60,6 +60,13 @@ STATUS = [
     ({"counts": {"graph_calls": 3}, "stopped": True, "regions": (8, 14)}, "384x256: stopped; 8 of 14 are kept"),
     ({"why_no_calls": "pack X answers in place of the model"}, "not compiled: pack X answers in place of the model"),
     ({"role": "controlnet", "steps": 0}, "384x256: nothing compiled"),
+    (
+        {
+            "counts": {"graph_calls": 4}, "bypasses": {"streamed_weights": 4},
+            "step_bytes": (17_100_000_000, 23_800_000_000),
+        },
+        "384x256: nothing compiled, 0.50 s/step\nneeds 17 of 24 GB per step",
+    ),
 ]  # fmt: skip
 
 

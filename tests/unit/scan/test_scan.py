@@ -28,6 +28,7 @@ EXPECTED: dict[str, Sizes] = {
     "oneflow_text_to_image": [(512, 512, 1)],
     "qwen_image_text_to_image": [(1328, 1328, 1)],
     "wan22_text_to_video": [(1280, 704, 1)],
+    "z_image_turbo_int8_text_to_image": [(1024, 1024, 1)],
     "z_image_turbo_text_to_image": [(1024, 1024, 1)],
     "resolution_tour": [(960, 720, 1), (896, 768, 1), (720, 720, 1), (640, 960, 1), (584, 456, 1)],
     "sd15_text_to_image": [(512, 512, 1)],

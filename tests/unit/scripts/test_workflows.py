@@ -17,9 +17,11 @@ from scripts.workflows.graph import Graph
 from scripts.workflows.node_types import FRONT_END_ONLY, NODE_TYPES, OURS
 
 NAMES = (
-    "compare_with_stock", "deepcache", "deepcache_controlnet", "flux_dev_text_to_image", "image_to_image",
-    "lcm_image_to_image", "ltx_text_to_video", "oneflow_text_to_image", "qwen_image_text_to_image", "resolution_tour",
-    "sd15_text_to_image", "sdxl_text_to_image", "wan22_text_to_video", "z_image_turbo_text_to_image",
+    "compare_with_stock", "deepcache", "deepcache_controlnet", "flux_dev_text_to_image",
+    "hunyuan_video15_text_to_video", "image_to_image", "lcm_image_to_image", "ltx2_text_to_video",
+    "ltx_text_to_video", "minimax_h3_text_to_video", "oneflow_text_to_image", "qwen_image_edit",
+    "qwen_image_text_to_image", "resolution_tour", "sd15_text_to_image", "sdxl_text_to_image", "wan22_image_to_video",
+    "wan22_text_to_video", "z_image_turbo_int8_text_to_image", "z_image_turbo_text_to_image",
 )  # fmt: skip
 THUMBNAIL_BYTES = 40_000
 TITLE_HEIGHT = 30
@@ -141,7 +143,8 @@ def test_each_link_is_listed_at_both_ends(ui: Json) -> None:
 
 def test_every_input_without_a_widget_is_linked(api: Json) -> None:
     for node in api.values():
-        wanted = {name for name, _ in NODE_TYPES[node["class_type"]].inputs}
+        node_type = NODE_TYPES[node["class_type"]]
+        wanted = {name for name, _ in node_type.inputs} - node_type.optional
         linked = {name for name, value in node["inputs"].items() if isinstance(value, list)}
         assert wanted <= linked
 

@@ -33,7 +33,7 @@ from ....torch_facts.private_names import (
     size_functions,
     valid_vec_isa_list,
 )
-from . import kitchen
+from . import casts, kitchen
 from .compiled_region import CompiledRegion, KernelByAddress, launch_by_address
 from .lowering import code_of
 from .private_cache import place, place_binaries, private_cache, remove_other_source
@@ -153,6 +153,7 @@ def _load(payload: bytes) -> tuple[CompiledFxGraph, dict[str, KernelByAddress]]:
     attention.operator()  # the graph may call it, and these
     chosen.operator()
     kitchen.register()
+    casts.operator()
     with private_cache():
         with zipfile.ZipFile(io.BytesIO(payload)) as container:
             for name in container.namelist():

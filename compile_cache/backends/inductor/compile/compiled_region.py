@@ -45,6 +45,14 @@ class CompiledRegion:
     confirmed: ConfirmedSizes = field(default_factory=ConfirmedSizes)
     quantized: tuple[tuple[str, str], ...] = ()
 
+    @property
+    def written(self) -> list[int]:
+        """The inputs that the code writes to, as the original does. A caller whose tensor it gets a copy of runs the
+        original instead.
+        """
+        first = len(self.used_weights)
+        return [index - first for index in self.graph.mutated_input_idxs] if self.graph is not None else []
+
     def __call__(self, weights: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]) -> Any:
         """Run on all weights of the block, in the order of `weight_inputs`, and its inputs in `region_format`."""
         flat = self.code([*[weights[index] for index in self.used_weights], *tensors])

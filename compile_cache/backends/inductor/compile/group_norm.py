@@ -1,4 +1,4 @@
-"""A decomposition of GroupNorm for channels-last memory.
+"""A decomposition of GroupNorm for channels-last memory, see `decompositions`.
 
 Torch's own reshapes to (batch, groups, channels per group * height * width). In channels-last memory that is neither
 contiguous nor a simple index, so inductor's kernels divide by the symbolic width for every element.
@@ -6,35 +6,34 @@ contiguous nor a simple index, so inductor's kernels divide by the symbolic widt
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from ....torch_facts.private_names import computation_dtype, decomposition_table
+from ....torch_facts.private_names import computation_dtype
 from .tracing import region_format
 
-_GROUP_NORM = torch.ops.aten.native_group_norm.default
+OPERATOR = torch.ops.aten.native_group_norm.default
 
 
-def decompositions() -> dict[Any, Callable[..., Any]]:
-    """Inductor's table of decompositions, with ours for tensors whose `region_format` is channels-last."""
-    known = decomposition_table()
-    elsewhere = known[_GROUP_NORM]
+def by_format(elsewhere: Callable[..., Any]) -> Callable[..., Any]:
+    """The decomposition for a table: ours where a tensor's `region_format` is channels-last, else `elsewhere`."""
 
     def native_group_norm(x: torch.Tensor, weight: Any, bias: Any, *sizes: Any) -> Any:
-        if region_format(x) is not torch.channels_last:
+        if region_format(x) is torch.contiguous_format:
             return elsewhere(x, weight, bias, *sizes)
         *_, groups, eps = sizes
         return over_channels(x, weight, bias, groups, eps)
 
-    return {**known, _GROUP_NORM: native_group_norm}
+    return native_group_norm
 
 
 def over_channels(
     x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None, groups: int, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """GroupNorm of x (batch, channels, height, width), by the statistics of each channel.
+    """GroupNorm of x (batch, channels, ..., height, width), by the statistics of each channel.
 
     Returns what `aten.native_group_norm` returns: the normalised x in channels-last memory, and the means and the
     reciprocal standard deviations, both (batch, groups).
@@ -42,19 +41,19 @@ def over_channels(
     Channel statistics read the memory in order. All channels have the same number of pixels, so the variance of a group
     is the mean over its channels of (channel variance + (channel mean - group mean)^2), the law of total variance.
     """
-    batch, channels, height, width = x.shape
-    own = channels // groups
-    pixels = x.permute(0, 2, 3, 1).reshape(batch, height * width, channels).to(computation_dtype(x.dtype))
+    batch, channels, *sizes = x.shape
+    own, count = channels // groups, math.prod(sizes)
+    pixels = x.movedim(1, -1).reshape(batch, count, channels).to(computation_dtype(x.dtype))
     variances, means = (
         of_channels.view(batch, groups, own) for of_channels in torch.var_mean(pixels, dim=1, correction=0)
     )
     mean = means.mean(-1, keepdim=True)
     variance = (variances + (means - mean).square()).mean(-1, keepdim=True)
     deviation = torch.rsqrt(variance + eps)
-    normal = (pixels.view(batch, height * width, groups, own) - mean[:, None]) * deviation[:, None]
+    normal = (pixels.view(batch, count, groups, own) - mean[:, None]) * deviation[:, None]
     if weight is not None:
         normal = normal * weight.view(groups, own)
     if bias is not None:
         normal = normal + bias.view(groups, own)
-    result = normal.to(x.dtype).reshape(batch, height, width, channels).permute(0, 3, 1, 2)
+    result = normal.to(x.dtype).reshape(batch, *sizes, channels).movedim(-1, 1)
     return result, mean[..., 0].to(x.dtype), deviation[..., 0].to(x.dtype)

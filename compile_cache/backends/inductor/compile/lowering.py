@@ -27,8 +27,8 @@ from ....torch_facts.private_names import (
     tracing,
 )
 from .compiled_region import CompiledRegion, FlatCode, launch_by_address
+from .decompositions import decompositions
 from .environment import own_settings
-from .group_norm import decompositions
 from .private_cache import header_settings, private_cache
 from .shape_guards import ShapeGuards
 from .tracing import Trace, size_one_is_general

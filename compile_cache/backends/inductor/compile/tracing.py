@@ -28,16 +28,19 @@ from ....torch_facts.private_names import (
     pytree,
     symbolic_shape_config,
 )
-from . import kitchen
+from . import casts, kitchen, padding
 
 # The names that make an input a feature map, see `region_format`.
 FEATURE_MAP: Dims = ("b", None, "h", "w")
+_MAP_FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}  # by the number of dimensions
 
 Shapes = tuple[tuple[int, ...], ...]
 
 # On the CPU the meta kernel of a convolution branches on batch == 1 and on batch < 16. With a hint above both, the
 # symbol gets no upper bound.
 _CPU_BATCH_HINT = 17
+
+_REPEATABLE_WRITES = ("aten::clamp", "aten::clamp_")  # they may be done again
 
 
 @dataclass(frozen=True, eq=False)
@@ -122,8 +125,9 @@ def trace(
     without: children of `module` that `function` does not run.
     attends: see `RegionSite`.
 
-    Raises ValueError where the function writes into an input or breaks `attends`, whatever the traced code raises, and
-    torch's errors (GuardOnDataDependentSymNode, for example) where the code needs a value that tracing does not have.
+    Raises ValueError where the function writes into an input (see `_refuse_writes_to_inputs`) or breaks `attends`,
+    whatever the traced code raises, and torch's errors (GuardOnDataDependentSymNode, for example) where the code needs
+    a value that tracing does not have.
     """
     # No duck shaping: two dimensions that happen to be equal in the example stay two symbols.
     shape_env = ShapeEnv(specialize_zero_one=False, duck_shape=False)
@@ -151,11 +155,12 @@ def trace(
     # The cache serves many traces of equal sizes. Each of our traces has symbols of its own, so nothing is ever found,
     # and writing an entry takes longer than computing the result.
     fake_mode.cache_enabled = False
-    with fake_mode, torch.no_grad(), size_one_is_general(oblivious), kitchen.opaque():
+    with fake_mode, torch.no_grad(), size_one_is_general(oblivious), kitchen.opaque(), padding.always():
         traced = make_fx(flat, tracing_mode="symbolic")(*fakes)
     _refuse_writes_to_inputs(traced.graph)
     if not attends:
         _refuse_attention(traced.graph)
+    casts.keep_opaque(traced.graph, inputs[0].device)
     traced.graph.eliminate_dead_code()
     quantized = _quantized(traced.graph, layouts)
     used = _drop_unused_weights(traced.graph, len(weights))
@@ -179,22 +184,25 @@ def size_one_is_general(wanted: bool) -> AbstractContextManager[None]:
 def region_format(tensor: torch.Tensor, dims: Dims = FEATURE_MAP) -> torch.memory_format:
     """The memory format in which regions take a tensor.
 
-    Channels-last for (batch, channels, height, width) on CUDA: convolutions are fastest with it, and tokens are a view
-    of it. Contiguous for everything else, also for what else has four dimensions (rotary tables, masks).
+    Channels-last for maps (batch, channels, height, width) and (batch, channels, frames, height, width) on CUDA:
+    convolutions are fastest with it, and tokens and single frames are views of it. Contiguous for everything else, also
+    for what else has four or five dimensions (rotary tables, masks).
     """
-    is_map = tensor.ndim == len(FEATURE_MAP) and dims[-2:] == FEATURE_MAP[-2:]
-    return torch.channels_last if is_map and tensor.is_cuda else torch.contiguous_format
+    is_map = tensor.is_cuda and dims[-2:] == FEATURE_MAP[-2:]
+    return _MAP_FORMATS.get(tensor.ndim, torch.contiguous_format) if is_map else torch.contiguous_format
 
 
 def _refuse_writes_to_inputs(graph: torch.fx.Graph) -> None:
-    """A region may get a copy of its input in another layout, and what it writes to a copy is lost."""
+    """To clamp an input in place is allowed, as core's product for plain fp8 weights does: code may be compared and run
+    again on the same tensors, and clamping twice changes nothing. See `CompiledRegion.written`.
+    """
     for node in graph.nodes:
         if not isinstance(node.target, OpOverload) or not node.target._schema.is_mutable:
             continue
-        written = node.args[0]
+        written = node.kwargs.get("out", node.args[0])
         while isinstance(written.target, OpOverload) and written.target.is_view:
             written = written.args[0]
-        if written.op == "placeholder":
+        if written.op == "placeholder" and node.target._schema.name not in _REPEATABLE_WRITES:
             raise ValueError(f"it writes into its input ({node.target})")
 
 
@@ -206,10 +214,14 @@ def _refuse_attention(graph: torch.fx.Graph) -> None:
 
 
 def _quantized(graph: torch.fx.Graph, layouts: Sequence[str]) -> tuple[tuple[str, str], ...]:
-    """See `Trace.quantized`. layouts: for each input of the graph that is of a weight, see `weight_layouts`."""
+    """See `Trace.quantized`. layouts: for each input of the graph that is of a weight, see `weight_layouts`.
+
+    A plain weight in 8 bits that is cast first is no quantized weight: only the memory that it takes is meant.
+    """
     placeholders = [node for node in graph.nodes if node.op == "placeholder"]
-    found = zip(placeholders, layouts, strict=False)
-    return tuple(sorted({(layout, kitchen.product_of(node) or "") for node, layout in found if layout and node.users}))
+    used = [pair for pair in zip(placeholders, layouts, strict=False) if pair[1] and pair[0].users]
+    found = {(layout, kitchen.product_of(node) or "") for node, layout in used}
+    return tuple(sorted(pair for pair in found if pair[1] or not pair[0].startswith("float8")))
 
 
 def _drop_unused_weights(graph: torch.fx.Graph, weights: int) -> tuple[int, ...]:

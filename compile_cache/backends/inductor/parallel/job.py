@@ -38,7 +38,7 @@ from ....torch_facts.private_names import (
     triton_code_generator,
     triton_key,
 )
-from ..compile import kitchen, lowering
+from ..compile import casts, kitchen, lowering
 from ..compile.artifacts import pack
 from ..compile.environment import environment_of
 from ..compile.lowering import compile_trace
@@ -189,6 +189,7 @@ def _run(job: Job) -> Artifact:
     attention.operator()  # the trace may call it, and these
     chosen.operator()
     kitchen.register()
+    casts.operator()
     for package in job.packages:
         importlib.import_module(package)
     with size_one_is_general(job.oblivious):

@@ -34,6 +34,10 @@ logger = logging.getLogger(__name__)
 # A trace has no autocast in it, and compiled code casts nothing.
 _AUTOCAST = BypassReason(BypassCode.OBSERVED_INPUT, "another pack turned autocast on; blocks run as they are inside it")
 
+_WRITES_TO_COPY = BypassReason(
+    BypassCode.OBSERVED_INPUT, "a block writes into an input that is not contiguous; such a block runs as it is"
+)
+
 
 @dataclass(eq=False)
 class _BoundSite:
@@ -181,6 +185,7 @@ class RegionBinding:
 
         Raises what the original raises, and whatever cancels; OutOfMemoryError as `out_of_memory_is_final` says.
         """
+        self._progress.begin_block()
         self.was_reached = True
         bound = self._bound(site)
         weights = weight_inputs(bound.slots)
@@ -193,6 +198,8 @@ class RegionBinding:
         ]
         shapes = tuple(tuple(tensor.shape) for tensor in inputs)
         found = region.by_shapes.get(shapes) or self._resolve(region, site, weights, inputs)
+        if isinstance(found, CompiledRegion) and any(inputs[index] is not tensors[index] for index in found.written):
+            found = _WRITES_TO_COPY
         if not isinstance(found, CompiledRegion):
             return self._run_original(site, tensors, found)
         try:

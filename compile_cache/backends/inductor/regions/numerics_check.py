@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import torch
 
 from ....errors import excerpt
+from ....regions.gguf_weights import LAYOUT as GGUF_LAYOUT
 from ....regions.site import RegionSite
 from ....torch_facts.flags import uses_tf32
 from ....torch_facts.out_of_memory import is_out_of_memory
@@ -18,6 +19,7 @@ from ..compile.compiled_region import CompiledRegion
 _TOLERANCE = {torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 1e-1}
 # Rounding in front of a quantizer of few bits is amplified: two right results of 4 bits differ by up to 8e-2.
 _QUANTIZED_TOLERANCE = 2e-1
+_DECODED_TOLERANCE = _TOLERANCE[torch.float16]  # packs decode GGUF weights in float16, compiled code in float32
 _TF32_TOLERANCE = 5e-3  # float32 on NVIDIA: by default convolutions round their inputs to 10 bits
 
 # Where inputs cancel, only rounding noise is left, so allow an absolute tolerance, as a part of the norm of the inputs.
@@ -47,7 +49,7 @@ def difference_from_original(
             if is_out_of_memory(error) or isinstance(error, cancellations):
                 raise
             return f"it fails: {error}"
-    least = _QUANTIZED_TOLERANCE if any(product for _, product in compiled.quantized) else 0.0
+    least = _least_tolerance(compiled.quantized)
     noise = max(float(_norm(tensor)) for tensor in tensors) * _NOISE
     for a, b in zip(actual, expected, strict=True):
         if not (isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor)):  # a block may also return None
@@ -60,6 +62,13 @@ def difference_from_original(
         if not bool(error_norm <= max(_tolerance(b), least) * scale + noise):
             return f"error {float(error_norm):.3g} at norm {float(scale):.3g}"
     return None
+
+
+def _least_tolerance(quantized: Collection[tuple[str, str]]) -> float:
+    """quantized: see `Trace.quantized`."""
+    if any(product for _, product in quantized):
+        return _QUANTIZED_TOLERANCE
+    return _DECODED_TOLERANCE if any(layout.startswith(GGUF_LAYOUT) for layout, _ in quantized) else 0.0
 
 
 def run_original(site: RegionSite, tensors: Sequence[torch.Tensor]) -> Any:

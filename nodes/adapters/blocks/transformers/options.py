@@ -99,7 +99,7 @@ class BlockOptions(dict[str, Any]):
 
     def _reason(self, path: Path, verb: str) -> BypassReason:
         if path == (OVERRIDE,):
-            text = "another node overrides attention; transformer blocks run as they are"
+            text = f"{chosen_attention.why_unknown(self._given or {})}; transformer blocks run as they are"
         elif path[0] in _NESTED and len(path) > 1:
             text = f"another node patches {path[1]} inside transformer blocks; they run as they are"
         else:

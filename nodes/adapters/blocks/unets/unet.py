@@ -5,14 +5,15 @@ The blocks of a UNet for videos are in `video_unet`.
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
 
 from .....compile_cache.errors import BypassCode, BypassReason
 from .....compile_cache.regions.site import Bypass, Hook, RegionRunner, RegionSite
-from ...comfyui import version
-from ...comfyui.transformer_options import ACTIVATIONS_SHAPE, BLOCK_INDEX
+from ...comfyui import chosen_attention, version
+from ...comfyui.transformer_options import ACTIVATIONS_SHAPE, BLOCK_INDEX, OVERRIDE
 from ...foreign.core_code import derives_from, is_core
 from ..common import FEATURES, TOKENS, TRACED_OPTIONS, attention_patch, original
 from ..splice import FixedResult, StopHere, StoppedAt, in_place
@@ -74,7 +75,7 @@ def _residual(name: str, block: torch.nn.Module, run: RegionRunner) -> Hook:
 
 
 def _transformer_block(name: str, block: torch.nn.Module, run: RegionRunner, bypass: Bypass) -> Hook:
-    site = RegionSite(name, "BasicTransformerBlock", block, _traced_block, (TOKENS, _CONTEXT))
+    sites = {chosen_attention.TORCHS: _site_of(name, block, chosen_attention.TORCHS)}
 
     def forward(x: torch.Tensor, context: Any = None, transformer_options: dict[str, Any] | None = None) -> Any:
         options = {} if transformer_options is None else transformer_options
@@ -83,13 +84,28 @@ def _transformer_block(name: str, block: torch.nn.Module, run: RegionRunner, byp
             bypass(patch)
         if patch is not None or type(context) is not torch.Tensor:
             return original(block, x, context=context, transformer_options=options)
-        return run(site, x, context)
+        chosen = chosen_attention.attention_of(options) or chosen_attention.TORCHS
+        if chosen not in sites:
+            sites[chosen] = _site_of(name, block, chosen)
+        return run(sites[chosen], x, context)
 
-    return Hook(block, forward, (site,))
+    return Hook(block, forward, tuple(sites.values()))
+
+
+def _site_of(name: str, block: torch.nn.Module, attention: str) -> RegionSite:
+    """The block with an attention of core's. Its name is part of the kind, and so of the key."""
+    if attention == chosen_attention.TORCHS:
+        return RegionSite(name, "BasicTransformerBlock", block, _traced_block, (TOKENS, _CONTEXT))
+    function = functools.partial(_block_with, functools.partial(chosen_attention.run, attention))
+    return RegionSite(name, f"BasicTransformerBlock with {attention}", block, function, (TOKENS, _CONTEXT))
 
 
 def _traced_block(block: torch.nn.Module, x: torch.Tensor, context: torch.Tensor) -> Any:
-    return original(block, x, context=context, transformer_options=dict(TRACED_OPTIONS))
+    return _block_with(TRACED_OPTIONS[OVERRIDE], block, x, context)
+
+
+def _block_with(attention: Any, block: torch.nn.Module, x: torch.Tensor, context: torch.Tensor) -> Any:
+    return original(block, x, context=context, transformer_options={**TRACED_OPTIONS, OVERRIDE: attention})
 
 
 def _spatial_transformer(name: str, block: Any, run: RegionRunner) -> Hook:

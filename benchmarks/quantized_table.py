@@ -1,0 +1,81 @@
+"""The rows of `benchmarks.quantized` as a table, with the aims that each misses."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .families import CORE, OURS
+from .rig import STOCK
+
+LEAST_GAIN = 1.5  # the aim in fp8: so many times stock's speed
+LARGEST_ERROR = 1.5  # times stock's own
+MOST_MS = {("flux", "fp8-scaled", "1024x1024"): 50.0, ("flux", "fp8-fast", "1024x1024"): 50.0}
+_HEAD = (
+    f"{'family':<11}{'format':<13}{'size':<11}{'stock':>8}{'core':>8}{'ours':>8}{'floor':>8}{'gain':>6}{'stock':>10}"
+    f"{'ours':>10}  replays, captures, compiles; formats\n{'':<35}{'ms':>8}{'ms':>8}{'ms':>8}{'ms':>8}{'':>6}"
+    f"{'error':>10}{'error':>10}"
+)
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    """The rows that were begun, and the kernels of those that were profiled."""
+    return "\n".join([_HEAD, *[line(row) for row in rows if row["details"]], *_profiles(rows)])
+
+
+def line(row: dict[str, Any]) -> str:
+    times = "".join(_cell(row[f"{key}_ms"], 8, ".1f") for key in (STOCK, "core", OURS, "floor"))
+    errors = "".join(_cell(row[f"error_{key}"], 10, ".2e") for key in (STOCK, OURS))
+    details = row["details"]
+    ours = details.get(OURS, {})
+    counted = ours.get("counters", {})
+    notes = [", ".join(str(counted.get(each, "-")) for each in ("replays", "captures", "region_compiles"))]
+    notes += row.get("formats", [])
+    notes += [f"{count}x {code}" for code, count in ours.get("bypasses", {}).items()]
+    if "first_s" in ours:
+        notes.append(f"first +{ours['first_s']:.0f} s")
+    lora = details.get("lora", {})
+    if "captures" in lora:
+        notes.append(
+            f"LoRAs: {lora['captures']} captures, {lora['region_compiles']} compiles, {lora['replays']} replays"
+        )
+    notes += [f"{who}: {result['failed']}" for who, result in details.items() if "failed" in result]
+    notes += [f"missed: {text}" for text in _missed(row)]
+    gain = _cell(_gain(row), 6, ".2f")
+    return f"{row['family']:<11}{row['format']:<13}{row['size']:<11}{times}{gain}{errors}  {'; '.join(notes)}"
+
+
+def _gain(row: dict[str, Any]) -> float | None:
+    return row["stock_ms"] / row["resolute_ms"] if row["stock_ms"] and row["resolute_ms"] else None
+
+
+def _missed(row: dict[str, Any]) -> list[str]:
+    least = LEAST_GAIN if row["format"].startswith("fp8") else 1.0
+    missed = []
+    gain = _gain(row)
+    if gain is not None and gain < least:
+        missed.append(f"{least} times stock")
+    most = MOST_MS.get((row["family"], row["format"], row["size"]))
+    if most is not None and row["resolute_ms"] is not None and row["resolute_ms"] > most:
+        missed.append(f"{most:.0f} ms")
+    if row["error_stock"] and row["error_resolute"] and row["error_resolute"] > LARGEST_ERROR * row["error_stock"]:
+        missed.append(f"{LARGEST_ERROR} times stock's error")
+    if row["core_ms"] and row["resolute_ms"] and row["resolute_ms"] > row["core_ms"]:
+        missed.append("faster than core's node")
+    if row["details"].get("lora", {}).get("captures"):
+        missed.append("no capture for a LoRA")
+    return missed
+
+
+def _profiles(rows: list[dict[str, Any]]) -> list[str]:
+    lines = []
+    for row in rows:
+        for contender in (STOCK, OURS, CORE):
+            found = row["details"].get(f"{contender} profile", {})
+            if kinds := found.get("kinds"):
+                told = ", ".join(f"{kind} {each['ms']:.2f} ({each['count']})" for kind, each in kinds.items())
+                lines.append(f"{row['family']}:{row['format']} {contender}, kernels of a step in ms: {told}")
+    return lines
+
+
+def _cell(value: float | None, width: int, form: str) -> str:
+    return f"{'-' if value is None else format(value, form):>{width}}"

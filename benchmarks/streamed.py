@@ -1,0 +1,253 @@
+"""Models that are larger than the card: seconds and bytes of a step, stock ComfyUI and Resolute.
+
+    python -m benchmarks.streamed --out benchmarks/results/NAME-streamed.json [--cells flux:8 flux:12 qwen-image:8 ...]
+                                  [--seconds 500] [--contenders stock resolute] [--folder FOLDER] [--profile] [--cpu]
+
+A cell is a model (MODELS) and the GiB that are free before a server starts; other memory is held. Each contender gets
+one server for each model: first with all memory (`resident_s_per_step`; here Resolute compiles), then with less and
+less. Between cells ComfyUI unloads its models. A step is the time from one call of the model to the next, the median of
+the settled calls of a prompt. `bytes_per_step_stock`: of the weights that have no pages on the device.
+`bytes_per_step_resolute`: what its counter `streamed_bytes` says. `bus_gb_per_s`: of a pinned gigabyte. `error`:
+Resolute's latents against stock's. `first_step_s` in `details` is that of a prompt after the weights were unloaded.
+
+It writes after each cell, and leaves out what `--out` has already: begin it again for what is missing. `--folder` keeps
+models and compiled regions; a model is made on the GPU when it is needed, and deleted when the disk has no room for the
+next. Needs CUDA and the environment of `scripts/test` (without a network, set RESOLUTE_PYTHON and COMFYUI_PATH).
+`--cpu` checks the script with small models and measures nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import numpy
+import psutil
+import torch
+
+from compile_cache.config import default_budget
+from scripts.errors import PromptError, ServerError
+from scripts.server.process import ComfyServer
+from scripts.setup import command
+
+from . import families, rig
+from .card_memory import GIB, Memory, small_card
+from .device_facts import bus
+from .family_models import family, file_of, make_all
+from .kernel_kinds import by_kind
+from .rig import ROOT, STOCK, environment, without_paths
+from .streamed_table import ALL, CELLS, HEAD, MODELS, OURS, Model, line, rows_of
+
+STEPS, UNSETTLED, PROFILED = 10, 3, 1
+_LEAST_DISK = 30e9  # bytes, for one more model
+
+
+class OutOfTimeError(Exception):
+    pass
+
+
+class Bench:
+    """One contender's server for one model."""
+
+    def __init__(self, server: ComfyServer, model: Model, contender: str, options: argparse.Namespace) -> None:
+        assert server.process is not None
+        self._server, self._model, self._contender, self._options = server, model, contender, options
+        self._family = family(model.name, options.cpu)
+        self.memory = None if options.cpu else Memory(psutil.Process(server.process.pid))
+
+    def measure(self) -> dict[str, Any]:
+        """One cell: a prompt after the weights were unloaded, a timed one, and perhaps a profiled one."""
+        before = rig.counters(self._server.client)
+        first, _ = self._prompt(4, 0, 1)
+        timed_before = rig.counters(self._server.client)
+        timed, timed_history = self._prompt(STEPS, 0, 2)
+        after = rig.counters(self._server.client)
+        settled = timed["calls"][UNSETTLED:]
+        streamed = (after.get("streamed_bytes", 0) - timed_before.get("streamed_bytes", 0)) / STEPS
+        found: dict[str, Any] = {
+            "s_per_step": statistics.median(call["since_last_ms"] for call in settled) / 1000,
+            "host_s": statistics.median(call["host_ms"] for call in settled) / 1000,
+            "bytes_per_step": timed["not_resident_bytes"] if self._contender == STOCK else streamed,
+            "not_resident_bytes": timed["not_resident_bytes"],
+            "first_step_s": first["calls"][1]["since_last_ms"] / 1000,
+            "steps_s": [round(call["since_last_ms"] / 1000, 4) for call in timed["calls"][1:]],
+            "bypasses": rig.rise(before, after)["bypasses"],
+            "replays": after["replays"] - timed_before["replays"],
+            "latents": rig.latents(self._server.client, timed_history),
+        }
+        if self._options.profile:
+            profiled, _ = self._prompt(2 + PROFILED, PROFILED, 3)
+            profile = profiled["profiles"][-1]
+            found["profile"] = {
+                "busy_ms": profile["busy_ms"],
+                "span_ms": profile["span_ms"],
+                "kinds": by_kind(profile["kernels"]),
+                "copies": {name: each for name, each in profile["kernels"].items() if "Memcpy HtoD" in name},
+            }
+        return {**found, **({} if self.memory is None else self.memory.take())}
+
+    def _prompt(self, steps: int, profiled: int, seed: int) -> tuple[dict[str, Any], Any]:
+        """The notes of each call, and the prompt's history. Raises OutOfTimeError."""
+        left = self._options.deadline - time.monotonic()
+        if left < 1:
+            raise OutOfTimeError
+        name = self._model.name
+        nodes = families.prompt(name, self._family, self._contender, self._family.sizes[0], "default", steps, seed)
+        nodes["load"]["inputs"]["unet_name"] = file_of(name, self._model.form)
+        sampler, file = nodes["sample"]["inputs"], f"steps-{self._contender}-{seed}"
+        watch = {"name": file, "calls": steps, "profiled": profiled}
+        nodes["watch"] = rig.node("ResoluteBenchmarkSteps", model=sampler["model"], **watch)
+        sampler["model"] = ["watch", 0]
+        history = self._server.client.run(nodes, left)
+        notes: dict[str, Any] = json.loads((self._server.folder / "output" / f"{file}.json").read_text("utf-8"))
+        return notes, history
+
+    def unload(self) -> None:
+        self._server.client.free()
+        time.sleep(1.0)
+
+    def close(self) -> None:
+        if self.memory is not None:
+            self.memory.close()
+
+
+def visit(
+    name: str, contender: str, cells: list[str], setup: command.Setup, before: int, options: argparse.Namespace
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """(cell, what was measured) for each cell of one server. before: bytes in use before it starts."""
+    variables = {key: str(options.folder / key.lower()) for key in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")}
+    variables |= {"RESOLUTE_STORE": str(options.folder / "store")}
+    variables |= {"RESOLUTE_BUDGET_MB": str(default_budget(24 * GIB) >> 20)}
+    variables |= dict(each.split("=", 1) for each in options.environment)
+    server = rig.server(
+        setup, options.folder / "server", options.argument, models=options.folder, cpu=options.cpu,
+        environment=variables, packs={"step-profiler": ROOT / "benchmarks" / "step_profiler"},
+    )  # fmt: skip
+    with server:
+        bench = Bench(server, MODELS[name], contender, options)
+        try:
+            for cell in cells:
+                bench.unload()
+                held = 0 if options.cpu else _used() - before  # by the server itself, which counts as the card's
+                with nullcontext() if cell == ALL or options.cpu else small_card(float(cell) - held / GIB):
+                    try:
+                        found = bench.measure()
+                    except (PromptError, ServerError) as error:
+                        found = {"failed": str(error).splitlines()[0][:300]}
+                    yield cell, {**found, "about": environment(server)}
+        finally:
+            bench.close()
+            log = options.folder / f"{name}-{contender}.log"
+            log.write_text(server.log(), "utf-8")
+
+
+def _used() -> int:
+    free, total = torch.cuda.mem_get_info()
+    return total - free
+
+
+def _compare(found: dict[str, Any], name: str, contender: str, free: str, folder: Path) -> None:
+    """Keep stock's latents in the folder, and give Resolute's their error against them."""
+    latents, file = found.pop("latents", None), folder / f"latents-{name}-{free}.npy"
+    if latents is not None and contender == STOCK:
+        numpy.save(file, latents)
+    elif latents is not None and file.exists():
+        found["error"] = rig.error(latents, numpy.load(file))
+
+
+def _make(name: str, setup: command.Setup, options: argparse.Namespace) -> Path:
+    model = MODELS[name]
+    file: Path = options.folder / "diffusion_models" / file_of(model.name, model.form)
+    if not file.is_file():
+        file.parent.mkdir(parents=True, exist_ok=True)
+        if shutil.disk_usage(file.parent).free < _LEAST_DISK:
+            for other in file.parent.glob("*.safetensors"):
+                other.unlink()
+                other.with_suffix(".json").unlink()
+        child = [str(setup.python), "-m", "benchmarks.streamed", "--make", str(file.parent), str(setup.comfyui)]
+        subprocess.run([*child, "--cells", f"{name}:0", *(["--cpu"] if options.cpu else [])], cwd=ROOT, check=True)
+    return file
+
+
+def measure_all(setup: command.Setup, options: argparse.Namespace) -> None:
+    kept = json.loads(options.out.read_text("utf-8")) if options.out and options.out.exists() else {}
+    measured: dict[str, Any] = kept.pop("measured", {})
+    gb: dict[str, float] = kept.get("gb", {})
+    about: dict[str, Any] = {**kept, "arguments": without_paths(options.argument), "environment": options.environment}
+    about |= {"steps": STEPS, "is_cpu": options.cpu, "gb": gb}
+    about.setdefault("bus_gb_per_s", None if options.cpu else bus()["pinned_to_device"])
+    before = 0 if options.cpu else _used()  # this process's own context counts in every measurement alike
+    try:
+        for name in MODELS:
+            wanted = [free for each, _, free in (cell.partition(":") for cell in options.cells) if each == name]
+            wanted = [ALL, *sorted(wanted, key=float, reverse=True)] if wanted else []
+            left = {
+                who: [free for free in wanted if free not in measured.get(name, {}).get(who, {})]
+                for who in options.contenders
+            }
+            if not any(left.values()):
+                continue
+            file = _make(name, setup, options)
+            gb[name] = round(file.stat().st_size / 1e9, 2)
+            for who, cells in left.items():
+                for free, found in visit(name, who, cells, setup, before, options) if cells else ():
+                    about |= found.pop("about")
+                    _compare(found, name, who, free, options.folder)
+                    measured.setdefault(name, {}).setdefault(who, {})[free] = found
+                    rows = rows_of(measured, gb, about["bus_gb_per_s"])
+                    rig.save(options.out, {**about, "rows": rows, "measured": measured})
+                    print(line(next(row for row in rows if row["model"] == name and _free(row) == free)), flush=True)
+    except OutOfTimeError:
+        print(f"{options.seconds:.0f} s are over: begin again for what is missing", flush=True)
+    finally:
+        print(
+            "\n".join(
+                [f"bus {about['bus_gb_per_s']} GB/s", HEAD, *map(line, rows_of(measured, gb, about["bus_gb_per_s"]))]
+            )
+        )
+
+
+def _free(row: dict[str, Any]) -> str:
+    return ALL if row["free_gib"] is None else str(row["free_gib"])
+
+
+def main() -> int:
+    started = time.monotonic()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--cells", nargs="*", default=CELLS, metavar="MODEL:GIB")
+    parser.add_argument("--contenders", nargs="*", choices=(STOCK, OURS), default=[STOCK, OURS])
+    parser.add_argument("--seconds", type=float, default=500, help="end after this time, with what there is")
+    parser.add_argument("--profile", action="store_true", help="one more prompt in each cell, under torch's profiler")
+    parser.add_argument("--argument", action="append", default=[], help="an extra argument for ComfyUI")
+    parser.add_argument("--environment", action="append", default=[], metavar="NAME=VALUE", help="for ComfyUI")
+    parser.add_argument("--folder", type=Path, help="keeps models and compiled regions")
+    parser.add_argument("--cpu", action="store_true", help="small models on the CPU, to check this script")
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--make", nargs=2, type=Path, metavar=("FOLDER", "COMFYUI"), help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if unknown := {cell.partition(":")[0] for cell in options.cells} - set(MODELS):
+        parser.error(f"{', '.join(sorted(unknown))}: none of {', '.join(MODELS)}")
+    if options.make:
+        for model in (MODELS[cell.partition(":")[0]] for cell in options.cells):
+            make_all(options.make[1], options.make[0], [model.name], options.cpu, [model.form])
+        return 0
+    options.deadline = started + options.seconds
+    with tempfile.TemporaryDirectory(prefix="resolute-streamed-") as work:
+        options.folder = options.folder or Path(work)
+        options.folder.mkdir(parents=True, exist_ok=True)
+        measure_all(command.prepare(), options)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

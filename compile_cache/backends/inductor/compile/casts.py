@@ -1,0 +1,49 @@
+"""Casts of weights from fp8 as an operator, for NVIDIA cards before Ada (RTX 40), on which Triton has no such types.
+
+PyTorch's own kernel casts there. Nothing is lost: a product after it takes the cast weight from memory in any case.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+
+import torch
+
+_NAME = "cast_from_fp8"
+_FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
+_FIRST_WITH_FP8 = (8, 9)
+_CAST = torch.ops.aten._to_copy.default
+
+
+def keep_opaque(graph: torch.fx.Graph, device: torch.device) -> None:
+    """Put the operator in place of each cast from fp8, if the device needs it."""
+    if not _lacks_fp8(device):
+        return
+    for node in list(graph.nodes):
+        if node.target is not _CAST or node.args[0].meta["val"].dtype not in _FP8:
+            continue
+        with graph.inserting_before(node):
+            made = graph.call_function(operator(), (node.args[0], node.meta["val"].dtype))
+        made.meta = dict(node.meta)
+        node.replace_all_uses_with(made)
+        graph.erase_node(node)
+
+
+@functools.cache
+def operator() -> Callable[..., torch.Tensor]:
+    """`torch.ops.resolute.cast_from_fp8`. It must be there before a graph with it is loaded.
+
+    The first copy of this pack in a process defines it.
+    """
+    if not hasattr(torch.ops.resolute, _NAME):
+        torch.library.define(f"resolute::{_NAME}", "(Tensor x, ScalarType dtype) -> Tensor")
+        torch.library.impl(f"resolute::{_NAME}", ("cpu", "cuda"), lambda x, dtype: x.to(dtype))
+        torch.library.register_fake(f"resolute::{_NAME}", lambda x, dtype: torch.empty_like(x, dtype=dtype))
+    found: Callable[..., torch.Tensor] = getattr(torch.ops.resolute, _NAME).default
+    return found
+
+
+def _lacks_fp8(device: torch.device) -> bool:
+    is_nvidia = device.type == "cuda" and torch.version.hip is None
+    return is_nvidia and torch.cuda.get_device_capability(device) < _FIRST_WITH_FP8

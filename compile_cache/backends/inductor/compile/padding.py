@@ -1,0 +1,71 @@
+"""Inputs of products in nvfp4 and mxfp8 are padded in every trace, whatever its sizes.
+
+Such products take rows in blocks of 16 or 32. Where the rows of an input are no multiple, comfy-kitchen pads them and
+cuts the result. In a trace, its question after the multiple would be a guard, and a later prompt of another size would
+compile. To pad a multiple and to cut nothing changes nothing, so in a trace the answer is always yes.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from ....regions.slots import swapped
+from .kitchen import NAMESPACE
+
+_MODULES = ("nvfp4", "mxfp8")
+_SHAPE, _CUT = "get_padded_shape", "_slice_to_original_shape"
+
+
+class _Padded(tuple[Any, ...]):
+    """A padded shape that is asked if it equals another one."""
+
+    __slots__ = ()
+    __hash__ = tuple.__hash__
+
+    def __eq__(self, other: object) -> bool:
+        return False
+
+    def __ne__(self, other: object) -> bool:
+        return True
+
+
+@contextmanager
+def always() -> Iterator[None]:
+    """Inside, comfy-kitchen pads inputs whose sizes are symbols, and cuts the results, without asking for either."""
+    modules = [found for name in _MODULES if (found := sys.modules.get(f"{NAMESPACE}.tensor.{name}")) is not None]
+    kinds = [
+        kind for module in modules for kind in vars(module).values() if isinstance(kind, type) and _SHAPE in vars(kind)
+    ]
+    before = [(kind, vars(kind)[_SHAPE]) for kind in kinds]
+    cuts = [(vars(module), _CUT, _cut) for module in modules if hasattr(module, _CUT)]
+    try:
+        for kind, original in before:
+            setattr(kind, _SHAPE, classmethod(_unequal(original.__func__)))
+        with swapped(cuts):
+            yield
+    finally:
+        for kind, original in before:
+            setattr(kind, _SHAPE, original)
+
+
+def _unequal(original: Any) -> Any:
+    def get_padded_shape(cls: Any, orig_shape: tuple[Any, ...]) -> tuple[Any, ...]:
+        padded: tuple[Any, ...] = original(cls, orig_shape)
+        return _Padded(padded) if _is_symbolic(orig_shape) else padded
+
+    return get_padded_shape
+
+
+def _cut(result: torch.Tensor, orig_m: Any, orig_n: Any) -> torch.Tensor:
+    if _is_symbolic((orig_m,)):
+        return result[:orig_m, :orig_n]
+    return result if tuple(result.shape) == (orig_m, orig_n) else result[:orig_m, :orig_n]
+
+
+def _is_symbolic(sizes: tuple[Any, ...]) -> bool:
+    return any(isinstance(size, torch.SymInt) for size in sizes)

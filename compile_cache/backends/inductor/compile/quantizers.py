@@ -1,0 +1,44 @@
+"""comfy-kitchen's elementwise quantizers as arithmetic, which inductor fuses into the norm, gate or activation before.
+
+As an operator, a quantizer reads all of its input from memory and writes all of its result. Fused, only the result is
+written. Each computes what comfy-kitchen's CUDA kernel does: in float32, whatever the dtype of its input. (Its kernel
+for the CPU computes in that dtype, and so is further from float32.)
+
+Products stay operators. So do quantizers that rotate or scale blocks: nothing that inductor fuses comes near them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from .kitchen import NAMESPACE
+
+_FLOATS_OF_8_BITS = {5: torch.float8_e4m3fn, 6: torch.float8_e5m2}  # by comfy-kitchen's numbers of dtypes
+_LARGEST_INT8 = 127
+_LEAST_SCALE = 1e-30
+
+
+def by_operator() -> dict[Any, Callable[..., Any]]:
+    """The decompositions of the quantizers that this process has: none before comfy-kitchen is imported."""
+    package = getattr(torch.ops, NAMESPACE)
+    known: dict[str, Callable[..., Any]] = {
+        "quantize_fp8": quantize_fp8,
+        "quantize_int8_rowwise": quantize_int8_rowwise,
+    }
+    return {getattr(package, name).default: function for name, function in known.items() if hasattr(package, name)}
+
+
+def quantize_fp8(x: torch.Tensor, scale: torch.Tensor, output_dtype_code: int) -> torch.Tensor:
+    """x divided by a scale for all of it, in 8 bits; what is too large becomes the largest number."""
+    dtype = _FLOATS_OF_8_BITS[output_dtype_code]
+    largest = torch.finfo(dtype).max
+    return (x.float() / scale).clamp(-largest, largest).to(dtype)
+
+
+def quantize_int8_rowwise(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """x of shape (..., n) as integers, and the scale of each row in float32, of shape (..., 1)."""
+    scale = (x.abs().amax(-1, keepdim=True).float() / _LARGEST_INT8).clamp(min=_LEAST_SCALE)
+    return (x.float() / scale).round().clamp(-_LARGEST_INT8 - 1, _LARGEST_INT8).to(torch.int8), scale

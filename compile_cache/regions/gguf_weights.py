@@ -1,0 +1,86 @@
+"""Weights of GGUF files, as ComfyUI-GGUF and its forks keep them: a tensor of bytes that knows its format.
+
+Such a tensor has `tensor_type` (the format, an enumeration of the package gguf, or None), `tensor_shape` (of its
+numbers) and `patches` (LoRAs). Its module decodes it in each call, and then applies the LoRAs. A trace gets the numbers
+in its place, decoded from the bytes: then the module has a plain weight, and casts it as core's modules do.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from .gguf_types import FORMATS, decoded
+
+LAYOUT = "GGUF "  # how the names of these layouts begin: "GGUF Q4_K"
+_PLAIN = (None, "F32", "F16")  # numbers that need no decoding
+
+
+class GGUFForm:
+    """How the bytes of one weight become its numbers: see `WeightForm`."""
+
+    count = 1
+
+    def __init__(self, weight: Any) -> None:
+        """Raises ValueError for a format that is not in `FORMATS`, and for bytes that are no whole number of blocks."""
+        self.kind = type(weight)
+        self.shape = tuple(weight.tensor_shape)
+        self.format = _format(weight)
+        if self.format not in _PLAIN:
+            _refuse_unknown(self.format, weight.nbytes, self.shape)
+        self.text = repr((str(weight.dtype), tuple(_alias(weight).shape), self.shape, self.format))
+
+    @property
+    def layout(self) -> str:
+        return "" if self.format in _PLAIN else f"{LAYOUT}{self.format}"
+
+    def parts(self, weight: Any) -> list[torch.Tensor]:
+        return [_alias(weight)]
+
+    def is_patched(self, weight: Any) -> bool:
+        return bool(getattr(weight, "patches", None))
+
+    def put_together(self, parts: Sequence[torch.Tensor], like: torch.Tensor) -> torch.Tensor:
+        """The numbers, in the dtype of the file or in float32: finer than any that the packs decode in."""
+        (data,) = parts
+        return data if self.format in _PLAIN else decoded(self.format, data, self.shape)
+
+
+def is_gguf(weight: Any) -> bool:
+    """A tensor of the packs. Reading its shape makes it remember one, if it was not given any."""
+    return is_gguf_class(type(weight)) and weight.shape is not None and "tensor_shape" in vars(weight)
+
+
+def is_gguf_class(kind: type) -> bool:
+    """The class of such tensors, whatever pack it is of: it says another shape than that of its bytes."""
+    return issubclass(kind, torch.Tensor) and isinstance(getattr(kind, "shape", None), property)
+
+
+def why_unknown(weight: Any) -> str:
+    """Why a tensor of the packs has no form, for people; empty if it has one."""
+    try:
+        GGUFForm(weight)
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
+def _format(weight: Any) -> Any:
+    given = getattr(weight, "tensor_type", None)
+    return given if given is None else getattr(given, "name", str(given))
+
+
+def _refuse_unknown(format: str, size: int, shape: tuple[int, ...]) -> None:
+    block = FORMATS.get(format)
+    if block is None:
+        raise ValueError(f"a weight has the GGUF format {format}, which Resolute cannot decode")
+    if size * block.numbers != math.prod(shape) * block.bytes:
+        raise ValueError(f"a weight of {size} bytes in the GGUF format {format} does not have the shape {shape}")
+
+
+def _alias(weight: Any) -> torch.Tensor:
+    """The same memory as a plain tensor: methods of a subclass give that subclass again, the constructor does not."""
+    return torch.Tensor(weight)

@@ -1,0 +1,89 @@
+"""The decoders of HunyuanVideo and HunyuanVideo 1.5.
+
+A decode runs in parts of the video. Their blocks get two lists: each causal convolution takes the frames that the part
+before left for it from the front of the first, and adds those that it leaves to the end of the second. In the first
+part the first list is None, and in the last part the second one.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from .....compile_cache.regions.site import Bypass, Hook, RegionRunner
+from ...foreign.core_code import is_core, is_core_class
+from ..common import original
+from .states import FIXED_FRAMES, FRAMES, States, bound, by_frames, kept
+
+_KL = "comfy.ldm.modules.diffusionmodules.model"
+_REFINER = "comfy.ldm.hunyuan_video.vae_refiner"
+_CONVOLUTION = "CarriedConv3d"
+
+# The states of a block: it is in the first part of the video, or in a later one.
+_FIRST, _NEXT = "first", "next"
+# An upsampling takes the first frame apart, so that code for more frames does not serve these numbers of them.
+_OWN_CODE = (1, 2)
+
+# A frame that is carried over has a border of one pixel.
+_CARRIED = ("b", None, None, "h of carried", "w of carried")
+
+
+def is_decoder(module: torch.nn.Module) -> bool:
+    """A module is core's decoder of HunyuanVideo 1.5, or that of AutoencoderKL with convolutions over frames."""
+    if is_core_class(type(module), _REFINER, "Decoder"):
+        return True
+    return is_core_class(type(module), _KL, "Decoder") and not isinstance(module.conv_in, torch.nn.Conv2d)
+
+
+def hooks(decoder: torch.nn.Module, run: RegionRunner, bypass: Bypass) -> list[Hook]:
+    """Hooks for the blocks of the decoder."""
+    found: list[Hook] = []
+    for name, block in decoder.named_modules():
+        if is_core(block, _KL, "ResnetBlock"):
+            found.append(_block(name, block, run, 1))
+        elif is_core(block, _KL, "Upsample") or is_core(block, _REFINER, "UpSmpl"):
+            found.append(_block(name, block, run, 0))
+        elif is_core(block, _KL, "AttnBlock"):
+            found.append(by_frames(name, block, run, original, attends=True))
+    return [*found, by_frames("norm_out", decoder.get_submodule("norm_out"), run, original)]
+
+
+def _block(name: str, block: torch.nn.Module, run: RegionRunner, unused: int) -> Hook:
+    """A block with convolutions that carry frames over. unused: arguments between x and the lists that must be None."""
+    convolutions = [part for part in block.children() if is_core(part, _KL, _CONVOLUTION) and _carries(part)]
+    states, places = States(name, block), len(convolutions)
+    splits_first = unused == 0  # an upsampling repeats the first frame of a video once
+    states.add(_FIRST, bound(_run, unused, 0), (FRAMES,))
+    for frames in _OWN_CODE if splits_first else ():
+        states.add(f"{_FIRST} of {frames}", bound(_run, unused, 0), (FIXED_FRAMES,))
+    if places:
+        states.add(_NEXT, bound(_run, unused, places), (FRAMES, *(_CARRIED,) * places))
+
+    def forward(x: torch.Tensor, *arguments: Any, **named: Any) -> Any:
+        given = dict(zip((*("temb",) * unused, "conv_carry_in", "conv_carry_out"), arguments, strict=False)) | named
+        before, after = given.pop("conv_carry_in", None), given.pop("conv_carry_out", None)
+        if any(value is not None for value in given.values()):
+            return original(block, x, *arguments, **named)
+        if before is None or not places:
+            frames = x.shape[2]
+            state = f"{_FIRST} of {frames}" if splits_first and frames in _OWN_CODE else _FIRST
+            result, carried_over = run(states[state], x)
+        else:
+            result, carried_over = run(states[_NEXT], x, *[before.pop(0) for _ in range(places)])
+        if after is not None:
+            after.extend(carried_over)
+        return result
+
+    return Hook(block, forward, states.sites)
+
+
+def _carries(convolution: Any) -> bool:
+    return tuple(convolution.conv.kernel_size) == (3, 3, 3)
+
+
+def _run(unused: int, places: int, block: torch.nn.Module, x: torch.Tensor, *before: torch.Tensor) -> Any:
+    """The function of a site: the block's result, and the frames that it leaves for the next part."""
+    after: list[torch.Tensor] = []
+    result = original(block, x, *(None,) * unused, list(before) if places else None, after)
+    return result, kept(after)

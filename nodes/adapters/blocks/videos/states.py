@@ -1,0 +1,72 @@
+"""Blocks that carry frames from call to call: their state becomes inputs and outputs of their regions.
+
+A block has one site for each state of its protocol, because its code differs there: it may have nothing carried over
+yet, or get a single frame. Frames, height and width are symbols in all of them. A graph keeps nothing: what a block
+carries over stays in the caller's list.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+
+from .....compile_cache.regions.site import Dims, Hook, RegionRunner, RegionSite
+from .....compile_cache.regions.structure import structure_digest
+from ...comfyui.module_attributes import ATTRIBUTES
+
+# Maps of a video: batch, channels, frames, height, width. A few frames have code of their own: their number is fixed.
+FRAMES: Dims = ("b", None, "t", "h", "w")
+FIXED_FRAMES: Dims = ("b", None, None, "h", "w")
+SINGLE = "single"  # a state: one frame
+
+
+class States:
+    """The sites of one block, by the name of a state. attends: see `RegionSite`."""
+
+    def __init__(self, name: str, block: torch.nn.Module, attends: bool = False) -> None:
+        self.name, self.block, self._attends = name, block, attends
+        # Now, not at the first call: some blocks keep tensors in attributes while they run.
+        self._structure = structure_digest(block, policy=ATTRIBUTES)
+        self._sites: dict[str, RegionSite] = {}
+
+    def add(self, state: str, function: Callable[..., Any], dims: Sequence[Dims]) -> RegionSite:
+        """function: gets the block and one tensor for each entry of `dims`. An empty state has the block's own name."""
+        kind = ".".join(filter(None, (type(self.block).__name__, state)))
+        site = RegionSite(
+            self.name, kind, self.block, function, tuple(dims), structure=self._structure, attends=self._attends
+        )
+        self._sites[state] = site
+        return site
+
+    def get(self, state: str, function: Callable[..., Any], dims: Sequence[Dims]) -> RegionSite:
+        """The site of a state, added if it is not there."""
+        return self._sites.get(state) or self.add(state, function, dims)
+
+    def __getitem__(self, state: str) -> RegionSite:
+        return self._sites[state]
+
+    @property
+    def sites(self) -> tuple[RegionSite, ...]:
+        return tuple(self._sites.values())
+
+
+def by_frames(
+    name: str, block: torch.nn.Module, run: RegionRunner, function: Callable[..., Any], attends: bool = False
+) -> Hook:
+    """The hook of a block that carries nothing over. One frame has code of its own."""
+    states = States(name, block, attends)
+    several, single = states.add("", function, (FRAMES,)), states.add(SINGLE, function, (FIXED_FRAMES,))
+    return Hook(block, lambda x, *args, **kwargs: run(single if x.shape[2] == 1 else several, x), states.sites)
+
+
+def kept(values: Iterable[Any]) -> list[torch.Tensor]:
+    """The tensors that a block carries over, as results of its region: a view would keep more memory than itself."""
+    return [value.clone() for value in values if isinstance(value, torch.Tensor)]
+
+
+def bound(function: Callable[..., Any], *arguments: Any) -> Callable[..., Any]:
+    """A function of a site with its first arguments."""
+    return functools.partial(function, *arguments)

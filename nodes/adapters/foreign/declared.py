@@ -1,0 +1,77 @@
+"""Packs whose code we have read and tried, so that their users set nothing.
+
+What decides is the source that computes: a file, or a function in it, in a state that we know. The rest of such a pack
+may change. Any other state is refused by the pack's name, until a person declares it in RESOLUTE_TRUSTED_PACKS.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """file: below the folder of a pack. name: of a definition in it, "Class.method.function"; empty for the whole file.
+    digests: of its known states, see `packs.piece_digest`.
+    """
+
+    file: str
+    name: str
+    digests: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Attention:
+    """A function that a node puts in the place of core's attention.
+
+    pieces: its source. calls: the name of the function of core's that it calls; empty if it calls another package.
+    """
+
+    pieces: tuple[Piece, ...]
+    calls: str = ""
+
+
+# By the name of a pack, what decides how its classes compute. They are compiled and captured as ComfyUI's own are.
+CLASSES: Mapping[str, tuple[Piece, ...]] = {
+    # Of city96, main from 2025-05-07 to 2025-12-18. Layers that decode the weights of a GGUF file in each call.
+    "comfyui-gguf": (
+        Piece("ops.py", "", frozenset({"3ea93104de6df400", "fdce7b60adfd2200", "e8d8e964305edb03"})),
+        Piece(
+            "dequant.py",
+            "",
+            frozenset({"d08fafb90f11cb5d", "454bc3e487358f7d", "dc177fe608c4b78c", "bb2c7afa93add855"}),
+        ),
+    ),
+}
+
+_KJ = "nodes/model_optimization_nodes.py"  # of kijai's KJNodes, main from 2025-12-30 to 2026-08-14
+_SAGE = Piece(
+    _KJ,
+    "get_sage_func",
+    frozenset({"b0c34ff82b79099f", "38a3b217308c0ac5", "a06e51965bf7ec86", "7d3cb64f5eac62e9"}),
+)
+_FLASH = Piece(_KJ, "get_flash_func", frozenset({"a79e6859cda1912f"}))
+_USES_SAGE, _USES_FLASH = "5697b437c9fd95d3", "057aec520c276e12"  # they call what those two functions made
+
+
+def _override(name: str, digest: str, *made_by: Piece, calls: str = "") -> tuple[str, Attention]:
+    own = Piece(_KJ, name.replace("<locals>.", ""), frozenset({digest}))
+    return name, Attention((own, *made_by), calls)
+
+
+# By the name of a pack and of the function.
+ATTENTION: Mapping[str, Mapping[str, Attention]] = {
+    "comfyui-kjnodes": dict(
+        [
+            _override("PathchSageAttentionKJ.patch.<locals>.attention_override_sage", _USES_SAGE, _SAGE),
+            _override("CheckpointLoaderKJ.load.<locals>.attention_override_sage", _USES_SAGE, _SAGE),
+            _override("DiffusionModelLoaderKJ.patch_and_load.<locals>.attention_override_sage", _USES_SAGE, _SAGE),
+            _override("PatchFlashAttentionKJ.patch.<locals>.attention_override_flash", _USES_FLASH, _FLASH),
+            _override("GGUFLoaderKJ.attention_override_pytorch", "c8bd541187753b68", calls="pytorch"),
+            _override("GGUFLoaderKJ.attention_override_sage", "31f2093060814af8", calls="sage"),
+            _override("GGUFLoaderKJ.attention_override_xformers", "e0112665f2669ea3", calls="xformers"),
+            _override("GGUFLoaderKJ.attention_override_flash", "e698032e6ce0958d", calls="flash"),
+        ]
+    )
+}

@@ -1,0 +1,95 @@
+"""The order of a streamed model's pages: which weights stay on the device when not all of them fit.
+
+DynamicVRAM frees memory from the highest address down, so what has low addresses stays. ComfyUI gives low addresses to
+large weights. Then some kinds of blocks stream far more than others: they wait for the bus, and for the others the bus
+waits. And the weights of prologues, which no step needs (see `split_blocks`), may be the largest.
+
+Here weights outside of blocks come first, then those of blocks, so that with any amount of memory each block streams
+about as many bytes as any other, and at the end what no step needs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+
+import torch
+
+from ..comfyui import dynamic_vram
+
+_MOST = 4  # times that a model's pages are put into another order
+
+
+class PageOrder:
+    """The blocks that a model's calls showed, and the order that follows. It holds modules; see `keep_only`."""
+
+    def __init__(self) -> None:
+        self._blocks: dict[torch.nn.Module, list[torch.nn.Module]] = {}
+        self._spared: set[torch.nn.Module] = set()
+        self._has_news = False
+        self._arranged = 0
+
+    def streams(self, block: torch.nn.Module, modules: list[torch.nn.Module]) -> None:
+        """A block runs and its paged modules are not all in place."""
+        if block not in self._blocks:
+            self._blocks[block] = modules
+            self._has_news = True
+
+    def spare(self, modules: Iterable[torch.nn.Module]) -> bool:
+        """No step needs these modules. Returns whether that is news."""
+        new = set(modules) - self._spared
+        self._spared |= new
+        self._has_news = self._has_news or bool(new)
+        return bool(new)
+
+    def is_spared(self, module: torch.nn.Module) -> bool:
+        return module in self._spared
+
+    def keep_only(self, modules: Iterable[torch.nn.Module]) -> None:
+        """Forget all other modules, which may be gone from the model."""
+        paged = set(modules)
+        if not all(paged.issuperset(own) for own in (*self._blocks.values(), self._spared)):
+            self._blocks = {block: own for block, own in self._blocks.items() if paged.issuperset(own)}
+            self._spared &= paged
+
+    def arrange(self, modules: Sequence[torch.nn.Module]) -> bool:
+        """Give the paged modules of a model their addresses in the order, if calls told of something new.
+
+        All pages go meanwhile, so it takes as long as loading them. Returns whether it did.
+        """
+        if not self._has_news or self._arranged >= _MOST:
+            return False
+        self._has_news = False
+        now = sorted(modules, key=lambda module: dynamic_vram.address(module))
+        wanted = order_of(now, list(self._blocks.values()), self._spared)
+        if wanted == now or not dynamic_vram.lay_out(wanted):
+            return False
+        self._arranged += 1
+        return True
+
+
+def order_of(
+    modules: Sequence[torch.nn.Module],
+    blocks: Sequence[Sequence[torch.nn.Module]],
+    spared: Collection[torch.nn.Module],
+) -> list[torch.nn.Module]:
+    """The order of `modules`. blocks: the modules of each block, in the order in which blocks run."""
+    of_blocks = {module for block in blocks for module in block}
+    first = [module for module in modules if module not in of_blocks and module not in spared]
+    last = [module for module in modules if module in spared]
+    size = dynamic_vram.paged_bytes
+    # The smallest come last, where they are taken off.
+    left = [sorted((each for each in block if each not in spared), key=size, reverse=True) for block in blocks]
+    weights = [sum(map(size, block)) for block in left]
+    spread = sorted(range(len(blocks)), key=_reversed_bits)
+    middle: dict[torch.nn.Module, None] = {}  # two blocks may share a module
+    while any(left):
+        # Of blocks that would stream equally much, neighbours do not follow each other.
+        heaviest = max((number for number in spread if left[number]), key=lambda number: weights[number])
+        module = left[heaviest].pop(0)
+        weights[heaviest] -= size(module)
+        middle[module] = None
+    return [*first, *middle, *last]
+
+
+def _reversed_bits(number: int) -> int:
+    return int(f"{number:032b}"[::-1], 2)

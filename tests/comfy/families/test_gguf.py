@@ -1,0 +1,261 @@
+"""Transformers with weights of a GGUF file, in layers of a declared pack: compiled once, and right with LoRAs."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+from collections.abc import Callable, Iterator
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from compile_cache.regions.gguf_types import decoded
+
+from ..in_process import ROOT
+from . import kit
+from .kit import Bench, forget_regions, relative_error, run_traces
+from .models import MODELS, Model, Size
+from .test_declared_packs import Installed, declaration, trusted  # noqa: F401 (a fixture)
+from .test_quantized import norm
+
+FIRST = Size(1, 8, 12, 7)
+SIZES = [Size(2, 8, 12, 7), Size(1, 10, 6, 13, 3), Size(3, 14, 8, 7, 5)]
+STD = 0.05
+# The bytes of a block that hold scales.
+SCALES = {"Q8_0": [slice(0, 2)], "Q4_0": [slice(0, 2)], "Q4_K": [slice(0, 2), slice(2, 4)]}
+
+
+@pytest.fixture
+def layers(
+    core: SimpleNamespace,
+    trusted: Callable[[str], None],  # noqa: F811
+) -> Iterator[ModuleType]:
+    """The pack, declared by a person."""
+    pack = Installed(ROOT / "tests" / "pack" / "gguf_layers")
+    module = pack.start()
+    trusted("")
+    trusted(declaration(core, pack))
+    yield module
+    pack.stop()
+
+
+@dataclasses.dataclass(frozen=True)
+class FileModel(Model):
+    """The matrices of blocks in a format, as far as it fits their width, and in float16 else."""
+
+    format: str = ""
+    layers: Any = None
+    dtype: torch.dtype = torch.float32
+    patchers: list[Any] = dataclasses.field(default_factory=list)
+
+    def make(self) -> Any:
+        weights = {}
+        for name, weight in self._by_hand().state_dict().items():
+            matrix = "blocks." in name and weight.ndim == 2 and name.endswith("weight")
+            weights[name] = self.packed(weight) if matrix else self._as_it_is(weight)
+        self.patchers.append(self.layers.load(weights, {"dtype": self.dtype}))
+        return self.patchers[-1].model.diffusion_model.eval().requires_grad_(False)
+
+    def _as_it_is(self, weight: torch.Tensor) -> Any:
+        return self.layers.FileTensor(weight.clone(), self.layers.Kind.F32, weight.shape)
+
+    def packed(self, like: torch.Tensor) -> Any:
+        """Random numbers in the shape of a weight."""
+        kind = self.layers.Kind[self.format]
+        numbers, size, _ = self.layers.FORMATS[kind]
+        if like.shape[1] % numbers:
+            return self.layers.FileTensor(like.half(), self.layers.Kind.F16, like.shape)
+        blocks = torch.randint(0, 256, (like.numel() // numbers, size), dtype=torch.uint8)
+        for scale in SCALES.get(self.format, ()):
+            blocks[:, scale] = torch.full((len(blocks), 1), 0.01).half().view(torch.uint8)
+        if self.format in SCALES:
+            factor = STD / float(decoded(self.format, blocks, (blocks.shape[0] * numbers,)).std())
+            for scale in SCALES[self.format]:
+                blocks[:, scale] = torch.full((len(blocks), 1), 0.01 * factor).half().view(torch.uint8)
+        data = blocks.reshape(like.shape[0], -1)
+        return self.layers.FileTensor(data, kind, like.shape)
+
+
+def bench_of(
+    core: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, layers: ModuleType, family: str, name: str
+) -> Bench:
+    monkeypatch.setenv("RESOLUTE_WORKERS", "0")
+    monkeypatch.setattr(kit, "TOLERANCE", 2e-3)  # float16 in the layers, float32 in regions
+    forget_regions(core)
+    return Bench(core, FileModel(**vars(MODELS[family]), format=name, layers=layers))
+
+
+class Loras:
+    """What core does with the model before sampling."""
+
+    def __init__(self, bench: Bench) -> None:
+        assert isinstance(bench.model, FileModel)
+        self._patcher = bench.model.patchers[-1]
+        self._load = importlib.import_module("comfy.model_management").load_models_gpu
+
+    def on(self, seed: int, strength: float = 1.0) -> None:
+        clone = self._patcher.clone()
+        generator = torch.Generator().manual_seed(seed)
+        patches = {
+            f"diffusion_model.{name}": ("diff", (0.05 * torch.randn(weight.shape, generator=generator),))
+            for name, weight in clone.model.diffusion_model.named_parameters()
+            if "blocks." in name and len(weight.shape) == 2
+        }
+        clone.add_patches(patches, strength)
+        self._load([clone])
+
+    def off(self) -> None:
+        self._load([self._patcher.clone()])
+
+
+def numbers_of(layers: ModuleType, module: torch.nn.Module) -> Any:
+    """A bench whose network has the same numbers, exact and in float32."""
+    copy = importlib.import_module("copy").deepcopy
+    memo = {}
+    for weight in module.parameters():
+        plain = torch.Tensor(weight)
+        kind = getattr(weight, "tensor_type", None)
+        found = decoded(kind.name, plain, weight.tensor_shape) if kind in layers.FORMATS else plain.float()
+        memo[id(weight)] = torch.nn.Parameter(found, requires_grad=False)
+    return SimpleNamespace(module=copy(module, memo))
+
+
+@pytest.mark.parametrize(("family", "name"), [("Flux", "Q4_K"), ("Flux", "Q8_0"), ("Wan 2.1", "Q4_0")])
+def test_it_compiles_in_its_first_call_only_and_a_lora_runs_as_it_is(
+    core: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, layers: ModuleType, family: str, name: str
+) -> None:
+    run_traces(core, monkeypatch)
+    bench = bench_of(core, monkeypatch, layers, family, name)
+    loras = Loras(bench)
+    loras.off()
+    assert bench.check(FIRST) == bench.counts(bench.model.compiles)
+    for size in SIZES:
+        assert bench.check(size) == bench.counts(), size
+    given = bench.model.call(FIRST)
+    results = [bench.call(given)]
+    for change in (lambda: loras.on(1), lambda: loras.on(2, 0.5)):
+        change()
+        results.append(bench.call(given))
+        expected = {**bench.counts(calls=0), "eager_calls": 1}
+        assert bench.check(SIZES[0], bypasses={"unreadable_weights": 1}) == expected
+    loras.off()
+    results.append(bench.call(given))
+    assert torch.equal(results[0], results[-1])
+    assert not torch.equal(results[0], results[1])
+    assert not torch.equal(results[1], results[2])
+    for size in (FIRST, SIZES[1]):
+        assert bench.check(size) == bench.counts(), size
+
+
+def test_lowered_code_is_nearer_to_the_exact_numbers_than_the_layers(
+    core: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, layers: ModuleType
+) -> None:
+    bench = bench_of(core, monkeypatch, layers, "Wan 2.1", "Q4_K")
+    reference = numbers_of(layers, bench.module)
+    assert bench.check(FIRST) == bench.counts(bench.model.compiles)
+    ours, theirs = [], []
+    for size in (FIRST, *SIZES):
+        assert bench.check(size) == bench.counts(), size
+        given = bench.model.call(size)
+        exact = Bench.call(reference, given)
+        theirs.append(relative_error(bench.call(given), exact))
+        with bench.compiled():
+            ours.append(relative_error(bench.call(given), exact))
+    assert norm(theirs) > 1e-5
+    assert norm(ours) <= 0.1 * norm(theirs), (ours, theirs)
+    forget_regions(core)
+
+
+def test_the_report_says_where_the_numbers_are_decoded(
+    core: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, layers: ModuleType
+) -> None:
+    run_traces(core, monkeypatch)
+    bench = bench_of(core, monkeypatch, layers, "Wan 2.1", "Q8_0")
+    bench.check(FIRST)
+    modules = core.ours("report.cache_report").report()["modules"]
+    assert modules[-1]["formats"] == ["GGUF Q8_0, decoded inside the blocks"]
+
+
+def test_a_format_that_nobody_can_trace_is_named(
+    core: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, layers: ModuleType
+) -> None:
+    run_traces(core, monkeypatch)
+    bench = bench_of(core, monkeypatch, layers, "Flux", "IQ1_S")
+    reasons: list[str] = []
+    monkeypatch.setattr(
+        core.ours("process.runtime").cache().stats.__class__, "bypass", _noting(bench, reasons), raising=True
+    )
+    assert bench.check(FIRST, bypasses={"unreadable_weights": 1}) == {**bench.counts(calls=0), "eager_calls": 1}
+    assert any("GGUF format IQ1_S" in reason for reason in reasons)
+
+
+def _noting(bench: Bench, reasons: list[str]) -> Any:
+    original = type(bench.stats).bypass
+
+    def bypass(self: Any, reason: Any, *rest: Any, **more: Any) -> Any:
+        reasons.append(reason.detail)
+        return original(self, reason, *rest, **more)
+
+    return bypass
+
+
+def test_a_capture_follows_unpatched_weights_and_no_lora(
+    core: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, layers: ModuleType
+) -> None:
+    bench = bench_of(core, monkeypatch, layers, "Flux", "Q8_0")
+    loras = Loras(bench)
+    loras.off()
+    trust = core.ours("foreign.trust")._trusted()
+    weights = core.ours("weights.weights_epoch").WeightsEpoch(bench.module, trust)
+    weights.refresh()
+    before = weights.epoch
+    assert weights.blocker is None
+    assert not weights.refresh()  # nothing moved, so nothing is read
+    loras.on(1)
+    weights.refresh()
+    assert "LoRA" in weights.blocker.detail
+    assert weights.epoch > before
+    loras.off()
+    weights.refresh()
+    assert weights.blocker is None
+
+
+def test_patches_that_are_put_into_a_weight_in_place_are_seen(
+    core: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, layers: ModuleType
+) -> None:
+    bench = bench_of(core, monkeypatch, layers, "Flux", "Q8_0")
+    weights = core.ours("weights.weights_epoch").WeightsEpoch(bench.module, core.ours("foreign.trust")._trusted())
+    weights.refresh()
+    packed = next(
+        weight for weight in bench.module.parameters() if getattr(weight, "tensor_type", None) in layers.FORMATS
+    )
+    packed.patches = [([], "key")]
+    assert weights.refresh()
+    assert weights.blocker is not None
+    packed.patches = []
+    assert weights.refresh()
+    assert weights.blocker is None
+
+
+def test_a_changed_copy_of_a_declared_pack_is_refused_by_name(
+    core: SimpleNamespace,
+    tmp_path: Any,
+    trusted: Callable[[str], None],  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pack = Installed(tmp_path)
+    pack.write()
+    file = tmp_path / "pyproject.toml"
+    file.write_text(file.read_text().replace("strange-model", "comfyui-gguf").replace("1.2.0", "2.0.0"), "utf-8")
+    kind = pack.start().Model
+    trusted("")
+    trust = core.ours("foreign.trust")
+    why = trust.why_foreign([kind], frozenset())
+    assert "comfyui-gguf changed since it was declared; now it is RESOLUTE_TRUSTED_PACKS=comfyui-gguf@2.0.0:" in why
+    digest = core.ours("foreign.packs").piece_digest(pack.name, "__init__.py", "")
+    piece = core.ours("foreign.declared").Piece("__init__.py", "", frozenset({digest}))
+    monkeypatch.setattr(trust, "CLASSES", {"comfyui-gguf": (piece,)})
+    assert trust.why_foreign([kind], frozenset()) is None
+    pack.stop()

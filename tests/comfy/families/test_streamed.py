@@ -1,0 +1,225 @@
+"""Sampling runs of models that stream: the bits of whole blocks, and which weights cross a bus that counts bytes.
+
+Core's samplers and noise levels drive a small model of each family. Its Linear layers have allocations in a reservation
+of DynamicVRAM that never has a page, so each block asks for its weights in each step.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from .kit import Bench, relative_error, run_traces
+from .models import MODELS, Size
+
+STEPS = 4
+# How many calls of the model each sampler makes in a step, and whether all have a noise level of the schedule.
+SAMPLERS = {"dpmpp_2m": True, "euler_ancestral": True, "heun": True, "dpmpp_sde": False}
+FORESEEN = ("Flux", "SD3.5", "Qwen-Image")
+WITH_TEXT = ("Wan 2.1",)
+PAGE = 32 << 20
+
+
+class Reservation:
+    """As comfy-aimdo's, on a device that has no memory left."""
+
+    device = 0
+    base_addr = PAGE
+    offset = 0
+
+    def alloc(self, size: int) -> tuple[Any, int, int]:
+        self.offset = -(-self.offset // 512) * 512
+        self.offset += size
+        return self, self.base_addr + self.offset - size, size
+
+    def fault(self, address: int, size: int) -> None:
+        return None
+
+    def get_residency(self) -> list[int]:
+        return [0] * (-(-self.offset // PAGE))
+
+    def loaded_size(self) -> int:
+        return 0
+
+    def free_memory(self, size: int) -> int:
+        return 0
+
+    def prioritize(self) -> None: ...
+
+
+class Streaming:
+    """A model that streams. moved: bytes over the bus since the last run began, by module."""
+
+    def __init__(self, core: SimpleNamespace, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.bench = Bench(core, MODELS[name])
+        self.forward = self.bench._forward
+        self.paged = self.forward.runner.weights.paged
+        self.paged.unsupported = None
+        self.moved: Counter[str] = Counter()
+        self.control: Any = None
+        self.delay = 0.0  # of the time that the model gets, behind that of its noise level
+        self.model_sampling = flow()
+        reservation = Reservation()
+        self.names: dict[Any, str] = {}
+        self.bytes_of: dict[str, int] = {}
+        for path, module in self.bench.module.named_modules():
+            weight = module._parameters.get("weight")
+            if weight is not None and weight.ndim == 2:
+                module.__dict__["_v"] = reservation.alloc(weight.nbytes)
+                self.names[module], self.bytes_of[path] = path, weight.nbytes
+        monkeypatch.setattr(core.ours("weights.streamed_blocks"), "loaded", self._loaded)
+
+    @contextlib.contextmanager
+    def _loaded(self, modules: Any, device: Any, dtype: Any, maps: bool, count: Callable[[int], None]) -> Iterator[Any]:
+        for module in modules:
+            self.moved[self.names[module]] += module._v[2]
+            count(module._v[2])
+        yield []
+
+    def run_whole(self, sampler: str, batch: int = 1, prompt: int = 1) -> torch.Tensor:
+        """The same with whole blocks."""
+        self.paged.splits = False
+        try:
+            return self.run(sampler, batch, prompt)
+        finally:
+            self.paged.splits = True
+
+    def times_moved(self) -> dict[str, int]:
+        """How often each module's weights crossed the bus."""
+        return {path: size // self.bytes_of[path] for path, size in self.moved.items()}
+
+    def run(self, sampler: str, batch: int = 1, prompt: int = 1) -> torch.Tensor:
+        """A whole sampling run through Resolute: its latent."""
+        self.moved.clear()
+        self.forward.begin(self)
+        try:
+            with self.bench.compiled():
+                return self.sample(sampler, batch, prompt)
+        finally:
+            self.forward.end()
+
+    def sample(self, sampler: str, batch: int = 1, prompt: int = 1) -> torch.Tensor:
+        sampling: Any = importlib.import_module("comfy.k_diffusion.sampling")
+        sigmas = torch.linspace(1, 0, STEPS + 1)
+        sigmas[:-1] = sigmas[:-1] * 0.9 + 0.05
+        torch.manual_seed(prompt)
+        given = self.bench.model.call(Size(batch, 8, 10, 7))
+        torch.manual_seed(7)
+        noise = torch.randn_like(given["x"])
+        denoise = Denoiser(self, given, sigmas)
+        # Each sampler draws the noise of its steps from the seed.
+        with torch.random.fork_rng(), torch.inference_mode():
+            torch.manual_seed(3)
+            result: torch.Tensor = getattr(sampling, f"sample_{sampler}")(
+                denoise, noise, sigmas, extra_args={"seed": 3}, disable=True
+            )
+        return result
+
+
+class Denoiser:
+    """`BaseModel.apply_model`, and the wrappers that a sampler looks through."""
+
+    def __init__(self, streaming: Streaming, given: dict[str, Any], sigmas: torch.Tensor) -> None:
+        self._streaming, self._given, self._sigmas = streaming, given, sigmas
+        sampling = streaming.model_sampling
+        self.inner_model = SimpleNamespace(
+            inner_model=SimpleNamespace(model_sampling=sampling),
+            model_patcher=SimpleNamespace(get_model_object=lambda name: sampling),
+        )
+
+    def __call__(self, x: torch.Tensor, sigma: torch.Tensor, **_: Any) -> torch.Tensor:
+        sampling = self._streaming.model_sampling
+        options = {"sample_sigmas": self._sigmas, "sigmas": sigma}
+        time = sampling.timestep(sigma).float() + self._streaming.delay
+        given = {**self._given, "x": x, "timestep": time, "control": self._streaming.control}
+        out = self._streaming.bench.call(given, options)
+        denoised: torch.Tensor = sampling.calculate_denoised(sigma, out, x)
+        return denoised
+
+
+def flow() -> Any:
+    found: Any = importlib.import_module("comfy.model_sampling")
+    return type("Flow", (found.ModelSamplingDiscreteFlow, found.CONST), {})()
+
+
+@pytest.fixture
+def streaming(core: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Streaming]:
+    run_traces(core, monkeypatch)
+    monkeypatch.setenv("RESOLUTE_WORKERS", "0")
+    return lambda name: Streaming(core, name, monkeypatch)
+
+
+def spared(model: Streaming) -> set[str]:
+    return {path for module, path in model.names.items() if model.paged.order.is_spared(module)}
+
+
+@pytest.mark.parametrize("name", FORESEEN)
+def test_every_sampler_has_the_bits_of_whole_blocks_and_moves_what_no_step_needs_once(
+    streaming: Callable[[str], Streaming], name: str
+) -> None:
+    model = streaming(name)
+    model.run("euler_ancestral")  # blocks are traced
+    for sampler, is_scheduled in SAMPLERS.items():
+        whole = model.run_whole(sampler)
+        assert not spared(model) - model.moved.keys()
+        assert relative_error(whole, model.sample(sampler)) < 1e-4
+        assert torch.equal(model.run(sampler), whole)
+        times = model.times_moved()
+        of_prologues = {times.pop(path) for path in spared(model)}
+        if is_scheduled:
+            assert of_prologues == {1}, sampler
+        else:  # once for the schedule, and for each level between two of it
+            assert of_prologues <= set(range(2, STEPS + 1))
+        assert min(times.values()) >= STEPS
+        assert model.paged.kept.bytes == 0, "it is gone at the end of the run"
+
+
+@pytest.mark.parametrize("name", WITH_TEXT)
+def test_weights_that_read_the_text_come_once_for_a_run(streaming: Callable[[str], Streaming], name: str) -> None:
+    model = streaming(name)
+    for batch, prompt in ((1, 1), (1, 2), (2, 2)):
+        model.run("euler_ancestral", batch, prompt)  # the parts are compared with the block, at each new size
+        whole = model.run_whole("euler_ancestral", batch, prompt)
+        assert torch.equal(model.run("euler_ancestral", batch, prompt), whole)
+        times = model.times_moved()
+        assert {times.pop(path) for path in spared(model)} == {1}
+        assert min(times.values()) == STEPS
+
+
+def test_the_report_counts_bytes_and_prologues(streaming: Callable[[str], Streaming]) -> None:
+    model = streaming("Flux")
+    counters = model.bench.stats.counters
+    before = replace(counters)
+    model.run("euler_ancestral")
+    blocks, levels = len(model.paged.order._blocks), STEPS
+    assert counters.streamed_bytes - before.streamed_bytes == sum(model.moved.values())
+    assert counters.prologue_runs - before.prologue_runs == blocks * levels
+    assert counters.prologue_reuses - before.prologue_reuses == blocks * (levels - 1)
+    assert counters.kept_bytes == before.kept_bytes
+
+
+def test_a_call_with_a_controlnet_looks_at_no_other_noise_level(streaming: Callable[[str], Streaming]) -> None:
+    model = streaming("Flux")
+    model.run("euler_ancestral")
+    model.control = {"input": [], "output": []}
+    model.run("euler_ancestral")
+    assert {model.times_moved()[path] for path in spared(model)} == {STEPS}
+
+
+def test_a_time_that_the_schedule_does_not_give_is_computed_when_it_comes(
+    streaming: Callable[[str], Streaming],
+) -> None:
+    model = streaming("Flux")
+    model.run("euler_ancestral")
+    model.delay = 0.01
+    whole = model.run_whole("euler_ancestral")
+    assert torch.equal(model.run("euler_ancestral"), whole)
+    assert {model.times_moved()[path] for path in spared(model)} == {STEPS}

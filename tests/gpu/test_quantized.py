@@ -1,0 +1,116 @@
+"""Quantized products on a GPU: in captures of several sizes, and with a quantizer that is fused into a norm.
+
+A process of its own, because a graph that works in freed memory ends it.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+
+import pytest
+import torch
+
+from scripts.places import ROOT
+
+pytest.importorskip("comfy_kitchen")
+
+PRELUDE = """
+    import torch
+    import comfy_kitchen
+    from comfy_kitchen.tensor import QuantizedTensor
+    from torch import nn
+
+    torch.set_grad_enabled(False)
+    WIDTH = 3072
+    like = {"device": "cuda", "dtype": torch.bfloat16}
+
+    class Linear(nn.Module):
+        def __init__(self, layout):
+            super().__init__()
+            weight = torch.randn(4 * WIDTH, WIDTH, **like) * WIDTH**-0.5
+            self.weight = nn.Parameter(QuantizedTensor.from_float(weight, layout), requires_grad=False)
+            self.bias = nn.Parameter(torch.randn(4 * WIDTH, **like), requires_grad=False)
+
+        def forward(self, x):
+            return nn.functional.linear(x, self.weight, self.bias)
+
+    def distance(found, exact):
+        return float((found.double() - exact.double()).norm() / exact.double().norm())
+"""
+
+
+def run(body: str) -> str:
+    code = textwrap.dedent(PRELUDE) + textwrap.dedent(body) + "\nprint('survived')\n"
+    environment = {**os.environ, "PYTORCH_CUDA_ALLOC_CONF": "backend:cudaMallocAsync", "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environment, timeout=300, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr[-3000:]
+    assert done.stdout.rstrip().endswith("survived")
+    return done.stdout
+
+
+def test_int8_products_of_growing_sizes_stay_right_in_their_captures() -> None:
+    """A product that needs a larger buffer must neither break its capture nor free the buffer of another one."""
+    run(
+        """
+        from compile_cache.backends.cuda_graphs import capture, kernel_memory
+
+        module = Linear("TensorWiseINT8Layout")
+        assert kernel_memory.has_quantized(module)
+        graphs = {}
+        for rows in (64, 128, 333, 1024, 4608, 9000):
+            x = torch.randn(rows, WIDTH, **like)
+            invoke = lambda tensors: module(tensors[0])
+            graphs[rows], _ = capture._capture(invoke, [x], invoke([x]), capture.CaptureFacts(), True, module, None)
+            for size, graph in graphs.items():
+                y = torch.randn(size, WIDTH, **like)
+                assert torch.equal(graph.replay([y]), module(y)), (rows, size)
+        """
+    )
+
+
+def test_a_fused_fp8_quantizer_is_as_near_to_float32_as_comfy_kitchens_kernel() -> None:
+    if torch.cuda.get_device_capability() < (8, 9):
+        pytest.skip("needs products in fp8 (Ada or later)")
+    run(
+        """
+        from compile_cache.backends.cuda_graphs.capture import capture
+        from compile_cache.backends.inductor.compile.lowering import compile_trace
+        from compile_cache.backends.inductor.compile.tracing import trace
+        from compile_cache.regions.region_weights import weight_inputs, weight_slots
+
+        class Block(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.up = Linear("TensorCoreFP8Layout")
+
+            def forward(self, x):
+                y = nn.functional.layer_norm(x, (WIDTH,)) * 2.0
+                flat = y.reshape(-1, WIDTH)
+                made = QuantizedTensor.from_float(flat, "TensorCoreFP8Layout", scale=torch.ones((), device="cuda"))
+                return nn.functional.gelu(self.up(made).reshape(*y.shape[:-1], 4 * WIDTH))
+
+        module = Block()
+        x = torch.randn(1, 4608, WIDTH, **like)
+        made = trace(lambda each, x: each.forward(x), module, [x], [("b", "n", None)], {"b": 2, "n": 4608})
+        assert made.quantized == (("TensorCoreFP8Layout", "_scaled_mm_v2"),), made.quantized
+        region = compile_trace(made)
+        assert "quantize_fp8" not in region.graph.source_code
+        weights = weight_inputs(weight_slots(module))
+        exact_weight, bias = module.up.weight.dequantize().float(), module.up.bias.float()
+        for batch, rows in ((1, 4608), (2, 1000), (1, 17)):
+            x = torch.randn(batch, rows, WIDTH, **like)
+            normal = nn.functional.layer_norm(x.float(), (WIDTH,)) * 2.0
+            exact = nn.functional.gelu(nn.functional.linear(normal, exact_weight, bias))
+            ours, cores = distance(region(weights, [x]), exact), distance(module(x), exact)
+            print(batch, rows, ours, cores)
+            assert ours <= 1.1 * cores, (ours, cores)
+        graph = capture(lambda tensors: region(weights, tensors), [x], region(weights, [x]))
+        for _ in range(3):
+            y = torch.randn_like(x)
+            assert torch.equal(graph.replay([y]), region(weights, [y]))
+        """
+    )
