@@ -59,6 +59,17 @@ def is_gguf_class(kind: type) -> bool:
     return issubclass(kind, torch.Tensor) and isinstance(getattr(kind, "shape", None), property)
 
 
+def without_class(value: Any) -> Any:
+    """A tensor of the packs that needs no decoding, as a plain one on the same memory; any other value as it is.
+
+    Where core gives a module its weights as they are in the file (DynamicVRAM), results of core's own layers have the
+    packs' class.
+    """
+    if not is_gguf_class(type(value)) or _format(value) not in _PLAIN or getattr(value, "patches", None):
+        return value
+    return _alias(value)
+
+
 def why_unknown(weight: Any) -> str:
     """Why a tensor of the packs has no form, for people; empty if it has one."""
     try:

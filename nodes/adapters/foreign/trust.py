@@ -83,10 +83,10 @@ def _changed(pack: Pack) -> str:
 
 
 def attention_of_pack(function: Any) -> tuple[str, str]:
-    """What a pack's function that stands in for core's attention computes, and why that is not known.
+    """The name of a pack's function that stands in for core's attention, and why it has none.
 
-    The first text has the pack and the function's content, or is the name of one of core's functions, see
-    `ATTENTION`; one of both texts is empty.
+    The name has the pack and the function's content, or is that of one of core's functions, see `ATTENTION`. Both are
+    empty for a function that nobody declared.
     """
     return _attention_of_pack(function, _trusted()) if isinstance(function, FunctionType) else ("", "")
 

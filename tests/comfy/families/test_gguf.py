@@ -149,6 +149,22 @@ def test_it_compiles_in_its_first_call_only_and_a_lora_runs_as_it_is(
         assert bench.check(size) == bench.counts(), size
 
 
+@pytest.mark.parametrize("family", ["Flux", "Wan 2.1"])
+def test_weights_that_core_takes_as_they_are_in_the_file_change_nothing(
+    core: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, layers: ModuleType, family: str
+) -> None:
+    """With DynamicVRAM core does so, and what its own layers compute with them has the pack's class."""
+    run_traces(core, monkeypatch)
+    with pytest.MonkeyPatch.context() as loading:
+        loading.setattr(core.comfy.model_patcher.ModelPatcher, "is_dynamic", lambda patcher: True)
+        bench = bench_of(core, monkeypatch, layers, family, "Q8_0")
+    if family == "Wan 2.1":
+        assert type(bench.module.patch_embedding.weight) is layers.FileTensor
+    assert bench.check(FIRST) == bench.counts(bench.model.compiles)
+    for size in SIZES:
+        assert bench.check(size) == bench.counts(), size
+
+
 def test_lowered_code_is_nearer_to_the_exact_numbers_than_the_layers(
     core: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, layers: ModuleType
 ) -> None:

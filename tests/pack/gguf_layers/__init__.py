@@ -75,8 +75,9 @@ class FileTensor(torch.Tensor):
     def to(self, *args: Any, **kwargs: Any) -> Any:
         """Carry the attributes along."""
         moved = super().to(*args, **kwargs)
-        moved.tensor_type, moved.tensor_shape = self.tensor_type, self.tensor_shape
-        moved.patches = list(self.patches)
+        moved.tensor_type = getattr(self, "tensor_type", None)
+        moved.tensor_shape = getattr(self, "tensor_shape", moved.size())
+        moved.patches = list(getattr(self, "patches", ()))
         return moved
 
     def detach(self) -> FileTensor:

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from .....compile_cache.regions.gguf_weights import without_class
 from .....compile_cache.regions.site import Dims
 from ..common import UnusableArgumentError
 from .tested import made_from
@@ -102,6 +103,7 @@ def shared_by_batch(arguments: Arguments) -> frozenset[int]:
 
 
 def _layout(name: str, value: Any, tensors: list[torch.Tensor], numbers: list[int]) -> Layout:
+    value = without_class(value)
     kind = type(value)
     if kind is torch.Tensor or kind is torch.nn.Parameter:
         tensors.append(value)
