@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from compile_cache.calls.misses import FIRST, FREED, SINCE
-from compile_cache.calls.run_summary import _BYPASSES, Run, because
+from compile_cache.calls.reasons import BYPASSES, because
+from compile_cache.calls.run_summary import Run
 from compile_cache.errors import BypassCode
 from compile_cache.stats import Event, Wait
 
@@ -137,7 +138,7 @@ def test_many_reasons_are_counted_and_not_listed() -> None:
 
 
 def test_every_bypass_has_words() -> None:
-    assert set(_BYPASSES) == {code.value for code in BypassCode}
+    assert set(BYPASSES) == {code.value for code in BypassCode}
 
 
 def test_what_compiled_because_a_setting_of_torch_changed_names_it() -> None:
