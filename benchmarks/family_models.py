@@ -52,7 +52,6 @@ _NARROW = {
     "flux": {"hidden_size": 256, "num_heads": 2},
     "wan": {"dim": 256, "ffn_dim": 1024, "num_heads": 2},
 }
-_NARROW |= {"flux-full": _NARROW["flux"], "wan-14b-half": _NARROW["wan"]}
 FAMILIES = {
     "flux": Family(
         "flux.model.Flux",
@@ -113,19 +112,13 @@ FAMILIES = {
     ),
 }  # fmt: skip
 
-# As large as people's, for a card that they do not fit on; at one size.
-LARGE = {
-    "flux-full": FAMILIES["flux"]._replace(
-        settings={**FAMILIES["flux"].settings, "depth": 19, "depth_single_blocks": 38}, sizes=_IMAGES[:1]
-    ),
-    "qwen-image-full": FAMILIES["qwen-image"]._replace(
-        settings={**FAMILIES["qwen-image"].settings, "num_layers": 60}, sizes=_IMAGES[:1]
-    ),
-    "wan-14b-half": FAMILIES["wan"]._replace(
-        settings={**FAMILIES["wan"].settings, "dim": 5120, "ffn_dim": 13824, "num_heads": 40, "num_layers": 20},
-        sizes=((832, 480),),
-    ),
-}
+
+_LARGER = (  # than the cards that people have
+    ("flux-full", "flux", {"depth": 19, "depth_single_blocks": 38}),
+    ("qwen-image-full", "qwen-image", {"num_layers": 60}),
+    ("wan-14b-half", "wan", {"dim": 5120, "ffn_dim": 13824, "num_heads": 40, "num_layers": 20}),
+)
+LARGE = {name: FAMILIES[like]._replace(settings=FAMILIES[like].settings | more) for name, like, more in _LARGER}
 
 
 def family(name: str, is_small: bool = False) -> Family:
@@ -133,7 +126,7 @@ def family(name: str, is_small: bool = False) -> Family:
     found = (FAMILIES | LARGE)[name]
     if not is_small:
         return found
-    settings = {**found.settings, **dict.fromkeys(found.layers, 1), **_NARROW.get(name, {})}
+    settings = {**found.settings, **dict.fromkeys(found.layers, 1), **_NARROW.get(name.partition("-")[0], {})}
     return found._replace(
         settings=settings, sizes=_SMALL, frames=min(found.frames, 5), tokens=16, padding=found.padding and 8
     )
@@ -201,8 +194,7 @@ def make_all(
         missing = [form for form in forms if not (folder / file_of(name, form)).with_suffix(".json").is_file()]
         if missing:
             outs = {form: folder / file_of(name, form) for form in missing}
-            lora = loras / file_of(name) if loras else None
-            _make(name, family(name, is_small), outs, "cpu" if is_small else "cuda", lora)
+            _make(name, family(name, is_small), outs, "cpu" if is_small else "cuda", loras and loras / file_of(name))
 
 
 def _make(name: str, family: Family, outs: Mapping[str, Path], device: str, lora: Path | None) -> None:
@@ -232,8 +224,8 @@ def _make(name: str, family: Family, outs: Mapping[str, Path], device: str, lora
         stored = weights if not form else _in_format(weights, FORMATS[form])
         safetensors.torch.save_file({key: weight.cpu().contiguous() for key, weight in stored.items()}, str(out))
         out.with_suffix(".json").write_text(json.dumps(work), "utf-8")
-    billions = sum(weight.numel() for weight in weights.values()) / 1e9
-    print(f"made {name}: {billions:.1f} billion weights, 10^12 operations a step: {work}", flush=True)
+    count = sum(weight.numel() for weight in weights.values())
+    print(f"made {name}: {count / 1e9:.1f} billion weights, 10^12 operations a step: {work}", flush=True)
 
 
 def _in_format(weights: Mapping[str, Any], form: Format) -> dict[str, Any]:
@@ -289,6 +281,7 @@ def _tera_operations(model: Any, family: Family, width: int, height: int) -> tup
     x: Any = torch.zeros((1, channels, *frames, height // pixels, width // pixels), **like)
     if family.sound:
         x = [x, torch.zeros((1, 32, 2, round(family.frames / 24 * family.sound)), **like)]
+    mask = torch.ones((1, family.tokens), dtype=torch.int64, device=like["device"])
     given: dict[str, Any] = {
         "x": x,
         next(each for each in ("timestep", "timesteps", "t") if each in takes): torch.full((1,), 0.5, **like).float(),
@@ -296,9 +289,7 @@ def _tera_operations(model: Any, family: Family, width: int, height: int) -> tup
         "num_tokens": family.tokens,
         "y": torch.zeros((1, family.pooled), **like) if family.pooled else None,
         "guidance": torch.full((1,), 3.5, **like),
-        "attention_mask": torch.ones((1, family.tokens), dtype=torch.int64, device=like["device"])
-        if family.padding
-        else None,
+        "attention_mask": mask if family.padding else None,
     }
     given = {key: value for key, value in given.items() if key in takes}
     given = {key: value for key, value in given.items() if value is not None or takes[key].default is takes[key].empty}

@@ -221,16 +221,8 @@ def measure_all(setup: command.Setup, options: argparse.Namespace) -> None:
             gb[name] = round(file.stat().st_size / 1e9, 2)
             for who, cells in left.items():
                 if cells and who == OURS and not (options.folder / f"compiled-{name}").exists():
-                    list(
-                        visit(
-                            name,
-                            who,
-                            list(dict.fromkeys([cells[0], first])),
-                            setup,
-                            before,
-                            options,
-                        )
-                    )
+                    compiling = list(dict.fromkeys([cells[0], first]))
+                    list(visit(name, who, compiling, setup, before, options))
                     (options.folder / f"compiled-{name}").touch()
                 for free, found in visit(name, who, cells, setup, before, options) if cells else ():
                     about |= found.pop("about")
@@ -241,11 +233,8 @@ def measure_all(setup: command.Setup, options: argparse.Namespace) -> None:
     except OutOfTimeError:
         print(f"{options.seconds:.0f} s are over: begin again for what is missing", flush=True)
     finally:
-        print(
-            "\n".join(
-                [f"bus {about['bus_gb_per_s']} GB/s", HEAD, *map(line, rows_of(measured, gb, about["bus_gb_per_s"]))]
-            )
-        )
+        rows = rows_of(measured, gb, about["bus_gb_per_s"])
+        print("\n".join([f"bus {about['bus_gb_per_s']} GB/s", HEAD, *map(line, rows)]))
 
 
 def _free(row: dict[str, Any]) -> str:
