@@ -26,17 +26,10 @@ from ....torch_facts.flags import autocast_state
 from ....torch_facts.out_of_memory import is_out_of_memory
 from ..compile.compiled_region import CompiledRegion
 from ..compile.tracing import Shapes, in_region_format
-from .region import Region, RegionCall, region_key, without_contents
+from .region import AUTOCAST, WRITES_TO_COPY, Region, RegionCall, region_key, without_contents
 from .table import RegionTable
 
 logger = logging.getLogger(__name__)
-
-# A trace has no autocast in it, and compiled code casts nothing.
-_AUTOCAST = BypassReason(BypassCode.OBSERVED_INPUT, "another pack turned autocast on; blocks run as they are inside it")
-
-_WRITES_TO_COPY = BypassReason(
-    BypassCode.OBSERVED_INPUT, "a block writes into an input that is not contiguous; such a block runs as it is"
-)
 
 
 @dataclass(eq=False)
@@ -199,7 +192,7 @@ class RegionBinding:
         shapes = tuple(tuple(tensor.shape) for tensor in inputs)
         found = region.by_shapes.get(shapes) or self._resolve(region, site, weights, inputs)
         if isinstance(found, CompiledRegion) and any(inputs[index] is not tensors[index] for index in found.written):
-            found = _WRITES_TO_COPY
+            found = WRITES_TO_COPY
         if not isinstance(found, CompiledRegion):
             return self._run_original(site, tensors, found)
         device = inputs[0].device
@@ -237,7 +230,7 @@ class RegionBinding:
             return bound.refused
         dtype, device = tensors[0].dtype, tensors[0].device
         if autocast_state(device.type) != "off":
-            return _AUTOCAST
+            return AUTOCAST
         form = (dtype, weight_forms(bound.slots), *[(weight.dtype, weight.device) for weight in weights])
         if form not in bound.cast_patterns:
             weights_on = self.weights_on or device

@@ -12,11 +12,12 @@ from typing import Any
 
 import torch
 
+from .....compile_cache.regions.own_memory import own_memory
 from .....compile_cache.regions.site import Bypass, Dims, Hook, RegionRunner
 from ...foreign.core_code import is_core_class
 from ..common import original
 from .known import is_video
-from .states import FIXED_FRAMES, States, kept
+from .states import FIXED_FRAMES, States
 from .wan import FIRST_WAN, SECOND_WAN, is_block, last_norm, with_cache, without_cache
 
 # Frames of small videos, whose encodes bring the blocks into every state that any video does; pixels of their sides.
@@ -146,4 +147,4 @@ def _halved(block: torch.nn.Module, x: torch.Tensor, before: torch.Tensor) -> An
     cache: list[Any] = [before, None]
     final = {"final": True} if is_core_class(type(block), FIRST_WAN, "Resample") else {}
     result = original(block, x, cache, [0], **final)
-    return result, kept(cache[:1])[0]
+    return result, own_memory(cache[0])

@@ -1,8 +1,8 @@
 """Blocks that carry frames from call to call: their state becomes inputs and outputs of their regions.
 
 A block has one site for each state of its protocol, because its code differs there: it may have nothing carried over
-yet, or get a single frame. Frames, height and width are symbols in all of them. A graph keeps nothing: what a block
-carries over stays in the caller's list.
+yet, or get a single frame. Height and width are symbols in all of them, and so are frames, unless core's parts of a
+video have few numbers of them. A graph keeps nothing: what a block carries over stays in the caller's list.
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ def hooks(vae: torch.nn.Module, run: RegionRunner, bypass: Bypass) -> list[Hook]
     later = [1, 2] if goes_by_twos else [1]  # numbers of frames in the parts after the first
     for name, block in decoder.named_modules(prefix="decoder"):
         if is_block(block, "ResidualBlock"):
-            places = sum(type(part).__name__ == "CausalConv3d" for part in block.get_submodule("residual"))
+            places = sum(type(part).__name__ == "CausalConv3d" for part in block.get_submodule("residual").children())
             found.append(with_cache(name, block, run, places, later))
         elif is_block(block, "Resample") and getattr(block, "mode", "") == "upsample3d":
             found.append(with_cache(name, block, run, 1, later))
