@@ -96,13 +96,11 @@ class GraphCache:
             call.weights.unpin()
 
     def _decide(self, program: Program, call: Call, key: CaptureKey, blocker: BypassReason | None) -> Decision:
+        may_capture = self.config.capture and call.may_capture and not self._refusals.gains_nothing(key)
         return decide(
             Situation(
                 compiles=program.capabilities.compiles,
-                captures=program.capabilities.captures
-                and self.config.capture
-                and call.may_capture
-                and not self._refusals.gains_nothing(key),
+                captures=program.capabilities.captures and may_capture,
                 ready=key in self._captures,
                 forward_bypass=call.forward_bypass,
                 capture_blocker=blocker or self._refusals.reason(key),

@@ -45,6 +45,16 @@ class TestOneSignature:
         assert texts[0] == "1x4x8x8: first graph of this module"
         assert texts[1].startswith("1x4x16x16: latent ")
 
+    def test_a_call_that_is_not_worth_a_capture_yet_gets_one_when_it_comes_again(
+        self, cache: Any, program: Any, module: Any
+    ) -> None:
+        with expect(cache, graph_calls=2, captures=1, replays=1):
+            cache.run(program, module.call(may_capture=False))
+            for _ in range(2):
+                cache.run(program, module.call(why_captured="a tile of this size came again"))
+        (text,) = [event.text for event in cache.stats.events if event.kind == "capture"]
+        assert text == "1x4x8x8: a tile of this size came again"
+
     def test_another_module_of_the_same_structure_never_gets_this_ones_graph(
         self, cache: Any, program: Any, module: Any
     ) -> None:

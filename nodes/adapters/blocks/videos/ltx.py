@@ -96,7 +96,7 @@ class _Pass(torch.nn.Module):
 
 
 def _frames_for(convolution: Any, x: torch.Tensor, causal: bool) -> torch.Tensor | _NoFrames:
-    """What a causal convolution convolves, with the frames that it kept; it keeps what it needs of x."""
+    """The frames that a causal convolution convolves: x after those that it kept. It keeps what it needs of x."""
     given: list[torch.Tensor] = []
 
     def record(frames: torch.Tensor) -> torch.Tensor:
@@ -136,7 +136,7 @@ def _until(block: torch.nn.Module, convolution: str, x: torch.Tensor, time: tupl
 
 
 def _add_input(block: Any, x: torch.Tensor, h: torch.Tensor, causal: bool) -> Any:
-    """What core does after the second convolution, whose result is h: it adds the block's input, with a delay."""
+    """Add the block's input, with a delay, to the result h of the second convolution, as core does after it."""
     others = {
         "conv1": FixedResult(h),
         **dict.fromkeys(("norm1", "norm2", "non_linearity", "dropout", "conv2"), _Pass()),

@@ -103,7 +103,7 @@ def with_cache(name: str, block: torch.nn.Module, run: RegionRunner, places: int
 
 
 def _two_frames(before: Any, x: torch.Tensor) -> torch.Tensor:
-    """What a place holds, as two frames. A convolution takes zeros for the frames that are missing."""
+    """The content of a place, as two frames. A convolution takes zeros for the frames that are missing."""
     if isinstance(before, str):
         return x.new_zeros((*x.shape[:2], _CARRIED, *x.shape[3:]))
     carried: torch.Tensor = before

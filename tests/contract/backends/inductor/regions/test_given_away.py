@@ -88,7 +88,7 @@ def test_code_that_fails_without_it_makes_the_call_run_once_more(
         raise RuntimeError("a kernel failed")
 
     monkeypatch.setattr(CompiledRegion, "__call__", fail)
-    with cold.expect({"compile_failed": 1}, graph_calls=1):
+    with cold.expect({"compile_failed": 1}, eager_calls=1):
         actual = bound(x)
     assert relative_error(actual, module(x)) == 0
     assert len(caller.given) == 3, "the first call, and the second one twice"
