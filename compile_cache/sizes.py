@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from .errors import excerpt
+from .texts import Text
 
 CUSTOM = "custom"
 MINIMUM = 64
@@ -103,11 +104,13 @@ def nearest_ready(wanted: Size, ready: Iterable[Size], multiple: int | str) -> S
     return min(fitting, key=lambda size: (size != wanted, _ratio(_area(size), _area(wanted))), default=None)
 
 
-def explain_choice(wanted: Size, found: Size | None) -> str:
+def explain_choice(wanted: Size, found: Size | None) -> Text:
     """The result of `nearest_ready` in words: "208x136 instead of 216x136, because it is ready"."""
     if found is None:
-        return f"{wanted}: no size of this aspect ratio is ready"
-    return f"{found} is ready" if found == wanted else f"{found} instead of {wanted}, because it is ready"
+        return Text("{size}: no size of this aspect ratio is ready", size=wanted)
+    if found == wanted:
+        return Text("{size} is ready", size=found)
+    return Text("{size} instead of {wanted}, because it is ready", size=found, wanted=wanted)
 
 
 def _aspect(size: Size) -> float:

@@ -6,6 +6,8 @@ from typing import Any
 
 from comfy_api.latest import io
 
+from ..compile_cache.texts import Text
+from .adapters.comfyui.messages import on_node
 from .adapters.comfyui.version import search_aliases
 from .adapters.report import cache_report
 from .adapters.sampling.memory import free_graphs
@@ -42,6 +44,7 @@ class FreeGraphs(io.ComfyNode):
         before = len(cache_report.report()["entries"])
         freed = free_graphs()
         count = before - len(cache_report.report()["entries"])
-        captures = f"{count} capture{'' if count == 1 else 's'}"
-        text = f"freed {captures}, {freed / 2**20:.0f} MiB" if count else "there was no capture to free"
-        return io.NodeOutput(any, ui={"text": (text,)})
+        text = Text("there was no capture to free")
+        if count:
+            text = Text("freed {count} captures, {size} MiB", count=count, size=f"{freed / 2**20:.0f}")
+        return io.NodeOutput(any, ui=on_node(text))

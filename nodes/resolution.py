@@ -7,6 +7,7 @@ from typing import Any
 from comfy_api.latest import io
 
 from ..compile_cache import sizes
+from .adapters.comfyui.messages import on_node
 from .adapters.comfyui.version import search_aliases, shows_cached_text
 from .adapters.report import cache_report
 from .inputs import CATEGORY
@@ -75,7 +76,7 @@ class ResoluteResolution(io.ComfyNode):
             found = sizes.nearest_ready(size, ready, multiple)
             text = sizes.explain_choice(size, found)
             size = found or size
-        return io.NodeOutput(size.width, size.height, ui={"text": (text,)})
+        return io.NodeOutput(size.width, size.height, ui=on_node(text))
 
 
 def _side(name: str) -> io.Int.Input:

@@ -116,7 +116,7 @@ async def _measurements(request: web.Request) -> web.Response:
         found = await asyncio.to_thread(stock_measurements.finish, body)
     except UserError as error:
         return _error(error)
-    return web.json_response({} if found is None else {**asdict(found), "text": f"{found.size}: {found.result()}"})
+    return web.json_response({} if found is None else found.plain())
 
 
 def _error(error: UserError, status: int = 400) -> web.Response:

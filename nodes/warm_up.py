@@ -7,7 +7,9 @@ from typing import Any
 from comfy_api.latest import io
 
 from ..compile_cache.errors import UserError
+from ..compile_cache.texts import Text
 from ..compile_cache.warm_up_plan import plan, table
+from .adapters.comfyui.messages import on_node
 from .adapters.comfyui.version import search_aliases, with_node_id
 from .adapters.warm_up.run import WarmUpInputs, skipped_inputs, warm_up
 from .inputs import CATEGORY, require_numbers
@@ -96,8 +98,8 @@ class WarmUp(io.ComfyNode):
         items = plan(sizes, batch_sizes, prompt_chunks if conditioning is None else None)
         connected = WarmUpInputs(model, vae, control_net, conditioning, cfg, tile_size, overlap)
         outcomes = warm_up(connected, items, cls.hidden.unique_id)
-        text = "\n".join([table(outcomes), *skipped_inputs(connected)])
-        return io.NodeOutput(model, vae, control_net, text, ui={"text": (text,)})
+        text = Text.joined("\n", [table(outcomes), *skipped_inputs(connected)])
+        return io.NodeOutput(model, vae, control_net, text, ui=on_node(text))
 
 
 def _optional_inputs() -> list[Any]:

@@ -1,8 +1,9 @@
 // What the panel's buttons do. Each returns the sentence that the panel shows when it is done.
 import { addToWorkflow } from "./insert.js";
 import { mebibytes, seconds } from "./dom.js";
-import { Measure, measuredText } from "./measure.js";
+import { Measure } from "./measure.js";
 import { convertOneDiff } from "./replace_nodes.js";
+import { say as inLanguage } from "./words.js";
 
 export class Actions {
   constructor(app, live, t, category) {
@@ -38,7 +39,7 @@ export class Actions {
   async measure(say) {
     const found = await this.measuring.run(say);
     await this.live.refresh();
-    return measuredText(found, this.t);
+    return inLanguage(found.text, found.words, this.t);
   }
 
   add() {

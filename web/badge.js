@@ -1,8 +1,9 @@
 // The badge in ComfyUI's top bar: how much is ready, or what is being compiled. It opens the panel.
 import { element } from "./dom.js";
+import { say } from "./words.js";
 
 export function badgeText(live, t) {
-  if (live.working) return live.working.text;
+  if (live.working) return say(live.working.text, live.working.words, t);
   if (live.problem) return t("no answer");
   if (!live.cache) return t("loading");
   const counts = { regions: live.regions, sizes: live.readySizes.size };

@@ -48,25 +48,24 @@ function isCompiled(graph, { origin, slot }, kind) {
 }
 
 function boxes(graph, without) {
-  const others = (graph.nodes ?? graph._nodes).filter((node) => node !== without);
+  const others = (graph.nodes ?? graph._nodes).filter((node) => !without.includes(node));
   return others.map((node) => [node.pos[0], node.pos[1] - TITLE, node.size[0], node.size[1] + TITLE]);
 }
 
-// The nearest free place to the left of a node: straight left, or further up or down.
-function freePlace(graph, node, target) {
+// The nearest free place for a node at this x: at y, or further up or down. old: a node that it replaces.
+export function freePlace(graph, node, [x, y], old) {
   const [width, height] = node.size;
-  const taken = boxes(graph, node);
-  const x = target.pos[0] - width - GAP;
-  const covered = (y) =>
+  const taken = boxes(graph, [node, old]);
+  const covered = (top) =>
     taken.find(
-      ([left, top, wide, tall]) =>
-        x < left + wide + GAP / 2 && x + width + GAP / 2 > left && y - TITLE < top + tall && y + height + GAP / 2 > top,
+      ([left, above, wide, tall]) =>
+        x < left + wide + GAP / 2 && x + width + GAP / 2 > left && top - TITLE < above + tall && top + height + GAP / 2 > above,
     );
-  let down = target.pos[1];
+  let down = y;
   for (let hit = covered(down); hit; hit = covered(down)) down = hit[1] + hit[3] + TITLE + GAP / 2;
-  let up = target.pos[1];
+  let up = y;
   for (let hit = covered(up); hit; hit = covered(up)) up = hit[1] - height - GAP / 2;
-  return [x, target.pos[1] - up < down - target.pos[1] ? up : down];
+  return [x, y - up < down - y ? up : down];
 }
 
 function insert(graph, kind, group) {
@@ -79,9 +78,10 @@ function insert(graph, kind, group) {
   // Its final size at once: growing when it is drawn would be a step of its own for Ctrl+Z.
   const [width, height] = [0, 1].map((axis) => Math.max(node.size[axis], node.computeSize()[axis]));
   node.setSize([width, height]);
-  node.pos = freePlace(graph, node, group[0].target);
+  const { target } = group[0];
+  node.pos = freePlace(graph, node, [target.pos[0] - width - GAP, target.pos[1]]);
   origin.connect(slot, node, node.findInputSlot(kind === "MODEL" ? "model" : "vae"));
-  for (const { target, input } of group) node.connect(0, target, input);
+  for (const place of group) node.connect(0, place.target, place.input);
 }
 
 export function addToWorkflow(app, t) {

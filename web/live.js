@@ -8,7 +8,7 @@ export class Live extends EventTarget {
     this.api = api;
     this.cache = null; // of GET /resolute/cache
     this.runs = []; // of GET /resolute/runs
-    this.working = null; // {text, done, total} while something compiles or loads
+    this.working = null; // {text, words, done, total} while something compiles or loads
     this.warmed = null; // {sizes, took} of the last warm-up
     this.problem = ""; // why the server does not answer
     this.timer = 0;
@@ -17,6 +17,8 @@ export class Live extends EventTarget {
   }
 
   receive(message) {
+    this.dispatchEvent(new CustomEvent("message", { detail: message }));
+    if (message.kind === "text") return;
     if (message.kind === "working") {
       this.working = message;
       this.changed();
@@ -37,6 +39,16 @@ export class Live extends EventTarget {
     } catch (error) {
       this.problem = error.message;
     }
+    this.changed();
+  }
+
+  // The GPU's memory between two messages, from a route of ComfyUI's that costs little.
+  async refreshMemory() {
+    const { device } = this.cache ?? {};
+    if (!device?.captures) return;
+    const found = (await this.get("/system_stats").catch(() => null))?.devices?.[0];
+    if (!found) return;
+    Object.assign(device, { total_bytes: found.vram_total, free_bytes: found.vram_free });
     this.changed();
   }
 

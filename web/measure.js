@@ -2,25 +2,13 @@
 //
 // The prompts come from the front end. Nothing is written: the nodes that save are left out, and Measure takes the
 // pictures. What is before our nodes stays in ComfyUI's cache.
-import { seconds } from "./dom.js";
+import { showResult } from "./node_text.js";
 import { setSwitch, switchedNodes } from "./switch.js";
 
-const SAME = 2; // levels of 255, as in nodes/adapters/report/stock_measurements.py
 const LOADER = "ResoluteLoadCheckpoint";
+const MODELS = new Set(["ResoluteCompileModel", LOADER]);
 const ARMS = ["on", "on", "off", "off"];
 
-// found: a measurement of the server's.
-export function measuredText(found, t) {
-  const ratio = (found.stock_seconds / found.seconds).toFixed(1);
-  const text = t("{size}: {seconds}, {ratio}x stock", { size: found.size, seconds: seconds(found.seconds), ratio });
-  if (found.difference === null) return text;
-  const levels = Math.round(found.difference);
-  const same = found.difference <= SAME;
-  const picture = same
-    ? t("same picture (largest difference {levels} of 255)", { levels })
-    : t("another picture (largest difference {levels} of 255)", { levels });
-  return `${text}, ${picture}`;
-}
 
 const inputTypes = (node) => Object.values({ ...node?.input?.required, ...node?.input?.optional }).map((each) => each[0]);
 const isLink = (value) => Array.isArray(value) && value.length === 2 && typeof value[1] === "number";
@@ -92,7 +80,7 @@ export class Measure {
     return this.number !== undefined;
   }
 
-  // Runs the prompts. say: shows a sentence. Returns what the server keeps: {text, ...}.
+  // Runs the prompts. say: shows a sentence. Returns what the server keeps: {text, words, ...}.
   async run(say) {
     const { t } = this;
     const { output } = await this.app.graphToPrompt();
@@ -108,13 +96,21 @@ export class Measure {
       }
       const [ours, stock] = [took[1], took[3]];
       const body = { measure: this.number, prompt_id: ours.id, seconds: ours.seconds, stock_seconds: stock.seconds };
-      return await this.live.post("/resolute/measurements", body);
+      const found = await this.live.post("/resolute/measurements", body);
+      this.show(found, switchedNodes(output, this.category));
+      return found;
     } catch (error) {
       await this.live.post("/resolute/measurements", { measure: this.number }).catch(() => null); // forget the pictures
       throw error;
     } finally {
       this.number = undefined;
     }
+  }
+
+  // On the nodes that compile a model. ids: of a prompt.
+  show(found, ids) {
+    for (const node of ids.map((id) => this.app.graph.getNodeById(Number(id))).filter(Boolean))
+      if (MODELS.has(node.comfyClass)) showResult(node, { text: [found.text], resolute_words: [found.words] }, this.t);
   }
 
   async cancel() {

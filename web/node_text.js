@@ -3,6 +3,8 @@
 // ComfyUI adds such a widget when the first text arrives, and the node grows over its neighbours. Ours is there from the
 // start, under the name that ComfyUI looks for, so it gets the same texts and the node keeps its size.
 
+import { say } from "./words.js";
+
 const NAME = "$$node-text-preview";
 const LINE = 16;
 const PADDING = 8;
@@ -40,8 +42,7 @@ export function addText(node, category, translate) {
   const element = document.createElement("div");
   element.className = lines > STATUS ? "resolute-text resolute-table" : "resolute-text";
   element.tabIndex = lines > STATUS ? 0 : -1;
-  element.setAttribute("role", "status");
-  element.setAttribute("aria-live", "polite");
+  element.setAttribute("role", "group"); // no live region: the announcer speaks
   element.setAttribute("aria-label", node.title);
   element.textContent = translate(BEFORE_A_RUN[node.comfyClass] ?? "");
   element.addEventListener("wheel", (event) => scroll(element, event), { passive: false });
@@ -51,7 +52,7 @@ export function addText(node, category, translate) {
   element.style.minHeight = `${least}px`; // Nodes 2.0 asks the element, the classic canvas the widget
   const widget = node.addDOMWidget(NAME, "resolute-text", element, {
     getValue: () => element.textContent,
-    setValue: (text) => show(element, text),
+    setValue: (text) => show(element, translated(text, translate)),
     getMinHeight: () => (least ? least + 2 * MARGIN : 0),
     getMaxHeight: () => 10_000, // of a node that is taller, as in Nodes 2.0
     margin: MARGIN,
@@ -76,9 +77,25 @@ function keepSavedWidth(node) {
   };
 }
 
-export function showResult(node, output) {
+export function showResult(node, output, t) {
   const element = node.widgets?.find((widget) => widget.name === NAME)?.element;
-  if (element && output?.text?.length) show(element, output.text.join("\n"));
+  const words = output?.resolute_words ?? [];
+  if (element && output?.text?.length) show(element, output.text.map((text, index) => say(text, words[index], t)).join("\n"));
+}
+
+const KEPT = 100;
+const heard = new Map(); // words of the latest progress texts: ComfyUI's message has room for English only
+
+// A message of kind "text" comes just before ComfyUI's own with the same text.
+export function hearWords({ kind, text, words }) {
+  if (kind !== "text") return;
+  heard.delete(text);
+  heard.set(text, words);
+  if (heard.size > KEPT) heard.delete(heard.keys().next().value);
+}
+
+function translated(text, t) {
+  return say(text, heard.get(text), t);
 }
 
 export function showError(node, sentence) {
@@ -88,17 +105,8 @@ export function showError(node, sentence) {
   element.classList.add("resolute-error");
 }
 
-const TICK = /^(starting|compiling|loading|stopping)\b.*\d/;
-
-// A screen reader is told of the begin, the end and a stop, and not of every second between.
-export function announce(element, text) {
-  const ticks = TICK.test(text) && TICK.test(element.textContent);
-  element.setAttribute("aria-live", ticks ? "off" : "polite");
-}
-
 function show(element, text) {
   element.classList.remove("resolute-error");
-  announce(element, String(text ?? ""));
   element.textContent = String(text ?? "");
   element.title = element.textContent;
 }

@@ -2,11 +2,12 @@
 import { Actions } from "./actions.js";
 import { badgeText } from "./badge.js";
 import { duration, element, mebibytes } from "./dom.js";
-import { announce } from "./node_text.js";
 import { modelTable } from "./sizes.js";
 import { isOff, turn } from "./switch.js";
 import { hasOneDiff } from "./replace_nodes.js";
 import { legend, promptRow, prompts } from "./timeline.js";
+
+const MEMORY_MS = 2000;
 
 export class Panel {
   // category: of a class of node.
@@ -18,7 +19,7 @@ export class Panel {
   // Called by ComfyUI each time the panel is opened.
   render(container) {
     const { app, t } = this;
-    this.status = element("div", { class: "resolute-headline", role: "status", "aria-live": "polite" });
+    this.status = element("div", { class: "resolute-headline" });
     this.saved = element("div", { class: "resolute-faint" });
     this.switch = element(
       "button",
@@ -68,12 +69,14 @@ export class Panel {
     const state = () => `${isOff(this.app)} ${hasOneDiff()}`;
     let drawn = state();
     this.timer = setInterval(() => drawn !== (drawn = state()) && this.draw(), 500);
+    this.memoryTimer = setInterval(() => this.live.refreshMemory(), MEMORY_MS);
     this.draw();
     this.live.refresh();
   }
 
   destroy() {
     clearInterval(this.timer);
+    clearInterval(this.memoryTimer);
     this.live.removeEventListener("change", this.update);
     this.live.api.removeEventListener("graphChanged", this.update);
     this.live.api.removeEventListener("execution_start", this.forget);
@@ -145,7 +148,6 @@ export class Panel {
 
   draw() {
     const { live, t } = this;
-    announce(this.status, badgeText(live, t));
     this.status.textContent = live.problem ? `${t("no answer")}: ${live.problem}` : badgeText(live, t);
     this.progress.hidden = !live.working?.total;
     if (live.working?.total) Object.assign(this.progress, { max: live.working.total, value: live.working.done });

@@ -1,13 +1,14 @@
-// A menu entry on nodes that one of Resolute's nodes can replace: OneDiff's, and suggestions for torch.compile's.
+// A menu entry on nodes that Resolute's nodes can replace: OneDiff's, and suggestions for torch.compile's.
 //
 // ComfyUI's front end offers the replacements that a pack registers only for nodes whose type is missing. OneDiff's types
 // are not missing, because Resolute registers them, so this offers them on the node. Nothing is replaced without a click.
 // The panel's *Convert all OneDiff nodes* replaces all of OneDiff's at once.
 import { app } from "../../scripts/app.js";
 import { api } from "../../scripts/api.js";
+import { freePlace } from "./insert.js";
+import { BOOSTERS, isOneDiff, recipeOf } from "./onediff.js";
+import { translator } from "./strings.js";
 import { noteState } from "./undo.js";
-
-const ONEDIFF = "Resolute/OneDiff"; // the category of OneDiff's types
 
 const offers = new Map(); // old type -> the pair that the server offers
 
@@ -51,33 +52,84 @@ function setWidget(node, name, value) {
   widget.callback?.(value);
 }
 
-function replace(node, offer) {
+// The node at the other end of an input's link.
+function source(node, name) {
+  const link = node.inputs?.find((input) => input.name === name)?.link;
+  return link == null ? undefined : node.graph.getNodeById(linkOf(node.graph, link)?.origin_id);
+}
+
+const recipeFor = (node) => recipeOf(node, offers.get(node.comfyClass), source);
+
+function made(graph, type, values, pos, old) {
+  const node = window.LiteGraph.createNode(type);
+  graph.add(node);
+  for (const [name, value] of Object.entries(values ?? {})) setWidget(node, name, value);
+  // Its final size at once: growing when it is drawn would be a step of its own for Ctrl+Z.
+  const least = node.computeSize();
+  node.setSize([Math.max(node.size[0], least[0]), Math.max(node.size[1], least[1])]);
+  node.pos = freePlace(graph, node, pos, old);
+  node.mode = old.mode;
+  return node;
+}
+
+const GAP = 40;
+
+function replace(node) {
   const graph = node.graph;
   const linked = connections(node);
-  if (!linked) return false;
+  const recipe = recipeFor(node);
+  if (!linked || !recipe) return false;
   graph.beforeChange();
   try {
-    const fresh = window.LiteGraph.createNode(offer.new_node_id);
-    fresh.pos = [...node.pos];
-    fresh.mode = node.mode;
-    graph.add(fresh);
-    for (const step of offer.input_mapping ?? []) {
-      const from = linked.into.get(step.old_id);
-      if ("set_value" in step) setWidget(fresh, step.new_id, step.set_value);
-      else if (from) from[0].connect(from[1], fresh, fresh.findInputSlot(step.new_id));
-      else setWidget(fresh, step.new_id, node.widgets?.find((each) => each.name === step.old_id)?.value);
-    }
-    // ComfyUI's migration copies values and cannot compute this one.
-    const vae = node.widgets?.find((each) => each.name === "vae_speedup");
-    if (vae) setWidget(fresh, "compile_vae", vae.value === "enable");
-    for (const { old_idx, new_idx } of offer.output_mapping ?? []) {
-      for (const [target, slot] of linked.outOf[old_idx] ?? []) fresh.connect(new_idx, target, slot);
-    }
+    if (recipe.type) putInPlace(graph, node, recipe, linked);
+    else passOn(recipe, linked);
     graph.remove(node);
   } finally {
     graph.afterChange();
   }
   return true;
+}
+
+function putInPlace(graph, node, recipe, linked) {
+  const fresh = made(graph, recipe.type, recipe.values, node.pos, node);
+  for (const [name, old] of Object.entries(recipe.inputs)) {
+    const from = linked.into.get(old);
+    if (from) from[0].connect(from[1], fresh, fresh.findInputSlot(name));
+    else setWidget(fresh, name, node.widgets?.find((each) => each.name === old)?.value);
+  }
+  const gives = fresh.outputs.map((_, slot) => [fresh, slot]); // where each output comes from now
+  let right = fresh;
+  for (const { slot, type, input, values } of recipe.after) {
+    const next = made(graph, type, values, [right.pos[0] + right.size[0] + GAP, right.pos[1]], node);
+    gives[slot][0].connect(gives[slot][1], next, next.findInputSlot(input));
+    gives[slot] = [next, 0];
+    right = next;
+  }
+  linked.outOf.forEach((targets, slot) => {
+    const [from, output] = gives[slot] ?? [];
+    for (const [target, into] of targets) from?.connect(output, target, into);
+  });
+}
+
+function passOn(recipe, linked) {
+  const from = recipe.passes && linked.into.get(recipe.passes);
+  if (from) for (const [target, into] of linked.outOf[0] ?? []) from[0].connect(from[1], target, into);
+}
+
+// Boosters that nothing takes any more.
+function removeBoosters(graph) {
+  let count = 0;
+  for (let found = true; found; ) {
+    found = false;
+    for (const node of [...nodesOf(graph)]) {
+      if (!BOOSTERS.has(node.comfyClass) || !isOneDiff(node)) continue;
+      if (node.outputs?.some((output) => output.links?.length)) continue;
+      node.graph.remove(node);
+      found = true;
+      count += 1;
+    }
+  }
+  return count;
 }
 
 function* nodesOf(graph) {
@@ -87,14 +139,12 @@ function* nodesOf(graph) {
   }
 }
 
-const isOneDiff = (node) => node.constructor?.nodeData?.category === ONEDIFF;
-
 export function hasOneDiff() {
   for (const node of nodesOf(app.graph)) if (isOneDiff(node)) return true;
   return false;
 }
 
-// Replaces each of OneDiff's nodes that one of ours can replace. Returns a sentence; throws one if there is no such node.
+// Replaces each of OneDiff's nodes that ours can replace. Returns a sentence; throws one if there is no such node.
 export function convertOneDiff(t) {
   const old = [...nodesOf(app.graph)].filter(isOneDiff);
   if (!old.length) throw new Error(t("This workflow has no OneDiff node."));
@@ -102,10 +152,8 @@ export function convertOneDiff(t) {
   app.canvas?.emitBeforeChange?.();
   let count = 0;
   try {
-    for (const node of old) {
-      const offer = offers.get(node.comfyClass);
-      if (offer && replace(node, offer)) count += 1;
-    }
+    for (const node of old) if (!BOOSTERS.has(node.comfyClass) && replace(node)) count += 1;
+    count += removeBoosters(app.graph);
     app.graph.updateExecutionOrder?.(); // now: a prompt would do it, and that would be a step of its own for Ctrl+Z
   } finally {
     app.canvas?.emitAfterChange?.();
@@ -114,16 +162,19 @@ export function convertOneDiff(t) {
   if (count) noteState(app);
   const left = old.length - count;
   const done = t("Converted {count} OneDiff nodes. Ctrl+Z takes all back.", { count });
-  const rest = t("{count} OneDiff nodes have no single node in their place and run as they are.", { count: left });
+  const rest = t("Not converted: {count} OneDiff nodes without a counterpart.", { count: left });
   if (!count) return rest;
   return left ? `${done} ${rest}` : done;
 }
 
+const t = translator(() => app.extensionManager?.setting?.get("Comfy.Locale"));
+
 function menu(node) {
-  const offer = offers.get(node.comfyClass);
-  if (!offer || !connections(node)) return [];
-  const title = window.LiteGraph.registered_node_types[offer.new_node_id]?.title ?? offer.new_node_id;
-  return [null, { content: `Replace with ${title}`, callback: () => replace(node, offer) }];
+  const recipe = offers.has(node.comfyClass) || isOneDiff(node) ? recipeFor(node) : undefined;
+  if (!recipe?.type || !connections(node)) return [];
+  const title = (type) => window.LiteGraph.registered_node_types[type]?.title ?? type;
+  const titles = [recipe, ...recipe.after].map(({ type }) => title(type)).join(t(" and "));
+  return [null, { content: t("Replace with {title}", { title: titles }), callback: () => replace(node) }];
 }
 
 app.registerExtension({

@@ -3,18 +3,21 @@ import { app } from "../../scripts/app.js";
 import { api } from "../../scripts/api.js";
 import { addBadge } from "./badge.js";
 import { Live } from "./live.js";
-import { addText, showError, showResult } from "./node_text.js";
+import { Announcer } from "./announcer.js";
+import { addText, hearWords, showError, showResult } from "./node_text.js";
 import { Panel } from "./panel.js";
 import { applyDefaultBackend, BACKEND, settings } from "./settings.js";
 import { translator } from "./strings.js";
 import { addSwitch } from "./switch.js";
+import { translateTemplate } from "./templates.js";
 
 const PREFIX = "Resolute";
 const TAB = "resolute";
 const live = new Live(api);
 
 const setting = (name) => app.extensionManager?.setting?.get(name);
-const t = (text, values) => translator(setting("Comfy.Locale"))(text, values);
+const t = translator(() => setting("Comfy.Locale"));
+let announcer = null;
 
 const categories = new Map(); // of our nodes by their class, those of OneDiff's names included
 
@@ -50,6 +53,7 @@ async function reportError(error) {
   const sentence = String(error.exception_message ?? "").trim().split("\n")[0];
   const node = app.graph.getNodeById(error.node_id);
   if (node) showError(node, sentence);
+  announcer?.tell(sentence);
   if (await replaceMessage(sentence)) return;
   const toast = app.extensionManager.toast;
   const title = node?.title ?? error.node_type;
@@ -101,6 +105,8 @@ app.registerExtension({
   async setup() {
     loadStyle();
     addPanel();
+    announcer = new Announcer(live, t);
+    live.addEventListener("message", ({ detail }) => hearWords(detail));
     api.addEventListener("execution_error", ({ detail }) => reportError(detail));
     await live.refresh();
   },
@@ -109,13 +115,14 @@ app.registerExtension({
     categories.set(nodeData.name, nodeData.category);
     applyDefaultBackend(nodeData, setting(BACKEND));
   },
+  afterConfigureGraph: () => translateTemplate(app.graph, t),
   nodeCreated(node) {
     if (!isOurs(node.comfyClass)) return;
     addText(node, categories.get(node.comfyClass), t);
     const before = node.onExecuted;
     node.onExecuted = function (output) {
       before?.call(this, output);
-      showResult(this, output);
+      showResult(this, output, t);
     };
   },
 });

@@ -1,18 +1,25 @@
 // The table of a model's sizes in the panel: one row for each size, however many shapes (lengths of prompts) it has.
 import { element, mebibytes } from "./dom.js";
 import { isSampling } from "./live.js";
-import { measuredText } from "./measure.js";
+import { say } from "./words.js";
 
 const STATES = { memory: "ready", captured: "ready", disk: "on disk", unknown: "to compile" };
 const ORDER = ["captured", "memory", "disk", "unknown"]; // of two shapes of a size, the better one is shown
 const SIZES = 12; // of one model
+const BATCH = ", batch "; // between the sides and the batch of a size
 const OF_VAES = { vae_decode: "decoding", vae_encode: "encoding" };
 
 // As the node shows it: pixels and the user's batch. What an earlier version remembered has only the latent's shape.
 const sizeOf = (shape) => shape.size || shape.latent_shape.join("x");
 
+// A size with its batch in the language of the settings.
+export function sizeText(size, t) {
+  const [sides, batch] = size.split(BATCH);
+  return batch ? t("{size}, batch {batch}", { size: sides, batch }) : size;
+}
+
 function area(size) {
-  const [sides, batch] = size.split(", batch ");
+  const [sides, batch] = size.split(BATCH);
   return sides.split("x").reduce((product, side) => product * Number(side), Number(batch ?? 1)) || 0;
 }
 
@@ -46,7 +53,7 @@ export function modelTable(model, measurements, hasCaptures, t) {
     element(
       "tr",
       { class: `resolute-state-${row.state}`, title: tip(row, t) },
-      element("td", {}, row.size),
+      element("td", {}, sizeText(row.size, t)),
       element("td", {}, t(STATES[row.state] ?? row.state)),
       hasCaptures ? element("td", {}, row.bytes ? mebibytes(row.bytes) : "–") : null,
       hasCaptures ? element("td", {}, t("{count} times", { count: row.hits })) : null,
@@ -61,7 +68,7 @@ export function modelTable(model, measurements, hasCaptures, t) {
     { class: "resolute-model" },
     element("h4", {}, `${model.name}${kind}`),
     element("table", {}, element("thead", {}, element("tr", {}, head)), element("tbody", {}, body)),
-    measured.map((each) => element("p", { class: "resolute-measured" }, measuredText(each, t))),
+    measured.map((each) => element("p", { class: "resolute-measured" }, say(each.text, each.words, t))),
     more ? element("p", { class: "resolute-faint" }, more) : null,
   );
 }

@@ -1,5 +1,7 @@
 // The timeline of the latest prompts: a bar for each run, in pieces, and a sentence for each wait.
 import { element, seconds } from "./dom.js";
+import { sizeText } from "./sizes.js";
+import { say } from "./words.js";
 
 export const KINDS = {
   replay: "replay",
@@ -39,9 +41,15 @@ export function promptRow(runs, t) {
   return element(
     "li",
     { class: "resolute-prompt" },
-    element("div", { class: "resolute-prompt-head" }, element("time", {}, at), ` ${runs[0].size}`),
+    element("div", { class: "resolute-prompt-head" }, element("time", {}, at), ` ${sizeText(runs[0].size, t)}`, marks(runs, t)),
     runs.map((run) => runRow(run, longest, t)),
   );
+}
+
+// Labels of a prompt: a warm-up, a cancel, a wait for the backend. Each once.
+function marks(runs, t) {
+  const texts = new Set(runs.flatMap((run) => run.marks.map((mark, index) => say(mark, run.words.marks[index], t))));
+  return [...texts].map((text) => element("span", { class: "resolute-mark" }, text));
 }
 
 function runRow(run, longest, t) {
@@ -56,13 +64,13 @@ function runRow(run, longest, t) {
       }),
     ),
   );
-  const [status, ...more] = run.status.split("\n");
+  const all = (name) => run[name].map((text, index) => say(text, run.words[name][index], t));
   return element(
     "div",
     { class: run.stopped ? "resolute-run resolute-stopped" : "resolute-run" },
     element("div", { class: "resolute-run-head" }, `${[t(ROLES[run.role] ?? run.role), run.model, run.file].filter(Boolean).join(" · ")}`),
     bar,
-    element("div", { class: "resolute-status" }, [status.replace(`${run.size}: `, ""), ...more].join("; ")),
-    run.reasons.length ? element("ul", { class: "resolute-reasons" }, run.reasons.map((why) => element("li", {}, why))) : null,
+    element("div", { class: "resolute-status" }, all("lines").join(t("; "))),
+    run.reasons.length ? element("ul", { class: "resolute-reasons" }, all("reasons").map((why) => element("li", {}, why))) : null,
   );
 }

@@ -6,13 +6,15 @@ Plain data: no torch, no ComfyUI.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from ..keys import Role
 from ..stats import Event, Wait
-from .misses import FIRST, FREED, SINCE
+from ..texts import Text, words_of
+from .misses import SINCE
+from .reasons import because, in_short
 
 _SHORT = 0.05  # seconds; a shorter wait is not mentioned
 _SLIVER = 0.02  # of a run; a shorter gap between two pieces of work is not shown
@@ -20,26 +22,9 @@ _MAX_SEGMENTS = 60
 _MAX_REASONS = 4
 # Kinds of waits that the result of a run may say, and the counter that has to rise for that.
 _SAID = {"compile": "region_compiles", "load": "region_loads", "capture": "captures"}
-# What a bypass means to a user, by code, where one line has to do; docs/troubleshooting.md has the rest.
-_BYPASSES = {
-    "observed_input": "Resolute does not know something in this call: no capture, or some blocks run as they are",
-    "patched_block": "another node changes attention: some blocks run as they are",
-    "replaced_forward": "another pack replaced code of this model: what uses that code runs as it is",
-    "foreign_model": "another pack wrote a part of this model: no capture, and its blocks run as they are",
-    "unreadable_weights": "weights of a class that Resolute does not know: their blocks run as they are",
-    "streamed_weights": "weights are not all on the GPU: no capture",
-    "no_regions": "this model has no blocks that Resolute knows",
-    "compile_failed": "some blocks could not be compiled",
-    "capture_failed": "CUDA refused the capture",
-    "out_of_memory": "memory ran out: no capture",
-    "over_budget": "a capture would take more memory than captures may",
-    "core_compiler": "ComfyUI's own compiler was at work",
-    "gradient": "gradients are on (training)",
-    "left_out": "the blocks that you left out run as they are",
-}
-_NOTHING_KEPT = "no compiled code for these blocks was kept on this machine yet"
+_NOTHING_KEPT = Text("no compiled code for these blocks was kept on this machine yet")
+_BACKEND = "the backend"  # text of the event of loading it
 _SIZE = re.compile(r"(\d+)x(\d+)(?:,|$)")
-_DIFFERENCE = re.compile(r"(\S+) (batch|channels|height|width|tokens) (\d+) -> (\d+)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +39,7 @@ class Run:
     structure: of the model, the first digits of its digest, as `model` of each shape in `GET /resolute/cache`.
     formats: what computes its quantized weights: "int8_tensorwise products".
     file: from which the model was loaded, if that is known. step_bytes: of the weights that a step needs, and of all,
-    if the model was too large for the device and a step needs fewer.
+    if the model was too large for the device and a step needs fewer. is_warm_up: nobody waits for its picture.
     """
 
     model: str
@@ -78,6 +63,7 @@ class Run:
     stopped: bool = False
     regions: tuple[int, int] = (0, 0)
     step_bytes: tuple[int, int] = (0, 0)
+    is_warm_up: bool = False
 
     @property
     def size(self) -> str:
@@ -88,43 +74,54 @@ class Run:
         """It ran to its end and had nothing to wait for, so its seconds are what a prompt takes from now on."""
         return not (self.stopped or self.why_no_calls or any(self.counts.get(name, 0) for name in _SAID.values()))
 
-    def status(self) -> str:
+    def status(self) -> Text:
         """The result in up to three lines, as the node shows it: "384x256, batch 2: nothing compiled, 21 ms/step"."""
+        first, *more = self.lines()
+        if not self.why_no_calls:
+            first = Text("{size}: {result}", size=self.size, result=first)
+        return Text.joined("\n", [first, *more])
+
+    def lines(self) -> list[str]:
+        """The lines of `status` without the size."""
         if self.why_no_calls:
-            return f"not compiled: {self.why_no_calls}"
-        lines = [f"{self.size}: {', '.join(self._results())}"]
+            return [Text("not compiled: {why}", why=self.why_no_calls)]
+        lines: list[str] = [Text.joined(", ", self._results())]
         lines += [", ".join(text.partition(":")[0] for text in self.formats)] if self.formats else []
-        lines += [self._streams() or _BYPASSES.get(code, code) for code in self.bypasses][:1]
-        return "\n".join(lines)
+        return lines + [self._streams() or in_short(code) for code in self.bypasses][:1]
 
     def _streams(self) -> str:
         """How much of a model that is too large a step needs; empty if that is all of it."""
         needed, every = (f"{each / 1e9:.2g}" for each in self.step_bytes)
-        return f"needs {needed} of {every} GB per step" if needed != every else ""
+        return Text("needs {needed} of {every} GB per step", needed=needed, every=every) if needed != every else ""
 
     def _results(self) -> list[str]:
-        made = [
-            _counted(self.counts.get("region_compiles", 0), "compiled", "region", self._seconds("compile")),
-            _counted(self.counts.get("region_loads", 0), "loaded", "region", self._seconds("load")),
-            f"new size captured in {time_text(self._seconds('capture'))}" if self.counts.get("captures", 0) else "",
-        ]
-        done = [text for text in made if text]
+        compiles, loads = self.counts.get("region_compiles", 0), self.counts.get("region_loads", 0)
+        done = []
+        if compiles:
+            done.append(Text("compiled {count} regions in {time}", count=compiles, time=self._time("compile")))
+        if loads:
+            done.append(Text("loaded {count} regions in {time}", count=loads, time=self._time("load")))
+        if self.counts.get("captures", 0):
+            done.append(Text("new size captured in {time}", time=self._time("capture")))
         answered = self.counts.get("replays", 0) + self.counts.get("graph_calls", 0)
         if not answered and not self.counts.get("eager_calls", 0):  # cancelled, or failed
-            return [*done, self._stop("stopped in the first step")]
+            return [*done, self._stop(Text("stopped in the first step"))]
         if self.stopped:
-            return [*done, self._stop("stopped")]
-        return [*(done or ["nothing compiled" if answered else "ran uncompiled"]), *self._speed()]
+            return [*done, self._stop(Text("stopped"))]
+        return [*(done or [Text("nothing compiled") if answered else Text("ran uncompiled")]), *self._speed()]
 
-    def _stop(self, text: str) -> str:
+    def _stop(self, text: Text) -> Text:
         ready, total = self.regions
-        return f"stopped; {ready} of {total} are kept" if ready < total else text
+        return Text("stopped; {done} of {total} are kept", done=ready, total=total) if ready < total else text
 
     def _speed(self) -> list[str]:
         seconds = max(self.seconds - self.waited, 0.0)
         if self.role == Role.CONTROLNET.value or not seconds:
             return []
-        return [f"{time_text(seconds / self.steps)}/step"] if self.steps else [time_text(seconds)]
+        return [Text("{time}/step", time=time_text(seconds / self.steps))] if self.steps else [time_text(seconds)]
+
+    def _time(self, kind: str) -> str:
+        return time_text(self._seconds(kind))
 
     def _seconds(self, kind: str) -> float:
         """Seconds that the prompt waited for this kind of work; parallel compiles count once.
@@ -175,39 +172,62 @@ class Run:
             merged.append({"kind": self.answered_by, "start": at, "seconds": self.seconds - at})
         return merged[:_MAX_SEGMENTS]
 
-    def reasons(self) -> list[str]:
+    def marks(self) -> list[Text]:
+        """Labels that set this run apart, for its line in the panel."""
+        marks = [Text("warm-up")] if self.is_warm_up else []
+        marks += [Text("cancelled")] if self.stopped else []
+        return marks + [Text("loading the backend, {time}", time=time_text(each)) for each in self._backend_seconds()]
+
+    def _backend_seconds(self) -> list[float]:
+        return [event.seconds for event in self.events if event.kind == "load" and event.text == _BACKEND]
+
+    def reasons(self) -> list[Text]:
         """Why the run waited, and why calls were bypassed: one sentence each."""
-        found = []
-        compiles, loads = self.counts.get("region_compiles", 0), self.counts.get("region_loads", 0)
-        if compiles:
-            changed = [event.text.partition(SINCE)[2] for event in self.events if SINCE in event.text]
-            why = f"torch's settings changed since this model last ran: {changed[0]}" if changed else _NOTHING_KEPT
-            found.append(f"{_counted(compiles, 'Compiled', 'region', self._seconds('compile'))}: {why}.")
-        if loads:
-            found.append(
-                f"{_counted(loads, 'Loaded', 'region', self._seconds('load'))}: the first use since ComfyUI started."
-            )
+        found = [*self._why_compiled(), *self._why_loaded()]
         if measured := [event.seconds for event in self.events if event.kind == "measure"]:
             found.append(
-                f"{_counted(len(measured), 'Chose', 'attention kernel', sum(measured))}: the first use of a shape "
-                "since ComfyUI started."
+                Text(
+                    "chose {count} attention kernels in {time}: the first use of a shape since ComfyUI started.",
+                    count=len(measured),
+                    time=time_text(sum(measured)),
+                )
             )
         for event in self.events:
             if event.kind == "capture":
-                found.append(
-                    f"Captured in {time_text(event.seconds)}: {because(event.text.partition(': ')[2], self.cell)}."
-                )
+                why = because(event.text.partition(": ")[2], self.cell)
+                found.append(Text("captured in {time}: {why}.", time=time_text(event.seconds), why=why))
         found += [
-            f"{_BYPASSES.get(code, code)} ({'once' if count == 1 else f'{count} times'})."
+            Text("{why} ({count} times).", why=in_short(code), count=count)
+            if count > 1
+            else Text("{why} (once).", why=in_short(code))
             for code, count in self.bypasses.items()
         ]
         if self.why_no_calls:
-            found.append(f"{self.why_no_calls}.")
-        kept = list(dict.fromkeys(text[:1].upper() + text[1:] for text in found))
-        return [*kept[:_MAX_REASONS], *([f"And {len(kept) - _MAX_REASONS} more."] if len(kept) > _MAX_REASONS else [])]
+            found.append(Text("{why}.", why=self.why_no_calls))
+        kept = list(dict.fromkeys(text.as_sentence() for text in found))
+        more = [Text("And {count} more.", count=len(kept) - _MAX_REASONS)] if len(kept) > _MAX_REASONS else []
+        return [*kept[:_MAX_REASONS], *more]
+
+    def _why_compiled(self) -> list[Text]:
+        if not (compiles := self.counts.get("region_compiles", 0)):
+            return []
+        why = _NOTHING_KEPT
+        if changed := [event.text.partition(SINCE)[2] for event in self.events if SINCE in event.text]:
+            why = Text("torch's settings changed since this model last ran: {changes}", changes=changed[0])
+        time = self._time("compile")
+        return [Text("compiled {count} regions in {time}: {why}.", count=compiles, time=time, why=why)]
+
+    def _why_loaded(self) -> list[Text]:
+        found = []
+        if loads := self.counts.get("region_loads", 0):
+            text = "loaded {count} regions in {time}: the first use since ComfyUI started."
+            found.append(Text(text, count=loads, time=self._time("load")))
+        text = "loaded the backend in {time}: the first use since ComfyUI started."
+        return found + [Text(text, time=time_text(seconds)) for seconds in self._backend_seconds()]
 
     def plain(self) -> dict[str, Any]:
-        """For the panel and `GET /resolute/runs`."""
+        """For the panel and `GET /resolute/runs`. words: how a front end says the other texts in another language."""
+        texts: dict[str, Sequence[str]] = {"lines": self.lines(), "reasons": self.reasons(), "marks": self.marks()}
         return {
             "model": self.model,
             "structure": self.structure,
@@ -222,56 +242,21 @@ class Run:
             "status": self.status(),
             "stopped": self.stopped,
             "segments": self.segments(),
-            "reasons": self.reasons(),
+            **texts,
+            "words": {name: [words_of(text) for text in some] for name, some in texts.items()},
         }
 
 
 def size_text(width: int, height: int, batch: int) -> str:
     """For people: "384x256, batch 2". In pixels; batch: the user's images."""
-    return f"{width}x{height}{f', batch {batch}' if batch > 1 else ''}"
+    size = f"{width}x{height}"
+    return Text("{size}, batch {batch}", size=size, batch=batch) if batch > 1 else size
 
 
 def sides_in(text: str) -> tuple[int, int] | None:
     """(width, height) in pixels of a `size_text`; None for another text."""
     found = _SIZE.match(text)
     return None if found is None else (int(found[1]), int(found[2]))
-
-
-def because(difference: str, cell: int) -> str:
-    """The reason why a call was new, in a user's words. difference: from `misses`, as "latent height 15 -> 16".
-
-    cell: pixels to a side of one latent cell.
-    """
-    if difference.startswith(FIRST):
-        return difference.replace(FIRST, "the first run of this model since it was loaded", 1)
-    if difference == FREED:
-        return "its capture had been freed or evicted"
-    if difference == "remembered":
-        return "an earlier session used this size"
-    if "weights moved or changed" in difference:
-        return "the weights were moved or changed, by a LoRA or by ComfyUI's memory management"
-    parts = [_in_words(part, cell) for part in difference.split(", ")]
-    return " and ".join(dict.fromkeys(parts))
-
-
-def _in_words(difference: str, cell: int) -> str:
-    found = _DIFFERENCE.fullmatch(difference)
-    if found is None:
-        return difference
-    tensor, dimension, old, new = found.groups()
-    if tensor == "latent" and dimension in ("height", "width"):
-        return f"the {dimension} changed from {int(old) * cell} to {int(new) * cell} pixels"
-    if dimension == "batch":
-        return f"the batch changed from {old} to {new}"
-    if tensor == "context" and dimension == "tokens":
-        return f"the prompt's length changed from {old} to {new} tokens"
-    return difference
-
-
-def _counted(number: int, verb: str, noun: str, seconds: float) -> str:
-    if not number:
-        return ""
-    return f"{verb} {number} {noun}{'' if number == 1 else 's'} in {time_text(seconds)}"
 
 
 def time_text(seconds: float) -> str:

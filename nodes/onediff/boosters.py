@@ -6,6 +6,7 @@ from typing import Any
 
 from comfy_api.latest import io
 
+from ...compile_cache.texts import Text
 from ..adapters.onediff.boosters import NOT_QUANTIZED, Booster, merged
 from .common import (
     DEEPCACHE_TEXT,
@@ -35,7 +36,7 @@ def _deepcache(node_id: str | None, **inputs: Any) -> io.NodeOutput:
 
 
 def _torch_compile(node_id: str | None, disable: bool = False, **_: Any) -> io.NodeOutput:
-    notes = ("the Torch Compile Booster is switched off, so nothing is compiled",) if disable else ()
+    notes = (Text("the Torch Compile Booster is switched off, so nothing is compiled"),) if disable else ()
     return io.NodeOutput(Booster(compiles=not disable, notes=notes))
 
 

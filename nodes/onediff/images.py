@@ -9,6 +9,7 @@ import torch
 from comfy_api.latest import io
 
 from ...compile_cache.errors import UserError, excerpt
+from ..adapters.comfyui.messages import on_node
 from ..adapters.report.image_comparison import LEVELS, compare, report
 from .common import ignored_text, node
 
@@ -37,7 +38,7 @@ def _compare(
         problem = _problem(images1, images2, scores.ssim, ssim_threshold, rtol, atol)
         if problem:
             raise ValueError(f"The images differ: {problem}.\n{text}")
-    return io.NodeOutput(ui={"text": (text,)})
+    return io.NodeOutput(ui=on_node(text))
 
 
 def _problem(images1: Any, images2: Any, ssim: float, ssim_threshold: str, rtol: str, atol: str) -> str:

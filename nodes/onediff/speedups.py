@@ -6,6 +6,7 @@ from typing import Any
 
 from comfy_api.latest import io
 
+from ...compile_cache.texts import Text
 from ..adapters.compile.backend_choice import explain_passthrough
 from ..adapters.onediff.boosters import Booster, speed_up_controlnet, speed_up_model, speed_up_vae
 from .common import (
@@ -41,7 +42,7 @@ def _controlnet(
     **_: Any,
 ) -> io.NodeOutput:
     if static_mode == "disable":
-        explain_passthrough("static_mode is disable, so the ControlNet runs as it is", node_id)
+        explain_passthrough(Text("static_mode is disable, so the ControlNet runs as it is"), node_id)
         return io.NodeOutput(control_net)
     return io.NodeOutput(speed_up_controlnet(control_net, custom_booster, node_id))
 

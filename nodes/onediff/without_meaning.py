@@ -7,14 +7,16 @@ from typing import Any
 
 from comfy_api.latest import io
 
+from ...compile_cache.texts import Text
 from ..adapters.compile.backend_choice import explain_passthrough
 from .common import NO_EFFECT, ignored_text, node
 
-_EVERY_BATCH = "every batch size runs on the same compiled regions, so the model passes on as it is"
-_EVERY_SIZE = "every size runs compiled, so the latent passes on as it is"
-_NOTHING_QUANTIZED = "nothing is quantized, and no file is written"
-_ONE_COPY = "a compiled model uses ComfyUI's own weights, so there are no two copies to compare"
-_KEPT = "compiled regions are kept on disk by themselves, so there is no graph to {} here"
+_EVERY_BATCH = Text("every batch size runs on the same compiled regions, so the model passes on as it is")
+_EVERY_SIZE = Text("every size runs compiled, so the latent passes on as it is")
+_NOTHING_QUANTIZED = Text("nothing is quantized, and no file is written")
+_ONE_COPY = Text("a compiled model uses ComfyUI's own weights, so there are no two copies to compare")
+_NO_LOAD = Text("compiled regions are kept on disk by themselves, so there is no graph to load here")
+_NO_SAVE = Text("compiled regions are kept on disk by themselves, so there is no graph to save here")
 
 
 def _sentence(reason: str) -> str:
@@ -36,10 +38,10 @@ def _graph_loader(node_id: str, title: str, kind: Any, name: str) -> type[io.Com
         node_id,
         title,
         "",
-        f"The {name} passes on as it is: {_KEPT.format('load')}.",
+        f"The {name} passes on as it is: {_NO_LOAD}.",
         lambda: [kind.Input(name, tooltip="Passes on as it is."), ignored_text("graph")],
         lambda: [kind.Output(tooltip=f"The input {name}.")],
-        _passing_on(_KEPT.format("load"), name),
+        _passing_on(_NO_LOAD, name),
     )
 
 
@@ -48,10 +50,10 @@ def _graph_saver(node_id: str, title: str, waits_for: Any, kind: Any, name: str)
         node_id,
         title,
         "",
-        f"It saves nothing: {_KEPT.format('save')}. docs/servers.md says how to carry them elsewhere.",
+        f"It saves nothing: {_NO_SAVE}. docs/servers.md says how to carry them elsewhere.",
         lambda: [waits_for, kind.Input(name, tooltip=NO_EFFECT), ignored_text("filename_prefix", name)],
         list,
-        _passing_on(_KEPT.format("save")),
+        _passing_on(_NO_SAVE),
     )
 
 

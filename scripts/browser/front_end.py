@@ -234,12 +234,12 @@ class FrontEnd:
         """Open a template of the pack with a click in the template browser; its graph has ``nodes`` nodes."""
         self.browse_templates(pack)
         self.page.get_by_test_id(f"template-workflow-{name}").click()
-        self._wait_until_opened(name, nodes)
+        self.wait_until_opened(name, nodes)
 
     def drop(self, path: Path, nodes: int) -> None:
         """Drop a workflow file on the canvas."""
         self.page.evaluate(js.DROP, [path.read_text("utf-8"), path.name])
-        self._wait_until_opened(path.stem, nodes)
+        self.wait_until_opened(path.stem, nodes)
 
     def load(self, workflow: Mapping[str, Any], name: str) -> None:
         """Load a workflow from memory."""
@@ -278,7 +278,8 @@ class FrontEnd:
         self.page.evaluate(js.COMMAND, "Workspace.ToggleFocusMode")
         return data
 
-    def _wait_until_opened(self, name: str, nodes: int) -> None:
+    def wait_until_opened(self, name: str, nodes: int) -> None:
+        """Wait until a workflow whose path has this name, with so many nodes, is open and its dialog is gone."""
         self.page.wait_for_function(js.OPENED, arg=[name, nodes])
         self.page.wait_for_selector(DIALOG, state="detached")
         self.page.mouse.move(5, 880)

@@ -179,9 +179,13 @@ class Graph:
                 for number, (group, frame) in enumerate(zip(self.groups, frames, strict=True), 1)
             ],
             "config": {},
-            "extra": {"ds": {"scale": 0.6, "offset": [80, 120]}},
+            "extra": {"ds": {"scale": 0.6, "offset": [80, 120]}, "resolute": self._about()},
             "version": 0.4,
         }
+
+    def _about(self) -> dict[str, Any]:
+        """For web/templates.js, which translates it. names: of node types, in English."""
+        return {"template": self.name, "names": {node.type.id: node.type.title for node in self.nodes}}
 
     def _links(self) -> list[list[Any]]:
         """Each link: its id, source node and slot, target node and slot, type."""

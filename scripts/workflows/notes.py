@@ -46,6 +46,6 @@ NOTES = {
     "compare_with_stock": f"""## The same seed, compiled and not
 1. Choose your checkpoint: {_WITH_THIS_LOADER}.
 2. Press **Run**. One frame samples and decodes compiled, the other one is stock ComfyUI.
-3. **Compare Images** shows how much the two images differ, and where. On a GPU, half precision rounds differently.
+3. **Compare Images** shows both times, how much the two images differ, and where. Half precision rounds differently.
 4. Set **min_psnr**, for example to 30: the prompt then fails if the images differ more.""",
 }

@@ -43,7 +43,8 @@ def server(
     """
     mini, control = make_model(MINI), make_model("sd15-mini-controlnet")
     installed = unpack(tmp_path_factory.mktemp("archive") / PACK_NAME)
-    server = make_server(environment=ENVIRONMENT, packs={**linked_packs(), PACK_NAME: installed})
+    demo = {"resolute-demo-model": ROOT / "scripts" / "models" / "demo_model"}
+    server = make_server(environment=ENVIRONMENT, packs={**linked_packs(), **demo, PACK_NAME: installed})
     settings = server.folder / "user" / "default" / "comfy.settings.json"
     settings.parent.mkdir(parents=True, exist_ok=True)
     settings.write_text(json.dumps(front_end.USUAL), "utf-8")

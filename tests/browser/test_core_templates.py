@@ -1,13 +1,20 @@
-"""Add Resolute, and the switch, on templates of ComfyUI's own. They are not run: their models are not here."""
+"""Add Resolute, and the switch, on templates of ComfyUI's own: what is queued, that it runs, and that a key undoes it.
+
+Their models are not here, so small ones take their place when a prompt runs.
+"""
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from scripts.browser.front_end import FrontEnd
+from scripts.server.process import ComfyServer
+
+from .small_templates import STEPS, small
 
 pytestmark = pytest.mark.browser
 TEMPLATES = (
@@ -39,7 +46,7 @@ def targets(prompt: dict[str, Any], kind: str) -> list[str]:
 
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_resolute_is_added_to_a_template_and_one_key_takes_it_back(
-    page: FrontEnd, screenshots: Path, name: str
+    page: FrontEnd, server: ComfyServer, screenshots: Path, name: str
 ) -> None:
     opened(page, name)
     before, stock = page.page.evaluate(TYPES), page.prompt()
@@ -56,13 +63,17 @@ def test_resolute_is_added_to_a_template_and_one_key_takes_it_back(
             source = prompt[target]["inputs"].get(kind)
             if source is not None:
                 assert prompt[source[0]]["class_type"] == ours, (target, source)
+    calls = server.client.get("/resolute/cache")["counters"]["eager_calls"]
+    server.client.run(small(name, prompt))
+    ran = server.client.get("/resolute/cache")["counters"]["eager_calls"]
+    assert ran >= calls + STEPS
     # Without our nodes it is the same prompt.
     links = {
         (made, 0): part["inputs"]["model" if part["class_type"] == OURS[0] else "vae"]
         for made, part in prompt.items()
         if part["class_type"] in OURS
     }
-    rest = {made: part for made, part in prompt.items() if part["class_type"] not in OURS}
+    rest = {made: part for made, part in copy.deepcopy(prompt).items() if part["class_type"] not in OURS}
     for part in rest.values():
         part["inputs"] = {
             key: links.get((value[0], value[1]), value) if isinstance(value, list) and len(value) == 2 else value
@@ -72,6 +83,8 @@ def test_resolute_is_added_to_a_template_and_one_key_takes_it_back(
     page.page.locator("[data-action=switch]").click()
     off = page.prompt()
     assert all(part["inputs"].get("resolute") == "off" for part in off.values() if part["class_type"] in OURS)
+    server.client.run(small(name, off))
+    assert server.client.get("/resolute/cache")["counters"]["eager_calls"] == ran, "off runs as without it"
     page.page.locator("canvas#graph-canvas").focus()
     page.page.keyboard.press("Control+z")  # the switch
     page.page.wait_for_function("() => document.querySelector('[data-action=switch]').ariaChecked === 'true'")

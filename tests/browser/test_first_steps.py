@@ -1,4 +1,4 @@
-"""docs/first-steps.md in a browser: what a user does and sees until the second size, with no setting changed."""
+"""docs/first-steps.md in a browser: what a user does and sees, from a template and in a workflow of their own."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from scripts.browser.front_end import FrontEnd
+from scripts.places import ROOT
+from scripts.workflows.unets import sdxl_text_to_image
 
 from .prompts import LEFT_OUT, stock
 
@@ -25,18 +27,9 @@ class Steps:
         self.lines.append(f"{time.perf_counter() - self.begun:6.1f} s  {len(self.lines) + 1}. {what}")
 
 
-@pytest.mark.parametrize(
-    ("vue", "leave_out"),
-    [
-        pytest.param(False, LEFT_OUT, id="classic"),
-        pytest.param(True, LEFT_OUT, id="nodes2"),
-        pytest.param(False, "", id="no-setting-changed", marks=pytest.mark.long),
-    ],
-)
-def test_a_user_speeds_up_a_workflow_in_five_steps(
-    page: FrontEnd, screenshots: Path, vue: bool, leave_out: str
-) -> None:
-    suffix = "-nodes2" if vue else "" if leave_out else "-all"
+@pytest.mark.parametrize("vue", [False, True], ids=["classic", "nodes2"])
+def test_a_user_speeds_up_a_workflow_in_five_steps(page: FrontEnd, screenshots: Path, vue: bool) -> None:
+    suffix = "-nodes2" if vue else ""
     page.load_prompt(stock(width=144, height=112))
     page.renderer(vue)
     page.fit_view()
@@ -46,7 +39,7 @@ def test_a_user_speeds_up_a_workflow_in_five_steps(
     page.connect("Load Checkpoint", "MODEL", "Compile Model", "model")
     page.connect("Compile Model", "MODEL", "KSampler", "model")
     steps.did("put it between Load Checkpoint and KSampler")
-    page.widgets({"ResoluteCompileModel.leave_out": leave_out})
+    page.widgets({"ResoluteCompileModel.leave_out": LEFT_OUT})
 
     if not vue:  # there, everything is compiled by now
         cancel_while_it_compiles(page, screenshots / f"compiling{suffix}.png")
@@ -88,3 +81,71 @@ def cancel_while_it_compiles(page: FrontEnd, screenshot: Path) -> None:
     ), texts
     totals = {total for text in texts for total in re.findall(r"(?: of|, then) (\d+)", text)}
     assert len(totals) == 1, texts  # the total is right from the start
+
+
+def has_said(page: FrontEnd, pattern: str) -> None:
+    """Wait until a node was sent such a text since Run was pressed."""
+    page.page.wait_for_function(f"() => window.resoluteTexts.some(text => /{pattern}/.test(text))")
+
+
+@pytest.mark.parametrize(
+    "leave_out", [pytest.param(LEFT_OUT, id="few"), pytest.param("", id="no-setting-changed", marks=pytest.mark.long)]
+)
+def test_the_page_of_first_steps_is_true_step_by_step(page: FrontEnd, screenshots: Path, leave_out: str) -> None:
+    """Its six steps, with a small model and a small picture on a CPU, where nothing is captured."""
+    rows = re.findall(r"^\| (\d) \| (.+?) \|", (ROOT / "docs" / "first-steps.md").read_text("utf-8"), re.MULTILINE)
+    assert [number for number, _ in rows] == ["1", "2", "3", "4", "5", "6"]
+    graph = sdxl_text_to_image()
+    assert f"open *{graph.template}*" in rows[0][1]
+    page.page.set_viewport_size({"width": 1456, "height": 819})
+    steps = Steps()
+
+    def done(number: int, what: str) -> None:
+        steps.did(what)
+        page.page.screenshot(path=screenshots / f"first-steps-{number}.png")
+
+    page.browse_templates()
+    page.page.locator("[role=dialog] input").first.fill("faster")
+    page.page.get_by_test_id(f"template-workflow-{graph.template}").click()
+    page.wait_until_opened(graph.template, len(graph.nodes))
+    assert len(graph.nodes) == 11  # "eleven nodes"
+    done(1, 'opened the templates, typed "faster", chose SDXL text to image')
+
+    assert page.unknown_types() == page.complaints() == []
+    small = {"preset": "custom", "width": 168, "height": 104}
+    page.widgets({f"ResoluteResolution.{name}": value for name, value in small.items()})
+    page.widgets({"KSampler.steps": 2, "ResoluteCompileModel.leave_out": leave_out})
+    page.widgets({"ResoluteCompileVAEDecode.backend": "eager"} if leave_out else {})
+    done(2, "chose the checkpoint, a small size and two steps")
+
+    page.queue()
+    if not leave_out:  # the three regions that are left otherwise are compiled by an earlier test
+        has_said(page, r"^(starting the compiler, then \d+ regions|compiling \d+ of \d+), [1-9]")
+        page.page.screenshot(path=screenshots / "first-steps-3-compiling.png")
+    assert page.wait(seconds=1500.0)["name"] == "execution_success"
+    result = "(nothing compiled|compiled 3 regions in .*)" if leave_out else r"compiled \d+ regions in [\d.]+ s"
+    assert re.match(rf"168x104: {result}, .*/step", page.texts()["Compile Model"])
+    assert page.pictures() == {"Save Image": 1}
+    done(3, "pressed Run: it compiled, then the picture")
+
+    page.widgets({"ResoluteResolution.width": 152})
+    page.queue()
+    assert page.wait()["name"] == "execution_success"
+    assert re.match(r"152x104: nothing compiled, .*/step", page.texts()["Compile Model"])
+    done(4, "changed the size, pressed Run: nothing compiled")
+
+    page.widgets({"KSampler.seed": 7})
+    page.queue()
+    assert page.wait()["name"] == "execution_success"
+    assert re.match(r"152x104: nothing compiled, .*/step", page.texts()["Compile Model"])
+    page.page.locator(".resolute-badge", has_text=re.compile(r"\d+ regions?, \d+ sizes? ready")).wait_for()
+    done(5, "pressed Run once more: nothing compiled")
+
+    page.open_panel()
+    page.page.locator("[data-action=measure]").click()
+    measured = re.compile(r"152x104: [\d.]+ m?s, \d+\.\dx stock, same picture \(largest difference [012] of 255\)")
+    page.page.locator(".resolute-said", has_text=measured).wait_for(timeout=300_000)
+    assert measured.fullmatch(page.texts()["Compile Model"])
+    done(6, "measured against stock")
+    (screenshots / "first-steps-page.txt").write_text("\n".join(steps.lines) + "\n", "utf-8")
+    assert page.cut_texts() == []

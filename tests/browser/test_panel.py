@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -76,6 +77,77 @@ def test_each_figure_of_the_panel_is_the_servers(page: FrontEnd, server: ComfySe
     assert text.splitlines()[0].endswith(" 152x96")
     assert run["status"].splitlines()[0].removeprefix("152x96: ") in text
     assert page.texts()["Compile Model"].splitlines()[0] == run["status"].splitlines()[0]
+
+
+ANNOUNCED = """() => {
+    const place = document.querySelector('.resolute-announcer');
+    window.announced = [];
+    new MutationObserver(() => window.announced.push(place.textContent)).observe(place, {childList: true});
+}"""
+SEND = "detail => app.api.dispatchEvent(new CustomEvent('resolute', {detail}))"
+
+
+def test_a_screen_reader_hears_the_begin_the_stop_and_the_end(page: FrontEnd) -> None:
+    """And none of the seconds between. The messages are those that the server sends."""
+    tab = page.page
+    tab.evaluate(ANNOUNCED)
+    assert tab.locator(".resolute-announcer[role=status][aria-live=polite]").count() == 1
+    assert tab.locator(".resolute-text[aria-live], .resolute-headline[aria-live]").count() == 0
+    for seconds in range(3):
+        tab.evaluate(SEND, {"kind": "working", "text": f"compiling 1 of 2, {seconds} s", "done": 0, "total": 2})
+    tab.evaluate(SEND, {"kind": "idle"})  # between two nodes
+    tab.evaluate(SEND, {"kind": "working", "text": "compiling 2 of 2, 3 s", "done": 1, "total": 2})
+    for _ in range(2):
+        text = "stopping; 1 of 2 are kept"
+        tab.evaluate(SEND, {"kind": "working", "text": text, "done": 1, "total": 2, "stopping": True})
+    run = {"size": "64x64", "lines": ["stopped; 1 of 2 are kept"], "words": {"lines": ["stopped"]}, "marks": []}
+    tab.evaluate(SEND, {"kind": "run", "run": run})
+    tab.wait_for_function("() => window.announced.length >= 3")
+    assert tab.evaluate("() => window.announced") == [
+        "compiling 1 of 2, 0 s", "stopping; 1 of 2 are kept", "64x64: stopped; 1 of 2 are kept"
+    ]  # fmt: skip
+
+
+def test_warm_ups_and_cancelled_prompts_are_marked(page: FrontEnd) -> None:
+    page.load_prompt(compiled(width=176, height=96))
+    page.open_panel()
+    marks = page.page.locator(".resolute-prompt").first.locator(".resolute-mark")
+    page.watch()
+    page.page.locator("[data-action=warm-up]").click()
+    assert page.wait()["name"] == "execution_success"
+    marks.filter(has_text="warm-up").wait_for()
+    page.widgets({"KSampler.steps": 400})
+    page.queue()
+    page.page.wait_for_function("() => document.title.includes('%')")  # it samples
+    page.cancel()
+    assert page.wait()["name"] == "execution_interrupted"
+    marks.filter(has_text="cancelled").wait_for()
+
+
+def test_the_memory_of_the_gpu_is_live(page: FrontEnd) -> None:
+    """The server has no GPU, so its answers are changed on their way."""
+    tab, gib = page.page, 1 << 30
+    free = [20 * gib]
+
+    def with_gpu(route: Any) -> None:
+        response = route.fetch()
+        about = response.json()
+        about["device"] |= {"name": "Some GPU", "captures": True, "total_bytes": 24 * gib, "free_bytes": free[0]}
+        route.fulfill(response=response, json=about)
+
+    def stats(route: Any) -> None:
+        route.fulfill(json={"devices": [{"vram_total": 24 * gib, "vram_free": free[0]}]})
+
+    tab.route("**/resolute/cache", with_gpu)
+    tab.route("**/system_stats", stats)
+    try:
+        page.open_panel()
+        tab.locator(".resolute-memory", has_text="4096 MiB of 24576 MiB used on Some GPU").wait_for()
+        free[0] = 10 * gib  # no message tells of it
+        tab.locator(".resolute-memory", has_text="14336 MiB of 24576 MiB used on Some GPU").wait_for()
+    finally:
+        tab.unroute("**/resolute/cache")
+        tab.unroute("**/system_stats")
 
 
 def test_the_panel_is_reached_and_named_without_a_mouse(page: FrontEnd) -> None:

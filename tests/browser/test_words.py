@@ -1,23 +1,43 @@
-"""Chinese and Japanese: names of nodes, and the panel. The last file, because each language loads the page anew."""
+"""Chinese and Japanese: nodes, results, templates, the panel. The last file: each language loads the page anew."""
 
 from __future__ import annotations
 
+import json
+import re
 from pathlib import Path
 
 import pytest
 
 from scripts.browser.front_end import FrontEnd
+from scripts.places import ROOT
+from scripts.workflows.unets import compare_with_stock
+
+from .prompts import compiled
 
 pytestmark = pytest.mark.browser
 TITLES = {"zh": "编译模型", "zh-TW": "編譯模型", "ja": "モデルをコンパイル"}
+LANGUAGES = ["zh", pytest.param("zh-TW", marks=pytest.mark.long), pytest.param("ja", marks=pytest.mark.long)]
+ENGLISH = re.compile(r"[a-z]{3,} [a-z]{3,}")  # two words in a row
+NOTE = "() => app.graph.nodes.find(node => node.type === 'MarkdownNote').widgets[0].value"
+GROUPS = "() => app.graph.groups.map(group => group.title)"
 
 
-@pytest.mark.parametrize(
-    "language", ["zh", pytest.param("zh-TW", marks=pytest.mark.long), pytest.param("ja", marks=pytest.mark.long)]
-)
-def test_names_and_the_panel_are_in_the_language_of_the_settings(
+def table(language: str) -> dict[str, str]:
+    source = (ROOT / "web" / "languages" / f"{language}.js").read_text("utf-8")
+    loaded: dict[str, str] = json.loads(source.partition("export default ")[2].rstrip().removesuffix(";"))
+    return loaded
+
+
+def pattern(template: str) -> str:
+    """A pattern for a filled template."""
+    return re.sub(r"\\{\w+\\}", ".+", re.escape(template))
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_what_people_read_is_in_the_language_of_the_settings(
     browser: FrontEnd, screenshots: Path, language: str
 ) -> None:
+    words = table(language)
     browser.load_page(language)
     browser.place(["ResoluteCompileModel", "ResoluteReport"])
     browser.open_panel()
@@ -25,3 +45,33 @@ def test_names_and_the_panel_are_in_the_language_of_the_settings(
     assert TITLES[language] in browser.titles()
     assert "Warm up" not in browser.page.locator(".resolute-panel").inner_text()
     assert browser.cut_texts() == []
+
+    # The result of a run, on the node and in the panel.
+    prompt = compiled(seed=sum(map(ord, language)), width=160, height=96)  # else ComfyUI has its result
+    prompt["9"] = {"class_type": "ResoluteReport", "inputs": {"any": ["6", 0]}}
+    browser.load_prompt(prompt)
+    browser.queue()
+    assert browser.wait()["name"] == "execution_success"
+    texts = browser.texts()
+    result = f"({pattern(words['nothing compiled'])}|{pattern(words['compiled {count} regions in {time}'])})"
+    assert re.match(rf"160x96：{result}", texts[TITLES[language]]), texts
+    assert not any(ENGLISH.search(line) for line in texts[TITLES[language]].splitlines()), texts
+    report = next(text for title, text in texts.items() if title != TITLES[language])
+    counted = next(key for key in words if key.startswith("{region_compiles} region compiles"))
+    assert re.match(pattern(words[counted]), report), report
+    row = browser.page.locator(".resolute-prompt").first
+    row.wait_for()
+    assert re.search(result, row.inner_text())
+    assert not ENGLISH.search(row.locator(".resolute-status").first.inner_text())
+    browser.page.screenshot(path=screenshots / f"language-{language}-run.png")
+    assert browser.cut_texts() == []
+
+    # A template: its note, frames and titles.
+    graph = compare_with_stock()
+    browser.open_template(graph.template, "resolute", len(graph.nodes))
+    note = browser.page.evaluate(NOTE)
+    assert note.splitlines()[0] == words["## The same seed, compiled and not"]
+    assert not any(ENGLISH.search(line) for line in note.splitlines())
+    assert set(browser.page.evaluate(GROUPS)) <= set(words.values()) | {"ControlNet"}
+    assert TITLES[language] in browser.titles()
+    browser.page.screenshot(path=screenshots / f"language-{language}-template.png")

@@ -132,6 +132,35 @@ def test_an_image_smaller_than_the_window_is_compared(bench: Bench, size: tuple[
     assert any("does not fit into the image" in line for line in lines)
 
 
+TIMES = re.compile(r"Sampling and decode: A (\d.*?), B (\d.*?)\.")
+IN_THIS_PROMPT = re.compile(r"[\d.]+ m?s( \([\d.]+ m?s of these compiling or loading\))?")
+
+
+def test_it_says_how_long_sampling_and_decode_of_both_pictures_took(bench: Bench, tiny_prompt: Any, seed: int) -> None:
+    prompt: PromptDict = tiny_prompt(seed=seed, width=72, height=64, steps=2)
+    prompt["second-sample"] = {**prompt["sample"], "inputs": {**prompt["sample"]["inputs"], "steps": 3}}
+    prompt["second"] = node("VAEDecode", samples=["second-sample", 0], vae=["vae", 0])
+    prompt["compare"] = compare("decode", "second")
+    run = bench.run(prompt)
+    first = TIMES.fullmatch(report_of(run)[0])
+    assert first is not None, report_of(run)
+    assert all(IN_THIS_PROMPT.fullmatch(text) for text in first.groups()), first.groups()
+    (words,) = run.history["outputs"]["compare"]["resolute_words"]
+    assert words["parts"][0]["text"] == "Sampling and decode: A {a}, B {b}."
+    prompt["second-sample"]["inputs"]["steps"] = 4
+    changed = TIMES.fullmatch(report_of(bench.run(prompt))[0])
+    assert changed is not None
+    assert changed[1] == f"{first[1]} in an earlier prompt"
+    assert IN_THIS_PROMPT.fullmatch(changed[2])
+
+
+def test_it_gives_no_times_for_a_picture_that_was_not_sampled(bench: Bench, tiny_prompt: Any, seed: int) -> None:
+    prompt: PromptDict = tiny_prompt(seed=seed, width=72, height=64, steps=2)
+    prompt["b"] = picture(GREY, width=72, height=64)
+    prompt["compare"] = compare("decode", "b")
+    assert report_of(bench.run(prompt))[0].startswith("1 image of 72x64")
+
+
 @pytest.mark.usefixtures("warm")
 class TestCompiledAgainstStock:
     @pytest.fixture

@@ -35,6 +35,13 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
             "num_attention_heads": 2, "joint_attention_dim": TEXT, "axes_dims_rope": (8, 12, 12),
         },
     ),
+    "wan2.1": (
+        "WAN21_T2V",
+        {
+            "image_model": "wan2.1", "model_type": "t2v", "in_dim": 16, "dim": 64, "ffn_dim": 96, "freq_dim": 32,
+            "text_dim": TEXT, "out_dim": 16, "num_heads": 2, "num_layers": 2, "cross_attn_norm": True,
+        },
+    ),
     "z-image-int8": (
         "ZImage",
         {

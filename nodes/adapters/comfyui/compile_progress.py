@@ -17,6 +17,7 @@ import comfy.utils
 from comfy_execution.progress import get_progress_state
 
 from ....compile_cache.store.compile_seconds import START, CompileSeconds
+from ....compile_cache.texts import Text, words_of
 from .call_bar import CallBar
 from .messages import broadcast
 from .progress import NodeProgress
@@ -68,7 +69,7 @@ class CompileProgress(NodeProgress):
             return
         results = _results.setdefault(self.node_id, {})
         results[self._doing] = text
-        self.show("\n".join(results.values()))
+        self.show(Text.joined("\n", results.values()))
 
     def set_total(self, ready: int, regions: int) -> None:
         """The node runs, and so many of its regions are ready. The bar of the other nodes counts them too."""
@@ -122,7 +123,8 @@ class CompileProgress(NodeProgress):
                 done, total = self.count
                 stopped = isinstance(sys.exc_info()[1], self.cancellations)  # the caller handles it
                 self._took.save()
-                self.show(f"stopped; {done} of {total} are kept" if stopped else self._doing)
+                kept = Text("stopped; {done} of {total} are kept", done=done, total=total)
+                self.show(kept if stopped else self._doing)
             broadcast("idle")
         if self._bar is not None:
             self._bar = None
@@ -142,14 +144,14 @@ class CompileProgress(NodeProgress):
         if has_ended or self._ticker is None or self._ticker.is_loading:
             self._ended_at = now
 
-    def _text(self, done: int, total: int, seconds: float) -> str:
+    def _text(self, done: int, total: int, seconds: float) -> Text:
         text = self._compiling(done, total, seconds)
         left = self._took.left(self._left.elements(), not _compiler_started)
         if left is None or comfy.model_management.processing_interrupted():
             return text
         # A compile that takes longer than it did is about to end, as far as anybody knows.
         rest = left - min(self._waiting() - self._ended_at, self._next_seconds())
-        return f"{text}, about {_rounded(rest)} s left" if rest >= 1 else text
+        return Text("{text}, about {rest} s left", text=text, rest=_rounded(rest)) if rest >= 1 else text
 
     def _next_seconds(self) -> float:
         """The seconds of the shortest region that is left, with the compiler's start before the first."""
@@ -165,12 +167,15 @@ class CompileProgress(NodeProgress):
             ticker.stop()
 
     @staticmethod
-    def _compiling(done: int, total: int, seconds: float) -> str:
+    def _compiling(done: int, total: int, seconds: float) -> Text:
+        whole = round(seconds)
         if comfy.model_management.processing_interrupted():
-            return f"stopping; {done} of {total} are kept"
+            return Text("stopping; {done} of {total} are kept", done=done, total=total)
         if not _compiler_started:
-            return f"starting the compiler, then {total - done} regions, {seconds:.0f} s"
-        return f"compiling {min(done + 1, total)} of {total}, {seconds:.0f} s"
+            return Text("starting the compiler, then {count} regions, {seconds} s", count=total - done, seconds=whole)
+        return Text(
+            "compiling {number} of {total}, {seconds} s", number=min(done + 1, total), total=total, seconds=whole
+        )
 
 
 def _rounded(seconds: float) -> int:
@@ -223,12 +228,15 @@ class _Ticker:
         if text != self._shown:
             self._shown = text
             self._show(text)
-            broadcast("working", text=text, done=self._state[0], total=self._state[1])
+            done, total = self._state
+            stopping = comfy.model_management.processing_interrupted()
+            broadcast("working", text=text, words=words_of(text), done=done, total=total, stopping=stopping)
 
 
-def _loading(done: int, regions: int, seconds: float) -> str:
-    what = f"{regions} compiled regions" if regions else "the backend"
-    return f"loading {what}, {seconds:.0f} s"
+def _loading(done: int, regions: int, seconds: float) -> Text:
+    if regions:
+        return Text("loading {count} compiled regions, {seconds} s", count=regions, seconds=round(seconds))
+    return Text("loading the backend, {seconds} s", seconds=round(seconds))
 
 
 def _together(done: int, total: int) -> tuple[int, int]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from comfy_execution.progress import get_progress_state
 
+from ....compile_cache.texts import Text
 from .messages import show_on_node
 
 INPUT = "resolute"
@@ -15,13 +16,17 @@ OFF = "off"
 
 
 def is_off(node_id: str | None) -> bool:
-    """The switch is off for a node of the running prompt; its text says so. The input is "off", or begins with "off ":
-    *Measure against stock* adds the number of its run."""
+    """The switch is off for a node of the running prompt; its text says so.
+
+    The input is "off", or begins with "off ": *Measure against stock* adds the number of its run, and shows its result
+    on the node.
+    """
     prompt = get_progress_state().dynprompt
     if node_id is None or not prompt.has_node(node_id):
         return False
     value = prompt.get_node(node_id).get("inputs", {}).get(INPUT, "")
     if not isinstance(value, str) or value.split(" ")[0] != OFF:
         return False
-    show_on_node("Resolute is off: this runs as without it", node_id)
+    if value == OFF:
+        show_on_node(Text("Resolute is off: this runs as without it"), node_id)
     return True

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from ....compile_cache.keys import Role
+from ....compile_cache.texts import Text
 from ..comfyui import version
 from ..comfyui.progress import NodeProgress
 from ..process import runtime
@@ -28,7 +29,7 @@ def request_for(chosen: str, patcher: Any, role: Role, node_id: str | None, **se
     request = CompileRequest.resolved(chosen, device.type, role, node_id=node_id, label=label, file=file, **settings)
     request.backend.prewarm(device, runtime.cache().config)
     logger.info("Resolute: backend %s", request.why)
-    NodeProgress(node_id).show(f"backend: {request.why}")
+    NodeProgress(node_id).show(Text("backend: {why}", why=request.why))
     return request
 
 

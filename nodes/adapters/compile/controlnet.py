@@ -7,6 +7,7 @@ from typing import Any
 import comfy.controlnet
 
 from ....compile_cache.keys import Role
+from ....compile_cache.texts import Text
 from ..comfyui import switch
 from ..forward.patch_install import install_compiled_forward
 from ..weights.static_clone import unshared_clone
@@ -36,9 +37,10 @@ def compile_controlnet(control_net: Any, backend: str, node_id: str | None = Non
 
 def _why_not(control_net: Any) -> str | None:
     if isinstance(control_net, comfy.controlnet.T2IAdapter):
-        return "a T2I adapter runs once per picture, not once per step: there is nothing to compile"
+        return Text("a T2I adapter runs once per picture, not once per step: there is nothing to compile")
     if isinstance(control_net, comfy.controlnet.ControlLora):
-        return "a ControlLora is built anew from the model in every run, so it runs as it is"
+        return Text("a ControlLora is built anew from the model in every run, so it runs as it is")
     if getattr(control_net, "control_model_wrapped", None) is None:
-        return f"{type(control_net).__name__} has no network that Resolute knows, so it runs as it is"
+        kind = type(control_net).__name__
+        return Text("{kind} has no network that Resolute knows, so it runs as it is", kind=kind)
     return None

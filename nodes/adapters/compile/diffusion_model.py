@@ -6,6 +6,7 @@ import functools
 from typing import Any
 
 from ....compile_cache.keys import Role
+from ....compile_cache.texts import Text
 from ..blocks.left_out import names_in
 from ..comfyui import latent_cells, switch
 from ..foreign.describe import describe_code
@@ -38,7 +39,8 @@ def compile_diffusion_model(
     exchanged = model.object_patches.get(_NETWORK)
     own = model.object_patches_backup.get(_NETWORK, model.model.diffusion_model)
     if exchanged not in (None, own):
-        reason = f"another node put {describe_code(exchanged)} in place of the whole network: it runs as it is"
+        code = describe_code(exchanged)
+        reason = Text("another node put {code} in place of the whole network: it runs as it is", code=code)
         explain_passthrough(reason, node_id)
         count_bypass(reason, is_logged=True)
         return model

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from ....compile_cache.texts import Text
 from ..foreign.describe import describe_code
 from ..forward.compiled_forward import CompiledForward
 from ..forward.patch_install import install_compiled_forward
@@ -15,6 +16,8 @@ from ..forward.replaced_forward import count_bypass
 from ..process.compile_request import CompileRequest
 from ..weights.static_clone import static_clone
 from .backend_choice import explain_passthrough
+
+_NAMES = {"decoder": Text("decoder"), "encoder": Text("encoder")}
 
 
 def with_compiled_method(vae: Any, name: str, request: CompileRequest) -> tuple[Any, CompiledForward]:
@@ -45,8 +48,9 @@ def explain_unknown(model: Any, part: str, is_known: Callable[[Any], bool], node
 
 def _why_not(model: Any, part: str) -> str:
     if model is None:
-        return "there is no VAE to compile: the checkpoint has none"
-    return f"{type(model).__name__} has no {part} that Resolute knows, so it runs as it is"
+        return Text("there is no VAE to compile: the checkpoint has none")
+    kind = type(model).__name__
+    return Text("{kind} has no {part} that Resolute knows, so it runs as it is", kind=kind, part=_NAMES[part])
 
 
 def _wrapper(model: Any, part: str, is_known: Callable[[Any], bool]) -> torch.nn.Module | None:
@@ -63,7 +67,9 @@ def _wrapper(model: Any, part: str, is_known: Callable[[Any], bool]) -> torch.nn
 
 
 def _why_not_wrapped(wrapper: torch.nn.Module, part: str) -> str:
-    return (
-        f"another node put {describe_code(wrapper)} around the {part} of this VAE, so it runs as that node left it. "
-        "Load the VAE anew without that node to compile it here."
+    return Text(
+        "another node put {code} around the {part} of this VAE, so it runs as that node left it. "
+        "Load the VAE anew without that node to compile it here.",
+        code=describe_code(wrapper),
+        part=_NAMES[part],
     )

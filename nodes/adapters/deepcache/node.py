@@ -10,6 +10,7 @@ import torch
 from comfy.patcher_extension import WrappersMP, get_all_wrappers
 
 from ....compile_cache.errors import UserError
+from ....compile_cache.texts import Text
 from ..comfyui import switch
 from ..comfyui.progress import NodeProgress
 from ..comfyui.transformer_options import STEP_CACHE_RUN, STEP_PASS
@@ -48,7 +49,7 @@ def add_deepcache(model: Any, settings: Settings, node_id: str | None = None) ->
     for kind in _WRAPPERS:  # of two DeepCache nodes in a row, the last decides
         clone.remove_wrappers_with_key(kind, _KEY)
     if not patch.is_known_code:
-        _report(progress, "another pack put a forward of its own into this model, so every step runs in full")
+        _report(progress, Text("another pack put a forward of its own into this model, so every step runs in full"))
         return clone
     if patch is not forward:
         install_patch(clone, _FORWARD, patch)
@@ -58,7 +59,7 @@ def add_deepcache(model: Any, settings: Settings, node_id: str | None = None) ->
     set_wrapper(clone, *OVERLAP)
     inside = tuple(math.ceil(percent * _EXAMPLE_STEPS) for percent in (settings.start_percent, settings.end_percent))
     example = plan(settings, _EXAMPLE_STEPS, (inside[0], min(inside[1], _EXAMPLE_STEPS)))
-    _report(progress, f"for example {example.summary(sampling.fast_share)}")
+    _report(progress, Text("for example {plan}", plan=example.summary(sampling.fast_share)))
     return clone
 
 
@@ -116,12 +117,15 @@ class Sampling:
         finally:
             options.pop(STEP_PASS, None)
 
-    def _summarize(self, summary: str, run: Run) -> None:
+    def _summarize(self, summary: Text, run: Run) -> None:
         passes = run.passes
         if passes["full"] + passes["fast"] == 0:
-            _report(self._progress, "none of its passes ran: another pack replaced or skipped the model's forward")
+            text = Text("none of its passes ran: another pack replaced or skipped the model's forward")
+            _report(self._progress, text)
         else:
-            _report(self._progress, f"{summary}; {passes['full']} full and {passes['fast']} fast passes")
+            full, fast = passes["full"], passes["fast"]
+            text = Text("{plan}; {full} full and {fast} fast passes", plan=summary, full=full, fast=fast)
+            _report(self._progress, text)
 
 
 _WRAPPERS = {
@@ -177,6 +181,6 @@ def _require_depth(unet: Any, depth: int) -> None:
         raise UserError(f"depth {depth} is outside what this model has: choose 1 to {highest}; 2 suits most models.")
 
 
-def _report(progress: NodeProgress, text: str) -> None:
+def _report(progress: NodeProgress, text: Text) -> None:
     logger.info("Resolute: DeepCache: %s", text)
-    progress.show(f"DeepCache: {text}")
+    progress.show(Text("DeepCache: {text}", text=text))

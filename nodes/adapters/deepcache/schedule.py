@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from ....compile_cache.errors import UserError, excerpt
+from ....compile_cache.texts import Text
 
 UNIFORM, NON_UNIFORM = "uniform", "non-uniform"
 SCHEDULES = (UNIFORM, NON_UNIFORM)
@@ -72,14 +73,14 @@ class Plan:
     def keeps(self) -> frozenset[int]:
         return frozenset(source for source in self.sources if source is not None)
 
-    def summary(self, fast_share: float) -> str:
+    def summary(self, fast_share: float) -> Text:
         """One line for people. fast_share: the cost of a fast pass as a share of a full one's, 0 to 1."""
-        steps = f"{self.steps} step{'' if self.steps == 1 else 's'}"
         if not self.fast:
-            return f"{steps}, all full: {self.reason}"
+            return Text("{count} steps, all full: {why}", count=self.steps, why=self.reason)
         full = self.steps - self.fast
-        speedup = self.steps / (full + self.fast * fast_share)
-        return f"{steps}: {full} full, {self.fast} fast, about {speedup:.1f}x"
+        speedup = f"{self.steps / (full + self.fast * fast_share):.1f}"
+        text = "{count} steps: {full} full, {fast} fast, about {speedup}x"
+        return Text(text, count=self.steps, full=full, fast=self.fast, speedup=speedup)
 
 
 def plan(settings: Settings, steps: int, window: tuple[int, int] | None = None) -> Plan:
@@ -87,11 +88,11 @@ def plan(settings: Settings, steps: int, window: tuple[int, int] | None = None) 
     first, stop = window or (0, steps)
     reason = ""
     if settings.interval == 1:
-        reason = "interval is 1"
+        reason = Text("interval is 1")
     elif steps <= FEW_STEPS:
-        reason = f"{FEW_STEPS} steps or fewer leave nothing to skip"
+        reason = Text("{count} steps or fewer leave nothing to skip", count=FEW_STEPS)
     elif stop - first < 2:
-        reason = "start and end percent leave no step to skip"
+        reason = Text("start and end percent leave no step to skip")
     full = set(_full_steps(settings, first, stop)) if not reason else set()
     sources: list[int | None] = []
     kept: int | None = None
@@ -103,7 +104,7 @@ def plan(settings: Settings, steps: int, window: tuple[int, int] | None = None) 
         else:
             sources.append(kept)
     if not reason and not any(source is not None for source in sources):
-        reason = "the schedule leaves no step to skip"
+        reason = Text("the schedule leaves no step to skip")
     return Plan(tuple(sources), reason)
 
 

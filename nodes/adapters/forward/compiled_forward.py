@@ -10,6 +10,7 @@ import torch
 from ....compile_cache.backends.base import Method, UpcomingDecode
 from ....compile_cache.keys import VAE_ROLES, Role
 from ....compile_cache.regions.structure import Memo, structure_digest
+from ....compile_cache.texts import Text
 from ..blocks.videos import encoders
 from ..blocks.videos import known as videos
 from ..comfyui import core_compiler, vae_tiles
@@ -31,7 +32,7 @@ from .tile_sizes import TileSizes
 
 # Tables of the VAEs that carry frames.
 _VIDEOS: dict[Role, Any] = {Role.VAE_DECODE: videos, Role.VAE_ENCODE: encoders}
-_DOING = {Role.UNET: "sampling", Role.VAE_DECODE: "decoding", Role.VAE_ENCODE: "encoding"}
+_DOING = {Role.UNET: Text("sampling"), Role.VAE_DECODE: Text("decoding"), Role.VAE_ENCODE: Text("encoding")}
 
 
 class CompiledForward(ForwardPatch):
@@ -44,7 +45,7 @@ class CompiledForward(ForwardPatch):
     def __init__(self, module: torch.nn.Module, inner: Any, request: CompileRequest) -> None:
         super().__init__(module, inner)
         self._request, self._role = request, request.role
-        doing = _DOING.get(request.role, "running")
+        doing = _DOING.get(request.role, Text("running"))
         progress = CompileProgress(request.node_id, doing, runtime.waiting_seconds, runtime.compile_seconds())
         self.runner = ModuleRunner(module, request, progress)
         self._pass_runners: dict[Role, ModuleRunner] = {}

@@ -16,6 +16,7 @@ from comfy.patcher_extension import WrappersMP
 
 from ....compile_cache.errors import BypassCode, BypassReason
 from ....compile_cache.foreign.attributes import is_own
+from ....compile_cache.texts import Text
 from ..foreign.describe import describe_code, is_ours
 from ..process import runtime
 from .forward_patch import ForwardPatch
@@ -80,14 +81,15 @@ def _replacement(patch: ForwardPatch, name: str, model: torch.nn.Module) -> str 
     path, _, method = name.rpartition(".")
     network = comfy.utils.get_attr(model, path)
     if not patch.is_alive or network is not patch.module:
-        return f"another node put {describe_code(network)} in place of the whole network"
+        return Text("another node put {code} in place of the whole network", code=describe_code(network))
     found = vars(network).get(method)
     if found is not patch:
         if found is None or is_own(network, method, found):
-            return f"the model's own {method} is in place: it was unloaded during the run, or another node put it back"
-        return f"{describe_code(found)} replaced the model's {method}"
+            text = "the model's own {method} is in place: it was unloaded during the run, or another node put it back"
+            return Text(text, method=method)
+        return Text("{code} replaced the model's {method}", code=describe_code(found), method=method)
     if getattr(network, "_compiled_call_impl", None) is not None:
-        return "torch.compile runs the whole network"
+        return Text("torch.compile runs the whole network")
     return None
 
 
@@ -95,4 +97,5 @@ def _may_have_skipped(patcher: Any) -> str:
     kinds = (WrappersMP.APPLY_MODEL, WrappersMP.DIFFUSION_MODEL)
     wrappers = [each for kind in kinds for given in patcher.wrappers.get(kind, {}).values() for each in given]
     names = [describe_code(each) for each in wrappers if not is_ours(each)]
-    return f"{' or '.join(names) or 'another node'} answered in place of the model in every step"
+    who = Text.joined(" or ", names) if names else Text("another node")
+    return Text("{who} answered in place of the model in every step", who=who)

@@ -12,6 +12,7 @@ import torch
 
 from ....compile_cache.calls.run_summary import Run, time_text
 from ....compile_cache.keys import Role
+from ....compile_cache.texts import Text
 from ..comfyui.compile_progress import CompileProgress
 from ..comfyui.transformer_options import COND_ORDER, SCHEDULE
 from ..process import runtime
@@ -107,7 +108,8 @@ class SessionLog:
             found = stock_measurements.of(run.structure, run.size)
             status = run.status()
             if found is not None and run.is_plain:  # the node has room for one of both, and the panel has all
-                status = f"{status.splitlines()[0]}\n{found.result()}"
+                first = Text("{size}: {result}", size=run.size, result=run.lines()[0])
+                status = Text.joined("\n", [first, found.result()])
             self._progress.show_result(status)
             runs.add(run)
         while self._role is not Role.CONTROLNET and _open:
@@ -140,6 +142,7 @@ class SessionLog:
             structure=self._structure(),
             formats=tuple(self._formats()),
             file=self._file,
+            is_warm_up=runs.are_of_a_warm_up(),
             step_bytes=self._step_bytes(),
         )
 

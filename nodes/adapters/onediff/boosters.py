@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ....compile_cache.backends.registry import AUTO
+from ....compile_cache.texts import Text
 from ..comfyui.progress import NodeProgress
 from ..compile.controlnet import compile_controlnet
 from ..compile.diffusion_model import compile_diffusion_model
@@ -40,7 +41,7 @@ class Booster:
         return AUTO if self.compiles else _SWITCHED_OFF
 
 
-NOT_QUANTIZED = Booster(notes=("nothing is quantized: the model is compiled in its own precision",))
+NOT_QUANTIZED = Booster(notes=(Text("nothing is quantized: the model is compiled in its own precision"),))
 
 
 def merged(*boosters: Booster | None) -> Booster:
@@ -89,4 +90,4 @@ def _say(notes: tuple[str, ...], node_id: str | None) -> None:
     for note in notes:
         logger.info("Resolute: %s", note)
     if notes:
-        NodeProgress(node_id).show(". ".join(notes))
+        NodeProgress(node_id).show(Text.joined(". ", notes))

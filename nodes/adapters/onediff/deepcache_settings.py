@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ....compile_cache.texts import Text
 from ..deepcache.schedule import Settings
 
 _STEPS = 1000  # OneDiff counts noise levels from 0 (pure noise) to 1000
@@ -41,12 +42,17 @@ def translate(inputs: DeepCacheInputs, blocks_of_levels: Sequence[int], deepest:
     if inputs.start_step >= inputs.end_step:
         return Translation(
             None,
-            (f"start_step {inputs.start_step} is not before end_step {inputs.end_step}, so every step runs in full",),
+            (
+                Text(
+                    "start_step {start} is not before end_step {end}, so every step runs in full",
+                    start=inputs.start_step,
+                    end=inputs.end_step,
+                ),
+            ),
         )
     wanted = sum(blocks_of_levels[: inputs.cache_layer_id]) + inputs.cache_block_id + 1
     depth = min(wanted, deepest)
-    notes = (
-        () if depth == wanted else (f"cache_layer_id and cache_block_id give depth {wanted}; this UNet has {depth}",)
-    )
+    text = "cache_layer_id and cache_block_id give depth {wanted}; this UNet has {depth}"
+    notes = () if depth == wanted else (Text(text, wanted=wanted, depth=depth),)
     percent = (inputs.start_step / _STEPS, inputs.end_step / _STEPS)
     return Translation(Settings(max(1, inputs.cache_interval), depth, *percent), notes)

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 
 import torch
 
+from ....compile_cache.texts import Text
+
 # Errors are given in levels of an 8-bit image: 1 is the smallest difference that a saved file can show.
 LEVELS = 255.0
 # Tolerance for float32 rounding, in levels: with a limit of 1, a difference of exactly one level must pass.
@@ -86,28 +88,34 @@ def compare(image_a: torch.Tensor, image_b: torch.Tensor) -> Comparison:
     return Comparison(tuple(image_a.shape), tuple(scores), _colored(error / scale), scale, window)
 
 
-def report(comparison: Comparison, max_error: float, min_psnr: float) -> str:
+def report(comparison: Comparison, max_error: float, min_psnr: float) -> Text:
     """A table with a line for each pair, and an explanation of its numbers. The limits are those of `failure`."""
     batch, height, width, channels = comparison.shape
+    size = f"{width}x{height}"
+    text = "{batch} images of {size} with {channels} channels, A against B"
     lines = [
-        f"{_counted(batch, 'image')} of {width}x{height} with {_counted(channels, 'channel')}, A against B",
+        Text(text, batch=batch, size=size, channels=channels),
         f"{'image':<7}{'max error':>11}{'mean error':>12}{'PSNR dB':>11}{'SSIM':>10}",
         *(_line(str(number), scores) for number, scores in enumerate(comparison.scores, 1)),
     ]
-    legend = ["Errors are absolute, in levels of 255. PSNR and SSIM are computed on values from 0 to 1."]
+    legend = [Text("Errors are absolute, in levels of 255. PSNR and SSIM are computed on values from 0 to 1.")]
     if batch > 1:
         batch_scores = Scores(comparison.max_error, comparison.mean_error, comparison.psnr, comparison.ssim)
         lines.append(_line("all", batch_scores))
-        legend.append("all: the largest max error, the mean of the mean errors, the lowest PSNR and SSIM.")
+        legend.append(Text("all: the largest max error, the mean of the mean errors, the lowest PSNR and SSIM."))
     if comparison.window < _WINDOW:
-        size = f"{comparison.window}x{comparison.window}"
-        legend.append(f"SSIM with a window of {size}: the usual {_WINDOW}x{_WINDOW} does not fit into the image.")
-    brightest = f"{comparison.scale:.2f} of 255{' in every image' if batch > 1 else ''}"
-    legend.append(f"Heat map: black is no error, pale yellow is {brightest}.")
+        window, usual = (f"{side}x{side}" for side in (comparison.window, _WINDOW))
+        text = "SSIM with a window of {window}: the usual {usual} does not fit into the image."
+        legend.append(Text(text, window=window, usual=usual))
+    brightest = f"{comparison.scale:.2f}"
+    text = "Heat map: black is no error, pale yellow is {brightest} of 255."
+    if batch > 1:
+        text = "Heat map: black is no error, pale yellow is {brightest} of 255 in every image."
+    legend.append(Text(text, brightest=brightest))
     limits = _limits(max_error, min_psnr)
     if limits:
-        legend.append(f"Within the limits: {limits}.")
-    return "\n".join([*lines, "", *legend])
+        legend.append(Text("Within the limits: {limits}.", limits=limits))
+    return Text.joined("\n", [*lines, "", *legend])
 
 
 def failure(comparison: Comparison, max_error: float, min_psnr: float) -> str | None:

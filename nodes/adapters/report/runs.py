@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import deque
+from collections.abc import Iterator
 from typing import Any
 
 from comfy_execution.progress import get_progress_state
@@ -12,6 +14,7 @@ from ..comfyui.messages import broadcast
 
 _KEPT = 60
 _runs: deque[dict[str, Any]] = deque(maxlen=_KEPT)
+_warming = False
 
 
 def add(run: Run) -> None:
@@ -19,6 +22,22 @@ def add(run: Run) -> None:
     plain = {**run.plain(), "prompt_id": get_progress_state().prompt_id}
     _runs.append(plain)
     broadcast("run", run=plain)
+
+
+@contextlib.contextmanager
+def warming_up() -> Iterator[None]:
+    """Runs meanwhile are those of a warm-up. ComfyUI runs one prompt at a time."""
+    global _warming
+    _warming = True
+    try:
+        yield
+    finally:
+        _warming = False
+
+
+def are_of_a_warm_up() -> bool:
+    """The run that ends now belongs to a warm-up."""
+    return _warming
 
 
 def latest() -> list[dict[str, Any]]:

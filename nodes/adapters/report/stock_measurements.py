@@ -20,6 +20,7 @@ from ....compile_cache.calls.run_summary import Run, time_text
 from ....compile_cache.errors import UserError
 from ....compile_cache.keys import VAE_ROLES, WHOLE_DIFFUSION_MODEL
 from ....compile_cache.store.private_files import make_private, write_file
+from ....compile_cache.texts import Text
 from ..process import runtime
 from . import runs
 from .image_comparison import LEVELS
@@ -54,13 +55,23 @@ class Measurement:
     def key(self) -> Key:
         return self.structure, self.size, self.device
 
-    def result(self) -> str:
+    def result(self) -> Text:
         """As the node shows it after the size: "1.10 s, 2.9x stock, same picture (largest difference 1 of 255)"."""
-        text = f"{time_text(self.seconds)}, {self.stock_seconds / self.seconds:.1f}x stock"
+        ratio = f"{self.stock_seconds / self.seconds:.1f}"
+        text = Text("{seconds}, {ratio}x stock", seconds=time_text(self.seconds), ratio=ratio)
         if self.difference is None:
             return text
-        same = "same picture" if self.difference <= _SAME else "another picture"
-        return f"{text}, {same} (largest difference {self.difference:.0f} of 255)"
+        levels = f"{self.difference:.0f}"
+        if self.difference <= _SAME:
+            picture = Text("same picture (largest difference {levels} of 255)", levels=levels)
+        else:
+            picture = Text("another picture (largest difference {levels} of 255)", levels=levels)
+        return Text.joined(", ", [text, picture])
+
+    def plain(self) -> dict[str, Any]:
+        """As JSON, with a `text` for people and its `words`."""
+        text = Text("{size}: {result}", size=self.size, result=self.result())
+        return {**asdict(self), "text": text, "words": text.words}
 
 
 _found: dict[Key, Measurement] | None = None
@@ -126,10 +137,9 @@ def of(structure: str, size: str) -> Measurement | None:
 
 
 def here() -> list[dict[str, Any]]:
-    """The measurements of this device, as JSON with a `text` for people."""
+    """The measurements of this device, as JSON."""
     device = device_name()
-    mine = [found for found in measurements().values() if found.device == device]
-    return [{**asdict(found), "text": f"{found.size}: {found.result()}"} for found in mine]
+    return [found.plain() for found in measurements().values() if found.device == device]
 
 
 def count(run: Run) -> None:

@@ -9,9 +9,11 @@ import numpy as np
 import torch
 from PIL import Image, ImageDraw, ImageFont
 
+from ....compile_cache.texts import Text
 from ..comfyui import version
 
 _RUNS_IN_REPORT = 20
+_COUNTED = ("region_compiles", "region_loads", "captures", "replays", "graph_calls", "eager_calls")
 # A node is 300 to 500 pixels wide, so the chart is drawn for that width, at twice the resolution.
 _WIDTH = 880
 _ROW = 44
@@ -28,30 +30,44 @@ _ROLES = {
 _INK, _PAPER, _BAR, _FAINT = "#222222", "#ffffff", "#3b7dd8", "#888888"
 
 
-def table(data: dict[str, Any]) -> str:
+def table(data: dict[str, Any]) -> Text:
     """The report as text: first the counters, then one line for each capture. data: from `cache_report.report`."""
     counters = data["counters"]
-    lines = [
-        f"{counters['region_compiles']} region compiles, {counters['region_loads']} loads, "
-        f"{counters['captures']} captures, "
-        f"{counters['replays']} replays, {counters['graph_calls']} calls through regions, "
-        f"{counters['eager_calls']} eager calls",
-        f"{counters['stall_seconds']:.1f} s spent compiling and capturing; "
-        f"{data['bytes'] >> 20} of {data['budget_bytes'] >> 20} MiB used by captures",
+    lines: list[str] = [
+        Text(
+            "{region_compiles} region compiles, {region_loads} loads, {captures} captures, {replays} replays, "
+            "{graph_calls} calls through regions, {eager_calls} eager calls",
+            **{name: counters[name] for name in _COUNTED},
+        ),
+        Text(
+            "{seconds} s spent compiling and capturing; {used} of {budget} MiB used by captures",
+            seconds=f"{counters['stall_seconds']:.1f}",
+            used=data["bytes"] >> 20,
+            budget=data["budget_bytes"] >> 20,
+        ),
     ]
-    lines += [f"bypassed {count} times: {reason}" for reason, count in sorted(counters["bypasses"].items())]
+    lines += [
+        Text("bypassed {count} times: {code}", count=count, code=code)
+        for code, count in sorted(counters["bypasses"].items())
+    ]
     for module in data["modules"]:
         if module["blocks"]:
-            blocks = ", ".join(f"{count} blocks {origin}" for origin, count in sorted(module["blocks"].items()))
-            lines.append(f"{module['regions_compiled']} of {module['regions']} regions compiled: {blocks}")
-            lines += [f"  weights: {text}" for text in module["formats"]]
+            blocks = ", ".join(f"{count} {origin}" for origin, count in sorted(module["blocks"].items()))
+            text = "{done} of {total} regions compiled; blocks: {blocks}"
+            lines.append(Text(text, done=module["regions_compiled"], total=module["regions"], blocks=blocks))
+            lines += [Text("  weights: {format}", format=text) for text in module["formats"]]
     for each in data["attention"]:
         times = ", ".join(f"{kernel} {ms:.2f} ms" for kernel, ms in sorted(each["milliseconds"].items()))
-        lines.append(f"attention of {'x'.join(map(str, each['q']))} with {each['kernel']}: {times}")
-    lines += [f"measured on {each['device']}: {each['model']} {each['text']}" for each in data["measurements"]]
+        shape = "x".join(map(str, each["q"]))
+        lines.append(
+            Text("attention of {shape} with {kernel}: {times}", shape=shape, kernel=each["kernel"], times=times)
+        )
+    for each in data["measurements"]:
+        text = "measured on {device}: {model} {result}"
+        lines.append(Text(text, device=each["device"], model=each["model"], result=each["text"]))
     left_out = sorted({name for module in data["modules"] for name in module["left_out"]})
     if left_out:
-        lines.append(f"left out of compiling: {', '.join(left_out)}")
+        lines.append(Text("left out of compiling: {names}", names=", ".join(left_out)))
     if data["entries"]:
         wide = 2 + max(len(_size(entry)) for entry in data["entries"])  # as narrow as it can be: the node shows it
         lines += ["", f"{'size':<{wide}}{'what':<12}{'backend':<10}{'hits':>5}{'MiB':>8}"]
@@ -60,7 +76,7 @@ def table(data: dict[str, Any]) -> str:
             f"{entry['bytes'] / 2**20:>8.1f}"
             for entry in data["entries"]
         ]
-    return "\n".join(lines)
+    return Text.joined("\n", lines)
 
 
 def report_text(data: dict[str, Any], runs: list[dict[str, Any]], settings: dict[str, str]) -> str:

@@ -17,11 +17,13 @@ import comfy.utils
 from ....compile_cache.calls.recordings import RecordedCalls
 from ....compile_cache.errors import UserError, first_line
 from ....compile_cache.keys import Role
+from ....compile_cache.texts import Text
 from ....compile_cache.warm_up_plan import FAILED, READY, WARMED, Item, Outcome
 from ..comfyui.messages import broadcast
 from ..comfyui.progress import NodeProgress
 from ..forward.compiled_forward import CompiledForward
 from ..process import runtime
+from ..report import runs
 from .predict import decode, encode, predict
 
 logger = logging.getLogger(__name__)
@@ -66,27 +68,33 @@ def warm_up(inputs: WarmUpInputs, items: Sequence[Item], node_id: str | None = N
     outcomes, started = [], time.perf_counter()
     for number, task in enumerate(tasks):
         progress.raise_if_cancelled()
-        progress.report(number, len(tasks), f"warming {number + 1} of {len(tasks)}: {task.what} {task.item}")
+        progress.report(number, len(tasks), _warming(task, number + 1, len(tasks)))
         outcomes.append(_run_task(task, progress))
         bar.update(1)
-    counts = ", ".join(f"{sum(o.state == state for o in outcomes)} {state}" for state in (READY, WARMED, FAILED))
-    progress.report(len(tasks), len(tasks), f"warm-up: {counts}")
+    counts = {state: sum(outcome.state == state for outcome in outcomes) for state in (READY, WARMED, FAILED)}
+    text = Text("warm-up: {ready} ready, {warmed} warmed, {failed} failed", **counts)
+    progress.report(len(tasks), len(tasks), text)
     ready = dict.fromkeys(outcome.item for outcome in outcomes if outcome.state != FAILED)
     broadcast("warmed", sizes=list(ready), took=time.perf_counter() - started)
     return outcomes
 
 
+def _warming(task: Task, number: int, count: int) -> Text:
+    text = "warming {number} of {count}: {what} {item}"
+    return Text(text, number=number, count=count, what=task.what, item=task.item)
+
+
 def skipped_inputs(inputs: WarmUpInputs) -> list[str]:
     """One sentence for each connected input that is not warmed up: why, and what to do."""
-    sentences = []
+    sentences: list[str] = []
     if inputs.model is inputs.vae is inputs.control_net is None:
-        sentences.append("Connect the output of Compile Model or Compile VAE Decode.")
+        sentences.append(Text("Connect the output of Compile Model or Compile VAE Decode."))
     if inputs.model is not None and not _warms_model(inputs):
-        sentences.append("The model is not compiled: put Compile Model before Warm Up.")
+        sentences.append(Text("The model is not compiled: put Compile Model before Warm Up."))
     if inputs.vae is not None and not _warms_vae(inputs):
-        sentences.append("The VAE is not compiled: put Compile VAE Decode before Warm Up.")
+        sentences.append(Text("The VAE is not compiled: put Compile VAE Decode before Warm Up."))
     if inputs.control_net is not None and inputs.model is None:
-        sentences.append("A ControlNet is warmed up together with a model: connect the model too.")
+        sentences.append(Text("A ControlNet is warmed up together with a model: connect the model too."))
     return sentences
 
 
@@ -134,7 +142,7 @@ def _run_task(task: Task, progress: NodeProgress) -> Outcome:
     before = cache.stats.snapshot()
     started = time.perf_counter()
     try:
-        with cache.record_calls() as used:
+        with runs.warming_up(), cache.record_calls() as used:
             task.run()
     except progress.cancellations:
         raise

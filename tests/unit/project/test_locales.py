@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from scripts.workflows.node_types import NODE_TYPES, NOTE
+
 ROOT = Path(__file__).resolve().parents[3]
 WEB = ROOT / "web"
 LANGUAGES = ("ja", "zh", "zh-TW")
-CONSTANTS = {"zh": "CHINESE", "zh-TW": "TAIWANESE", "ja": "JAPANESE"}
 HELP = sorted(path.stem for path in (WEB / "docs").glob("*.md"))
 
 
@@ -22,11 +25,60 @@ def locale(language: str, name: str) -> dict[str, Any]:
 
 
 def strings(language: str) -> dict[str, str]:
-    """The texts of the panel in a language: English -> translation."""
-    source = (WEB / "strings.js").read_text("utf-8")
-    table = source.partition(f"const {CONSTANTS[language]} = {{")[2].partition("\n};")[0]
-    pairs = re.findall(r'^  (?:"([^"]+)"|(\w+)):\s+"([^"]*)",$', table, re.MULTILINE)
-    return {quoted or bare: text for quoted, bare, text in pairs}
+    """The texts of the front end in a language: English -> translation."""
+    source = (WEB / "languages" / f"{language}.js").read_text("utf-8")
+    table: dict[str, str] = json.loads(source.partition("export default ")[2].rstrip().removesuffix(";"))
+    return table
+
+
+def templates(tree: ast.Module) -> Iterator[str]:
+    """The templates of each Text in a file, and the separators of those that join others.
+
+    A name that is given to Text is what the same function assigns to it.
+    """
+    functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
+    for call in ast.walk(tree):
+        if not isinstance(call, ast.Call) or ast.unparse(call.func) not in ("Text", "Text.joined"):
+            continue
+        template = call.args[0]
+        if isinstance(template, ast.Constant):
+            yield str(template.value)
+            continue
+        assert isinstance(template, ast.Name), ast.unparse(call)
+        inside = [each for each in functions if each.lineno <= call.lineno <= (each.end_lineno or 0)][-1]
+        assigned = [node for node in ast.walk(inside) if isinstance(node, ast.Assign)]
+        found = [node.value for node in assigned if ast.unparse(node.targets[0]) == template.id]
+        texts = [str(value.value) for value in found if isinstance(value, ast.Constant)]
+        assert texts, ast.unparse(call)
+        yield from texts
+
+
+def of_the_server() -> set[str]:
+    """Templates of the sentences that the server sends."""
+    files = [*(ROOT / "compile_cache").rglob("*.py"), *(ROOT / "nodes").rglob("*.py")]
+    trees = [ast.parse(path.read_text("utf-8")) for path in files if path.name != "texts.py"]
+    return {text for tree in trees for text in templates(tree)} - {"\n"}
+
+
+def of_the_bundled_workflows() -> set[str]:
+    """Lines of their notes, and titles of frames and of nodes that are no names of types."""
+    found = set()
+    for path in (ROOT / "workflows").glob("*.json"):
+        graph = json.loads(path.read_text("utf-8"))
+        found |= {group["title"] for group in graph["groups"]}
+        for node in graph["nodes"]:
+            if node["title"] != NODE_TYPES[node["type"]].title or node["type"] == NOTE:
+                found.add(node["title"])
+            if node["type"] == NOTE:
+                found |= set(node["widgets_values"][0].splitlines())
+    return {text for text in found if re.search("[a-z]{3}", text)}
+
+
+def in_the_front_end() -> tuple[set[str], set[str]]:
+    """Texts that it translates, and all its texts in quotes: some reach the translation by way of a table."""
+    sources = "".join(path.read_text("utf-8") for path in WEB.glob("*.js"))
+    quoted = set(re.findall(r'"([^"\n]+)"', sources)) | set(re.findall(r"^\s+(\w+): ", sources, re.MULTILINE))
+    return set(re.findall(r'\bt\(\s*"([^"]+)"', sources)), quoted
 
 
 def structure(value: Any) -> Any:
@@ -55,15 +107,26 @@ def test_each_setting_is_translated(language: str) -> None:
 
 
 @pytest.mark.parametrize("language", LANGUAGES)
-def test_each_text_of_the_panel_is_translated(language: str) -> None:
+def test_each_text_that_people_read_is_translated_and_no_other(language: str) -> None:
     translated = strings(language)
-    assert set(translated) == set(strings("zh"))
-    sources = "".join(path.read_text("utf-8") for path in WEB.glob("*.js") if path.name != "strings.js")
-    used = set(re.findall(r'\bt\(\s*"([^"]+)"', sources)) | set(re.findall(r'\bthis\.t\(\s*"([^"]+)"', sources))
-    assert len(used) > 20
-    assert used - set(translated) == set()
-    for english, text in translated.items():
-        assert set(re.findall(r"\{\w+\}", english)) == set(re.findall(r"\{\w+\}", text)), english
+    panel, quoted = in_the_front_end()
+    server, bundled = of_the_server(), of_the_bundled_workflows()
+    assert min(len(panel), len(server), len(bundled)) > 40
+    assert (panel | server | bundled) - set(translated) == set()
+    titles = {node_type.title for node_type in NODE_TYPES.values()}
+    assert set(translated) - (quoted | server | bundled | titles) == set()
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_a_translation_has_the_values_of_its_text(language: str) -> None:
+    for english, text in strings(language).items():
+        assert text
+        assert sorted(re.findall(r"\{\w+\}", english)) == sorted(re.findall(r"\{\w+\}", text)), english
+
+
+def test_a_template_behind_a_name_is_found() -> None:
+    tree = ast.parse("def make():\n    text = 'a {b}'\n    text = 'c'\n    return Text(text), Text.joined(', ', [])")
+    assert sorted(templates(tree)) == [", ", "a {b}", "c"]
 
 
 @pytest.mark.parametrize("language", LANGUAGES)

@@ -28,7 +28,7 @@ from ....torch_facts.private_names import (
     pytree,
     symbolic_shape_config,
 )
-from . import casts, kitchen, padding
+from . import casts, kitchen, padding, quantizers
 
 # The names that make an input a feature map, see `region_format`.
 FEATURE_MAP: Dims = ("b", None, "h", "w")
@@ -158,6 +158,7 @@ def trace(
     if not attends:
         _refuse_attention(traced.graph)
     casts.keep_opaque(traced.graph, inputs[0].device)
+    quantizers.share_scales(traced.graph)
     traced.graph.eliminate_dead_code()
     quantized = _quantized(traced.graph, layouts)
     used = _drop_unused_weights(traced.graph, len(weights))
@@ -198,6 +199,19 @@ def region_format(tensor: torch.Tensor, dims: Dims = FEATURE_MAP) -> torch.memor
     """
     is_map = tensor.is_cuda and _is_map(dims)
     return _MAP_FORMATS.get(tensor.ndim, torch.contiguous_format) if is_map else torch.contiguous_format
+
+
+def in_region_format(tensor: torch.Tensor, dims: Dims) -> torch.Tensor:
+    """The tensor in its `region_format`: itself, a view of it, or a copy."""
+    memory_format = region_format(tensor, dims)
+    given = tensor.contiguous(memory_format=memory_format)
+    if memory_format is not torch.channels_last_3d:
+        return given
+    # A dimension of size 1 may have any stride, from which a convolution would guess another format.
+    _, channels, frames, height, width = given.shape
+    row, frame = width * channels, height * width * channels
+    strides = (frames * frame, 1, frame, row, channels)
+    return given if given.stride() == strides else given.as_strided(given.shape, strides)
 
 
 def _is_map(dims: Dims) -> bool:

@@ -1,0 +1,51 @@
+"""Sentences for people that a front end can say in another language. Plain data: no torch, no ComfyUI."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import Any
+
+_ONE = re.compile(r"\b1 (region|size|capture|time|step|attention kernel|image|channel|block|OneDiff node)s\b")
+
+Words = str | dict[str, Any]
+
+
+class Text(str):
+    """A sentence in English that knows its template and values: `Text("compiling {number} of {total}", ...)`.
+
+    It is an ordinary string for everything that reads strings. `words`: {"text": template, "values": {...}}, or
+    {"join": separator, "parts": [...]}; a value or a part may have words of its own. web/words.js says them.
+    """
+
+    words: Words
+
+    def __new__(cls, template: str, **values: object) -> Text:
+        """Fill in the values. Write a counted noun in the plural: "1 regions" becomes "1 region"."""
+        given = {name: words_of(value) for name, value in values.items()}
+        return _made(_ONE.sub(r"1 \1", template.format(**values)), {"text": template, "values": given})
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _made, (str(self), self.words)  # a copy is not made from a template
+
+    @classmethod
+    def joined(cls, separator: str, parts: Iterable[str]) -> Text:
+        """The parts in a row, as `separator.join`."""
+        all_parts = list(parts)
+        words: Words = {"join": separator, "parts": [words_of(part) for part in all_parts]}
+        return _made(separator.join(all_parts), words)
+
+    def as_sentence(self) -> Text:
+        """With a capital letter; the words stay, since other languages have none."""
+        return _made(self[:1].upper() + self[1:], self.words)
+
+
+def _made(english: str, words: Words) -> Text:
+    made = str.__new__(Text, english)
+    made.words = words
+    return made
+
+
+def words_of(text: object) -> Words:
+    """The words of a Text; of anything else its plain string, which every language shows as it is."""
+    return text.words if isinstance(text, Text) else str(text)
