@@ -28,7 +28,7 @@ from typing import Any
 import torch
 
 from compile_cache.attention.chooser import Chooser
-from compile_cache.attention.kernels import kernels_for
+from compile_cache.attention.kernels import Given, kernels_for
 from compile_cache.attention.timing import seconds_of
 
 TOKENS, WIDTH = 4608, 3072
@@ -124,15 +124,15 @@ def attention() -> list[dict[str, Any]]:
         for name, kernel in kernels_for(q.device).items():
             try:
                 started = time.perf_counter()
-                row["error"][name] = relative(kernel(q, k, v, None)[:1, :1], exact)
+                row["error"][name] = relative(kernel(Given(q, k, v))[:1, :1], exact)
                 row.setdefault("first_ms", {})[name] = 1000 * (time.perf_counter() - started)
-                run = functools.partial(kernel, q, k, v, None)
+                run = functools.partial(kernel, Given(q, k, v))
                 row["ms"][name] = [1000 * seconds_of(run, q.device) for _ in range(3)]
                 row.setdefault("launched_ms", {})[name] = timed(run, 10)
             except Exception as error:  # noqa: BLE001
                 row["failed"][name] = str(error).splitlines()[0][:200]
         chooser, started = Chooser(), time.perf_counter()
-        chooser(q, k, v, None)
+        chooser(Given(q, k, v))
         torch.cuda.synchronize()
         row |= {"measuring_ms": 1000 * (time.perf_counter() - started), "chosen": chooser.report()[0]["kernel"]}
         rows.append(row)

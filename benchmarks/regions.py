@@ -45,7 +45,8 @@ def cases(device: str) -> Iterator[tuple[str, Any, list[Any], list[Any]]]:
     """(name, site, inputs at 1024x1024, inputs at another size) of each region."""
     import torch
     from resolute_pack.compile_cache.backends.inductor.compile.tracing import region_format  # type: ignore[import-not-found]
-    from resolute_pack.nodes.adapters.blocks import unet, vae  # type: ignore[import-not-found]
+    from resolute_pack.nodes.adapters.blocks import decoder  # type: ignore[import-not-found]
+    from resolute_pack.nodes.adapters.blocks.unets import unet  # type: ignore[import-not-found]
 
     side = 1 if device == "cuda" else 8
 
@@ -56,7 +57,7 @@ def cases(device: str) -> Iterator[tuple[str, Any, list[Any], list[Any]]]:
     embedding = torch.randn(2, 1280, device=device).half()
     for module, family, regions, batch in (
         (make_unet(1.0, device, UNET), unet, UNET_REGIONS, 2),
-        (make_decoder(device), vae, DECODER_REGIONS, 1),
+        (make_decoder(device), decoder, DECODER_REGIONS, 1),
     ):
         hooks = family.hooks(module, lambda *_: None, lambda _: None)
         sites = {f"{site.name} {site.kind}": site for hook in hooks for site in hook.sites}

@@ -1,14 +1,16 @@
 """Models that are larger than the card: seconds and bytes of a step, stock ComfyUI and Resolute.
 
     python -m benchmarks.streamed --out benchmarks/results/NAME-streamed.json [--cells flux:8 flux:12 qwen-image:8 ...]
-                                  [--seconds 500] [--contenders stock resolute] [--folder FOLDER] [--profile] [--cpu]
+                                  [--seconds 500] [--contenders stock resolute] [--folder FOLDER] [--no-resident]
+                                  [--profile] [--cpu]
 
 A cell is a model (MODELS) and the GiB that are free before a server starts; other memory is held. Each contender gets
-one server for each model: first with all memory (`resident_s_per_step`; here Resolute compiles), then with less and
-less. Between cells ComfyUI unloads its models. A step is the time from one call of the model to the next, the median of
-the settled calls of a prompt. `bytes_per_step_stock`: of the weights that have no pages on the device.
-`bytes_per_step_resolute`: what its counter `streamed_bytes` says. `bus_gb_per_s`: of a pinned gigabyte. `error`:
-Resolute's latents against stock's. `first_step_s` in `details` is that of a prompt after the weights were unloaded.
+one server for each model: first with all memory (`resident_s_per_step`), then with less and less. What Resolute has to
+compile, it compiles in a server before. Between cells ComfyUI unloads its models. A step is the time from one call of
+the model to the next, the median of the settled calls of a prompt. `bytes_per_step_stock`: of the weights that have no
+pages on the device. `bytes_per_step_resolute`: what its counter `streamed_bytes` says. `bus_gb_per_s`: of a pinned
+gigabyte. `error`: Resolute's latents against those of the same prompt without it, in the same server. `first_step_s` in
+`details`: of a prompt after the weights were unloaded.
 
 It writes after each cell, and leaves out what `--out` has already: begin it again for what is missing. `--folder` keeps
 models and compiled regions; a model is made on the GPU when it is needed, and deleted when the disk has no room for the
@@ -31,7 +33,6 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-import numpy
 import psutil
 import torch
 
@@ -65,8 +66,14 @@ class Bench:
         self._family = family(model.name, options.cpu)
         self.memory = None if options.cpu else Memory(psutil.Process(server.process.pid))
 
+    def compile(self) -> None:
+        """Compile what the cell needs. Processes that compile hold memory of the device, so nothing is measured."""
+        self._prompt(2, 0, 0)
+
     def measure(self) -> dict[str, Any]:
-        """One cell: a prompt after the weights were unloaded, a timed one, and perhaps a profiled one."""
+        """One cell: a prompt after the weights were unloaded, a timed one, and perhaps a profiled one; for Resolute one
+        more without it, for the error.
+        """
         before = rig.counters(self._server.client)
         first, _ = self._prompt(4, 0, 1)
         timed_before = rig.counters(self._server.client)
@@ -83,8 +90,9 @@ class Bench:
             "steps_s": [round(call["since_last_ms"] / 1000, 4) for call in timed["calls"][1:]],
             "bypasses": rig.rise(before, after)["bypasses"],
             "replays": after["replays"] - timed_before["replays"],
-            "latents": rig.latents(self._server.client, timed_history),
         }
+        if self._contender == OURS:
+            found["resolute_log"] = [text for text in self._server.log().splitlines() if "Resolute:" in text][-8:]
         if self._options.profile:
             profiled, _ = self._prompt(2 + PROFILED, PROFILED, 3)
             profile = profiled["profiles"][-1]
@@ -94,21 +102,32 @@ class Bench:
                 "kinds": by_kind(profile["kernels"]),
                 "copies": {name: each for name, each in profile["kernels"].items() if "Memcpy HtoD" in name},
             }
-        return {**found, **({} if self.memory is None else self.memory.take())}
+        found |= {} if self.memory is None else self.memory.take()
+        if self._contender == OURS:
+            _, stock_history = self._prompt(STEPS, 0, 2, STOCK)
+            ours, stock = (rig.latents(self._server.client, each) for each in (timed_history, stock_history))
+            found["error"] = rig.error(ours, stock)
+        return found
 
-    def _prompt(self, steps: int, profiled: int, seed: int) -> tuple[dict[str, Any], Any]:
+    def _prompt(self, steps: int, profiled: int, seed: int, contender: str | None = None) -> tuple[dict[str, Any], Any]:
         """The notes of each call, and the prompt's history. Raises OutOfTimeError."""
+        contender = contender or self._contender
         left = self._options.deadline - time.monotonic()
         if left < 1:
             raise OutOfTimeError
         name = self._model.name
-        nodes = families.prompt(name, self._family, self._contender, self._family.sizes[0], "default", steps, seed)
+        nodes = families.prompt(name, self._family, contender, self._family.sizes[0], "default", steps, seed)
         nodes["load"]["inputs"]["unet_name"] = file_of(name, self._model.form)
-        sampler, file = nodes["sample"]["inputs"], f"steps-{self._contender}-{seed}"
+        sampler, file = nodes["sample"]["inputs"], f"steps-{contender}-{seed}"
         watch = {"name": file, "calls": steps, "profiled": profiled}
         nodes["watch"] = rig.node("ResoluteBenchmarkSteps", model=sampler["model"], **watch)
         sampler["model"] = ["watch", 0]
-        history = self._server.client.run(nodes, left)
+        try:
+            history = self._server.client.run(nodes, left)
+        except ServerError as error:
+            if time.monotonic() >= self._options.deadline - 1:
+                raise OutOfTimeError from error
+            raise
         notes: dict[str, Any] = json.loads((self._server.folder / "output" / f"{file}.json").read_text("utf-8"))
         return notes, history
 
@@ -124,10 +143,15 @@ class Bench:
 def visit(
     name: str, contender: str, cells: list[str], setup: command.Setup, before: int, options: argparse.Namespace
 ) -> Iterator[tuple[str, dict[str, Any]]]:
-    """(cell, what was measured) for each cell of one server. before: bytes in use before it starts."""
+    """(cell, what was measured) for each cell of one server. before: bytes in use before it starts.
+
+    Resolute's first server only compiles, and yields nothing.
+    """
     variables = {key: str(options.folder / key.lower()) for key in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")}
     variables |= {"RESOLUTE_STORE": str(options.folder / "store")}
     variables |= {"RESOLUTE_BUDGET_MB": str(default_budget(24 * GIB) >> 20)}
+    is_compiled = contender == STOCK or (options.folder / f"compiled-{name}").exists()
+    variables |= {"RESOLUTE_WORKERS": "0"} if is_compiled else {}
     variables |= dict(each.split("=", 1) for each in options.environment)
     server = rig.server(
         setup, options.folder / "server", options.argument, models=options.folder, cpu=options.cpu,
@@ -141,6 +165,9 @@ def visit(
                 held = 0 if options.cpu else _used() - before  # by the server itself, which counts as the card's
                 with nullcontext() if cell == ALL or options.cpu else small_card(float(cell) - held / GIB):
                     try:
+                        if not is_compiled:
+                            bench.compile()
+                            continue
                         found = bench.measure()
                     except (PromptError, ServerError) as error:
                         found = {"failed": str(error).splitlines()[0][:300]}
@@ -154,15 +181,6 @@ def visit(
 def _used() -> int:
     free, total = torch.cuda.mem_get_info()
     return total - free
-
-
-def _compare(found: dict[str, Any], name: str, contender: str, free: str, folder: Path) -> None:
-    """Keep stock's latents in the folder, and give Resolute's their error against them."""
-    latents, file = found.pop("latents", None), folder / f"latents-{name}-{free}.npy"
-    if latents is not None and contender == STOCK:
-        numpy.save(file, latents)
-    elif latents is not None and file.exists():
-        found["error"] = rig.error(latents, numpy.load(file))
 
 
 def _make(name: str, setup: command.Setup, options: argparse.Namespace) -> Path:
@@ -190,19 +208,32 @@ def measure_all(setup: command.Setup, options: argparse.Namespace) -> None:
     try:
         for name in MODELS:
             wanted = [free for each, _, free in (cell.partition(":") for cell in options.cells) if each == name]
-            wanted = [ALL, *sorted(wanted, key=float, reverse=True)] if wanted else []
+            wanted = sorted(wanted, key=float, reverse=True)
+            wanted = [*([] if options.no_resident else [ALL]), *wanted] if wanted else []
             left = {
-                who: [free for free in wanted if free not in measured.get(name, {}).get(who, {})]
+                who: [free for free in wanted if "s_per_step" not in measured.get(name, {}).get(who, {}).get(free, {})]
                 for who in options.contenders
             }
             if not any(left.values()):
                 continue
+            first = next(free for free in wanted if free != ALL)
             file = _make(name, setup, options)
             gb[name] = round(file.stat().st_size / 1e9, 2)
             for who, cells in left.items():
+                if cells and who == OURS and not (options.folder / f"compiled-{name}").exists():
+                    list(
+                        visit(
+                            name,
+                            who,
+                            list(dict.fromkeys([cells[0], first])),
+                            setup,
+                            before,
+                            options,
+                        )
+                    )
+                    (options.folder / f"compiled-{name}").touch()
                 for free, found in visit(name, who, cells, setup, before, options) if cells else ():
                     about |= found.pop("about")
-                    _compare(found, name, who, free, options.folder)
                     measured.setdefault(name, {}).setdefault(who, {})[free] = found
                     rows = rows_of(measured, gb, about["bus_gb_per_s"])
                     rig.save(options.out, {**about, "rows": rows, "measured": measured})
@@ -227,6 +258,7 @@ def main() -> int:
     parser.add_argument("--cells", nargs="*", default=CELLS, metavar="MODEL:GIB")
     parser.add_argument("--contenders", nargs="*", choices=(STOCK, OURS), default=[STOCK, OURS])
     parser.add_argument("--seconds", type=float, default=500, help="end after this time, with what there is")
+    parser.add_argument("--no-resident", action="store_true", help="leave out the cells with all memory")
     parser.add_argument("--profile", action="store_true", help="one more prompt in each cell, under torch's profiler")
     parser.add_argument("--argument", action="append", default=[], help="an extra argument for ComfyUI")
     parser.add_argument("--environment", action="append", default=[], metavar="NAME=VALUE", help="for ComfyUI")

@@ -49,6 +49,12 @@ class RegionCompileError(InternalError):
         super().__init__(f"{region}: {type(cause).__name__}: {first_line(cause)}")
 
 
+class InputsGoneError(InternalError):
+    """Compiled code failed after it had freed inputs, so the original cannot run in its place. The region is refused
+    now; the whole call can be made again.
+    """
+
+
 class CaptureError(InternalError):
     """A graph could not be captured; the cause is chained."""
 

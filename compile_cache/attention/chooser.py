@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -18,8 +18,8 @@ import torch
 
 from ..errors import first_line
 from ..torch_facts.out_of_memory import is_out_of_memory
-from .kernels import STAND_IN, Kernel, kernels_for, switches, torchs_choice
-from .table import Choice, ChoiceTable, Shape, machine_of
+from .kernels import STAND_IN, Given, Kernel, kernels_for, torchs_choice, with_masked_row
+from .table import Choice, ChoiceTable, Shape, machine_of, shape_of
 from .timing import agrees, seconds_of
 
 logger = logging.getLogger(__name__)
@@ -28,6 +28,7 @@ logger = logging.getLogger(__name__)
 Waiting = Callable[[str], AbstractContextManager[None]]
 
 _OPERATOR = "resolute::attention"
+_SCHEMA = "(Tensor q, Tensor k, Tensor v, Tensor? mask=None, float? scale=None, bool enable_gqa=False) -> Tensor"
 _MARGIN = 0.9  # a kernel has to be so much faster than the first one: times vary
 # Where the first kernel takes less, others are not tried: cuDNN prepares each new shape for 40 to 80 ms.
 _WORTH_MILLISECONDS = 0.025
@@ -63,24 +64,24 @@ class Chooser:
         self._tables.clear()
         self._ready.clear()
 
-    def __call__(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float | None) -> torch.Tensor:
+    def __call__(self, given: Given) -> torch.Tensor:
         """The result as (batch, tokens, heads, width), contiguous. Raises what torch's own choice raises, and
         OutOfMemoryError in a capture of a shape for which there was no memory to measure."""
-        shape = Shape(str(q.dtype), tuple(q.shape), tuple(k.shape), int(v.shape[-1]), switches())
-        place = (str(q.device), shape)
+        q = given.q
+        place = (str(q.device), shape_of(given))
         capturing = q.is_cuda and torch.cuda.is_current_stream_capturing()
         run = self._ready.get(place)
         if run is None:
             if capturing:
                 raise torch.OutOfMemoryError(f"attention of {tuple(q.shape)} could not be measured")
-            result = self._prepare(place, q, k, v, scale)
+            result = self._prepare(place, given)
         else:
             try:
-                result = run(q, k, v, scale)
+                result = run(given)
             except Exception as error:
                 if capturing or run is torchs_choice:  # nothing can take its place; a capture that it broke is lost
                     raise
-                result = self._without(place, error, q, k, v, scale)
+                result = self._without(place, error, given)
         return result.transpose(1, 2).contiguous()
 
     def report(self) -> list[dict[str, Any]]:
@@ -88,6 +89,7 @@ class Chooser:
         return [
             {
                 "device": device, "dtype": shape.dtype, "q": list(shape.q), "k": list(shape.k),
+                "mask": list(shape.mask), "mask_dtype": shape.mask_dtype,
                 "kernel": choice.kernel, "milliseconds": dict(choice.milliseconds), "failed": dict(choice.failed),
                 "like": None if choice.like is None else list(choice.like),
             }
@@ -100,109 +102,110 @@ class Chooser:
             self._tables[str(device)] = ChoiceTable(self._folder, machine_of(device))
         return self._tables[str(device)]
 
-    def _prepare(
-        self, place: tuple[str, Shape], q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float | None
-    ) -> torch.Tensor:
+    def _prepare(self, place: tuple[str, Shape], given: Given) -> torch.Tensor:
         """The first call of a shape in this process: choose its kernel and run it."""
-        shape, kernels, table = place[1], self._kernels(q.device), self._table(q.device)
+        device = given.q.device
+        shape, kernels, table = place[1], self._kernels(device), self._table(device)
         if len(kernels) < 2:
             self._ready[place] = torchs_choice
-            return torchs_choice(q, k, v, scale)
+            return torchs_choice(given)
         choice = table.get(shape)
         text = f"attention of {'x'.join(map(str, shape.q))}"
         with self._waiting(text):
             if choice is None or choice.kernel not in {"torch", *kernels}:
                 try:
-                    choice = self._like_neighbour(shape, kernels, table, q, k, v, scale)
-                    choice = choice or self._measure(kernels, q, k, v, scale)
+                    choice = self._like_neighbour(shape, kernels, table, given)
+                    choice = choice or self._measure(kernels, given)
                 except LacksMemoryError:
-                    return torchs_choice(q, k, v, scale)
+                    return torchs_choice(given)
                 table.set(shape, choice)
                 logger.debug("Resolute: %s: %s", text, choice)
             run = self._ready[place] = kernels.get(choice.kernel, torchs_choice)
             try:
-                return run(q, k, v, scale)
+                return run(given)
             except Exception as error:
                 if run is torchs_choice:
                     raise
-                return self._without(place, error, q, k, v, scale)
+                return self._without(place, error, given)
 
-    def _without(
-        self, place: tuple[str, Shape], error: Exception, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor,
-        scale: float | None,
-    ) -> torch.Tensor:  # fmt: skip
+    def _without(self, place: tuple[str, Shape], error: Exception, given: Given) -> torch.Tensor:
         """Run torch's own choice, from now on, in place of a kernel that failed."""
-        table, shape = self._table(q.device), place[1]
+        table, shape = self._table(given.q.device), place[1]
         choice = table.get(shape) or Choice()
         logger.warning("Resolute: attention with %s failed: %s", choice.kernel, first_line(error))
         table.set(shape, Choice(failed={**choice.failed, choice.kernel: first_line(error)}))
         self._ready[place] = torchs_choice
-        return torchs_choice(q, k, v, scale)
+        return torchs_choice(given)
 
     def _like_neighbour(
-        self, shape: Shape, kernels: dict[str, Kernel], table: ChoiceTable, q: torch.Tensor, k: torch.Tensor,
-        v: torch.Tensor, scale: float | None,
-    ) -> Choice | None:  # fmt: skip
+        self, shape: Shape, kernels: dict[str, Kernel], table: ChoiceTable, given: Given
+    ) -> Choice | None:
         """The choice of a measured shape nearby, if its kernel is right for this one too."""
         near = table.near(shape)
         if near is None or (near[1].kernel != "torch" and near[1].kernel not in kernels):
             return None
         kernel = kernels.get(near[1].kernel)
-        if kernel is not None and self._failure(kernel, torchs_choice(q, k, v, scale), q, k, v, scale):
+        if kernel is not None and _failure(kernel, _references(given)):
             return None
         return Choice(near[1].kernel, like=(near[0].q[2], near[0].k[2]))
 
-    def _measure(
-        self, kernels: dict[str, Kernel], q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float | None
-    ) -> Choice:
+    def _measure(self, kernels: dict[str, Kernel], given: Given) -> Choice:
         """The fastest kernel, or the first one unless another is clearly faster. Raises LacksMemoryError."""
         milliseconds: dict[str, float] = {}
         failed: dict[str, str] = {}
-        expected = torchs_choice(q, k, v, scale)
+        references = _references(given)
         for name, kernel in kernels.items():
             if milliseconds and (name == STAND_IN or min(milliseconds.values()) < _WORTH_MILLISECONDS):
                 continue
-            if why := self._failure(kernel, expected, q, k, v, scale):
+            if why := _failure(kernel, references):
                 failed[name] = why
                 continue
-            run = functools.partial(kernel, q, k, v, scale)
-            milliseconds[name] = 1000 * self._seconds(run, q.device)
+            run = functools.partial(kernel, given)
+            milliseconds[name] = 1000 * self._seconds(run, given.q.device)
         best = min(milliseconds, key=lambda name: milliseconds[name], default="torch")
         first = next(iter(milliseconds), best)
         if first != best and milliseconds[best] > _MARGIN * milliseconds[first]:
             best = first
         return Choice(best, milliseconds, failed)
 
-    def _failure(
-        self, kernel: Kernel, expected: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor,
-        scale: float | None,
-    ) -> str:  # fmt: skip
-        """Why a kernel cannot run or is wrong; empty if it can. Raises LacksMemoryError."""
-        try:
-            right = agrees(kernel(q, k, v, scale), expected)
-        except Exception as error:
-            if is_out_of_memory(error):
-                raise LacksMemoryError from error
-            return first_line(error)
-        return "" if right else "its result differs from torch's"
+
+def _references(given: Given) -> list[tuple[Given, torch.Tensor]]:
+    """Calls, each with the result of torch's own choice: the given one, and with a mask one that masks a whole row.
+
+    Such a row is not a number in some kernels. Later masks of this shape may have one, where this one has none.
+    """
+    calls = [given] if given.mask is None else [given, given._replace(mask=with_masked_row(given.mask))]
+    return [(call, torchs_choice(call)) for call in calls]
+
+
+def _failure(kernel: Kernel, references: Sequence[tuple[Given, torch.Tensor]]) -> str:
+    """Why a kernel cannot run or is wrong; empty if it can. Raises LacksMemoryError."""
+    try:
+        right = all(agrees(kernel(call), expected) for call, expected in references)
+    except Exception as error:
+        if is_out_of_memory(error):
+            raise LacksMemoryError from error
+        return first_line(error)
+    return "" if right else "its result differs from torch's"
 
 
 chooser = Chooser()
 
 
 @functools.cache
-def operator() -> Callable[[torch.Tensor, torch.Tensor, torch.Tensor, float | None], torch.Tensor]:
+def operator() -> Callable[..., torch.Tensor]:
     """`torch.ops.resolute.attention`, which runs `chooser`. It must be there before a graph with it is loaded.
 
-    The first copy of this pack in a process defines it.
+    It takes what `Given` has, and returns (batch, tokens, heads, width). The first copy of this pack in a process
+    defines it.
     """
     if not hasattr(torch.ops.resolute, "attention"):
-        torch.library.define(_OPERATOR, "(Tensor q, Tensor k, Tensor v, float? scale) -> Tensor")
-        torch.library.impl(_OPERATOR, ("cpu", "cuda"), lambda q, k, v, scale: chooser(q, k, v, scale))
+        torch.library.define(_OPERATOR, _SCHEMA)
+        torch.library.impl(_OPERATOR, ("cpu", "cuda"), lambda *given: chooser(Given(*given)))
         torch.library.register_fake(_OPERATOR, _empty_result)
     found: Callable[..., torch.Tensor] = torch.ops.resolute.attention.default
     return found
 
 
-def _empty_result(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float | None) -> torch.Tensor:
+def _empty_result(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *rest: Any) -> torch.Tensor:
     return q.new_empty((q.shape[0], q.shape[2], q.shape[1], v.shape[3]))

@@ -5,44 +5,104 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
-# q, k, v: (batch, heads, tokens, width), and the scale. The result has the shape of q, with the width of v.
-Kernel = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, "float | None"], torch.Tensor]
+
+class Given(NamedTuple):
+    """The arguments of one call of attention.
+
+    q, k, v: (batch, heads, tokens, width). mask: None, or a tensor of torch.bool or of q's dtype that broadcasts to
+    (batch, heads, tokens of q, tokens of k). enable_gqa: k and v may have fewer heads, each for a group of q's.
+    """
+
+    q: torch.Tensor
+    k: torch.Tensor
+    v: torch.Tensor
+    mask: torch.Tensor | None = None
+    scale: float | None = None
+    enable_gqa: bool = False
+
+
+# The result is (batch, heads, tokens of q, width of v).
+Kernel = Callable[[Given], torch.Tensor]
 
 FLASH_3 = "flash_attn_interface"  # FlashAttention 3, for Hopper, is a package of its own
 # Slower than flash at every size where flash runs (by 1.1 to 2.2 times on an H200). It takes what flash refuses.
 STAND_IN = "efficient"
+_ALIGNED = 16  # the efficient kernel reads rows of a mask that begin at multiples of so many numbers
 
 _aten = torch.ops.aten
 
 
-def torchs_choice(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float | None) -> torch.Tensor:
-    return torch.nn.functional.scaled_dot_product_attention(q, k, v, scale=scale)
+class RefusedError(Exception):
+    """A kernel does not take such a call."""
 
 
-def _flash(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float | None) -> torch.Tensor:
-    result: torch.Tensor = _aten._scaled_dot_product_flash_attention(q, k, v, scale=scale)[0]
+def torchs_choice(given: Given) -> torch.Tensor:
+    q, k, v, mask, scale, enable_gqa = given
+    return torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale, enable_gqa=enable_gqa)
+
+
+def _flash(given: Given) -> torch.Tensor:
+    _refuse_mask(given)
+    result: torch.Tensor = _aten._scaled_dot_product_flash_attention(*given[:3], scale=given.scale)[0]
     return result
 
 
-def _cudnn(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float | None) -> torch.Tensor:
-    result: torch.Tensor = _aten._scaled_dot_product_cudnn_attention(q, k, v, None, False, scale=scale)[0]
+def _cudnn(given: Given) -> torch.Tensor:
+    q, k, v, *_ = given
+    result: torch.Tensor = _aten._scaled_dot_product_cudnn_attention(q, k, v, bias(given), False, scale=given.scale)[0]
     return result
 
 
-def _efficient(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float | None) -> torch.Tensor:
-    result: torch.Tensor = _aten._scaled_dot_product_efficient_attention(q, k, v, None, False, scale=scale)[0]
+def _efficient(given: Given) -> torch.Tensor:
+    q, k, v, *_ = given
+    added = bias(given)
+    if added is not None:
+        added = aligned(added.expand(*added.shape[:-1], k.shape[2])).expand(*q.shape[:3], k.shape[2])
+    result: torch.Tensor = _aten._scaled_dot_product_efficient_attention(q, k, v, added, False, scale=given.scale)[0]
     return result
 
 
-def _flash_3(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float | None) -> torch.Tensor:
+def _flash_3(given: Given) -> torch.Tensor:
+    _refuse_mask(given)
     attention = importlib.import_module(FLASH_3).flash_attn_func
-    result: Any = attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), softmax_scale=scale)
+    result: Any = attention(*(each.transpose(1, 2) for each in given[:3]), softmax_scale=given.scale)
     tokens: torch.Tensor = result[0] if isinstance(result, tuple) else result
     return tokens.transpose(1, 2)
+
+
+def _refuse_mask(given: Given) -> None:
+    if given.mask is not None:
+        raise RefusedError("it takes no mask")
+
+
+def bias(given: Given) -> torch.Tensor | None:
+    """The mask as numbers of q's dtype that are added to the scores: 0 where a bool is true, else -inf.
+
+    Raises RefusedError for another dtype: rounded to q's, its numbers could mean something else.
+    """
+    mask = given.mask
+    if mask is None or mask.dtype == given.q.dtype:
+        return mask
+    if mask.dtype != torch.bool:
+        raise RefusedError(f"its mask is {mask.dtype}")
+    return torch.zeros_like(mask, dtype=given.q.dtype).masked_fill_(mask.logical_not(), float("-inf"))
+
+
+def aligned(mask: torch.Tensor) -> torch.Tensor:
+    """The same numbers in rows that begin at multiples of _ALIGNED numbers."""
+    missing = -mask.shape[-1] % _ALIGNED
+    return torch.nn.functional.pad(mask, (0, missing))[..., :-missing] if missing else mask
+
+
+def with_masked_row(mask: torch.Tensor) -> torch.Tensor:
+    """The mask with the least of its numbers for all keys of the first query; with False if it is of torch.bool."""
+    changed = mask.clone(memory_format=torch.contiguous_format)
+    changed[..., :1, :] = False if mask.dtype == torch.bool else mask.amin()
+    return changed
 
 
 def kernels_for(device: torch.device) -> dict[str, Kernel]:

@@ -23,24 +23,29 @@ from ..keys import digest
 from ..store.artifact_store import InvalidArtifactError, parse_json, read_regular_file
 from ..store.private_files import make_private, write_file
 from ..torch_facts.private_names import driver_version
-from .kernels import FLASH_3
+from .kernels import FLASH_3, Given, switches
 
 logger = logging.getLogger(__name__)
 
-FORMAT = 1
+FORMAT = 2
 _MOST = 1024  # shapes
 _NEAR = 1.0  # a power of two: a measured token count within a factor of 2 serves its neighbours
 
 
 @dataclass(frozen=True)
 class Shape:
-    """A call of attention. q, k: (batch, heads, tokens, width). switches: see `kernels.switches`."""
+    """A call of attention. q, k: (batch, heads, tokens, width). switches: see `kernels.switches`.
+
+    mask: its shape, as it is given; empty for none.
+    """
 
     dtype: str
     q: tuple[int, ...]
     k: tuple[int, ...]
     v_width: int
     switches: tuple[bool, ...]
+    mask: tuple[int, ...] = ()
+    mask_dtype: str = ""
 
     def distance(self, other: Shape) -> float:
         """The power of two by which the tokens differ, of queries or of keys; infinite for another kind of call."""
@@ -50,7 +55,15 @@ class Shape:
         return max(abs(log2(a / b)) if a and b else float(a != b) * 99 for a, b in pairs)
 
     def _kind(self) -> tuple[object, ...]:
-        return self.dtype, self.q[:2], self.q[3], self.k[:2], self.k[3], self.v_width, self.switches
+        shared = tuple(size == 1 for size in self.mask)  # by the batch, all heads, all queries, all keys
+        sizes = (self.q[:2], self.q[3], self.k[:2], self.k[3], self.v_width)
+        return self.dtype, sizes, self.switches, self.mask_dtype, shared
+
+
+def shape_of(given: Given) -> Shape:
+    q, k, v, mask, _, _ = given  # groups show in the heads of q and k
+    of_mask = () if mask is None else (tuple(mask.shape), str(mask.dtype))
+    return Shape(str(q.dtype), tuple(q.shape), tuple(k.shape), int(v.shape[-1]), switches(), *of_mask)
 
 
 @dataclass(frozen=True)
@@ -136,7 +149,11 @@ class ChoiceTable:
 def _entry(data: Any) -> tuple[Shape, Choice]:
     """Raises ValueError, KeyError, TypeError or AttributeError for what no table writes."""
     q, k = (_whole(data[name], 4) for name in ("q", "k"))
-    shape = Shape(_text(data["dtype"]), q, k, _whole([data["v_width"]], 1)[0], tuple(map(bool, data["switches"])))
+    mask = _whole(data["mask"], 4 if data["mask"] else 0)
+    shape = Shape(
+        _text(data["dtype"]), q, k, _whole([data["v_width"]], 1)[0], tuple(map(bool, data["switches"])),
+        mask, _text(data["mask_dtype"]),
+    )  # fmt: skip
     milliseconds = {_text(name): float(value) for name, value in data["milliseconds"].items()}
     failed = {_text(name): _text(why) for name, why in data["failed"].items()}
     like = None if data["like"] is None else _whole(data["like"], 2)

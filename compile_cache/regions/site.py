@@ -72,10 +72,20 @@ class Hook:
         return [(site.kind, site.name) for site in self.sites] + ([] if self.label is None else [self.label])
 
 
+# An input of a region. A list of one tensor, not the first, gives it away: the region empties the list, and frees the
+# tensor after its last use.
+Input = torch.Tensor | list[torch.Tensor]
+
+
 class RegionRunner(Protocol):
     """Runs one region; a backend passes it to the hooks. Returns what `site.function` returns."""
 
-    def __call__(self, site: RegionSite, *tensors: torch.Tensor) -> Any: ...
+    def __call__(self, site: RegionSite, *inputs: Input) -> Any: ...
+
+
+def taken(inputs: Sequence[Input]) -> list[torch.Tensor]:
+    """The tensors of inputs; those that were given away are in no list any more."""
+    return [each.pop() if isinstance(each, list) else each for each in inputs]
 
 
 class Progress(Protocol):

@@ -112,7 +112,7 @@ _TABLE = (
     _Name("make_fx", "torch.fx.experimental.proxy_tensor", Loss.COMPILING),
     _Name("symbolic_shape_config", "torch.fx.experimental._config", Loss.COMPILING, "", ("backed_size_oblivious",)),
     _Name("ShapeEnv", "torch.fx.experimental.symbolic_shapes", Loss.COMPILING,
-          members=("create_unspecified_symint_and_symbol",)),
+          members=("create_symbol", "create_symintnode")),
     _Name("DimDynamic", "torch.fx.experimental.symbolic_shapes", Loss.COMPILING),
     _Name("FakeTensorMode", "torch._subclasses.fake_tensor", Loss.COMPILING, members=("from_tensor",)),
     _Name("FakeTensor", "torch._subclasses.fake_tensor", Loss.COMPILING),
@@ -145,6 +145,8 @@ _TABLE = (
     _Name("GraphPickler", "torch.fx._graph_pickler", Loss.WORKERS, members=("dumps", "loads")),
     _Name("PickleOptions", "torch.fx._graph_pickler", Loss.SPEED, "Options"),  # without, only torch's own operators
     _Name("CachingAutotuner", "torch._inductor.runtime.triton_heuristics", Loss.ADDRESSES, members=("run",)),
+    _Name("InductorChoices", "torch._inductor.choices", Loss.SPEED, members=("should_use_persistent_reduction",)),
+    _Name("inductor_graphs", "torch._inductor.virtualized", Loss.SPEED, "V", ("set_choices_handler",)),
     _Name("counters", "torch._dynamo.utils", Loss.SPEED),  # without, each region is compared at sizes of 1
     _Name("pick_vec_isa", "torch._inductor.cpu_vec_isa", Loss.SPEED),
     _Name("valid_vec_isa_list", "torch._inductor.cpu_vec_isa", Loss.SPEED, members=("cache_info", "cache_clear")),

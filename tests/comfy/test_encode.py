@@ -144,7 +144,7 @@ def test_a_vae_without_an_encoder_that_resolute_knows_says_so(
     vae.first_stage_model.encoder = torch.nn.Identity()
     with caplog.at_level("INFO"):
         ours = core.ours("compile.vae_encode").compile_vae(vae, "inductor")
-    assert "AutoencoderKL has no image encoder that Resolute knows" in caplog.text
+    assert "AutoencoderKL has no encoder that Resolute knows" in caplog.text
     assert list(ours.patcher.object_patches) == ["decoder.forward"]
 
 

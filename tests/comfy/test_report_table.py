@@ -16,7 +16,8 @@ def test_it_names_the_attention_kernel_of_each_shape_and_the_times(core: SimpleN
     seconds = iter([0.002, 0.001])
     kernels = dict.fromkeys(("flash", "math"), attention.torchs_choice)
     chooser = attention.Chooser(lambda run, device: next(seconds), lambda device: kernels)
-    chooser(torch.randn(2, 3, 9, 8), *torch.randn(2, 2, 3, 5, 8), None)
+    given = importlib.import_module(f"{PACK}.compile_cache.attention.kernels").Given
+    chooser(given(torch.randn(2, 3, 9, 8), *torch.randn(2, 2, 3, 5, 8)))
     data = {"counters": stats.snapshot(), "bytes": 0, "budget_bytes": 0, "modules": [], "entries": []}
     data |= {"measurements": []}
     text = core.ours("report.table_and_chart").table({**data, "attention": chooser.report()})

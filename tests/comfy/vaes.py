@@ -26,6 +26,11 @@ def kl() -> Any:
     return _autoencoder(dict(SMALL))
 
 
+def tiny() -> Any:
+    """The same with fewer blocks, for calls in tiles."""
+    return _autoencoder({**SMALL, "ch_mult": [1, 1, 1, 1], "num_res_blocks": 1})
+
+
 def flux2() -> Any:
     """As Flux.2's: what it encodes to is normalised, and four cells become one."""
     vae = _autoencoder({**SMALL, "batch_norm_latent": True})

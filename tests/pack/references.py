@@ -43,11 +43,12 @@ def in_full_precision(base: Any) -> torch.nn.Module:
     with torch.inference_mode(False):
         made = type(own)(**settings, device=device, operations=comfy.ops.disable_weight_init)
         weights = dict(own.named_parameters()) | dict(own.named_buffers())
-        known = made.state_dict().keys() & weights.keys()
-        assert known == made.state_dict().keys(), sorted(made.state_dict().keys() - weights.keys())
-        for name in sorted(known):
+        missing = made.state_dict().keys() - weights.keys()
+        assert not missing, sorted(missing)
+        # Not those that `made` names: with DynamicVRAM core's modules begin without weights.
+        for name, weight in weights.items():
             module, _, attribute = name.rpartition(".")
-            value = _in_float(weights[name].detach().to(device))
+            value = _in_float(weight.detach().to(device))
             place = made.get_submodule(module)
             kept: Any = torch.nn.Parameter(value, False) if attribute in place._parameters else value
             setattr(place, attribute, kept)

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import torch
 
 from ...config import CacheConfig
-from ...errors import BypassCode, BypassReason, first_line
+from ...errors import BypassCode, BypassReason, InputsGoneError, first_line
 from ...keys import Role
 from ...regions.site import Hook, HookBuilder, installed
 from ...stats import Stats
@@ -136,9 +136,20 @@ class InductorProgram(Program):
                     return result
                 del result  # a decoded image takes memory that the second run needs
                 self._compile_in_parallel(call, missing)
-            result = call.invoke(call.tensors)  # compiles what is still missing, one region after the other
+            result = self._run_regions(call)  # compiles what is still missing, one region after the other
         self._is_first = False
         return result
+
+    @staticmethod
+    def _run_regions(call: Call) -> Any:
+        """Run the call; again, where compiled code failed without its inputs: the call makes them anew, and each time
+        one more region is refused.
+        """
+        while True:
+            try:
+                return call.invoke(call.tensors)
+            except InputsGoneError as error:
+                logger.info("Resolute: %s; the call is made once more", error)
 
     def _rehearse(self, call: Call, rehearsal: Callable[[], None], count: int) -> None:
         """Compile the regions of all states that blocks may have in such a call, so that no later one has to.

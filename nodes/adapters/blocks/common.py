@@ -55,14 +55,27 @@ def traced_attention(
     if mask is not None:
         mask = mask[None, None] if mask.ndim == 2 else mask[:, None] if mask.ndim == 3 else mask
     extra = {name: kwargs[name] for name in ("scale", "enable_gqa") if name in kwargs}
-    if q.device.type in _MEASURED_ON and _is_measured() and mask is None and not extra.get("enable_gqa"):
-        out = attention.operator()(q, k, v, extra.get("scale")).transpose(1, 2)
+    if q.device.type in _MEASURED_ON and _is_measured() and (mask is None or mask.ndim == 4):
+        given = (_by_token(q), k, v, mask, extra.get("scale"), bool(extra.get("enable_gqa")))
+        out = attention.operator()(*given).transpose(1, 2)
     else:
         with _preferred_kernels(q):
             out = torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, **extra)
     if skip_output_reshape:
         return out
     return out.transpose(1, 2).reshape(batch, -1, heads * out.shape[-1])
+
+
+def _by_token(q: torch.Tensor) -> torch.Tensor:
+    """q with the heads of a token beside each other in memory.
+
+    Kernels lay out their result as q, and a product follows that reads it by token. What computes q can write it so;
+    a copy of the result costs a kernel.
+    """
+    by_head, by_token = q.stride()[1:3]
+    if type(by_head) is int and type(by_token) is int and by_head <= by_token:  # a symbol of a trace is no int
+        return q
+    return q.transpose(1, 2).contiguous().transpose(1, 2)
 
 
 _MEASURED_ON = ("cuda",) if torch.version.hip is None else ()

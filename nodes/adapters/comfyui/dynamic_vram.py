@@ -170,19 +170,20 @@ class _NoPages:
 
 def unmapped(modules: Iterable[torch.nn.Module]) -> AbstractContextManager[None]:
     """Inside, loading these paged modules maps no page: what is not resident comes through a buffer."""
-    paged = [(module, allocation(module)) for module in modules]
+    paged = [(module, at) for module in modules if (at := allocation(module)) is not None]
+    residency = {id(at[0]): at[0].get_residency() for _, at in paged}  # once: a large card has thousands of pages
     return swapped(
         (module.__dict__, "_v", (_NoPages(), *at[1:]))
         for module, at in paged
-        if at is not None and not _is_resident(*at)
+        if not _is_resident(residency[id(at[0])], *at)
     )
 
 
-def _is_resident(reservation: Any, address: int, size: int) -> bool:
-    residency = reservation.get_residency()
-    if not any(flags & 1 for flags in residency):
+def _is_resident(residency: Sequence[int], reservation: Any, address: int, size: int) -> bool:
+    resident = sum(flags & 1 for flags in residency)
+    if not resident:
         return False
-    page, start = page_bytes(reservation), offset(reservation, address)
+    page, start = reservation.loaded_size() // resident, offset(reservation, address)
     return all(flags & 1 for flags in residency[start // page : -(-(start + size) // page)])
 
 

@@ -10,7 +10,7 @@ import torch
 
 from ....compile_cache.errors import BypassReason
 from ....compile_cache.keys import Role
-from ....compile_cache.regions.site import Bypass, Hook, RegionRunner, RegionSite
+from ....compile_cache.regions.site import Bypass, Hook, Input, RegionRunner, RegionSite
 from ..blocks import left_out
 from ..blocks.families import hooks_of
 from ..comfyui import chosen_attention, version
@@ -73,14 +73,14 @@ class ModuleHooks:
             self._bypass = called
         self._built_for = now
 
-    def _run_site(self, site: RegionSite, *tensors: torch.Tensor) -> Any:
-        return self._run(site, *tensors)
+    def _run_site(self, site: RegionSite, *inputs: Input) -> Any:
+        return self._run(site, *inputs)
 
     def _report(self, reason: BypassReason) -> None:
         self._bypass(reason)
 
 
-def _run_nothing(site: RegionSite, *tensors: torch.Tensor) -> Any:
+def _run_nothing(site: RegionSite, *inputs: Input) -> Any:
     raise AssertionError("hooks that no program asked for do not run")
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ....compile_cache.regions.site import RegionRunner, RegionSite
+from ....compile_cache.regions.site import Input, RegionRunner, RegionSite, taken
 from ....compile_cache.regions.slots import swapped
 from ....compile_cache.regions.structure import parts
 from ..comfyui import dynamic_vram
@@ -49,9 +49,10 @@ def streamed(run: RegionRunner, weights: PagedWeights) -> RegionRunner:
 
         split = SplitBlocks(run, weights, given)
 
-    def run_streamed(site: RegionSite, *tensors: torch.Tensor) -> Any:
+    def run_streamed(site: RegionSite, *inputs: Input) -> Any:
         if not weights.pages or weights.is_in_place or weights.unsupported is not None:
-            return run(site, *tensors)
+            return run(site, *inputs)
+        tensors = taken(inputs)
         if weights.foresight.is_noting:
             weights.foresight.note(site, tensors)
         weights.streamed = True

@@ -120,6 +120,17 @@ def test_lowered_code_is_as_near_to_full_precision_as_core(
     forget_regions(core)
 
 
+def test_the_model_in_full_precision_has_all_weights_where_modules_begin_without(
+    core: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With DynamicVRAM core makes its Linear modules without weights."""
+    bench = bench_of(core, monkeypatch, "Flux", "int8_tensorwise")
+    given = bench.model.call(FIRST)
+    expected = Bench.call(_in_full_precision(bench), given)
+    monkeypatch.setattr(importlib.import_module("comfy.memory_management"), "aimdo_enabled", True)
+    assert torch.equal(_tensor(Bench.call(_in_full_precision(bench), given)), _tensor(expected))
+
+
 def _in_full_precision(bench: Bench) -> Any:
     """A bench whose network has the same weights, dequantized."""
     assert isinstance(bench.model, QuantizedModel)

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 
+from . import quantized
 from .kit import copied
 from .models import MODELS, Size
 
@@ -181,3 +182,20 @@ def test_a_run_has_the_bits_of_the_whole_model_and_each_prologue_runs_once(
     assert kept.computed == {source: count for source, count in counted.items() if count}
     calls = len(LEVELS) * batches * prompts
     assert kept.reads == calls * (bool(time) + bool(text))
+
+
+@pytest.mark.parametrize("form", ["int8_tensorwise", "float8_e4m3fn"])
+def test_blocks_with_quantized_weights_are_split(core: SimpleNamespace, split_sites: Any, form: str) -> None:
+    spared: dict[str, set[str]] = {}
+
+    def run(site: Any, *tensors: torch.Tensor) -> Any:
+        split = split_sites.of(site, tensors)  # compares the bits
+        if split is not None:
+            spared.setdefault(site.kind, set()).update(split.spared)
+        return site.function(site.module, *tensors)
+
+    model = quantized.model_of("Flux", form)
+    module = model.make()
+    with hooked(core, module, run):
+        call(module, model.call(SIZES[0]))
+    assert spared == _FLUX

@@ -16,13 +16,16 @@ import torch
 from torch import nn
 
 from compile_cache.attention import chooser as attention
+from compile_cache.attention import kernels
 from compile_cache.attention.chooser import Chooser
+from compile_cache.attention.kernels import Given, bias
 from compile_cache.backends.inductor.backend import InductorBackend
 from compile_cache.backends.inductor.parallel import parallel_compile, pool
 from scripts.places import ROOT
 
 from ..rig import CONTEXT, TOKENS, TOLERANCE, Attention, Rig, random, relative_error, seeded
 
+FLAT = torch.contiguous_format
 SIZES = [(2, 64, 7), (1, 1, 1), (17, 63, 7), (3, 153, 154)]
 
 
@@ -31,12 +34,19 @@ def tensors(batch: int = 2, heads: int = 3, tokens: int = 9, context: int = 5, w
     return [random(*shape, seed=number) for number, shape in enumerate(shapes)]
 
 
-def math(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float | None) -> torch.Tensor:
+def math(given: Given) -> torch.Tensor:
+    q, k, v, _, scale, enable_gqa = given
+    if enable_gqa:
+        k, v = (each.repeat_interleave(q.shape[1] // each.shape[1], 1) for each in (k, v))
     scores = q @ k.transpose(-1, -2) * (q.shape[-1] ** -0.5 if scale is None else scale)
-    return scores.softmax(-1) @ v
+    if (added := bias(given)) is not None:
+        scores = scores + added
+    return scores.softmax(-1).nan_to_num() @ v  # as torch: nothing where all keys are masked
 
 
-def flash(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float | None) -> torch.Tensor:
+def flash(given: Given) -> torch.Tensor:
+    q, k, v, mask, scale, _ = given
+    assert mask is None
     result: torch.Tensor = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, scale=scale)[0]
     return result
 
@@ -53,18 +63,21 @@ class Timed:
         return self.by_kernel[run.func]
 
 
-def chooser(clock: Timed, **kernels: Any) -> Chooser:
-    return Chooser(clock, lambda device: kernels or {"flash": flash, "math": math})
+def chooser(clock: Timed, **named: Any) -> Chooser:
+    return Chooser(clock, lambda device: named or {"flash": flash, "math": math})
 
 
 def chosen(chooser: Chooser) -> list[str]:
     return [each["kernel"] for each in chooser.report()]
 
 
-def check(chooser: Chooser, given: list[torch.Tensor], scale: float | None = None) -> None:
-    """Its result is (batch, tokens, heads, width)."""
-    expected = nn.functional.scaled_dot_product_attention(*given, scale=scale).transpose(1, 2)
-    actual = chooser(*given, scale)
+def check(chooser: Chooser, given: list[torch.Tensor], scale: float | None = None, **more: Any) -> None:
+    """Its result is (batch, tokens, heads, width). more: of `Given`."""
+    call = Given(*given, scale=scale, **more)
+    expected = nn.functional.scaled_dot_product_attention(
+        *given, attn_mask=call.mask, scale=scale, enable_gqa=call.enable_gqa
+    ).transpose(1, 2)
+    actual = chooser(call)
     assert actual.is_contiguous()
     assert relative_error(actual, expected) <= TOLERANCE
 
@@ -92,14 +105,14 @@ def test_each_shape_is_measured_once_and_has_its_own_kernel() -> None:
 
 
 def test_a_kernel_that_fails_or_is_wrong_is_left_out() -> None:
-    def failing(*given: Any) -> torch.Tensor:
+    def failing(given: Given) -> torch.Tensor:
         raise RuntimeError("no such kernel here\nand more")
 
-    def wrong(*given: Any) -> torch.Tensor:
-        return math(*given) * 1.01
+    def wrong(given: Given) -> torch.Tensor:
+        return math(given) * 1.01
 
-    def transposed(*given: Any) -> torch.Tensor:
-        return math(*given).transpose(1, 2)
+    def transposed(given: Given) -> torch.Tensor:
+        return math(given).transpose(1, 2)
 
     one = chooser(Timed({math: 3.0}), failing=failing, wrong=wrong, transposed=transposed, math=math)
     check(one, tensors())
@@ -116,10 +129,10 @@ def test_a_kernel_that_fails_or_is_wrong_is_left_out() -> None:
 def test_a_kernel_that_fails_later_costs_no_picture() -> None:
     broken: list[bool] = []
 
-    def later(*given: Any) -> torch.Tensor:
+    def later(given: Given) -> torch.Tensor:
         if broken:
             raise torch.OutOfMemoryError("its workspace")
-        return math(*given)
+        return math(given)
 
     one = chooser(Timed({flash: 2.0, later: 1.0}), flash=flash, later=later)
     check(one, tensors())
@@ -147,10 +160,10 @@ def test_a_kernel_that_is_switched_off_later_is_chosen_anew() -> None:
 def test_a_lack_of_memory_while_measuring_is_not_kept() -> None:
     lacks = [True]
 
-    def hungry(*given: Any) -> torch.Tensor:
+    def hungry(given: Given) -> torch.Tensor:
         if lacks:
             raise torch.OutOfMemoryError("its workspace")
-        return math(*given)
+        return math(given)
 
     one = chooser(Timed({flash: 2.0, hungry: 1.0}), flash=flash, hungry=hungry)
     check(one, tensors())
@@ -164,7 +177,111 @@ def test_what_the_original_refuses_is_refused() -> None:
     one = chooser(Timed({flash: 1.0, math: 1.0}))
     q, k, v = tensors()
     with pytest.raises(RuntimeError):
-        one(q, k[..., :4], v, None)
+        one(Given(q, k[..., :4], v))
+
+
+MASKS = {
+    "keys": torch.tensor([True, False, True, True, False]).view(1, 1, 1, 5),
+    "pairs": random(2, 1, 9, 5, seed=7) > 0,
+    "added": random(2, 3, 9, 5, seed=8),
+    "a row of nothing": torch.arange(9).view(1, 1, 9, 1).expand(1, 1, 9, 5) > 0,
+}
+
+
+@pytest.mark.parametrize("mask", MASKS)
+def test_a_mask_is_measured_and_kernels_without_masks_are_left_out(mask: str) -> None:
+    def without(given: Given) -> torch.Tensor:
+        return kernels._flash(given)
+
+    clock = Timed({math: 1.0})
+    one = chooser(clock, flash=without, math=math)
+    for _ in range(2):
+        check(one, tensors(), mask=MASKS[mask])
+    (entry,) = one.report()
+    assert (entry["kernel"], entry["mask"], clock.count) == ("math", list(MASKS[mask].shape), 1)
+    assert entry["failed"] == {"flash": "it takes no mask"}
+    clock.by_kernel[without] = 0.5
+    check(one, tensors())  # another kind of call
+    assert len(one.report()) == 2
+
+
+def test_a_kernel_without_numbers_for_a_masked_row_is_left_out_before_such_a_mask_comes() -> None:
+    def plain(given: Given) -> torch.Tensor:
+        q, k, v, *_ = given
+        added = bias(given)
+        assert added is not None
+        return (q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5 + added).softmax(-1) @ v
+
+    one = chooser(Timed({math: 2.0, plain: 1.0}), plain=plain, math=math)
+    rows = MASKS["a row of nothing"]
+    check(one, tensors(), mask=torch.ones_like(rows))
+    assert chosen(one) == ["math"]
+    check(one, tensors(), mask=rows)
+    check(one, tensors(), mask=MASKS["added"])  # its lowest number masks nothing
+    assert chosen(one) == ["math", "plain"]
+
+
+@pytest.mark.parametrize("scale", [None, 0.3])
+def test_fewer_heads_of_keys_and_values_are_groups(scale: float | None) -> None:
+    def otherwise(given: Given) -> torch.Tensor:
+        return flash(given._replace(k=given.k.repeat(1, 3, 1, 1), v=given.v.repeat(1, 3, 1, 1)))
+
+    q, (_, k, v) = tensors(heads=6)[0], tensors(heads=2)
+    one = chooser(Timed({math: 2.0}), otherwise=otherwise, math=math)
+    check(one, [q, k, v], scale, enable_gqa=True)
+    assert chosen(one) == ["math"]
+    assert set(one.report()[0]["failed"]) == {"otherwise"}
+
+
+def test_masks_for_kernels() -> None:
+    """Numbers of q's dtype, in rows that begin at multiples of 16 numbers."""
+    q, k, v = (each.bfloat16() for each in tensors())
+    given = Given(q, k, v)
+    for mask in (MASKS["keys"], MASKS["pairs"]):
+        added = bias(given._replace(mask=mask))
+        assert added is not None and added.dtype == torch.bfloat16
+        assert torch.equal(added == 0, mask) and torch.equal(added.isinf(), ~mask)
+    assert bias(given) is None
+    own = MASKS["added"].bfloat16()
+    assert bias(given._replace(mask=own)) is own
+    with pytest.raises(kernels.RefusedError, match="float32"):
+        bias(given._replace(mask=MASKS["added"]))
+    even = kernels.aligned(MASKS["added"])
+    assert torch.equal(even, MASKS["added"]) and even.stride()[-2:] == (16, 1)
+    assert kernels.aligned(torch.zeros(2, 32)).stride() == (32, 1)
+
+
+def test_flash_attention_3_is_found_where_it_is_installed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Its package is another one's source here, and computes with torch."""
+    code = (
+        "import torch\n"
+        "def flash_attn_func(q, k, v, softmax_scale=None):\n"
+        "    q, k, v = (t.transpose(1, 2) for t in (q, k, v))\n"
+        "    attend = torch.nn.functional.scaled_dot_product_attention\n"
+        "    result = attend(q, k, v, scale=softmax_scale, enable_gqa=q.shape[1] != k.shape[1])\n"
+        "    return result.transpose(1, 2), None\n"
+    )
+    capability = [(9, 0)]
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability[0])
+    gpu = torch.device("cuda")
+    assert "flash 3" not in kernels.kernels_for(gpu)
+    (tmp_path / f"{kernels.FLASH_3}.py").write_text(code)
+    monkeypatch.syspath_prepend(tmp_path)
+    kernel = kernels.kernels_for(gpu)["flash 3"]
+    one = chooser(Timed({flash: 2.0, kernel: 1.0}), flash=flash, **{"flash 3": kernel})
+    check(one, tensors(), scale=0.3)
+    assert chosen(one) == ["flash 3"]
+    q, k, v = tensors(heads=6)[0], *tensors(heads=2)[1:]
+    assert relative_error(kernel(Given(q, k, v, enable_gqa=True)), math(Given(q, k, v, enable_gqa=True))) <= TOLERANCE
+    with pytest.raises(kernels.RefusedError):
+        kernel(Given(*tensors(), mask=MASKS["keys"]))
+    capability[0] = (8, 9)
+    assert "flash 3" not in kernels.kernels_for(gpu)
+    monkeypatch.delitem(sys.modules, kernels.FLASH_3)
+
+
+def math_2(given: Given) -> torch.Tensor:
+    return math(given)
 
 
 class OnCuda(torch.Tensor):
@@ -173,17 +290,20 @@ class OnCuda(torch.Tensor):
     is_cuda = True  # type: ignore[assignment]
 
 
-def test_an_unknown_shape_refuses_a_capture_and_nothing_is_measured_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = Timed({flash: 2.0, math: 1.0})
-    one = chooser(clock)
+@pytest.mark.parametrize("more", [{}, {"mask": MASKS["pairs"]}])
+def test_an_unknown_shape_refuses_a_capture_and_nothing_is_measured_in_it(
+    monkeypatch: pytest.MonkeyPatch, more: dict[str, Any]
+) -> None:
+    clock = Timed({math_2: 2.0, math: 1.0})
+    one = chooser(clock, first=math_2, math=math)
     capturing = iter([True, False, True])
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: next(capturing))
     given = [each.as_subclass(OnCuda) for each in tensors()]
     with pytest.raises(torch.OutOfMemoryError, match="could not be measured"):  # it has run before, without a choice
-        one(*given, None)
+        one(Given(*given))
     assert (clock.count, chosen(one)) == (0, [])
     for _ in range(2):
-        one(*given, None)
+        one(Given(*given, **more))
         assert (clock.count, chosen(one)) == (2, ["math"])
 
 
@@ -202,8 +322,8 @@ def test_a_neighbour_within_a_factor_of_two_runs_its_kernel_unmeasured() -> None
 
 
 def test_a_neighbours_kernel_that_is_wrong_here_is_measured_again() -> None:
-    def sometimes(q: torch.Tensor, *given: Any) -> torch.Tensor:
-        return math(q, *given) * (1.0 if q.shape[2] == 64 else 1.01)  # type: ignore[call-arg]
+    def sometimes(given: Given) -> torch.Tensor:
+        return math(given) * (1.0 if given.q.shape[2] == 64 else 1.01)
 
     one = chooser(Timed({flash: 2.0, sometimes: 1.0}), flash=flash, sometimes=sometimes)
     check(one, tensors(tokens=64))
@@ -212,7 +332,7 @@ def test_a_neighbours_kernel_that_is_wrong_here_is_measured_again() -> None:
 
 
 def test_other_kernels_are_not_tried_where_the_first_takes_no_time() -> None:
-    def untried(*given: Any) -> torch.Tensor:
+    def untried(given: Given) -> torch.Tensor:
         raise AssertionError("cuDNN prepares a shape for 60 ms")
 
     one = chooser(Timed({flash: 20e-6}), flash=flash, cudnn=untried)
@@ -223,9 +343,9 @@ def test_other_kernels_are_not_tried_where_the_first_takes_no_time() -> None:
 
 @pytest.mark.parametrize(("runs", "tried"), [(True, False), (False, True)])
 def test_the_stand_in_is_tried_only_where_flash_fails(runs: bool, tried: bool) -> None:
-    def first(*given: Any) -> torch.Tensor:
+    def first(given: Given) -> torch.Tensor:
         if runs:
-            return math(*given)
+            return math(given)
         raise RuntimeError("not in float32")
 
     one = chooser(Timed({first: 3.0, flash: 2.0, math: 1.0}), flash=first, efficient=flash, cudnn=math)
@@ -276,7 +396,7 @@ class Chosen(Attention):
             return t.reshape(t.shape[0], -1, self.heads, t.shape[-1] // self.heads).transpose(1, 2)
 
         q, k, v = split(self.q(self.norm(x))), split(self.k(context)), split(self.v(context))
-        return x + self.out(attention.operator()(q, k, v, None).reshape(x.shape))
+        return x + self.out(attention.operator()(q, k, v).reshape(x.shape))
 
 
 class Net(nn.Module):
@@ -362,8 +482,7 @@ class TestTracedAttention:
         self, common: ModuleType, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         assert self.operators(common, *tensors()) == {"resolute.attention.default"}
-        masked = self.operators(common, *tensors(), torch.zeros(9, 5))
-        assert "resolute.attention.default" not in masked
+        assert self.operators(common, *tensors(), torch.zeros(9, 5)) == {"resolute.attention.default"}
         monkeypatch.setenv("RESOLUTE_ATTENTION", "flash")
         common._is_measured.cache_clear()
         assert self.operators(common, *tensors()) == {"aten._scaled_dot_product_flash_attention_for_cpu.default"}
@@ -381,3 +500,22 @@ class TestTracedAttention:
         expected = run()
         monkeypatch.setenv("RESOLUTE_ATTENTION", "flash")
         assert relative_error(run(), expected) <= TOLERANCE
+
+    def test_queries_reach_the_kernel_by_token_and_only_those_by_head_are_copied(self, common: ModuleType) -> None:
+        """Kernels lay out their result as q, so that the result needs no copy."""
+
+        def copies(split: Callable[[torch.Tensor], torch.Tensor], width: int = 24) -> int:
+            def run(x: torch.Tensor, weight: torch.Tensor) -> Any:
+                q = split(torch.nn.functional.linear(x, weight.reshape(width, 5)))  # static, as a weight is
+                return common.traced_attention(None, q, q, q, 3, skip_reshape=True)
+
+            make = torch.fx.experimental.proxy_tensor.make_fx(run, tracing_mode="symbolic")
+            graph = make(random(2, 9, 5), random(width, 5)).graph
+            (call,) = (node for node in graph.nodes if "attention" in str(node.target))
+            assert call.args[0].meta["val"].stride()[1:] == (8, width, 1)
+            return sum("clone" in str(node.target) for node in graph.nodes)
+
+        by_token = copies(lambda x: x.reshape(x.shape[0], -1, 3, 8).transpose(1, 2))
+        by_head = copies(lambda x: x.reshape(x.shape[0], -1, 3, 8).transpose(1, 2).clone(memory_format=FLAT))
+        joined = copies(lambda x: x.reshape(x.shape[0], -1, 3, 3, 8)[:, :, 0].transpose(1, 2), 72)
+        assert (by_token, by_head, joined) == (0, 2, 0)  # by head: the test's own and ours

@@ -31,9 +31,11 @@ def test_the_next_process_finds_what_was_set(tmp_path: Path) -> None:
     folder = tmp_path / "a" / "attention"
     table = ChoiceTable(folder, MACHINE)
     like = Choice("cudnn", like=(4096, 77))
-    for each, choice in ((shape(), CHOICE), (shape(2025, 77), like)):
+    masked = shape(mask=(2, 1, 1, 4096), mask_dtype="torch.bool")
+    found = [(shape(), CHOICE), (shape(2025, 77), like), (masked, CHOICE)]
+    for each, choice in found:
         table.set(each, choice)
-    assert list(ChoiceTable(folder, MACHINE)) == list(table) == [(shape(), CHOICE), (shape(2025, 77), like)]
+    assert list(ChoiceTable(folder, MACHINE)) == list(table) == found
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
 
 
@@ -68,6 +70,8 @@ def test_the_oldest_shape_goes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         lambda data: data.pop("shapes"),
         lambda data: data["shapes"][0].update(q=[1, 2, -3, 4]),
         lambda data: data["shapes"][0].update(k=[1, 2]),
+        lambda data: data["shapes"][0].update(mask=[1, 2]),
+        lambda data: data["shapes"][0].update(mask_dtype=1),
         lambda data: data["shapes"][0].update(kernel=["cudnn"]),
         lambda data: data["shapes"][0].update(milliseconds=[1]),
         lambda data: data["shapes"][0].update(like=[1, 2, 3]),
@@ -104,6 +108,16 @@ def test_the_nearest_measured_shape_of_the_same_kind_is_a_neighbour() -> None:
     for far in (shape(511), shape(6001), shape(1024, 77), shape(1024, dtype="torch.bfloat16"), shape(1024, v_width=32)):
         assert table.near(far) is None, far
     assert table.near(shape(1024, switches=(True, True, False, True, False))) is None
+
+
+def test_a_mask_of_another_kind_is_no_neighbour() -> None:
+    table = ChoiceTable(None, MACHINE)
+    of_keys = {"mask": (2, 1, 1, 1024), "mask_dtype": "torch.bool"}
+    table.set(shape(1024, **of_keys), CHOICE)
+    assert table.near(shape(1500, **{**of_keys, "mask": (2, 1, 1, 1500)})) is not None
+    for other in ({"mask": (2, 1, 1500, 1500)}, {"mask": (1, 1, 1, 1500)}, {"mask_dtype": "torch.float16"}):
+        assert table.near(shape(1500, **{**of_keys, **other})) is None, other
+    assert table.near(shape(1500)) is None
 
 
 def test_the_machine_of_a_cpu_has_no_gpu() -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
 
+from compile_cache.backends.inductor.compile.environment import environment_of
 from compile_cache.backends.inductor.regions.binding import RegionBinding
 from compile_cache.backends.inductor.regions.table import RegionTable
 from compile_cache.config import CacheConfig
@@ -17,6 +19,7 @@ from compile_cache.errors import BypassReason
 from compile_cache.regions.dependence import TEXT, TIME
 from compile_cache.regions.site import RegionSite, SilentProgress
 from compile_cache.stats import Stats
+from compile_cache.store.artifact_store import ArtifactStore
 
 from ..rig import ATTRIBUTES
 from .conftest import CoreOperations
@@ -80,14 +83,15 @@ def faulted(checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> Iterator
 class Streamed:
     """The block through `streamed`, by the operators of its parts."""
 
-    def __init__(self, streamed_blocks: ModuleType, weights: Any, checkpoint: Checkpoint, run: Any = None) -> None:
+    def __init__(
+        self, streamed_blocks: ModuleType, weights: Any, checkpoint: Checkpoint, run: Any = None, structure: str = ""
+    ) -> None:
         self.weights, self.checkpoint = weights, checkpoint
         self.ran: list[str] = []
         dims = (("b", "n"), ("b", None), ("b", "m"))
         steady = ("", TIME, TEXT)
-        self.site = RegionSite(
-            "blocks", "Block", checkpoint.model, block, dims, structure=f"of test {next(_numbers)}", steady=steady
-        )
+        structure = structure or f"of test {next(_numbers)}"
+        self.site = RegionSite("blocks", "Block", checkpoint.model, block, dims, structure=structure, steady=steady)
         self._run = streamed_blocks.streamed(run or self._eager, weights)
 
     def _eager(self, site: Any, *tensors: torch.Tensor) -> Any:
@@ -227,19 +231,28 @@ def test_a_size_of_its_own_gets_the_same_bits(streamed: Streamed, checkpoint: Ch
         assert torch.equal(streamed.step(*given), expected(checkpoint, *given))
 
 
-def test_each_part_is_compiled_once_and_serves_every_size(
-    streamed_blocks: ModuleType, weights: Any, checkpoint: Checkpoint
+def test_each_part_is_compiled_once_and_serves_every_size_and_the_next_process(
+    streamed_blocks: ModuleType, weights: Any, checkpoint: Checkpoint, tmp_path: Path
 ) -> None:
     reasons: list[BypassReason] = []
-    stats = Stats()
     config = CacheConfig(attribute_policy=ATTRIBUTES)
-    regions = RegionBinding(RegionTable(), lambda device: None, lambda: True, reasons.append, stats, config)
-    regions.begin(SilentProgress(), ())
-    streamed = Streamed(streamed_blocks, weights, checkpoint, regions.run)
-    counts = stats.counters
-    for step, (level, batch, length) in enumerate([(9.0, 2, 5), (9.0, 2, 5), (7.0, 3, 8)]):
-        given = inputs(level, 1.0, batch, length)
-        assert torch.equal(streamed.step(*given), expected(checkpoint, *given))
-        assert (counts.region_compiles, reasons) == (3, []), step
-    assert counts.region_calls == 3 + 1 + 3
-    assert regions.compiled_count == (3, 3)
+    store = ArtifactStore(tmp_path, environment_of(torch.device("cpu"), "one"), 1 << 30)
+    name = f"of test {next(_numbers)}"
+
+    def run(stats: Stats) -> RegionBinding:
+        """The calls of a process, whose table of regions is empty."""
+        regions = RegionBinding(RegionTable(), lambda device: store, lambda: True, reasons.append, stats, config)
+        regions.begin(SilentProgress(), ())
+        weights.kept.forget()
+        streamed = Streamed(streamed_blocks, weights, checkpoint, regions.run, name)
+        for level, batch, length in [(9.0, 2, 5), (9.0, 2, 5), (7.0, 3, 8)]:
+            given = inputs(level, 1.0, batch, length)
+            assert torch.equal(streamed.step(*given), expected(checkpoint, *given))
+        assert stats.counters.region_calls == 3 + 1 + 3
+        assert not reasons
+        return regions
+
+    first, second = Stats(), Stats()
+    assert run(first).compiled_count == (3, 3)
+    run(second)
+    assert (first.counters.region_compiles, second.counters.region_compiles, second.counters.region_loads) == (3, 0, 3)

@@ -19,6 +19,7 @@ import sympy  # type: ignore[import-untyped]
 
 from ....attention import chooser as attention
 from ....attention import chosen
+from ....regions import own_memory
 from ....store.artifact_store import Artifact, InvalidArtifactError
 from ....torch_facts.out_of_memory import is_out_of_memory
 from ....torch_facts.private_names import (
@@ -152,6 +153,7 @@ def _pickled(graph: CompiledFxGraph) -> bytes:
 def _load(payload: bytes) -> tuple[CompiledFxGraph, dict[str, KernelByAddress]]:
     attention.operator()  # the graph may call it, and these
     chosen.operator()
+    own_memory.operator()
     kitchen.register()
     casts.operator()
     with private_cache():

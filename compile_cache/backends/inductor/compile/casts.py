@@ -13,7 +13,7 @@ import torch
 _NAME = "cast_from_fp8"
 _FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 _FIRST_WITH_FP8 = (8, 9)
-_CAST = torch.ops.aten._to_copy.default
+_CAST = "aten::_to_copy"
 
 
 def keep_opaque(graph: torch.fx.Graph, device: torch.device) -> None:
@@ -21,7 +21,8 @@ def keep_opaque(graph: torch.fx.Graph, device: torch.device) -> None:
     if not _lacks_fp8(device):
         return
     for node in list(graph.nodes):
-        if node.target is not _CAST or node.args[0].meta["val"].dtype not in _FP8:
+        schema = getattr(node.target, "_schema", None)
+        if schema is None or schema.name != _CAST or node.args[0].meta["val"].dtype not in _FP8:
             continue
         with graph.inserting_before(node):
             made = graph.call_function(operator(), (node.args[0], node.meta["val"].dtype))

@@ -53,9 +53,18 @@ class CompiledRegion:
         first = len(self.used_weights)
         return [index - first for index in self.graph.mutated_input_idxs] if self.graph is not None else []
 
-    def __call__(self, weights: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]) -> Any:
-        """Run on all weights of the block, in the order of `weight_inputs`, and its inputs in `region_format`."""
-        flat = self.code([*[weights[index] for index in self.used_weights], *tensors])
+    def __call__(
+        self, weights: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor], gone: Sequence[int] = ()
+    ) -> Any:
+        """Run on all weights of the block, in the order of `weight_inputs`, and its inputs in `region_format`.
+
+        gone: numbers of inputs that are freed after their last use: then `tensors` is a list, which is emptied.
+        """
+        inputs = [*[weights[index] for index in self.used_weights], *tensors]
+        if gone:
+            assert isinstance(tensors, list)
+            tensors.clear()
+        flat = self.code(inputs)
         return pytree.tree_unflatten(list(flat), self.output_spec)
 
 

@@ -32,6 +32,7 @@ from .environment import own_settings
 from .private_cache import header_settings, private_cache
 from .shape_guards import ShapeGuards
 from .tracing import Trace, size_one_is_general
+from .whole_rows import held_at_once
 
 scratch: str | None = None  # the folder for temporary folders; None for the system's
 
@@ -59,6 +60,7 @@ def compile_trace(trace: Trace, keep: bool = False) -> CompiledRegion:
         torch.no_grad(),
         size_one_is_general(trace.oblivious),
         own_settings(),
+        held_at_once(),
         inductor_config.patch({**_options(device), **header_settings()}),
         # AOTAutograd's cache saves nothing for a graph without gradients or writes, and it would keep this one.
         functorch_config.patch(enable_autograd_cache=False),

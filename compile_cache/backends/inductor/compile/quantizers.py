@@ -17,6 +17,7 @@ import torch
 from .kitchen import NAMESPACE
 
 _FLOATS_OF_8_BITS = {5: torch.float8_e4m3fn, 6: torch.float8_e5m2}  # by comfy-kitchen's numbers of dtypes
+_ONES = torch.ops.aten.ones.default
 _LARGEST_INT8 = 127
 _LEAST_SCALE = 1e-30
 
@@ -29,6 +30,24 @@ def by_operator() -> dict[Any, Callable[..., Any]]:
         "quantize_int8_rowwise": quantize_int8_rowwise,
     }
     return {getattr(package, name).default: function for name, function in known.items() if hasattr(package, name)}
+
+
+def share_scales(graph: torch.fx.Graph) -> None:
+    """Let all quantizers and products of a block take one scale of one. Each would fill one of its own on the GPU."""
+    first: dict[str, torch.fx.Node] = {}
+    for node in list(graph.nodes):
+        if node.target is not _ONES or node.args[0] or any(map(_may_write, node.users)):
+            continue
+        shared = first.setdefault(repr(node.kwargs), node)
+        if shared is not node:
+            node.replace_all_uses_with(shared)
+            graph.erase_node(node)
+
+
+def _may_write(node: torch.fx.Node) -> bool:
+    """It writes to its input, or gives a view of it that may be written to."""
+    is_mutable = getattr(getattr(node.target, "_schema", None), "is_mutable", False)
+    return bool(is_mutable or getattr(node.target, "is_view", False))
 
 
 def quantize_fp8(x: torch.Tensor, scale: torch.Tensor, output_dtype_code: int) -> torch.Tensor:

@@ -23,10 +23,10 @@ class Verdict(Enum):
 class ShapeGuards:
     """Expressions over symbols, and the symbol of each named dimension.
 
-    If an equality fails (one size equals another, a size is a multiple of a number) or a limit of 32-bit indexing, the
-    code must not run. Other bounds ("batch > 1", "fewer than 16") come from heuristics: the choice of a memory layout
-    or of a convolution's algorithm. The code is probably right for sizes beyond such a bound, and a comparison with
-    the original shows whether it is.
+    Every size is at least 1: symbols are positive numbers. If an equality fails (one size equals another, a size is a
+    multiple of a number) or a limit of 32-bit indexing, the code must not run. Other bounds ("batch > 1", "fewer than
+    16") come from heuristics: the choice of a memory layout or of a convolution's algorithm. The code is probably right
+    for sizes beyond such a bound, and a comparison with the original shows whether it is.
     """
 
     def __init__(self, expressions: Iterable[sympy.Basic], symbols: Mapping[str, sympy.Symbol]) -> None:
@@ -35,6 +35,8 @@ class ShapeGuards:
 
     def check(self, sizes: Mapping[str, int]) -> tuple[Verdict, str]:
         """Check sizes, by dimension name. The text lists the guards that failed; for BROKEN, the first of them."""
+        if any(size < 1 for size in sizes.values()):
+            return Verdict.BROKEN, "sizes above 0"
         values = {symbol: sympy.Integer(sizes[name]) for name, symbol in self.symbols.items()}
         failed: list[str] = []
         for expression in self.expressions:

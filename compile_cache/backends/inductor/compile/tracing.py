@@ -28,7 +28,7 @@ from ....torch_facts.private_names import (
     pytree,
     symbolic_shape_config,
 )
-from . import casts, kitchen, padding
+from . import casts, kitchen, padding, quantizers
 
 # The names that make an input a feature map, see `region_format`.
 FEATURE_MAP: Dims = ("b", None, "h", "w")
@@ -132,10 +132,7 @@ def trace(
     # No duck shaping: two dimensions that happen to be equal in the example stay two symbols.
     shape_env = ShapeEnv(specialize_zero_one=False, duck_shape=False)
     fake_mode = FakeTensorMode(shape_env=shape_env)
-    sizes = {
-        name: shape_env.create_unspecified_symint_and_symbol(hint, ConstantSource(f"dim_{name}"), DimDynamic.DYNAMIC)
-        for name, hint in hints.items()
-    }
+    sizes = {name: _positive_size(shape_env, name, hint) for name, hint in hints.items()}
     # Before tracing: an equality that it finds replaces one symbol by others.
     symbols = {name: size.node.expr for name, size in sizes.items()}
     slots = weight_slots(module, without)
@@ -144,13 +141,13 @@ def trace(
     with fake_mode:
         fakes += [_symbolic_like(tensor, names, sizes) for tensor, names in zip(inputs, dims, strict=True)]
     output_specs: list[pytree.TreeSpec] = []
+    has_maps = any(_is_map(names) for names in dims)
 
     def flat(*tensors: torch.Tensor) -> list[Any]:
         with given_as_inputs(module, without, tensors[: len(weights)]):
             leaves, spec = pytree.tree_flatten(function(module, *tensors[len(weights) :]))
         output_specs.append(spec)
-        values: list[Any] = leaves
-        return values
+        return [_as_map(leaf) for leaf in leaves] if has_maps else list(leaves)
 
     # The cache serves many traces of equal sizes. Each of our traces has symbols of its own, so nothing is ever found,
     # and writing an entry takes longer than computing the result.
@@ -161,6 +158,7 @@ def trace(
     if not attends:
         _refuse_attention(traced.graph)
     casts.keep_opaque(traced.graph, inputs[0].device)
+    quantizers.share_scales(traced.graph)
     traced.graph.eliminate_dead_code()
     quantized = _quantized(traced.graph, layouts)
     used = _drop_unused_weights(traced.graph, len(weights))
@@ -169,6 +167,17 @@ def trace(
     fakes = [fakes[index] for index in used] + fakes[len(weights) :]
     static = static_sizes(dims, [tensor.shape for tensor in inputs])
     return Trace(graph, fakes, static, used, fake_mode, shape_env, symbols, output_specs[-1], oblivious, quantized)
+
+
+def _positive_size(shape_env: ShapeEnv, name: str, hint: int) -> Any:
+    """A symbol that is at least 1, see `ShapeGuards`.
+
+    Torch's unspecified sizes may be 0. A contiguous stride is then a product of sizes' maxima with 1, and kernels
+    divide by it for every number, where they could read memory as it lies.
+    """
+    source = ConstantSource(f"dim_{name}")
+    symbol = shape_env.create_symbol(hint, source, DimDynamic.DYNAMIC, positive=True, do_not_specialize_zero_one=True)
+    return shape_env.create_symintnode(symbol, hint=hint, source=source)
 
 
 def size_one_is_general(wanted: bool) -> AbstractContextManager[None]:
@@ -188,8 +197,33 @@ def region_format(tensor: torch.Tensor, dims: Dims = FEATURE_MAP) -> torch.memor
     convolutions are fastest with it, and tokens and single frames are views of it. Contiguous for everything else, also
     for what else has four or five dimensions (rotary tables, masks).
     """
-    is_map = tensor.is_cuda and dims[-2:] == FEATURE_MAP[-2:]
+    is_map = tensor.is_cuda and _is_map(dims)
     return _MAP_FORMATS.get(tensor.ndim, torch.contiguous_format) if is_map else torch.contiguous_format
+
+
+def in_region_format(tensor: torch.Tensor, dims: Dims) -> torch.Tensor:
+    """The tensor in its `region_format`: itself, a view of it, or a copy."""
+    memory_format = region_format(tensor, dims)
+    given = tensor.contiguous(memory_format=memory_format)
+    if memory_format is not torch.channels_last_3d:
+        return given
+    # A dimension of size 1 may have any stride, from which a convolution would guess another format.
+    _, channels, frames, height, width = given.shape
+    row, frame = width * channels, height * width * channels
+    strides = (frames * frame, 1, frame, row, channels)
+    return given if given.stride() == strides else given.as_strided(given.shape, strides)
+
+
+def _is_map(dims: Dims) -> bool:
+    return dims[-2:] == FEATURE_MAP[-2:]
+
+
+def _as_map(result: Any) -> Any:
+    """A result of a region over feature maps, in the format in which the next region takes it."""
+    if not isinstance(result, torch.Tensor):
+        return result
+    wanted = region_format(result)
+    return result if wanted is torch.contiguous_format else result.contiguous(memory_format=wanted)
 
 
 def _refuse_writes_to_inputs(graph: torch.fx.Graph) -> None:

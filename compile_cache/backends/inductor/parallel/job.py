@@ -20,6 +20,7 @@ import torch
 from ....attention import chooser as attention
 from ....attention import chosen
 from ....errors import first_line
+from ....regions import own_memory
 from ....store.artifact_store import Artifact
 from ....torch_facts.flags import apply_flags, flags_for_workers
 from ....torch_facts.private_names import (
@@ -188,6 +189,7 @@ def _apply(settings: WorkerSettings) -> None:
 def _run(job: Job) -> Artifact:
     attention.operator()  # the trace may call it, and these
     chosen.operator()
+    own_memory.operator()
     kitchen.register()
     casts.operator()
     for package in job.packages:

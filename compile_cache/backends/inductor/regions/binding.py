@@ -12,12 +12,12 @@ from typing import Any
 import torch
 
 from ....config import CacheConfig
-from ....errors import BypassCode, BypassReason, first_line
+from ....errors import BypassCode, BypassReason, InputsGoneError, first_line
 from ....foreign.attributes import marks_in
 from ....foreign.reach import CodeReach, ReachCache
 from ....keys import Component, digest
 from ....regions.region_weights import cast_pattern, weight_forms, weight_inputs, weight_slots
-from ....regions.site import Hook, Progress, RegionSite, SilentProgress
+from ....regions.site import Hook, Input, Progress, RegionSite, SilentProgress, taken
 from ....regions.slots import Slot
 from ....regions.structure import Memo, parts, structure_digest
 from ....stats import Stats
@@ -25,18 +25,11 @@ from ....store.artifact_store import ArtifactStore
 from ....torch_facts.flags import autocast_state
 from ....torch_facts.out_of_memory import is_out_of_memory
 from ..compile.compiled_region import CompiledRegion
-from ..compile.tracing import Shapes, region_format
-from .region import Region, RegionCall, region_key, without_contents
+from ..compile.tracing import Shapes, in_region_format
+from .region import AUTOCAST, WRITES_TO_COPY, Region, RegionCall, region_key, without_contents
 from .table import RegionTable
 
 logger = logging.getLogger(__name__)
-
-# A trace has no autocast in it, and compiled code casts nothing.
-_AUTOCAST = BypassReason(BypassCode.OBSERVED_INPUT, "another pack turned autocast on; blocks run as they are inside it")
-
-_WRITES_TO_COPY = BypassReason(
-    BypassCode.OBSERVED_INPUT, "a block writes into an input that is not contiguous; such a block runs as it is"
-)
 
 
 @dataclass(eq=False)
@@ -180,35 +173,41 @@ class RegionBinding:
         """Keys of the regions that calls came to."""
         return frozenset(region.key for region in list(self._regions.values()))
 
-    def run(self, site: RegionSite, *tensors: torch.Tensor) -> Any:
+    def run(self, site: RegionSite, *given: Input) -> Any:
         """The result of `site.function(site.module, *tensors)`, by compiled code where there is some.
 
-        Raises what the original raises, and whatever cancels; OutOfMemoryError as `out_of_memory_is_final` says.
+        Raises what the original raises, and whatever cancels; OutOfMemoryError as `out_of_memory_is_final` says; and
+        InputsGoneError.
         """
         self._progress.begin_block()
         self.was_reached = True
+        gone = [number for number, each in enumerate(given) if isinstance(each, list)]
+        tensors = taken(given)
         bound = self._bound(site)
         weights = weight_inputs(bound.slots)
         region = self._region(site, bound, weights, tensors)
         if isinstance(region, BypassReason):
             return self._run_original(site, tensors, region)
-        inputs = [
-            tensor.contiguous(memory_format=region_format(tensor, dims))
-            for tensor, dims in zip(tensors, site.dims, strict=True)
-        ]
+        inputs = [in_region_format(tensor, dims) for tensor, dims in zip(tensors, site.dims, strict=True)]
         shapes = tuple(tuple(tensor.shape) for tensor in inputs)
         found = region.by_shapes.get(shapes) or self._resolve(region, site, weights, inputs)
         if isinstance(found, CompiledRegion) and any(inputs[index] is not tensors[index] for index in found.written):
-            found = _WRITES_TO_COPY
+            found = WRITES_TO_COPY
         if not isinstance(found, CompiledRegion):
             return self._run_original(site, tensors, found)
+        device = inputs[0].device
+        if gone:  # nothing else holds what the region frees
+            tensors = inputs
         try:
-            result = found(weights, inputs)
+            result = found(weights, inputs, gone)
         except Exception as error:
-            capturing = inputs[0].is_cuda and torch.cuda.is_current_stream_capturing()
+            capturing = device.type == "cuda" and torch.cuda.is_current_stream_capturing()
             if capturing or is_out_of_memory(error) or isinstance(error, self._progress.cancellations):
                 raise
-            return self._run_original(site, tensors, self._table.refuse(region, shapes, error))
+            refused = self._table.refuse(region, shapes, error)
+            if gone:
+                raise InputsGoneError(refused.detail) from error
+            return self._run_original(site, tensors, refused)
         self._stats.counters.region_calls += 1
         return result
 
@@ -231,7 +230,7 @@ class RegionBinding:
             return bound.refused
         dtype, device = tensors[0].dtype, tensors[0].device
         if autocast_state(device.type) != "off":
-            return _AUTOCAST
+            return AUTOCAST
         form = (dtype, weight_forms(bound.slots), *[(weight.dtype, weight.device) for weight in weights])
         if form not in bound.cast_patterns:
             weights_on = self.weights_on or device

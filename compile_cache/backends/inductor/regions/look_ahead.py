@@ -9,7 +9,7 @@ import torch
 
 from ....config import CacheConfig
 from ....regions.region_weights import weight_inputs
-from ....regions.site import RegionSite, installed
+from ....regions.site import Input, RegionSite, installed, taken
 from ....stats import Stats
 from ....store.artifact_store import DIGEST_CHARS, ArtifactStore
 from ...base import Call, UpcomingDecode
@@ -58,7 +58,8 @@ class LookAhead(RegionBinding):
         stored = set() if self._kept is None else {name.partition("-")[0] for name in self._kept.names()}
         return [call for key, call in self._found.items() if key[:DIGEST_CHARS] not in stored]
 
-    def run(self, site: RegionSite, *tensors: torch.Tensor) -> Any:
+    def run(self, site: RegionSite, *given: Input) -> Any:
+        tensors = taken(given)
         bound = self._bound(site)
         if bound.refused is not None:
             raise ValueError(bound.refused.detail)  # code of another pack runs in calls alone

@@ -50,6 +50,16 @@ def difference_from_original(
                 raise
             return f"it fails: {error}"
     least = _least_tolerance(compiled.quantized)
+    return difference(actual, expected, tensors, least)
+
+
+def difference(
+    actual: Sequence[Any], expected: Sequence[Any], tensors: Sequence[torch.Tensor], least: float = 0.0
+) -> str | None:
+    """Compare results for the inputs `tensors`. Returns the difference for people; None if rounding explains it.
+
+    least: a relative error that is always allowed.
+    """
     noise = max(float(_norm(tensor)) for tensor in tensors) * _NOISE
     for a, b in zip(actual, expected, strict=True):
         if not (isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor)):  # a block may also return None

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from ....errors import BypassReason, first_line
+from ....errors import BypassCode, BypassReason, first_line
 from ....keys import Component, digest
 from ....regions.site import Progress, RegionSite
 from ....stats import Stats
@@ -22,6 +22,13 @@ from ..compile.tracing import Shapes, bind_dims, static_sizes
 from .numerics_check import difference_from_original
 
 logger = logging.getLogger(__name__)
+
+# A trace has no autocast in it, and compiled code casts nothing.
+AUTOCAST = BypassReason(BypassCode.OBSERVED_INPUT, "another pack turned autocast on; blocks run as they are inside it")
+
+WRITES_TO_COPY = BypassReason(
+    BypassCode.OBSERVED_INPUT, "a block writes into an input that is not contiguous; such a block runs as it is"
+)
 
 
 def region_key(

@@ -11,10 +11,10 @@ from typing import Any
 
 import torch
 
-from .....compile_cache.regions.site import Bypass, Hook, RegionRunner
+from .....compile_cache.regions.site import Bypass, Hook, RegionRunner, RegionSite
 from ...foreign.core_code import is_core, is_core_class
 from ..common import original
-from .states import FIXED_FRAMES, FRAMES, States, bound, by_frames, kept
+from .states import FIXED_FRAMES, FRAMES, States, bound, by_frames
 
 _KL = "comfy.ldm.modules.diffusionmodules.model"
 _REFINER = "comfy.ldm.hunyuan_video.vae_refiner"
@@ -22,8 +22,7 @@ _CONVOLUTION = "CarriedConv3d"
 
 # The states of a block: it is in the first part of the video, or in a later one.
 _FIRST, _NEXT = "first", "next"
-# An upsampling takes the first frame apart, so that code for more frames does not serve these numbers of them.
-_OWN_CODE = (1, 2)
+_PART = 2  # frames of the latent in a part
 
 # A frame that is carried over has a border of one pixel.
 _CARRIED = ("b", None, None, "h of carried", "w of carried")
@@ -39,26 +38,60 @@ def is_decoder(module: torch.nn.Module) -> bool:
 def hooks(decoder: torch.nn.Module, run: RegionRunner, bypass: Bypass) -> list[Hook]:
     """Hooks for the blocks of the decoder."""
     found: list[Hook] = []
+    frames = _frames_of_first_parts(decoder)
     for name, block in decoder.named_modules():
         if is_core(block, _KL, "ResnetBlock"):
             found.append(_block(name, block, run, 1))
         elif is_core(block, _KL, "Upsample") or is_core(block, _REFINER, "UpSmpl"):
-            found.append(_block(name, block, run, 0))
+            found.append(_block(name, block, run, 0, frames.get(block, ())))
         elif is_core(block, _KL, "AttnBlock"):
             found.append(by_frames(name, block, run, original, attends=True))
     return [*found, by_frames("norm_out", decoder.get_submodule("norm_out"), run, original)]
 
 
-def _block(name: str, block: torch.nn.Module, run: RegionRunner, unused: int) -> Hook:
-    """A block with convolutions that carry frames over. unused: arguments between x and the lists that must be None."""
+def _frames_of_first_parts(decoder: Any) -> dict[torch.nn.Module, tuple[int, ...]]:
+    """For each upsampling that repeats the first frame of a video once and all others twice, the numbers of frames that
+    the first part has there: of a picture, and of a video. Code for more frames would not serve these.
+    """
+    levels = decoder.up if is_core_class(type(decoder), _REFINER, "Decoder") else reversed(decoder.up)
+    found: dict[torch.nn.Module, tuple[int, ...]] = {}
+    frames = _PART
+    for level in levels:
+        block = getattr(level, "upsample", None)
+        if block is not None and _splits_first(block):
+            found[block] = (1, frames)
+            frames = 2 * frames - 1
+    return found
+
+
+def _splits_first(block: Any) -> bool:
+    if is_core(block, _REFINER, "UpSmpl"):
+        return bool(block.tus and block.refiner_vae)
+    factor = block.scale_factor
+    return bool((factor if isinstance(factor, (int, float)) else factor[0]) > 1)
+
+
+def _block(name: str, block: torch.nn.Module, run: RegionRunner, unused: int, firsts: tuple[int, ...] = ()) -> Hook:
+    """A block with convolutions that carry frames over. unused: arguments between x and the lists that must be None.
+
+    firsts: numbers of frames of the first part that have code of their own; empty for a block that has one code for
+    all.
+    """
     convolutions = [part for part in block.children() if is_core(part, _KL, _CONVOLUTION) and _carries(part)]
     states, places = States(name, block), len(convolutions)
-    splits_first = unused == 0  # an upsampling repeats the first frame of a video once
-    states.add(_FIRST, bound(_run, unused, 0), (FRAMES,))
-    for frames in _OWN_CODE if splits_first else ():
-        states.add(f"{_FIRST} of {frames}", bound(_run, unused, 0), (FIXED_FRAMES,))
-    if places:
-        states.add(_NEXT, bound(_run, unused, places), (FRAMES, *(_CARRIED,) * places))
+
+    def first(frames: int) -> RegionSite:
+        own = FIXED_FRAMES if firsts else FRAMES
+        return states.get(f"{_FIRST} of {frames}" if firsts else _FIRST, bound(_run, unused, 0), (own,))
+
+    for frames in firsts or (1,):
+        first(frames)
+
+    def later() -> RegionSite:
+        return states.get(_NEXT, bound(_run, unused, places), (FRAMES, *(_CARRIED,) * places))
+
+    if places and not name.startswith("mid."):  # which gets the whole video at once
+        later()
 
     def forward(x: torch.Tensor, *arguments: Any, **named: Any) -> Any:
         given = dict(zip((*("temb",) * unused, "conv_carry_in", "conv_carry_out"), arguments, strict=False)) | named
@@ -66,11 +99,9 @@ def _block(name: str, block: torch.nn.Module, run: RegionRunner, unused: int) ->
         if any(value is not None for value in given.values()):
             return original(block, x, *arguments, **named)
         if before is None or not places:
-            frames = x.shape[2]
-            state = f"{_FIRST} of {frames}" if splits_first and frames in _OWN_CODE else _FIRST
-            result, carried_over = run(states[state], x)
+            result, carried_over = run(first(x.shape[2]), x)
         else:
-            result, carried_over = run(states[_NEXT], x, *[before.pop(0) for _ in range(places)])
+            result, carried_over = run(later(), x, *[[before.pop(0)] for _ in range(places)])
         if after is not None:
             after.extend(carried_over)
         return result
@@ -86,4 +117,4 @@ def _run(unused: int, places: int, block: torch.nn.Module, x: torch.Tensor, *bef
     """The function of a site: the block's result, and the frames that it leaves for the next part."""
     after: list[torch.Tensor] = []
     result = original(block, x, *(None,) * unused, list(before) if places else None, after)
-    return result, kept(after)
+    return result, after

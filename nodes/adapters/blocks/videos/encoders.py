@@ -12,11 +12,12 @@ from typing import Any
 
 import torch
 
+from .....compile_cache.regions.own_memory import own_memory
 from .....compile_cache.regions.site import Bypass, Dims, Hook, RegionRunner
 from ...foreign.core_code import is_core_class
 from ..common import original
 from .known import is_video
-from .states import FIXED_FRAMES, States, kept
+from .states import FIXED_FRAMES, States
 from .wan import FIRST_WAN, SECOND_WAN, is_block, last_norm, with_cache, without_cache
 
 # Frames of small videos, whose encodes bring the blocks into every state that any video does; pixels of their sides.
@@ -89,7 +90,7 @@ def may_capture(module: torch.nn.Module, pixels: torch.Tensor) -> bool:
 
 def _residual(name: str, block: torch.nn.Module, run: RegionRunner, later: list[int]) -> Hook:
     """As the decoder's; but of a picture, which comes without a list, nothing is copied to be carried over."""
-    places = sum(type(part).__name__ == "CausalConv3d" for part in block.get_submodule("residual"))
+    places = sum(type(part).__name__ == "CausalConv3d" for part in block.get_submodule("residual").children())
     carrying = with_cache(name, block, run, places, later)
     alone = States(name, block).add("alone", original, (FIXED_FRAMES,))
 
@@ -146,4 +147,4 @@ def _halved(block: torch.nn.Module, x: torch.Tensor, before: torch.Tensor) -> An
     cache: list[Any] = [before, None]
     final = {"final": True} if is_core_class(type(block), FIRST_WAN, "Resample") else {}
     result = original(block, x, cache, [0], **final)
-    return result, kept(cache[:1])[0]
+    return result, own_memory(cache[0])

@@ -1,14 +1,14 @@
 """Blocks that carry frames from call to call: their state becomes inputs and outputs of their regions.
 
 A block has one site for each state of its protocol, because its code differs there: it may have nothing carried over
-yet, or get a single frame. Frames, height and width are symbols in all of them. A graph keeps nothing: what a block
-carries over stays in the caller's list.
+yet, or get a single frame. Height and width are symbols in all of them, and so are frames, unless core's parts of a
+video have few numbers of them. A graph keeps nothing: what a block carries over stays in the caller's list.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -45,9 +45,6 @@ class States:
         """The site of a state, added if it is not there."""
         return self._sites.get(state) or self.add(state, function, dims)
 
-    def __getitem__(self, state: str) -> RegionSite:
-        return self._sites[state]
-
     @property
     def sites(self) -> tuple[RegionSite, ...]:
         return tuple(self._sites.values())
@@ -60,11 +57,6 @@ def by_frames(
     states = States(name, block, attends)
     several, single = states.add("", function, (FRAMES,)), states.add(SINGLE, function, (FIXED_FRAMES,))
     return Hook(block, lambda x, *args, **kwargs: run(single if x.shape[2] == 1 else several, x), states.sites)
-
-
-def kept(values: Iterable[Any]) -> list[torch.Tensor]:
-    """The tensors that a block carries over, as results of its region: a view would keep more memory than itself."""
-    return [value.clone() for value in values if isinstance(value, torch.Tensor)]
 
 
 def bound(function: Callable[..., Any], *arguments: Any) -> Callable[..., Any]:

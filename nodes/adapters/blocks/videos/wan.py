@@ -12,10 +12,11 @@ from typing import Any
 
 import torch
 
+from .....compile_cache.regions.own_memory import own_memory
 from .....compile_cache.regions.site import Bypass, Hook, RegionRunner, RegionSite
 from ...foreign.core_code import is_core, is_core_class
 from ..common import original
-from .states import FIXED_FRAMES, States, bound, kept
+from .states import FIXED_FRAMES, States, bound
 
 FIRST_WAN, SECOND_WAN = "comfy.ldm.wan.vae", "comfy.ldm.wan.vae2_2"
 _CARRIED = 2  # frames that a causal convolution of three frames needs from before
@@ -39,7 +40,7 @@ def hooks(vae: torch.nn.Module, run: RegionRunner, bypass: Bypass) -> list[Hook]
     later = [1, 2] if goes_by_twos else [1]  # numbers of frames in the parts after the first
     for name, block in decoder.named_modules(prefix="decoder"):
         if is_block(block, "ResidualBlock"):
-            places = sum(type(part).__name__ == "CausalConv3d" for part in block.get_submodule("residual"))
+            places = sum(type(part).__name__ == "CausalConv3d" for part in block.get_submodule("residual").children())
             found.append(with_cache(name, block, run, places, later))
         elif is_block(block, "Resample") and getattr(block, "mode", "") == "upsample3d":
             found.append(with_cache(name, block, run, 1, later))
@@ -89,7 +90,9 @@ def with_cache(name: str, block: torch.nn.Module, run: RegionRunner, places: int
         missing = sum(each is None for each in before)
         if missing not in (0, places):
             return original(block, x, feat_cache, feat_idx, *args, **kwargs)
-        given = [] if missing else [_two_frames(each, x) for each in before]
+        given = [] if missing else [[_two_frames(each, x)] for each in before]
+        if feat_cache is not None:  # nothing else holds what the region frees
+            feat_cache[place : place + places] = before = [None] * places
         result, carried_over = run(site(_FIRST if missing else _NEXT, x.shape[2]), x, *given)
         if feat_cache is not None:
             feat_cache[place : place + places] = [_REPEATED] if doubles and missing else carried_over
@@ -103,17 +106,25 @@ def _two_frames(before: Any, x: torch.Tensor) -> torch.Tensor:
     """What a place holds, as two frames. A convolution takes zeros for the frames that are missing."""
     if isinstance(before, str):
         return x.new_zeros((*x.shape[:2], _CARRIED, *x.shape[3:]))
-    missing = _CARRIED - before.shape[2]
+    carried: torch.Tensor = before
+    missing = _CARRIED - carried.shape[2]
     if missing <= 0:
-        return before
-    return torch.cat([before.new_zeros((*before.shape[:2], missing, *before.shape[3:])), before], 2)
+        return carried
+    return torch.cat([carried.new_zeros((*carried.shape[:2], missing, *carried.shape[3:])), carried], 2)
 
 
 def _run(places: int, state: str, block: torch.nn.Module, x: torch.Tensor, *before: torch.Tensor) -> Any:
     """The function of a site: the block's result, and the frames that it carries over."""
-    cache: list[Any] = list(before) if state == _NEXT else [None] * places
+    cache = _Cache(before if state == _NEXT else [None] * places)
     result = original(block, x, cache, [0])
-    return result, kept(cache)
+    return result, [each for each in cache if isinstance(each, torch.Tensor)]
+
+
+class _Cache(list[Any]):
+    """A list that copies what the block puts there: else the region would return parts of larger tensors."""
+
+    def __setitem__(self, place: Any, value: Any) -> None:
+        super().__setitem__(place, own_memory(value) if isinstance(value, torch.Tensor) else value)
 
 
 def last_norm(coder: torch.nn.Module, run: RegionRunner, later: list[int], name: str) -> list[Hook]:

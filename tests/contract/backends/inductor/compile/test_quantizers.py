@@ -85,7 +85,7 @@ def compiled(module: nn.Module) -> CompiledRegion:
 def test_a_quantizer_is_fused_and_serves_every_size_and_value(module: nn.Module) -> None:
     made = compiled(module)
     assert made.graph is not None
-    assert "comfy_kitchen" not in made.graph.source_code
+    assert "ops.comfy_kitchen" not in made.graph.source_code
     for rows, scale in ((3, 1.0), (50, 0.5), (7, 3.0)):
         inputs = [values(torch.bfloat16, rows), torch.tensor(scale)]
         exact, cores = (_numbers(module(*given)) for given in ([inputs[0].float(), inputs[1]], inputs))
@@ -95,6 +95,25 @@ def test_a_quantizer_is_fused_and_serves_every_size_and_value(module: nn.Module)
 def _numbers(result: Any) -> torch.Tensor:
     numbers, scale = result if isinstance(result, tuple) else (result, torch.ones(()))
     return numbers.double() * scale.double()
+
+
+class Scales(nn.Module):
+    """Asks for a scale of one for each of its quantizers, as core does, and writes to another one."""
+
+    def forward(self, x: torch.Tensor) -> list[torch.Tensor]:
+        scales = [torch.ones((), dtype=torch.float32) for _ in range(3)]
+        own = torch.ones((), dtype=torch.float32)
+        own.add_(1.0)
+        return [*[x / scale for scale in scales], x / own, x / torch.ones((), dtype=torch.float64)]
+
+
+def test_quantizers_share_their_scale_of_one() -> None:
+    x = torch.randn(3, WIDTH)
+    made = trace(lambda each, x: each.forward(x), Scales(), [x], [("n", None)], {"n": 3})
+    ones = [node for node in made.graph.graph.nodes if node.target is torch.ops.aten.ones.default]
+    assert sorted(len(node.users) for node in ones) == [1, 1, 3]
+    for found, expected in zip(made.graph(x), Scales()(x), strict=True):
+        assert torch.equal(found, expected)
 
 
 def test_without_comfy_kitchen_there_is_nothing_to_fuse(monkeypatch: pytest.MonkeyPatch) -> None:

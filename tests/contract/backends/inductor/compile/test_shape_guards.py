@@ -19,6 +19,13 @@ def test_without_guards_every_size_holds() -> None:
     assert ShapeGuards([], SYMBOLS).check({"b": 1, "n": 1, "h": 1}) == (Verdict.HOLDS, "")
 
 
+@pytest.mark.parametrize("name", ["b", "n", "h"])
+def test_a_size_of_nothing_is_broken(name: str) -> None:
+    """Traces take sizes for positive numbers."""
+    sizes = {"b": 2, "n": 5, "h": 7, name: 0}
+    assert ShapeGuards([], SYMBOLS).check(sizes) == (Verdict.BROKEN, "sizes above 0")
+
+
 @pytest.mark.parametrize(
     "expression",
     [

@@ -7,7 +7,8 @@ import sympy
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from compile_cache.backends.inductor.compile.tracing import bind_dims, general_hints, trace, weight_slots
+from compile_cache.backends.inductor.compile import tracing
+from compile_cache.backends.inductor.compile.tracing import FEATURE_MAP, bind_dims, general_hints, trace, weight_slots
 
 from ....rig import CONTEXT, TOKENS, Attention, Model, original, random, seeded
 
@@ -98,3 +99,29 @@ def test_a_site_that_says_that_it_computes_no_attention_is_held_to_that(kernel: 
         trace(original, seeded(Attention), inputs, (TOKENS, CONTEXT), hints)
         with pytest.raises(ValueError, match="it computes attention"):
             trace(original, seeded(Attention), inputs, (TOKENS, CONTEXT), hints, attends=False)
+
+
+def test_contiguous_memory_has_strides_that_are_products_of_sizes() -> None:
+    """With a maximum in them, inductor's kernels divide by a size for every number, to find it in memory."""
+    dims = [("b", "n", None)]
+    traced = trace(lambda module, x: x + 1, torch.nn.Module(), [random(2, 9, 8)], dims, {"b": 17, "n": 9})
+    n = traced.symbols["n"]
+    (result,) = next(node for node in traced.graph.graph.nodes if node.op == "output").args[0]
+    for tensor in (traced.fakes[0], result.meta["val"]):
+        strides = [each.node.expr if isinstance(each, torch.SymInt) else each for each in tensor.stride()]
+        assert strides == [8 * n, 8, 1]
+    assert traced.guards == []
+
+
+@pytest.mark.parametrize(("dims", "is_map"), [(("b", None, "h", "w"), True), (("b", "n", None, None), False)])
+def test_a_feature_map_leaves_a_region_as_the_next_takes_it(
+    monkeypatch: pytest.MonkeyPatch, dims: tuple[str | None, ...], is_map: bool
+) -> None:
+    """As on CUDA, where core's SpatialTransformer would give back another layout than convolutions take."""
+    on_cuda = lambda x, names=FEATURE_MAP: torch.channels_last if names[-2:] == ("h", "w") else torch.contiguous_format  # noqa: E731
+    monkeypatch.setattr(tracing, "region_format", on_cuda)
+    hints = {name: size for name, size in zip(dims, (17, 4, 6, 5), strict=True) if name is not None}
+    traced = trace(lambda module, x: (x * 2).contiguous(), torch.nn.Module(), [random(17, 4, 6, 5)], [dims], hints)
+    (result,) = next(node for node in traced.graph.graph.nodes if node.op == "output").args[0]
+    assert (result.meta["val"].stride()[1] == 1) is is_map
+    assert torch.equal(traced.graph(random(17, 4, 6, 5))[0], random(17, 4, 6, 5) * 2)

@@ -393,6 +393,8 @@ class Stopper:
             self.presses -= 1
             raise InterruptedError("cancelled")
 
+    def begin_block(self) -> None: ...
+
     def report(self, done: int, total: int, text: str, left: Sequence[str] = ()) -> None:
         self.shown.append((done, total))
 

@@ -1,0 +1,166 @@
+"""Each decoder of videos gives eager's result, and compiles before the first video only."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from .kit import TOLERANCE, forget_regions, relative_error, run_traces
+from .videos import DECODERS, Decoder
+
+# Batch, frames, height and width of latents. The first has other numbers of frames than those after it, and odd sizes.
+FIRST = (1, 3, 5, 7)
+SIZES = [(1, 4, 5, 7), (1, 2, 9, 6), (1, 7, 6, 11), (1, 1, 3, 5)]
+COUNTED = ("region_compiles", "region_calls", "compile_failures", "eager_calls")
+
+
+class Bench:
+    """A small decoder, and its method with Resolute in it."""
+
+    def __init__(self, core: SimpleNamespace, decoder: Decoder) -> None:
+        self.decoder, self.module = decoder, decoder.make()
+        compiled = core.ours("forward.compiled_forward").CompiledForward
+        resolved = core.ours("process.compile_request").CompileRequest.resolved
+        request = resolved("inductor", "cpu", core.roles.VAE_DECODE)
+        self.forward = compiled(self.module, getattr(self.module, decoder.method), request)
+        self.forward.count_regions()
+        self.stats = core.ours("process.runtime").cache().stats
+
+    @property
+    def regions(self) -> tuple[int, int]:
+        """Compiled, and all."""
+        found: tuple[int, int] = self.forward.runner.program("cpu")[0].regions
+        return found
+
+    def call(self, latent: torch.Tensor) -> torch.Tensor:
+        with torch.inference_mode():
+            result: torch.Tensor = getattr(self.module, self.decoder.method)(latent.clone(), **self.decoder.arguments)
+        return result
+
+    @contextmanager
+    def compiled(self) -> Iterator[None]:
+        vars(self.module)[self.decoder.method] = self.forward
+        try:
+            yield
+        finally:
+            del vars(self.module)[self.decoder.method]
+
+    def check(self, *size: int, bypasses: bool = False) -> dict[str, int]:
+        """Compare one decode with eager. Returns what was counted; only with `bypasses` there may be some."""
+        latent = self.decoder.latent(*size)
+        expected, before = self.call(latent), self.stats.snapshot()
+        with self.compiled():
+            actual = self.call(latent)
+        after = self.stats.snapshot()
+        assert relative_error(actual, expected) < TOLERANCE
+        assert bypasses or after["bypasses"] == before["bypasses"]
+        return {name: after[name] - before[name] for name in COUNTED}
+
+
+@pytest.fixture
+def bench(core: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Bench:
+    run_traces(core, monkeypatch)
+    monkeypatch.setenv("RESOLUTE_WORKERS", "0")
+    return Bench(core, DECODERS[request.param])
+
+
+@pytest.mark.parametrize("bench", list(DECODERS), indirect=True)
+def test_all_regions_compile_before_the_first_video(core: SimpleNamespace, bench: Bench) -> None:
+    forget_regions(core)
+    first = bench.check(*FIRST)
+    assert first["compile_failures"] == first["eager_calls"] == 0
+    assert first["region_compiles"] == bench.decoder.compiles
+    for size in SIZES:
+        counted = bench.check(*size)
+        assert counted["region_calls"] > 0
+        assert {**counted, "region_calls": 0} == dict.fromkeys(COUNTED, 0), size
+    done, total = bench.regions
+    assert total - done == bench.decoder.unused
+
+
+@pytest.mark.grid(2)
+@pytest.mark.parametrize("bench", list(DECODERS), indirect=True)
+def test_a_video_after_a_picture_compiles_what_is_missing(core: SimpleNamespace, bench: Bench) -> None:
+    forget_regions(core)
+    picture = bench.check(1, 1, 5, 7)
+    video = bench.check(*FIRST)
+    assert picture["region_compiles"] + video["region_compiles"] == bench.decoder.compiles
+    for size in SIZES[:2]:
+        assert bench.check(*size)["region_compiles"] == 0, size
+
+
+@pytest.mark.parametrize("bench", ["LTX", "LTX-2"], indirect=True)
+@pytest.mark.parametrize("bytes_at_once", [3_000, 10_000, 60_000])
+def test_ltx_decodes_in_parts_of_any_number_of_frames(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, bytes_at_once: int
+) -> None:
+    # Core makes the parts by the memory of the card. The first part of a few frames leaves blocks without a result.
+    bench.check(*FIRST)
+    where = importlib.import_module(type(bench.module).__module__)
+    monkeypatch.setattr(where, "get_max_chunk_size", lambda device: bytes_at_once)
+    for size in SIZES:
+        counted = bench.check(*size)
+        assert counted["region_compiles"] == 0, size
+
+
+@pytest.mark.parametrize("bench", ["Wan 2.1", "Wan 2.2", "HunyuanVideo", "Mochi"], indirect=True)
+def test_several_videos_at_once_compile_nothing_new(bench: Bench) -> None:
+    bench.check(*FIRST)
+    for size in [(2, 3, 4, 5), (3, 2, 5, 3)]:
+        assert bench.check(*size)["region_compiles"] == 0, size
+
+
+@pytest.mark.parametrize("bench", ["Wan 2.1"], indirect=True)
+def test_the_rehearsal_draws_no_random_number_of_the_prompt(bench: Bench) -> None:
+    latent = bench.decoder.latent(*FIRST)
+    with bench.compiled():
+        torch.manual_seed(5)
+        bench.call(latent)
+        after = torch.rand(1)
+    torch.manual_seed(5)
+    assert torch.equal(after, torch.rand(1))
+
+
+@pytest.mark.parametrize("bench", ["Wan 2.1", "HunyuanVideo", "LTX"], indirect=True)
+def test_a_cancelled_decode_leaves_nothing(bench: Bench) -> None:
+    # It ends within the first part; the next decode starts without anything that blocks carry over.
+    latent = bench.decoder.latent(*FIRST)
+    bench.check(*FIRST)
+    calls: list[int] = []
+
+    class CancelledError(Exception):
+        pass
+
+    def cancel(module: torch.nn.Module, given: Any, result: Any) -> None:
+        calls.append(1)
+        if len(calls) == 2:
+            raise CancelledError
+
+    last = [part for part in bench.module.modules() if isinstance(part, torch.nn.Conv3d)][-1]
+    handle = last.register_forward_hook(cancel)
+    with bench.compiled(), pytest.raises(CancelledError):
+        for _ in range(2):
+            bench.call(latent)
+    handle.remove()
+    bench.check(*FIRST)
+    bench.check(*SIZES[1])
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", list(DECODERS))
+def test_the_lowered_code_gives_the_same(core: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setenv("RESOLUTE_WORKERS", "0")
+    forget_regions(core)  # the other tests of this process run traces in place of lowered code
+    try:
+        bench = Bench(core, DECODERS[name])
+        assert bench.check(*FIRST, bypasses=True)["compile_failures"] == DECODERS[name].not_on_cpu
+        for size in SIZES:
+            assert bench.check(*size, bypasses=True)["region_compiles"] == 0, size
+    finally:
+        forget_regions(core)

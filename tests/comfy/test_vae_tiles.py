@@ -1,0 +1,134 @@
+"""A VAE in core's tiles: as stock's, nothing compiles after the first, and a size is captured when it comes again."""
+
+from __future__ import annotations
+
+import importlib
+import math
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from . import vaes
+from .families.kit import run_traces
+from .vaes import Compiled, pixels
+
+pytestmark = pytest.mark.usefixtures("inference")
+
+MOST_SIZES = 12  # three passes of other tiles, each with a whole tile, two edges and a corner
+TILE = {"tile_x": 8, "tile_y": 8, "overlap": 2}  # cells of a latent
+PIXELS = {"tile_x": 64, "tile_y": 64, "overlap": 16}
+# Cells of a latent. All tiles of the second differ from those of the first, but for the whole ones.
+SIZES = [(19, 23), (17, 13)]
+
+
+@pytest.fixture
+def compiled(core: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> Compiled:
+    """A small VAE behind Compile VAE, whose regions are traced and not lowered."""
+    monkeypatch.setenv("RESOLUTE_WORKERS", "0")
+    run_traces(core, monkeypatch)
+    return Compiled(core, vaes.tiny())
+
+
+def latent(height: int, width: int) -> torch.Tensor:
+    return torch.randn((1, 4, height, width), generator=torch.Generator().manual_seed(height))
+
+
+def test_a_tiled_decode_is_stocks_and_compiles_once_for_all_tiles(compiled: Compiled) -> None:
+    for number, size in enumerate(SIZES):
+        before = compiled.stats.counters.signatures
+        rise = compiled.check(lambda vae, size=size: vae.decode_tiled(latent(*size), **TILE))
+        assert rise.eager_calls == 0
+        assert rise.graph_calls >= MOST_SIZES
+        assert compiled.stats.counters.signatures - before <= MOST_SIZES
+        assert (rise.region_compiles == 0) == bool(number)
+
+
+def test_a_tiled_encode_is_stocks_and_compiles_once_for_all_tiles(compiled: Compiled) -> None:
+    for number, (height, width) in enumerate(SIZES):
+        image = pixels(8 * width, 8 * height)
+        rise = compiled.check(lambda vae, image=image: vae.encode_tiled(image, **PIXELS))
+        assert rise.eager_calls == 0
+        assert rise.graph_calls >= MOST_SIZES
+        assert (rise.region_compiles == 0) == bool(number)
+
+
+class Short:
+    """The memory of a VAE that is enough for tiles, and for nothing larger."""
+
+    def __init__(self, part: str, most: int) -> None:
+        """most: numbers in a plane that its first convolution takes."""
+        self.part, self.most, self.failed = part, most, 0
+
+    def __call__(self, vae: Any) -> Any:
+        short = importlib.import_module("copy").copy(vae)
+        short.patcher = vae.patcher.clone()
+        name = f"{self.part}.conv_in.forward"
+        inner = short.patcher.get_model_object(name)
+
+        def forward(x: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+            if math.prod(x.shape[2:]) > self.most:
+                self.failed += 1
+                raise torch.cuda.OutOfMemoryError("asked to run out of memory")
+            return inner(x, *args, **kwargs)
+
+        short.patcher.add_object_patch(name, forward)
+        return short
+
+
+CALLS: dict[str, tuple[int, Callable[[Any], torch.Tensor]]] = {
+    # Core's largest tiles have 128 cells, or 1024 pixels.
+    "decoder": (128 * 9, lambda vae: vae.decode(latent(130, 9))),
+    "encoder": (1024 * 72, lambda vae: vae.encode(pixels(72, 1032))),
+}
+
+
+@pytest.mark.parametrize("part", CALLS)
+def test_a_call_that_runs_out_of_memory_continues_in_tiles_as_cores_does(compiled: Compiled, part: str) -> None:
+    most, call = CALLS[part]
+    short = Short(part, most)
+    compiled.vae, compiled.ours = short(compiled.vae), short(compiled.ours)
+    rise = compiled.check(call)
+    assert short.failed >= 2  # of both
+    assert rise.graph_calls > 3
+
+
+def test_a_tile_is_told_from_a_whole_picture(
+    core: SimpleNamespace, compiled: Compiled, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tiles, told = core.ours("comfyui.vae_tiles"), list[bool]()
+    inner = tiles.is_tile
+
+    def is_tile() -> bool:
+        told.append(inner())
+        return told[-1]
+
+    monkeypatch.setattr(tiles, "is_tile", is_tile)
+    compiled.ours.decode(latent(9, 11))
+    compiled.ours.encode(pixels(72, 88))
+    assert told
+    assert not any(told)
+    told.clear()
+    compiled.ours.decode_tiled(latent(9, 11), **TILE)
+    compiled.ours.encode_tiled(pixels(72, 88), **PIXELS)
+    assert told
+    assert all(told)
+
+
+def test_a_size_of_tiles_is_captured_when_it_comes_again(
+    core: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes, describe = core.ours("forward.tile_sizes").TileSizes(), core.ours("forward.call_description").CallDescription
+
+    def described(side: int) -> Any:
+        description = describe()
+        description.add("latent", torch.zeros((1, 4, side, side)))
+        sizes.describe(description)
+        return description
+
+    assert described(16).may_capture  # a whole picture
+    monkeypatch.setattr(core.ours("comfyui.vae_tiles"), "is_tile", lambda: True)
+    assert [described(side).may_capture for side in (16, 8, 16, 8, 16)] == [False, False, True, True, True]
+    assert described(16).why_captured
