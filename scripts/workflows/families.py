@@ -21,7 +21,7 @@ _VAE_NOTE = """
 _FORMAT_NOTE = """
 
 The node says what multiplies the weights: *int8_tensorwise products* on RTX 20 and later. On H100 and H200 int8 is
-slower than bf16. Which file suits which card: docs/formats.md."""
+no faster than bf16. Which file suits which card: docs/formats.md."""
 
 
 def flux_dev_text_to_image() -> Graph:
@@ -58,7 +58,7 @@ def qwen_image_text_to_image() -> Graph:
     unet, vae = parts.models(graph, files.QWEN_IMAGE, files.QWEN_IMAGE_VAE)
     clip = graph.add(graph.groups[0], "CLIPLoader", clip_name=files.QWEN_25, type="qwen_image")["CLIP"]
     _text_to_image(graph, (unet, vae), clip, 1328, shift=3.1, cfg=4.0)
-    graph.note(_IMAGE_NOTE.format(title="Qwen-Image") + _VAE_NOTE)
+    graph.note(_IMAGE_NOTE.format(title="Qwen-Image"))
     return graph
 
 
@@ -77,7 +77,7 @@ def wan22_text_to_video() -> Graph:
         cfg=5.0, sampler_name="uni_pc", scheduler="simple", control_after_generate="randomize",
     )  # fmt: skip
     _decoded_video(graph, sampled, compiled)
-    graph.note(_IMAGE_NOTE.format(title="Wan 2.2") + _VAE_NOTE)
+    graph.note(_IMAGE_NOTE.format(title="Wan 2.2"))
     return graph
 
 

@@ -309,7 +309,7 @@ export default {
   "Prompt with the picture": "画像付きプロンプト",
   "Second stage, twice as large": "第 2 段階、2 倍の大きさ",
   "The node says what multiplies the weights: *int8_tensorwise products* on RTX 20 and later. On H100 and H200 int8 is": "重みの積を何が計算するかをノードが示します：RTX 20 以降では *int8_tensorwise products*。H100 と H200 では int8 は",
-  "slower than bf16. Which file suits which card: docs/formats.md.": "bf16 より遅くなります。カードに合うファイルは docs/formats.md にあります。",
+  "no faster than bf16. Which file suits which card: docs/formats.md.": "bf16 より速くはありません。カードに合うファイルは docs/formats.md にあります。",
   "decoder": "デコーダー",
   "encoder": "エンコーダー",
   "encoding": "エンコード",

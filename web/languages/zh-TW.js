@@ -309,7 +309,7 @@ export default {
   "Prompt with the picture": "帶圖片的提示詞",
   "Second stage, twice as large": "第二階段，尺寸兩倍",
   "The node says what multiplies the weights: *int8_tensorwise products* on RTX 20 and later. On H100 and H200 int8 is": "節點會說明由什麼計算權重的乘積：RTX 20 及更新的顯示卡為 *int8_tensorwise products*。在 H100 和 H200 上 int8",
-  "slower than bf16. Which file suits which card: docs/formats.md.": "比 bf16 慢。哪個檔案適合哪種顯示卡：docs/formats.md。",
+  "no faster than bf16. Which file suits which card: docs/formats.md.": "不比 bf16 快。哪個檔案適合哪種顯示卡：docs/formats.md。",
   "decoder": "解碼器",
   "encoder": "編碼器",
   "encoding": "編碼",

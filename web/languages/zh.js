@@ -309,7 +309,7 @@ export default {
   "Prompt with the picture": "带图像的提示词",
   "Second stage, twice as large": "第二阶段，尺寸两倍",
   "The node says what multiplies the weights: *int8_tensorwise products* on RTX 20 and later. On H100 and H200 int8 is": "节点会说明由什么计算权重的乘积：RTX 20 及更新的显卡为 *int8_tensorwise products*。在 H100 和 H200 上 int8",
-  "slower than bf16. Which file suits which card: docs/formats.md.": "比 bf16 慢。哪个文件适合哪种显卡：docs/formats.md。",
+  "no faster than bf16. Which file suits which card: docs/formats.md.": "不比 bf16 快。哪个文件适合哪种显卡：docs/formats.md。",
   "decoder": "解码器",
   "encoder": "编码器",
   "encoding": "编码",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
@@ -40,7 +39,7 @@ class Bench:
 
     def call(self, latent: torch.Tensor) -> torch.Tensor:
         with torch.inference_mode():
-            result: torch.Tensor = getattr(self.module, self.decoder.method)(latent.clone(), **self.decoder.arguments)
+            result: torch.Tensor = getattr(self.module, self.decoder.method)(latent.clone())
         return result
 
     @contextmanager
@@ -95,20 +94,6 @@ def test_a_video_after_a_picture_compiles_what_is_missing(core: SimpleNamespace,
         assert bench.check(*size)["region_compiles"] == 0, size
 
 
-@pytest.mark.parametrize("bench", ["LTX", "LTX-2"], indirect=True)
-@pytest.mark.parametrize("bytes_at_once", [3_000, 10_000, 60_000])
-def test_ltx_decodes_in_parts_of_any_number_of_frames(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch, bytes_at_once: int
-) -> None:
-    # Core makes the parts by the memory of the card. The first part of a few frames leaves blocks without a result.
-    bench.check(*FIRST)
-    where = importlib.import_module(type(bench.module).__module__)
-    monkeypatch.setattr(where, "get_max_chunk_size", lambda device: bytes_at_once)
-    for size in SIZES:
-        counted = bench.check(*size)
-        assert counted["region_compiles"] == 0, size
-
-
 @pytest.mark.parametrize("bench", ["Wan 2.1", "Wan 2.2", "HunyuanVideo", "Mochi"], indirect=True)
 def test_several_videos_at_once_compile_nothing_new(bench: Bench) -> None:
     bench.check(*FIRST)
@@ -127,7 +112,7 @@ def test_the_rehearsal_draws_no_random_number_of_the_prompt(bench: Bench) -> Non
     assert torch.equal(after, torch.rand(1))
 
 
-@pytest.mark.parametrize("bench", ["Wan 2.1", "HunyuanVideo", "LTX"], indirect=True)
+@pytest.mark.parametrize("bench", ["Wan 2.1", "HunyuanVideo"], indirect=True)
 def test_a_cancelled_decode_leaves_nothing(bench: Bench) -> None:
     # It ends within the first part; the next decode starts without anything that blocks carry over.
     latent = bench.decoder.latent(*FIRST)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,15 +17,6 @@ _KL: dict[str, Any] = {
 _REFINER: dict[str, Any] = {
     "z_channels": 8, "out_channels": 3, "block_out_channels": [32, 32], "num_res_blocks": 0, "ffactor_spatial": 4,
     "ffactor_temporal": 2,
-}  # fmt: skip
-_LTX: dict[str, Any] = {
-    "dims": 3, "in_channels": 8, "out_channels": 3, "base_channels": 8, "patch_size": 4, "norm_layer": "pixel_norm",
-    "causal": False,
-    "blocks": [
-        ["res_x", {"num_layers": 1}],
-        ["compress_all", {"residual": True, "multiplier": 2}],
-        ["res_x", {"num_layers": 2}],
-    ],
 }  # fmt: skip
 _COSMOS: dict[str, Any] = {
     "z_channels": 4, "latent_channels": 4, "z_factor": 1, "resolution": 1024, "in_channels": 3, "out_channels": 3,
@@ -43,7 +34,7 @@ _WAN: dict[str, Any] = {"z_dim": 4, "dim_mult": [1, 1], "num_res_blocks": 1, "te
 @dataclass(frozen=True)
 class Decoder:
     """kind: "module.Class" below comfy.ldm. settings: of a small one. part: of it, that has the method. channels: of
-    the latent. arguments: by name, beside the latent. compiles: all regions. unused: that are counted all the same.
+    the latent. compiles: all regions. unused: that are counted all the same.
     not_on_cpu: that inductor's code for the CPU gets wrong, so that they run as they are there.
     """
 
@@ -53,7 +44,6 @@ class Decoder:
     compiles: int
     part: str = ""
     method: str = "forward"
-    arguments: dict[str, Any] = field(default_factory=dict)
     unused: int = 0
     not_on_cpu: int = 0
 
@@ -89,19 +79,6 @@ DECODERS = {
     "HunyuanVideo 1.5": Decoder("hunyuan_video.vae_refiner.Decoder", _REFINER, 8, 12, not_on_cpu=2),
     "HunyuanImage 2.1": Decoder(
         "hunyuan_video.vae_refiner.Decoder", {**_REFINER, "refiner_vae": False}, 8, 7, unused=1, not_on_cpu=2
-    ),
-    "LTX": Decoder(
-        "lightricks.vae.causal_video_autoencoder.Decoder",
-        {**_LTX, "timestep_conditioning": True, "spatial_padding_mode": "reflect"},
-        8,
-        10,
-        arguments={"timestep": 0.05},
-    ),
-    "LTX-2": Decoder(
-        "lightricks.vae.causal_video_autoencoder.Decoder",
-        {**_LTX, "timestep_conditioning": False, "spatial_padding_mode": "zeros"},
-        8,
-        10,
     ),
     "MiniMax H3": Decoder(
         "minimax.vae.ViT3DDecoder",

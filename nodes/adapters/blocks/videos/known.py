@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from .....compile_cache.regions.site import Bypass, Hook, RegionRunner
-from . import carried, ltx, plain, wan
+from . import carried, plain, wan
 
 Decode = Callable[[torch.Tensor], Any]
 
@@ -43,7 +43,6 @@ class VideoDecoder:
 DECODERS = (
     VideoDecoder("decode", wan.is_vae, wan.hooks, (4, 1)),
     VideoDecoder("decoder.forward", carried.is_decoder, carried.hooks, (5, 1)),
-    VideoDecoder("decoder.forward", ltx.is_decoder, ltx.hooks, (5, 1)),
     VideoDecoder("decoder.forward", plain.is_transformer, plain.transformer_hooks, (), True),
     VideoDecoder("decoder.forward", plain.is_cosmos, plain.cosmos_hooks, (5, 1)),
     VideoDecoder("decoder.forward", plain.is_mochi, plain.mochi_hooks, (5, 1)),
