@@ -39,7 +39,7 @@ ControlNetApplyAdvanced | Apply ControlNet | positive CONDITIONING, negative CON
     image IMAGE | strength FLOAT 1.0, start_percent FLOAT 0.0, end_percent FLOAT 1.0 | positive CONDITIONING,
     negative CONDITIONING | 1
 LoraLoaderModelOnly | Load LoRA | model MODEL | lora_name COMBO, strength_model FLOAT 1.0 | MODEL
-ModelSamplingDiscrete | Sampling of the Model | model MODEL | sampling COMBO eps, zsnr BOOLEAN False | MODEL
+ModelSamplingDiscrete | Model Sampling | model MODEL | sampling COMBO eps, zsnr BOOLEAN False | MODEL
 SaveImage | Save Image | images IMAGE | filename_prefix STRING ComfyUI
 PreviewImage | Preview Image | images IMAGE
 PrimitiveInt | Int | | value INT 0, control_after_generate COMBO fixed | INT
@@ -58,7 +58,7 @@ EmptySD3LatentImage | Empty Latent Image | | width INT 1024, height INT 1024, ba
 Wan22ImageToVideoLatent | Empty Latent Video | vae VAE | width INT 1280, height INT 704, length INT 49,
     batch_size INT 1 | LATENT
 EmptyLTXVLatentVideo | Empty Latent Video | | width INT 768, height INT 512, length INT 97, batch_size INT 1 | LATENT
-LTXVConditioning | Frame Rate of the Prompts | positive CONDITIONING, negative CONDITIONING | frame_rate FLOAT 25.0
+LTXVConditioning | Frame Rate | positive CONDITIONING, negative CONDITIONING | frame_rate FLOAT 25.0
     | positive CONDITIONING, negative CONDITIONING
 LTXVScheduler | Noise Levels | latent LATENT | steps INT 20, max_shift FLOAT 2.05, base_shift FLOAT 0.95,
     stretch BOOLEAN True, terminal FLOAT 0.1 | SIGMAS
@@ -74,7 +74,7 @@ _VIDEOS_AND_EDITS = """
 FluxKontextImageScale | Scale the Picture | image IMAGE | | IMAGE
 TextEncodeQwenImageEditPlus | Prompt with the Picture | clip CLIP, vae VAE, image1 IMAGE | prompt STRING
     | CONDITIONING | 2
-CFGNorm | Norm of the Guidance | model MODEL | strength FLOAT 1.0 | MODEL | 1
+CFGNorm | Norm of the Guidance | model MODEL | strength FLOAT 1.0 | MODEL | 2
 WanImageToVideo | Image to Video | positive CONDITIONING, negative CONDITIONING, vae VAE, start_image IMAGE
     | width INT 832, height INT 480, length INT 81, batch_size INT 1
     | positive CONDITIONING, negative CONDITIONING, latent LATENT | 1
@@ -101,7 +101,7 @@ LTXVAudioVAELoader | Load VAE of the Sound | | ckpt_name COMBO | VAE
 LTXVEmptyLatentAudio | Empty Sound | audio_vae VAE | frames_number INT 97, frame_rate FLOAT+INT 25.0, batch_size INT 1
     | LATENT
 LTXVConcatAVLatent | Join Video and Sound | video_latent LATENT, audio_latent LATENT | | latent LATENT
-LTXVSeparateAVLatent | Split Video and Sound | av_latent LATENT | | video_latent LATENT, audio_latent LATENT
+LTXVSeparateAVLatent | Split Off the Sound | av_latent LATENT | | video_latent LATENT, audio_latent LATENT
 LTXVCropGuides | Crop Guides | positive CONDITIONING, negative CONDITIONING, latent LATENT
     | | positive CONDITIONING, negative CONDITIONING, latent LATENT
 LatentUpscaleModelLoader | Load Upscale Model | | model_name COMBO | LATENT_UPSCALE_MODEL

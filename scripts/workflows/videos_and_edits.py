@@ -118,9 +118,10 @@ def ltx2_text_to_video() -> Graph:
     group = graph.group("Models")
     loader = graph.add(group, "CheckpointLoaderSimple", ckpt_name=files.LTX2)
     distilled = graph.add(group, "LoraLoaderModelOnly", model=loader["MODEL"], lora_name=files.LTX2_DISTILLED)
-    clip = graph.add(group, "LTXAVTextEncoderLoader", text_encoder=files.GEMMA_3, ckpt_name=files.LTX2)["CLIP"]
     sound = graph.add(group, "LTXVAudioVAELoader", ckpt_name=files.LTX2)["VAE"]
     upscaler = graph.add(group, "LatentUpscaleModelLoader", model_name=files.LTX2_UPSCALER)["LATENT_UPSCALE_MODEL"]
+    # Last: in Nodes 2.0 this loader has room in its frame for the bar of a missing model.
+    clip = graph.add(group, "LTXAVTextEncoderLoader", text_encoder=files.GEMMA_3, ckpt_name=files.LTX2)["CLIP"]
     first, vae = parts.compiled(graph, loader["MODEL"], loader["VAE"])
     second = graph.add(graph.groups[-1], "ResoluteCompileModel", model=distilled["MODEL"])["MODEL"]
     texts = parts.prompts(graph, clip)

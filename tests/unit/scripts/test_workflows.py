@@ -184,6 +184,11 @@ def test_titles_are_words(ui: Json) -> None:
         assert not re.search(r"[a-z0-9][A-Z]|\d", words), node["title"]
 
 
+def test_the_title_of_a_collapsed_node_is_not_cut(ui: Json) -> None:
+    collapsed = [node["title"] for node in ui["nodes"] if node["flags"].get("collapsed")]
+    assert [title for title in collapsed if len(title) > 20] == []  # letters that LiteGraph draws of it
+
+
 def test_a_workflow_opens_at_a_zoom_that_shows_text(ui: Json) -> None:
     sides = zip(*map(box, ui["nodes"]), strict=True)
     left, top, right, bottom = sides
