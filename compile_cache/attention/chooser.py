@@ -129,7 +129,9 @@ class Chooser:
                 return self._without(place, error, given)
 
     def _without(self, place: tuple[str, Shape], error: Exception, given: Given) -> torch.Tensor:
-        """Run torch's own choice, from now on, in place of a kernel that failed."""
+        """Run torch's own choice in place of a kernel that failed; from now on, unless it only lacked memory."""
+        if is_out_of_memory(error):
+            return torchs_choice(given)
         table, shape = self._table(given.q.device), place[1]
         choice = table.get(shape) or Choice()
         logger.warning("Resolute: attention with %s failed: %s", choice.kernel, first_line(error))
@@ -172,10 +174,16 @@ class Chooser:
 def _references(given: Given) -> list[tuple[Given, torch.Tensor]]:
     """Calls, each with the result of torch's own choice: the given one, and with a mask one that masks a whole row.
 
-    Such a row is not a number in some kernels. Later masks of this shape may have one, where this one has none.
+    Such a row is not a number in some kernels. Later masks of this shape may have one, where this one has none. Raises
+    LacksMemoryError: a call needs one result, and these are two.
     """
-    calls = [given] if given.mask is None else [given, given._replace(mask=with_masked_row(given.mask))]
-    return [(call, torchs_choice(call)) for call in calls]
+    try:
+        calls = [given] if given.mask is None else [given, given._replace(mask=with_masked_row(given.mask))]
+        return [(call, torchs_choice(call)) for call in calls]
+    except Exception as error:
+        if is_out_of_memory(error):
+            raise LacksMemoryError from error
+        raise
 
 
 def _failure(kernel: Kernel, references: Sequence[tuple[Given, torch.Tensor]]) -> str:

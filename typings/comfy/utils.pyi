@@ -1,3 +1,4 @@
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -9,3 +10,5 @@ class ProgressBar:
 
 def load_torch_file(ckpt: str) -> dict[str, torch.Tensor]: ...
 def get_attr(obj: object, attr: str) -> Any: ...
+
+tiled_scale_multidim: Callable[..., Any]

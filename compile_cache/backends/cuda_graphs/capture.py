@@ -133,7 +133,7 @@ def _capture(
     stream = pools.shared.stream(device)
     stream.wait_stream(torch.cuda.current_stream(device))
     with torch.cuda.stream(stream):
-        if kernel_memory.has_quantized(module):
+        if kernel_memory.has_int8_products(module):
             kernel_memory.claim(device)
         peak, rehearsed = facts.peak, None
         if rehearse or peak > facts.limit:

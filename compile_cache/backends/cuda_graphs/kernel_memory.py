@@ -11,11 +11,16 @@ Read in comfy-kitchen 0.2.31 (`cutlass_gemm_int8.cu`) and in newer versions, whi
 from __future__ import annotations
 
 import functools
+import logging
 
 import torch
 
 from ...regions.weight_parts import form_of
+from ...torch_facts.out_of_memory import is_out_of_memory
 
+logger = logging.getLogger(__name__)
+
+_AS_INT8 = ("INT8", "Int8", "W4A4")  # parts of the names of layouts
 _TILE = (128, 256)  # rows and columns of its largest tile
 _DEPTH = 256
 # With fewer results, or with less than so many rows for a depth as large as the columns, it takes other tiles.
@@ -29,11 +34,17 @@ def has_quantized(module: torch.nn.Module | None) -> bool:
     return any(form is not None and form.count > 1 for form in forms)
 
 
+def has_int8_products(module: torch.nn.Module | None) -> bool:
+    """True if the module has weights that comfy-kitchen may multiply as int8: int8_tensorwise, or four bits as int8."""
+    forms = () if module is None else map(form_of, module.parameters())
+    return any(form is not None and any(word in form.layout for word in _AS_INT8) for form in forms)
+
+
 @functools.cache
 def claim(device: int) -> None:
     """Make comfy-kitchen allocate its buffer for the current stream, which is that of captures. It does so once.
 
-    Raises torch's OutOfMemoryError.
+    Raises torch's OutOfMemoryError. Where the product cannot run, it claims nothing: no capture has it either.
     """
     product = getattr(torch.ops.comfy_kitchen, "int8_linear", None)
     if product is None:
@@ -42,7 +53,12 @@ def claim(device: int) -> None:
     with torch.no_grad():
         x = torch.zeros(rows, depth, dtype=torch.bfloat16, device=f"cuda:{device}")
         weight = torch.zeros(columns, depth, dtype=torch.int8, device=x.device)
-        product(x, weight, torch.ones((), device=x.device), None, 2)  # 2: bfloat16
+        try:
+            product(x, weight, torch.ones((), device=x.device), None, 2)  # 2: bfloat16
+        except Exception as error:
+            if is_out_of_memory(error):
+                raise
+            logger.debug("Resolute: comfy-kitchen's int8 product cannot run here: %s", error)
 
 
 def largest_product(multiprocessors: int) -> tuple[int, int, int]:

@@ -197,7 +197,7 @@ class InductorProgram(Program):
 
         started, stalled = self._stats.clock(), self._stats.waiting_seconds()
         with self._regions.postponing_compiles(prepare_workers) as missing:
-            result = call.invoke(call.tensors) if rehearsal is None else rehearsal()
+            result = self._run_regions(call) if rehearsal is None else rehearsal()
         if missing:  # the call runs once more, so the prompt waited for all of this run
             self._stats.waited_since(started, stalled, "compile", "for all regions of the call")
         return result, list(missing.values())

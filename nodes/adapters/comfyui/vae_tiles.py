@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 
 import comfy.utils
@@ -14,7 +15,8 @@ def is_tile() -> bool:
 
     Nothing of the call itself says so: core passes each tile to the same method as a whole picture.
     """
-    tiled = getattr(getattr(comfy.utils, "tiled_scale_multidim", None), "__code__", None)
+    # Its decorator is torch's, whose code many functions share.
+    tiled = inspect.unwrap(comfy.utils.tiled_scale_multidim).__code__
     frame = sys._getframe(1)
     for _ in range(_DEEPEST):
         if frame.f_code is tiled:

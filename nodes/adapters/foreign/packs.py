@@ -90,6 +90,13 @@ def source_of(package: str) -> str:
     return digest.hexdigest()[:16]
 
 
+def files_of(kind: type, package: str) -> set[str]:
+    """The files of a package, below its folder, that wrote a class or one that it derives from."""
+    modules = {module_of(base) for base in kind.__mro__}
+    inside = (module.removeprefix(package) for module in modules if top_package(module) == package)
+    return {f"{path.lstrip('.').replace('.', '/') or '__init__'}.py" for path in inside}
+
+
 def is_as_declared(package: str, pieces: Iterable[Piece]) -> bool:
     """A pack's source has all these pieces, each in one of its known states."""
     return all(piece_digest(package, piece.file, piece.name) in piece.digests for piece in pieces)

@@ -18,7 +18,7 @@ from ....compile_cache.foreign.names import full_name
 from ....compile_cache.regions.site import Bypass, Hook
 from ....compile_cache.regions.structure import parts
 from .declared import ATTENTION, CLASSES
-from .packs import KNOWN_PACKAGES, Pack, foreign_packages, is_as_declared, pack_of, top_package
+from .packs import KNOWN_PACKAGES, Pack, files_of, foreign_packages, is_as_declared, pack_of, top_package
 
 
 def why_untrusted(block: torch.nn.Module) -> BypassReason | None:
@@ -68,10 +68,11 @@ def why_foreign(kinds: Iterable[type], trusted: Collection[str]) -> str | None:
             pack = pack_of(package)
             if pack is None:
                 return f"another pack wrote {name}; you can name that class in RESOLUTE_TRUSTED_CLASSES"
-            known = CLASSES.get(pack.name, ())
-            if str(pack) in trusted or (known and is_as_declared(package, known)):
+            pieces = CLASSES.get(pack.name.casefold(), ())
+            is_known = files_of(kind, package) <= {piece.file for piece in pieces}
+            if str(pack) in trusted or (is_known and is_as_declared(package, pieces)):
                 continue
-            if known or any(entry.startswith(f"{pack.name}@") for entry in trusted):
+            if is_known or any(entry.startswith(f"{pack.name}@") for entry in trusted):
                 return _changed(pack)
             text = f"another pack wrote {name}; you can name that class in RESOLUTE_TRUSTED_CLASSES, or its pack in"
             return f"{text} RESOLUTE_TRUSTED_PACKS={pack}"
@@ -95,7 +96,7 @@ def attention_of_pack(function: Any) -> tuple[str, str]:
 def _attention_of_pack(function: FunctionType, trusted: frozenset[str]) -> tuple[str, str]:
     package = top_package(author_of(function))
     pack = pack_of(package) if package else None
-    known = None if pack is None else ATTENTION.get(pack.name, {}).get(function.__qualname__)
+    known = None if pack is None else ATTENTION.get(pack.name.casefold(), {}).get(function.__qualname__)
     if pack is None or known is None:
         return "", ""
     if str(pack) not in trusted and not is_as_declared(package, known.pieces):

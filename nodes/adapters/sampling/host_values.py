@@ -16,13 +16,15 @@ import torch
 _T = torch.Tensor
 # What makes a number of Python's, or a tensor on the host.
 _READS = frozenset({_T.item, _T.tolist, _T.cpu, _T.__bool__, _T.__float__, _T.__int__})
-# Exact on both: moving numbers, comparing them, and what IEEE 754 rounds the same everywhere.
+# Exact on both: moving numbers, comparing them, and what IEEE 754 rounds the same everywhere. Not the division by a
+# number of Python's: the GPU multiplies with its reciprocal.
 _NAMES = (
     "__getitem__", "clone", "detach", "__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__", "eq", "ne", "lt",
     "le", "gt", "ge", "add", "__add__", "__radd__", "sub", "__sub__", "__rsub__", "mul", "__mul__", "__rmul__", "div",
     "__truediv__", "__rtruediv__", "__pow__", "sqrt", "neg", "__neg__", "abs",
 )  # fmt: skip
 _EXACT = frozenset(getattr(_T, name) for name in _NAMES)
+_DIVISIONS = frozenset({_T.div, _T.__truediv__})
 _EXPONENTS = (2, 0.5)  # of others the GPU computes an approximation
 _WRITES = frozenset({_T.__setitem__, _T.__iadd__, _T.__isub__, _T.__imul__, _T.__itruediv__})
 
@@ -31,7 +33,8 @@ class HostValues(torch.Tensor):
     """A tensor with a copy of its numbers on the host, which answers `bool`, `float`, `item` and their like.
 
     Results of exact operations among such tensors have copies too; all others are plain tensors. After something was
-    written into one, none that may share its memory has a copy any more.
+    written into one, or into an index of it, neither has a copy any more. What is written through another view, such as
+    one of `view` or `unbind`, is not seen: core's samplers write nothing so.
     """
 
     _plain: torch.Tensor  # the same memory
@@ -54,7 +57,7 @@ class HostValues(torch.Tensor):
         if func in _WRITES or (func.__name__.endswith("_") and not func.__name__.endswith("__")) or "out" in kwargs:
             for each in own:
                 each._is_valid[0] = False
-        elif known and _is_exact(func, args, kwargs):
+        elif known and isinstance(result, torch.Tensor) and _is_exact(func, args, kwargs):
             is_view = func in (_T.__getitem__, _T.detach)
             return _made(result, func(*_replaced(args, _host)), args[0]._is_valid if is_view else [True])
         return result
@@ -69,7 +72,9 @@ def read(func: Callable[..., Any], host: torch.Tensor) -> Any:
 def _is_exact(func: Callable[..., Any], args: Any, kwargs: Any) -> bool:
     if func not in _EXACT or kwargs:
         return False
-    if func is _T.__pow__ and args[1] not in _EXPONENTS:
+    if func is _T.__pow__ and not (isinstance(args[1], (int, float)) and args[1] in _EXPONENTS):
+        return False
+    if func in _DIVISIONS and not isinstance(args[1], torch.Tensor):
         return False
     return all(isinstance(each, HostValues) for each in _leaves(args) if isinstance(each, torch.Tensor))
 

@@ -235,6 +235,27 @@ def test_a_class_of_it_that_derives_from_an_undeclared_pack_is_refused(
     assert "another pack wrote" in why_not_captured(core, mixed())
 
 
+@pytest.mark.parametrize("name", ["strange-model", "Strange-Model"])
+def test_of_a_pack_that_we_declared_only_the_classes_of_those_files_are_trusted(
+    core: SimpleNamespace,
+    installed: Installed,
+    trusted: Callable[[str], None],
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+) -> None:
+    project = installed.folder / "pyproject.toml"
+    project.write_text(project.read_text("utf-8").replace("strange-model", name), "utf-8")
+    kind = installed.start().Model
+    trusted("")
+    piece, packs = core.ours("foreign.declared").Piece, core.ours("foreign.packs")
+    files = ("__init__.py", "blocks.py")
+    known = [piece(file, "", frozenset({packs.piece_digest(installed.name, file, "")})) for file in files]
+    monkeypatch.setattr(core.ours("foreign.trust"), "CLASSES", {"strange-model": known})
+    assert not why_not_captured(core, kind())
+    other = type("Other", (torch.nn.Module,), {"__module__": f"{installed.name}.other"})
+    assert "another pack wrote" in why_not_captured(core, torch.nn.Sequential(other()))
+
+
 @pytest.mark.parametrize("missing", ["pyproject.toml", "version"])
 def test_a_pack_without_a_name_and_a_version_cannot_be_declared(
     core: SimpleNamespace, installed: Installed, trusted: Callable[[str], None], missing: str

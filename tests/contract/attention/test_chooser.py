@@ -131,7 +131,7 @@ def test_a_kernel_that_fails_later_costs_no_picture() -> None:
 
     def later(given: Given) -> torch.Tensor:
         if broken:
-            raise torch.OutOfMemoryError("its workspace")
+            raise RuntimeError("its workspace")
         return math(given)
 
     one = chooser(Timed({flash: 2.0, later: 1.0}), flash=flash, later=later)
@@ -171,6 +171,37 @@ def test_a_lack_of_memory_while_measuring_is_not_kept() -> None:
     lacks.clear()
     check(one, tensors())
     assert chosen(one) == ["hungry"]
+
+
+def test_a_lack_of_memory_for_what_kernels_are_compared_with_costs_no_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[Given] = []
+
+    def second_one_fails(given: Given) -> torch.Tensor:
+        calls.append(given)
+        if len(calls) == 2:
+            raise torch.OutOfMemoryError("a second result")
+        return math(given)
+
+    monkeypatch.setattr(attention, "torchs_choice", second_one_fails)
+    one = chooser(Timed({flash: 2.0, math: 1.0}), flash=flash, math=math)
+    check(one, tensors(), mask=MASKS["added"])
+    assert (len(calls), chosen(one)) == (3, [])
+
+
+def test_a_chosen_kernel_that_lacks_memory_once_stays_chosen() -> None:
+    lacks: list[bool] = []
+
+    def hungry(given: Given) -> torch.Tensor:
+        if lacks:
+            raise torch.OutOfMemoryError("its workspace")
+        return math(given)
+
+    one = chooser(Timed({flash: 2.0, hungry: 1.0}), flash=flash, hungry=hungry)
+    check(one, tensors())
+    lacks.append(True)
+    check(one, tensors())
+    assert chosen(one) == ["hungry"]
+    assert one.report()[0]["failed"] == {}
 
 
 def test_what_the_original_refuses_is_refused() -> None:

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 from comfy_kitchen.tensor import QuantizedTensor
 from torch import nn
 
-from compile_cache.backends.cuda_graphs.kernel_memory import claim, has_quantized, largest_product
+from compile_cache.backends.cuda_graphs.kernel_memory import (
+    claim,
+    has_int8_products,
+    has_quantized,
+    largest_product,
+)
 
 SUMS = 128 * 256 * 4  # bytes of one tile
 
@@ -33,9 +40,11 @@ def test_only_modules_with_quantized_weights_have_such_products() -> None:
     module = nn.Linear(16, 16)
     assert not has_quantized(module)
     assert not has_quantized(None)
-    made = QuantizedTensor.from_float(module.weight.detach(), "TensorWiseINT8Layout")
-    module.weight = nn.Parameter(made, requires_grad=False)
-    assert has_quantized(nn.Sequential(module))
+    for layout, as_int8 in (("TensorCoreFP8Layout", False), ("TensorWiseINT8Layout", True)):
+        made = QuantizedTensor.from_float(torch.ones(16, 16), layout)
+        module.weight = nn.Parameter(made, requires_grad=False)
+        assert has_quantized(nn.Sequential(module))
+        assert has_int8_products(nn.Sequential(module)) is as_int8
 
 
 def test_it_is_claimed_once_for_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -55,3 +64,25 @@ def test_it_is_claimed_once_for_a_device(monkeypatch: pytest.MonkeyPatch) -> Non
     finally:
         claim.cache_clear()
     assert [tuple(each.shape) for each in computed] == [(largest_product(7)[0], 256)]
+
+
+@pytest.mark.parametrize(
+    ("error", "raised"), [(torch.OutOfMemoryError("full"), True), (RuntimeError("no int8"), False)]
+)
+def test_a_card_without_the_product_claims_nothing(
+    monkeypatch: pytest.MonkeyPatch, error: Exception, raised: bool
+) -> None:
+    def fails(*given: object) -> None:
+        raise error
+
+    zeros, ones = torch.zeros, torch.ones
+    monkeypatch.setattr(torch, "zeros", lambda *sizes, device, **kinds: zeros(*sizes, **kinds))
+    monkeypatch.setattr(torch, "ones", lambda size, device: ones(size))
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: type("", (), {"multi_processor_count": 7}))
+    monkeypatch.setattr(torch.ops.comfy_kitchen, "int8_linear", fails, raising=False)
+    claim.cache_clear()
+    try:
+        with pytest.raises(type(error)) if raised else nullcontext():
+            claim(0)
+    finally:
+        claim.cache_clear()
