@@ -35,8 +35,8 @@ class Attention:
 # By the name of a pack in small letters, what decides how its classes compute. The classes of these files are compiled
 # and captured as ComfyUI's own are, other classes of the pack are not.
 CLASSES: Mapping[str, tuple[Piece, ...]] = {
-    # Of city96, main from 2025-05-07 to 2025-12-18; the registry has it as "ComfyUI-GGUF". Layers that decode the weights
-    # of a GGUF file in each call.
+    # Of city96, main from 2025-05-07 to 2025-12-18; "ComfyUI-GGUF" in the registry. Layers that decode the weights of a
+    # GGUF file in each call.
     "comfyui-gguf": (
         Piece("ops.py", "", frozenset({"3ea93104de6df400", "fdce7b60adfd2200", "e8d8e964305edb03"})),
         Piece(
