@@ -52,7 +52,7 @@ class CacheConfig:
     attention: str = ATTENTION[0]
     attribute_policy: ModuleAttributePolicy = PLAIN
     spare_bytes: int = 0
-    split: bool = True
+    split: bool = False
 
     @staticmethod
     def from_environment(

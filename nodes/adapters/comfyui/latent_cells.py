@@ -16,7 +16,9 @@ _OF_NODES: Mapping[str, int] = {
     "EmptyHunyuanImageLatent": 32,
     "EmptyHunyuanVideo15Latent": 16,
     "EmptyLTXVLatentVideo": 32,
+    "EmptyMiniMaxH3LatentAV": 16,
     "LTXVImgToVideo": 32,
+    "MiniMaxH3ImageToVideo": 16,
     "Wan22ImageToVideoLatent": 16,
 }
 

@@ -8,7 +8,7 @@ from .node import Guidance, Node, NotKnownError, Value
 
 
 def no_size(node: Node) -> Value:
-    """Conditioning has no size. Its nodes need a rule only so that they count as known."""
+    """Conditioning and sound have no size. Their nodes need a rule only so that they count as known."""
     return None
 
 

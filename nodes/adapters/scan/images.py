@@ -9,6 +9,13 @@ from ....compile_cache.errors import excerpt
 from .node import Image, Node, Outputs, UnsizedImage, Value
 from .numbers import images_from_batch, numbered_links, rotated_sides, scaled_sides, slice_length
 
+# The sizes that core's FluxKontextImageScale knows, the narrowest first.
+_KONTEXT_SIZES = (
+    (672, 1568), (688, 1504), (720, 1456), (752, 1392), (800, 1328), (832, 1248), (880, 1184), (944, 1104),
+    (1024, 1024), (1104, 944), (1184, 880), (1248, 832), (1328, 800), (1392, 752), (1456, 720), (1504, 688),
+    (1568, 672),
+)  # fmt: skip
+
 
 def decoded(node: Node) -> Value:
     latent = node.latent("samples")
@@ -40,6 +47,14 @@ def scaled_to_pixels(node: Node) -> Value:
     image, steps = node.image("image"), node.integer("resolution_steps", 1)
     factor = math.sqrt(node.number("megapixels") * 1024 * 1024 / (image.width * image.height))
     width, height = (round(side * factor / steps) * steps for side in (image.width, image.height))
+    return Image(width, height, image.batch)
+
+
+def scaled_for_kontext(node: Node) -> Value:
+    """The size of FLUX.1 Kontext whose aspect ratio is nearest to the image's."""
+    image = node.image("image")
+    aspect = image.width / image.height
+    width, height = min(_KONTEXT_SIZES, key=lambda size: (abs(aspect - size[0] / size[1]), size))
     return Image(width, height, image.batch)
 
 

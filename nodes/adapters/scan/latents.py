@@ -29,6 +29,30 @@ def wan22_video(node: Node) -> Value:
     return replace(_made(node, node.integer("batch_size", 1) if "start_image" in node.links() else 1), is_video=True)
 
 
+def minimax_video(node: Node) -> Value:
+    """Core's MiniMax H3 nodes make one video, with its sound. They have no batch size."""
+    return replace(_made(node, 1), is_video=True)
+
+
+def minimax_video_from_image(node: Node) -> Outputs:
+    return None, minimax_video(node)
+
+
+def without_sound(node: Node) -> Outputs:
+    """The video keeps its size. The sound has none."""
+    return node.latent("av_latent"), None
+
+
+def without_guides(node: Node) -> Outputs:
+    """Core's node removes frames only."""
+    return None, None, node.latent("latent")
+
+
+def by_upscale_model(node: Node) -> Value:
+    """The file of the upscale model decides: it may scale the sides by 0.75, 1.5, 2 or 4, or add frames only."""
+    raise node.unknown("its scale is known only when the upscale model is loaded")
+
+
 def _made(node: Node, batch: int) -> Latent:
     cell = latent_cells.of_node(node.class_type)
     return Latent(node.integer("width") // cell, node.integer("height") // cell, batch, cell)

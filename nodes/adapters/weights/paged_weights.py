@@ -61,7 +61,7 @@ class PagedWeights(Weights):
     ) -> None:
         """fill: fills the pages of a module whose weights compute in a dtype; for a model that is never paged, None.
         unsupported: why this ComfyUI's pages are left to core; None if they can be pinned and filled. splits: whether
-        blocks that stream may be split, see `split_blocks`. counters: of the process.
+        blocks that stream may be split (`split_blocks`) and pages put into another order. counters: of the process.
         """
         self.counters = counters or Counters()
         self.splits = splits
@@ -112,7 +112,7 @@ class PagedWeights(Weights):
 
         Captures of before read other addresses, so the weights epoch must be brought up to date afterwards.
         """
-        if not self.is_in_place and self.order.arrange([module for module, _ in self._allocations]):
+        if self.splits and not self.is_in_place and self.order.arrange([module for module, _ in self._allocations]):
             self._serials = None
 
     def step_bytes(self) -> tuple[int, int]:

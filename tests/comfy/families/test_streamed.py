@@ -58,11 +58,12 @@ class Reservation:
 class Streaming:
     """A model that streams. moved: bytes over the bus since the last run began, by module."""
 
-    def __init__(self, core: SimpleNamespace, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, core: SimpleNamespace, name: str, monkeypatch: pytest.MonkeyPatch, splits: bool = True) -> None:
         self.bench = Bench(core, MODELS[name])
         self.forward = self.bench._forward
         self.paged = self.forward.runner.weights.paged
         self.paged.unsupported = None
+        self.paged.splits = splits
         self.moved: Counter[str] = Counter()
         self.control: Any = None
         self.delay = 0.0  # of the time that the model gets, behind that of its noise level
@@ -151,10 +152,10 @@ def flow() -> Any:
 
 
 @pytest.fixture
-def streaming(core: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Streaming]:
+def streaming(core: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Streaming]:
     run_traces(core, monkeypatch)
     monkeypatch.setenv("RESOLUTE_WORKERS", "0")
-    return lambda name: Streaming(core, name, monkeypatch)
+    return lambda name, splits=True: Streaming(core, name, monkeypatch, splits)
 
 
 def spared(model: Streaming) -> set[str]:
@@ -163,7 +164,7 @@ def spared(model: Streaming) -> set[str]:
 
 @pytest.mark.parametrize("name", FORESEEN)
 def test_every_sampler_has_the_bits_of_whole_blocks_and_moves_what_no_step_needs_once(
-    streaming: Callable[[str], Streaming], name: str
+    streaming: Callable[..., Streaming], name: str
 ) -> None:
     model = streaming(name)
     model.run("euler_ancestral")  # blocks are traced
@@ -183,7 +184,7 @@ def test_every_sampler_has_the_bits_of_whole_blocks_and_moves_what_no_step_needs
 
 
 @pytest.mark.parametrize("name", WITH_TEXT)
-def test_weights_that_read_the_text_come_once_for_a_run(streaming: Callable[[str], Streaming], name: str) -> None:
+def test_weights_that_read_the_text_come_once_for_a_run(streaming: Callable[..., Streaming], name: str) -> None:
     model = streaming(name)
     for batch, prompt in ((1, 1), (1, 2), (2, 2)):
         model.run("euler_ancestral", batch, prompt)  # the parts are compared with the block, at each new size
@@ -194,9 +195,10 @@ def test_weights_that_read_the_text_come_once_for_a_run(streaming: Callable[[str
         assert min(times.values()) == STEPS
 
 
-def test_the_report_counts_bytes_and_prologues(streaming: Callable[[str], Streaming]) -> None:
+def test_the_report_counts_bytes_and_prologues(streaming: Callable[..., Streaming]) -> None:
     model = streaming("Flux")
     counters = model.bench.stats.counters
+    model.run("euler_ancestral")  # after its first call the pages move, and nothing that was kept before is used
     before = replace(counters)
     model.run("euler_ancestral")
     blocks, levels = len(model.paged.order._blocks), STEPS
@@ -206,7 +208,7 @@ def test_the_report_counts_bytes_and_prologues(streaming: Callable[[str], Stream
     assert counters.kept_bytes == before.kept_bytes
 
 
-def test_a_call_with_a_controlnet_looks_at_no_other_noise_level(streaming: Callable[[str], Streaming]) -> None:
+def test_a_call_with_a_controlnet_looks_at_no_other_noise_level(streaming: Callable[..., Streaming]) -> None:
     model = streaming("Flux")
     model.run("euler_ancestral")
     model.control = {"input": [], "output": []}
@@ -215,7 +217,7 @@ def test_a_call_with_a_controlnet_looks_at_no_other_noise_level(streaming: Calla
 
 
 def test_a_time_that_the_schedule_does_not_give_is_computed_when_it_comes(
-    streaming: Callable[[str], Streaming],
+    streaming: Callable[..., Streaming],
 ) -> None:
     model = streaming("Flux")
     model.run("euler_ancestral")
@@ -223,3 +225,20 @@ def test_a_time_that_the_schedule_does_not_give_is_computed_when_it_comes(
     whole = model.run_whole("euler_ancestral")
     assert torch.equal(model.run("euler_ancestral"), whole)
     assert {model.times_moved()[path] for path in spared(model)} == {STEPS}
+
+
+def test_without_the_setting_blocks_stream_whole_and_nothing_is_looked_at_ahead(
+    core: SimpleNamespace, streaming: Callable[..., Streaming], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks: list[Any] = []
+    monkeypatch.setattr(core.ours("forward.noise_levels").NoiseLevels, "forwards", lambda self, *_: looks.append(1))
+    model = streaming("Flux", splits=False)
+    addresses = {module: module._v for module in model.names}
+    counters = model.bench.stats.counters
+    before = replace(counters)
+    for _ in range(2):
+        model.run("euler_ancestral")
+        assert set(model.times_moved().values()) == {STEPS}
+    assert (counters.prologue_runs, looks, spared(model)) == (before.prologue_runs, [], set())
+    assert not model.paged.order._blocks
+    assert {module: module._v for module in model.names} == addresses

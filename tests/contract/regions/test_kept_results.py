@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from compile_cache.regions.dependence import SOURCES, TEXT, TIME
@@ -195,6 +195,7 @@ def test_results_ahead_push_nothing_out() -> None:
     assert kept.reused == {TIME: 1}
 
 
+@settings(suppress_health_check=[HealthCheck.too_slow])  # on a busy machine
 @given(st.lists(st.tuples(st.sampled_from(["time", "text", "batch"]), st.integers(0, 2)), max_size=12))
 def test_of_one_changed_input_exactly_what_depends_on_it_is_computed(changes: list[tuple[str, int]]) -> None:
     model = Model(KeptResults(1 << 20))

@@ -99,7 +99,7 @@ class TestLayout:
 
     @pytest.fixture
     def weights(self, comfy: None, adapter: Callable[[str], ModuleType], checkpoint: Checkpoint) -> Any:
-        weights = adapter("weights.paged_weights").PagedWeights(fill)
+        weights = adapter("weights.paged_weights").PagedWeights(fill, splits=True)
         weights.survey(checkpoint.model.modules())
         return weights
 
@@ -150,6 +150,15 @@ class TestLayout:
         self.news(weights, checkpoint)
         weights.arrange()
         assert (checkpoint.reservation.asked, self.addresses(blocks)) == (asked, addresses)
+
+    def test_nothing_moves_unless_blocks_may_be_split(self, weights: Any, checkpoint: Checkpoint) -> None:
+        blocks = self.news(weights, checkpoint)
+        weights.splits, before = False, self.addresses(blocks)
+        weights.arrange()
+        assert self.addresses(blocks) == before
+        weights.splits = True
+        weights.arrange()
+        assert self.addresses(blocks) != before
 
     @pytest.mark.parametrize("why", ["pinned", "something else", "loaded ahead", "a hole"])
     def test_nothing_moves_if(self, weights: Any, checkpoint: Checkpoint, why: str) -> None:

@@ -143,12 +143,17 @@ def begin(device: str, folder: str) -> None:
     """Initialise a child. `folder` gets its temporary folders: a child that is killed leaves them, and the pool
     removes `folder`.
 
-    Raises whatever torch raises where this process cannot use the device.
+    Ends the process where it cannot use the device, or has no memory there: an error would print a traceback for each
+    child. The pool is broken then, and the main process compiles without it.
     """
     lowering.scratch = folder
     threading.Thread(target=_end_with_parent, daemon=True).start()
     inductor_config.compile_threads = 1  # the children already use all processors
-    torch.zeros(1, device=device)  # fails now, not in the first job, where the driver does not support forks
+    try:
+        torch.zeros(1, device=device)  # fails now, not in the first job, where the driver does not support forks
+    except Exception as error:  # noqa: BLE001 (see above)
+        logger.debug("Resolute: this process cannot compile for %s: %s", device, first_line(error))
+        os._exit(1)
 
 
 def ready() -> None:

@@ -50,10 +50,7 @@ def worker_count(wanted: int | None, device: torch.device) -> int:
 
     On CUDA all workers together get what is free beside _PROMPT_MEMORY.
     """
-    count = _processes(wanted)
-    if device.type == "cuda":
-        free, _ = torch.cuda.mem_get_info(device)
-        count = min(count, max(int((free - _PROMPT_MEMORY) // _GPU_MEMORY), 0))
+    count = min(_processes(wanted), _fitting_on(device))
     return count if count > 1 else 0
 
 
@@ -64,6 +61,14 @@ def may_have_workers(wanted: int | None) -> bool:
 
 def _processes(wanted: int | None) -> int:
     return min(_processors() - _OTHERS, _MOST, _fitting()) if wanted is None else min(wanted, _MOST_WANTED)
+
+
+def _fitting_on(device: torch.device) -> int:
+    """The number whose CUDA contexts have room beside the prompt."""
+    if device.type != "cuda":
+        return _MOST_WANTED
+    free, _ = torch.cuda.mem_get_info(device)
+    return max(int((free - _PROMPT_MEMORY) // _GPU_MEMORY), 0)
 
 
 def _fitting() -> int:
@@ -132,12 +137,15 @@ class WorkerPool:
             self._end_when_idle()
 
     def prepare(self, count: int, device: torch.device) -> None:
-        """Start `count` children for jobs on a device, unless there are children already. Raises OSError."""
+        """Start `count` children for jobs on a device, unless there are children already. Raises OSError.
+
+        Fewer, but at least one, where less GPU memory is free than when `count` was found: weights came meanwhile.
+        """
         with self._lock:
             self._wanted = (count, device)
             self.start()
             assert self._process is not None
-            self._process.start_children(count, device)
+            self._process.start_children(max(min(count, _fitting_on(device)), 1), device)
 
     def submit_early(self, owner: int, job: Job, settings: WorkerSettings) -> None:
         """Submit a job whose result `results` will want later. It does not wait, and starts no process."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import logging
 import multiprocessing
 import os
@@ -234,3 +235,33 @@ def test_a_failed_job_returns_the_text_of_an_error_that_cannot_be_pickled(monkey
 
 def test_there_are_never_more_than_any_system_can_wait_for() -> None:
     assert [worker_count(wanted, CPU) for wanted in (1, 2, 61, 1000)] == [0, 2, 61, 61]
+
+
+@pytest.mark.parametrize(("free_gib", "count"), [(3.0, 0), (6.0, 0), (7.0, 2), (12.0, 5), (140.0, 8)])
+def test_their_number_is_what_fits_on_the_gpu_beside_the_prompt(
+    monkeypatch: pytest.MonkeyPatch, free_gib: float, count: int
+) -> None:
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (int(free_gib * 2**30), 140 << 30))
+    assert worker_count(8, torch.device("cuda:0")) == count
+
+
+def test_fewer_start_if_weights_took_the_memory_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[int] = []
+    process = SimpleNamespace(alive=True, start_children=lambda count, device: started.append(count), end=lambda: None)
+    monkeypatch.setattr(pool, "WorkerProcess", lambda: process)
+    processes = pool.WorkerPool()
+    for free_gib in (12, 7, 1):
+        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device, free=free_gib: (free << 30, 140 << 30))
+        processes.prepare(5, torch.device("cuda:0"))
+    processes.close()
+    assert started == [5, 2, 1]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="children are forked on Linux")
+def test_a_child_that_cannot_use_its_gpu_ends_without_a_traceback(tmp_path: Path) -> None:
+    given = io.BytesIO()
+    worker.send(given, (2, "cuda:99"))
+    command = [sys.executable, str(worker.__file__), str(tmp_path / "folder")]
+    done = subprocess.run(command, input=given.getvalue(), capture_output=True, check=False, timeout=300)
+    assert done.returncode == 0
+    assert b"Traceback" not in done.stderr
