@@ -11,14 +11,15 @@ const PADDING = 8;
 const MARGIN = 4;
 const NARROW = 210; // ComfyUI's least width of a node with widgets
 const STATUS = 3; // a result and a reason, of which one needs two lines on a node as wide as ComfyUI makes it
+const TWO_RESULTS = 4; // of the model and the VAE, or of the encoder and the decoder: each needs two lines
 
 // Lines of text that a node shows without scrolling.
 const LINES = {
   ResoluteCompileModel: STATUS,
-  ResoluteCompileVAE: STATUS,
+  ResoluteCompileVAE: TWO_RESULTS,
   ResoluteCompileVAEDecode: STATUS,
   ResoluteCompileControlNet: STATUS,
-  ResoluteLoadCheckpoint: STATUS,
+  ResoluteLoadCheckpoint: TWO_RESULTS,
   ResoluteDeepCache: STATUS,
   ResoluteResolution: STATUS,
   ResoluteFree: STATUS,
@@ -40,8 +41,8 @@ export function addText(node, category, translate) {
   const lines = LINES[node.comfyClass] ?? (category === ONEDIFF ? STATUS : 0);
   if (!lines || node.widgets?.some((widget) => widget.name === NAME)) return;
   const element = document.createElement("div");
-  element.className = lines > STATUS ? "resolute-text resolute-table" : "resolute-text";
-  element.tabIndex = lines > STATUS ? 0 : -1;
+  element.className = lines > TWO_RESULTS ? "resolute-text resolute-table" : "resolute-text";
+  element.tabIndex = lines > TWO_RESULTS ? 0 : -1;
   element.setAttribute("role", "group"); // no live region: the announcer speaks
   element.setAttribute("aria-label", node.title);
   element.textContent = translate(BEFORE_A_RUN[node.comfyClass] ?? "");
@@ -49,6 +50,7 @@ export function addText(node, category, translate) {
   const height = lines * LINE + PADDING;
   // A node that a workflow of OneDiff's brings keeps its saved size: its text is there only where there is room.
   const least = category === ONEDIFF ? 0 : height;
+  element.style.setProperty("--resolute-lines", lines);
   element.style.minHeight = `${least}px`; // Nodes 2.0 asks the element, the classic canvas the widget
   const widget = node.addDOMWidget(NAME, "resolute-text", element, {
     getValue: () => element.textContent,
@@ -64,7 +66,7 @@ export function addText(node, category, translate) {
     node.setSize([node.size[0], node.size[1] + height + 2 * MARGIN]);
     keepSavedWidth(node);
   }
-  if (lines > STATUS) node.size[0] = Math.max(node.size[0], 420);
+  if (lines > TWO_RESULTS) node.size[0] = Math.max(node.size[0], 420);
 }
 
 // ComfyUI widens a loaded node to its title, which is longer here than OneDiff's was.

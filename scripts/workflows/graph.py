@@ -14,7 +14,10 @@ from .placement import BOX, Frame, Placement, Point, Size
 ROW, WIDGET, TEXT, PICTURE, PAD = 20, 24, 90, 236, 20
 # The text on a node of ours, as in web/node_text.js: a line, its margins, and the badge that Nodes 2.0 shows below it.
 TEXT_LINE, TEXT_MARGINS, BADGE = 16, 16, 40
-TEXT_LINES = {"ResoluteReport": 12, "ResoluteCompareImages": 6, "ResoluteWarmUp": 8}
+TEXT_LINES = {
+    "ResoluteReport": 12, "ResoluteCompareImages": 6, "ResoluteWarmUp": 8, "ResoluteLoadCheckpoint": 3,
+    "ResoluteCompileVAE": 3,
+}  # fmt: skip
 OUR_WIDGET = 28  # in Nodes 2.0, which draws them taller
 TEXTS = ("text", "prompt")  # widgets of several lines
 SHOWS_PICTURE = {"LoadImage": PICTURE, "PreviewImage": PICTURE, "SaveImage": PICTURE}

@@ -64,6 +64,7 @@ SMALL = {
     "ResoluteLoadCheckpoint.ckpt_name": SD15,
     "ResoluteLoadCheckpoint.backend": "eager",
     "ResoluteCompileModel.backend": "eager",
+    "ResoluteCompileVAE.backend": "eager",
     "ResoluteCompileVAEDecode.backend": "eager",
     "ResoluteCompileControlNet.backend": "eager",
     "ResoluteResolution.preset": "custom",
@@ -81,6 +82,9 @@ MOVE = """places => { for (const node of app.graph.nodes) if (places[node.title]
     app.canvas.deselectAll(); app.canvas.setDirty(true, true); }"""  # the toolbox of a selected node covers the canvas
 # The whole graph in the upper left part of the window.
 SMALL_VIEW = "() => { app.canvas.ds.scale = 0.3; app.canvas.ds.offset = [600, 400]; app.canvas.setDirty(true, true); }"
+
+SHOW = """text => app.graph.nodes.forEach(node => {
+    node.widgets.find(widget => widget.name === '$$node-text-preview').value = text; })"""
 
 
 def stock_part() -> dict[str, Any]:
@@ -145,3 +149,15 @@ def test_a_search_for_what_people_want_finds_the_node(page: FrontEnd) -> None:
     for words, title in ALIASES.items():
         page.search(words, title)
         page.close_dialogs()
+
+
+def test_two_results_fit_on_the_nodes_that_compile_two_things(page: FrontEnd) -> None:
+    """A compile node's longest usual result, twice, on nodes as wide as ComfyUI makes them."""
+    page.place(["ResoluteLoadCheckpoint", "ResoluteCompileVAE"])
+    results = "1024x1024: compiled 10 regions in 105.3 s, 0.74 s/step\n1024x1024: compiled 5 regions in 29.1 s, 0.74 s"
+    for vue in (False, True):
+        page.renderer(vue)
+        page.page.evaluate(SHOW, results)
+        page.stable()
+        assert set(page.texts().values()) == {results}
+        assert page.cut_texts() == []

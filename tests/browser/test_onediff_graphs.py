@@ -24,6 +24,7 @@ UNDONE = """() => {
 # Nothing has to be compiled for a run.
 EAGER = {
     "ResoluteCompileModel.backend": "eager",
+    "ResoluteCompileVAE.backend": "eager",
     "ResoluteCompileVAEDecode.backend": "eager",
     "ResoluteCompileControlNet.backend": "eager",
     "ResoluteLoadCheckpoint.backend": "eager",

@@ -27,6 +27,7 @@ SMALL = {
     "KSampler.steps": 2,
     "ResoluteLoadCheckpoint.backend": "eager",
     "ResoluteCompileModel.backend": "eager",
+    "ResoluteCompileVAE.backend": "eager",
     "ResoluteCompileVAEDecode.backend": "eager",
     "ResoluteCompileControlNet.backend": "eager",
 }
