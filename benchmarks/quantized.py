@@ -73,7 +73,7 @@ class QuantizedBench(Bench):
         return rig.latents(self.client, self.seconds(self.prompt(name, contender, size, 1, 50))[1])
 
     def with_lora(self, name: str, size: tuple[int, int]) -> dict[str, Any]:
-        """What was counted over LORA_STRENGTHS, and the seconds of each prompt."""
+        """The counters over LORA_STRENGTHS, and the seconds of each prompt."""
         self.seconds(self.prompt(name, OURS, size, 2, 59))  # the rows between dropped the model
         before, seconds = rig.counters(self.client), []
         for number, strength in enumerate(LORA_STRENGTHS):

@@ -28,7 +28,7 @@ STEPS = 2
 
 
 def small(template: str, prompt: Prompt) -> Prompt:
-    """What the samplers of a prompt need, with a small model and size, two steps, and nothing to compile."""
+    """The nodes that feed the samplers of a prompt, with a small model and size, two steps, and nothing to compile."""
     made = {name: _small(template, number, part) for number, (name, part) in enumerate(prompt.items())}
     samplers = [name for name, part in made.items() if part["class_type"] in SAMPLERS]
     save = {name: node("ResoluteTestSaveLatent", samples=[name, 0], filename_prefix="core") for name in samplers}

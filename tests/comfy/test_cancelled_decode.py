@@ -57,7 +57,7 @@ def test_it_ends_at_the_next_block_and_leaves_nothing(
 
 
 class Bar:
-    """ComfyUI's bar, which notes what it is told."""
+    """ComfyUI's bar, which keeps each update."""
 
     made: list[Bar] = []
 

@@ -30,7 +30,7 @@ class Reads(TorchDispatchMode):
 
 
 class Sampling:
-    """What samplers use of core's model_sampling."""
+    """Stands in for core's model_sampling, as far as samplers use it."""
 
     sigma_min, sigma_max = torch.tensor(0.03), torch.tensor(14.6)
 

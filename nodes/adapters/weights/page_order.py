@@ -52,7 +52,7 @@ class PageOrder:
             self._spared &= paged
 
     def arrange(self, modules: Sequence[torch.nn.Module]) -> bool:
-        """Give the paged modules of a model their addresses in the order, if calls told of something new.
+        """Give the paged modules of a model their addresses in the order, if a call showed something new.
 
         All pages go meanwhile, so it takes as long as loading them. Returns whether it did.
         """

@@ -88,7 +88,7 @@ def bench_of(
 
 
 class Loras:
-    """What core does with the model before sampling."""
+    """Load the model as core does before sampling."""
 
     def __init__(self, bench: Bench) -> None:
         assert isinstance(bench.model, FileModel)

@@ -97,7 +97,7 @@ def _is_packed(weight: Any) -> bool:
 
 
 class Layer(torch.nn.Module):
-    """What the layers have in common."""
+    """The base of the layers."""
 
     def _load_from_state_dict(self, state: Any, prefix: str, *rest: Any) -> None:
         for name in ("weight", "bias"):

@@ -1,4 +1,4 @@
-"""What a new size costs in runs of the forward: one that answers the call, one that is recorded, and no launch."""
+"""Count the runs of the forward that a new size costs: one that answers the call, one that is recorded, and no launch."""
 
 from __future__ import annotations
 
