@@ -106,7 +106,7 @@ def _upstream(link: Any) -> list[str]:
 
 
 def _samples_or_decodes(node_id: str) -> bool:
-    """The kind of a node by the inputs and outputs of its class, from any pack; as web/measure.js."""
+    """A node samples or decodes, by the inputs and outputs of its class, from any pack; as web/measure.js."""
     kind: Any = nodes.NODE_CLASS_MAPPINGS.get(get_progress_state().dynprompt.get_node(node_id)["class_type"])
     if kind is None:
         return False

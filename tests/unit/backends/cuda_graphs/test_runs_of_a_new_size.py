@@ -1,4 +1,4 @@
-"""Count the runs of the forward that a new size costs: one that answers the call, one that is recorded, and no launch."""
+"""Count the forwards that a new size costs: one that answers the call, one that is recorded, and no launch."""
 
 from __future__ import annotations
 
