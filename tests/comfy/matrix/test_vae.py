@@ -80,7 +80,7 @@ def test_a_taesd_decoder_in_tiles_says_so_for_each_tile(check: Check, seed: int)
 
 @pytest.mark.long
 def test_a_video_decoder_compiles_before_its_first_video_only(check: Check, seeds: Any) -> None:
-    # It carries frames from call to call in a list. Core's VAE has four levels, so there are 18 regions.
+    # It carries frames from call to call in a list. Core's VAE has four levels, so there are many regions.
     for width, height, frames, is_first in [(64, 64, 3, True), (72, 104, 4, False), (88, 56, 2, False)]:
         prompt = decode_only(of_layout(16, "video"), next(seeds), width, height)
         size = {"width": width, "height": height, "batch": 1, "frames": frames}
