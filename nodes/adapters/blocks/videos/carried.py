@@ -20,8 +20,9 @@ _KL = "comfy.ldm.modules.diffusionmodules.model"
 _REFINER = "comfy.ldm.hunyuan_video.vae_refiner"
 _CONVOLUTION = "CarriedConv3d"
 
-# The states of a block: it is in the first part of the video, or in a later one.
-_FIRST, _NEXT = "first", "next"
+# The states of a block: it is in the only part of the video, the first, one in between, or the last. Only the first and
+# those in between leave something.
+_ALONE, _FIRST, _NEXT, _LAST = "alone", "first", "next", "last"
 _PART = 2  # frames of the latent in a part
 
 # A frame that is carried over has a border of one pixel.
@@ -80,28 +81,31 @@ def _block(name: str, block: torch.nn.Module, run: RegionRunner, unused: int, fi
     convolutions = [part for part in block.children() if is_core(part, _KL, _CONVOLUTION) and _carries(part)]
     states, places = States(name, block), len(convolutions)
 
-    def first(frames: int) -> RegionSite:
+    def early(state: str, frames: int) -> RegionSite:
         own = FIXED_FRAMES if firsts else FRAMES
-        return states.get(f"{_FIRST} of {frames}" if firsts else _FIRST, bound(_run, unused, 0), (own,))
+        return states.get(f"{state} of {frames}" if firsts else state, bound(_run, unused, state), (own,))
+
+    def later(state: str) -> RegionSite:
+        return states.get(state, bound(_run, unused, state), (FRAMES, *(_CARRIED,) * places))
 
     for frames in firsts or (1,):
-        first(frames)
-
-    def later() -> RegionSite:
-        return states.get(_NEXT, bound(_run, unused, places), (FRAMES, *(_CARRIED,) * places))
-
+        early(_ALONE, frames)
     if places and not name.startswith("mid."):  # which gets the whole video at once
-        later()
+        early(_FIRST, max(firsts, default=1))
+        later(_NEXT)
+        later(_LAST)
 
     def forward(x: torch.Tensor, *arguments: Any, **named: Any) -> Any:
         given = dict(zip((*("temb",) * unused, "conv_carry_in", "conv_carry_out"), arguments, strict=False)) | named
         before, after = given.pop("conv_carry_in", None), given.pop("conv_carry_out", None)
         if any(value is not None for value in given.values()):
             return original(block, x, *arguments, **named)
+        leaves = after is not None and places > 0
         if before is None or not places:
-            result, carried_over = run(first(x.shape[2]), x)
+            result, carried_over = run(early(_FIRST if leaves else _ALONE, x.shape[2]), x)
         else:
-            result, carried_over = run(later(), x, *[[before.pop(0)] for _ in range(places)])
+            carried = [[before.pop(0)] for _ in range(places)]
+            result, carried_over = run(later(_NEXT if leaves else _LAST), x, *carried)
         if after is not None:
             after.extend(carried_over)
         return result
@@ -113,8 +117,8 @@ def _carries(convolution: Any) -> bool:
     return tuple(convolution.conv.kernel_size) == (3, 3, 3)
 
 
-def _run(unused: int, places: int, block: torch.nn.Module, x: torch.Tensor, *before: torch.Tensor) -> Any:
+def _run(unused: int, state: str, block: torch.nn.Module, x: torch.Tensor, *before: torch.Tensor) -> Any:
     """The function of a site: the block's result, and the frames that it leaves for the next part."""
     after: list[torch.Tensor] = []
-    result = original(block, x, *(None,) * unused, list(before) if places else None, after)
-    return result, after
+    lists = list(before) if state in (_NEXT, _LAST) else None, after if state in (_FIRST, _NEXT) else None
+    return original(block, x, *(None,) * unused, *lists), after

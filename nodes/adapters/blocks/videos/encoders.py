@@ -51,11 +51,13 @@ def hooks(module: torch.nn.Module, run: RegionRunner, bypass: Bypass) -> list[Ho
     encoder = module.get_submodule("encoder")
     found: list[Hook] = []
     # Numbers of frames in the parts after the first. Wan 2.1's blocks may get one at the end.
-    later = [1, 2] if is_core_class(type(module), FIRST_WAN, "WanVAE") else [1, 2, 4]
+    first_wan = is_core_class(type(module), FIRST_WAN, "WanVAE")
+    later = [1, 2] if first_wan else [1, 2, 4]
     for name, block in encoder.named_modules(prefix="encoder"):
         mode = getattr(block, "mode", "")
         if is_block(block, "ResidualBlock"):
-            found.append(_residual(name, block, run, later))
+            places = sum(type(part).__name__ == "CausalConv3d" for part in block.get_submodule("residual").children())
+            found.append(with_cache(name, block, run, places, later, first_wan))
         elif is_block(block, "Resample") and mode == "downsample2d":
             found.append(without_cache(name, block, run, original, later))
         elif is_block(block, "Resample") and mode == "downsample3d":
@@ -86,18 +88,6 @@ def rehearsal_of(
 def may_capture(module: torch.nn.Module, pixels: torch.Tensor) -> bool:
     """Not a whole video: see the decoder's."""
     return not is_vae(module) or not is_video(pixels.shape)
-
-
-def _residual(name: str, block: torch.nn.Module, run: RegionRunner, later: list[int]) -> Hook:
-    """As the decoder's; but of a picture, which comes without a list, nothing is copied to be carried over."""
-    places = sum(type(part).__name__ == "CausalConv3d" for part in block.get_submodule("residual").children())
-    carrying = with_cache(name, block, run, places, later)
-    alone = States(name, block).add("alone", original, (FIXED_FRAMES,))
-
-    def forward(x: torch.Tensor, feat_cache: Any = None, *args: Any, **kwargs: Any) -> Any:
-        return run(alone, x) if feat_cache is None else carrying.forward(x, feat_cache, *args, **kwargs)
-
-    return Hook(block, forward, (*carrying.sites, alone))
 
 
 def _downsampling_in_time(name: str, block: torch.nn.Module, run: RegionRunner) -> Hook:

@@ -42,7 +42,7 @@ class VideoDecoder:
 
 DECODERS = (
     VideoDecoder("decode", wan.is_vae, wan.hooks, (4, 1)),
-    VideoDecoder("decoder.forward", carried.is_decoder, carried.hooks, (5, 1)),
+    VideoDecoder("decoder.forward", carried.is_decoder, carried.hooks, (5, 2, 1)),
     VideoDecoder("decoder.forward", plain.is_transformer, plain.transformer_hooks, (), True),
     VideoDecoder("decoder.forward", plain.is_cosmos, plain.cosmos_hooks, (5, 1)),
     VideoDecoder("decoder.forward", plain.is_mochi, plain.mochi_hooks, (5, 1)),

@@ -4,6 +4,7 @@ Their blocks get a list `feat_cache`, in which each causal convolution has a pla
 and an index into it. A place is None before the first frame. The upsampling in time also has the text "Rep" there,
 after the first frame, which it does not double. Core passes the frames of a video in parts: one, then two by two (Wan
 2.1) or one by one (Wan 2.2), which the upsampling doubles. So the numbers of frames are few, and fixed in a region.
+Wan 2.1's blocks get no list with a picture.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ from .states import FIXED_FRAMES, States, bound
 FIRST_WAN, SECOND_WAN = "comfy.ldm.wan.vae", "comfy.ldm.wan.vae2_2"
 _CARRIED = 2  # frames that a causal convolution of three frames needs from before
 
-# The states of a block: nothing was carried over, or something was.
-_FIRST, _NEXT = "first", "next"
+# The states of a block: it carries nothing, has nothing carried over yet, or has something.
+_ALONE, _FIRST, _NEXT = "alone", "first", "next"
 _REPEATED = "Rep"
 
 
@@ -41,9 +42,9 @@ def hooks(vae: torch.nn.Module, run: RegionRunner, bypass: Bypass) -> list[Hook]
     for name, block in decoder.named_modules(prefix="decoder"):
         if is_block(block, "ResidualBlock"):
             places = sum(type(part).__name__ == "CausalConv3d" for part in block.get_submodule("residual").children())
-            found.append(with_cache(name, block, run, places, later))
+            found.append(with_cache(name, block, run, places, later, goes_by_twos))
         elif is_block(block, "Resample") and getattr(block, "mode", "") == "upsample3d":
-            found.append(with_cache(name, block, run, 1, later))
+            found.append(with_cache(name, block, run, 1, later, goes_by_twos))
             later = [2] if goes_by_twos else [2 * frames for frames in later]
         elif is_block(block, "Resample") and getattr(block, "mode", "") == "upsample2d":
             found.append(without_cache(name, block, run, original, later))
@@ -71,32 +72,46 @@ def without_cache(
     return Hook(block, lambda x, *args, **kwargs: run(site(x.shape[2]), x), states.sites)
 
 
-def with_cache(name: str, block: torch.nn.Module, run: RegionRunner, places: int, later: list[int]) -> Hook:
-    """A block with this many places in the list. A place has two states: empty, or two frames."""
+def with_cache(
+    name: str, block: torch.nn.Module, run: RegionRunner, places: int, later: list[int], alone: bool
+) -> Hook:
+    """A block with this many places in the list. A place has two states: empty, or two frames.
+
+    later: see `hooks`. alone: pictures come without a list. Then nothing is copied to be carried over.
+    """
     states = States(name, block)
+
+    def without_list(frames: int) -> RegionSite:
+        return states.get(f"{_ALONE} of {frames}", original, (FIXED_FRAMES,))
 
     def site(state: str, frames: int) -> RegionSite:
         carried = places if state == _NEXT else 0
         return states.get(f"{state} of {frames}", bound(_run, places, state), (FIXED_FRAMES,) * (1 + carried))
 
-    site(_FIRST, 1)
+    doubles = type(block).__name__ == "Resample"
+    if alone or doubles:
+        without_list(1)
+    if not doubles:
+        site(_FIRST, 1)
     for frames in later:
         site(_NEXT, frames)
-    doubles = type(block).__name__ == "Resample"
 
     def forward(x: torch.Tensor, feat_cache: Any = None, feat_idx: Any = None, *args: Any, **kwargs: Any) -> Any:
-        place = 0 if feat_cache is None else feat_idx[0]
-        before = [None] * places if feat_cache is None else feat_cache[place : place + places]
+        if feat_cache is None:
+            return run(without_list(x.shape[2]), x)
+        place = feat_idx[0]
+        before = feat_cache[place : place + places]
         missing = sum(each is None for each in before)
         if missing not in (0, places):
             return original(block, x, feat_cache, feat_idx, *args, **kwargs)
         given = [] if missing else [[_two_frames(each, x)] for each in before]
-        if feat_cache is not None:  # nothing else holds what the region frees
-            feat_cache[place : place + places] = before = [None] * places
-        result, carried_over = run(site(_FIRST if missing else _NEXT, x.shape[2]), x, *given)
-        if feat_cache is not None:
-            feat_cache[place : place + places] = [_REPEATED] if doubles and missing else carried_over
-            feat_idx[0] += places
+        feat_cache[place : place + places] = before = [None] * places  # nothing else holds what the region frees
+        if doubles and missing:  # as without a list
+            result, carried_over = run(without_list(x.shape[2]), x), [_REPEATED]
+        else:
+            result, carried_over = run(site(_FIRST if missing else _NEXT, x.shape[2]), x, *given)
+        feat_cache[place : place + places] = carried_over
+        feat_idx[0] += places
         return result
 
     return Hook(block, forward, states.sites)
@@ -117,7 +132,7 @@ def _run(places: int, state: str, block: torch.nn.Module, x: torch.Tensor, *befo
     """The function of a site: the block's result, and the frames that it carries over."""
     cache = _Cache(before if state == _NEXT else [None] * places)
     result = original(block, x, cache, [0])
-    return result, [each for each in cache if isinstance(each, torch.Tensor)]
+    return result, list(cache)
 
 
 class _Cache(list[Any]):
