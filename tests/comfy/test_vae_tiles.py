@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from . import vaes
-from .families.kit import run_traces
+from .families.kit import forget_regions, run_traces
 from .vaes import Compiled, pixels
 
 pytestmark = pytest.mark.usefixtures("inference")
@@ -36,7 +36,8 @@ def latent(height: int, width: int) -> torch.Tensor:
     return torch.randn((1, 4, height, width), generator=torch.Generator().manual_seed(height))
 
 
-def test_a_tiled_decode_is_stocks_and_compiles_once_for_all_tiles(compiled: Compiled) -> None:
+def test_a_tiled_decode_is_stocks_and_compiles_once_for_all_tiles(core: SimpleNamespace, compiled: Compiled) -> None:
+    forget_regions(core)
     for number, size in enumerate(SIZES):
         before = compiled.stats.counters.signatures
         rise = compiled.check(lambda vae, size=size: vae.decode_tiled(latent(*size), **TILE))
@@ -46,7 +47,8 @@ def test_a_tiled_decode_is_stocks_and_compiles_once_for_all_tiles(compiled: Comp
         assert (rise.region_compiles == 0) == bool(number)
 
 
-def test_a_tiled_encode_is_stocks_and_compiles_once_for_all_tiles(compiled: Compiled) -> None:
+def test_a_tiled_encode_is_stocks_and_compiles_once_for_all_tiles(core: SimpleNamespace, compiled: Compiled) -> None:
+    forget_regions(core)
     for number, (height, width) in enumerate(SIZES):
         image = pixels(8 * width, 8 * height)
         rise = compiled.check(lambda vae, image=image: vae.encode_tiled(image, **PIXELS))

@@ -83,7 +83,10 @@ def test_a_bundled_workflow_is_right_and_compiles_in_its_first_prompt_only(
         built = saved(prompt_for(job, checkpoint, backend, its_seed, STEPS))
         return with_stand_ins_for_text(built, job.tokens) if workflow.startswith("sdxl") else built
 
-    forwards = len(job.sizes) * (STEPS + 1)
+    # Pictures are encoded through Compile VAE too, once: ComfyUI keeps the result for other seeds.
+    encodes = sum(part["class_type"] == "VAEEncode" for part in prompt(None, seed).values())
+    later = len(job.sizes) * (STEPS + 1)
+    forwards = later + encodes
     eager = bench.run(prompt("eager", seed))
     assert (eager.rise["eager_calls"], eager.rise["graph_calls"]) == (forwards, 0)
     # None keeps the file's backend, `auto`.
@@ -91,7 +94,7 @@ def test_a_bundled_workflow_is_right_and_compiles_in_its_first_prompt_only(
     assert_same(first, eager)
     assert_through_regions(first, forwards)
     second, eager_second = bench.run(prompt(None, seed + 10_000)), bench.run(prompt("eager", seed + 10_000))
-    assert_ran_compiled(second, forwards)
+    assert_ran_compiled(second, later)
     assert_same(second, eager_second)
     pictures = len(job.sizes) * PICTURES.get(workflow, 1)
     assert len(first.latents) == pictures
