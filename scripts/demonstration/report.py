@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from .machine import Machine
-from .plan import Plan, text_of
+from .plan import IMAGE_TO_IMAGE, Plan, text_of
 from .run import PromptRun, Row
 
 # On the CPU both runs are fp32, so only rounding to 8 bits differs. On CUDA they are fp16; the error is only reported.
@@ -94,13 +94,18 @@ def _row_json(row: Row) -> dict[str, Any]:
     }
 
 
-def _after_first(rows: Sequence[Row]) -> list[tuple[Row, PromptRun]]:
-    """Every compiled prompt except the first of all."""
-    return [(row, run) for row in rows for run in row.compiled][1:]
+def _later(rows: Sequence[Row]) -> list[tuple[Row, PromptRun]]:
+    """Every compiled prompt except the first of all, and the first that encodes a picture."""
+    encoding = _first_encoding(rows)
+    return [(row, run) for row in rows for run in row.compiled if run is not encoding][1:]
+
+
+def _first_encoding(rows: Sequence[Row]) -> PromptRun | None:
+    return next((row.compiled[0] for row in rows if row.job.workflow == IMAGE_TO_IMAGE), None)
 
 
 def _late_compiles(rows: Sequence[Row]) -> list[str]:
-    late = [(row, run.counters["region_compiles"]) for row, run in _after_first(rows)]
+    late = [(row, run.counters["region_compiles"]) for row, run in _later(rows)]
     problems = [f"{count} regions compiled after the first prompt ({row.job})" for row, count in late if count]
     if rows and not rows[0].compiled[0].counters["region_compiles"]:
         problems.append("the first prompt compiled nothing")
@@ -140,14 +145,15 @@ def _bypassed(rows: Sequence[Row], reasons: Sequence[str]) -> list[str]:
 def _passed(rows: Sequence[Row], machine: Machine) -> str:
     first = rows[0].compiled[0].counters
     sizes = {size for row in rows for size in row.job.sizes}
-    later = len(_after_first(rows))
+    later, encoding = len(_later(rows)), _first_encoding(rows)
+    more = f" and {encoding.counters['region_compiles']} in the first that encodes a picture" if encoding else ""
     error = max(row.max_error or 0 for row in rows)
     difference = f"the images differ from eager by at most {error} of 255"
     if machine.device != "cpu":
         difference += " (half precision: reported, not judged)"
     return (
-        f"PASSED: {first['region_compiles']} regions compiled in the first prompt, none in the {later} after it, over "
-        f"{len(sizes)} sizes, batches {_listed(row.job.batch for row in rows)} and "
+        f"PASSED: {first['region_compiles']} regions compiled in the first prompt{more}, none in the {later} others, "
+        f"over {len(sizes)} sizes, batches {_listed(row.job.batch for row in rows)} and "
         f"{_listed(row.job.tokens for row in rows)} tokens; {difference}."
     )
 

@@ -8,6 +8,7 @@ import re
 import struct
 import subprocess
 import sys
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -129,6 +130,17 @@ def test_the_verdict_fails_with_the_reason(change: dict[str, Any], expected: str
     assert not verdict.passed
     assert verdict.sentence.startswith("FAILED: ")
     assert re.search(expected, verdict.sentence), verdict.sentence
+
+
+@pytest.mark.parametrize(("prompt", "passed"), [(0, True), (1, False)])
+def test_only_the_first_prompt_that_encodes_a_picture_may_compile_too(prompt: int, passed: bool) -> None:
+    rows = two_rows()
+    rows[1].compiled[prompt] = a_run(region_compiles=4)
+    assert not verdict_on(rows).passed
+    encoding = Row(Job("image_to_image", ((264, 200),)), *(getattr(rows[1], part.name) for part in fields(Row)[1:]))
+    verdict = verdict_on([rows[0], encoding])
+    assert verdict.passed is passed
+    assert not passed or "15 regions compiled in the first prompt and 4 in the first that encodes" in verdict.sentence
 
 
 def test_the_verdict_fails_if_the_first_prompt_compiled_nothing() -> None:
