@@ -18,7 +18,7 @@ class CompileVAE(io.ComfyNode):
             node_id="ResoluteCompileVAE",
             display_name="Compile VAE",
             category=CATEGORY,
-            **search_aliases("faster", "speed", "torch compile", "cuda graph", "encoder", "decoder", "img2img", "edit"),
+            **search_aliases("speed", "torch compile", "cuda graph", "encoder", "decoder", "img2img", "edit"),
             description=(
                 "Encodes and decodes with compiled blocks, at any size without compiling again. Tiling and the "
                 "fallback to tiles when memory runs out stay ComfyUI's own."
