@@ -268,10 +268,14 @@ def test_a_changed_copy_of_a_declared_pack_is_refused_by_name(
     kind = pack.start().Model
     trusted("")
     trust = core.ours("foreign.trust")
+
+    def declare(digest: str) -> None:
+        piece = core.ours("foreign.declared").Piece("__init__.py", "", frozenset({digest}))
+        monkeypatch.setattr(trust, "CLASSES", {"comfyui-gguf": (piece,)})
+
+    declare("of another state")
     why = trust.why_foreign([kind], frozenset())
     assert "comfyui-gguf changed since it was declared; now it is RESOLUTE_TRUSTED_PACKS=comfyui-gguf@2.0.0:" in why
-    digest = core.ours("foreign.packs").piece_digest(pack.name, "__init__.py", "")
-    piece = core.ours("foreign.declared").Piece("__init__.py", "", frozenset({digest}))
-    monkeypatch.setattr(trust, "CLASSES", {"comfyui-gguf": (piece,)})
+    declare(core.ours("foreign.packs").piece_digest(pack.name, "__init__.py", ""))
     assert trust.why_foreign([kind], frozenset()) is None
     pack.stop()
