@@ -8,7 +8,6 @@ core's own module. No such change touches a module of the model, so nothing else
 from __future__ import annotations
 
 import functools
-import hashlib
 import re
 import sys
 import weakref
@@ -17,6 +16,7 @@ from pathlib import Path
 from types import BuiltinFunctionType, FunctionType
 from typing import Any
 
+from ..keys import repr_digest
 from .authors import is_written_in
 from .classes import exchanged
 from .content import name_of_class, value_digest
@@ -92,7 +92,7 @@ def _digest(found: Reachable, held: Iterable[tuple[Slot, Any]], classes: Iterabl
         whole += [(f"{name}.{member}", _described(value, changed, is_native)) for member, value in (*code, *data)]
     # What a decorator closes over, and functions of modules that are reached by way of another one.
     whole += sorted(("", value_digest(each, changed)) for each in found.functions.values() if _counts(each))
-    return hashlib.sha256(repr(whole).encode()).hexdigest()
+    return repr_digest(whole)
 
 
 def _counts(function: FunctionType) -> bool:
