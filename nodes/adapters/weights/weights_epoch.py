@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import weakref
-from collections.abc import Collection, Hashable
+from collections.abc import Collection, Hashable, Iterable
 from typing import Any
 
 import torch
@@ -85,30 +85,18 @@ class WeightsEpoch:
         if root is None:
             return False
         modules = list(root.modules())
-        # When ComfyUI undoes an object patch, it leaves the class's own `forward` there, bound.
-        for submodule in modules:
-            if "forward" in (attributes := vars(submodule)) and is_own(submodule, "forward", attributes["forward"]):
-                del attributes["forward"]
-        self._slots = [
-            (slots, name)
-            for submodule in modules
-            for slots, name in tensor_slots(submodule)
-            if not dynamic_vram.is_paged_slot(submodule, name)
-        ]
-        self._plain = [(slots, name) for slots, name in self._slots if is_plain(slots[name])]
-        others = [(slots, name) for slots, name in self._slots if not is_plain(slots[name])]
-        self._composite = [((own, name), weakref.ref(own[name]), read_anew(own[name])) for own, name in others]
+        _remove_own_forwards(modules)
+        self._find_slots(modules)
         pages = self.paged.survey(modules)
         self.loaded_anew.forget_all_but(self._slots)
         if self.paged.pages:
             self.loaded_anew.keep(self._slots)
         self._addresses = self._read_addresses()
         tensors = [slots[name] for slots, name in self._slots]
-        places = self._addresses or [_address(tensor) for tensor in tensors]
         module_states = self._states.read(modules, root)
         kinds, reach = self._code.read(modules)
         state = (
-            places,
+            self._addresses or [_address(tensor) for tensor in tensors],
             pages,
             [(type(tensor), tensor.dtype, tensor.device) for tensor in tensors],
             weight_forms(self._slots),
@@ -127,6 +115,18 @@ class WeightsEpoch:
             )
         self.run_watch.remember(modules, reach)
         return True
+
+    def _find_slots(self, modules: Iterable[torch.nn.Module]) -> None:
+        """Find the slots of all weights that are not paged, and the parts of those that consist of several tensors."""
+        self._slots = [
+            (slots, name)
+            for module in modules
+            for slots, name in tensor_slots(module)
+            if not dynamic_vram.is_paged_slot(module, name)
+        ]
+        self._plain = [(slots, name) for slots, name in self._slots if is_plain(slots[name])]
+        others = [(slots, name) for slots, name in self._slots if not is_plain(slots[name])]
+        self._composite = [((own, name), weakref.ref(own[name]), read_anew(own[name])) for own, name in others]
 
     def code(self) -> Hashable:
         """The modules, their settings and shapes, and the code that they reach: equal if only weights moved or changed.
@@ -171,6 +171,14 @@ class WeightsEpoch:
             return found
         except (KeyError, AttributeError, RuntimeError):  # a weight was removed, or has no storage (meta, quantized)
             return None
+
+
+def _remove_own_forwards(modules: Iterable[torch.nn.Module]) -> None:
+    """Remove the class's own `forward`, bound, which ComfyUI leaves on a module when it undoes an object patch."""
+    for module in modules:
+        attributes = vars(module)
+        if "forward" in attributes and is_own(module, "forward", attributes["forward"]):
+            del attributes["forward"]
 
 
 def _address(tensor: torch.Tensor) -> int:
