@@ -105,6 +105,7 @@ _TABLE = (
     ),
     _Name("release_pool", "torch._C", Loss.RECOVERY, "_cuda_releasePool", instead=lambda: lambda device, pool: None),
     _Name("driver_version", "torch._C", Loss.SPEED, "_cuda_getDriverVersion", instead=lambda: lambda: 0),
+    _Name("is_in_use", "torch._C", Loss.SPEED, "_cuda_hasPrimaryContext", instead=lambda: lambda device: True),
     _Name("spin", "torch.cuda", Loss.SPEED, "_sleep", instead=lambda: lambda cycles: None),
     _Name("foreach_copy", "torch", Loss.SPEED, "_foreach_copy_", instead=lambda: _copy_each),
     # Dynamo is imported for its locks and counters. Nothing is traced by it.

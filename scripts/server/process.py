@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -13,11 +14,14 @@ from pathlib import Path
 from types import TracebackType
 
 from ..errors import ServerError
+from . import front_end
 from .client import Client
 
 # On the CPU, compiled and eager runs are comparable only with PyTorch's attention.
 CPU_ARGUMENTS = ("--cpu", "--use-pytorch-cross-attention", "--disable-auto-launch", "--disable-api-nodes")
 MODEL_FOLDERS = ("checkpoints", "diffusion_models", "vae", "loras", "controlnet", "text_encoders")
+# What ComfyUI's log says of a package that is not there.
+_MISSING = re.compile(r"No module named '([^']+)'|^(\S+) is not installed\.$", re.MULTILINE)
 NOT_COPIED = shutil.ignore_patterns(".*", "__pycache__", "output", "models")
 
 
@@ -125,7 +129,9 @@ class ComfyServer:
             command += ["--extra-model-paths-config", str(self.folder / "models.yaml")]
         if self.cpu:
             command += CPU_ARGUMENTS
-        return [*command, *self.arguments]
+        given = [*command, *self.arguments]
+        python_path = self._environment().get("PYTHONPATH", "")
+        return [*given, *front_end.arguments(self.python, self.folder / "front-end", given, python_path)]
 
     def log(self) -> str:
         """Everything the server has written so far."""
@@ -157,6 +163,14 @@ class ComfyServer:
         merged.update(self.environment)
         return {name: value for name, value in merged.items() if value is not None}
 
+    def _remedy(self) -> str:
+        """A sentence for a package that ComfyUI did not find; empty if it lacks none."""
+        missing = [name for names in _MISSING.findall(self.log()) for name in names if name]
+        if not missing:
+            return ""
+        requirements = self.comfyui / "requirements.txt"
+        return f"Its Python lacks {missing[-1]}: run `{self.python} -m pip install -r {requirements}`. "
+
     def _wait_until_ready(self) -> None:
         deadline = time.monotonic() + self.ready_timeout
         client = Client(self.url, timeout=5)
@@ -164,7 +178,7 @@ class ComfyServer:
             code = self.process.poll() if self.process else None
             if code is not None:
                 raise ServerError(
-                    f"ComfyUI ended with code {code} before it was ready. The end of "
+                    f"ComfyUI ended with code {code} before it was ready. {self._remedy()}The end of "
                     f"{self.log_path}:\n{self.log_tail()}"
                 )
             with contextlib.suppress(ServerError):
