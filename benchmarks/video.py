@@ -192,13 +192,9 @@ def _timed(vae: Any, what: str, given: Any) -> tuple[Any, float, float]:
 
 
 def _compiled(vae: Any, what: str) -> Any:
-    import resolute_pack.nodes.adapters.compile.vae_decode as compiling  # type: ignore[import-not-found]
+    import resolute_pack.nodes.adapters.compile.vae as compiling  # type: ignore[import-not-found]
 
-    if what == "decode":
-        return compiling.compile_vae_decode(vae, "inductor")
-    import resolute_pack.nodes.adapters.compile.vae_encode as encoding  # type: ignore[import-not-found]
-
-    return encoding.compile_vae_encode(vae, "inductor")
+    return compiling.compile_vae(vae, "inductor", None, (getattr(compiling, what.upper()),))
 
 
 def _counters() -> dict[str, Any]:
