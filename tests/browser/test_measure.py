@@ -67,7 +67,8 @@ def test_a_workflow_is_measured_and_nothing_is_written(page: FrontEnd, server: C
 
 
 def test_short_prompts_are_measured_in_turn_until_ten_seconds_or_eight_pairs(page: FrontEnd) -> None:
-    script = f"async () => {{ const {{ pairsFor, schedule }} = await import('/extensions/{PACK_NAME}/measure.js'); %s }}"
+    module = f"await import('/extensions/{PACK_NAME}/measure.js')"
+    script = f"async () => {{ const {{ pairsFor, schedule }} = {module}; %s }}"
     seconds = [0.01, 1.2, 3.8, 9.99, 10, 40]
     pairs = page.page.evaluate(script % f"return {seconds}.map(pairsFor)")
     assert pairs == [8, 8, 3, 2, 1, 1]
