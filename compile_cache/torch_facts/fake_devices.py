@@ -1,8 +1,8 @@
 """A fault of torch that would end the process: its stand-in for CUDA's devices belongs to one thread.
 
-Where a torch with CUDA finds no GPU, the first trace registers a stand-in for the whole process. Torch frees it when the
-thread of that trace ends, and the next trace in any thread reads freed memory: a segmentation fault. So with torch
-2.11, and no more with 2.15: https://github.com/pytorch/pytorch/pull/178950 mends it.
+Where a torch with CUDA finds no GPU, the first trace registers a stand-in for the whole process. Torch 2.11 frees it
+when the thread of that trace ends, and the next trace in any thread reads freed memory: a segmentation fault. Torch
+2.15 does not: https://github.com/pytorch/pytorch/pull/178950.
 """
 
 from __future__ import annotations
