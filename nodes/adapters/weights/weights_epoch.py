@@ -15,9 +15,10 @@ import torch
 
 from ....compile_cache.errors import BypassCode, BypassReason
 from ....compile_cache.foreign.attributes import is_own
+from ....compile_cache.regions.gguf_loras import address_of, why_not_traced
 from ....compile_cache.regions.region_weights import weight_forms
 from ....compile_cache.regions.slots import Slot, tensor_slots
-from ....compile_cache.regions.weight_parts import WeightForm, form_of, is_patched, is_plain, read_anew
+from ....compile_cache.regions.weight_parts import WeightForm, form_of, is_plain, read_anew
 from ....compile_cache.stats import Counters
 from ..comfyui import dynamic_vram
 from ..comfyui.module_attributes import ATTRIBUTES
@@ -28,10 +29,6 @@ from .paged_weights import Fill, PagedWeights
 from .run_watch import RunWatch
 
 _epochs = itertools.count(1)
-_PATCHED_INSIDE = BypassReason(
-    BypassCode.UNREADABLE_WEIGHTS,
-    "a LoRA is applied to quantized weights of another pack (GGUF) in each call, which a capture cannot follow",
-)
 
 
 class WeightsEpoch:
@@ -167,7 +164,7 @@ class WeightsEpoch:
                 if now is None or own[name] is not now or form is None:  # another weight, or one that lists no parts
                     return None
                 found += [part.data_ptr() for part in form.parts(now)]
-                found.append(form.is_patched(now))
+                found.append(address_of(now))
             return found
         except (KeyError, AttributeError, RuntimeError):  # a weight was removed, or has no storage (meta, quantized)
             return None
@@ -204,8 +201,9 @@ def _blocker(
             BypassCode.UNREADABLE_WEIGHTS,
             f"a weight is a {type(unreadable).__name__}, and its address does not show every change of it",
         )
-    if any(map(is_patched, tensors)):
-        return _PATCHED_INSIDE
+    patched = next(filter(None, (why_not_traced(tensor) for tensor in tensors if not is_plain(tensor))), None)
+    if patched is not None:
+        return patched
     if foreign:
         return EXCHANGED
     for module in modules:
