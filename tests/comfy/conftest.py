@@ -19,7 +19,7 @@ from scripts.setup import comfyui
 
 pytest.register_assert_rewrite(f"{__package__}.rig")
 from .in_process import load  # noqa: E402
-from .rig import Bench, PromptDict, Run, compiled  # noqa: E402 (after register_assert_rewrite)
+from .rig import Bench, PromptDict, Run, compiled, without_decoder  # noqa: E402 (after register_assert_rewrite)
 
 
 @pytest.fixture(scope="session")
@@ -96,6 +96,12 @@ def node() -> Callable[..., dict[str, Any]]:
 def tiny_prompt() -> Callable[..., PromptDict]:
     """Builds a prompt of the test pack's tiny model; see ``_tiny_prompt`` for its nodes."""
     return _tiny_prompt
+
+
+@pytest.fixture
+def prompt(tiny_prompt: Any, seed: int) -> PromptDict:
+    """Four steps of the tiny model at an odd size (a latent of 17x13), without a decoder."""
+    return without_decoder(tiny_prompt(seed=seed, width=136, height=104, steps=4))
 
 
 @pytest.fixture(scope="session")
