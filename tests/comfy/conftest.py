@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import io
 import itertools
+import shutil
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -35,6 +37,13 @@ def server(make_server: Callable[..., ComfyServer], pytestconfig: pytest.Config)
 def old_server(make_server: Callable[..., ComfyServer]) -> ComfyServer:
     """The oldest supported ComfyUI, shared by the session."""
     return make_server(comfyui.OLDEST)
+
+
+@pytest.fixture(scope="session")
+def example_picture(server: ComfyServer, comfyui_folder: Callable[[str], Path]) -> None:
+    """ComfyUI's own picture in the shared server's input folder, where LoadImage looks for it."""
+    example = comfyui_folder(comfyui.TARGET) / "input" / "example.png"
+    shutil.copyfile(example, server.input_folder / example.name)
 
 
 @pytest.fixture

@@ -161,15 +161,15 @@ def imported_files(source: Source) -> set[Path]:
     return found
 
 
-def place_of(name: str) -> str:
-    """The longest place of FLOORS that a file's path begins with."""
-    return max((place for place in PLACES if f"{name}/".startswith(f"{place}/")), key=len)
+def place_of(name: str, places: Mapping[str, int]) -> str:
+    """The longest of these places that a file's path begins with."""
+    return max((place for place in places if f"{name}/".startswith(f"{place}/")), key=len)
 
 
-def climbs(importer: str, imported: str) -> bool:
-    """An import climbs if it goes up, or across to a neighbour on the same floor."""
-    above, below = place_of(importer), place_of(imported)
-    return above != below and PLACES[above] >= PLACES[below]
+def climbs(importer: str, imported: str, places: Mapping[str, int] = PLACES) -> bool:
+    """An import climbs if it goes up, or across to a neighbour on the same floor. places: with the floor of each."""
+    above, below = place_of(importer, places), place_of(imported, places)
+    return above != below and places[above] >= places[below]
 
 
 def circle(imports: Mapping[str, Iterable[str]]) -> list[str]:
