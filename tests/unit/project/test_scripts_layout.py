@@ -24,7 +24,13 @@ TESTS_OF_BENCHMARKS = {
     "tests/unit/benchmarks/test_streamed_table.py",
 }
 # What a command imports before it has an environment: the standard library and its like.
-BEFORE_THE_ENVIRONMENT = ("scripts/setup/", "scripts/server/", "scripts/errors.py", "scripts/places.py")
+BEFORE_THE_ENVIRONMENT = (
+    "scripts/setup/",
+    "scripts/server/",
+    "scripts/errors.py",
+    "scripts/places.py",
+    "scripts/ports.py",
+)
 
 # The order of imports, from the top down, as in test_architecture.py.
 FLOORS = [
@@ -33,7 +39,7 @@ FLOORS = [
     ("scripts/demonstration",),
     ("scripts/browser", "scripts/workflows"),
     ("scripts/models", "scripts/server", "scripts/setup"),
-    ("scripts",),  # errors, places, pack
+    ("scripts",),  # errors, places, ports, pack
 ]
 PLACES = {place: floor for floor, places in enumerate(FLOORS) for place in places}
 
