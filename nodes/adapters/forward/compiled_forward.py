@@ -66,8 +66,7 @@ class CompiledForward(ForwardPatch):
     def count_regions(self) -> None:
         """Count the module's regions, and those that are ready, for the progress of all compile nodes of the prompt.
 
-        Raises UserError for a name of `left_out` that the
-        module does not have.
+        Raises UserError for a name of `left_out` that the module does not have.
         """
         request, backend = self._request, self._request.backend.name
         if not (request.capabilities.compiles or request.left_out):

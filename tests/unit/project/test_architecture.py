@@ -210,7 +210,7 @@ class TestOrderOfImports:
         assert rooms == {place for place in PLACES if place.startswith("nodes/adapters/") and (ROOT / place).is_dir()}
         assert [place for place in PLACES if not (ROOT / place).exists()] == []
 
-    @pytest.mark.parametrize("top", [CORE, ADAPTERS], ids=name_of)
+    @pytest.mark.parametrize("top", [CORE, INDUCTOR, ADAPTERS], ids=name_of)
     def test_the_map_in_a_package_lists_its_rooms_from_the_top_down(self, top: Path) -> None:
         listed = re.findall(r"^    (\w+)/ +\S", ast.get_docstring(Source(top / "__init__.py").tree) or "", re.MULTILINE)
         rooms = {room.name for room in top.iterdir() if any(room.glob("*.py"))}
