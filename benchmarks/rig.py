@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import io
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -124,6 +125,8 @@ def without_paths(arguments: list[str]) -> list[str]:
 
 
 def save(out: Path | None, result: Mapping[str, Any]) -> None:
-    """Write what was measured so far, so that an interrupted run has results."""
+    """Write what was measured so far, so that an interrupted run has results. A file is never half written."""
     if out:
-        out.write_text(json.dumps(result, indent=1) + "\n", "utf-8")
+        partial = out.with_name(f"{out.name}.partial")
+        partial.write_text(json.dumps(result, indent=1) + "\n", "utf-8")
+        os.replace(partial, out)
