@@ -60,8 +60,8 @@ STEPS = (
     Step(
         "tests",
         ("scripts/test", "--gpu", "--", "-q"),
-        220,
-        "captures, also broken ones, quantized products, tuning and parity are right on this GPU",
+        260,
+        "captures, also broken ones, attention by shape, noise levels, quantized products and parity are right here",
         whole=True,
     ),
     Step(

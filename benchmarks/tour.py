@@ -109,6 +109,15 @@ def main() -> int:
     options.kind = "sd15-mini" if options.cpu else options.kind
     cells = Cells(options, lambda row: tuple(row[name] for name in _KEY))
     backends = ["inductor"] if options.cpu else options.backends
+    wanted = [size for size in TOURS[options.kind][: options.sizes] if cells.lacks(key_of(size))]
+    if wanted:
+        run(wanted, backends, cells, options)
+    print(table([row for row in cells.rows if all(name in row for name in backends)], backends))
+    return 0
+
+
+def run(wanted: list[Any], backends: list[str], cells: Cells, options: argparse.Namespace) -> None:
+    """Measure these sizes in one server."""
     setup = command.prepare()
     path = generated.ensure(options.kind, setup.python, setup.comfyui)
     folder = options.folder or Path(tempfile.mkdtemp(prefix="resolute-tour-"))
@@ -119,9 +128,7 @@ def main() -> int:
         try:
             # Load the model and run the process's first kernels before measuring.
             server.client.run(prompt(path.name, STOCK, TOURS[options.kind][0], seed=99))
-            for size in TOURS[options.kind][: options.sizes]:
-                if not cells.lacks(key_of(size)):
-                    continue
+            for size in wanted:
                 name = f"{size[0]}x{size[1]} batch {size[2]}"
                 given = (server.client, path.name, size, backends)
                 row = cells.measure(name, functools.partial(visit, *given), 30)
@@ -130,8 +137,6 @@ def main() -> int:
                     cells.save(cache=server.client.get("/resolute/cache"), **server.client.get("/resolute/events"))
         finally:
             print(f"server log: {server.log_path}")
-    print(table([row for row in cells.rows if all(name in row for name in backends)], backends))
-    return 0
 
 
 if __name__ == "__main__":
