@@ -36,8 +36,9 @@ from scripts.setup import command
 
 from . import rig
 from .cells import Cells, OutOfTimeError, add_options
-from .family_models import FAMILIES, Family, family, file_of, floor_ms, make_all
+from .family_models import FAMILIES, Family, family, floor_ms, make_all
 from .rig import ROOT, STOCK, environment, node, without_paths
+from .weight_formats import file_of
 
 CORE, OURS = "TorchCompileModel", "resolute"
 STEPS = 10

@@ -43,7 +43,8 @@ def failures(out: Path) -> Any:
 
 def make_room(models: Path, gb: int) -> None:
     """Delete random models, the largest first, until so much of the disk is free. Their benchmarks make them anew."""
-    made = sorted(models.rglob("resolute-random-*.safetensors"), key=lambda file: file.stat().st_size)
+    found = [file for file in models.rglob("resolute-random-*") if file.suffix != ".json"]
+    made = sorted(found, key=lambda file: file.stat().st_size)
     while made and shutil.disk_usage(models).free < gb * 1e9:
         file = made.pop()
         print(f"-- deleted {file.name}: the disk has no room", flush=True)

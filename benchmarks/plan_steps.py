@@ -30,10 +30,10 @@ class Step(NamedTuple):
 
     def timed(self, seconds: str, minutes: str) -> list[str]:
         """The arguments for the result and for the time that the step has."""
-        out = ["--out", f"{_FOLDER}/{self.name}.json"]
-        if self.command[0] != "-m":
-            return [*out, "--minutes", minutes] if "fuzz" in self.command[0] else []
-        return [*out, *(["--minutes", minutes] if "benchmarks.video" in self.command else ["--seconds", seconds])]
+        if self.whole:
+            return []
+        limit = ["--seconds", seconds] if self.command[0] == "-m" else ["--minutes", minutes]
+        return ["--out", f"{_FOLDER}/{self.name}.json", *limit]
 
     def arguments(self, folder: Path, models: Path, seconds: float) -> list[str]:
         """The command line. seconds: that the step has."""

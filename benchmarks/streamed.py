@@ -44,10 +44,11 @@ from scripts.setup import command
 from . import families, rig
 from .card_memory import GIB, Memory, small_card
 from .device_facts import bus
-from .family_models import family, file_of, make_all
+from .family_models import family, make_all
 from .kernel_kinds import by_kind
 from .rig import ROOT, STOCK, environment, without_paths
 from .streamed_table import ALL, CELLS, HEAD, MODELS, OURS, Model, line, rows_of
+from .weight_formats import file_of
 
 STEPS, UNSETTLED, PROFILED = 10, 3, 1
 _LEAST_DISK = 30e9  # bytes, for one more model

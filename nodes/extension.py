@@ -9,8 +9,7 @@ from . import routes
 from .compare_images import CompareImages
 from .compile_controlnet import CompileControlNet
 from .compile_model import CompileModel
-from .compile_vae import CompileVAE
-from .compile_vae_decode import CompileVAEDecode
+from .compile_vae import CompileVAE, CompileVAEDecode
 from .deepcache import DeepCache
 from .free_graphs import FreeGraphs
 from .load_checkpoint import LoadCheckpointCompiled

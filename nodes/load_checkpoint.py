@@ -11,7 +11,7 @@ from nodes import CheckpointLoaderSimple
 
 from .adapters.comfyui.version import search_aliases, with_node_id
 from .adapters.compile.diffusion_model import compile_diffusion_model
-from .adapters.compile.vae_decode import compile_vae_decode
+from .adapters.compile.vae import compile_vae_decode
 from .inputs import CATEGORY, backend_input
 
 

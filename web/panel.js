@@ -102,7 +102,7 @@ export class Panel {
       button(
         "measure",
         t("Measure against stock"),
-        t("Runs this workflow twice with Resolute and twice without it, and compares. Nothing is saved."),
+        t("Runs this workflow with and without Resolute, each at least twice, and compares. Nothing is saved."),
         () => {
           const { measuring } = this.actions;
           return measuring.isRunning ? measuring.cancel() : this.act((say) => this.actions.measure(say));

@@ -11,12 +11,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..keys import Role
-from ..stats import Event, Wait
+from ..stats import SHORT_WAIT, Event, Wait
 from ..texts import Text, words_of
 from .misses import SINCE
 from .reasons import because, in_short
 
-_SHORT = 0.05  # seconds; a shorter wait is not mentioned
 _SLIVER = 0.02  # of a run; a shorter gap between two pieces of work is not shown
 _MAX_SEGMENTS = 60
 _MAX_REASONS = 4
@@ -161,7 +160,7 @@ class Run:
             if end <= at:
                 continue
             start = max(start, at)
-            if start - at > max(_SHORT, _SLIVER * self.seconds):
+            if start - at > max(SHORT_WAIT, _SLIVER * self.seconds):
                 merged.append({"kind": self.answered_by, "start": at, "seconds": start - at})
             if merged and merged[-1]["kind"] == kind:
                 merged[-1]["seconds"] += end - start  # without the sliver before it, so that the kinds add up

@@ -100,8 +100,9 @@ def test_a_copy_compiles_both_ways_and_the_input_stays_as_it_is(core: SimpleName
 
 
 def test_it_may_come_after_compile_vae_decode_and_before_it(core: SimpleNamespace) -> None:
-    decode, both = (core.ours(f"compile.{name}") for name in ("vae_decode", "vae_encode"))
-    for first, second in [(decode.compile_vae_decode, both.compile_vae), (both.compile_vae, decode.compile_vae_decode)]:
+    module = core.ours("compile.vae")
+    ways = (module.compile_vae_decode, module.compile_vae)
+    for first, second in (ways, reversed(ways)):
         compiled = Compiled(core, vaes.kl())
         compiled.ours = second(first(compiled.vae, "inductor"), "inductor")
         latent = compiled.vae.encode(pixels(72, 72))
@@ -143,7 +144,7 @@ def test_a_vae_without_an_encoder_that_resolute_knows_says_so(
     vae = vaes.kl()
     vae.first_stage_model.encoder = torch.nn.Identity()
     with caplog.at_level("INFO"):
-        ours = core.ours("compile.vae_encode").compile_vae(vae, "inductor")
+        ours = core.ours("compile.vae").compile_vae(vae, "inductor")
     assert "AutoencoderKL has no encoder that Resolute knows" in caplog.text
     assert list(ours.patcher.object_patches) == ["decoder.forward"]
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from .families.kit import forget_regions
 from .in_process import PACK
 
 pytestmark = pytest.mark.usefixtures("inference")
@@ -27,6 +28,7 @@ class Decode:
 
     def __init__(self, core: SimpleNamespace, dtype: torch.dtype, paged_file: torch.dtype | None = None) -> None:
         """paged_file: the dtype of the file from which DynamicVRAM loads the VAE; None: it is off."""
+        forget_regions(core)  # other tests of this process may have compiled the same blocks
         self.core, self.dtype, self.is_paged = core, dtype, paged_file is not None
         module = importlib.import_module("comfy.ldm.modules.diffusionmodules.model")
         sizes: dict[str, Any] = {"ch": 32, "out_ch": 3, "ch_mult": (1, 2), "num_res_blocks": 1, "z_channels": 4}
@@ -46,7 +48,7 @@ class Decode:
         vae = SimpleNamespace(
             first_stage_model=self.model, patcher=patcher, device="cpu", vae_dtype=dtype, upscale_ratio=2
         )
-        self.vae = core.ours("compile.vae_decode").compile_vae_decode(vae, "inductor")
+        self.vae = core.ours("compile.vae").compile_vae_decode(vae, "inductor")
         self.backend = part("backends.registry").get("inductor")
         *_, self.decode = self.backend.upcoming_calls.values()
 

@@ -23,6 +23,7 @@ from ...stats import Stats
 from ...store.artifact_store import DIGEST_CHARS, ArtifactStore, StoreError
 from ...store.fingerprint import EnvironmentFingerprint
 from ...store.temporary_folders import remove_abandoned
+from ...torch_facts import fake_devices
 from ...torch_facts.private_names import Loss, lost
 from ..base import Backend, Capabilities, Located, Program, UpcomingDecode
 from .parallel.pool import WorkerPool, may_have_workers
@@ -42,6 +43,7 @@ class InductorBackend(Backend):
     name = "inductor"
 
     def __init__(self) -> None:
+        fake_devices.keep()
         self.workers = WorkerPool()
         self.upcoming_calls: dict[int, UpcomingDecode] = {}
         self._table: RegionTable | None = None

@@ -15,7 +15,7 @@ from ....compile_cache.texts import Text
 from ..comfyui.progress import NodeProgress
 from ..compile.controlnet import compile_controlnet
 from ..compile.diffusion_model import compile_diffusion_model
-from ..compile.vae_decode import compile_vae_decode
+from ..compile.vae import compile_vae_decode
 from ..deepcache.node import add_deepcache, deepest
 from .deepcache_settings import DeepCacheInputs, translate
 

@@ -43,7 +43,7 @@ class Bench:
         return self.core.ours("compile.diffusion_model").compile_diffusion_model(model, "eager", None)
 
     def compiled_vae(self, vae: Any) -> Any:
-        return self.core.ours("compile.vae_decode").compile_vae_decode(vae, "eager", None)
+        return self.core.ours("compile.vae").compile_vae_decode(vae, "eager", None)
 
     def sample(self, model: Any, steps: int = 3, callback: Any = None) -> torch.Tensor:
         """Latents (1, 4, 8, 8) without guidance: one call of the model in each step. callback: as in core."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -208,6 +209,14 @@ class TestOrderOfImports:
         rooms = {name_of(room) for room in ADAPTERS.rglob("*") if any(room.glob("*.py"))}
         assert rooms == {place for place in PLACES if place.startswith("nodes/adapters/") and (ROOT / place).is_dir()}
         assert [place for place in PLACES if not (ROOT / place).exists()] == []
+
+    @pytest.mark.parametrize("top", [CORE, ADAPTERS], ids=name_of)
+    def test_the_map_in_a_package_lists_its_rooms_from_the_top_down(self, top: Path) -> None:
+        listed = re.findall(r"^    (\w+)/ +\S", ast.get_docstring(Source(top / "__init__.py").tree) or "", re.MULTILINE)
+        rooms = {room.name for room in top.iterdir() if any(room.glob("*.py"))}
+        assert sorted(listed) == sorted(rooms)
+        floors = [PLACES[f"{name_of(top)}/{room}"] for room in listed]
+        assert floors == sorted(floors)
 
     def test_tests_have_the_rooms_of_the_code(self) -> None:
         """tests/contract/weights is about nodes/adapters/weights; tests/unit/project about the project as a whole."""

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from ....regions.slots import swapped
+from ....torch_facts.operators import defined
 from ....torch_facts.private_names import FakeTensor
 
 NAMESPACE = "comfy_kitchen"  # of its operators, and the name of its package
@@ -40,7 +41,7 @@ def opaque() -> AbstractContextManager[None]:
 
     def get_implementation(func_name: str, *args: Any, **kwargs: Any) -> Callable[..., Any]:
         found: Callable[..., Any] = original(func_name, *args, **kwargs)
-        operator = _as_operators().get(func_name)
+        operator = operators().get(func_name)
         if operator is None:
             return found
 
@@ -51,11 +52,6 @@ def opaque() -> AbstractContextManager[None]:
         return run
 
     return swapped([(vars(registry), "get_implementation", get_implementation)])
-
-
-def register() -> None:
-    """Register our operators that compiled code may call, in this process."""
-    _as_operators()
 
 
 def product_of(numbers: torch.fx.Node) -> str | None:
@@ -92,17 +88,11 @@ def _registry() -> Any:
 
 
 @functools.cache
-def _as_operators() -> dict[str, Callable[..., Any]]:
-    """By name in comfy-kitchen's registry, the function to call in a trace. The first call registers operators.
-
-    The first copy of this pack in a process defines them.
-    """
-    for name, (schema, fake) in _DEFINED.items():
-        if not hasattr(torch.ops.resolute, name):
-            torch.library.define(f"resolute::{name}", schema)
-            torch.library.impl(f"resolute::{name}", ("cpu", "cuda"), functools.partial(_run, name))
-            torch.library.register_fake(f"resolute::{name}", fake)
-    own = {name: getattr(torch.ops.resolute, name).default for name in _DEFINED}
+def operators() -> dict[str, Callable[..., Any]]:
+    """By name in comfy-kitchen's registry, the function to call in a trace: operators of ours, and one of its own."""
+    own = {
+        name: defined(name, schema, functools.partial(_run, name), fake) for name, (schema, fake) in _DEFINED.items()
+    }
     return {**own, "int8_linear": _int8_linear}
 
 

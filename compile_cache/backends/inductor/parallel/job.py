@@ -17,10 +17,7 @@ from typing import Any
 import sympy  # type: ignore[import-untyped]
 import torch
 
-from ....attention import chooser as attention
-from ....attention import chosen
 from ....errors import first_line
-from ....regions import own_memory
 from ....store.artifact_store import Artifact
 from ....torch_facts.flags import apply_flags, flags_for_workers
 from ....torch_facts.private_names import (
@@ -39,7 +36,7 @@ from ....torch_facts.private_names import (
     triton_code_generator,
     triton_key,
 )
-from ..compile import casts, kitchen, lowering
+from ..compile import lowering, operators
 from ..compile.artifacts import pack
 from ..compile.environment import environment_of
 from ..compile.lowering import compile_trace
@@ -192,11 +189,7 @@ def _apply(settings: WorkerSettings) -> None:
 
 
 def _run(job: Job) -> Artifact:
-    attention.operator()  # the trace may call it, and these
-    chosen.operator()
-    own_memory.operator()
-    kitchen.register()
-    casts.operator()
+    operators.register()
     for package in job.packages:
         importlib.import_module(package)
     with size_one_is_general(job.oblivious):

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from .....compile_cache.errors import BypassCode, BypassReason
+from .....compile_cache.keys import repr_digest
 from .....compile_cache.regions.dependence import SIZE, TIME
 from .....compile_cache.regions.site import Bypass, RegionFunction, RegionRunner, RegionSite
 from .....compile_cache.regions.structure import TORCH_OWN
@@ -18,7 +19,7 @@ from ...comfyui import chosen_attention
 from ...comfyui.module_attributes import ATTRIBUTES
 from ...comfyui.transformer_options import OVERRIDE
 from ..common import UnusableArgumentError, original
-from .arguments import Arguments, Layout, digest_of, dims_of, put_together, shared_by_batch, take_apart
+from .arguments import Arguments, Layout, dims_of, put_together, shared_by_batch, take_apart
 from .experts import Cut, cut_of, pass_by
 from .options import BlockOptions, Reads, RefusedOptionError, fits
 from .tested import shared_arguments, steady_arguments
@@ -174,7 +175,7 @@ class RecognisedBlock:
         key = (layout, dims, id(call), share)
         site = self._sites.get(key)
         if site is None:
-            structure = digest_of(self._structure, layout, sorted(call.reads.items()), call.written)
+            structure = repr_digest((self._structure, layout, sorted(call.reads.items()), call.written))
             reads = call.reads if passes_options else None
             kind = f"{self._kind}.{share}" if share else self._kind
             function, without = self._function(layout, reads, call.written, share)

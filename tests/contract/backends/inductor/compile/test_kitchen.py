@@ -156,7 +156,7 @@ def test_our_operators_compute_what_comfy_kitchens_functions_do() -> None:
         plain = weight.dequantize()
         with kitchen.opaque():
             assert torch.equal(weight.dequantize(), plain)
-        assert function.__name__ in kitchen._as_operators()
+        assert function.__name__ in kitchen.operators()
     quantized = Linear("TensorWiseINT8Layout").weight
     given = (x, quantized._qdata, quantized._params.scale)
     expected = comfy_kitchen.int8_linear(*given, out_dtype=torch.float32)

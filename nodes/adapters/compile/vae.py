@@ -1,0 +1,128 @@
+"""Compile a VAE: its decoder, its encoder, or both. Tiling and the fall-back when memory runs out stay core's."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+
+from ....compile_cache.keys import Role
+from ....compile_cache.texts import Text
+from ..blocks import decoder, encoder
+from ..blocks.videos import encoders, known
+from ..comfyui import latent_cells, switch
+from ..foreign.describe import describe_code
+from ..forward.patch_install import install_compiled_forward
+from ..forward.replaced_forward import count_bypass
+from ..process.compile_request import CompileRequest
+from ..weights.static_clone import static_clone
+from .backend_choice import explain_passthrough, request_for
+from .upcoming_decode import announce_decode
+
+
+class Way(NamedTuple):
+    """One way through a VAE.
+
+    part: the attribute of a first_stage_model that goes this way, "decoder". text: its name, for people. is_part: a
+        module is a part for pictures that Resolute compiles. method_for_videos: the method of a first_stage_model
+        around everything that carries frames from call to call; None for a model without one.
+    """
+
+    role: Role
+    part: str
+    text: Text
+    is_part: Callable[[Any], bool]
+    method_for_videos: Callable[[Any], str | None]
+
+    def method_of(self, model: Any) -> str | None:
+        """The method to compile, of a first_stage_model or of a module in it; None if Resolute knows none."""
+        if isinstance(getattr(model, f"taesd_{self.part}", None), torch.nn.Sequential):
+            return f"taesd_{self.part}.forward"
+        if (name := self.method_for_videos(model)) is not None:
+            return name
+        return f"{self.part}.forward" if self.is_part(getattr(model, self.part, None)) else None
+
+    def cell(self, vae: Any) -> int:
+        """See `CompileRequest.cell`. An encoder takes pixels."""
+        return latent_cells.of_vae(vae) if self.role is Role.VAE_DECODE else 1
+
+
+DECODE = Way(Role.VAE_DECODE, "decoder", Text("decoder"), decoder.is_decoder, known.method_of)
+ENCODE = Way(Role.VAE_ENCODE, "encoder", Text("encoder"), encoder.is_encoder, encoders.method_of)
+
+
+def compile_vae(vae: Any, backend: str, node_id: str | None = None, ways: tuple[Way, ...] = (DECODE, ENCODE)) -> Any:
+    """A copy of `vae` (comfy.sd.VAE) that goes these ways through the cache; the original is untouched.
+
+    A way that Resolute does not know stays as it is, and the node says so. Raises UnknownBackendError or
+    BackendUnavailableError.
+    """
+    if switch.is_off(node_id):
+        return vae
+    for way in ways:
+        name = way.method_of(vae.first_stage_model)
+        if name is None:
+            _explain_unknown(vae.first_stage_model, way, node_id)
+            continue
+        request = request_for(backend, vae.patcher, way.role, node_id, cell=way.cell(vae))
+        vae = _with_compiled_method(vae, name, request)
+    return vae
+
+
+def compile_vae_decode(vae: Any, backend: str, node_id: str | None = None) -> Any:
+    """The same for decodes alone."""
+    return compile_vae(vae, backend, node_id, (DECODE,))
+
+
+def _with_compiled_method(vae: Any, name: str, request: CompileRequest) -> Any:
+    """A copy of `vae` whose method `name` ("decoder.forward") runs through the cache."""
+    static = request.capabilities.needs_static_weights
+    clone = copy.copy(vae)
+    clone.patcher = static_clone(vae.patcher, vae.vae_dtype) if static else vae.patcher.clone()
+    clone.first_stage_model = clone.patcher.model
+    forward = install_compiled_forward(clone.patcher, name, request)
+    if request.role is Role.VAE_DECODE:
+        announce_decode(clone.patcher, forward, torch.device(vae.device), vae.vae_dtype)
+    return clone
+
+
+# --- a way that stays as it is ----------------------------------------------------------------------------------
+
+
+def _explain_unknown(model: Any, way: Way, node_id: str | None) -> None:
+    wrapper = _wrapper(model, way)
+    reason = _why_not(model, way) if wrapper is None else _why_not_wrapped(wrapper, way)
+    explain_passthrough(reason, node_id)
+    if wrapper is not None:
+        count_bypass(reason, is_logged=True)
+
+
+def _why_not(model: Any, way: Way) -> str:
+    if model is None:
+        return Text("there is no VAE to compile: the checkpoint has none")
+    kind = type(model).__name__
+    return Text("{kind} has no {part} that Resolute knows, so it runs as it is", kind=kind, part=way.text)
+
+
+def _wrapper(model: Any, way: Way) -> torch.nn.Module | None:
+    """The module that another pack put around a part that Resolute knows, on the model itself."""
+    for name in (f"taesd_{way.part}", way.part):
+        found = getattr(model, name, None)
+        if not isinstance(found, torch.nn.Module):
+            continue
+        inside = [module for module in found.modules() if module is not found]
+        is_small = name != way.part and any(type(module) is torch.nn.Sequential for module in inside)
+        if is_small or any(map(way.is_part, inside)):
+            return found
+    return None
+
+
+def _why_not_wrapped(wrapper: torch.nn.Module, way: Way) -> str:
+    return Text(
+        "another node put {code} around the {part} of this VAE, so it runs as that node left it. "
+        "Load the VAE anew without that node to compile it here.",
+        code=describe_code(wrapper),
+        part=way.text,
+    )
