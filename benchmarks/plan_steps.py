@@ -71,6 +71,12 @@ STEPS = (
         "SDXL at nine sizes: seconds, ms a step, the stall of a new size",
     ),
     Step(
+        "lcm",
+        _module("tour", "--kind", "sdxl", "--backends", "inductor", "--sizes", "1", "--sampler", "lcm", *_SDXL),
+        40,
+        "seconds of a whole prompt of four LCM steps",
+    ),
+    Step(
         "families",
         _module("families", "--no-core", "--sizes", "1", "--family", "ltx", "flux", "hunyuan-1.5", *_KEPT),
         120,

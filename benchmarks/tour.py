@@ -5,9 +5,9 @@
 
 For each size: three prompts with stock ComfyUI, then three per backend, with different seeds. Seconds are between
 ComfyUI's start and end messages; `stall` is the time that the cache counted for compiling and capturing in the three;
-`ms/step` is (20-step prompt - 1-step prompt) / 19. A later run with the same `--out` measures the sizes that it lacks.
-Needs CUDA and the environment of `scripts/test` (without a network, set RESOLUTE_PYTHON and COMFYUI_PATH). `--cpu`
-checks the script with a small model and measures nothing.
+`ms/step` is (20-step prompt - 1-step prompt) / 19. `--sampler lcm` takes 4 steps without guidance. A later run with the
+same `--out` measures the sizes that it lacks. Needs CUDA and the environment of `scripts/test` (without a network, set
+RESOLUTE_PYTHON and COMFYUI_PATH). `--cpu` checks the script with a small model and measures nothing.
 """
 
 from __future__ import annotations
@@ -28,8 +28,9 @@ from scripts.setup import command
 
 from . import rig
 from .cells import Cells, add_options
-from .rig import STEPS, STOCK, environment, prompt, without_paths
+from .rig import EULER, LCM, STOCK, Sampler, environment, prompt, without_paths
 
+SAMPLERS = {each.name: each for each in (EULER, LCM)}
 _TEXT = "a lighthouse"
 # width, height, batch, text
 TOURS: dict[str, list[tuple[int, int, int, str]]] = {
@@ -52,19 +53,25 @@ def measure(client: Client, make: Any, repeats: int) -> dict[str, Any]:
     return {"seconds": seconds, "counters": risen, "latents": rig.latents(client, histories[0])}
 
 
-def visit(client: Client, checkpoint: str, size: tuple[int, int, int, str], backends: list[str]) -> dict[str, Any]:
+def visit(
+    client: Client, checkpoint: str, size: tuple[int, int, int, str], backends: list[str], sampler: Sampler
+) -> dict[str, Any]:
     """Measure one size: stock, then each backend with the error of its latents against stock."""
     row: dict[str, Any] = dict(zip(_KEY, key_of(size), strict=True))
     reference = None
     for backend in [STOCK, *backends]:
-        result = measure(client, lambda seed, b=backend: prompt(checkpoint, b, size, seed=seed), 3)
-        short = measure(client, lambda seed, b=backend: prompt(checkpoint, b, size, steps=1, seed=seed), 2)
+
+        def make(seed: int, steps: int, backend: str = backend) -> dict[str, Any]:
+            return prompt(checkpoint, backend, size, steps, seed, sampler)
+
+        result = measure(client, functools.partial(make, steps=sampler.steps), 3)
+        short = measure(client, functools.partial(make, steps=1), 2)
         latents = result.pop("latents")
         reference = latents if reference is None else reference
         steady = statistics.median(result["seconds"][1:])
         result["steady_seconds"] = steady
         result["first_extra_seconds"] = result["seconds"][0] - steady
-        result["ms_per_step"] = 1000 * (steady - short["seconds"][-1]) / (STEPS - 1)
+        result["ms_per_step"] = 1000 * (steady - short["seconds"][-1]) / (sampler.steps - 1)
         result["one_step_seconds"] = short["seconds"][-1]
         result["latent_error"] = rig.error(latents, reference)
         result["finite"] = bool(numpy.isfinite(latents).all())
@@ -104,6 +111,7 @@ def main() -> int:
     parser.add_argument("--kind", choices=sorted(TOURS), default="sdxl")
     parser.add_argument("--backends", nargs="*", default=["inductor", "cudagraph"])
     parser.add_argument("--sizes", type=int, default=99, help="visit only the first sizes of the tour")
+    parser.add_argument("--sampler", choices=sorted(SAMPLERS), default="euler")
     add_options(parser, cpu="a small SD1.5")
     options = parser.parse_args()
     options.kind = "sd15-mini" if options.cpu else options.kind
@@ -124,13 +132,13 @@ def run(wanted: list[Any], backends: list[str], cells: Cells, options: argparse.
     server = rig.server(setup, folder, options.argument, cpu=options.cpu)
     with server:
         cells.about |= {**environment(server), "kind": options.kind, "arguments": without_paths(options.argument)}
-        cells.about |= {"steps": STEPS, "is_cpu": options.cpu}
+        cells.about |= {"is_cpu": options.cpu, **SAMPLERS[options.sampler]._asdict()}
         try:
             # Load the model and run the process's first kernels before measuring.
             server.client.run(prompt(path.name, STOCK, TOURS[options.kind][0], seed=99))
             for size in wanted:
                 name = f"{size[0]}x{size[1]} batch {size[2]}"
-                given = (server.client, path.name, size, backends)
+                given = (server.client, path.name, size, backends, SAMPLERS[options.sampler])
                 row = cells.measure(name, functools.partial(visit, *given), 30)
                 if row is not None:
                     print(table([row], backends), flush=True)
