@@ -28,6 +28,7 @@ from typing import Any
 import numpy
 import psutil
 
+from scripts.errors import PromptError
 from scripts.models import generated
 from scripts.server.process import ComfyServer
 from scripts.setup import command
@@ -83,7 +84,11 @@ def measure(
             return
         lora = "" if options.cpu else visit.lora
         situation = Situation("", visit.width, visit.height, lora, visit.strength, visit.kind)
-        found = run(server.client, situation, "inductor", options.steps, visit.seed, files)
+        try:
+            found = run(server.client, situation, "inductor", options.steps, visit.seed, files)
+        except PromptError as error:  # a finding; the server goes on
+            yield {**asdict(visit), "failed": str(error)[:500]}
+            continue
         latents = found.pop("latents")
         row: dict[str, Any] = {**asdict(visit), **{key: found[key] for key in ("seconds", "stall", "bypasses")}}
         row |= {key: found[key] for key in ("captures", "replays", "region_compiles")}
@@ -122,7 +127,7 @@ def main() -> int:
         rows = json.loads(options.plot[0].read_text("utf-8"))["rows"]
         options.plot[1].write_text(soak_plot.draw(rows), "utf-8")
         return 0
-    from .card_memory import small_card
+    from .card_memory import small_card, used_bytes
     from .dynamic_vram import write_loras
 
     setup = command.prepare()
@@ -136,15 +141,17 @@ def main() -> int:
     result: dict[str, Any] = {"arguments": rig.without_paths(options.argument), "free_gib": options.free}
     result |= {"steps": options.steps, "budget_mib": options.budget_mb, "is_cpu": options.cpu}
     rows: list[dict[str, Any]] = []
+    errors = result["errors"] = list[dict[str, Any]]()
+    used_bytes()  # this process's own context counts in every measurement alike
     with small_card(options.free), server:
         result |= rig.environment(server)
         try:
             for row in measure(server, {kind: path.name for kind, path in paths.items()}, options, deadline):
-                rows.append(row)
+                (errors if "failed" in row else rows).append(row)
                 keep(options.out, result, rows)
         finally:  # an interrupted run has results, too
             keep(options.out, result, rows)
-    print(json.dumps(result["summary"], indent=1))
+    print(json.dumps(result["summary"], indent=1), *(error["failed"] for error in errors), sep="\n")
     return 0
 
 
