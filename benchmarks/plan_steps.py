@@ -143,6 +143,16 @@ STEPS = (
         25,
     ),
     Step(
+        "guidance",
+        (
+            "scripts/test", "--", "tests/comfy/matrix/test_guidance.py", "-k", "transformer", "--on-cuda",
+            "--server-argument=--force-fp32",
+        ),
+        100,
+        "nodes that guide a transformer change nothing that a capture keeps",
+        whole=True,
+    ),
+    Step(
         "fuzz",
         ("scripts/fuzz", "--on-cuda", "--sequences", "200", "--at-once", "4", "--as-found", "--seed", "31001"),
         400,

@@ -270,8 +270,9 @@ def _wrong_arguments(passed: str) -> str | None:
     for word in passed.split():
         if "/" in word and not (ROOT / word).exists():
             return f"no path {word}"
-        if word.startswith("--") and word not in all_options() and word not in foreign():
-            return f"no option {word}"
+        option = word.partition("=")[0]
+        if word.startswith("--") and option not in all_options() and option not in foreign():
+            return f"no option {option}"
     return None
 
 
