@@ -149,7 +149,7 @@ STEPS = (
             "--server-argument=--force-fp32",
         ),
         100,
-        "nodes that guide a transformer change nothing that a capture keeps",
+        "step caches skip the same steps of a transformer that is captured",
         whole=True,
     ),
     Step(
