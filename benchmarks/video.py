@@ -1,11 +1,11 @@
 """Decoders of videos and encoders beside stock ComfyUI, in one process, with random weights of their real width.
 
-    COMFYUI_PATH=... python -m benchmarks.video --out benchmarks/results/NAME-video.json [--cells wan ltx] [--minutes 4]
+    COMFYUI_PATH=... python -m benchmarks.video --out benchmarks/results/NAME-video.json [--cells wan] [--seconds 240]
 
 A cell is a VAE, what it does, and a size. Stock runs first, then Resolute: one run that compiles (`first_s`), then the
 timed ones; `stock_s` and `resolute_s` are the fastest of REPEATS. `stock_peak_gib` and `resolute_peak_gib` are the most
 that torch's allocator held in a timed run, weights included. `error` is the relative difference of the two results.
-Cells that the file has already are left out, so a run goes on where another one ended; with --minutes no cell is begun
+Cells that the file has already are left out, so a run goes on where another one ended; with --seconds no cell is begun
 after that time. A cell that cannot run says why. Without CUDA all sizes are tiny, and nothing is measured.
 """
 
@@ -226,7 +226,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     parser.add_argument("--cells", nargs="*", help="names of models; all by default")
     parser.add_argument("--channels-first", action="store_true", help="without channels-last for videos, to compare")
-    parser.add_argument("--minutes", type=float, default=60.0)
+    parser.add_argument("--seconds", type=float, default=3600.0, help="begin no cell after this time")
     options = parser.parse_args()
     load_pack_for_device()
     import torch
@@ -246,7 +246,7 @@ def main() -> None:
             key = (cell.name, cell.what, f"{cell.size[0]}x{cell.size[1]}", cell.frames)
             if (options.cells and cell.name not in options.cells) or key in known:
                 continue
-            if time.monotonic() - started > options.minutes * 60:
+            if time.monotonic() - started > options.seconds:
                 print("left out for lack of time:", *key, flush=True)
                 continue
             try:

@@ -17,8 +17,10 @@ COMMANDS = [file for file in sorted(SCRIPTS.iterdir()) if file.is_file() and not
 FILES = [*COMMANDS, *sorted(SCRIPTS.rglob("*.py"))]
 # Tests of benchmarks; nothing else imports them.
 TESTS_OF_BENCHMARKS = {
+    "tests/unit/benchmarks/test_cells.py",
     "tests/unit/benchmarks/test_gguf_file.py",
     "tests/unit/benchmarks/test_kernel_kinds.py",
+    "tests/unit/benchmarks/test_plan.py",
     "tests/unit/benchmarks/test_rig.py",
     "tests/unit/benchmarks/test_soak.py",
     "tests/unit/benchmarks/test_streamed_table.py",
