@@ -56,6 +56,11 @@ def method_of(model: Any) -> str | None:
     return next((each.method for each in found), None)
 
 
+def is_known(module: torch.nn.Module) -> bool:
+    """A module decodes videos, and is of the table."""
+    return _kind_of(module) is not None
+
+
 def hooks(module: torch.nn.Module, run: RegionRunner, bypass: Bypass) -> list[Hook]:
     """The hooks of a module that decodes videos; empty for any other module."""
     known = _kind_of(module)

@@ -1,0 +1,1 @@
+"""What measurements on this machine decided, kept on disk."""
