@@ -1,1 +1,1 @@
-"""What measurements on this machine decided, kept on disk."""
+"""Choices that measurements on this machine made, kept on disk."""

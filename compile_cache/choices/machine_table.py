@@ -1,4 +1,4 @@
-"""What was measured on one machine, kept on disk: two starts of ComfyUI choose alike, and compute the same picture.
+"""A table of measurements on one machine, kept on disk: two starts choose alike, and compute the same picture.
 
     FOLDER/<machine>.json    the machine, and a list of entries, the oldest first
 

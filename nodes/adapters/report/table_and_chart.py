@@ -81,7 +81,7 @@ def table(data: dict[str, Any]) -> Text:
 
 
 def _compared(found: dict[str, Any]) -> Text:
-    """A line that says which way a decode or an encode runs, with the seconds of both. found: see `WholeCalls.report`."""
+    """A line that says how a decode or an encode runs, with the seconds of both. found: see `WholeCalls.report`."""
     given = {
         "what": _ROLES[found["role"]],
         "shape": "x".join(map(str, found["shape"])),
