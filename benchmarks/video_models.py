@@ -52,17 +52,18 @@ class Vae:
     narrow: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
 
-_NARROW_KL = {f"{_PARTS}.{part}": {"ch": 32} for part in ("Encoder", "Decoder")}
+_NARROW_KL = {f"{_PARTS}.{part}": {"ch": 32, "num_res_blocks": 1} for part in ("Encoder", "Decoder")}
 _NARROW_REFINED = {
-    f"{_REFINER}.{part}": {"block_out_channels": [32, 32, 64, 64, 64]} for part in ("Encoder", "Decoder")
+    f"{_REFINER}.{part}": {"block_out_channels": [32, 32, 64, 64, 64], "num_res_blocks": 1}
+    for part in ("Encoder", "Decoder")
 }
 _ENGINE = "comfy.ldm.models.autoencoder.AutoencodingEngine"
 VAES = {
-    "wan": Vae("comfy.ldm.wan.vae.WanVAE", _WAN, {"comfy.ldm.wan.vae.WanVAE": {"dim": 8}}),
+    "wan": Vae("comfy.ldm.wan.vae.WanVAE", _WAN, {"comfy.ldm.wan.vae.WanVAE": {"dim": 8, "num_res_blocks": 1}}),
     "wan22": Vae(
         "comfy.ldm.wan.vae2_2.WanVAE",
         {**_WAN, "dim": 160, "z_dim": 48},
-        {"comfy.ldm.wan.vae2_2.WanVAE": {"dim": 16, "dec_dim": 16}},
+        {"comfy.ldm.wan.vae2_2.WanVAE": {"dim": 16, "dec_dim": 16, "num_res_blocks": 1}},
     ),
     "ltx": Vae("comfy.ldm.lightricks.vae.causal_video_autoencoder.VideoVAE", {"version": 2}),
     "hunyuan": Vae(
@@ -74,13 +75,13 @@ VAES = {
     "h3": Vae(
         "comfy.ldm.minimax.vae.MiniMaxH3VideoVAE", {},
         {
-            "comfy.ldm.minimax.vae.MiniMaxH3VideoVAE": {"ch": 32},
+            "comfy.ldm.minimax.vae.MiniMaxH3VideoVAE": {"ch": 32, "num_res_blocks": 1},
             "comfy.ldm.minimax.vae.ViT3DDecoder": {"num_layers": 2, "heads": 2},
         },
     ),
     "cosmos": Vae(
         "comfy.ldm.cosmos.vae.CausalContinuousVideoTokenizer", _COSMOS,
-        {"comfy.ldm.cosmos.vae.CausalContinuousVideoTokenizer": {"channels": 16}},
+        {"comfy.ldm.cosmos.vae.CausalContinuousVideoTokenizer": {"channels": 16, "num_res_blocks": 1}},
     ),
     "mochi": Vae(
         "comfy.ldm.genmo.vae.model.VideoVAE", {},
