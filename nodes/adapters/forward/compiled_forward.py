@@ -245,6 +245,8 @@ class CompiledForward(ForwardPatch):
 
         if self._role in VAE_ROLES:
             self._tiles.describe(description)
+            # Decoders of pictures were measured to be faster compiled, and are captured.
+            description.is_compared = self._role is Role.VAE_ENCODE or videos.is_known(self.module)
         table = _VIDEOS.get(self._role)
         if table is not None:
 
