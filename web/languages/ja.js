@@ -126,6 +126,7 @@ export default {
   "loaded {count} regions in {time}": "{count} リージョンを {time} で読み込み",
   "loaded {count} regions in {time}: the first use since ComfyUI started.": "{count} リージョンを {time} で読み込み：ComfyUI の起動後、最初の使用です。",
   "loaded the backend in {time}: the first use since ComfyUI started.": "バックエンドを {time} で読み込み：ComfyUI の起動後、最初の使用です。",
+  "compared {count} regions with the original in {time}: no size like this one was used before.": "{count} 個の領域を元のコードと {time} で比較：これまでに似たサイズは使われていません。",
   "new size captured in {time}": "新しいサイズを {time} でキャプチャ",
   "captured in {time}: {why}.": "{time} でキャプチャ：{why}。",
   "chose {count} attention kernels in {time}: the first use of a shape since ComfyUI started.": "アテンションのカーネルを {count} 個 {time} で選択：ComfyUI の起動後、この形状は最初の使用です。",

@@ -126,6 +126,7 @@ export default {
   "loaded {count} regions in {time}": "載入了 {count} 個區域，用時 {time}",
   "loaded {count} regions in {time}: the first use since ComfyUI started.": "載入了 {count} 個區域，用時 {time}：ComfyUI 啟動後首次使用。",
   "loaded the backend in {time}: the first use since ComfyUI started.": "載入了後端，用時 {time}：ComfyUI 啟動後首次使用。",
+  "compared {count} regions with the original in {time}: no size like this one was used before.": "與原始程式碼比對了 {count} 個區域，用時 {time}：先前沒有使用過類似的尺寸。",
   "new size captured in {time}": "新尺寸已擷取，用時 {time}",
   "captured in {time}: {why}.": "已擷取，用時 {time}：{why}。",
   "chose {count} attention kernels in {time}: the first use of a shape since ComfyUI started.": "選擇了 {count} 個注意力核心，用時 {time}：ComfyUI 啟動後首次使用該形狀。",

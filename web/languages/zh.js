@@ -126,6 +126,7 @@ export default {
   "loaded {count} regions in {time}": "加载了 {count} 个区域，用时 {time}",
   "loaded {count} regions in {time}: the first use since ComfyUI started.": "加载了 {count} 个区域，用时 {time}：ComfyUI 启动后首次使用。",
   "loaded the backend in {time}: the first use since ComfyUI started.": "加载了后端，用时 {time}：ComfyUI 启动后首次使用。",
+  "compared {count} regions with the original in {time}: no size like this one was used before.": "与原始代码对比了 {count} 个区域，用时 {time}：此前没有使用过类似的尺寸。",
   "new size captured in {time}": "新尺寸已捕获，用时 {time}",
   "captured in {time}: {why}.": "已捕获，用时 {time}：{why}。",
   "chose {count} attention kernels in {time}: the first use of a shape since ComfyUI started.": "选择了 {count} 个注意力内核，用时 {time}：ComfyUI 启动后首次使用该形状。",
