@@ -112,8 +112,9 @@ def unpin(reservation: Any, address: int, size: int) -> None:
 
 
 def has_ranges_of_blocks(modules: Iterable[torch.nn.Module]) -> bool:
-    """Core asks for the pages of a block as one range, from its first module's address on (after ComfyUI 0.33).
+    """Core asks for the pages of a block as one range, from its first module's address on.
 
+    ComfyUI 0.33 does so for text encoders, later versions for diffusion models.
     The modules must keep their addresses then: core would not notice that a page outside of the range went, and replay
     its own CUDA graph of the block over it.
     """
