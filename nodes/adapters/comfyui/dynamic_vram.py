@@ -111,6 +111,16 @@ def unpin(reservation: Any, address: int, size: int) -> None:
     reservation.unpin(address, size)
 
 
+def has_ranges_of_blocks(modules: Iterable[torch.nn.Module]) -> bool:
+    """Core asks for the pages of a block as one range, from its first module's address on.
+
+    ComfyUI 0.33 does so for text encoders, later versions for diffusion models.
+    The modules must keep their addresses then: core would not notice that a page outside of the range went, and replay
+    its own CUDA graph of the block over it.
+    """
+    return any("_v_block" in module.__dict__ for module in modules)
+
+
 def lay_out(modules: Sequence[torch.nn.Module]) -> bool:
     """Give the paged modules of one reservation new addresses, in this order from its start.
 

@@ -77,6 +77,7 @@ class PagedWeights(Weights):
         self._serials: list[Serials] | None = None  # of the pages when every module was known to be filled
         self._places: list[tuple[dict[str, Any], str, torch.Tensor]] = []
         self._in_float32: set[int] = set()  # ids of modules
+        self._may_move = True  # pages, to other addresses
         self._may_ask = True  # for memory that is kept and not in use; once for each load, since it takes a while
         self.is_in_place = False
         self.streamed = False  # in this sampling run
@@ -88,7 +89,9 @@ class PagedWeights(Weights):
 
     def survey(self, modules: Iterable[torch.nn.Module]) -> Hashable:
         """Find the paged modules anew. Returns what captures depend on: where each one's weights are."""
+        modules = list(modules)
         paged = [(module, dynamic_vram.allocation(module)) for module in modules]
+        self._may_move = not dynamic_vram.has_ranges_of_blocks(modules)
         self._found = sorted(
             [(id(at[0]), at[1], at[2], at[0], module) for module, at in paged if at is not None],
             key=lambda each: each[:3],
@@ -112,7 +115,9 @@ class PagedWeights(Weights):
 
         Captures of before read other addresses, so the weights epoch must be brought up to date afterwards.
         """
-        if self.splits and not self.is_in_place and self.order.arrange([module for module, _ in self._allocations]):
+        if not self.splits or not self._may_move or self.is_in_place:
+            return
+        if self.order.arrange([module for module, _ in self._allocations]):
             self._serials = None
 
     def step_bytes(self) -> tuple[int, int]:

@@ -160,7 +160,7 @@ class TestLayout:
         weights.arrange()
         assert self.addresses(blocks) != before
 
-    @pytest.mark.parametrize("why", ["pinned", "something else", "loaded ahead", "a hole"])
+    @pytest.mark.parametrize("why", ["pinned", "something else", "loaded ahead", "a hole", "a block's range"])
     def test_nothing_moves_if(self, weights: Any, checkpoint: Checkpoint, why: str) -> None:
         blocks = self.news(weights, checkpoint)
         if why == "pinned":
@@ -169,6 +169,9 @@ class TestLayout:
             checkpoint.reservation.alloc(600)
         elif why == "loaded ahead":
             blocks[2]._prefetch = {}
+        elif why == "a block's range":
+            checkpoint.model._v_block = (checkpoint.reservation, *blocks[0]._v[1:])
+            weights.survey(checkpoint.model.modules())
         else:
             weights.survey([block for block in blocks if block is not blocks[2]])
             checkpoint.reservation.offset += 600
