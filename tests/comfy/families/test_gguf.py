@@ -133,11 +133,14 @@ class Loras:
 def numbers_of(layers: ModuleType, module: torch.nn.Module) -> Any:
     """A bench whose network has the same numbers, exact and in float32."""
     copy = importlib.import_module("copy").deepcopy
+    calculate = importlib.import_module("comfy.lora").calculate_weight
     memo = {}
     for weight in module.parameters():
         plain = torch.Tensor(weight)
         kind = getattr(weight, "tensor_type", None)
         found = decoded(kind.name, plain, weight.tensor_shape) if kind in layers.FORMATS else plain.float()
+        for patches, key in getattr(weight, "patches", ()):
+            found = calculate(patches, found, key)
         memo[id(weight)] = torch.nn.Parameter(found, requires_grad=False)
     return SimpleNamespace(module=copy(module, memo))
 
@@ -210,17 +213,21 @@ def test_weights_that_core_takes_as_they_are_in_the_file_change_nothing(
 def test_lowered_code_is_nearer_to_the_exact_numbers_than_the_layers(
     core: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, layers: ModuleType
 ) -> None:
+    """With one LoRA after another, of other ranks, and without."""
     bench = bench_of(core, monkeypatch, layers, "Wan 2.1", "Q4_K")
-    reference = numbers_of(layers, bench.module)
-    assert bench.check(FIRST) == bench.counts(bench.model.compiles)
+    loras = Loras(bench)
     ours, theirs = [], []
-    for size in (FIRST, *SIZES):
-        assert bench.check(size) == bench.counts(), size
-        given = bench.model.call(size)
-        exact = Bench.call(reference, given)
-        theirs.append(relative_error(bench.call(given), exact))
-        with bench.compiled():
-            ours.append(relative_error(bench.call(given), exact))
+    for number, change in enumerate(([], [Lora(1)], [Lora(2, rank=19), Lora(3, rank=1, strength=0.5)])):
+        loras.on(*change)
+        reference = numbers_of(layers, bench.module)
+        assert bench.check(FIRST) == bench.counts(bench.model.compiles if number < 2 else 0)
+        for size in (FIRST, *SIZES):
+            assert bench.check(size) == bench.counts(), size
+            given = bench.model.call(size)
+            exact = Bench.call(reference, given)
+            theirs.append(relative_error(bench.call(given), exact))
+            with bench.compiled():
+                ours.append(relative_error(bench.call(given), exact))
     assert norm(theirs) > 1e-5
     assert norm(ours) <= 0.1 * norm(theirs), (ours, theirs)
     forget_regions(core)
