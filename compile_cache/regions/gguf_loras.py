@@ -47,37 +47,19 @@ _kept: Any = WeakIdKeyDictionary()  # by weight
 def pair_of(weight: Any) -> Pair | str | None:
     """The LoRAs of a weight as one pair on its device; None if it has none, and a text for people why there is no pair.
 
-    It is made once, and freed when the weight is asked for its pair without LoRAs.
+    It is made once, and freed when the weight is gone, or is asked for its pair and has other LoRAs or none.
     """
-    patches = tuple([each for group, _ in getattr(weight, "patches", None) or () for each in group])
-    known: _Kept | None = _kept.get(weight)
-    if not patches:
-        if known is not None:
-            del _kept[weight]
+    groups = getattr(weight, "patches", None)
+    if not groups:
+        if len(_kept):
+            _kept.pop(weight, None)
         return None
+    patches = tuple([each for group, _ in groups for each in group])
+    known: _Kept | None = _kept.get(weight)
     if known is None or not known.is_of(patches, weight.device):
-        _kept.pop(weight, None)
+        _kept.pop(weight, None)  # before the new one takes memory
         known = _kept[weight] = _Kept(patches, weight.device, _made(patches, weight))
     return known.found
-
-
-def address_of(weight: Any) -> tuple[Any, ...]:
-    """Equal as long as a capture that reads the pair of a weight stays right."""
-    found = pair_of(weight)
-    if not isinstance(found, tuple):
-        return (found,)
-    return tuple([(part.data_ptr(), part.shape) for part in found])
-
-
-def why_not_traced(weight: Any) -> BypassReason | None:
-    """Why a block with this weight runs as it is; None if it has no LoRA, or LoRAs that a region takes."""
-    found = pair_of(weight)
-    if not isinstance(found, str):
-        return None
-    return BypassReason(
-        BypassCode.UNREADABLE_WEIGHTS,
-        f"a GGUF weight is patched in each call: {found}; blocks with such weights run as they are, without a capture",
-    )
 
 
 class LoraInputs:
@@ -104,7 +86,8 @@ class LoraInputs:
         found = list(tensors)
         for number, (weight, pair) in enumerate(zip(weights, pairs, strict=True)):
             if isinstance(pair, str):
-                return self._plain, tensors, why_not_traced(weight)
+                detail = f"a GGUF weight is patched in each call: {pair}; blocks with such weights run as they are"
+                return self._plain, tensors, BypassReason(BypassCode.UNREADABLE_WEIGHTS, detail)
             key = (number, weight.device)
             if pair is None and key not in self._zeros:
                 self._zeros[key] = _zeros(weight)

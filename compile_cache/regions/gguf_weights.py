@@ -40,6 +40,9 @@ class GGUFForm:
     def parts(self, weight: Any) -> list[torch.Tensor]:
         return [_alias(weight)]
 
+    def is_patched(self, weight: Any) -> bool:
+        return bool(getattr(weight, "patches", None))
+
     def put_together(self, parts: Sequence[torch.Tensor], like: torch.Tensor) -> torch.Tensor:
         """The numbers, in the dtype of the file or in float32: finer than any that the packs decode in."""
         (data,) = parts

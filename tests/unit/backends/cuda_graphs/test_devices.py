@@ -57,9 +57,7 @@ class Streams:
 
 
 @pytest.mark.parametrize("error", [CaptureError("it waits for the GPU"), KeyboardInterrupt()])
-def test_what_comes_after_a_capture_waits_for_its_stream(
-    monkeypatch: pytest.MonkeyPatch, error: BaseException
-) -> None:
+def test_what_comes_after_a_capture_waits_for_its_stream(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
     """A rehearsal that failed may still run, and writes to memory that the allocator gives to what comes next."""
     streams = Streams(monkeypatch)
 
