@@ -16,13 +16,13 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from ..errors import BypassCode, BypassReason
 from ..torch_facts.out_of_memory import is_out_of_memory
-from .gguf_weights import GGUFForm, is_gguf_class
+from .gguf_weights import GGUFForm, is_gguf_class, patches_of
 from .site import Dims, RegionSite
 from .slots import Slot, swapped, tensor_slots
 from .structure import parts
 from .weight_parts import form_of
 
-_RANKS = 8  # ranks are padded to a multiple of this: products read aligned rows
+_RANKS = 16  # ranks are padded to a multiple of this: products read aligned rows
 _NO_ROOM = "there is no memory for its LoRAs beside the model"
 _RESERVE = 1 << 30  # bytes of the device that have to be left, for what a step works in
 
@@ -49,7 +49,7 @@ def pair_of(weight: Any) -> Pair | str | None:
 
     It is made once, and freed when the weight is gone, or is asked for its pair and has other LoRAs or none.
     """
-    groups = getattr(weight, "patches", None)
+    groups = patches_of(weight)
     if not groups:
         if len(_kept):
             _kept.pop(weight, None)

@@ -41,7 +41,7 @@ class GGUFForm:
         return [_alias(weight)]
 
     def is_patched(self, weight: Any) -> bool:
-        return bool(getattr(weight, "patches", None))
+        return bool(patches_of(weight))
 
     def put_together(self, parts: Sequence[torch.Tensor], like: torch.Tensor) -> torch.Tensor:
         """The numbers, in the dtype of the file or in float32: finer than any that the packs decode in."""
@@ -59,13 +59,19 @@ def is_gguf_class(kind: type) -> bool:
     return issubclass(kind, torch.Tensor) and isinstance(getattr(kind, "shape", None), property)
 
 
+def patches_of(weight: Any) -> Sequence[tuple[Sequence[Any], str]]:
+    """The LoRAs that the packs add to a weight: core's patches, with the name of the weight."""
+    found: Sequence[tuple[Sequence[Any], str]] = getattr(weight, "patches", None) or ()
+    return found
+
+
 def without_class(value: Any) -> Any:
     """A tensor of the packs that needs no decoding, as a plain one on the same memory; any other value as it is.
 
     Where core gives a module its weights as they are in the file (DynamicVRAM), results of core's own layers have the
     packs' class.
     """
-    if not is_gguf_class(type(value)) or _format(value) not in _PLAIN or getattr(value, "patches", None):
+    if not is_gguf_class(type(value)) or _format(value) not in _PLAIN or patches_of(value):
         return value
     return _alias(value)
 

@@ -50,7 +50,7 @@ def test_all_loras_of_a_weight_are_one_pair() -> None:
     expected[4:] += 0.5 * rows.weights[0] @ rows.weights[1]
     expected[:, 16:] += 0.5 * columns.weights[0] @ columns.weights[1]
     torch.testing.assert_close(product(found), expected)
-    assert found[0].shape[1] % 8 == 0  # type: ignore[index, union-attr]
+    assert found[0].shape[1] % 16 == 0  # type: ignore[index, union-attr]
 
 
 def test_weights_of_convolutions_are_matrices() -> None:
@@ -99,7 +99,7 @@ def test_what_is_no_plain_lora_has_a_reason(wrong: Any, reason: str) -> None:
 
 
 def test_without_memory_beside_the_model_there_is_no_pair(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gguf_loras, "_has_room", lambda device, size: size < 4 * 8 * (6 + 32))
+    monkeypatch.setattr(gguf_loras, "_has_room", lambda device, size: size < 4 * 16 * (6 + 32))
     assert "no memory" in pair_of(patched(patch(adapter(6, 32))))  # type: ignore[operator]
 
     def out_of_memory(*_: Any) -> Any:
