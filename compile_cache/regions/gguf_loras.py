@@ -7,6 +7,7 @@ dimension, so other LoRAs, other strengths and several at once share one compile
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -22,6 +23,7 @@ from .slots import Slot, swapped, tensor_slots
 from .structure import parts
 from .weight_parts import form_of
 
+_LORAS = "comfy.weight_adapter.lora"  # core's module
 _RANKS = 16  # ranks are padded to a multiple of this: products read aligned rows
 _NO_ROOM = "there is no memory for its LoRAs beside the model"
 _RESERVE = 1 << 30  # bytes of the device that have to be left, for what a step works in
@@ -147,12 +149,11 @@ class _Lora(NamedTuple):
 def _of_patch(patch: Any, shape: torch.Size) -> _Lora:
     """Raises ValueError for all but plain LoRAs."""
     strength, adapter, of_weight, place, function = patch
-    kind = getattr(adapter, "name", None) or "a difference"
-    weights: Any = getattr(adapter, "weights", ())
-    if kind != "lora" or len(weights) != 6:
-        raise ValueError(f"{kind} is no plain LoRA")
-    up, down, alpha = weights[:3]
-    if any(each is not None for each in weights[3:]):
+    lora = getattr(sys.modules.get(_LORAS), "LoRAAdapter", None)
+    if type(adapter) is not lora or len(adapter.weights) != 6:
+        raise ValueError(f"{getattr(adapter, 'name', 'a difference')} is no plain LoRA")
+    up, down, alpha, *others = adapter.weights
+    if any(each is not None for each in others):
         raise ValueError("its LoRA is weight-decomposed (DoRA), has a middle part, or another shape")
     if of_weight != 1.0 or function is not None:
         raise ValueError("a node scales the weight itself, or what is added to it")

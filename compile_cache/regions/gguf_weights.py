@@ -40,9 +40,6 @@ class GGUFForm:
     def parts(self, weight: Any) -> list[torch.Tensor]:
         return [_alias(weight)]
 
-    def is_patched(self, weight: Any) -> bool:
-        return bool(patches_of(weight))
-
     def put_together(self, parts: Sequence[torch.Tensor], like: torch.Tensor) -> torch.Tensor:
         """The numbers, in the dtype of the file or in float32: finer than any that the packs decode in."""
         (data,) = parts
@@ -60,7 +57,7 @@ def is_gguf_class(kind: type) -> bool:
 
 
 def patches_of(weight: Any) -> Sequence[tuple[Sequence[Any], str]]:
-    """The LoRAs that the packs add to a weight: core's patches, with the name of the weight."""
+    """What the packs add to a weight in each call: groups of core's patches (LoRAs), each with the weight's name."""
     found: Sequence[tuple[Sequence[Any], str]] = getattr(weight, "patches", None) or ()
     return found
 

@@ -15,9 +15,10 @@ import torch
 
 from ....compile_cache.errors import BypassCode, BypassReason
 from ....compile_cache.foreign.attributes import is_own
+from ....compile_cache.regions.gguf_weights import patches_of
 from ....compile_cache.regions.region_weights import weight_forms
 from ....compile_cache.regions.slots import Slot, tensor_slots
-from ....compile_cache.regions.weight_parts import WeightForm, form_of, is_patched, is_plain, read_anew
+from ....compile_cache.regions.weight_parts import WeightForm, form_of, is_plain, read_anew
 from ....compile_cache.stats import Counters
 from ..comfyui import dynamic_vram
 from ..comfyui.module_attributes import ATTRIBUTES
@@ -168,7 +169,7 @@ class WeightsEpoch:
                 if now is None or own[name] is not now or form is None:  # another weight, or one that lists no parts
                     return None
                 found += [part.data_ptr() for part in form.parts(now)]
-                found.append(form.is_patched(now))
+                found.append(bool(patches_of(now)))
             return found
         except (KeyError, AttributeError, RuntimeError):  # a weight was removed, or has no storage (meta, quantized)
             return None
@@ -205,7 +206,7 @@ def _blocker(
             BypassCode.UNREADABLE_WEIGHTS,
             f"a weight is a {type(unreadable).__name__}, and its address does not show every change of it",
         )
-    if any(map(is_patched, tensors)):
+    if any(map(patches_of, tensors)):
         return _PATCHED_INSIDE
     if foreign:
         return EXCHANGED

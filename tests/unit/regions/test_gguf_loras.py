@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 import weakref
 from types import SimpleNamespace
 from typing import Any
@@ -18,9 +19,22 @@ from compile_cache.regions.site import RegionSite
 from .test_gguf import block, layer, weight
 
 
-def adapter(rows: int, columns: int, rank: int = 4, alpha: float | None = 2.0, **more: Any) -> Any:
-    parts = (torch.randn(rows, rank), torch.randn(rank, columns), alpha, None, None, None)
-    return SimpleNamespace(name="lora", weights=parts, **more)
+class LoRAAdapter:
+    """As core's."""
+
+    name = "lora"
+
+    def __init__(self, weights: Any) -> None:
+        self.weights = weights
+
+
+@pytest.fixture(autouse=True)
+def core(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "comfy.weight_adapter.lora", SimpleNamespace(LoRAAdapter=LoRAAdapter))
+
+
+def adapter(rows: int, columns: int, rank: int = 4, alpha: float | None = 2.0) -> Any:
+    return LoRAAdapter((torch.randn(rows, rank), torch.randn(rank, columns), alpha, None, None, None))
 
 
 def patch(value: Any, strength: float = 1.0, of_weight: float = 1.0, place: Any = None, function: Any = None) -> Any:
@@ -83,12 +97,13 @@ def test_a_pair_stays_where_it_is_until_a_lora_changes() -> None:
     [
         (patch(("diff", (torch.zeros(6, 32),))), "a difference is no plain LoRA"),
         (patch(SimpleNamespace(name="loha", weights=(0,) * 7)), "loha is no plain LoRA"),
+        (patch(SimpleNamespace(name="lora", weights=adapter(6, 32).weights)), "lora is no plain LoRA"),
         (patch(adapter(6, 32), of_weight=0.5), "scales the weight itself"),
         (patch(adapter(6, 32), function=abs), "scales the weight itself"),
         (patch(adapter(6, 31)), "another shape"),
         (patch(adapter(6, 32), place=(0, 4, 2)), "another shape"),
         (patch(adapter(6, 32), place=(2, 4, 2)), "a part of the weight"),
-        (patch(SimpleNamespace(name="lora", weights=(*adapter(6, 32).weights[:4], 1, None))), "DoRA"),
+        (patch(LoRAAdapter((*adapter(6, 32).weights[:4], 1, None))), "DoRA"),
     ],
 )
 def test_what_is_no_plain_lora_has_a_reason(wrong: Any, reason: str) -> None:
