@@ -86,6 +86,29 @@ class PagedWeights(Weights):
     def pages(self) -> bool:  # type: ignore[override]
         return bool(self._ranges)
 
+    @property
+    def streams(self) -> bool:  # type: ignore[override]
+        return self.pages and not self.is_in_place and self.unsupported is None
+
+    def reclaimable(self) -> int:
+        return sum(
+            dynamic_vram.resident_bytes(f"cuda:{device}")
+            for device in {each.reservation.device for each in self._ranges}
+        )
+
+    @contextmanager
+    def room(self, size: int) -> Iterator[None]:
+        if not self.streams:
+            yield
+            return
+        reservation = self._ranges[0].reservation
+        torch.cuda.empty_cache()
+        dynamic_vram.give_back(reservation, size)
+        try:
+            yield
+        finally:
+            dynamic_vram.prioritize(reservation)
+
     def survey(self, modules: Iterable[torch.nn.Module]) -> Hashable:
         """Find the paged modules anew. Returns what captures depend on: where each one's weights are."""
         paged = [(module, dynamic_vram.allocation(module)) for module in modules]
