@@ -1,13 +1,13 @@
-"""Split a site by what its values depend on: sites for its prologues and for the rest, each with the weights it reads.
+"""Split a site by what its values depend on: a prologue of the time, and a site for the rest, each with its weights.
 
-Each part is an ordinary site, whose function runs a part of the traced graph. So it is compiled, compared, kept on disk
-and loaded like any other region; compared, that is, with the operators of the block's own code.
+The rest is an ordinary site, whose function runs a part of the traced graph. So it is compiled, compared, kept on disk
+and loaded like any other region; compared, that is, with the operators of the block's own code. The prologue runs by
+these operators: reading its weights takes as long as its few kernels, and it would be one region more to compile.
 """
 
 from __future__ import annotations
 
 import contextlib
-import functools
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -18,7 +18,7 @@ import torch
 
 from ....errors import first_line
 from ....keys import Component, digest
-from ....regions.dependence import SOURCES, Part, StaysWholeError, split
+from ....regions.dependence import TIME, Part, StaysWholeError, split
 from ....regions.region_weights import weight_forms, weight_inputs, weight_slots
 from ....regions.site import Dims, RegionSite
 from ....regions.slots import tensor_slots
@@ -32,49 +32,51 @@ from .numerics_check import other_values, run_original
 
 logger = logging.getLogger(__name__)
 
-REST = "rest"
 _MOST_TRACES = 4  # of one structure
 
 
 @dataclass(frozen=True, eq=False)
-class PrologueSite:
-    """site: takes the block's `inputs` (indices), and returns a list of tensors. source: TIME or TEXT."""
-
-    site: RegionSite
-    source: str
-    inputs: tuple[int, ...]
-
-
-@dataclass(frozen=True, eq=False)
 class SplitSite:
-    """rest: takes all inputs of the block, then the results of each prologue; it returns what the block returns.
+    """prologue: takes the block's `inputs` (indices), and returns a list of tensors.
 
-    spared: modules inside the block, by name, whose weights only prologues read.
+    rest: takes all inputs of the block, then these results; it returns what the block returns.
+    spared: modules inside the block, by name, whose weights only the prologue reads.
     """
 
-    prologues: tuple[PrologueSite, ...]
+    prologue: RegionSite
+    inputs: tuple[int, ...]
     rest: RegionSite
     spared: frozenset[str]
 
 
 @dataclass(frozen=True, eq=False)
 class _PartOfBlock:
-    """A part of the blocks of one structure. weights: indices into `weight_inputs` without the modules `without`."""
+    """A part of the blocks of one structure. weights: indices into `weight_inputs` without the modules `without`.
+
+    output_spec: of the block's result; None for a prologue, which returns a list.
+    """
 
     name: str
-    graph: torch.fx.GraphModule
-    inputs: tuple[int, ...]
+    part: Part
     without: tuple[str, ...]
     weights: tuple[int, ...]
     dims: tuple[Dims, ...]
     output_spec: pytree.TreeSpec | None
-    code: str
 
     def site(self, whole: RegionSite) -> RegionSite:
         kind = f"{whole.kind}.{self.name}"
-        function = functools.partial(_run_part, self.graph, self.without, self.weights, self.dims, self.output_spec)
-        structure = digest((whole.structure, kind, self.code))
-        return RegionSite(whole.name, kind, whole.module, function, self.dims, self.without, structure)
+        structure = digest((whole.structure, kind, self.part.graph.code))
+        return RegionSite(whole.name, kind, whole.module, self.run, self.dims, self.without, structure)
+
+    def run(self, module: torch.nn.Module, *tensors: torch.Tensor) -> Any:
+        """The function of the site."""
+        own = weight_inputs(weight_slots(module, self.without))
+        given = [
+            tensor.contiguous(memory_format=region_format(tensor, names))
+            for tensor, names in zip(tensors, self.dims, strict=True)
+        ]
+        found = list(self.part.graph(*[own[index] for index in self.weights], *given))
+        return found if self.output_spec is None else pytree.tree_unflatten(found, self.output_spec)
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,13 +84,12 @@ class _SplitStructure:
     """One split of the blocks of a structure."""
 
     guards: ShapeGuards
-    prologues: tuple[_PartOfBlock, ...]
+    prologue: _PartOfBlock
     rest: _PartOfBlock
     spared: frozenset[str]
 
     def at(self, site: RegionSite) -> SplitSite:
-        prologues = [PrologueSite(each.site(site), each.name, each.inputs) for each in self.prologues]
-        return SplitSite(tuple(prologues), self.rest.site(site), self.spared)
+        return SplitSite(self.prologue.site(site), self.prologue.part.inputs, self.rest.site(site), self.spared)
 
 
 @dataclass(eq=False)
@@ -120,7 +121,7 @@ class SplitSites:
         block's own code. So at each new combination of sizes the parts run once beside that code, inside `loaded()`,
         where the weights of the site are on the device. Raises what the block or `loaded` raise by themselves.
         """
-        if site.structure is None or not any(source in SOURCES for source in site.steady):
+        if site.structure is None or TIME not in site.steady:
             return None
         slots = weight_slots(site.module, site.without)
         forms = (weight_forms(slots), tuple(weight.dtype for weight in weight_inputs(slots)))
@@ -187,15 +188,12 @@ def _split(
     traced = trace(site.function, site.module, tensors, site.dims, hints, oblivious, site.without, site.attends)
     owners = _owners(site.module, site.without)
     cut = split(traced.graph.graph, [owners[index] or None for index in traced.used_weights], site.steady)
-    spared = frozenset(str(group) for each in cut.prologues for group in each.groups)
-    results = [[_dims(fake, traced) for fake in each.results] for each in cut.prologues]
-    prologues = tuple(
-        _part(each.source, each, site, traced, owners, [site.dims[index] for index in each.inputs], None)
-        for each in cut.prologues
-    )
-    dims = [*site.dims, *[dims for each in results for dims in each]]
-    rest = _part(REST, cut.rest, site, traced, owners, dims, traced.output_spec)
-    return _SplitStructure(ShapeGuards(traced.guards, traced.symbols), prologues, rest, spared)
+    given = [site.dims[index] for index in cut.prologue.inputs]
+    prologue = _part("prologue", cut.prologue, site, traced, owners, given, None)
+    dims = [*site.dims, *[_dims(fake, traced) for fake in cut.results]]
+    rest = _part("rest", cut.rest, site, traced, owners, dims, traced.output_spec)
+    guards = ShapeGuards(traced.guards, traced.symbols)
+    return _SplitStructure(guards, prologue, rest, frozenset(map(str, cut.groups)))
 
 
 def _part(
@@ -213,7 +211,7 @@ def _part(
     without = tuple(sorted({*site.without, *unused}))
     left = [index for index, owner in enumerate(owners) if not any(_is_within(owner, each) for each in unused)]
     weights = tuple(left.index(index) for index in read)
-    return _PartOfBlock(name, part.graph, part.inputs, without, weights, tuple(dims), spec, part.graph.code)
+    return _PartOfBlock(name, part, without, weights, tuple(dims), spec)
 
 
 def _is_within(name: str, outer: str) -> bool:
@@ -246,25 +244,6 @@ def _dims(fake: torch.Tensor, traced: Trace) -> Dims:
     return tuple(found)
 
 
-def _run_part(
-    graph: torch.fx.GraphModule,
-    without: Sequence[str],
-    weights: Sequence[int],
-    dims: Sequence[Dims],
-    spec: pytree.TreeSpec | None,
-    module: torch.nn.Module,
-    *tensors: torch.Tensor,
-) -> Any:
-    """The function of a part's site. spec: of the block's result; None for a prologue, which returns a list."""
-    own = weight_inputs(weight_slots(module, without))
-    given = [
-        tensor.contiguous(memory_format=region_format(tensor, names))
-        for tensor, names in zip(tensors, dims, strict=True)
-    ]
-    found = list(graph(*[own[index] for index in weights], *given))
-    return found if spec is None else pytree.tree_unflatten(found, spec)
-
-
 def _serves(
     structure: _SplitStructure,
     site: RegionSite,
@@ -279,11 +258,9 @@ def _serves(
     if structure.guards.check(sizes)[0] is Verdict.BROKEN:
         return False
     found = structure.at(site)
-    kept: list[torch.Tensor] = []
     try:
         with torch.no_grad():
-            for each in found.prologues:
-                kept += each.site.function(site.module, *[tensors[index] for index in each.inputs])
+            kept = found.prologue.function(site.module, *[tensors[index] for index in found.inputs])
             actual = pytree.tree_leaves(found.rest.function(site.module, *tensors, *kept))
     except Exception as error:
         if is_out_of_memory(error):
