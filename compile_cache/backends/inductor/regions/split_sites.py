@@ -32,8 +32,6 @@ from .numerics_check import other_values, run_original
 
 logger = logging.getLogger(__name__)
 
-_MOST_TRACES = 4  # of one structure
-
 
 @dataclass(frozen=True, eq=False)
 class SplitSite:
@@ -94,12 +92,10 @@ class _SplitStructure:
 
 @dataclass(eq=False)
 class _Tried:
-    """The splits of a structure so far, and which one serves a combination of sizes; None: none does."""
+    """The split of a structure, None if there is none, and whether it serves a combination of sizes."""
 
-    splits: list[_SplitStructure] = field(default_factory=list)
-    by_shapes: dict[Shapes, _SplitStructure | None] = field(default_factory=dict)
-    traces: int = 0
-    is_whole: bool = False
+    split: _SplitStructure | None
+    serves: dict[Shapes, bool] = field(default_factory=dict)
 
 
 class SplitSites:
@@ -117,9 +113,9 @@ class SplitSites:
     ) -> SplitSite | None:
         """The split of a site for these inputs; None if it stays whole.
 
-        A structure is traced once for general sizes, and again for sizes at which that gives other bits than the
-        block's own code. So at each new combination of sizes the parts run once beside that code, inside `loaded()`,
-        where the weights of the site are on the device. Raises what the block or `loaded` raise by themselves.
+        A structure is traced once, for general sizes. At each new combination of sizes the parts run once beside the
+        block's own code, inside `loaded()`, where the weights of the site are on the device; where they give other bits
+        the block stays whole. Raises what the block or `loaded` raise by themselves.
         """
         if site.structure is None or TIME not in site.steady:
             return None
@@ -128,51 +124,26 @@ class SplitSites:
         shapes = tuple(tuple(tensor.shape) for tensor in tensors)
         kinds = tuple((tensor.dtype, tensor.device) for tensor in tensors)
         static = static_sizes(site.dims, shapes)
-        tried = self._tried.setdefault(
-            (site.kind, site.structure, site.dims, site.steady, static, kinds, forms, torch_flags), _Tried()
-        )
-        if shapes not in tried.by_shapes:
-            try:
-                with loaded():
-                    tried.by_shapes[shapes] = _find(tried, site, tensors)
-            except Exception as error:
-                if not is_out_of_memory(error):
-                    raise
-                tried.by_shapes[shapes] = None
-        found = tried.by_shapes[shapes]
-        return None if found is None else found.at(site)
-
-
-def _find(tried: _Tried, site: RegionSite, tensors: Sequence[torch.Tensor]) -> _SplitStructure | None:
-    sizes = bind_dims(site.dims, [tensor.shape for tensor in tensors])
-    if sizes is None or tried.is_whole:
-        return None
-    expected = pytree.tree_leaves(run_original(site, tensors))
-    for structure in tried.splits:
-        if _serves(structure, site, tensors, sizes, expected):
-            return structure
-    general = general_hints(sizes, tensors[0].device)
-    for hints in [general, sizes] if not tried.splits and general != sizes else [sizes]:
-        if tried.traces >= _MOST_TRACES or tried.is_whole:
+        key = (site.kind, site.structure, site.dims, site.steady, static, kinds, forms, torch_flags)
+        sizes = bind_dims(site.dims, shapes)
+        if sizes is None:
             return None
-        tried.traces += 1
-        made = _try(tried, site, tensors, hints)
-        if made is not None and _serves(made, site, tensors, sizes, expected):
-            return made
-    return None
+        tried = self._tried.get(key)
+        if tried is None or shapes not in tried.serves:
+            with loaded():
+                if tried is None:
+                    tried = self._tried[key] = _Tried(_try(site, tensors, sizes))
+                tried.serves[shapes] = tried.split is not None and _serves(tried.split, site, tensors, sizes)
+        return tried.split.at(site) if tried.split is not None and tried.serves[shapes] else None
 
 
-def _try(
-    tried: _Tried, site: RegionSite, tensors: Sequence[torch.Tensor], hints: Mapping[str, int]
-) -> _SplitStructure | None:
-    why = ""
+def _try(site: RegionSite, tensors: Sequence[torch.Tensor], sizes: Mapping[str, int]) -> _SplitStructure | None:
+    hints, why = general_hints(sizes, tensors[0].device), ""
     for oblivious in (True, False):
         try:
-            structure = _split(site, tensors, hints, oblivious)
-            tried.splits.append(structure)
-            return structure
+            return _split(site, tensors, hints, oblivious)
         except StaysWholeError as error:
-            tried.is_whole, why = True, str(error)
+            why = str(error)
             break
         except Exception as error:
             if is_out_of_memory(error):
@@ -245,26 +216,24 @@ def _dims(fake: torch.Tensor, traced: Trace) -> Dims:
 
 
 def _serves(
-    structure: _SplitStructure,
-    site: RegionSite,
-    tensors: Sequence[torch.Tensor],
-    sizes: Mapping[str, int],
-    expected: Sequence[Any],
+    structure: _SplitStructure, site: RegionSite, tensors: Sequence[torch.Tensor], sizes: Mapping[str, int]
 ) -> bool:
-    """Check that the parts give the block's results (leaves, `expected`) and keep less than they spare.
+    """Check that the parts give the block's results and keep less than they spare. Raises what the block raises.
 
-    On a CPU bit for bit; on a GPU up to rounding, as compiled regions.
+    On a CPU bit for bit; on a GPU up to rounding, as compiled regions. False without the memory to find out.
     """
     if structure.guards.check(sizes)[0] is Verdict.BROKEN:
         return False
     found = structure.at(site)
     try:
+        expected = pytree.tree_leaves(run_original(site, tensors))
         with torch.no_grad():
             kept = found.prologue.function(site.module, *[tensors[index] for index in found.inputs])
             actual = pytree.tree_leaves(found.rest.function(site.module, *tensors, *kept))
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 (what the block itself raises is raised below)
         if is_out_of_memory(error):
-            raise
+            return False
+        run_original(site, tensors)
         logger.debug("Resolute: the parts of %s fail at %s: %s", site.kind, sizes, first_line(error))
         return False
     spared = [
