@@ -181,11 +181,13 @@ class InductorProgram(Program):
         # A patch of another pack inside the model may count its calls, so a call with a capture blocker runs once.
         if not self._is_first or call.capture_blocker is not None or lost(Loss.WORKERS, Loss.KEEPING):
             return 0
-        device, streams = call.tensors[0].device, call.weights.streams
-        count = worker_count(self._config.workers, device, call.weights.reclaimable() if streams else None)
-        if streams:  # each takes memory from weights
+        device, weights = call.tensors[0].device, call.weights
+        count = worker_count(self._config.workers, device)
+        # While the weights of a first call come, the card looks empty.
+        if weights.streams or (weights.pages and not count):
             done, total = self._regions.compiled_count
-            count = min(count, max(total - done, 1))
+            within_reach = worker_count(self._config.workers, device, weights.reclaimable())
+            count = min(within_reach, max(total - done, 1))  # each takes memory from weights
         return count or (2 if self._workers.running and self._workers.has_early_for(self.owner) else 0)
 
     def _find_missing(
@@ -194,16 +196,15 @@ class InductorProgram(Program):
         """Run the call, or its rehearsal, with the original in place of each region that has no compiled code.
 
         Returns the result, and one call of each of these regions. room: holds the memory of the workers; when it is
-        closed, weights that stream get the device back.
+        closed, weights get back what they gave for it.
         """
-        streams = call.weights.streams
 
         def prepare_workers() -> None:  # they start while the call runs on
             try:
-                if streams:
-                    room.enter_context(call.weights.room(room_for(count)))
+                has_room = room.enter_context(call.weights.room(room_for(count)))
+                if has_room:
                     room.callback(self._workers.end_unless_busy)
-                self._workers.prepare(count, call.tensors[0].device, has_room=streams)
+                self._workers.prepare(count, call.tensors[0].device, has_room)
             except Exception as error:  # noqa: BLE001 (`_compile_in_parallel` meets it again, and warns)
                 logger.debug("Resolute: no processes that compile: %s", error)
 

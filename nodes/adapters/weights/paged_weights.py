@@ -97,23 +97,24 @@ class PagedWeights(Weights):
         return splits_blocks(self.split, self.streams)
 
     def reclaimable(self) -> int:
-        return sum(
-            dynamic_vram.resident_bytes(f"cuda:{device}")
-            for device in {each.reservation.device for each in self._ranges}
-        )
+        if not self.pages:
+            return 0
+        reservation = self._ranges[0].reservation  # a module has all its pages on one device
+        own = 0 if self.streams else int(reservation.loaded_size())
+        return dynamic_vram.resident_bytes(f"cuda:{reservation.device}") - own
 
     @contextmanager
-    def room(self, size: int) -> Iterator[None]:
-        if not self.streams:
-            yield
+    def room(self, size: int) -> Iterator[bool]:
+        if not self.pages:
+            yield False
             return
-        reservation = self._ranges[0].reservation
+        reservation, streams = self._ranges[0].reservation, self.streams
         torch.cuda.empty_cache()
-        dynamic_vram.give_back(reservation, size)
         try:
-            yield
+            yield dynamic_vram.give_back(reservation, size, streams)
         finally:
-            dynamic_vram.prioritize(reservation)
+            if streams:
+                dynamic_vram.prioritize(reservation)
 
     def survey(self, modules: Iterable[torch.nn.Module]) -> Hashable:
         """Find the paged modules anew. Returns what captures depend on: where each one's weights are."""

@@ -172,10 +172,25 @@ def test_pages_of_other_models_go_first(
     assert own.watermark == own.pages
 
 
-def test_weights_that_are_in_place_give_nothing(monkeypatch: pytest.MonkeyPatch, weights: Any) -> None:
-    monkeypatch.setattr(weights, "is_in_place", True)
-    with weights.room(1 << 40):
-        assert weights._ranges[0].reservation.watermark == weights._ranges[0].reservation.pages
+def test_weights_that_are_in_place_stay_and_others_go(
+    monkeypatch: pytest.MonkeyPatch, weights: Any, checkpoint: Checkpoint
+) -> None:
+    own, other = checkpoint.reservation, Reservation(4)
+    has_loaded(other)
+    own.limit(16)
+    assert weights.pin()
+    assert other.fault(other.base_addr, 4 * PAGE) is not None
+    other.unpin(other.base_addr, 4 * PAGE)
+    mapped = own.mapped
+    free_is(monkeypatch, lambda: (16 - own.mapped - other.mapped) * PAGE)
+    with weights.in_place():
+        assert weights.reclaimable() == 4 * PAGE
+        with weights.room((16 - mapped - 1) * PAGE) as gives:
+            assert (gives, own.mapped, other.mapped) == (True, mapped, 1)
+        with weights.room(PAGE) as gives:
+            assert (gives, own.mapped, other.mapped) == (False, mapped, 1)
+    assert own.watermark == own.pages
+    weights.unpin()
 
 
 def test_what_cannot_be_traced_is_compiled_by_the_call(

@@ -289,6 +289,23 @@ def test_fewer_start_if_weights_took_the_memory_meanwhile(monkeypatch: pytest.Mo
     assert started == [5, 2, 1, 3]
 
 
+@pytest.mark.parametrize("is_busy", [False, True])
+def test_processes_that_have_jobs_for_a_later_call_keep_their_memory(
+    monkeypatch: pytest.MonkeyPatch, is_busy: bool
+) -> None:
+    ended: list[bool] = []
+    process = SimpleNamespace(
+        alive=True, is_busy=is_busy, start_children=lambda *given: None, end=lambda: ended.append(True)
+    )
+    monkeypatch.setattr(pool, "WorkerProcess", lambda: process)
+    processes = pool.WorkerPool()
+    processes.prepare(1, CPU)
+    processes.end_unless_busy()
+    assert processes.running is is_busy
+    processes.close()
+    assert ended == [True]
+
+
 @pytest.mark.parametrize(("pages_gib", "count"), [(0, 0), (4, 0), (6, 1), (8, 2), (11, 4), (20, 8)])
 def test_pages_count_as_free_and_one_process_is_better_than_none(
     monkeypatch: pytest.MonkeyPatch, pages_gib: int, count: int
