@@ -171,7 +171,7 @@ def visit(
     variables = {key: str(options.folder / key.lower()) for key in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")}
     variables |= {"RESOLUTE_STORE": str(options.folder / "store")}
     variables |= {"RESOLUTE_BUDGET_MB": str(default_budget(24 * GIB) >> 20)}
-    is_compiled = contender == STOCK or (options.folder / f"compiled-{name}").exists()
+    is_compiled = contender == STOCK or _mark(name, options).exists()
     variables |= {"RESOLUTE_WORKERS": "0"} if is_compiled else {}
     variables |= dict(each.split("=", 1) for each in options.environment)
     server = rig.server(
@@ -194,6 +194,11 @@ def visit(
             bench.close()
             log = options.folder / f"{name}-{contender}.log"
             log.write_text(server.log(), "utf-8")
+
+
+def _mark(name: str, options: argparse.Namespace) -> Path:
+    """This file exists once what a model needs is compiled, under these variables."""
+    return options.folder / "-".join(["compiled", name, *sorted(options.environment)])
 
 
 def _used() -> int:
@@ -238,13 +243,13 @@ def measure_all(setup: command.Setup, options: argparse.Namespace) -> None:
             file = _make(name, setup, options)
             gb[name] = round(file.stat().st_size / 1e9, 2)
             for who, cells in left.items():
-                if cells and who == OURS and not (options.folder / f"compiled-{name}").exists():
+                if cells and who == OURS and not _mark(name, options).exists():
                     compiling = list(dict.fromkeys([cells[0], first]))
                     for free, found in visit(name, who, compiling, setup, before, options):
                         found.pop("about")
                         about.setdefault("compiled", {}).setdefault(name, {})[free] = found
                         print(compiled_line(name, free, found), flush=True)
-                    (options.folder / f"compiled-{name}").touch()
+                    _mark(name, options).touch()
                 for free, found in visit(name, who, cells, setup, before, options) if cells else ():
                     about |= found.pop("about")
                     measured.setdefault(name, {}).setdefault(who, {})[free] = found
