@@ -149,12 +149,14 @@ def begin(device: str, folder: str, waiting: Any) -> None:
     lowering.scratch = folder
     threading.Thread(target=_end_with_parent, daemon=True).start()
     inductor_config.compile_threads = 1  # the children already use all processors
-    while not _has_context(device):  # asked now, not in the first job: the driver may not support forks
-        with waiting.get_lock():
-            waiting.value += 1
+    if _has_context(device):  # asked now, not in the first job: the driver may not support forks
+        return
+    with waiting.get_lock():
+        waiting.value += 1
+    while not _has_context(device):
         time.sleep(_RETRY_SECONDS)
-        with waiting.get_lock():
-            waiting.value -= 1
+    with waiting.get_lock():
+        waiting.value -= 1
 
 
 def _has_context(device: str) -> bool:

@@ -85,7 +85,7 @@ def test_children_without_memory_on_the_gpu_leave_the_jobs_to_the_others(monkeyp
 
 
 def test_a_child_asks_for_memory_again_until_it_has_some(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    waiting, seen, answers = multiprocessing.Value("i", 0), [], [False, False, True]
+    waiting, seen, answers = multiprocessing.Value("i", 0), [], [False, False, False, True]
     monkeypatch.setattr(job, "_has_context", lambda device: answers.pop(0))
     monkeypatch.setattr(job, "_end_with_parent", lambda: None)
     monkeypatch.setattr(job.time, "sleep", lambda seconds: seen.append(waiting.value))
