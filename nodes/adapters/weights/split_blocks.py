@@ -50,7 +50,7 @@ class SplitBlocks:
         spared = [site.module.get_submodule(name) for name in split.spared]
         self._weights.spare(dynamic_vram.paged(spared))
         inputs = [tensors[index] for index in split.inputs]
-        compute = functools.partial(self._compute, split.prologue, like)
+        compute = functools.partial(self._compute, split, like)
         ahead = functools.partial(self._weights.foresight.others, site, tensors, inputs)
         place = (site.name, split.prologue.structure, like.dtype, flags)
         kept = self._weights.kept.get(place, inputs, compute, ahead)
@@ -66,7 +66,7 @@ class SplitBlocks:
             self._splits[key] = _sites().of(site, tensors, flags, loaded)
         return self._splits[key]
 
-    def _compute(self, site: RegionSite, like: torch.Tensor, several: Sequence[Inputs]) -> list[list[torch.Tensor]]:
+    def _compute(self, split: SplitSite, like: torch.Tensor, several: Sequence[Inputs]) -> list[list[torch.Tensor]]:
         """The results of a prologue for each of several inputs: its weights come once."""
-        with self._given(site, like, False):
-            return [site.function(site.module, *inputs) for inputs in several]
+        with self._given(split.prologue, like, False):
+            return split.run_each(split.prologue.module, several)

@@ -35,13 +35,15 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, eq=False)
 class SplitSite:
-    """prologue: takes the block's `inputs` (indices), and returns a list of tensors.
+    """prologue: takes the block's `inputs` (indices), and returns a list of tensors. run_each: the prologue for each of
+    several inputs.
 
     rest: takes all inputs of the block, then these results; it returns what the block returns.
     spared: modules inside the block, by name, whose weights only the prologue reads.
     """
 
     prologue: RegionSite
+    run_each: Callable[[torch.nn.Module, Sequence[Sequence[torch.Tensor]]], list[list[torch.Tensor]]]
     inputs: tuple[int, ...]
     rest: RegionSite
     spared: frozenset[str]
@@ -68,13 +70,21 @@ class _PartOfBlock:
 
     def run(self, module: torch.nn.Module, *tensors: torch.Tensor) -> Any:
         """The function of the site."""
+        (found,) = self.run_each(module, [tensors])
+        return found
+
+    def run_each(self, module: torch.nn.Module, several: Sequence[Sequence[torch.Tensor]]) -> list[Any]:
+        """The results for each of several inputs; the weights are looked up once."""
         own = weight_inputs(weight_slots(module, self.without))
-        given = [
-            tensor.contiguous(memory_format=region_format(tensor, names))
-            for tensor, names in zip(tensors, self.dims, strict=True)
-        ]
-        found = list(self.part.graph(*[own[index] for index in self.weights], *given))
-        return found if self.output_spec is None else pytree.tree_unflatten(found, self.output_spec)
+        weights, results = [own[index] for index in self.weights], []
+        for tensors in several:
+            given = [
+                tensor.contiguous(memory_format=region_format(tensor, names))
+                for tensor, names in zip(tensors, self.dims, strict=True)
+            ]
+            found = list(self.part.graph(*weights, *given))
+            results.append(found if self.output_spec is None else pytree.tree_unflatten(found, self.output_spec))
+        return results
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,7 +97,8 @@ class _SplitStructure:
     spared: frozenset[str]
 
     def at(self, site: RegionSite) -> SplitSite:
-        return SplitSite(self.prologue.site(site), self.prologue.part.inputs, self.rest.site(site), self.spared)
+        own = self.prologue
+        return SplitSite(own.site(site), own.run_each, own.part.inputs, self.rest.site(site), self.spared)
 
 
 @dataclass(eq=False)
