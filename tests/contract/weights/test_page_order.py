@@ -99,7 +99,7 @@ class TestLayout:
 
     @pytest.fixture
     def weights(self, comfy: None, adapter: Callable[[str], ModuleType], checkpoint: Checkpoint) -> Any:
-        weights = adapter("weights.paged_weights").PagedWeights(fill, splits=True)
+        weights = adapter("weights.paged_weights").PagedWeights(fill, split=True)
         weights.survey(checkpoint.model.modules())
         return weights
 
@@ -153,10 +153,10 @@ class TestLayout:
 
     def test_nothing_moves_unless_blocks_may_be_split(self, weights: Any, checkpoint: Checkpoint) -> None:
         blocks = self.news(weights, checkpoint)
-        weights.splits, before = False, self.addresses(blocks)
+        weights.split, before = False, self.addresses(blocks)
         weights.arrange()
         assert self.addresses(blocks) == before
-        weights.splits = True
+        weights.split = True
         weights.arrange()
         assert self.addresses(blocks) != before
 
