@@ -217,9 +217,9 @@ class Run:
         return [Text("compiled {count} regions in {time}: {why}.", count=compiles, time=time, why=why)]
 
     def _why_compared(self) -> list[Text]:
-        """Code that was not compiled for sizes like these is compared with the original once, before it is used there."""
+        """Code for other sizes is compared with the original once, before it is used for these."""
         compared, seconds = self.counts.get("verifications", 0), self._seconds("compile")
-        if not compared or seconds < _SHORT:
+        if not compared or seconds < SHORT_WAIT:
             return []
         text = "compared {count} regions with the original in {time}: no size like this one was used before."
         return [Text(text, count=compared, time=time_text(seconds))]
