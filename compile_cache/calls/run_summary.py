@@ -40,6 +40,7 @@ class Run:
     formats: what computes its quantized weights: "int8_tensorwise products".
     file: from which the model was loaded, if that is known. step_bytes: of the weights that a step needs, and of all,
     if the model was too large for the device and a step needs fewer. is_warm_up: nobody waits for its picture.
+    why_eager: if its backend compiles nothing, that backend and why: "eager (not inductor: there is no C++ compiler)".
     """
 
     model: str
@@ -64,6 +65,7 @@ class Run:
     regions: tuple[int, int] = (0, 0)
     step_bytes: tuple[int, int] = (0, 0)
     is_warm_up: bool = False
+    why_eager: str = ""
 
     @property
     def size(self) -> str:
@@ -87,6 +89,8 @@ class Run:
             return [Text("not compiled: {why}", why=self.why_no_calls)]
         lines: list[str] = [Text.joined(", ", self._results())]
         lines += [", ".join(text.partition(":")[0] for text in self.formats)] if self.formats else []
+        if self.why_eager:
+            return [*lines, Text("backend: {why}", why=self.why_eager)]
         return lines + [self._streams() or in_short(code) for code in self.bypasses][:1]
 
     def _streams(self) -> str:
@@ -218,7 +222,7 @@ class Run:
         return [Text("compiled {count} regions in {time}: {why}.", count=compiles, time=time, why=why)]
 
     def _why_compared(self) -> list[Text]:
-        """Code that was not compiled for sizes like these is compared with the original once, before it is used there."""
+        """Code is compared with the original before its first use at sizes for which its guards prove nothing."""
         compared, seconds = self.counts.get("verifications", 0), self._seconds("compile")
         if not compared or seconds < _SHORT:
             return []

@@ -124,8 +124,8 @@ def test_a_graph_is_converted_runs_and_one_key_takes_it_back(
     page: FrontEnd, screenshots: Path, make: Callable[[], Prompt], count: int, check: Callable[[Prompt], None]
 ) -> None:
     page.load_prompt(make())
-    # As from a file: the first undo of a graph in API form adds empty lists of widgets to nodes without any, and at the next
-    # key ComfyUI takes these for a change and forgets what to redo.
+    # As from a file: the first undo of a graph in API form adds empty lists of widgets to nodes without any, and at the
+    # next key ComfyUI takes these for a change and forgets what to redo.
     page.load(page.page.evaluate("() => app.graph.serialize()"), make.__name__)
     before, stock_prompt = page.page.evaluate(TYPES), page.prompt()
     page.open_panel()
