@@ -10,6 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from .weight_formats import file_of, is_of_block, save
+
 
 class Family(NamedTuple):
     """network: below `comfy.ldm`. settings: of the network. layers: the settings that count its layers.
@@ -132,37 +134,6 @@ def family(name: str, is_small: bool = False) -> Family:
     )
 
 
-class Format(NamedTuple):
-    """A format of weights. core: its name in core's `QUANT_ALGOS`, empty for plain numbers in fp8. arguments: of core's
-    quantizer. about: what the file says of each layer. loader: the `weight_dtype` of UNETLoader. tera: what an H200
-    reaches in large products of the format, in 10^12 operations a second.
-    """
-
-    core: str
-    arguments: dict[str, Any]
-    about: dict[str, Any]
-    loader: str
-    tera: float
-
-
-_ROTATED = {"convrot": True, "convrot_groupsize": 256}
-FORMATS = {
-    "fp8-scaled": Format("float8_e4m3fn", {"scale": "recalculate"}, {}, "default", 1450),
-    "fp8-fast": Format("", {}, {}, "fp8_e4m3fn_fast", 1450),
-    "int8": Format("int8_tensorwise", {}, {}, "default", 690),
-    "int8-rotated": Format("int8_tensorwise", {"per_channel": True, **_ROTATED}, _ROTATED, "default", 690),
-    "w4a4": Format("convrot_w4a4", {}, {}, "default", 790),
-    "w4a8": Format("asym_w4a8_int8", {}, {}, "default", 690),
-    "mxfp8": Format("mxfp8", {}, {}, "default", 790),
-    "nvfp4": Format("nvfp4", {}, {}, "default", 790),
-}
-
-
-def file_of(name: str, form: str = "") -> str:
-    """form: of `FORMATS`; empty for bf16."""
-    return f"resolute-random-{name}{form and '-'}{form}.safetensors"
-
-
 def floor_ms(file: Path, size: tuple[int, int], tera: float, tera_of_products: float | None = None) -> float:
     """Milliseconds of a step's matrix products and attention, at a speed in 10^12 operations a second. file: of the
     model. tera_of_products: the speed of products, if it is another.
@@ -221,38 +192,10 @@ def _make(name: str, family: Family, outs: Mapping[str, Path], device: str, lora
         total, attention = _tera_operations(model, family, width, height)
         work |= {f"{width}x{height}": total, f"{width}x{height} attention": attention}
     for form, out in outs.items():
-        stored = weights if not form else _in_format(weights, FORMATS[form])
-        safetensors.torch.save_file({key: weight.cpu().contiguous() for key, weight in stored.items()}, str(out))
+        save(weights, form, name, out)
         out.with_suffix(".json").write_text(json.dumps(work), "utf-8")
     count = sum(weight.numel() for weight in weights.values())
     print(f"made {name}: {count / 1e9:.1f} billion weights, 10^12 operations a step: {work}", flush=True)
-
-
-def _in_format(weights: Mapping[str, Any], form: Format) -> dict[str, Any]:
-    """The weights with the matrices of the blocks in a format; matrices that it cannot hold stay as they are."""
-    import torch
-
-    quant_ops = importlib.import_module("comfy.quant_ops")
-    made = dict(weights)
-    for key, weight in weights.items():
-        if not _is_of_block(key, weight):
-            continue
-        if not form.core:
-            made[key] = weight.to(torch.float8_e4m3fn)
-            continue
-        layout = quant_ops.QUANT_ALGOS[form.core]["comfy_tensor_layout"]
-        try:
-            parts = quant_ops.QuantizedTensor.from_float(weight, layout, **form.arguments).state_dict(key)
-        except ValueError:  # a width that its groups do not divide
-            continue
-        about = json.dumps({"format": form.core, **form.about}).encode()
-        made.update(parts)
-        made[f"{key.removesuffix('weight')}comfy_quant"] = torch.tensor(list(about), dtype=torch.uint8)
-    return made
-
-
-def _is_of_block(key: str, weight: Any) -> bool:
-    return bool(weight.ndim == 2 and ("blocks." in key or "layers." in key))
 
 
 def _lora(weights: Mapping[str, Any], generator: Any) -> dict[str, Any]:
@@ -261,7 +204,7 @@ def _lora(weights: Mapping[str, Any], generator: Any) -> dict[str, Any]:
 
     made: dict[str, Any] = {}
     for key, weight in weights.items():
-        if _is_of_block(key, weight):
+        if is_of_block(key, weight):
             place = f"diffusion_model.{key.removesuffix('.weight')}"
             for part, shape in (("up", (weight.shape[0], 4)), ("down", (4, weight.shape[1]))):
                 drawn = torch.randn(shape, device=weight.device, generator=generator) * (0.3 * shape[1] ** -0.5)

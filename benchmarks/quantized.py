@@ -3,23 +3,26 @@
     python -m benchmarks.quantized --out benchmarks/results/NAME-quantized.json [--row flux:fp8-scaled flux:int8 ...]
                                    [--seconds 260] [--sizes 1] [--core flux:fp8-scaled] [--lora flux:fp8-scaled]
                                    [--profile flux:fp8-scaled] [--models FOLDER] [--argument ...] [--cpu]
+                                   [--gguf-pack FOLDER] [--packages FOLDER]
 
-A row is a family and a format of `benchmarks.family_models`, at one size; rows are measured in the order given.
-`ms` is the time of a step, as in `benchmarks.families`. `error_stock` and `error_resolute`: the latents of one step
-against the same weights computed in fp32. `floor_ms`: attention at FLOOR_TFLOPS, products at the speed of the format.
-`formats`: what computed the weights, as the report says it. `lora`: what was counted over three prompts with a LoRA of
-the blocks, the same with another strength, and without. `kinds`: the kernels of a step, see `benchmarks.step_profile`.
+A row is a family of `benchmarks.family_models` and a format of `benchmarks.weight_formats`, at one size; rows are
+measured in the order given. `ms` is the time of a step, as in `benchmarks.families`. `error_stock` and
+`error_resolute`: the latents of one step against the same weights computed in fp32. `floor_ms`: attention at
+FLOOR_TFLOPS, products at the speed of the format. `formats`: what computed the weights, as the report says it. `lora`:
+what was counted over four prompts of four steps: with a LoRA of the blocks, with another strength, once more, and
+without. `kinds`: the kernels of a step, see `benchmarks.step_profile`.
 
 Each cell (stock, resolute, errors, lora, profile, core) is written when it is measured. A run with the same `--out`
 goes on with the cells that it lacks: give it the same `--models`, which keeps the files, several GB each. Needs CUDA
 and the environment of `scripts/test` (without a network, set RESOLUTE_PYTHON and COMFYUI_PATH). `--cpu` runs models of
-one layer, which checks the script.
+one layer, which checks the script. Rows in GGUF (q8-0, q4-k) need a clone of https://github.com/city96/ComfyUI-GGUF and
+the package gguf, and are measured beside that pack.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -28,15 +31,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from scripts.errors import as_command
 from scripts.server.process import ComfyServer
 from scripts.setup import command
 
-from . import rig, step_profile
+from . import gguf_file, rig, step_profile
 from .families import CORE, FLOOR_TFLOPS, OURS, Bench, OutOfTimeError, first_line
 from .families import prompt as family_prompt
-from .family_models import FAMILIES, FORMATS, family, file_of, floor_ms, make_all
-from .quantized_table import line, table
+from .family_models import FAMILIES, family, floor_ms, make_all
+from .quantized_table import Row, line, rows_of, size_of, table
 from .rig import ROOT, STOCK, environment, node, without_paths
+from .weight_formats import FORMATS, file_of
 
 REFERENCE = "reference"
 FILES, LORAS = "diffusion_models", "loras"  # folders of ComfyUI
@@ -44,9 +49,7 @@ ROWS = tuple(
     f"{name}:{form}" for name in ("flux", "z-image", "qwen-image", "wan") for form in ("fp8-scaled", "fp8-fast", "int8")
 )
 _PROFILE_SECONDS = 20
-LORA_STRENGTHS = (1.0, 0.5, None)  # of three prompts; None: without it
-
-Row = dict[str, Any]
+LORA_STRENGTHS = (1.0, 0.5, 0.5, None)  # of one prompt each; None: without it
 
 
 class QuantizedBench(Bench):
@@ -64,6 +67,8 @@ class QuantizedBench(Bench):
         given = STOCK if contender == REFERENCE else contender
         nodes = family_prompt(name, family(name, self.is_small), given, size, FORMATS[self.form].loader, steps, seed)
         nodes["load"]["inputs"]["unet_name"] = file_of(name, self.form)
+        if FORMATS[self.form].gguf:
+            nodes["load"] = node(gguf_file.LOADER, unet_name=file_of(name, self.form))
         if contender == REFERENCE:
             nodes["reference"] = node("ResoluteTestReferenceModel", model=["load", 0])
             nodes["sample"]["inputs"]["model"] = ["reference", 0]
@@ -74,16 +79,22 @@ class QuantizedBench(Bench):
 
     def with_lora(self, name: str, size: tuple[int, int]) -> dict[str, Any]:
         """The counters over LORA_STRENGTHS, and the seconds of each prompt."""
+        stock = self._seconds_with_lora(name, STOCK, size)
         self.seconds(self.prompt(name, OURS, size, 2, 59))  # the rows between dropped the model
-        before, seconds = rig.counters(self.client), []
+        before = rig.counters(self.client)
+        seconds = self._seconds_with_lora(name, OURS, size)
+        return {"stock_seconds": stock, "seconds": seconds, **rig.rise(before, rig.counters(self.client))}
+
+    def _seconds_with_lora(self, name: str, contender: str, size: tuple[int, int]) -> list[float]:
+        seconds = []
         for number, strength in enumerate(LORA_STRENGTHS):
-            nodes = self.prompt(name, OURS, size, 4, 60 + number)
+            nodes = self.prompt(name, contender, size, 4, 60 + number)
             if strength is not None:
                 given = {"lora_name": file_of(name), "strength_model": strength}
                 nodes["lora"] = node("LoraLoaderModelOnly", model=["load", 0], **given)
-                nodes["compile"]["inputs"]["model"] = ["lora", 0]
+                nodes["sample" if contender == STOCK else "compile"]["inputs"]["model"] = ["lora", 0]
             seconds.append(self.seconds(nodes)[0])
-        return {"seconds": seconds, **rig.rise(before, rig.counters(self.client))}
+        return seconds
 
 
 class Profiled(NamedTuple):
@@ -113,7 +124,7 @@ class Runner:
     def measure(self, row: Row) -> None:
         """Stock, Resolute, and the errors of both."""
         self._bench.form = row["format"]
-        name, size = row["family"], _size(row)
+        name, size = row["family"], size_of(row)
         for contender in (STOCK, OURS):
             if _lacks(row, contender):
                 self._times(row, contender)
@@ -133,7 +144,7 @@ class Runner:
     def measure_lora(self, row: Row) -> None:
         self._bench.form = row["format"]
         if _lacks(row, "lora"):
-            row["details"]["lora"] = self._attempt(self._bench.with_lora, row["family"], _size(row))
+            row["details"]["lora"] = self._attempt(self._bench.with_lora, row["family"], size_of(row))
             self._note(row)
 
     def profile(self, row: Row) -> None:
@@ -142,13 +153,13 @@ class Runner:
         for contender in (STOCK, OURS):
             if _lacks(row, f"{contender} profile"):
                 self._bench.require(_PROFILE_SECONDS)
-                found = self._attempt(step_profile.measure, self._server, prompts, contender, _size(row))
+                found = self._attempt(step_profile.measure, self._server, prompts, contender, size_of(row))
                 kept = ("failed", "step_ms", "host_ms", "gpu_ms", "kernels_ms", "span_ms", "kinds", "kernels")
                 row["details"][f"{contender} profile"] = {key: found[key] for key in kept if key in found}
                 self._note(row)
 
     def _times(self, row: Row, contender: str) -> None:
-        result = self._bench.measure(row["family"], contender, _size(row))
+        result = self._bench.measure(row["family"], contender, size_of(row))
         result.pop("latents", None)
         row["details"][contender] = result
         row[f"{'core' if contender == CORE else contender}_ms"] = result.get("ms")
@@ -177,34 +188,17 @@ def _lacks(row: Row, cell: str) -> bool:
     return "failed" in row["details"].get(cell, {"failed": "it was not tried"})
 
 
-def _size(row: Row) -> tuple[int, int]:
-    width, height = row["size"].split("x")
-    return int(width), int(height)
-
-
-def rows_of(options: argparse.Namespace) -> list[Row]:
-    """All rows that are asked for, with what an earlier run measured."""
-    known: dict[Any, Row] = {}
-    if options.out and options.out.is_file():
-        before = json.loads(options.out.read_text("utf-8"))["rows"]
-        known = {(row["family"], row["format"], row["size"]): row for row in before}
-    empty = dict.fromkeys(("stock_ms", "core_ms", "resolute_ms", "floor_ms", "error_stock", "error_resolute"))
-    rows = []
-    for name, _, form in (row.partition(":") for row in options.row):
-        for size in family(name, options.cpu).sizes[: options.sizes]:
-            key = (name, form, f"{size[0]}x{size[1]}")
-            row = known.pop(key, None) or dict(zip(("family", "format", "size"), key, strict=True)) | empty
-            row.setdefault("details", {})
-            rows.append(row)
-    return [*rows, *known.values()]
-
-
 # --- the command ----------------------------------------------------------------------------------------------------
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    every = [f"{name}:{form}" for name in FAMILIES for form in FORMATS]
+    every = [
+        f"{name}:{form}"
+        for name in FAMILIES
+        for form in FORMATS
+        if not FORMATS[form].gguf or name in gguf_file.ARCHITECTURES
+    ]
     choice: dict[str, Any] = {"nargs": "*", "choices": every, "metavar": "FAMILY:FORMAT"}
     parser.add_argument("--row", **choice, default=list(ROWS))
     parser.add_argument("--core", **choice, default=[], help="rows that core's node runs too; it compiles for long")
@@ -215,6 +209,8 @@ def main() -> int:
     parser.add_argument("--argument", action="append", default=[], help="an extra argument for ComfyUI")
     parser.add_argument("--environment", action="append", default=[], metavar="NAME=VALUE", help="for ComfyUI")
     parser.add_argument("--models", type=Path, help="a folder that keeps the models; several GB each")
+    parser.add_argument("--gguf-pack", type=Path, metavar="FOLDER", help="the nodes of ComfyUI-GGUF, for rows in GGUF")
+    parser.add_argument("--packages", type=Path, metavar="FOLDER", help="Python packages that the environment lacks")
     parser.add_argument("--cpu", action="store_true", help="small models on the CPU, to check this script")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--make", nargs=2, type=Path, metavar=("FOLDER", "COMFYUI"), help=argparse.SUPPRESS)
@@ -227,11 +223,18 @@ def main() -> int:
     options.weights = ""  # of `families`; here it depends on the row
     deadline = time.monotonic() + options.seconds
     setup = command.prepare()
+    if any(FORMATS[row.partition(":")[2]].gguf for row in options.row):
+        gguf_file.require(setup.python, options.gguf_pack, options.packages)
     with tempfile.TemporaryDirectory(prefix="resolute-quantized-") as work:
         base = options.models or Path(work)
         variables = dict(each.split("=", 1) for each in options.environment)
-        variables = {"TORCHINDUCTOR_CACHE_DIR": str(Path(work) / "inductor"), **variables}
+        variables = {
+            "TORCHINDUCTOR_CACHE_DIR": str(Path(work) / "inductor"),
+            **gguf_file.python_path(options.packages),
+            **variables,
+        }
         packs = {"step-profiler": ROOT / "benchmarks" / "step_profiler"}
+        packs |= {"ComfyUI-GGUF": options.gguf_pack} if options.gguf_pack else {}
         for folder in (FILES, LORAS):
             (base / folder).mkdir(parents=True, exist_ok=True)
         server = rig.server(
@@ -246,7 +249,7 @@ def main() -> int:
 def _measure_all(
     server: ComfyServer, setup: command.Setup, base: Path, options: argparse.Namespace, deadline: float
 ) -> None:
-    rows = rows_of(options)
+    rows = rows_of(options.row, options.sizes, options.cpu, options.out)
     about: dict[str, Any] = {**environment(server), "arguments": without_paths(options.argument)}
     about |= {"environment": options.environment, "floor_tflops": FLOOR_TFLOPS, "is_cpu": options.cpu}
 
@@ -262,10 +265,11 @@ def _measure_all(
             forms = dict.fromkeys(each["format"] for each in rows if each["family"] == row["family"])
             child += ["--row", *[f"{row['family']}:{form}" for form in forms], *(["--cpu"] if options.cpu else [])]
             try:
-                subprocess.run(child, cwd=ROOT, check=True, timeout=max(deadline - time.monotonic(), 1))
+                paths = {**os.environ, **gguf_file.python_path(options.packages)}
+                subprocess.run(child, cwd=ROOT, env=paths, check=True, timeout=max(deadline - time.monotonic(), 1))
             except subprocess.TimeoutExpired as error:
                 raise OutOfTimeError from error
-        row["floor_ms"] = floor_ms(file, _size(row), FLOOR_TFLOPS, FORMATS[row["format"]].tera)
+        row["floor_ms"] = floor_ms(file, size_of(row), FLOOR_TFLOPS, FORMATS[row["format"]].tera)
 
     runner = Runner(server, QuantizedBench(server.client, options, deadline), note)
     steps = (
@@ -290,4 +294,4 @@ def _measure_all(
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(as_command(main))

@@ -1,11 +1,17 @@
-"""The rows of `benchmarks.quantized` as a table, with the aims that each misses."""
+"""The rows of `benchmarks.quantized`, and as a table, with the aims that each misses."""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from .families import CORE, OURS
+from .family_models import family
 from .rig import STOCK
+
+Row = dict[str, Any]
 
 LEAST_GAIN = 1.5  # the aim in fp8: so many times stock's speed
 LARGEST_ERROR = 1.5  # times stock's own
@@ -17,12 +23,34 @@ _HEAD = (
 )
 
 
-def table(rows: list[dict[str, Any]]) -> str:
+def size_of(row: Row) -> tuple[int, int]:
+    width, height = row["size"].split("x")
+    return int(width), int(height)
+
+
+def rows_of(wanted: Sequence[str], sizes: int, is_small: bool, out: Path | None) -> list[Row]:
+    """All rows that are asked for, as FAMILY:FORMAT, at so many sizes, with what an earlier run measured."""
+    known: dict[Any, Row] = {}
+    if out and out.is_file():
+        before = json.loads(out.read_text("utf-8"))["rows"]
+        known = {(row["family"], row["format"], row["size"]): row for row in before}
+    empty = dict.fromkeys(("stock_ms", "core_ms", "resolute_ms", "floor_ms", "error_stock", "error_resolute"))
+    rows = []
+    for name, _, form in (row.partition(":") for row in wanted):
+        for size in family(name, is_small).sizes[:sizes]:
+            key = (name, form, f"{size[0]}x{size[1]}")
+            row = known.pop(key, None) or dict(zip(("family", "format", "size"), key, strict=True)) | empty
+            row.setdefault("details", {})
+            rows.append(row)
+    return [*rows, *known.values()]
+
+
+def table(rows: list[Row]) -> str:
     """The rows that were begun, and the kernels of those that were profiled."""
     return "\n".join([_HEAD, *[line(row) for row in rows if row["details"]], *_profiles(rows)])
 
 
-def line(row: dict[str, Any]) -> str:
+def line(row: Row) -> str:
     times = "".join(_cell(row[f"{key}_ms"], 8, ".1f") for key in (STOCK, "core", OURS, "floor"))
     errors = "".join(_cell(row[f"error_{key}"], 10, ".2e") for key in (STOCK, OURS))
     details = row["details"]
@@ -44,11 +72,11 @@ def line(row: dict[str, Any]) -> str:
     return f"{row['family']:<11}{row['format']:<13}{row['size']:<11}{times}{gain}{errors}  {'; '.join(notes)}"
 
 
-def _gain(row: dict[str, Any]) -> float | None:
+def _gain(row: Row) -> float | None:
     return row["stock_ms"] / row["resolute_ms"] if row["stock_ms"] and row["resolute_ms"] else None
 
 
-def _missed(row: dict[str, Any]) -> list[str]:
+def _missed(row: Row) -> list[str]:
     least = LEAST_GAIN if row["format"].startswith("fp8") else 1.0
     missed = []
     gain = _gain(row)
@@ -66,7 +94,7 @@ def _missed(row: dict[str, Any]) -> list[str]:
     return missed
 
 
-def _profiles(rows: list[dict[str, Any]]) -> list[str]:
+def _profiles(rows: list[Row]) -> list[str]:
     lines = []
     for row in rows:
         for contender in (STOCK, OURS, CORE):

@@ -1,6 +1,6 @@
 """Decoders of videos and encoders beside stock ComfyUI, in one process, with random weights of their real width.
 
-    COMFYUI_PATH=... python -m benchmarks.video --out benchmarks/results/NAME-video.json [--minutes 4]
+    COMFYUI_PATH=... python -m benchmarks.video --out benchmarks/results/NAME-video.json [--seconds 240]
                                                 [--cells hunyuan h3 flux:encode] [--free 8 12]
 
 A cell is a VAE, what it does, and a size. Stock runs first, then Resolute: one run that compiles (`first_s`), then as
@@ -8,7 +8,7 @@ many as it takes until it knows which way is faster, then the timed ones; `stock
 REPEATS. `compiled_s` and `original_s` are what it found, `left_alone` what it chose. `stock_peak_gib` and
 `resolute_peak_gib` are the most that torch's allocator held in a timed run, weights included, `compiled_peak_gib` in a
 compiled one. `error` is the relative difference of a compiled result. With --free other memory is held, so that so many
-GiB are free. Cells that the file has already are left out, so a run goes on where another one ended; with --minutes no
+GiB are free. Cells that the file has already are left out, so a run goes on where another one ended; with --seconds no
 cell is begun after that time. A cell that cannot run says why. Without CUDA all widths and sizes are tiny, and nothing
 is measured. `benchmarks.video_whole` has whole prompts.
 """
@@ -185,7 +185,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     parser.add_argument("--cells", nargs="*", help="names of models, or as flux:encode; all by default")
     parser.add_argument("--free", nargs="*", type=float, default=[None], help="GiB that are free; all by default")
-    parser.add_argument("--minutes", type=float, default=60.0)
+    parser.add_argument("--seconds", type=float, default=3600.0, help="begin no cell after this time")
     options = parser.parse_args()
     load_pack_for_device()
     import torch
@@ -202,7 +202,7 @@ def main() -> None:
             row = about(cell, free)
             if any(row.items() <= each.items() for each in rows):
                 continue
-            if time.monotonic() - started > options.minutes * 60:
+            if time.monotonic() - started > options.seconds:
                 print("left out for lack of time:", *row.values(), flush=True)
                 continue
             begun = time.monotonic()

@@ -1,5 +1,15 @@
-"""The pure core: one cache of compiled graphs, keyed by latent shape. It knows nothing of ComfyUI.
+"""The core: one cache of compiled graphs, keyed by latent shape. It knows nothing of ComfyUI.
 
-Read in this order: `keys` (what a graph is keyed by), `dispatcher` (what happens to a call), `cache` (the facade),
-`backends` (how a graph is made).
+A folder imports only folders below it:
+
+    calls/         one call: `GraphCache.run` looks it up, `dispatcher` decides, and it is counted and put into words
+    captures/      the captures of the process: made, bounded in bytes, refused with a reason
+    backends/      how a call runs: `base` is the interface; inductor, CUDA graphs, OneFlow, eager
+    attention/     attention as an operator that runs the fastest kernel for a shape, or the one that the user chose
+    store/         what survives a restart: compiled regions, bundles of them, the shapes that were used
+    regions/       the blocks that are compiled: how an adapter describes one, their structure, their weights
+    foreign/       whose code a model reaches, by content: code of other packs, and code that changed
+    torch_facts/   torch's flags that change results, its private names, its lack of memory
+
+The files beside them import none of these. Start with `keys` (what a graph is keyed by), then `calls/cache`.
 """

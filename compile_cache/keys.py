@@ -45,6 +45,15 @@ def digest(value: Literal) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
+def repr_digest(plain: object) -> str:
+    """SHA-256 of plain data by its `repr`, for data that `digest` does not take: lists, bytes, classes.
+
+    `repr` differs for all plain values that differ (1, 1.0, True, "1", 0.0, -0.0). `plain` must hold nothing else: the
+    `repr` of an object has its address, and that of a set has no fixed order.
+    """
+    return hashlib.sha256(repr(plain).encode("utf-8", "surrogatepass")).hexdigest()
+
+
 def _plain(value: Any) -> Any:
     # With its type: 1, 1.0, True and "1" are four different constants to a traced graph.
     if isinstance(value, tuple):

@@ -10,6 +10,13 @@ from dataclasses import dataclass
 from .errors import UserError, excerpt
 from .sizes import CUSTOM, MULTIPLES, PRESETS, Size, parse_size, preset_size, resolve_size
 
+# Limits and defaults of the Warm Up node, which a request and a scanned workflow have too.
+MAX_BATCH = 64  # images
+MAX_CHUNKS = 32  # of 77 tokens
+MAX_CFG = 100.0
+CFG = 7.0  # every cfg but 1 gives the same shapes
+MIN_TILE = 64  # pixels; the minimum of core's VAE Decode (Tiled)
+OVERLAP = 64  # of tiles, in pixels
 _MAX_ITEMS = 256  # more is almost always a mistake: the lists multiply
 _SEPARATORS = re.compile(r"[,;\n]+")
 
@@ -57,8 +64,10 @@ def plan(sizes: str, batch_sizes: str, prompt_chunks: str | None) -> list[Item]:
     batch_sizes, prompt_chunks: whole numbers, "1, 2, 4". Raises UserError, which names the entry and what to write.
     """
     given = dict.fromkeys(_sizes(sizes))
-    batches = dict.fromkeys(_numbers("batch_sizes", batch_sizes, 64))
-    chunks: Iterable[int | None] = [None] if prompt_chunks is None else _numbers("prompt_chunks", prompt_chunks, 32)
+    batches = dict.fromkeys(_numbers("batch_sizes", batch_sizes, MAX_BATCH))
+    chunks: Iterable[int | None] = (
+        [None] if prompt_chunks is None else _numbers("prompt_chunks", prompt_chunks, MAX_CHUNKS)
+    )
     chunks = dict.fromkeys(chunks)
     count = len(given) * len(batches) * len(chunks)
     if count > _MAX_ITEMS:  # before they are made: three long lists are too many for any memory

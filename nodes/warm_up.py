@@ -8,13 +8,11 @@ from comfy_api.latest import io
 
 from ..compile_cache.errors import UserError
 from ..compile_cache.texts import Text
-from ..compile_cache.warm_up_plan import plan, table
+from ..compile_cache.warm_up_plan import CFG, MAX_CFG, MIN_TILE, OVERLAP, plan, table
 from .adapters.comfyui.messages import on_node
 from .adapters.comfyui.version import search_aliases, with_node_id
 from .adapters.warm_up.run import WarmUpInputs, skipped_inputs, warm_up
 from .inputs import CATEGORY, require_numbers
-
-_MIN_TILE = 64  # pixels; the minimum of core's VAE Decode (Tiled)
 
 
 class WarmUp(io.ComfyNode):
@@ -46,9 +44,9 @@ class WarmUp(io.ComfyNode):
                 ),
                 io.Float.Input(
                     "cfg",
-                    default=7.0,
+                    default=CFG,
                     min=0.0,
-                    max=100.0,
+                    max=MAX_CFG,
                     step=0.1,
                     tooltip="Use your sampler's cfg. At 1.0 the sampler skips the negative conditioning, which is "
                     "another shape.",
@@ -83,13 +81,13 @@ class WarmUp(io.ComfyNode):
         positive: Any = None,
         negative: Any = None,
         tile_size: int = 0,
-        overlap: int = 64,
+        overlap: int = OVERLAP,
     ) -> io.NodeOutput:
         """Raises UserError if an input cannot be read, or if none of the connected inputs can be warmed up."""
         require_numbers(cfg=cfg)
-        if 0 < tile_size < _MIN_TILE:
+        if 0 < tile_size < MIN_TILE:
             raise UserError(
-                f"tile_size {tile_size} is smaller than VAE Decode (Tiled) allows: use {_MIN_TILE} or more, or 0 to "
+                f"tile_size {tile_size} is smaller than VAE Decode (Tiled) allows: use {MIN_TILE} or more, or 0 to "
                 "decode whole images."
             )
         if (positive is None) != (negative is None):
@@ -141,7 +139,7 @@ def _tile_inputs() -> list[Any]:
         ),
         io.Int.Input(
             "overlap",
-            default=64,
+            default=OVERLAP,
             min=0,
             max=4096,
             step=32,

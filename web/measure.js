@@ -1,14 +1,18 @@
-// "Measure against stock": the workflow runs twice with Resolute and twice without it, and the second run of each counts.
+// "Measure against stock": the workflow runs with Resolute and without it, in turn, and the medians are compared.
 //
-// The prompts come from the front end. Nothing is written: the nodes that save are left out, and Measure takes the
+// A prompt counts if the one before it ran the same way: the first of each compiles, loads, or moves weights. Short prompts
+// are repeated, because a busy machine slows a single one by more than the difference. The prompts come from the front end. Nothing is written: the nodes that save are left out, and Measure takes the
 // pictures. What is before our nodes stays in ComfyUI's cache.
 import { showResult } from "./node_text.js";
 import { setSwitch, switchedNodes } from "./switch.js";
 
 const LOADER = "ResoluteLoadCheckpoint";
 const MODELS = new Set(["ResoluteCompileModel", LOADER]);
-const ARMS = ["on", "on", "off", "off"];
-
+const ON = "on";
+const OFF = "off";
+const ENOUGH_SECONDS = 10; // of prompts that count
+const MOST_PAIRS = 8;
+const FIRST_PAIR = 4; // prompts
 
 const inputTypes = (node) => Object.values({ ...node?.input?.required, ...node?.input?.optional }).map((each) => each[0]);
 const isLink = (value) => Array.isArray(value) && value.length === 2 && typeof value[1] === "number";
@@ -69,6 +73,23 @@ export function measuredPrompt(output, category, t) {
   return { prompt, ours: switched.filter((id) => needed.has(id)), timed, picture: [last, slot] };
 }
 
+// How many pairs of prompts are measured. seconds: of the first pair.
+export function pairsFor(seconds) {
+  return Math.max(1, Math.min(MOST_PAIRS, Math.ceil(ENOUGH_SECONDS / seconds)));
+}
+
+// [{arm, counts}] of so many pairs. Every second pair is turned around, so that a machine that gets slower or faster
+// meanwhile favours none, and one prompt in three is spared.
+export function schedule(pairs) {
+  const runs = [];
+  for (let pair = 0; pair < pairs; pair += 1)
+    for (const arm of pair % 2 ? [OFF, ON] : [ON, OFF]) {
+      if (runs.at(-1)?.arm !== arm) runs.push({ arm, counts: false });
+      runs.push({ arm, counts: true });
+    }
+  return runs;
+}
+
 export class Measure {
   constructor(app, live, t, category) {
     Object.assign(this, { app, live, t, category });
@@ -88,14 +109,18 @@ export class Measure {
     this.number = String(Date.now());
     this.cancelled = false;
     try {
-      const took = [];
-      for (const [index, arm] of ARMS.entries()) {
-        const name = arm === "on" ? t("with Resolute") : t("without Resolute");
-        say(t("Measuring: prompt {number} of {count}, {name}.", { number: index + 1, count: ARMS.length, name }));
-        took.push(await this.once(made, arm, index));
+      const took = { [ON]: [], [OFF]: [] };
+      let runs = schedule(1);
+      let promptId;
+      for (let index = 0; index < runs.length; index += 1) {
+        const { arm, counts } = runs[index];
+        say(this.progress(index + 1, runs.length, arm, took[OFF].length > 0));
+        const { id, seconds } = await this.once(made, arm, index);
+        if (counts) took[arm].push(seconds);
+        if (arm === ON) promptId = id;
+        if (index === FIRST_PAIR - 1) runs = schedule(pairsFor(took[ON][0] + took[OFF][0]));
       }
-      const [ours, stock] = [took[1], took[3]];
-      const body = { measure: this.number, prompt_id: ours.id, seconds: ours.seconds, stock_seconds: stock.seconds };
+      const body = { measure: this.number, prompt_id: promptId, seconds: took[ON], stock_seconds: took[OFF] };
       const found = await this.live.post("/resolute/measurements", body);
       this.show(found, switchedNodes(output, this.category));
       return found;
@@ -105,6 +130,14 @@ export class Measure {
     } finally {
       this.number = undefined;
     }
+  }
+
+  progress(number, count, arm, repeats) {
+    const { t } = this;
+    const name = arm === ON ? t("with Resolute") : t("without Resolute");
+    return repeats
+      ? t("Short prompts are measured several times: {number} of {count}, {name}.", { number, count, name })
+      : t("Measuring: prompt {number} of {count}, {name}.", { number, count, name });
   }
 
   // On the nodes that compile a model. ids: of a prompt.

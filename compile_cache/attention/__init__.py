@@ -1,1 +1,1 @@
-"""Attention as one operator that runs the fastest kernel for each shape (RESOLUTE_ATTENTION=measured, the default)."""
+"""Attention as one operator: the fastest kernel of each shape (`chooser`), or one that the user chose (`chosen`)."""

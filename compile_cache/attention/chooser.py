@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from ..errors import first_line
+from ..torch_facts.operators import defined
 from ..torch_facts.out_of_memory import is_out_of_memory
 from .kernels import STAND_IN, Given, Kernel, kernels_for, torchs_choice, with_masked_row
 from .table import Choice, ChoiceTable, Shape, machine_of, shape_of
@@ -27,7 +28,6 @@ logger = logging.getLogger(__name__)
 # Called with a text for people, around what a prompt waits for.
 Waiting = Callable[[str], AbstractContextManager[None]]
 
-_OPERATOR = "resolute::attention"
 _SCHEMA = "(Tensor q, Tensor k, Tensor v, Tensor? mask=None, float? scale=None, bool enable_gqa=False) -> Tensor"
 _MARGIN = 0.9  # a kernel has to be so much faster than the first one: times vary
 # Where the first kernel takes less, others are not tried: cuDNN prepares each new shape for 40 to 80 ms.
@@ -202,17 +202,8 @@ chooser = Chooser()
 
 @functools.cache
 def operator() -> Callable[..., torch.Tensor]:
-    """`torch.ops.resolute.attention`, which runs `chooser`. It must be there before a graph with it is loaded.
-
-    It takes what `Given` has, and returns (batch, tokens, heads, width). The first copy of this pack in a process
-    defines it.
-    """
-    if not hasattr(torch.ops.resolute, "attention"):
-        torch.library.define(_OPERATOR, _SCHEMA)
-        torch.library.impl(_OPERATOR, ("cpu", "cuda"), lambda *given: chooser(Given(*given)))
-        torch.library.register_fake(_OPERATOR, _empty_result)
-    found: Callable[..., torch.Tensor] = torch.ops.resolute.attention.default
-    return found
+    """`torch.ops.resolute.attention`, which runs `chooser`: from what `Given` has to (batch, tokens, heads, width)."""
+    return defined("attention", _SCHEMA, lambda *given: chooser(Given(*given)), _empty_result)
 
 
 def _empty_result(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *rest: Any) -> torch.Tensor:

@@ -11,7 +11,8 @@ from typing import Any
 
 import torch
 
-_NAME = "chosen_attention"
+from ..torch_facts.operators import defined
+
 _SCHEMA = (
     "(Tensor q, Tensor k, Tensor v, str name, int heads, Tensor? mask, bool skip_reshape, bool skip_output_reshape, "
     "float? scale, bool enable_gqa, bool low_precision) -> Tensor"
@@ -51,16 +52,8 @@ def attention(
 
 @functools.cache
 def operator() -> Callable[..., torch.Tensor]:
-    """`torch.ops.resolute.chosen_attention`. It must be there before a graph with it is loaded.
-
-    The first copy of this pack in a process defines it.
-    """
-    if not hasattr(torch.ops.resolute, _NAME):
-        torch.library.define(f"resolute::{_NAME}", _SCHEMA)
-        torch.library.impl(f"resolute::{_NAME}", ("cpu", "cuda"), _run)
-        torch.library.register_fake(f"resolute::{_NAME}", _empty_result)
-    found: Callable[..., torch.Tensor] = torch.ops.resolute.chosen_attention.default
-    return found
+    """`torch.ops.resolute.chosen_attention`."""
+    return defined("chosen_attention", _SCHEMA, _run, _empty_result)
 
 
 def _run(

@@ -11,12 +11,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..keys import Role
-from ..stats import Event, Wait
+from ..stats import SHORT_WAIT, Event, Wait
 from ..texts import Text, words_of
 from .misses import SINCE
 from .reasons import because, in_short
 
-_SHORT = 0.05  # seconds; a shorter wait is not mentioned
 _SLIVER = 0.02  # of a run; a shorter gap between two pieces of work is not shown
 _MAX_SEGMENTS = 60
 _MAX_REASONS = 4
@@ -161,7 +160,7 @@ class Run:
             if end <= at:
                 continue
             start = max(start, at)
-            if start - at > max(_SHORT, _SLIVER * self.seconds):
+            if start - at > max(SHORT_WAIT, _SLIVER * self.seconds):
                 merged.append({"kind": self.answered_by, "start": at, "seconds": start - at})
             if merged and merged[-1]["kind"] == kind:
                 merged[-1]["seconds"] += end - start  # without the sliver before it, so that the kinds add up
@@ -210,12 +209,20 @@ class Run:
 
     def _why_compiled(self) -> list[Text]:
         if not (compiles := self.counts.get("region_compiles", 0)):
-            return []
+            return self._why_compared()
         why = _NOTHING_KEPT
         if changed := [event.text.partition(SINCE)[2] for event in self.events if SINCE in event.text]:
             why = Text("torch's settings changed since this model last ran: {changes}", changes=changed[0])
         time = self._time("compile")
         return [Text("compiled {count} regions in {time}: {why}.", count=compiles, time=time, why=why)]
+
+    def _why_compared(self) -> list[Text]:
+        """Code for other sizes is compared with the original once, before it is used for these."""
+        compared, seconds = self.counts.get("verifications", 0), self._seconds("compile")
+        if not compared or seconds < SHORT_WAIT:
+            return []
+        text = "compared {count} regions with the original in {time}: no size like this one was used before."
+        return [Text(text, count=compared, time=time_text(seconds))]
 
     def _why_loaded(self) -> list[Text]:
         found = []

@@ -10,17 +10,19 @@ from __future__ import annotations
 import dataclasses
 import enum
 import functools
-import hashlib
 from collections.abc import Collection, Iterable
 from types import BuiltinFunctionType, CellType, CodeType, FunctionType, MethodType
 from typing import Any
 
 import torch
 
+from ..keys import repr_digest
+
 _PLAIN = (type(None), bool, int, str, bytes, type(Ellipsis))
 CONTAINERS = (dict, list, set)
 _DEEPEST = 6  # levels of containers; what is deeper counts by its type alone
 _MOST_CODES = 50_000
+_CHARS = 32  # hexadecimal digits of a digest
 _MOST_VALUES = 1024  # of a tensor whose values count
 LruCache = type(functools.lru_cache(lambda: None))
 
@@ -29,7 +31,7 @@ _digests: dict[int, tuple[CodeType, str]] = {}
 
 
 def code_digest(code: CodeType) -> str:
-    """The digest of a code object and of those in it, 32 hexadecimal digits."""
+    """The digest of a code object and of those in it."""
     known = _digests.get(id(code))
     if known is not None:
         return known[1]
@@ -48,7 +50,7 @@ def code_digest(code: CodeType) -> str:
         code.co_cellvars,
         [_constant(constant) for constant in code.co_consts],
     )
-    found = _hash(parts)
+    found = repr_digest(parts)[:_CHARS]
     _digests[id(code)] = (code, found)
     return found
 
@@ -58,7 +60,7 @@ def value_digest(value: Any, changed_defaults: Collection[str] = ()) -> str:
 
     changed_defaults: names of arguments whose default is a container that the code changes. It counts by its class.
     """
-    return _hash(_value(value, {}, 0, changed_defaults))
+    return repr_digest(_value(value, {}, 0, changed_defaults))[:_CHARS]
 
 
 def defaults_of(function: FunctionType) -> list[tuple[str, Any]]:
@@ -70,11 +72,6 @@ def defaults_of(function: FunctionType) -> list[tuple[str, Any]]:
 
 def name_of_class(kind: type) -> str:
     return f"{kind.__module__}.{kind.__qualname__}"
-
-
-def _hash(plain: object) -> str:
-    # `repr` differs for all plain values that differ (1, 1.0, True, "1", 0.0, -0.0), and all values here are plain.
-    return hashlib.sha256(repr(plain).encode("utf-8", "surrogatepass")).hexdigest()[:32]
 
 
 def _constant(value: Any) -> object:

@@ -8,7 +8,6 @@ core's own module. No such change touches a module of the model, so nothing else
 from __future__ import annotations
 
 import functools
-import hashlib
 import re
 import sys
 import weakref
@@ -17,12 +16,13 @@ from pathlib import Path
 from types import BuiltinFunctionType, FunctionType
 from typing import Any
 
+from ..keys import repr_digest
 from .authors import is_written_in
 from .classes import exchanged
 from .content import name_of_class, value_digest
 from .functions import bases_of, changed_defaults, functions_in
 from .names import NATIVE, module_of, package_of
-from .reachable import Reachable, Slot, reachable
+from .reachable import GlobalName, Reachable, reachable
 from .watch import ClassWatch, FunctionWatch, Held, identity, members_of
 
 
@@ -39,13 +39,13 @@ class CodeReach:
         kinds = list(kinds)
         found = reachable(kinds, left_out)
         classes = sorted([*bases_of(kinds), *found.classes], key=name_of_class)
-        self.slots = sorted(found.code, key=str)
-        held = [(slot, slot.value()) for slot in self.slots]
-        self._held = [(slot, Held(value)) for slot, value in held]
-        self._data = [(slot, identity(slot.value())) for slot in sorted(found.data, key=str)]
+        self.names = sorted(found.code, key=str)
+        held = [(place, place.value()) for place in self.names]
+        self._held = [(place, Held(value)) for place, value in held]
+        self._data = [(place, identity(place.value())) for place in sorted(found.data, key=str)]
         self._classes = [ClassWatch(kind) for kind in classes]
         self._functions = [FunctionWatch(function) for function in found.functions.values()]
-        foreign = [str(slot) for slot, value in held if _is_foreign(slot, value)]
+        foreign = [str(place) for place, value in held if _is_foreign(place, value)]
         foreign += exchanged(classes)
         self.foreign = tuple(dict.fromkeys(foreign))
         self.digest = _digest(found, held, classes)
@@ -53,10 +53,10 @@ class CodeReach:
     def has_changed(self) -> bool:
         """Some code or data is not what it was when this was made. Takes half a millisecond for a whole model."""
         return (
-            any(before.has_changed(slot.value()) for slot, before in self._held)
+            any(before.has_changed(place.value()) for place, before in self._held)
             or any(watch.has_changed() for watch in self._functions)
             or any(watch.has_changed() for watch in self._classes)
-            or any(identity(slot.value()) != before for slot, before in self._data)
+            or any(identity(place.value()) != before for place, before in self._data)
         )
 
 
@@ -81,10 +81,10 @@ class ReachCache:
         return reach
 
 
-def _digest(found: Reachable, held: Iterable[tuple[Slot, Any]], classes: Iterable[type]) -> str:
+def _digest(found: Reachable, held: Iterable[tuple[GlobalName, Any]], classes: Iterable[type]) -> str:
     changed = changed_defaults(found.functions.values())
-    whole = [(str(slot), _described(value, changed)) for slot, value in held]
-    whole += [(str(slot), value_digest(slot.value())) for slot in sorted(found.data, key=str)]
+    whole = [(str(place), _described(value, changed)) for place, value in held]
+    whole += [(str(place), value_digest(place.value())) for place in sorted(found.data, key=str)]
     for kind in classes:
         name = name_of_class(kind)
         code, data = members_of(kind)
@@ -92,7 +92,7 @@ def _digest(found: Reachable, held: Iterable[tuple[Slot, Any]], classes: Iterabl
         whole += [(f"{name}.{member}", _described(value, changed, is_native)) for member, value in (*code, *data)]
     # What a decorator closes over, and functions of modules that are reached by way of another one.
     whole += sorted(("", value_digest(each, changed)) for each in found.functions.values() if _counts(each))
-    return hashlib.sha256(repr(whole).encode()).hexdigest()
+    return repr_digest(whole)
 
 
 def _counts(function: FunctionType) -> bool:
@@ -111,17 +111,17 @@ def _described(value: Any, changed: Collection[str], by_name: bool = False) -> s
     return value_digest(value, changed)
 
 
-def _is_foreign(slot: Slot, value: Any) -> bool:
-    own = package_of(slot.module)
+def _is_foreign(place: GlobalName, value: Any) -> bool:
+    own = package_of(place.module)
     packages = {package_of(module_of(each)) for each in functions_in(value)} or {package_of(_home(value))}
-    allowed = [each for each in packages if each in ("", own) or each in NATIVE or _is_imported(slot, each)]
+    allowed = [each for each in packages if each in ("", own) or each in NATIVE or _is_imported(place, each)]
     return len(allowed) < len(packages) or not is_written_in(value, own, *allowed)
 
 
-def _is_imported(slot: Slot, package: str) -> bool:
+def _is_imported(place: GlobalName, package: str) -> bool:
     """Core binds names of other packages too (comfy_kitchen's, sageattention's), sometimes by way of another module."""
-    own = package_of(slot.module)
-    modules = [slot.module]
+    own = package_of(place.module)
+    modules = [place.module]
     if own not in NATIVE:  # torch has thousands, and binds nothing of packs
         modules += [name for name in list(sys.modules) if package_of(name) == own]
     return any(_imports(module, package) for module in modules)

@@ -26,7 +26,7 @@ DATA = (
 
 
 @dataclass(frozen=True, slots=True)
-class Slot:
+class GlobalName:
     """A module-level name that holds a function, a class or data: `module` is the name of the module."""
 
     module: str
@@ -42,12 +42,12 @@ class Slot:
 
 @dataclass
 class Reachable:
-    """code: slots of functions and classes. data: slots of data that the code only reads. classes: those of `code`
+    """code: names of functions and classes. data: names of data that the code only reads. classes: those of `code`
     that are no torch Modules, in packages that are followed. functions: all Python functions, by address.
     """
 
-    code: set[Slot] = field(default_factory=set)
-    data: set[Slot] = field(default_factory=set)
+    code: set[GlobalName] = field(default_factory=set)
+    data: set[GlobalName] = field(default_factory=set)
     classes: dict[type, None] = field(default_factory=dict)
     functions: dict[int, FunctionType] = field(default_factory=dict)
 
@@ -55,7 +55,7 @@ class Reachable:
 def reachable(kinds: Iterable[type], left_out: Collection[str] = ()) -> Reachable:
     """left_out: modules and functions ("package.module.function") that compute nothing. They are not followed."""
     found = Reachable()
-    own_memory: set[Slot] = set()
+    own_memory: set[GlobalName] = set()
     waiting = list(class_code(kinds))
     while waiting:
         function = waiting.pop()
@@ -63,16 +63,16 @@ def reachable(kinds: Iterable[type], left_out: Collection[str] = ()) -> Reachabl
             continue
         found.functions[id(function)] = function
         home = package_of(function.__globals__.get("__name__"))
-        for slot, value in _named_in(function):
-            if slot in found.code or slot.module in left_out or str(slot) in left_out:
+        for place, value in _named_in(function):
+            if place in found.code or place.module in left_out or str(place) in left_out:
                 continue
             if not is_code(value):
-                if package_of(slot.module) not in NATIVE and isinstance(value, DATA):
-                    found.data.add(slot)
-                    if changes(function.__code__, slot.name):
-                        own_memory.add(slot)
+                if package_of(place.module) not in NATIVE and isinstance(value, DATA):
+                    found.data.add(place)
+                    if changes(function.__code__, place.name):
+                        own_memory.add(place)
                 continue
-            found.code.add(slot)
+            found.code.add(place)
             if home in NATIVE:
                 continue
             is_helper = isinstance(value, type) and not issubclass(value, torch.nn.Module)
@@ -96,8 +96,8 @@ def names_read(kinds: Collection[type]) -> frozenset[str]:
         code = function.__code__
         is_maker = function.__name__ == "__init__"
         codes += [each for each in code.co_consts if isinstance(each, CodeType)] if is_maker else [code]
-    for slot in reachable(kinds).code:
-        codes += [function.__code__ for function in functions_of(slot.value())]
+    for place in reachable(kinds).code:
+        codes += [function.__code__ for function in functions_of(place.value())]
     return frozenset().union(*(strings_in(code) | set(names_in(code)) for code in codes))
 
 
@@ -117,8 +117,8 @@ def is_code(value: Any) -> bool:
     )
 
 
-def _named_in(function: FunctionType) -> Iterator[tuple[Slot, Any]]:
-    """The slots that a function names, and what they hold: globals, and attributes of modules that are globals."""
+def _named_in(function: FunctionType) -> Iterator[tuple[GlobalName, Any]]:
+    """The global names in a function, and what they hold: globals, and attributes of modules that are globals."""
     names = set(names_in(function.__code__))
     modules: list[ModuleType] = []
     seen: set[str] = set()
@@ -129,7 +129,7 @@ def _named_in(function: FunctionType) -> Iterator[tuple[Slot, Any]]:
             if isinstance(value, ModuleType):
                 modules.append(value)
             else:
-                yield Slot(home, name), value
+                yield GlobalName(home, name), value
     while modules:
         module = modules.pop()
         if module.__name__ in seen or sys.modules.get(module.__name__) is not module:
@@ -141,4 +141,4 @@ def _named_in(function: FunctionType) -> Iterator[tuple[Slot, Any]]:
             if isinstance(value, ModuleType):
                 modules.append(value)
             else:
-                yield Slot(module.__name__, name), value
+                yield GlobalName(module.__name__, name), value

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import torch
 
-_NAME = "own_memory"
+from ..torch_facts.operators import defined
 
 
 def own_memory(tensor: torch.Tensor) -> torch.Tensor:
@@ -21,17 +21,9 @@ def own_memory(tensor: torch.Tensor) -> torch.Tensor:
 
 @functools.cache
 def operator() -> Callable[[torch.Tensor], torch.Tensor]:
-    """`torch.ops.resolute.own_memory`. It must be there before a graph with it is loaded.
-
-    The first copy of this pack in a process defines it.
-    """
-    if not hasattr(torch.ops.resolute, _NAME):
-        # Any layout will do: inductor need not copy a part of a buffer for it.
-        torch.library.define(f"resolute::{_NAME}", "(Tensor x) -> Tensor", tags=(torch.Tag.flexible_layout,))
-        torch.library.impl(f"resolute::{_NAME}", ("cpu", "cuda"), _copied)
-        torch.library.register_fake(f"resolute::{_NAME}", _copied)
-    found: Callable[[torch.Tensor], torch.Tensor] = torch.ops.resolute.own_memory.default
-    return found
+    """`torch.ops.resolute.own_memory`."""
+    # Any layout will do: inductor need not copy a part of a buffer for it.
+    return defined("own_memory", "(Tensor x) -> Tensor", _copied, _copied, tags=(torch.Tag.flexible_layout,))
 
 
 def _copied(x: torch.Tensor) -> torch.Tensor:

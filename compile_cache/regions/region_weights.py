@@ -16,7 +16,7 @@ from ..attribute_policy import ModuleAttributePolicy
 from ..errors import BypassCode, BypassReason
 from .slots import Slot, swapped
 from .structure import parts
-from .weight_parts import form_of, is_patched, is_plain, parts_of, why_unreadable
+from .weight_parts import form_of, is_plain, parts_of, why_unreadable
 
 _FLOATS_OF_8_BITS = (torch.float8_e4m3fn, torch.float8_e5m2)
 PLAIN_WEIGHTS = "plain"  # they reach the computation as they are
@@ -27,11 +27,6 @@ _STREAMED = BypassReason(
 _PATCHED = BypassReason(
     BypassCode.STREAMED_WEIGHTS,
     "weights are patched on their way in (low VRAM); blocks with such weights run as they are",
-)
-_CHANGED_INSIDE = BypassReason(
-    BypassCode.UNREADABLE_WEIGHTS,
-    "a LoRA is applied to quantized weights of another pack (GGUF) in each call; blocks with such weights run as they "
-    "are",
 )
 
 
@@ -134,8 +129,6 @@ def cast_pattern(
     if unknown is not None:
         what = why_unreadable(unknown)
         return BypassReason(BypassCode.UNREADABLE_WEIGHTS, f"{what}; blocks with such weights run as they are")
-    if any(map(is_patched, weights)):
-        return _CHANGED_INSIDE
     casts = ""
     for module in casting:
         if policy.patches_weights(module):

@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import enum
 import functools
-import hashlib
 from collections.abc import Collection, Iterable, Sequence
 
 import torch
@@ -17,7 +16,7 @@ import torch
 from ..attribute_policy import PLAIN, ModuleAttributePolicy
 from ..foreign.attributes import HOOKED
 from ..foreign.names import full_name, module_of
-from ..keys import Literal
+from ..keys import Literal, repr_digest
 from .slots import tensor_slots
 from .weight_parts import form_of
 
@@ -50,7 +49,7 @@ def structure_digest(
     attributes are no part of the structure, and whose source is.
     """
     ties = _ties(part for _, part in parts(module, without))
-    return _hash((ties, _digest(module, {} if memo is None else memo, policy, True, without, ignored)))
+    return repr_digest((ties, _digest(module, {} if memo is None else memo, policy, True, without, ignored)))
 
 
 def _digest(
@@ -81,7 +80,7 @@ def _digest(
         (each for each in settings(module, is_root, policy) if each[0] not in ignored), key=lambda each: each[0]
     )
     name = (module_of(kind), kind.__qualname__, *policy.sources(kind))
-    result = _hash((*name, weights, tuple(own), hooks, children))
+    result = repr_digest((*name, weights, tuple(own), hooks, children))
     if not is_root:
         memo[id(module)] = result
     return result
@@ -90,11 +89,6 @@ def _digest(
 def _form(weight: torch.Tensor) -> str:
     form = form_of(weight)
     return "" if form is None else form.text
-
-
-def _hash(plain: tuple[object, ...]) -> str:
-    # `repr` differs for all plain values that differ (1, 1.0, True, "1"), and all values here are plain.
-    return hashlib.sha256(repr(plain).encode()).hexdigest()
 
 
 def settings(

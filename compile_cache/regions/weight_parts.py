@@ -47,9 +47,6 @@ class WeightForm(Protocol):
     def parts(self, weight: torch.Tensor) -> list[torch.Tensor]:
         """The tensors that a weight of this form consists of, each plain or composite."""
 
-    def is_patched(self, weight: torch.Tensor) -> bool:
-        """True if the weight holds changes that its module makes to its numbers in each call."""
-
     def put_together(self, parts: Sequence[torch.Tensor], like: torch.Tensor) -> torch.Tensor:
         """A weight of this form from other parts, with the shape of `like`."""
 
@@ -77,9 +74,6 @@ class FlattenedForm:
 
     def parts(self, weight: torch.Tensor) -> list[torch.Tensor]:
         return [getattr(weight, name) for name in self.names]
-
-    def is_patched(self, weight: torch.Tensor) -> bool:
-        return False
 
     def put_together(self, parts: Sequence[torch.Tensor], like: torch.Tensor) -> torch.Tensor:
         unflatten = getattr(self.kind, "__tensor_unflatten__")  # noqa: B009 (torch declares it nowhere)
@@ -109,12 +103,6 @@ def parts_of(weight: torch.Tensor) -> list[torch.Tensor]:
     """The tensors that a weight consists of: itself, unless it is composite."""
     form = form_of(weight)
     return [weight] if form is None else form.parts(weight)
-
-
-def is_patched(weight: torch.Tensor) -> bool:
-    """True if a weight holds changes that its module makes to its numbers in each call: LoRAs on a GGUF file."""
-    form = form_of(weight)
-    return form is not None and form.is_patched(weight)
 
 
 def why_unreadable(weight: torch.Tensor) -> str:

@@ -1,1 +1,1 @@
-"""Facts about torch: flags that change results, private names, errors, attention kernels."""
+"""Facts about torch: flags that change results, private names, and which errors mean a lack of memory."""

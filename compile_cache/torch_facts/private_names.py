@@ -34,6 +34,7 @@ class Loss(Enum):
     HOST_VALUES = "forwards that make tensors on the host are not captured"
     RECOVERY = "after CUDA broke a capture, no other is made and memory is not freed until ComfyUI starts again"
     SPEED = "it takes somewhat longer"
+    NOTHING = "a torch that lacks it does not need it"
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +105,11 @@ _TABLE = (
         instead=lambda: lambda device, pool: None,
     ),
     _Name("release_pool", "torch._C", Loss.RECOVERY, "_cuda_releasePool", instead=lambda: lambda device, pool: None),
+    _Name(
+        "register_fake_devices", "torch._C", Loss.NOTHING, "_ensureCUDADeviceGuardSet", instead=lambda: lambda: None
+    ),
     _Name("driver_version", "torch._C", Loss.SPEED, "_cuda_getDriverVersion", instead=lambda: lambda: 0),
+    _Name("is_in_use", "torch._C", Loss.SPEED, "_cuda_hasPrimaryContext", instead=lambda: lambda device: True),
     _Name("spin", "torch.cuda", Loss.SPEED, "_sleep", instead=lambda: lambda cycles: None),
     _Name("foreach_copy", "torch", Loss.SPEED, "_foreach_copy_", instead=lambda: _copy_each),
     # Dynamo is imported for its locks and counters. Nothing is traced by it.

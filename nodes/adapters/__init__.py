@@ -1,5 +1,21 @@
 """All code that knows ComfyUI's internals, one folder for each part of the work. The node classes call these.
 
-A folder imports only folders below it, in this order: compile, warm_up, deepcache, forward, report, restart, sampling,
-process, weights, blocks, scan, comfyui. `tests/unit/project/test_architecture.py` checks that.
+A folder imports only folders below it:
+
+    onediff/    what OneDiff's nodes and settings mean for ours
+    compile/    the compile nodes: put a compiled forward into a MODEL, a VAE or a CONTROL_NET
+    warm_up/    compile and capture a list of sizes ahead
+    deepcache/  DeepCache: its schedule, its two passes, its state in a sampling run
+    forward/    the forward that ComfyUI calls: describe a call, run it through the cache, log the run
+    report/     what is shown: the report, the runs, the comparison of images, Measure against stock
+    restart/    after a restart: load compiled regions ahead, and tell which shapes are ready
+    sampling/   what else changes in a sampling run: batches of conds, overlapping steps, free memory
+    process/    what the process keeps: its cache, a record of each module, the user's settings
+    weights/    where a module's weights are, when a capture over them is right, and how they are paged in
+    blocks/     which blocks of a model become regions: UNets, transformers, decoders, encoders
+    scan/       the sizes that a workflow will use, read without running it
+    comfyui/    ComfyUI itself: its versions, options, DynamicVRAM, progress, queue and messages
+    foreign/    whose code a model runs, and which code of other packs is trusted
+
+`tests/unit/project/test_architecture.py` checks the order, and that this list is whole.
 """

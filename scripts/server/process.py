@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shutil
-import socket
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
@@ -13,11 +13,15 @@ from pathlib import Path
 from types import TracebackType
 
 from ..errors import ServerError
+from ..ports import free_port
+from . import front_end
 from .client import Client
 
 # On the CPU, compiled and eager runs are comparable only with PyTorch's attention.
 CPU_ARGUMENTS = ("--cpu", "--use-pytorch-cross-attention", "--disable-auto-launch", "--disable-api-nodes")
 MODEL_FOLDERS = ("checkpoints", "diffusion_models", "vae", "loras", "controlnet", "text_encoders")
+# What ComfyUI's log says of a package that is not there.
+_MISSING = re.compile(r"No module named '([^']+)'|^(\S+) is not installed\.$", re.MULTILINE)
 NOT_COPIED = shutil.ignore_patterns(".*", "__pycache__", "output", "models")
 
 
@@ -87,7 +91,7 @@ class ComfyServer:
     def start(self) -> None:
         """Start the server and wait until it answers. Raises ServerError with the end of the log."""
         self._prepare_folder()
-        self.port = _free_port()
+        self.port = free_port()
         with open(self.log_path, "ab") as log:
             self.process = subprocess.Popen(
                 self.command(),
@@ -125,7 +129,9 @@ class ComfyServer:
             command += ["--extra-model-paths-config", str(self.folder / "models.yaml")]
         if self.cpu:
             command += CPU_ARGUMENTS
-        return [*command, *self.arguments]
+        given = [*command, *self.arguments]
+        python_path = self._environment().get("PYTHONPATH", "")
+        return [*given, *front_end.arguments(self.python, self.folder / "front-end", given, python_path)]
 
     def log(self) -> str:
         """Everything the server has written so far."""
@@ -157,6 +163,14 @@ class ComfyServer:
         merged.update(self.environment)
         return {name: value for name, value in merged.items() if value is not None}
 
+    def _remedy(self) -> str:
+        """A sentence for a package that ComfyUI did not find; empty if it lacks none."""
+        missing = [name for names in _MISSING.findall(self.log()) for name in names if name]
+        if not missing:
+            return ""
+        requirements = self.comfyui / "requirements.txt"
+        return f"Its Python lacks {missing[-1]}: run `{self.python} -m pip install -r {requirements}`. "
+
     def _wait_until_ready(self) -> None:
         deadline = time.monotonic() + self.ready_timeout
         client = Client(self.url, timeout=5)
@@ -164,7 +178,7 @@ class ComfyServer:
             code = self.process.poll() if self.process else None
             if code is not None:
                 raise ServerError(
-                    f"ComfyUI ended with code {code} before it was ready. The end of "
+                    f"ComfyUI ended with code {code} before it was ready. {self._remedy()}The end of "
                     f"{self.log_path}:\n{self.log_tail()}"
                 )
             with contextlib.suppress(ServerError):
@@ -192,10 +206,3 @@ def link(source: Path, target: Path) -> None:
             os.link(source, target)
         except OSError:
             shutil.copyfile(source, target)
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port

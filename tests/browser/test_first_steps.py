@@ -12,7 +12,7 @@ from scripts.browser.front_end import FrontEnd
 from scripts.places import ROOT
 from scripts.workflows.unets import sdxl_text_to_image
 
-from .prompts import LEFT_OUT, stock
+from .prompts import FACTOR, LEFT_OUT, stock
 
 pytestmark = pytest.mark.browser
 
@@ -143,7 +143,7 @@ def test_the_page_of_first_steps_is_true_step_by_step(page: FrontEnd, screenshot
 
     page.open_panel()
     page.page.locator("[data-action=measure]").click()
-    measured = re.compile(r"152x104: [\d.]+ m?s, \d+\.\dx stock, same picture \(largest difference [012] of 255\)")
+    measured = re.compile(rf"152x104: [\d.]+ m?s, {FACTOR}, same picture \(largest difference [012] of 255\)")
     page.page.locator(".resolute-said", has_text=measured).wait_for(timeout=300_000)
     assert measured.fullmatch(page.texts()["Compile Model"])
     done(6, "measured against stock")

@@ -12,11 +12,12 @@ from scripts.browser.front_end import EMPTY, FrontEnd
 from scripts.server.process import ComfyServer
 
 from ..comfy.rig import node
-from .prompts import compiled, stock
+from ..conftest import PACK_NAME
+from .prompts import FACTOR, compiled, stock
 
 pytestmark = pytest.mark.browser
 
-MEASURED = re.compile(r"(\d+x\d+): [\d.]+ m?s, \d+\.\dx stock, same picture \(largest difference [012] of 255\)")
+MEASURED = re.compile(rf"(\d+x\d+): [\d.]+ m?s, {FACTOR}, same picture \(largest difference [012] of 255\)")
 TITLES = "() => app.graph.nodes.map(node => node.title).sort()"
 
 
@@ -48,10 +49,12 @@ def test_a_workflow_is_measured_and_nothing_is_written(page: FrontEnd, server: C
     before = files(server)
     press(page, "measure")
     said(page, "Measuring: prompt 3 of 4, without Resolute")
-    text = said(page, " stock, ")
+    said(page, re.compile(r"Short prompts are measured several times: \d+ of \d+, with Resolute"))
+    text = said(page, "same picture")
     assert MEASURED.fullmatch(text), text
     assert files(server) == before
     (found,) = (each for each in measurements(server) if each["size"] == "136x104")
+    assert 2 <= found["prompts"] <= 8
     assert (found["size"], found["text"], found["device"], found["steps"]) == ("136x104", text, "cpu", 2)
     page.page.locator(".resolute-measured", has_text=text).wait_for()
     assert page.texts()["Compile Model"] == text, "not that Resolute was off in the last prompt"
@@ -61,6 +64,21 @@ def test_a_workflow_is_measured_and_nothing_is_written(page: FrontEnd, server: C
     assert text.partition(": ")[2] in page.texts()["Compile Model"]
     page.page.screenshot(path=screenshots / "measured.png")
     assert page.cut_texts() == []
+
+
+def test_short_prompts_are_measured_in_turn_until_ten_seconds_or_eight_pairs(page: FrontEnd) -> None:
+    module = f"await import('/extensions/{PACK_NAME}/measure.js')"
+    script = f"async () => {{ const {{ pairsFor, schedule }} = {module}; %s }}"
+    seconds = [0.01, 1.2, 3.8, 9.99, 10, 40]
+    pairs = page.page.evaluate(script % f"return {seconds}.map(pairsFor)")
+    assert pairs == [8, 8, 3, 2, 1, 1]
+    runs = page.page.evaluate(script % "return [1, 3, 8].map(schedule)")
+    letters = ["".join(run["arm"][1].upper() if run["counts"] else run["arm"][1] for run in each) for each in runs]
+    assert letters[0] == "nNfF"
+    assert letters[1] == "nNfFFnNNfF", "turned around in every second pair; the first after a change does not count"
+    assert [letters[2].count(arm) for arm in "NF"] == [8, 8]
+    assert len(letters[2]) == 25
+    assert all(letters[2][index - 1].upper() == each for index, each in enumerate(letters[2]) if each.isupper())
 
 
 @pytest.mark.long
@@ -77,7 +95,7 @@ def test_the_demos_model_is_measured_whole(page: FrontEnd, server: ComfyServer, 
     page.open_panel()
     before = files(server)
     press(page, "measure")
-    page.page.locator(".resolute-said", has_text=re.compile("^(?!Measuring).")).wait_for(timeout=1_500_000)
+    page.page.locator(".resolute-said", has_text=re.compile("^(?!Measuring|Short).")).wait_for(timeout=1_500_000)
     text = str(page.page.locator(".resolute-said").inner_text())
     assert MEASURED.fullmatch(text), text
     assert files(server) == before

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import pytest
 
@@ -187,6 +187,19 @@ def test_an_option_runs_only_its_folders(test_command: ModuleType, flags: list[s
     assert passed == ["-x"]
 
 
+def test_the_tests_of_a_gpu_and_named_ones_need_no_second_comfyui(
+    test_command: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A machine with a GPU and without a network has one checkout."""
+    asked: list[tuple[str, ...]] = []
+    ready = SimpleNamespace(python=Path(sys.executable), comfyui=ROOT)
+    monkeypatch.setattr(test_command.command, "prepare", lambda *versions: asked.append(*versions or ((),)) or ready)
+    test_command.ready_python(test_command.parse(["--gpu"])[0])
+    test_command.ready_python(test_command.parse([])[0], are_named=True)
+    test_command.ready_python(test_command.parse(["--quick", "--gpu"])[0])
+    assert asked == [(), (), (comfyui.TARGET, comfyui.OLDEST)]
+
+
 def test_a_shard_runs_its_files_in_its_environment_and_writes_a_junit_file(
     test_command: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -252,7 +265,7 @@ def test_an_unknown_model_names_the_choices(tmp_path: Path) -> None:
 
 
 def test_on_cuda_no_flag_changes_how_comfyui_computes(tmp_path: Path) -> None:
-    server = ComfyServer(Path("python"), tmp_path, tmp_path, models=tmp_path, cpu=False)
+    server = ComfyServer(Path(sys.executable), tmp_path, tmp_path, models=tmp_path, cpu=False)
     flags = {part for part in server.command() if part.startswith("--")}
     addresses = {"--listen", "--port", "--base-directory", "--database-url"}
     assert flags == addresses | {"--extra-model-paths-config"}

@@ -48,17 +48,21 @@ def in_full_precision(base: Any) -> torch.nn.Module:
         # Not those that `made` names: with DynamicVRAM core's modules begin without weights.
         for name, weight in weights.items():
             module, _, attribute = name.rpartition(".")
-            value = _in_float(weight.detach().to(device))
+            value = _in_float(own.get_submodule(module), weight.detach().to(device))
             place = made.get_submodule(module)
             kept: Any = torch.nn.Parameter(value, False) if attribute in place._parameters else value
             setattr(place, attribute, kept)
     return made.eval().requires_grad_(False)
 
 
-def _in_float(weight: Any) -> torch.Tensor:
+def _in_float(module: Any, weight: Any) -> torch.Tensor:
     if hasattr(weight, "_layout_cls"):  # core's QuantizedTensor: dequantized in the dtype of its parameters
         params = dataclasses.replace(weight._params, orig_dtype=torch.float32)
         weight = type(weight)(weight._qdata, weight._layout_cls, params).dequantize()
+    if getattr(weight, "tensor_type", None) is not None:  # of a GGUF file: its layer decodes it, in float16 by default
+        decoding, module.dequant_dtype = module.dequant_dtype, torch.float32
+        weight = torch.Tensor(module.get_weight(weight, torch.float32))
+        module.dequant_dtype = decoding
     result: torch.Tensor = weight.float() if weight.is_floating_point() else weight
     return result.clone()
 

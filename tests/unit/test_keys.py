@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compile_cache.keys import CaptureKey, GraphKey, Role, Signature, TensorSpec, differing, digest
+from compile_cache.keys import CaptureKey, GraphKey, Role, Signature, TensorSpec, differing, digest, repr_digest
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -106,6 +106,7 @@ def test_the_tables_cover_every_field_of_the_keys() -> None:
 @pytest.mark.parametrize(("a", "b"), list(itertools.combinations(PLAIN_VALUES, 2)))
 def test_plain_values_of_another_type_or_sign_have_another_digest(a: Any, b: Any) -> None:
     assert digest(a) != digest(b)
+    assert repr_digest([a]) != repr_digest([b])
     assert graph_key(value=a).digest() != graph_key(value=b).digest()
 
 

@@ -7,9 +7,10 @@ pool, and under cudaMallocAsync no allocation node outlives its graph.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ from ...torch_facts.private_names import Loss, foreach_copy, lost, pytree
 from ..base import Call, CaptureFacts
 from . import kernel_memory, pools
 from .broken import abandon, keep_for_good
-from .host_constants import HostConstants, Run
+from .host_constants import HostConstants, Run, require_one_device
 from .kept_tensors import put_back, refused_if_read
 from .memory import make_room, map_memory, trims
 from .run_cost import cost_of_run
@@ -125,14 +126,13 @@ def _capture(
 ) -> tuple[CapturedGraph, HostConstants | None]:
     """See `capture`. constants: of an earlier call that ran the same code. Also returns those of this one."""
     _require_gain(facts.host_share, facts)
+    require_one_device(tensors)
     device = tensors[0].device.index
     leaves, spec = pytree.tree_flatten(result)
     inputs = [tensor.clone() for tensor in tensors]
     copies = {id(leaf): leaf.clone() for leaf in leaves if isinstance(leaf, torch.Tensor)}
     outputs = [copies.get(id(leaf), leaf) for leaf in leaves]
-    stream = pools.shared.stream(device)
-    stream.wait_stream(torch.cuda.current_stream(device))
-    with torch.cuda.stream(stream):
+    with _beside(device):
         if kernel_memory.has_int8_products(module):
             kernel_memory.claim(device)
         peak, rehearsed = facts.peak, None
@@ -152,10 +152,23 @@ def _capture(
         torch.cuda.synchronize(device)
         growth = free_before - torch.cuda.mem_get_info(device)[0]
         logger.debug("captured: a run allocates %d MiB, the memory of graphs grew by %d MiB", peak >> 20, growth >> 20)
-    torch.cuda.current_stream(device).wait_stream(stream)
     del rehearsed
     pools.shared.opened(device, max(growth, 0))
     return CapturedGraph(graph, inputs, outputs, spec, device, peak, list(run.used.values())), constants
+
+
+@contextlib.contextmanager
+def _beside(device: int) -> Iterator[None]:
+    """On the stream of captures. What the stream was given runs before anything that is launched afterwards, also
+    after an error: the rehearsal may still run then, and it writes to memory that goes back to the allocator.
+    """
+    stream = pools.shared.stream(device)
+    stream.wait_stream(torch.cuda.current_stream(device))
+    try:
+        with torch.cuda.stream(stream):
+            yield
+    finally:
+        torch.cuda.current_stream(device).wait_stream(stream)
 
 
 def _require_gain(host_share: float, facts: CaptureFacts) -> None:

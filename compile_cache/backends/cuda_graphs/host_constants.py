@@ -6,9 +6,9 @@ Python alone, every call of its signature makes the same one, just as it makes t
 to the GPU before the capture, and inside the capture a clone of that copy takes its place.
 
 Two modes of torch see to that, in rehearsals and captures of forwards that need it and nowhere else. A host tensor is
-`born` if an operator of this call made it from born ones: not from the call's inputs, a weight, an option, a random
-number or anything on the GPU. Only born tensors are replaced. Each run compares them by content with the copies: a
-value that differs between two runs of a call is missing there, and the call is not captured.
+constant if an operator of this call made it from constant ones: not from the call's inputs, a weight, an option, a
+random number or anything on the GPU. Only constant ones are replaced. Each run compares them by content with the
+copies: a value that differs between two runs of a call is missing there, and the call is not captured.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
+from ...errors import CaptureError
 from ...foreign.names import modules_of
 from ...torch_facts.private_names import TorchDispatchMode, pytree
 
@@ -62,7 +63,7 @@ class HostConstants:
     def observed(
         self, inputs: Sequence[torch.Tensor], is_capturing: bool = False, makes: bool = False
     ) -> Iterator[Run]:
-        """Replace born host tensors by the copies, in this thread. inputs: of the call.
+        """Replace constant host tensors by their copies, in this thread. inputs: of the call.
 
         is_capturing: nothing may be copied from the host, so empty tensors take the place of what is missing; the graph
         of such a run must not be launched. makes: copy what is missing.
@@ -75,7 +76,7 @@ class HostConstants:
         run.has_foreign |= any(tensor.device.type == "cpu" for tensor in inputs)
 
     def add(self, missing: Sequence[tuple[torch.device, torch.Tensor]]) -> list[torch.Tensor]:
-        """Copy host tensors to their devices. Returns the copies; whoever wants to keep them holds them."""
+        """Copy host tensors to their devices. Returns the copies, which the caller keeps alive."""
         return [self._copied(device, value) for device, value in missing]
 
     def _copied(self, device: torch.device, value: torch.Tensor) -> torch.Tensor:
@@ -90,6 +91,15 @@ class HostConstants:
             for each in list(vars(sys.modules[name]).values()) if name in sys.modules else ():
                 if isinstance(each, functools._lru_cache_wrapper):
                     each.cache_clear()
+
+
+def require_one_device(tensors: Sequence[torch.Tensor]) -> None:
+    """Raises CaptureError for an input that is not where the first one is. Code can read one on the host unseen, by
+    `item`, `tolist` or as the number of a kernel, and every replay would work with the value of the capture.
+    """
+    device = tensors[0].device
+    if (other := next((each.device for each in tensors if each.device != device), None)) is not None:
+        raise CaptureError(f"the forward cannot be captured: it runs on {device}, and an input is on {other}")
 
 
 def _key(device: torch.device, value: torch.Tensor) -> Key:
@@ -118,7 +128,7 @@ class _Replacing(TorchDispatchMode):  # type: ignore[misc]
     def __init__(self, constants: HostConstants, run: Run, is_capturing: bool, makes: bool) -> None:
         super().__init__()
         self._constants, self._run, self._is_capturing, self._makes = constants, run, is_capturing, makes
-        self._born: dict[int, torch.Tensor] = {}  # by the address of the storage, which the value keeps from re-use
+        self._constant: dict[int, torch.Tensor] = {}  # by the address of the storage, which the value keeps from re-use
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         leaves, spec = pytree.tree_flatten((args, kwargs or {}))
@@ -130,31 +140,31 @@ class _Replacing(TorchDispatchMode):  # type: ignore[misc]
             leaves = [self._replaced(leaf, device, copies_scalars) for leaf in leaves]
             args, kwargs = pytree.tree_unflatten(leaves, spec)
         result = func(*args, **(kwargs or {}))
-        is_pure = len(on_host) == len(tensors) and all(map(self._is_born, on_host))
+        is_pure = len(on_host) == len(tensors) and all(map(self._is_constant, on_host))
         is_pure = is_pure and torch.Tag.nondeterministic_seeded not in func.tags
         self._note(func, result, on_host, is_pure or func._schema.name == _LIFT)
         return result
 
     def _note(self, func: Any, result: Any, on_host: Sequence[torch.Tensor], is_pure: bool) -> None:
-        """Note which host tensors are born after an operator. is_pure: whether it makes its result of born ones."""
+        """Note which host tensors are constant after an operator. is_pure: it made its result of constant ones."""
         if not is_pure and func._schema.is_mutable:
             for tensor in on_host:
-                self._born.pop(tensor.untyped_storage().data_ptr(), None)
+                self._constant.pop(tensor.untyped_storage().data_ptr(), None)
         if not is_pure:
             return
         for leaf in pytree.tree_flatten(result)[0]:
             if isinstance(leaf, torch.Tensor) and leaf.device.type == "cpu" and leaf.layout is torch.strided:
-                self._born.setdefault(leaf.untyped_storage().data_ptr(), leaf)
+                self._constant.setdefault(leaf.untyped_storage().data_ptr(), leaf)
 
-    def _is_born(self, tensor: torch.Tensor) -> bool:
-        return type(tensor) is torch.Tensor and tensor.untyped_storage().data_ptr() in self._born
+    def _is_constant(self, tensor: torch.Tensor) -> bool:
+        return type(tensor) is torch.Tensor and tensor.untyped_storage().data_ptr() in self._constant
 
     def _replaced(self, leaf: Any, device: torch.device, copies_scalars: bool) -> Any:
         """The clone of a copy, for a host tensor that an operator reads on `device`; anything else as it is."""
         if not isinstance(leaf, torch.Tensor) or leaf.device.type != "cpu" or not (leaf.ndim or copies_scalars):
             return leaf
         copy = None
-        if not self._is_born(leaf):
+        if not self._is_constant(leaf):
             self._run.has_foreign = True
         else:
             copy = self._constants.find(device, leaf)

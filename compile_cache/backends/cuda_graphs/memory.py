@@ -14,6 +14,8 @@ import sys
 
 import torch
 
+from ...torch_facts.private_names import is_in_use
+
 logger = logging.getLogger(__name__)
 
 _trims = 0
@@ -51,7 +53,9 @@ def driver_graph_bytes(device: int) -> int:
 
 
 def release_graph_memory() -> None:
-    """Free graph memory that no graph uses now, on every device. Does nothing without an NVIDIA driver in use."""
+    """Free graph memory that no graph uses now, on every device that this process uses: to ask another one would take
+    half a GiB there. Does nothing without an NVIDIA driver in use.
+    """
     global _trims
     if not _on_nvidia():
         return
@@ -61,7 +65,7 @@ def release_graph_memory() -> None:
     except (OSError, AttributeError) as error:
         logger.debug("the driver cannot trim graph memory: %s", error)
         return
-    for device in range(torch.cuda.device_count()):
+    for device in filter(is_in_use, range(torch.cuda.device_count())):
         torch.cuda.synchronize(device)
         result = trim(ctypes.c_int(device))
         if result != 0:

@@ -23,6 +23,7 @@ from ...stats import Stats
 from ...store.artifact_store import DIGEST_CHARS, ArtifactStore, StoreError
 from ...store.fingerprint import EnvironmentFingerprint
 from ...store.temporary_folders import remove_abandoned
+from ...torch_facts import fake_devices
 from ...torch_facts.private_names import Loss, lost
 from ..base import Backend, Capabilities, Located, Program, UpcomingDecode
 from .parallel.pool import WorkerPool, may_have_workers
@@ -35,12 +36,14 @@ logger = logging.getLogger(__name__)
 # The oldest torch that `compile/` works with, and the newest that it was tested on. The tests run on both.
 OLDEST_TORCH = (2, 8)
 NEWEST_TORCH = (2, 15)
+OLDEST_CAPABILITY = (7, 0)  # Volta: on older cards inductor refuses each region, after it was traced and lowered
 
 
 class InductorBackend(Backend):
     name = "inductor"
 
     def __init__(self) -> None:
+        fake_devices.keep()
         self.workers = WorkerPool()
         self.upcoming_calls: dict[int, UpcomingDecode] = {}
         self._table: RegionTable | None = None
@@ -221,6 +224,11 @@ def _probe_cuda() -> Capabilities:
         return _missing("Triton is not installed", "Install it ('triton', on Windows 'triton-windows').")
     if sys.platform != "win32" and not _on_path(os.environ.get("CC"), "cc", "gcc", "clang"):
         return _missing("Triton finds no C compiler", "Install one, for example 'apt install gcc', or choose 'auto'.")
+    if torch.version.hip is None and torch.cuda.is_available():
+        capability = torch.cuda.get_device_capability()
+        if capability < OLDEST_CAPABILITY:
+            needed, found = _text(OLDEST_CAPABILITY), _text(capability)
+            return _missing(f"Triton needs compute capability {needed}, and this GPU has {found}", "Choose 'auto'.")
     return Capabilities(available=True, compiles=True, captures=torch.version.hip is None)
 
 

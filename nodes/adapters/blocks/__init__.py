@@ -1,1 +1,1 @@
-"""The blocks that Resolute compiles: one file per model family, listed in `registry`."""
+"""The blocks that Resolute compiles: one file or folder for each kind of model, listed in `families`."""

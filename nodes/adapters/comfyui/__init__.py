@@ -1,1 +1,1 @@
-"""ComfyUI itself: differences between its versions, its queue, its progress text."""
+"""ComfyUI itself: what differs between its versions, and its options, DynamicVRAM, progress, queue and messages."""

@@ -21,7 +21,7 @@ from ..forward.uncompiled_forward import UncompiledForward
 from ..sampling.wrappers import OVERLAP, set_wrapper
 from .cost import share_of_fast_pass
 from .passes import core_unet
-from .run import Run
+from .run import DeepCacheRun
 from .schedule import Settings, plan, window_of
 
 logger = logging.getLogger(__name__)
@@ -64,7 +64,7 @@ def add_deepcache(model: Any, settings: Settings, node_id: str | None = None) ->
 
 
 class Sampling:
-    """The wrappers of one DeepCache node. The state of a sampling run is in its own `Run`."""
+    """The wrappers of one DeepCache node. The state of a sampling run is in its own `DeepCacheRun`."""
 
     def __init__(self, settings: Settings, fast_share: float, progress: NodeProgress) -> None:
         self.fast_share = fast_share
@@ -72,7 +72,7 @@ class Sampling:
         self._progress = progress
 
     def sample(self, executor: Any, guider: Any, sigmas: Any, extra_args: dict[str, Any], *args: Any, **kw: Any) -> Any:
-        """Wraps one sampling run. Its Run is closed at the end, also if the sampling is cancelled or fails."""
+        """Wraps one sampling run. Its DeepCacheRun is closed at the end, also if the sampling is cancelled or fails."""
         levels = torch.as_tensor(sigmas).flatten().tolist()
         if len(levels) < 2:
             return executor(guider, sigmas, extra_args, *args, **kw)
@@ -86,7 +86,7 @@ class Sampling:
             return executor(guider, sigmas, extra_args, *args, **kw)
         options = extra_args["model_options"].setdefault("transformer_options", {})
         counts = _predicts_once_a_step(executor.class_obj, extra_args["model_options"])
-        run = options[STEP_CACHE_RUN] = Run(chosen, self._settings.depth, levels, counts)
+        run = options[STEP_CACHE_RUN] = DeepCacheRun(chosen, self._settings.depth, levels, counts)
         try:
             return executor(guider, sigmas, extra_args, *args, **kw)
         finally:
@@ -98,7 +98,7 @@ class Sampling:
         """Wraps one prediction, which may take several calls of the model."""
         options = {} if model_options is None else model_options
         run = options.get("transformer_options", {}).get(STEP_CACHE_RUN)
-        if isinstance(run, Run):
+        if isinstance(run, DeepCacheRun):
             run.begin_evaluation()
         return executor(x, timestep, options, *args)
 
@@ -108,7 +108,7 @@ class Sampling:
         """Wraps one call of the UNet: decide its pass, which the installed forward runs."""
         options = _options(args, kwargs)
         run = None if options is None else options.get(STEP_CACHE_RUN)
-        chosen = run.decide(x, options) if isinstance(run, Run) and options is not None else None
+        chosen = run.decide(x, options) if isinstance(run, DeepCacheRun) and options is not None else None
         if options is None or chosen is None:
             return executor(x, *args, **kwargs)
         options[STEP_PASS] = chosen  # core makes new options for each call
@@ -117,7 +117,7 @@ class Sampling:
         finally:
             options.pop(STEP_PASS, None)
 
-    def _summarize(self, summary: Text, run: Run) -> None:
+    def _summarize(self, summary: Text, run: DeepCacheRun) -> None:
         passes = run.passes
         if passes["full"] + passes["fast"] == 0:
             text = Text("none of its passes ran: another pack replaced or skipped the model's forward")

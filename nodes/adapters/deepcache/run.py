@@ -44,7 +44,7 @@ class Feature:
         return self.whole.chunk(self.parts)[self.part]
 
 
-class Run:
+class DeepCacheRun:
     """The state of DeepCache in one sampling run. Thread-safe: with conds split over several GPUs, core calls the model
     from one thread for each.
     """

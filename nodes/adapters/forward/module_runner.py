@@ -14,6 +14,7 @@ from ....compile_cache.calls.run_summary import size_text
 from ....compile_cache.errors import BypassCode, BypassReason
 from ....compile_cache.foreign.all_modules import foreign_on_every_module
 from ....compile_cache.keys import GraphKey, Role
+from ....compile_cache.stats import SHORT_WAIT
 from ....compile_cache.torch_facts.flags import intercepting_mode, torch_flags
 from ..comfyui import core_compiler
 from ..comfyui.compile_progress import CompileProgress
@@ -26,7 +27,6 @@ from .call_description import CallDescription
 Invoke = Callable[[Sequence[torch.Tensor]], Any]
 
 _MAX_KEYS = 1024
-_SHORT_WAIT = 0.05  # seconds; no event tells of less
 
 
 class ModuleRunner:
@@ -66,7 +66,7 @@ class ModuleRunner:
         """After a start this imports the compiler, and waits for what `preload` does; the prompt waits meanwhile."""
         cache, module = runtime.cache(), self._loaded_module()
         self.progress.loading(0)
-        with cache.stats.stall("load", "the backend", _SHORT_WAIT):
+        with cache.stats.stall("load", "the backend", SHORT_WAIT):
             program, backend = runtime.program_for(module, self._request, device)
             model = runtime.fingerprint_of(module).digest
             self.progress.loading(len(shape_status.of_model(model, backend, cache, runtime.device()).on_disk))

@@ -12,6 +12,7 @@ import torch
 
 from ....compile_cache.calls.run_summary import Run, time_text
 from ....compile_cache.keys import Role
+from ....compile_cache.stats import SHORT_WAIT
 from ....compile_cache.texts import Text
 from ..comfyui.compile_progress import CompileProgress
 from ..comfyui.transformer_options import COND_ORDER, SCHEDULE
@@ -30,7 +31,6 @@ _COUNTED = {
     "region_loads": "region loads",
 }
 _MAX_NEW_SIGNATURES = 3
-_SHORT_WAIT = 0.05  # seconds; less is not mentioned
 
 # Logs of ControlNets whose calls belong to the sampling run that is under way. The compiled model's run ends them,
 # since it knows the batch; where the model is not compiled, ComfyUI's cleanup of the ControlNet does.
@@ -100,7 +100,7 @@ class SessionLog:
             return
         after = runtime.cache().stats.snapshot()
         run = self._run(after, why_no_calls)
-        if is_logged or run.waited >= _SHORT_WAIT:
+        if is_logged or run.waited >= SHORT_WAIT:
             logger.info("Resolute: %s", self._summary(run))
         self._before = {}
         if self._shape or why_no_calls:
@@ -153,7 +153,7 @@ class SessionLog:
         line = line or "no calls"
         if run.why_no_calls:
             line += f": {run.why_no_calls}"
-        if run.waited >= _SHORT_WAIT:
+        if run.waited >= SHORT_WAIT:
             line += f", waited {time_text(run.waited)}"
         new = [event.text for event in run.events if event.kind == "signature"]
         if new:

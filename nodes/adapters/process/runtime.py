@@ -33,36 +33,11 @@ from . import store_location, user_settings
 from .compile_request import CompileRequest
 from .module_hooks import ModuleHooks
 
-
-@dataclass(eq=False)
-class ModuleRecord:
-    """The programs, hooks and weights epoch of one module, shared by every clone that runs it."""
-
-    owner: int  # the number of the module in this process
-    weights: WeightsEpoch
-    # By the name of the backend, the names of the blocks that are left out, and the role that the node asked for: a VAE
-    # of videos is one module for both ways.
-    programs: dict[tuple[str, tuple[str, ...], Role], Program] = field(default_factory=dict)
-    hooks: dict[tuple[str, tuple[str, ...], Role], ModuleHooks] = field(default_factory=dict)
-    fingerprint: ModelFingerprint | None = None
-    fingerprint_epoch: int = 0  # the weights epoch in which it was computed
-
-    def close(self) -> None:
-        """The module was garbage collected: let go of its blocks."""
-        for program in self.programs.values():
-            program.close()
-        for hooks in self.hooks.values():
-            hooks.close()
-
-    def structure(self) -> str:
-        """The model of a shape, as `GraphKey.plain` writes it; empty if no call needed the fingerprint yet."""
-        return "" if self.fingerprint is None else self.fingerprint.digest[:12]
-
-
 logger = logging.getLogger(__name__)
 
 _lock = threading.Lock()
 _cache: GraphCache | None = None
+_holders: dict[str, Any] = {}  # a MemoryHolder for each device that had captures
 _owners: weakref.WeakKeyDictionary[torch.nn.Module, int] = weakref.WeakKeyDictionary()
 _records: dict[int, ModuleRecord] = {}
 _numbers = itertools.count(1)
@@ -70,33 +45,33 @@ _numbers = itertools.count(1)
 # compile waits for while this pack's locks are held. So the finalizer only notes the number. A thread, `_clean_up`,
 # drops what belongs to it, unless a caller of `cache` does so first.
 _collected: collections.deque[int] = collections.deque()
+_to_forget: collections.deque[int] = collections.deque()  # those whose captures are not dropped yet
 _wake: queue.SimpleQueue[None] = queue.SimpleQueue()  # `put` is reentrant, so a finalizer may call it
 _cleaner: threading.Thread | None = None
 _ending = threading.Event()
 _END_SECONDS = 10.0  # that the thread may take to end
-_holders: dict[str, Any] = {}  # a MemoryHolder for each device that had captures
-_with_captures: collections.deque[int] = collections.deque()  # collected modules whose captures are not dropped yet
+
+
+# --- the cache ---------------------------------------------------------------------------------------------------
 
 
 def cache() -> GraphCache:
     """The process's GraphCache, made at first use. Raises UserError for a setting that cannot be read."""
     global _cache
     while (owner := _next(_collected)) is not None:
-        _with_captures.append(owner)
+        _to_forget.append(owner)
         record = _records.pop(owner, None)
         if record is not None:
             record.close()
     with _lock:
         if _cache is None:
-            total = int(comfy.model_management.get_total_memory(device()))
             config = CacheConfig.from_environment(
-                None,
-                total,
-                store_location.folder(),
-                store_location.source(),
-                MANAGEMENT_MODULES,
-                user_settings.variables(),
-                ATTRIBUTES,
+                device_bytes=int(comfy.model_management.get_total_memory(device())),
+                store_folder=store_location.folder(),
+                source=store_location.source(),
+                management_modules=MANAGEMENT_MODULES,
+                settings=user_settings.variables(),
+                attribute_policy=ATTRIBUTES,
             )
             _cache = GraphCache(replace(config, spare_bytes=dynamic_vram.headroom()), _within_reach)
             _cache.after_capture = _show_memory
@@ -134,6 +109,58 @@ def _held_on(graph_cache: GraphCache, name: str) -> int:
     return graph_cache.bytes_by_device().get(name, 0)
 
 
+def waiting_seconds() -> float:
+    """The clock of waits: see `Stats.waiting_seconds`."""
+    return cache().stats.waiting_seconds()
+
+
+@functools.cache
+def compile_seconds() -> CompileSeconds:
+    """The seconds that compiles took on this machine, kept beside the compiled regions."""
+    folder = cache().config.store_folder
+    return CompileSeconds(None if folder is None else folder / "compile_seconds.json", device_name())
+
+
+def device() -> torch.device:
+    """Where ComfyUI runs models."""
+    chosen: torch.device = comfy.model_management.get_torch_device()
+    return chosen
+
+
+def device_name() -> str:
+    """Numbers that were measured on this device are kept under this name."""
+    where = device()
+    return torch.cuda.get_device_name(where) if where.type == "cuda" else where.type
+
+
+# --- its modules -------------------------------------------------------------------------------------------------
+
+
+@dataclass(eq=False)
+class ModuleRecord:
+    """The programs, hooks and weights epoch of one module, shared by every clone that runs it."""
+
+    owner: int  # the number of the module in this process
+    weights: WeightsEpoch
+    # By the name of the backend, the names of the blocks that are left out, and the role that the node asked for: a VAE
+    # of videos is one module for both ways.
+    programs: dict[tuple[str, tuple[str, ...], Role], Program] = field(default_factory=dict)
+    hooks: dict[tuple[str, tuple[str, ...], Role], ModuleHooks] = field(default_factory=dict)
+    fingerprint: ModelFingerprint | None = None
+    fingerprint_epoch: int = 0  # the weights epoch in which it was computed
+
+    def close(self) -> None:
+        """The module was garbage collected: let go of its blocks."""
+        for program in self.programs.values():
+            program.close()
+        for hooks in self.hooks.values():
+            hooks.close()
+
+    def structure(self) -> str:
+        """The model of a shape, as `GraphKey.plain` writes it; empty if no call needed the fingerprint yet."""
+        return "" if self.fingerprint is None else self.fingerprint.digest[:12]
+
+
 def record_of(module: torch.nn.Module) -> ModuleRecord:
     """The record of a module, made at first use and dropped after the module was garbage collected."""
     global _cleaner
@@ -148,7 +175,7 @@ def record_of(module: torch.nn.Module) -> ModuleRecord:
                 config.trusted,
                 page_loading.fill,
                 unsupported=unsupported,
-                splits=config.split,
+                split=config.split,
                 counters=counters,
             )
             _records[owner] = ModuleRecord(owner, weights)
@@ -160,36 +187,12 @@ def record_of(module: torch.nn.Module) -> ModuleRecord:
         return _records[_owners[module]]
 
 
-def _note_collected(owner: int) -> None:
-    _collected.append(owner)
-    _wake.put(None)
-
-
-def _clean_up() -> None:
-    """Drop what belongs to collected modules as soon as no call runs, so that its memory does not wait for a prompt."""
-    while True:
-        _wake.get()
-        if _ending.is_set():
-            return
-        try:
-            _drop_captures_of_collected(cache())
-        except Exception:
-            logger.warning("Resolute: what belongs to a deleted model was not freed", exc_info=True)
-
-
 def hooks_for(module: torch.nn.Module, request: CompileRequest, backend: str) -> ModuleHooks:
     """The hooks of `module` for the program of a backend, made once."""
     record, key = record_of(module), (backend, request.left_out, request.role)
     if key not in record.hooks:
         record.hooks[key] = ModuleHooks(module, request.role, request.left_out, record.weights)
     return record.hooks[key]
-
-
-def _end_cleaner(cleaner: threading.Thread) -> None:
-    """Let the thread end by itself: if Python ends one that deletes a graph, the process aborts."""
-    _ending.set()
-    _wake.put(None)
-    cleaner.join(_END_SECONDS)
 
 
 def program_for(module: torch.nn.Module, request: CompileRequest, device: str) -> tuple[Program, str]:
@@ -225,28 +228,36 @@ def programs() -> dict[tuple[int, str, tuple[str, ...], Role], Program]:
     }
 
 
-def waiting_seconds() -> float:
-    """The clock of waits: see `Stats.waiting_seconds`."""
-    return cache().stats.waiting_seconds()
+# --- modules that were garbage collected -------------------------------------------------------------------------
 
 
-@functools.cache
-def compile_seconds() -> CompileSeconds:
-    """The seconds that compiles took on this machine, kept beside the compiled regions."""
-    folder, where = cache().config.store_folder, device()
-    name = torch.cuda.get_device_name(where) if where.type == "cuda" else where.type
-    return CompileSeconds(None if folder is None else folder / "compile_seconds.json", name)
+def _note_collected(owner: int) -> None:
+    _collected.append(owner)
+    _wake.put(None)
 
 
-def device() -> torch.device:
-    """Where ComfyUI runs models."""
-    chosen: torch.device = comfy.model_management.get_torch_device()
-    return chosen
+def _clean_up() -> None:
+    """Drop what belongs to collected modules as soon as no call runs, so that its memory does not wait for a prompt."""
+    while True:
+        _wake.get()
+        if _ending.is_set():
+            return
+        try:
+            _drop_captures_of_collected(cache())
+        except Exception:
+            logger.warning("Resolute: what belongs to a deleted model was not freed", exc_info=True)
+
+
+def _end_cleaner(cleaner: threading.Thread) -> None:
+    """Let the thread end by itself: if Python ends one that deletes a graph, the process aborts."""
+    _ending.set()
+    _wake.put(None)
+    cleaner.join(_END_SECONDS)
 
 
 def _drop_captures_of_collected(graph_cache: GraphCache) -> None:
     """Not in `cache()`, which serves requests too: it may have to wait for a compile that runs."""
-    while (owner := _next(_with_captures)) is not None:
+    while (owner := _next(_to_forget)) is not None:
         graph_cache.forget(owner)
 
 

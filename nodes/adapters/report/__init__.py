@@ -1,1 +1,1 @@
-"""The report of the cache as a table and a chart, and the comparison of two images, as the nodes show them."""
+"""The texts and pictures that people see: the report, the latest runs, Compare Images, Measure against stock."""

@@ -61,7 +61,7 @@ def _device() -> dict[str, Any]:
     where = runtime.device()
     management = comfy.model_management
     return {
-        "name": stock_measurements.device_name(),
+        "name": runtime.device_name(),
         "captures": where.type == "cuda" and runtime.cache().config.capture,
         "total_bytes": int(management.get_total_memory(where)),
         "free_bytes": int(management.get_free_memory(where)),

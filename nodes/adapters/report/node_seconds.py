@@ -17,11 +17,11 @@ from comfy_execution.progress import ProgressHandler, add_progress_handler, get_
 import nodes
 
 from ....compile_cache.calls.run_summary import time_text
+from ....compile_cache.stats import SHORT_WAIT
 from ....compile_cache.texts import Text
 from ..process import runtime
 
 _NAME = "resolute-seconds"
-_SHORT = 0.05  # seconds; a shorter wait is not mentioned
 _MOST = 1000  # nodes that are remembered
 
 
@@ -86,7 +86,7 @@ def _time_of(names: Iterable[str]) -> str | None:
         return None
     waited = sum(took.waited for took in found)
     text = time_text(sum(took.seconds for took in found))
-    if waited >= _SHORT:
+    if waited >= SHORT_WAIT:
         text = Text("{time} ({waited} of these compiling or loading)", time=text, waited=time_text(waited))
     if all(took.prompt_id != get_progress_state().prompt_id for took in found):
         text = Text("{time} in an earlier prompt", time=text)

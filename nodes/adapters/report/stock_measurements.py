@@ -9,7 +9,8 @@ from __future__ import annotations
 import json
 import logging
 import math
-from collections.abc import Mapping
+import statistics
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -38,7 +39,8 @@ Key = tuple[str, str, str]
 @dataclass(frozen=True, slots=True)
 class Measurement:
     """structure: of the model, as in `GET /resolute/runs`. size: pixels and batch, for people. device: its name.
-    seconds, stock_seconds: of sampling and decode, in the second prompt of each. difference: the largest of the
+    seconds, stock_seconds: of sampling and decode, medians over `prompts` prompts of each. spread: seconds between the
+    quartiles of the arm that varied more; 0 if one prompt of each was measured. difference: the largest of the
     pictures, in levels of 255; None if there was no picture.
     """
 
@@ -50,15 +52,28 @@ class Measurement:
     seconds: float
     stock_seconds: float
     difference: float | None
+    spread: float = 0.0
+    prompts: int = 1
 
     @property
     def key(self) -> Key:
         return self.structure, self.size, self.device
 
+    @property
+    def ratio(self) -> float:
+        """Stock's seconds over ours; 1 if the spread hides the difference, or if it is below a twentieth."""
+        ratio = self.stock_seconds / self.seconds
+        is_clear = abs(self.stock_seconds - self.seconds) > self.spread and f"{ratio:.1f}" != "1.0"
+        return ratio if is_clear else 1.0
+
     def result(self) -> Text:
         """As the node shows it after the size: "1.10 s, 2.9x stock, same picture (largest difference 1 of 255)"."""
-        ratio = f"{self.stock_seconds / self.seconds:.1f}"
-        text = Text("{seconds}, {ratio}x stock", seconds=time_text(self.seconds), ratio=ratio)
+        seconds = time_text(self.seconds)
+        if self.ratio == 1.0:
+            stock = time_text(self.stock_seconds)
+            text = Text("{seconds}, no clear difference from stock ({stock})", seconds=seconds, stock=stock)
+        else:
+            text = Text("{seconds}, {ratio}x stock", seconds=seconds, ratio=f"{self.ratio:.1f}")
         if self.difference is None:
             return text
         levels = f"{self.difference:.0f}"
@@ -93,14 +108,15 @@ def keep_picture(measure: str, arm: str, images: Any) -> None:
 def finish(body: Mapping[str, Any]) -> Measurement | None:
     """Compare the pictures of a measure, and keep its result. Its pictures are forgotten.
 
-    body: `measure`, and `prompt_id`, `seconds` and `stock_seconds` unless it was cancelled: then None comes back.
-    Raises UserError for a body without them, and if nothing ran compiled in the prompt.
+    body: `measure`, and `prompt_id`, `seconds` and `stock_seconds` unless it was cancelled: then None comes back. The
+    last two are lists, with the seconds of each prompt. Raises UserError for a body without them, and if nothing ran
+    compiled in the prompt with that id.
     """
     measure = str(body.get("measure", ""))
     pair = [_pictures.pop((measure, arm), []) for arm in (ON, OFF)]
     if "seconds" not in body:
         return None
-    seconds, stock = (_positive(body, name) for name in ("seconds", "stock_seconds"))
+    seconds, stock = (_seconds(body, name) for name in ("seconds", "stock_seconds"))
     sampled = [run for run in runs.latest() if run["prompt_id"] == body.get("prompt_id")]
     ours = [run for run in sampled if run["role"] not in {role.value for role in VAE_ROLES}] or sampled
     if not ours or not any(run["counts"]["replays"] + run["counts"]["graph_calls"] for run in sampled):
@@ -108,18 +124,39 @@ def finish(body: Mapping[str, Any]) -> Measurement | None:
         raise UserError(f"Nothing ran compiled, so there is nothing to compare: {why}")
     run = max(ours, key=lambda each: float(each["seconds"]))
     found = Measurement(
-        run["model"], run["structure"], run["size"], device_name(), run["steps"], seconds, stock, _difference(*pair)
+        model=run["model"],
+        structure=run["structure"],
+        size=run["size"],
+        device=runtime.device_name(),
+        steps=run["steps"],
+        seconds=statistics.median(seconds),
+        stock_seconds=statistics.median(stock),
+        difference=_difference(*pair),
+        spread=max(_spread(seconds), _spread(stock)),
+        prompts=min(len(seconds), len(stock)),
     )
     measurements()[found.key] = found
     _write()
     return found
 
 
-def _positive(body: Mapping[str, Any], name: str) -> float:
-    value = body.get(name)
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value) or value <= 0:
-        raise UserError(f'"{name}" of a measurement must be a number of seconds above 0.')
-    return float(value)
+def _seconds(body: Mapping[str, Any], name: str) -> list[float]:
+    values = body.get(name)
+    if not isinstance(values, list) or not values or not all(_is_positive(value) for value in values):
+        raise UserError(f'"{name}" of a measurement must be a list of seconds, each a number above 0.')
+    return [float(value) for value in values]
+
+
+def _is_positive(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value) and value > 0
+
+
+def _spread(seconds: Sequence[float]) -> float:
+    """From the lower to the upper quartile: a single slow prompt of many does not count."""
+    if len(seconds) < 2:
+        return 0.0
+    lower, _, upper = statistics.quantiles(seconds, n=4)
+    return upper - lower
 
 
 def _difference(ours: list[torch.Tensor], stock: list[torch.Tensor]) -> float | None:
@@ -133,12 +170,12 @@ def _difference(ours: list[torch.Tensor], stock: list[torch.Tensor]) -> float | 
 
 def of(structure: str, size: str) -> Measurement | None:
     """The measurement of a model and a size on this device, if there is one."""
-    return measurements().get((structure, size, device_name())) if structure else None
+    return measurements().get((structure, size, runtime.device_name())) if structure else None
 
 
 def here() -> list[dict[str, Any]]:
     """The measurements of this device, as JSON."""
-    device = device_name()
+    device = runtime.device_name()
     return [found.plain() for found in measurements().values() if found.device == device]
 
 
@@ -148,17 +185,12 @@ def count(run: Run) -> None:
     is_sampling = run.role in {role.value for role in WHOLE_DIFFUSION_MODEL}
     found = of(run.structure, run.size) if is_sampling and not run.stopped else None
     if found is not None:
-        _saved_seconds += (run.seconds - run.waited) * (found.stock_seconds / found.seconds - 1) - run.waited
+        _saved_seconds += (run.seconds - run.waited) * (found.ratio - 1) - run.waited
 
 
 def saved_seconds() -> float:
     """Since the start: what the runs of measured models and sizes took less than stock, minus their waits."""
     return _saved_seconds
-
-
-def device_name() -> str:
-    device = runtime.device()
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
 
 
 def measurements() -> dict[Key, Measurement]:
@@ -177,7 +209,7 @@ def _read(path: Path | None) -> dict[Key, Measurement]:
     names = {field.name for field in fields(Measurement)}
     try:
         plain = json.loads(path.read_text("utf-8")) if path is not None else []
-        found = [Measurement(**{name: each[name] for name in names}) for each in plain]
+        found = [Measurement(**{name: each[name] for name in names if name in each}) for each in plain]
         return {each.key: each for each in found if each.seconds > 0}
     except FileNotFoundError:
         return {}

@@ -1,1 +1,1 @@
-"""The shapes that an earlier process used: their regions are loaded ahead, and their readiness is reported."""
+"""The shapes that earlier processes used: their regions are loaded ahead, and their readiness is reported."""

@@ -16,6 +16,7 @@ from ....compile_cache.backends import registry
 from ....compile_cache.errors import UserError
 from ....compile_cache.keys import GraphKey
 from ....compile_cache.store.shape_history import Model
+from ....compile_cache.torch_facts import fake_devices
 from ....compile_cache.torch_facts.private_names import dynamo  # noqa: F401 (two threads that import it at once find half of it)
 from ..process import runtime
 from ..scan.compile_nodes import WITH_AUTO
@@ -32,12 +33,14 @@ _wanted: collections.deque[str] = collections.deque(maxlen=_MAX_MODELS)  # model
 def begin(server: Any) -> None:
     """Preload when `server` (ComfyUI's PromptServer) starts to serve, and prewarm when a prompt is queued.
 
-    Not before: until then packs are imported, and a thread of ours could disturb another pack's imports.
+    Not before: until then packs are imported, and a thread of ours could disturb another pack's imports. Only
+    `fake_devices` must come before a thread of another pack traces something.
     """
     global _begun
     if _begun:
         return
     _begun = True
+    fake_devices.keep()
 
     async def start(app: Any) -> None:
         threading.Thread(target=_preload, name="resolute-preload", daemon=True).start()

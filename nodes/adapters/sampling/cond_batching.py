@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ....compile_cache.errors import excerpt
+from ....compile_cache.regions.slots import swapped
 
 AUTO, MERGE, SPLIT = "auto", "always merge", "always split"
 POLICIES = (AUTO, MERGE, SPLIT)
@@ -29,16 +30,8 @@ def wrapper_for(policy: str) -> Callable[..., Any] | None:
 
 def _with_estimate(estimate: float) -> Callable[..., Any]:
     def wrapper(executor: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
-        attributes = vars(model)
-        missing = object()
-        before = attributes.get("memory_required", missing)  # set if another pack patched the method too
-        attributes["memory_required"] = lambda *_, **__: estimate
-        try:
+        # Another pack may have patched the method too, on the model itself.
+        with swapped([(vars(model), "memory_required", lambda *_, **__: estimate)]):
             return executor(model, *args, **kwargs)
-        finally:
-            if before is missing:
-                del attributes["memory_required"]
-            else:
-                attributes["memory_required"] = before
 
     return wrapper

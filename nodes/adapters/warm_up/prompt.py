@@ -9,16 +9,14 @@ from typing import Any
 
 from ....compile_cache.errors import UserError
 from ....compile_cache.sizes import MAXIMUM, MINIMUM, MULTIPLES, Size, is_valid
+from ....compile_cache.warm_up_plan import CFG, MAX_BATCH, OVERLAP
 from ..scan.compile_nodes import LOADERS, MODEL_COMPILERS, VAE_COMPILERS
 from ..scan.graph import downstream, model_runners, upstream
 from ..scan.node import Link, Node
 from ..scan.workflow import Decoding, Sampling, Scan, parse_workflow
 
 WARM_UP = "ResoluteWarmUp"
-MAX_BATCH = 64  # images; the largest batch size that Warm Up accepts
-# The cfg to warm up with if the workflow computes it at run time. Every cfg but 1 gives the same shapes.
-_ANY_CFG = 7.0
-_NO_TILES, _OVERLAP = 0, 64  # Warm Up's defaults
+_NO_TILES = 0
 
 # (class, output number) of the nodes that output a compiled model or VAE.
 _COMPILED_MODELS = frozenset((name, 0) for name in MODEL_COMPILERS)
@@ -48,10 +46,10 @@ class _NodeInputs:
     positive: Link | None = None
     negative: Link | None = None
     control_net: Link | None = None
-    cfg: float = _ANY_CFG
+    cfg: float = CFG
     vae: Link | None = None
     tile_size: int = _NO_TILES
-    overlap: int = _OVERLAP
+    overlap: int = OVERLAP
 
     def links(self) -> dict[str, Link]:
         names = ("model", "vae", "control_net", "positive", "negative")
@@ -109,7 +107,7 @@ class _Builder:
         for decoding in decodings:
             if self._is_accepted(decoding) and self._is_compiled(decoding, decoding.vae, _COMPILED_VAES, "VAE"):
                 tile_size = _NO_TILES if decoding.tile_size is None else decoding.tile_size
-                overlap = _OVERLAP if decoding.overlap is None else decoding.overlap
+                overlap = OVERLAP if decoding.overlap is None else decoding.overlap
                 inputs = _NodeInputs(decoding.batch, vae=decoding.vae, tile_size=tile_size, overlap=overlap)
                 groups.setdefault(inputs, set()).add(decoding.size)
         return groups
@@ -117,7 +115,7 @@ class _Builder:
     def _inputs_of(self, sampling: Sampling) -> _NodeInputs:
         cfg = sampling.cfg
         if cfg is None:
-            cfg = _ANY_CFG
+            cfg = CFG
             self.warnings.append(
                 f"{sampling.label}: its cfg is known only when the prompt runs. It is warmed up for every cfg except 1."
             )

@@ -7,14 +7,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from ....compile_cache.errors import UserError, excerpt
-from ....compile_cache.warm_up_plan import plan
+from ....compile_cache.warm_up_plan import CFG, MAX_CFG, plan
 from ..scan.image_files import image_size
 from ..scan.workflow import scan
 from .prompt import WARM_UP, warm_up_prompt
 from .request_limits import MAX_FIELD, MAX_NODES
 
-_MAX_CFG = 100  # as Warm Up takes it
-_DEFAULTS: dict[str, Any] = {"batch_sizes": "1", "prompt_chunks": "1", "cfg": 7.0, "backend": "auto", "vae": True}
+_DEFAULTS: dict[str, Any] = {"batch_sizes": "1", "prompt_chunks": "1", "cfg": CFG, "backend": "auto", "vae": True}
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,8 +79,8 @@ def _check_fields(values: Mapping[str, Any]) -> None:
     if not isinstance(values["backend"], str):
         raise UserError(f'"backend" of a plan must be a name, such as "auto", not {excerpt(values["backend"])}.')
     cfg = values["cfg"]
-    if isinstance(cfg, bool) or not isinstance(cfg, (int, float)) or not 0 <= cfg <= _MAX_CFG:  # NaN is not
-        raise UserError(f'"cfg" of a plan must be a number from 0 to {_MAX_CFG}, not {excerpt(cfg)}.')
+    if isinstance(cfg, bool) or not isinstance(cfg, (int, float)) or not 0 <= cfg <= MAX_CFG:  # NaN is not
+        raise UserError(f'"cfg" of a plan must be a number from 0 to {MAX_CFG:g}, not {excerpt(cfg)}.')
 
 
 def _items(nodes: Iterable[Mapping[str, Any]]) -> list[str]:

@@ -18,7 +18,7 @@ from ....compile_cache.calls.recordings import RecordedCalls
 from ....compile_cache.errors import UserError, first_line
 from ....compile_cache.keys import Role
 from ....compile_cache.texts import Text
-from ....compile_cache.warm_up_plan import FAILED, READY, WARMED, Item, Outcome
+from ....compile_cache.warm_up_plan import FAILED, OVERLAP, READY, WARMED, Item, Outcome
 from ..comfyui.messages import broadcast
 from ..comfyui.progress import NodeProgress
 from ..forward.compiled_forward import CompiledForward
@@ -51,7 +51,7 @@ class WarmUpInputs:
     conditioning: tuple[Any, Any] | None = None
     cfg: float = 1.0
     tile_size: int = 0
-    overlap: int = 64
+    overlap: int = OVERLAP
 
 
 def warm_up(inputs: WarmUpInputs, items: Sequence[Item], node_id: str | None = None) -> list[Outcome]:

@@ -1,1 +1,1 @@
-"""The places of a module's weights, and the epoch that says if a capture over them is still right."""
+"""Where a module's weights are, the epoch that says if a capture over them is right, and how they are paged."""

@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import itertools
 import weakref
-from collections.abc import Collection, Hashable
+from collections.abc import Collection, Hashable, Iterable
 from typing import Any
 
 import torch
 
 from ....compile_cache.errors import BypassCode, BypassReason
 from ....compile_cache.foreign.attributes import is_own
+from ....compile_cache.regions.gguf_weights import patches_of
 from ....compile_cache.regions.region_weights import weight_forms
 from ....compile_cache.regions.slots import Slot, tensor_slots
-from ....compile_cache.regions.weight_parts import WeightForm, form_of, is_patched, is_plain, read_anew
+from ....compile_cache.regions.weight_parts import WeightForm, form_of, is_plain, read_anew
 from ....compile_cache.stats import Counters
 from ..comfyui import dynamic_vram
 from ..comfyui.module_attributes import ATTRIBUTES
@@ -28,9 +29,10 @@ from .paged_weights import Fill, PagedWeights
 from .run_watch import RunWatch
 
 _epochs = itertools.count(1)
+# Of a weight outside the blocks the pack copies its LoRAs from the host in each call.
 _PATCHED_INSIDE = BypassReason(
     BypassCode.UNREADABLE_WEIGHTS,
-    "a LoRA is applied to quantized weights of another pack (GGUF) in each call, which a capture cannot follow",
+    "a LoRA is added to GGUF weights in each call, which a capture cannot follow",
 )
 
 
@@ -48,10 +50,10 @@ class WeightsEpoch:
         fill: Fill | None = None,
         host: str = "cpu",
         unsupported: str | None = None,
-        splits: bool = False,
+        split: bool | None = None,
         counters: Counters | None = None,
     ) -> None:
-        """trusted: see `ModelCode.blocker`. fill, unsupported, splits, counters: see `PagedWeights`. host: see
+        """trusted: see `ModelCode.blocker`. fill, unsupported, split, counters: see `PagedWeights`. host: see
         `LoadedAnew`.
         """
         self._module = weakref.ref(module)
@@ -65,7 +67,7 @@ class WeightsEpoch:
         self._state: tuple[Any, ...] | None = None
         self.epoch = 0
         self.blocker: BypassReason | None = None
-        self.paged = PagedWeights(fill, unsupported, splits, counters)
+        self.paged = PagedWeights(fill, unsupported, split, counters)
         self.loaded_anew = LoadedAnew(host)
         self.run_watch = RunWatch()
         self._host = host
@@ -85,30 +87,18 @@ class WeightsEpoch:
         if root is None:
             return False
         modules = list(root.modules())
-        # When ComfyUI undoes an object patch, it leaves the class's own `forward` there, bound.
-        for submodule in modules:
-            if "forward" in (attributes := vars(submodule)) and is_own(submodule, "forward", attributes["forward"]):
-                del attributes["forward"]
-        self._slots = [
-            (slots, name)
-            for submodule in modules
-            for slots, name in tensor_slots(submodule)
-            if not dynamic_vram.is_paged_slot(submodule, name)
-        ]
-        self._plain = [(slots, name) for slots, name in self._slots if is_plain(slots[name])]
-        others = [(slots, name) for slots, name in self._slots if not is_plain(slots[name])]
-        self._composite = [((own, name), weakref.ref(own[name]), read_anew(own[name])) for own, name in others]
+        _remove_own_forwards(modules)
+        self._find_slots(modules)
         pages = self.paged.survey(modules)
         self.loaded_anew.forget_all_but(self._slots)
         if self.paged.pages:
             self.loaded_anew.keep(self._slots)
         self._addresses = self._read_addresses()
         tensors = [slots[name] for slots, name in self._slots]
-        places = self._addresses or [_address(tensor) for tensor in tensors]
         module_states = self._states.read(modules, root)
         kinds, reach = self._code.read(modules)
         state = (
-            places,
+            self._addresses or [_address(tensor) for tensor in tensors],
             pages,
             [(type(tensor), tensor.dtype, tensor.device) for tensor in tensors],
             weight_forms(self._slots),
@@ -127,6 +117,18 @@ class WeightsEpoch:
             )
         self.run_watch.remember(modules, reach)
         return True
+
+    def _find_slots(self, modules: Iterable[torch.nn.Module]) -> None:
+        """Find the slots of all weights that are not paged, and the parts of those that consist of several tensors."""
+        self._slots = [
+            (slots, name)
+            for module in modules
+            for slots, name in tensor_slots(module)
+            if not dynamic_vram.is_paged_slot(module, name)
+        ]
+        self._plain = [(slots, name) for slots, name in self._slots if is_plain(slots[name])]
+        others = [(slots, name) for slots, name in self._slots if not is_plain(slots[name])]
+        self._composite = [((own, name), weakref.ref(own[name]), read_anew(own[name])) for own, name in others]
 
     def code(self) -> Hashable:
         """The modules, their settings and shapes, and the code that they reach: equal if only weights moved or changed.
@@ -167,10 +169,18 @@ class WeightsEpoch:
                 if now is None or own[name] is not now or form is None:  # another weight, or one that lists no parts
                     return None
                 found += [part.data_ptr() for part in form.parts(now)]
-                found.append(form.is_patched(now))
+                found.append(bool(patches_of(now)))
             return found
         except (KeyError, AttributeError, RuntimeError):  # a weight was removed, or has no storage (meta, quantized)
             return None
+
+
+def _remove_own_forwards(modules: Iterable[torch.nn.Module]) -> None:
+    """Remove the class's own `forward`, bound, which ComfyUI leaves on a module when it undoes an object patch."""
+    for module in modules:
+        attributes = vars(module)
+        if "forward" in attributes and is_own(module, "forward", attributes["forward"]):
+            del attributes["forward"]
 
 
 def _address(tensor: torch.Tensor) -> int:
@@ -196,7 +206,7 @@ def _blocker(
             BypassCode.UNREADABLE_WEIGHTS,
             f"a weight is a {type(unreadable).__name__}, and its address does not show every change of it",
         )
-    if any(map(is_patched, tensors)):
+    if any(map(patches_of, tensors)):
         return _PATCHED_INSIDE
     if foreign:
         return EXCHANGED

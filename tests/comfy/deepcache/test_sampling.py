@@ -162,8 +162,8 @@ def test_a_sampler_of_one_prediction_a_step_is_the_same_counted_and_read(
     node, run = core.ours("deepcache.node"), core.ours("deepcache.run")
     assert len(node._ONE_PREDICTION) == 9
     read: list[float] = []
-    sigma_of = run.Run._sigma
-    monkeypatch.setattr(run.Run, "_sigma", lambda self, sigmas: read.append(0.0) or sigma_of(self, sigmas))
+    sigma_of = run.DeepCacheRun._sigma
+    monkeypatch.setattr(run.DeepCacheRun, "_sigma", lambda self, sigmas: read.append(0.0) or sigma_of(self, sigmas))
     known = node._ONE_PREDICTION
     for name in sorted(known):
         sampler = {"sampler_name": name.removeprefix("sample_"), "scheduler": "karras", "cfg": 1.5}
@@ -408,7 +408,7 @@ class TestGuidanceThatCallsAgain:
 
     def test_a_call_that_a_step_cache_leaves_out_is_not_mixed_up_with_another(self, bench: Bench) -> None:
         # Perturbed guidance repeats a condition with a block patched: told apart even where the first call is missing.
-        run = bench.core.ours("deepcache.run").Run(plan_of(bench), 2, [3.0, 2.0, 1.0, 0.0])
+        run = bench.core.ours("deepcache.run").DeepCacheRun(plan_of(bench), 2, [3.0, 2.0, 1.0, 0.0])
         latent, sigma = torch.zeros(1, 4, 8, 8), torch.tensor([3.0])
         plain = {"uuids": ["a"], "cond_or_uncond": [0], "sigmas": sigma}
         patched = {**plain, "patches_replace": {"attn1": {("middle", 0): print}}}
@@ -428,7 +428,7 @@ class TestDecisions:
 
     @pytest.fixture
     def decide(self, bench: Bench) -> Callable[..., Any]:
-        run = bench.core.ours("deepcache.run").Run(plan_of(bench), 2, [3.0, 2.0, 1.0, 0.0])
+        run = bench.core.ours("deepcache.run").DeepCacheRun(plan_of(bench), 2, [3.0, 2.0, 1.0, 0.0])
 
         def decide(sigma: float | None, shape: tuple[int, ...] = (2, 4, 8, 8), **options: Any) -> Any:
             run.begin_evaluation()
@@ -475,7 +475,7 @@ class TestDecisions:
 
     def test_a_feature_of_another_full_step_does_not_do(self, bench: Bench) -> None:
         plan = bench.core.ours("deepcache.schedule").Plan((None, 0, None, 2))
-        run = bench.core.ours("deepcache.run").Run(plan, 2, [4.0, 3.0, 2.0, 1.0, 0.0])
+        run = bench.core.ours("deepcache.run").DeepCacheRun(plan, 2, [4.0, 3.0, 2.0, 1.0, 0.0])
         options = {"uuids": ["a"], "cond_or_uncond": [0]}
         run.decide(torch.zeros(1, 4, 8, 8), {**options, "sigmas": torch.tensor([4.0])}).finish((None, torch.ones(1)))
         late = run.decide(torch.zeros(1, 4, 8, 8), {**options, "sigmas": torch.tensor([1.0])})

@@ -1,12 +1,13 @@
-"""Transformers with weights of a GGUF file, in layers of a declared pack: compiled once, and right with LoRAs."""
+"""Transformers with weights of a GGUF file, in layers of a declared pack: compiled once, and once for all LoRAs."""
 
 from __future__ import annotations
 
 import dataclasses
 import importlib
+import itertools
 from collections.abc import Callable, Iterator
 from types import ModuleType, SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -87,6 +88,24 @@ def bench_of(
     return Bench(core, FileModel(**vars(MODELS[family]), format=name, layers=layers))
 
 
+class Lora(NamedTuple):
+    """Random changes of the matrices of blocks whose names have `where` in them. rank: 0 for a whole difference."""
+
+    seed: int
+    rank: int = 4
+    strength: float = 1.0
+    alpha: float | None = 2.0
+    where: str = ""
+
+    def of(self, shape: torch.Size) -> Any:
+        generator = torch.Generator().manual_seed(self.seed)
+        if not self.rank:
+            return ("diff", (0.05 * torch.randn(shape, generator=generator),))
+        up, down = (torch.randn(size, generator=generator) for size in ((shape[0], self.rank), (self.rank, shape[1])))
+        adapter = importlib.import_module("comfy.weight_adapter").LoRAAdapter
+        return adapter(set(), (0.1 * up, 0.1 * down, self.alpha, None, None, None))
+
+
 class Loras:
     """Load the model as core does before sampling."""
 
@@ -95,15 +114,16 @@ class Loras:
         self._patcher = bench.model.patchers[-1]
         self._load = importlib.import_module("comfy.model_management").load_models_gpu
 
-    def on(self, seed: int, strength: float = 1.0) -> None:
+    def on(self, *loras: Lora) -> None:
+        """loras: all that the model gets."""
         clone = self._patcher.clone()
-        generator = torch.Generator().manual_seed(seed)
-        patches = {
-            f"diffusion_model.{name}": ("diff", (0.05 * torch.randn(weight.shape, generator=generator),))
-            for name, weight in clone.model.diffusion_model.named_parameters()
-            if "blocks." in name and len(weight.shape) == 2
-        }
-        clone.add_patches(patches, strength)
+        for lora in loras:
+            patches = {
+                f"diffusion_model.{name}": lora.of(weight.shape)
+                for name, weight in clone.model.diffusion_model.named_parameters()
+                if "blocks." in name and len(weight.shape) == 2 and lora.where in name
+            }
+            clone.add_patches(patches, lora.strength)
         self._load([clone])
 
     def off(self) -> None:
@@ -113,17 +133,20 @@ class Loras:
 def numbers_of(layers: ModuleType, module: torch.nn.Module) -> Any:
     """A bench whose network has the same numbers, exact and in float32."""
     copy = importlib.import_module("copy").deepcopy
+    calculate = importlib.import_module("comfy.lora").calculate_weight
     memo = {}
     for weight in module.parameters():
         plain = torch.Tensor(weight)
         kind = getattr(weight, "tensor_type", None)
         found = decoded(kind.name, plain, weight.tensor_shape) if kind in layers.FORMATS else plain.float()
+        for patches, key in getattr(weight, "patches", ()):
+            found = calculate(patches, found, key)
         memo[id(weight)] = torch.nn.Parameter(found, requires_grad=False)
     return SimpleNamespace(module=copy(module, memo))
 
 
 @pytest.mark.parametrize(("family", "name"), [("Flux", "Q4_K"), ("Flux", "Q8_0"), ("Wan 2.1", "Q4_0")])
-def test_it_compiles_in_its_first_call_only_and_a_lora_runs_as_it_is(
+def test_it_compiles_in_its_first_call_and_once_more_for_all_loras(
     core: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, layers: ModuleType, family: str, name: str
 ) -> None:
     run_traces(core, monkeypatch)
@@ -135,18 +158,40 @@ def test_it_compiles_in_its_first_call_only_and_a_lora_runs_as_it_is(
         assert bench.check(size) == bench.counts(), size
     given = bench.model.call(FIRST)
     results = [bench.call(given)]
-    for change in (lambda: loras.on(1), lambda: loras.on(2, 0.5)):
-        change()
+    changes = (
+        [Lora(1)],
+        [Lora(1, strength=-0.5)],
+        [Lora(2, rank=16, alpha=None)],
+        [Lora(1), Lora(2, rank=19, strength=0.3)],
+        [Lora(3, where="img_" if family == "Flux" else "attn")],
+    )
+    for number, change in enumerate(changes):
+        loras.on(*change)
         results.append(bench.call(given))
-        expected = {**bench.counts(calls=0), "eager_calls": 1}
-        assert bench.check(SIZES[0], bypasses={"unreadable_weights": 1}) == expected
+        compiles = bench.model.compiles if number == 0 else 0
+        assert bench.check(FIRST) == bench.counts(compiles), change
+        assert bench.check(SIZES[0]) == bench.counts(), change
     loras.off()
     results.append(bench.call(given))
     assert torch.equal(results[0], results[-1])
-    assert not torch.equal(results[0], results[1])
-    assert not torch.equal(results[1], results[2])
+    assert not any(torch.equal(one, other) for one, other in itertools.combinations(results[:-1], 2))
     for size in (FIRST, SIZES[1]):
         assert bench.check(size) == bench.counts(), size
+
+
+def test_what_is_no_plain_lora_runs_as_it_is(
+    core: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, layers: ModuleType
+) -> None:
+    run_traces(core, monkeypatch)
+    bench = bench_of(core, monkeypatch, layers, "Flux", "Q8_0")
+    loras = Loras(bench)
+    reasons = noted_reasons(bench, monkeypatch)
+    loras.on(Lora(1), Lora(2, rank=0))
+    expected = {**bench.counts(calls=0), "eager_calls": 1}
+    assert bench.check(FIRST, bypasses={"unreadable_weights": 1}) == expected
+    assert "a difference is no plain LoRA" in reasons[-1]
+    loras.on(Lora(1))
+    assert bench.check(FIRST) == bench.counts(bench.model.compiles)
 
 
 @pytest.mark.parametrize("family", ["Flux", "Wan 2.1"])
@@ -168,17 +213,21 @@ def test_weights_that_core_takes_as_they_are_in_the_file_change_nothing(
 def test_lowered_code_is_nearer_to_the_exact_numbers_than_the_layers(
     core: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, layers: ModuleType
 ) -> None:
+    """With one LoRA after another, of other ranks, and without."""
     bench = bench_of(core, monkeypatch, layers, "Wan 2.1", "Q4_K")
-    reference = numbers_of(layers, bench.module)
-    assert bench.check(FIRST) == bench.counts(bench.model.compiles)
+    loras = Loras(bench)
     ours, theirs = [], []
-    for size in (FIRST, *SIZES):
-        assert bench.check(size) == bench.counts(), size
-        given = bench.model.call(size)
-        exact = Bench.call(reference, given)
-        theirs.append(relative_error(bench.call(given), exact))
-        with bench.compiled():
-            ours.append(relative_error(bench.call(given), exact))
+    for number, change in enumerate(([], [Lora(1)], [Lora(2, rank=19), Lora(3, rank=1, strength=0.5)])):
+        loras.on(*change)
+        reference = numbers_of(layers, bench.module)
+        assert bench.check(FIRST) == bench.counts(bench.model.compiles if number < 2 else 0)
+        for size in (FIRST, *SIZES):
+            assert bench.check(size) == bench.counts(), size
+            given = bench.model.call(size)
+            exact = Bench.call(reference, given)
+            theirs.append(relative_error(bench.call(given), exact))
+            with bench.compiled():
+                ours.append(relative_error(bench.call(given), exact))
     assert norm(theirs) > 1e-5
     assert norm(ours) <= 0.1 * norm(theirs), (ours, theirs)
     forget_regions(core)
@@ -199,22 +248,22 @@ def test_a_format_that_nobody_can_trace_is_named(
 ) -> None:
     run_traces(core, monkeypatch)
     bench = bench_of(core, monkeypatch, layers, "Flux", "IQ1_S")
-    reasons: list[str] = []
-    monkeypatch.setattr(
-        core.ours("process.runtime").cache().stats.__class__, "bypass", _noting(bench, reasons), raising=True
-    )
+    reasons = noted_reasons(bench, monkeypatch)
     assert bench.check(FIRST, bypasses={"unreadable_weights": 1}) == {**bench.counts(calls=0), "eager_calls": 1}
     assert any("GGUF format IQ1_S" in reason for reason in reasons)
 
 
-def _noting(bench: Bench, reasons: list[str]) -> Any:
+def noted_reasons(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """A list that gets the reason of each bypass."""
+    reasons: list[str] = []
     original = type(bench.stats).bypass
 
     def bypass(self: Any, reason: Any, *rest: Any, **more: Any) -> Any:
         reasons.append(reason.detail)
         return original(self, reason, *rest, **more)
 
-    return bypass
+    monkeypatch.setattr(type(bench.stats), "bypass", bypass)
+    return reasons
 
 
 def test_a_capture_follows_unpatched_weights_and_no_lora(
@@ -229,7 +278,7 @@ def test_a_capture_follows_unpatched_weights_and_no_lora(
     before = weights.epoch
     assert weights.blocker is None
     assert not weights.refresh()  # nothing moved, so nothing is read
-    loras.on(1)
+    loras.on(Lora(1))
     weights.refresh()
     assert "LoRA" in weights.blocker.detail
     assert weights.epoch > before

@@ -137,3 +137,17 @@ def test_a_backend_that_cannot_capture_says_so_when_it_is_asked_to() -> None:
     bound = Rig(backend).bind(seeded(Model))
     with pytest.raises(NotImplementedError, match="does not capture"):
         bound.program.capture(None, None, None)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("capability", "can_compile"), [((6, 1), False), ((7, 0), True), ((12, 0), True)])
+def test_a_card_that_triton_refuses_is_known_before_the_first_region(
+    monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], can_compile: bool
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: capability)
+    monkeypatch.setattr(inductor_backend, "find_spec", lambda name: object())
+    monkeypatch.setattr(inductor_backend, "_on_path", lambda *names: True)
+    found = inductor_backend._probe_machine("cuda")
+    assert found.available is can_compile
+    assert can_compile or "6.1" in found.reason
+    assert can_compile or registry.resolve("auto", "cuda")[0].name == "cudagraph"

@@ -115,7 +115,7 @@ def packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Packag
 
 
 def named(reach: CodeReach) -> set[str]:
-    return {str(slot).partition(".")[2] for slot in reach.slots}
+    return {str(slot).partition(".")[2] for slot in reach.names}
 
 
 def test_it_goes_through_globals_attributes_of_modules_and_decorators(packages: Packages) -> None:

@@ -26,13 +26,13 @@ def measured(
     monkeypatch.setattr(module, "_found", None)
     monkeypatch.setattr(module, "_saved_seconds", 0.0)
     monkeypatch.setattr(module, "_path", lambda: tmp_path / "store" / "measured.json")
-    monkeypatch.setattr(module, "device_name", lambda: "NVIDIA H200")
+    monkeypatch.setattr(module.runtime, "device_name", lambda: "NVIDIA H200")
     monkeypatch.setattr(module.runs, "latest", lambda: [RUN])
     return module
 
 
 def body(**changes: Any) -> dict[str, Any]:
-    return {"measure": "1", "prompt_id": "p", "seconds": 1.1, "stock_seconds": 3.19, **changes}
+    return {"measure": "1", "prompt_id": "p", "seconds": [1.1], "stock_seconds": [3.19], **changes}
 
 
 def test_the_result_says_seconds_ratio_and_difference(measured: ModuleType) -> None:
@@ -74,9 +74,40 @@ def test_they_are_kept_over_a_restart_for_their_device(
     found = measured.finish(body())
     monkeypatch.setattr(measured, "_found", None)
     assert measured.of("abc", "1024x1024") == found
-    monkeypatch.setattr(measured, "device_name", lambda: "cpu")
+    monkeypatch.setattr(measured.runtime, "device_name", lambda: "cpu")
     assert (measured.of("abc", "1024x1024"), measured.here()) == (None, [])
-    assert len(json.loads((tmp_path / "store" / "measured.json").read_text("utf-8"))) == 1
+    (kept,) = json.loads((tmp_path / "store" / "measured.json").read_text("utf-8"))
+    earlier = {name: value for name, value in kept.items() if name not in ("spread", "prompts")}
+    (tmp_path / "store" / "measured.json").write_text(json.dumps([earlier]), "utf-8")
+    monkeypatch.setattr(measured, "_found", None)
+    monkeypatch.setattr(measured.runtime, "device_name", lambda: "NVIDIA H200")
+    assert measured.of("abc", "1024x1024") == found, "a file from before these two were measured"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "stock", "said"),
+    [
+        ([0.31, 0.30, 0.90], [0.62, 0.60, 0.61], "0.31 s, no clear difference from stock (0.61 s)"),
+        ([0.31, 0.30, 0.32, 0.30, 0.90, 0.31, 0.31, 0.30], [0.62, 0.60] * 4, "0.31 s, 2.0x stock"),
+        ([0.20, 0.30, 0.26, 0.36], [0.22, 0.34, 0.29, 0.39], "0.28 s, no clear difference from stock (0.32 s)"),
+        ([0.30, 0.30, 0.30], [0.20, 0.20, 0.20], "0.30 s, 0.7x stock"),
+        ([2.0], [2.04], "2.0 s, no clear difference from stock (2.0 s)"),
+        ([2.0], [2.2], "2.0 s, 1.1x stock"),
+    ],
+)
+def test_medians_count_and_a_difference_that_the_spread_hides_is_no_factor(
+    measured: ModuleType, seconds: list[float], stock: list[float], said: str
+) -> None:
+    found = measured.finish(body(seconds=seconds, stock_seconds=stock))
+    assert (found.result(), found.prompts) == (said, len(seconds))
+    assert (found.ratio == 1.0) == ("no clear difference" in said)
+    assert measured.here()[0]["text"] == f"1024x1024: {said}"
+
+
+def test_without_a_clear_difference_nothing_was_saved(measured: ModuleType) -> None:
+    measured.finish(body(seconds=[1.0, 1.2], stock_seconds=[1.1, 1.3]))
+    measured.count(adapter_run(measured)(seconds=2.0))
+    assert measured.saved_seconds() == 0
 
 
 @pytest.mark.parametrize("text", ["", "{", "[1]", '[{"seconds": 1}]', '{"a": 1}'])
@@ -88,9 +119,11 @@ def test_a_damaged_file_costs_only_the_figures(measured: ModuleType, tmp_path: P
     assert len(measured.here()) == 1
 
 
-@pytest.mark.parametrize("seconds", [0, -1, float("nan"), float("inf"), True, "1", None])
+@pytest.mark.parametrize(
+    "seconds", [1.0, [], None, "1", *([1.0, each] for each in (0, -1, float("nan"), float("inf"), True, "1", None))]
+)
 def test_seconds_that_are_none_are_refused(measured: ModuleType, seconds: object) -> None:
-    with pytest.raises(Exception, match="must be a number of seconds above 0"):
+    with pytest.raises(Exception, match="must be a list of seconds, each a number above 0"):
         measured.finish(body(seconds=seconds))
     assert measured.here() == []
 
@@ -108,7 +141,7 @@ def test_what_was_saved_counts_runs_that_were_measured_and_their_waits(measured:
     summary = adapter_run(measured)
     measured.count(summary(size="1024x1024"))
     assert measured.saved_seconds() == 0
-    measured.finish(body(seconds=1.0, stock_seconds=3.0))
+    measured.finish(body(seconds=[1.0], stock_seconds=[3.0]))
     measured.count(summary(seconds=2.5, waited=0.5))
     assert measured.saved_seconds() == pytest.approx(2.0 * 2 - 0.5)
     measured.count(summary(stopped=True))

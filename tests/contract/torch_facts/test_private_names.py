@@ -58,6 +58,7 @@ LEFT = {
     Loss.HOST_VALUES: ("inductor", True),
     Loss.RECOVERY: ("inductor", True),
     Loss.SPEED: ("inductor", True),
+    Loss.NOTHING: ("inductor", True),
 }
 
 
@@ -85,7 +86,7 @@ def test_a_missing_name_costs_what_the_table_says_and_no_prompt(
 
 
 def test_this_torch_lacks_nothing() -> None:
-    assert private_names.lost(*set(Loss) - {Loss.SPEED}) == ""
+    assert private_names.lost(*set(Loss) - {Loss.SPEED, Loss.NOTHING}) == ""
     assert private_names.foreach_copy is torch._foreach_copy_
 
 

@@ -54,6 +54,7 @@ HOMES = {
     "pixels in a latent cell": Home(
         r"\b(spacial_downscale_ratio|upscale_ratio)\b", "nodes/adapters/comfyui/latent_cells.py"
     ),
+    "operators of ours in torch's registry": Home(r"\btorch\.library\.", "compile_cache/torch_facts/operators.py"),
     "a call without its weights epoch": Home(r"\bCallWithoutEpoch\(", "compile_cache/keys.py"),
 }
 

@@ -17,9 +17,6 @@ from typing import Any
 
 import sympy  # type: ignore[import-untyped]
 
-from ....attention import chooser as attention
-from ....attention import chosen
-from ....regions import own_memory
 from ....store.artifact_store import Artifact, InvalidArtifactError
 from ....torch_facts.out_of_memory import is_out_of_memory
 from ....torch_facts.private_names import (
@@ -34,7 +31,7 @@ from ....torch_facts.private_names import (
     size_functions,
     valid_vec_isa_list,
 )
-from . import casts, kitchen
+from . import operators
 from .compiled_region import CompiledRegion, KernelByAddress, launch_by_address
 from .lowering import code_of
 from .private_cache import place, place_binaries, private_cache, remove_other_source
@@ -151,11 +148,7 @@ def _pickled(graph: CompiledFxGraph) -> bytes:
 
 
 def _load(payload: bytes) -> tuple[CompiledFxGraph, dict[str, KernelByAddress]]:
-    attention.operator()  # the graph may call it, and these
-    chosen.operator()
-    own_memory.operator()
-    kitchen.register()
-    casts.operator()
+    operators.register()
     with private_cache():
         with zipfile.ZipFile(io.BytesIO(payload)) as container:
             for name in container.namelist():

@@ -10,7 +10,8 @@ from collections.abc import Callable
 
 import torch
 
-_NAME = "cast_from_fp8"
+from ....torch_facts.operators import defined
+
 _FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 _FIRST_WITH_FP8 = (8, 9)
 _CAST = "aten::_to_copy"
@@ -33,16 +34,13 @@ def keep_opaque(graph: torch.fx.Graph, device: torch.device) -> None:
 
 @functools.cache
 def operator() -> Callable[..., torch.Tensor]:
-    """`torch.ops.resolute.cast_from_fp8`. It must be there before a graph with it is loaded.
-
-    The first copy of this pack in a process defines it.
-    """
-    if not hasattr(torch.ops.resolute, _NAME):
-        torch.library.define(f"resolute::{_NAME}", "(Tensor x, ScalarType dtype) -> Tensor")
-        torch.library.impl(f"resolute::{_NAME}", ("cpu", "cuda"), lambda x, dtype: x.to(dtype))
-        torch.library.register_fake(f"resolute::{_NAME}", lambda x, dtype: torch.empty_like(x, dtype=dtype))
-    found: Callable[..., torch.Tensor] = getattr(torch.ops.resolute, _NAME).default
-    return found
+    """`torch.ops.resolute.cast_from_fp8`."""
+    return defined(
+        "cast_from_fp8",
+        "(Tensor x, ScalarType dtype) -> Tensor",
+        lambda x, dtype: x.to(dtype),
+        lambda x, dtype: torch.empty_like(x, dtype=dtype),
+    )
 
 
 def _lacks_fp8(device: torch.device) -> bool:

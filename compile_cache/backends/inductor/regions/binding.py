@@ -16,6 +16,7 @@ from ....errors import BypassCode, BypassReason, InputsGoneError, first_line
 from ....foreign.attributes import marks_in
 from ....foreign.reach import CodeReach, ReachCache
 from ....keys import Component, digest
+from ....regions.gguf_loras import LoraInputs
 from ....regions.region_weights import cast_pattern, weight_forms, weight_inputs, weight_slots
 from ....regions.site import Hook, Input, Progress, RegionSite, SilentProgress, taken
 from ....regions.slots import Slot
@@ -26,7 +27,7 @@ from ....torch_facts.flags import autocast_state
 from ....torch_facts.out_of_memory import is_out_of_memory
 from ..compile.compiled_region import CompiledRegion
 from ..compile.tracing import Shapes, in_region_format
-from .region import AUTOCAST, WRITES_TO_COPY, Region, RegionCall, region_key, without_contents
+from .region import AUTOCAST, WRITES_TO_COPY, Region, RegionCall, for_later, region_key
 from .table import RegionTable
 
 logger = logging.getLogger(__name__)
@@ -38,6 +39,7 @@ class _BoundSite:
     slots: list[Slot]
     casting: list[torch.nn.Module]  # modules that may cast or patch their weights before use
     refused: BypassReason | None
+    loras: LoraInputs
     regions: dict[tuple[Any, ...], Region] = field(default_factory=dict)
     cast_patterns: dict[tuple[Any, ...], str | BypassReason] = field(default_factory=dict)  # by dtypes and devices
 
@@ -71,6 +73,7 @@ class RegionBinding:
         self._policy = config.attribute_policy
         self._reaches = ReachCache(config.management_modules)
         self._torch_flags: tuple[Component, ...] = ()
+        self._streams = False
         self._sites: dict[RegionSite, _BoundSite] = {}
         self._memo: Memo = {}
         self._reach_of: dict[frozenset[type], CodeReach] = {}  # of one survey: nothing is exchanged meanwhile
@@ -92,9 +95,8 @@ class RegionBinding:
 
         Repeat it when anything about the module changed (when its weights epoch changed).
         """
-        self._sites.clear()
-        self._distinct.clear()
-        self._regions.clear()
+        for known in (self._sites, self._distinct, self._regions):
+            known.clear()
         self._memo, self._reach_of = {}, {}
         hooks = list(hooks)
         made = {(hook.label[0], hook.structure) for hook in hooks if hook.label is not None}
@@ -112,7 +114,8 @@ class RegionBinding:
         foreign = any(marks_in(module, is_hooked and module is site.module) for module in own)
         refused = self._replaced(site.kind, foreign, reach)
         slots = weight_slots(site.module, site.without)
-        bound = self._sites[site] = _BoundSite(digest((structure, reach.digest)), slots, casting, refused)
+        loras = LoraInputs(site, slots)
+        bound = self._sites[site] = _BoundSite(digest((structure, reach.digest)), slots, casting, refused, loras)
         self._distinct.add((site.kind, bound.structure))
         return bound
 
@@ -129,10 +132,9 @@ class RegionBinding:
         what = str(reach.foreign[0]) if reach.foreign else f"code inside {kind}"
         return BypassReason(BypassCode.REPLACED_FORWARD, f"another pack replaced {what}; {kind} blocks run as they are")
 
-    def begin(self, progress: Progress, torch_flags: tuple[Component, ...]) -> None:
-        """A call of the module starts. `torch_flags`: what torch computes under, see `torch_flags`."""
-        self._progress = progress
-        self._torch_flags = torch_flags
+    def begin(self, progress: Progress, torch_flags: tuple[Component, ...], streams: bool = False) -> None:
+        """A call of the module starts. torch_flags: what torch computes under. streams: see `Weights`."""
+        self._progress, self._torch_flags, self._streams = progress, torch_flags, streams
         self.was_reached = False
         self._stores.clear()
         self._failed.clear()
@@ -164,9 +166,7 @@ class RegionBinding:
     def quantized(self) -> frozenset[tuple[str, str]]:
         """The quantized weights of the regions that calls came to, see `Trace.quantized`."""
         regions = list(self._regions.values())
-        return frozenset(
-            each for region in regions for compiled in list(region.compiled) for each in compiled.quantized
-        )
+        return frozenset(each for region in regions for code in list(region.compiled) for each in code.quantized)
 
     @property
     def keys(self) -> frozenset[str]:
@@ -185,7 +185,8 @@ class RegionBinding:
         tensors = taken(given)
         bound = self._bound(site)
         weights = weight_inputs(bound.slots)
-        region = self._region(site, bound, weights, tensors)
+        site, tensors, refused = bound.loras.added_to(tensors)
+        region = refused or self._region(site, bound, weights, tensors)
         if isinstance(region, BypassReason):
             return self._run_original(site, tensors, region)
         inputs = [in_region_format(tensor, dims) for tensor, dims in zip(tensors, site.dims, strict=True)]
@@ -261,15 +262,15 @@ class RegionBinding:
         if found is None and self._missing is not None and region.key not in self._missing:
             if not self._missing:
                 self._on_first_missing()
-            self._missing[region.key] = without_contents(call)
+            self._missing[region.key] = for_later(call)
         return found
 
     def _call(
         self, region: Region, site: RegionSite, weights: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]
     ) -> RegionCall:
         store = self._store(inputs[0].device)
-        announce = self._announce
-        return RegionCall(region, site, weights, inputs, self._stats, self._progress, announce, self._verify, store)
+        about = (self._stats, self._progress, self._announce, self._verify, store, self._streams)
+        return RegionCall(region, site, weights, inputs, *about)
 
     def _why_failed(self, site: RegionSite, error: Exception) -> BypassReason:
         """Why a site runs its original until the next call of the module. Raises the error where a repeated call may

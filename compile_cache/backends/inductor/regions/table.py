@@ -9,7 +9,7 @@ import threading
 from collections.abc import Iterator
 
 from ....errors import BypassCode, BypassReason, RegionCompileError
-from ....stats import Stats
+from ....stats import SHORT_WAIT, Stats
 from ....store.artifact_store import ArtifactStore
 from ....torch_facts.out_of_memory import is_out_of_memory
 from ..compile.artifacts import pack
@@ -23,7 +23,6 @@ logger = logging.getLogger(__name__)
 
 # If a region was compiled more often than this, something defeats its dynamic dimensions.
 _MOST_COMPILED = 8
-_SHORT_WAIT = 0.05  # seconds; no event tells of less
 
 
 class RegionTable:
@@ -80,7 +79,7 @@ class RegionTable:
     def _lock_while_waiting(self, stats: Stats) -> Iterator[None]:
         """Take the lock for a prompt. It counts the wait: after a start, `preload` holds the lock to load regions."""
         with contextlib.ExitStack() as held:
-            with stats.stall("load", "regions that were being loaded", _SHORT_WAIT):
+            with stats.stall("load", "regions that were being loaded", SHORT_WAIT):
                 held.enter_context(self.lock)
             yield
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import enum
-import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -62,11 +61,6 @@ def put_together(layout: Layout, inputs: Sequence[torch.Tensor]) -> dict[str, An
     count = sum(1 for each in _leaves(layout) if each is _TENSOR or each == _TENSOR)
     tensors, numbers = iter(inputs[:count]), iter(inputs[count:])
     return {name: _value(part, tensors, numbers) for name, part in layout}
-
-
-def digest_of(*parts: Any) -> str:
-    """A digest of layouts and other plain data, the same in every process."""
-    return hashlib.sha256(repr(parts).encode()).hexdigest()
 
 
 def dims_of(arguments: Arguments, shared: frozenset[int] = frozenset()) -> tuple[Dims, ...]:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from .....compile_cache.errors import BypassCode, BypassReason
+from .....compile_cache.keys import repr_digest
 from .....compile_cache.regions.dependence import SIZE, TIME
 from .....compile_cache.regions.site import Bypass, RegionFunction, RegionRunner, RegionSite
 from .....compile_cache.regions.structure import TORCH_OWN
@@ -18,10 +19,10 @@ from ...comfyui import chosen_attention
 from ...comfyui.module_attributes import ATTRIBUTES
 from ...comfyui.transformer_options import OVERRIDE
 from ..common import UnusableArgumentError, original
-from .arguments import Arguments, Layout, digest_of, dims_of, put_together, shared_by_batch, take_apart
+from .arguments import Arguments, Layout, dims_of, put_together, shared_by_batch, take_apart
 from .experts import Cut, cut_of, pass_by
 from .options import BlockOptions, Reads, RefusedOptionError, fits
-from .tested import shared_arguments, steady_arguments
+from .tested import shared_arguments, time_arguments
 from .traced import (
     MADE,
     OPTIONS,
@@ -80,7 +81,7 @@ class RecognisedBlock:
         self._learned = _learned(structure)
         self._names = _parameters_of(type(block))
         self._shared_arguments = shared_arguments(block)
-        self._steady_arguments = steady_arguments(block)
+        self._time_arguments = time_arguments(block)
         self._cut = cut_of(block)
         self._sites: dict[tuple[Any, ...], RegionSite] = {}
 
@@ -174,7 +175,7 @@ class RecognisedBlock:
         key = (layout, dims, id(call), share)
         site = self._sites.get(key)
         if site is None:
-            structure = digest_of(self._structure, layout, sorted(call.reads.items()), call.written)
+            structure = repr_digest((self._structure, layout, sorted(call.reads.items()), call.written))
             reads = call.reads if passes_options else None
             kind = f"{self._kind}.{share}" if share else self._kind
             function, without = self._function(layout, reads, call.written, share)
@@ -186,13 +187,13 @@ class RecognisedBlock:
     def _steady(self, arguments: Arguments, call: _Call) -> tuple[str, ...]:
         """See `RegionSite.steady`. A time for each token or frame is as long as the picture, so it stays with it."""
         found = [
-            self._steady_arguments.get(name, "") if number not in call.written else ""
+            TIME if name in self._time_arguments and number not in call.written else ""
             for number, name in enumerate(arguments.names)
         ]
         times = [tensor for tensor, source in zip(arguments.tensors, found, strict=True) if source == TIME]
-        if not all(each.ndim == 2 or (each.ndim == 3 and each.shape[1] == 1) for each in times):
-            found = ["" if source == TIME else source for source in found]
-        return (*found, *[SIZE] * len(arguments.numbers)) if any(found) else ()
+        if not times or not all(each.ndim == 2 or (each.ndim == 3 and each.shape[1] == 1) for each in times):
+            return ()
+        return (*found, *[SIZE] * len(arguments.numbers))
 
     def _function(
         self, layout: Layout, reads: Reads | None, written: Sequence[int], share: str

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import torch
 
 from .....compile_cache.foreign.reachable import names_read
+from .....compile_cache.keys import repr_digest
 from .....compile_cache.regions.site import Bypass, Hook, RegionRunner
 from .....compile_cache.regions.structure import Memo, structure_digest
 from ...comfyui import chosen_attention
@@ -17,7 +18,6 @@ from ...comfyui.module_attributes import ATTRIBUTES
 from ...foreign.core_code import is_plain_layer
 from ...foreign.trust import why_untrusted
 from ..unets.unet import is_unet
-from .arguments import digest_of
 from .block_forward import RecognisedBlock
 from .experts import cut_of
 from .tested import is_catalogued, variant_of
@@ -70,7 +70,7 @@ class _Structures:
         attributes = {name for part in block.modules() for name in vars(part)}
         ignored = (attributes - self._read[kinds]) | described
         structure = structure_digest(block, self._memo, ignored=frozenset(ignored), policy=ATTRIBUTES)
-        return digest_of(structure, variant)
+        return repr_digest((structure, variant))
 
 
 def repeated_blocks(module: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module]]:

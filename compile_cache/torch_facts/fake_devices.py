@@ -1,0 +1,34 @@
+"""A fault of torch that would end the process: its stand-in for CUDA's devices belongs to one thread.
+
+Where a torch with CUDA finds no GPU, the first trace registers a stand-in for the whole process. Torch 2.11 frees it
+when the thread of that trace ends, and the next trace in any thread reads freed memory: a segmentation fault. Torch
+2.15 does not: https://github.com/pytorch/pytorch/pull/178950.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+
+import torch
+
+from .private_names import register_fake_devices
+
+
+@functools.cache
+def keep() -> None:
+    """Register the stand-in in a thread that never ends, if this process has no GPU. Later calls do nothing.
+
+    To be called before another thread traces: what is registered first stays.
+    """
+    if torch.cuda.is_available():
+        return
+    registered = threading.Event()
+
+    def hold() -> None:
+        register_fake_devices()
+        registered.set()
+        threading.Event().wait()
+
+    threading.Thread(target=hold, name="resolute-fake-devices", daemon=True).start()
+    registered.wait()
