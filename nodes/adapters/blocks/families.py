@@ -41,13 +41,20 @@ _OPAQUE_ATTENTION = BypassReason(
     "transformer blocks run as they are",
 )
 
+_ATTENTION_OF_FILE = BypassReason(
+    BypassCode.PATCHED_BLOCK, "the model's file names the attention of its blocks; such blocks run as they are"
+)
+
 
 def hooks_of(module: torch.nn.Module, role: Role, run: RegionRunner, bypass: Bypass) -> list[Hook]:
     """The hooks of a module in a role. A block with a part that another pack wrote has none, and a bypass; nor has a
-    block with attention that cannot be traced.
+    block with attention that cannot be traced, or that the file names.
     """
     traceable = version.attention_is_traceable() if unet.is_unet(module) else chosen_attention.is_known()
     if role not in VAE_ROLES and not traceable:
         bypass(_OPAQUE_ATTENTION)
     found = [hook for each in PROVIDERS if role in each.roles for hook in each.hooks(module, run, bypass)]
-    return trusted_hooks(found, bypass)
+    of_file = [hook for hook in found if chosen_attention.is_of_file(hook.module)]
+    if of_file:
+        bypass(_ATTENTION_OF_FILE)
+    return trusted_hooks([hook for hook in found if hook not in of_file], bypass)

@@ -53,6 +53,15 @@ def is_known() -> bool:
     return default() is not None
 
 
+def is_of_file(module: torch.nn.Module) -> bool:
+    """The model's file names an attention for parts of the module, as ComfyUI after 0.33 lets it.
+
+    Core's functions take it where no node overrides attention. In a trace ours overrides it.
+    """
+    kind = getattr(_core(), "ComfyAttention", None)
+    return kind is not None and any(isinstance(part, kind) and part.function is not None for part in module.modules())
+
+
 def functions() -> Mapping[str, Callable[..., torch.Tensor]]:
     """Core's functions by their names, as they are registered at any time, and those of declared packs that were used.
 

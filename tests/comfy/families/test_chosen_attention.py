@@ -132,3 +132,31 @@ def test_a_capture_has_the_function_in_its_key(bench: Bench, core: SimpleNamespa
     description = describe()
     description.add_options({"optimized_attention_override": lambda *args, **kwargs: args}, bench.module)
     assert "optimized_attention_override" in description.blocker.detail
+
+
+@pytest.mark.parametrize("bench", ["Flux"], indirect=True)
+@pytest.mark.parametrize("named", [True, False])
+def test_blocks_whose_attention_the_file_names_run_as_they_are(
+    core: SimpleNamespace, bench: Bench, monkeypatch: pytest.MonkeyPatch, named: bool
+) -> None:
+    """The class that holds it came to ComfyUI after 0.33, so this is one like it."""
+    attention = importlib.import_module("comfy.ldm.modules.attention")
+
+    class ComfyAttention(torch.nn.Module):
+        function = attention.attention_sub_quad if named else None
+
+    monkeypatch.setattr(attention, "ComfyAttention", ComfyAttention, raising=False)
+    reasons: list[str] = []
+    families, recognise = core.ours("blocks.families"), core.ours("blocks.transformers.recognise")
+    monkeypatch.setattr(recognise, "why_untrusted", lambda block: None)  # as if the class were core's
+    monkeypatch.setattr(families, "trusted_hooks", lambda hooks, bypass: hooks)
+    role = core.ours("process.compile_request").Role.UNET
+    block = bench.module.double_blocks[0]
+    block.add_module("comfy_attention", ComfyAttention())
+    try:
+        hooks = families.hooks_of(bench.module, role, None, lambda reason: reasons.append(reason.detail))
+    finally:
+        del block.comfy_attention
+    assert any(hook.module is block for hook in hooks) == (not named)
+    assert any(hook.module is bench.module.single_blocks[0] for hook in hooks)
+    assert any("the model's file names the attention" in reason for reason in reasons) == named
