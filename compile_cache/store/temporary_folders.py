@@ -29,7 +29,7 @@ _NO_LOCKS = (OSError, NotImplementedError)
 
 
 class TemporaryFolder:
-    """A private folder (0700) in the system's temporary directory, until `remove` or the end of the process.
+    """A private folder (0700) in a temporary directory of the system, until `remove` or the end of the process.
 
     On a file system without locks the folder of a killed process stays, because nothing shows whether its owner lives.
     """
@@ -38,7 +38,7 @@ class TemporaryFolder:
         """Raises OSError where no folder can be made."""
         self._owner = os.getpid()
         while True:
-            self.path = Path(tempfile.mkdtemp(prefix=PREFIX))
+            self.path = Path(tempfile.mkdtemp(prefix=PREFIX, dir=_directory()))
             try:
                 self._lock = _lock(self.path)
             except _NO_LOCKS as error:
@@ -66,7 +66,7 @@ def remove_abandoned() -> int:
     folders without a marker.
     """
     removed = 0
-    for path in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
+    for path in _directory().glob(f"{PREFIX}*"):
         if not _is_ours(path):
             continue
         with contextlib.suppress(*_NO_LOCKS):
@@ -78,6 +78,16 @@ def remove_abandoned() -> int:
     if removed:
         logger.info("Resolute: removed %d temporary folders of processes that were killed", removed)
     return removed
+
+
+def _directory() -> Path:
+    """The usual temporary directory. If its name has a space, at which inductor's commands for the C++ compiler end,
+    another one of the system, if there is one.
+    """
+    usual = tempfile.gettempdir()
+    others = () if os.name == "nt" else ("/tmp", "/var/tmp")  # noqa: S108 (the folder in it is private)  # nosec
+    found = [each for each in others if os.access(each, os.W_OK)] if any(map(str.isspace, usual)) else []
+    return Path(found[0] if found else usual)
 
 
 def _is_ours(path: Path) -> bool:

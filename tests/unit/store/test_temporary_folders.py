@@ -151,3 +151,20 @@ def test_a_file_system_without_locks_costs_no_compile(monkeypatch: pytest.Monkey
     assert remove_abandoned() == 0
     folder.remove()
     assert not folder.path.exists()
+
+
+@pytest.mark.skipif(os.name == "nt", reason="other temporary directories are known on POSIX only")
+def test_a_directory_with_a_space_in_its_name_is_left_for_another_one(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spaced = place / "my temporary"
+    spaced.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(spaced))
+    folder = TemporaryFolder()
+    try:
+        assert not any(map(str.isspace, str(folder.path)))
+        assert folder.path.is_dir()
+    finally:
+        folder.remove()
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    assert temporary_folders._directory() == spaced

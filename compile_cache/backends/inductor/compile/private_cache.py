@@ -11,6 +11,7 @@ import contextlib
 import functools
 import logging
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -36,24 +37,24 @@ _TEXTS = (".source", ".ttir", ".ttgir", ".llir", ".ptx", ".amdgcn")
 
 @contextlib.contextmanager
 def private_cache() -> Iterator[None]:
-    """While code is compiled or loaded: inductor's and Triton's own cache folders if they are private, else ours.
+    """While code is compiled or loaded: inductor's and Triton's own cache folders if they can be used, else ours.
 
     The folders are variables of the process, so another pack that compiles meanwhile uses the same ones. Raises OSError
     where no private folder can be made.
     """
-    # `_is_private` makes the folder. Inductor would make it by the umask, and 002 lets a group write.
-    _is_private(Path(os.environ[_INDUCTOR] if _INDUCTOR in os.environ else default_cache_dir()))
+    # `_is_usable` makes the folder. Inductor would make it by the umask, and 002 lets a group write.
+    _is_usable(Path(os.environ[_INDUCTOR] if _INDUCTOR in os.environ else default_cache_dir()))
     inductor = Path(cache_dir())  # which also sets inductor's variable, so before it is read
     before = {name: os.environ[name] for name in (_INDUCTOR, _TRITON) if name in os.environ}
     triton = Path(before[_TRITON]) if _TRITON in before else None
     changed = []
-    if not _is_private(inductor):
+    if not _is_usable(inductor):
         os.environ[_INDUCTOR] = str(_own_folder())
         changed = [_INDUCTOR, _TRITON]  # inductor sets Triton's to a place inside its own, at its first kernel
         if triton is not None and triton.is_relative_to(inductor):
             del os.environ[_TRITON]
             triton = None
-    if triton is not None and not _is_private(triton):
+    if triton is not None and not _is_usable(triton):
         os.environ[_TRITON] = str(_own_folder() / "triton")
         changed.append(_TRITON)
     try:
@@ -68,7 +69,7 @@ def private_cache() -> Iterator[None]:
 def header_settings() -> dict[str, bool]:
     """Inductor's settings for a compile. It includes headers from below its default folder, whichever its cache is."""
     name = "cpp_cache_precompile_headers"  # since torch 2.8
-    if not hasattr(inductor_config, name) or _is_private(Path(default_cache_dir())):
+    if not hasattr(inductor_config, name) or _is_usable(Path(default_cache_dir())):
         return {}
     return {name: False}
 
@@ -110,15 +111,23 @@ def place_binaries(bundle: TritonBundle) -> None:
             place(Path(folder) / file.filename, content)
 
 
-def _is_private(folder: Path) -> bool:
+def _is_usable(folder: Path) -> bool:
+    """It is private, and inductor can compile C++ in it."""
     try:
         make_private(folder)
-        why = why_not_private(folder)
+        why = why_not_private(folder) or _why_no_compiler(folder)
     except OSError as error:
         why = str(error)
     if why is not None:
         _warn(why)
     return why is None
+
+
+def _why_no_compiler(folder: Path) -> str | None:
+    """Inductor takes its command for the C++ compiler apart at spaces. What Windows does was not tried."""
+    if sys.platform == "win32" or not any(map(str.isspace, str(folder))):
+        return None
+    return f"{folder} has a space in its name, which torch's commands for the C++ compiler do not allow"
 
 
 @functools.cache
@@ -132,11 +141,11 @@ def _warn(why: str) -> None:
 
 @functools.cache
 def _own_folder() -> Path:
-    """In the user's cache; where that is not private, a temporary folder of this process. Raises OSError."""
+    """In the user's cache; where that cannot be used, a temporary folder of this process. Raises OSError."""
     try:
         folder = Path.home() / ".cache" / "resolute" / "inductor"
         make_private(folder)
-        if why_not_private(folder) is None:
+        if why_not_private(folder) is None and _why_no_compiler(folder) is None:
             return folder
     except (OSError, RuntimeError) as error:  # no home
         logger.debug("Resolute: no private cache in the home folder: %s", error)

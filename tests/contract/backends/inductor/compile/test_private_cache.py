@@ -199,3 +199,20 @@ def test_a_planted_binary_of_triton_is_replaced(tmp_path: Path, monkeypatch: pyt
     place_binaries(bundle)
     assert (folder / "kernel.cubin").read_bytes() == b"machine code"
     assert (folder / "kernel.json").read_text() == f'{{"child": "{folder}/kernel.cubin"}}'
+
+
+@pytest.mark.parametrize("keeps", [False, True])
+def test_a_folder_with_a_space_in_its_name_is_no_place_for_the_compiler(
+    tmp_path: Path, places: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, keeps: bool
+) -> None:
+    """Torch's commands for the C++ compiler end at a space, so every region would fail."""
+    (tmp_path / "my temporary").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "my temporary"))
+    with temporary_cache_dir(str(tmp_path / "my cache")):
+        rig = process(tmp_path / "my store" if keeps else None)
+        assert rig.bind(seeded(Model)).error(*inputs()) <= TOLERANCE
+    assert rig.cache.stats.counters.compile_failures == 0
+    assert rig.cache.stats.counters.region_compiles == 2
+    # A region that is kept is compiled in a temporary folder, any other one in inductor's cache.
+    assert ("my cache has a space in its name" in caplog.text) == (not keeps)
+    assert bool(content(places)) == (not keeps), "it is compiled below the home folder"
