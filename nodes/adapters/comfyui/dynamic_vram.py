@@ -229,6 +229,14 @@ def declared_dtype(module: torch.nn.Module) -> torch.dtype | None:
     return declared or getattr(weight, "dtype", None)
 
 
+def declared_in_float32(modules: Sequence[torch.nn.Module]) -> set[int]:
+    """The ids of those, unless it is the dtype of most modules: then it is that of the weights, not of the inputs."""
+    declared = [declared_dtype(module) for module in modules]
+    if 2 * declared.count(torch.float32) > len(declared):
+        return set()
+    return {id(module) for module, dtype in zip(modules, declared, strict=True) if dtype is torch.float32}
+
+
 def is_paged_slot(module: torch.nn.Module, name: str) -> bool:
     """A parameter of the module is in its allocation."""
     return name in NAMES and "_v" in module.__dict__

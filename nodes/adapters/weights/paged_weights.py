@@ -126,7 +126,7 @@ class PagedWeights(Weights):
         found = [(id(at[0]), at[1], at[2], at[0], module) for module, at in self._allocations]
         self._found = sorted(found, key=lambda each: each[:3])
         self._find_ranges()
-        self._in_float32 = _declared_in_float32([module for module, at in self._allocations])
+        self._in_float32 = dynamic_vram.declared_in_float32([module for module, at in self._allocations])
         self.bytes = sum(each.bytes for each in self._ranges)
         self.order.keep_only(module for module, _ in self._allocations)
         if not self._only_moved:
@@ -252,14 +252,6 @@ class PagedWeights(Weights):
                 places += [(module._parameters, name, as_weight(view)) for name, view in dynamic_vram.views(module)]
         self._places = places
         return True
-
-
-def _declared_in_float32(modules: Sequence[torch.nn.Module]) -> set[int]:
-    """The ids of those, unless it is the dtype of most modules: then it is that of the weights, not of the inputs."""
-    declared = [dynamic_vram.declared_dtype(module) for module in modules]
-    if 2 * declared.count(torch.float32) > len(declared):
-        return set()
-    return {id(module) for module, dtype in zip(modules, declared, strict=True) if dtype is torch.float32}
 
 
 def as_weight(view: torch.Tensor) -> torch.Tensor:
