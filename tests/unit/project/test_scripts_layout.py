@@ -18,6 +18,7 @@ FILES = [*COMMANDS, *sorted(SCRIPTS.rglob("*.py"))]
 # Tests of benchmarks; nothing else imports them.
 TESTS_OF_BENCHMARKS = {
     "tests/unit/benchmarks/test_cells.py",
+    "tests/unit/benchmarks/test_fleet.py",
     "tests/unit/benchmarks/test_gguf_file.py",
     "tests/unit/benchmarks/test_kernel_kinds.py",
     "tests/unit/benchmarks/test_plan.py",
