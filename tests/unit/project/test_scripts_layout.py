@@ -20,6 +20,7 @@ TESTS_OF_BENCHMARKS = {
     "tests/unit/benchmarks/test_cells.py",
     "tests/unit/benchmarks/test_fleet.py",
     "tests/unit/benchmarks/test_gguf_file.py",
+    "tests/unit/benchmarks/test_goes_on.py",
     "tests/unit/benchmarks/test_kernel_kinds.py",
     "tests/unit/benchmarks/test_plan.py",
     "tests/unit/benchmarks/test_rig.py",
