@@ -52,6 +52,7 @@ class Bench:
 
     def __init__(self, client: Client, options: argparse.Namespace, deadline: float) -> None:
         self.client, self.deadline, self.weights, self.is_small = client, deadline, options.weights, options.cpu
+        self.steps = 3 if options.cpu else STEPS
 
     def seconds(self, prompt: dict[str, Any]) -> tuple[float, Any]:
         """Run a prompt: its seconds and its history. Raises OutOfTimeError."""
@@ -75,7 +76,7 @@ class Bench:
         try:
             # Load the weights, which the next model's prompts unloaded, and the kernels of this size.
             self.seconds(self.prompt(name, STOCK, size, 1, 0))
-            runs = [self.seconds(self.prompt(name, contender, size, STEPS, 1 + n)) for n in range(3)]
+            runs = [self.seconds(self.prompt(name, contender, size, self.steps, 1 + n)) for n in range(3)]
             short = [self.seconds(self.prompt(name, contender, size, 1, 9 + n))[0] for n in range(2)]
         except OutOfTimeError:
             raise
@@ -87,7 +88,7 @@ class Bench:
             "seconds": [seconds for seconds, _ in runs],
             "one_step_seconds": short,
             "first_s": runs[0][0] - steady,
-            "ms": 1000 * (steady - min(short)) / (STEPS - 1),
+            "ms": 1000 * (steady - min(short)) / (self.steps - 1),
             "bypasses": risen.pop("bypasses"),
             "counters": risen,
             "latents": rig.latents(self.client, runs[0][1]),

@@ -9,8 +9,8 @@ A row is a family of `benchmarks.family_models` and a format of `benchmarks.weig
 measured in the order given. `ms` is the time of a step, as in `benchmarks.families`. `error_stock` and
 `error_resolute`: the latents of one step against the same weights computed in fp32. `floor_ms`: attention at
 FLOOR_TFLOPS, products at the speed of the format. `formats`: what computed the weights, as the report says it. `lora`:
-what was counted over three prompts with a LoRA of the blocks, the same with another strength, and without. `kinds`: the
-kernels of a step, see `benchmarks.step_profile`.
+what was counted over four prompts of four steps: with a LoRA of the blocks, with another strength, once more, and
+without. `kinds`: the kernels of a step, see `benchmarks.step_profile`.
 
 Each cell (stock, resolute, errors, lora, profile, core) is written when it is measured. A run with the same `--out`
 goes on with the cells that it lacks: give it the same `--models`, which keeps the files, several GB each. Needs CUDA
@@ -49,7 +49,7 @@ ROWS = tuple(
     f"{name}:{form}" for name in ("flux", "z-image", "qwen-image", "wan") for form in ("fp8-scaled", "fp8-fast", "int8")
 )
 _PROFILE_SECONDS = 20
-LORA_STRENGTHS = (1.0, 0.5, None)  # of three prompts; None: without it
+LORA_STRENGTHS = (1.0, 0.5, 0.5, None)  # of one prompt each; None: without it
 
 
 class QuantizedBench(Bench):
@@ -79,16 +79,22 @@ class QuantizedBench(Bench):
 
     def with_lora(self, name: str, size: tuple[int, int]) -> dict[str, Any]:
         """The counters over LORA_STRENGTHS, and the seconds of each prompt."""
+        stock = self._seconds_with_lora(name, STOCK, size)
         self.seconds(self.prompt(name, OURS, size, 2, 59))  # the rows between dropped the model
-        before, seconds = rig.counters(self.client), []
+        before = rig.counters(self.client)
+        seconds = self._seconds_with_lora(name, OURS, size)
+        return {"stock_seconds": stock, "seconds": seconds, **rig.rise(before, rig.counters(self.client))}
+
+    def _seconds_with_lora(self, name: str, contender: str, size: tuple[int, int]) -> list[float]:
+        seconds = []
         for number, strength in enumerate(LORA_STRENGTHS):
-            nodes = self.prompt(name, OURS, size, 4, 60 + number)
+            nodes = self.prompt(name, contender, size, 4, 60 + number)
             if strength is not None:
                 given = {"lora_name": file_of(name), "strength_model": strength}
                 nodes["lora"] = node("LoraLoaderModelOnly", model=["load", 0], **given)
-                nodes["compile"]["inputs"]["model"] = ["lora", 0]
+                nodes["sample" if contender == STOCK else "compile"]["inputs"]["model"] = ["lora", 0]
             seconds.append(self.seconds(nodes)[0])
-        return {"seconds": seconds, **rig.rise(before, rig.counters(self.client))}
+        return seconds
 
 
 class Profiled(NamedTuple):

@@ -39,6 +39,7 @@ class Run:
     formats: what computes its quantized weights: "int8_tensorwise products".
     file: from which the model was loaded, if that is known. step_bytes: of the weights that a step needs, and of all,
     if the model was too large for the device and a step needs fewer. is_warm_up: nobody waits for its picture.
+    why_eager: if its backend compiles nothing, that backend and why: "eager (not inductor: there is no C++ compiler)".
     """
 
     model: str
@@ -63,6 +64,7 @@ class Run:
     regions: tuple[int, int] = (0, 0)
     step_bytes: tuple[int, int] = (0, 0)
     is_warm_up: bool = False
+    why_eager: str = ""
 
     @property
     def size(self) -> str:
@@ -86,6 +88,8 @@ class Run:
             return [Text("not compiled: {why}", why=self.why_no_calls)]
         lines: list[str] = [Text.joined(", ", self._results())]
         lines += [", ".join(text.partition(":")[0] for text in self.formats)] if self.formats else []
+        if self.why_eager:
+            return [*lines, Text("backend: {why}", why=self.why_eager)]
         return lines + [self._streams() or in_short(code) for code in self.bypasses][:1]
 
     def _streams(self) -> str:
@@ -209,12 +213,20 @@ class Run:
 
     def _why_compiled(self) -> list[Text]:
         if not (compiles := self.counts.get("region_compiles", 0)):
-            return []
+            return self._why_compared()
         why = _NOTHING_KEPT
         if changed := [event.text.partition(SINCE)[2] for event in self.events if SINCE in event.text]:
             why = Text("torch's settings changed since this model last ran: {changes}", changes=changed[0])
         time = self._time("compile")
         return [Text("compiled {count} regions in {time}: {why}.", count=compiles, time=time, why=why)]
+
+    def _why_compared(self) -> list[Text]:
+        """Code is compared with the original before its first use at sizes for which its guards prove nothing."""
+        compared, seconds = self.counts.get("verifications", 0), self._seconds("compile")
+        if not compared or seconds < SHORT_WAIT:
+            return []
+        text = "compared {count} regions with the original in {time}: no size like this one was used before."
+        return [Text(text, count=compared, time=time_text(seconds))]
 
     def _why_loaded(self) -> list[Text]:
         found = []

@@ -7,6 +7,7 @@ dimension, so other LoRAs, other strengths and several at once share one compile
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -16,13 +17,14 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from ..errors import BypassCode, BypassReason
 from ..torch_facts.out_of_memory import is_out_of_memory
-from .gguf_weights import GGUFForm, is_gguf_class
+from .gguf_weights import GGUFForm, is_gguf_class, patches_of
 from .site import Dims, RegionSite
 from .slots import Slot, swapped, tensor_slots
 from .structure import parts
 from .weight_parts import form_of
 
-_RANKS = 8  # ranks are padded to a multiple of this: products read aligned rows
+_LORAS = "comfy.weight_adapter.lora"  # core's module
+_RANKS = 16  # ranks are padded to a multiple of this: products read aligned rows
 _NO_ROOM = "there is no memory for its LoRAs beside the model"
 _RESERVE = 1 << 30  # bytes of the device that have to be left, for what a step works in
 
@@ -47,37 +49,19 @@ _kept: Any = WeakIdKeyDictionary()  # by weight
 def pair_of(weight: Any) -> Pair | str | None:
     """The LoRAs of a weight as one pair on its device; None if it has none, and a text for people why there is no pair.
 
-    It is made once, and freed when the weight is asked for its pair without LoRAs.
+    It is made once, and freed when the weight is gone, or is asked for its pair and has other LoRAs or none.
     """
-    patches = tuple([each for group, _ in getattr(weight, "patches", None) or () for each in group])
-    known: _Kept | None = _kept.get(weight)
-    if not patches:
-        if known is not None:
-            del _kept[weight]
+    groups = patches_of(weight)
+    if not groups:
+        if len(_kept):
+            _kept.pop(weight, None)
         return None
+    patches = tuple([each for group, _ in groups for each in group])
+    known: _Kept | None = _kept.get(weight)
     if known is None or not known.is_of(patches, weight.device):
-        _kept.pop(weight, None)
+        _kept.pop(weight, None)  # before the new one takes memory
         known = _kept[weight] = _Kept(patches, weight.device, _made(patches, weight))
     return known.found
-
-
-def address_of(weight: Any) -> tuple[Any, ...]:
-    """Equal as long as a capture that reads the pair of a weight stays right."""
-    found = pair_of(weight)
-    if not isinstance(found, tuple):
-        return (found,)
-    return tuple([(part.data_ptr(), part.shape) for part in found])
-
-
-def why_not_traced(weight: Any) -> BypassReason | None:
-    """Why a block with this weight runs as it is; None if it has no LoRA, or LoRAs that a region takes."""
-    found = pair_of(weight)
-    if not isinstance(found, str):
-        return None
-    return BypassReason(
-        BypassCode.UNREADABLE_WEIGHTS,
-        f"a GGUF weight is patched in each call: {found}; blocks with such weights run as they are, without a capture",
-    )
 
 
 class LoraInputs:
@@ -104,7 +88,8 @@ class LoraInputs:
         found = list(tensors)
         for number, (weight, pair) in enumerate(zip(weights, pairs, strict=True)):
             if isinstance(pair, str):
-                return self._plain, tensors, why_not_traced(weight)
+                detail = f"a GGUF weight is patched in each call: {pair}; blocks with such weights run as they are"
+                return self._plain, tensors, BypassReason(BypassCode.UNREADABLE_WEIGHTS, detail)
             key = (number, weight.device)
             if pair is None and key not in self._zeros:
                 self._zeros[key] = _zeros(weight)
@@ -164,12 +149,11 @@ class _Lora(NamedTuple):
 def _of_patch(patch: Any, shape: torch.Size) -> _Lora:
     """Raises ValueError for all but plain LoRAs."""
     strength, adapter, of_weight, place, function = patch
-    kind = getattr(adapter, "name", None) or "a difference"
-    weights: Any = getattr(adapter, "weights", ())
-    if kind != "lora" or len(weights) != 6:
-        raise ValueError(f"{kind} is no plain LoRA")
-    up, down, alpha = weights[:3]
-    if any(each is not None for each in weights[3:]):
+    lora = getattr(sys.modules.get(_LORAS), "LoRAAdapter", None)
+    if type(adapter) is not lora or len(adapter.weights) != 6:
+        raise ValueError(f"{getattr(adapter, 'name', 'a difference')} is no plain LoRA")
+    up, down, alpha, *others = adapter.weights
+    if any(each is not None for each in others):
         raise ValueError("its LoRA is weight-decomposed (DoRA), has a middle part, or another shape")
     if of_weight != 1.0 or function is not None:
         raise ValueError("a node scales the weight itself, or what is added to it")

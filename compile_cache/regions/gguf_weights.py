@@ -56,13 +56,19 @@ def is_gguf_class(kind: type) -> bool:
     return issubclass(kind, torch.Tensor) and isinstance(getattr(kind, "shape", None), property)
 
 
+def patches_of(weight: Any) -> Sequence[tuple[Sequence[Any], str]]:
+    """Groups of core's patches (LoRAs) that the packs add to a weight in each call, each with the weight's name."""
+    found: Sequence[tuple[Sequence[Any], str]] = getattr(weight, "patches", None) or ()
+    return found
+
+
 def without_class(value: Any) -> Any:
     """A tensor of the packs that needs no decoding, as a plain one on the same memory; any other value as it is.
 
     Where core gives a module its weights as they are in the file (DynamicVRAM), results of core's own layers have the
     packs' class.
     """
-    if not is_gguf_class(type(value)) or _format(value) not in _PLAIN or getattr(value, "patches", None):
+    if not is_gguf_class(type(value)) or _format(value) not in _PLAIN or patches_of(value):
         return value
     return _alias(value)
 

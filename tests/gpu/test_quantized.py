@@ -18,6 +18,8 @@ from scripts.places import ROOT
 pytest.importorskip("comfy_kitchen")
 
 PRELUDE = """
+    import sys
+
     import torch
     import comfy_kitchen
     from comfy_kitchen.tensor import QuantizedTensor
@@ -112,5 +114,71 @@ def test_a_fused_fp8_quantizer_is_as_near_to_float32_as_comfy_kitchens_kernel() 
         for _ in range(3):
             y = torch.randn_like(x)
             assert torch.equal(graph.replay([y]), region(weights, [y]))
+        """
+    )
+
+
+def test_a_gguf_weight_is_decoded_in_a_region_and_takes_loras_of_any_rank() -> None:
+    run(
+        """
+        from benchmarks.gguf_file import q4_k
+        from compile_cache.backends.inductor.compile.lowering import compile_trace
+        from compile_cache.backends.inductor.compile.tracing import general_hints, bind_dims, trace
+        from compile_cache.regions.gguf_loras import LoraInputs
+        from compile_cache.regions.gguf_types import decoded
+        from compile_cache.regions.region_weights import weight_inputs, weight_slots
+        from compile_cache.regions.site import RegionSite
+        from enum import Enum
+        from types import SimpleNamespace
+
+        class Bytes(torch.Tensor):
+            @property
+            def shape(self):
+                return self.tensor_shape
+
+            def detach(self):
+                return self
+
+        class Decoding(nn.Module):
+            def __init__(self):
+                super().__init__()
+                data = q4_k(torch.randn(2 * WIDTH, WIDTH, device="cuda") * WIDTH**-0.5).reshape(2 * WIDTH, -1)
+                weight = data.as_subclass(Bytes)
+                weight.tensor_type, weight.tensor_shape = Enum("Kind", ["Q4_K"]).Q4_K, torch.Size((2 * WIDTH, WIDTH))
+                weight.patches = []
+                self.weight = nn.Parameter(weight, requires_grad=False)
+                self.numbers = decoded("Q4_K", data, weight.tensor_shape)
+
+            def forward(self, x):
+                return nn.functional.linear(x, self.weight.to(x.dtype))
+
+        class LoRAAdapter:
+            def __init__(self, rank):
+                self.weights = (torch.randn(2 * WIDTH, rank), torch.randn(rank, WIDTH) * 0.01, 1.0, None, None, None)
+
+        sys.modules["comfy.weight_adapter.lora"] = SimpleNamespace(LoRAAdapter=LoRAAdapter)
+        module = Decoding()
+        site = RegionSite("0", "Decoding", module, lambda each, x: each.forward(x), (("b", "n", None),))
+        slots = [slot for slot in weight_slots(module) if isinstance(slot[0][slot[1]], Bytes)]
+        loras, code = LoraInputs(site, slots), {}
+        for rank, rows in ((0, 4608), (0, 77), (16, 4608), (40, 100), (3, 4608)):
+            x = torch.randn(1, rows, WIDTH, **like)
+            exact, added = module.numbers, [LoRAAdapter(rank)] if rank else []
+            module.weight.patches = [([(0.7, each, 1.0, None, None) for each in added], "key")] if rank else []
+            for each in added:
+                up, down, alpha = (part.cuda() if isinstance(part, torch.Tensor) else part for part in each.weights[:3])
+                exact = exact + 0.7 * alpha / rank * up @ down
+            now, tensors, refused = loras.added_to([x])
+            assert refused is None
+            if now not in code:
+                hints = general_hints(bind_dims(now.dims, [each.shape for each in tensors]), x.device)
+                made = trace(now.function, module, tensors, now.dims, hints)
+                assert made.quantized == (("GGUF Q4_K", ""),), made.quantized
+                code[now] = compile_trace(made)
+            found = code[now](weight_inputs(weight_slots(module)), tensors)
+            error = distance(found, nn.functional.linear(x.float(), exact))
+            print(rank, rows, error)
+            assert error < 5e-3
+        assert len(code) == 2
         """
     )

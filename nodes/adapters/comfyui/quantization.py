@@ -14,13 +14,16 @@ import torch
 
 from ....compile_cache.regions.gguf_weights import LAYOUT as GGUF_LAYOUT
 
-# By format of core's `QUANT_ALGOS`, the function of `comfy.model_management` that says if a device has its product.
-# Core computes the others on every device.
+# By format of core's `QUANT_ALGOS`, the function of `comfy.model_management` that says if a device has its product. A
+# ComfyUI without the function computes the format on every device.
 _ASKED = {
     "float8_e4m3fn": "supports_fp8_compute",
     "float8_e5m2": "supports_fp8_compute",
     "nvfp4": "supports_nvfp4_compute",
     "mxfp8": "supports_mxfp8_compute",
+    "int8_tensorwise": "supports_int8_compute",
+    "convrot_w4a4": "supports_int8_compute",
+    "asym_w4a8_int8": "supports_int8_compute",
 }
 _CUDA_OF_KERNELS = (13,)  # comfy-kitchen's kernels need a torch for this version of CUDA
 

@@ -175,7 +175,7 @@ def record_of(module: torch.nn.Module) -> ModuleRecord:
                 config.trusted,
                 page_loading.fill,
                 unsupported=unsupported,
-                splits=config.split,
+                split=config.split,
                 counters=counters,
             )
             _records[owner] = ModuleRecord(owner, weights)

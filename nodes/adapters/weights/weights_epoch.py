@@ -15,7 +15,7 @@ import torch
 
 from ....compile_cache.errors import BypassCode, BypassReason
 from ....compile_cache.foreign.attributes import is_own
-from ....compile_cache.regions.gguf_loras import address_of, why_not_traced
+from ....compile_cache.regions.gguf_weights import patches_of
 from ....compile_cache.regions.region_weights import weight_forms
 from ....compile_cache.regions.slots import Slot, tensor_slots
 from ....compile_cache.regions.weight_parts import WeightForm, form_of, is_plain, read_anew
@@ -29,6 +29,11 @@ from .paged_weights import Fill, PagedWeights
 from .run_watch import RunWatch
 
 _epochs = itertools.count(1)
+# Of a weight outside the blocks the pack copies its LoRAs from the host in each call.
+_PATCHED_INSIDE = BypassReason(
+    BypassCode.UNREADABLE_WEIGHTS,
+    "a LoRA is added to GGUF weights in each call, which a capture cannot follow",
+)
 
 
 class WeightsEpoch:
@@ -45,10 +50,10 @@ class WeightsEpoch:
         fill: Fill | None = None,
         host: str = "cpu",
         unsupported: str | None = None,
-        splits: bool = False,
+        split: bool | None = None,
         counters: Counters | None = None,
     ) -> None:
-        """trusted: see `ModelCode.blocker`. fill, unsupported, splits, counters: see `PagedWeights`. host: see
+        """trusted: see `ModelCode.blocker`. fill, unsupported, split, counters: see `PagedWeights`. host: see
         `LoadedAnew`.
         """
         self._module = weakref.ref(module)
@@ -62,7 +67,7 @@ class WeightsEpoch:
         self._state: tuple[Any, ...] | None = None
         self.epoch = 0
         self.blocker: BypassReason | None = None
-        self.paged = PagedWeights(fill, unsupported, splits, counters)
+        self.paged = PagedWeights(fill, unsupported, split, counters)
         self.loaded_anew = LoadedAnew(host)
         self.run_watch = RunWatch()
         self._host = host
@@ -164,7 +169,7 @@ class WeightsEpoch:
                 if now is None or own[name] is not now or form is None:  # another weight, or one that lists no parts
                     return None
                 found += [part.data_ptr() for part in form.parts(now)]
-                found.append(address_of(now))
+                found.append(bool(patches_of(now)))
             return found
         except (KeyError, AttributeError, RuntimeError):  # a weight was removed, or has no storage (meta, quantized)
             return None
@@ -201,9 +206,8 @@ def _blocker(
             BypassCode.UNREADABLE_WEIGHTS,
             f"a weight is a {type(unreadable).__name__}, and its address does not show every change of it",
         )
-    patched = next(filter(None, (why_not_traced(tensor) for tensor in tensors if not is_plain(tensor))), None)
-    if patched is not None:
-        return patched
+    if any(map(patches_of, tensors)):
+        return _PATCHED_INSIDE
     if foreign:
         return EXCHANGED
     for module in modules:

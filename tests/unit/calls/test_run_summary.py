@@ -51,6 +51,10 @@ STATUS = [
         {"counts": {"eager_calls": 4}, "bypasses": {"gradient": 4}},
         "384x256: ran uncompiled, 0.50 s/step\ngradients are on (training)",
     ),
+    (
+        {"counts": {"eager_calls": 4}, "why_eager": "eager (not inductor: there is no C++ compiler)"},
+        "384x256: ran uncompiled, 0.50 s/step\nbackend: eager (not inductor: there is no C++ compiler)",
+    ),
     ({"counts": {}}, "384x256: stopped in the first step"),
     (
         {"counts": {"region_compiles": 2}, "waits": (wait("compile", 0, 1.5),), "waited": 1.5, "regions": (2, 9)},
@@ -128,6 +132,17 @@ def test_each_wait_has_its_sentence() -> None:
         "Captured in 0.25 s: the height changed from 120 to 256 pixels.",
         "Another node changes attention: some blocks run as they are (3 times).",
     ]
+
+
+def test_a_wait_for_comparisons_has_its_reason() -> None:
+    counts = {"verifications": 7, "graph_calls": 4}
+    found = run(counts=counts, waits=(wait("compile", 0, 1.5),), waited=1.5, width=512, height=512)
+    compared = "compared 7 regions with the original in 1.5 s: no size like this one was used before."
+    assert [str(text).lower() for text in found.reasons()] == [compared]
+    assert found.status() == "512x512: nothing compiled, 0.12 s/step"
+    compiled = run(counts={**counts, "region_compiles": 7}, waits=(wait("compile", 0, 1.5),), waited=1.5)
+    assert not any("ompared" in text for text in compiled.reasons()), "a compile contains it"
+    assert run(counts=counts, waits=(wait("compile", 0, 0.01),), waited=0.01).reasons() == []
 
 
 def test_many_reasons_are_counted_and_not_listed() -> None:

@@ -97,6 +97,7 @@ FLOORS = [
     ("compile_cache/backends/eager.py",),
     ("compile_cache/backends",),
     ("compile_cache/attention",),
+    ("compile_cache/choices",),
     ("compile_cache/store", "compile_cache/regions"),
     ("compile_cache/foreign",),
     ("compile_cache/torch_facts",),

@@ -15,7 +15,7 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from compile_cache.regions.gguf_types import FORMATS, decoded
-from compile_cache.regions.gguf_weights import is_gguf, is_gguf_class
+from compile_cache.regions.gguf_weights import is_gguf, is_gguf_class, patches_of
 from compile_cache.regions.region_weights import (
     given_as_inputs,
     weight_forms,
@@ -23,7 +23,7 @@ from compile_cache.regions.region_weights import (
     weight_layouts,
     weight_slots,
 )
-from compile_cache.regions.weight_parts import form_of, is_patched, parts_of, why_unreadable
+from compile_cache.regions.weight_parts import form_of, parts_of, why_unreadable
 
 # One block of each format, and its numbers (float32) by `gguf.quants.dequantize` of the package gguf 0.19.0.
 BLOCKS = json.loads((Path(__file__).parent / "gguf_blocks.json").read_text("utf-8"))
@@ -130,9 +130,9 @@ def test_a_tensor_without_a_format_is_known_by_its_class_alone() -> None:
 def test_patches_count_at_any_time() -> None:
     data, _ = block("Q8_0")
     held = weight("Q8_0", data, 1, 32)
-    assert not is_patched(held)
+    assert not patches_of(held)
     held.patches = [([], "key")]
-    assert is_patched(held)
+    assert patches_of(held) == held.patches
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ _PRODUCTS = frozenset(
     {
         "aten::_scaled_mm", "aten::_scaled_mm_v2", "aten::_int_mm",
         "comfy_kitchen::int8_linear", "comfy_kitchen::scaled_mm_nvfp4", "comfy_kitchen::scaled_mm_mxfp8",
-        "resolute::convrot_w4a4_linear", "resolute::w4a8_int8_linear",
+        "resolute::convrot_w4a4_linear", "resolute::w4a8_int8_linear", "resolute::w4a8_packed_linear",
     }
 )  # fmt: skip
 _CODES = (torch.float32, torch.float16, torch.bfloat16)  # comfy-kitchen's numbers of dtypes
@@ -108,6 +108,11 @@ def _fake_product(x: Any, numbers: Any, *rest: Any) -> Any:
     return x.new_empty((*x.shape[:-1], numbers.shape[0]), dtype=_dtype(rest, x))
 
 
+def _fake_w4a8(x: Any, numbers: Any, relative: Any, of_channels: Any, *rest: Any) -> Any:
+    """Packed numbers have no rows."""
+    return x.new_empty((*x.shape[:-1], of_channels.shape[0]), dtype=_dtype(rest, x))
+
+
 def _fake_weight(numbers: Any, *rest: Any) -> Any:
     """Two numbers of four bits are in one of eight."""
     return numbers.new_empty((numbers.shape[0], 2 * numbers.shape[1]), dtype=_dtype(rest, numbers))
@@ -117,6 +122,13 @@ def _dtype(arguments: Iterable[Any], like: Any) -> Any:
     return next((each for each in arguments if isinstance(each, torch.dtype)), like.dtype)
 
 
+# The last five came with comfy-kitchen after 0.2.31.
+_W4A8 = (
+    "(Tensor x, Tensor qdata, Tensor s_rel, Tensor s_channel, Tensor? codebook=None, Tensor? correction=None, "
+    "Tensor? bias=None, int group_size=16, int convrot_groupsize=256, ScalarType out_dtype=bfloat16, "
+    "str? input_act=None, Tensor? input_act_weight=None, float input_act_eps=0.0, Tensor? residual=None, "
+    "Tensor? residual_scale=None) -> Tensor"
+)
 # Functions of comfy-kitchen's registry that it makes no operator of: schema, and what gives the shape of the result.
 _DEFINED: dict[str, tuple[str, Callable[..., Any]]] = {
     "convrot_w4a4_linear": (
@@ -129,9 +141,10 @@ _DEFINED: dict[str, tuple[str, Callable[..., Any]]] = {
         "ScalarType output_dtype=float) -> Tensor",
         _fake_weight,
     ),
-    "w4a8_int8_linear": (
-        "(Tensor x, Tensor qdata, Tensor s_rel, Tensor s_channel, Tensor? codebook=None, Tensor? correction=None, "
-        "Tensor? bias=None, int group_size=16, int convrot_groupsize=256, ScalarType out_dtype=bfloat16) -> Tensor",
+    "w4a8_int8_linear": (_W4A8, _fake_w4a8),
+    "w4a8_packed_linear": (_W4A8, _fake_w4a8),
+    "fp16_linear": (
+        "(Tensor x, Tensor weight, Tensor? bias=None, Tensor? residual=None, Tensor? residual_scale=None) -> Tensor",
         _fake_product,
     ),
     "dequantize_w4a8_int8_weight": (

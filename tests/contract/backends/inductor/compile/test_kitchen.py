@@ -60,6 +60,13 @@ KNOWN = {
     "quantize_convrot_w4a4_weight", "quantize_int8_convrot_weight", "quantize_w4a8_int8_weight",
     "rotate_int8_convrot_weight", "stochastic_rounding_fp8",
 }  # fmt: skip
+# Of 0.2.40. ComfyUI calls those of the first line from blocks (operators of ours) and from decoders (operators with
+# fakes); the others only other programs.
+KNOWN_LATER = {
+    "fp16_linear", "w4a8_packed_linear", "fp16_conv3d", "fp16_conv3d_out", "group_norm_silu_pad3d",
+    "group_norm_silu_pad3d_out", "group_norm_stats3d",
+    "int8_linear_modulated", "int8_linear_rms_modulated", "rms_gated_residual", "sol_attn",
+}  # fmt: skip
 
 
 class Linear(nn.Module):
@@ -143,7 +150,7 @@ def test_every_function_of_comfy_kitchen_is_known() -> None:
     prefix = f"{kitchen.NAMESPACE}::"
     registered = [name for name in torch._C._dispatch_get_all_op_names() if name.startswith(prefix)]
     operators = {name.removeprefix(prefix).partition(".")[0] for name in registered}
-    assert functions | operators == KNOWN
+    assert (functions | operators) - KNOWN_LATER == KNOWN
 
 
 def test_our_operators_compute_what_comfy_kitchens_functions_do() -> None:
