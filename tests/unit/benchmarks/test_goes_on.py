@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy
 import pytest
 
-from benchmarks import restart, rig, step_profile
-from scripts.errors import ServerError
+from benchmarks import dynamic_vram, restart, rig, soak, step_profile
+from scripts.errors import PromptError, ServerError
 from scripts.models import generated
 from scripts.setup import command
 
@@ -89,3 +91,26 @@ def test_a_profile_is_measured_by_server_and_size(tmp_path: Path, monkeypatch: p
     rows = json.loads(out.read_text("utf-8"))["rows"]
     assert [(row["start"], row["size"]) for row in rows] == [(0, "64x64"), (1, "64x64"), (0, "96x64"), (1, "96x64")]
     assert [each["contender"] for each in rows[0]["contenders"]] == ["stock", "inductor"]
+
+
+def test_a_soak_goes_on_after_a_prompt_that_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def run(client: Any, situation: Any, backend: str, steps: int, seed: int, files: Any) -> dict[str, Any]:
+        asked.append(backend)
+        if len(asked) == 3:
+            raise PromptError("out of memory")
+        numbers = {"captures": 0, "replays": 0, "region_compiles": 0, "seconds": 1.0, "stall": 0.0, "bypasses": {}}
+        return {**numbers, "latents": numpy.ones(4)}
+
+    monkeypatch.setattr(dynamic_vram, "run", run)
+    monkeypatch.setattr(rig, "counters", lambda client: {"evictions": 0})
+    monkeypatch.setattr(rig, "environment", lambda server: dict(ABOUT))
+    monkeypatch.setattr(Server, "process", SimpleNamespace(pid=os.getpid()), raising=False)
+    out = tmp_path / "soak.json"
+    monkeypatch.setattr(sys, "argv", ["soak", "--cpu", "--prompts", "8", "--every", "4", "--out", str(out)])
+    soak.main()
+    found = json.loads(out.read_text("utf-8"))
+    assert asked.count("stock") == 2
+    assert [each["failed"] for each in found["errors"]] == ["out of memory"]
+    assert (len(found["rows"]), found["summary"]["prompts"], found["summary"]["worst_error"]) == (7, 7, 0.0)
