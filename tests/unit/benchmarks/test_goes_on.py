@@ -1,0 +1,116 @@
+"""Benchmarks of a server, with one that answers at once: they write each cell, and go on with what the file lacks."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy
+import pytest
+
+from benchmarks import dynamic_vram, restart, rig, soak, step_profile
+from scripts.errors import PromptError, ServerError
+from scripts.models import generated
+from scripts.setup import command
+
+ABOUT = {"date": "today", "gpu": "a GPU", "system": {}}
+
+
+class Server:
+    """Counts how often one is started."""
+
+    started: list[Path] = []
+
+    def __init__(self, *given: Any, **settings: Any) -> None:
+        self.folder = next(each for each in given if isinstance(each, Path))
+        self.client = SimpleNamespace(get=lambda path: {"events": [], "attention": []})
+
+    def __enter__(self) -> Server:
+        self.started.append(self.folder)
+        return self
+
+    def __exit__(self, *_: Any) -> None: ...
+
+
+@pytest.fixture(autouse=True)
+def _server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    setup = SimpleNamespace(python=Path(sys.executable), comfyui=tmp_path)
+    monkeypatch.setattr(command, "prepare", lambda: setup)
+    monkeypatch.setattr(generated, "ensure", lambda kind, python, comfyui: tmp_path / f"{kind}.safetensors")
+    monkeypatch.setattr(rig, "server", lambda setup, folder, arguments, **settings: Server(folder))
+    for module in (restart, step_profile):
+        monkeypatch.setattr(module, "environment", lambda server: dict(ABOUT))
+    Server.started.clear()
+    yield
+
+
+def test_a_restart_is_measured_by_contender(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    broken = [True]
+
+    def visit(server: Any, checkpoint: str, backend: str, sizes: list[Any]) -> Iterator[dict[str, Any]]:
+        if backend == "inductor" and broken:
+            raise ServerError("ComfyUI ended")
+        for size in sizes:
+            counters = {"region_compiles": 0, "region_loads": 0}
+            yield {"width": size[0], "height": size[1], "seconds": [2.0, 1.0], "counters": counters}
+
+    monkeypatch.setattr(restart, "visit", visit)
+    out = tmp_path / "restart.json"
+    words = ["--cpu", "--pause", "0", "--sizes", "1", "--contenders", "stock", "resolute", "--out", str(out)]
+    monkeypatch.setattr(sys, "argv", ["restart", *words])
+    restart.main()
+    assert json.loads(out.read_text("utf-8"))["failed"] == {"resolute": "ComfyUI ended"}
+    assert [folder.name for folder in Server.started] == ["cold", "restart", "cold"]
+    broken.clear()
+    restart.main()
+    assert len(Server.started) == 5
+    found = json.loads(out.read_text("utf-8"))
+    assert [row["contender"] for row in found["rows"]] == ["stock", "resolute"]
+    assert [len(process["rows"]) for process in found["rows"][1]["processes"]] == [1, 2]
+    assert (found["failed"], found["gpu"]) == ({}, "a GPU")
+
+
+def test_a_profile_is_measured_by_server_and_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def measure(server: Any, prompts: Any, contender: str, size: tuple[int, int]) -> dict[str, Any]:
+        return {"contender": contender, "latents": b"", "first_extra": 0.1, "bypasses": {}}
+
+    monkeypatch.setattr(step_profile, "measure", measure)
+    monkeypatch.setattr(step_profile, "_make", lambda *given: "a file")
+    monkeypatch.setattr(step_profile, "ComfyServer", lambda python, comfyui, folder, **settings: Server(folder))
+    out = tmp_path / "profile.json"
+    words = ["--cpu", "--family", "flux", "--servers", "measured", "measured", "--out", str(out), "--folder"]
+    for sizes, servers in (("1", 2), ("2", 4), ("2", 4)):
+        monkeypatch.setattr(sys, "argv", ["profile", *words, str(tmp_path / "work"), "--sizes", sizes])
+        step_profile.main()
+        assert len(Server.started) == servers
+    rows = json.loads(out.read_text("utf-8"))["rows"]
+    assert [(row["start"], row["size"]) for row in rows] == [(0, "64x64"), (1, "64x64"), (0, "96x64"), (1, "96x64")]
+    assert [each["contender"] for each in rows[0]["contenders"]] == ["stock", "inductor"]
+
+
+def test_a_soak_goes_on_after_a_prompt_that_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def run(client: Any, situation: Any, backend: str, steps: int, seed: int, files: Any) -> dict[str, Any]:
+        asked.append(backend)
+        if len(asked) == 3:
+            raise PromptError("out of memory")
+        numbers = {"captures": 0, "replays": 0, "region_compiles": 0, "seconds": 1.0, "stall": 0.0, "bypasses": {}}
+        return {**numbers, "latents": numpy.ones(4)}
+
+    monkeypatch.setattr(dynamic_vram, "run", run)
+    monkeypatch.setattr(rig, "counters", lambda client: {"evictions": 0})
+    monkeypatch.setattr(rig, "environment", lambda server: dict(ABOUT))
+    monkeypatch.setattr(Server, "process", SimpleNamespace(pid=os.getpid()), raising=False)
+    out = tmp_path / "soak.json"
+    monkeypatch.setattr(sys, "argv", ["soak", "--cpu", "--prompts", "8", "--every", "4", "--out", str(out)])
+    soak.main()
+    found = json.loads(out.read_text("utf-8"))
+    assert asked.count("stock") == 2
+    assert [each["failed"] for each in found["errors"]] == ["out of memory"]
+    assert (len(found["rows"]), found["summary"]["prompts"], found["summary"]["worst_error"]) == (7, 7, 0.0)
