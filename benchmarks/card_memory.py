@@ -13,6 +13,16 @@ import psutil
 import torch
 
 GIB = 2**30
+
+
+def used_bytes() -> int:
+    """Bytes of the device that are in use; 0 without one."""
+    if not torch.cuda.is_available():
+        return 0
+    free, total = torch.cuda.mem_get_info()
+    return total - free
+
+
 _BALLAST = """
 import sys, time, torch
 held, want = [torch.zeros(1, device="cuda")], float(sys.argv[1]) * 2**30
@@ -39,8 +49,7 @@ class Memory:
 
     def _watch(self) -> None:
         while not self._stop.wait(0.02):
-            free, total = torch.cuda.mem_get_info()
-            self.device = max(self.device, total - free)
+            self.device = max(self.device, used_bytes())
             with contextlib.suppress(psutil.Error):
                 self.host = max(self.host, self.process.memory_info().rss)
 
@@ -57,8 +66,8 @@ class Memory:
 
 @contextlib.contextmanager
 def small_card(gib: float | None) -> Iterator[None]:
-    """Hold device memory in another process, so that `gib` GiB are free."""
-    if gib is None:
+    """Hold device memory in another process, so that `gib` GiB are free. Nothing is held without a GPU."""
+    if gib is None or not torch.cuda.is_available():
         yield
         return
     held = subprocess.Popen([sys.executable, "-c", _BALLAST, str(gib)], stdin=subprocess.PIPE, stdout=subprocess.PIPE)

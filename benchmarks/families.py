@@ -9,20 +9,23 @@ The models have fewer layers than the real ones, and their weights are made on t
 FLOOR_TFLOPS. `error`: Resolute's latents against stock's. `cold_s` and `new_size_s`: by how much the first prompt of a
 size is longer than the next one with Resolute; at a new size, beyond stock's own first prompt.
 
-Core's node is measured last, and compiles for minutes: what `--seconds` leaves no time for is null in the rows. Needs
-CUDA and the environment of `scripts/test` (without a network, set RESOLUTE_PYTHON and COMFYUI_PATH). `--cpu` runs
-models of one layer, which checks the script and measures nothing. `--environment` sets a variable of the server, for
-all contenders; with the one above, compiled kernels round where ComfyUI's own do, with RESOLUTE_ATTENTION=measured
-they choose their attention for each shape. `attention` in the file then names the choices.
+Core's node is measured last, and compiles for minutes: what `--seconds` leaves no time for is null in the rows, and a
+later run with the same `--out` measures it. `--models` keeps the models, `--folder` the server's folder. Needs CUDA and
+the environment of `scripts/test` (without a network, set RESOLUTE_PYTHON and COMFYUI_PATH). `--cpu` runs models of one
+layer, which checks the script and measures nothing. `--environment` sets a variable of the server, for all contenders;
+with the one above, compiled kernels round where ComfyUI's own do, with RESOLUTE_ATTENTION=measured they choose their
+attention for each shape. `attention` in the file then names the choices.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +35,7 @@ from scripts.server.process import ComfyServer
 from scripts.setup import command
 
 from . import rig
+from .cells import Cells, OutOfTimeError, add_options
 from .family_models import FAMILIES, Family, family, floor_ms, make_all
 from .rig import ROOT, STOCK, environment, node, without_paths
 from .weight_formats import file_of
@@ -41,10 +45,6 @@ STEPS = 10
 FLOOR_TFLOPS = 790  # what an H200 reaches in large products of bf16
 MAX_FLOORS, MAX_COLD, MAX_NEW_SIZE = 1.6, 12.0, 0.2  # the aims
 _TOLD = ("attention", "comfy_kitchen", "Set vram state", "Device:")  # lines of ComfyUI's log about the machine
-
-
-class OutOfTimeError(Exception):
-    pass
 
 
 class Bench:
@@ -193,19 +193,16 @@ def main() -> int:
     parser.add_argument("--family", nargs="*", choices=sorted(FAMILIES), default=list(FAMILIES))
     parser.add_argument("--weights", default="default", help="as UNETLoader names them")
     parser.add_argument("--sizes", type=int, default=99, help="visit only the first sizes")
-    parser.add_argument("--seconds", type=float, default=450, help="end after this time, with what there is")
     parser.add_argument("--no-core", action="store_true", help="leave core's node out")
-    parser.add_argument("--argument", action="append", default=[], help="an extra argument for ComfyUI")
     parser.add_argument("--environment", action="append", default=[], metavar="NAME=VALUE", help="for ComfyUI")
     parser.add_argument("--models", type=Path, help="a folder that keeps the models; several GB each")
-    parser.add_argument("--cpu", action="store_true", help="small models on the CPU, to check this script")
-    parser.add_argument("--out", type=Path)
+    add_options(parser, seconds=450, cpu="small models")
     parser.add_argument("--make", nargs=2, type=Path, metavar=("FOLDER", "COMFYUI"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.make:
         make_all(options.make[1], options.make[0], options.family, options.cpu)
         return 0
-    deadline = time.monotonic() + options.seconds
+    cells = Cells(options, lambda row: (row["family"], row["size"], row["weights"]))
     setup = command.prepare()
     with tempfile.TemporaryDirectory(prefix="resolute-families-") as work:
         base = options.models or Path(work)
@@ -214,62 +211,74 @@ def main() -> int:
         child = [str(setup.python), "-m", "benchmarks.families", "--make", str(folder), str(setup.comfyui)]
         child += ["--family", *options.family, *(["--cpu"] if options.cpu else [])]
         subprocess.run(child, cwd=ROOT, check=True)
-        return _run(setup, base, Path(work) / "server", options, deadline)
+        return _run(setup, base, options.folder or Path(work) / "server", options, cells)
 
 
-def _run(setup: command.Setup, base: Path, where: Path, options: argparse.Namespace, deadline: float) -> int:
+def _run(setup: command.Setup, base: Path, where: Path, options: argparse.Namespace, cells: Cells) -> int:
     given = dict(each.split("=", 1) for each in options.environment)
     variables = {"TORCHINDUCTOR_CACHE_DIR": str(where / "inductor"), **given}  # kernels of an earlier run are not cold
     server = rig.server(setup, where, options.argument, models=base, cpu=options.cpu, environment=variables)
-    rows: list[dict[str, Any]] = []
     with server:
-        about: dict[str, Any] = {**environment(server), "arguments": without_paths(options.argument)}
-        about |= {
+        cells.about |= {**environment(server), "arguments": without_paths(options.argument)}
+        cells.about |= {
             "environment": options.environment,
             "floor_tflops": FLOOR_TFLOPS,
             "steps": STEPS,
             "is_cpu": options.cpu,
         }
         print("\n".join(line for line in server.log().splitlines() if any(part in line for part in _TOLD)), flush=True)
-
-        def note(row: dict[str, Any]) -> None:
-            print(_line(row), flush=True)
-            about.update(server.client.get("/resolute/events"))
-            about["attention"] = server.client.get("/resolute/cache")["attention"]
-            rig.save(options.out, {**about, "rows": rows})
-
         try:
-            _measure_all(Bench(server.client, options, deadline), base, options, rows, note)
-        except OutOfTimeError:
-            print(f"{options.seconds:.0f} s are over: what is '-' was not measured", flush=True)
+            _measure_all(Bench(server.client, options, cells.deadline), server, base, options, cells)
         finally:
-            print(f"\n{_reasons(server)}\n\n{table(rows)}", flush=True)
+            print(f"\n{_reasons(server)}\n\n{table(cells.rows)}", flush=True)
             if options.out:
                 options.out.with_suffix(".log").write_text(server.log(), "utf-8")
     return 0
 
 
-def _measure_all(bench: Bench, base: Path, options: argparse.Namespace, rows: list[dict[str, Any]], note: Any) -> None:
-    """All families with stock and ours, then all with core's node."""
-    found: list[tuple[dict[str, Any], dict[str, dict[str, Any]], str, tuple[int, int], bool]] = []
-    for name in options.family:
-        for index, size in enumerate(family(name, options.cpu).sizes[: options.sizes]):
-            frames = family(name, options.cpu).frames
-            row: dict[str, Any] = {
-                "family": name,
-                "size": "x".join(map(str, size)) + (f"x{frames}" if frames > 1 else ""),
-                "weights": options.weights,
-                "floor_ms": floor_ms(base / "diffusion_models" / file_of(name), size, FLOOR_TFLOPS),
-            }
-            results = {contender: bench.measure(name, contender, size) for contender in (STOCK, OURS)}
-            fill(row, results, index == 0)
-            found.append((row, results, name, size, index == 0))
-            rows.append(row)
-            note(row)
-    for row, results, name, size, is_first in () if options.no_core else found:
-        results[CORE] = bench.measure(name, CORE, size)
+def _measure_all(bench: Bench, server: ComfyServer, base: Path, options: argparse.Namespace, cells: Cells) -> None:
+    """All families with stock and ours, then all with core's node; of each what the file lacks."""
+    latents: dict[str, dict[str, Any]] = {}  # of stock, by the name of a cell
+
+    def begin(name: str, size: tuple[int, int]) -> dict[str, Any]:
+        frames = family(name, options.cpu).frames
+        floor = floor_ms(base / "diffusion_models" / file_of(name), size, FLOOR_TFLOPS)
+        text = "x".join(map(str, size)) + (f"x{frames}" if frames > 1 else "")
+        return {"family": name, "size": text, "weights": options.weights, "floor_ms": floor, "details": {}}
+
+    def measure(row: dict[str, Any], size: tuple[int, int], contenders: Sequence[str], is_first: bool) -> Any:
+        """The row with these contenders too."""
+        cell, details = f"{row['family']} {row['size']}", row["details"]
+        results = {**details, **{each: bench.measure(row["family"], each, size) for each in contenders}}
+        if STOCK in contenders:
+            latents[cell] = results[STOCK]
+        elif cell not in latents:  # an earlier run measured stock
+            reference = bench.seconds(bench.prompt(row["family"], STOCK, size, STEPS, 1))[1]
+            latents[cell] = {"latents": rig.latents(server.client, reference)}
+        results[STOCK] = {**results[STOCK], **{key: latents[cell][key] for key in latents[cell] if key == "latents"}}
+        errors = {name: row.get(name) for name in ("error", "core_error")}
         fill(row, results, is_first)
-        note(row)
+        row |= {name: value for name, value in errors.items() if row[name] is None}
+        return row
+
+    places = [
+        (name, size, place == 0)
+        for name in options.family
+        for place, size in enumerate(family(name, options.cpu).sizes[: options.sizes])
+    ]
+    for contenders in [(STOCK, OURS), *([] if options.no_core else [(CORE,)])]:
+        for name, size, is_first in places:
+            row = begin(name, size)
+            row = cells.find((row["family"], row["size"], row["weights"])) or row
+            missing = [each for each in contenders if "failed" in row["details"].get(each, {"failed": "not tried"})]
+            if not missing or (STOCK not in contenders and STOCK not in row["details"]):
+                continue
+            cell = f"{name} {row['size']} {' '.join(contenders)}"
+            given = (row, size, contenders, is_first)
+            if cells.measure(cell, functools.partial(measure, *given)) is not None:
+                print(_line(row), flush=True)
+                about = {"attention": server.client.get("/resolute/cache")["attention"]}
+                cells.save(**about, **server.client.get("/resolute/events"))
 
 
 def _reasons(server: ComfyServer) -> str:

@@ -1,21 +1,23 @@
 """One trace of prompts through a fleet, with our router and with two of Serve's: what is warm, and how long it takes.
 
     python -m benchmarks.fleet --out benchmarks/results/NAME-fleet.json [--replicas 2] [--prompts 200] [--seconds 420]
-                               [--cpu] [--steps 8] [--smoke]
+                               [--folder FOLDER] [--cpu] [--steps 8] [--smoke]
 
 12 sizes and two checkpoints (one SDXL file under two names, random weights), from eight clients. A size is drawn with a
 weight that falls from the first to the last, as people's sizes do. Every router gets the same trace, a fresh fleet,
 and a copy of one store in which the regions are compiled already; so a cold prompt loads regions or captures. `--cpu`
 takes the tests' tiny models and eight small sizes; `--smoke` takes six prompts of those, to see that everything starts.
-The routers share `--seconds` evenly, their starts included; prompts that did not fit are left out and counted. Needs
-Ray in this Python (requirements-fleet.txt). COMFYUI_PATH and RESOLUTE_PYTHON name ComfyUI and its Python, as for the
-other benchmarks.
+The routers share `--seconds` evenly, their starts included; prompts that did not fit are left out and counted. A later
+run with the same `--out` measures the routers that it lacks; `--folder` keeps the store. `--gpus 0.5` lets two replicas
+share one GPU. Needs Ray in this Python (requirements-fleet.txt). COMFYUI_PATH and RESOLUTE_PYTHON name ComfyUI and its
+Python, as for the other benchmarks.
 """
 
 from __future__ import annotations
 
 import argparse
 import datetime
+import functools
 import os
 import random
 import shutil
@@ -33,11 +35,13 @@ import yaml
 from scripts.errors import PromptError, ServerError
 from scripts.models import generated
 from scripts.places import ROOT
+from scripts.server import front_end
 from scripts.server.client import Client
 from scripts.server.process import CPU_ARGUMENTS, MODEL_FOLDERS, link
 from scripts.setup import comfyui
 
 from . import rig
+from .cells import Cells
 
 ROUTERS = ("warm", "default", "consistent-hash")
 CLIENTS = 8
@@ -90,10 +94,12 @@ class Fleet:
         (folder / "models.yaml").write_text(yaml.safe_dump({"fleet": paths}), "utf-8")
         settings = {
             "comfyui": str(comfyui.ensure(ROOT)), "python": python, "folder": str(folder / "shared"),
-            "replicas": replicas, "gpus": 0 if options.cpu else 1, "cpus": 0.5, "port": PORT, "router": router,
+            "replicas": replicas, "gpus": 0 if options.cpu else options.gpus, "cpus": 0.5, "port": PORT,
+            "router": router,
             "arguments": [
                 "--base-directory", str(folder / "base"), "--extra-model-paths-config", str(folder / "models.yaml"),
                 *(CPU_ARGUMENTS if options.cpu else ("--disable-api-nodes",)),
+                *front_end.arguments(Path(python), folder / "front-end", (), os.environ.get("PYTHONPATH", "")),
             ],
             # ComfyUI's packages may be on this path, where no environment could be made.
             "environment": {name: os.environ[name] for name in ("PYTHONPATH", "OMP_NUM_THREADS") if name in os.environ},
@@ -178,30 +184,37 @@ def measure(options: argparse.Namespace, folder: Path, router: str, store: Path,
 
 def prepare(options: argparse.Namespace, folder: Path) -> Path:
     """Make the checkpoints, and a store with the regions of both models. Returns the store."""
+    store, ready = folder / "first" / "shared" / "regions", folder / "first" / "ready"
     if not options.cpu:
         python = Path(os.environ.get("RESOLUTE_PYTHON") or sys.executable)
         file = generated.ensure("sdxl", python, comfyui.ensure(ROOT))
-        (folder / "models" / "checkpoints").mkdir(parents=True)
+        (folder / "models" / "checkpoints").mkdir(parents=True, exist_ok=True)
         for number in range(2):
             link(file, folder / "models" / "checkpoints" / f"fleet-{number}.safetensors")
-    (folder / "first").mkdir()
+    if ready.exists():
+        return store
+    empty(folder / "first")
     with Fleet(options, folder / "first", "warm", 1, folder / "none") as fleet:
         width, height = (SMALL if options.cpu else SIZES)[0]
         for number in range(2):
             fleet.client.run(prompt(options, width, height, number, seed=10_000 + number))
-    return folder / "first" / "shared" / "regions"
+    ready.touch()
+    return store
 
 
-def write(options: argparse.Namespace, rows: list[dict[str, Any]], failed: dict[str, str]) -> None:
-    """Write the file. After each router, so that an end of the machine loses none that was measured."""
+def empty(folder: Path) -> None:
+    """Make a folder with nothing in it."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+
+
+def about(options: argparse.Namespace) -> dict[str, Any]:
     query = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
     gpu = "" if options.cpu else subprocess.run(query, capture_output=True, text=True, check=False).stdout.strip()
-    found = {
+    return {
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-        "gpu": gpu, "clients": CLIENTS, "steps": options.steps, "comfyui": comfyui.TARGET, "rows": rows,
-        "failed": failed,
+        "gpu": gpu, "clients": CLIENTS, "steps": options.steps, "comfyui": comfyui.TARGET,
     }  # fmt: skip
-    rig.save(options.out, found)
 
 
 def parse() -> argparse.Namespace:
@@ -214,6 +227,8 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--prompts", type=int, default=200)
     parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--seconds", type=float, default=420.0)
+    parser.add_argument("--gpus", type=float, default=1.0, help="of each replica")
+    parser.add_argument("--folder", type=Path, help="keeps the fleets' folders, with the store")
     parser.add_argument("--cpu", action="store_true")
     parser.add_argument("--smoke", action="store_true")
     options = parser.parse_args()
@@ -224,26 +239,24 @@ def parse() -> argparse.Namespace:
 
 def main() -> int:
     """Measure every router, write the file, print a table. Returns 1 if a router could not be measured."""
-    options, begun = parse(), time.monotonic()
-    rows, failed = list[dict[str, Any]](), dict[str, str]()
+    options = parse()
+    cells = Cells(options, lambda row: row["router"])
+    cells.about |= about(options)
     with tempfile.TemporaryDirectory(prefix="resolute-fleet-") as place:
-        folder = Path(place)
-        store = prepare(options, folder)
-        for number, router in enumerate(ROUTERS):
-            (folder / router).mkdir()
-            limit = (options.seconds - (time.monotonic() - begun)) / (len(ROUTERS) - number)
-            try:
-                rows.append(measure(options, folder / router, router, store, limit))
-                print({name: value for name, value in rows[-1].items() if name != "seconds"}, flush=True)
-            except (ServerError, subprocess.TimeoutExpired) as error:
-                failed[router] = str(error)
-                print(f"{router}: {error}", file=sys.stderr, flush=True)
-            write(options, rows, failed)
+        folder = options.folder or Path(place)
+        wanted = [router for router in ROUTERS if cells.lacks(router)]
+        store = prepare(options, folder) if wanted else folder
+        for number, router in enumerate(wanted):
+            empty(folder / router)
+            limit = cells.seconds_left / (len(wanted) - number)
+            row = cells.measure(router, functools.partial(measure, options, folder / router, router, store, limit), 60)
+            if row is not None:
+                print({name: value for name, value in row.items() if name != "seconds"}, flush=True)
     names = ("router", "replicas", "prompts", "share_warm", "p50", "p95", "prompts_per_minute", "stall_seconds")
     print("| " + " | ".join(names) + " |\n|" + "---|" * len(names))
-    for row in rows:
+    for row in cells.rows:
         print("| " + " | ".join(str(row[name]) for name in names) + " |")
-    return 1 if failed else 0
+    return 1 if cells.failed else 0
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Times ways to compute the blocks of SDXL, Flux and LTX beside the present one, in one process.
 
     COMFYUI_PATH=... python -m benchmarks.kernel_trials --out benchmarks/results/NAME-kernel-trials.json [--seconds 150]
-                                       [--models Flux LTX] [--variants before present]
+                                       [--family Flux LTX] [--variants before present]
 
 `blocks`: regions of SDXL at 1024x1024 (batch 2, fp16), of Flux (4096 + 512 tokens, bf16) and of LTX, random weights,
 through the pack's own adapters; each is compiled in VARIANTS, replayed as a CUDA graph, and compared with fp32.
@@ -10,7 +10,8 @@ that the next region reads. `whole_step_ms`: the microseconds of a block, times 
 `products`: products of one input with several weights, one after the other, as one strided product over the weights
 where they lie, and with the weights copied beside each other (what that could gain at most); Flux's joined product of
 two inputs, copied beside each other or one after the other.
-`--cpu` checks the script with small sizes and measures nothing. It stops beginning new variants after `--seconds`.
+`--cpu` checks the script with small sizes and measures nothing. It begins no variant after `--seconds`; a later run
+with the same `--out` on such a GPU measures what it lacks.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import argparse
 import contextlib
 import copy
 import datetime
+import json
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack
@@ -107,7 +109,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     parser.add_argument("--seconds", type=float, default=150)
     parser.add_argument("--variants", nargs="*", choices=list(VARIANTS), default=list(VARIANTS))
-    parser.add_argument("--models", nargs="*", choices=list(BLOCKS), default=list(BLOCKS))
+    parser.add_argument("--family", nargs="*", choices=list(BLOCKS), default=list(BLOCKS))
     parser.add_argument("--cpu", action="store_true", help="small sizes, to check this script")
     options = parser.parse_args()
     started = time.perf_counter()
@@ -125,15 +127,19 @@ def main() -> None:
         "blocks": {},
         "whole_step_ms": {},
     }
+    result |= earlier(options.out, result)
     with torch.inference_mode(), fresh_cache():
-        result["products"] = products(device)
+        result["products"] = result["products"] or products(device)
         rig.save(options.out, result)
-        cases = [case for model in options.models for case in BLOCKS[model](device)]
+        cases = [case for model in options.family for case in BLOCKS[model](device)]
         for variant in options.variants:
             for name, site, inputs in cases:
                 row = result["blocks"].setdefault(name, {})
                 wanted = any(part in name and variant in variants for part, variants in WANTED.items())
-                if not wanted or time.perf_counter() - started > options.seconds:
+                if not wanted or "microseconds" in row.get(variant, {}):
+                    continue
+                if time.perf_counter() - started > options.seconds:
+                    print(f"{variant:20} {name:36} left out", flush=True)
                     continue
                 row[variant] = attempt(variant, site, inputs)
                 print(
@@ -146,6 +152,16 @@ def main() -> None:
                 rig.save(options.out, result)
     for model, steps in result["whole_step_ms"].items():
         print(model, {variant: round(milliseconds, 2) for variant, milliseconds in steps.items()})
+
+
+def earlier(out: Path | None, now: dict[str, Any]) -> dict[str, Any]:
+    """What an earlier run measured with this GPU and this torch."""
+    if out is None or not out.is_file():
+        return {}
+    found: dict[str, Any] = json.loads(out.read_text("utf-8"))
+    if any(found[name] != now[name] for name in ("gpu", "torch")):
+        raise SystemExit(f"{out} is of {found['gpu']} with torch {found['torch']}: choose another file")
+    return {name: found[name] for name in ("products", "blocks")}
 
 
 def brief(row: dict[str, Any]) -> str:

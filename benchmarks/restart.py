@@ -1,6 +1,7 @@
 """Measures a restart: the first prompts of a process with stored compiled code, and of one without.
 
     python -m benchmarks.restart --kind sdxl --out benchmarks/results/NAME.json [--contenders resolute ...]
+                                 [--seconds 200] [--folder FOLDER] [--cpu]
 
 For each contender, two processes run the same sizes. The first starts with empty caches; the second finds what the
 first stored: Resolute its store (inductor's cache is emptied in between); Resolute without a store and core's
@@ -8,12 +9,14 @@ TorchCompileModel inductor's cache. The second process also runs one size that t
 ComfyUI's start and end messages of a prompt. Each size runs twice with different seeds; the extra time of the first run
 is the stall. Before the first prompt the server is idle for as long as opening the page in a browser takes (--pause),
 and Resolute preloads regions in that time. The first prompt also loads the checkpoint, so compare with stock ComfyUI.
-Resolute compiles the VAE decoder too, TorchCompileModel only the diffusion model. Needs CUDA; see `benchmarks.tour`.
+Resolute compiles the VAE decoder too, TorchCompileModel only the diffusion model. A later run with the same `--out`
+measures the contenders that it lacks, each with both processes. Needs CUDA; see `benchmarks.tour`.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import shutil
 import tempfile
 import time
@@ -27,6 +30,7 @@ from scripts.server.process import ComfyServer
 from scripts.setup import command
 
 from . import rig
+from .cells import Cells, add_options
 from .rig import STOCK, environment, prompt, without_paths
 from .tour import TOURS
 
@@ -42,6 +46,37 @@ def visit(server: ComfyServer, checkpoint: str, backend: str, sizes: list[Any]) 
         seconds = [execution_seconds(client.run(prompt(checkpoint, backend, size, seed=seed))) for seed in (1, 2)]
         risen = rig.rise(before, rig.counters(client))
         yield {"width": size[0], "height": size[1], "batch": size[2], "seconds": seconds, "counters": risen}
+
+
+def measure(
+    contender: str, setup: command.Setup, checkpoint: str, options: argparse.Namespace, about: dict[str, Any]
+) -> dict[str, Any]:
+    """Both processes of a contender. about: gets what a server says of its machine."""
+    tour = TOURS[options.kind]
+    sizes, new = tour[: options.sizes], tour[options.sizes : options.sizes + 1]
+    work = options.folder or Path(tempfile.mkdtemp(prefix="resolute-restart-"))
+    place = work / contender.replace(" ", "-")
+    shutil.rmtree(place, ignore_errors=True)
+    processes: list[dict[str, Any]] = []
+    for process in ("cold", "restart"):
+        if contender == "resolute":
+            shutil.rmtree(place / "inductor", ignore_errors=True)
+        store = "0" if contender == WITHOUT_STORE else str(place / "store")
+        caches = {"TORCHINDUCTOR_CACHE_DIR": str(place / "inductor"), "TRITON_CACHE_DIR": None}
+        variables = {**caches, "RESOLUTE_STORE": store}
+        server = rig.server(setup, place / process, options.argument, environment=variables, cpu=options.cpu)
+        started = time.perf_counter()
+        with server:
+            ready = time.perf_counter() - started
+            time.sleep(options.pause)
+            about |= environment(server)
+            visited = sizes if process == "cold" else [*sizes, *new]
+            rows = list(visit(server, checkpoint, CONTENDERS[contender], visited))
+            entry = {"contender": contender, "process": process, "ready_seconds": ready, "rows": rows}
+            processes.append(entry | server.client.get("/resolute/events"))
+    if not options.folder:
+        shutil.rmtree(work, ignore_errors=True)
+    return {"contender": contender, "processes": processes}
 
 
 def table(processes: list[dict[str, Any]]) -> str:
@@ -63,40 +98,22 @@ def main() -> None:
     parser.add_argument("--contenders", nargs="*", choices=sorted(CONTENDERS), default=list(CONTENDERS))
     parser.add_argument("--sizes", type=int, default=3, help="visit only the first sizes of the tour")
     parser.add_argument("--pause", type=float, default=10.0, help="seconds before a server's first prompt")
-    parser.add_argument("--argument", action="append", default=[], help="an extra argument for ComfyUI")
-    parser.add_argument("--out", type=Path)
+    add_options(parser, cpu="a small SD1.5")
     options = parser.parse_args()
+    options.kind = "sd15-mini" if options.cpu else options.kind
+    cells = Cells(options, lambda row: row["contender"])
     setup = command.prepare()
     path = generated.ensure(options.kind, setup.python, setup.comfyui)
-    tour = TOURS[options.kind]
-    sizes, new = tour[: options.sizes], tour[options.sizes : options.sizes + 1]
-    settings = {"kind": options.kind, "arguments": without_paths(options.argument), "pause": options.pause}
-    processes: list[dict[str, Any]] = []
+    cells.about |= {"kind": options.kind, "arguments": without_paths(options.argument), "pause": options.pause}
+    cells.about["is_cpu"] = options.cpu
     for contender in options.contenders:
-        work = Path(tempfile.mkdtemp(prefix="resolute-restart-"))
-        for process in ("cold", "restart"):
-            if contender == "resolute":
-                shutil.rmtree(work / "inductor", ignore_errors=True)
-            store = "0" if contender == WITHOUT_STORE else str(work / "store")
-            caches = {"TORCHINDUCTOR_CACHE_DIR": str(work / "inductor"), "TRITON_CACHE_DIR": None}
-            variables = {**caches, "RESOLUTE_STORE": store}
-            server = rig.server(setup, work / process, options.argument, environment=variables)
-            started = time.perf_counter()
-            with server:
-                ready = time.perf_counter() - started
-                time.sleep(options.pause)
-                about = environment(server)
-                rows: list[dict[str, Any]] = []
-                entry = {"contender": contender, "process": process, "ready_seconds": ready, "rows": rows}
-                processes.append(entry)
-                visited = sizes if process == "cold" else [*sizes, *new]
-                for row in visit(server, path.name, CONTENDERS[contender], visited):
-                    rows.append(row)
-                    entry |= server.client.get("/resolute/events")
-                    rig.save(options.out, {**about, **settings, "processes": processes})
-            print(table([entry]), flush=True)
-        shutil.rmtree(work, ignore_errors=True)
-    print(table(processes))
+        if cells.lacks(contender):
+            guess = 60 if contender == STOCK else 120
+            given = (contender, setup, path.name, options, cells.about)
+            row = cells.measure(contender, functools.partial(measure, *given), guess)
+            if row is not None:
+                print(table(row["processes"]), flush=True)
+    print(table([process for row in cells.rows for process in row["processes"]]))
 
 
 if __name__ == "__main__":

@@ -5,12 +5,13 @@ from __future__ import annotations
 import datetime
 import io
 import json
+import os
 import re
 import shutil
 import subprocess
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy
 
@@ -22,6 +23,18 @@ from scripts.setup import command
 
 STOCK = "stock"
 STEPS = 20
+
+
+class Sampler(NamedTuple):
+    """How a prompt samples. name, scheduler: as KSampler names them."""
+
+    name: str = "euler"
+    steps: int = STEPS
+    cfg: float = 7.0
+    scheduler: str = "normal"
+
+
+EULER, LCM = Sampler(), Sampler("lcm", 4, 1.0, "sgm_uniform")
 
 
 def server(setup: command.Setup, folder: Path, arguments: list[str], **settings: Any) -> ComfyServer:
@@ -36,11 +49,17 @@ def node(kind: str, /, **inputs: Any) -> dict[str, Any]:
 
 
 def sampled(
-    nodes: Mapping[str, Any], model: list[Any], seed: int, steps: int, cfg: float, scheduler: str = "normal"
+    nodes: Mapping[str, Any],
+    model: list[Any],
+    seed: int,
+    steps: int,
+    cfg: float,
+    scheduler: str = "normal",
+    name: str = "euler",
 ) -> dict[str, Any]:
     """The nodes with a sampler of their prompts and latent, and with its latents saved."""
     sampler = node(
-        "KSampler", model=model, seed=seed, steps=steps, cfg=cfg, sampler_name="euler", scheduler=scheduler,
+        "KSampler", model=model, seed=seed, steps=steps, cfg=cfg, sampler_name=name, scheduler=scheduler,
         positive=["positive", 0], negative=["negative", 0], latent_image=["latent", 0], denoise=1.0,
     )  # fmt: skip
     saved = node("ResoluteTestSaveLatent", samples=["sample", 0], filename_prefix="latents")
@@ -48,11 +67,16 @@ def sampled(
 
 
 def prompt(
-    checkpoint: str, backend: str, size: tuple[int, int, int, str], steps: int = STEPS, seed: int = 1
+    checkpoint: str,
+    backend: str,
+    size: tuple[int, int, int, str],
+    steps: int = STEPS,
+    seed: int = 1,
+    sampler: Sampler = EULER,
 ) -> dict[str, Any]:
     """Text to image with core's nodes; adds Resolute's nodes or TorchCompileModel unless `backend` is stock.
 
-    size: width, height, batch, text.
+    size: width, height, batch, text. steps: in place of the sampler's.
     """
     width, height, batch, text = size
     model, vae = ["load", 0], ["load", 2]
@@ -69,7 +93,7 @@ def prompt(
         nodes["compile"] = node("ResoluteCompileModel", model=model, backend=backend)
         nodes["compile_vae"] = node("ResoluteCompileVAEDecode", vae=vae, backend=backend)
         model, vae = ["compile", 0], ["compile_vae", 0]
-    nodes = sampled(nodes, model, seed, steps, cfg=7.0)
+    nodes = sampled(nodes, model, seed, steps, sampler.cfg, sampler.scheduler, sampler.name)
     nodes["decode"] = node("VAEDecode", samples=["sample", 0], vae=vae)
     nodes["save"] = node("SaveImage", images=["decode", 0], filename_prefix="images")
     return nodes
@@ -124,6 +148,8 @@ def without_paths(arguments: list[str]) -> list[str]:
 
 
 def save(out: Path | None, result: Mapping[str, Any]) -> None:
-    """Write what was measured so far, so that an interrupted run has results."""
+    """Write what was measured so far, so that an interrupted run has results. A file is never half written."""
     if out:
-        out.write_text(json.dumps(result, indent=1) + "\n", "utf-8")
+        partial = out.with_name(f"{out.name}.partial")
+        partial.write_text(json.dumps(result, indent=1) + "\n", "utf-8")
+        os.replace(partial, out)

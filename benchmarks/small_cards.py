@@ -1,23 +1,23 @@
 """Small cards: stock ComfyUI, its TorchCompileModel, and Resolute on a card of which other memory is held.
 
     python -m benchmarks.small_cards --out benchmarks/results/NAME-small-cards.json [--cells sdxl:8 sdxl:all flux:12]
-                                     [--minutes 8] [--folder FOLDER] [--contenders stock inductor TorchCompileModel]
-    python -m benchmarks.small_cards --merge PART.json PART.json --out benchmarks/results/NAME-small-cards.json
+                                     [--seconds 480] [--folder FOLDER] [--models FOLDER] [--cpu]
+                                     [--contenders stock inductor TorchCompileModel]
 
 A cell is a model and the GiB that are free; "all" holds nothing. In each cell every contender gets a new server: its
 first prompt (seconds include loading; regions are on disk from a run before), then the other sizes, then ComfyUI's
 Unload and Free. The budget is what a card of that size gets by default. `stock` and `resolute` are the seconds of a
 steady prompt, `_first` those of the first prompt of the server, where the row's size came first, and `_peak_gib` what
-the server held at most in the row's prompts. `cold` has the run that compiled everything. With --minutes no cell is
-begun that would end later; the rest of the cells is printed, and --merge joins the parts. Needs CUDA and the
-environment of `scripts/test` (without a network, set RESOLUTE_PYTHON and COMFYUI_PATH).
+the server held at most in the row's prompts. `cold` has the run that compiled everything. With --seconds no cell is
+begun that would end later, and a later run with the same `--out` measures what it lacks; `--folder` keeps the compiled
+regions. Needs CUDA and the environment of `scripts/test` (without a network, set RESOLUTE_PYTHON and COMFYUI_PATH).
+`--cpu` checks the script with small models, holds no memory, and measures nothing.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import math
+import functools
 import statistics
 import subprocess
 import sys
@@ -29,25 +29,26 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-import torch
 
 from compile_cache.config import default_budget
 from scripts.errors import PromptError, ServerError
 from scripts.models import generated
 from scripts.server.client import execution_seconds
-from scripts.server.process import ComfyServer
+from scripts.server.process import ComfyServer, link
 from scripts.setup import command
 
 from . import families, rig
-from .card_memory import GIB, Memory, small_card
+from .card_memory import GIB, Memory, small_card, used_bytes
+from .cells import Cells, add_options
 from .rig import ROOT, STEPS, environment, prompt, without_paths
-from .small_cards_table import NAMES, OURS, STOCK, Size, merge, rows_of, table
+from .small_cards_table import NAMES, OURS, STOCK, Size, rows_of, table
 
 CELLS = ["sdxl:12", "sdxl:8", "sdxl:6", "flux:12", "flux:8", "sdxl:16", "sdxl:24", "sdxl:all", "flux:16"]
 SIZES: dict[str, list[Size]] = {
     "sdxl": [(1024, 1024, 1), (720, 960, 1), (1536, 1536, 1), (1024, 1024, 2)],
     "flux": [(1024, 1024, 1), (720, 960, 1)],
 }
+SMALL: list[Size] = [(128, 128, 1), (96, 128, 2)]  # for a run on the CPU
 _SETTLED_SECONDS = 1.0
 
 
@@ -107,7 +108,8 @@ class Run:
         if kind == "sdxl":
             nodes = prompt(self._files[kind], contender, (width, height, batch, "a lighthouse"), STEPS, seed)
         else:
-            nodes = families.prompt(kind, families.family(kind), contender, (width, height), "default", STEPS, seed)
+            made = families.family(kind, self._options.cpu)
+            nodes = families.prompt(kind, made, contender, (width, height), "default", STEPS, seed)
         self._memory.take()
         before = rig.counters(self._client)
         history = self._client.run(nodes, self._options.prompt_seconds)
@@ -136,18 +138,17 @@ class Run:
     def _settled(self) -> int:
         """Bytes in use, once they have stayed the same for _SETTLED_SECONDS. ComfyUI frees after it has answered."""
         time.sleep(_SETTLED_SECONDS)
-        used, since = _used(), time.monotonic()
+        used, since = used_bytes(), time.monotonic()
         while time.monotonic() - since < _SETTLED_SECONDS:
             time.sleep(0.05)
-            now = _used()
+            now = used_bytes()
             if now != used:
                 used, since = now, time.monotonic()
         return used
 
 
-def _used() -> int:
-    free, total = torch.cuda.mem_get_info()
-    return total - free
+def sizes_of(kind: str, options: argparse.Namespace) -> list[Size]:
+    return SMALL if options.cpu else SIZES[kind]
 
 
 def measure(
@@ -156,12 +157,13 @@ def measure(
     """One server: the first `only` sizes of the cell, then Unload and Free."""
     where = options.folder / ("stock" if contender != OURS else "resolute")
     caches = {name: str(options.folder / name.lower()) for name in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")}
-    server = rig.server(setup, where, options.argument, environment={**caches, **cell.budget})
-    before = _used()
+    variables = {**caches, **cell.budget}
+    server = rig.server(setup, where, options.argument, models=options.models, environment=variables, cpu=options.cpu)
+    before = used_bytes()
     with server:
         run = Run(server, files, options, before)
         try:
-            sizes = list(run.sizes(cell.kind, contender, SIZES[cell.kind][:only]))
+            sizes = list(run.sizes(cell.kind, contender, sizes_of(cell.kind, options)[:only]))
             return {"sizes": sizes, "about": environment(server), **run.give_back()}
         except ServerError as error:  # the server ended, and its log says why
             return {"sizes": [], "failed": f"{error}: {server.log_tail(5)}"}
@@ -170,90 +172,99 @@ def measure(
             (where / f"{cell.kind}-{cell.free}-{contender}.log").write_text(server.log())
 
 
-def prepare(kinds: set[str], setup: command.Setup) -> dict[str, str]:
+def prepare(kinds: set[str], setup: command.Setup, options: argparse.Namespace) -> dict[str, str]:
     """Make the models; returns the names of their files."""
     files = {}
     if "sdxl" in kinds:
-        files["sdxl"] = generated.ensure("sdxl", setup.python, setup.comfyui).name
+        made = generated.ensure("sd15-mini" if options.cpu else "sdxl", setup.python, setup.comfyui)
+        link(made, options.models / "checkpoints" / made.name)
+        files["sdxl"] = made.name
     if "flux" in kinds:
-        file = generated.folder() / "diffusion_models" / families.file_of("flux")
-        file.parent.mkdir(parents=True, exist_ok=True)
-        if not file.is_file():
-            make = [str(setup.python), "-m", "benchmarks.families", "--make", str(file.parent), str(setup.comfyui)]
-            subprocess.run([*make, "--family", "flux"], cwd=ROOT, check=True)
-        files["flux"] = file.name
+        folder = options.models / "diffusion_models"
+        make = [str(setup.python), "-m", "benchmarks.families", "--make", str(folder), str(setup.comfyui)]
+        subprocess.run([*make, "--family", "flux", *(["--cpu"] if options.cpu else [])], cwd=ROOT, check=True)
+        files["flux"] = families.file_of("flux")
     return files
 
 
-def measure_cells(setup: command.Setup, options: argparse.Namespace, deadline: float) -> None:
-    result: dict[str, Any] = {"arguments": without_paths(options.argument), "steps": STEPS, "repeats": options.repeats}
-    result |= {"rows": [], "cards": {}, "cold": {}, "left": []}
+def key_of(row: dict[str, Any]) -> tuple[Any, ...]:
+    return row["model"], row["free_gib"], row["size"], row["batch"]
 
-    def keep() -> None:
-        rig.save(options.out, result)
 
-    files = prepare({cell.kind for cell in options.cells}, setup)
-    torch.zeros(1, device="cuda")  # this process's own context counts in every measurement alike
+def measure_cells(setup: command.Setup, options: argparse.Namespace) -> None:
+    cells = Cells(options, key_of)
+    cells.about |= {"arguments": without_paths(options.argument), "steps": STEPS, "repeats": options.repeats}
+    cells.about |= {"cards": cells.before.get("cards", {}), "cold": cells.before.get("cold", {}), "is_cpu": options.cpu}
+    wanted = [cell for cell in options.cells if any(cells.lacks(key) for key in keys_of(cell, options))]
+    files = prepare({cell.kind for cell in wanted}, setup, options)
+    used_bytes()  # this process's own context counts in every measurement alike
     for kind in files:
         if OURS in options.contenders and not (options.folder / f"compiled-{kind}").exists():
-            with small_card(options.cold_free):
-                cold = measure(Cell(kind, options.cold_free), OURS, setup, files, options, only=1)
-            result["cold"][kind] = {"free_gib": options.cold_free, **cold}
-            for each in (run for size in cold["sizes"] for run in size["runs"]):
-                del each["latents"]
-            first = [(size["size"], round(size["runs"][0]["seconds"], 2)) for size in cold["sizes"] if size["runs"]]
-            print(f"cold {kind}: {first}, peak {[size['peak_gib'] for size in cold['sizes']]} GiB", flush=True)
-            (options.folder / f"compiled-{kind}").touch()
-            keep()
-    longest = 0.0
-    for place, cell in enumerate(options.cells):
-        started = time.monotonic()
-        if started + longest > deadline:
-            result["left"] = [str(each) for each in options.cells[place:]]
-            break
-        with small_card(cell.free):
-            found = {contender: measure(cell, contender, setup, files, options) for contender in options.contenders}
-        rows = rows_of(cell.kind, cell.free, SIZES[cell.kind], found)
-        result["rows"] += rows
-        result |= next((each.pop("about") for each in found.values() if "about" in each), {})
-        given = {
-            f"{NAMES[contender]}_{name}": value
-            for contender, each in found.items()
-            for name, value in each.items()
-            if name.endswith("_gib") or name == "failed"
-        }
-        result["cards"][str(cell)] = {**given, "budget_mib": int(cell.budget.get("RESOLUTE_BUDGET_MB", 0)) or None}
-        print(table(rows), given, flush=True)
-        keep()
-        longest = max(longest, time.monotonic() - started)
-    keep()
-    print(table(result["rows"]))
-    if result["left"]:
-        print("not begun, for lack of time: --cells", *result["left"])
+            compile_all(kind, setup, files, options, cells)
+    for cell in wanted:
+        cells.measure(str(cell), functools.partial(_measure_cell, cell, setup, files, options, cells), 130)
+    print(table(cells.rows))
+
+
+def keys_of(cell: Cell, options: argparse.Namespace) -> list[tuple[Any, ...]]:
+    """The keys of a cell's rows."""
+    return [(cell.kind, cell.free, f"{width}x{height}", batch) for width, height, batch in sizes_of(cell.kind, options)]
+
+
+def compile_all(
+    kind: str, setup: command.Setup, files: dict[str, str], options: argparse.Namespace, cells: Cells
+) -> None:
+    """The run that compiles all regions of a model."""
+    with small_card(options.cold_free):
+        cold = measure(Cell(kind, options.cold_free), OURS, setup, files, options, only=1)
+    for each in (run for size in cold["sizes"] for run in size["runs"]):
+        del each["latents"]
+    first = [(size["size"], round(size["runs"][0]["seconds"], 2)) for size in cold["sizes"] if size["runs"]]
+    print(f"cold {kind}: {first}, peak {[size['peak_gib'] for size in cold['sizes']]} GiB", flush=True)
+    (options.folder / f"compiled-{kind}").touch()
+    cells.save(cold={**cells.about["cold"], kind: {"free_gib": options.cold_free, **cold}})
+
+
+def _measure_cell(
+    cell: Cell, setup: command.Setup, files: dict[str, str], options: argparse.Namespace, cells: Cells
+) -> dict[str, Any]:
+    """All contenders on one card. Adds all rows but the last, which it returns."""
+    with small_card(cell.free):
+        found = {contender: measure(cell, contender, setup, files, options) for contender in options.contenders}
+    cells.about |= next((each.pop("about") for each in found.values() if "about" in each), {})
+    rows = rows_of(cell.kind, cell.free, sizes_of(cell.kind, options), found)
+    given = {
+        f"{NAMES[contender]}_{name}": value
+        for contender, each in found.items()
+        for name, value in each.items()
+        if name.endswith("_gib") or name == "failed"
+    }
+    budget = int(cell.budget.get("RESOLUTE_BUDGET_MB", 0)) or None
+    cells.about["cards"] = {**cells.about["cards"], str(cell): {**given, "budget_mib": budget}}
+    print(table(rows), given, flush=True)
+    for row in rows:
+        missing = [NAMES[each] for each in options.contenders if row[NAMES[each]] is None]
+        row |= {"failed": f"no figure of {', '.join(missing)}"} if missing else {}  # a later run tries again
+    for row in rows[:-1]:
+        cells.add(row)
+    return rows[-1]
 
 
 def main() -> int:
-    started = time.monotonic()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cells", nargs="*", type=Cell.named, default=[Cell.named(name) for name in CELLS])
     parser.add_argument("--contenders", nargs="*", choices=list(NAMES), default=[STOCK, OURS])
     parser.add_argument("--repeats", type=int, default=2, help="steady prompts of each size")
-    parser.add_argument("--minutes", type=float, default=math.inf, help="begin no cell that would end later")
     parser.add_argument("--prompt-seconds", type=float, default=300.0, help="a prompt that takes longer failed")
     parser.add_argument("--cold-free", type=float, help="GiB that are free in the run that compiles")
-    parser.add_argument("--argument", action="append", default=[], help="an extra argument for ComfyUI")
-    parser.add_argument("--folder", type=Path, help="the servers' folder, with compiled regions and logs")
-    parser.add_argument("--merge", nargs="+", type=Path, metavar="PART", help="join results; measures nothing")
-    parser.add_argument("--out", type=Path)
+    parser.add_argument("--models", type=Path, help="a folder that keeps the models; several GB each")
+    add_options(parser, cpu="small models")
     options = parser.parse_args()
-    if options.merge:
-        merged = merge([json.loads(part.read_text("utf-8")) for part in options.merge])
-        rig.save(options.out, merged)
-        print(table(merged["rows"]))
-        return 0
     options.folder = options.folder or Path(tempfile.mkdtemp(prefix="resolute-small-cards-"))
-    options.folder.mkdir(parents=True, exist_ok=True)
-    measure_cells(command.prepare(), options, started + 60 * options.minutes)
+    options.models = options.models or options.folder / "models"
+    for folder in ("checkpoints", "diffusion_models"):
+        (options.models / folder).mkdir(parents=True, exist_ok=True)
+    measure_cells(command.prepare(), options)
     return 0
 
 

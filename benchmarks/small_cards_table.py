@@ -1,4 +1,4 @@
-"""The rows and the table of `small_cards`, and how to join the results of several runs. Plain data."""
+"""The rows and the table of `small_cards`. Plain data."""
 
 from __future__ import annotations
 
@@ -65,14 +65,3 @@ def table(rows: list[dict[str, Any]]) -> str:
 
 
 _SHOWN = ("stock", "resolute", "ratio", "stock_first", "resolute_first", "stock_peak_gib", "resolute_peak_gib")
-
-
-def merge(parts: list[dict[str, Any]]) -> dict[str, Any]:
-    """The rows of all parts; of a cell that several measured, those of the latest part."""
-    merged: dict[str, Any] = {}
-    for part in parts:
-        rows = {(row["model"], row["free_gib"], row["size"], row["batch"]): row for row in merged.get("rows", [])}
-        rows |= {(row["model"], row["free_gib"], row["size"], row["batch"]): row for row in part["rows"]}
-        cards = merged.get("cards", {}) | part["cards"]
-        merged |= part | {"rows": list(rows.values()), "cards": cards, "cold": merged.get("cold", {}) | part["cold"]}
-    return merged

@@ -1,14 +1,16 @@
 """Runs hundreds of random prompts with Resolute in one server, and watches memory, compiles and errors.
 
     python -m benchmarks.soak --out benchmarks/results/NAME-soak.json [--prompts 500] [--free 12] [--budget-mb 10]
-                              [--steps 6] [--every 25] [--argument ...]
+                              [--steps 6] [--every 25] [--seconds 500] [--folder FOLDER] [--argument ...] [--cpu]
     python -m benchmarks.soak --plot benchmarks/results/NAME-soak.json docs/soak.svg
 
 Two checkpoints (SDXL and SD1.5, random weights), sizes and batches of a trace that a seed draws, and LoRAs that come
 and go. After each prompt it reads the memory in use on the device and in the server's process. Slopes are of the second
 half, in MiB for each 100 prompts, with their standard errors. Every so many prompts (`--every`) one runs again with
 stock ComfyUI and the same seed, and the latents are compared. The default budget holds about a tenth of the captures.
-Needs CUDA and the environment of `scripts/test` (without a network, set RESOLUTE_PYTHON and COMFYUI_PATH).
+It is one server's run, so a later one begins anew; it ends with what there is when `--seconds` are over. Needs CUDA and
+the environment of `scripts/test` (without a network, set RESOLUTE_PYTHON and COMFYUI_PATH). `--cpu` checks the script
+with a small model and no LoRA.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ import argparse
 import json
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -25,12 +28,14 @@ from typing import Any
 import numpy
 import psutil
 
+from scripts.errors import PromptError
 from scripts.models import generated
 from scripts.server.process import ComfyServer
 from scripts.setup import command
 from tests.comfy.random_visits import trace
 
 from . import rig, soak_plot
+from .cells import add_options
 
 MIB = 1 << 20
 
@@ -60,29 +65,50 @@ def summary(rows: Sequence[dict[str, Any]], first_of: Sequence[int]) -> dict[str
     return found
 
 
-def measure(server: ComfyServer, files: dict[str, str], options: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """Run the trace. Yields a row for each prompt."""
-    import torch
-
+def measure(
+    server: ComfyServer, files: dict[str, str], options: argparse.Namespace, deadline: float
+) -> Iterator[dict[str, Any]]:
+    """Run the trace until the deadline. Yields a row for each prompt."""
+    from .card_memory import used_bytes
     from .dynamic_vram import Situation, run
 
     assert server.process is not None
     process = psutil.Process(server.process.pid)
     evictions = 0
-    for number, visit in enumerate(trace(options.prompts, list(files), range(512, 1281, 64), options.shapes)):
-        situation = Situation("", visit.width, visit.height, visit.lora, visit.strength, visit.kind)
-        found = run(server.client, situation, "inductor", options.steps, visit.seed, files)
+    sides = range(64, 193, 64) if options.cpu else range(512, 1281, 64)
+    longest = 0.0
+    for number, visit in enumerate(trace(options.prompts, list(files), sides, options.shapes)):
+        begun = time.monotonic()
+        if begun + longest > deadline:
+            print(f"{options.seconds:.0f} s are over after {number} prompts", flush=True)
+            return
+        lora = "" if options.cpu else visit.lora
+        situation = Situation("", visit.width, visit.height, lora, visit.strength, visit.kind)
+        try:
+            found = run(server.client, situation, "inductor", options.steps, visit.seed, files)
+        except PromptError as error:  # a finding; the server goes on
+            yield {**asdict(visit), "failed": str(error)[:500]}
+            continue
         latents = found.pop("latents")
-        free, total = torch.cuda.mem_get_info()
         row: dict[str, Any] = {**asdict(visit), **{key: found[key] for key in ("seconds", "stall", "bypasses")}}
         row |= {key: found[key] for key in ("captures", "replays", "region_compiles")}
-        row |= {"device_mib": (total - free) // MIB, "host_mib": process.memory_info().rss // MIB}
+        row |= {"device_mib": used_bytes() // MIB, "host_mib": process.memory_info().rss // MIB}
         counted = rig.counters(server.client)["evictions"]
         row["evictions"], evictions = counted - evictions, counted
         if number % options.every == options.every - 1:
             stock = run(server.client, situation, "stock", options.steps, visit.seed, files)["latents"]
             row["error"] = rig.error(latents, stock)
+        shown = f"{visit.width}x{visit.height} batch {visit.batch}, {row['seconds']:.2f} s, {row['device_mib']} MiB"
+        print(f"{number:4} {visit.kind} {shown} {row['bypasses'] or ''}", flush=True)
+        longest = max(longest, time.monotonic() - begun)
         yield row
+
+
+def keep(out: Path | None, result: dict[str, Any], rows: list[dict[str, Any]]) -> None:
+    """Write the rows so far and their summary."""
+    first_of = [next(n for n, row in enumerate(rows) if row["kind"] == kind) for kind in {r["kind"] for r in rows}]
+    result |= {"summary": summary(rows, first_of) if len(rows) > 4 else {}, "rows": rows}
+    rig.save(out, result)
 
 
 def main() -> int:
@@ -93,37 +119,39 @@ def main() -> int:
     parser.add_argument("--every", type=int, default=25, help="compare one of so many prompts with stock ComfyUI")
     parser.add_argument("--free", type=float, help="GiB of the card that are free")
     parser.add_argument("--budget-mb", type=int, default=10)
-    parser.add_argument("--argument", action="append", default=[], help="an extra argument for ComfyUI")
     parser.add_argument("--plot", nargs=2, type=Path, metavar=("RESULT", "SVG"), help="draw a result; run nothing")
-    parser.add_argument("--out", type=Path)
+    add_options(parser, cpu="a small SD1.5")
     options = parser.parse_args()
+    deadline = time.monotonic() + options.seconds
     if options.plot:
         rows = json.loads(options.plot[0].read_text("utf-8"))["rows"]
         options.plot[1].write_text(soak_plot.draw(rows), "utf-8")
         return 0
-    from .card_memory import small_card
+    from .card_memory import small_card, used_bytes
     from .dynamic_vram import write_loras
 
     setup = command.prepare()
-    paths = {kind: generated.ensure(kind, setup.python, setup.comfyui) for kind in ("sdxl", "sd15")}
-    write_loras(paths["sdxl"])
-    folder, budget = Path(tempfile.mkdtemp(prefix="resolute-soak-")), {"RESOLUTE_BUDGET_MB": str(options.budget_mb)}
-    server = rig.server(setup, folder, options.argument, environment=budget)
+    kinds = ("sd15-mini",) if options.cpu else ("sdxl", "sd15")
+    paths = {kind: generated.ensure(kind, setup.python, setup.comfyui) for kind in kinds}
+    if not options.cpu:
+        write_loras(paths["sdxl"])
+    folder = options.folder or Path(tempfile.mkdtemp(prefix="resolute-soak-"))
+    budget = {"RESOLUTE_BUDGET_MB": str(options.budget_mb)}
+    server = rig.server(setup, folder, options.argument, environment=budget, cpu=options.cpu)
     result: dict[str, Any] = {"arguments": rig.without_paths(options.argument), "free_gib": options.free}
-    result |= {"steps": options.steps, "budget_mib": options.budget_mb}
+    result |= {"steps": options.steps, "budget_mib": options.budget_mb, "is_cpu": options.cpu}
     rows: list[dict[str, Any]] = []
+    errors = result["errors"] = list[dict[str, Any]]()
+    used_bytes()  # this process's own context counts in every measurement alike
     with small_card(options.free), server:
         result |= rig.environment(server)
         try:
-            for row in measure(server, {kind: path.name for kind, path in paths.items()}, options):
-                rows.append(row)
+            for row in measure(server, {kind: path.name for kind, path in paths.items()}, options, deadline):
+                (errors if "failed" in row else rows).append(row)
+                keep(options.out, result, rows)
         finally:  # an interrupted run has results, too
-            first_of = [
-                next(n for n, row in enumerate(rows) if row["kind"] == kind) for kind in {r["kind"] for r in rows}
-            ]
-            result |= {"summary": summary(rows, first_of) if len(rows) > 4 else {}, "rows": rows}
-            rig.save(options.out, result)
-    print(json.dumps(result["summary"], indent=1))
+            keep(options.out, result, rows)
+    print(json.dumps(result["summary"], indent=1), *(error["failed"] for error in errors), sep="\n")
     return 0
 
 

@@ -1,7 +1,8 @@
 """Where the time of one step goes: the host, the GPU's kernels by kind, and what is left, stock and Resolute.
 
-    python -m benchmarks.step_profile --out benchmarks/results/NAME-step-profile.json [--model sdxl flux] [--sizes 2]
-                                      [--servers measured flash no-pages] [--models FOLDER] [--cpu]
+    python -m benchmarks.step_profile --out benchmarks/results/NAME-step-profile.json [--family sdxl flux] [--sizes 2]
+                                      [--servers measured flash no-pages] [--models FOLDER] [--folder FOLDER]
+                                      [--seconds 200] [--cpu]
 
 Each server has settings of its own (SERVERS) and one store for all. For each size: stock and Resolute, three prompts
 each. The first compiles and captures, the second is timed, and the last calls of the third run under torch's profiler.
@@ -10,13 +11,15 @@ time between the events around it, all medians of the second prompt. `kernels_ms
 profiled call, `kinds` its kernels (`benchmarks.kernel_kinds`), `kernels` each by name. So `step_ms` minus `kernels_ms`
 is what the host, the pages or gaps between kernels take. `error` is that of the latents against stock's; `first_extra`
 how many seconds the first prompt took longer than the second; `latents_sha256` tells whether two starts compute
-the same (`--servers measured measured`). Needs CUDA and the environment of `scripts/test` (without
-a network, set RESOLUTE_PYTHON and COMFYUI_PATH). `--cpu` checks the script with small models and measures nothing.
+the same (`--servers measured measured`). A cell is a size of a model on a server, with both contenders; a later run
+with the same `--out` measures what it lacks. Needs CUDA and the environment of `scripts/test` (without a network, set
+RESOLUTE_PYTHON and COMFYUI_PATH). `--cpu` checks the script with small models and measures nothing.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import hashlib
 import io
 import json
@@ -33,6 +36,7 @@ from scripts.server.process import ComfyServer
 from scripts.setup import command
 
 from . import families, rig
+from .cells import Cells, add_options
 from .family_models import family
 from .kernel_kinds import by_kind
 from .rig import ROOT, STOCK, environment, node, without_paths
@@ -141,24 +145,33 @@ def line(row: dict[str, Any]) -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", nargs="*", choices=sorted(SIZES), default=["sdxl", "flux"])
+    parser.add_argument("--family", nargs="*", choices=sorted(SIZES), default=["sdxl", "flux"])
     parser.add_argument("--sizes", type=int, default=2, help="visit only the first sizes of a model")
     parser.add_argument("--servers", nargs="*", choices=sorted(SERVERS), default=list(SERVERS))
-    parser.add_argument("--argument", action="append", default=[], help="an extra argument for ComfyUI")
     parser.add_argument("--models", type=Path, help="a folder that keeps the models; several GB each")
-    parser.add_argument("--store", type=Path, help="a folder that keeps the compiled regions")
-    parser.add_argument("--cpu", action="store_true", help="small models on the CPU, to check this script")
-    parser.add_argument("--out", type=Path)
+    add_options(parser, cpu="small models")
     options = parser.parse_args()
+    cells = Cells(options, _cell)
     setup = command.prepare()
     with tempfile.TemporaryDirectory(prefix="resolute-profile-") as work:
-        base = options.models or Path(work) / "models"
-        prompts = [Prompts(model, _make(model, setup, base, options.cpu), options.cpu) for model in options.model]
-        rows: list[dict[str, Any]] = []
-        for name in options.servers:
-            _visit(name, setup, base, Path(work), prompts, rows, options)
-    print("\n".join(map(line, rows)))
+        base, where = options.models or Path(work) / "models", options.folder or Path(work)
+        prompts = [Prompts(model, _make(model, setup, base, options.cpu), options.cpu) for model in options.family]
+        for number, name in enumerate(options.servers):
+            start = options.servers[:number].count(name)
+            wanted = [
+                (prompt, size)
+                for prompt in prompts
+                for size in ([(64, 64), (96, 64)] if options.cpu else SIZES[prompt.model])[: options.sizes]
+                if cells.lacks((name, start, prompt.model, f"{size[0]}x{size[1]}"))
+            ]
+            if wanted:
+                _visit(name, start, setup, base, where, wanted, cells, options)
+    print("\n".join(line(row) for cell in cells.rows for row in cell["contenders"]))
     return 0
+
+
+def _cell(row: dict[str, Any]) -> tuple[Any, ...]:
+    return row["server"], row["start"], row["model"], row["size"]
 
 
 def _make(model: str, setup: command.Setup, base: Path, is_small: bool) -> str:
@@ -178,41 +191,49 @@ def _make(model: str, setup: command.Setup, base: Path, is_small: bool) -> str:
 
 
 def _visit(
-    name: str, setup: command.Setup, base: Path, work: Path, prompts: list[Prompts], rows: list[Any], options: Any
+    name: str,
+    start: int,
+    setup: command.Setup,
+    base: Path,
+    where: Path,
+    wanted: list[tuple[Prompts, tuple[int, int]]],
+    cells: Cells,
+    options: Any,
 ) -> None:
-    """One server: every model and size, with stock and Resolute. Appends to rows, and writes after each."""
+    """One server, and its cells. start: how many servers with these settings came before."""
     packs = {
         "resolute": ROOT,
         "resolute-test-pack": ROOT / "tests" / "pack",
         "step-profiler": ROOT / "benchmarks" / "step_profiler",
     }
-    store = options.store or work / "store"
-    settings = {"RESOLUTE_STORE": str(store), "TORCHINDUCTOR_CACHE_DIR": str(store.with_name("inductor"))}
+    caches = {"RESOLUTE_STORE": str(where / "store"), "TORCHINDUCTOR_CACHE_DIR": str(where / "inductor")}
     server = ComfyServer(
-        setup.python, setup.comfyui, work / name, packs=packs, models=base, cpu=options.cpu,
-        arguments=(*options.argument, *SERVERS[name].arguments), environment=settings | SERVERS[name].environment,
+        setup.python, setup.comfyui, where / f"{name}-{start}", packs=packs, models=base, cpu=options.cpu,
+        arguments=(*options.argument, *SERVERS[name].arguments), environment=caches | SERVERS[name].environment,
     )  # fmt: skip
     with server:
-        about: dict[str, Any] = {**environment(server), "steps": STEPS, "is_cpu": options.cpu}
-        about["arguments"] = without_paths(options.argument)
-        for prompt in prompts:
-            for size in ([(64, 64), (96, 64)] if options.cpu else SIZES[prompt.model])[: options.sizes]:
-                reference = b""
-                for contender in (STOCK, OURS):
-                    row = measure(server, prompt, contender, size)
-                    latents = row.pop("latents")
-                    reference = reference or latents
-                    row = {"server": name, "model": prompt.model, "size": f"{size[0]}x{size[1]}", **row}
-                    row["error"] = error(latents, reference)
-                    row["latents_sha256"] = hashlib.sha256(latents).hexdigest()
-                    rows.append(row)
-                    print(line(row), flush=True)
-                    about[f"attention {name}"] = server.client.get("/resolute/cache")["attention"]
-                    about[f"events {name}"] = server.client.get("/resolute/events")
-                    if options.out:
-                        previous = json.loads(options.out.read_text("utf-8")) if options.out.exists() else {}
-                        previous.pop("rows", None)
-                        options.out.write_text(json.dumps({**previous, **about, "rows": rows}, indent=1) + "\n")
+        cells.about |= {**environment(server), "steps": STEPS, "is_cpu": options.cpu}
+        cells.about["arguments"] = without_paths(options.argument)
+        for prompt, size in wanted:
+            about = {"server": name, "start": start, "model": prompt.model, "size": f"{size[0]}x{size[1]}"}
+            cell = f"{name} {prompt.model} {size[0]}x{size[1]}"
+            if cells.measure(cell, functools.partial(_both, server, prompt, size, about), 25) is not None:
+                about = {f"attention {name}": server.client.get("/resolute/cache")["attention"]}
+                cells.save(**about, **{f"events {name}": server.client.get("/resolute/events")})
+
+
+def _both(server: ComfyServer, prompt: Prompts, size: tuple[int, int], about: dict[str, Any]) -> dict[str, Any]:
+    """The row of a cell: stock, then Resolute."""
+    reference, rows = b"", []
+    for contender in (STOCK, OURS):
+        row = measure(server, prompt, contender, size)
+        latents = row.pop("latents")
+        reference = reference or latents
+        row = {**about, **row, "error": error(latents, reference)}
+        row["latents_sha256"] = hashlib.sha256(latents).hexdigest()
+        rows.append(row)
+        print(line(row), flush=True)
+    return {**about, "contenders": rows}
 
 
 if __name__ == "__main__":

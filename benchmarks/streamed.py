@@ -6,16 +6,19 @@
 
 A cell is a model (MODELS) and the GiB that are free before a server starts; other memory is held. Each contender gets
 one server for each model: first with all memory (`resident_s_per_step`), then with less and less. What Resolute has to
-compile, it compiles in a server before. Between cells ComfyUI unloads its models. A step is the time from one call of
-the model to the next, the median of the settled calls of a prompt. `bytes_per_step_stock`: of the weights that have no
-pages on the device. `bytes_per_step_resolute`: what its counter `streamed_bytes` says. `bus_gb_per_s`: of a pinned
-gigabyte. `error`: Resolute's latents against those of the same prompt without it, in the same server. `first_step_s` in
-`details`: of a prompt after the weights were unloaded.
+compile, it compiles in a server before; a line says how many regions that were and how long the prompt waited for them
+(`compiled` in the file, with the lines of the log). Between cells ComfyUI unloads its models. A step is the
+time from one call of the model to the next, the median of the settled calls of a prompt. `bytes_per_step_stock`: of the
+weights that have no pages on the device. `bytes_per_step_resolute`: what its counter `streamed_bytes` says.
+`bus_gb_per_s`: of a pinned gigabyte; "reached" in a line: bytes of a step by its seconds. `error`: Resolute's latents
+against those of the same prompt without it, in the same server. In `details`: `first_step_s` of a prompt after the
+weights were unloaded; `prologues` that ran in the timed prompt, and `regions_compiled`, which should be 0.
 
 It writes after each cell, and leaves out what `--out` has already: begin it again for what is missing. `--folder` keeps
 models and compiled regions; a model is made on the GPU when it is needed, and deleted when the disk has no room for the
 next. Needs CUDA and the environment of `scripts/test` (without a network, set RESOLUTE_PYTHON and COMFYUI_PATH).
-`--cpu` checks the script with small models and measures nothing.
+`--cpu` goes the whole way with small models and measures nothing: Resolute's weights stream all the same, from a
+reservation that has no page (tests/pack/streaming.py).
 """
 
 from __future__ import annotations
@@ -47,7 +50,7 @@ from .device_facts import bus
 from .family_models import family, make_all
 from .kernel_kinds import by_kind
 from .rig import ROOT, STOCK, environment, without_paths
-from .streamed_table import ALL, CELLS, HEAD, MODELS, OURS, Model, line, rows_of
+from .streamed_table import ALL, CELLS, HEAD, MODELS, OURS, Model, compiled_line, line, rows_of
 from .weight_formats import file_of
 
 STEPS, UNSETTLED, PROFILED = 10, 3, 1
@@ -67,9 +70,21 @@ class Bench:
         self._family = family(model.name, options.cpu)
         self.memory = None if options.cpu else Memory(psutil.Process(server.process.pid))
 
-    def compile(self) -> None:
-        """Compile what the cell needs. Processes that compile hold memory of the device, so nothing is measured."""
-        self._prompt(2, 0, 0)
+    def compile(self) -> dict[str, Any]:
+        """Compile what the cell needs. Processes that compile hold memory of the device, so steps are not measured."""
+        before, started = rig.counters(self._server.client), time.monotonic()
+        notes, _ = self._prompt(2, 0, 0)
+        seconds, risen = time.monotonic() - started, rig.rise(before, rig.counters(self._server.client))
+        return {
+            "regions": risen["region_compiles"],
+            "waited_s": round(risen["stall_seconds"], 2),
+            "prompt_s": round(seconds, 2),
+            "first_call_s": round(notes["calls"][0]["host_ms"] / 1000, 2),
+            "resolute_log": self._log(),
+        }
+
+    def _log(self) -> list[str]:
+        return [text for text in self._server.log().splitlines() if "Resolute:" in text][-12:]
 
     def measure(self) -> dict[str, Any]:
         """One cell: a prompt after the weights were unloaded, a timed one, and perhaps a profiled one; for Resolute one
@@ -91,9 +106,11 @@ class Bench:
             "steps_s": [round(call["since_last_ms"] / 1000, 4) for call in timed["calls"][1:]],
             "bypasses": rig.rise(before, after)["bypasses"],
             "replays": after["replays"] - timed_before["replays"],
+            "prologues": after.get("prologue_runs", 0) - timed_before.get("prologue_runs", 0),
+            "regions_compiled": after["region_compiles"] - before["region_compiles"],
         }
         if self._contender == OURS:
-            found["resolute_log"] = [text for text in self._server.log().splitlines() if "Resolute:" in text][-8:]
+            found["resolute_log"] = self._log()
         if self._options.profile:
             profiled, _ = self._prompt(2 + PROFILED, PROFILED, 3)
             profile = profiled["profiles"][-1]
@@ -123,6 +140,9 @@ class Bench:
         watch = {"name": file, "calls": steps, "profiled": profiled}
         nodes["watch"] = rig.node("ResoluteBenchmarkSteps", model=sampler["model"], **watch)
         sampler["model"] = ["watch", 0]
+        if self._options.cpu and contender == OURS:
+            nodes["stream"] = rig.node("ResoluteTestStreams", model=["load", 0])
+            nodes["compile"]["inputs"]["model"] = ["stream", 0]
         try:
             history = self._server.client.run(nodes, left)
         except ServerError as error:
@@ -146,12 +166,12 @@ def visit(
 ) -> Iterator[tuple[str, dict[str, Any]]]:
     """(cell, what was measured) for each cell of one server. before: bytes in use before it starts.
 
-    Resolute's first server only compiles, and yields nothing.
+    Resolute's first server only compiles, and yields what that took.
     """
     variables = {key: str(options.folder / key.lower()) for key in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")}
     variables |= {"RESOLUTE_STORE": str(options.folder / "store")}
     variables |= {"RESOLUTE_BUDGET_MB": str(default_budget(24 * GIB) >> 20)}
-    is_compiled = contender == STOCK or (options.folder / f"compiled-{name}").exists()
+    is_compiled = contender == STOCK or _mark(name, options).exists()
     variables |= {"RESOLUTE_WORKERS": "0"} if is_compiled else {}
     variables |= dict(each.split("=", 1) for each in options.environment)
     server = rig.server(
@@ -166,10 +186,7 @@ def visit(
                 held = 0 if options.cpu else _used() - before  # by the server itself, which counts as the card's
                 with nullcontext() if cell == ALL or options.cpu else small_card(float(cell) - held / GIB):
                     try:
-                        if not is_compiled:
-                            bench.compile()
-                            continue
-                        found = bench.measure()
+                        found = bench.measure() if is_compiled else bench.compile()
                     except (PromptError, ServerError) as error:
                         found = {"failed": str(error).splitlines()[0][:300]}
                     yield cell, {**found, "about": environment(server)}
@@ -177,6 +194,11 @@ def visit(
             bench.close()
             log = options.folder / f"{name}-{contender}.log"
             log.write_text(server.log(), "utf-8")
+
+
+def _mark(name: str, options: argparse.Namespace) -> Path:
+    """This file exists once what a model needs is compiled, under these variables."""
+    return options.folder / "-".join(["compiled", name, *sorted(options.environment)])
 
 
 def _used() -> int:
@@ -221,10 +243,13 @@ def measure_all(setup: command.Setup, options: argparse.Namespace) -> None:
             file = _make(name, setup, options)
             gb[name] = round(file.stat().st_size / 1e9, 2)
             for who, cells in left.items():
-                if cells and who == OURS and not (options.folder / f"compiled-{name}").exists():
+                if cells and who == OURS and not _mark(name, options).exists():
                     compiling = list(dict.fromkeys([cells[0], first]))
-                    list(visit(name, who, compiling, setup, before, options))
-                    (options.folder / f"compiled-{name}").touch()
+                    for free, found in visit(name, who, compiling, setup, before, options):
+                        found.pop("about")
+                        about.setdefault("compiled", {}).setdefault(name, {})[free] = found
+                        print(compiled_line(name, free, found), flush=True)
+                    _mark(name, options).touch()
                 for free, found in visit(name, who, cells, setup, before, options) if cells else ():
                     about |= found.pop("about")
                     measured.setdefault(name, {}).setdefault(who, {})[free] = found

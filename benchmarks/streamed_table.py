@@ -88,6 +88,10 @@ def line(row: dict[str, Any]) -> str:
         each = details[who]
         if "failed" in each:
             notes.append(f"{who} failed: {each['failed']}")
+        if each.get("bytes_per_step") and each.get("s_per_step"):
+            notes.append(f"{who} reached {each['bytes_per_step'] / each['s_per_step'] / 1e9:.1f} GB/s")
+        if each.get("prologues") or each.get("regions_compiled"):
+            notes.append(f"{each['prologues']} prologues, {each['regions_compiled']} regions compiled")
         if "host_s" in each:
             notes.append(f"{who} host {each['host_s']:.3f} first {each['first_step_s']:.2f}")
         if "profile" in each:
@@ -101,6 +105,15 @@ def line(row: dict[str, Any]) -> str:
         f"{row['model']:<11}{row['free_gib'] or ALL!s:>5}{cell(stock, 9, '.3f')}{cell(ours, 9, '.3f')}"
         f"{cell(row['resident_s_per_step'], 9, '.3f')}{cell(least, 9, '.3f')}{cell(gain, 7, '.2f')}"
         f"{cell(over, 7, '.2f')}{gigabytes}{cell(row['error'], 9, '.1e')}  {'; '.join(notes)}"
+    )
+
+
+def compiled_line(name: str, free: str, found: dict[str, Any]) -> str:
+    """The line of a server that only compiled."""
+    if "failed" in found:
+        return f"{name:<11}{free:>5} compiling failed: {found['failed']}"
+    return (
+        f"{name:<11}{free:>5} {found['regions']} regions compiled, waited {found['waited_s']} of {found['prompt_s']} s"
     )
 
 

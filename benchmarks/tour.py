@@ -1,17 +1,19 @@
 """Runs one checkpoint at many sizes, with stock ComfyUI and Resolute in the same server.
 
     python -m benchmarks.tour --kind sdxl --out benchmarks/results/NAME.json [--backends inductor cudagraph]
-                              [--argument --disable-cuda-malloc ...]
+                              [--seconds 300] [--folder FOLDER] [--argument --disable-cuda-malloc ...] [--cpu]
 
 For each size: three prompts with stock ComfyUI, then three per backend, with different seeds. Seconds are between
 ComfyUI's start and end messages; `stall` is the time that the cache counted for compiling and capturing in the three;
-`ms/step` is (20-step prompt - 1-step prompt) / 19. Needs CUDA and the environment of `scripts/test` (without a network,
-set RESOLUTE_PYTHON and COMFYUI_PATH).
+`ms/step` is (20-step prompt - 1-step prompt) / 19. `--sampler lcm` takes 4 steps without guidance. A later run with the
+same `--out` measures the sizes that it lacks. Needs CUDA and the environment of `scripts/test` (without a network, set
+RESOLUTE_PYTHON and COMFYUI_PATH). `--cpu` checks the script with a small model and measures nothing.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import statistics
 import sys
 import tempfile
@@ -25,8 +27,10 @@ from scripts.server.client import Client, execution_seconds
 from scripts.setup import command
 
 from . import rig
-from .rig import STEPS, STOCK, environment, prompt, without_paths
+from .cells import Cells, add_options
+from .rig import EULER, LCM, STOCK, Sampler, environment, prompt, without_paths
 
+SAMPLERS = {each.name: each for each in (EULER, LCM)}
 _TEXT = "a lighthouse"
 # width, height, batch, text
 TOURS: dict[str, list[tuple[int, int, int, str]]] = {
@@ -35,6 +39,7 @@ TOURS: dict[str, list[tuple[int, int, int, str]]] = {
         (1280, 1280, 1, _TEXT), (512, 2048, 1, _TEXT), (1024, 1024, 2, _TEXT), (1024, 1024, 1, f"{_TEXT} " * 60),
         (256, 256, 1, _TEXT),
     ],
+    "sd15-mini": [(128, 128, 1, _TEXT), (96, 128, 2, _TEXT)],
     "sd15": [(512, 512, 1, _TEXT), (512, 512, 2, _TEXT), (720, 960, 1, _TEXT), (768, 512, 1, f"{_TEXT} " * 60)],
 }  # fmt: skip
 
@@ -48,24 +53,38 @@ def measure(client: Client, make: Any, repeats: int) -> dict[str, Any]:
     return {"seconds": seconds, "counters": risen, "latents": rig.latents(client, histories[0])}
 
 
-def visit(client: Client, checkpoint: str, size: tuple[int, int, int, str], backends: list[str]) -> dict[str, Any]:
+def visit(
+    client: Client, checkpoint: str, size: tuple[int, int, int, str], backends: list[str], sampler: Sampler
+) -> dict[str, Any]:
     """Measure one size: stock, then each backend with the error of its latents against stock."""
-    row: dict[str, Any] = {"width": size[0], "height": size[1], "batch": size[2], "words": len(size[3].split())}
+    row: dict[str, Any] = dict(zip(_KEY, key_of(size), strict=True))
     reference = None
     for backend in [STOCK, *backends]:
-        result = measure(client, lambda seed, b=backend: prompt(checkpoint, b, size, seed=seed), 3)
-        short = measure(client, lambda seed, b=backend: prompt(checkpoint, b, size, steps=1, seed=seed), 2)
+
+        def make(seed: int, steps: int, backend: str = backend) -> dict[str, Any]:
+            return prompt(checkpoint, backend, size, steps, seed, sampler)
+
+        result = measure(client, functools.partial(make, steps=sampler.steps), 3)
+        short = measure(client, functools.partial(make, steps=1), 2)
         latents = result.pop("latents")
         reference = latents if reference is None else reference
         steady = statistics.median(result["seconds"][1:])
         result["steady_seconds"] = steady
         result["first_extra_seconds"] = result["seconds"][0] - steady
-        result["ms_per_step"] = 1000 * (steady - short["seconds"][-1]) / (STEPS - 1)
+        result["ms_per_step"] = 1000 * (steady - short["seconds"][-1]) / (sampler.steps - 1)
         result["one_step_seconds"] = short["seconds"][-1]
         result["latent_error"] = rig.error(latents, reference)
         result["finite"] = bool(numpy.isfinite(latents).all())
         row[backend] = result
     return row
+
+
+_KEY = ("width", "height", "batch", "words")
+
+
+def key_of(size: tuple[int, int, int, str]) -> tuple[int, ...]:
+    """What tells the row of a size from others."""
+    return (*size[:3], len(size[3].split()))
 
 
 def table(rows: list[dict[str, Any]], backends: list[str]) -> str:
@@ -91,31 +110,41 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kind", choices=sorted(TOURS), default="sdxl")
     parser.add_argument("--backends", nargs="*", default=["inductor", "cudagraph"])
-    parser.add_argument("--argument", action="append", default=[], help="an extra argument for ComfyUI")
     parser.add_argument("--sizes", type=int, default=99, help="visit only the first sizes of the tour")
-    parser.add_argument("--out", type=Path)
-    parser.add_argument("--folder", type=Path, help="the server's folder, with its files and log")
+    parser.add_argument("--sampler", choices=sorted(SAMPLERS), default="euler")
+    add_options(parser, cpu="a small SD1.5")
     options = parser.parse_args()
+    options.kind = "sd15-mini" if options.cpu else options.kind
+    cells = Cells(options, lambda row: tuple(row[name] for name in _KEY))
+    backends = ["inductor"] if options.cpu else options.backends
+    wanted = [size for size in TOURS[options.kind][: options.sizes] if cells.lacks(key_of(size))]
+    if wanted:
+        run(wanted, backends, cells, options)
+    print(table([row for row in cells.rows if all(name in row for name in backends)], backends))
+    return 0
+
+
+def run(wanted: list[Any], backends: list[str], cells: Cells, options: argparse.Namespace) -> None:
+    """Measure these sizes in one server."""
     setup = command.prepare()
     path = generated.ensure(options.kind, setup.python, setup.comfyui)
     folder = options.folder or Path(tempfile.mkdtemp(prefix="resolute-tour-"))
-    server = rig.server(setup, folder, options.argument)
-    rows: list[dict[str, Any]] = []
+    server = rig.server(setup, folder, options.argument, cpu=options.cpu)
     with server:
-        about = {**environment(server), "kind": options.kind, "arguments": without_paths(options.argument)}
+        cells.about |= {**environment(server), "kind": options.kind, "arguments": without_paths(options.argument)}
+        cells.about |= {"is_cpu": options.cpu, **SAMPLERS[options.sampler]._asdict()}
         try:
             # Load the model and run the process's first kernels before measuring.
             server.client.run(prompt(path.name, STOCK, TOURS[options.kind][0], seed=99))
-            for size in TOURS[options.kind][: options.sizes]:
-                rows.append(visit(server.client, path.name, size, options.backends))
-                print(table(rows[-1:], options.backends), flush=True)
-                result = {**about, "steps": STEPS, "rows": rows}
-                result |= {"cache": server.client.get("/resolute/cache"), **server.client.get("/resolute/events")}
-                rig.save(options.out, result)
+            for size in wanted:
+                name = f"{size[0]}x{size[1]} batch {size[2]}"
+                given = (server.client, path.name, size, backends, SAMPLERS[options.sampler])
+                row = cells.measure(name, functools.partial(visit, *given), 30)
+                if row is not None:
+                    print(table([row], backends), flush=True)
+                    cells.save(cache=server.client.get("/resolute/cache"), **server.client.get("/resolute/events"))
         finally:
             print(f"server log: {server.log_path}")
-    print(table(rows, options.backends))
-    return 0
 
 
 if __name__ == "__main__":

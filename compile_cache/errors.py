@@ -90,6 +90,7 @@ class BypassCode(str, Enum):
     OUT_OF_MEMORY = "out_of_memory"
     OVER_BUDGET = "over_budget"  # a capture would take more memory than the budget has
     CORE_COMPILER = "core_compiler"  # ComfyUI's own compiler is at work on the call
+    NOT_FASTER = "not_faster"  # measured: compiled, the whole call is not faster on this device, or it is compared
     GRADIENT = "gradient"  # training: a graph has no backward pass
 
 

@@ -37,7 +37,7 @@ class Counters:
     eager_calls: int = 0  # forwards in which every block ran as it is
     evictions: int = 0
     streamed_bytes: int = 0  # of weights that had no page when their block ran
-    prologue_runs: int = 0  # parts of streamed blocks that follow the time or the text alone, see `dependence`
+    prologue_runs: int = 0  # parts of streamed blocks that follow the time alone, see `dependence`
     prologue_reuses: int = 0  # how often their results were there already
     kept_bytes: int = 0  # of these results, now
     stall_seconds: float = 0.0

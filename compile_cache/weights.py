@@ -12,11 +12,13 @@ class Weights:
     A subclass describes weights whose memory comes and goes behind fixed addresses. A capture reads those addresses, so
     it stays valid while nothing is there, but may only be replayed while everything is.
 
-    pages: whether the weights may go and come. bytes: of memory that `pin` brings in, at most.
+    pages: whether the weights may go and come. bytes: of memory that `pin` brings in, at most. streams: whether the
+    weights of a block are on the device only while the block runs, because not all fit.
     """
 
     pages = False
     bytes = 0
+    streams = False
 
     def pin(self) -> bool:
         """Bring every weight to its address, and keep it there until `unpin`.
@@ -25,6 +27,18 @@ class Weights:
         Raises what loading a weight raises.
         """
         return True
+
+    def reclaimable(self) -> int:
+        """Bytes of the device that weights hold, also those of other modules, and `room` could free."""
+        return 0
+
+    @contextmanager
+    def room(self, size: int) -> Iterator[bool]:
+        """Meanwhile `size` bytes of the device are left to other processes, as far as weights can give them back.
+
+        Yields whether weights give anything back for that, or come later than they would.
+        """
+        yield False
 
     def unpin(self) -> None:
         """The weights may go again, once the GPU's present work is done."""

@@ -66,9 +66,7 @@ export class Panel {
     this.live.api.addEventListener("graphChanged", this.update);
     this.live.api.addEventListener("execution_start", (this.forget = () => this.forgetFailure()));
     // A workflow may be opened in ways of which no event tells.
-    const state = () => `${isOff(this.app)} ${hasOneDiff()}`;
-    let drawn = state();
-    this.timer = setInterval(() => drawn !== (drawn = state()) && this.draw(), 500);
+    this.timer = setInterval(() => this.drawn !== this.state() && this.draw(), 500);
     this.memoryTimer = setInterval(() => this.live.refreshMemory(), MEMORY_MS);
     this.draw();
     this.live.refresh();
@@ -146,8 +144,13 @@ export class Panel {
     this.said.textContent = "";
   }
 
+  state() {
+    return `${isOff(this.app)} ${hasOneDiff()}`;
+  }
+
   draw() {
     const { live, t } = this;
+    this.drawn = this.state();
     this.status.textContent = live.problem ? `${t("no answer")}: ${live.problem}` : badgeText(live, t);
     this.progress.hidden = !live.working?.total;
     if (live.working?.total) Object.assign(this.progress, { max: live.working.total, value: live.working.done });

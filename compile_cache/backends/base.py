@@ -76,6 +76,7 @@ class Call:
         have in a call like this one; None if the call itself brings them there.
     why_captured: why a capture is made now, where nothing else says so.
     may_capture: False where a capture would keep more memory than it is worth.
+    is_compared: its original may be as fast as compiled code, see `WholeCalls`.
     method: None if `invoke` does more than to call one method of the module.
     weights: see `Weights`.
     """
@@ -91,6 +92,7 @@ class Call:
     rehearsal: Callable[[], None] | None = None
     may_capture: bool = True
     why_captured: str = ""
+    is_compared: bool = False
     progress: Progress = field(default_factory=SilentProgress)
     module: torch.nn.Module | None = None
     method: Method | None = None

@@ -18,6 +18,7 @@ from ..captures.captures import Captures, capture_key
 from ..captures.maker import CaptureMaker
 from ..captures.refusals import NOT_RESIDENT, Refusals
 from ..captures.room import Reach, free_bytes
+from ..choices.whole_calls import WholeCalls
 from ..config import CacheConfig
 from ..errors import BypassReason
 from ..keys import CaptureKey, GraphKey
@@ -59,6 +60,7 @@ class GraphCache:
         folder = self.config.store_folder
         self.shapes = ShapeHistory(folder / "shapes" if folder is not None and self.config.remember else None)
         self._refusals = Refusals(self.stats, self.shapes, self.config.source, self.config.spare_bytes, reach)
+        self.whole_calls = WholeCalls(self.stats, folder and folder / "calls", self.config.source)
         self._maker = CaptureMaker(self._captures, self._refusals, self.stats, self.config.spare_bytes)
         self.after_capture: Callable[[], None] = lambda: None
         self._lock = threading.RLock()
@@ -70,7 +72,7 @@ class GraphCache:
         called once, after a replay was launched, so that the look overlaps with the GPU's work, or before anything else
         runs. If it returns another call, the replay's output is dropped and that call is answered.
         """
-        with self._lock:
+        with self._lock, self.whole_calls.timed(capture_key(program, call) if call.is_compared else None):
             attempt = self._begin(program, call)
             if recheck is not None and (call_now := recheck()) is not call:
                 attempt = self._begin(program, call_now)
@@ -102,7 +104,7 @@ class GraphCache:
                 compiles=program.capabilities.compiles,
                 captures=program.capabilities.captures and may_capture,
                 ready=key in self._captures,
-                forward_bypass=call.forward_bypass,
+                forward_bypass=call.forward_bypass or (self.whole_calls.reason(key) if call.is_compared else None),
                 capture_blocker=blocker or self._refusals.reason(key),
             )
         )
@@ -249,8 +251,6 @@ class GraphCache:
     def captures_of(self, owner: int) -> int:
         """How many captures a module has."""
         return sum(key.owner == owner for key, _ in self._captures)
-
-    # --- memory ------------------------------------------------------------------------------------------------
 
     @property
     def bytes(self) -> int:  # that captures hold

@@ -22,6 +22,7 @@ BYPASSES = {
     "over_budget": Text("a capture would take more memory than captures may"),
     "core_compiler": Text("ComfyUI's own compiler was at work"),
     "gradient": Text("gradients are on (training)"),
+    "not_faster": Text("compiled code was not faster on this device, or this is being measured"),
     "left_out": Text("the blocks that you left out run as they are"),
 }
 _DIFFERENCE = re.compile(r"(\S+) (batch|channels|height|width|tokens) (\d+) -> (\d+)")

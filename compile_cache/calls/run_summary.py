@@ -209,12 +209,20 @@ class Run:
 
     def _why_compiled(self) -> list[Text]:
         if not (compiles := self.counts.get("region_compiles", 0)):
-            return []
+            return self._why_compared()
         why = _NOTHING_KEPT
         if changed := [event.text.partition(SINCE)[2] for event in self.events if SINCE in event.text]:
             why = Text("torch's settings changed since this model last ran: {changes}", changes=changed[0])
         time = self._time("compile")
         return [Text("compiled {count} regions in {time}: {why}.", count=compiles, time=time, why=why)]
+
+    def _why_compared(self) -> list[Text]:
+        """Code for other sizes is compared with the original once, before it is used for these."""
+        compared, seconds = self.counts.get("verifications", 0), self._seconds("compile")
+        if not compared or seconds < SHORT_WAIT:
+            return []
+        text = "compared {count} regions with the original in {time}: no size like this one was used before."
+        return [Text(text, count=compared, time=time_text(seconds))]
 
     def _why_loaded(self) -> list[Text]:
         found = []

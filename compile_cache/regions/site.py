@@ -35,8 +35,8 @@ class RegionSite:
     structure: a digest of the module and of everything else that the function depends on. None: the digest of the
         module alone (`structure_digest`).
     attends: False if the function surely computes no attention; then torch's switches of attention are not in its key.
-    steady: for each input TIME, TEXT, SIZE or "" (see `dependence`); empty if all inputs may change in every call. It
-        changes nothing of what the region computes.
+    steady: for each input TIME, SIZE or "" (see `dependence`); empty if all inputs may change in every call. It changes
+        nothing of what the region computes.
     """
 
     name: str

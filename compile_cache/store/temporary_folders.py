@@ -36,6 +36,7 @@ class TemporaryFolder:
 
     def __init__(self) -> None:
         """Raises OSError where no folder can be made."""
+        self._owner = os.getpid()
         while True:
             self.path = Path(tempfile.mkdtemp(prefix=PREFIX))
             try:
@@ -49,7 +50,12 @@ class TemporaryFolder:
                 return
 
     def remove(self) -> None:
-        """Remove the folder with everything in it, as far as that can be. May be called again."""
+        """Remove the folder with everything in it, as far as that can be. May be called again.
+
+        In a process that was forked from the owner it does nothing, because the owner still uses the folder.
+        """
+        if os.getpid() != self._owner:
+            return
         if self._lock is not None:
             self._lock.release()  # Windows removes no file that is open
         shutil.rmtree(self.path, ignore_errors=True)

@@ -18,9 +18,9 @@ SD15, SDXL = "sd15_text_to_image", "sdxl_text_to_image"
 TOUR_NAME, IMAGE_TO_IMAGE, COMPARE = "resolution_tour", "image_to_image", "compare_with_stock"
 DEEPCACHE = "deepcache"
 _NEEDS_MORE = {
-    "deepcache_controlnet": "it needs a ControlNet in addition to the model",
-    "lcm_image_to_image": "it needs a LoRA in addition to the model",
-    "oneflow_text_to_image": "it needs OneFlow, which is in another environment",
+    "deepcache_controlnet": "needs a ControlNet in addition to the model",
+    "lcm_image_to_image": "needs a LoRA in addition to the model",
+    "oneflow_text_to_image": "needs OneFlow, which is in another environment",
 }
 # The bundled model: a small UNet like SD1.5's.
 BUNDLED = "bundled"
@@ -118,7 +118,7 @@ def make_plan(device: str, family: str, quick: bool) -> Plan:
     own = TEXT_TO_IMAGE[family]
     jobs = [Job(own, (size,), batch, tokens) for size, batch, tokens in cases]
     left_out = {workflow: _other_family(workflow) for workflow in (SD15, SDXL) if workflow != own}
-    left_out |= _NEEDS_MORE | {build.__name__: "it needs a large transformer" for build in FAMILY_WORKFLOWS}
+    left_out |= _NEEDS_MORE | {build.__name__: "needs a large transformer" for build in FAMILY_WORKFLOWS}
     if quick:
         left_out |= dict.fromkeys((IMAGE_TO_IMAGE, COMPARE, DEEPCACHE, TOUR_NAME), "--quick leaves it out")
     else:

@@ -6,7 +6,6 @@ import contextlib
 import os
 import re
 import shutil
-import socket
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
@@ -14,6 +13,7 @@ from pathlib import Path
 from types import TracebackType
 
 from ..errors import ServerError
+from ..ports import free_port
 from . import front_end
 from .client import Client
 
@@ -91,7 +91,7 @@ class ComfyServer:
     def start(self) -> None:
         """Start the server and wait until it answers. Raises ServerError with the end of the log."""
         self._prepare_folder()
-        self.port = _free_port()
+        self.port = free_port()
         with open(self.log_path, "ab") as log:
             self.process = subprocess.Popen(
                 self.command(),
@@ -206,10 +206,3 @@ def link(source: Path, target: Path) -> None:
             os.link(source, target)
         except OSError:
             shutil.copyfile(source, target)
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import socket
 import sys
 import time
 from pathlib import Path
@@ -13,6 +12,7 @@ from pathlib import Path
 import aiohttp
 
 from ..errors import ServerError
+from ..ports import free_port
 from .config import FleetConfig
 from .parent_death import end_with_parent
 
@@ -51,7 +51,7 @@ class ComfyUIProcess:
         for name in ("input", "regions"):
             _make(self._config.folder / name)
         for attempt in range(_PORTS):
-            self.port = _free_port()
+            self.port = free_port()
             with open(self._log, "ab") as log:
                 self._process = await asyncio.create_subprocess_exec(
                     *self.command(),
@@ -138,10 +138,3 @@ def _make(folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ServerError(f"The fleet's folder {folder} cannot be made: {error.strerror or error}.") from None
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port

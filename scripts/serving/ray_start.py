@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import secrets
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -14,6 +13,7 @@ from pathlib import Path
 
 from ..errors import ServerError
 from ..places import ROOT
+from ..ports import free_ports
 from .parent_death import end_with_parent
 
 _STARTS = 4  # see `LocalRay`
@@ -68,7 +68,7 @@ class LocalRay:
         """Start it and connect this process to it. Raises ServerError with the end of its log."""
         set_environment()
         for attempt in range(_STARTS):
-            ports = _free_ports(5)
+            ports = free_ports(5)
             try:
                 self._start(ports)
                 break
@@ -122,12 +122,3 @@ class LocalRay:
             if time.monotonic() > deadline:
                 raise ServerError(f"Ray was not ready after {_SECONDS} s. The end of {self._log}:\n{text[-2000:]}")
             time.sleep(0.1)
-
-
-def _free_ports(count: int) -> list[int]:
-    """Free ports of the loopback, all different."""
-    probes = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [probe.getsockname()[1] for probe in probes]
-    for probe in probes:
-        probe.close()
-    return ports

@@ -16,6 +16,11 @@ from .prompts import stock
 
 pytestmark = pytest.mark.browser
 TYPES = "() => app.graph.nodes.map(node => node.type).sort()"
+# ComfyUI takes no further key while it restores the state before.
+UNDONE = """() => {
+    const tracker = app.extensionManager.workflow.activeWorkflow.changeTracker;
+    return tracker.redoQueue.length > 0 && !tracker._restoringState;
+}"""
 # Nothing has to be compiled for a run.
 EAGER = {
     "ResoluteCompileModel.backend": "eager",
@@ -119,6 +124,9 @@ def test_a_graph_is_converted_runs_and_one_key_takes_it_back(
     page: FrontEnd, screenshots: Path, make: Callable[[], Prompt], count: int, check: Callable[[Prompt], None]
 ) -> None:
     page.load_prompt(make())
+    # As from a file: the first undo of a graph in API form adds empty lists of widgets to nodes without any, and at the
+    # next key ComfyUI takes these for a change and forgets what to redo.
+    page.load(page.page.evaluate("() => app.graph.serialize()"), make.__name__)
     before, stock_prompt = page.page.evaluate(TYPES), page.prompt()
     page.open_panel()
     convert = page.page.locator("[data-action=convert]")
@@ -134,7 +142,8 @@ def test_a_graph_is_converted_runs_and_one_key_takes_it_back(
     page.page.keyboard.press("Control+z")
     page.page.wait_for_function(f"before => JSON.stringify(({TYPES})()) === JSON.stringify(before)", arg=before)
     assert page.prompt() == stock_prompt
-    convert.click()
+    page.page.wait_for_function(UNDONE)
+    page.page.keyboard.press("Control+y")
     convert.wait_for(state="hidden")
     page.widgets(EAGER)
     page.queue()

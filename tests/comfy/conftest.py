@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import io
 import itertools
+import shutil
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,7 +21,7 @@ from scripts.setup import comfyui
 
 pytest.register_assert_rewrite(f"{__package__}.rig")
 from .in_process import load  # noqa: E402
-from .rig import Bench, PromptDict, Run, compiled  # noqa: E402 (after register_assert_rewrite)
+from .rig import Bench, PromptDict, Run, compiled, without_decoder  # noqa: E402 (after register_assert_rewrite)
 
 
 @pytest.fixture(scope="session")
@@ -35,6 +37,13 @@ def server(make_server: Callable[..., ComfyServer], pytestconfig: pytest.Config)
 def old_server(make_server: Callable[..., ComfyServer]) -> ComfyServer:
     """The oldest supported ComfyUI, shared by the session."""
     return make_server(comfyui.OLDEST)
+
+
+@pytest.fixture(scope="session")
+def example_picture(server: ComfyServer, comfyui_folder: Callable[[str], Path]) -> None:
+    """ComfyUI's own picture in the shared server's input folder, where LoadImage looks for it."""
+    example = comfyui_folder(comfyui.TARGET) / "input" / "example.png"
+    shutil.copyfile(example, server.input_folder / example.name)
 
 
 @pytest.fixture
@@ -96,6 +105,12 @@ def node() -> Callable[..., dict[str, Any]]:
 def tiny_prompt() -> Callable[..., PromptDict]:
     """Builds a prompt of the test pack's tiny model; see ``_tiny_prompt`` for its nodes."""
     return _tiny_prompt
+
+
+@pytest.fixture
+def prompt(tiny_prompt: Any, seed: int) -> PromptDict:
+    """Four steps of the tiny model at an odd size (a latent of 17x13), without a decoder."""
+    return without_decoder(tiny_prompt(seed=seed, width=136, height=104, steps=4))
 
 
 @pytest.fixture(scope="session")

@@ -50,6 +50,16 @@ def with_model(prompt: PromptDict, *nodes: dict[str, Any], sampler: str = "sampl
     return changed
 
 
+def without_decoder(prompt: PromptDict) -> PromptDict:
+    """The prompt of the tiny model without its decoder: its latents are saved, and no image."""
+    return {name: part for name, part in prompt.items() if name not in ("vae", "decode", "image")}
+
+
+def with_sampling(prompt: PromptDict, **inputs: Any) -> PromptDict:
+    """The prompt with other inputs of its sampler."""
+    return {**prompt, "sample": {**prompt["sample"], "inputs": {**prompt["sample"]["inputs"], **inputs}}}
+
+
 def with_vae(prompt: PromptDict, backend: str = "inductor") -> PromptDict:
     """A copy of the prompt whose decoder uses Compile VAE Decode."""
     changed = copy.deepcopy(prompt)

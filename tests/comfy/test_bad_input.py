@@ -147,10 +147,9 @@ def test_the_original_model_is_unchanged_after_a_failure(bench: Bench, tiny_prom
 
 
 @pytest.fixture
-def prompt(warm: Run, tiny_prompt: Any, seed: int) -> PromptDict:
-    """Four steps of the tiny model, already compiled, at a latent of 17x13, without a decoder."""
-    whole = tiny_prompt(seed=seed, width=136, height=104, steps=STEPS)
-    return {name: part for name, part in whole.items() if name not in ("vae", "decode", "image")}
+def prompt(warm: Run, prompt: PromptDict) -> PromptDict:
+    """The shared prompt, already compiled."""
+    return prompt
 
 
 @pytest.fixture(scope="module", autouse=True)

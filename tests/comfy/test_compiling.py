@@ -26,6 +26,7 @@ from .rig import (
     assert_through_regions,
     compile_model,
     with_model,
+    without_decoder,
 )
 
 STEPS = 3
@@ -66,7 +67,7 @@ def cold(make_server: Any) -> Iterator[Bench]:
 def prompt(tiny_prompt: Any) -> PromptDict:
     """Latents of the tiny model."""
     whole = tiny_prompt(width=136, height=104, steps=STEPS)
-    return {name: part for name, part in whole.items() if name not in ("vae", "decode", "image")}
+    return without_decoder(whole)
 
 
 @pytest.fixture(scope="module")

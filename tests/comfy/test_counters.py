@@ -19,7 +19,7 @@ from scripts.server.client import PROMPT_TIMEOUT, Client
 from scripts.server.events import run_with_events
 from scripts.server.process import ComfyServer
 
-from .rig import PromptDict, node, with_model
+from .rig import PromptDict, node, with_model, without_decoder
 
 TICK = re.compile(r"compiling (\d+) of (\d+), (\d+) s.*")
 
@@ -46,7 +46,7 @@ def start(make_server: Any, store: Path) -> Any:
 def prompt(tiny_prompt: Any) -> PromptDict:
     """Five regions: all of them would take minutes."""
     whole = tiny_prompt(width=136, height=104, steps=2)
-    short = {name: part for name, part in whole.items() if name not in ("vae", "decode", "image")}
+    short = without_decoder(whole)
     left_out = node("ResoluteCompileModel", backend="inductor", leave_out="ResBlock, BasicTransformerBlock")
     return with_model(short, left_out)
 

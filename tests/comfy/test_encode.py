@@ -42,7 +42,10 @@ def test_an_encoder_compiles_once_for_all_sizes(core: SimpleNamespace, kind: str
 
 WAN = {"Qwen-Image": vaes.wan, "Wan 2.2": vaes.wan22}
 # Width, height and frames. Four frames become one latent frame, and what is over is cut off.
-VIDEOS = {"Qwen-Image": [(72, 88, 5), (104, 136, 9), (136, 72, 14)], "Wan 2.2": [(80, 112, 5), (144, 96, 9)]}
+VIDEOS = {
+    "Qwen-Image": [(72, 88, 5), (104, 136, 9), (136, 72, 14)],
+    "Wan 2.2": [(80, 112, 5), (144, 96, 9), (112, 48, 6)],
+}
 
 
 @pytest.mark.parametrize("kind", ["Qwen-Image", pytest.param("Wan 2.2", marks=pytest.mark.long)])

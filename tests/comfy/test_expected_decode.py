@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from .families.kit import forget_regions
+from .families.videos import DECODERS, Decoder
 from .in_process import PACK
 
 pytestmark = pytest.mark.usefixtures("inference")
@@ -46,17 +47,18 @@ class Decode:
             kind = paging(core)
         patcher = kind(self.model, load_device=CPU, offload_device=CPU)
         vae = SimpleNamespace(
-            first_stage_model=self.model, patcher=patcher, device="cpu", vae_dtype=dtype, upscale_ratio=2
-        )
+            first_stage_model=self.model, patcher=patcher, device="cpu", vae_dtype=dtype, upscale_ratio=2,
+            latent_channels=4,
+        )  # fmt: skip
         self.vae = core.ours("compile.vae").compile_vae_decode(vae, "inductor")
         self.backend = part("backends.registry").get("inductor")
         *_, self.decode = self.backend.upcoming_calls.values()
 
-    def ahead(self) -> dict[str, Any]:
-        """The regions that are found now, by key."""
+    def ahead(self, sampled: tuple[int, ...] = SAMPLED) -> dict[str, Any]:
+        """The regions that are found now, by key. sampled: the shape of a latent."""
         region = part("regions.site")
         progress, stats = region.SilentProgress(), part("stats").Stats()
-        now = SimpleNamespace(tensors=[torch.empty(SAMPLED)], torch_flags=part("torch_facts.flags").torch_flags("cpu"))
+        now = SimpleNamespace(tensors=[torch.empty(sampled)], torch_flags=part("torch_facts.flags").torch_flags("cpu"))
         now.progress = progress
         look_ahead = part("backends.inductor.regions.look_ahead").LookAhead
         config = self.core.ours("process.runtime").cache().config
@@ -88,6 +90,44 @@ class Decode:
             for name, weight in module._parameters.items() if "_v" in module.__dict__ else ():
                 if weight is not None:
                     yield module._parameters, name, torch.nn.Parameter(weight.to(self.dtype), requires_grad=False)
+
+
+class VideoDecode(Decode):
+    """The same for a small decoder of videos."""
+
+    def __init__(self, core: SimpleNamespace, decoder: Decoder) -> None:
+        forget_regions(core)
+        self.core, self.dtype, self.is_paged, self.decoder = core, torch.float32, False, decoder
+        with torch.inference_mode(False):
+            self.module = decoder.make()
+            self.model = self.module
+            if decoder.method == "forward":
+                self.model = torch.nn.Module()
+                self.model.decoder = self.module
+        patcher = core.comfy.model_patcher.ModelPatcher(self.model, load_device=CPU, offload_device=CPU)
+        vae = SimpleNamespace(
+            first_stage_model=self.model, patcher=patcher, device="cpu", vae_dtype=self.dtype, upscale_ratio=2,
+            latent_channels=decoder.channels,
+        )  # fmt: skip
+        self.vae = core.ours("compile.vae").compile_vae_decode(vae, "inductor")
+        self.backend = part("backends.registry").get("inductor")
+        *_, self.decode = self.backend.upcoming_calls.values()
+
+    def called(self, is_picture: bool = False) -> dict[str, Any]:
+        """The regions that the rehearsal of a video comes to, or the decode of a picture, by key."""
+        runtime, known = self.core.ours("process.runtime"), self.core.ours("blocks.videos.known")
+        self.core.comfy.model_management.load_models_gpu([self.vae.patcher])
+        program = runtime.record_of(self.module).programs["inductor", (), self.core.roles.VAE_DECODE]
+        program._survey(1)
+        program._regions.begin(part("regions.site").SilentProgress(), part("torch_facts.flags").torch_flags("cpu"))
+        method = getattr(type(self.module), self.decoder.method)
+        with (
+            part("regions.site").installed(program._hooks),
+            program._regions.postponing_compiles(lambda: None) as missing,
+        ):
+            for shape in known.shapes_of_rehearsal(self.module, self.decoder.channels, is_picture):
+                method(self.module, torch.zeros(shape))
+        return dict(missing)
 
 
 def paging(core: SimpleNamespace) -> Any:
@@ -154,6 +194,22 @@ def test_attention_that_is_no_region_is_not_computed(core: Any, monkeypatch: pyt
     kinds = {call.site.kind for call in decode.ahead().values()}
     assert "ResnetBlock" in kinds
     assert "AttnBlock" not in kinds
+
+
+@pytest.mark.parametrize("sampled", [(2, 8, 5, 6, 10), (1, 1, 4000), (1, 8, 1, 6, 10), (1, 8, 6, 10)], ids=str)
+@pytest.mark.parametrize("name", DECODERS)
+def test_of_a_video_all_states_are_found_that_its_rehearsal_has(core: Any, name: str, sampled: tuple[int, ...]) -> None:
+    """sampled: a video, one packed with its sound, and two pictures."""
+    decode = VideoDecode(core, DECODERS[name])
+    is_picture = len(sampled) == 4 or sampled[2] == 1
+    ahead, called = decode.ahead(sampled), decode.called(is_picture)
+    assert ahead.keys() == called.keys()
+    if name == "MiniMax H3":  # what its blocks write shows in values only
+        assert not ahead
+        return
+    # A video's decode comes to all of them.
+    assert is_picture or len(ahead) == DECODERS[name].compiles
+    assert all(weight.device.type == "cpu" for weight in (*decode.model.parameters(), *decode.model.buffers()))
 
 
 @pytest.mark.parametrize("put", ["a closure", "a hook", "a class"])

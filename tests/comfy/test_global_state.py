@@ -6,18 +6,12 @@ from typing import Any
 
 import pytest
 
-from .rig import Bench, assert_different, assert_same, compile_model, node, with_model
+from .rig import Bench, assert_different, assert_same, compile_model, node, with_model, with_sampling
 
 STEPS = 4
 EXCHANGED = ["exchanged attention", "exchanged torch attention", "exchanged activation", "exchanged embedding"]
 
 pytestmark = pytest.mark.usefixtures("warm")
-
-
-@pytest.fixture
-def prompt(tiny_prompt: Any, seed: int) -> Any:
-    whole = tiny_prompt(seed=seed, width=136, height=104, steps=STEPS)
-    return {name: part for name, part in whole.items() if name not in ("vae", "decode", "image")}
 
 
 def changed(kind: str) -> Any:
@@ -26,8 +20,7 @@ def changed(kind: str) -> Any:
 
 def again(prompt: Any, number: int) -> Any:
     """The same steps, and another prompt: ComfyUI does not sample one that it has just sampled."""
-    sampler = {**prompt["sample"], "inputs": {**prompt["sample"]["inputs"], "denoise": 1.0 - number * 1e-7}}
-    return {**prompt, "sample": sampler}
+    return with_sampling(prompt, denoise=1.0 - number * 1e-7)
 
 
 @pytest.mark.parametrize("kind", ["autocast", *EXCHANGED])

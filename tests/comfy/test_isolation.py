@@ -28,13 +28,6 @@ TOLERANCE = 1e-4
 pytestmark = pytest.mark.usefixtures("warm")
 
 
-@pytest.fixture
-def prompt(tiny_prompt: Any, seed: int) -> PromptDict:
-    """Latents of the tiny model, without a decoder."""
-    whole = tiny_prompt(seed=seed, width=136, height=104, steps=STEPS)
-    return {name: part for name, part in whole.items() if name not in ("vae", "decode", "image")}
-
-
 def branched(prompt: PromptDict, branches: dict[str, str | None]) -> PromptDict:
     """One sampler per branch, all on one model, each with a Compile Model of its backend (None: without).
 

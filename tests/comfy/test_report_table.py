@@ -19,6 +19,21 @@ def test_it_names_the_attention_kernel_of_each_shape_and_the_times(core: SimpleN
     given = importlib.import_module(f"{PACK}.compile_cache.attention.kernels").Given
     chooser(given(torch.randn(2, 3, 9, 8), *torch.randn(2, 2, 3, 5, 8)))
     data = {"counters": stats.snapshot(), "bytes": 0, "budget_bytes": 0, "modules": [], "entries": []}
-    data |= {"measurements": []}
+    data |= {"measurements": [], "whole_calls": []}
     text = core.ours("report.table_and_chart").table({**data, "attention": chooser.report()})
     assert "attention of 2x3x9x8 with math: flash 2.00 ms, math 1.00 ms" in text
+
+
+def test_a_decode_that_is_left_alone_has_both_times_in_the_table(core: SimpleNamespace) -> None:
+    stats = importlib.import_module(f"{PACK}.compile_cache.stats").Stats()
+    data = {"counters": stats.snapshot(), "bytes": 0, "budget_bytes": 0, "modules": [], "entries": []}
+    found = {"role": "vae_decode", "shape": [1, 16, 21, 60, 104], "seconds": 1.3, "original_seconds": 1.1}
+    data |= {"measurements": [], "attention": []}
+    states = [(True, True), (True, False), (False, False)]
+    calls = [{**found, "is_settled": settled, "is_left_alone": alone} for settled, alone in states]
+    text = core.ours("report.table_and_chart").table({**data, "whole_calls": calls})
+    told = [line for line in text.splitlines() if "1x16x21x60x104" in line]
+    assert told == [
+        "decoding 1x16x21x60x104 is left alone: 1.3 s compiled, 1.1 s as it is on this device",
+        "decoding 1x16x21x60x104 runs compiled: 1.3 s, 1.1 s as it is on this device",
+    ]

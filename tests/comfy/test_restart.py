@@ -16,7 +16,7 @@ import pytest
 from scripts.server.client import PROMPT_TIMEOUT
 from scripts.server.process import ComfyServer
 
-from .rig import Bench, PromptDict, Run, assert_same, compile_model, with_model
+from .rig import Bench, PromptDict, Run, assert_same, compile_model, with_model, without_decoder
 
 SIZES = [(128, 128), (136, 104), (72, 200)]
 STEPS = 2
@@ -49,7 +49,7 @@ def prompt(tiny_prompt: Any) -> Callable[..., PromptDict]:
 
     def make(width: int = 128, height: int = 128, kind: str = "sd") -> PromptDict:
         whole = tiny_prompt(width=width, height=height, kind=kind, steps=STEPS)
-        return {name: part for name, part in whole.items() if name not in ("vae", "decode", "image")}
+        return without_decoder(whole)
 
     return make
 

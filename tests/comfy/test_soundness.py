@@ -27,17 +27,6 @@ def placed(prompt: Any, other: dict[str, Any], place: str) -> Any:
     return with_model(prompt, *((other, compile_model()) if place == "before" else (compile_model(), other)))
 
 
-def latents_only(prompt: Any) -> Any:
-    """The prompt without its decoder."""
-    return {name: part for name, part in prompt.items() if name not in ("vae", "decode", "image")}
-
-
-@pytest.fixture
-def prompt(tiny_prompt: Any, seed: int) -> Any:
-    """Four steps of the tiny model at an odd size, a latent of 17x13."""
-    return latents_only(tiny_prompt(seed=seed, width=136, height=104, steps=STEPS))
-
-
 @pytest.mark.grid(16)
 @before_and_after
 @pytest.mark.parametrize("kind", [*OUTSIDE_BLOCKS, *INSIDE_BLOCKS])

@@ -187,14 +187,17 @@ def test_an_option_runs_only_its_folders(test_command: ModuleType, flags: list[s
     assert passed == ["-x"]
 
 
-def test_the_tests_of_a_gpu_need_no_second_comfyui(test_command: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_tests_of_a_gpu_and_named_ones_need_no_second_comfyui(
+    test_command: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A machine with a GPU and without a network has one checkout."""
     asked: list[tuple[str, ...]] = []
     ready = SimpleNamespace(python=Path(sys.executable), comfyui=ROOT)
     monkeypatch.setattr(test_command.command, "prepare", lambda *versions: asked.append(*versions or ((),)) or ready)
     test_command.ready_python(test_command.parse(["--gpu"])[0])
+    test_command.ready_python(test_command.parse([])[0], are_named=True)
     test_command.ready_python(test_command.parse(["--quick", "--gpu"])[0])
-    assert asked == [(), (comfyui.TARGET, comfyui.OLDEST)]
+    assert asked == [(), (), (comfyui.TARGET, comfyui.OLDEST)]
 
 
 def test_a_shard_runs_its_files_in_its_environment_and_writes_a_junit_file(

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from scripts.demonstration.plan import TOUR_NAME, Job, make_plan, prompt_for
 from scripts.places import ROOT
-from scripts.server.process import ComfyServer
-from scripts.setup import comfyui
 
 from .rig import Bench, PromptDict, assert_ran_compiled, assert_same, assert_through_regions, node
 
@@ -61,18 +56,11 @@ def with_stand_ins_for_text(prompt: PromptDict, tokens: int) -> PromptDict:
     return prompt
 
 
-@pytest.fixture(scope="module")
-def with_example_picture(server: ComfyServer, comfyui_folder: Callable[[str], Path]) -> None:
-    """Copy ComfyUI's example image to the server's input folder."""
-    example = comfyui_folder(comfyui.TARGET) / "input" / "example.png"
-    shutil.copyfile(example, server.input_folder / example.name)
-
-
 def test_every_bundled_workflow_is_run_here() -> None:
     assert sorted(CHECKPOINTS) == WORKFLOWS
 
 
-@pytest.mark.usefixtures("with_example_picture")
+@pytest.mark.usefixtures("example_picture")
 @pytest.mark.parametrize("workflow", WORKFLOWS)
 def test_a_bundled_workflow_is_right_and_compiles_in_its_first_prompt_only(
     bench: Bench, make_model: Any, seed: int, workflow: str

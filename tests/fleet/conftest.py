@@ -6,7 +6,6 @@ import io
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -24,6 +23,7 @@ from PIL import Image
 
 from scripts.errors import ServerError
 from scripts.places import ROOT, inductor_cache
+from scripts.ports import free_port
 from scripts.server.client import Client
 from scripts.server.process import CPU_ARGUMENTS, ComfyServer, link
 from scripts.serving.ray_start import set_environment
@@ -162,13 +162,6 @@ def single(fleet: Fleet, tmp_path_factory: pytest.TempPathFactory) -> Iterator[C
         environment={**ENVIRONMENT, "RESOLUTE_STORE": str(fleet.folder / "regions")},
     ) as server:
         yield server
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def tiny(

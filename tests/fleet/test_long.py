@@ -15,10 +15,11 @@ import pytest
 
 from scripts.errors import PromptError, ServerError
 from scripts.places import ROOT
+from scripts.ports import free_port
 from scripts.server.process import ComfyServer
 from scripts.setup import comfyui
 
-from .conftest import LEVELS, Fleet, dumped, free_port, pixels, plain, tiny
+from .conftest import LEVELS, Fleet, dumped, pixels, plain, tiny
 
 pytestmark = pytest.mark.long
 SIZES = [(128, 128), (160, 128), (128, 192), (192, 192), (256, 128), (128, 256), (192, 160), (160, 224)]

@@ -22,7 +22,7 @@ def bench(make_server: MakeServer, pytestconfig: pytest.Config) -> rig.Bench:
 def noisy(sampler: str, seed: int, width: int) -> rig.PromptDict:
     """Text to image, with a sampler that draws noise on the GPU in each step."""
     prompt = _tiny_prompt(seed=seed, width=width, steps=STEPS)
-    prompt = {name: part for name, part in prompt.items() if name not in ("vae", "decode", "image")}
+    prompt = rig.without_decoder(prompt)
     inputs = prompt["sample"]["inputs"]
     if sampler != "churn":
         inputs["sampler_name"] = sampler

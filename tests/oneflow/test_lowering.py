@@ -11,7 +11,7 @@ from torch import nn
 from compile_cache.backends.oneflow import lowering
 from compile_cache.backends.oneflow.packages import oneflow
 from compile_cache.backends.oneflow.runtime import synchronize
-from compile_cache.backends.oneflow.weights import Weights, to_oneflow
+from compile_cache.backends.oneflow.weights import SharedWeights, to_oneflow
 
 from .rig import (
     TOLERANCE,
@@ -178,7 +178,7 @@ class TestWhatCannotBeLowered:
 def eagerly(module: nn.Module, traced_with: torch.Tensor, tensor: torch.Tensor) -> Any:
     """The eager result of the operators for `tensor`; these modules are too small for a graph."""
     lowered = lowering.lower(module, lambda given: module(*given), [traced_with])
-    forward = lowering.LoweredForward(lowered, Weights().get_or_make([], module))
+    forward = lowering.LoweredForward(lowered, SharedWeights().get_or_make([], module))
     results = forward.run([to_oneflow(each) for each in forward.inputs([tensor])])
     synchronize()
     return forward.unflatten([oneflow().utils.tensor.to_torch(result) for result in results])

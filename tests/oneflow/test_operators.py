@@ -14,7 +14,7 @@ from compile_cache.backends.oneflow import lowering
 from compile_cache.backends.oneflow.operators import MAPPED
 from compile_cache.backends.oneflow.packages import oneflow
 from compile_cache.backends.oneflow.runtime import synchronize
-from compile_cache.backends.oneflow.weights import Weights, to_oneflow
+from compile_cache.backends.oneflow.weights import SharedWeights, to_oneflow
 
 from .rig import TOLERANCE, random, relative_error
 
@@ -123,7 +123,7 @@ def test_an_operator_gives_torchs_result(
     expected = function(*tensors)
     module = Function(function)
     lowered = lowering.lower(module, lambda given: function(*given), tensors)
-    forward = lowering.LoweredForward(lowered, Weights().get_or_make([], module))
+    forward = lowering.LoweredForward(lowered, SharedWeights().get_or_make([], module))
     with oneflow().no_grad():
         (result,) = forward.run([to_oneflow(tensor) for tensor in forward.inputs(tensors)])
         synchronize()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import hypothesis
 import pytest
 
@@ -22,6 +24,13 @@ def cache() -> GraphCache:
 @pytest.fixture
 def module() -> Module:
     return Module()
+
+
+@pytest.fixture(scope="module")
+def user_error(pack: Any) -> type[Exception]:
+    """The class of the pack that `pack` imports: another one than that of `compile_cache` itself."""
+    found: type[Exception] = pack("compile_cache.errors").UserError
+    return found
 
 
 @pytest.fixture

@@ -55,8 +55,10 @@ def _end_random_numbers(device: int) -> None:
     graph = torch.cuda.CUDAGraph()
     try:
         graph.capture_begin(capture_error_mode="thread_local")
-        number.zero_()
-        graph.capture_end()
+        try:
+            number.zero_()
+        finally:
+            graph.capture_end()
         graph.reset()
     except RuntimeError as error:
         logger.warning("Resolute: restart ComfyUI if random numbers on the GPU fail: %s", first_line(error))

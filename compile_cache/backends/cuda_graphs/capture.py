@@ -20,7 +20,7 @@ from ...torch_facts.private_names import Loss, foreach_copy, lost, pytree
 from ..base import Call, CaptureFacts
 from . import kernel_memory, pools
 from .broken import abandon, keep_for_good
-from .host_constants import HostConstants, Run
+from .host_constants import HostConstants, Run, require_one_device
 from .kept_tensors import put_back, refused_if_read
 from .memory import make_room, map_memory, trims
 from .run_cost import cost_of_run
@@ -126,7 +126,7 @@ def _capture(
 ) -> tuple[CapturedGraph, HostConstants | None]:
     """See `capture`. constants: of an earlier call that ran the same code. Also returns those of this one."""
     _require_gain(facts.host_share, facts)
-    _require_one_device(tensors)
+    require_one_device(tensors)
     device = tensors[0].device.index
     leaves, spec = pytree.tree_flatten(result)
     inputs = [tensor.clone() for tensor in tensors]
@@ -169,15 +169,6 @@ def _beside(device: int) -> Iterator[None]:
             yield
     finally:
         torch.cuda.current_stream(device).wait_stream(stream)
-
-
-def _require_one_device(tensors: Sequence[torch.Tensor]) -> None:
-    """Raises CaptureError for an input that is not where the first one is. Code can read one on the host unseen, by
-    `item`, `tolist` or as the number of a kernel, and every replay would work with the value of the capture.
-    """
-    device = tensors[0].device
-    if (other := next((each.device for each in tensors if each.device != device), None)) is not None:
-        raise CaptureError(f"the forward cannot be captured: it runs on {device}, and an input is on {other}")
 
 
 def _require_gain(host_share: float, facts: CaptureFacts) -> None:

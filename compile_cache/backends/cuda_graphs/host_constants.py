@@ -25,6 +25,7 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
+from ...errors import CaptureError
 from ...foreign.names import modules_of
 from ...torch_facts.private_names import TorchDispatchMode, pytree
 
@@ -90,6 +91,15 @@ class HostConstants:
             for each in list(vars(sys.modules[name]).values()) if name in sys.modules else ():
                 if isinstance(each, functools._lru_cache_wrapper):
                     each.cache_clear()
+
+
+def require_one_device(tensors: Sequence[torch.Tensor]) -> None:
+    """Raises CaptureError for an input that is not where the first one is. Code can read one on the host unseen, by
+    `item`, `tolist` or as the number of a kernel, and every replay would work with the value of the capture.
+    """
+    device = tensors[0].device
+    if (other := next((each.device for each in tensors if each.device != device), None)) is not None:
+        raise CaptureError(f"the forward cannot be captured: it runs on {device}, and an input is on {other}")
 
 
 def _key(device: torch.device, value: torch.Tensor) -> Key:

@@ -34,8 +34,10 @@ class Pools:
             anchor = torch.cuda.CUDAGraph()
             with torch.cuda.stream(self.stream(device)):
                 anchor.capture_begin(capture_error_mode="thread_local")
-                torch.zeros(1, device=f"cuda:{device}")
-                anchor.capture_end()
+                try:
+                    torch.zeros(1, device=f"cuda:{device}")
+                finally:  # a full card: a stream that stays in a capture takes others into it
+                    anchor.capture_end()
             self._anchors[device] = anchor
         return self._anchors[device].pool()
 

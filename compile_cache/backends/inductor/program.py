@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -20,7 +21,7 @@ from ...torch_facts.private_names import Loss, lost
 from ..base import Call, Capabilities, CaptureFacts, Graph, Program, UpcomingDecode
 from ..cuda_graphs.capture import Recorder
 from .parallel.parallel_compile import compile_in_parallel
-from .parallel.pool import HungError, WorkerPool, worker_count
+from .parallel.pool import HungError, WorkerPool, room_for, worker_count
 from .regions.binding import RegionBinding
 from .regions.look_ahead import LookAhead
 from .regions.region import RegionCall
@@ -124,18 +125,19 @@ class InductorProgram(Program):
         once, but which they are, and for which inputs, shows only when the call runs. So it first runs with their
         originals in place, and runs again once they are compiled.
         """
-        self._regions.begin(call.progress, call.torch_flags)
+        self._regions.begin(call.progress, call.torch_flags, call.weights.streams)
         count = self._worker_count(call)
         with installed(self._hooks):
             if call.rehearsal is not None and not self._is_rehearsed:
                 self._rehearse(call, call.rehearsal, count)
             elif count:
-                result, missing = self._find_missing(call, count)
-                if not missing:
-                    self._is_first = False
-                    return result
-                del result  # a decoded image takes memory that the second run needs
-                self._compile_in_parallel(call, missing)
+                with contextlib.ExitStack() as room:
+                    result, missing = self._find_missing(call, count, room)
+                    if not missing:
+                        self._is_first = False
+                        return result
+                    del result  # a decoded image takes memory that the second run needs
+                    self._compile_in_parallel(call, missing)
             result = self._run_regions(call)  # compiles what is still missing, one region after the other
         self._is_first = False
         return result
@@ -160,9 +162,10 @@ class InductorProgram(Program):
         try:
             with torch.random.fork_rng([call.device] if call.device.startswith("cuda") else []):
                 if count:
-                    _, missing = self._find_missing(call, count, rehearsal)
-                    if missing:
-                        self._compile_in_parallel(call, missing)
+                    with contextlib.ExitStack() as room:
+                        _, missing = self._find_missing(call, count, room, rehearsal)
+                        if missing:
+                            self._compile_in_parallel(call, missing)
                 rehearsal()
         except Exception as error:
             if is_out_of_memory(error) or isinstance(error, call.progress.cancellations):
@@ -178,20 +181,30 @@ class InductorProgram(Program):
         # A patch of another pack inside the model may count its calls, so a call with a capture blocker runs once.
         if not self._is_first or call.capture_blocker is not None or lost(Loss.WORKERS, Loss.KEEPING):
             return 0
-        count = worker_count(self._config.workers, call.tensors[0].device)
+        device, weights = call.tensors[0].device, call.weights
+        count = worker_count(self._config.workers, device)
+        # While the weights of a first call come, the card looks empty.
+        if weights.streams or (weights.pages and not count):
+            done, total = self._regions.compiled_count
+            within_reach = worker_count(self._config.workers, device, weights.reclaimable())
+            count = min(within_reach, max(total - done, 1))  # each takes memory from weights
         return count or (2 if self._workers.running and self._workers.has_early_for(self.owner) else 0)
 
     def _find_missing(
-        self, call: Call, count: int, rehearsal: Callable[[], Any] | None = None
+        self, call: Call, count: int, room: contextlib.ExitStack, rehearsal: Callable[[], Any] | None = None
     ) -> tuple[Any, list[RegionCall]]:
         """Run the call, or its rehearsal, with the original in place of each region that has no compiled code.
 
-        Returns the result, and one call of each of these regions.
+        Returns the result, and one call of each of these regions. room: holds the memory of the workers; when it is
+        closed, weights get back what they gave for it.
         """
 
         def prepare_workers() -> None:  # they start while the call runs on
             try:
-                self._workers.prepare(count, call.tensors[0].device)
+                has_room = room.enter_context(call.weights.room(room_for(count)))
+                if has_room:
+                    room.callback(self._workers.end_unless_busy)
+                self._workers.prepare(count, call.tensors[0].device, has_room)
             except Exception as error:  # noqa: BLE001 (`_compile_in_parallel` meets it again, and warns)
                 logger.debug("Resolute: no processes that compile: %s", error)
 
@@ -233,7 +246,7 @@ class InductorProgram(Program):
 
         After a diffusion model comes its decode. After another module comes the diffusion model, which must not wait.
         """
-        if now.key.role is not Role.UNET:
+        if now.key.role is not Role.UNET or now.weights.streams:  # nor does it get memory from weights that stream
             return {}
         taken = [(owner, self._upcoming_calls.pop(owner, None)) for owner in list(self._upcoming_calls)]
         device = now.tensors[0].device

@@ -22,7 +22,7 @@ from ...torch_facts.private_names import pytree
 from ..base import Call
 from .operators import MAPPED
 from .packages import process_state_restored
-from .weights import Weight, Weights, module_of, to_oneflow
+from .weights import SharedWeight, SharedWeights, module_of, to_oneflow
 
 _ROOT = "module"
 _CHECKS = ("aten._assert_tensor_metadata.default", "aten.sym_constrain_range.default")
@@ -231,7 +231,7 @@ def _substituted(arguments: Any, values: Mapping[str, Any]) -> Any:
 class LoweredForward:
     """A lowered call with its weights, from which a graph is built. Implements `program.Forward`."""
 
-    def __init__(self, lowered: Lowered, weights: Mapping[str, Weight]) -> None:
+    def __init__(self, lowered: Lowered, weights: Mapping[str, SharedWeight]) -> None:
         self.weights = {name: weights[name] for name in lowered.weights.values()}
         self._lowered = lowered
         self._values = {value: weights[name].parameter for value, name in lowered.weights.items()}
@@ -257,7 +257,7 @@ class LoweredForward:
 class LoweringCompiler:
     name = "lowering"
 
-    def compile(self, call: Call, module: torch.nn.Module, weights: Weights) -> LoweredForward:
+    def compile(self, call: Call, module: torch.nn.Module, weights: SharedWeights) -> LoweredForward:
         """Raises CaptureError."""
         lowered = lower(module, call.invoke, call.tensors)
         return LoweredForward(lowered, weights.get_or_make(lowered.weights.values(), module))

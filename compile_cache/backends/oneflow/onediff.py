@@ -23,7 +23,7 @@ from ...torch_facts.private_names import pytree
 from ..base import Call, Method
 from . import compatibility
 from .packages import onediff_is_native, oneflow
-from .weights import Weight, Weights, module_of, tensors_of
+from .weights import SharedWeight, SharedWeights, module_of, tensors_of
 
 # Instance attributes that Resolute or ComfyUI may set; the conversion must see the class's own code.
 _PATCHED_METHODS = ("forward", "_forward")
@@ -32,7 +32,7 @@ _PATCHED_METHODS = ("forward", "_forward")
 class ConvertedForward:
     """A call of the converted module's method. Implements `program.Forward`."""
 
-    def __init__(self, converted: Any, method: Method, weights: dict[str, Weight]) -> None:
+    def __init__(self, converted: Any, method: Method, weights: dict[str, SharedWeight]) -> None:
         self.weights = weights
         self._converted = converted
         self._method: Method | None = method
@@ -92,7 +92,7 @@ class OnediffCompiler:
     def __init__(self) -> None:
         self._converted: tuple[str, Any] | None = None
 
-    def compile(self, call: Call, module: torch.nn.Module, weights: Weights) -> ConvertedForward:
+    def compile(self, call: Call, module: torch.nn.Module, weights: SharedWeights) -> ConvertedForward:
         """Raises CaptureError."""
         if call.method is None:
             raise CaptureError("onediff compiles only calls of a module's own method, and this call is not one")

@@ -15,7 +15,7 @@ from ..base import Call, Capabilities, CaptureFacts
 from ..eager import EagerProgram
 from .packages import installed, oneflow
 from .runtime import Runtime, memory_in_use, synchronize, wait_for_torch
-from .weights import CopiedWeights, Weight, Weights, to_oneflow
+from .weights import CopiedWeights, SharedWeight, SharedWeights, to_oneflow
 
 # OneFlow 0.9.0 starts a graph before it queues the entry that the finished graph removes. A graph that finishes first
 # pops an empty queue, which corrupts memory: about one process in ten crashed, with graphs of microseconds on a busy
@@ -29,7 +29,7 @@ _TOLERANCE = {torch.float32: 1e-3, torch.float16: 2e-2, torch.bfloat16: 1e-1}
 class Forward(Protocol):
     """A forward that a compiler made for one call. `Any` in the lists is a OneFlow tensor."""
 
-    weights: dict[str, Weight]
+    weights: dict[str, SharedWeight]
 
     def inputs(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """The tensors of a call that the forward reads."""
@@ -55,7 +55,7 @@ class Forward(Protocol):
 class Compiler(Protocol):
     name: str
 
-    def compile(self, call: Call, module: torch.nn.Module, weights: Weights) -> Forward:
+    def compile(self, call: Call, module: torch.nn.Module, weights: SharedWeights) -> Forward:
         """Make a forward for `call`; does not compile a OneFlow plan. Raises CaptureError with the reason."""
         ...
 
@@ -63,7 +63,7 @@ class Compiler(Protocol):
 class OneFlowGraph:
     """A built graph for one signature. Not thread-safe: the cache's lock guards it."""
 
-    def __init__(self, graph: Any, forward: Forward, call: Call, weights: Weights, size: int) -> None:
+    def __init__(self, graph: Any, forward: Forward, call: Call, weights: SharedWeights, size: int) -> None:
         assert call.module is not None
         self.bytes = size
         self._graph = graph
@@ -109,7 +109,7 @@ class OneFlowProgram(EagerProgram):
         self._budget = budget
         self._compiler = compiler
         self._runtime = runtime
-        self._weights = Weights()
+        self._weights = SharedWeights()
 
     def capture(self, call: Call, result: Any, facts: CaptureFacts) -> OneFlowGraph:
         """Build and check a graph; raises CaptureError. Runs eagerly first: an error in a plan may end the process."""

@@ -19,7 +19,7 @@ from .packages import oneflow
 
 
 @dataclass(eq=False)
-class Weight:
+class SharedWeight:
     """One weight. address: of the torch memory that it shares; is_copy: it has its own memory instead."""
 
     parameter: Any
@@ -28,27 +28,27 @@ class Weight:
     spec: tuple[Any, ...]
 
 
-class Weights:
+class SharedWeights:
     """The weights of one module by name."""
 
     def __init__(self) -> None:
-        self._weights: dict[str, Weight] = {}
+        self._weights: dict[str, SharedWeight] = {}
         self._replaced: set[str] = set()
 
-    def get_or_make(self, names: Iterable[str], module: torch.nn.Module) -> dict[str, Weight]:
+    def get_or_make(self, names: Iterable[str], module: torch.nn.Module) -> dict[str, SharedWeight]:
         """The weights with these names. Raises CaptureError if the module lacks one."""
         current = tensors_of(module)
         return {name: self._get_or_make(name, _found(name, current)) for name in dict.fromkeys(names)}
 
-    def _get_or_make(self, name: str, tensor: torch.Tensor) -> Weight:
+    def _get_or_make(self, name: str, tensor: torch.Tensor) -> SharedWeight:
         weight = self._weights.get(name)
         if weight is None or not _is_current(weight, tensor):
             is_copy = name in self._replaced or not _is_sharable(tensor)
-            weight = Weight(_parameter(tensor, is_copy), tensor.data_ptr(), is_copy, _spec(tensor))
+            weight = SharedWeight(_parameter(tensor, is_copy), tensor.data_ptr(), is_copy, _spec(tensor))
             self._weights[name] = weight
         return weight
 
-    def refresh(self, weights: Mapping[str, Weight], module: torch.nn.Module) -> bool:
+    def refresh(self, weights: Mapping[str, SharedWeight], module: torch.nn.Module) -> bool:
         """Return whether a graph with these weights can use the module's current ones.
 
         If not, the graph must be rebuilt; weights that were replaced then become copies.
@@ -67,7 +67,7 @@ class Weights:
 class CopiedWeights:
     """The weights of a graph that are copies, and where the module holds their current values."""
 
-    def __init__(self, weights: Mapping[str, Weight], module: torch.nn.Module) -> None:
+    def __init__(self, weights: Mapping[str, SharedWeight], module: torch.nn.Module) -> None:
         slots = _slots_of(module)
         self._copied = [(weight.parameter, *slots[name]) for name, weight in weights.items() if weight.is_copy]
 
@@ -137,7 +137,7 @@ def _found(name: str, current: Mapping[str, torch.Tensor]) -> torch.Tensor:
     return current[name]
 
 
-def _is_current(weight: Weight, tensor: torch.Tensor | None) -> bool:
+def _is_current(weight: SharedWeight, tensor: torch.Tensor | None) -> bool:
     if tensor is None or weight.spec != _spec(tensor):
         return False
     return weight.is_copy or weight.address == tensor.data_ptr()

@@ -41,20 +41,22 @@ _OPAQUE_ATTENTION = BypassReason(
     "transformer blocks run as they are",
 )
 
-_ATTENTION_OF_FILE = BypassReason(
-    BypassCode.PATCHED_BLOCK, "the model's file names the attention of its blocks; such blocks run as they are"
-)
-
 
 def hooks_of(module: torch.nn.Module, role: Role, run: RegionRunner, bypass: Bypass) -> list[Hook]:
     """The hooks of a module in a role. A block with a part that another pack wrote has none, and a bypass; nor has a
-    block with attention that cannot be traced, or that the file names.
+    block with attention that cannot be traced, or that the model's file chose.
     """
     traceable = version.attention_is_traceable() if unet.is_unet(module) else chosen_attention.is_known()
     if role not in VAE_ROLES and not traceable:
         bypass(_OPAQUE_ATTENTION)
     found = [hook for each in PROVIDERS if role in each.roles for hook in each.hooks(module, run, bypass)]
-    of_file = [hook for hook in found if chosen_attention.is_of_file(hook.module)]
-    if of_file:
-        bypass(_ATTENTION_OF_FILE)
-    return trusted_hooks([hook for hook in found if hook not in of_file], bypass)
+    return [hook for hook in trusted_hooks(found, bypass) if not _has_own_attention(hook, bypass)]
+
+
+def _has_own_attention(hook: Hook, bypass: Bypass) -> bool:
+    name = chosen_attention.of_file(hook.module)
+    if name:
+        kind = hook.labels[0][0].partition(".")[0]
+        text = f"the model's file chooses the attention of {kind} blocks ({name}); they run as they are"
+        bypass(BypassReason(BypassCode.PATCHED_BLOCK, text))
+    return bool(name)

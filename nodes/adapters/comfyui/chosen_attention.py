@@ -48,18 +48,21 @@ def default() -> str | None:
     return _name_of(_core().optimized_attention)
 
 
+def of_file(block: torch.nn.Module) -> str:
+    """The attention that the model's file chose for a part of the block; empty if it chose none.
+
+    Core keeps it in a `ComfyAttention` (after ComfyUI 0.33), which gives way to an override. So it would be lost in a
+    trace, which overrides attention.
+    """
+    holder = vars(_core()).get("ComfyAttention")
+    held = [part for part in block.modules() if holder is not None and isinstance(part, holder)]
+    found = next((each for part in held if (each := getattr(part, "function", None)) is not None), None)
+    return "" if found is None else _name_of(found) or "another function"
+
+
 def is_known() -> bool:
     """The attention of calls that choose none is one of core's."""
     return default() is not None
-
-
-def is_of_file(module: torch.nn.Module) -> bool:
-    """The model's file names an attention for parts of the module, as ComfyUI after 0.33 lets it.
-
-    Core's functions take it where no node overrides attention. In a trace ours overrides it.
-    """
-    kind = getattr(_core(), "ComfyAttention", None)
-    return kind is not None and any(isinstance(part, kind) and part.function is not None for part in module.modules())
 
 
 def functions() -> Mapping[str, Callable[..., torch.Tensor]]:

@@ -72,13 +72,38 @@ def headroom() -> int:
 
 def resident_bytes(device: str) -> int:
     """Bytes of a device ("cuda:0") behind the pages of all models that ComfyUI has loaded. It can unload them."""
-    where, found = torch.device(device), {}
+    return sum(int(reservation.loaded_size()) for reservation in _reservations(torch.device(device)))
+
+
+def _reservations(device: torch.device) -> list[Any]:
+    found: dict[int, Any] = {}
     for loaded in comfy.model_management.current_loaded_models:
         model = getattr(loaded.model, "model", None)  # the patcher may be gone
-        reservation = getattr(model, "dynamic_vbars", {}).get(where)
+        reservation = getattr(model, "dynamic_vbars", {}).get(device)
         if reservation is not None:
-            found[id(reservation)] = int(reservation.loaded_size())
-    return sum(found.values())
+            found[id(reservation)] = reservation
+    return list(found.values())
+
+
+def give_back(reservation: Any, size: int, also_own: bool) -> bool:
+    """Leave `size` bytes of the device to other processes: pages of other models go until their next load.
+
+    also_own: so do those of this reservation after them, until `prioritize`, and no more of its pages come than fit
+    beside; pinned pages go when they are unpinned. A comfy-aimdo without `set_watermark` (0.3) can free pages, but not
+    keep others from coming. Returns whether anything had to be done.
+    """
+    device = torch.device("cuda", reservation.device)
+    missing = size - torch.cuda.mem_get_info(device)[0]
+    gives = also_own or missing > 0
+    for other in _reservations(device):
+        if other is not reservation and missing > 0:
+            missing -= int(other.free_memory(min(missing, int(other.loaded_size()))))
+    resident = int(reservation.loaded_size())
+    if also_own and hasattr(reservation, "set_watermark"):
+        reservation.set_watermark(max(resident - missing, 0))
+    elif also_own and missing > 0:
+        reservation.free_memory(min(missing, resident))
+    return gives
 
 
 def page_bytes(reservation: Any) -> int:
@@ -109,6 +134,16 @@ def fault(reservation: Any, address: int, size: int) -> Serials | None:
 def unpin(reservation: Any, address: int, size: int) -> None:
     """Undo one `fault` of the range."""
     reservation.unpin(address, size)
+
+
+def has_ranges_of_blocks(modules: Iterable[torch.nn.Module]) -> bool:
+    """Core asks for the pages of a block as one range, from its first module's address on.
+
+    ComfyUI 0.33 does so for text encoders, later versions for diffusion models.
+    The modules must keep their addresses then: core would not notice that a page outside of the range went, and replay
+    its own CUDA graph of the block over it.
+    """
+    return any("_v_block" in module.__dict__ for module in modules)
 
 
 def lay_out(modules: Sequence[torch.nn.Module]) -> bool:

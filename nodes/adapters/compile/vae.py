@@ -84,7 +84,7 @@ def _with_compiled_method(vae: Any, name: str, request: CompileRequest) -> Any:
     clone.first_stage_model = clone.patcher.model
     forward = install_compiled_forward(clone.patcher, name, request)
     if request.role is Role.VAE_DECODE:
-        announce_decode(clone.patcher, forward, torch.device(vae.device), vae.vae_dtype)
+        announce_decode(clone, forward)
     return clone
 
 

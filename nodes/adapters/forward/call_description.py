@@ -28,6 +28,7 @@ class CallDescription:
     rehearsal: Callable[[], None] | None = None  # see Call
     may_capture: bool = True
     why_captured: str = ""
+    is_compared: bool = False  # see Call
     conds: int = 0  # how many conditionings share the batch, under CFG two; 0 if the caller does not say
 
     def quick_key(self) -> tuple[Any, ...]:

@@ -66,8 +66,7 @@ class CompiledForward(ForwardPatch):
     def count_regions(self) -> None:
         """Count the module's regions, and those that are ready, for the progress of all compile nodes of the prompt.
 
-        Raises UserError for a name of `left_out` that the
-        module does not have.
+        Raises UserError for a name of `left_out` that the module does not have.
         """
         request, backend = self._request, self._request.backend.name
         if not (request.capabilities.compiles or request.left_out):
@@ -238,7 +237,7 @@ class CompiledForward(ForwardPatch):
             if prefetches:  # with all pages in place there is nothing to load, and core's wait would end a capture
                 options[PREFETCH] = not paged.is_in_place
             forward = call or self.inner
-            looks_ahead = paged.splits and not paged.is_in_place and description.blocker is None
+            looks_ahead = paged.splits and description.blocker is None
             if not looks_ahead or given.get("control") is not None:
                 return forward(*positional, **named)
             with paged.foresight.offered(lambda: self._levels.forwards(forward, positional, named)):
@@ -246,6 +245,8 @@ class CompiledForward(ForwardPatch):
 
         if self._role in VAE_ROLES:
             self._tiles.describe(description)
+            # Decoders of pictures were measured to be faster compiled, and are captured.
+            description.is_compared = self._role is Role.VAE_ENCODE or videos.is_known(self.module)
         table = _VIDEOS.get(self._role)
         if table is not None:
 

@@ -136,6 +136,7 @@ class ModuleRunner:
             rehearsal=description.rehearsal,
             may_capture=description.may_capture,
             why_captured=description.why_captured,
+            is_compared=description.is_compared,
             progress=self.progress,
             module=self._loaded_module(),
             method=description.method,

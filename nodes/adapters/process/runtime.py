@@ -117,15 +117,20 @@ def waiting_seconds() -> float:
 @functools.cache
 def compile_seconds() -> CompileSeconds:
     """The seconds that compiles took on this machine, kept beside the compiled regions."""
-    folder, where = cache().config.store_folder, device()
-    name = torch.cuda.get_device_name(where) if where.type == "cuda" else where.type
-    return CompileSeconds(None if folder is None else folder / "compile_seconds.json", name)
+    folder = cache().config.store_folder
+    return CompileSeconds(None if folder is None else folder / "compile_seconds.json", device_name())
 
 
 def device() -> torch.device:
     """Where ComfyUI runs models."""
     chosen: torch.device = comfy.model_management.get_torch_device()
     return chosen
+
+
+def device_name() -> str:
+    """Numbers that were measured on this device are kept under this name."""
+    where = device()
+    return torch.cuda.get_device_name(where) if where.type == "cuda" else where.type
 
 
 # --- its modules -------------------------------------------------------------------------------------------------
@@ -170,7 +175,7 @@ def record_of(module: torch.nn.Module) -> ModuleRecord:
                 config.trusted,
                 page_loading.fill,
                 unsupported=unsupported,
-                splits=config.split,
+                split=config.split,
                 counters=counters,
             )
             _records[owner] = ModuleRecord(owner, weights)

@@ -15,14 +15,15 @@ from . import stock_measurements
 
 
 def report() -> dict[str, Any]:
-    """The state of the cache, as JSON: its own report, and eight more fields.
+    """The state of the cache, as JSON: its own report, and nine more fields.
 
     regions_ready: compiled regions in memory, each once for all models: the count that people see. modules: for each
     compiled module, how many of its regions are compiled, its blocks by how they were found, the names of blocks that
     the user left out, and what computes its quantized weights. store: regions kept on disk, and their bytes. models:
     for each remembered model and shape, whether it is ready in memory or on disk. attention: the kernel of each shape
-    that was measured. device: see `_device`. measurements: what *Measure against stock* found on this device.
-    saved_seconds: what that saved since the start.
+    that was measured. whole_calls: decodes and encodes, with their seconds compiled and as they are. device: see
+    `_device`. measurements: what *Measure against stock* found on this device. saved_seconds: what that saved since the
+    start.
     """
     cache, programs = runtime.cache(), runtime.programs()
     modules = [
@@ -48,6 +49,7 @@ def report() -> dict[str, Any]:
         "store": stored,
         "models": models,
         "attention": chooser.report(),
+        "whole_calls": cache.whole_calls.report(),
         "device": _device(),
         "measurements": stock_measurements.here(),
         "saved_seconds": round(stock_measurements.saved_seconds(), 1),
@@ -59,7 +61,7 @@ def _device() -> dict[str, Any]:
     where = runtime.device()
     management = comfy.model_management
     return {
-        "name": stock_measurements.device_name(),
+        "name": runtime.device_name(),
         "captures": where.type == "cuda" and runtime.cache().config.capture,
         "total_bytes": int(management.get_total_memory(where)),
         "free_bytes": int(management.get_free_memory(where)),

@@ -127,7 +127,7 @@ def finish(body: Mapping[str, Any]) -> Measurement | None:
         model=run["model"],
         structure=run["structure"],
         size=run["size"],
-        device=device_name(),
+        device=runtime.device_name(),
         steps=run["steps"],
         seconds=statistics.median(seconds),
         stock_seconds=statistics.median(stock),
@@ -170,12 +170,12 @@ def _difference(ours: list[torch.Tensor], stock: list[torch.Tensor]) -> float | 
 
 def of(structure: str, size: str) -> Measurement | None:
     """The measurement of a model and a size on this device, if there is one."""
-    return measurements().get((structure, size, device_name())) if structure else None
+    return measurements().get((structure, size, runtime.device_name())) if structure else None
 
 
 def here() -> list[dict[str, Any]]:
     """The measurements of this device, as JSON."""
-    device = device_name()
+    device = runtime.device_name()
     return [found.plain() for found in measurements().values() if found.device == device]
 
 
@@ -191,11 +191,6 @@ def count(run: Run) -> None:
 def saved_seconds() -> float:
     """Since the start: what the runs of measured models and sizes took less than stock, minus their waits."""
     return _saved_seconds
-
-
-def device_name() -> str:
-    device = runtime.device()
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
 
 
 def measurements() -> dict[Key, Measurement]:

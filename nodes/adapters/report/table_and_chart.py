@@ -62,6 +62,7 @@ def table(data: dict[str, Any]) -> Text:
         lines.append(
             Text("attention of {shape} with {kernel}: {times}", shape=shape, kernel=each["kernel"], times=times)
         )
+    lines += [_compared(each) for each in data["whole_calls"] if each["is_settled"]]
     for each in data["measurements"]:
         text = "measured on {device}: {model} {result}"
         lines.append(Text(text, device=each["device"], model=each["model"], result=each["text"]))
@@ -77,6 +78,21 @@ def table(data: dict[str, Any]) -> Text:
             for entry in data["entries"]
         ]
     return Text.joined("\n", lines)
+
+
+def _compared(found: dict[str, Any]) -> Text:
+    """A line that says how a decode or an encode runs, with the seconds of both. found: see `WholeCalls.report`."""
+    given = {
+        "what": _ROLES[found["role"]],
+        "shape": "x".join(map(str, found["shape"])),
+        "compiled": f"{found['seconds']:.3g}",
+        "original": f"{found['original_seconds']:.3g}",
+    }
+    if found["is_left_alone"]:
+        return Text(
+            "{what} {shape} is left alone: {compiled} s compiled, {original} s as it is on this device", **given
+        )
+    return Text("{what} {shape} runs compiled: {compiled} s, {original} s as it is on this device", **given)
 
 
 def report_text(data: dict[str, Any], runs: list[dict[str, Any]], settings: dict[str, str]) -> str:

@@ -25,6 +25,7 @@ from ..comfyui import dynamic_vram
 from ..comfyui.dynamic_vram import Serials
 from .foresight import Foresight
 from .page_order import PageOrder
+from .split_choice import splits_blocks
 
 logger = logging.getLogger(__name__)
 
@@ -56,15 +57,15 @@ class PagedWeights(Weights):
         self,
         fill: Fill | None = None,
         unsupported: str | None = None,
-        splits: bool = False,
+        split: bool | None = None,
         counters: Counters | None = None,
     ) -> None:
         """fill: fills the pages of a module whose weights compute in a dtype; for a model that is never paged, None.
-        unsupported: why this ComfyUI's pages are left to core; None if they can be pinned and filled. splits: whether
-        blocks that stream may be split (`split_blocks`) and pages put into another order. counters: of the process.
+        unsupported: why this ComfyUI's pages are left to core; None if they can be pinned and filled. split: see
+        `splits_blocks`. counters: of the process.
         """
         self.counters = counters or Counters()
-        self.splits = splits
+        self.split = split
         self.kept = KeptResults(_KEPT_BYTES, self.counters)
         self.foresight = Foresight(self.kept)
         self.order = PageOrder()
@@ -77,7 +78,9 @@ class PagedWeights(Weights):
         self._serials: list[Serials] | None = None  # of the pages when every module was known to be filled
         self._places: list[tuple[dict[str, Any], str, torch.Tensor]] = []
         self._in_float32: set[int] = set()  # ids of modules
+        self._may_move = True  # pages, to other addresses
         self._may_ask = True  # for memory that is kept and not in use; once for each load, since it takes a while
+        self._only_moved = False  # since the last `survey`, by `arrange`
         self.is_in_place = False
         self.streamed = False  # in this sampling run
         self.bytes = 0
@@ -86,19 +89,49 @@ class PagedWeights(Weights):
     def pages(self) -> bool:  # type: ignore[override]
         return bool(self._ranges)
 
+    @property
+    def streams(self) -> bool:  # type: ignore[override]
+        return self.pages and not self.is_in_place and self.unsupported is None
+
+    @property
+    def splits(self) -> bool:
+        return splits_blocks(self.split, self.streams)
+
+    def reclaimable(self) -> int:
+        if not self.pages:
+            return 0
+        reservation = self._ranges[0].reservation  # a module has all its pages on one device
+        own = 0 if self.streams else int(reservation.loaded_size())
+        return dynamic_vram.resident_bytes(f"cuda:{reservation.device}") - own
+
+    @contextmanager
+    def room(self, size: int) -> Iterator[bool]:
+        if not self.pages:
+            yield False
+            return
+        reservation, streams = self._ranges[0].reservation, self.streams
+        torch.cuda.empty_cache()
+        try:
+            yield dynamic_vram.give_back(reservation, size, streams)
+        finally:
+            if streams:
+                dynamic_vram.prioritize(reservation)
+
     def survey(self, modules: Iterable[torch.nn.Module]) -> Hashable:
         """Find the paged modules anew. Returns what captures depend on: where each one's weights are."""
+        modules = list(modules)
         paged = [(module, dynamic_vram.allocation(module)) for module in modules]
-        self._found = sorted(
-            [(id(at[0]), at[1], at[2], at[0], module) for module, at in paged if at is not None],
-            key=lambda each: each[:3],
-        )
+        self._may_move = not dynamic_vram.has_ranges_of_blocks(modules)
         self._allocations = [(module, at) for module, at in paged if at is not None]
+        found = [(id(at[0]), at[1], at[2], at[0], module) for module, at in self._allocations]
+        self._found = sorted(found, key=lambda each: each[:3])
         self._find_ranges()
         self._in_float32 = _declared_in_float32([module for module, at in self._allocations])
         self.bytes = sum(each.bytes for each in self._ranges)
         self.order.keep_only(module for module, _ in self._allocations)
-        self.loaded()
+        if not self._only_moved:
+            self.loaded()
+        self._only_moved = False
         return tuple((id(module), address, size) for _, address, size, _, module in self._found)
 
     def spare(self, modules: Iterable[torch.nn.Module]) -> None:
@@ -110,10 +143,13 @@ class PagedWeights(Weights):
     def arrange(self) -> None:
         """After a call that streamed: put the pages into the order that makes the next ones fastest, see `PageOrder`.
 
-        Captures of before read other addresses, so the weights epoch must be brought up to date afterwards.
+        Captures of before read other addresses, so the weights epoch must be brought up to date next. The weights are
+        the same, so what was computed from them stays.
         """
-        if self.splits and not self.is_in_place and self.order.arrange([module for module, _ in self._allocations]):
+        can_move = self.splits and self._may_move
+        if can_move and self.order.arrange([module for module, _ in self._allocations]):
             self._serials = None
+            self._only_moved = True
 
     def step_bytes(self) -> tuple[int, int]:
         """Bytes of the weights that a step of this run needs, and of all; (0, 0) if it did not stream."""
@@ -145,7 +181,7 @@ class PagedWeights(Weights):
 
     def loaded(self) -> None:
         """ComfyUI loaded the model, perhaps with other LoRAs: look at each module at the next `pin`."""
-        self._serials = None
+        self._serials, self._only_moved = None, False
         self.kept.forget()
         self._may_ask = True
 

@@ -1,7 +1,7 @@
-"""Blocks of a model that streams, split: what follows the time or the text alone is computed once, and kept.
+"""Blocks of a model that streams, split: what follows the time alone is computed once, and kept.
 
-A block's prologues and its rest are regions of their own, see `split_sites`. Once the results of a prologue are known,
-the weights that only it reads cross the bus no more, and they take no page from others.
+See `split_sites` for a block's prologue and its rest. Once the results of a prologue are known, the weights that only
+it reads cross the bus no more, and they take no page from others.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import torch
 
 from ....compile_cache.backends.inductor.regions.split_sites import SplitSite, SplitSites
 from ....compile_cache.keys import Component
-from ....compile_cache.regions.dependence import TIME
 from ....compile_cache.regions.kept_results import Inputs
 from ....compile_cache.regions.site import RegionRunner, RegionSite
 from ....compile_cache.torch_facts.flags import torch_flags
@@ -31,7 +30,7 @@ def _sites() -> SplitSites:
 
 
 class SplitBlocks:
-    """Runs the blocks of one model whose inputs of time and text are known."""
+    """Runs the blocks of one model of whose inputs it is known which follow the time."""
 
     def __init__(self, run: RegionRunner, weights: PagedWeights, given: Given) -> None:
         """given: `given(site, like, maps)` loads the weights of a site, see `streamed`."""
@@ -50,13 +49,11 @@ class SplitBlocks:
                 return self._run(site, *tensors)
         spared = [site.module.get_submodule(name) for name in split.spared]
         self._weights.spare(dynamic_vram.paged(spared))
-        kept: list[torch.Tensor] = []
-        for prologue in split.prologues:
-            inputs = [tensors[index] for index in prologue.inputs]
-            compute = functools.partial(self._compute, prologue.site, like)
-            place = (site.name, prologue.site.structure, like.dtype, flags)
-            ahead = self._foresee(site, tensors, inputs) if prologue.source == TIME else tuple
-            kept += self._weights.kept.get(place, prologue.source, inputs, compute, ahead)
+        inputs = [tensors[index] for index in split.inputs]
+        compute = functools.partial(self._compute, split, like)
+        ahead = functools.partial(self._weights.foresight.others, site, tensors, inputs)
+        place = (site.name, split.prologue.structure, like.dtype, flags)
+        kept = self._weights.kept.get(place, inputs, compute, ahead)
         with self._given(split.rest, like):
             return self._run(split.rest, *tensors, *kept)
 
@@ -69,10 +66,7 @@ class SplitBlocks:
             self._splits[key] = _sites().of(site, tensors, flags, loaded)
         return self._splits[key]
 
-    def _foresee(self, site: RegionSite, tensors: Inputs, wanted: Inputs) -> Callable[[], Sequence[Inputs]]:
-        return functools.partial(self._weights.foresight.others, site, tensors, wanted)
-
-    def _compute(self, site: RegionSite, like: torch.Tensor, several: Sequence[Inputs]) -> list[list[torch.Tensor]]:
+    def _compute(self, split: SplitSite, like: torch.Tensor, several: Sequence[Inputs]) -> list[list[torch.Tensor]]:
         """The results of a prologue for each of several inputs: its weights come once."""
-        with self._given(site, like, False):
-            return [self._run(site, *inputs) for inputs in several]
+        with self._given(split.prologue, like, False):
+            return split.run_each(split.prologue.module, several)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -14,6 +15,9 @@ from ....compile_cache.regions.structure import parts
 from ..comfyui import dynamic_vram
 from ..comfyui.page_loading import loaded
 from .paged_weights import PagedWeights, as_weight
+
+if TYPE_CHECKING:
+    from .split_blocks import SplitBlocks
 
 
 def streamed(run: RegionRunner, weights: PagedWeights) -> RegionRunner:
@@ -43,23 +47,23 @@ def streamed(run: RegionRunner, weights: PagedWeights) -> RegionRunner:
         ):
             yield
 
-    split = None
-    if weights.splits:
+    @functools.cache
+    def split() -> SplitBlocks:
         from .split_blocks import SplitBlocks  # only here: it imports inductor
 
-        split = SplitBlocks(run, weights, given)
+        return SplitBlocks(run, weights, given)
 
     def run_streamed(site: RegionSite, *inputs: Input) -> Any:
-        if not weights.pages or weights.is_in_place or weights.unsupported is not None:
+        if not weights.streams:
             return run(site, *inputs)
         tensors = taken(inputs)
         if weights.foresight.is_noting:
             weights.foresight.note(site, tensors)
         weights.streamed = True
-        if split is not None and weights.splits:
+        if weights.splits:
             weights.order.streams(site.module, dynamic_vram.paged(modules_of(site)))
             if site.steady:
-                return split.run(site, tensors)
+                return split().run(site, tensors)
         with given(site, tensors[0]):
             return run(site, *tensors)
 

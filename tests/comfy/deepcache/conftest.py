@@ -9,7 +9,7 @@ import pytest
 from scripts.server.process import ComfyServer
 
 pytest.register_assert_rewrite(f"{__package__}.kit")
-from ..rig import Bench, Run  # noqa: E402
+from ..rig import Bench, Run, without_decoder  # noqa: E402
 from .kit import COMPILE, Check, changed  # noqa: E402 (after register_assert_rewrite)
 
 
@@ -17,7 +17,7 @@ from .kit import COMPILE, Check, changed  # noqa: E402 (after register_assert_re
 def warm_cache(bench: Bench, tiny_prompt: Any, seeds: Any) -> Run:
     """The first compiled prompt, at 256x256 and without DeepCache: the one that may compile."""
     whole = tiny_prompt(seed=next(seeds), steps=2)
-    prompt = {name: part for name, part in whole.items() if name not in ("vae", "decode", "image")}
+    prompt = without_decoder(whole)
     return bench.run(changed(prompt, COMPILE))
 
 
@@ -31,4 +31,4 @@ def check(bench: Bench, server: ComfyServer, warm_cache: Run, pytestconfig: pyte
 def prompt(tiny_prompt: Any, seed: int) -> Any:
     """Ten steps of the tiny model at an odd size (latent 17x13), without a decoder: four full, six fast."""
     whole = tiny_prompt(seed=seed, width=136, height=104, steps=10)
-    return {name: part for name, part in whole.items() if name not in ("vae", "decode", "image")}
+    return without_decoder(whole)

@@ -9,7 +9,7 @@ import pytest
 from scripts.errors import PromptError
 
 from ..matrix.controlling import controlled, with_compiled_nets
-from ..rig import Bench, PromptDict, Run, assert_different, node
+from ..rig import Bench, PromptDict, Run, assert_different, node, with_sampling, without_decoder
 from .kit import COMPILE, DEEPCACHE, LATENT_TOLERANCE, REFERENCE, Check, assert_equal_latents, changed
 
 FULL, FAST = 4, 6  # of ten steps, at interval 3
@@ -19,16 +19,11 @@ WHOLE = {"tokens": 77, "width": 768, "pooled_width": 0, "batch": 1}
 LEFT = {"width": 72, "height": 104, "x": 0, "y": 0, "strength": 0.8}
 
 
-def sampling(prompt: PromptDict, **inputs: Any) -> PromptDict:
-    """The prompt with other inputs of its sampler."""
-    return {**prompt, "sample": {**prompt["sample"], "inputs": {**prompt["sample"]["inputs"], **inputs}}}
-
-
 def conditioned(prompt: PromptDict, change: dict[str, Any], tokens: int = 77) -> PromptDict:
     """The positive conditioning, and beside it another one of which `change` makes something."""
     changed_other = {**change, "inputs": {**change["inputs"], "conditioning": ["other", 0]}}
     return {
-        **sampling(prompt, positive=["both", 0]),
+        **with_sampling(prompt, positive=["both", 0]),
         "other": node("ResoluteTestConditioning", seed=21, **{**WHOLE, "tokens": tokens}),
         "changed": changed_other,
         "both": node("ConditioningCombine", conditioning_1=["positive", 0], conditioning_2=["changed", 0]),
@@ -90,7 +85,7 @@ def test_each_pass_is_a_graph_of_its_own_and_both_have_the_same_regions(
     ids=lambda value: "-".join(map(str, value.values())) or "as it is" if isinstance(value, dict) else "",
 )
 def test_any_sampler(check: Check, prompt: PromptDict, changes: dict[str, Any], passes: Any) -> None:
-    check(sampling(prompt, **changes), passes=passes)
+    check(with_sampling(prompt, **changes), passes=passes)
 
 
 def test_prompts_that_run_one_after_the_other(check: Check, prompt: PromptDict) -> None:
@@ -131,7 +126,7 @@ def test_a_batch_that_changes_between_prompts(check: Check, prompt: PromptDict) 
 def test_the_sdxl_family(check: Check, tiny_prompt: Any, seeds: Any, bench: Bench) -> None:
     def sdxl(width: int) -> PromptDict:
         whole = tiny_prompt(kind="sdxl", seed=next(seeds), width=width, height=104, steps=10)
-        return {name: part for name, part in whole.items() if name not in ("vae", "decode", "image")}
+        return without_decoder(whole)
 
     bench.run(changed(sdxl(128), COMPILE))  # the prompt that may compile
     check(sdxl(136), passes=SHARED)
@@ -194,7 +189,7 @@ def test_easycache_and_deepcache_compose_in_either_order(check: Check, prompt: P
 class TestWhatHappensBefore:
     def test_a_cancelled_run_leaves_nothing_to_the_next_one(self, check: Check, prompt: PromptDict) -> None:
         for ours in ((DEEPCACHE,), (DEEPCACHE, COMPILE)):
-            endless = changed(sampling(prompt, steps=5000, seed=3), *ours)
+            endless = changed(with_sampling(prompt, steps=5000, seed=3), *ours)
             before = len(check.server.log())
             check.bench.cancel_once(endless, lambda at=before: "5000 steps" in check.server.log()[at:])
             run, told = check.run(changed(prompt, *ours))
@@ -224,7 +219,7 @@ class TestWhereNothingIsSkipped:
     def test_the_picture_is_the_models_own_and_the_log_says_why(
         self, check: Check, prompt: PromptDict, settings: Any, steps: int, reason: str
     ) -> None:
-        prompt = sampling(prompt, steps=steps)
+        prompt = with_sampling(prompt, steps=steps)
         before = len(check.server.log())
         run = check.bench.run(changed(prompt, node("ResoluteDeepCache", depth=2, **settings)))
         assert f"DeepCache: {reason}" in check.server.log()[before:]

@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 import json
-import shutil
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from scripts.places import ROOT
-from scripts.server.process import ComfyServer
-from scripts.setup import comfyui
 
 from ..rig import PromptDict, assert_different, node
 from .kit import LATENT_TOLERANCE, Check, assert_equal_latents
@@ -22,12 +17,7 @@ BACKENDS = ("inductor", "eager")
 # What takes the place of a loader, and of what only its model understands: of SD1.5, or of SDXL.
 WIDTHS = {"sd": {"width": 768, "pooled_width": 0}, "sdxl": {"width": 2048, "pooled_width": 1280}}
 
-
-@pytest.fixture(scope="module", autouse=True)
-def example_picture(server: ComfyServer, comfyui_folder: Callable[[str], Path]) -> None:
-    """ComfyUI's own, where LoadImage looks for it."""
-    example = comfyui_folder(comfyui.TARGET) / "input" / "example.png"
-    shutil.copyfile(example, server.input_folder / example.name)
+pytestmark = pytest.mark.usefixtures("example_picture")
 
 
 def small(workflow: str, backend: str, seed: int, kind: str = "sd", **sampling: Any) -> PromptDict:

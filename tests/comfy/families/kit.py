@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -35,6 +37,17 @@ def run_traces(core: SimpleNamespace, monkeypatch: Any) -> None:
         return region(code, guards, trace.static, trace.used_weights, trace.output_spec, quantized=trace.quantized)
 
     monkeypatch.setattr(importlib.import_module(f"{inside}.regions.table"), "compile_trace", without_lowering)
+
+
+def full_device() -> Any:
+    """tests/pack/full_device.py, without the pack, which needs a server."""
+    path = Path(__file__).parents[2] / "pack" / "full_device.py"
+    spec = importlib.util.spec_from_file_location("resolute_test_full_device", path)
+    assert spec is not None
+    assert spec.loader is not None
+    found = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(found)
+    return found
 
 
 def forget_regions(core: SimpleNamespace) -> None:

@@ -120,6 +120,26 @@ def test_the_attention_of_a_start_option_is_part_of_the_block(
 
 
 @pytest.mark.parametrize("bench", ["Flux"], indirect=True)
+def test_a_block_whose_attention_the_models_file_chose_runs_as_it_is(
+    core: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, bench: Bench
+) -> None:
+    """After ComfyUI 0.33 a block may have a `ComfyAttention` with a function; Identity stands for its class."""
+    attention = importlib.import_module("comfy.ldm.modules.attention")
+    monkeypatch.setattr(attention, "ComfyAttention", torch.nn.Identity, raising=False)
+    blocks = [*bench.module.double_blocks, *bench.module.single_blocks]
+    for block in blocks:
+        block.comfy_attention = torch.nn.Identity()
+        block.comfy_attention.function = None
+    blocks[0].comfy_attention.function = attention.attention_split
+    hooks_of, reasons = core.ours("blocks.families").hooks_of, []
+    hooks = hooks_of(bench.module, core.roles.UNET, None, lambda reason: reasons.append(reason.detail))
+    assert [hook.module for hook in hooks] == blocks[1:]
+    kind = type(blocks[0]).__name__
+    assert reasons == [f"the model's file chooses the attention of {kind} blocks (pytorch); they run as they are"]
+    assert bench.check(FIRST, bypasses={"patched_block": 1})["region_calls"] == bench.model.calls - 1
+
+
+@pytest.mark.parametrize("bench", ["Flux"], indirect=True)
 def test_a_capture_has_the_function_in_its_key(bench: Bench, core: SimpleNamespace, chosen: Any) -> None:
     describe = core.ours("forward.call_description").CallDescription
     keys = []
@@ -132,31 +152,3 @@ def test_a_capture_has_the_function_in_its_key(bench: Bench, core: SimpleNamespa
     description = describe()
     description.add_options({"optimized_attention_override": lambda *args, **kwargs: args}, bench.module)
     assert "optimized_attention_override" in description.blocker.detail
-
-
-@pytest.mark.parametrize("bench", ["Flux"], indirect=True)
-@pytest.mark.parametrize("named", [True, False])
-def test_blocks_whose_attention_the_file_names_run_as_they_are(
-    core: SimpleNamespace, bench: Bench, monkeypatch: pytest.MonkeyPatch, named: bool
-) -> None:
-    """The class that holds it came to ComfyUI after 0.33, so this is one like it."""
-    attention = importlib.import_module("comfy.ldm.modules.attention")
-
-    class ComfyAttention(torch.nn.Module):
-        function = attention.attention_sub_quad if named else None
-
-    monkeypatch.setattr(attention, "ComfyAttention", ComfyAttention, raising=False)
-    reasons: list[str] = []
-    families, recognise = core.ours("blocks.families"), core.ours("blocks.transformers.recognise")
-    monkeypatch.setattr(recognise, "why_untrusted", lambda block: None)  # as if the class were core's
-    monkeypatch.setattr(families, "trusted_hooks", lambda hooks, bypass: hooks)
-    role = core.ours("process.compile_request").Role.UNET
-    block = bench.module.double_blocks[0]
-    block.add_module("comfy_attention", ComfyAttention())
-    try:
-        hooks = families.hooks_of(bench.module, role, None, lambda reason: reasons.append(reason.detail))
-    finally:
-        del block.comfy_attention
-    assert any(hook.module is block for hook in hooks) == (not named)
-    assert any(hook.module is bench.module.single_blocks[0] for hook in hooks)
-    assert any("the model's file names the attention" in reason for reason in reasons) == named

@@ -18,10 +18,8 @@ from .kit import copied
 from .models import MODELS, Size
 
 # By model and kind of block: the modules whose weights only a prologue reads.
-_K_AND_V = {"cross_attn.k", "cross_attn.v", "cross_attn.norm_k"}
 _FLUX = {"DoubleStreamBlock": {"img_mod.lin", "txt_mod.lin"}, "SingleStreamBlock": {"modulation.lin"}}
 _QWEN = {"QwenImageTransformerBlock": {"img_mod.1", "txt_mod.1"}}
-_LTX = {"attn2.to_k", "attn2.to_v", "attn2.k_norm"}
 SPARED: dict[str, dict[str, set[str]]] = {
     "Flux": _FLUX,
     "Kontext": _FLUX,
@@ -36,16 +34,12 @@ SPARED: dict[str, dict[str, set[str]]] = {
     "Z-Image": {"JointTransformerBlock": {"adaLN_modulation.0"}},
     "Lumina 2": {"JointTransformerBlock": {"adaLN_modulation.1"}},
     "MiniMax H3": {"DiTBlock": {"adaln_proj.linear"}},
-    "Wan 2.1": {"WanAttentionBlock": _K_AND_V},
-    "Wan VACE": {"WanAttentionBlock": _K_AND_V, "VaceWanAttentionBlock": _K_AND_V},
-    "LTX": {"BasicTransformerBlock": _LTX},
-    "LTX, masked": {"BasicTransformerBlock": _LTX},
-    "LTX AV": {"BasicAVTransformerBlock": _LTX | {f"audio_{name}" for name in _LTX}},
     # One modulation for all blocks, outside of them.
     "Flux 2": {},
     "Chroma": {},
-    # At this width the keys of a picture's 257 tokens take more bytes than the weights that make them.
-    "Wan 2.1 I2V": {},
+    # Their blocks add a table to a time that is made outside of them.
+    "Wan 2.1": {},
+    "LTX": {},
 }
 SIZES = [Size(1, 8, 12, 7), Size(3, 10, 6, 13, 3)]
 
@@ -91,7 +85,7 @@ def calls_of_blocks(core: SimpleNamespace, name: str, sizes: Sequence[Size], run
 
 
 @pytest.mark.parametrize("name", list(SPARED))
-def test_prologues_and_rest_give_the_blocks_bits_without_the_spared_weights(
+def test_prologue_and_rest_give_the_blocks_bits_without_the_spared_weights(
     core: SimpleNamespace, split_sites: Any, name: str
 ) -> None:
     found: dict[str, set[str]] = {}
@@ -102,9 +96,7 @@ def test_prologues_and_rest_give_the_blocks_bits_without_the_spared_weights(
             return
         found.setdefault(site.kind, set()).update(split.spared)
         expected = leaves(site.function(site.module, *tensors))
-        kept = []
-        for each in split.prologues:
-            kept += each.site.function(site.module, *[tensors[index] for index in each.inputs])
+        kept = split.prologue.function(site.module, *[tensors[index] for index in split.inputs])
         spared = [site.module.get_submodule(path) for path in split.spared]
         values = [(part, key, value) for part in spared for key, value in part.named_parameters(recurse=False)]
         try:
@@ -121,15 +113,8 @@ def test_prologues_and_rest_give_the_blocks_bits_without_the_spared_weights(
     assert found == SPARED[name]
 
 
-# How many blocks have a prologue of the time, and of the text; and whether the time has the pooled text in it.
-BLOCKS = {
-    "Flux": (4, 0, True),
-    "SD3.5": (3, 0, True),
-    "Qwen-Image": (2, 0, False),
-    "Z-Image": (4, 0, False),
-    "Wan 2.1": (0, 2, False),
-    "LTX": (0, 2, False),
-}
+# How many blocks have a prologue, and whether the time has the pooled text in it.
+BLOCKS = {"Flux": (4, True), "SD3.5": (3, True), "Qwen-Image": (2, False), "Z-Image": (4, False)}
 # The first block of each call gets the time, so a forward that goes no further shows it.
 FORESEEN = ("Flux", "SD3.5", "Qwen-Image")
 LEVELS = (0.9, 0.6, 0.3, 0.6)  # heun and dpmpp_sde come back to a noise level
@@ -141,7 +126,8 @@ def test_a_run_has_the_bits_of_the_whole_model_and_each_prologue_runs_once(
     core: SimpleNamespace, name: str, ahead: bool
 ) -> None:
     split_blocks = core.ours("weights.split_blocks")
-    kept = core.ours("weights.paged_weights").KeptResults(1 << 30)
+    counters = core.ours("weights.paged_weights").Counters()
+    kept = core.ours("weights.paged_weights").KeptResults(1 << 30, counters)
     foresight = core.ours("weights.foresight").Foresight(kept)
     weights = SimpleNamespace(kept=kept, spare=lambda modules: None, foresight=foresight)
 
@@ -173,15 +159,13 @@ def test_a_run_has_the_bits_of_the_whole_model_and_each_prologue_runs_once(
             with hooked(core, module, run_block), foresight.offered(lambda forwards=forwards: forwards):
                 assert torch.equal(call(module, now), expected)
             if ahead and number == 0:
-                computed_in_first_step = kept.computed["time"]
+                in_first_step = counters.prologue_runs
     if ahead:
-        assert kept.computed["time"] == computed_in_first_step
-    time, text, is_pooled = BLOCKS[name]
+        assert counters.prologue_runs == in_first_step
+    blocks, is_pooled = BLOCKS[name]
     levels, batches, prompts = len(set(LEVELS)), 3, 2
-    counted = {"time": time * levels * batches * (prompts if is_pooled else 1), "text": text * batches * prompts}
-    assert kept.computed == {source: count for source, count in counted.items() if count}
-    calls = len(LEVELS) * batches * prompts
-    assert kept.reads == calls * (bool(time) + bool(text))
+    assert counters.prologue_runs == blocks * levels * batches * (prompts if is_pooled else 1)
+    assert kept.reads == len(LEVELS) * batches * prompts
 
 
 @pytest.mark.parametrize("form", ["int8_tensorwise", "float8_e4m3fn"])

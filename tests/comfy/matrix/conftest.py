@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 pytest.register_assert_rewrite(f"{__package__}.kit")
@@ -26,10 +24,3 @@ def recorder(pytestconfig: pytest.Config, bench: Bench) -> Recorder:
 def check(bench: Bench, warm: Run, recorder: Recorder, request: pytest.FixtureRequest) -> Check:
     """``check(prompt, forwards=5)``: see ``kit.Check``. The tiny model and VAE are already compiled."""
     return Check(bench, recorder, request.node.name)
-
-
-@pytest.fixture
-def prompt(tiny_prompt: Any, seed: int) -> Any:
-    """Four steps of the tiny model at an odd size (latent 17x13), without a decoder."""
-    whole = tiny_prompt(seed=seed, width=136, height=104, steps=4)
-    return {name: part for name, part in whole.items() if name not in ("vae", "decode", "image")}

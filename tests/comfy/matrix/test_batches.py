@@ -8,17 +8,12 @@ import pytest
 
 from scripts.errors import PromptError
 
-from ..rig import PromptDict, node, with_model
+from ..rig import PromptDict, node, with_model, without_decoder
 from .kit import Check
 
 STEPS = 2
 MERGE, SPLIT = "always merge", "always split"
 FORWARDS = {MERGE: STEPS, SPLIT: 2 * STEPS}
-
-
-def latents_only(prompt: PromptDict) -> PromptDict:
-    """The prompt without its decoder."""
-    return {name: part for name, part in prompt.items() if name not in ("vae", "decode", "image")}
 
 
 # The model's batch is twice the latent's; from 16 on, convolutions on the CPU choose another algorithm.
@@ -31,25 +26,26 @@ def test_a_batch_of_any_size_compiles_nothing(check: Check, tiny_prompt: Any, se
 
 @pytest.mark.parametrize("batch", [1, 3, 8])
 def test_a_batch_without_guidance_compiles_nothing(check: Check, tiny_prompt: Any, seed: int, batch: int) -> None:
-    prompt = latents_only(tiny_prompt(seed=seed, width=72, height=104, batch=batch, steps=STEPS, cfg=1.0))
+    prompt = without_decoder(tiny_prompt(seed=seed, width=72, height=104, batch=batch, steps=STEPS, cfg=1.0))
     assert check(prompt, forwards=STEPS).latents[0].shape == (batch, 4, 13, 9)
 
 
 @pytest.mark.parametrize("batch", [2, 5])
 def test_a_batch_with_a_longer_prompt_compiles_nothing(check: Check, tiny_prompt: Any, seed: int, batch: int) -> None:
     check(
-        latents_only(tiny_prompt(seed=seed, width=72, height=88, batch=batch, tokens=154, steps=STEPS)), forwards=STEPS
+        without_decoder(tiny_prompt(seed=seed, width=72, height=88, batch=batch, tokens=154, steps=STEPS)),
+        forwards=STEPS,
     )
 
 
 def test_a_batch_that_is_split_by_unequal_prompts_compiles_nothing(check: Check, tiny_prompt: Any, seed: int) -> None:
-    prompt = latents_only(tiny_prompt(seed=seed, width=72, height=88, batch=3, steps=STEPS))
+    prompt = without_decoder(tiny_prompt(seed=seed, width=72, height=88, batch=3, steps=STEPS))
     prompt["positive"]["inputs"]["tokens"] = 5 * 77
     check(prompt, forwards=2 * STEPS)
 
 
 def test_an_area_of_a_batch_compiles_nothing(check: Check, tiny_prompt: Any, seed: int) -> None:
-    prompt = latents_only(tiny_prompt(seed=seed, width=136, height=88, batch=3, steps=STEPS))
+    prompt = without_decoder(tiny_prompt(seed=seed, width=136, height=88, batch=3, steps=STEPS))
     prompt["area"] = node(
         "ConditioningSetArea", conditioning=["positive", 0], width=72, height=64, x=64, y=8, strength=1.0
     )
@@ -59,14 +55,14 @@ def test_an_area_of_a_batch_compiles_nothing(check: Check, tiny_prompt: Any, see
 
 
 def test_a_repeated_latent_is_a_batch(check: Check, tiny_prompt: Any, seed: int) -> None:
-    prompt = latents_only(tiny_prompt(seed=seed, width=88, height=104, batch=2, steps=STEPS))
+    prompt = without_decoder(tiny_prompt(seed=seed, width=88, height=104, batch=2, steps=STEPS))
     prompt["repeated"] = node("RepeatLatentBatch", samples=["latent", 0], amount=3)
     prompt["sample"]["inputs"]["latent_image"] = ["repeated", 0]
     assert check(prompt, forwards=STEPS).latents[0].shape == (6, 4, 13, 11)
 
 
 def test_a_part_of_a_batch_is_sampled_again_as_its_own_image(check: Check, tiny_prompt: Any, seed: int) -> None:
-    prompt = latents_only(tiny_prompt(seed=seed, width=88, height=104, batch=4, steps=STEPS))
+    prompt = without_decoder(tiny_prompt(seed=seed, width=88, height=104, batch=4, steps=STEPS))
     first = node("ResoluteTestSaveLatent", samples=["sample", 0], filename_prefix="whole")
     chosen = node("LatentFromBatch", samples=["sample", 0], batch_index=1, length=3)
     again = {**prompt["sample"]["inputs"], "latent_image": ["chosen", 0], "denoise": 0.5}
@@ -87,7 +83,7 @@ def batching(backend: str, policy: str) -> dict[str, Any]:
 
 def policy_prompt(tiny_prompt: Any, seed: int, batch: int = 1) -> PromptDict:
     """A prompt with a new model, so that each of its signatures is new and reported as an event."""
-    prompt = latents_only(tiny_prompt(seed=seed, width=136, height=88, batch=batch, steps=STEPS))
+    prompt = without_decoder(tiny_prompt(seed=seed, width=136, height=88, batch=batch, steps=STEPS))
     prompt["model"]["inputs"]["seed"] = seed
     return prompt
 
@@ -116,7 +112,7 @@ def test_merged_conditions_are_one_forward_and_split_ones_are_two_of_half_the_ba
 
 def test_changes_between_merge_and_split_compile_nothing(check: Check, tiny_prompt: Any, seeds: Any) -> None:
     for policy in (SPLIT, MERGE, SPLIT, "auto", SPLIT, MERGE):
-        prompt = latents_only(tiny_prompt(seed=next(seeds), width=136, height=104, batch=2, steps=STEPS))
+        prompt = without_decoder(tiny_prompt(seed=next(seeds), width=136, height=104, batch=2, steps=STEPS))
         ours = with_model(prompt, batching(check.backend, policy))
         check(prompt, ours, forwards=FORWARDS.get(policy, STEPS))
 
@@ -126,7 +122,7 @@ def test_each_condition_and_each_area_is_split_from_the_others(
     check: Check, tiny_prompt: Any, seed: int, policy: str, forwards: int
 ) -> None:
     # Two positive and one negative condition of one shape, and an area, for which core adds a negative one.
-    prompt = latents_only(tiny_prompt(seed=seed, width=136, height=88, steps=STEPS))
+    prompt = without_decoder(tiny_prompt(seed=seed, width=136, height=88, steps=STEPS))
     prompt["other"] = node("ResoluteTestConditioning", seed=21, tokens=154, width=768, pooled_width=0, batch=1)
     prompt["area"] = node(
         "ConditioningSetArea", conditioning=["other", 0], width=64, height=64, x=8, y=16, strength=1.0
@@ -145,7 +141,7 @@ def test_each_condition_and_each_area_is_split_from_the_others(
 def test_low_memory_in_the_middle_of_a_run_splits_only_what_core_decides(
     check: Check, tiny_prompt: Any, seed: int, policy: str, forwards: int, place: str
 ) -> None:
-    prompt = latents_only(tiny_prompt(seed=seed, width=104, height=88, steps=4))
+    prompt = without_decoder(tiny_prompt(seed=seed, width=104, height=88, steps=4))
     short, ours = node("ResoluteTestFreeMemory", from_step=2), batching(check.backend, policy)
     order = (short, ours) if place == "before" else (ours, short)
     check(with_model(prompt, short), with_model(prompt, *order), forwards=forwards)
@@ -155,14 +151,14 @@ def test_low_memory_in_the_middle_of_a_run_splits_only_what_core_decides(
 def test_the_last_of_two_compile_nodes_decides(
     check: Check, tiny_prompt: Any, seed: int, first: str, last: str
 ) -> None:
-    prompt = latents_only(tiny_prompt(seed=seed, width=104, height=136, steps=STEPS))
+    prompt = without_decoder(tiny_prompt(seed=seed, width=104, height=136, steps=STEPS))
     ours = with_model(prompt, batching(check.backend, first), batching(check.backend, last))
     check(prompt, ours, forwards=FORWARDS.get(last, STEPS))
 
 
 def test_a_split_model_leaves_its_input_unchanged(check: Check, tiny_prompt: Any, seed: int) -> None:
     # Two samplers in one prompt: one on the split model, one on the original, whose forwards "eager" counts.
-    prompt = latents_only(tiny_prompt(seed=seed, width=88, height=104, batch=2, steps=STEPS))
+    prompt = without_decoder(tiny_prompt(seed=seed, width=88, height=104, batch=2, steps=STEPS))
     prompt["again"] = node("KSampler", **{**prompt["sample"]["inputs"], "latent_image": ["sample", 0], "denoise": 0.5})
     prompt["samples"]["inputs"]["samples"] = ["again", 0]
     ours = with_model(prompt, batching(check.backend, SPLIT))
@@ -171,9 +167,9 @@ def test_a_split_model_leaves_its_input_unchanged(check: Check, tiny_prompt: Any
 
 
 def test_a_failed_split_run_leaves_nothing_behind(check: Check, tiny_prompt: Any, seeds: Any) -> None:
-    failing = latents_only(tiny_prompt(seed=next(seeds), width=88, height=104, steps=STEPS))
+    failing = without_decoder(tiny_prompt(seed=next(seeds), width=88, height=104, steps=STEPS))
     fails = node("ResoluteTestFailingPatch", step=1)
     with pytest.raises(PromptError, match="asked to fail at step 1"):
         check.bench.run(with_model(failing, fails, batching(check.backend, SPLIT)))
-    prompt = latents_only(tiny_prompt(seed=next(seeds), width=88, height=104, steps=STEPS))
+    prompt = without_decoder(tiny_prompt(seed=next(seeds), width=88, height=104, steps=STEPS))
     check(prompt, with_model(prompt, node("ResoluteCompileModel", backend=check.backend)), forwards=STEPS)

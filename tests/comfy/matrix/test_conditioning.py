@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from ..rig import PromptDict, assert_different, compiled, node
+from ..rig import PromptDict, assert_different, compiled, node, without_decoder
 from .kit import Check
 
 STEPS = 4
@@ -195,7 +195,7 @@ def test_areas_and_lengths_of_the_sdxl_family_compile_nothing(check: Check, tiny
     # Each condition has pooled embeddings and sizes, which must be batched with it.
     def sdxl(width: int, tokens: int) -> PromptDict:
         prompt = tiny_prompt(kind="sdxl", seed=next(seeds), width=width, height=104, tokens=tokens, steps=STEPS)
-        return {name: part for name, part in prompt.items() if name not in ("vae", "decode", "image")}
+        return without_decoder(prompt)
 
     check.bench.run(compiled(sdxl(128, 77), check.backend))  # this first prompt may compile
     untouched = sdxl(136, 154)

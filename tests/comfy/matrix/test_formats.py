@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from ..rig import LATENT_TOLERANCE, PromptDict, Run, compile_model, latent_error, node, with_model
+from ..rig import LATENT_TOLERANCE, PromptDict, Run, compile_model, latent_error, node, with_model, without_decoder
 from .kit import Check
 
 STEPS = 3
@@ -29,7 +29,7 @@ def unet(tiny_prompt: Any, seeds: Any) -> MakePrompt:
     def make(weights: str, width: int = 136, height: int = 104, batch: int = 1) -> PromptDict:
         prompt = tiny_prompt(seed=next(seeds), width=width, height=height, batch=batch, steps=STEPS)
         prompt["model"] = node("ResoluteTestFormatModel", seed=0, weights=weights)
-        return {name: part for name, part in prompt.items() if name not in ("vae", "decode", "image")}
+        return without_decoder(prompt)
 
     return make
 
@@ -45,7 +45,7 @@ def flux(tiny_prompt: Any, seeds: Any, make_model: Any) -> MakePrompt:
         for key in ("positive", "negative"):
             prompt[key]["inputs"].update(width=4096, pooled_width=768)
         prompt["latent"] = node("EmptySD3LatentImage", width=width, height=height, batch_size=batch)
-        return {name: part for name, part in prompt.items() if name not in ("vae", "decode", "image")}
+        return without_decoder(prompt)
 
     return make
 

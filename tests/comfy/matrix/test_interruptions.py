@@ -10,7 +10,7 @@ import pytest
 from scripts.errors import PromptError
 from scripts.server.client import Client
 
-from ..rig import Bench, PromptDict, Run, compile_model, compiled, node, with_model
+from ..rig import Bench, PromptDict, Run, compile_model, compiled, node, with_model, with_sampling, without_decoder
 from .kit import Check, Recorder
 from .placing import before_and_after, placed
 
@@ -54,7 +54,7 @@ def failure_of(client: Client, prompt: PromptDict) -> str:
 
 def endless(prompt: PromptDict) -> PromptDict:
     """The prompt with so many steps that it cannot finish."""
-    return {**prompt, "sample": {**prompt["sample"], "inputs": {**prompt["sample"]["inputs"], "steps": ENDLESS}}}
+    return with_sampling(prompt, steps=ENDLESS)
 
 
 def calls(bench: Bench) -> int:
@@ -66,7 +66,7 @@ def calls(bench: Bench) -> int:
 def test_prompts_queued_at_once_do_not_affect_each_other(queued: QueuedCheck, tiny_prompt: Any, seeds: Any) -> None:
     def small(**settings: Any) -> PromptDict:
         whole = tiny_prompt(seed=next(seeds), steps=STEPS, **settings)
-        return {name: part for name, part in whole.items() if name not in ("vae", "decode", "image")}
+        return without_decoder(whole)
 
     free_u, pag = node("FreeU_V2", b1=1.5, b2=1.6, s1=0.7, s2=0.3), node("PerturbedAttentionGuidance", scale=3.0)
     wanted = [

@@ -10,7 +10,7 @@ from PIL import Image
 
 from scripts.server.process import ComfyServer
 
-from ..rig import PromptDict, assert_different, compile_model, node, with_model
+from ..rig import PromptDict, assert_different, compile_model, node, with_model, with_sampling
 from .kit import Check
 from .placing import before_and_after, check_placed
 
@@ -61,36 +61,31 @@ def check_against(check: Check, prompt: PromptDict, other: PromptDict, *, forwar
     assert_different(run, check.bench.run(other))
 
 
-def sampling(prompt: PromptDict, **inputs: Any) -> PromptDict:
-    """The prompt with other inputs for its sampler."""
-    return {**prompt, "sample": {**prompt["sample"], "inputs": {**prompt["sample"]["inputs"], **inputs}}}
-
-
 @pytest.mark.parametrize("denoise", [0.5, 0.3])
 def test_a_picture_sampled_again_compiles_nothing(check: Check, pictured: Any, denoise: float) -> None:
-    ours = sampling(pictured, latent_image=["encoded", 0], denoise=denoise)
-    check_against(check, ours, sampling(pictured, denoise=denoise), forwards=STEPS)
+    ours = with_sampling(pictured, latent_image=["encoded", 0], denoise=denoise)
+    check_against(check, ours, with_sampling(pictured, denoise=denoise), forwards=STEPS)
 
 
 def test_a_noise_mask_protects_its_area_and_compiles_nothing(check: Check, pictured: Any) -> None:
     pictured["masked"] = node("SetLatentNoiseMask", samples=["encoded", 0], mask=["mask", 0])
-    masked = sampling(pictured, latent_image=["masked", 0])
-    check_against(check, masked, sampling(pictured, latent_image=["encoded", 0]), forwards=STEPS)
+    masked = with_sampling(pictured, latent_image=["masked", 0])
+    check_against(check, masked, with_sampling(pictured, latent_image=["encoded", 0]), forwards=STEPS)
 
 
 @before_and_after
 def test_a_gradual_noise_mask_compiles_nothing(check: Check, pictured: Any, place: str) -> None:
     pictured["half"] = node("SolidMask", value=0.4, width=136, height=104)
     pictured["masked"] = node("SetLatentNoiseMask", samples=["encoded", 0], mask=["half", 0])
-    masked = sampling(pictured, latent_image=["masked", 0])
+    masked = with_sampling(pictured, latent_image=["masked", 0])
     check_placed(check, masked, [node("DifferentialDiffusion", strength=1.0)], place, forwards=STEPS)
 
 
 def test_encoding_for_inpainting_compiles_nothing(check: Check, pictured: Any) -> None:
     inputs = {"pixels": ["picture", 0], "vae": ["vae", 0], "mask": ["mask", 0], "grow_mask_by": 6}
     pictured["emptied"] = node("VAEEncodeForInpaint", **inputs)
-    inpainted = sampling(pictured, latent_image=["emptied", 0], denoise=0.9)
-    check_against(check, inpainted, sampling(pictured, latent_image=["encoded", 0], denoise=0.9), forwards=STEPS)
+    inpainted = with_sampling(pictured, latent_image=["emptied", 0], denoise=0.9)
+    check_against(check, inpainted, with_sampling(pictured, latent_image=["encoded", 0], denoise=0.9), forwards=STEPS)
 
 
 @pytest.mark.parametrize("noise_mask", [True, False])
@@ -103,7 +98,9 @@ def test_an_inpainting_model_sees_mask_and_picture_and_compiles_nothing(
     picture = {"vae": ["vae", 0], "pixels": ["picture", 0], "mask": ["mask", 0]}
     pictured["inpaint"] = node("InpaintModelConditioning", **texts, **picture, noise_mask=noise_mask)
     links = {"positive": ["inpaint", 0], "negative": ["inpaint", 1], "latent_image": ["inpaint", 2]}
-    check_against(check, sampling(pictured, **links), sampling(pictured, latent_image=["inpaint", 2]), forwards=STEPS)
+    check_against(
+        check, with_sampling(pictured, **links), with_sampling(pictured, latent_image=["inpaint", 2]), forwards=STEPS
+    )
 
 
 def test_an_inpainting_model_without_a_picture_compiles_nothing(check: Check, prompt: Any) -> None:
@@ -115,14 +112,14 @@ def test_an_inpainting_model_without_a_picture_compiles_nothing(check: Check, pr
 @pytest.mark.grid(5)
 @pytest.mark.parametrize("name", SAMPLERS)
 def test_another_sampler_compiles_nothing(check: Check, prompt: Any, name: str) -> None:
-    check_against(check, sampling(prompt, sampler_name=name), prompt, forwards=SAMPLERS[name])
+    check_against(check, with_sampling(prompt, sampler_name=name), prompt, forwards=SAMPLERS[name])
 
 
 @pytest.mark.parametrize(("steps", "cfg"), [(2, 1.0), (3, 1.0), (2, 1.8)])
 def test_few_steps_of_an_lcm_model_compile_nothing(check: Check, prompt: Any, steps: int, cfg: float) -> None:
     few = {"steps": steps, "cfg": cfg, "sampler_name": "lcm", "scheduler": "sgm_uniform"}
     distilled = node("ModelSamplingDiscrete", sampling="lcm", zsnr=False)
-    check_placed(check, sampling(prompt, **few), [distilled], "before", forwards=steps)
+    check_placed(check, with_sampling(prompt, **few), [distilled], "before", forwards=steps)
 
 
 def guided(prompt: PromptDict, guider: dict[str, Any]) -> PromptDict:

@@ -9,7 +9,7 @@ import pytest
 
 from scripts.server.process import ComfyServer
 
-from ..rig import Bench, PromptDict, Run, assert_different, compile_model, compiled, node, with_model
+from ..rig import Bench, PromptDict, Run, assert_different, compile_model, compiled, node, with_model, without_decoder
 from .kit import Check
 from .placing import before_and_after, placed
 
@@ -52,13 +52,13 @@ def loads(server: ComfyServer) -> int:
 def sdxl(bench: Bench, tiny_prompt: Any, seeds: Any) -> None:
     """Compile the tiny SDXL model."""
     whole = tiny_prompt(seed=next(seeds), kind="sdxl", width=136, height=104, steps=1)
-    bench.run(compiled({name: part for name, part in whole.items() if name not in ("vae", "decode", "image")}))
+    bench.run(compiled(without_decoder(whole)))
 
 
 def of_kind(tiny_prompt: Any, kind: str, seed: int) -> PromptDict:
     """Four steps of a tiny model of this kind, without a decoder."""
     whole = tiny_prompt(seed=seed, kind=kind, width=136, height=104, steps=STEPS)
-    return {name: part for name, part in whole.items() if name not in ("vae", "decode", "image")}
+    return without_decoder(whole)
 
 
 def test_a_second_model_of_one_architecture_compiles_nothing(check: Check, prompt: Any, seeds: Any) -> None:

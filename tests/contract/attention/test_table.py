@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from compile_cache.attention import table as module
 from compile_cache.attention.table import Choice, ChoiceTable, Shape, machine_of
+from compile_cache.choices import machine_table
 
 MACHINE = ("NVIDIA H200", "(9, 0)", "13000", "2.11.0", "13.0", "91900", "")
 CHOICE = Choice("cudnn", {"flash": 0.335, "cudnn": 0.185}, {"efficient": "no such kernel"})
@@ -55,7 +55,7 @@ def test_without_a_folder_choices_stay_in_memory() -> None:
 
 
 def test_the_oldest_shape_goes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_MOST", 3)
+    monkeypatch.setattr(machine_table, "_MOST", 3)
     table = ChoiceTable(tmp_path, MACHINE)
     for queries in (1, 2, 3, 1, 4):
         table.set(shape(queries), CHOICE)
@@ -67,14 +67,14 @@ def test_the_oldest_shape_goes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     "change",
     [
         lambda data: data.update(format=99),
-        lambda data: data.pop("shapes"),
-        lambda data: data["shapes"][0].update(q=[1, 2, -3, 4]),
-        lambda data: data["shapes"][0].update(k=[1, 2]),
-        lambda data: data["shapes"][0].update(mask=[1, 2]),
-        lambda data: data["shapes"][0].update(mask_dtype=1),
-        lambda data: data["shapes"][0].update(kernel=["cudnn"]),
-        lambda data: data["shapes"][0].update(milliseconds=[1]),
-        lambda data: data["shapes"][0].update(like=[1, 2, 3]),
+        lambda data: data.pop("entries"),
+        lambda data: data["entries"][0].update(q=[1, 2, -3, 4]),
+        lambda data: data["entries"][0].update(k=[1, 2]),
+        lambda data: data["entries"][0].update(mask=[1, 2]),
+        lambda data: data["entries"][0].update(mask_dtype=1),
+        lambda data: data["entries"][0].update(kernel=["cudnn"]),
+        lambda data: data["entries"][0].update(milliseconds=[1]),
+        lambda data: data["entries"][0].update(like=[1, 2, 3]),
     ],
 )
 def test_a_damaged_table_is_empty_and_is_replaced(tmp_path: Path, change: Any) -> None:

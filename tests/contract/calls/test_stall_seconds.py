@@ -126,7 +126,7 @@ class _NoWorkers:
     def has_early(self, key: str, settings: Any) -> bool:
         return False
 
-    def prepare(self, count: int, device: torch.device) -> None: ...
+    def prepare(self, count: int, device: torch.device, has_room: bool) -> None: ...
 
 
 def test_waiting_for_another_process_that_compiles_the_same_regions(

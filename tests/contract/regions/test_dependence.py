@@ -1,4 +1,4 @@
-"""A traced graph, cut into prologues of steady inputs and the rest: which weights are spared, and what stays whole."""
+"""A traced graph, cut into a prologue of the time and the rest: which weights are spared, and what stays whole."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 import torch
 
-from compile_cache.regions.dependence import SIZE, TEXT, TIME, Split, StaysWholeError, split
+from compile_cache.regions.dependence import SIZE, TIME, Split, StaysWholeError, split
 from compile_cache.torch_facts.private_names import make_fx
 
 W, V = torch.randn(4, 4), torch.randn(4, 4)
 X, T, C = torch.randn(3, 4), torch.randn(3, 4), torch.randn(3, 4)
-STEADY = ("", TIME, TEXT)
+STEADY = ("", TIME, "")
 
 Function = Callable[..., Any]
 
@@ -32,31 +32,23 @@ def results(parts: Split, inputs: Sequence[torch.Tensor]) -> torch.Tensor:
         found: list[torch.Tensor] = part.graph(*weights, *[inputs[index].clone() for index in part.inputs], *more)
         return found
 
-    kept = [tensor for prologue in parts.prologues for tensor in run(prologue)]
-    (result,) = run(parts.rest, *kept)
+    (result,) = run(parts.rest, *run(parts.prologue))
     return result
 
 
-def test_each_prologue_spares_the_weights_that_only_it_reads() -> None:
+def test_the_prologue_spares_the_weights_that_only_it_reads() -> None:
     def function(w: Any, v: Any, x: Any, t: Any, c: Any) -> Any:
         return x * (t @ w) + (c @ v)
 
     parts = cut(function)
-    assert [(each.source, each.groups) for each in parts.prologues] == [(TIME, {"w"}), (TEXT, {"v"})]
-    assert parts.rest.weights == ()
+    assert (parts.groups, parts.prologue.weights, parts.rest.weights) == ({"w"}, (0,), (1,))
     assert torch.equal(results(parts, (X, T, C)), function(W, V, X, T, C))
 
 
 def test_a_weight_that_the_rest_reads_too_spares_nothing() -> None:
-    parts = cut(lambda w, v, x, t, c: (x @ w) * (t @ w) + (c @ v))
-    assert [each.source for each in parts.prologues] == [TEXT]
-    with pytest.raises(StaysWholeError, match="no weights serve steady inputs alone"):
+    assert cut(lambda w, v, x, t, c: (x @ w) * (t @ w) + (t @ v)).groups == {"v"}
+    with pytest.raises(StaysWholeError, match="no weights serve the time alone"):
         cut(lambda w, v, x, t, c: (x @ w) * (t @ w) + x @ v)
-
-
-def test_a_weight_of_both_prologues_spares_nothing() -> None:
-    with pytest.raises(StaysWholeError, match="no weights"):
-        cut(lambda w, v, x, t, c: x * (t @ w) + (c @ w))
 
 
 def test_a_weight_that_cannot_be_left_out_spares_nothing() -> None:
@@ -65,10 +57,9 @@ def test_a_weight_that_cannot_be_left_out_spares_nothing() -> None:
         split(traced.graph, [None, None], STEADY)
 
 
-def test_what_follows_time_and_text_both_is_left_to_the_rest() -> None:
+def test_what_follows_the_text_too_is_left_to_the_rest() -> None:
     parts = cut(lambda w, v, x, t, c: x * ((t @ w) * c))
-    (prologue,) = parts.prologues
-    assert prologue.groups == {"w"}
+    assert parts.groups == {"w"}
     assert torch.equal(results(parts, (X, T, C)), X * ((T @ W) * C))
 
 
@@ -78,7 +69,7 @@ def test_what_has_a_size_of_a_changing_input_is_left_to_the_rest() -> None:
 
     given = (torch.randn(5, 4), T, C)
     parts = cut(function, given)
-    assert [tuple(each.results[0].shape) for each in parts.prologues] == [(1, 4)]
+    assert [tuple(each.shape) for each in parts.results] == [(1, 4)]
     assert parts.rest.weights == (1,)
     assert torch.equal(results(parts, given), function(W, V, *given))
 
@@ -90,7 +81,7 @@ def test_an_input_of_sizes_alone_may_cut_what_a_prologue_reads() -> None:
         return x[: n.shape[0]] * (t[: n.shape[0]] @ w) @ v
 
     parts = cut(function, (X, T, number), ("", TIME, SIZE))
-    assert parts.prologues[0].inputs == (1, 2)
+    assert parts.prologue.inputs == (1, 2)
     assert torch.equal(results(parts, (X, T, number)), function(W, V, X, T, number))
 
 
@@ -111,7 +102,7 @@ def test_attention_without_dropout_draws_nothing() -> None:
         return torch.nn.functional.scaled_dot_product_attention(q, q, q) * (t @ w)
 
     with torch.no_grad():
-        assert cut(function, (q, T, C)).prologues[0].groups == {"w"}
+        assert cut(function, (q, T, C)).groups == {"w"}
 
 
 class TestWrites:

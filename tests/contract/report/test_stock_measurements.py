@@ -26,7 +26,7 @@ def measured(
     monkeypatch.setattr(module, "_found", None)
     monkeypatch.setattr(module, "_saved_seconds", 0.0)
     monkeypatch.setattr(module, "_path", lambda: tmp_path / "store" / "measured.json")
-    monkeypatch.setattr(module, "device_name", lambda: "NVIDIA H200")
+    monkeypatch.setattr(module.runtime, "device_name", lambda: "NVIDIA H200")
     monkeypatch.setattr(module.runs, "latest", lambda: [RUN])
     return module
 
@@ -74,13 +74,13 @@ def test_they_are_kept_over_a_restart_for_their_device(
     found = measured.finish(body())
     monkeypatch.setattr(measured, "_found", None)
     assert measured.of("abc", "1024x1024") == found
-    monkeypatch.setattr(measured, "device_name", lambda: "cpu")
+    monkeypatch.setattr(measured.runtime, "device_name", lambda: "cpu")
     assert (measured.of("abc", "1024x1024"), measured.here()) == (None, [])
     (kept,) = json.loads((tmp_path / "store" / "measured.json").read_text("utf-8"))
     earlier = {name: value for name, value in kept.items() if name not in ("spread", "prompts")}
     (tmp_path / "store" / "measured.json").write_text(json.dumps([earlier]), "utf-8")
     monkeypatch.setattr(measured, "_found", None)
-    monkeypatch.setattr(measured, "device_name", lambda: "NVIDIA H200")
+    monkeypatch.setattr(measured.runtime, "device_name", lambda: "NVIDIA H200")
     assert measured.of("abc", "1024x1024") == found, "a file from before these two were measured"
 
 

@@ -101,6 +101,14 @@ class Reservation:
         self.evict(-(-size // PAGE))
         return (before - self.mapped) * PAGE
 
+    def set_watermark(self, size: int) -> None:
+        mark = min(-(-size // PAGE), self.pages)
+        for page in range(mark, self.pages):
+            if self.serials[page] and not self.pins[page]:
+                self.serials[page] = 0
+                self._scribble(page, 0xFF)
+        self.watermark = mark
+
     def limit(self, room: int) -> None:
         """Another program takes memory, or gives it back."""
         self.room = room

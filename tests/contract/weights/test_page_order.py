@@ -99,7 +99,7 @@ class TestLayout:
 
     @pytest.fixture
     def weights(self, comfy: None, adapter: Callable[[str], ModuleType], checkpoint: Checkpoint) -> Any:
-        weights = adapter("weights.paged_weights").PagedWeights(fill, splits=True)
+        weights = adapter("weights.paged_weights").PagedWeights(fill, split=True)
         weights.survey(checkpoint.model.modules())
         return weights
 
@@ -153,14 +153,14 @@ class TestLayout:
 
     def test_nothing_moves_unless_blocks_may_be_split(self, weights: Any, checkpoint: Checkpoint) -> None:
         blocks = self.news(weights, checkpoint)
-        weights.splits, before = False, self.addresses(blocks)
+        weights.split, before = False, self.addresses(blocks)
         weights.arrange()
         assert self.addresses(blocks) == before
-        weights.splits = True
+        weights.split = True
         weights.arrange()
         assert self.addresses(blocks) != before
 
-    @pytest.mark.parametrize("why", ["pinned", "something else", "loaded ahead", "a hole"])
+    @pytest.mark.parametrize("why", ["pinned", "something else", "loaded ahead", "a hole", "a block's range"])
     def test_nothing_moves_if(self, weights: Any, checkpoint: Checkpoint, why: str) -> None:
         blocks = self.news(weights, checkpoint)
         if why == "pinned":
@@ -169,6 +169,9 @@ class TestLayout:
             checkpoint.reservation.alloc(600)
         elif why == "loaded ahead":
             blocks[2]._prefetch = {}
+        elif why == "a block's range":
+            checkpoint.model._v_block = (checkpoint.reservation, *blocks[0]._v[1:])
+            weights.survey(checkpoint.model.modules())
         else:
             weights.survey([block for block in blocks if block is not blocks[2]])
             checkpoint.reservation.offset += 600

@@ -16,7 +16,7 @@ from compile_cache.backends.inductor.regions.binding import RegionBinding
 from compile_cache.backends.inductor.regions.table import RegionTable
 from compile_cache.config import CacheConfig
 from compile_cache.errors import BypassReason
-from compile_cache.regions.dependence import TEXT, TIME
+from compile_cache.regions.dependence import TIME
 from compile_cache.regions.site import RegionSite, SilentProgress
 from compile_cache.stats import Stats
 from compile_cache.store.artifact_store import ArtifactStore
@@ -27,8 +27,8 @@ from .fake_paging import HOST, Checkpoint, PagedLinear, Reservation, compute, fi
 
 _numbers = itertools.count()  # a trace serves all blocks of a structure in the process
 
-SPARED = {"blocks.0", "blocks.1", "blocks.2"}
-REST = {"blocks.3", "blocks.4"}
+SPARED = {"blocks.0", "blocks.1"}
+REST = {"blocks.2", "blocks.3", "blocks.4"}
 
 
 def block(model: Any, x: torch.Tensor, time: torch.Tensor, text: torch.Tensor) -> torch.Tensor:
@@ -89,7 +89,7 @@ class Streamed:
         self.weights, self.checkpoint = weights, checkpoint
         self.ran: list[str] = []
         dims = (("b", "n"), ("b", None), ("b", "m"))
-        steady = ("", TIME, TEXT)
+        steady = ("", TIME, "")
         structure = structure or f"of test {next(_numbers)}"
         self.site = RegionSite("blocks", "Block", checkpoint.model, block, dims, structure=structure, steady=steady)
         self._run = streamed_blocks.streamed(run or self._eager, weights)
@@ -108,7 +108,7 @@ class Streamed:
 
 @pytest.fixture
 def weights(adapter: Callable[[str], ModuleType], checkpoint: Checkpoint) -> Any:
-    weights = adapter("weights.paged_weights").PagedWeights(fill, splits=True)
+    weights = adapter("weights.paged_weights").PagedWeights(fill, split=True)
     weights.survey(checkpoint.model.modules())
     return weights
 
@@ -129,8 +129,7 @@ def test_every_call_gives_the_bits_of_the_whole_block(streamed: Streamed, checkp
                     given = inputs(level, prompt, batch)
                     assert torch.equal(streamed.step(*given), expected(checkpoint, *given))
                     assert streamed.ran[-1] == "Block.rest"
-    kept = streamed.weights.kept
-    assert kept.computed == {TIME: 3 * 3 * 3, TEXT: 3 * 2 * 3}
+    assert streamed.weights.counters.prologue_runs == 3 * 3 * 3
     assert all(each.device.type == HOST for each in checkpoint.model.blocks.parameters())
 
 
@@ -144,7 +143,7 @@ def test_a_known_step_moves_no_byte_of_what_it_does_not_need(streamed: Streamed,
     streamed.step(*inputs(7.0, 1.0))
     assert checkpoint.moved.keys() == REST | {"blocks.0", "blocks.1"}
     streamed.step(*inputs(7.0, 2.0))
-    assert checkpoint.moved.keys() == REST | {"blocks.2"}
+    assert checkpoint.moved.keys() == REST
 
 
 def test_what_no_step_needs_takes_no_page(streamed: Streamed, checkpoint: Checkpoint, faulted: list[str]) -> None:
@@ -197,16 +196,27 @@ def test_a_model_that_fits_runs_whole(streamed: Streamed, checkpoint: Checkpoint
     streamed.weights.unpin()
 
 
-def test_blocks_that_are_not_to_be_split_run_whole(
-    adapter: Callable[[str], ModuleType], streamed_blocks: ModuleType, checkpoint: Checkpoint
+@pytest.mark.parametrize(("wish", "gains", "splits"), [(None, False, False), (None, True, True), (False, True, False)])
+def test_blocks_are_split_as_the_user_wishes_else_as_it_was_measured(
+    adapter: Callable[[str], ModuleType],
+    streamed_blocks: ModuleType,
+    checkpoint: Checkpoint,
+    monkeypatch: pytest.MonkeyPatch,
+    wish: bool | None,
+    gains: bool,
+    splits: bool,
 ) -> None:
-    weights = adapter("weights.paged_weights").PagedWeights(fill)
+    choice = adapter("weights.split_choice")
+    monkeypatch.setattr(choice, "GAINS", gains)
+    assert choice.splits_blocks(wish, streams=True) is splits
+    assert not choice.splits_blocks(wish, streams=False)
+    weights = adapter("weights.paged_weights").PagedWeights(fill, split=wish)
     weights.survey(checkpoint.model.modules())
     streamed = Streamed(streamed_blocks, weights, checkpoint)
     given = inputs(9.0, 1.0)
     assert torch.equal(streamed.step(*given), expected(checkpoint, *given))
-    assert streamed.ran == ["Block"]
-    assert weights.kept.computed == {}
+    assert streamed.ran == ["Block.rest" if splits else "Block"]
+    assert weights.counters.prologue_runs == splits
 
 
 @pytest.mark.parametrize("seen", [False, True])
@@ -231,7 +241,7 @@ def test_a_size_of_its_own_gets_the_same_bits(streamed: Streamed, checkpoint: Ch
         assert torch.equal(streamed.step(*given), expected(checkpoint, *given))
 
 
-def test_each_part_is_compiled_once_and_serves_every_size_and_the_next_process(
+def test_a_split_block_compiles_one_region_which_serves_every_size_and_the_next_process(
     streamed_blocks: ModuleType, weights: Any, checkpoint: Checkpoint, tmp_path: Path
 ) -> None:
     reasons: list[BypassReason] = []
@@ -248,11 +258,11 @@ def test_each_part_is_compiled_once_and_serves_every_size_and_the_next_process(
         for level, batch, length in [(9.0, 2, 5), (9.0, 2, 5), (7.0, 3, 8)]:
             given = inputs(level, 1.0, batch, length)
             assert torch.equal(streamed.step(*given), expected(checkpoint, *given))
-        assert stats.counters.region_calls == 3 + 1 + 3
+        assert stats.counters.region_calls == 3
         assert not reasons
         return regions
 
     first, second = Stats(), Stats()
-    assert run(first).compiled_count == (3, 3)
+    assert run(first).compiled_count == (1, 1)
     run(second)
-    assert (first.counters.region_compiles, second.counters.region_compiles, second.counters.region_loads) == (3, 0, 3)
+    assert (first.counters.region_compiles, second.counters.region_compiles, second.counters.region_loads) == (1, 0, 1)

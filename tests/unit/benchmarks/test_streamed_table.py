@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.streamed_table import ALL, OURS, STOCK, bound, line, rows_of
+from benchmarks.streamed_table import ALL, OURS, STOCK, bound, compiled_line, line, rows_of
 
 BUS = 50.0
 
@@ -39,3 +39,16 @@ def test_what_failed_has_no_figures() -> None:
     found = rows_of({"flux": {STOCK: {"8": {"failed": "out of memory"}}}}, {"flux": 24.0}, BUS)[0]
     assert bound(found) is None
     assert "stock failed: out of memory" in line(found)
+
+
+def test_a_line_tells_the_speed_of_the_bus_and_what_ran_beside_the_steps() -> None:
+    found = row(0.2, 8e9)
+    found["details"][OURS] |= {"prologues": 1140, "regions_compiled": 0}
+    assert "resolute reached 40.0 GB/s; 1140 prologues, 0 regions compiled" in line(found)
+    assert "stock reached 40.0 GB/s" in line(found)
+
+
+def test_what_compiling_took_is_one_line() -> None:
+    found = {"regions": 2, "waited_s": 9.5, "prompt_s": 14.0}
+    assert compiled_line("flux", "12", found).endswith("2 regions compiled, waited 9.5 of 14.0 s")
+    assert compiled_line("flux", "12", {"failed": "no memory"}).endswith("compiling failed: no memory")

@@ -130,6 +130,17 @@ def test_each_wait_has_its_sentence() -> None:
     ]
 
 
+def test_a_wait_for_comparisons_has_its_reason() -> None:
+    counts = {"verifications": 7, "graph_calls": 4}
+    found = run(counts=counts, waits=(wait("compile", 0, 1.5),), waited=1.5, width=512, height=512)
+    compared = "compared 7 regions with the original in 1.5 s: no size like this one was used before."
+    assert [str(text).lower() for text in found.reasons()] == [compared]
+    assert found.status() == "512x512: nothing compiled, 0.12 s/step"
+    compiled = run(counts={**counts, "region_compiles": 7}, waits=(wait("compile", 0, 1.5),), waited=1.5)
+    assert not any("ompared" in text for text in compiled.reasons()), "a compile contains it"
+    assert run(counts=counts, waits=(wait("compile", 0, 0.01),), waited=0.01).reasons() == []
+
+
 def test_many_reasons_are_counted_and_not_listed() -> None:
     captures = tuple(event("capture", index / 10, 0.05, f"x: latent height 1 -> {index}") for index in range(2, 9))
     reasons = run(counts={"captures": 7}, events=captures).reasons()

@@ -12,12 +12,6 @@ def schedule(pack: Any) -> Any:
     return pack("nodes.adapters.deepcache.schedule")
 
 
-@pytest.fixture(scope="module")
-def user_error(pack: Any) -> type[Exception]:
-    found: type[Exception] = pack("compile_cache.errors").UserError
-    return found
-
-
 def full(plan: Any) -> list[int]:
     return [step for step, source in enumerate(plan.sources) if source is None]
 

@@ -49,6 +49,7 @@ FOREIGN = {
     "made by the store": {"shapes/"},
     "a prefix of every route, added by ComfyUI": {"/api"},
 }
+OF_BENCHMARKS = ROOT / "benchmarks" / "cells.py"  # its function `add_options` gives many benchmarks the same options
 TOOLS = {"bandit", "ruff", "mypy", "pytest"}  # that `python -m` starts; requirements-dev.txt has them
 
 _SUFFIX = re.compile(r"\.(py|md|json|txt|toml|yml|yaml|png|svg|jpg|sh)$")
@@ -137,10 +138,12 @@ def options(file: Path) -> frozenset[str]:
     """The options that a command defines: --quick. A shell script has none."""
     if file.parent.name == ".ci":
         return frozenset()
-    calls = (node for node in ast.walk(ast.parse(file.read_text("utf-8"))) if isinstance(node, ast.Call))
+    calls = [node for node in ast.walk(ast.parse(file.read_text("utf-8"))) if isinstance(node, ast.Call)]
     defining = (call for call in calls if getattr(call.func, "attr", "") in ("add_argument", "addoption"))
     named = (each.value for call in defining for each in call.args if isinstance(each, ast.Constant))
-    return frozenset(str(name) for name in named if str(name).startswith("-")) | {"--help"}
+    shares = any(getattr(call.func, "id", "") == "add_options" for call in calls) and file != OF_BENCHMARKS
+    own = frozenset(str(name) for name in named if str(name).startswith("-")) | {"--help"}
+    return own | options(OF_BENCHMARKS) if shares else own
 
 
 @functools.cache
@@ -250,9 +253,16 @@ def _wrong_options(words: list[str], known: frozenset[str], file: Path | None = 
         if word.startswith("-") and word not in known and word not in foreign():
             return f"no option {word}"
         plain = not word.startswith("-") and not before.startswith("-") and word != "..."
-        if plain and file is not None and not _PLACEHOLDER.search(word) and f'"{word}"' not in file.read_text("utf-8"):
+        if plain and file is not None and not _PLACEHOLDER.search(word) and f'"{word}"' not in _text_of(file):
             return f"{file.name} knows no {word}"
     return None
+
+
+@functools.cache
+def _text_of(file: Path) -> str:
+    """Of a benchmark all: they share models and sizes."""
+    files = sorted(file.parent.glob("*.py")) if file.parent.name == "benchmarks" else [file]
+    return "".join(each.read_text("utf-8") for each in files)
 
 
 def _wrong_arguments(passed: str) -> str | None:
@@ -260,8 +270,9 @@ def _wrong_arguments(passed: str) -> str | None:
     for word in passed.split():
         if "/" in word and not (ROOT / word).exists():
             return f"no path {word}"
-        if word.startswith("--") and word not in all_options() and word not in foreign():
-            return f"no option {word}"
+        option = word.partition("=")[0]
+        if word.startswith("--") and option not in all_options() and option not in foreign():
+            return f"no option {option}"
     return None
 
 

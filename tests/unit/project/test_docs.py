@@ -79,10 +79,10 @@ def test_a_reference_page_leaves_nothing_out(page: str, names: list[str]) -> Non
 
 
 def rows() -> dict[str, str]:
-    """The table "Where is ...?" of how-it-works: the question, and the rest of its line."""
+    """The tables of "Where is ...?" in how-it-works: the question, and the rest of its line."""
     section = HOW.read_text("utf-8").partition("## Where is ...?")[2].partition("\n## ")[0]
-    lines = [line.strip("| ").split(" | ", 1) for line in section.splitlines() if line.startswith("|")]
-    return {line[0]: line[1] for line in lines[2:]}
+    lines = [line.strip("| ").split(" | ", 1) for line in section.splitlines() if line.startswith("| ")]
+    return {question: rest for question, rest in lines if question != "question"}
 
 
 @pytest.mark.parametrize("question", QUESTIONS)

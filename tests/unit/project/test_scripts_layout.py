@@ -10,21 +10,29 @@ from pathlib import Path
 
 import pytest
 
-from .test_architecture import MAX_LINES, ROOT, circle
+from .test_architecture import MAX_LINES, ROOT, circle, climbs
 
 SCRIPTS, BENCHMARKS = ROOT / "scripts", ROOT / "benchmarks"
 COMMANDS = [file for file in sorted(SCRIPTS.iterdir()) if file.is_file() and not file.suffix]
 FILES = [*COMMANDS, *sorted(SCRIPTS.rglob("*.py"))]
 # Tests of benchmarks; nothing else imports them.
 TESTS_OF_BENCHMARKS = {
+    "tests/unit/benchmarks/test_cells.py",
     "tests/unit/benchmarks/test_gguf_file.py",
     "tests/unit/benchmarks/test_kernel_kinds.py",
+    "tests/unit/benchmarks/test_plan.py",
     "tests/unit/benchmarks/test_rig.py",
     "tests/unit/benchmarks/test_soak.py",
     "tests/unit/benchmarks/test_streamed_table.py",
 }
 # What a command imports before it has an environment: the standard library and its like.
-BEFORE_THE_ENVIRONMENT = ("scripts/setup/", "scripts/server/", "scripts/errors.py", "scripts/places.py")
+BEFORE_THE_ENVIRONMENT = (
+    "scripts/setup/",
+    "scripts/server/",
+    "scripts/errors.py",
+    "scripts/places.py",
+    "scripts/ports.py",
+)
 
 # The order of imports, from the top down, as in test_architecture.py.
 FLOORS = [
@@ -33,7 +41,7 @@ FLOORS = [
     ("scripts/demonstration",),
     ("scripts/browser", "scripts/workflows"),
     ("scripts/models", "scripts/server", "scripts/setup"),
-    ("scripts",),  # errors, places, pack
+    ("scripts",),  # errors, places, ports, pack
 ]
 PLACES = {place: floor for floor, places in enumerate(FLOORS) for place in places}
 
@@ -63,22 +71,12 @@ def imported_scripts(file: Path) -> set[str]:
     return {path for path in paths if (ROOT / path).is_file()}
 
 
-def place_of(name: str) -> str:
-    """The longest place of FLOORS that a file's path begins with."""
-    return max((place for place in PLACES if f"{name}/".startswith(f"{place}/")), key=len)
-
-
-def climbs(importer: str, imported: str) -> bool:
-    """An import climbs if it goes up, or across to a neighbour on the same floor."""
-    above, below = place_of(importer), place_of(imported)
-    return above != below and PLACES[above] >= PLACES[below]
-
-
 IMPORTS = {file.relative_to(ROOT).as_posix(): imported_scripts(file) for file in FILES}
 
 
 def test_no_import_climbs() -> None:
-    assert {(file, other) for file, found in IMPORTS.items() for other in found if climbs(file, other)} == set()
+    climbing = {(file, other) for file, found in IMPORTS.items() for other in found if climbs(file, other, PLACES)}
+    assert climbing == set()
 
 
 def test_no_files_import_each_other_in_a_circle() -> None:
@@ -102,7 +100,7 @@ def test_every_room_has_its_place() -> None:
     ],
 )
 def test_imports_upward_and_across_are_climbs(importer: str, imported: str, climbing: bool) -> None:
-    assert climbs(importer, imported) == climbing
+    assert climbs(importer, imported, PLACES) == climbing
 
 
 def test_imports_are_found_however_they_are_written() -> None:

@@ -53,12 +53,6 @@ def scan(pack: Any) -> Any:
     return pack("nodes.adapters.scan.workflow").scan
 
 
-@pytest.fixture(scope="module")
-def user_error(pack: Any) -> type[Exception]:
-    found: type[Exception] = pack("compile_cache.errors").UserError
-    return found
-
-
 def node(class_type: str, title: str = "", **inputs: Any) -> dict[str, Any]:
     return {"class_type": class_type, "inputs": inputs, "_meta": {"title": title}}
 

@@ -1,4 +1,4 @@
-"""A server for tests and benchmarks starts where ComfyUI's front end is not installed, and says what else is missing."""
+"""A server for tests and benchmarks starts without ComfyUI's front end, and says what else is missing."""
 
 from __future__ import annotations
 

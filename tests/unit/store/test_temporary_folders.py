@@ -32,6 +32,19 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+# Another pack forks, and its process ends as Python ends.
+FORKING_OWNER = """
+import atexit, os
+from compile_cache.store.temporary_folders import TemporaryFolder, remove_abandoned
+folder = TemporaryFolder()
+atexit.register(folder.remove)
+child = os.fork()
+if child:
+    os.waitpid(child, 0)
+    print(folder.path.is_dir(), remove_abandoned(), flush=True)
+"""
+
+
 def start_owner() -> tuple[subprocess.Popen[str], Path]:
     """Another process that holds a folder, and the folder."""
     process = subprocess.Popen(
@@ -55,6 +68,13 @@ def test_the_folder_of_a_killed_process_goes_at_the_next_start() -> None:
     kill(process)
     assert remove_abandoned() == 1
     assert not folder.exists()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+def test_a_forked_process_that_ends_leaves_the_folder_to_its_owner(place: Path) -> None:
+    done = subprocess.run([sys.executable, "-c", FORKING_OWNER], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout == "True 0\n", done.stderr
+    assert list(place.iterdir()) == []
 
 
 def test_the_process_number_of_a_dead_owner_may_belong_to_another_process() -> None:

@@ -13,7 +13,6 @@ import pytest
 from PIL import Image
 
 from ..scan.test_scan import BASE, BUNDLED, Prompt, advanced, decoder, empty, node, sampler, workflow
-from ..scan.test_scan import user_error as user_error
 
 Build = Callable[[Prompt], Any]
 

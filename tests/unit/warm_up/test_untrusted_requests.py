@@ -76,12 +76,6 @@ def pack_with_folders(pack: Any, folders: SimpleNamespace) -> Iterator[Callable[
 
 
 @pytest.fixture(scope="module")
-def user_error(pack: Any) -> type[Exception]:
-    found: type[Exception] = pack("compile_cache.errors").UserError
-    return found
-
-
-@pytest.fixture(scope="module")
 def parse_request(pack_with_folders: Any) -> Callable[[Any], Any]:
     return pack_with_folders("nodes.adapters.warm_up.request").parse_request  # type: ignore[no-any-return]
 

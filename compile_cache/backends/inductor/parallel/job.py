@@ -44,6 +44,8 @@ from ..compile.tracing import Shapes, Trace, size_one_is_general
 
 logger = logging.getLogger(__name__)
 
+_RETRY_SECONDS = 1.0  # between two looks for memory
+
 
 @dataclass(frozen=True)
 class WorkerSettings:
@@ -136,21 +138,37 @@ def _find_instructions() -> None:
         pick_vec_isa()
 
 
-def begin(device: str, folder: str) -> None:
+def begin(device: str, folder: str, waiting: Any) -> None:
     """Initialise a child. `folder` gets its temporary folders: a child that is killed leaves them, and the pool
     removes `folder`.
 
-    Ends the process where it cannot use the device, or has no memory there: an error would print a traceback for each
-    child. The pool is broken then, and the main process compiles without it.
+    A child without memory on the device waits for some, and takes no job: the others get them. waiting: a counter of
+    such children that all share. Ends the process where it cannot use the device: an error would print a traceback for
+    each child. The pool is broken then, and the main process compiles without it.
     """
     lowering.scratch = folder
     threading.Thread(target=_end_with_parent, daemon=True).start()
     inductor_config.compile_threads = 1  # the children already use all processors
+    if _has_context(device):  # asked now, not in the first job: the driver may not support forks
+        return
+    with waiting.get_lock():
+        waiting.value += 1
+    while not _has_context(device):
+        time.sleep(_RETRY_SECONDS)
+    with waiting.get_lock():
+        waiting.value -= 1
+
+
+def _has_context(device: str) -> bool:
+    """Take the device's memory that every job needs. Returns False if there is none."""
     try:
-        torch.zeros(1, device=device)  # fails now, not in the first job, where the driver does not support forks
-    except Exception as error:  # noqa: BLE001 (see above)
+        torch.zeros(1, device=device)
+    except Exception as error:  # noqa: BLE001 (see `begin`)
         logger.debug("Resolute: this process cannot compile for %s: %s", device, first_line(error))
-        os._exit(1)
+        if "out of memory" not in str(error):
+            os._exit(1)
+        return False
+    return True
 
 
 def ready() -> None:

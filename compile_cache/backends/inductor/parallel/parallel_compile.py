@@ -17,9 +17,8 @@ from ....errors import BypassCode, BypassReason
 from ....store.artifact_store import Artifact, InvalidArtifactError
 from ....torch_facts.out_of_memory import is_out_of_memory
 from ..compile.artifacts import measured, unpack
-from ..compile.tracing import general_hints, trace
 from ..regions.look_ahead import LookAhead
-from ..regions.region import RegionCall
+from ..regions.region import RegionCall, trace_of
 from ..regions.table import RegionTable, load_while_waiting
 from .comparison import is_right
 from .job import Job, WorkerSettings, job_of, settings_for
@@ -27,7 +26,7 @@ from .pool import HungError, WorkerPool
 
 logger = logging.getLogger(__name__)
 
-_FEWEST = 3  # regions that are worth starting processes for
+_FEWEST = 2  # regions that are worth starting processes for
 
 
 def compile_in_parallel(
@@ -152,22 +151,22 @@ def _submit_early(
 
 def _traced(call: RegionCall) -> Job | None:
     """The job of a call's region; None if the region cannot be traced or sent. Raises what cancels."""
-    site = call.site
-    hints = general_hints(call.sizes, call.tensors[0].device)
+    if call.streams and call.traced is None:  # its weights are not here
+        return None
     try:
-        traced = trace(site.function, site.module, call.tensors, site.dims, hints, True, site.without, site.attends)
-        return job_of(call.region.key, call.region.label, traced)
+        return job_of(call.region.key, call.region.label, call.traced or trace_of(call))
     except call.progress.cancellations:
         raise
     except Exception as error:
-        logger.debug("Resolute: no worker can compile %s", site.kind, exc_info=error)
+        logger.debug("Resolute: no worker can compile %s", call.site.kind, exc_info=error)
         return None
 
 
 def _add(call: RegionCall, artifact: Artifact) -> str:
     """Add a worker's artifact to the call's region if its results are right. Returns why not, or an empty text.
 
-    Without the memory to compare, it is added all the same, and the call that comes to the region compares it.
+    Without the memory to compare, or without weights, which stream, it is added all the same, and the call that comes
+    to the region compares it.
     """
     region, store = call.region, call.store
     if artifact.key != region.key:
@@ -182,6 +181,8 @@ def _add(call: RegionCall, artifact: Artifact) -> str:
             region.save(store, replace(artifact, about={**artifact.about, **measured(compiled)}))
 
     region.add(compiled, save)
+    if call.streams:
+        return ""
     try:
         right = is_right(call, compiled)
     except RuntimeError as error:

@@ -45,13 +45,20 @@ class HungError(RuntimeError):
 JobResult = tuple[int, "Artifact | str", float]
 
 
-def worker_count(wanted: int | None, device: torch.device) -> int:
-    """The number of workers to use: `wanted`, or with None what processors and memory allow; 0 in place of 1.
+def worker_count(wanted: int | None, device: torch.device, reclaimable: int | None = None) -> int:
+    """The number of workers to use: `wanted`, or with None what processors and memory allow. One that only processors
+    allow is none; one that only the GPU's memory allows is worth it where weights make room for it.
 
-    On CUDA all workers together get what is free beside _PROMPT_MEMORY.
+    On CUDA all workers together get what is free beside _PROMPT_MEMORY, `reclaimable` bytes counted as free.
     """
-    count = min(_processes(wanted), _fitting_on(device))
-    return count if count > 1 else 0
+    processes = _processes(wanted)
+    count = min(processes, _fitting_on(device, reclaimable or 0))
+    return count if count > 1 or (reclaimable is not None and processes > 1) else 0
+
+
+def room_for(count: int) -> int:
+    """Bytes of GPU memory for so many workers beside a prompt."""
+    return count * _GPU_MEMORY + _PROMPT_MEMORY
 
 
 def may_have_workers(wanted: int | None) -> bool:
@@ -63,12 +70,12 @@ def _processes(wanted: int | None) -> int:
     return min(_processors() - _OTHERS, _MOST, _fitting()) if wanted is None else min(wanted, _MOST_WANTED)
 
 
-def _fitting_on(device: torch.device) -> int:
+def _fitting_on(device: torch.device, reclaimable: int = 0) -> int:
     """The number whose CUDA contexts have room beside the prompt."""
     if device.type != "cuda":
         return _MOST_WANTED
     free, _ = torch.cuda.mem_get_info(device)
-    return max(int((free - _PROMPT_MEMORY) // _GPU_MEMORY), 0)
+    return max(int((free + reclaimable - _PROMPT_MEMORY) // _GPU_MEMORY), 0)
 
 
 def _fitting() -> int:
@@ -118,7 +125,7 @@ class WorkerPool:
     def __init__(self) -> None:
         self._early: dict[str, EarlyJob] = {}  # by the key of a region
         self._process: WorkerProcess | None = None
-        self._wanted: tuple[int, torch.device] | None = None
+        self._wanted: tuple[int, torch.device, bool] | None = None
         self._users = 0
         self._timer: threading.Timer | None = None
         self._idle_rounds_left = 0  # how often `_end_unused` still waits for early jobs
@@ -136,16 +143,17 @@ class WorkerPool:
                 self._process = WorkerProcess()
             self._end_when_idle()
 
-    def prepare(self, count: int, device: torch.device) -> None:
+    def prepare(self, count: int, device: torch.device, has_room: bool = False) -> None:
         """Start `count` children for jobs on a device, unless there are children already. Raises OSError.
 
-        Fewer, but at least one, where less GPU memory is free than when `count` was found: weights came meanwhile.
+        Fewer, but at least one, where less GPU memory is free than when `count` was found, because weights came
+        meanwhile; not with `has_room`: `Weights.room` keeps what they need.
         """
         with self._lock:
-            self._wanted = (count, device)
+            self._wanted = (count, device, has_room)
             self.start()
             assert self._process is not None
-            self._process.start_children(max(min(count, _fitting_on(device)), 1), device)
+            self._process.start_children(count if has_room else max(min(count, _fitting_on(device)), 1), device)
 
     def submit_early(self, owner: int, job: Job, settings: WorkerSettings) -> None:
         """Submit a job whose result `results` will want later. It does not wait, and starts no process."""
@@ -237,6 +245,12 @@ class WorkerPool:
             with self._lock:
                 self._users -= 1
                 self._end_when_idle()
+
+    def end_unless_busy(self) -> None:
+        """End the processes now, for the memory that they hold, unless they have jobs for a later call."""
+        with self._lock:
+            if not self._users and not (self._process is not None and self._process.is_busy):
+                self.close()
 
     def close(self) -> None:
         """End the processes. `start` and `prepare` start new ones."""

@@ -16,6 +16,7 @@ import shutil
 import struct
 import sys
 import threading
+import time
 from concurrent.futures import Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from functools import partial
@@ -26,6 +27,7 @@ from typing import IO, Any, NoReturn
 _CAN_FORK = sys.platform == "linux"
 _LENGTH = struct.Struct(">Q")
 _READY_SECONDS = 60.0  # that a forked child may take to be ready: a driver without support for forks may hang
+_WAITING_SECONDS = 5.0  # that all children may be without memory on the device; spawned ones would have none either
 
 
 def send(stream: IO[bytes], message: Any) -> None:
@@ -71,6 +73,8 @@ def main() -> None:
         count, device = receive(sys.stdin.buffer)
         gc.freeze()  # the collector skips imported objects, so forked children keep sharing their memory
         pool = _pool(job, (device, folder), count)
+        if pool is None:
+            _end(folder)
         threading.Thread(target=_end_with_a_child, args=(folder,), daemon=True).start()
         while True:
             number, *work = receive(sys.stdin.buffer)
@@ -101,24 +105,45 @@ def _end_children() -> None:
         child.join(1.0)  # a driver can keep a killed child alive, so do not wait forever
 
 
-def _pool(job: Any, arguments: tuple[str, str], count: int) -> ProcessPoolExecutor:
-    """A pool of `count` children: forked if the device's driver supports that, else spawned.
+def _pool(job: Any, arguments: tuple[str, str], count: int) -> ProcessPoolExecutor | None:
+    """A pool of `count` children: forked if the device's driver supports that, else spawned. None if no forked child
+    finds memory on the device; if some do, they get all jobs.
 
     arguments: of `job.begin`: the device, and the folder for temporary files.
     """
-    begin = (job.begin, arguments)
     if _CAN_FORK:
-        pool = ProcessPoolExecutor(count, multiprocessing.get_context("fork"), *begin)
+        pool, waiting = _started("fork", job, arguments, count)
         ready = pool.submit(job.ready)
-        wait([ready], timeout=_READY_SECONDS)
-        if ready.done() and ready.exception() is None:
+        has_memory = _wait_for(ready, waiting, count)
+        if has_memory and ready.done() and ready.exception() is None:
             return pool
         _end_children()
         pool.shutdown(wait=False)
-    pool = ProcessPoolExecutor(count, multiprocessing.get_context("spawn"), *begin)
+        if not has_memory:
+            return None
+    pool, _ = _started("spawn", job, arguments, count)
     for _ in range(count):  # the pool starts a spawned child only for a job that finds none idle
         pool.submit(job.ready)
     return pool
+
+
+def _started(method: str, job: Any, arguments: tuple[str, str], count: int) -> tuple[ProcessPoolExecutor, Any]:
+    """A pool, and the counter of its children that wait for memory."""
+    context = multiprocessing.get_context(method)
+    waiting = context.Value("i", 0)
+    return ProcessPoolExecutor(count, context, job.begin, (*arguments, waiting)), waiting
+
+
+def _wait_for(ready: Future[None], waiting: Any, count: int) -> bool:
+    """Wait until a child is ready or fails, or for _READY_SECONDS. Returns False if all of them stay without memory."""
+    ends = time.monotonic() + _READY_SECONDS
+    found = time.monotonic()  # when a child last had memory, or had not asked for it
+    while not wait([ready], timeout=0.1).done and time.monotonic() < ends:
+        if waiting.value < count:
+            found = time.monotonic()
+        elif time.monotonic() - found > _WAITING_SECONDS:
+            return False
+    return True
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ from ....torch_facts.flags import autocast_state
 from ....torch_facts.out_of_memory import is_out_of_memory
 from ..compile.compiled_region import CompiledRegion
 from ..compile.tracing import Shapes, in_region_format
-from .region import AUTOCAST, WRITES_TO_COPY, Region, RegionCall, region_key, without_contents
+from .region import AUTOCAST, WRITES_TO_COPY, Region, RegionCall, for_later, region_key
 from .table import RegionTable
 
 logger = logging.getLogger(__name__)
@@ -73,6 +73,7 @@ class RegionBinding:
         self._policy = config.attribute_policy
         self._reaches = ReachCache(config.management_modules)
         self._torch_flags: tuple[Component, ...] = ()
+        self._streams = False
         self._sites: dict[RegionSite, _BoundSite] = {}
         self._memo: Memo = {}
         self._reach_of: dict[frozenset[type], CodeReach] = {}  # of one survey: nothing is exchanged meanwhile
@@ -131,10 +132,9 @@ class RegionBinding:
         what = str(reach.foreign[0]) if reach.foreign else f"code inside {kind}"
         return BypassReason(BypassCode.REPLACED_FORWARD, f"another pack replaced {what}; {kind} blocks run as they are")
 
-    def begin(self, progress: Progress, torch_flags: tuple[Component, ...]) -> None:
-        """A call of the module starts. `torch_flags`: what torch computes under, see `torch_flags`."""
-        self._progress = progress
-        self._torch_flags = torch_flags
+    def begin(self, progress: Progress, torch_flags: tuple[Component, ...], streams: bool = False) -> None:
+        """A call of the module starts. torch_flags: what torch computes under. streams: see `Weights`."""
+        self._progress, self._torch_flags, self._streams = progress, torch_flags, streams
         self.was_reached = False
         self._stores.clear()
         self._failed.clear()
@@ -262,15 +262,15 @@ class RegionBinding:
         if found is None and self._missing is not None and region.key not in self._missing:
             if not self._missing:
                 self._on_first_missing()
-            self._missing[region.key] = without_contents(call)
+            self._missing[region.key] = for_later(call)
         return found
 
     def _call(
         self, region: Region, site: RegionSite, weights: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]
     ) -> RegionCall:
         store = self._store(inputs[0].device)
-        progress, announce = self._progress, self._announce
-        return RegionCall(region, site, weights, inputs, self._stats, progress, announce, self._verify, store)
+        about = (self._stats, self._progress, self._announce, self._verify, store, self._streams)
+        return RegionCall(region, site, weights, inputs, *about)
 
     def _why_failed(self, site: RegionSite, error: Exception) -> BypassReason:
         """Why a site runs its original until the next call of the module. Raises the error where a repeated call may

@@ -18,7 +18,7 @@ from ....torch_facts.out_of_memory import is_out_of_memory
 from ..compile.artifacts import unpack
 from ..compile.compiled_region import CompiledRegion
 from ..compile.shape_guards import Verdict
-from ..compile.tracing import Shapes, bind_dims, static_sizes
+from ..compile.tracing import Shapes, Trace, bind_dims, general_hints, static_sizes, trace
 from .numerics_check import difference_from_original
 
 logger = logging.getLogger(__name__)
@@ -130,6 +130,7 @@ class RegionCall:
     tensors: the inputs, in `region_format`.
     announce: shows how many regions of the module are compiled; called when a compile begins and when it ended.
     verify: whether to compare results even where the guards allow the sizes.
+    streams: the weights are on the device only while the block runs. traced: then its trace, for who compiles it later.
     """
 
     region: Region
@@ -141,6 +142,8 @@ class RegionCall:
     announce: Callable[[], None]
     verify: bool = False
     store: ArtifactStore | None = None
+    streams: bool = False
+    traced: Trace | None = None
 
     @property
     def shapes(self) -> Shapes:
@@ -163,10 +166,32 @@ class RegionCall:
         return sizes
 
 
-def without_contents(call: RegionCall) -> RegionCall:
-    """The same call with tensors of equal shape, dtype and device that take no memory."""
-    tensors = [tensor.new_empty((1,) * tensor.ndim).expand(tensor.shape) for tensor in call.tensors]
-    return replace(call, tensors=tensors)
+def for_later(call: RegionCall) -> RegionCall:
+    """The same call with tensors of equal shape, dtype and device that take no memory.
+
+    Weights that stream are gone later, so the call is traced now. Raises what cancels.
+    """
+    tensors = list(map(_without_contents, call.tensors))
+    if not call.streams:
+        return replace(call, tensors=tensors)
+    traced = None
+    try:
+        traced = trace_of(call)
+    except call.progress.cancellations:
+        raise
+    except Exception as error:
+        logger.debug("Resolute: %s is traced when a call comes to it", call.site.kind, exc_info=error)
+    return replace(call, tensors=tensors, weights=list(map(_without_contents, call.weights)), traced=traced)
+
+
+def _without_contents(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.new_empty((1,) * tensor.ndim).expand(tensor.shape)
+
+
+def trace_of(call: RegionCall) -> Trace:
+    """The trace of the call's region for general sizes. Raises what `trace` raises."""
+    site, hints = call.site, general_hints(call.sizes, call.tensors[0].device)
+    return trace(site.function, site.module, call.tensors, site.dims, hints, True, site.without, site.attends)
 
 
 def may_run(call: RegionCall, compiled: CompiledRegion, compared: bool = False) -> bool:

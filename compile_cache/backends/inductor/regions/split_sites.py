@@ -1,13 +1,13 @@
-"""Split a site by what its values depend on: sites for its prologues and for the rest, each with the weights it reads.
+"""Split a site by what its values depend on: a prologue of the time, and a site for the rest, each with its weights.
 
-Each part is an ordinary site, whose function runs a part of the traced graph. So it is compiled, compared, kept on disk
-and loaded like any other region; compared, that is, with the operators of the block's own code.
+The rest is an ordinary site, whose function runs a part of the traced graph. So it is compiled, compared, kept on disk
+and loaded like any other region; compared, that is, with the operators of the block's own code. The prologue runs by
+these operators: reading its weights takes as long as its few kernels, and it would be one region more to compile.
 """
 
 from __future__ import annotations
 
 import contextlib
-import functools
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -18,7 +18,7 @@ import torch
 
 from ....errors import first_line
 from ....keys import Component, digest
-from ....regions.dependence import SOURCES, Part, StaysWholeError, split
+from ....regions.dependence import TIME, Part, StaysWholeError, split
 from ....regions.region_weights import weight_forms, weight_inputs, weight_slots
 from ....regions.site import Dims, RegionSite
 from ....regions.slots import tensor_slots
@@ -32,49 +32,59 @@ from .numerics_check import other_values, run_original
 
 logger = logging.getLogger(__name__)
 
-REST = "rest"
-_MOST_TRACES = 4  # of one structure
-
-
-@dataclass(frozen=True, eq=False)
-class PrologueSite:
-    """site: takes the block's `inputs` (indices), and returns a list of tensors. source: TIME or TEXT."""
-
-    site: RegionSite
-    source: str
-    inputs: tuple[int, ...]
-
 
 @dataclass(frozen=True, eq=False)
 class SplitSite:
-    """rest: takes all inputs of the block, then the results of each prologue; it returns what the block returns.
+    """prologue: takes the block's `inputs` (indices), and returns a list of tensors. run_each: the prologue for each of
+    several inputs.
 
-    spared: modules inside the block, by name, whose weights only prologues read.
+    rest: takes all inputs of the block, then these results; it returns what the block returns.
+    spared: modules inside the block, by name, whose weights only the prologue reads.
     """
 
-    prologues: tuple[PrologueSite, ...]
+    prologue: RegionSite
+    run_each: Callable[[torch.nn.Module, Sequence[Sequence[torch.Tensor]]], list[list[torch.Tensor]]]
+    inputs: tuple[int, ...]
     rest: RegionSite
     spared: frozenset[str]
 
 
 @dataclass(frozen=True, eq=False)
 class _PartOfBlock:
-    """A part of the blocks of one structure. weights: indices into `weight_inputs` without the modules `without`."""
+    """A part of the blocks of one structure. weights: indices into `weight_inputs` without the modules `without`.
+
+    output_spec: of the block's result; None for a prologue, which returns a list.
+    """
 
     name: str
-    graph: torch.fx.GraphModule
-    inputs: tuple[int, ...]
+    part: Part
     without: tuple[str, ...]
     weights: tuple[int, ...]
     dims: tuple[Dims, ...]
     output_spec: pytree.TreeSpec | None
-    code: str
 
     def site(self, whole: RegionSite) -> RegionSite:
         kind = f"{whole.kind}.{self.name}"
-        function = functools.partial(_run_part, self.graph, self.without, self.weights, self.dims, self.output_spec)
-        structure = digest((whole.structure, kind, self.code))
-        return RegionSite(whole.name, kind, whole.module, function, self.dims, self.without, structure)
+        structure = digest((whole.structure, kind, self.part.graph.code))
+        return RegionSite(whole.name, kind, whole.module, self.run, self.dims, self.without, structure)
+
+    def run(self, module: torch.nn.Module, *tensors: torch.Tensor) -> Any:
+        """The function of the site."""
+        (found,) = self.run_each(module, [tensors])
+        return found
+
+    def run_each(self, module: torch.nn.Module, several: Sequence[Sequence[torch.Tensor]]) -> list[Any]:
+        """The results for each of several inputs; the weights are looked up once."""
+        own = weight_inputs(weight_slots(module, self.without))
+        weights, results = [own[index] for index in self.weights], []
+        for tensors in several:
+            given = [
+                tensor.contiguous(memory_format=region_format(tensor, names))
+                for tensor, names in zip(tensors, self.dims, strict=True)
+            ]
+            found = list(self.part.graph(*weights, *given))
+            results.append(found if self.output_spec is None else pytree.tree_unflatten(found, self.output_spec))
+        return results
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,23 +92,21 @@ class _SplitStructure:
     """One split of the blocks of a structure."""
 
     guards: ShapeGuards
-    prologues: tuple[_PartOfBlock, ...]
+    prologue: _PartOfBlock
     rest: _PartOfBlock
     spared: frozenset[str]
 
     def at(self, site: RegionSite) -> SplitSite:
-        prologues = [PrologueSite(each.site(site), each.name, each.inputs) for each in self.prologues]
-        return SplitSite(tuple(prologues), self.rest.site(site), self.spared)
+        own = self.prologue
+        return SplitSite(own.site(site), own.run_each, own.part.inputs, self.rest.site(site), self.spared)
 
 
 @dataclass(eq=False)
 class _Tried:
-    """The splits of a structure so far, and which one serves a combination of sizes; None: none does."""
+    """The split of a structure, None if there is none, and whether it serves a combination of sizes."""
 
-    splits: list[_SplitStructure] = field(default_factory=list)
-    by_shapes: dict[Shapes, _SplitStructure | None] = field(default_factory=dict)
-    traces: int = 0
-    is_whole: bool = False
+    split: _SplitStructure | None
+    serves: dict[Shapes, bool] = field(default_factory=dict)
 
 
 class SplitSites:
@@ -116,62 +124,37 @@ class SplitSites:
     ) -> SplitSite | None:
         """The split of a site for these inputs; None if it stays whole.
 
-        A structure is traced once for general sizes, and again for sizes at which that gives other bits than the
-        block's own code. So at each new combination of sizes the parts run once beside that code, inside `loaded()`,
-        where the weights of the site are on the device. Raises what the block or `loaded` raise by themselves.
+        A structure is traced once, for general sizes. At each new combination of sizes the parts run once beside the
+        block's own code, inside `loaded()`, where the weights of the site are on the device; where they give other bits
+        the block stays whole. Raises what the block or `loaded` raise by themselves.
         """
-        if site.structure is None or not any(source in SOURCES for source in site.steady):
+        if site.structure is None or TIME not in site.steady:
             return None
         slots = weight_slots(site.module, site.without)
         forms = (weight_forms(slots), tuple(weight.dtype for weight in weight_inputs(slots)))
         shapes = tuple(tuple(tensor.shape) for tensor in tensors)
         kinds = tuple((tensor.dtype, tensor.device) for tensor in tensors)
         static = static_sizes(site.dims, shapes)
-        tried = self._tried.setdefault(
-            (site.kind, site.structure, site.dims, site.steady, static, kinds, forms, torch_flags), _Tried()
-        )
-        if shapes not in tried.by_shapes:
-            try:
-                with loaded():
-                    tried.by_shapes[shapes] = _find(tried, site, tensors)
-            except Exception as error:
-                if not is_out_of_memory(error):
-                    raise
-                tried.by_shapes[shapes] = None
-        found = tried.by_shapes[shapes]
-        return None if found is None else found.at(site)
-
-
-def _find(tried: _Tried, site: RegionSite, tensors: Sequence[torch.Tensor]) -> _SplitStructure | None:
-    sizes = bind_dims(site.dims, [tensor.shape for tensor in tensors])
-    if sizes is None or tried.is_whole:
-        return None
-    expected = pytree.tree_leaves(run_original(site, tensors))
-    for structure in tried.splits:
-        if _serves(structure, site, tensors, sizes, expected):
-            return structure
-    general = general_hints(sizes, tensors[0].device)
-    for hints in [general, sizes] if not tried.splits and general != sizes else [sizes]:
-        if tried.traces >= _MOST_TRACES or tried.is_whole:
+        key = (site.kind, site.structure, site.dims, site.steady, static, kinds, forms, torch_flags)
+        sizes = bind_dims(site.dims, shapes)
+        if sizes is None:
             return None
-        tried.traces += 1
-        made = _try(tried, site, tensors, hints)
-        if made is not None and _serves(made, site, tensors, sizes, expected):
-            return made
-    return None
+        tried = self._tried.get(key)
+        if tried is None or shapes not in tried.serves:
+            with loaded():
+                if tried is None:
+                    tried = self._tried[key] = _Tried(_try(site, tensors, sizes))
+                tried.serves[shapes] = tried.split is not None and _serves(tried.split, site, tensors, sizes)
+        return tried.split.at(site) if tried.split is not None and tried.serves[shapes] else None
 
 
-def _try(
-    tried: _Tried, site: RegionSite, tensors: Sequence[torch.Tensor], hints: Mapping[str, int]
-) -> _SplitStructure | None:
-    why = ""
+def _try(site: RegionSite, tensors: Sequence[torch.Tensor], sizes: Mapping[str, int]) -> _SplitStructure | None:
+    hints, why = general_hints(sizes, tensors[0].device), ""
     for oblivious in (True, False):
         try:
-            structure = _split(site, tensors, hints, oblivious)
-            tried.splits.append(structure)
-            return structure
+            return _split(site, tensors, hints, oblivious)
         except StaysWholeError as error:
-            tried.is_whole, why = True, str(error)
+            why = str(error)
             break
         except Exception as error:
             if is_out_of_memory(error):
@@ -187,15 +170,12 @@ def _split(
     traced = trace(site.function, site.module, tensors, site.dims, hints, oblivious, site.without, site.attends)
     owners = _owners(site.module, site.without)
     cut = split(traced.graph.graph, [owners[index] or None for index in traced.used_weights], site.steady)
-    spared = frozenset(str(group) for each in cut.prologues for group in each.groups)
-    results = [[_dims(fake, traced) for fake in each.results] for each in cut.prologues]
-    prologues = tuple(
-        _part(each.source, each, site, traced, owners, [site.dims[index] for index in each.inputs], None)
-        for each in cut.prologues
-    )
-    dims = [*site.dims, *[dims for each in results for dims in each]]
-    rest = _part(REST, cut.rest, site, traced, owners, dims, traced.output_spec)
-    return _SplitStructure(ShapeGuards(traced.guards, traced.symbols), prologues, rest, spared)
+    given = [site.dims[index] for index in cut.prologue.inputs]
+    prologue = _part("prologue", cut.prologue, site, traced, owners, given, None)
+    dims = [*site.dims, *[_dims(fake, traced) for fake in cut.results]]
+    rest = _part("rest", cut.rest, site, traced, owners, dims, traced.output_spec)
+    guards = ShapeGuards(traced.guards, traced.symbols)
+    return _SplitStructure(guards, prologue, rest, frozenset(map(str, cut.groups)))
 
 
 def _part(
@@ -213,7 +193,7 @@ def _part(
     without = tuple(sorted({*site.without, *unused}))
     left = [index for index, owner in enumerate(owners) if not any(_is_within(owner, each) for each in unused)]
     weights = tuple(left.index(index) for index in read)
-    return _PartOfBlock(name, part.graph, part.inputs, without, weights, tuple(dims), spec, part.graph.code)
+    return _PartOfBlock(name, part, without, weights, tuple(dims), spec)
 
 
 def _is_within(name: str, outer: str) -> bool:
@@ -246,48 +226,25 @@ def _dims(fake: torch.Tensor, traced: Trace) -> Dims:
     return tuple(found)
 
 
-def _run_part(
-    graph: torch.fx.GraphModule,
-    without: Sequence[str],
-    weights: Sequence[int],
-    dims: Sequence[Dims],
-    spec: pytree.TreeSpec | None,
-    module: torch.nn.Module,
-    *tensors: torch.Tensor,
-) -> Any:
-    """The function of a part's site. spec: of the block's result; None for a prologue, which returns a list."""
-    own = weight_inputs(weight_slots(module, without))
-    given = [
-        tensor.contiguous(memory_format=region_format(tensor, names))
-        for tensor, names in zip(tensors, dims, strict=True)
-    ]
-    found = list(graph(*[own[index] for index in weights], *given))
-    return found if spec is None else pytree.tree_unflatten(found, spec)
-
-
 def _serves(
-    structure: _SplitStructure,
-    site: RegionSite,
-    tensors: Sequence[torch.Tensor],
-    sizes: Mapping[str, int],
-    expected: Sequence[Any],
+    structure: _SplitStructure, site: RegionSite, tensors: Sequence[torch.Tensor], sizes: Mapping[str, int]
 ) -> bool:
-    """Check that the parts give the block's results (leaves, `expected`) and keep less than they spare.
+    """Check that the parts give the block's results and keep less than they spare. Raises what the block raises.
 
-    On a CPU bit for bit; on a GPU up to rounding, as compiled regions.
+    On a CPU bit for bit; on a GPU up to rounding, as compiled regions. False without the memory to find out.
     """
     if structure.guards.check(sizes)[0] is Verdict.BROKEN:
         return False
     found = structure.at(site)
-    kept: list[torch.Tensor] = []
     try:
+        expected = pytree.tree_leaves(run_original(site, tensors))
         with torch.no_grad():
-            for each in found.prologues:
-                kept += each.site.function(site.module, *[tensors[index] for index in each.inputs])
+            kept = found.prologue.function(site.module, *[tensors[index] for index in found.inputs])
             actual = pytree.tree_leaves(found.rest.function(site.module, *tensors, *kept))
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 (what the block itself raises is raised below)
         if is_out_of_memory(error):
-            raise
+            return False
+        run_original(site, tensors)
         logger.debug("Resolute: the parts of %s fail at %s: %s", site.kind, sizes, first_line(error))
         return False
     spared = [

@@ -22,7 +22,7 @@ from ..common import UnusableArgumentError, original
 from .arguments import Arguments, Layout, dims_of, put_together, shared_by_batch, take_apart
 from .experts import Cut, cut_of, pass_by
 from .options import BlockOptions, Reads, RefusedOptionError, fits
-from .tested import shared_arguments, steady_arguments
+from .tested import shared_arguments, time_arguments
 from .traced import (
     MADE,
     OPTIONS,
@@ -81,7 +81,7 @@ class RecognisedBlock:
         self._learned = _learned(structure)
         self._names = _parameters_of(type(block))
         self._shared_arguments = shared_arguments(block)
-        self._steady_arguments = steady_arguments(block)
+        self._time_arguments = time_arguments(block)
         self._cut = cut_of(block)
         self._sites: dict[tuple[Any, ...], RegionSite] = {}
 
@@ -187,13 +187,13 @@ class RecognisedBlock:
     def _steady(self, arguments: Arguments, call: _Call) -> tuple[str, ...]:
         """See `RegionSite.steady`. A time for each token or frame is as long as the picture, so it stays with it."""
         found = [
-            self._steady_arguments.get(name, "") if number not in call.written else ""
+            TIME if name in self._time_arguments and number not in call.written else ""
             for number, name in enumerate(arguments.names)
         ]
         times = [tensor for tensor, source in zip(arguments.tensors, found, strict=True) if source == TIME]
-        if not all(each.ndim == 2 or (each.ndim == 3 and each.shape[1] == 1) for each in times):
-            found = ["" if source == TIME else source for source in found]
-        return (*found, *[SIZE] * len(arguments.numbers)) if any(found) else ()
+        if not times or not all(each.ndim == 2 or (each.ndim == 3 and each.shape[1] == 1) for each in times):
+            return ()
+        return (*found, *[SIZE] * len(arguments.numbers))
 
     def _function(
         self, layout: Layout, reads: Reads | None, written: Sequence[int], share: str

@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 
 import torch
 
-from .....compile_cache.regions.dependence import TEXT, TIME
 from ...foreign.core_code import core_name, is_of_core
 
 
@@ -18,8 +17,8 @@ class TestedFamily(NamedTuple):
 
     shared: arguments of these blocks whose first dimension is 1 whatever the batch, as a table of positions. In a batch
     of one they look like arguments that follow the batch; recognition finds out with a second compile.
-    time, text: arguments that follow the noise level, and those that follow the conditioning, alone. All blocks of a
-    call get the same tensors there, and nothing writes to them.
+    time: arguments that follow the noise level alone (and the pooled text, with Flux and SD3). All blocks of a call get
+    the same tensors there, and nothing writes to them.
     """
 
     name: str
@@ -27,7 +26,6 @@ class TestedFamily(NamedTuple):
     blocks: tuple[str, ...]
     shared: tuple[str, ...] = ()
     time: tuple[str, ...] = ()
-    text: tuple[str, ...] = ()
 
 
 _FLUX_BLOCKS = ("flux.layers.DoubleStreamBlock", "flux.layers.SingleStreamBlock")
@@ -45,7 +43,6 @@ FAMILIES = (
         ("wan.model.WanModel", "wan.model.VaceWanModel"),
         ("wan.model.WanAttentionBlock", "wan.model.VaceWanAttentionBlock"),
         ("freqs",),
-        text=("context",),
     ),
     TestedFamily(
         "Qwen-Image and Edit",
@@ -53,14 +50,11 @@ FAMILIES = (
         ("qwen_image.model.QwenImageTransformerBlock",),
         time=("temb",),
     ),
-    TestedFamily(
-        "LTX", ("lightricks.model.LTXVModel",), ("lightricks.model.BasicTransformerBlock",), text=("context",)
-    ),
+    TestedFamily("LTX", ("lightricks.model.LTXVModel",), ("lightricks.model.BasicTransformerBlock",)),
     TestedFamily(
         "LTX with sound",
         ("lightricks.av_model.LTXAVModel",),
         ("lightricks.av_model.BasicAVTransformerBlock",),
-        text=("v_context", "a_context"),
     ),
     TestedFamily("Flux 1, Kontext and Flux 2", ("flux.model.Flux",), _FLUX_BLOCKS, time=("vec",)),
     TestedFamily("Chroma", ("chroma.model.Chroma",), _FLUX_BLOCKS, time=("vec",)),
@@ -84,11 +78,7 @@ FAMILIES = (
     ),
 )
 _SHARED = {f"comfy.ldm.{block}": family.shared for family in FAMILIES for block in family.blocks}
-_STEADY = {
-    f"comfy.ldm.{block}": {**dict.fromkeys(family.time, TIME), **dict.fromkeys(family.text, TEXT)}
-    for family in FAMILIES
-    for block in family.blocks
-}
+_TIME = {f"comfy.ldm.{block}": family.time for family in FAMILIES for block in family.blocks}
 
 # Parts of blocks that take a tensor of tokens, and pick among experts by its values.
 _ROUTED = frozenset(
@@ -131,9 +121,9 @@ def shared_arguments(block: torch.nn.Module) -> tuple[str, ...]:
     return _SHARED.get(core_name(type(block)), ())
 
 
-def steady_arguments(block: torch.nn.Module) -> dict[str, str]:
-    """TIME or TEXT by the name of an argument, see `TestedFamily`."""
-    return _STEADY.get(core_name(type(block)), {})
+def time_arguments(block: torch.nn.Module) -> tuple[str, ...]:
+    """See `TestedFamily.time`."""
+    return _TIME.get(core_name(type(block)), ())
 
 
 def variant_of(block: Any) -> tuple[str, frozenset[str]]:

@@ -24,8 +24,9 @@ class VideoDecoder:
     method: of a first_stage_model; its first argument is the latent. Nothing that the blocks carry over lasts longer
         than a call of it.
     is_of: tells if a module that has the method is of this kind. hooks: the hooks of that module.
-    frames: of small latents, whose decodes bring the blocks into every state that any video does; empty if there are
-        no states. in_tiles: the method gets one tile of the video after the other, all of a few sizes.
+    frames: of small latents, whose decodes bring the blocks into every state that any video does, at last the one of a
+        picture; empty if there are no states. in_tiles: the method gets one tile of the video after the other, all of a
+        few sizes.
     """
 
     method: str
@@ -56,6 +57,11 @@ def method_of(model: Any) -> str | None:
     return next((each.method for each in found), None)
 
 
+def is_known(module: torch.nn.Module) -> bool:
+    """A module decodes videos, and is of the table."""
+    return _kind_of(module) is not None
+
+
 def hooks(module: torch.nn.Module, run: RegionRunner, bypass: Bypass) -> list[Hook]:
     """The hooks of a module that decodes videos; empty for any other module."""
     known = _kind_of(module)
@@ -70,13 +76,22 @@ def rehearsal_of(module: torch.nn.Module, latent: torch.Tensor, decode: Decode) 
     known = _kind_of(module)
     if known is None or not known.frames or not is_video(latent.shape):
         return None
+    shapes = shapes_of_rehearsal(module, latent.shape[1])
 
     def rehearse() -> None:
-        for frames in known.frames:
-            shape = (1, latent.shape[1], frames, _SIDE, _SIDE)
+        for shape in shapes:
             decode(torch.randn(shape, device=latent.device).to(latent.dtype))
 
     return rehearse
+
+
+def shapes_of_rehearsal(module: torch.nn.Module, channels: int, of_picture: bool = False) -> list[tuple[int, ...]]:
+    """Shapes of small latents, by which the blocks of `module`, one of the table, come into every state that a video
+    may bring them into, or a picture. None where blocks have no states.
+    """
+    known = _kind_of(module)
+    frames = () if known is None else known.frames
+    return [(1, channels, each, _SIDE, _SIDE) for each in (frames[-1:] if of_picture else frames)]
 
 
 def without_buffer(named: Mapping[str, Any]) -> dict[str, Any]:

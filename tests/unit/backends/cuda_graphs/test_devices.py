@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from compile_cache.backends.cuda_graphs import capture as capturing
-from compile_cache.backends.cuda_graphs import memory
+from compile_cache.backends.cuda_graphs import memory, pools
 from compile_cache.errors import CaptureError
 
 
@@ -70,3 +70,23 @@ def test_what_comes_after_a_capture_waits_for_its_stream(monkeypatch: pytest.Mon
     with pytest.raises(type(error)):
         capturing.capture(lambda given: given[0], [torch.ones(2)], torch.ones(2))
     assert streams.waits == ["c", "p"]
+
+
+def test_the_capture_of_an_anchor_ends_on_a_full_card(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What waits for a stream that stays in a capture would be captured too."""
+    done: list[str] = []
+
+    def full(size: int, device: str) -> torch.Tensor:
+        done.append("allocate")
+        raise torch.OutOfMemoryError
+
+    graph = SimpleNamespace(capture_begin=lambda **_: done.append("begin"), capture_end=lambda: done.append("end"))
+    cuda = SimpleNamespace(
+        CUDAGraph=lambda: graph, Stream=lambda device: None, stream=lambda stream: contextlib.nullcontext()
+    )
+    monkeypatch.setattr(pools, "torch", SimpleNamespace(cuda=cuda, zeros=full))
+    shared = pools.Pools()
+    for _ in range(2):  # it is tried again
+        with pytest.raises(torch.OutOfMemoryError):
+            shared.pool(0)
+    assert done == ["begin", "allocate", "end"] * 2

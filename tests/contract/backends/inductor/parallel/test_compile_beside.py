@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import ANY
 
@@ -15,6 +16,7 @@ import torch
 from compile_cache.backends.base import UpcomingDecode
 from compile_cache.backends.inductor.backend import InductorBackend
 from compile_cache.backends.inductor.parallel import parallel_compile, pool
+from compile_cache.keys import Role
 from compile_cache.regions.slots import swapped, tensor_slots
 
 from ....rig import TOLERANCE, Bound, Model, Rig, hooks_of, inputs, seeded
@@ -87,6 +89,15 @@ def test_what_only_the_later_module_needs_is_submitted_early_and_neither_traced_
     assert not workers_of(rig)._early
     with rig.expect(region_calls=4, graph_calls=1, verifications=ANY):
         assert later.bound.error(*inputs(1, 9, 5, 11)) <= TOLERANCE
+
+
+def test_beside_weights_that_stream_it_is_not_looked_at(rig: Rig) -> None:
+    """The memory of its jobs would be taken from them."""
+    later, first = Later(rig), rig.bind(seeded(Model))
+    later.announce()
+    call: Any = SimpleNamespace(key=SimpleNamespace(role=Role.UNET), weights=SimpleNamespace(streams=True))
+    assert first.program._take_upcoming(call) == {}
+    assert list(first.program._upcoming_calls) == [later.bound.program.owner]
 
 
 @pytest.mark.long

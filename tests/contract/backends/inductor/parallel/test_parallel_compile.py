@@ -235,7 +235,7 @@ class Pretended:
     def has_early(self, key: str, settings: Any) -> bool:
         return False
 
-    def prepare(self, count: int, device: torch.device) -> None:
+    def prepare(self, count: int, device: torch.device, has_room: bool = False) -> None:
         self.running = True
 
     def results(self, jobs: Any, settings: Any) -> Iterator[None]:

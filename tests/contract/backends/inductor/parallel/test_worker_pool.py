@@ -31,7 +31,11 @@ CPU = torch.device("cpu")
 does: list[str] = []
 
 
-def begin(device: str, folder: str) -> None:
+def begin(device: str, folder: str, waiting: Any) -> None:
+    if "starves" in does or ("starves one" in does and waiting.value == 0):
+        with waiting.get_lock():
+            waiting.value += 1
+        time.sleep(600)
     if "refuses" in does:
         raise RuntimeError(f"{device} cannot be used in a forked process")
     if "hangs" in does:
@@ -56,12 +60,39 @@ def driver(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> I
 @pytest.mark.grid(2)
 def test_children_are_spawned_if_the_driver_does_not_support_forks(driver: str) -> None:
     pool = worker._pool(SimpleNamespace(begin=begin, ready=ready), ("cuda:0", "folder"), 2)
+    assert pool is not None
     try:
         forked = sys.platform == "linux" and driver == "works"
         assert pool.submit(start_method).result() == ("ForkProcess" if forked else "SpawnProcess")
         assert pool.submit(os.getpid).result() != os.getpid()
     finally:
         pool.shutdown()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="children are forked on Linux")
+def test_children_without_memory_on_the_gpu_leave_the_jobs_to_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker, "_WAITING_SECONDS", 0.5)
+    fakes, given = SimpleNamespace(begin=begin, ready=ready), ("cuda:0", "folder")
+    monkeypatch.setitem(globals(), "does", ["starves one"])
+    pool = worker._pool(fakes, given, 3)
+    assert pool is not None
+    assert [pool.submit(start_method).result(timeout=30) for _ in range(6)] == ["ForkProcess"] * 6
+    worker._end_children()
+    pool.shutdown(wait=False)
+    monkeypatch.setitem(globals(), "does", ["starves"])
+    assert worker._pool(fakes, given, 2) is None
+    assert not multiprocessing.active_children()
+
+
+def test_a_child_asks_for_memory_again_until_it_has_some(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    waiting, seen, answers = multiprocessing.Value("i", 0), [], [False, False, False, True]
+    monkeypatch.setattr(job, "_has_context", lambda device: answers.pop(0))
+    monkeypatch.setattr(job, "_end_with_parent", lambda: None)
+    monkeypatch.setattr(job.time, "sleep", lambda seconds: seen.append(waiting.value))
+    monkeypatch.setattr(job.lowering, "scratch", "")
+    monkeypatch.setattr(job.inductor_config, "compile_threads", 1)
+    job.begin("cuda:0", str(tmp_path), waiting)
+    assert (answers, seen, waiting.value) == ([], [1, 1], 0)
 
 
 def lose_a_child(folder: str, children: Any) -> None:
@@ -253,8 +284,35 @@ def test_fewer_start_if_weights_took_the_memory_meanwhile(monkeypatch: pytest.Mo
     for free_gib in (12, 7, 1):
         monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device, free=free_gib: (free << 30, 140 << 30))
         processes.prepare(5, torch.device("cuda:0"))
+    processes.prepare(3, torch.device("cuda:0"), has_room=True)
     processes.close()
-    assert started == [5, 2, 1]
+    assert started == [5, 2, 1, 3]
+
+
+@pytest.mark.parametrize("is_busy", [False, True])
+def test_processes_that_have_jobs_for_a_later_call_keep_their_memory(
+    monkeypatch: pytest.MonkeyPatch, is_busy: bool
+) -> None:
+    ended: list[bool] = []
+    process = SimpleNamespace(
+        alive=True, is_busy=is_busy, start_children=lambda *given: None, end=lambda: ended.append(True)
+    )
+    monkeypatch.setattr(pool, "WorkerProcess", lambda: process)
+    processes = pool.WorkerPool()
+    processes.prepare(1, CPU)
+    processes.end_unless_busy()
+    assert processes.running is is_busy
+    processes.close()
+    assert ended == [True]
+
+
+@pytest.mark.parametrize(("pages_gib", "count"), [(0, 0), (4, 0), (6, 1), (8, 2), (11, 4), (20, 8)])
+def test_pages_count_as_free_and_one_process_is_better_than_none(
+    monkeypatch: pytest.MonkeyPatch, pages_gib: int, count: int
+) -> None:
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (1 << 28, 140 << 30))
+    assert worker_count(8, torch.device("cuda:0"), pages_gib << 30) == count
+    assert worker_count(1, torch.device("cuda:0"), pages_gib << 30) == 0
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="children are forked on Linux")

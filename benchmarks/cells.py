@@ -1,0 +1,108 @@
+"""The cells of a benchmark: those that its file has already, and those that still fit into the time."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Callable, Hashable
+from pathlib import Path
+from typing import Any
+
+from scripts.errors import PromptError, ServerError
+
+from . import rig
+
+NO_LIMIT = 1e9  # seconds
+
+
+class OutOfTimeError(Exception):
+    """The time ended within a cell, which is then not measured."""
+
+
+def add_options(parser: argparse.ArgumentParser, seconds: float = NO_LIMIT, cpu: str = "") -> None:
+    """The options that every benchmark of a server has. cpu: what `--cpu` takes."""
+    parser.add_argument("--out", type=Path, help="the results; a later run with this file measures what it lacks")
+    parser.add_argument("--seconds", type=float, default=seconds, help="begin nothing that would end later")
+    parser.add_argument("--folder", type=Path, help="keeps servers' folders, with compiled regions and logs")
+    parser.add_argument("--argument", action="append", default=[], help="an extra argument for ComfyUI")
+    if cpu:
+        parser.add_argument("--cpu", action="store_true", help=f"{cpu} on the CPU, to check this script")
+
+
+class Cells:
+    """The rows of a run, each of one cell, in the file that `--out` names.
+
+    `before`: what the file had, without its rows. rows: those of earlier runs and of this one.
+    """
+
+    def __init__(self, options: argparse.Namespace, key: Callable[[dict[str, Any]], Hashable]) -> None:
+        """key: tells which cell a row is of. Raises ValueError for a file that is no result."""
+        self._out: Path | None = options.out
+        self._key = key
+        self.deadline = time.monotonic() + options.seconds
+        self._longest = 0.0
+        self.about: dict[str, Any] = {}
+        self.left: list[str] = []
+        self.failed: dict[str, str] = {}
+        self.before: dict[str, Any] = {}
+        if self._out is not None and self._out.is_file():
+            try:
+                self.before = json.loads(self._out.read_text("utf-8"))
+            except json.JSONDecodeError as error:
+                raise ValueError(f"{self._out} is no result of a benchmark: {error}") from error
+        self.rows: list[dict[str, Any]] = self.before.pop("rows", [])
+
+    def find(self, key: Hashable) -> dict[str, Any] | None:
+        """The row of a cell that was measured."""
+        return next((row for row in self.rows if self._key(row) == key), None)
+
+    def lacks(self, key: Hashable) -> bool:
+        """A cell is to be measured: there is no row of it, or it failed."""
+        row = self.find(key)
+        return row is None or "failed" in row
+
+    @property
+    def seconds_left(self) -> float:
+        return self.deadline - time.monotonic()
+
+    def measure(self, name: str, measure: Callable[[], dict[str, Any]], guess: float = 0.0) -> dict[str, Any] | None:
+        """Measure a cell and write it. None, and its name in `left`, if the time that is left is shorter than the
+        longest cell of this run took, or than `guess` seconds before one was measured; None, and why in `failed`, if a
+        prompt or its server failed.
+        """
+        if self.seconds_left < (self._longest or guess):
+            return self._leave(name)
+        started = time.monotonic()
+        try:
+            row = measure()
+        except OutOfTimeError:
+            return self._leave(name)
+        except (PromptError, ServerError) as error:  # the other cells still count
+            self.failed[name] = str(error)[:2000]
+            print(f"{name}: {error}", flush=True)
+            self.save()
+            return None
+        self._longest = max(self._longest, time.monotonic() - started)
+        self.add(row)
+        return row
+
+    def _leave(self, name: str) -> None:
+        self.left.append(name)
+        print(f"{name}: left out, {max(self.seconds_left, 0):.0f} s are left", flush=True)
+
+    def add(self, row: dict[str, Any]) -> None:
+        """Put a row in the place of an older one of its cell, and write the file."""
+        key = self._key(row)
+        row |= {name: self.about[name] for name in ("date", "gpu") if name in self.about}
+        places = [place for place, each in enumerate(self.rows) if self._key(each) == key]
+        if places:
+            self.rows[places[0]] = row
+        else:
+            self.rows.append(row)
+        self.save()
+
+    def save(self, **more: Any) -> None:
+        """Write the file. more: what it has beside the rows, from now on."""
+        self.about |= more
+        rig.save(self._out, {**self.before, **self.about, "left": self.left, "failed": self.failed, "rows": self.rows})

@@ -1,0 +1,1 @@
+"""Choices that measurements on this machine made, kept on disk."""

@@ -1,0 +1,35 @@
+"""Each cell of `benchmarks.video` runs through on the CPU with tiny widths, so that a run on a GPU loses no minute."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from benchmarks import video
+
+from .families.kit import forget_regions, run_traces
+
+pytestmark = pytest.mark.usefixtures("inference")
+
+
+@pytest.mark.grid(2)
+@pytest.mark.parametrize("cell", video.CELLS, ids=lambda cell: f"{cell.name}-{cell.what}")
+def test_a_cell_compiles_and_is_compared(core: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, cell: Any) -> None:
+    monkeypatch.setenv("RESOLUTE_WORKERS", "0")
+    run_traces(core, monkeypatch)
+    monkeypatch.setattr(video, "_ours", core.ours)
+    forget_regions(core)
+    ticks = iter(range(10**6))
+    watch = SimpleNamespace(stop=lambda: None, seconds=lambda wait: 1e4 + next(ticks))
+    monkeypatch.setattr(core.ours("process.runtime").cache().whole_calls, "_stopwatch", lambda device: watch)
+    row = video.measure(cell, None, is_small=True)
+    assert row["error"] < 1e-4
+    assert row["compiles"] > 0
+    assert row["region_calls"] > 0
+    assert row["later_compiles"] == 0
+    assert row["calls_to_compare"] <= 5
+    assert not row["left_alone"]
+    assert set(row["bypasses"]) <= {"not_faster"}
+    assert cell.name in video.table([row])

@@ -1,0 +1,280 @@
+"""Calls that may be faster as they are: timed both ways by a fake clock, as they come, and then run the faster way."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from compile_cache.calls.cache import GraphCache
+from compile_cache.choices.whole_calls import stopwatch_on
+from compile_cache.config import CacheConfig
+from compile_cache.keys import GraphKey, Role, Signature, TensorSpec
+
+from ..fakes import GRADIENT, FakeGraph, FakeProgram, Module, expect, oom
+
+# Compiled, as it is, compiled, as it is: then it is known.
+TURNS = ["compiled", "original"] * 2
+
+
+class Device:
+    """A device whose clock advances with what runs on it, `wait` seconds after the host asked for it."""
+
+    def __init__(self, compiled: float, original: float) -> None:
+        self.takes = {"compiled": compiled, "original": original}
+        self.now, self.reads, self.is_behind = 0.0, 0, False
+        self.ran: list[str] = []
+
+    def run(self, way: str, elements: int = 1) -> None:
+        self.ran.append(way)
+        self.now += self.takes[way] * elements
+
+    def stopwatch(self, device: torch.device) -> Any:
+        return Watch(self)
+
+
+class Watch:
+    def __init__(self, device: Device) -> None:
+        self.device, self.began, self.ended = device, device.now, -1.0
+
+    def stop(self) -> None:
+        self.ended = self.device.now
+
+    def seconds(self, wait: bool) -> float | None:
+        assert self.ended >= 0, "it was never stopped"
+        self.device.reads += 1
+        return None if self.device.is_behind and not wait else self.ended - self.began
+
+
+class Program(FakeProgram):
+    """Runs compiled code on the device."""
+
+    def __init__(self, device: Device, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.device = device
+        self.before: Callable[[], object] = lambda: None
+
+    def run(self, call: Any) -> Any:
+        self.before()
+        if self.run_failures:
+            raise self.run_failures.pop(0)
+        self.device.run("compiled", call.tensors[0].numel())
+        return call.tensors[0] * 2
+
+
+class Rig:
+    """A cache that compares the calls of one module on a device."""
+
+    def __init__(self, compiled: float, original: float, folder: Path | None = None, source: str = "") -> None:
+        self.device = Device(compiled, original)
+        self.cache = GraphCache(CacheConfig(store_folder=folder, source=source))
+        self.cache.whole_calls._stopwatch = self.device.stopwatch
+        self.program = Program(self.device)
+
+    def run(self, shape: tuple[int, ...] = (1, 4, 3, 8, 8), **changes: Any) -> str:
+        """Answer a call. Returns which way it ran."""
+        x = torch.ones(shape)
+
+        def invoke(tensors: Any) -> Any:
+            self.device.run("original", tensors[0].numel())
+            return tensors[0] * 2
+
+        signature = Signature((("latent", TensorSpec(shape, "float32", "cpu")),))
+        call = replace(
+            Module().call(), tensors=[x], invoke=invoke, is_compared=True, may_capture=False,
+            key=GraphKey(signature, Role.VAE_DECODE, "model" * 8, "fake"),
+        )  # fmt: skip
+        before = len(self.device.ran)
+        result = self.cache.run(self.program, replace(call, **changes))
+        assert torch.equal(result, x * 2)
+        (way,) = self.device.ran[before:]  # nothing runs twice
+        return way
+
+    def settle(self) -> None:
+        assert [self.run() for _ in TURNS] == TURNS
+        self.cache.run(FakeProgram(owner=9), Module().call())  # any later call takes over the last time
+
+
+def test_calls_run_both_ways_in_turn_until_the_faster_is_known() -> None:
+    rig = Rig(compiled=1.0, original=2.0)
+    rig.settle()
+    assert [rig.run() for _ in range(3)] == ["compiled"] * 3
+    (found,) = rig.cache.whole_calls.report()
+    numbers = 4 * 3 * 8 * 8
+    assert (found["seconds"], found["original_seconds"]) == (numbers, 2 * numbers)
+    assert (found["is_settled"], found["is_left_alone"]) == (True, False)
+
+
+@pytest.mark.parametrize("compiled", [1.2, 1.0])
+def test_a_call_that_is_not_faster_is_left_alone_and_says_why(compiled: float) -> None:
+    rig = Rig(compiled / 768, 1.0 / 768)
+    rig.settle()
+    with expect(rig.cache, {"not_faster": 3}, eager_calls=3):
+        assert [rig.run() for _ in range(3)] == ["original"] * 3
+    text = [event.text for event in rig.cache.stats.events if event.kind == "bypass"][-1]
+    said = f"vae_decode of 1x4x3x8x8 takes {compiled:.3g} s compiled and 1 s as it is on this device: it is left alone"
+    assert text == f"not_faster: {said}"
+
+
+def test_a_run_as_it_is_for_the_comparison_is_counted_and_says_so() -> None:
+    rig = Rig(1.0, 2.0)
+    rig.run()
+    with expect(rig.cache, {"not_faster": 1}, eager_calls=1):
+        rig.run()
+    assert "to measure whether compiled code is faster" in rig.cache.stats.events[-1].text
+
+
+def test_a_run_that_compiles_is_not_timed() -> None:
+    rig = Rig(1.0, 1.5)
+
+    def compile_it() -> None:
+        rig.device.now += 5000.0
+        rig.cache.stats.counters.stall_seconds += 5000.0
+
+    rig.program.before = compile_it
+    assert [rig.run() for _ in range(3)] == ["compiled"] * 3
+    rig.program.before = lambda: None
+    rig.settle()
+    assert rig.run() == "compiled"
+
+
+def test_the_fastest_run_of_each_way_counts() -> None:
+    # Another program keeps the GPU busy in the first compiled run.
+    rig = Rig(1.0, 1.5)
+    rig.device.takes["compiled"] = 9.0
+    rig.run()
+    rig.device.takes["compiled"] = 1.0
+    assert [rig.run() for _ in TURNS[1:]] == TURNS[1:]
+    assert rig.run() == "compiled"
+
+
+def test_sizes_within_a_class_are_compared_by_their_numbers() -> None:
+    rig = Rig(1.0, 1.1)
+    small, large = (1, 4, 3, 8, 8), (1, 4, 5, 8, 6)  # 768 and 960 numbers
+    assert [rig.run(shape) for shape in (large, small, large, small)] == TURNS
+    assert rig.run(small) == "compiled"  # though a large one takes longer than a small one as it is
+    assert len(rig.cache.whole_calls.report()) == 1
+
+
+@pytest.mark.parametrize(
+    "other", [(1, 4, 6, 8, 8), (1, 4, 1, 32, 24), (1, 4, 32, 24)], ids=["larger", "a picture", "a map"]
+)
+def test_another_class_is_compared_for_itself(other: tuple[int, ...]) -> None:
+    rig = Rig(2.0, 1.0)
+    rig.settle()
+    assert rig.run() == "original"
+    assert [rig.run(other) for _ in TURNS] == TURNS
+
+
+def test_torchs_settings_are_compared_for_themselves() -> None:
+    rig = Rig(2.0, 1.0)
+    rig.settle()
+    assert rig.run(torch_flags=(("tf32", True),)) == "compiled"
+    assert rig.run() == "original"
+
+
+def test_two_starts_choose_alike(tmp_path: Path) -> None:
+    Rig(2.0, 1.0, tmp_path).settle()
+    assert Rig(0.1, 1.0, tmp_path).run() == "original"  # what was measured stays, and so does the picture
+    assert Rig(2.0, 1.0, tmp_path, source="other code").run() == "compiled"
+
+
+def test_a_comparison_goes_on_in_the_next_start(tmp_path: Path) -> None:
+    first = Rig(1.0, 2.0, tmp_path)
+    first.run()
+    first.cache.run(FakeProgram(owner=9), Module().call())
+    assert [Rig(1.0, 2.0, tmp_path).run()] == ["original"]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda entry: entry.update(shape=[1, -2]),
+        lambda entry: entry.update(role=3),
+        lambda entry: entry["compiled"].update(pace=-1.0),
+        lambda entry: entry["compiled"].update(pace=1e999),
+        lambda entry: entry["original"].update(runs=0),
+        lambda entry: entry.pop("class"),
+    ],
+)
+def test_a_damaged_table_is_empty(tmp_path: Path, change: Any) -> None:
+    Rig(2.0, 1.0, tmp_path).settle()
+    (file,) = (tmp_path / "calls").iterdir()
+    data = json.loads(file.read_text())
+    change(data["entries"][0])
+    file.write_text(json.dumps(data))
+    assert Rig(2.0, 1.0, tmp_path).run() == "compiled"
+
+
+def test_a_call_that_fails_or_is_answered_by_the_original_is_no_time_of_compiled_code() -> None:
+    rig = Rig(1.0, 2.0)
+    rig.program.run_failures = [ValueError("broken")]
+    with pytest.raises(ValueError, match="broken"):
+        rig.run()
+    rig.program.before = lambda: rig.cache.stats.forward_ran(compiled=False)  # as where no block ran compiled
+    assert [rig.run() for _ in range(2)] == ["compiled"] * 2
+    rig.program.before = lambda: None
+    rig.settle()
+
+
+def test_a_call_without_memory_goes_on_as_before_and_is_not_timed() -> None:
+    rig = Rig(1.0, 2.0)
+    rig.program.run_failures = [oom()]
+    with pytest.raises(torch.cuda.OutOfMemoryError):
+        rig.run()  # core continues in tiles
+    assert rig.cache.whole_calls.report() == []
+    rig.settle()
+
+
+def test_a_call_that_has_to_run_as_it_is_says_its_own_reason() -> None:
+    rig = Rig(1.0, 2.0)
+    with expect(rig.cache, {"gradient": 2}, eager_calls=2):
+        assert [rig.run(forward_bypass=GRADIENT) for _ in range(2)] == ["original"] * 2
+    rig.settle()
+
+
+def test_nothing_waits_for_the_device_but_the_next_call_that_is_compared() -> None:
+    rig = Rig(1.0, 2.0)
+    rig.device.is_behind = True
+    rig.run()
+    other, module = FakeProgram(owner=9), Module()
+    for _ in range(3):
+        rig.cache.run(other, module.call())
+    assert rig.cache.whole_calls.report() == []
+    assert rig.run() == "original"
+
+
+def test_a_captured_call_is_compared_by_its_replays() -> None:
+    rig = Rig(1.0, 2.0)
+
+    def replayed(x: torch.Tensor) -> torch.Tensor:
+        rig.device.run("compiled", x.numel())
+        return x * 2
+
+    rig.program.capture = lambda call, result, facts: FakeGraph(replayed, 1024)  # type: ignore[method-assign]
+    ran = list[str]()
+    for _ in range(5):
+        before = rig.cache.stats.snapshot()
+        rig.run(may_capture=True)
+        after = rig.cache.stats.snapshot()
+        ran += [name for name in ("captures", "replays", "eager_calls") if after[name] > before[name]]
+    assert ran == ["captures", "eager_calls", "replays", "eager_calls", "replays"]
+
+
+def test_calls_that_are_not_compared_are_not_timed() -> None:
+    rig = Rig(2.0, 1.0)
+    assert [rig.run(is_compared=False) for _ in range(5)] == ["compiled"] * 5
+    assert rig.cache.whole_calls.report() == []
+
+
+def test_nothing_is_compared_on_a_cpu() -> None:
+    assert stopwatch_on(torch.device("cpu")) is None
+    rig = Rig(2.0, 1.0)
+    rig.cache.whole_calls._stopwatch = stopwatch_on
+    assert [rig.run() for _ in range(6)] == ["compiled"] * 6
+    assert rig.cache.whole_calls.report() == []
