@@ -44,7 +44,8 @@ def _engine(where: str, settings: dict[str, Any], regularizer: str) -> dict[str,
 class Vae:
     """kind: core's class of the first_stage_model. settings: of it, as core's loader has them.
 
-    narrow: classes that this VAE is made of, with settings that make it small; core's loader fixes the others.
+    narrow: classes that this VAE is made of, with settings that make it small, which core's loader fixes. Only Wan
+        2.1's width is read from the weights, so a server on the CPU can load it.
     """
 
     kind: str
@@ -59,7 +60,7 @@ _NARROW_REFINED = {
 }
 _ENGINE = "comfy.ldm.models.autoencoder.AutoencodingEngine"
 VAES = {
-    "wan": Vae("comfy.ldm.wan.vae.WanVAE", _WAN, {"comfy.ldm.wan.vae.WanVAE": {"dim": 8, "num_res_blocks": 1}}),
+    "wan": Vae("comfy.ldm.wan.vae.WanVAE", _WAN, {"comfy.ldm.wan.vae.WanVAE": {"dim": 8}}),
     "wan22": Vae(
         "comfy.ldm.wan.vae2_2.WanVAE",
         {**_WAN, "dim": 160, "z_dim": 48},
@@ -97,7 +98,7 @@ def weights_of(name: str, is_small: bool) -> dict[str, Any]:
     import torch
 
     torch.manual_seed(0)
-    with _narrow(name, is_small), torch.device("meta"):
+    with _narrow(name, is_small):  # on the CPU, where core leaves weights as they come: Cosmos' reads numbers
         weights = _kind(VAES[name].kind)(**VAES[name].settings).state_dict()
     return {key: _random(key, weight.shape) for key, weight in weights.items()}
 

@@ -225,7 +225,7 @@ def main() -> int:
         except Exception as error:  # noqa: BLE001 (the other rows are measured)
             traceback.print_exc()
             rows.append(
-                {"model": name, "what": "whole", "free_gib": free, "failed": f"{type(error).__name__}: {error}"}
+                {"model": name, "what": "whole", "free_gib": free, "failed": f"{type(error).__name__}: {error}"[:300]}
             )
         print(json.dumps(rows[-1]), flush=True)
         names = [(row["model"], row["what"], row["free_gib"]) for row in rows]
