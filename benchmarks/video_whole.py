@@ -1,7 +1,7 @@
 """Whole prompts of videos, from sampling to frames: Wan 2.2's two models and LTX, stock ComfyUI and Resolute.
 
     python -m benchmarks.video_whole --out benchmarks/results/NAME-video.json [--rows wan22 ltx] [--free 8 12]
-                                     [--minutes 6] [--folder FOLDER] [--cpu]
+                                     [--seconds 240] [--folder FOLDER] [--cpu]
 
 The models have their real width and fewer layers (Wan 2.2's have 4 of 40), with random weights. Each contender has a
 server of its own. `first_s` is its first prompt, which compiles with Resolute; then come as many as it takes until
@@ -195,7 +195,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", nargs="*", choices=list(ROWS), default=list(ROWS))
     parser.add_argument("--free", nargs="*", type=float, default=[None], help="GiB that are free; all by default")
-    parser.add_argument("--minutes", type=float, default=60.0, help="begin no row after this time")
+    parser.add_argument("--seconds", type=float, default=3600.0, help="begin no row after this time")
     parser.add_argument("--folder", type=Path)
     parser.add_argument("--cpu", action="store_true", help="small models on the CPU, to check this script")
     parser.add_argument("--out", type=Path)
@@ -216,7 +216,7 @@ def main() -> int:
     if not options.cpu:
         torch.zeros(1, device="cuda")  # this process's own context counts in every measurement alike
     for name, free in ((name, free) for free in options.free for name in options.rows):
-        if time.monotonic() - started > 60 * options.minutes:
+        if time.monotonic() - started > options.seconds:
             print("left out for lack of time:", name, free, flush=True)
             continue
         try:
