@@ -122,7 +122,7 @@ STEPS = (
     Step(
         "video",
         _module("video", "--cells", "hunyuan", "hunyuan15", "h3", "wan22", "wan", "flux", "qwen"),
-        330,
+        420,
         "which way each decoder of videos and each encoder is faster here, and its memory",
     ),
     Step(
@@ -133,7 +133,7 @@ STEPS = (
     ),
     Step(
         "video-small",
-        _module("video", "--free", "8", "12", "--cells", "wan", "hunyuan", "h3", "wan22", "flux"),
+        _module("video", "--free", "8", "12", "--cells", "wan:decode", "hunyuan", "h3", "flux"),
         300,
         "decoders of videos with 8 and 12 GiB free: not slower, and never out of memory where stock is not",
     ),
