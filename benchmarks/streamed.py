@@ -276,7 +276,7 @@ def main() -> int:
     parser.add_argument("--no-resident", action="store_true", help="leave out the cells with all memory")
     parser.add_argument("--profile", action="store_true", help="one more prompt in each cell, under torch's profiler")
     parser.add_argument("--argument", action="append", default=[], help="an extra argument for ComfyUI")
-    parser.add_argument("--environment", action="append", default=[], metavar="NAME=VALUE", help="for ComfyUI")
+    parser.add_argument("--environment", nargs="+", action="extend", default=[], metavar="NAME=VALUE")
     parser.add_argument("--folder", type=Path, help="keeps models and compiled regions")
     parser.add_argument("--cpu", action="store_true", help="small models on the CPU, to check this script")
     parser.add_argument("--out", type=Path)

@@ -6,7 +6,7 @@ A folder imports only folders below it:
     captures/      the captures of the process: made, bounded in bytes, refused with a reason
     backends/      how a call runs: `base` is the interface; inductor, CUDA graphs, OneFlow, eager
     attention/     attention as an operator that runs the fastest kernel for a shape, or the one that the user chose
-    choices/       what was measured on this machine, and kept: which way a whole call is faster
+    choices/       what measurements on this machine chose, kept on disk: kernels, and whether a call runs compiled
     store/         what survives a restart: compiled regions, bundles of them, the shapes that were used
     regions/       the blocks that are compiled: how an adapter describes one, their structure, their weights
     foreign/       whose code a model reaches, by content: code of other packs, and code that changed

@@ -1,6 +1,9 @@
 // The badge in ComfyUI's top bar: how much is ready, or what is being compiled. It opens the panel.
 import { element } from "./dom.js";
+import { isOff } from "./switch.js";
 import { say } from "./words.js";
+
+const LOOK_MS = 500; // a workflow may be opened in ways of which no event tells
 
 export function badgeText(live, t) {
   if (live.working) return say(live.working.text, live.working.words, t);
@@ -15,13 +18,17 @@ export function addBadge(app, live, t, open) {
   const dot = element("span", { class: "resolute-dot", "aria-hidden": "true" });
   const button = element("button", { class: "resolute-badge", type: "button", onclick: open }, dot, text);
   const update = () => {
-    const shown = badgeText(live, t);
+    const off = isOff(app) && !live.working;
+    const shown = off ? t("off for this workflow") : badgeText(live, t);
+    if (text.textContent === shown) return;
     text.textContent = shown;
+    button.classList.toggle("resolute-off", off);
     button.classList.toggle("resolute-working", Boolean(live.working));
     button.title = `Resolute: ${shown}`;
     button.setAttribute("aria-label", `Resolute: ${shown}. ${t("Open the panel")}`);
   };
   live.addEventListener("change", update);
+  setInterval(update, LOOK_MS);
   update();
   const group = app.menu?.settingsGroup?.element;
   if (group) group.before(button);

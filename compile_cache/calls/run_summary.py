@@ -39,6 +39,7 @@ class Run:
     formats: what computes its quantized weights: "int8_tensorwise products".
     file: from which the model was loaded, if that is known. step_bytes: of the weights that a step needs, and of all,
     if the model was too large for the device and a step needs fewer. is_warm_up: nobody waits for its picture.
+    why_eager: if its backend compiles nothing, that backend and why: "eager (not inductor: there is no C++ compiler)".
     """
 
     model: str
@@ -63,6 +64,7 @@ class Run:
     regions: tuple[int, int] = (0, 0)
     step_bytes: tuple[int, int] = (0, 0)
     is_warm_up: bool = False
+    why_eager: str = ""
 
     @property
     def size(self) -> str:
@@ -86,6 +88,8 @@ class Run:
             return [Text("not compiled: {why}", why=self.why_no_calls)]
         lines: list[str] = [Text.joined(", ", self._results())]
         lines += [", ".join(text.partition(":")[0] for text in self.formats)] if self.formats else []
+        if self.why_eager:
+            return [*lines, Text("backend: {why}", why=self.why_eager)]
         return lines + [self._streams() or in_short(code) for code in self.bypasses][:1]
 
     def _streams(self) -> str:
@@ -217,7 +221,7 @@ class Run:
         return [Text("compiled {count} regions in {time}: {why}.", count=compiles, time=time, why=why)]
 
     def _why_compared(self) -> list[Text]:
-        """Code for other sizes is compared with the original once, before it is used for these."""
+        """Code is compared with the original before its first use at sizes for which its guards prove nothing."""
         compared, seconds = self.counts.get("verifications", 0), self._seconds("compile")
         if not compared or seconds < SHORT_WAIT:
             return []

@@ -57,7 +57,7 @@ def is_gguf_class(kind: type) -> bool:
 
 
 def patches_of(weight: Any) -> Sequence[tuple[Sequence[Any], str]]:
-    """What the packs add to a weight in each call: groups of core's patches (LoRAs), each with the weight's name."""
+    """Groups of core's patches (LoRAs) that the packs add to a weight in each call, each with the weight's name."""
     found: Sequence[tuple[Sequence[Any], str]] = getattr(weight, "patches", None) or ()
     return found
 

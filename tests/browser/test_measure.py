@@ -154,6 +154,8 @@ def test_the_switch_turns_a_workflow_off_and_stays_with_it(page: FrontEnd, serve
     press(page, "switch")
     switch = page.page.locator("[data-action=switch]")
     assert switch.get_attribute("aria-checked") == "false"
+    badge = page.page.locator(".resolute-badge")
+    badge.filter(has_text="off for this workflow").wait_for()
     calls = server.client.get("/resolute/cache")["counters"]
     page.queue()
     assert page.wait()["name"] == "execution_success"
@@ -167,6 +169,7 @@ def test_the_switch_turns_a_workflow_off_and_stays_with_it(page: FrontEnd, serve
     assert page.prompt()["8"]["inputs"]["resolute"] == "off"
     press(page, "switch")
     assert switch.get_attribute("aria-checked") == "true"
+    badge.filter(has_text="ready").wait_for()
     assert "resolute" not in page.prompt()["8"]["inputs"]
 
 

@@ -65,6 +65,7 @@ export default {
   "Added {models} × Compile Model, {vaes} × Compile VAE Decode. Ctrl+Z takes all back.": "モデルをコンパイル {models} 個、VAE デコードをコンパイル {vaes} 個を追加しました。Ctrl+Z ですべて元に戻せます。",
   "Off runs this workflow as without Resolute. No node changes, and the workflow remembers it.": "オフにすると Resolute がない場合と同じように実行します。ノードは変わらず、ワークフローに記録されます。",
   "Resolute is off for this workflow": "このワークフローでは Resolute はオフです",
+  "off for this workflow": "このワークフローではオフ",
   "Resolute is on for this workflow": "このワークフローでは Resolute はオンです",
   "Cancel measuring": "測定をキャンセル",
   "Measure against stock": "標準と比較して測定",

@@ -65,6 +65,7 @@ export default {
   "Added {models} × Compile Model, {vaes} × Compile VAE Decode. Ctrl+Z takes all back.": "已加入 {models} 個編譯模型、{vaes} 個編譯 VAE 解碼。按 Ctrl+Z 全部復原。",
   "Off runs this workflow as without Resolute. No node changes, and the workflow remembers it.": "關閉後，此工作流程如同沒有 Resolute 一樣執行。節點不變，工作流程會記住此設定。",
   "Resolute is off for this workflow": "Resolute 在此工作流程中已關閉",
+  "off for this workflow": "此工作流程已關閉",
   "Resolute is on for this workflow": "Resolute 在此工作流程中已開啟",
   "Cancel measuring": "取消測量",
   "Measure against stock": "與原版對比測量",

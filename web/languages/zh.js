@@ -65,6 +65,7 @@ export default {
   "Added {models} × Compile Model, {vaes} × Compile VAE Decode. Ctrl+Z takes all back.": "已添加 {models} 个编译模型、{vaes} 个编译 VAE 解码。按 Ctrl+Z 全部撤销。",
   "Off runs this workflow as without Resolute. No node changes, and the workflow remembers it.": "关闭后，此工作流如同没有 Resolute 一样运行。节点不变，工作流会记住此设置。",
   "Resolute is off for this workflow": "Resolute 在此工作流中已关闭",
+  "off for this workflow": "此工作流已关闭",
   "Resolute is on for this workflow": "Resolute 在此工作流中已开启",
   "Cancel measuring": "取消测量",
   "Measure against stock": "与原版对比测量",

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from ....compile_cache.backends.eager import EagerBackend
 from ....compile_cache.calls.run_summary import Run, time_text
 from ....compile_cache.keys import Role
 from ....compile_cache.stats import SHORT_WAIT
@@ -55,6 +56,7 @@ class SessionLog:
         self._progress = progress
         self._role, self._label, self._cell = request.role, request.label, request.cell
         self._structure, self._formats, self._file = structure, formats, request.file
+        self._why_eager = request.why if isinstance(request.backend, EagerBackend) else ""
         self._before: dict[str, Any] = {}
         self._events_before = self._waits_before = 0
         self._started, self._clock = 0.0, 0.0
@@ -130,7 +132,7 @@ class SessionLog:
             started=self._started,
             seconds=time.perf_counter() - self._clock,
             waited=after["stall_seconds"] - before["stall_seconds"],
-            counts={name: after[name] - before[name] for name in _COUNTED},
+            counts={name: after[name] - before[name] for name in (*_COUNTED, "verifications")},
             bypasses={code: count for code, count in bypasses.items() if count > 0},
             events=tuple(runtime.cache().stats.events_since(self._events_before)),
             waits=tuple(runtime.cache().stats.waits_since(self._waits_before)),
@@ -144,6 +146,7 @@ class SessionLog:
             file=self._file,
             is_warm_up=runs.are_of_a_warm_up(),
             step_bytes=self._step_bytes(),
+            why_eager=self._why_eager,
         )
 
     @staticmethod

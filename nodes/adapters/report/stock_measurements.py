@@ -120,7 +120,8 @@ def finish(body: Mapping[str, Any]) -> Measurement | None:
     sampled = [run for run in runs.latest() if run["prompt_id"] == body.get("prompt_id")]
     ours = [run for run in sampled if run["role"] not in {role.value for role in VAE_ROLES}] or sampled
     if not ours or not any(run["counts"]["replays"] + run["counts"]["graph_calls"] for run in sampled):
-        why = next((reason for run in sampled for reason in run["reasons"]), "no compiled model was called.")
+        said = [reason for run in sampled for reason in (*run["reasons"], *run["lines"][1:])]
+        why = said[0] if said else "no compiled model was called."
         raise UserError(f"Nothing ran compiled, so there is nothing to compare: {why}")
     run = max(ours, key=lambda each: float(each["seconds"]))
     found = Measurement(

@@ -15,6 +15,7 @@ PICTURE = torch.linspace(0, 1, 48).reshape(1, 4, 4, 3)
 RUN: dict[str, Any] = {
     "model": "SDXL", "structure": "abc", "size": "1024x1024", "steps": 20, "role": "unet", "seconds": 1.0,
     "prompt_id": "p", "counts": {"replays": 20, "graph_calls": 0}, "reasons": [],
+    "lines": ["nothing compiled, 50 ms/step"],
 }  # fmt: skip
 
 
@@ -134,6 +135,10 @@ def test_a_prompt_in_which_nothing_ran_compiled_gives_no_figure(
     eager = {**RUN, "counts": {"replays": 0, "graph_calls": 0}, "reasons": ["Another pack answers."]}
     monkeypatch.setattr(measured.runs, "latest", lambda: [eager])
     with pytest.raises(Exception, match=r"Nothing ran compiled.*Another pack answers\."):
+        measured.finish(body())
+    plain = {**eager, "reasons": [], "lines": ["ran uncompiled, 50 ms/step", "backend: eager, as chosen"]}
+    monkeypatch.setattr(measured.runs, "latest", lambda: [plain])
+    with pytest.raises(Exception, match=r"Nothing ran compiled.*backend: eager, as chosen"):
         measured.finish(body())
 
 

@@ -51,6 +51,10 @@ STATUS = [
         {"counts": {"eager_calls": 4}, "bypasses": {"gradient": 4}},
         "384x256: ran uncompiled, 0.50 s/step\ngradients are on (training)",
     ),
+    (
+        {"counts": {"eager_calls": 4}, "why_eager": "eager (not inductor: there is no C++ compiler)"},
+        "384x256: ran uncompiled, 0.50 s/step\nbackend: eager (not inductor: there is no C++ compiler)",
+    ),
     ({"counts": {}}, "384x256: stopped in the first step"),
     (
         {"counts": {"region_compiles": 2}, "waits": (wait("compile", 0, 1.5),), "waited": 1.5, "regions": (2, 9)},

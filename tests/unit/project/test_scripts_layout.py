@@ -17,6 +17,8 @@ COMMANDS = [file for file in sorted(SCRIPTS.iterdir()) if file.is_file() and not
 FILES = [*COMMANDS, *sorted(SCRIPTS.rglob("*.py"))]
 # Tests of benchmarks; nothing else imports them.
 TESTS_OF_BENCHMARKS = {
+    "tests/comfy/test_vae_tiles.py",  # of the models that benchmarks.video_models makes
+    "tests/comfy/test_video_benchmark.py",
     "tests/unit/benchmarks/test_cells.py",
     "tests/unit/benchmarks/test_gguf_file.py",
     "tests/unit/benchmarks/test_kernel_kinds.py",
