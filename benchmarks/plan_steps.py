@@ -121,9 +121,21 @@ STEPS = (
     ),
     Step(
         "video",
-        _module("video", "--cells", "hunyuan", "h3", "wan22", "flux", "qwen"),
-        270,
-        "each decoder of videos and each encoder is faster than stock, or goes out of the table",
+        _module("video", "--cells", "hunyuan", "hunyuan15", "h3", "wan22", "wan", "flux", "qwen"),
+        420,
+        "which way each decoder of videos and each encoder is faster here, and its memory",
+    ),
+    Step(
+        "video-whole",
+        _module("video_whole", "--folder", f"{_FOLDER}/video"),
+        220,
+        "whole prompts of Wan 2.2's two models and of LTX",
+    ),
+    Step(
+        "video-small",
+        _module("video", "--free", "8", "12", "--cells", "wan:decode", "hunyuan", "h3", "flux"),
+        300,
+        "decoders of videos with 8 and 12 GiB free: not slower, and never out of memory where stock is not",
     ),
     Step(
         "quantized",

@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from typing import Any
 from unittest import mock
 
+import torch
+
 _KL: dict[str, Any] = {
     "double_z": True, "resolution": 256, "in_channels": 3, "out_ch": 3, "ch": 128, "ch_mult": [1, 2, 4, 4],
     "num_res_blocks": 2, "attn_resolutions": [], "dropout": 0.0, "z_channels": 16,
@@ -46,11 +48,13 @@ class Vae:
 
     narrow: classes that this VAE is made of, with settings that make it small, which core's loader fixes. Only Wan
         2.1's width is read from the weights, so a server on the CPU can load it.
+    known_by: tensors of its file that core looks for, and does not load.
     """
 
     kind: str
     settings: Mapping[str, Any]
     narrow: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    known_by: Mapping[str, Any] = field(default_factory=dict)
 
 
 _NARROW_KL = {f"{_PARTS}.{part}": {"ch": 32, "num_res_blocks": 1} for part in ("Encoder", "Decoder")}
@@ -83,6 +87,7 @@ VAES = {
     "cosmos": Vae(
         "comfy.ldm.cosmos.vae.CausalContinuousVideoTokenizer", _COSMOS,
         {"comfy.ldm.cosmos.vae.CausalContinuousVideoTokenizer": {"channels": 16, "num_res_blocks": 1}},
+        {"decoder.unpatcher3d.wavelets": torch.zeros(2)},
     ),
     "mochi": Vae(
         "comfy.ldm.genmo.vae.model.VideoVAE", {},
@@ -95,12 +100,10 @@ VAES["qwen"] = VAES["wan"]
 
 def weights_of(name: str, is_small: bool) -> dict[str, Any]:
     """Random weights that keep a signal's variance. is_small: of the narrow VAE."""
-    import torch
-
     torch.manual_seed(0)
     with _narrow(name, is_small):  # on the CPU, where core leaves weights as they come: Cosmos' reads numbers
         weights = _kind(VAES[name].kind)(**VAES[name].settings).state_dict()
-    return {key: _random(key, weight.shape) for key, weight in weights.items()}
+    return {key: _random(key, weight.shape) for key, weight in (weights | VAES[name].known_by).items()}
 
 
 def loaded_vae(name: str, is_small: bool) -> Any:
@@ -113,8 +116,6 @@ def loaded_vae(name: str, is_small: bool) -> Any:
 
 
 def _random(name: str, shape: Any) -> Any:
-    import torch
-
     if len(shape) >= 2 and not name.endswith(("gamma", "bias")):
         device = "cuda" if torch.cuda.is_available() else "cpu"
         return (torch.randn(shape, device=device) * math.prod(shape[1:]) ** -0.5).cpu()

@@ -194,10 +194,10 @@ class WholeCalls:
         if run is None or seconds is None:
             return
         self._run = None
-        if seconds <= 0 or run.waited > _WAITED * seconds:
-            return
         table, graph = self._table(run.key.device), run.key.graph
         shape = graph.signature.latent_shape
+        if seconds <= 0 or not prod(shape) or run.waited > _WAITED * seconds:
+            return
         found = table.get(run.size_class) or Comparison(graph.model[:12], graph.role.value, shape)
         pace = seconds / prod(shape)
         if run.is_original:
