@@ -54,7 +54,7 @@ def _module(name: str, *arguments: str) -> tuple[str, ...]:
 
 _KEPT = ("--models", _MODELS)
 _SDXL = ("--folder", f"{_FOLDER}/sdxl")  # one store for all that run SDXL
-_OURS = ("--contenders", "resolute", "--no-resident", "--profile", "--environment", "RESOLUTE_WORKERS=0")
+_OURS = ("--contenders", "resolute", "--no-resident", "--profile")
 _STREAMED = ("--cells", "flux:12", "flux:8", "--folder", f"{_FOLDER}/streamed")
 STEPS = (
     Step(
