@@ -26,18 +26,17 @@ class Step(NamedTuple):
     def text(self) -> str:
         """The command for people."""
         words = ("python", *self.command) if self.command[0] == "-m" else self.command
-        return shlex.join([*words, *self.timed("SECONDS", "MINUTES")])
+        return shlex.join([*words, *self.timed("SECONDS")])
 
-    def timed(self, seconds: str, minutes: str) -> list[str]:
+    def timed(self, seconds: str) -> list[str]:
         """The arguments for the result and for the time that the step has."""
         if self.whole:
             return []
-        limit = ["--seconds", seconds] if self.command[0] == "-m" else ["--minutes", minutes]
-        return ["--out", f"{_FOLDER}/{self.name}.json", *limit]
+        return ["--out", f"{_FOLDER}/{self.name}.json", "--seconds", seconds]
 
     def arguments(self, folder: Path, models: Path, seconds: float) -> list[str]:
         """The command line. seconds: that the step has."""
-        words = [*self.command, *self.timed(f"{seconds:.0f}", f"{seconds / 60:.2f}")]
+        words = [*self.command, *self.timed(f"{seconds:.0f}")]
         places = {_MODELS: str(models), _FOLDER: str(folder)}
         words = [_placed(word, places) for word in words]
         return [sys.executable, *words]

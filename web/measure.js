@@ -1,8 +1,9 @@
 // "Measure against stock": the workflow runs with Resolute and without it, in turn, and the medians are compared.
 //
 // A prompt counts if the one before it ran the same way: the first of each compiles, loads, or moves weights. Short prompts
-// are repeated, because a busy machine slows a single one by more than the difference. The prompts come from the front end. Nothing is written: the nodes that save are left out, and Measure takes the
-// pictures. What is before our nodes stays in ComfyUI's cache.
+// are repeated, because a busy machine slows a single one by more than the difference. The prompts come from the front end.
+// Nothing is written: the nodes that save are left out, and Measure takes the pictures. What is before our nodes stays in
+// ComfyUI's cache.
 import { showResult } from "./node_text.js";
 import { setSwitch, switchedNodes } from "./switch.js";
 

@@ -13,7 +13,7 @@ BYPASSES = {
     "patched_block": Text("another node changes attention: some blocks run as they are"),
     "replaced_forward": Text("another pack replaced code of this model: what uses that code runs as it is"),
     "foreign_model": Text("another pack wrote a part of this model: no capture, and its blocks run as they are"),
-    "unreadable_weights": Text("weights of a class that Resolute does not know: their blocks run as they are"),
+    "unreadable_weights": Text("weights that Resolute cannot follow: no capture, or their blocks run as they are"),
     "streamed_weights": Text("weights are not all on the GPU: no capture"),
     "no_regions": Text("this model has no blocks that Resolute knows"),
     "compile_failed": Text("some blocks could not be compiled"),

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from . import vaes
-from .families.kit import run_traces
+from .families.kit import forget_regions, run_traces
 from .in_process import PACK
 from .vaes import Compiled, pixels
 
@@ -71,6 +71,7 @@ def test_an_encoder_of_videos_encodes_pictures(core: SimpleNamespace, kind: str)
 
 @pytest.mark.long
 def test_lowered_encoders_compile_nothing_at_other_sizes(core: SimpleNamespace) -> None:
+    forget_regions(core)  # those of other tests run their traces
     for make, sizes in [(vaes.kl, SIZES), (vaes.wan, VIDEOS["Qwen-Image"])]:
         compiled = Compiled(core, make())
         for number, (width, height, count) in enumerate(sizes):

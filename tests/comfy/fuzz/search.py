@@ -33,13 +33,13 @@ _EARLIER = 20  # number of earlier sequences that are written with a failing one
 class Plan:
     """Limits of the search, and the folder for failures. Without a seed the search is the same each time.
 
-    sequences, minutes: the search stops at the first of the two. replay: play this failure's file instead.
+    sequences, seconds: the search stops at the first of the two. replay: play this failure's file instead.
     shorten: look for the shortest sequence that fails, which takes minutes.
     """
 
     sequences: int = 8
     seed: int | None = None
-    minutes: float | None = None
+    seconds: float | None = None
     replay: Path | None = None
     failures: Path | None = None
     shorten: bool = True
@@ -48,12 +48,12 @@ class Plan:
     def from_environment(cls) -> Plan:
         """The plan in the variables of `scripts/fuzz`; without them, CI's plan."""
         variables = os.environ
-        minutes, seed_, replay = (variables.get(f"RESOLUTE_FUZZ_{name}") for name in ("MINUTES", "SEED", "REPLAY"))
+        seconds, seed_, replay = (variables.get(f"RESOLUTE_FUZZ_{name}") for name in ("SECONDS", "SEED", "REPLAY"))
         failures = variables.get("RESOLUTE_FUZZ_FAILURES")
         return cls(
             sequences=int(variables.get("RESOLUTE_FUZZ_SEQUENCES", cls.sequences)),
             seed=int(seed_) if seed_ else None,
-            minutes=float(minutes) if minutes else None,
+            seconds=float(seconds) if seconds else None,
             replay=Path(replay) if replay else None,
             failures=Path(failures) if failures else None,
             shorten=variables.get("RESOLUTE_FUZZ_SHORTEN") != "0",
@@ -80,8 +80,8 @@ class Search:
         """Run the search. Returns the failures as text, each with its file for `scripts/fuzz --replay`."""
         found: list[str] = []
         tally = self._player.tally
-        if plan.minutes is not None:
-            self._end = time.monotonic() + 60 * plan.minutes
+        if plan.seconds is not None:
+            self._end = time.monotonic() + plan.seconds
         number = 0
         while not self._is_late and tally.sequences < plan.sequences and len(found) < _MOST_FAILURES:
             count = min(_AT_ONCE, plan.sequences - tally.sequences)

@@ -61,7 +61,7 @@ def compile_trace(trace: Trace, keep: bool = False) -> CompiledRegion:
         size_one_is_general(trace.oblivious),
         own_settings(),
         held_at_once(),
-        inductor_config.patch({**_options(device), **header_settings()}),
+        inductor_config.patch({**_options(device, trace), **header_settings()}),
         # AOTAutograd's cache saves nothing for a graph without gradients or writes, and it would keep this one.
         functorch_config.patch(enable_autograd_cache=False),
     ):
@@ -93,13 +93,22 @@ def code_of(graph: CompiledFxGraph) -> FlatCode:
     return code
 
 
-def _options(device: torch.device) -> dict[str, Any]:
+def _options(device: torch.device, trace: Trace) -> dict[str, Any]:
     """Inductor's settings for a device.
 
     On CUDA activations stay channels-last between regions: convolutions are fastest with it, and tokens are a view of
     it. Pointwise kernels take inductor's first choice of block sizes: measuring others took seconds and gained nothing.
+    On a CPU inductor makes maps of pictures channels-last, and expects a convolution over frames to keep that. Torch
+    chooses its kernel by size, and the one for a few numbers gives contiguous results, which the code then refuses.
     """
-    return {} if device.type == "cpu" else {"force_layout_optimization": True, "triton.autotune_pointwise": False}
+    if device.type != "cpu":
+        return {"force_layout_optimization": True, "triton.autotune_pointwise": False}
+    return {"layout_optimization": False} if _convolves_frames(trace) else {}
+
+
+def _convolves_frames(trace: Trace) -> bool:
+    nodes = (node for node in trace.graph.graph.nodes if node.target is torch.ops.aten.convolution.default)
+    return any(len(node.args[3]) == 3 for node in nodes)  # its strides: of frames, rows and columns
 
 
 def _guards(trace: Trace, from_disk: bool) -> ShapeGuards:

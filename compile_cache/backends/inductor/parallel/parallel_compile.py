@@ -190,4 +190,4 @@ def _add(call: RegionCall, artifact: Artifact) -> str:
             raise
         logger.info("Resolute: %s is compared when the call comes to it: memory is short now", call.site.kind)
         return ""
-    return "" if right else "its results differ from the original's"
+    return "" if right else "its code fails or gives other results than the original"

@@ -140,7 +140,7 @@ def _compile_and_compare(call: RegionCall) -> CompiledRegion:
         if may_run(call, compiled):
             call.announce()
             return compiled
-    raise RegionCompileError(call.site.kind, AssertionError("its results differ from the original's"))
+    raise RegionCompileError(call.site.kind, AssertionError("its code fails or gives other results than the original"))
 
 
 def _compile(call: RegionCall, hints: dict[str, int]) -> CompiledRegion:

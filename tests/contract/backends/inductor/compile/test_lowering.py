@@ -1,4 +1,4 @@
-"""Launching a kernel, and choosing one of its configurations without measuring them again."""
+"""What is asked of inductor, and how its kernels are launched without measuring their configurations again."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from torch._inductor.runtime.cache_dir_utils import cache_dir
 
 from compile_cache.backends.inductor.compile import lowering
 from compile_cache.backends.inductor.compile.compiled_region import KernelByAddress
+from compile_cache.backends.inductor.compile.tracing import general_hints, trace
+from compile_cache.regions.region_weights import weight_inputs, weight_slots
 
 
 @dataclass
@@ -58,3 +60,35 @@ def test_a_worker_compiles_in_the_folder_that_goes_with_it(tmp_path: Path, monke
     with lowering._own_folder(True):
         assert Path(cache_dir()).parent == tmp_path
     assert list(tmp_path.iterdir()) == []
+
+
+class Halved(torch.nn.Module):
+    """As Wan's encoder: halves two maps, and then makes one frame of them and of the one before."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.of_maps = torch.nn.Conv2d(4, 4, 3, stride=2)
+        self.of_frames = torch.nn.Conv3d(4, 4, (3, 1, 1), stride=(2, 1, 1))
+
+    def forward(self, x: torch.Tensor, before: torch.Tensor) -> torch.Tensor:
+        maps = self.of_maps(torch.nn.functional.pad(x.transpose(1, 2).flatten(0, 1), (0, 1, 0, 1)))
+        frames = maps.unflatten(0, (x.shape[0], 2)).transpose(1, 2)
+        result: torch.Tensor = self.of_frames(torch.cat([before, frames], 2))
+        return result
+
+
+def test_a_convolution_over_frames_runs_whichever_kernel_torch_takes_for_a_size() -> None:
+    """At batch 1 that is mkldnn's from 20,480 on, counted as channels times frames times rows."""
+    module = Halved()
+    dims = [("b", None, None, "h", "w"), ("b", None, None, "h2", "w2")]
+
+    def inputs(batch: int, height: int, width: int) -> list[torch.Tensor]:
+        return [torch.randn(batch, 4, 2, 2 * height, 2 * width), torch.randn(batch, 4, 1, height, width)]
+
+    with torch.no_grad():
+        hints = general_hints({"b": 1, "h": 16, "w": 12, "h2": 8, "w2": 6}, torch.device("cpu"))
+        traced = trace(lambda each, *x: type(each).forward(each, *x), module, inputs(1, 8, 6), dims, hints)
+        region = lowering.compile_trace(traced)
+        for sizes in ((1, 8, 6), (1, 2000, 6), (2, 8, 6), (1, 9, 21)):
+            x = inputs(*sizes)
+            torch.testing.assert_close(region(weight_inputs(weight_slots(module)), x), module(*x), rtol=1e-4, atol=1e-5)
