@@ -98,6 +98,11 @@ class Call:
     method: Method | None = None
     weights: Weights = field(default_factory=Weights)
 
+    @property
+    def is_timed(self) -> bool:
+        """It counts in its comparison: not if something else makes the call run as it is."""
+        return self.is_compared and self.forward_bypass is None
+
 
 @dataclass(frozen=True, eq=False)
 class UpcomingDecode:

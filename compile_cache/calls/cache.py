@@ -72,7 +72,7 @@ class GraphCache:
         called once, after a replay was launched, so that the look overlaps with the GPU's work, or before anything else
         runs. If it returns another call, the replay's output is dropped and that call is answered.
         """
-        with self._lock, self.whole_calls.timed(capture_key(program, call) if call.is_compared else None):
+        with self._lock, self.whole_calls.timed(capture_key(program, call) if call.is_timed else None):
             attempt = self._begin(program, call)
             if recheck is not None and (call_now := recheck()) is not call:
                 attempt = self._begin(program, call_now)
@@ -104,7 +104,7 @@ class GraphCache:
                 compiles=program.capabilities.compiles,
                 captures=program.capabilities.captures and may_capture,
                 ready=key in self._captures,
-                forward_bypass=call.forward_bypass or (self.whole_calls.reason(key) if call.is_compared else None),
+                forward_bypass=call.forward_bypass or (self.whole_calls.reason(key) if call.is_timed else None),
                 capture_blocker=blocker or self._refusals.reason(key),
             )
         )

@@ -58,7 +58,7 @@ class MachineTable(ABC, Generic[K, V]):
 
     @abstractmethod
     def entry(self, data: Any) -> tuple[K, V]:
-        """Raises ValueError, KeyError, TypeError or AttributeError for what `plain` does not give."""
+        """Raises ValueError, KeyError, TypeError, AttributeError or OverflowError for what `plain` does not give."""
 
     def get(self, key: K) -> V | None:
         return self._entries.get(key)
@@ -70,6 +70,11 @@ class MachineTable(ABC, Generic[K, V]):
             self._entries[key] = value
             while len(self._entries) > _MOST:
                 self._entries.pop(next(iter(self._entries)))
+            self._write()
+
+    def clear(self) -> None:
+        with self._lock:
+            self._entries.clear()
             self._write()
 
     def __iter__(self) -> Iterator[tuple[K, V]]:
@@ -96,7 +101,7 @@ class MachineTable(ABC, Generic[K, V]):
             return dict(self.entry(each) for each in data["entries"][-_MOST:])
         except FileNotFoundError:
             return {}
-        except (OSError, InvalidArtifactError, ValueError, KeyError, TypeError, AttributeError) as error:
+        except (OSError, InvalidArtifactError, ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
             logger.warning("Resolute: %s in %s are ignored: %s", self.what, self._path.name, error)
             return {}
 

@@ -21,6 +21,7 @@ import torch
 from ..errors import BypassCode, BypassReason
 from ..keys import CaptureKey, digest
 from ..stats import Stats
+from ..torch_facts.out_of_memory import is_out_of_memory
 from .machine_table import MachineTable, machine_of, sizes_in, text_in
 
 logger = logging.getLogger(__name__)
@@ -159,30 +160,38 @@ class WholeCalls:
         """
         self._stats, self._folder, self._source, self._stopwatch = stats, folder, source, stopwatch
         self._tables: dict[str, ComparisonTable] = {}
+        self._without_memory: set[tuple[str, str]] = set()  # devices and size classes whose original found too little
         self._run: _Run | None = None  # the device may not have finished it yet
 
     def reason(self, key: CaptureKey) -> BypassReason | None:
         """Why a call runs as it is; None if it runs compiled."""
         found = self._table(key.device).get(_size_class(key))
-        if found is None or not found.runs_original:
+        if found is None or not found.runs_original or (key.device, _size_class(key)) in self._without_memory:
             return None
         return _left_alone(found) if found.is_settled else _BEING_COMPARED
 
     @contextmanager
     def timed(self, key: CaptureKey | None) -> Iterator[None]:
-        """A call runs inside, by what `reason` says. key: None for a call that is not compared."""
+        """A call runs inside, by what `reason` says. key: None for a call that is not compared.
+
+        Where the original finds too little memory, calls of its size class run compiled from then on.
+        """
         self._read(wait=key is not None)
         if key is None:
             yield
             return
         found = self._table(key.device).get(_size_class(key))
+        is_original = self.reason(key) is not None
         watch = None if found is not None and found.is_settled else self._stopwatch(torch.device(key.device))
-        if watch is None:
-            yield
-            return
-        is_original = found is not None and found.runs_original
         waited, eager = self._stats.waiting_seconds(), self._stats.counters.eager_calls
-        yield
+        try:
+            yield
+        except Exception as error:
+            if is_original and is_out_of_memory(error):
+                self._without_memory.add((key.device, _size_class(key)))
+            raise
+        if watch is None:
+            return
         watch.stop()
         if is_original or self._stats.counters.eager_calls == eager:  # else the original ran in place of compiled code
             self._run = _Run(key, _size_class(key), is_original, watch, self._stats.waiting_seconds() - waited)
@@ -207,6 +216,13 @@ class WholeCalls:
         table.set(run.size_class, found)
         if found.is_slower:
             logger.info("Resolute: %s", _left_alone(found).detail)
+
+    def measure_again(self) -> None:
+        """Compare every call again, whatever this process or an earlier one found. From any thread, between calls."""
+        self._run = None
+        self._without_memory.clear()
+        for table in list(self._tables.values()):
+            table.clear()
 
     def report(self) -> list[dict[str, Any]]:
         """Each comparison, as JSON. seconds, original_seconds: for `shape`, 0 before a first run."""

@@ -7,21 +7,24 @@ dimension, so other LoRAs, other strengths and several at once share one compile
 
 from __future__ import annotations
 
+import logging
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
-from ..errors import BypassCode, BypassReason
+from ..errors import BypassCode, BypassReason, first_line
 from ..torch_facts.out_of_memory import is_out_of_memory
 from .gguf_weights import GGUFForm, is_gguf_class, patches_of
 from .site import Dims, RegionSite
 from .slots import Slot, swapped, tensor_slots
 from .structure import parts
 from .weight_parts import form_of
+
+logger = logging.getLogger(__name__)
 
 _LORAS = "comfy.weight_adapter.lora"  # core's module
 _RANKS = 16  # ranks are padded to a multiple of this: products read aligned rows
@@ -64,6 +67,22 @@ def pair_of(weight: Any) -> Pair | str | None:
     return known.found
 
 
+def forget(weights: Iterable[torch.Tensor]) -> None:
+    """Free the pairs of these weights: ComfyUI unloaded them, and no call asks for their pairs meanwhile."""
+    for weight in weights:
+        _kept.pop(weight, None)
+
+
+def give_up(weights: Iterable[torch.Tensor]) -> bool:
+    """Free the pairs of these weights, because a call found too little memory beside them. There are none until the
+    weights are loaded anew or have other LoRAs. Returns whether there was one.
+    """
+    had = [(weight, known) for weight in weights if (known := _kept.get(weight)) and isinstance(known.found, tuple)]
+    for weight, known in had:
+        _kept[weight] = replace(known, found=_NO_ROOM)
+    return bool(had)
+
+
 class LoraInputs:
     """The LoRAs of a site's GGUF weights, as further inputs of the site."""
 
@@ -84,6 +103,10 @@ class LoraInputs:
         If one weight has a LoRA, the others get one of zeros, so that all LoRAs of a block share its code.
         """
         weights = [own[name] for own, name in self._slots]
+        elsewhere = [weight for weight in weights if weight.device != tensors[0].device]
+        if elsewhere:  # low VRAM: no region takes them
+            forget(elsewhere)
+            return self._plain, tensors, None
         pairs = [pair_of(weight) for weight in weights]
         if not any(pairs):
             return self._plain, tensors, None
@@ -133,9 +156,10 @@ def _made(patches: Sequence[Any], weight: Any) -> Pair | str:
     except ValueError as error:
         return str(error)
     except Exception as error:
-        if not is_out_of_memory(error):
-            raise
-        return _NO_ROOM
+        if is_out_of_memory(error):
+            return _NO_ROOM
+        logger.debug("Resolute: a LoRA cannot be read", exc_info=True)
+        return f"its LoRA cannot be read: {first_line(error)}"
 
 
 class _Lora(NamedTuple):

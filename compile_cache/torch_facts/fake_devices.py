@@ -8,11 +8,14 @@ when the thread of that trace ends, and the next trace in any thread reads freed
 from __future__ import annotations
 
 import functools
+import logging
 import threading
 
 import torch
 
 from .private_names import register_fake_devices
+
+logger = logging.getLogger(__name__)
 
 
 @functools.cache
@@ -26,7 +29,10 @@ def keep() -> None:
     registered = threading.Event()
 
     def hold() -> None:
-        register_fake_devices()
+        try:
+            register_fake_devices()
+        except Exception:
+            logger.debug("Resolute: there is no stand-in for CUDA's devices", exc_info=True)
         registered.set()
         threading.Event().wait()
 

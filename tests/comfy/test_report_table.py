@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 from types import SimpleNamespace
 
+import pytest
 import torch
 
 from .in_process import PACK
@@ -37,3 +39,17 @@ def test_a_decode_that_is_left_alone_has_both_times_in_the_table(core: SimpleNam
         "decoding 1x16x21x60x104 is left alone: 1.3 s compiled, 1.1 s as it is on this device",
         "decoding 1x16x21x60x104 runs compiled: 1.3 s, 1.1 s as it is on this device",
     ]
+
+
+def test_the_button_free_compares_decodes_again_and_the_node_does_not(
+    core: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory, compared = core.ours("sampling.memory"), list[str]()
+    monkeypatch.setattr(memory, "broadcast", lambda *given, **more: None)
+    whole_calls = core.ours("process.runtime").cache().whole_calls
+    monkeypatch.setattr(whole_calls, "measure_again", lambda: compared.append("again"))
+    memory.free_graphs()  # as the node does, in each prompt
+    assert compared == []
+    idle = SimpleNamespace(mutex=contextlib.nullcontext(), currently_running={})
+    assert memory.free_or_wait(idle)["state"] == "nothing"
+    assert compared == ["again"]

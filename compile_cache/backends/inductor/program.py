@@ -13,6 +13,7 @@ import torch
 from ...config import CacheConfig
 from ...errors import BypassCode, BypassReason, InputsGoneError, first_line
 from ...keys import Role
+from ...regions import gguf_loras
 from ...regions.site import Hook, HookBuilder, installed
 from ...stats import Stats
 from ...store.artifact_store import ArtifactStore
@@ -93,7 +94,7 @@ class InductorProgram(Program):
                 self._bypass(BypassReason(BypassCode.NO_REGIONS, "the model has no block that Resolute knows"))
             return call.invoke(call.tensors)
         region_calls = self._stats.counters.region_calls
-        result = self._without_workers_if_short(lambda: self._invoke(call))
+        result = self._again_if_short(lambda: self._invoke(call), call.module)
         self.ran_compiled = self._stats.counters.region_calls > region_calls
         if self._was_upcoming:
             self._was_upcoming = False
@@ -104,17 +105,21 @@ class InductorProgram(Program):
             )
         return result
 
-    def _without_workers_if_short(self, work: Callable[[], T]) -> T:
-        """Do the work. If memory runs out while worker processes hold some, end them and do it again."""
+    def _again_if_short(self, work: Callable[[], T], module: torch.nn.Module | None = None) -> T:
+        """Do the work. If memory runs out while worker processes or LoRAs of the module's GGUF weights hold some, let
+        these go and do it again.
+        """
         try:
             return work()
         except Exception as error:
             short = any(map(is_out_of_memory, (error, error.__cause__)))
-            if not short or not self._workers.running:
+            weights = () if module is None else module.parameters()
+            if not short or not (gguf_loras.give_up(weights) or self._workers.running):
                 raise
-        logger.info("Resolute: out of memory; the processes that compile end, and the call is made once more")
-        self._workers.close()
-        self._is_first = False  # else the call would start them again
+        logger.info("Resolute: out of memory; what only compiled code needs goes, and the call is made once more")
+        if self._workers.running:
+            self._workers.close()
+            self._is_first = False  # else the call would start them again
         torch.cuda.empty_cache()
         return work()
 
@@ -281,7 +286,7 @@ class InductorProgram(Program):
 
     def capture(self, call: Call, result: Any, facts: CaptureFacts) -> Graph:
         with installed(self._hooks):
-            return self._without_workers_if_short(lambda: self._recorder.capture(call, result, facts))
+            return self._again_if_short(lambda: self._recorder.capture(call, result, facts))
 
     def _bypass(self, reason: BypassReason) -> None:
         # Once per call and reason: a model has seventy blocks, and one patch concerns them all.

@@ -9,6 +9,7 @@ import torch
 
 from ....compile_cache.backends.base import Method, UpcomingDecode
 from ....compile_cache.keys import VAE_ROLES, Role
+from ....compile_cache.regions import gguf_loras
 from ....compile_cache.regions.structure import Memo, structure_digest
 from ....compile_cache.texts import Text
 from ..blocks.videos import encoders
@@ -125,6 +126,7 @@ class CompiledForward(ForwardPatch):
         self._inspect_next_call = True
         if not unpatched or self._module() is None:
             return
+        gguf_loras.forget(self.module.parameters())
         if self.runner.weights.paged.pages:  # captures over pages stay valid without them
             if not runtime.cache().captures_of(self.runner.owner):
                 self.runner.weights.loaded_anew.forget()

@@ -259,6 +259,20 @@ def test_when_comfyui_takes_the_model_down_a_packs_own_method_stays(compiled: Ca
     assert vars(model)[name] is theirs
 
 
+def test_loras_of_gguf_weights_go_when_the_model_is_unloaded(
+    adapter: Callable[[str], ModuleType], compiled: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """ComfyUI keeps the weights on the host, and knows nothing of these copies on the GPU."""
+    gone: list[torch.Tensor] = []
+    monkeypatch.setattr(adapter("forward.compiled_forward").gguf_loras, "forget", gone.extend)
+    model = Model()
+    forward = compiled(model, model._forward)
+    forward.weights_detached(unpatched=False)  # to load them again
+    assert not gone
+    forward.weights_detached(unpatched=True)
+    assert list(map(id, gone)) == [id(model.scale)]
+
+
 def test_it_does_not_keep_the_module_alive_that_it_is_put_into(compiled: Callable[..., Any]) -> None:
     model = Model()
     forward = compiled(model, model._forward)

@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 
 import pytest
+import torch
 
+from compile_cache.torch_facts import fake_devices
 from scripts.places import ROOT
 
 # The thread's memory is overwritten, so that a use of what was freed shows at once.
@@ -53,3 +56,15 @@ def test_a_trace_after_a_thread_that_traced_has_ended(first: str) -> None:
         check=False,
     )
     assert (done.returncode, done.stdout.strip()) == (0, "alive"), done.stderr
+
+
+def test_a_torch_that_refuses_keeps_nobody_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse() -> None:
+        raise RuntimeError("no device guard")
+
+    monkeypatch.setattr(fake_devices, "register_fake_devices", refuse)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    call = threading.Thread(target=fake_devices.keep.__wrapped__, daemon=True)
+    call.start()
+    call.join(30)
+    assert not call.is_alive()

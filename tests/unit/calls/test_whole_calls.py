@@ -86,9 +86,10 @@ class Rig:
             self.device.run("original", tensors[0].numel())
             return tensors[0] * 2
 
+        changes = {"invoke": invoke, **changes}
         signature = Signature((("latent", TensorSpec(shape, "float32", "cpu")),))
         call = replace(
-            Module().call(), tensors=[x], invoke=invoke, is_compared=True, may_capture=False,
+            Module().call(), tensors=[x], is_compared=True, may_capture=False,
             key=GraphKey(signature, Role.VAE_DECODE, "model" * 8, "fake"),
         )  # fmt: skip
         before = len(self.device.ran)
@@ -200,6 +201,7 @@ def test_a_comparison_goes_on_in_the_next_start(tmp_path: Path) -> None:
         lambda entry: entry.update(role=3),
         lambda entry: entry["compiled"].update(pace=-1.0),
         lambda entry: entry["compiled"].update(pace=1e999),
+        lambda entry: entry["compiled"].update(pace=10**400),
         lambda entry: entry["original"].update(runs=0),
         lambda entry: entry.pop("class"),
     ],
@@ -238,6 +240,52 @@ def test_a_call_that_has_to_run_as_it_is_says_its_own_reason() -> None:
     with expect(rig.cache, {"gradient": 2}, eager_calls=2):
         assert [rig.run(forward_bypass=GRADIENT) for _ in range(2)] == ["original"] * 2
     rig.settle()
+
+
+def test_a_call_that_has_to_run_as_it_is_is_no_time_of_the_original() -> None:
+    """Perhaps for code that watches each of its operations."""
+    rig = Rig(2.0, 1.0)
+    rig.run()
+    rig.device.takes["original"] = 9.0
+    assert [rig.run(forward_bypass=GRADIENT) for _ in range(2)] == ["original"] * 2
+    rig.device.takes["original"] = 1.0
+    assert [rig.run() for _ in TURNS[1:]] == TURNS[1:]
+    assert rig.run() == "original"
+    (found,) = rig.cache.whole_calls.report()
+    assert found["original_seconds"] == 768
+
+
+@pytest.mark.parametrize("is_settled", [False, True])
+def test_an_original_without_memory_is_not_tried_again(is_settled: bool) -> None:
+    """Compiled code may need less. Otherwise each such call would run out of memory and go on in tiles."""
+    rig = Rig(2.0, 1.0)
+    if is_settled:
+        rig.settle()
+    else:
+        rig.run()
+
+    def no_memory(tensors: Any) -> Any:
+        raise oom()
+
+    with pytest.raises(torch.cuda.OutOfMemoryError):
+        rig.run(invoke=no_memory)
+    assert [rig.run() for _ in range(3)] == ["compiled"] * 3
+    assert rig.run((1, 4, 12, 8, 8)) == "compiled"
+    assert rig.run((1, 4, 12, 8, 8)) == "original", "another size class is compared"
+    rig.cache.whole_calls.measure_again()
+    rig.settle()
+
+
+def test_a_person_can_have_all_compared_again(tmp_path: Path) -> None:
+    rig = Rig(2.0, 1.0, tmp_path)  # another program kept the GPU busy
+    rig.settle()
+    rig.device.takes["compiled"] = 0.5
+    rig.cache.trim()  # as the node Free Graphs does in each prompt
+    assert rig.run() == "original"
+    rig.cache.whole_calls.measure_again()
+    assert Rig(0.5, 1.0, tmp_path).run() == "compiled"
+    rig.settle()
+    assert rig.run() == "compiled"
 
 
 def test_nothing_waits_for_the_device_but_the_next_call_that_is_compared() -> None:

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from compile_cache.regions import gguf_loras
-from compile_cache.regions.gguf_loras import LoraInputs, pair_of
+from compile_cache.regions.gguf_loras import LoraInputs, forget, give_up, pair_of
 from compile_cache.regions.region_weights import given_as_inputs, weight_inputs, weight_slots
 from compile_cache.regions.site import RegionSite
 
@@ -104,6 +104,7 @@ def test_a_pair_stays_where_it_is_until_a_lora_changes() -> None:
         (patch(adapter(6, 32), place=(0, 4, 2)), "another shape"),
         (patch(adapter(6, 32), place=(2, 4, 2)), "a part of the weight"),
         (patch(LoRAAdapter((*adapter(6, 32).weights[:4], 1, None))), "DoRA"),
+        (patch(LoRAAdapter((None, torch.zeros(4, 32), 2.0, None, None, None))), "cannot be read"),
     ],
 )
 def test_what_is_no_plain_lora_has_a_reason(wrong: Any, reason: str) -> None:
@@ -123,6 +124,44 @@ def test_without_memory_beside_the_model_there_is_no_pair(monkeypatch: pytest.Mo
     monkeypatch.setattr(gguf_loras, "_has_room", lambda device, size: True)
     monkeypatch.setattr(gguf_loras, "_zeros", out_of_memory)
     assert "no memory" in pair_of(patched(patch(adapter(6, 32))))  # type: ignore[operator]
+
+
+def test_a_pair_goes_when_its_weight_is_unloaded() -> None:
+    """ComfyUI leaves the weight in place, on the host and without its patches."""
+    held, other = patched(patch(adapter(6, 32))), patched(patch(adapter(6, 32)))
+    kept, stays = weakref.ref(pair_of(held)[0]), pair_of(other)  # type: ignore[index, arg-type]
+    forget([held, torch.zeros(2)])
+    gc.collect()
+    assert kept() is None
+    assert pair_of(other) is stays
+
+
+def test_pairs_that_leave_too_little_memory_are_given_up_until_the_loras_change() -> None:
+    lora = adapter(6, 32)
+    held, without, other = patched(patch(lora)), patched(), patched(patch(lora))
+    kept, stays = weakref.ref(pair_of(held)[0]), pair_of(other)  # type: ignore[index, arg-type]
+    assert give_up([held, without])
+    assert not give_up([held, without])
+    gc.collect()
+    assert kept() is None
+    assert "no memory" in pair_of(held)  # type: ignore[operator]
+    assert pair_of(other) is stays
+    held.patches = [([patch(lora, 0.5)], "key")]
+    assert isinstance(pair_of(held), tuple)
+
+
+def test_a_weight_that_is_not_on_the_device_has_no_pair(monkeypatch: pytest.MonkeyPatch) -> None:
+    one, _ = layer("Q8_0")
+    one.weight.patches = [([patch(adapter(3, 32))], "key")]
+    inputs = LoraInputs(RegionSite("0", "Block", one, lambda *given: given, ((None, None),)), weight_slots(one))
+    x = torch.randn(2, 32)
+    kept = weakref.ref(inputs.added_to([x])[1][1])
+    site, tensors, refused = inputs.added_to([x.to("meta")])
+    assert (site.dims, len(tensors), refused) == (((None, None),), 1, None)
+    gc.collect()
+    assert kept() is None, "it was unloaded meanwhile"
+    monkeypatch.setattr(gguf_loras, "_made", None)
+    inputs.added_to([x.to("meta")])
 
 
 def test_a_trace_adds_the_loras_and_a_layer_does_it_itself() -> None:

@@ -9,6 +9,7 @@ same reason messages have plain types only: the two sides import the same class 
 from __future__ import annotations
 
 import gc
+import math
 import multiprocessing
 import os
 import pickle
@@ -27,7 +28,7 @@ from typing import IO, Any, NoReturn
 _CAN_FORK = sys.platform == "linux"
 _LENGTH = struct.Struct(">Q")
 _READY_SECONDS = 60.0  # that a forked child may take to be ready: a driver without support for forks may hang
-_WAITING_SECONDS = 5.0  # that all children may be without memory on the device; spawned ones would have none either
+_WAITING_SECONDS = 5.0  # that all children may be without memory on the device
 
 
 def send(stream: IO[bytes], message: Any) -> None:
@@ -107,24 +108,31 @@ def _end_children() -> None:
 
 def _pool(job: Any, arguments: tuple[str, str], count: int) -> ProcessPoolExecutor | None:
     """A pool of `count` children: forked if the device's driver supports that, else spawned. None if no forked child
-    finds memory on the device; if some do, they get all jobs.
+    finds memory on the device: spawned ones would find none either. If some do, they get all jobs.
 
     arguments: of `job.begin`: the device, and the folder for temporary files.
     """
     if _CAN_FORK:
         pool, waiting = _started("fork", job, arguments, count)
         ready = pool.submit(job.ready)
-        has_memory = _wait_for(ready, waiting, count)
+        has_memory = _wait_for(ready, waiting, count, _READY_SECONDS)
         if has_memory and ready.done() and ready.exception() is None:
             return pool
         _end_children()
         pool.shutdown(wait=False)
         if not has_memory:
             return None
-    pool, _ = _started("spawn", job, arguments, count)
+    pool, waiting = _started("spawn", job, arguments, count)
     for _ in range(count):  # the pool starts a spawned child only for a job that finds none idle
         pool.submit(job.ready)
+    threading.Thread(target=_end_without_memory, args=(waiting, count, arguments[1]), daemon=True).start()
     return pool
+
+
+def _end_without_memory(waiting: Any, count: int, folder: str) -> None:
+    """End when all children stay without memory on the device, so that the main process waits for none of them."""
+    if not _wait_for(Future(), waiting, count, math.inf):
+        _end(folder)
 
 
 def _started(method: str, job: Any, arguments: tuple[str, str], count: int) -> tuple[ProcessPoolExecutor, Any]:
@@ -134,9 +142,9 @@ def _started(method: str, job: Any, arguments: tuple[str, str], count: int) -> t
     return ProcessPoolExecutor(count, context, job.begin, (*arguments, waiting)), waiting
 
 
-def _wait_for(ready: Future[None], waiting: Any, count: int) -> bool:
-    """Wait until a child is ready or fails, or for _READY_SECONDS. Returns False if all of them stay without memory."""
-    ends = time.monotonic() + _READY_SECONDS
+def _wait_for(ready: Future[None], waiting: Any, count: int, seconds: float) -> bool:
+    """Wait until a child is ready or fails, at most so many seconds. Returns False if all stay without memory."""
+    ends = time.monotonic() + seconds
     found = time.monotonic()  # when a child last had memory, or had not asked for it
     while not wait([ready], timeout=0.1).done and time.monotonic() < ends:
         if waiting.value < count:

@@ -20,6 +20,7 @@ import torch
 from torch._inductor.runtime.cache_dir_utils import temporary_cache_dir
 
 from compile_cache.attention import chooser
+from compile_cache.backends.inductor import program
 from compile_cache.backends.inductor.backend import InductorBackend
 from compile_cache.backends.inductor.parallel import parallel_compile, pool, worker
 from compile_cache.backends.inductor.regions import region
@@ -299,6 +300,32 @@ def test_a_capture_that_needs_their_memory_is_made_without_them(monkeypatch: pyt
 
     monkeypatch.setattr(bound.program._recorder, "capture", capture)
     assert bound.program.capture(None, None, None) == "captured"  # type: ignore[arg-type]
+
+
+def test_if_loras_of_gguf_weights_hold_the_memory_they_go_and_the_call_runs_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    one = pretending()
+    module, held, calls = seeded(Model), [True], []
+
+    def give_up(weights: Any) -> bool:
+        assert {id(each) for each in weights} == {id(each) for each in module.parameters()}
+        return bool(held and held.pop())
+
+    def invoke(tensors: Any) -> Any:
+        calls.append(1)
+        if held or len(calls) > 3:
+            raise torch.cuda.OutOfMemoryError("too large")
+        return tensors[0]
+
+    monkeypatch.setattr(program.gguf_loras, "give_up", give_up)
+    bound = one.bind(module)
+    bound(*inputs(), invoke=invoke, module=module)
+    assert len(calls) == 2
+    calls += [1, 1]
+    with pytest.raises(torch.cuda.OutOfMemoryError, match="too large"):
+        bound(*inputs(), invoke=invoke, module=module)
+    assert len(calls) == 5
 
 
 def test_an_out_of_memory_without_workers_is_raised_at_once() -> None:

@@ -84,6 +84,20 @@ def test_children_without_memory_on_the_gpu_leave_the_jobs_to_the_others(monkeyp
     assert not multiprocessing.active_children()
 
 
+@pytest.mark.parametrize("starving", [1, 2])
+def test_spawned_children_without_memory_on_the_gpu_end(monkeypatch: pytest.MonkeyPatch, starving: int) -> None:
+    """Otherwise the prompt would wait for them until they count as hung."""
+    ended, submitted = threading.Event(), list[Any]()
+    monkeypatch.setattr(worker, "_CAN_FORK", False)
+    monkeypatch.setattr(worker, "_WAITING_SECONDS", 0.2)
+    monkeypatch.setattr(worker, "_end", lambda folder: ended.set())
+    children = SimpleNamespace(submit=submitted.append)
+    monkeypatch.setattr(worker, "_started", lambda *given: (children, SimpleNamespace(value=starving)))
+    assert worker._pool(SimpleNamespace(begin=begin, ready=ready), ("cuda:0", "folder"), 2) is children
+    assert submitted == [ready, ready]
+    assert ended.wait(30 if starving == 2 else 1) is (starving == 2)
+
+
 def test_a_child_asks_for_memory_again_until_it_has_some(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     waiting, seen, answers = multiprocessing.Value("i", 0), [], [False, False, False, True]
     monkeypatch.setattr(job, "_has_context", lambda device: answers.pop(0))
