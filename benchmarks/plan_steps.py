@@ -192,4 +192,16 @@ STEPS = (
         480,
         "what our router gains beside Serve's, two replicas on one GPU; needs requirements-fleet.txt",
     ),
+    Step(
+        "bf16",
+        _module("half_precision", "--bf16"),
+        150,
+        "in bfloat16 the error is at most 1.5 times ComfyUI's own, against float32",
+    ),
+    Step(
+        "bf16-casts",
+        _module("half_precision", "--bf16", "--precision-casts"),
+        150,
+        "the same where inductor rounds as ComfyUI's kernels do",
+    ),
 )  # fmt: skip
