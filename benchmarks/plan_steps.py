@@ -120,9 +120,9 @@ STEPS = (
     ),
     Step(
         "video",
-        _module("video", "--cells", "hunyuan", "hunyuan15", "h3", "wan22", "wan", "flux", "qwen"),
-        420,
-        "which way each decoder of videos and each encoder is faster here, and its memory",
+        _module("video", "--cells", "sdxl", "hunyuan", "hunyuan15", "h3", "wan22", "wan", "flux", "qwen"),
+        440,
+        "SDXL's decode at 1024x1024 in at most 40 ms; which way each decoder of videos and each encoder is faster here",
     ),
     Step(
         "video-whole",
@@ -190,5 +190,17 @@ STEPS = (
         _module("fleet", "--gpus", "0.5", "--folder", f"{_FOLDER}/fleet"),
         480,
         "what our router gains beside Serve's, two replicas on one GPU; needs requirements-fleet.txt",
+    ),
+    Step(
+        "bf16",
+        _module("half_precision", "--bf16"),
+        150,
+        "in bfloat16 the error is at most 1.5 times ComfyUI's own, against float32",
+    ),
+    Step(
+        "bf16-casts",
+        _module("half_precision", "--bf16", "--precision-casts"),
+        150,
+        "the same where inductor rounds as ComfyUI's kernels do",
     ),
 )  # fmt: skip

@@ -1,16 +1,17 @@
-"""Decoders of videos and encoders beside stock ComfyUI, in one process, with random weights of their real width.
+"""Decoders and encoders beside stock ComfyUI, in one process, with random weights of their real width.
 
     COMFYUI_PATH=... python -m benchmarks.video --out benchmarks/results/NAME-video.json [--seconds 240]
                                                 [--cells hunyuan h3 flux:encode] [--free 8 12]
 
 A cell is a VAE, what it does, and a size. Stock runs first, then Resolute: one run that compiles (`first_s`), then as
 many as it takes until it knows which way is faster, then the timed ones; `stock_s` and `resolute_s` are the fastest of
-REPEATS. `compiled_s` and `original_s` are what it found, `left_alone` what it chose. `stock_peak_gib` and
-`resolute_peak_gib` are the most that torch's allocator held in a timed run, weights included, `compiled_peak_gib` in a
-compiled one. `error` is the relative difference of a compiled result. With --free other memory is held, so that so many
-GiB are free; then the second run counts, which is a compiled one, since a decode in tiles takes long. Cells that the
-file has already are left out, so a run goes on where another one ended; with --seconds no cell is begun after that
-time. A cell that cannot run says why. Without CUDA all widths and sizes are tiny, and nothing is measured.
+the cell's repeats. `compiled_s` and `original_s` are what it found, `left_alone` what it chose; a decoder of pictures
+(`sdxl`) always runs compiled, and is captured. `stock_peak_gib` and `resolute_peak_gib` are the most that torch's
+allocator held in a timed run, weights included, `compiled_peak_gib` in a compiled one. `error` is the relative
+difference of a compiled result. With --free other memory is held, so that so many GiB are free; then the second run
+counts, which is a compiled one, since a decode in tiles takes long. Cells that the file has already are left out, so a
+run goes on where another one ended; with --seconds no cell is begun after that time. A cell that cannot run says why.
+Without CUDA all widths and sizes are tiny, and nothing is measured.
 `benchmarks.video_whole` has whole prompts.
 """
 
@@ -31,14 +32,13 @@ from .card_memory import GIB, small_card
 from .parity import load_pack_for_device
 from .video_models import loaded_vae
 
-REPEATS = 2
 _MOST_CALLS = 8  # until it is known which way is faster
 
 
 @dataclass(frozen=True)
 class Cell:
     """name: of `VAES`. latent: (channels, frames, height, width) of a decode. size: width and height in pixels.
-    frames: of the video. what: "decode" or "encode".
+    frames: of the video. what: "decode" or "encode". repeats: timed runs.
     """
 
     name: str
@@ -46,9 +46,11 @@ class Cell:
     size: tuple[int, int]
     frames: int
     what: str = "decode"
+    repeats: int = 2
 
 
 CELLS = (
+    Cell("sdxl", (4, 128, 128), (1024, 1024), 1, repeats=10),
     Cell("hunyuan", (16, 16, 90, 160), (1280, 720), 61),
     Cell("hunyuan15", (32, 16, 45, 80), (1280, 720), 61),
     Cell("h3", (24, 22, 30, 54), (864, 480), 73),
@@ -70,7 +72,7 @@ def measure(cell: Cell, free: float | None = None, is_small: bool = False) -> di
     vae, given = loaded_vae(cell.name, is_small), _given(cell, is_small)
     row["dtype"] = str(vae.vae_dtype).removeprefix("torch.")
     getattr(vae, cell.what)(given)
-    repeats = REPEATS if free is None else 1
+    repeats = cell.repeats if free is None else 1
     expected, row["stock_s"], row["stock_peak_gib"] = _timed(vae, cell.what, given, repeats)
     compiled = _compiled(vae, cell.what)
     before = _counters()
@@ -89,7 +91,7 @@ def measure(cell: Cell, free: float | None = None, is_small: bool = False) -> di
     row["compiles"] = middle["region_compiles"] - before["region_compiles"]
     row["later_compiles"] = after["region_compiles"] - middle["region_compiles"]
     row["region_calls"] = after["region_calls"] - before["region_calls"]
-    row["captures"] = after["captures"] - before["captures"]
+    row |= {name: after[name] - before[name] for name in ("captures", "replays")}
     row["bypasses"] = {name: n for name, n in after["bypasses"].items() if n != before["bypasses"].get(name, 0)}
     row["faster"] = round(row["stock_s"] / row["resolute_s"], 2)
     del vae, compiled

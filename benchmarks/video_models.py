@@ -93,6 +93,9 @@ VAES = {
         "comfy.ldm.genmo.vae.model.VideoVAE", {},
         {f"comfy.ldm.genmo.vae.model.{part}": {"base_channels": 32} for part in ("Encoder", "Decoder")},
     ),
+    "sdxl": Vae(
+        "comfy.ldm.models.autoencoder.AutoencoderKL", {"ddconfig": {**_KL, "z_channels": 4}, "embed_dim": 4}, _NARROW_KL
+    ),
     "flux": Vae(_ENGINE, _engine(_PARTS, _KL, "DiagonalGaussianRegularizer"), _NARROW_KL),
 }  # fmt: skip
 VAES["qwen"] = VAES["wan"]

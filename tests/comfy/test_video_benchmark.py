@@ -29,7 +29,11 @@ def test_a_cell_compiles_and_is_compared(core: SimpleNamespace, monkeypatch: pyt
     assert row["compiles"] > 0
     assert row["region_calls"] > 0
     assert row["later_compiles"] == 0
-    assert row["calls_to_compare"] <= 5
-    assert not row["left_alone"]
+    if cell.name == "sdxl":  # a decoder of pictures always runs compiled
+        assert not {"left_alone", "calls_to_compare"} & row.keys()
+        assert row["bypasses"] == {}
+    else:
+        assert row["calls_to_compare"] <= 5
+        assert not row["left_alone"]
     assert set(row["bypasses"]) <= {"not_faster"}
     assert cell.name in video.table([row])

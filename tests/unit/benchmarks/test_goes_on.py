@@ -13,7 +13,7 @@ from typing import Any
 import numpy
 import pytest
 
-from benchmarks import dynamic_vram, restart, rig, soak, step_profile
+from benchmarks import dynamic_vram, half_precision, restart, rig, soak, step_profile
 from scripts.errors import PromptError, ServerError
 from scripts.models import generated
 from scripts.setup import command
@@ -114,3 +114,36 @@ def test_a_soak_goes_on_after_a_prompt_that_failed(tmp_path: Path, monkeypatch: 
     assert asked.count("stock") == 2
     assert [each["failed"] for each in found["errors"]] == ["out of memory"]
     assert (len(found["rows"]), found["summary"]["prompts"], found["summary"]["worst_error"]) == (7, 7, 0.0)
+
+
+def test_errors_of_half_precision_are_measured_by_case_dtype_and_rounding(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Any] = []
+    broken = [True]
+
+    def errors(bench: Any, workflow: Any, backends: list[str]) -> dict[str, float]:
+        asked.append(workflow)
+        if broken and len(asked) == 2:
+            raise PromptError("out of memory")
+        return {"own to float32": 0.01, "inductor to own": 0.1, "inductor to float32": 0.01 * workflow.seed}
+
+    monkeypatch.setattr(half_precision, "errors", errors)
+    monkeypatch.setattr(half_precision.loras, "write", lambda folder: None)
+    monkeypatch.setattr(rig, "environment", lambda server: dict(ABOUT))
+    out = tmp_path / "half.json"
+    words = ["half", "--cpu", "--bf16", "--out", str(out)]
+    cases = 3 * len(half_precision.WORKFLOWS)
+    monkeypatch.setattr(sys, "argv", words)
+    assert half_precision.main() == 1
+    found = json.loads(out.read_text("utf-8"))
+    assert (len(asked), len(found["rows"]), list(found["failed"])) == (cases, cases - 1, ["default, seed 2"])
+    broken.clear()
+    for _ in range(2):
+        assert half_precision.main() == 0
+    assert (len(asked), len(Server.started)) == (cases + 1, 2)
+    monkeypatch.setattr(sys, "argv", [*words, "--precision-casts", "--seconds", "0"])
+    assert half_precision.main() == 0
+    found = json.loads(out.read_text("utf-8"))
+    assert (len(found["rows"]), len(found["left"]), found["failed"]) == (cases, cases, {})
+    assert found["worst_ratios"] == {"bfloat16": {"inductor": 3.0}}
