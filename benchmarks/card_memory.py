@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -11,6 +10,8 @@ from dataclasses import dataclass, field
 
 import psutil
 import torch
+
+from . import ballast
 
 GIB = 2**30
 
@@ -21,17 +22,6 @@ def used_bytes() -> int:
         return 0
     free, total = torch.cuda.mem_get_info()
     return total - free
-
-
-_BALLAST = """
-import sys, time, torch
-held, want = [torch.zeros(1, device="cuda")], float(sys.argv[1]) * 2**30
-for step in (2**30, 2**26, 2**22):
-    while torch.cuda.mem_get_info()[0] - want > step:
-        held.append(torch.empty(step, dtype=torch.uint8, device="cuda"))
-print("held", flush=True)
-sys.stdin.read()
-"""
 
 
 @dataclass
@@ -67,14 +57,5 @@ class Memory:
 @contextlib.contextmanager
 def small_card(gib: float | None) -> Iterator[None]:
     """Hold device memory in another process, so that `gib` GiB are free. Nothing is held without a GPU."""
-    if gib is None or not torch.cuda.is_available():
+    with ballast.held(gib if torch.cuda.is_available() else None, sys.executable):
         yield
-        return
-    held = subprocess.Popen([sys.executable, "-c", _BALLAST, str(gib)], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-    assert held.stdout is not None and held.stdin is not None
-    held.stdout.readline()
-    try:
-        yield
-    finally:
-        held.stdin.close()
-        held.wait()

@@ -1,16 +1,17 @@
-"""One trace of prompts through a fleet, with our router and with two of Serve's: what is warm, and how long it takes.
+"""One trace of prompts through a fleet, with our router and with three of Serve's: what is warm, how long it takes.
 
     python -m benchmarks.fleet --out benchmarks/results/NAME-fleet.json [--replicas 2] [--prompts 200] [--seconds 420]
-                               [--folder FOLDER] [--cpu] [--steps 8] [--smoke]
+                               [--checkpoints 4] [--fit 2] [--folder FOLDER] [--cpu] [--steps 8] [--smoke]
 
-12 sizes and two checkpoints (one SDXL file under two names, random weights), from eight clients. A size is drawn with a
-weight that falls from the first to the last, as people's sizes do. Every router gets the same trace, a fresh fleet,
-and a copy of one store in which the regions are compiled already; so a cold prompt loads regions or captures. `--cpu`
-takes the tests' tiny models and eight small sizes; `--smoke` takes six prompts of those, to see that everything starts.
-The routers share `--seconds` evenly, their starts included; prompts that did not fit are left out and counted. A later
-run with the same `--out` measures the routers that it lacks; `--folder` keeps the store. `--gpus 0.5` lets two replicas
-share one GPU. Needs Ray in this Python (requirements-fleet.txt). COMFYUI_PATH and RESOLUTE_PYTHON name ComfyUI and its
-Python, as for the other benchmarks.
+12 sizes and four checkpoints (one SDXL file under four names, random weights), from eight clients. Another process
+holds so much of the GPU that `--fit` of them fit at once beside the work of each replica. A size is drawn with a weight
+that falls from the first to the last, as people's sizes do. Every router gets the same trace, a fresh fleet, and a copy
+of one store in which the regions are compiled already; so a cold prompt loads regions or captures. `--cpu` takes the
+tests' tiny models and eight small sizes; `--smoke` takes six prompts of those, to see that everything starts. The
+routers share `--seconds` evenly, their starts included, but none gets less than 100 s; prompts that did not fit are
+left out and counted. A later run with the same `--out` measures the routers that it lacks; `--folder` keeps the store.
+`--gpus 0.5` lets two replicas share one GPU. Needs Ray in this Python (requirements-fleet.txt). COMFYUI_PATH and
+RESOLUTE_PYTHON name ComfyUI and its Python, as for the other benchmarks.
 """
 
 from __future__ import annotations
@@ -40,11 +41,15 @@ from scripts.server.client import Client
 from scripts.server.process import CPU_ARGUMENTS, MODEL_FOLDERS, link
 from scripts.setup import comfyui
 
-from . import rig
-from .cells import Cells
+from . import ballast, rig
+from .cells import Cells, OutOfTimeError
 
-ROUTERS = ("warm", "default", "consistent-hash")
+ROUTERS = ("warm", "default", "consistent-hash", "multiplexed")
 CLIENTS = 8
+CHECKPOINT_GIB = 6.5  # of SDXL in float16: UNet 4.8, text encoders 1.5, VAE 0.2
+WORK_GIB = 6.0  # of a replica, beside models: its CUDA context, a decode of 1280x1280, captures
+_LEAST_SECONDS = 100.0  # of a router: its fleet starts, and prompts run for a minute
+_END_SECONDS = 20.0  # from the last prompt that is sent to the end of a fleet
 PORT = 18188
 SIZES = [
     (1024, 1024), (960, 720), (896, 768), (720, 720), (1280, 1280), (512, 2048), (1152, 896), (768, 1344),
@@ -59,19 +64,21 @@ def trace(options: argparse.Namespace, seed: int = 1) -> list[dict[str, Any]]:
     chooser = random.Random(seed)
     sizes = SMALL if options.cpu else SIZES
     weights = [1 / (rank + 1) for rank in range(len(sizes))]
-    drawn = [(*chooser.choices(sizes, weights)[0], chooser.randrange(2)) for _ in range(options.prompts)]
+    drawn = [
+        (*chooser.choices(sizes, weights)[0], chooser.randrange(options.checkpoints)) for _ in range(options.prompts)
+    ]
     return [prompt(options, *each, seed=index) for index, each in enumerate(drawn)]
 
 
 def prompt(options: argparse.Namespace, width: int, height: int, model: int, seed: int) -> dict[str, Any]:
-    """Text to image, compiled, with checkpoint 0 or 1."""
+    """Text to image, compiled, with a checkpoint by its number."""
     size = (width, height, 1, "a lighthouse")
     nodes = rig.prompt(f"fleet-{model}.safetensors", "auto", size, options.steps, seed)
     del nodes["latents"]
     if options.cpu:
-        kind, wide, pooled = (("sd", 768, 0), ("sdxl", 2048, 1280))[model]
+        kind, wide, pooled = (("sd", 768, 0), ("sdxl", 2048, 1280))[model % 2]
         text = {"tokens": 77, "width": wide, "pooled_width": pooled, "batch": 1}
-        nodes["load"] = rig.node("ResoluteTestTinyModel", seed=0, kind=kind)
+        nodes["load"] = rig.node("ResoluteTestTinyModel", seed=model // 2, kind=kind)
         nodes["vae"] = rig.node("ResoluteTestTinyVAE", seed=0)
         nodes["compile_vae"]["inputs"]["vae"] = ["vae", 0]
         for name, number in (("positive", 11), ("negative", 12)):
@@ -154,18 +161,29 @@ def drive(client: Client, prompts: list[dict[str, Any]], deadline: float) -> tup
     return seconds, time.perf_counter() - started, errors
 
 
+def free_gib(options: argparse.Namespace) -> float | None:
+    """The memory of the GPU that all replicas share, in GiB. None: all of it, as where there is no GPU."""
+    return None if options.cpu else options.fit * CHECKPOINT_GIB + options.replicas * WORK_GIB
+
+
 def measure(options: argparse.Namespace, folder: Path, router: str, store: Path, limit: float) -> dict[str, Any]:
     """One router's row."""
     deadline = time.monotonic() + limit
-    with Fleet(options, folder, router, options.replicas, store) as fleet:
+    free = free_gib(options)
+    python = os.environ.get("RESOLUTE_PYTHON") or sys.executable
+    with ballast.held(free, python), Fleet(options, folder, router, options.replicas, store) as fleet:
         seconds, whole, errors = drive(fleet.client, trace(options), deadline)
         reports = {each["prompt_id"]: each for each in fleet.client.get("/resolute/fleet")["prompts"]}
+    if not seconds and not errors:
+        raise OutOfTimeError
     mine = [reports[prompt_id] for prompt_id in seconds if prompt_id in reports]
     warm = [each for each in mine if not each["region_compiles"] + each["region_loads"] + each["captures"]]
     times = sorted(seconds.values())
     return {
         "router": router,
         "replicas": options.replicas,
+        "checkpoints": options.checkpoints,
+        "free_gib": free,
         "share_warm": round(len(warm) / max(len(mine), 1), 4),
         "p50": round(times[len(times) // 2], 3) if times else None,
         "p95": round(times[int(0.95 * len(times))], 3) if times else None,
@@ -189,14 +207,14 @@ def prepare(options: argparse.Namespace, folder: Path) -> Path:
         python = Path(os.environ.get("RESOLUTE_PYTHON") or sys.executable)
         file = generated.ensure("sdxl", python, comfyui.ensure(ROOT))
         (folder / "models" / "checkpoints").mkdir(parents=True, exist_ok=True)
-        for number in range(2):
+        for number in range(options.checkpoints):
             link(file, folder / "models" / "checkpoints" / f"fleet-{number}.safetensors")
     if ready.exists():
         return store
     empty(folder / "first")
     with Fleet(options, folder / "first", "warm", 1, folder / "none") as fleet:
         width, height = (SMALL if options.cpu else SIZES)[0]
-        for number in range(2):
+        for number in range(min(2, options.checkpoints)):  # the others have the same regions
             fleet.client.run(prompt(options, width, height, number, seed=10_000 + number))
     ready.touch()
     return store
@@ -226,6 +244,8 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--replicas", type=int, default=2)
     parser.add_argument("--prompts", type=int, default=200)
     parser.add_argument("--steps", type=int, default=8)
+    parser.add_argument("--checkpoints", type=int, default=4)
+    parser.add_argument("--fit", type=float, default=2, help="checkpoints that fit into the GPU at once")
     parser.add_argument("--seconds", type=float, default=420.0)
     parser.add_argument("--gpus", type=float, default=1.0, help="of each replica")
     parser.add_argument("--folder", type=Path, help="keeps the fleets' folders, with the store")
@@ -246,10 +266,11 @@ def main() -> int:
         folder = options.folder or Path(place)
         wanted = [router for router in ROUTERS if cells.lacks(router)]
         store = prepare(options, folder) if wanted else folder
-        for number, router in enumerate(wanted):
+        share = max(cells.seconds_left / max(len(wanted), 1), _LEAST_SECONDS)  # the same for each
+        for router in wanted:
             empty(folder / router)
-            limit = cells.seconds_left / (len(wanted) - number)
-            row = cells.measure(router, functools.partial(measure, options, folder / router, router, store, limit), 60)
+            one = functools.partial(measure, options, folder / router, router, store, share - _END_SECONDS)
+            row = cells.measure(router, one, share - _END_SECONDS)
             if row is not None:
                 print({name: value for name, value in row.items() if name != "seconds"}, flush=True)
     names = ("router", "replicas", "prompts", "share_warm", "p50", "p95", "prompts_per_minute", "stall_seconds")

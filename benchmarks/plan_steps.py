@@ -188,8 +188,8 @@ STEPS = (
     Step(
         "fleet",
         _module("fleet", "--gpus", "0.5", "--folder", f"{_FOLDER}/fleet"),
-        480,
-        "what our router gains beside Serve's, two replicas on one GPU; needs requirements-fleet.txt",
+        600,
+        "what our router gains beside Serve's where two of four checkpoints fit; needs requirements-fleet.txt",
     ),
     Step(
         "bf16",

@@ -24,6 +24,7 @@ from .records import is_used_workflow
 logger = logging.getLogger("ray.serve")
 
 USED = "used-workflows.json"  # in the fleet's folder; the ingress writes it
+_MODELS = 2  # that Serve's router "multiplexed" believes to be here at once
 _STARTS = 3  # of ComfyUI in a row that may fail before Serve replaces the replica
 _CACHE_SECONDS = 5.0  # for GET /resolute/cache
 
@@ -54,6 +55,8 @@ class Replica:
         Yields ("refused", status, answer), or ("accepted", replica, answer), then what `ComfyUIClient.follow` yields
         with the files in a subfolder of the replica's name, then ("report", plain). ("lost", why) if ComfyUI ended.
         """
+        if model := serve.get_multiplexed_model_id():
+            await self._multiplexed(model)
         client, prompt_id, is_over = self._client, token, False
         self._ready.expect(prompt_id, need)
         try:
@@ -78,6 +81,11 @@ class Replica:
             leaving = asyncio.create_task(client.leave(prompt_id, is_over))
             self._leaving.add(leaving)
             leaving.add_done_callback(self._leaving.discard)
+
+    @serve.multiplexed(max_num_models_per_replica=_MODELS)
+    async def _multiplexed(self, model: str) -> str:
+        """Tell Serve which model runs here, for its router "multiplexed". ComfyUI itself loads and frees it."""
+        return model
 
     async def fetch(self, path: str, *, need: Mapping[str, Any]) -> tuple[int, Any]:
         """ComfyUI's answer to a GET whose result is the same on every replica, as /object_info."""

@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from benchmarks import fleet
+from benchmarks import ballast, fleet
+from benchmarks.cells import OutOfTimeError
 from scripts.errors import ServerError
+from scripts.serving import config
 
 
 def row(router: str) -> dict[str, Any]:
@@ -42,3 +45,68 @@ def test_a_later_run_measures_the_routers_that_the_file_lacks(tmp_path: Path, mo
     found = json.loads(out.read_text("utf-8"))
     assert {each["router"] for each in found["rows"]} == set(fleet.ROUTERS)
     assert found["failed"] == {}
+
+
+def test_it_measures_every_router_of_the_fleet() -> None:
+    assert fleet.ROUTERS == config.ROUTERS
+
+
+def test_a_trace_has_every_checkpoint_and_two_of_them_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["fleet", "--out", "x"])
+    options = fleet.parse()
+    names = [nodes["load"]["inputs"]["ckpt_name"] for nodes in fleet.trace(options)]
+    assert (len(names), set(names)) == (200, {f"fleet-{number}.safetensors" for number in range(4)})
+    least, most = (count * fleet.CHECKPOINT_GIB + 2 * fleet.WORK_GIB for count in (2, 3))
+    free = fleet.free_gib(options)
+    assert free is not None
+    assert least <= free < most
+    monkeypatch.setattr(sys, "argv", ["fleet", "--out", "x", "--cpu"])
+    options = fleet.parse()
+    models = {json.dumps(nodes["load"]["inputs"]) for nodes in fleet.trace(options)}
+    assert (len(models), fleet.free_gib(options)) == (4, None)
+
+
+class Idle:
+    """A fleet that came up too late."""
+
+    client = SimpleNamespace(get=lambda path: {"prompts": []})
+
+    def __init__(self, *_: Any) -> None: ...
+
+    def __enter__(self) -> Idle:
+        return self
+
+    def __exit__(self, *_: Any) -> None: ...
+
+
+def test_a_fleet_that_got_no_prompt_has_no_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["fleet", "--out", "x", "--cpu"])
+    monkeypatch.setattr(fleet, "Fleet", Idle)
+    with pytest.raises(OutOfTimeError):
+        fleet.measure(fleet.parse(), tmp_path, "warm", tmp_path, 0.0)
+
+
+TORCH = """
+import atexit, pathlib
+free, uint8 = [3 * 2**30 + 5], None
+def zeros(*_, **__): return b""
+def empty(count, **_): free[0] -= count
+class cuda: mem_get_info = lambda: (free[0], 4 * 2**30)
+atexit.register(lambda: pathlib.Path({!r}).write_text(str(free[0])))
+"""
+
+
+def test_memory_is_held_until_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    left = tmp_path / "left"
+    (tmp_path / "torch.py").write_text(TORCH.format(str(left)))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    with ballast.held(1.25, sys.executable):
+        assert not left.exists()
+    assert 0 <= int(left.read_text()) - 1.25 * 2**30 <= 2**22
+
+
+def test_memory_that_cannot_be_held_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "torch.py").write_text("raise RuntimeError('No CUDA GPUs are available')")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    with pytest.raises(ServerError, match=r"cannot be held: (?s:.*)No CUDA GPUs are available"):
+        ballast.held(1.0, sys.executable).__enter__()
