@@ -104,8 +104,8 @@ def test_a_child_asks_for_memory_again_until_it_has_some(monkeypatch: pytest.Mon
     monkeypatch.setattr(job, "_end_with_parent", lambda: None)
     monkeypatch.setattr(job.time, "sleep", lambda seconds: seen.append(waiting.value))
     monkeypatch.setattr(job.lowering, "scratch", "")
-    monkeypatch.setattr(job.inductor_config, "compile_threads", 1)
-    job.begin("cuda:0", str(tmp_path), waiting)
+    with job.inductor_config.patch(compile_threads=1):  # which begin sets; monkeypatch would leave it deleted
+        job.begin("cuda:0", str(tmp_path), waiting)
     assert (answers, seen, waiting.value) == ([], [1, 1], 0)
 
 
