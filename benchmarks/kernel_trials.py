@@ -155,7 +155,7 @@ def main() -> None:
 
 
 def earlier(out: Path | None, now: dict[str, Any]) -> dict[str, Any]:
-    """What an earlier run measured with this GPU and this torch."""
+    """The rows of an earlier run with this GPU and this torch."""
     if out is None or not out.is_file():
         return {}
     found: dict[str, Any] = json.loads(out.read_text("utf-8"))

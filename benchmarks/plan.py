@@ -35,7 +35,7 @@ _LEFT_OUT = ("left out", "s are over")  # what benchmarks say of cells that did 
 
 
 def failures(out: Path) -> Any:
-    """What a result says of cells that failed."""
+    """The cells of a result that failed."""
     with contextlib.suppress(OSError, json.JSONDecodeError):
         return json.loads(out.read_text("utf-8")).get("failed")
     return None

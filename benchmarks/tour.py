@@ -83,7 +83,7 @@ _KEY = ("width", "height", "batch", "words")
 
 
 def key_of(size: tuple[int, int, int, str]) -> tuple[int, ...]:
-    """What tells the row of a size from others."""
+    """The entries that tell the row of a size from others."""
     return (*size[:3], len(size[3].split()))
 
 

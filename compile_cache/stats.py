@@ -13,7 +13,7 @@ from typing import Any
 from .errors import BypassReason
 
 _KEPT_EVENTS = 512
-SHORT_WAIT = 0.05  # seconds; nobody is told of a shorter one
+SHORT_WAIT = 0.05  # seconds; logs, events and the panel leave out shorter waits
 _MOMENT = 0.001  # seconds; a shorter wait is part of the one before it
 
 

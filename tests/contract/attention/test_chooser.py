@@ -157,14 +157,20 @@ def test_a_kernel_that_is_switched_off_later_is_chosen_anew() -> None:
     assert clock.count == 4
 
 
-def test_a_lack_of_memory_while_measuring_is_not_kept() -> None:
-    lacks = [True]
+def lacking(lacks: list[bool]) -> Callable[[Given], torch.Tensor]:
+    """A kernel named hungry that finds no memory while the list has an entry."""
 
     def hungry(given: Given) -> torch.Tensor:
         if lacks:
             raise torch.OutOfMemoryError("its workspace")
         return math(given)
 
+    return hungry
+
+
+def test_a_lack_of_memory_while_measuring_is_not_kept() -> None:
+    lacks = [True]
+    hungry = lacking(lacks)
     one = chooser(Timed({flash: 2.0, hungry: 1.0}), flash=flash, hungry=hungry)
     check(one, tensors())
     assert chosen(one) == []
@@ -190,12 +196,7 @@ def test_a_lack_of_memory_for_what_kernels_are_compared_with_costs_no_prompt(mon
 
 def test_a_chosen_kernel_that_lacks_memory_once_stays_chosen() -> None:
     lacks: list[bool] = []
-
-    def hungry(given: Given) -> torch.Tensor:
-        if lacks:
-            raise torch.OutOfMemoryError("its workspace")
-        return math(given)
-
+    hungry = lacking(lacks)
     one = chooser(Timed({flash: 2.0, hungry: 1.0}), flash=flash, hungry=hungry)
     check(one, tensors())
     lacks.append(True)

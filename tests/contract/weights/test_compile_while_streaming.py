@@ -24,7 +24,7 @@ ROOM_FOR_PAGES = 1  # of the model's four
 
 
 class OneBuffer(CoreOperations):
-    """What finds no page comes through a buffer that the next load overwrites."""
+    """A weight without a page comes through a buffer that the next load overwrites."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -20,6 +20,7 @@ import torch
 from ....errors import first_line
 from ....store.artifact_store import Artifact
 from ....torch_facts.flags import apply_flags, flags_for_workers
+from ....torch_facts.out_of_memory import is_out_of_memory
 from ....torch_facts.private_names import (
     FakeTensorMode,
     GraphPickler,
@@ -165,7 +166,7 @@ def _has_context(device: str) -> bool:
         torch.zeros(1, device=device)
     except Exception as error:  # noqa: BLE001 (see `begin`)
         logger.debug("Resolute: this process cannot compile for %s: %s", device, first_line(error))
-        if "out of memory" not in str(error):
+        if not is_out_of_memory(error):
             os._exit(1)
         return False
     return True

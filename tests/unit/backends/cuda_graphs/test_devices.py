@@ -73,7 +73,7 @@ def test_what_comes_after_a_capture_waits_for_its_stream(monkeypatch: pytest.Mon
 
 
 def test_the_capture_of_an_anchor_ends_on_a_full_card(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What waits for a stream that stays in a capture would be captured too."""
+    """Work that waits for a stream in a capture would be captured too, so the capture must end."""
     done: list[str] = []
 
     def full(size: int, device: str) -> torch.Tensor:

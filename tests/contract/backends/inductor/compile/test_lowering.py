@@ -1,4 +1,4 @@
-"""What is asked of inductor, and how its kernels are launched without measuring their configurations again."""
+"""Inductor's options for a trace, and launches of its kernels without measuring their configurations again."""
 
 from __future__ import annotations
 

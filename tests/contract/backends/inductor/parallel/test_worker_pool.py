@@ -109,6 +109,28 @@ def test_a_child_asks_for_memory_again_until_it_has_some(monkeypatch: pytest.Mon
     assert (answers, seen, waiting.value) == ([], [1, 1], 0)
 
 
+@pytest.mark.parametrize("error", ["CUDA error: out of memory", "CUDA error: initialization error"])
+def test_only_a_child_that_lacks_memory_asks_again(monkeypatch: pytest.MonkeyPatch, error: str) -> None:
+    """Another error of the driver ends it: it cannot use the device at all."""
+
+    class EndedError(Exception):
+        pass
+
+    def fail(*given: Any, **named: Any) -> None:
+        raise torch.AcceleratorError(error)
+
+    def end(code: int) -> None:
+        raise EndedError
+
+    monkeypatch.setattr(job.torch, "zeros", fail)
+    monkeypatch.setattr(job.os, "_exit", end)
+    if "memory" in error:
+        assert job._has_context("cuda:0") is False
+    else:
+        with pytest.raises(EndedError):
+            job._has_context("cuda:0")
+
+
 def lose_a_child(folder: str, children: Any) -> None:
     worker._pool(SimpleNamespace(begin=begin, ready=ready), ("cpu", folder), 2)
     children.put([child.pid for child in multiprocessing.active_children()])
