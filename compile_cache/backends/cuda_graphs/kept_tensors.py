@@ -11,6 +11,7 @@ import contextlib
 import dis
 import inspect
 import sys
+from collections import deque
 from collections.abc import Iterator, Mapping
 from types import CodeType, FunctionType
 from typing import Any
@@ -20,13 +21,15 @@ import torch
 from ...errors import CaptureError
 from ...foreign.names import modules_of
 from ...regions.structure import TORCH_OWN
-from ...torch_facts.private_names import pytree
 
 _ABSENT = object()
 _READS = frozenset({"LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR"})  # the last two not in every Python
 
-# For each module its dictionary, and each attribute there with the ids of the tensors in it.
-_Attributes = list[tuple[dict[str, Any], dict[str, tuple[Any, list[int]]]]]
+_HOLDERS = (torch.Tensor, list, tuple, dict, deque)
+
+_Tensors = dict[int, torch.Tensor]  # by id; held, so that no later tensor gets one of these ids
+# For each module its dictionary, a copy of it, and the tensors in each attribute that has some.
+_Attributes = list[tuple[dict[str, Any], dict[str, Any], dict[str, _Tensors]]]
 
 
 @contextlib.contextmanager
@@ -65,35 +68,52 @@ def _modules(module: torch.nn.Module | None) -> list[torch.nn.Module]:
 
 
 def _attributes(module: torch.nn.Module | None) -> _Attributes:
-    return [
-        (own, {name: (value, _tensors_in(value)) for name, value in own.items() if name not in TORCH_OWN})
-        for own in map(vars, _modules(module))
-    ]
+    inside: dict[int, _Tensors] = {}
+    return [(own, dict(own), _held(own, inside)) for own in map(vars, _modules(module))]
 
 
-def _tensors_in(value: Any) -> list[int]:
-    if not isinstance(value, (torch.Tensor, list, tuple, dict)):
-        return []
-    return [id(leaf) for leaf in pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor)]
+def _held(own: dict[str, Any], inside: dict[int, _Tensors]) -> dict[str, _Tensors]:
+    return {
+        name: tensors
+        for name, value in own.items()
+        if isinstance(value, _HOLDERS) and name not in TORCH_OWN and (tensors := _tensors_in(value, inside))
+    }
+
+
+def _tensors_in(value: Any, inside: dict[int, _Tensors]) -> _Tensors:
+    """inside: the tensors in each container that this walk has seen, by the container's id.
+
+    DynamicVRAM gives all modules one dictionary with an entry for each of them: a walk looks into it once, not once
+    for each module. A container that holds itself ends the same way.
+    """
+    if isinstance(value, torch.Tensor):
+        return {id(value): value}
+    if id(value) not in inside:
+        inside[id(value)] = tensors = _Tensors()
+        for each in value.values() if isinstance(value, dict) else value:
+            if isinstance(each, _HOLDERS):
+                tensors.update(_tensors_in(each, inside))
+    return inside[id(value)]
 
 
 def _kept_since(before: _Attributes) -> list[tuple[dict[str, Any], str]]:
     """The attributes with tensors that were not there before."""
+    inside: dict[int, _Tensors] = {}
     return [
         (own, name)
-        for own, known in before
-        for name, value in own.items()
-        if name not in TORCH_OWN and not set(_tensors_in(value)) <= set(known.get(name, (None, []))[1])
+        for own, _, known in before
+        for name, tensors in _held(own, inside).items()
+        if not tensors.keys() <= known.get(name, {}).keys()
     ]
 
 
 def _put_back(before: _Attributes) -> list[Any]:
     """Returns what was there instead."""
-    known = {id(own): attributes for own, attributes in before}
+    known = {id(own): attributes for own, attributes, _ in before}
     displaced = []
     for own, name in _kept_since(before):
         displaced.append(own.pop(name))
-        value = known[id(own)].get(name, (_ABSENT, []))[0]
+        value = known[id(own)].get(name, _ABSENT)
         if value is not _ABSENT:
             own[name] = value
     return displaced

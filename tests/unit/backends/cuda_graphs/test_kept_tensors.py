@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import sys
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -163,3 +164,55 @@ class TestRefusedIfRead:
         module(X)
         with refused_if_read(module):
             _ = [each + 1 for each in module.kept_list]
+
+
+class Pinned(Logging):
+    """A module with what DynamicVRAM gives all modules: one dictionary with an entry for each of them."""
+
+    def __init__(self, shared: dict[str, Any]) -> None:
+        super().__init__()
+        self._pins = {"pin": torch.empty(0), "entry": [0, len(shared["stack"]), self]}
+        self._pin_state = shared
+        shared["stack"].append((self, 0))
+        shared["buckets"].setdefault(64, []).append(self._pins["entry"])
+
+
+def python_calls(call: Callable[[], None]) -> int:
+    count = 0
+
+    def counted(_frame: Any, event: str, _argument: Any) -> None:
+        nonlocal count
+        count += event == "call"
+
+    sys.setprofile(counted)
+    try:
+        call()
+    finally:
+        sys.setprofile(None)
+    return count
+
+
+class TestWhatAllModulesShare:
+    @pytest.mark.parametrize("around_call", [put_back, refused_if_read])
+    def test_is_looked_at_once(self, around_call: Any) -> None:
+        def calls(modules: int) -> int:
+            shared: dict[str, Any] = {"stack": [], "buckets": {}, "failed": False}
+            model = torch.nn.Sequential(*(Pinned(shared) for _ in range(modules)))
+
+            def look() -> None:
+                with around_call(model):
+                    pass
+
+            return python_calls(look)
+
+        few, many = calls(25), calls(100)
+        assert few < many < 5 * few
+
+    def test_counts_as_kept_if_the_call_adds_a_tensor_to_it(self) -> None:
+        shared: dict[str, Any] = {"stack": [], "buckets": {}, "itself": []}
+        shared["itself"].append(shared)
+        model = torch.nn.Sequential(*(Pinned(shared) for _ in range(3)))
+        kept = pytest.raises(CaptureError, match=r"Pinned\._pin_state, which a later call may read")
+        with kept, refused_if_read(model):
+            shared["buckets"][64].append(X * 2)
+        _ = model[0]._pin_state  # so that this file reads it
