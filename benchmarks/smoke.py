@@ -1,0 +1,263 @@
+"""The smoke run for a GPU: in four minutes, whether what is submitted is right and quick, beside stock ComfyUI.
+
+    python -m benchmarks.smoke --out FILE [--bundle FILE] [--folder FOLDER] [--models FOLDER] [--seconds 280]
+                               [--commit HASH] [--argument ...] [--cpu]
+    python -m benchmarks.smoke --readme FILE
+
+Three servers, one after the other: Resolute with nothing on disk; Resolute after that restart, with sizes, a batch, a
+LoRA, decodes, Flux in bf16 and in scaled fp8, and an unload; stock ComfyUI with the same prompts. Stock gets a server
+of its own, so that no capture takes memory from it and its first prompt is one after a restart too. It comes last: a
+run that is cut says something about Resolute. `benchmarks.smoke_checks` has the bounds. A size has a prompt of one
+step, another one, and a whole one: the first is longer by what a new size waits, and a step takes (whole - second) /
+(steps - 1). A figure is one prompt's.
+
+`--bundle FILE` carries compiled regions: those in the file are imported before the first server starts, so that
+nothing may compile, and all that the run has are written into it. The clock of `--seconds` starts when models and
+bundle are in place; what cannot fit is left out and never passes. The file is written after each row, and anew by each
+run. The exit code is 0 if every check passed. `--commit` names the code where git does not know it. `--readme` writes
+README's table from a result. Needs CUDA and the environment of `scripts/test` (without a network, set RESOLUTE_PYTHON
+and COMFYUI_PATH). `--cpu` runs all prompts with small models and judges counters only.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from compile_cache.store import bundle as bundles
+from scripts.commands.bundle import Place, export_to
+from scripts.errors import PromptError, ServerError, SetupError, as_command
+from scripts.places import ROOT
+from scripts.server.client import execution_seconds
+from scripts.server.process import ComfyServer
+from scripts.setup import command
+
+from . import rig, small_cards
+from .card_memory import used_bytes
+from .cells import OutOfTimeError, add_options
+from .families import first_line
+from .family_models import make_all
+from .smoke_checks import OURS, PASS, STOCK, checks_of, row_checks, summary, table, write_readme
+from .smoke_rows import FORMS, UNLOAD, Row, prompt, rows
+from .smoke_setup import commit_of, import_bundle, make_models
+
+PAUSE = 5.0  # seconds between a server's start and its first prompt: somebody opens the page
+_START = 20.0  # seconds for a server's start and the pause, on a slow host
+_TOLD = ("attention", "comfy_kitchen", "Set vram state", "Device:")  # lines of ComfyUI's log about the machine
+
+
+class Smoke:
+    """One run. `result` is what the file gets."""
+
+    def __init__(self, options: argparse.Namespace, setup: command.Setup, folder: Path, models: Path) -> None:
+        self._options, self._setup, self._folder, self._models = options, setup, folder, models
+        self.store = folder / "store"
+        self._files: dict[str, str] = {}
+        self._latents: dict[tuple[str, int], Any] = {}  # Resolute's, by row and steps
+        self._deadline = 0.0
+        self._before = 0  # bytes of the device that were in use before the servers
+        self.result: dict[str, Any] = {
+            **commit_of(ROOT, options.commit), "comfyui_commit": commit_of(setup.comfyui, None)["commit"],
+            "arguments": rig.without_paths(options.argument), "is_cpu": options.cpu, "pause": PAUSE, "bundle": {},
+            "rows": [row.about() for row in rows(options.cpu)], "left": [], "failed": {},
+        }  # fmt: skip
+
+    def prepare(self) -> None:
+        """Make the models, and import the bundle. Not a part of the run's time."""
+        started = time.monotonic()
+        self._files = make_models(self._setup, self._models, self._options.cpu)
+        bundle = self._options.bundle
+        if bundle is not None and bundle.is_file():
+            self.result["bundle"] = import_bundle(bundle, self._server("import"), self.store)
+        self._before = used_bytes()  # with this process's own context
+        self.result["prepare_seconds"] = round(time.monotonic() - started, 1)
+
+    def run(self) -> None:
+        """All servers. Raises nothing for a prompt or a server that fails."""
+        started = time.monotonic()
+        self._deadline = started + self._options.seconds
+        first, *others = rows(self._options.cpu)
+        for name, contender, each in (("cold", OURS, [first]), ("restart", OURS, others), ("stock", STOCK, others)):
+            try:
+                self._serve(name, contender, each)
+            except ServerError as error:  # it did not start
+                self._fail(name, error)
+            self.result["seconds"] = round(time.monotonic() - started, 1)
+            self.export()
+            self.save()
+
+    def _serve(self, name: str, contender: str, wanted: list[Row]) -> None:
+        if self._left() < _START + _seconds(wanted[0], contender):
+            self._leave([f"{name}: {row.name}" for row in wanted])
+            return
+        # No kernels of an earlier server: a restart finds only what the store keeps.
+        shutil.rmtree(self._folder / "inductor", ignore_errors=True)
+        started = time.monotonic()
+        with self._server(name) as server:
+            ready = round(time.monotonic() - started, 1)
+            print(f"-- {name}: a server of {contender}, ready after {ready} s", flush=True)
+            time.sleep(PAUSE)
+            about = rig.environment(server)
+            self.result |= about if "date" not in self.result else {}
+            told = [line for line in server.log().splitlines() if any(part in line for part in _TOLD)]
+            self.result.setdefault("servers", {})[name] = {"ready_seconds": ready, "told": told}
+            try:
+                for row in wanted:
+                    self._measure(server, row, contender, name)
+            finally:
+                self.result["servers"][name] |= server.client.get("/resolute/events") if _answers(server) else {}
+
+    def _server(self, name: str) -> ComfyServer:
+        caches = {"TORCHINDUCTOR_CACHE_DIR": str(self._folder / "inductor"), "TRITON_CACHE_DIR": None}
+        return rig.server(
+            self._setup, self._folder / name, self._options.argument, models=self._models, cpu=self._options.cpu,
+            environment={**caches, "RESOLUTE_STORE": str(self.store)},
+        )  # fmt: skip
+
+    # --- rows -------------------------------------------------------------------------------------------------------
+
+    def _measure(self, server: ComfyServer, row: Row, contender: str, name: str) -> None:
+        """Fill in a row as far as the time goes, write it, and print what is known of it."""
+        if self._left() < _seconds(row, contender):
+            self._leave([f"{name}: {row.name}"])
+            return
+        place = next(each for each in self.result["rows"] if each["row"] == row.name)
+        entry: dict[str, Any] = {"prompts": []}
+        place[contender] = entry
+        try:
+            if row.kind == UNLOAD:
+                entry |= self._give_back(server)
+            else:
+                self._prompts(server, row, contender, place)
+        except OutOfTimeError:
+            self._leave([f"{name}: {row.name}"])
+        except (PromptError, ServerError) as error:
+            entry["failed"] = first_line(error)
+            self._fail(f"{name}: {row.name}", error)
+        self.save()
+        print("\n".join(table(list(row_checks(place, self.result))).splitlines()[1:]), flush=True)
+
+    def _prompts(self, server: ComfyServer, row: Row, contender: str, place: dict[str, Any]) -> None:
+        for number, count in enumerate(row.counts):
+            left = self._left()
+            if left < 1:
+                raise OutOfTimeError
+            nodes = prompt(row, contender, count, 1 + number, self._files, self._options.cpu)
+            before = rig.counters(server.client)
+            try:
+                history = server.client.run(nodes, left)
+            except ServerError as error:
+                if self._left() < 1:
+                    raise OutOfTimeError from error
+                raise
+            risen = rig.rise(before, rig.counters(server.client))
+            place[contender]["prompts"].append(
+                {"count": count, "seed": 1 + number, "seconds": execution_seconds(history), "counters": risen}
+            )
+            if server.client.outputs(history, "latents"):
+                self._compare(place, (row.name, number), count, contender, rig.latents(server.client, history))
+
+    def _compare(self, place: dict[str, Any], key: tuple[str, int], count: int, contender: str, latents: Any) -> None:
+        """Keep Resolute's latents of a prompt; note how far they are from stock's of the same prompt."""
+        if contender == OURS:
+            self._latents[key] = latents
+        elif key in self._latents:
+            place.setdefault("errors", {})[str(count)] = rig.error(self._latents[key], latents)
+
+    def _give_back(self, server: ComfyServer) -> dict[str, Any]:
+        run = small_cards.Run(server, self._files, self._options, self._before)
+        try:
+            return run.give_back()
+        finally:
+            run.close()
+
+    def _left(self) -> float:
+        return self._deadline - time.monotonic()
+
+    def _leave(self, names: list[str]) -> None:
+        self.result["left"] += names
+        for name in names:
+            print(f"{name}: left out, {max(self._left(), 0):.0f} s are left", flush=True)
+
+    def _fail(self, name: str, error: Exception) -> None:
+        self.result["failed"][name] = str(error)[:2000]
+        print(f"{name}: {error}", flush=True)
+
+    def save(self) -> None:
+        self.result["checks"] = [check._asdict() for check in checks_of(self.result)]
+        rig.save(self._options.out, self.result)
+
+    # --- the bundle -------------------------------------------------------------------------------------------------
+
+    def export(self) -> None:
+        """Write all regions of the store into the bundle."""
+        file = self._options.bundle
+        for name in bundles.environments(self.store) if file is not None else ():
+            try:
+                report = export_to(file, Place(None, self.store, None, name))
+            except SetupError as error:  # nothing was compiled
+                print(f"bundle: {error}", flush=True)
+                continue
+            about = {"regions": len(report.done), "bytes": file.stat().st_size, "refused": report.refused}
+            self.result["bundle"]["exported"] = about
+            print(f"bundle: {about['regions']} regions, {about['bytes'] / 2**20:.1f} MiB", flush=True)
+
+
+def _seconds(row: Row, contender: str) -> int:
+    return row.seconds[contender == STOCK]
+
+
+def _answers(server: ComfyServer) -> bool:
+    return server.process is not None and server.process.poll() is None
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--bundle", type=Path, metavar="FILE", help="compiled regions, read and written")
+    parser.add_argument("--models", type=Path, help="a folder that keeps the models; 25 GB")
+    parser.add_argument("--commit", metavar="HASH", help="of this code, where git does not know it")
+    parser.add_argument(
+        "--readme", type=Path, metavar="FILE", help="write README's table from this result, run nothing"
+    )
+    parser.add_argument("--make", nargs=2, type=Path, metavar=("FOLDER", "COMFYUI"), help=argparse.SUPPRESS)
+    add_options(parser, seconds=280, cpu="small models")
+    options = parser.parse_args()
+    if options.make:
+        folder = options.make[0] / "diffusion_models"
+        make_all(options.make[1], folder, ["flux"], options.cpu, tuple(FORMS.values()))
+        return 0
+    if options.readme:
+        write_readme(options.readme)
+        return 0
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that servers end too
+    if options.folder:
+        return run(options, options.folder.resolve())
+    with tempfile.TemporaryDirectory(prefix="resolute-smoke-") as folder:
+        return run(options, Path(folder))
+
+
+def run(options: argparse.Namespace, folder: Path) -> int:
+    """One run in a folder, of which only the models are kept. Returns the exit code."""
+    for name in ("store", "inductor", "cold", "restart", "stock"):
+        shutil.rmtree(folder / name, ignore_errors=True)
+    models = (options.models or folder / "models").resolve()
+    smoke = Smoke(options, command.prepare(), folder, models)
+    smoke.prepare()
+    try:
+        smoke.run()
+    finally:
+        smoke.export()
+        smoke.save()
+        checks = checks_of(smoke.result)
+        print(f"\n{table(checks)}\n\nsmoke: {summary(checks)}; {smoke.result.get('seconds', 0)} s", flush=True)
+    return 0 if all(check.verdict == PASS for check in checks) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(as_command(main))

@@ -1,0 +1,227 @@
+"""What `benchmarks.smoke` requires of its figures, its table, and README's table. A result file is enough for all."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from scripts.places import ROOT
+
+from .smoke_rows import COLD, DECODE, FLUX, FP8, LORA, RESTART, SDXL, SIZE, START, UNLOAD
+
+OURS, STOCK = "resolute", "stock"
+PASS, FAIL, NOT_RUN = "PASS", "FAIL", "NOT RUN"
+MORE_WAIT, AIM = 1.0, 0.2  # seconds that a new size or a LoRA may wait beyond stock's, and the aim
+MORE_RESTART = 2.0  # seconds beyond stock's
+STEP, DECODED = 0.8, 1.0  # times stock's
+MORE_GIB = 0.5  # after Unload beyond stock's; 0.2 in 2026-11-23-h200-small-cards.json
+# Latents against stock's: 1.5 times the largest that result files have. SDXL after 20 steps 1.8e-3, with LoRAs
+# (2026-11-22-h200-dynamic-vram.json); Flux after 10 steps 1.6e-3 (2026-11-23-h200-families-by-shape.json), in fp8 after
+# one step 4.2e-3 (2026-11-24-h200-quantized-latest.json).
+ERRORS = {SDXL: 1.5 * 1.8e-3, FLUX: 1.5 * 1.6e-3, FP8: 1.5 * 4.2e-3}
+ONE_STEP = {FP8}  # whose errors are those after one step
+README = ROOT / "README.md"
+BEGIN, END = "<!-- benchmarks.smoke -->", "<!-- end of benchmarks.smoke -->"
+
+Entry = Mapping[str, Any]
+
+
+class Check(NamedTuple):
+    """value and bound: None where one is missing. note: what a number does not say."""
+
+    row: str
+    figure: str
+    value: float | None
+    bound: float | None
+    verdict: str
+    note: str = ""
+
+
+class Figures(NamedTuple):
+    """Of a contender in a row; None for what was not measured.
+
+    first_s: of the first prompt. wait_s: by how much it was longer than the second. whole_s: of the last prompt.
+    ms: of a step or a decode.
+    """
+
+    first_s: float | None = None
+    wait_s: float | None = None
+    whole_s: float | None = None
+    ms: float | None = None
+
+
+def figures(row: Entry, contender: str) -> Figures:
+    seconds = [each["seconds"] for each in row.get(contender, {}).get("prompts", [])]
+    counts = row["counts"]
+    first = seconds[0] if seconds else None
+    wait = seconds[0] - seconds[1] if len(seconds) > 1 and counts[0] == counts[1] else None
+    if len(seconds) < 3:
+        return Figures(first, wait)
+    return Figures(first, wait, seconds[2], 1000 * (seconds[2] - seconds[1]) / (counts[2] - counts[1]))
+
+
+def checks_of(result: Mapping[str, Any]) -> list[Check]:
+    """All checks, also of rows that did not run. On a CPU only what is counted."""
+    return [check for row in result["rows"] for check in row_checks(row, result)]
+
+
+def row_checks(row: Entry, result: Mapping[str, Any]) -> Iterator[Check]:
+    if row["kind"] == UNLOAD:
+        if not result["is_cpu"]:
+            yield _unload(row)
+        return
+    yield from _counted(row, result)
+    if not result["is_cpu"]:
+        yield from _measured(row)
+
+
+# --- counters -------------------------------------------------------------------------------------------------------
+
+
+def _counted(row: Entry, result: Mapping[str, Any]) -> Iterator[Check]:
+    prompts = row.get(OURS, {}).get("prompts", [])
+    whole = len(prompts) == len(row["counts"])
+    total = {
+        name: sum(each["counters"][name] for each in prompts) if whole else None
+        for name in ("region_compiles", "captures", "replays", "graph_calls", "eager_calls")
+    }
+
+    def check(figure: str, value: float | None, bound: float, note: str = "") -> Check:
+        return _check(row, figure, value, bound, note=note)
+
+    if row["kind"] not in (COLD, START) or result["bundle"].get("imported"):
+        yield check("compiles", total["region_compiles"], 0)
+    codes = sorted({code for each in prompts for code in each["counters"]["bypasses"]})
+    bypasses = sum(sum(each["counters"]["bypasses"].values()) for each in prompts) if whole else None
+    yield check("bypasses", bypasses, 0, ", ".join(codes))
+    calls = sum(row["counts"]) + row["decodes"] * len(row["counts"])
+    missed = abs(calls - total["replays"] - total["graph_calls"]) + total["eager_calls"] if whole else None
+    yield check("forwards outside Resolute", missed, 0, f"of {calls}")
+    if not result["is_cpu"]:
+        yield check("captures", total["captures"], row["most"])
+    if not result["is_cpu"] and row["kind"] != DECODE:
+        # Where the host is quick, a capture of the decoder gains nothing and is not made: its calls need no replay.
+        most = row["new"] + row["decodes"] * len(row["counts"])
+        yield check("forwards not replayed", calls - total["replays"] if whole else None, most, f"of {calls}")
+
+
+# --- seconds, errors and memory -------------------------------------------------------------------------------------
+
+
+def _measured(row: Entry) -> Iterator[Check]:
+    ours, stock, kind = figures(row, OURS), figures(row, STOCK), row["kind"]
+    if kind == RESTART:
+        yield _beyond(row, "first prompt, s", ours.first_s, stock.first_s, MORE_RESTART)
+    if kind in (SIZE, LORA):
+        yield _beyond(row, "first prompt waits, s", ours.wait_s, stock.wait_s, MORE_WAIT, f"aim {AIM} beyond stock's")
+    if kind == COLD or len(row["counts"]) < 3:
+        return
+    most = DECODED if kind == DECODE else STEP
+    figure = "a decode, ms" if kind == DECODE else "a step, ms"
+    yield _check(row, figure, ours.ms, None if stock.ms is None else most * stock.ms, note=f"{most} of stock's")
+    if kind != DECODE:
+        steps = 1 if row["model"] in ONE_STEP else row["counts"][2]
+        error = row.get("errors", {}).get(str(steps))
+        yield _check(row, "error to stock", error, ERRORS[row["model"]], note=f"{steps} steps")
+
+
+def _beyond(row: Entry, figure: str, ours: float | None, stock: float | None, more: float, note: str = "") -> Check:
+    """At most stock's and `more`. Below `more` alone it passes, whatever stock takes."""
+    if stock is None and ours is not None and ours <= more:
+        return Check(row["row"], figure, ours, more, PASS, "whatever stock's")
+    bound = None if stock is None else max(stock, 0.0) + more
+    return _check(row, figure, ours, bound, note=note or f"stock's + {more:.0f}")
+
+
+def _unload(row: Entry) -> Check:
+    ours, stock = (row.get(each, {}).get("after_unload_gib") for each in (OURS, STOCK))
+    bound = None if stock is None else stock + MORE_GIB
+    return _check(row, "GiB held", ours, bound, note=f"stock's + {MORE_GIB}")
+
+
+def _check(row: Entry, figure: str, value: float | None, bound: float | None, note: str = "") -> Check:
+    verdict = NOT_RUN if value is None or bound is None else PASS if value <= bound else FAIL
+    why = row.get(OURS, {}).get("failed") or row.get(STOCK, {}).get("failed")
+    if verdict == NOT_RUN and why:
+        return Check(row["row"], figure, value, bound, FAIL, why)
+    return Check(row["row"], figure, value, bound, verdict, note)
+
+
+# --- the table ------------------------------------------------------------------------------------------------------
+
+
+def table(checks: list[Check]) -> str:
+    lines = [f"{'row':<30}{'figure':<27}{'value':>9}{'bound':>9}  verdict"]
+    for each in checks:
+        numbers = f"{_number(each.value):>9}{_number(each.bound):>9}"
+        lines.append(f"{each.row:<30}{each.figure:<27}{numbers}  {each.verdict:<8}{each.note}".rstrip())
+    return "\n".join(lines)
+
+
+def _number(value: float | None) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, int):
+        return str(value)
+    return f"{value:.1e}" if 0 < abs(value) < 0.01 else f"{value:.2f}"
+
+
+def summary(checks: list[Check]) -> str:
+    passed, failed, left = (sum(each.verdict == verdict for each in checks) for verdict in (PASS, FAIL, NOT_RUN))
+    return f"{passed} passed, {failed} failed, {left} not run"
+
+
+# --- README ---------------------------------------------------------------------------------------------------------
+
+
+def readme(result: Mapping[str, Any], name: str) -> str:
+    """README's table. name: of the result file."""
+    gpu = (result["gpu"] or "no GPU").partition(",")[0]
+    lines = [
+        "| | stock | Resolute | | first prompt of the size waits: stock | Resolute |",
+        "|---|---|---|---|---|---|",
+        *filter(None, map(_readme_row, result["rows"])),
+    ]
+    about = f"{gpu}, {result['date'][:10]}, commit {result['commit'][:12]}."
+    return "\n".join([*lines, "", f"{about} Raw file:", f"`benchmarks/results/{name}`."])
+
+
+def _readme_row(row: Entry) -> str | None:
+    ours, stock = figures(row, OURS), figures(row, STOCK)
+    if row["kind"] == UNLOAD or ours.whole_s is None or stock.whole_s is None or ours.ms is None or stock.ms is None:
+        return None
+    waits: tuple[float | None, float | None] = (None, None)
+    if row["kind"] in (DECODE, START):
+        name = row["row"] if row["kind"] == DECODE else f"{row['row']}, a step"
+        theirs, mine, unit = stock.ms, ours.ms, "ms"
+    else:
+        name, theirs, mine, unit = row["row"].removesuffix(", restart"), stock.whole_s, ours.whole_s, "s"
+        waits = (stock.wait_s, ours.wait_s)
+    shown = ["" if wait is None else f"{max(wait, 0.0):.1f} s" for wait in waits]
+    if row["kind"] == RESTART:
+        shown = [f"after a restart {first:.1f} s" for first in (stock.first_s, ours.first_s)]
+    digits = 1 if unit == "ms" else 2
+    cells = [name, f"{theirs:.{digits}f} {unit}", f"{mine:.{digits}f} {unit}", f"{theirs / mine:.1f} x", *shown]
+    return f"| {' | '.join(cells)} |"
+
+
+def newest(folder: Path) -> Path:
+    """The result of the last smoke run on a GPU. Raises FileNotFoundError if there is none."""
+    found = {}
+    for file in folder.glob("*smoke*.json"):
+        result = json.loads(file.read_text("utf-8"))
+        if not result["is_cpu"]:
+            found[result["date"], file.name] = file
+    if not found:
+        raise FileNotFoundError(f"{folder} has no result of a smoke run: add that of benchmarks.smoke on a GPU")
+    return found[max(found)]
+
+
+def write_readme(file: Path, page: Path = README) -> None:
+    """Put the table of a result into README, between BEGIN and END."""
+    result = json.loads(file.read_text("utf-8"))
+    before, _, rest = page.read_text("utf-8").partition(BEGIN)
+    _, _, after = rest.partition(END)
+    page.write_text(f"{before}{BEGIN}\n\n{readme(result, file.name)}\n\n{END}{after}", "utf-8")

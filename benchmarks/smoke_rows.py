@@ -1,0 +1,112 @@
+"""The rows of `benchmarks.smoke`: what each runs, how many forwards it makes, and how long it takes."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from . import families, rig
+from .family_models import family
+from .rig import STEPS, STOCK, node
+from .weight_formats import file_of
+
+SDXL, FLUX, FP8 = "SDXL", "Flux", "Flux fp8"
+COLD, RESTART, SIZE, LORA, DECODE, START, UNLOAD = "cold", "restart", "size", "lora", "decode", "start", "unload"
+FORMS = {FLUX: "", FP8: "fp8-scaled"}
+DECODES = 8  # in the longest prompt of the row of decodes
+BACKEND = "inductor"  # what `auto` chooses
+
+Size = tuple[int, int, int]  # width, height, batch
+
+
+@dataclass(frozen=True)
+class Row:
+    """kind: decides what is checked. counts: steps of each prompt, or its decodes. decodes: beside them, in a prompt.
+    new: calls of the diffusion model that come before its first replay. most: captures that may be made.
+    seconds: how long Resolute takes, and stock, on a slow host; `--seconds` leaves out what cannot fit.
+    """
+
+    name: str
+    kind: str
+    model: str
+    size: Size
+    counts: tuple[int, ...]
+    decodes: int
+    new: int
+    most: int
+    seconds: tuple[int, int]
+
+    def about(self) -> dict[str, Any]:
+        """What the result file says of the row."""
+        found = asdict(self) | {"row": self.name}
+        return {key: found[key] for key in ("row", "kind", "model", "size", "counts", "decodes", "new", "most")}
+
+
+def rows(is_small: bool) -> list[Row]:
+    """In the order of a run. The first is measured in a server of its own.
+
+    Seconds on a slow host (stock: 136 to 220 ms for a step of SDXL), with nothing on disk; with a bundle 100 less:
+
+        server  start  SDXL's rows  Flux  fp8  unload   sum
+        cold     15    37                                52
+        restart  20    32           33    37    5       127
+        stock    20    45           11    10    5        91
+    """
+    steps, flux_steps = (3, 3) if is_small else (STEPS, families.STEPS)
+    sizes: tuple[Size, ...] = ((1024, 1024, 1), (960, 720, 1), (1280, 1280, 1), (1024, 1024, 2))
+    if is_small:
+        sizes = ((128, 128, 1), (96, 128, 1), (160, 96, 1), (128, 128, 2))
+    found = [
+        Row("SDXL, nothing running", COLD, SDXL, sizes[0], (steps,), 1, 1, 2, (40, 0)),
+        Row(f"SDXL {_text(sizes[0])}, restart", RESTART, SDXL, sizes[0], (steps, 1, steps), 1, 1, 2, (12, 15)),
+        *(Row(f"SDXL {_text(size)}", SIZE, SDXL, size, (1, 1, steps), 1, 1, 2, (5, 8)) for size in sizes[1:]),
+        Row(f"SDXL {_text(sizes[0])}, LoRA", LORA, SDXL, sizes[0], (1, 1, steps), 1, 0, 0, (4, 8)),
+        Row(f"SDXL {_text(sizes[0])}, decode", DECODE, SDXL, sizes[0], (1, 1, DECODES), 0, 10, 1, (4, 4)),
+    ]
+    for model in (FLUX, FP8):
+        first, other = ((*size, 1) for size in family("flux", is_small).sizes[:2])
+        found.append(Row(f"{model} {_text(first)}", START, model, first, (1, 1, flux_steps), 0, 1, 1, (32, 9)))
+        found.append(Row(f"{model} {_text(other)}", SIZE, model, other, (1, 1), 0, 1, 1, (3, 3)))
+    return [*found, Row("Unload", UNLOAD, "", (0, 0, 0), (), 0, 0, 0, (6, 6))]
+
+
+def _text(size: Size) -> str:
+    return f"{size[0]}x{size[1]}" + (f", batch {size[2]}" if size[2] > 1 else "")
+
+
+def prompt(row: Row, contender: str, count: int, seed: int, files: dict[str, str], is_small: bool) -> dict[str, Any]:
+    """One prompt of a row. files: of "checkpoint" and "lora"."""
+    backend = STOCK if contender == STOCK else BACKEND
+    if row.model in FORMS:
+        made = families.prompt("flux", family("flux", is_small), contender, row.size[:2], "default", count, seed)
+        made["load"]["inputs"]["unet_name"] = file_of("flux", FORMS[row.model])
+        return made
+    if row.kind == DECODE:
+        return _decodes(files["checkpoint"], backend, row.size, count, seed)
+    made = rig.prompt(files["checkpoint"], backend, (*row.size, "a lighthouse"), count, seed)
+    if row.kind == LORA:
+        made["lora"] = node("LoraLoaderModelOnly", model=["load", 0], lora_name=files["lora"], strength_model=1.0)
+        made["sample" if contender == STOCK else "compile"]["inputs"]["model"] = ["lora", 0]
+    return made
+
+
+def _decodes(checkpoint: str, backend: str, size: Size, count: int, seed: int) -> dict[str, Any]:
+    """So many decodes of latents that differ, so that ComfyUI finds none in its cache. The pictures are made small
+    before they are saved: PNG would take longer than the decode.
+    """
+    width, height, batch = size
+    vae = ["load", 2]
+    nodes: dict[str, Any] = {
+        "load": node("CheckpointLoaderSimple", ckpt_name=checkpoint),
+        "latent": node("EmptyLatentImage", width=width, height=height, batch_size=batch),
+    }
+    if backend != STOCK:
+        nodes["compile_vae"] = node("ResoluteCompileVAEDecode", vae=vae, backend=backend)
+        vae = ["compile_vae", 0]
+    small = {"upscale_method": "nearest-exact", "width": 64, "height": 64, "crop": "disabled"}
+    for n in range(count):
+        nodes[f"latent{n}"] = node("LatentMultiply", samples=["latent", 0], multiplier=1 + seed / 10 + n / 1000)
+        nodes[f"decode{n}"] = node("VAEDecode", samples=[f"latent{n}", 0], vae=vae)
+        nodes[f"small{n}"] = node("ImageScale", image=[f"decode{n}", 0], **small)
+        nodes[f"show{n}"] = node("PreviewImage", images=[f"small{n}", 0])
+    return nodes
