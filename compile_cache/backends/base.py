@@ -236,6 +236,9 @@ class Backend(ABC):
     def prewarm(self, device: torch.device, config: CacheConfig) -> None:  # noqa: B027
         """A module will be bound and run soon: start slow imports and processes in the background. Returns at once."""
 
+    def give_back(self) -> None:  # noqa: B027
+        """ComfyUI unloads all models: release the memory that no call waits for, other than that of captures."""
+
     @abstractmethod
     def probe(self, device: str) -> Capabilities:
         """Find out if it can run on a type of device ("cuda", "cpu"). Cheap, and without side effects."""

@@ -136,3 +136,23 @@ def test_a_core_whose_loaded_models_are_others_costs_no_picture(
     assert [record.levelname for record in caplog.records if "cannot ask for the memory" in record.message] == [
         "WARNING"
     ]
+
+
+@pytest.mark.parametrize("everything", [True, False])
+def test_idle_worker_processes_end_when_all_models_are_unloaded(
+    core: SimpleNamespace, management: Any, monkeypatch: pytest.MonkeyPatch, everything: bool
+) -> None:
+    # 14 of them held 27 GiB of a GPU for a minute after the last compile.
+    runtime = core.ours("process.runtime")
+    workers = runtime.registry.get("inductor").workers
+    ended: list[bool] = []
+    process = SimpleNamespace(alive=True, is_busy=False, end=lambda: ended.append(True))
+    monkeypatch.setattr(workers, "_process", process)
+    monkeypatch.setattr(runtime, "_cache", SimpleNamespace(bytes_by_device=lambda: {"cpu": MIB}, give_back=lambda _: 0))
+    monkeypatch.setattr(runtime, "_holders", {})
+    runtime._show_memory()
+    if everything:
+        management.unload_all_models()
+    else:
+        management.free_memory(management.get_free_memory(CPU) + 64 * MIB, CPU)
+    assert ended == [True] * everything

@@ -77,6 +77,10 @@ class InductorBackend(Backend):
         shared = (self.table, self.workers, self.upcoming_calls)
         return InductorProgram(owner, capabilities, *shared, store_for, build_hooks, stats, config)
 
+    def give_back(self) -> None:
+        """End the idle worker processes: each holds a CUDA context, and all of them many GiB."""
+        self.workers.end_unless_busy()
+
     def prewarm(self, device: torch.device, config: CacheConfig) -> None:
         """Import inductor in a thread while ComfyUI still loads the model. Later calls do nothing.
 
