@@ -43,7 +43,7 @@ from .card_memory import used_bytes
 from .cells import OutOfTimeError, add_options
 from .families import first_line
 from .family_models import make_all
-from .smoke_checks import OURS, PASS, STOCK, checks_of, row_checks, summary, table, write_readme
+from .smoke_checks import OURS, PASS, STOCK, Check, checks_of, row_checks, summary, table, write_readme
 from .smoke_rows import FORMS, UNLOAD, Row, prompt, rows
 from .smoke_setup import commit_of, import_bundle, make_models
 
@@ -60,6 +60,7 @@ class Smoke:
         self.store = folder / "store"
         self._files: dict[str, str] = {}
         self._latents: dict[tuple[str, int], Any] = {}  # Resolute's, by row and steps
+        self._told: list[Check] = []
         self._deadline = 0.0
         self._before = 0  # bytes of the device that were in use before the servers
         self.result: dict[str, Any] = {
@@ -141,7 +142,9 @@ class Smoke:
             entry["failed"] = first_line(error)
             self._fail(f"{name}: {row.name}", error)
         self.save()
-        print("\n".join(table(list(row_checks(place, self.result))).splitlines()[1:]), flush=True)
+        news = [each for each in row_checks(place, self.result) if each not in self._told]
+        self._told += news
+        print("\n".join(table(news).splitlines()[1:]), flush=True)
 
     def _prompts(self, server: ComfyServer, row: Row, contender: str, place: dict[str, Any]) -> None:
         for number, count in enumerate(row.counts):
