@@ -192,31 +192,31 @@ def summary(checks: list[Check]) -> str:
 def readme(result: Mapping[str, Any], name: str) -> str:
     """README's table. name: of the result file."""
     gpu = (result["gpu"] or "no GPU").partition(",")[0]
-    lines = [
-        "| | stock | Resolute | | first prompt of the size waits: stock | Resolute |",
-        "|---|---|---|---|---|---|",
-        *filter(None, map(_readme_row, result["rows"])),
-    ]
+    lines = ["| seconds | stock | Resolute | | a new size waits: stock | Resolute |", "|---|---|---|---|---|---|"]
+    for row in result["rows"]:
+        lines += _readme_rows(row)
     about = f"{gpu}, {result['date'][:10]}, commit {result['commit'][:12]}."
     return "\n".join([*lines, "", f"{about} Raw file:", f"`benchmarks/results/{name}`."])
 
 
-def _readme_row(row: Entry) -> str | None:
-    ours, stock = figures(row, OURS), figures(row, STOCK)
-    if row["kind"] == UNLOAD or ours.whole_s is None or stock.whole_s is None or ours.ms is None or stock.ms is None:
-        return None
-    waits: tuple[float | None, float | None] = (None, None)
-    if row["kind"] in (DECODE, START):
-        name = row["row"] if row["kind"] == DECODE else f"{row['row']}, a step"
-        theirs, mine, unit = stock.ms, ours.ms, "ms"
+def _readme_rows(row: Entry) -> Iterator[str]:
+    """Nothing for a row that one of the two lacks."""
+    ours, stock, name = figures(row, OURS), figures(row, STOCK), row["row"].removesuffix(", restart")
+    if row["kind"] == RESTART and ours.first_s is not None and stock.first_s is not None:
+        yield _readme_row("first prompt after a restart", stock.first_s, ours.first_s)
+    if ours.whole_s is None or stock.whole_s is None or ours.ms is None or stock.ms is None:
+        return
+    if row["kind"] == START:
+        yield _readme_row(f"{name}, ms a step", stock.ms, ours.ms, digits=1)
+    elif row["kind"] == DECODE:
+        yield _readme_row(f"{name}, ms", stock.ms, ours.ms, digits=1)
     else:
-        name, theirs, mine, unit = row["row"].removesuffix(", restart"), stock.whole_s, ours.whole_s, "s"
-        waits = (stock.wait_s, ours.wait_s)
-    shown = ["" if wait is None else f"{max(wait, 0.0):.1f} s" for wait in waits]
-    if row["kind"] == RESTART:
-        shown = [f"after a restart {first:.1f} s" for first in (stock.first_s, ours.first_s)]
-    digits = 1 if unit == "ms" else 2
-    cells = [name, f"{theirs:.{digits}f} {unit}", f"{mine:.{digits}f} {unit}", f"{theirs / mine:.1f} x", *shown]
+        yield _readme_row(name, stock.whole_s, ours.whole_s, stock.wait_s, ours.wait_s)
+
+
+def _readme_row(name: str, stock: float, ours: float, *waits: float | None, digits: int = 2) -> str:
+    shown = [f"{max(wait, 0.0):.1f}" for wait in waits if wait is not None] or ["", ""]
+    cells = [name, f"{stock:.{digits}f}", f"{ours:.{digits}f}", f"{stock / ours:.1f} x", *shown]
     return f"| {' | '.join(cells)} |"
 
 

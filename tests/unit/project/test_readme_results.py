@@ -51,9 +51,9 @@ def test_the_command_writes_the_table_and_nothing_else(tmp_path: Path) -> None:
     for name in ("one-smoke.json", "two-smoke.json"):
         write_readme(result(tmp_path, name, "2026-11-25"), page)
     text = page.read_text("utf-8")
-    assert text.startswith(f"before\n\n{BEGIN}\n\n| | stock | Resolute |")
+    assert text.startswith(f"before\n\n{BEGIN}\n\n| seconds | stock | Resolute |")
     assert text.endswith(f"\n\n{END}\n\nafter\n")
-    assert "| SDXL 96x96 | 3.00 s | 1.50 s | 2.0 x | 0.8 s | 0.4 s |" in text
+    assert "| SDXL 96x96 | 3.00 | 1.50 | 2.0 x | 0.8 | 0.4 |" in text
     assert "old figures" not in text
     assert text.count("two-smoke.json") == 1
     assert "one-smoke" not in text
