@@ -82,15 +82,13 @@ class Smoke:
 
     def run(self) -> None:
         """All servers. Raises nothing for a prompt or a server that fails."""
-        started = time.monotonic()
-        self._deadline = started + self._options.seconds
+        self._deadline = time.monotonic() + self._options.seconds
         first, *others = rows(self._options.cpu)
         for name, contender, each in (("cold", OURS, [first]), ("restart", OURS, others), ("stock", STOCK, others)):
             try:
                 self._serve(name, contender, each)
             except ServerError as error:  # it did not start
                 self._fail(name, error)
-            self.result["seconds"] = round(time.monotonic() - started, 1)
             self.export()
             self.save()
 
@@ -196,6 +194,8 @@ class Smoke:
         print(f"{name}: {error}", flush=True)
 
     def save(self) -> None:
+        if self._deadline:
+            self.result["seconds"] = round(self._options.seconds - self._left(), 1)
         self.result["checks"] = [check._asdict() for check in checks_of(self.result)]
         rig.save(self._options.out, self.result)
 
