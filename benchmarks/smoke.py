@@ -16,7 +16,7 @@ nothing may compile, and all that the run has are written into it. The clock of 
 bundle are in place; what cannot fit is left out and never passes. The file is written after each row, and anew by each
 run. The exit code is 0 if every check passed. `--commit` names the code where git does not know it. `--readme` writes
 README's table from a result. Needs CUDA and the environment of `scripts/test` (without a network, set RESOLUTE_PYTHON
-and COMFYUI_PATH). `--cpu` runs all prompts with small models and judges counters only.
+and COMFYUI_PATH). `--cpu` runs all prompts with small models, and judges counters and errors only.
 """
 
 from __future__ import annotations
@@ -43,12 +43,13 @@ from .card_memory import used_bytes
 from .cells import OutOfTimeError, add_options
 from .families import first_line
 from .family_models import make_all
-from .smoke_checks import OURS, PASS, STOCK, checks_of, row_checks, summary, table, write_readme
+from .smoke_checks import OURS, PASS, STOCK, Check, checks_of, row_checks, summary, table, write_readme
 from .smoke_rows import FORMS, UNLOAD, Row, prompt, rows
 from .smoke_setup import commit_of, import_bundle, make_models
 
+SECONDS = 280
 PAUSE = 5.0  # seconds between a server's start and its first prompt: somebody opens the page
-_START = 20.0  # seconds for a server's start and the pause, on a slow host
+_START = 18.0  # seconds for a server's start and the pause, on a slow host
 _TOLD = ("attention", "comfy_kitchen", "Set vram state", "Device:")  # lines of ComfyUI's log about the machine
 
 
@@ -60,6 +61,7 @@ class Smoke:
         self.store = folder / "store"
         self._files: dict[str, str] = {}
         self._latents: dict[tuple[str, int], Any] = {}  # Resolute's, by row and steps
+        self._told: list[Check] = []
         self._deadline = 0.0
         self._before = 0  # bytes of the device that were in use before the servers
         self.result: dict[str, Any] = {
@@ -80,15 +82,13 @@ class Smoke:
 
     def run(self) -> None:
         """All servers. Raises nothing for a prompt or a server that fails."""
-        started = time.monotonic()
-        self._deadline = started + self._options.seconds
+        self._deadline = time.monotonic() + self._options.seconds
         first, *others = rows(self._options.cpu)
         for name, contender, each in (("cold", OURS, [first]), ("restart", OURS, others), ("stock", STOCK, others)):
             try:
                 self._serve(name, contender, each)
             except ServerError as error:  # it did not start
                 self._fail(name, error)
-            self.result["seconds"] = round(time.monotonic() - started, 1)
             self.export()
             self.save()
 
@@ -99,7 +99,7 @@ class Smoke:
         # No kernels of an earlier server: a restart finds only what the store keeps.
         shutil.rmtree(self._folder / "inductor", ignore_errors=True)
         started = time.monotonic()
-        with self._server(name) as server:
+        with self._server(name, contender) as server:
             ready = round(time.monotonic() - started, 1)
             print(f"-- {name}: a server of {contender}, ready after {ready} s", flush=True)
             time.sleep(PAUSE)
@@ -113,11 +113,13 @@ class Smoke:
             finally:
                 self.result["servers"][name] |= server.client.get("/resolute/events") if _answers(server) else {}
 
-    def _server(self, name: str) -> ComfyServer:
+    def _server(self, name: str, contender: str = OURS) -> ComfyServer:
+        """Stock has no store, or the pack would load regions beside its prompts."""
+        store = str(self.store) if contender == OURS else "0"
         caches = {"TORCHINDUCTOR_CACHE_DIR": str(self._folder / "inductor"), "TRITON_CACHE_DIR": None}
         return rig.server(
             self._setup, self._folder / name, self._options.argument, models=self._models, cpu=self._options.cpu,
-            environment={**caches, "RESOLUTE_STORE": str(self.store)},
+            environment={**caches, "RESOLUTE_STORE": store},
         )  # fmt: skip
 
     # --- rows -------------------------------------------------------------------------------------------------------
@@ -141,7 +143,9 @@ class Smoke:
             entry["failed"] = first_line(error)
             self._fail(f"{name}: {row.name}", error)
         self.save()
-        print("\n".join(table(list(row_checks(place, self.result))).splitlines()[1:]), flush=True)
+        news = [each for each in row_checks(place, self.result) if each not in self._told]
+        self._told += news
+        print("".join(f"{line}\n" for line in table(news).splitlines()[1:]), end="", flush=True)
 
     def _prompts(self, server: ComfyServer, row: Row, contender: str, place: dict[str, Any]) -> None:
         for number, count in enumerate(row.counts):
@@ -190,6 +194,8 @@ class Smoke:
         print(f"{name}: {error}", flush=True)
 
     def save(self) -> None:
+        if self._deadline:
+            self.result["seconds"] = round(self._options.seconds - self._left(), 1)
         self.result["checks"] = [check._asdict() for check in checks_of(self.result)]
         rig.save(self._options.out, self.result)
 
@@ -226,7 +232,7 @@ def main() -> int:
         "--readme", type=Path, metavar="FILE", help="write README's table from this result, run nothing"
     )
     parser.add_argument("--make", nargs=2, type=Path, metavar=("FOLDER", "COMFYUI"), help=argparse.SUPPRESS)
-    add_options(parser, seconds=280, cpu="small models")
+    add_options(parser, seconds=SECONDS, cpu="small models")
     options = parser.parse_args()
     if options.make:
         folder = options.make[0] / "diffusion_models"

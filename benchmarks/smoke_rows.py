@@ -45,12 +45,14 @@ class Row:
 def rows(is_small: bool) -> list[Row]:
     """In the order of a run. The first is measured in a server of its own.
 
-    Seconds on a slow host (stock: 136 to 220 ms for a step of SDXL), with nothing on disk; with a bundle 100 less:
+    The seconds of a slow host (stock: 136 to 220 ms for a step of SDXL), with nothing on disk:
 
-        server  start  SDXL's rows  Flux  fp8  unload   sum
-        cold     15    37                                52
-        restart  20    32           33    37    5       127
-        stock    20    45           11    10    5        91
+        server   start and pause  SDXL  Flux  fp8  unload  sum
+        cold                  18    40                      58
+        restart               18    30    32   32       5  117
+        stock                 18    50    10   10       5   93
+
+    With a bundle SDXL's first prompt takes 25 less, and Flux 20 in each format.
     """
     steps, flux_steps = (3, 3) if is_small else (STEPS, families.STEPS)
     sizes: tuple[Size, ...] = ((1024, 1024, 1), (960, 720, 1), (1280, 1280, 1), (1024, 1024, 2))
@@ -59,15 +61,15 @@ def rows(is_small: bool) -> list[Row]:
     found = [
         Row("SDXL, nothing running", COLD, SDXL, sizes[0], (steps,), 1, 1, 2, (40, 0)),
         Row(f"SDXL {_text(sizes[0])}, restart", RESTART, SDXL, sizes[0], (steps, 1, steps), 1, 1, 2, (12, 15)),
-        *(Row(f"SDXL {_text(size)}", SIZE, SDXL, size, (1, 1, steps), 1, 1, 2, (5, 8)) for size in sizes[1:]),
-        Row(f"SDXL {_text(sizes[0])}, LoRA", LORA, SDXL, sizes[0], (1, 1, steps), 1, 0, 0, (4, 8)),
-        Row(f"SDXL {_text(sizes[0])}, decode", DECODE, SDXL, sizes[0], (1, 1, DECODES), 0, 10, 1, (4, 4)),
+        *(Row(f"SDXL {_text(size)}", SIZE, SDXL, size, (1, 1, steps), 1, 1, 2, (4, 8)) for size in sizes[1:]),
+        Row(f"SDXL {_text(sizes[0])}, LoRA", LORA, SDXL, sizes[0], (1, 1, steps), 1, 0, 0, (3, 8)),
+        Row(f"SDXL {_text(sizes[0])}, decode", DECODE, SDXL, sizes[0], (1, 1, DECODES), 0, 10, 1, (3, 3)),
     ]
     for model in (FLUX, FP8):
         first, other = ((*size, 1) for size in family("flux", is_small).sizes[:2])
-        found.append(Row(f"{model} {_text(first)}", START, model, first, (1, 1, flux_steps), 0, 1, 1, (32, 9)))
-        found.append(Row(f"{model} {_text(other)}", SIZE, model, other, (1, 1), 0, 1, 1, (3, 3)))
-    return [*found, Row("Unload", UNLOAD, "", (0, 0, 0), (), 0, 0, 0, (6, 6))]
+        found.append(Row(f"{model} {_text(first)}", START, model, first, (1, 1, flux_steps), 0, 1, 1, (30, 8)))
+        found.append(Row(f"{model} {_text(other)}", SIZE, model, other, (1, 1), 0, 1, 1, (2, 2)))
+    return [*found, Row("Unload", UNLOAD, "", (0, 0, 0), (), 0, 0, 0, (5, 5))]
 
 
 def _text(size: Size) -> str:

@@ -22,9 +22,10 @@ import pytest
 from benchmarks import smoke
 from benchmarks.smoke_checks import FAIL, NOT_RUN, PASS
 from benchmarks.smoke_rows import COLD, LORA, SIZE, rows
-from benchmarks.smoke_setup import commit_of
+from benchmarks.smoke_setup import commit_of, import_bundle
 from scripts.errors import PromptError
 from scripts.places import ROOT
+from scripts.server.process import ComfyServer
 from scripts.setup.command import Setup
 
 Result = dict[str, Any]
@@ -40,15 +41,19 @@ class Machine:
 
     def __init__(self) -> None:
         self.started: list[str] = []
+        self.stores: list[str] = []
         self.prompts: list[dict[str, Any]] = []
         self.fails = ""  # a node type whose prompts fail
         self.clock = 100.0
-        counted = dict.fromkeys(("region_compiles", "captures", "graph_calls", "replays", "eager_calls"), 0)
+        counted = dict.fromkeys(
+            ("region_compiles", "captures", "graph_calls", "replays", "eager_calls", "stall_seconds"), 0
+        )
         self.counted: dict[str, Any] = {**counted, "bypasses": {}}
 
     @contextlib.contextmanager
     def server(self, setup: Any, folder: Path, arguments: list[str], **settings: Any) -> Iterator[Any]:
         self.started.append(folder.name)
+        self.stores.append(settings["environment"]["RESOLUTE_STORE"])
         log = argparse.Namespace(poll=lambda: None, pid=os.getpid())
         yield argparse.Namespace(client=self, process=log, log=lambda: "Device: a GPU\nother")
 
@@ -108,6 +113,8 @@ def start(folder: Path, seconds: float = 1000.0) -> tuple[int, Result]:
 def test_a_whole_run_measures_ours_first_and_names_its_commit(machine: Machine, tmp_path: Path) -> None:
     code, result = start(tmp_path)
     assert machine.started == ["cold", "restart", "stock"]
+    store = str(tmp_path / "store")
+    assert machine.stores == [store, store, "0"]  # nothing is loaded beside stock's prompts
     assert (result["left"], result["failed"], result["commit"]) == ([], {}, "abc")
     is_stock = ["ResoluteCompile" not in str(nodes) for nodes in machine.prompts]
     assert is_stock == sorted(is_stock)
@@ -172,6 +179,15 @@ sys.exit(smoke.main())
         os.kill(int(child.read_text()), 0)
     found = json.loads((tmp_path / "out.json").read_text("utf-8"))
     assert {check["verdict"] for check in found["checks"]} == {NOT_RUN}
+
+
+def test_a_file_that_is_no_bundle_leaves_the_run_cold(tmp_path: Path) -> None:
+    file = tmp_path / "regions.bundle"
+    file.write_bytes(b"no zip")
+    found = import_bundle(file, ComfyServer(Path(sys.executable), ROOT, tmp_path / "server"), tmp_path / "store")
+    assert (found["imported"], found["imported_bytes"]) == (False, 6)
+    assert "bundle" in found["said"]
+    assert not (tmp_path / "store").exists()
 
 
 # --- what the file names --------------------------------------------------------------------------------------------
