@@ -6,9 +6,33 @@ without ComfyUI.
 
 from __future__ import annotations
 
+import logging
+import sys
 from typing import Any
 
-WEB_DIRECTORY = "./web"
+
+def _loaded_before() -> Any:
+    """The copy of this pack in another folder whose nodes ComfyUI registered before; None if there is none."""
+    registered = getattr(sys.modules.get("nodes"), "NODE_CLASS_MAPPINGS", {})
+    package = getattr(registered.get("ResoluteCompileModel"), "__module__", "").rpartition(".nodes.")[0]
+    copy: Any = sys.modules.get(package)
+    # Compared as ComfyUI wrote them: two copies may be links to one folder.
+    return None if copy is None or copy.__path__[0] == __path__[0] else copy
+
+
+if (_first := _loaded_before()) is None:
+    WEB_DIRECTORY = "./web"
+    other_copies: list[str] = []  # folders of copies that ComfyUI loaded later; a text on our nodes names them
+else:
+    # With such a table ComfyUI does not call `comfy_entrypoint`, and without WEB_DIRECTORY it serves no scripts.
+    NODE_CLASS_MAPPINGS: dict[str, Any] = {}
+    getattr(_first, "other_copies", []).append(__path__[0])
+    logging.getLogger(__name__).warning(
+        "Resolute is installed twice. The copy in %s runs, the one in %s does nothing. Delete one of them, then "
+        "restart ComfyUI.",
+        _first.__path__[0],
+        __path__[0],
+    )
 
 
 async def comfy_entrypoint() -> Any:

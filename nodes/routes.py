@@ -32,17 +32,14 @@ from .adapters.sampling import memory
 from .adapters.warm_up.request import parse_request
 from .adapters.warm_up.request_limits import MAX_BODY, MAX_SMALL_BODY, RequestTooLargeError, parse_body
 
-_registered = False
-
 
 def register() -> None:
-    """Add the routes and start to load remembered regions from disk; once in a process.
+    """Add the routes and start to load remembered regions from disk.
 
     ComfyUI serves each route at /resolute/... and at /api/resolute/...
     """
-    global _registered
     server = getattr(PromptServer, "instance", None)
-    if _registered or server is None:
+    if server is None:
         return
     preload.begin(server)
     server.routes.get("/resolute/cache")(_cache)
@@ -53,7 +50,6 @@ def register() -> None:
     server.routes.post("/resolute/warm-up")(_warm_up)
     server.routes.post("/resolute/free")(_free)
     server.routes.post("/resolute/measurements")(_measurements)
-    _registered = True
 
 
 async def _cache(request: web.Request) -> web.Response:

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from ..errors import first_line
-from ..torch_facts.operators import defined
+from ..torch_facts.operators import defined, shared
 from ..torch_facts.out_of_memory import is_out_of_memory
 from .kernels import STAND_IN, Given, Kernel, kernels_for, torchs_choice, with_masked_row
 from .table import Choice, ChoiceTable, Shape, machine_of, shape_of
@@ -197,7 +197,7 @@ def _failure(kernel: Kernel, references: Sequence[tuple[Given, torch.Tensor]]) -
     return "" if right else "its result differs from torch's"
 
 
-chooser = Chooser()
+chooser = shared("chooser", Chooser)
 
 
 @functools.cache

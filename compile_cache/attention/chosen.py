@@ -1,29 +1,33 @@
 """The operator of an attention that the user chose: a kernel that a trace cannot follow, called by name.
 
-Compiled code holds it as one opaque operator. The application says which functions there are (`use`).
+Compiled code holds it as one opaque operator. The application finds a function by its name (`use`).
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from ..torch_facts.operators import defined
+from ..torch_facts.operators import defined, shared
 
 _SCHEMA = (
     "(Tensor q, Tensor k, Tensor v, str name, int heads, Tensor? mask, bool skip_reshape, bool skip_output_reshape, "
     "float? scale, bool enable_gqa, bool low_precision) -> Tensor"
 )
-_functions: Mapping[str, Callable[..., torch.Tensor]] = {}
+Find = Callable[[str], Callable[..., torch.Tensor] | None]
+
+_finds: dict[str, Find] = shared("finds_chosen_attention", dict)  # of each copy of this pack in the process
 
 
-def use(functions: Mapping[str, Callable[..., torch.Tensor]]) -> None:
-    """Name the functions, which take what `attention` takes. A later change of the mapping counts."""
-    global _functions
-    _functions = functions
+def use(copy: str, find: Find) -> None:
+    """Find functions with `find`. It gives a name's function, which takes what `attention` takes, or None.
+
+    copy: a name that no other copy of this pack has; `find` takes the place of an earlier one.
+    """
+    _finds[copy] = find
 
 
 def attention(
@@ -64,11 +68,18 @@ def _run(
     more: dict[str, Any] = {} if scale is None else {"scale": scale}
     more |= {"enable_gqa": True} if enable_gqa else {}
     more |= {} if low_precision else {"low_precision_attention": False}
-    result = _functions[name](
+    result = _named(name)(
         q, k, v, heads, mask=mask, skip_reshape=skip_reshape, skip_output_reshape=skip_output_reshape, **more
     )
     shares = any(result.untyped_storage().data_ptr() == each.untyped_storage().data_ptr() for each in (q, k, v))
     return result.clone() if shares else result.contiguous()
+
+
+def _named(name: str) -> Callable[..., torch.Tensor]:
+    for find in reversed(_finds.values()):
+        if (function := find(name)) is not None:
+            return function
+    raise LookupError(f"No attention has the name {name!r} any more. Choose another one, and run again.")
 
 
 def _empty_result(q: Any, k: Any, v: Any, name: str, heads: int, mask: Any, *flags: Any) -> Any:

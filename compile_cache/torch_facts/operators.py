@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
+NAMESPACE = "resolute"
 _DEVICES = ("cpu", "cuda")
+T = TypeVar("T")
 
 
 def defined(
@@ -23,8 +25,18 @@ def defined(
     result without contents, for a trace.
     """
     if not hasattr(torch.ops.resolute, name):
-        torch.library.define(f"resolute::{name}", schema, tags=tags)
-        torch.library.impl(f"resolute::{name}", _DEVICES, run)
-        torch.library.register_fake(f"resolute::{name}", fake)
+        torch.library.define(f"{NAMESPACE}::{name}", schema, tags=tags)
+        torch.library.impl(f"{NAMESPACE}::{name}", _DEVICES, run)
+        torch.library.register_fake(f"{NAMESPACE}::{name}", fake)
     operator: Callable[..., Any] = getattr(torch.ops.resolute, name).default
     return operator
+
+
+def shared(name: str, make: Callable[[], T]) -> T:
+    """The object that the functions of an operator read. The first copy of this pack in a process makes it.
+
+    torch knows operators by name, so two copies of this pack in one process share them. Where each copy filled a table
+    of its own, an operator read only the table of the copy that defined it.
+    """
+    found: T = vars(torch.ops.resolute).setdefault(name, make())
+    return found

@@ -26,7 +26,6 @@ _OURS: dict[str, type[io.ComfyNode]] = {
     node.define_schema().node_id: node
     for node in (*speedups.NODES, *loaders.NODES, *boosters.NODES, *without_meaning.NODES, *images.NODES)
 }
-_begun = False
 
 
 def nodes_to_register() -> list[type[io.ComfyNode]]:
@@ -39,10 +38,6 @@ def begin(server: Any) -> None:
 
     server: ComfyUI's PromptServer.
     """
-    global _begun
-    if _begun:
-        return
-    _begun = True
 
     async def start(app: Any) -> None:
         if precedence.withdraw(_OURS, nodes.NODE_CLASS_MAPPINGS, nodes.NODE_DISPLAY_NAME_MAPPINGS):

@@ -20,6 +20,7 @@ from scripts.server.process import ComfyServer
 from scripts.setup import comfyui
 
 pytest.register_assert_rewrite(f"{__package__}.rig")
+from .families.kit import forget_regions  # noqa: E402
 from .in_process import load  # noqa: E402
 from .rig import Bench, PromptDict, Run, compiled, without_decoder  # noqa: E402 (after register_assert_rewrite)
 
@@ -82,10 +83,12 @@ def warm(bench: Bench, seeds: Iterator[int]) -> Run:
     return bench.run(compiled(_tiny_prompt(seed=next(seeds))))
 
 
-@pytest.fixture(scope="session")
-def core() -> SimpleNamespace:
-    """ComfyUI's own modules and ours in this process; see ``in_process.load``."""
-    return load()
+@pytest.fixture(scope="module")
+def core() -> Iterator[SimpleNamespace]:
+    """ComfyUI's own modules and ours in this process; see ``in_process.load``. Each file compiles its own regions."""
+    modules = load()
+    yield modules
+    forget_regions(modules)
 
 
 @pytest.fixture

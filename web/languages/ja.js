@@ -203,6 +203,7 @@ export default {
   "another node put {code} in place of the whole network": "別のノードがネットワーク全体を {code} に置き換えました",
   "there is no VAE to compile: the checkpoint has none": "コンパイルする VAE がありません：チェックポイントに含まれていません",
   "backend: {why}": "バックエンド：{why}",
+  "Resolute is installed twice: delete {other} or {own}": "Resolute が 2 つインストールされています：{other} か {own} を削除してください",
   "a T2I adapter runs once per picture, not once per step: there is nothing to compile": "T2I アダプターはステップごとではなく画像ごとに 1 回だけ動きます：コンパイルするものはありません",
   "a ControlLora is built anew from the model in every run, so it runs as it is": "ControlLora は実行のたびにモデルから作り直されるため、そのまま動きます",
   "{kind} has no network that Resolute knows, so it runs as it is": "{kind} には Resolute の知るネットワークがないため、そのまま動きます",

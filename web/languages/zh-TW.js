@@ -203,6 +203,7 @@ export default {
   "another node put {code} in place of the whole network": "另一個節點用 {code} 取代了整個網路",
   "there is no VAE to compile: the checkpoint has none": "沒有可編譯的 VAE：檢查點中沒有",
   "backend: {why}": "後端：{why}",
+  "Resolute is installed twice: delete {other} or {own}": "Resolute 安裝了兩份：請刪除 {other} 或 {own}",
   "a T2I adapter runs once per picture, not once per step: there is nothing to compile": "T2I 轉接器每張圖只執行一次，而不是每步一次：沒有可編譯的內容",
   "a ControlLora is built anew from the model in every run, so it runs as it is": "ControlLora 每次執行都從模型重新建構，因此照原樣執行",
   "{kind} has no network that Resolute knows, so it runs as it is": "{kind} 沒有 Resolute 認識的網路，因此照原樣執行",

@@ -203,6 +203,7 @@ export default {
   "another node put {code} in place of the whole network": "另一个节点用 {code} 替换了整个网络",
   "there is no VAE to compile: the checkpoint has none": "没有可编译的 VAE：检查点中没有",
   "backend: {why}": "后端：{why}",
+  "Resolute is installed twice: delete {other} or {own}": "Resolute 安装了两份：请删除 {other} 或 {own}",
   "a T2I adapter runs once per picture, not once per step: there is nothing to compile": "T2I 适配器每张图只运行一次，而不是每步一次：没有可编译的内容",
   "a ControlLora is built anew from the model in every run, so it runs as it is": "ControlLora 每次运行都从模型重新构建，因此按原样运行",
   "{kind} has no network that Resolute knows, so it runs as it is": "{kind} 没有 Resolute 认识的网络，因此按原样运行",

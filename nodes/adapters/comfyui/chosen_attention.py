@@ -79,7 +79,6 @@ def run(name: str, function: Any, q: Any, k: Any, v: Any, heads: int, mask: Any 
 
     q, k, v, given: of core's functions. What they read beside the operator's arguments is given by no block.
     """
-    chosen.use(functions())
     return chosen.attention(
         name, q, k, v, heads, mask,
         bool(given.get("skip_reshape", False)), bool(given.get("skip_output_reshape", False)), given.get("scale"),
@@ -124,3 +123,10 @@ def _name_of(function: Any) -> str | None:
 
 def _core() -> Any:
     return importlib.import_module("comfy.ldm.modules.attention")
+
+
+def _function_of(name: str) -> Callable[..., torch.Tensor] | None:
+    return functions().get(name)
+
+
+chosen.use(__name__, _function_of)  # here, since a region from disk runs the operator without a trace

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import Any
 
 from ....compile_cache.texts import Text, words_of
@@ -16,6 +17,11 @@ def show_on_node(text: str, node_id: str | None) -> None:
     The words of a Text go before it, since ComfyUI's message has room for a plain string only.
     """
     server = _server()
+    pack: Any = sys.modules.get(__name__.rpartition(".nodes.")[0])
+    for folder in getattr(pack, "other_copies", ()):
+        names = {"other": Path(folder).name, "own": Path(pack.__path__[0]).name}
+        twice = Text("Resolute is installed twice: delete {other} or {own}", **names)
+        text = Text.joined("\n", [twice, text])  # first: a node has room for three lines
     if node_id is not None and server is not None and hasattr(server, "send_progress_text"):
         if isinstance(text, Text):
             broadcast("text", text=text, words=text.words)

@@ -42,6 +42,9 @@ SPARED: dict[str, dict[str, set[str]]] = {
     "LTX": {},
 }
 SIZES = [Size(1, 8, 12, 7), Size(3, 10, 6, 13, 3)]
+# Where blocks are counted. In a batch of one torch multiplies tokens and adds the bias in one operator, a trace in two.
+# Some CPUs round these differently, and a block whose bits differ stays whole.
+BATCHES = (2, 3, 4)
 
 
 def leaves(result: Any) -> list[Any]:
@@ -143,7 +146,7 @@ def test_a_run_has_the_bits_of_the_whole_model_and_each_prologue_runs_once(
 
     module = MODELS[name].make()
     texts: dict[tuple[int, int], dict[str, Any]] = {}
-    for batch in (1, 2, 3):
+    for batch in BATCHES:
         for prompt in (1, 2):
             torch.manual_seed(prompt)
             texts[batch, prompt] = MODELS[name].call(Size(batch, 8, 10, 7))
@@ -163,7 +166,7 @@ def test_a_run_has_the_bits_of_the_whole_model_and_each_prologue_runs_once(
     if ahead:
         assert counters.prologue_runs == in_first_step
     blocks, is_pooled = BLOCKS[name]
-    levels, batches, prompts = len(set(LEVELS)), 3, 2
+    levels, batches, prompts = len(set(LEVELS)), len(BATCHES), 2
     assert counters.prologue_runs == blocks * levels * batches * (prompts if is_pooled else 1)
     assert kept.reads == len(LEVELS) * batches * prompts
 
@@ -181,5 +184,5 @@ def test_blocks_with_quantized_weights_are_split(core: SimpleNamespace, split_si
     model = quantized.model_of("Flux", form)
     module = model.make()
     with hooked(core, module, run):
-        call(module, model.call(SIZES[0]))
+        call(module, model.call(SIZES[1]))
     assert spared == _FLUX

@@ -24,6 +24,7 @@ STEPS = 4
 # How many calls of the model each sampler makes in a step, and whether all have a noise level of the schedule.
 SAMPLERS = {"dpmpp_2m": True, "euler_ancestral": True, "heun": True, "dpmpp_sde": False}
 FORESEEN = ("Flux", "SD3.5", "Qwen-Image")
+BATCH = 2  # where blocks are counted: see `BATCHES` in test_split
 
 
 class Streaming:
@@ -154,10 +155,10 @@ def test_the_report_counts_bytes_and_prologues(streaming: Callable[..., Streamin
     model = streaming("Flux")
     counters = model.bench.stats.counters
     if not is_first:
-        model.run("euler_ancestral")
+        model.run("euler_ancestral", BATCH)
     addresses = {module: module._v for module in model.names}
     before = replace(counters)
-    model.run("euler_ancestral")
+    model.run("euler_ancestral", BATCH)
     assert ({module: module._v for module in model.names} != addresses) == is_first
     blocks, levels = len(model.paged.order._blocks), STEPS
     assert counters.streamed_bytes - before.streamed_bytes == sum(model.moved.values())

@@ -32,6 +32,28 @@ print(json.dumps({
     "heavy": sorted(sys.modules.keys() & {"torch", "numpy", "comfy", "comfy_api", "nodes", "server", "folder_paths"}),
 }))
 """
+# ComfyUI's table of nodes, as it is after the first copy was loaded; then one more copy is loaded.
+TWICE = """
+from types import SimpleNamespace
+first, how = module, sys.argv[2]
+class CompileModel: pass
+CompileModel.__module__ = name + ".nodes.compile_model"
+sys.modules["nodes"] = SimpleNamespace(NODE_CLASS_MAPPINGS={"ResoluteCompileModel": CompileModel})
+if how == "removed":
+    del sys.modules[name]
+if how == "older":
+    del first.other_copies
+folder = folder if how == "again" else sys.argv[3]
+name = folder.replace(".", "_x_")
+spec = importlib.util.spec_from_file_location(name, folder + "/__init__.py")
+module = sys.modules[name] = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(module)
+print(json.dumps({
+    "works": not hasattr(module, "NODE_CLASS_MAPPINGS") and module.WEB_DIRECTORY == "./web",
+    "does nothing": getattr(module, "NODE_CLASS_MAPPINGS", None) == {} and not hasattr(module, "WEB_DIRECTORY"),
+    "told": getattr(first, "other_copies", None),
+}))
+"""
 SUBMODULES = """
 import nodes
 print(json.dumps({
@@ -58,14 +80,14 @@ def installed(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     return folder
 
 
-def load(folder: Path, then: str, path: str = "") -> dict[str, Any]:
+def load(folder: Path, then: str, *arguments: str, path: str = "") -> dict[str, Any]:
     """Load a folder in a fresh interpreter outside our tree, and return the JSON that `then` prints."""
     environment = {**os.environ, "PYTHONPATH": path}
-    command = [sys.executable, "-c", LOAD + then, str(folder)]
+    command = [sys.executable, "-c", LOAD + then, str(folder), *arguments]
     done = subprocess.run(command, cwd=folder.parent, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     result: dict[str, Any] = json.loads(done.stdout)
-    return result
+    return {**result, "log": done.stderr}
 
 
 def test_the_root_loads_by_path_without_comfyui_and_without_torch(installed: Path) -> None:
@@ -86,3 +108,22 @@ def test_submodules_are_found_inside_the_folder_and_not_as_top_level_modules(ins
 def test_the_web_folder_that_the_root_names_exists() -> None:
     report = load(ROOT, REPORT)
     assert (ROOT / report["web"]).is_dir()
+
+
+@pytest.mark.parametrize("how", ["newer", "older"])
+def test_a_second_copy_does_nothing_and_says_so(installed: Path, how: str) -> None:
+    """An older first copy cannot be told; the log has the line in any case. Both copies may link to one folder."""
+    other = installed.with_name("ComfyUI-Resolute")
+    other.symlink_to(installed, target_is_directory=True)
+    report = load(installed, TWICE, how, str(other))
+    assert report["does nothing"]
+    assert f"The copy in {installed} runs, the one in {other} does nothing." in report["log"]
+    assert report["told"] == ([str(other)] if how == "newer" else None)
+
+
+@pytest.mark.parametrize("how", ["again", "removed"])
+def test_a_copy_that_is_loaded_again_or_in_place_of_a_removed_one_works(installed: Path, how: str) -> None:
+    other = installed.with_name("ComfyUI-Resolute")
+    other.symlink_to(installed, target_is_directory=True)
+    report = load(installed, TWICE, how, str(other))
+    assert (report["works"], report["told"], report["log"]) == (True, [], "")

@@ -20,6 +20,7 @@ import torch
 from ....errors import first_line
 from ....store.artifact_store import Artifact
 from ....torch_facts.flags import apply_flags, flags_for_workers
+from ....torch_facts.operators import NAMESPACE
 from ....torch_facts.out_of_memory import is_out_of_memory
 from ....torch_facts.private_names import (
     FakeTensorMode,
@@ -97,9 +98,12 @@ def job_of(key: str, label: str, traced: Trace) -> Job:
 
 
 def _packages_of(graph: torch.fx.GraphModule) -> tuple[str, ...]:
-    """The imported packages that have the names of operators' namespaces, as `comfy_kitchen` has."""
+    """The imported packages that have the names of operators' namespaces, as `comfy_kitchen` has.
+
+    Not ours: the worker registers our operators itself, and another package may have our name.
+    """
     spaces = {node.target.namespace for node in graph.graph.nodes if isinstance(node.target, OpOverload)}
-    return tuple(sorted(spaces & sys.modules.keys()))
+    return tuple(sorted((spaces - {NAMESPACE}) & sys.modules.keys()))
 
 
 # --- in the worker ---------------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ import pickle
 import subprocess
 import sys
 from collections.abc import Iterator
+from types import ModuleType
 from typing import Any
 
 import comfy_kitchen
@@ -28,6 +29,7 @@ from compile_cache.regions.region_weights import cast_pattern, given_as_inputs, 
 from compile_cache.regions.structure import structure_digest
 from compile_cache.regions.weight_parts import form_of
 from compile_cache.store.artifact_store import Artifact
+from compile_cache.torch_facts.operators import NAMESPACE
 from scripts.places import ROOT
 
 WIDTH = 64
@@ -194,6 +196,16 @@ def test_a_worker_compiles_a_graph_that_calls_comfy_kitchen(layout: str) -> None
     compiled = unpack(Artifact(**made))
     assert compiled.quantized == ((layout, LAYOUTS[layout][0]),)
     assert torch.equal(compiled(weight_inputs(weight_slots(module)), [x]), module(x))
+
+
+def test_a_worker_imports_comfy_kitchen_and_no_package_that_has_the_name_of_our_operators(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A test runner imports the pack by the name of its folder, `resolute` in a clone; a worker cannot."""
+    monkeypatch.setitem(sys.modules, NAMESPACE, ModuleType(NAMESPACE))
+    packages = {layout: job_of("key", "Linear", traced(Linear(layout))).packages for layout in LAYOUTS}
+    assert packages["TensorWiseINT8Layout"] == (kitchen.NAMESPACE,)
+    assert packages["AsymW4A8Int8Layout"] == ()
 
 
 class TestForms:
