@@ -9,35 +9,67 @@ from collections.abc import Iterator
 
 from scripts.errors import ServerError
 
+SETTLES = 10.0  # seconds that a process which just ended may take to give its memory back
+
+# A process that ended gives its memory back some seconds later: at first too little is free, or more gets free after
+# all is held. So it looks again until the free memory stays. A piece that the device refuses is tried in smaller ones.
 _BALLAST = """
 import sys, time, torch
-held, want = [torch.zeros(1, device="cuda")], float(sys.argv[1]) * 2**30
-for step in (2**30, 2**26, 2**22):
-    while torch.cuda.mem_get_info()[0] - want > step:
-        held.append(torch.empty(step, dtype=torch.uint8, device="cuda"))
-print("held", flush=True)
+want, settles = float(sys.argv[1]) * 2**30, float(sys.argv[2])
+held = [torch.zeros(1, device="cuda")]
+
+def free():
+    return torch.cuda.mem_get_info()[0]
+
+def hold():
+    for step in (2**30, 2**26, 2**22):
+        while free() - want > step:
+            try:
+                held.append(torch.empty(step, dtype=torch.uint8, device="cuda"))
+            except RuntimeError:
+                break
+
+began = since = time.monotonic()
+before = None
+while time.monotonic() - began < settles:
+    hold()
+    now = free()
+    if now != before:
+        before, since = now, time.monotonic()
+    elif abs(now - want) <= 2**26 and time.monotonic() - since > settles / 8:
+        break
+    time.sleep(settles / 100)
+print("held" if abs(free() - want) <= 2**26 else f"{free() / 2**30:.2f} of {torch.cuda.mem_get_info()[1] / 2**30:.2f}")
+sys.stdout.flush()
 sys.stdin.read()
 """
 
 
 @contextlib.contextmanager
-def held(gib: float | None, python: str | os.PathLike[str]) -> Iterator[None]:
-    """Hold so much of the GPU that `gib` GiB are free; nothing for None. python: an interpreter with torch.
+def held(gib: float | None, python: str | os.PathLike[str], settles: float = SETTLES) -> Iterator[None]:
+    """Hold so much of the GPU that `gib` GiB are free, to 64 MiB; nothing for None. python: an interpreter with torch.
 
-    Raises ServerError if the process ends before it holds that much.
+    Raises ServerError if that is not possible: at once for a size below nothing, else after `settles` seconds.
     """
     if gib is None:
         yield
         return
-    command = [os.fspath(python), "-c", _BALLAST, str(gib)]
+    if gib <= 0:
+        raise ServerError(f"A card with {gib:.2f} GiB free is none: something that runs holds more than the card has.")
+    command = [os.fspath(python), "-c", _BALLAST, str(gib), str(settles)]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert process.stdout is not None
     assert process.stdin is not None
     assert process.stderr is not None
     try:
-        if process.stdout.readline().strip() != b"held":
+        answer = process.stdout.readline().decode().strip()
+        if not answer:
             raise ServerError(
                 f"The GPU's memory cannot be held: {process.stderr.read().decode(errors='replace')[-500:]}"
+            )
+        if answer != "held":
+            raise ServerError(
+                f"{gib:g} GiB of the GPU cannot be left free: {answer} GiB are. Another process holds memory: end it."
             )
         yield
     finally:

@@ -1,8 +1,11 @@
-"""The memory of the device and of a server: watched while prompts run, and held so that the card is a smaller one."""
+"""The memory of the device and of a server: watched while prompts run, and held so that the card is a smaller one; and
+the bus between them.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import statistics
 import sys
 import threading
 from collections.abc import Iterator
@@ -54,8 +57,29 @@ class Memory:
         self._thread.join()
 
 
+def bus_gb_per_s() -> float:
+    """GB that cross the bus to the device in a second, from pinned memory. Needs CUDA."""
+    device = torch.empty(GIB, dtype=torch.uint8, device="cuda")
+    host = torch.empty(GIB, dtype=torch.uint8, pin_memory=True).fill_(1)
+    found = []
+    for _ in range(5):
+        before, after = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        before.record()
+        device.copy_(host, non_blocking=True)
+        after.record()
+        after.synchronize()
+        found.append(GIB / before.elapsed_time(after) / 1e6)
+    del device, host
+    torch.cuda.empty_cache()
+    return statistics.median(found)
+
+
 @contextlib.contextmanager
 def small_card(gib: float | None) -> Iterator[None]:
-    """Hold device memory in another process, so that `gib` GiB are free. Nothing is held without a GPU."""
+    """Hold device memory in another process, so that `gib` GiB are free. Nothing is held without a GPU.
+
+    Enter it before the server starts: what a running server holds would be missing from the card that it sees. Raises
+    ServerError at once if the card is too small.
+    """
     with ballast.held(gib if torch.cuda.is_available() else None, sys.executable):
         yield

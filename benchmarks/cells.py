@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,9 @@ from scripts.errors import PromptError, ServerError
 from . import rig
 
 NO_LIMIT = 1e9  # seconds
+PARTS = "lacks"  # of a row: the contenders that it has not yet
+
+Row = dict[str, Any]
 
 
 class OutOfTimeError(Exception):
@@ -58,24 +61,29 @@ class Cells:
         return next((row for row in self.rows if self._key(row) == key), None)
 
     def lacks(self, key: Hashable) -> bool:
-        """A cell is to be measured: there is no row of it, or it failed."""
+        """A cell is to be measured: there is no row of it, it failed, or it was cut and is a part."""
         row = self.find(key)
-        return row is None or "failed" in row
+        return row is None or "failed" in row or bool(row.get(PARTS))
 
     @property
     def seconds_left(self) -> float:
         return self.deadline - time.monotonic()
 
-    def measure(self, name: str, measure: Callable[[], dict[str, Any]], guess: float = 0.0) -> dict[str, Any] | None:
+    def measure(self, name: str, measure: Callable[[], Row | Iterable[Row]], guess: float = 0.0) -> Row | None:
         """Measure a cell and write it. None, and its name in `left`, if the time that is left is shorter than the
         longest cell of this run took, or than `guess` seconds before one was measured; None, and why in `failed`, if a
         prompt or its server failed.
+
+        measure: returns the row, or yields it each time that it has more (see `parts`): what a cell that is cut or
+        fails has yielded stays in the file.
         """
         if self.seconds_left < (self._longest or guess):
             return self._leave(name)
         started = time.monotonic()
         try:
-            row = measure()
+            row, found = None, measure()
+            for row in [found] if isinstance(found, dict) else found:
+                self.add(row)
         except OutOfTimeError:
             return self._leave(name)
         except (PromptError, ServerError) as error:  # the other cells still count
@@ -84,7 +92,6 @@ class Cells:
             self.save()
             return None
         self._longest = max(self._longest, time.monotonic() - started)
-        self.add(row)
         return row
 
     def _leave(self, name: str) -> None:
@@ -106,3 +113,11 @@ class Cells:
         """Write the file. more: what it has beside the rows, from now on."""
         self.about |= more
         rig.save(self._out, {**self.before, **self.about, "left": self.left, "failed": self.failed, "rows": self.rows})
+
+
+def parts(row: Row, contenders: Sequence[str], measure: Callable[[str], None]) -> Iterator[Row]:
+    """Yield a row after each contender. measure: puts a contender's figures into the row; ours comes first."""
+    for place, contender in enumerate(contenders):
+        measure(contender)
+        row[PARTS] = list(contenders[place + 1 :])
+        yield row

@@ -35,7 +35,7 @@ from scripts.server.process import ComfyServer
 from scripts.setup import command
 
 from . import rig
-from .cells import Cells, OutOfTimeError, add_options
+from .cells import Cells, OutOfTimeError, add_options, parts
 from .family_models import FAMILIES, Family, family, floor_ms, make_all
 from .rig import ROOT, STOCK, environment, node, without_paths
 from .weight_formats import file_of
@@ -247,26 +247,30 @@ def _measure_all(bench: Bench, server: ComfyServer, base: Path, options: argpars
         return {"family": name, "size": text, "weights": options.weights, "floor_ms": floor, "details": {}}
 
     def measure(row: dict[str, Any], size: tuple[int, int], contenders: Sequence[str], is_first: bool) -> Any:
-        """The row with these contenders too."""
-        cell, details = f"{row['family']} {row['size']}", row["details"]
-        results = {**details, **{each: bench.measure(row["family"], each, size) for each in contenders}}
-        if STOCK in contenders:
-            latents[cell] = results[STOCK]
-        elif cell not in latents:  # an earlier run measured stock
-            reference = bench.seconds(bench.prompt(row["family"], STOCK, size, STEPS, 1))[1]
-            latents[cell] = {"latents": rig.latents(server.client, reference)}
-        results[STOCK] = {**results[STOCK], **{key: latents[cell][key] for key in latents[cell] if key == "latents"}}
-        errors = {name: row.get(name) for name in ("error", "core_error")}
-        fill(row, results, is_first)
-        row |= {name: value for name, value in errors.items() if row[name] is None}
-        return row
+        """The row with these contenders too, after each of them."""
+        cell, results = f"{row['family']} {row['size']}", dict(row["details"])
+
+        def add(contender: str) -> None:
+            results[contender] = bench.measure(row["family"], contender, size)
+            if contender == STOCK:
+                latents[cell] = {key: each for key, each in results[STOCK].items() if key == "latents"}
+            elif contender == CORE and cell not in latents:  # an earlier run measured stock
+                reference = bench.seconds(bench.prompt(row["family"], STOCK, size, STEPS, 1))[1]
+                latents[cell] = {"latents": rig.latents(server.client, reference)}
+            if STOCK in results:
+                results[STOCK] |= latents.get(cell, {})
+            errors = {name: row.get(name) for name in ("error", "core_error")}
+            fill(row, results, is_first)
+            row.update({name: value for name, value in errors.items() if row[name] is None})
+
+        return parts(row, contenders, add)
 
     places = [
         (name, size, place == 0)
         for name in options.family
         for place, size in enumerate(family(name, options.cpu).sizes[: options.sizes])
     ]
-    for contenders in [(STOCK, OURS), *([] if options.no_core else [(CORE,)])]:
+    for contenders in [(OURS, STOCK), *([] if options.no_core else [(CORE,)])]:
         for name, size, is_first in places:
             row = begin(name, size)
             row = cells.find((row["family"], row["size"], row["weights"])) or row

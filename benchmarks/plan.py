@@ -1,13 +1,14 @@
 """Every run on a GPU that the claims need, in order, as one command that ends in time and goes on where it stopped.
 
-    python -m benchmarks.plan --folder FOLDER [--seconds 560] [--steps tests tour ...] [--models FOLDER] [--list]
+    python -m benchmarks.plan --folder FOLDER [--seconds 560] [--steps smoke tour ...] [--models FOLDER] [--list]
 
 A step is a command of STEPS. It gets what is left of `--seconds`, and is ended a little later with all its processes. A
 step is done when it ended by itself and left nothing out; done steps are not begun again, others go on with the cells
 that they lack. FOLDER keeps results (NAME.json), logs (NAME.log) and what is done (`plan.json`), and has folders with
-models and compiled regions. To go on with another machine, bring its files along. `--list` prints the commands. Needs
-CUDA and the environment of `scripts/test` (without a network, set RESOLUTE_PYTHON and COMFYUI_PATH; ComfyUI's front end
-is not needed). docs/claims.md has the table.
+models and compiled regions. `plan.json` also has the seconds that each step took: on a machine that took twice the
+estimates for these, the others are expected to take twice theirs. To go on with another machine, bring the files along.
+`--list` prints the commands. Needs CUDA and the environment of `scripts/test` (without a network, set RESOLUTE_PYTHON
+and COMFYUI_PATH; ComfyUI's front end is not needed). docs/claims.md has the table.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import argparse
 import contextlib
 import json
 import os
+import platform
 import shutil
 import signal
 import subprocess
@@ -30,7 +32,7 @@ from .plan_steps import STEPS, Step
 from .rig import ROOT
 
 _SPARE = 20.0  # seconds, for a step to write its results and to stop its servers
-_LEAST = 45.0  # seconds: with less left, no step begins
+_LEAST = 45.0  # seconds: with less left, no step begins; on a slow machine more
 _LEFT_OUT = ("left out", "s are over")  # what benchmarks say of cells that did not fit into their time
 
 
@@ -41,8 +43,36 @@ def failures(out: Path) -> Any:
     return None
 
 
-def make_room(models: Path, gb: int) -> None:
-    """Delete random models, the largest first, until so much of the disk is free. Their benchmarks make them anew."""
+def machine() -> str:
+    return f"{platform.node()}, {os.cpu_count()} processors"
+
+
+def slowness(done: dict[str, Any]) -> float:
+    """By how much longer than the estimates steps took on this machine; if none ran here, on those where they ran.
+
+    A step that was cut counts once it has taken longer than its estimate.
+    """
+    ran = [each for each in done.values() if each.get("done") or each["seconds"] > each["estimate"]]
+    ran = [each for each in ran if each["machine"] == machine()] or ran
+    return float(sum(each["seconds"] for each in ran) / sum(each["estimate"] for each in ran)) if ran else 1.0
+
+
+def expected(step: Step, done: dict[str, Any]) -> float:
+    """Seconds that a step takes here, or what is left of it; at least so many are left when it begins."""
+    spent = done.get(step.name, {}).get("seconds", 0.0)
+    scaled = step.seconds * slowness(done)
+    return max(scaled, 1.25 * spent) if step.whole else max(scaled - spent, least(done))
+
+
+def least(done: dict[str, Any]) -> float:
+    """With fewer seconds left no step begins."""
+    return _LEAST * max(1.0, slowness(done))
+
+
+def make_room(models: Path, gb: int) -> bool:
+    """Delete random models, the largest first, until so much of the disk is free. Their benchmarks make them anew.
+    Returns whether it is.
+    """
     found = [file for file in models.rglob("resolute-random-*") if file.suffix != ".json"]
     made = sorted(found, key=lambda file: file.stat().st_size)
     while made and shutil.disk_usage(models).free < gb * 1e9:
@@ -50,6 +80,7 @@ def make_room(models: Path, gb: int) -> None:
         print(f"-- deleted {file.name}: the disk has no room", flush=True)
         file.with_suffix(".json").unlink(missing_ok=True)  # what tells a benchmark that the model is there
         file.unlink()
+    return shutil.disk_usage(models).free >= gb * 1e9
 
 
 def play(step: Step, arguments: list[str], log: Path, seconds: float) -> tuple[int, bool]:
@@ -119,6 +150,14 @@ def main() -> int:
     )
 
 
+def foresee(steps: list[Step], done: dict[str, Any], seconds: float) -> None:
+    """Say at once how long each step is expected to take here, and which cannot fit."""
+    for step in steps:
+        needed = expected(step, done)
+        fits = "" if needed <= seconds else ": too long for this call" if step.whole else ": goes on in a later call"
+        print(f"-- {step.name}: about {needed:.0f} s{fits}", flush=True)
+
+
 def run(steps: list[Step], folder: Path, models: Path, seconds: float) -> int:
     """Run the steps that are not done. Returns 1 if one failed."""
     deadline = time.monotonic() + seconds
@@ -127,20 +166,28 @@ def run(steps: list[Step], folder: Path, models: Path, seconds: float) -> int:
     kept = folder / "plan.json"
     done: dict[str, Any] = json.loads(kept.read_text("utf-8")) if kept.is_file() else {}
     failed = []
+    foresee([step for step in steps if not done.get(step.name, {}).get("done")], done, seconds - _SPARE)
     for step in steps:
         left = deadline - time.monotonic() - _SPARE
-        if done.get(step.name, {}).get("done"):
+        before = done.get(step.name, {})
+        if before.get("done"):
             continue
-        if left < (step.seconds if step.whole else _LEAST):
-            print(f"-- {step.name}: not begun, {max(left, 0):.0f} s are left", flush=True)
+        needed = expected(step, done)
+        if left < (needed if step.whole else least(done)):
+            print(f"-- {step.name}: not begun, {max(left, 0):.0f} s are left of about {needed:.0f}", flush=True)
             continue
-        make_room(models, step.gb)
-        print(f"-- {step.name}: {step.settles}; about {step.seconds} s", flush=True)
+        if not make_room(models, step.gb):
+            print(f"-- {step.name}: not begun, its models need {step.gb} GB of disk in {models}", flush=True)
+            continue
+        print(f"-- {step.name}: {step.settles}; about {needed:.0f} s", flush=True)
         started = time.monotonic()
         code, has_left_out = play(step, step.arguments(folder, models, left), folder / f"{step.name}.log", left)
         took = time.monotonic() - started
         is_done = code == 0 and not has_left_out and not failures(folder / f"{step.name}.json")
-        done[step.name] = {"done": is_done, "code": code, "seconds": round(took, 1)}
+        spent = before.get("seconds", 0.0)
+        spent = max(took, spent) if step.whole else took + spent  # a whole step begins anew
+        entry = {"done": is_done, "code": code, "seconds": round(spent, 1), "estimate": step.seconds}
+        done[step.name] = entry | {"machine": machine()}
         rig.save(kept, done)
         print(f"-- {step.name}: {'done' if is_done else f'not done, exit code {code}'} after {took:.0f} s", flush=True)
         failed += [step.name] if code not in (0, 124) else []

@@ -53,14 +53,20 @@ def _module(name: str, *arguments: str) -> tuple[str, ...]:
 
 _KEPT = ("--models", _MODELS)
 _SDXL = ("--folder", f"{_FOLDER}/sdxl")  # one store for all that run SDXL
-_OURS = ("--contenders", "resolute", "--no-resident", "--profile")
-_STREAMED = ("--cells", "flux:12", "flux:8", "--folder", f"{_FOLDER}/streamed")
+_STREAMED = ("--cells", "flux:12", "flux:8", "qwen-image:8", "--folder", f"{_FOLDER}/streamed", "--no-resident")
 STEPS = (
+    Step(
+        "smoke",
+        _module("smoke", *_KEPT, "--folder", f"{_FOLDER}/smoke", "--bundle", f"{_FOLDER}/regions.bundle"),
+        240,
+        "SDXL and Flux are within their bounds: cold, a restart, new sizes, a LoRA, a batch, unload, fp8, a decode",
+        25,
+    ),
     Step(
         "tests",
         ("scripts/test", "--gpu", "--", "-q"),
         260,
-        "captures, also broken ones, attention by shape, noise levels, quantized products and parity are right here",
+        "captures, also broken ones, attention by shape, quantized products and parity are right here",
         whole=True,
     ),
     Step(
@@ -70,43 +76,30 @@ STEPS = (
         "SDXL at nine sizes: seconds, ms a step, the stall of a new size",
     ),
     Step(
-        "lcm",
-        _module("tour", "--kind", "sdxl", "--backends", "inductor", "--sizes", "1", "--sampler", "lcm", *_SDXL),
-        40,
-        "seconds of a whole prompt of four LCM steps",
-    ),
-    Step(
-        "families",
-        _module("families", "--no-core", "--sizes", "1", "--family", "ltx", "flux", "hunyuan-1.5", *_KEPT),
-        120,
-        "LTX and HunyuanVideo with masks by shape at least 1.15 times stock; Flux with fused rotary",
-        25,
-    ),
-    Step(
-        "kernels",
-        _module("kernel_trials", "--family", "Flux", "LTX", "SDXL", "--variants", "before", "present", "only rotary"),
-        130,
-        "what the kernels of blocks gain",
-    ),
-    Step(
         "restart",
-        _module("restart", "--contenders", "stock", "resolute", "--sizes", "1", "--pause", "6"),
+        _module("restart", "--contenders", "resolute", "stock", "--sizes", "1", "--pause", "6"),
         130,
         "SDXL cold, after a restart, and at a new size",
     ),
     Step(
-        "streamed",
-        _module("streamed", *_STREAMED, *_OURS, "--environment", "RESOLUTE_SPLIT=1"),
-        150,
-        "whether `RESOLUTE_SPLIT=1` gains anything where Flux does not fit",
-        30,
+        "families",
+        _module(
+            "families", "--no-core", "--sizes", "1", "--family", "flux", "ltx", "hunyuan-1.5", "qwen-image", "wan",
+            "z-image", "krea2", "minimax-h3", *_KEPT,
+        ),
+        280,
+        "a step of each transformer is at least 1.15 times as fast as stock's",
+        60,
     ),
     Step(
-        "streamed-whole",
-        _module("streamed", *_STREAMED, *_OURS),
-        120,
-        "the same without it",
-        30,
+        "quantized",
+        _module(
+            "quantized", "--row", "flux:fp8-scaled", "qwen-image:fp8-scaled", "wan:fp8-scaled", "flux:int8",
+            "--lora", "flux:fp8-scaled", *_KEPT,
+        ),
+        220,
+        "the quantized rows that are missing, and captures with a LoRA",
+        40,
     ),
     Step(
         "small-cards",
@@ -117,6 +110,20 @@ STEPS = (
         900,
         "nobody with 6 to 16 GiB is slower than with stock; what stays after Unload and Free",
         25,
+    ),
+    Step(
+        "streamed-whole",
+        _module("streamed", *_STREAMED),
+        300,
+        "what streams where a model does not fit, beside stock",
+        50,
+    ),
+    Step(
+        "streamed",
+        _module("streamed", *_STREAMED, "--contenders", "resolute", "--environment", "RESOLUTE_SPLIT=1"),
+        200,
+        "whether `RESOLUTE_SPLIT=1` is at least 1.2 times as fast in two of three",
+        50,
     ),
     Step(
         "video",
@@ -137,70 +144,21 @@ STEPS = (
         "decoders of videos with 8 and 12 GiB free: not slower, and never out of memory where stock is not",
     ),
     Step(
-        "quantized",
-        _module(
-            "quantized", "--row", "flux:fp8-scaled", "qwen-image:fp8-scaled", "wan:fp8-scaled", "flux:int8",
-            "--lora", "flux:fp8-scaled", *_KEPT,
-        ),
-        220,
-        "the quantized rows that are missing, and captures with a LoRA",
-        40,
-    ),
-    Step(
-        "profile",
-        _module("step_profile", "--servers", "measured", "--family", "sdxl", "flux", "--sizes", "1", *_KEPT),
-        120,
-        "the kernels of a step by kind",
-        25,
-    ),
-    Step(
-        "guidance",
-        (
-            "scripts/test", "--", "tests/comfy/matrix/test_guidance.py", "-k", "transformer", "--on-cuda",
-            "--server-argument=--force-fp32",
-        ),
-        100,
-        "step caches skip the same steps of a transformer that is captured",
-        whole=True,
-    ),
-    Step(
         "fuzz",
-        ("scripts/fuzz", "--on-cuda", "--sequences", "200", "--at-once", "4", "--as-found", "--seed", "31001"),
-        400,
+        ("scripts/fuzz", "--on-cuda", "--sequences", "150", "--at-once", "4", "--as-found", "--seed", "31001"),
+        300,
         "no sequence of changes is wrong with captures",
     ),
     Step(
         "soak",
-        _module("soak", "--free", "12", *_SDXL),
-        500,
-        "500 prompts: memory flat, no compile after the first",
-    ),
-    Step(
-        "other-families",
-        _module(
-            "families", "--no-core", "--sizes", "1", "--family", "z-image", "qwen-image", "wan", "krea2", "minimax-h3",
-            *_KEPT,
-        ),
-        160,
-        "the other transformers at least 1.15 times stock",
-        35,
+        _module("soak", "--prompts", "300", "--free", "12", *_SDXL),
+        300,
+        "300 prompts: memory flat, no compile after the first",
     ),
     Step(
         "fleet",
         _module("fleet", "--gpus", "0.5", "--folder", f"{_FOLDER}/fleet"),
         600,
         "what our router gains beside Serve's where two of four checkpoints fit; needs requirements-fleet.txt",
-    ),
-    Step(
-        "bf16",
-        _module("half_precision", "--bf16"),
-        150,
-        "in bfloat16 the error is at most 1.5 times ComfyUI's own, against float32",
-    ),
-    Step(
-        "bf16-casts",
-        _module("half_precision", "--bf16", "--precision-casts"),
-        150,
-        "the same where inductor rounds as ComfyUI's kernels do",
     ),
 )  # fmt: skip

@@ -2,17 +2,16 @@
 
     python -m benchmarks.quantized --out benchmarks/results/NAME-quantized.json [--row flux:fp8-scaled flux:int8 ...]
                                    [--seconds 260] [--sizes 1] [--core flux:fp8-scaled] [--lora flux:fp8-scaled]
-                                   [--profile flux:fp8-scaled] [--models FOLDER] [--argument ...] [--cpu]
-                                   [--gguf-pack FOLDER] [--packages FOLDER]
+                                   [--models FOLDER] [--argument ...] [--cpu] [--gguf-pack FOLDER] [--packages FOLDER]
 
 A row is a family of `benchmarks.family_models` and a format of `benchmarks.weight_formats`, at one size; rows are
 measured in the order given. `ms` is the time of a step, as in `benchmarks.families`. `error_stock` and
 `error_resolute`: the latents of one step against the same weights computed in fp32. `floor_ms`: attention at
 FLOOR_TFLOPS, products at the speed of the format. `formats`: what computed the weights, as the report says it. `lora`:
 what was counted over four prompts of four steps: with a LoRA of the blocks, with another strength, once more, and
-without. `kinds`: the kernels of a step, see `benchmarks.step_profile`.
+without.
 
-Each cell (stock, resolute, errors, lora, profile, core) is written when it is measured. A run with the same `--out`
+Each cell (resolute, stock, errors, lora, core) is written when it is measured. A run with the same `--out`
 goes on with the cells that it lacks: give it the same `--models`, which keeps the files, several GB each. Needs CUDA
 and the environment of `scripts/test` (without a network, set RESOLUTE_PYTHON and COMFYUI_PATH). `--cpu` runs models of
 one layer, which checks the script. Rows in GGUF (q8-0, q4-k) need a clone of https://github.com/city96/ComfyUI-GGUF and
@@ -29,13 +28,13 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from scripts.errors import as_command
 from scripts.server.process import ComfyServer
 from scripts.setup import command
 
-from . import gguf_file, rig, step_profile
+from . import gguf_file, rig
 from .families import CORE, FLOOR_TFLOPS, OURS, Bench, OutOfTimeError, first_line
 from .families import prompt as family_prompt
 from .family_models import FAMILIES, family, floor_ms, make_all
@@ -48,7 +47,6 @@ FILES, LORAS = "diffusion_models", "loras"  # folders of ComfyUI
 ROWS = tuple(
     f"{name}:{form}" for name in ("flux", "z-image", "qwen-image", "wan") for form in ("fp8-scaled", "fp8-fast", "int8")
 )
-_PROFILE_SECONDS = 20
 LORA_STRENGTHS = (1.0, 0.5, 0.5, None)  # of one prompt each; None: without it
 
 
@@ -56,11 +54,6 @@ class QuantizedBench(Bench):
     """The bench of `families`, for files in one format."""
 
     form = ""
-
-    def require(self, seconds: float) -> None:
-        """Raises OutOfTimeError if less is left."""
-        if self.deadline - time.monotonic() < seconds:
-            raise OutOfTimeError
 
     def prompt(self, name: str, contender: str, size: tuple[int, int], steps: int, seed: int) -> dict[str, Any]:
         """A prompt of `families` with the file of the format; the reference computes in fp32."""
@@ -79,11 +72,11 @@ class QuantizedBench(Bench):
 
     def with_lora(self, name: str, size: tuple[int, int]) -> dict[str, Any]:
         """The counters over LORA_STRENGTHS, and the seconds of each prompt."""
-        stock = self._seconds_with_lora(name, STOCK, size)
         self.seconds(self.prompt(name, OURS, size, 2, 59))  # the rows between dropped the model
         before = rig.counters(self.client)
         seconds = self._seconds_with_lora(name, OURS, size)
-        return {"stock_seconds": stock, "seconds": seconds, **rig.rise(before, rig.counters(self.client))}
+        risen = rig.rise(before, rig.counters(self.client))
+        return {"stock_seconds": self._seconds_with_lora(name, STOCK, size), "seconds": seconds, **risen}
 
     def _seconds_with_lora(self, name: str, contender: str, size: tuple[int, int]) -> list[float]:
         seconds = []
@@ -97,21 +90,6 @@ class QuantizedBench(Bench):
         return seconds
 
 
-class Profiled(NamedTuple):
-    """The prompts of `step_profile` for one row."""
-
-    bench: QuantizedBench
-    model: str
-
-    def make(self, contender: str, size: tuple[int, int], steps: int, seed: int, name: str, profiled: int) -> Any:
-        nodes = self.bench.prompt(self.model, contender, size, steps, seed)
-        sampler = nodes["sample"]["inputs"]
-        watch = {"name": name, "calls": steps, "profiled": profiled}
-        nodes["watch"] = node("ResoluteBenchmarkSteps", model=sampler["model"], **watch)
-        sampler["model"] = ["watch", 0]
-        return nodes
-
-
 # --- cells ----------------------------------------------------------------------------------------------------------
 
 
@@ -122,10 +100,10 @@ class Runner:
         self._server, self._bench, self._note = server, bench, note
 
     def measure(self, row: Row) -> None:
-        """Stock, Resolute, and the errors of both."""
+        """Resolute, stock, and the errors of both."""
         self._bench.form = row["format"]
         name, size = row["family"], size_of(row)
-        for contender in (STOCK, OURS):
+        for contender in (OURS, STOCK):
             if _lacks(row, contender):
                 self._times(row, contender)
                 if contender == OURS:
@@ -146,17 +124,6 @@ class Runner:
         if _lacks(row, "lora"):
             row["details"]["lora"] = self._attempt(self._bench.with_lora, row["family"], size_of(row))
             self._note(row)
-
-    def profile(self, row: Row) -> None:
-        self._bench.form = row["format"]
-        prompts: Any = Profiled(self._bench, row["family"])
-        for contender in (STOCK, OURS):
-            if _lacks(row, f"{contender} profile"):
-                self._bench.require(_PROFILE_SECONDS)
-                found = self._attempt(step_profile.measure, self._server, prompts, contender, size_of(row))
-                kept = ("failed", "step_ms", "host_ms", "gpu_ms", "kernels_ms", "span_ms", "kinds", "kernels")
-                row["details"][f"{contender} profile"] = {key: found[key] for key in kept if key in found}
-                self._note(row)
 
     def _times(self, row: Row, contender: str) -> None:
         result = self._bench.measure(row["family"], contender, size_of(row))
@@ -203,7 +170,6 @@ def main() -> int:
     parser.add_argument("--row", **choice, default=list(ROWS))
     parser.add_argument("--core", **choice, default=[], help="rows that core's node runs too; it compiles for long")
     parser.add_argument("--lora", **choice, default=[], help="rows that run with a LoRA, another strength, and without")
-    parser.add_argument("--profile", **choice, default=[], help="rows whose kernels are counted")
     parser.add_argument("--sizes", type=int, default=1, help="visit so many sizes of each")
     parser.add_argument("--seconds", type=float, default=260, help="end after this time, with what there is")
     parser.add_argument("--argument", action="append", default=[], help="an extra argument for ComfyUI")
@@ -233,8 +199,7 @@ def main() -> int:
             **gguf_file.python_path(options.packages),
             **variables,
         }
-        packs = {"step-profiler": ROOT / "benchmarks" / "step_profiler"}
-        packs |= {"ComfyUI-GGUF": options.gguf_pack} if options.gguf_pack else {}
+        packs = {"ComfyUI-GGUF": options.gguf_pack} if options.gguf_pack else {}
         for folder in (FILES, LORAS):
             (base / folder).mkdir(parents=True, exist_ok=True)
         server = rig.server(
@@ -272,10 +237,7 @@ def _measure_all(
         row["floor_ms"] = floor_ms(file, size_of(row), FLOOR_TFLOPS, FORMATS[row["format"]].tera)
 
     runner = Runner(server, QuantizedBench(server.client, options, deadline), note)
-    steps = (
-        (options.row, runner.measure), (options.lora, runner.measure_lora), (options.profile, runner.profile),
-        (options.core, runner.measure_core),
-    )  # fmt: skip
+    steps = ((options.row, runner.measure), (options.lora, runner.measure_lora), (options.core, runner.measure_core))
     try:
         for wanted, measure in steps:
             for row in rows:

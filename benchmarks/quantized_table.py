@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from .families import CORE, OURS
+from .families import OURS
 from .family_models import family
 from .rig import STOCK
 
@@ -46,8 +46,8 @@ def rows_of(wanted: Sequence[str], sizes: int, is_small: bool, out: Path | None)
 
 
 def table(rows: list[Row]) -> str:
-    """The rows that were begun, and the kernels of those that were profiled."""
-    return "\n".join([_HEAD, *[line(row) for row in rows if row["details"]], *_profiles(rows)])
+    """The rows that were begun."""
+    return "\n".join([_HEAD, *[line(row) for row in rows if row["details"]]])
 
 
 def line(row: Row) -> str:
@@ -92,17 +92,6 @@ def _missed(row: Row) -> list[str]:
     if row["details"].get("lora", {}).get("captures"):
         missed.append("no capture for a LoRA")
     return missed
-
-
-def _profiles(rows: list[Row]) -> list[str]:
-    lines = []
-    for row in rows:
-        for contender in (STOCK, OURS, CORE):
-            found = row["details"].get(f"{contender} profile", {})
-            if kinds := found.get("kinds"):
-                told = ", ".join(f"{kind} {each['ms']:.2f} ({each['count']})" for kind, each in kinds.items())
-                lines.append(f"{row['family']}:{row['format']} {contender}, kernels of a step in ms: {told}")
-    return lines
 
 
 def _cell(value: float | None, width: int, form: str) -> str:

@@ -30,12 +30,12 @@ from scripts.server.process import ComfyServer
 from scripts.setup import command
 
 from . import rig
-from .cells import Cells, add_options
+from .cells import Cells, add_options, parts
 from .rig import STOCK, environment, prompt, without_paths
 from .tour import TOURS
 
 WITHOUT_STORE = "resolute without store"
-CONTENDERS = {STOCK: STOCK, "resolute": "inductor", WITHOUT_STORE: "inductor", "TorchCompileModel": "TorchCompileModel"}
+CONTENDERS = {"resolute": "inductor", STOCK: STOCK, WITHOUT_STORE: "inductor", "TorchCompileModel": "TorchCompileModel"}
 
 
 def visit(server: ComfyServer, checkpoint: str, backend: str, sizes: list[Any]) -> Iterator[dict[str, Any]]:
@@ -50,15 +50,16 @@ def visit(server: ComfyServer, checkpoint: str, backend: str, sizes: list[Any]) 
 
 def measure(
     contender: str, setup: command.Setup, checkpoint: str, options: argparse.Namespace, about: dict[str, Any]
-) -> dict[str, Any]:
-    """Both processes of a contender. about: gets what a server says of its machine."""
+) -> Iterator[dict[str, Any]]:
+    """The row of a contender, after each of its two processes. about: gets what a server says of its machine."""
     tour = TOURS[options.kind]
     sizes, new = tour[: options.sizes], tour[options.sizes : options.sizes + 1]
     work = options.folder or Path(tempfile.mkdtemp(prefix="resolute-restart-"))
     place = work / contender.replace(" ", "-")
     shutil.rmtree(place, ignore_errors=True)
-    processes: list[dict[str, Any]] = []
-    for process in ("cold", "restart"):
+    row: dict[str, Any] = {"contender": contender, "processes": []}
+
+    def add(process: str) -> None:
         if contender == "resolute":
             shutil.rmtree(place / "inductor", ignore_errors=True)
         store = "0" if contender == WITHOUT_STORE else str(place / "store")
@@ -69,14 +70,15 @@ def measure(
         with server:
             ready = time.perf_counter() - started
             time.sleep(options.pause)
-            about |= environment(server)
+            about.update(environment(server))
             visited = sizes if process == "cold" else [*sizes, *new]
             rows = list(visit(server, checkpoint, CONTENDERS[contender], visited))
             entry = {"contender": contender, "process": process, "ready_seconds": ready, "rows": rows}
-            processes.append(entry | server.client.get("/resolute/events"))
+            row["processes"].append(entry | server.client.get("/resolute/events"))
+
+    yield from parts(row, ("cold", "restart"), add)
     if not options.folder:
         shutil.rmtree(work, ignore_errors=True)
-    return {"contender": contender, "processes": processes}
 
 
 def table(processes: list[dict[str, Any]]) -> str:
@@ -108,9 +110,8 @@ def main() -> None:
     cells.about["is_cpu"] = options.cpu
     for contender in options.contenders:
         if cells.lacks(contender):
-            guess = 60 if contender == STOCK else 120
             given = (contender, setup, path.name, options, cells.about)
-            row = cells.measure(contender, functools.partial(measure, *given), guess)
+            row = cells.measure(contender, functools.partial(measure, *given), 60)
             if row is not None:
                 print(table(row["processes"]), flush=True)
     print(table([process for row in cells.rows for process in row["processes"]]))

@@ -2,7 +2,7 @@
 
     python -m benchmarks.small_cards --out benchmarks/results/NAME-small-cards.json [--cells sdxl:8 sdxl:all flux:12]
                                      [--seconds 480] [--folder FOLDER] [--models FOLDER] [--cpu]
-                                     [--contenders stock inductor TorchCompileModel]
+                                     [--contenders inductor stock TorchCompileModel]
 
 A cell is a model and the GiB that are free; "all" holds nothing. In each cell every contender gets a new server: its
 first prompt (seconds include loading; regions are on disk from a run before), then the other sizes, then ComfyUI's
@@ -41,7 +41,7 @@ from . import families, rig
 from .card_memory import GIB, Memory, small_card, used_bytes
 from .cells import Cells, add_options
 from .rig import ROOT, STEPS, environment, prompt, without_paths
-from .small_cards_table import NAMES, OURS, STOCK, Size, rows_of, table
+from .small_cards_table import NAMES, OURS, STOCK, Latents, Size, rows_of, table
 
 CELLS = ["sdxl:12", "sdxl:8", "sdxl:6", "flux:12", "flux:8", "sdxl:16", "sdxl:24", "sdxl:all", "flux:16"]
 SIZES: dict[str, list[Size]] = {
@@ -227,12 +227,21 @@ def compile_all(
 
 def _measure_cell(
     cell: Cell, setup: command.Setup, files: dict[str, str], options: argparse.Namespace, cells: Cells
-) -> dict[str, Any]:
-    """All contenders on one card. Adds all rows but the last, which it returns."""
+) -> Iterator[dict[str, Any]]:
+    """All contenders on one card, ours first. Yields all rows after each."""
     with small_card(cell.free):
-        found = {contender: measure(cell, contender, setup, files, options) for contender in options.contenders}
+        found: dict[str, Any] = {}
+        latents: Latents = {}
+        for contender in options.contenders:
+            found[contender] = measure(cell, contender, setup, files, options)
+            yield from _rows(cell, found, latents, options, cells)
+
+
+def _rows(
+    cell: Cell, found: dict[str, Any], latents: Latents, options: argparse.Namespace, cells: Cells
+) -> list[dict[str, Any]]:
     cells.about |= next((each.pop("about") for each in found.values() if "about" in each), {})
-    rows = rows_of(cell.kind, cell.free, sizes_of(cell.kind, options), found)
+    rows = rows_of(cell.kind, cell.free, sizes_of(cell.kind, options), found, latents)
     given = {
         f"{NAMES[contender]}_{name}": value
         for contender, each in found.items()
@@ -243,17 +252,15 @@ def _measure_cell(
     cells.about["cards"] = {**cells.about["cards"], str(cell): {**given, "budget_mib": budget}}
     print(table(rows), given, flush=True)
     for row in rows:
-        missing = [NAMES[each] for each in options.contenders if row[NAMES[each]] is None]
+        missing = [NAMES[each] for each in options.contenders if row.get(NAMES[each]) is None]
         row |= {"failed": f"no figure of {', '.join(missing)}"} if missing else {}  # a later run tries again
-    for row in rows[:-1]:
-        cells.add(row)
-    return rows[-1]
+    return rows
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cells", nargs="*", type=Cell.named, default=[Cell.named(name) for name in CELLS])
-    parser.add_argument("--contenders", nargs="*", choices=list(NAMES), default=[STOCK, OURS])
+    parser.add_argument("--contenders", nargs="*", choices=list(NAMES), default=[OURS, STOCK])
     parser.add_argument("--repeats", type=int, default=2, help="steady prompts of each size")
     parser.add_argument("--prompt-seconds", type=float, default=300.0, help="a prompt that takes longer failed")
     parser.add_argument("--cold-free", type=float, help="GiB that are free in the run that compiles")

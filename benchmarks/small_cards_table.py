@@ -11,16 +11,18 @@ STOCK, OURS, CORE = "stock", "inductor", "TorchCompileModel"
 NAMES = {STOCK: "stock", OURS: "resolute", CORE: "core"}  # of the contenders in the rows
 
 Size = tuple[int, int, int]  # width, height, batch
+Latents = dict[tuple[str, int, int], Any]  # by contender, place of the size, and number of the prompt
 
 
 def rows_of(
-    kind: str, free: float | None, sizes: list[Size], results: dict[str, dict[str, Any]]
+    kind: str, free: float | None, sizes: list[Size], results: dict[str, dict[str, Any]], latents: Latents
 ) -> list[dict[str, Any]]:
-    """One row for each size, with the seconds and the peak of each contender. Takes the latents out of `results`."""
+    """One row for each size, with the seconds and the peak of each contender. Moves what `results` has of latents into
+    `latents`: the errors come with the results of stock, which are the last.
+    """
     rows = []
     for place, (width, height, batch) in enumerate(sizes):
         row: dict[str, Any] = {"model": kind, "free_gib": free, "size": f"{width}x{height}", "batch": batch}
-        references: dict[int, Any] = {}
         for contender, result in results.items():
             name, found = NAMES[contender], dict(enumerate(result["sizes"])).get(place, {})
             runs = found.get("runs", [])
@@ -28,11 +30,11 @@ def rows_of(
             row[f"{name}_first"] = runs[0]["seconds"] if runs and not place else None
             row[f"{name}_peak_gib"] = found.get("peak_gib")
             for number, each in enumerate(runs):
-                latents = each.pop("latents", None)
-                if contender == STOCK:
-                    references[number] = latents
-                elif number in references:
-                    each["error"] = _error(latents, references[number])
+                if "latents" in each:
+                    latents[contender, place, number] = each.pop("latents")
+                key, reference = (contender, place, number), latents.get((STOCK, place, number))
+                if contender != STOCK and reference is not None and key in latents:
+                    each["error"] = _error(latents[key], reference)
             row[f"{name}_detail"] = found
         row["ratio"] = row["stock"] / row["resolute"] if row.get("stock") and row.get("resolute") else None
         rows.append(row)

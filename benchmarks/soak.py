@@ -2,7 +2,6 @@
 
     python -m benchmarks.soak --out benchmarks/results/NAME-soak.json [--prompts 500] [--free 12] [--budget-mb 10]
                               [--steps 6] [--every 25] [--seconds 500] [--folder FOLDER] [--argument ...] [--cpu]
-    python -m benchmarks.soak --plot benchmarks/results/NAME-soak.json docs/soak.svg
 
 Two checkpoints (SDXL and SD1.5, random weights), sizes and batches of a trace that a seed draws, and LoRAs that come
 and go. After each prompt it reads the memory in use on the device and in the server's process. Slopes are of the second
@@ -21,7 +20,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,14 +29,18 @@ import psutil
 
 from scripts.errors import PromptError
 from scripts.models import generated
+from scripts.server.client import Client, execution_seconds
 from scripts.server.process import ComfyServer
 from scripts.setup import command
-from tests.comfy.random_visits import trace
+from tests.comfy.random_visits import Visit, trace
 
-from . import rig, soak_plot
+from . import rig
 from .cells import add_options
+from .random_lora import write_lora
+from .rig import node, prompt
 
 MIB = 1 << 20
+LORAS = "ab"  # as a trace names them
 
 
 def slope(values: Sequence[float]) -> tuple[float, float]:
@@ -65,12 +68,27 @@ def summary(rows: Sequence[dict[str, Any]], first_of: Sequence[int]) -> dict[str
     return found
 
 
+def run(client: Client, visit: Visit, backend: str, steps: int, files: dict[str, str]) -> dict[str, Any]:
+    """One prompt: its seconds, its latents, and by how much the counters rose."""
+    size = (visit.width, visit.height, visit.batch, "a lighthouse")
+    nodes = prompt(files[visit.kind], backend, size, steps, visit.seed)
+    if visit.lora:
+        given = {"lora_name": f"bench-{visit.lora}.safetensors", "strength_model": visit.strength}
+        nodes["lora"] = node("LoraLoaderModelOnly", model=["load", 0], **given)
+        nodes["compile" if "compile" in nodes else "sample"]["inputs"]["model"] = ["lora", 0]
+    before = rig.counters(client)
+    history = client.run(nodes)
+    risen = rig.rise(before, rig.counters(client))
+    counted = {name: risen[name] for name in ("captures", "replays", "region_compiles", "bypasses")}
+    found = {"seconds": execution_seconds(history), "stall": risen["stall_seconds"], **counted}
+    return {**found, "latents": rig.latents(client, history)}
+
+
 def measure(
     server: ComfyServer, files: dict[str, str], options: argparse.Namespace, deadline: float
 ) -> Iterator[dict[str, Any]]:
     """Run the trace until the deadline. Yields a row for each prompt."""
     from .card_memory import used_bytes
-    from .dynamic_vram import Situation, run
 
     assert server.process is not None
     process = psutil.Process(server.process.pid)
@@ -82,10 +100,9 @@ def measure(
         if begun + longest > deadline:
             print(f"{options.seconds:.0f} s are over after {number} prompts", flush=True)
             return
-        lora = "" if options.cpu else visit.lora
-        situation = Situation("", visit.width, visit.height, lora, visit.strength, visit.kind)
+        visit = replace(visit, lora="") if options.cpu else visit
         try:
-            found = run(server.client, situation, "inductor", options.steps, visit.seed, files)
+            found = run(server.client, visit, "inductor", options.steps, files)
         except PromptError as error:  # a finding; the server goes on
             yield {**asdict(visit), "failed": str(error)[:500]}
             continue
@@ -96,7 +113,7 @@ def measure(
         counted = rig.counters(server.client)["evictions"]
         row["evictions"], evictions = counted - evictions, counted
         if number % options.every == options.every - 1:
-            stock = run(server.client, situation, "stock", options.steps, visit.seed, files)["latents"]
+            stock = run(server.client, visit, rig.STOCK, options.steps, files)["latents"]
             row["error"] = rig.error(latents, stock)
         shown = f"{visit.width}x{visit.height} batch {visit.batch}, {row['seconds']:.2f} s, {row['device_mib']} MiB"
         print(f"{number:4} {visit.kind} {shown} {row['bypasses'] or ''}", flush=True)
@@ -119,22 +136,16 @@ def main() -> int:
     parser.add_argument("--every", type=int, default=25, help="compare one of so many prompts with stock ComfyUI")
     parser.add_argument("--free", type=float, help="GiB of the card that are free")
     parser.add_argument("--budget-mb", type=int, default=10)
-    parser.add_argument("--plot", nargs=2, type=Path, metavar=("RESULT", "SVG"), help="draw a result; run nothing")
     add_options(parser, cpu="a small SD1.5")
     options = parser.parse_args()
     deadline = time.monotonic() + options.seconds
-    if options.plot:
-        rows = json.loads(options.plot[0].read_text("utf-8"))["rows"]
-        options.plot[1].write_text(soak_plot.draw(rows), "utf-8")
-        return 0
     from .card_memory import small_card, used_bytes
-    from .dynamic_vram import write_loras
 
     setup = command.prepare()
     kinds = ("sd15-mini",) if options.cpu else ("sdxl", "sd15")
     paths = {kind: generated.ensure(kind, setup.python, setup.comfyui) for kind in kinds}
-    if not options.cpu:
-        write_loras(paths["sdxl"])
+    for seed, name in enumerate("" if options.cpu else LORAS):
+        write_lora(paths["sdxl"], generated.folder() / "loras" / f"bench-{name}.safetensors", seed)
     folder = options.folder or Path(tempfile.mkdtemp(prefix="resolute-soak-"))
     budget = {"RESOLUTE_BUDGET_MB": str(options.budget_mb)}
     server = rig.server(setup, folder, options.argument, environment=budget, cpu=options.cpu)

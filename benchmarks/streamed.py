@@ -1,18 +1,18 @@
 """Models that are larger than the card: seconds and bytes of a step, stock ComfyUI and Resolute.
 
     python -m benchmarks.streamed --out benchmarks/results/NAME-streamed.json [--cells flux:8 flux:12 qwen-image:8 ...]
-                                  [--seconds 500] [--contenders stock resolute] [--folder FOLDER] [--no-resident]
-                                  [--profile] [--cpu]
+                                  [--seconds 500] [--contenders resolute stock] [--folder FOLDER] [--no-resident]
+                                  [--cpu]
 
 A cell is a model (MODELS) and the GiB that are free before a server starts; other memory is held. Each contender gets
-one server for each model: first with all memory (`resident_s_per_step`), then with less and less. What Resolute has to
-compile, it compiles in a server before; a line says how many regions that were and how long the prompt waited for them
-(`compiled` in the file, with the lines of the log). Between cells ComfyUI unloads its models. A step is the
-time from one call of the model to the next, the median of the settled calls of a prompt. `bytes_per_step_stock`: of the
+a server for each cell: first with all memory (`resident_s_per_step`), then with less and less. What Resolute has to
+compile, it compiles in servers before; a line says how many regions that were and how long the prompt waited for them
+(`compiled` in the file, with the lines of the log). A step is the time from one call of the model to the next, the
+median of the settled calls of a prompt. `bytes_per_step_stock`: of the
 weights that have no pages on the device. `bytes_per_step_resolute`: what its counter `streamed_bytes` says.
 `bus_gb_per_s`: of a pinned gigabyte; "reached" in a line: bytes of a step by its seconds. `error`: Resolute's latents
-against those of the same prompt without it, in the same server. In `details`: `first_step_s` of a prompt after the
-weights were unloaded; `prologues` that ran in the timed prompt, and `regions_compiled`, which should be 0.
+against those of the same prompt without it, in the same server. In `details`: `first_step_s` of the first prompt;
+`prologues` that ran in the timed prompt, and `regions_compiled`, which should be 0.
 
 It writes after each cell, and leaves out what `--out` has already: begin it again for what is missing. `--folder` keeps
 models and compiled regions; a model is made on the GPU when it is needed, and deleted when the disk has no room for the
@@ -31,13 +31,10 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import psutil
-import torch
 
 from compile_cache.config import default_budget
 from scripts.errors import PromptError, ServerError
@@ -45,15 +42,13 @@ from scripts.server.process import ComfyServer
 from scripts.setup import command
 
 from . import families, rig
-from .card_memory import GIB, Memory, small_card
-from .device_facts import bus
+from .card_memory import GIB, Memory, bus_gb_per_s, small_card
 from .family_models import family, make_all
-from .kernel_kinds import by_kind
 from .rig import ROOT, STOCK, environment, without_paths
 from .streamed_table import ALL, CELLS, HEAD, MODELS, OURS, Model, compiled_line, line, rows_of
 from .weight_formats import file_of
 
-STEPS, UNSETTLED, PROFILED = 10, 3, 1
+STEPS, UNSETTLED = 10, 3
 _LEAST_DISK = 30e9  # bytes, for one more model
 
 
@@ -73,7 +68,7 @@ class Bench:
     def compile(self) -> dict[str, Any]:
         """Compile what the cell needs. Processes that compile hold memory of the device, so steps are not measured."""
         before, started = rig.counters(self._server.client), time.monotonic()
-        notes, _ = self._prompt(2, 0, 0)
+        notes, _ = self._prompt(2, 0)
         seconds, risen = time.monotonic() - started, rig.rise(before, rig.counters(self._server.client))
         return {
             "regions": risen["region_compiles"],
@@ -87,13 +82,11 @@ class Bench:
         return [text for text in self._server.log().splitlines() if "Resolute:" in text][-12:]
 
     def measure(self) -> dict[str, Any]:
-        """One cell: a prompt after the weights were unloaded, a timed one, and perhaps a profiled one; for Resolute one
-        more without it, for the error.
-        """
+        """One cell: a first prompt and a timed one; for Resolute one more without it, for the error."""
         before = rig.counters(self._server.client)
-        first, _ = self._prompt(4, 0, 1)
+        first, _ = self._prompt(4, 1)
         timed_before = rig.counters(self._server.client)
-        timed, timed_history = self._prompt(STEPS, 0, 2)
+        timed, timed_history = self._prompt(STEPS, 2)
         after = rig.counters(self._server.client)
         settled = timed["calls"][UNSETTLED:]
         streamed = (after.get("streamed_bytes", 0) - timed_before.get("streamed_bytes", 0)) / STEPS
@@ -111,23 +104,14 @@ class Bench:
         }
         if self._contender == OURS:
             found["resolute_log"] = self._log()
-        if self._options.profile:
-            profiled, _ = self._prompt(2 + PROFILED, PROFILED, 3)
-            profile = profiled["profiles"][-1]
-            found["profile"] = {
-                "busy_ms": profile["busy_ms"],
-                "span_ms": profile["span_ms"],
-                "kinds": by_kind(profile["kernels"]),
-                "copies": {name: each for name, each in profile["kernels"].items() if "Memcpy HtoD" in name},
-            }
         found |= {} if self.memory is None else self.memory.take()
         if self._contender == OURS:
-            _, stock_history = self._prompt(STEPS, 0, 2, STOCK)
+            _, stock_history = self._prompt(STEPS, 2, STOCK)
             ours, stock = (rig.latents(self._server.client, each) for each in (timed_history, stock_history))
             found["error"] = rig.error(ours, stock)
         return found
 
-    def _prompt(self, steps: int, profiled: int, seed: int, contender: str | None = None) -> tuple[dict[str, Any], Any]:
+    def _prompt(self, steps: int, seed: int, contender: str | None = None) -> tuple[dict[str, Any], Any]:
         """The notes of each call, and the prompt's history. Raises OutOfTimeError."""
         contender = contender or self._contender
         left = self._options.deadline - time.monotonic()
@@ -137,7 +121,7 @@ class Bench:
         nodes = families.prompt(name, self._family, contender, self._family.sizes[0], "default", steps, seed)
         nodes["load"]["inputs"]["unet_name"] = file_of(name, self._model.form)
         sampler, file = nodes["sample"]["inputs"], f"steps-{contender}-{seed}"
-        watch = {"name": file, "calls": steps, "profiled": profiled}
+        watch = {"name": file, "calls": steps}
         nodes["watch"] = rig.node("ResoluteBenchmarkSteps", model=sampler["model"], **watch)
         sampler["model"] = ["watch", 0]
         if self._options.cpu and contender == OURS:
@@ -152,22 +136,13 @@ class Bench:
         notes: dict[str, Any] = json.loads((self._server.folder / "output" / f"{file}.json").read_text("utf-8"))
         return notes, history
 
-    def unload(self) -> None:
-        self._server.client.free()
-        time.sleep(1.0)
-
     def close(self) -> None:
         if self.memory is not None:
             self.memory.close()
 
 
-def visit(
-    name: str, contender: str, cells: list[str], setup: command.Setup, before: int, options: argparse.Namespace
-) -> Iterator[tuple[str, dict[str, Any]]]:
-    """(cell, what was measured) for each cell of one server. before: bytes in use before it starts.
-
-    Resolute's first server only compiles, and yields what that took.
-    """
+def visit(name: str, contender: str, cell: str, setup: command.Setup, options: argparse.Namespace) -> dict[str, Any]:
+    """What was measured in a server of its own. Resolute's first servers only compile, and tell what that took."""
     variables = {key: str(options.folder / key.lower()) for key in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")}
     variables |= {"RESOLUTE_STORE": str(options.folder / "store")}
     variables |= {"RESOLUTE_BUDGET_MB": str(default_budget(24 * GIB) >> 20)}
@@ -176,34 +151,27 @@ def visit(
     variables |= dict(each.split("=", 1) for each in options.environment)
     server = rig.server(
         setup, options.folder / "server", options.argument, models=options.folder, cpu=options.cpu,
-        environment=variables, packs={"step-profiler": ROOT / "benchmarks" / "step_profiler"},
+        environment=variables, packs={"step-watch": ROOT / "benchmarks" / "step_watch"},
     )  # fmt: skip
-    with server:
-        bench = Bench(server, MODELS[name], contender, options)
-        try:
-            for cell in cells:
-                bench.unload()
-                held = 0 if options.cpu else _used() - before  # by the server itself, which counts as the card's
-                with nullcontext() if cell == ALL or options.cpu else small_card(float(cell) - held / GIB):
-                    try:
-                        found = bench.measure() if is_compiled else bench.compile()
-                    except (PromptError, ServerError) as error:
-                        found = {"failed": str(error).splitlines()[0][:300]}
-                    yield cell, {**found, "about": environment(server)}
-        finally:
-            bench.close()
-            log = options.folder / f"{name}-{contender}.log"
-            log.write_text(server.log(), "utf-8")
+    about: dict[str, Any] = {}
+    try:
+        with small_card(None if cell == ALL or options.cpu else float(cell)), server:
+            about = environment(server)
+            bench = Bench(server, MODELS[name], contender, options)
+            try:
+                found = bench.measure() if is_compiled else bench.compile()
+            finally:
+                bench.close()
+                log = options.folder / f"{name}-{contender}-{cell}.log"
+                log.write_text(server.log(), "utf-8")
+    except (PromptError, ServerError) as error:
+        found = {"failed": str(error).splitlines()[0][:300]}
+    return {**found, "about": about}
 
 
 def _mark(name: str, options: argparse.Namespace) -> Path:
     """This file exists once what a model needs is compiled, under these variables."""
     return options.folder / "-".join(["compiled", name, *sorted(options.environment)])
-
-
-def _used() -> int:
-    free, total = torch.cuda.mem_get_info()
-    return total - free
 
 
 def _make(name: str, setup: command.Setup, options: argparse.Namespace) -> Path:
@@ -226,8 +194,7 @@ def measure_all(setup: command.Setup, options: argparse.Namespace) -> None:
     gb: dict[str, float] = kept.get("gb", {})
     about: dict[str, Any] = {**kept, "arguments": without_paths(options.argument), "environment": options.environment}
     about |= {"steps": STEPS, "is_cpu": options.cpu, "gb": gb}
-    about.setdefault("bus_gb_per_s", None if options.cpu else bus()["pinned_to_device"])
-    before = 0 if options.cpu else _used()  # this process's own context counts in every measurement alike
+    about.setdefault("bus_gb_per_s", None if options.cpu else bus_gb_per_s())
     try:
         for name in MODELS:
             wanted = [free for each, _, free in (cell.partition(":") for cell in options.cells) if each == name]
@@ -245,12 +212,14 @@ def measure_all(setup: command.Setup, options: argparse.Namespace) -> None:
             for who, cells in left.items():
                 if cells and who == OURS and not _mark(name, options).exists():
                     compiling = list(dict.fromkeys([cells[0], first]))
-                    for free, found in visit(name, who, compiling, setup, before, options):
+                    for free in compiling:
+                        found = visit(name, who, free, setup, options)
                         found.pop("about")
                         about.setdefault("compiled", {}).setdefault(name, {})[free] = found
                         print(compiled_line(name, free, found), flush=True)
                     _mark(name, options).touch()
-                for free, found in visit(name, who, cells, setup, before, options) if cells else ():
+                for free in cells:
+                    found = visit(name, who, free, setup, options)
                     about |= found.pop("about")
                     measured.setdefault(name, {}).setdefault(who, {})[free] = found
                     rows = rows_of(measured, gb, about["bus_gb_per_s"])
@@ -271,10 +240,9 @@ def main() -> int:
     started = time.monotonic()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cells", nargs="*", default=CELLS, metavar="MODEL:GIB")
-    parser.add_argument("--contenders", nargs="*", choices=(STOCK, OURS), default=[STOCK, OURS])
+    parser.add_argument("--contenders", nargs="*", choices=(STOCK, OURS), default=[OURS, STOCK])
     parser.add_argument("--seconds", type=float, default=500, help="end after this time, with what there is")
     parser.add_argument("--no-resident", action="store_true", help="leave out the cells with all memory")
-    parser.add_argument("--profile", action="store_true", help="one more prompt in each cell, under torch's profiler")
     parser.add_argument("--argument", action="append", default=[], help="an extra argument for ComfyUI")
     parser.add_argument("--environment", nargs="+", action="extend", default=[], metavar="NAME=VALUE")
     parser.add_argument("--folder", type=Path, help="keeps models and compiled regions")

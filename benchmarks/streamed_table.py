@@ -94,10 +94,6 @@ def line(row: dict[str, Any]) -> str:
             notes.append(f"{each['prologues']} prologues, {each['regions_compiled']} regions compiled")
         if "host_s" in each:
             notes.append(f"{who} host {each['host_s']:.3f} first {each['first_step_s']:.2f}")
-        if "profile" in each:
-            profile = each["profile"]
-            copied = sum(microseconds for _, microseconds in profile["copies"].values()) / 1000
-            notes.append(f"{who} busy {profile['busy_ms']:.0f} of {profile['span_ms']:.0f} ms, copies {copied:.0f}")
     notes += [f"{count}x {code}" for code, count in details[OURS].get("bypasses", {}).items()]
     moved = [row[f"bytes_per_step_{who}"] for who in (STOCK, OURS)]
     gigabytes = "".join(cell(None if each is None else each / 1e9, 8, ".2f") for each in moved)

@@ -3,7 +3,7 @@
     python -m benchmarks.tour --kind sdxl --out benchmarks/results/NAME.json [--backends inductor cudagraph]
                               [--seconds 300] [--folder FOLDER] [--argument --disable-cuda-malloc ...] [--cpu]
 
-For each size: three prompts with stock ComfyUI, then three per backend, with different seeds. Seconds are between
+For each size: three prompts per backend, then three with stock ComfyUI, with different seeds. Seconds are between
 ComfyUI's start and end messages; `stall` is the time that the cache counted for compiling and capturing in the three;
 `ms/step` is (20-step prompt - 1-step prompt) / 19. `--sampler lcm` takes 4 steps without guidance. A later run with the
 same `--out` measures the sizes that it lacks. Needs CUDA and the environment of `scripts/test` (without a network, set
@@ -14,9 +14,11 @@ from __future__ import annotations
 
 import argparse
 import functools
+import math
 import statistics
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +29,7 @@ from scripts.server.client import Client, execution_seconds
 from scripts.setup import command
 
 from . import rig
-from .cells import Cells, add_options
+from .cells import Cells, add_options, parts
 from .rig import EULER, LCM, STOCK, Sampler, environment, prompt, without_paths
 
 SAMPLERS = {each.name: each for each in (EULER, LCM)}
@@ -55,28 +57,30 @@ def measure(client: Client, make: Any, repeats: int) -> dict[str, Any]:
 
 def visit(
     client: Client, checkpoint: str, size: tuple[int, int, int, str], backends: list[str], sampler: Sampler
-) -> dict[str, Any]:
-    """Measure one size: stock, then each backend with the error of its latents against stock."""
+) -> Iterator[dict[str, Any]]:
+    """Measure one size: each backend, then stock. With stock come the errors of the latents against it."""
     row: dict[str, Any] = dict(zip(_KEY, key_of(size), strict=True))
-    reference = None
-    for backend in [STOCK, *backends]:
+    found: dict[str, Any] = {}  # latents
 
-        def make(seed: int, steps: int, backend: str = backend) -> dict[str, Any]:
+    def add(backend: str) -> None:
+        def make(seed: int, steps: int) -> dict[str, Any]:
             return prompt(checkpoint, backend, size, steps, seed, sampler)
 
         result = measure(client, functools.partial(make, steps=sampler.steps), 3)
         short = measure(client, functools.partial(make, steps=1), 2)
-        latents = result.pop("latents")
-        reference = latents if reference is None else reference
+        latents = found[backend] = result.pop("latents")
         steady = statistics.median(result["seconds"][1:])
         result["steady_seconds"] = steady
         result["first_extra_seconds"] = result["seconds"][0] - steady
         result["ms_per_step"] = 1000 * (steady - short["seconds"][-1]) / (sampler.steps - 1)
         result["one_step_seconds"] = short["seconds"][-1]
-        result["latent_error"] = rig.error(latents, reference)
         result["finite"] = bool(numpy.isfinite(latents).all())
         row[backend] = result
-    return row
+        if backend == STOCK:
+            for each, own in found.items():
+                row[each]["latent_error"] = rig.error(own, latents)
+
+    return parts(row, [*backends, STOCK], add)
 
 
 _KEY = ("width", "height", "batch", "words")
@@ -93,15 +97,15 @@ def table(rows: list[dict[str, Any]], backends: list[str]) -> str:
         f"{'compiles':>9}{'captures':>9}{'replays':>8}{'error':>9}"
     ]
     for row in rows:
-        stock = row[STOCK]["steady_seconds"]
-        for name in [STOCK, *backends]:
+        stock = row.get(STOCK, {}).get("steady_seconds", math.nan)  # of a part
+        for name in [each for each in (STOCK, *backends) if each in row]:
             r = row[name]
             c = r["counters"]
             lines.append(
                 f"{row['width']}x{row['height']:<9}{row['batch']:>2} {name:<18}{r['seconds'][0]:>7.2f}"
                 f"{r['steady_seconds']:>8.2f}{stock / r['steady_seconds']:>7.2f}{r['ms_per_step']:>8.1f}"
                 f"{c['stall_seconds']:>9.2f}{c['region_compiles']:>9}{c['captures']:>9}{c['replays']:>8}"
-                f"{r['latent_error']:>9.1e} {c['bypasses'] or ''}"
+                f"{r.get('latent_error', math.nan):>9.1e} {c['bypasses'] or ''}"
             )
     return "\n".join(lines)
 
@@ -120,7 +124,7 @@ def main() -> int:
     wanted = [size for size in TOURS[options.kind][: options.sizes] if cells.lacks(key_of(size))]
     if wanted:
         run(wanted, backends, cells, options)
-    print(table([row for row in cells.rows if all(name in row for name in backends)], backends))
+    print(table(cells.rows, backends))
     return 0
 
 

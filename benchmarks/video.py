@@ -3,14 +3,14 @@
     COMFYUI_PATH=... python -m benchmarks.video --out benchmarks/results/NAME-video.json [--seconds 240]
                                                 [--cells hunyuan h3 flux:encode] [--free 8 12]
 
-A cell is a VAE, what it does, and a size. Stock runs first, then Resolute: one run that compiles (`first_s`), then as
-many as it takes until it knows which way is faster, then the timed ones; `stock_s` and `resolute_s` are the fastest of
-the cell's repeats. `compiled_s` and `original_s` are what it found, `left_alone` what it chose; a decoder of pictures
-(`sdxl`) always runs compiled, and is captured. `stock_peak_gib` and `resolute_peak_gib` are the most that torch's
-allocator held in a timed run, weights included, `compiled_peak_gib` in a compiled one. `error` is the relative
-difference of a compiled result. With --free other memory is held, so that so many GiB are free; then the second run
-counts, which is a compiled one, since a decode in tiles takes long. Cells that the file has already are left out, so a
-run goes on where another one ended; with --seconds no cell is begun after that time. A cell that cannot run says why.
+A cell is a VAE, what it does, and a size. Resolute has one run that compiles (`first_s`), then as many as it takes
+until it knows which way is faster, then the timed ones; stock's follow, when the captures are freed. `stock_s` and
+`resolute_s` are the fastest of the cell's repeats. `compiled_s` and `original_s` are what it found, `left_alone` what
+it chose; a decoder of pictures (`sdxl`) always runs compiled, and is captured. `stock_peak_gib` and
+`resolute_peak_gib` are the most that torch's allocator held in a timed run, weights included, `compiled_peak_gib` in a
+compiled one. `error` is the relative difference of a compiled result. With --free other memory is held, so that so many
+GiB are free; then the second run counts, which is a compiled one, since a decode in tiles takes long. A later run with
+the same `--out` measures the cells that it lacks. A cell that cannot run says why.
 Without CUDA all widths and sizes are tiny, and nothing is measured.
 `benchmarks.video_whole` has whole prompts.
 """
@@ -19,16 +19,19 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import functools
 import gc
 import importlib
 import json
 import time
 import traceback
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from .card_memory import GIB, small_card
+from .cells import NO_LIMIT, Cells, Row, parts
 from .parity import load_pack_for_device
 from .video_models import loaded_vae
 
@@ -66,14 +69,27 @@ CELLS = (
 )
 
 
-def measure(cell: Cell, free: float | None = None, is_small: bool = False) -> dict[str, Any]:
-    """The row of a cell. free: GiB that are free. is_small: tiny, on the CPU."""
-    row = about(cell, free)
+def measure(cell: Cell, free: float | None = None, is_small: bool = False) -> Iterator[Row]:
+    """The row of a cell, first without stock's times. free: GiB that are free. is_small: tiny, on the CPU."""
     vae, given = loaded_vae(cell.name, is_small), _given(cell, is_small)
-    row["dtype"] = str(vae.vae_dtype).removeprefix("torch.")
-    getattr(vae, cell.what)(given)
     repeats = cell.repeats if free is None else 1
-    expected, row["stock_s"], row["stock_peak_gib"] = _timed(vae, cell.what, given, repeats)
+    row = about(cell, free) | {"dtype": str(vae.vae_dtype).removeprefix("torch.")}
+
+    def add(contender: str) -> None:
+        if contender == "resolute":
+            row.update(_of_resolute(vae, cell, given, repeats if free is None else 0))
+            return
+        _ours("process.runtime").cache().trim()
+        _, row["stock_s"], row["stock_peak_gib"] = _timed(vae, cell.what, given, repeats)
+        row["faster"] = round(row["stock_s"] / row["resolute_s"], 2)
+
+    return parts(row, ("resolute", "stock"), add)
+
+
+def _of_resolute(vae: Any, cell: Cell, given: Any, repeats: int) -> Row:
+    """repeats: 0 leaves it at the first compiled run after the one that compiles."""
+    row: Row = {}
+    expected = getattr(vae, cell.what)(given)
     compiled = _compiled(vae, cell.what)
     before = _counters()
     started = time.perf_counter()
@@ -84,7 +100,7 @@ def measure(cell: Cell, free: float | None = None, is_small: bool = False) -> di
     middle = _counters()
     _, row["resolute_s"], row["resolute_peak_gib"] = _timed(compiled, cell.what, given, 1)
     row["compiled_peak_gib"] = row["resolute_peak_gib"]
-    if free is None:
+    if repeats:
         row |= _compared(compiled, cell.what, given)
         _, row["resolute_s"], row["resolute_peak_gib"] = _timed(compiled, cell.what, given, repeats)
     after = _counters()
@@ -93,8 +109,6 @@ def measure(cell: Cell, free: float | None = None, is_small: bool = False) -> di
     row["region_calls"] = after["region_calls"] - before["region_calls"]
     row |= {name: after[name] - before[name] for name in ("captures", "replays")}
     row["bypasses"] = {name: n for name, n in after["bypasses"].items() if n != before["bypasses"].get(name, 0)}
-    row["faster"] = round(row["stock_s"] / row["resolute_s"], 2)
-    del vae, compiled
     return row
 
 
@@ -175,6 +189,7 @@ def _relative(actual: Any, expected: Any) -> float:
 def table(rows: list[dict[str, Any]]) -> str:
     lines = ["| cell | stock s | Resolute s | | stock GiB | Resolute GiB | first s | error |", "|" + "---|" * 8]
     for row in rows:
+        row = dict.fromkeys(("stock_s", "faster", "stock_peak_gib"), "-") | row
         name = f"{row['model']} {row['what']}, {row['size']} x {row['frames']}"
         name += f", {row['free_gib']:g} GiB free" if row.get("free_gib") else ""
         if "failed" in row:
@@ -186,54 +201,47 @@ def table(rows: list[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
+def attempt(cell: Cell, free: float | None, is_small: bool) -> Iterator[Row]:
+    """As `measure`; a row that says why, if the cell fails: the others are still measured."""
+    import torch
+
+    row = about(cell, free)
+    begun = time.monotonic()
+    try:
+        with small_card(free):
+            for row in measure(cell, free, is_small):
+                yield row
+    except Exception as error:  # noqa: BLE001
+        traceback.print_exc()
+        row = {**row, "failed": f"{type(error).__name__}: {error}"[:300]}
+    gc.collect()
+    torch.cuda.empty_cache()  # else a ballast could not take it
+    yield {**row, "cell_s": round(time.monotonic() - begun, 1)}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path)
     parser.add_argument("--cells", nargs="*", help="names of models, or as flux:encode; all by default")
     parser.add_argument("--free", nargs="*", type=float, default=[None], help="GiB that are free; all by default")
-    parser.add_argument("--seconds", type=float, default=3600.0, help="begin no cell after this time")
+    parser.add_argument("--seconds", type=float, default=NO_LIMIT, help="begin nothing that would end later")
     options = parser.parse_args()
     load_pack_for_device()
     import torch
 
-    done: list[dict[str, Any]] = []
-    if options.out is not None and options.out.exists():
-        done = json.loads(options.out.read_text("utf-8"))["rows"]
-    rows = [row for row in done if "failed" not in row]
-    started = time.monotonic()
+    cells = Cells(options, lambda row: tuple(row[name] for name in ("model", "what", "size", "frames", "free_gib")))
+    has_gpu = torch.cuda.is_available()
+    cells.about |= {"date": datetime.date.today().isoformat(), "torch": torch.__version__}
+    cells.about["gpu"] = torch.cuda.get_device_name() if has_gpu else "none"
     names = options.cells
-    cells = [each for each in CELLS if not names or {each.name, f"{each.name}:{each.what}"} & set(names)]
+    chosen = [each for each in CELLS if not names or {each.name, f"{each.name}:{each.what}"} & set(names)]
     with torch.inference_mode():
-        for cell, free in ((cell, free) for free in options.free for cell in cells):
-            row = about(cell, free)
-            if any(row.items() <= each.items() for each in rows):
-                continue
-            if time.monotonic() - started > options.seconds:
-                print("left out for lack of time:", *row.values(), flush=True)
-                continue
-            begun = time.monotonic()
-            try:
-                with small_card(free):
-                    row = measure(cell, free, not torch.cuda.is_available())
-            except Exception as error:  # noqa: BLE001 (the other cells are measured)
-                row["failed"] = f"{type(error).__name__}: {error}"[:300]
-                traceback.print_exc()
-            gc.collect()
-            torch.cuda.empty_cache()  # else a ballast could not take it
-            row["cell_s"] = round(time.monotonic() - begun, 1)
-            rows.append(row)
-            print(json.dumps(row), flush=True)
-            if options.out is not None:
-                _save(options.out, rows)
-    print(table(rows))
-
-
-def _save(path: Path, rows: list[dict[str, Any]]) -> None:
-    import torch
-
-    device = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
-    facts = {"date": datetime.date.today().isoformat(), "device": device, "torch": torch.__version__}
-    path.write_text(json.dumps({**facts, "rows": rows}, indent=1) + "\n", "utf-8")
+        for cell, free in ((cell, free) for free in options.free for cell in chosen):
+            if cells.lacks(tuple(about(cell, free).values())):
+                name = " ".join(map(str, about(cell, free).values()))
+                row = cells.measure(name, functools.partial(attempt, cell, free, not has_gpu))
+                print(json.dumps(row), flush=True)
+    print(table(cells.rows))
 
 
 if __name__ == "__main__":

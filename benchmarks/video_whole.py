@@ -7,31 +7,32 @@ The models have their real width and fewer layers (Wan 2.2's have 4 of 40), with
 server of its own. `first_s` is its first prompt, which compiles with Resolute; then come as many as it takes until
 Resolute knows whether it decodes faster, and `stock_s` and `resolute_s` are the fastest of REPEATS after those.
 `stock_peak_gib` and `resolute_peak_gib`: of the device, by that server. `error`: of the latents. With --free other
-memory is held, so that so many GiB are free. Rows of the file that it does not measure stay. `--folder` keeps models
-and compiled code. `--cpu` checks the script with small models that are not compiled, and measures nothing.
+memory is held, so that so many GiB are free. Rows of the file that it does not measure stay, and a later run measures
+what the file lacks. `--folder` keeps models and compiled code. `--cpu` checks the script with small models that are not
+compiled, and measures nothing.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import importlib
 import json
 import subprocess
 import sys
 import tempfile
-import time
-import traceback
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import psutil
-import torch
 
 from scripts.server.client import Client, execution_seconds
 from scripts.setup import command
 
 from . import family_models, rig
-from .card_memory import GIB, Memory, small_card
+from .card_memory import GIB, Memory, small_card, used_bytes
+from .cells import Cells, add_options, parts
 from .family_models import FAMILIES, family, file_of, make_all
 from .rig import ROOT, STOCK, environment, node
 
@@ -105,6 +106,7 @@ def prompt(name: str, contender: str, seed: int, is_small: bool) -> dict[str, An
 def make(folder: Path, comfyui: Path, names: list[str], is_small: bool) -> None:
     """Write the models and VAEs, in a process of their own."""
     import safetensors.torch
+    import torch
 
     models = list(dict.fromkeys(model for name in names for model in ROWS[name].models))
     make_all(comfyui, folder / "diffusion_models", models, is_small)
@@ -156,50 +158,53 @@ class Contender:
 
 
 def measure(
-    name: str, free: float | None, setup: command.Setup, models: Path, folder: Path, cpu: bool
-) -> dict[str, Any]:
+    name: str, free: float | None, setup: command.Setup, models: Path, folder: Path, arguments: list[str], cpu: bool
+) -> Iterator[dict[str, Any]]:
+    """The row of a prompt, after each contender: ours, then stock."""
     row = ROWS[name]
     size = f"{row.size[0]}x{row.size[1]}"
     result: dict[str, Any] = {"model": name, "what": "whole", "size": size, "frames": row.frames, "free_gib": free}
     latents: dict[str, Any] = {}
-    for who in (STOCK, OURS):
-        caches = {each: str(folder / each.lower()) for each in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")}
-        server = rig.server(setup, folder / who, [], models=models, cpu=cpu, environment=caches)
-        before = 0 if cpu else _used()
-        with server:
-            assert server.process is not None
-            memory = None if cpu else Memory(psutil.Process(server.process.pid))
-            try:
-                found = Contender(name, who, server.client, memory, cpu).measure(before)
-            except Exception:
-                print(server.log_tail(20), flush=True)
-                raise
-            finally:
-                if memory is not None:
-                    memory.close()
-                (folder / f"{name}-{who}.log").write_text(server.log(), "utf-8")
-            latents[who] = found.pop("latents")
-            result |= {f"{who}_{key}": value for key, value in found.items()}
-            result["about"] = environment(server)
-    result["error"] = rig.error(latents[OURS], latents[STOCK])
-    result["faster"] = round(result[f"{STOCK}_s"] / result[f"{OURS}_s"], 2)
-    return result
+
+    def add(who: str) -> None:
+        found = _in_a_server(name, who, setup, models, folder, arguments, cpu)
+        latents[who] = found.pop("latents")
+        result["about"] = found.pop("about")
+        result.update({f"{who}_{key}": value for key, value in found.items()})
+        if who == STOCK:
+            result["error"] = rig.error(latents[OURS], latents[STOCK])
+            result["faster"] = round(result[f"{STOCK}_s"] / result[f"{OURS}_s"], 2)
+
+    with small_card(free):
+        yield from parts(result, (OURS, STOCK), add)
 
 
-def _used() -> int:
-    free, total = torch.cuda.mem_get_info()
-    return total - free
+def _in_a_server(
+    name: str, who: str, setup: command.Setup, models: Path, folder: Path, arguments: list[str], cpu: bool
+) -> dict[str, Any]:
+    caches = {each: str(folder / each.lower()) for each in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")}
+    server = rig.server(setup, folder / who, arguments, models=models, cpu=cpu, environment=caches)
+    before = used_bytes()
+    with server:
+        assert server.process is not None
+        memory = None if cpu else Memory(psutil.Process(server.process.pid))
+        try:
+            found = Contender(name, who, server.client, memory, cpu).measure(before)
+        except Exception:
+            print(server.log_tail(20), flush=True)
+            raise
+        finally:
+            if memory is not None:
+                memory.close()
+            (folder / f"{name}-{who}.log").write_text(server.log(), "utf-8")
+        return found | {"about": environment(server)}
 
 
 def main() -> int:
-    started = time.monotonic()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", nargs="*", choices=list(ROWS), default=list(ROWS))
     parser.add_argument("--free", nargs="*", type=float, default=[None], help="GiB that are free; all by default")
-    parser.add_argument("--seconds", type=float, default=3600.0, help="begin no row after this time")
-    parser.add_argument("--folder", type=Path)
-    parser.add_argument("--cpu", action="store_true", help="small models on the CPU, to check this script")
-    parser.add_argument("--out", type=Path)
+    add_options(parser, cpu="small models")
     parser.add_argument("--make", nargs=2, type=Path, metavar=("FOLDER", "COMFYUI"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.make:
@@ -212,26 +217,13 @@ def main() -> int:
         (models / kind).mkdir(parents=True, exist_ok=True)
     child = [str(setup.python), "-m", "benchmarks.video_whole", "--make", str(models), str(setup.comfyui)]
     subprocess.run([*child, "--rows", *options.rows, *(["--cpu"] if options.cpu else [])], cwd=ROOT, check=True)
-    rows: list[dict[str, Any]] = []
-    kept = json.loads(options.out.read_text("utf-8")) if options.out and options.out.exists() else {"rows": []}
-    if not options.cpu:
-        torch.zeros(1, device="cuda")  # this process's own context counts in every measurement alike
+    cells = Cells(options, lambda row: (row["model"], row["what"], row["free_gib"]))
+    used_bytes()  # this process's own context counts in every measurement alike
     for name, free in ((name, free) for free in options.free for name in options.rows):
-        if time.monotonic() - started > options.seconds:
-            print("left out for lack of time:", name, free, flush=True)
-            continue
-        try:
-            with small_card(free):
-                rows.append(measure(name, free, setup, models, folder, options.cpu))
-        except Exception as error:  # noqa: BLE001 (the other rows are measured)
-            traceback.print_exc()
-            rows.append(
-                {"model": name, "what": "whole", "free_gib": free, "failed": f"{type(error).__name__}: {error}"[:300]}
-            )
-        print(json.dumps(rows[-1]), flush=True)
-        names = [(row["model"], row["what"], row["free_gib"]) for row in rows]
-        others = [row for row in kept["rows"] if (row["model"], row["what"], row.get("free_gib")) not in names]
-        rig.save(options.out, {**kept, "rows": [*others, *rows]})
+        if cells.lacks((name, "whole", free)):
+            given = (name, free, setup, models, folder, options.argument, options.cpu)
+            row = cells.measure(f"{name} {free}", functools.partial(measure, *given))
+            print(json.dumps(row), flush=True)
     return 0
 
 

@@ -24,7 +24,9 @@ def test_a_cell_compiles_and_is_compared(core: SimpleNamespace, monkeypatch: pyt
     ticks = iter(range(10**6))
     watch = SimpleNamespace(stop=lambda: None, seconds=lambda wait: 1e4 + next(ticks))
     monkeypatch.setattr(core.ours("process.runtime").cache().whole_calls, "_stopwatch", lambda device: watch)
-    row = video.measure(cell, None, is_small=True)
+    part, row = map(dict, video.measure(cell, None, is_small=True))
+    assert part["lacks"] == ["stock"] and "resolute_s" in part
+    assert row["lacks"] == [] and "faster" in row
     assert row["error"] < 1e-4
     assert row["compiles"] > 0
     assert row["region_calls"] > 0

@@ -7,8 +7,8 @@ Then nothing holds the CPU back, and it could queue many steps: the progress bar
 done, and Cancel would come too late. Therefore, after each step, the CPU waits until the GPU has finished the step
 before.
 
-Most of core's samplers compare a noise level on the CPU in every step, which blocks too. They get noise levels that
-know their values on the host (`host_values`). docs/limits.md says which samplers wait all the same.
+Most of core's samplers compare a noise level on the CPU in every step, which blocks too: with those, steps do not
+overlap. docs/limits.md names the samplers that read none.
 """
 
 from __future__ import annotations
@@ -19,10 +19,6 @@ from typing import Any
 import torch
 from comfy.conds import CONDCrossAttn, CONDRegular
 
-from ..foreign.core_code import is_core_class, is_core_function
-from .host_values import HostValues
-
-_OF_SAMPLERS = ("comfy.k_diffusion.sampling", "comfy.extra_samplers.uni_pc", "comfy.samplers")
 _MAX_BYTES = 256 << 20  # of conditioning on the GPU, where it stays for the whole run
 
 
@@ -34,20 +30,10 @@ def overlap_steps(
     if device.type != "cuda" or "multigpu_clones" in extra_args["model_options"]:  # each GPU needs its own copy
         return executor(guider, sigmas, extra_args, callback, *args, **kwargs)
     conds, guider.conds = guider.conds, on_device(guider.conds, device)
-    if is_cores(executor) and type(sigmas) is torch.Tensor:
-        sigmas = HostValues.of(sigmas)
     try:
         return executor(guider, sigmas, extra_args, _wait_for_previous_step(callback, device), *args, **kwargs)
     finally:
         guider.conds = conds
-
-
-def is_cores(executor: Any) -> bool:
-    """The sampler that an executor runs is one of core's. Another pack's may do anything with noise levels."""
-    sampler = getattr(executor, "class_obj", None)
-    function = getattr(sampler, "sampler_function", None)
-    is_known = function is not None and is_core_class(type(sampler), "comfy.samplers", "KSAMPLER")
-    return is_known and any(is_core_function(function, where) for where in _OF_SAMPLERS)
 
 
 def on_device(conds: dict[str, list[dict[str, Any]]], device: torch.device) -> dict[str, list[dict[str, Any]]]:

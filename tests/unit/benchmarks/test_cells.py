@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 
 from benchmarks import cells as cells_of
-from benchmarks.cells import Cells, OutOfTimeError, add_options
+from benchmarks.cells import Cells, OutOfTimeError, add_options, parts
 from scripts.errors import ServerError
 
 
@@ -77,6 +78,33 @@ def test_a_cell_that_does_not_end_well_leaves_the_others(tmp_path: Path, clock: 
     found = json.loads((tmp_path / "out.json").read_text("utf-8"))
     of_time = isinstance(error, OutOfTimeError)
     assert (found["left"], found["failed"]) == ((["a"], {}) if of_time else ([], {"a": "ComfyUI ended"}))
+
+
+@pytest.mark.parametrize("error", [OutOfTimeError(), ServerError("ComfyUI ended"), KeyboardInterrupt()])
+def test_a_cell_that_is_cut_leaves_its_part(tmp_path: Path, clock: Clock, error: BaseException) -> None:
+    out = tmp_path / "out.json"
+
+    def measure() -> Any:
+        row: dict[str, Any] = {"size": 1}
+
+        def add(contender: str) -> None:
+            clock.now += 5
+            if contender == "stock" and broken:
+                raise error
+            row[contender] = 7
+
+        return parts(row, ("resolute", "stock"), add)
+
+    broken = True
+    cells = begin(out)
+    with contextlib.suppress(KeyboardInterrupt):
+        assert cells.measure("a", measure) is None
+    assert [(row["resolute"], row["lacks"]) for row in json.loads(out.read_text("utf-8"))["rows"]] == [(7, ["stock"])]
+    broken = False
+    cells = begin(out)
+    assert cells.lacks(1)
+    assert cells.measure("a", measure) == {"size": 1, "resolute": 7, "stock": 7, "lacks": []}
+    assert not begin(out).lacks(1)
 
 
 def test_a_file_that_is_no_result_is_not_written_over(tmp_path: Path) -> None:

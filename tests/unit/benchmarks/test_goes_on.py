@@ -13,7 +13,7 @@ from typing import Any
 import numpy
 import pytest
 
-from benchmarks import dynamic_vram, half_precision, restart, rig, soak, step_profile
+from benchmarks import half_precision, restart, rig, soak
 from scripts.errors import PromptError, ServerError
 from scripts.models import generated
 from scripts.setup import command
@@ -43,8 +43,7 @@ def _server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     monkeypatch.setattr(command, "prepare", lambda: setup)
     monkeypatch.setattr(generated, "ensure", lambda kind, python, comfyui: tmp_path / f"{kind}.safetensors")
     monkeypatch.setattr(rig, "server", lambda setup, folder, arguments, **settings: Server(folder))
-    for module in (restart, step_profile):
-        monkeypatch.setattr(module, "environment", lambda server: dict(ABOUT))
+    monkeypatch.setattr(restart, "environment", lambda server: dict(ABOUT))
     Server.started.clear()
     yield
 
@@ -75,35 +74,17 @@ def test_a_restart_is_measured_by_contender(tmp_path: Path, monkeypatch: pytest.
     assert (found["failed"], found["gpu"]) == ({}, "a GPU")
 
 
-def test_a_profile_is_measured_by_server_and_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def measure(server: Any, prompts: Any, contender: str, size: tuple[int, int]) -> dict[str, Any]:
-        return {"contender": contender, "latents": b"", "first_extra": 0.1, "bypasses": {}}
-
-    monkeypatch.setattr(step_profile, "measure", measure)
-    monkeypatch.setattr(step_profile, "_make", lambda *given: "a file")
-    monkeypatch.setattr(step_profile, "ComfyServer", lambda python, comfyui, folder, **settings: Server(folder))
-    out = tmp_path / "profile.json"
-    words = ["--cpu", "--family", "flux", "--servers", "measured", "measured", "--out", str(out), "--folder"]
-    for sizes, servers in (("1", 2), ("2", 4), ("2", 4)):
-        monkeypatch.setattr(sys, "argv", ["profile", *words, str(tmp_path / "work"), "--sizes", sizes])
-        step_profile.main()
-        assert len(Server.started) == servers
-    rows = json.loads(out.read_text("utf-8"))["rows"]
-    assert [(row["start"], row["size"]) for row in rows] == [(0, "64x64"), (1, "64x64"), (0, "96x64"), (1, "96x64")]
-    assert [each["contender"] for each in rows[0]["contenders"]] == ["stock", "inductor"]
-
-
 def test_a_soak_goes_on_after_a_prompt_that_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
 
-    def run(client: Any, situation: Any, backend: str, steps: int, seed: int, files: Any) -> dict[str, Any]:
+    def run(client: Any, visit: Any, backend: str, steps: int, files: Any) -> dict[str, Any]:
         asked.append(backend)
         if len(asked) == 3:
             raise PromptError("out of memory")
         numbers = {"captures": 0, "replays": 0, "region_compiles": 0, "seconds": 1.0, "stall": 0.0, "bypasses": {}}
         return {**numbers, "latents": numpy.ones(4)}
 
-    monkeypatch.setattr(dynamic_vram, "run", run)
+    monkeypatch.setattr(soak, "run", run)
     monkeypatch.setattr(rig, "counters", lambda client: {"evictions": 0})
     monkeypatch.setattr(rig, "environment", lambda server: dict(ABOUT))
     monkeypatch.setattr(Server, "process", SimpleNamespace(pid=os.getpid()), raising=False)

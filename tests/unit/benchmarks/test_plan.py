@@ -118,6 +118,66 @@ def test_nothing_begins_that_cannot_fit(tmp_path: Path) -> None:
     assert noted(tmp_path) == {"part": True}
 
 
+def kept(folder: Path, **steps: dict[str, Any]) -> None:
+    plain = {"done": True, "code": 0, "machine": plan.machine()}
+    (folder / "plan.json").write_text(json.dumps({name: plain | each for name, each in steps.items()}), "utf-8")
+
+
+def test_a_slow_machine_is_expected_to_stay_slow(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It took twice the estimates: a step that the estimate alone would begin is not begun."""
+    steps = [step("whole", "print(1)", seconds=70, whole=True)]
+    kept(tmp_path, before={"seconds": 400.0, "estimate": 200}, other={"seconds": 200.0, "estimate": 100})
+    plan.run(steps, tmp_path, tmp_path / "models", 120)
+    assert "whole" not in noted(tmp_path)
+    told = capsys.readouterr().out
+    assert "-- whole: about 140 s: too long for this call" in told
+    assert "-- whole: not begun, 100 s are left of about 140" in told
+    kept(tmp_path, before={"seconds": 100.0, "estimate": 200})
+    plan.run(steps, tmp_path, tmp_path / "models", 120)
+    assert noted(tmp_path)["whole"]
+
+
+def test_another_machine_counts_only_until_a_step_ran_here() -> None:
+    there = {"done": True, "seconds": 300.0, "estimate": 100, "machine": "another"}
+    here = {**there, "seconds": 80.0, "machine": plan.machine()}
+    assert plan.slowness({}) == 1.0
+    assert plan.slowness({"a": there}) == 3.0
+    assert plan.slowness({"a": there, "b": here}) == 0.8
+
+
+def test_a_step_that_was_cut_counts_once_it_has_taken_longer_than_its_estimate() -> None:
+    cut = {"done": False, "seconds": 90.0, "estimate": 100, "machine": plan.machine()}
+    assert plan.slowness({"a": cut}) == 1.0
+    assert plan.slowness({"a": {**cut, "seconds": 150.0}}) == 1.5
+
+
+def test_what_is_left_of_a_step_is_expected_of_it() -> None:
+    spent = {"done": False, "seconds": 80.0, "estimate": 200, "machine": plan.machine()}
+    part, whole = step("part", "", seconds=200), step("whole", "", seconds=200, whole=True)
+    assert plan.expected(part, {"part": spent}) == 120
+    assert plan.expected(part, {"part": {**spent, "seconds": 199.0}}) == plan.least({})
+    assert plan.expected(whole, {"whole": spent}) == 200
+    assert plan.expected(whole, {"whole": {**spent, "seconds": 190.0}}) == 1.25 * 190
+
+
+def test_the_seconds_of_a_step_are_those_of_all_its_calls(tmp_path: Path) -> None:
+    left = step("left", "print('1024x1024: left out')", seconds=100)
+    kept(tmp_path, left={"done": False, "seconds": 30.0, "estimate": 100})
+    plan.run([left], tmp_path, tmp_path / "models", 120)
+    entry = json.loads((tmp_path / "plan.json").read_text("utf-8"))["left"]
+    assert entry["seconds"] >= 30.0
+    assert (entry["done"], entry["estimate"], entry["machine"]) == (False, 100, plan.machine())
+
+
+def test_a_step_whose_models_have_no_room_is_not_begun(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(plan.shutil, "disk_usage", lambda folder: argparse.Namespace(free=20e9))
+    plan.run([step("large", "print(1)")._replace(gb=30)], tmp_path, tmp_path / "models", 120)
+    assert not (tmp_path / "plan.json").exists()
+    assert "-- large: not begun, its models need 30 GB of disk" in capsys.readouterr().out
+
+
 @pytest.mark.skipif(not hasattr(os, "killpg"), reason="Windows has no process groups")
 def test_a_step_that_takes_too_long_ends_with_its_servers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plan, "_SPARE", 0.2)
@@ -152,9 +212,9 @@ def test_the_largest_models_go_where_the_disk_is_full(tmp_path: Path, monkeypatc
         files[name].with_suffix(".json").write_text("{}", "utf-8")
     free = lambda folder: argparse.Namespace(free=20e9 if files["large"].exists() else 40e9)  # noqa: E731
     monkeypatch.setattr(plan.shutil, "disk_usage", free)
-    plan.make_room(tmp_path, 10)
+    assert plan.make_room(tmp_path, 10)
     assert files["large"].exists()
-    plan.make_room(tmp_path, 30)
+    assert plan.make_room(tmp_path, 30)
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         files["small"].with_suffix(".json").name,
         files["small"].name,

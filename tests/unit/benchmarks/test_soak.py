@@ -1,11 +1,10 @@
-"""The soak benchmark: its random visits, its summary and its plot."""
+"""The soak benchmark: its random visits and its summary."""
 
 from __future__ import annotations
 
 from typing import Any
-from xml.dom import minidom
 
-from benchmarks import soak, soak_plot
+from benchmarks import soak
 
 from ...comfy.random_visits import trace
 
@@ -42,9 +41,3 @@ def test_the_worst_error_is_of_the_compared_prompts() -> None:
     some[3]["error"], some[9]["error"] = 1e-3, 2e-3
     found = soak.summary(some, [])
     assert (found["compared"], found["worst_error"]) == (2, 2e-3)
-
-
-def test_the_plot_is_xml_with_a_line_for_each_memory() -> None:
-    tree = minidom.parseString(soak_plot.draw(rows()))  # noqa: S318 (our own)
-    lines = tree.getElementsByTagName("polyline")
-    assert [len(line.getAttribute("points").split()) for line in lines] == [40, 40]

@@ -19,11 +19,11 @@ FILES = [*COMMANDS, *sorted(SCRIPTS.rglob("*.py"))]
 TESTS_OF_BENCHMARKS = {
     "tests/comfy/test_vae_tiles.py",  # of the models that benchmarks.video_models makes
     "tests/comfy/test_video_benchmark.py",
+    "tests/unit/benchmarks/test_ballast.py",
     "tests/unit/benchmarks/test_cells.py",
     "tests/unit/benchmarks/test_fleet.py",
     "tests/unit/benchmarks/test_gguf_file.py",
     "tests/unit/benchmarks/test_goes_on.py",
-    "tests/unit/benchmarks/test_kernel_kinds.py",
     "tests/unit/benchmarks/test_plan.py",
     "tests/unit/benchmarks/test_rig.py",
     "tests/unit/benchmarks/test_smoke.py",
