@@ -23,40 +23,20 @@ _finds: dict[str, Find] = shared("finds_chosen_attention", dict)  # of each copy
 
 
 def use(copy: str, find: Find) -> None:
-    """Find functions with `find`. It gives a name's function, which takes what `attention` takes, or None.
+    """Find functions with `find`. It gives the function of a name, which takes what the operator does, or None.
 
     copy: a name that no other copy of this pack has; `find` takes the place of an earlier one.
     """
     _finds[copy] = find
 
 
-def attention(
-    name: str,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    heads: int,
-    mask: torch.Tensor | None = None,
-    skip_reshape: bool = False,
-    skip_output_reshape: bool = False,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-    low_precision: bool = True,
-) -> torch.Tensor:
-    """The attention of this name.
+@functools.cache
+def operator() -> Callable[..., torch.Tensor]:
+    """`torch.ops.resolute.chosen_attention`: the attention of a name, as in `_SCHEMA`.
 
     q, k, v: (batch, tokens, heads * width), or (batch, heads, tokens, width) with `skip_reshape`. Returns (batch,
     tokens, heads * width), or (batch, heads, tokens, width) with `skip_output_reshape`; contiguous.
     """
-    result: torch.Tensor = operator()(
-        q, k, v, name, heads, mask, skip_reshape, skip_output_reshape, scale, enable_gqa, low_precision
-    )
-    return result
-
-
-@functools.cache
-def operator() -> Callable[..., torch.Tensor]:
-    """`torch.ops.resolute.chosen_attention`."""
     return defined("chosen_attention", _SCHEMA, _run, _empty_result)
 
 

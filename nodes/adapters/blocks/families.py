@@ -46,7 +46,7 @@ def hooks_of(module: torch.nn.Module, role: Role, run: RegionRunner, bypass: Byp
     """The hooks of a module in a role. A block with a part that another pack wrote has none, and a bypass; nor has a
     block with attention that cannot be traced, or that the model's file chose.
     """
-    traceable = version.attention_is_traceable() if unet.is_unet(module) else chosen_attention.is_known()
+    traceable = version.attention_is_traceable() if unet.is_unet(module) else chosen_attention.default() is not None
     if role not in VAE_ROLES and not traceable:
         bypass(_OPAQUE_ATTENTION)
     found = [hook for each in PROVIDERS if role in each.roles for hook in each.hooks(module, run, bypass)]

@@ -60,11 +60,6 @@ def of_file(block: torch.nn.Module) -> str:
     return "" if found is None else _name_of(found) or "another function"
 
 
-def is_known() -> bool:
-    """The attention of calls that choose none is one of core's."""
-    return default() is not None
-
-
 def functions() -> Mapping[str, Callable[..., torch.Tensor]]:
     """Core's functions by their names, as they are registered at any time, and those of declared packs that were used.
 
@@ -79,8 +74,8 @@ def run(name: str, function: Any, q: Any, k: Any, v: Any, heads: int, mask: Any 
 
     q, k, v, given: of core's functions. What they read beside the operator's arguments is given by no block.
     """
-    return chosen.attention(
-        name, q, k, v, heads, mask,
+    return chosen.operator()(
+        q, k, v, name, heads, mask,
         bool(given.get("skip_reshape", False)), bool(given.get("skip_output_reshape", False)), given.get("scale"),
         bool(given.get("enable_gqa", False)), given.get("low_precision_attention", True) is not False,
     )  # fmt: skip
@@ -125,8 +120,5 @@ def _core() -> Any:
     return importlib.import_module("comfy.ldm.modules.attention")
 
 
-def _function_of(name: str) -> Callable[..., torch.Tensor] | None:
-    return functions().get(name)
-
-
-chosen.use(__name__, _function_of)  # here, since a region from disk runs the operator without a trace
+# When it is imported, since a region from disk runs the operator without a trace.
+chosen.use(__name__, lambda name: functions().get(name))

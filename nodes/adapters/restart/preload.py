@@ -25,7 +25,6 @@ from . import shape_status
 logger = logging.getLogger(__name__)
 
 _MAX_MODELS = 8  # those used last; a UNet, a decoder and a ControlNet are three
-_begun = False
 _pending: dict[str, list[tuple[str, str]]] = {}  # by model: (backend, key) of the regions still to be loaded
 _wanted: collections.deque[str] = collections.deque(maxlen=_MAX_MODELS)  # models of queued prompts, the latest last
 
@@ -36,10 +35,6 @@ def begin(server: Any) -> None:
     Not before: until then packs are imported, and a thread of ours could disturb another pack's imports. Only
     `fake_devices` must come before a thread of another pack traces something.
     """
-    global _begun
-    if _begun:
-        return
-    _begun = True
     fake_devices.keep()
 
     async def start(app: Any) -> None:

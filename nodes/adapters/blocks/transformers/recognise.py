@@ -28,7 +28,7 @@ _SMALLEST_PART = 0.1
 
 def hooks(module: torch.nn.Module, run: RegionRunner, bypass: Bypass) -> list[Hook]:
     """Hooks for the repeated blocks of a transformer; empty for a model without any."""
-    if is_unet(module) or not chosen_attention.is_known():
+    if is_unet(module) or chosen_attention.default() is None:
         return []
     structures = _Structures()
     found = []

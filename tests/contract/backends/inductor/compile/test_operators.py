@@ -5,9 +5,12 @@ from __future__ import annotations
 import ast
 import re
 from pathlib import Path
+from typing import Any
 
+import pytest
 import torch
 
+from compile_cache.attention import chooser, chosen
 from compile_cache.backends.inductor.compile import operators
 
 CORE = Path(operators.__file__).parents[3]
@@ -25,3 +28,21 @@ def test_registering_defines_them_and_may_be_repeated() -> None:
     operators.register()
     for name in ("attention", "chosen_attention", "own_memory", "cast_from_fp8", "w4a8_int8_linear"):
         assert callable(getattr(torch.ops.resolute, name).default)
+
+
+def test_copies_of_the_pack_share_what_an_operator_reads(pack: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whichever copy defined the operator, it runs the function that any of them names."""
+    other = pack("compile_cache.attention.chosen")
+    assert other is not chosen
+    q = torch.randn(2, 5, 8)
+    for number, copy in enumerate((chosen, other)):
+        monkeypatch.setitem(chosen._finds, f"copy {number}", {}.get)  # taken out again after the test
+        functions = {f"times {number + 2}": lambda q, *rest, factor=number + 2, **named: q * factor}
+        copy.use(f"copy {number}", functions.get)
+    for copy in (chosen, other):
+        for factor in (2, 3):
+            given = (q, q, q, f"times {factor}", 2, None, False, False, None, False, True)
+            assert torch.equal(copy.operator()(*given), q * factor)
+    with pytest.raises(LookupError, match="No attention has the name 'gone'"):
+        chosen.operator()(q, q, q, "gone", 2, None, False, False, None, False, True)
+    assert pack("compile_cache.attention.chooser").chooser is chooser.chooser
