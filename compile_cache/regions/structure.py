@@ -17,22 +17,26 @@ from ..attribute_policy import PLAIN, ModuleAttributePolicy
 from ..foreign.attributes import HOOKED
 from ..foreign.names import full_name, module_of
 from ..keys import Literal, repr_digest
-from .slots import tensor_slots
-from .weight_parts import form_of
+from .slots import all_parts, tensor_slots
+from .weight_parts import form_of, is_plain
 
 TORCH_OWN = frozenset(vars(torch.nn.Module()))
+_AS_IT_IS = frozenset({type(None), bool, int, float, str})
 
 
-# Digests by id(module), for one survey of a model that does not change meanwhile.
-Memo = dict[int, str]
+@dataclasses.dataclass(slots=True)
+class Memo:
+    """Digests by id(module), and the names of classes, for one survey of a model that does not change meanwhile."""
+
+    digests: dict[int, str] = dataclasses.field(default_factory=dict)
+    names: dict[type, tuple[str, ...]] = dataclasses.field(default_factory=dict)
 
 
 def parts(module: torch.nn.Module, without: Sequence[str] = ()) -> list[tuple[str, torch.nn.Module]]:
     """`module` and all modules below it, by name, except the children `without`."""
     inside = tuple(f"{child}." for child in without)
-    return [
-        (name, part) for name, part in module.named_modules() if name not in without and not name.startswith(inside)
-    ]
+    found = [(name, part) for part, name in all_parts(module).items()]
+    return [each for each in found if each[0] not in without and not each[0].startswith(inside)] if inside else found
 
 
 def structure_digest(
@@ -48,8 +52,8 @@ def structure_digest(
     without: children of `module` to leave out. ignored: names of plain attributes that do not matter. policy: which
     attributes are no part of the structure, and whose source is.
     """
-    ties = _ties(part for _, part in parts(module, without))
-    return repr_digest((ties, _digest(module, {} if memo is None else memo, policy, True, without, ignored)))
+    ties = _ties([part for _, part in parts(module, without)])
+    return repr_digest((ties, _digest(module, memo or Memo(), policy, True, without, ignored)))
 
 
 def _digest(
@@ -60,34 +64,34 @@ def _digest(
     without: Sequence[str] = (),
     ignored: Collection[str] = (),
 ) -> str:
-    known = None if is_root else memo.get(id(module))
+    known = None if is_root else memo.digests.get(id(module))
     if known is not None:
         return known
     kind = type(module)
-    weights = tuple(
+    if kind not in memo.names:
+        memo.names[kind] = (module_of(kind), kind.__qualname__, *policy.sources(kind))
+    weights = [
         (name, tuple(tensor.shape), tensor.stride(), str(tensor.dtype), type(tensor).__name__, _form(tensor))
         for own, name in tensor_slots(module)
         for tensor in [own[name]]
-    )
+    ]
     # A torch hook can do anything before or after this module, so it makes the module different from all others.
-    hooks = tuple(id(hook) for hooks in (module._forward_hooks, module._forward_pre_hooks) for hook in hooks.values())
-    children = tuple(
+    torchs = (module._forward_hooks, module._forward_pre_hooks)
+    hooks = tuple([id(hook) for hooks in torchs if hooks for hook in hooks.values()])
+    children = [
         (name, _digest(child, memo, policy, ignored=ignored))
-        for name, child in module._modules.items()
+        for name, child in (module._modules.items() if module._modules else ())
         if child is not None and name not in without
-    )
-    own = sorted(
-        (each for each in settings(module, is_root, policy) if each[0] not in ignored), key=lambda each: each[0]
-    )
-    name = (module_of(kind), kind.__qualname__, *policy.sources(kind))
-    result = repr_digest((*name, weights, tuple(own), hooks, children))
+    ]
+    own = sorted([each for each in settings(module, is_root, policy) if each[0] not in ignored])  # no name occurs twice
+    result = repr_digest((*memo.names[kind], tuple(weights), tuple(own), hooks, tuple(children)))
     if not is_root:
-        memo[id(module)] = result
+        memo.digests[id(module)] = result
     return result
 
 
 def _form(weight: torch.Tensor) -> str:
-    form = form_of(weight)
+    form = None if is_plain(weight) else form_of(weight)
     return "" if form is None else form.text
 
 
@@ -100,19 +104,19 @@ def settings(
     count: they are ours, or what the removal of a patch leaves behind. policy: see `structure_digest`.
     """
     return tuple(
-        (name, literal)
-        for name, value in vars(module).items()
-        if name not in TORCH_OWN and not policy.is_bookkeeping(name) and not (is_root and name in HOOKED)
-        for literal in _literal(value)
+        [
+            (name, literal)
+            for name, value in vars(module).items()
+            if name not in TORCH_OWN and not policy.is_bookkeeping(name) and not (is_root and name in HOOKED)
+            for literal in ([value] if type(value) in _AS_IT_IS else _literal(value))
+        ]
     )
 
 
 def _ties(modules: Iterable[torch.nn.Module]) -> tuple[int, ...]:
     """A number for each weight, in order; equal numbers mean the same tensor."""
     numbers: dict[int, int] = {}
-    return tuple(
-        numbers.setdefault(id(own[name]), len(numbers)) for module in modules for own, name in tensor_slots(module)
-    )
+    return tuple([numbers.setdefault(id(own[name]), len(numbers)) for own, name in tensor_slots(*modules)])
 
 
 def _literal(value: object) -> list[Literal]:

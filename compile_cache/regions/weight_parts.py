@@ -14,6 +14,7 @@ import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
 from .gguf_weights import GGUFForm, is_gguf, why_unknown
+from .slots import all_parts
 
 _PLAIN = (torch.nn.Parameter, torch.Tensor)
 
@@ -97,6 +98,13 @@ def read_anew(weight: torch.Tensor) -> WeightForm | None:
     """The form of a weight, read again because a part may be another."""
     form = _forms[weight] = _read(weight)
     return form
+
+
+def forms_in(module: torch.nn.Module | None) -> list[WeightForm]:
+    """The forms of the composite parameters of a module and of all below it; buffers are left out."""
+    own = [] if module is None else [part._parameters for part in all_parts(module) if part._parameters]
+    found = [weight for each in own for weight in each.values() if weight is not None and type(weight) not in _PLAIN]
+    return [form for form in map(form_of, found) if form is not None]
 
 
 def parts_of(weight: torch.Tensor) -> list[torch.Tensor]:

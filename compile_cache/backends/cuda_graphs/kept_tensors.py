@@ -20,14 +20,17 @@ import torch
 
 from ...errors import CaptureError
 from ...foreign.names import modules_of
+from ...regions.slots import all_parts
 from ...regions.structure import TORCH_OWN
 
 _ABSENT = object()
 _READS = frozenset({"LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR"})  # the last two not in every Python
 
-_HOLDERS = (torch.Tensor, list, tuple, dict, deque)
+_CONTAINERS = (list, tuple, dict, deque)
+_PLAIN = frozenset({type(None), bool, int, float, str, torch.dtype, torch.device})
 
 _Tensors = dict[int, torch.Tensor]  # by id; held, so that no later tensor gets one of these ids
+_NOTHING = _Tensors()
 # For each module its dictionary, a copy of it, and the tensors in each attribute that has some.
 _Attributes = list[tuple[dict[str, Any], dict[str, Any], dict[str, _Tensors]]]
 
@@ -38,8 +41,8 @@ def refused_if_read(module: torch.nn.Module | None) -> Iterator[None]:
     before = _attributes(module)
     yield
     for own, name in _kept_since(before):
-        kind = next(type(each).__name__ for each in _modules(module) if vars(each) is own)
-        if _is_read(module, name):
+        if module is not None and _is_read(module, name):
+            kind = next(type(each).__name__ for each in all_parts(module) if each.__dict__ is own)
             raise CaptureError(
                 f"the forward cannot be captured: it keeps a tensor as {kind}.{name}, which a later call may read"
             )
@@ -63,20 +66,17 @@ def put_back(module: torch.nn.Module | None) -> Iterator[None]:
     _put_back(before)
 
 
-def _modules(module: torch.nn.Module | None) -> list[torch.nn.Module]:
-    return [] if module is None else list(module.modules())
-
-
 def _attributes(module: torch.nn.Module | None) -> _Attributes:
     inside: dict[int, _Tensors] = {}
-    return [(own, dict(own), _held(own, inside)) for own in map(vars, _modules(module))]
+    every = [] if module is None else [part.__dict__ for part in all_parts(module)]
+    return [(own, dict(own), _held(own, inside)) for own in every]
 
 
 def _held(own: dict[str, Any], inside: dict[int, _Tensors]) -> dict[str, _Tensors]:
     return {
         name: tensors
         for name, value in own.items()
-        if isinstance(value, _HOLDERS) and name not in TORCH_OWN and (tensors := _tensors_in(value, inside))
+        if name not in TORCH_OWN and type(value) not in _PLAIN and (tensors := _tensors_in(value, inside))
     }
 
 
@@ -88,12 +88,14 @@ def _tensors_in(value: Any, inside: dict[int, _Tensors]) -> _Tensors:
     """
     if isinstance(value, torch.Tensor):
         return {id(value): value}
-    if id(value) not in inside:
-        inside[id(value)] = tensors = _Tensors()
+    if not isinstance(value, _CONTAINERS) or not value:
+        return _NOTHING
+    if (known := id(value)) not in inside:
+        inside[known] = tensors = _Tensors()
         for each in value.values() if isinstance(value, dict) else value:
-            if isinstance(each, _HOLDERS):
+            if type(each) not in _PLAIN:
                 tensors.update(_tensors_in(each, inside))
-    return inside[id(value)]
+    return inside[known]
 
 
 def _kept_since(before: _Attributes) -> list[tuple[dict[str, Any], str]]:
@@ -103,7 +105,7 @@ def _kept_since(before: _Attributes) -> list[tuple[dict[str, Any], str]]:
         (own, name)
         for own, _, known in before
         for name, tensors in _held(own, inside).items()
-        if not tensors.keys() <= known.get(name, {}).keys()
+        if name not in known or not tensors.keys() <= known[name].keys()
     ]
 
 
@@ -119,11 +121,10 @@ def _put_back(before: _Attributes) -> list[Any]:
     return displaced
 
 
-def _is_read(module: torch.nn.Module | None, name: str) -> bool:
+def _is_read(module: torch.nn.Module, name: str) -> bool:
     """The name is read anywhere in the Python modules that the model's classes are written in."""
-    files = modules_of(module) & sys.modules.keys() if module is not None else ()
-    seen: set[int] = set()
-    return any(_reads(code, name) for file in sorted(files) for code in _code_in(vars(sys.modules[file]), seen))
+    files, seen = sorted(modules_of(module) & sys.modules.keys()), set[int]()
+    return any(_reads(code, name) for file in files for code in _code_in(vars(sys.modules[file]), seen))
 
 
 def _code_in(members: Mapping[str, Any], seen: set[int]) -> Iterator[CodeType]:

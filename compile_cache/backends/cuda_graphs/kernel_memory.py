@@ -15,7 +15,7 @@ import logging
 
 import torch
 
-from ...regions.weight_parts import form_of
+from ...regions.weight_parts import forms_in
 from ...torch_facts.out_of_memory import is_out_of_memory
 
 logger = logging.getLogger(__name__)
@@ -30,14 +30,12 @@ _LEAST_ROWS = 5_676
 
 def has_quantized(module: torch.nn.Module | None) -> bool:
     """True if the module has weights of several tensors, so its products may be comfy-kitchen's."""
-    forms = () if module is None else map(form_of, module.parameters())
-    return any(form is not None and form.count > 1 for form in forms)
+    return any(form.count > 1 for form in forms_in(module))
 
 
 def has_int8_products(module: torch.nn.Module | None) -> bool:
     """True if the module has weights that comfy-kitchen may multiply as int8: int8_tensorwise, or four bits as int8."""
-    forms = () if module is None else map(form_of, module.parameters())
-    return any(form is not None and any(word in form.layout for word in _AS_INT8) for form in forms)
+    return any(word in form.layout for form in forms_in(module) for word in _AS_INT8)
 
 
 @functools.cache

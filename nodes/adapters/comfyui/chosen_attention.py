@@ -18,6 +18,7 @@ import torch
 
 from ....compile_cache.attention import chosen
 from ....compile_cache.foreign.authors import author_of
+from ....compile_cache.regions.slots import all_parts
 from ..foreign.trust import attention_of_pack
 from .transformer_options import OVERRIDE
 
@@ -55,7 +56,7 @@ def of_file(block: torch.nn.Module) -> str:
     trace, which overrides attention.
     """
     holder = vars(_core()).get("ComfyAttention")
-    held = [part for part in block.modules() if holder is not None and isinstance(part, holder)]
+    held = [] if holder is None else [part for part in all_parts(block) if isinstance(part, holder)]
     found = next((each for part in held if (each := getattr(part, "function", None)) is not None), None)
     return "" if found is None else _name_of(found) or "another function"
 

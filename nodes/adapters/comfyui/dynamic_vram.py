@@ -21,7 +21,7 @@ import comfy.cli_args
 import comfy.model_management
 import torch
 
-from ....compile_cache.regions.slots import swapped
+from ....compile_cache.regions.slots import Slot, swapped, tensor_slots
 
 Serials = tuple[int, ...]  # of the pages of a range, in order
 
@@ -143,7 +143,7 @@ def has_ranges_of_blocks(modules: Iterable[torch.nn.Module]) -> bool:
     The modules must keep their addresses then: core would not notice that a page outside of the range went, and replay
     its own CUDA graph of the block over it.
     """
-    return any("_v_block" in module.__dict__ for module in modules)
+    return bool([module for module in modules if "_v_block" in module.__dict__])
 
 
 def lay_out(modules: Sequence[torch.nn.Module]) -> bool:
@@ -237,9 +237,10 @@ def declared_in_float32(modules: Sequence[torch.nn.Module]) -> set[int]:
     return {id(module) for module, dtype in zip(modules, declared, strict=True) if dtype is torch.float32}
 
 
-def is_paged_slot(module: torch.nn.Module, name: str) -> bool:
-    """A parameter of the module is in its allocation."""
-    return name in NAMES and "_v" in module.__dict__
+def slots_outside_pages(modules: Sequence[torch.nn.Module]) -> list[Slot]:
+    """The slots of all weights of these modules that are in no allocation."""
+    others = [(own, name) for own, name in tensor_slots(*paged(modules)) if name not in NAMES]
+    return tensor_slots(*[module for module in modules if "_v" not in module.__dict__]) + others
 
 
 def paged(modules: Iterable[torch.nn.Module]) -> list[torch.nn.Module]:

@@ -25,7 +25,7 @@ def is_core(module: torch.nn.Module, where: str, name: str) -> bool:
 
 
 def is_core_class(kind: type, where: str, name: str) -> bool:
-    return module_of(kind) == where and kind.__name__ == name
+    return kind.__name__ == name and module_of(kind) == where
 
 
 def derives_from(module: torch.nn.Module, *where: str) -> bool:

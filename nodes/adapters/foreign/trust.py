@@ -16,6 +16,7 @@ from ....compile_cache.foreign.classes import exchanged
 from ....compile_cache.foreign.content import value_digest
 from ....compile_cache.foreign.names import full_name
 from ....compile_cache.regions.site import Bypass, Hook
+from ....compile_cache.regions.slots import all_parts
 from ....compile_cache.regions.structure import parts
 from .declared import ATTENTION, CLASSES
 from .packs import KNOWN_PACKAGES, Pack, files_of, foreign_packages, is_as_declared, pack_of, top_package
@@ -23,7 +24,7 @@ from .packs import KNOWN_PACKAGES, Pack, files_of, foreign_packages, is_as_decla
 
 def why_untrusted(block: torch.nn.Module) -> BypassReason | None:
     """Why a block must run as it is: other code than core's may compute anything. None if it may be a region."""
-    kinds = set(map(type, block.modules()))
+    kinds = set(map(type, all_parts(block)))
     if "forward" in vars(block) or not is_written_for(type(block).forward, type(block), KNOWN_PACKAGES):
         text = f"another pack replaced the forward of {type(block).__name__}; such blocks run as they are"
         return BypassReason(BypassCode.REPLACED_FORWARD, text)

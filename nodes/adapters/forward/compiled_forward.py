@@ -10,14 +10,12 @@ import torch
 from ....compile_cache.backends.base import Method, UpcomingDecode
 from ....compile_cache.keys import VAE_ROLES, Role
 from ....compile_cache.regions import gguf_loras
-from ....compile_cache.regions.structure import Memo, structure_digest
 from ....compile_cache.texts import Text
 from ..blocks.videos import encoders
 from ..blocks.videos import known as videos
 from ..comfyui import core_compiler, vae_tiles
 from ..comfyui.call_bar import CallBar
 from ..comfyui.compile_progress import CompileProgress
-from ..comfyui.module_attributes import ATTRIBUTES
 from ..comfyui.transformer_options import PREFETCH
 from ..process import runtime
 from ..process.compile_request import CompileRequest
@@ -72,12 +70,8 @@ class CompiledForward(ForwardPatch):
         request, backend = self._request, self._request.backend.name
         if not (request.capabilities.compiles or request.left_out):
             return
-        memo: Memo = {}
-        hooks = runtime.hooks_for(self.module, request, backend).known()
-        sites = [site for hook in hooks for site in hook.sites]
-        kinds = {(site.kind, structure_digest(site.module, memo, site.without, policy=ATTRIBUTES)) for site in sites}
-        kinds |= {(hook.label[0], hook.structure) for hook in hooks if hook.label is not None}
-        self.runner.progress.set_total(min(self._ready_regions(backend), len(kinds)), len(kinds))
+        count = runtime.hooks_for(self.module, request, backend).count()
+        self.runner.progress.set_total(min(self._ready_regions(backend), count), count)
 
     def compile_ahead(self, decode: UpcomingDecode) -> None:
         """A decode will come, perhaps before the weights are loaded; see `Program.compile_ahead`."""

@@ -11,9 +11,11 @@ import torch
 from ....compile_cache.errors import BypassReason
 from ....compile_cache.keys import Role
 from ....compile_cache.regions.site import Bypass, Hook, Input, RegionRunner, RegionSite
+from ....compile_cache.regions.structure import Memo, structure_digest
 from ..blocks import left_out
 from ..blocks.families import hooks_of
 from ..comfyui import chosen_attention, version
+from ..comfyui.module_attributes import ATTRIBUTES
 from ..weights.streamed_blocks import streamed
 from ..weights.weights_epoch import WeightsEpoch
 
@@ -37,6 +39,7 @@ class ModuleHooks:
         self._built_for: Any = None
         self._all: list[Hook] = []
         self._kept: list[Hook] = []
+        self._count: int | None = None  # of their regions
         self._reasons: list[BypassReason] = []  # why blocks have no hook
 
     def __call__(self, run: RegionRunner, bypass: Bypass) -> Sequence[Hook]:
@@ -52,6 +55,16 @@ class ModuleHooks:
         self._build_if_changed()
         left_out.require_known(self._names, self._all, self._reasons)
         return self._kept
+
+    def count(self) -> int:
+        """How many regions these hooks have, as far as they are known before a call. Raises as `known` does."""
+        hooks = self.known()
+        if self._count is None:
+            sites, memo = [site for hook in hooks for site in hook.sites], Memo()
+            digests = [structure_digest(site.module, memo, site.without, policy=ATTRIBUTES) for site in sites]
+            made = {(hook.label[0], hook.structure) for hook in hooks if hook.label is not None}
+            self._count = len({(site.kind, digest) for site, digest in zip(sites, digests, strict=True)} | made)
+        return self._count
 
     def close(self) -> None:
         """The module was garbage collected: let go of its blocks."""
@@ -71,7 +84,7 @@ class ModuleHooks:
             self._kept = left_out.without(self._names, self._all, self._report)
         finally:
             self._bypass = called
-        self._built_for = now
+        self._built_for, self._count = now, None
 
     def _run_site(self, site: RegionSite, *inputs: Input) -> Any:
         return self._run(site, *inputs)

@@ -24,13 +24,15 @@ class LoadedAnew:
         self._kept: dict[tuple[int, str], torch.Tensor] = {}
 
     def keep(self, slots: Iterable[Slot]) -> None:
-        """Keep the tensors of these slots where they first were. Tensors on the host are left alone."""
+        """Keep the tensors of these slots alone where they first were. Those on the host stay where they are."""
         targets: list[torch.Tensor] = []
         sources: list[torch.Tensor] = []
+        before, self._kept = self._kept, {}
         for own, name in slots:
-            new = own.get(name)
-            key = (id(own), name)
-            old = self._kept.get(key)
+            new, key = own.get(name), (id(own), name)
+            old = before.get(key)
+            if old is not None:
+                self._kept[key] = old
             if new is None or new is old or not is_plain(new) or new.device.type in (self._host, "meta"):
                 continue
             if old is None or not _alike(old, new):
@@ -42,11 +44,6 @@ class LoadedAnew:
         if targets:
             with torch.inference_mode():
                 foreach_copy(targets, sources)
-
-    def forget_all_but(self, slots: Iterable[Slot]) -> None:
-        """Let the tensors of other slots go: these are all that the model has now."""
-        present = {(id(own), name) for own, name in slots}
-        self._kept = {key: tensor for key, tensor in self._kept.items() if key in present}
 
     def forget(self) -> None:
         """Let the tensors go: no capture reads them."""

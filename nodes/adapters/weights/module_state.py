@@ -5,15 +5,14 @@ from __future__ import annotations
 import enum
 import functools
 import weakref
-from collections.abc import Iterable
-from itertools import islice
-from operator import is_
+from collections.abc import Callable, Iterable, Sequence
+from operator import is_, itemgetter
 from typing import Any
 
 import torch
 
 from ....compile_cache.foreign.attributes import marks_around, marks_on
-from ....compile_cache.regions.structure import settings
+from ....compile_cache.regions.structure import TORCH_OWN, settings
 from ..comfyui import module_attributes
 from ..comfyui.module_attributes import ATTRIBUTES
 
@@ -37,17 +36,18 @@ class ModuleStateReader:
         return [self._state(module, module is root, cached.get(id(module))) for module in modules]
 
     def _state(self, module: torch.nn.Module, is_root: bool, cached: _Attributes | None) -> ModuleState:
-        attributes = vars(module)
-        if cached is None or not cached.match(module):
+        own = module.__dict__
+        if cached is None or not cached.match(module, own):
             cached = _Attributes(module, is_root)
         if cached.cacheable:
             self._cached[id(module)] = cached
+        has_hooks = module._forward_hooks or module._forward_pre_hooks
         return (
             id(module),
-            cached.marks + marks_around(module, is_root),
+            cached.marks + marks_around(module, is_root) if has_hooks else cached.marks,
             cached.settings,
-            ATTRIBUTES.casts_now(module) if hasattr(type(module), module_attributes.CASTS) else None,
-            *[len(attributes.get(name) or ()) for name in module_attributes.WEIGHT_PATCHES],
+            ATTRIBUTES.casts_now(module) if cached.may_cast else None,
+            [(name, len(own[name])) for name in module_attributes.WEIGHT_PATCHES if own.get(name)],
         )
 
 
@@ -58,42 +58,48 @@ class _Attributes:
     to compare with.
     """
 
-    __slots__ = ("_module", "_names", "_own", "cacheable", "marks", "settings")
+    __slots__ = ("_get", "_known", "_module", "_values", "cacheable", "marks", "may_cast", "settings")
 
     def __init__(self, module: torch.nn.Module, is_root: bool) -> None:
+        own = module.__dict__
         self._module = weakref.ref(module)
-        self._names, self._own = _own(module)
+        self._known = frozenset(own)
+        self._get = getter([name for name in own if _counts(name)])
+        self._values = self._get(own)
         self.settings = settings(module, is_root, ATTRIBUTES)
         self.marks = marks_on(module, is_root)
-        torchs = list(islice(vars(module), _TORCH_COUNT))
-        self.cacheable = torchs == _TORCH_NAMES and all(map(is_fixed, self._own))
+        self.may_cast = hasattr(type(module), module_attributes.CASTS)
+        self.cacheable = all(map(is_fixed, self._values))
 
-    def match(self, module: torch.nn.Module) -> bool:
-        """True if the module still has these very attributes."""
-        names, own = _own(module)
-        return self._module() is module and names == self._names and all(map(is_, own, self._own))
+    def match(self, module: torch.nn.Module, own: dict[str, Any]) -> bool:
+        """True if the module still has these very attributes, besides torch's and bookkeeping."""
+        if self._module() is not module:
+            return False
+        if not own.keys() <= self._known:
+            if any(map(_counts, own.keys() - self._known)):
+                return False
+            self._known |= own.keys()
+        try:
+            return all(map(is_, self._get(own), self._values))
+        except KeyError:
+            return False
 
 
-# Torch's own attributes (weights, hooks, children) come first in a module, and are read separately.
-_TORCH_NAMES = list(vars(torch.nn.Module()))
-_TORCH_COUNT = len(_TORCH_NAMES)
+# Torch's own attributes (weights, hooks, children) are read separately.
 _FIXED = frozenset({type(None), bool, int, float, str, torch.dtype, torch.device})
+_counts = functools.cache(lambda name: name not in TORCH_OWN and not ATTRIBUTES.is_bookkeeping(name))
+Getter = Callable[[Any], tuple[Any, ...]]
 
 
-_counts = functools.cache(lambda name: not ATTRIBUTES.is_bookkeeping(name))
+def getter(keys: Sequence[Any]) -> Getter:
+    """A function that gets the items of these keys as a tuple."""
+    if len(keys) == 1:  # itemgetter would return no tuple
+        return lambda container: (container[keys[0]],)
+    return itemgetter(*keys) if keys else nothing
 
 
-def _own(module: torch.nn.Module) -> tuple[list[str], list[Any]]:
-    """The names and values of the attributes that are neither torch's nor bookkeeping."""
-    own = [(name, value) for name, value in islice(vars(module).items(), _TORCH_COUNT, None) if _counts(name)]
-    return [name for name, _ in own], [_CONTAINERS.get(type(value), value) for _, value in own]
-
-
-class _Container:
-    """Placeholder for a mutable container, so that we keep no reference to the model."""
-
-
-_CONTAINERS = {kind: _Container() for kind in (list, dict, set)}
+def nothing(_: Any) -> tuple[Any, ...]:
+    return ()
 
 
 def is_fixed(value: object) -> bool:

@@ -120,9 +120,8 @@ class PagedWeights(Weights):
     def survey(self, modules: Iterable[torch.nn.Module]) -> Hashable:
         """Find the paged modules anew. Returns what captures depend on: where each one's weights are."""
         modules = list(modules)
-        paged = [(module, dynamic_vram.allocation(module)) for module in modules]
         self._may_move = not dynamic_vram.has_ranges_of_blocks(modules)
-        self._allocations = [(module, at) for module, at in paged if at is not None]
+        self._allocations = [(module, dynamic_vram.allocation(module)) for module in dynamic_vram.paged(modules)]
         found = [(id(at[0]), at[1], at[2], at[0], module) for module, at in self._allocations]
         self._found = sorted(found, key=lambda each: each[:3])
         self._find_ranges()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import weakref
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from itertools import chain
 from operator import attrgetter, itemgetter
 from typing import Any
@@ -23,9 +23,8 @@ from ....compile_cache.foreign.reach import CodeReach
 from ....compile_cache.foreign.reachable import names_read
 from ....compile_cache.regions.structure import TORCH_OWN
 from ..comfyui.module_attributes import ATTRIBUTES
-from .module_state import is_fixed
+from .module_state import Getter, getter, is_fixed, nothing
 
-_Getter = Callable[[Any], tuple[Any, ...]]
 _dictionary = attrgetter("__dict__")
 _children = itemgetter("_modules")
 
@@ -39,8 +38,8 @@ class RunWatch:
         self._methods: dict[type, frozenset[str]] = {}
         self._modules: list[weakref.ref[torch.nn.Module]] = []
         self._groups: list[_Group] = []
-        self._parents: _Getter = _nothing  # the dictionaries of modules with children
-        self._children: _Getter = _nothing  # the children of these, in their order
+        self._parents: Getter = nothing  # the dictionaries of modules with children
+        self._children: Getter = nothing  # the children of these, in their order
         self._lengths: list[int] = []
         self._last_hook = 0
 
@@ -55,8 +54,8 @@ class RunWatch:
         numbers = {id(module): number for number, module in enumerate(modules)}
         parents = [number for number, module in enumerate(modules) if module._modules]
         children = [child for number in parents for child in modules[number]._modules.values()]
-        self._parents = _getter(parents)
-        self._children = _getter([-1 if child is None else numbers[id(child)] for child in children])
+        self._parents = getter(parents)
+        self._children = getter([-1 if child is None else numbers[id(child)] for child in children])
         self._groups = _groups_of(modules, self._names)
         self._lengths = [len(vars(module)) for module in modules]
         self._last_hook = RemovableHandle.next_id
@@ -112,8 +111,8 @@ class _Group:
         own = [vars(modules[number]) for number in numbers]
         plain = [name for name in names if all(_is_plain(each[name]) for each in own)]
         others = [name for name in names if name not in plain]
-        self._kind, self._own, self._names = kind.__name__, _getter(numbers), (plain, others)
-        self._get, self._get_others = _getter(plain), _getter(others)
+        self._kind, self._own, self._names = kind.__name__, getter(numbers), (plain, others)
+        self._get, self._get_others = getter(plain), getter(others)
         # Copies of lists, which may change in place.
         self._values = [tuple(map(copy.copy, values)) for values in map(self._get, own)]
         self._ids = self._identities(own)
@@ -131,7 +130,7 @@ class _Group:
         return f"{_differing(plain, values, self._values) or _differing(others, ids, self._ids)} of {self._kind}"
 
     def _identities(self, own: Sequence[dict[str, Any]]) -> list[list[int]]:
-        return [] if self._get_others is _nothing else [list(map(id, values)) for values in map(self._get_others, own)]
+        return [] if self._get_others is nothing else [list(map(id, values)) for values in map(self._get_others, own)]
 
 
 def _differing(names: Sequence[str], now: Sequence[Sequence[Any]], before: Sequence[Sequence[Any]]) -> str:
@@ -142,17 +141,6 @@ def _differing(names: Sequence[str], now: Sequence[Sequence[Any]], before: Seque
 
 def _is_plain(value: Any) -> bool:
     return is_fixed(value) or (type(value) is list and all(map(is_fixed, value)))
-
-
-def _nothing(_: Any) -> tuple[Any, ...]:
-    return ()
-
-
-def _getter(keys: Sequence[Any]) -> _Getter:
-    """A function that gets the items of these keys as a tuple."""
-    if len(keys) == 1:  # itemgetter would return no tuple
-        return lambda container: (container[keys[0]],)
-    return itemgetter(*keys) if keys else _nothing
 
 
 def _groups_of(modules: Sequence[torch.nn.Module], names: Collection[str]) -> list[_Group]:

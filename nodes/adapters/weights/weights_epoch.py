@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import weakref
-from collections.abc import Collection, Hashable, Iterable
+from collections.abc import Collection, Hashable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -17,7 +17,7 @@ from ....compile_cache.errors import BypassCode, BypassReason
 from ....compile_cache.foreign.attributes import is_own
 from ....compile_cache.regions.gguf_weights import patches_of
 from ....compile_cache.regions.region_weights import weight_forms
-from ....compile_cache.regions.slots import Slot, tensor_slots
+from ....compile_cache.regions.slots import Slot, all_parts, tensor_slots
 from ....compile_cache.regions.weight_parts import WeightForm, form_of, is_plain, read_anew
 from ....compile_cache.stats import Counters
 from ..comfyui import dynamic_vram
@@ -86,13 +86,11 @@ class WeightsEpoch:
         root = self._module()
         if root is None:
             return False
-        modules = list(root.modules())
+        modules = list(all_parts(root))
         _remove_own_forwards(modules)
         self._find_slots(modules)
         pages = self.paged.survey(modules)
-        self.loaded_anew.forget_all_but(self._slots)
-        if self.paged.pages:
-            self.loaded_anew.keep(self._slots)
+        self.loaded_anew.keep(self._slots if self.paged.pages else ())
         self._addresses = self._read_addresses()
         tensors = [slots[name] for slots, name in self._slots]
         module_states = self._states.read(modules, root)
@@ -118,17 +116,16 @@ class WeightsEpoch:
         self.run_watch.remember(modules, reach)
         return True
 
-    def _find_slots(self, modules: Iterable[torch.nn.Module]) -> None:
+    def _find_slots(self, modules: Sequence[torch.nn.Module]) -> None:
         """Find the slots of all weights that are not paged, and the parts of those that consist of several tensors."""
-        self._slots = [
-            (slots, name)
-            for module in modules
-            for slots, name in tensor_slots(module)
-            if not dynamic_vram.is_paged_slot(module, name)
-        ]
-        self._plain = [(slots, name) for slots, name in self._slots if is_plain(slots[name])]
-        others = [(slots, name) for slots, name in self._slots if not is_plain(slots[name])]
-        self._composite = [((own, name), weakref.ref(own[name]), read_anew(own[name])) for own, name in others]
+        self._slots = dynamic_vram.slots_outside_pages(modules)
+        self._plain, self._composite = [], []
+        for own, name in self._slots:
+            weight = own[name]
+            if is_plain(weight):
+                self._plain.append((own, name))
+            else:
+                self._composite.append(((own, name), weakref.ref(weight), read_anew(weight)))
 
     def code(self) -> Hashable:
         """The modules, their settings and shapes, and the code that they reach: equal if only weights moved or changed.
@@ -136,21 +133,19 @@ class WeightsEpoch:
         It reads no weight, so they need not be loaded.
         """
         root = self._module()
-        modules = [] if root is None else list(root.modules())
+        modules = [] if root is None else list(all_parts(root))
         states = [] if root is None else self._states.read(modules, root)
         return (
             tuple(map(weakref.ref, modules)),  # a new module may get the id of one that is gone
             tuple([state[1:3] for state in states]),  # without casts and patches of weights
-            tuple(
-                [(slots[name].shape, slots[name].dtype) for module in modules for slots, name in tensor_slots(module)]
-            ),
+            tuple([(slots[name].shape, slots[name].dtype) for slots, name in tensor_slots(*modules)]),
             self._code.read(modules),
         )
 
     def why_foreign(self) -> BypassReason | None:
         """Why another pack's code in the model forbids to run it more often than asked for. Reads no weight."""
         root = self._module()
-        return None if root is None else self._code.why_foreign(list(root.modules()), root, self._trusted)
+        return None if root is None else self._code.why_foreign(list(all_parts(root)), root, self._trusted)
 
     def _why_left_to_core(self) -> BypassReason | None:
         why = self.paged.unsupported
@@ -178,7 +173,7 @@ class WeightsEpoch:
 def _remove_own_forwards(modules: Iterable[torch.nn.Module]) -> None:
     """Remove the class's own `forward`, bound, which ComfyUI leaves on a module when it undoes an object patch."""
     for module in modules:
-        attributes = vars(module)
+        attributes = module.__dict__
         if "forward" in attributes and is_own(module, "forward", attributes["forward"]):
             del attributes["forward"]
 

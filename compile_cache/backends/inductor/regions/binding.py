@@ -75,7 +75,7 @@ class RegionBinding:
         self._torch_flags: tuple[Component, ...] = ()
         self._streams = False
         self._sites: dict[RegionSite, _BoundSite] = {}
-        self._memo: Memo = {}
+        self._memo = Memo()
         self._reach_of: dict[frozenset[type], CodeReach] = {}  # of one survey: nothing is exchanged meanwhile
         self._distinct: set[tuple[str, str]] = set()
         self._expected = 0  # regions of hooks that make their sites while they run
@@ -97,7 +97,7 @@ class RegionBinding:
         """
         for known in (self._sites, self._distinct, self._regions):
             known.clear()
-        self._memo, self._reach_of = {}, {}
+        self._memo, self._reach_of = Memo(), {}
         hooks = list(hooks)
         made = {(hook.label[0], hook.structure) for hook in hooks if hook.label is not None}
         self._expected, self._expected_kinds = len(made), Counter(kind for kind, _ in made)

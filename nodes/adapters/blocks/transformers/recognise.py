@@ -12,6 +12,7 @@ import torch
 from .....compile_cache.foreign.reachable import names_read
 from .....compile_cache.keys import repr_digest
 from .....compile_cache.regions.site import Bypass, Hook, RegionRunner
+from .....compile_cache.regions.slots import all_parts
 from .....compile_cache.regions.structure import Memo, structure_digest
 from ...comfyui import chosen_attention
 from ...comfyui.module_attributes import ATTRIBUTES
@@ -59,15 +60,16 @@ class _Structures:
     """Digests of blocks, without the attributes that their code never reads: the number of a layer, for example."""
 
     def __init__(self) -> None:
-        self._memo: Memo = {}
+        self._memo = Memo()
         self._read: dict[frozenset[type], frozenset[str]] = {}
 
     def of(self, block: torch.nn.Module) -> str:
-        kinds = frozenset(map(type, block.modules()))
+        inside = list(all_parts(block))
+        kinds = frozenset(map(type, inside))
         if kinds not in self._read:
             self._read[kinds] = names_read(kinds)
         variant, described = variant_of(block)
-        attributes = {name for part in block.modules() for name in vars(part)}
+        attributes = {name for part in inside for name in part.__dict__}
         ignored = (attributes - self._read[kinds]) | described
         structure = structure_digest(block, self._memo, ignored=frozenset(ignored), policy=ATTRIBUTES)
         return repr_digest((structure, variant))

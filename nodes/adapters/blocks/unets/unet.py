@@ -12,6 +12,7 @@ import torch
 
 from .....compile_cache.errors import BypassCode, BypassReason
 from .....compile_cache.regions.site import Bypass, Hook, RegionRunner, RegionSite
+from .....compile_cache.regions.slots import all_parts
 from ...comfyui import chosen_attention, version
 from ...comfyui.transformer_options import ACTIVATIONS_SHAPE, BLOCK_INDEX, OVERRIDE
 from ...foreign.core_code import derives_from, is_core
@@ -34,7 +35,7 @@ def hooks(module: torch.nn.Module, run: RegionRunner, bypass: Bypass) -> list[Ho
     if not is_unet(module):
         return []
     found: list[Hook] = []
-    for name, block in module.named_modules():
+    for block, name in all_parts(module).items():
         if block is module:  # a ControlNet's own forward is the one that Compile ControlNet replaced
             continue
         if "forward" in block.__dict__:
