@@ -15,7 +15,7 @@ from scripts.setup import command
 
 def make_models(setup: command.Setup, models: Path, is_small: bool) -> dict[str, str]:
     """Make what is missing of SDXL, its LoRA, and Flux in both formats. Returns the files' names that prompts need."""
-    from .dynamic_vram import write_lora
+    from .random_lora import write_lora
 
     for name in ("checkpoints", "diffusion_models", "loras"):
         (models / name).mkdir(parents=True, exist_ok=True)
