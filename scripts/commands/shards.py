@@ -16,8 +16,9 @@ from pathlib import Path, PurePosixPath
 from ..errors import SetupError, as_command
 from ..places import ROOT
 
-# Each folder of tests with the number of its shards; tests/gpu has none, because it needs hardware.
-FOLDERS = {"comfy": 4, "contract": 2, "unit": 1, "fleet": 1, "browser": 1, "oneflow": 1}
+# Each folder of tests with the number of its shards; tests/gpu has none, because it needs hardware. Each shard of
+# tests/comfy compiles the models of its server anew, which takes minutes: so there are as many as run side by side.
+FOLDERS = {"comfy": 2, "contract": 2, "unit": 1, "fleet": 1, "browser": 1, "oneflow": 1}
 TABLE = Path("tests") / "seconds.json"
 Row = tuple[float, int]  # of a test file: the seconds and the number of its tests that are not long
 USUAL: Row = (10.0, 10)  # of a file that the table does not list
@@ -25,7 +26,7 @@ REPORTS = ROOT / "output" / "tests"  # the JUnit file and the log of each shard;
 
 
 def names() -> list[str]:
-    """Every shard: "comfy-1", "comfy-2", ..., "unit"; the folders with most work first."""
+    """Every shard: "comfy-1", "comfy-2", "contract-1", ..., "oneflow"."""
     return [name for folder, count in FOLDERS.items() for name in _names_of(folder, count)]
 
 
