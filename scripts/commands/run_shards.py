@@ -22,6 +22,7 @@ from .compatibility import OUTCOMES, count_outcomes
 SIDE_BY_SIDE = 2
 _POLL_SECONDS = 0.5
 _SECONDS_BETWEEN_LINES = 30.0
+_SECONDS_TO_STOP = 30.0
 _SECONDS_FOR_A_PACE = 30.0  # of the table's seconds: before that the machine counts as the table's
 _LINES_OF_A_CRASH = 100
 # `pytest -v` writes a line for each test, and after the last one what failed, was skipped or warned.
@@ -84,7 +85,7 @@ def run(
                 _say(progress(files, begun, table))
     finally:
         for each in running:
-            each.process.terminate()
+            _stop(each.process)
     for line in [*(f"FAILED: {each}" for each in failed), *notes]:
         _say(line)
     _say(_sum(outcomes))
@@ -149,6 +150,13 @@ def _end(shard: Shard, outcomes: Counter[str]) -> list[str]:
     end = _END.search(log)
     _say(log[end.start() :] if end else "\n".join(log.splitlines()[-_LINES_OF_A_CRASH:]))
     return failed
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    try:
+        process.wait(_SECONDS_TO_STOP)  # Ctrl-C reached it too, and it ends its servers
+    except subprocess.TimeoutExpired:
+        process.terminate()
 
 
 def _log(name: str) -> Path:
