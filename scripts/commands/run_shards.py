@@ -1,107 +1,171 @@
-"""Runs every shard of the tests, two at a time: ``python -m scripts.commands.run_shards [NAME ...]``.
+"""Runs the shards of the tests, two at a time, each in a process of its own, and says how far they are.
 
-A test waits for one process most of the time, so two runs of pytest share the machine's cores. The log of a shard is
-printed as a whole when the shard ends; logs and JUnit files stay in output/tests/.
+A test waits for one process most of the time, so two runs of pytest share the machine's cores. The whole log of a shard
+and its JUnit file stay in output/tests/; the end of the log, with every failure, is printed when the shard ends.
 """
 
 from __future__ import annotations
 
-import argparse
+import re
 import subprocess
-import sys
 import time
-from collections import deque
-from collections.abc import Callable, Sequence
+import xml.etree.ElementTree as xml
+from collections import Counter, deque
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..errors import as_command
 from ..places import ROOT
-from ..setup import command, environment
 from . import shards
+from .compatibility import OUTCOMES, count_outcomes
 
 SIDE_BY_SIDE = 2
 _POLL_SECONDS = 0.5
-_NO_PYTHON_FOR_ONEFLOW = "They need a Python 3.10, and there is none on this machine."
+_SECONDS_BETWEEN_LINES = 30.0
+_SECONDS_TO_STOP = 30.0
+_SECONDS_FOR_A_PACE = 30.0  # of the table's seconds: before that the machine counts as the table's
+_LINES_OF_A_CRASH = 100
+# `pytest -v` writes a line for each test, and after the last one what failed, was skipped or warned.
+_TEST = re.compile(r"^(tests/[^:\n]+\.py)::.* \[ *\d+%\]$", re.MULTILINE)
+_END = re.compile(r"^=+ (ERRORS|FAILURES|warnings summary|short test summary info|.* in [\d.]+s.*) =+$", re.MULTILINE)
+
+Command = tuple[Sequence[str], Mapping[str, str]]  # its arguments and its environment variables
 
 
-@dataclass(frozen=True, slots=True)
-class Running:
-    """A shard whose pytest has not ended."""
+@dataclass(slots=True)
+class Shard:
+    """A shard whose pytest has begun. took: its seconds, once it has ended."""
 
     name: str
     process: subprocess.Popen[bytes]
-    log: Path
     began: float
+    took: float | None = None
 
+    def seconds(self) -> float:
+        """Since its beginning, until its end or now."""
+        return time.monotonic() - self.began if self.took is None else self.took
 
-def main() -> int:
-    """Returns 1 if a test of any shard failed."""
-    parser = argparse.ArgumentParser(prog="run_shards", description=__doc__)
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"only these of {', '.join(shards.names())}")
-    return run(parser.parse_args().names or shards.names(), why_not, begin)
+    def log(self) -> str:
+        """What pytest has written so far."""
+        return _log(self.name).read_text("utf-8", errors="replace")
 
 
 def run(
-    names: Sequence[str],
-    why_not: Callable[[str], str | None],
-    begin: Callable[[str], Running],
+    commands: Mapping[str, Command],
+    notes: Sequence[str] = (),
+    failures: Sequence[str] = (),
+    *,
+    estimates: bool = True,
+    begin: Callable[[str, Command], Shard] | None = None,
     wait: float = _POLL_SECONDS,
 ) -> int:
-    """Run shards in this order, SIDE_BY_SIDE at a time. why_not: why a shard cannot run on this machine."""
-    waiting, running, failed = deque(names), list[Running](), 0
+    """Run shards by their commands, SIDE_BY_SIDE at a time; 1 if anything failed. Ends with the sum of the outcomes.
+
+    notes: lines to repeat at the end. failures: what failed before. estimates: these are the tests of the table.
+    """
+    table = shards.table() if estimates else {}
+    files = {name: shards.files_of(name) for name in commands}
+    longest_first = sorted(commands, key=lambda name: -sum(table.get(file, shards.USUAL)[0] for file in files[name]))
+    waiting, running, begun = deque(longest_first), list[Shard](), dict[str, Shard]()
+    outcomes, failed, said = Counter(failed=len(failures)), [*failures], time.monotonic()
     try:
         while waiting or running:
             while waiting and len(running) < SIDE_BY_SIDE:
                 name = waiting.popleft()
-                if why := why_not(name):
-                    print(f"NOT RUN: the tests of {name}. {why}", flush=True)
-                    continue
-                print(f"Running {name}.", flush=True)
-                running.append(begin(name))
+                _say(f"Running {name}.")
+                running.append((begin or _begin)(name, commands[name]))
+                begun[name] = running[-1]
             time.sleep(wait)
-            for ended in [each for each in running if each.process.poll() is not None]:
-                running.remove(ended)
-                failed |= report(ended)
+            ended = [each for each in running if each.process.poll() is not None]
+            for each in ended:
+                running.remove(each)
+                failed += _end(each, outcomes)
+            if ended or time.monotonic() - said > _SECONDS_BETWEEN_LINES:
+                said = time.monotonic()
+                _say(progress(files, begun, table))
     finally:
         for each in running:
-            each.process.terminate()
+            _stop(each.process)
+    for line in [*(f"FAILED: {each}" for each in failed), *notes]:
+        _say(line)
+    _say(_sum(outcomes))
+    return int(outcomes["failed"] > 0)
+
+
+def progress(files: Mapping[str, Sequence[str]], begun: Mapping[str, Shard], table: Mapping[str, shards.Row]) -> str:
+    """A line with the tests done and the minutes left, by the table and the pace so far; by the logs alone without one.
+
+    files: of each shard. table: seconds and number of tests of each file.
+    """
+    done, total, spent, known, left = 0, 0, 0.0, 0.0, [0.0]
+    for name, of_shard in files.items():
+        shard = begun.get(name)
+        seen = Counter(_TEST.findall(shard.log())) if shard else Counter[str]()
+        done += seen.total()
+        spent += shard.seconds() if shard else 0.0
+        left.append(0.0)
+        for file in of_shard:
+            seconds, tests = table.get(file, shards.USUAL)
+            has_ended = shard is not None and shard.took is not None
+            share = 1.0 if has_ended else min(seen[file] / max(tests, 1), 1.0)
+            total += seen[file] if has_ended else max(seen[file], tests)
+            known += share * seconds
+            left[-1] += (1.0 - share) * seconds
+    if not table:
+        return f"{done:,} tests so far."
+    pace = spent / known if known > _SECONDS_FOR_A_PACE else 1.0
+    minutes = max(sum(left) / SIDE_BY_SIDE, *left) * pace / 60
+    return f"{done:,} of about {total:,} tests, about {minutes:.0f} minutes left."
+
+
+def _begin(name: str, command: Command) -> Shard:
+    shards.REPORTS.mkdir(parents=True, exist_ok=True)
+    arguments, variables = command
+    with _log(name).open("wb") as output:
+        process = subprocess.Popen(
+            arguments, cwd=ROOT, env=variables, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT
+        )
+    return Shard(name, process, time.monotonic())
+
+
+def _end(shard: Shard, outcomes: Counter[str]) -> list[str]:
+    """Add the outcomes of a shard that ended, print the end of its log, and return what failed.
+
+    A pytest that crashed is one failure: it wrote no report, or ended with an error that no test in it explains.
+    """
+    shard.took = shard.seconds()
+    code = shard.process.returncode
+    try:
+        found = count_outcomes(shards.report_of(shard.name))
+    except (FileNotFoundError, xml.ParseError):
+        found = {}
+    failed = list(found.get("failures", ()))
+    if not found or (code != 0 and not failed):
+        failed.append(f"pytest of {shard.name} crashed with exit code {code}")
+    counted = Counter({**{each: found.get(each, 0) for each in OUTCOMES}, "failed": len(failed)})
+    outcomes.update(counted)
+    again = f" `scripts/test --shard {shard.name}` repeats it." if failed else ""
+    _say(f"{shard.name}: {_sum(counted)} in {shard.took:.0f} s.{again}")
+    log = shard.log()
+    end = _END.search(log)
+    _say(log[end.start() :] if end else "\n".join(log.splitlines()[-_LINES_OF_A_CRASH:]))
     return failed
 
 
-def report(ended: Running) -> int:
-    """Print the log of a shard, which ends with pytest's summary; 1 if it failed."""
-    code = ended.process.returncode
-    outcome = "passed" if code == 0 else f"FAILED with exit code {code}; `scripts/test --shard {ended.name}` repeats it"
-    print(f"{ended.name} {outcome}, {time.monotonic() - ended.began:.0f} s:", flush=True)
-    sys.stdout.write(ended.log.read_text("utf-8", errors="replace"))
-    sys.stdout.flush()
-    return int(code != 0)
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    try:
+        process.wait(_SECONDS_TO_STOP)  # Ctrl-C reached it too, and it ends its servers
+    except subprocess.TimeoutExpired:
+        process.terminate()
 
 
-def begin(name: str) -> Running:
-    """Start a shard as `scripts/test --shard` does; its output goes to a file."""
-    shards.REPORTS.mkdir(parents=True, exist_ok=True)
-    log = shards.REPORTS / f"{name}.log"
-    arguments = [sys.executable, str(ROOT / "scripts" / "test"), "--shard", name]
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            arguments, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT
-        )
-    return Running(name, process, log, time.monotonic())
+def _log(name: str) -> Path:
+    return shards.REPORTS / f"{name}.log"
 
 
-def why_not(name: str) -> str | None:
-    """Why a shard cannot run on this machine; None if it can. Gets a browser where one can be had."""
-    if name == "oneflow" and environment.find_oneflow_python() is None:
-        return _NO_PYTHON_FOR_ONEFLOW
-    if name == "browser":
-        setup = [str(command.prepare(say=lambda text: None).python), "-m", "scripts.browser.setup"]
-        done = subprocess.run(setup, cwd=ROOT, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
-        if done.returncode:
-            return (done.stdout or done.stderr).strip()
-    return None
+def _sum(outcomes: Counter[str]) -> str:
+    return ", ".join(f"{outcomes[each]} {each}" for each in OUTCOMES)
 
 
-if __name__ == "__main__":
-    sys.exit(as_command(main))
+def _say(text: str) -> None:
+    print(text, flush=True)

@@ -16,15 +16,17 @@ from pathlib import Path, PurePosixPath
 from ..errors import SetupError, as_command
 from ..places import ROOT
 
-# Each folder of tests with the number of its shards; tests/gpu has none, because it needs hardware.
-FOLDERS = {"comfy": 4, "contract": 2, "unit": 1, "fleet": 1, "browser": 1, "oneflow": 1}
-SECONDS = Path("tests") / "seconds.json"
-USUAL_SECONDS = 10.0  # of a file that the table does not list
+# Each folder of tests with the number of its shards; tests/gpu has none, because it needs hardware. Each shard of
+# tests/comfy compiles the models of its server anew, which takes minutes: so there are as many as run side by side.
+FOLDERS = {"comfy": 2, "contract": 2, "unit": 1, "fleet": 1, "browser": 1, "oneflow": 1}
+TABLE = Path("tests") / "seconds.json"
+Row = tuple[float, int]  # of a test file: the seconds and the number of its tests that are not long
+USUAL: Row = (10.0, 10)  # of a file that the table does not list
 REPORTS = ROOT / "output" / "tests"  # the JUnit file and the log of each shard; git ignores it
 
 
 def names() -> list[str]:
-    """Every shard: "comfy-1", "comfy-2", ..., "unit"; the folders with most work first."""
+    """Every shard: "comfy-1", "comfy-2", "contract-1", ..., "oneflow"."""
     return [name for folder, count in FOLDERS.items() for name in _names_of(folder, count)]
 
 
@@ -33,43 +35,49 @@ def folder_of(name: str) -> str:
     return name.partition("-")[0]
 
 
-def files_of(name: str, root: Path = ROOT) -> list[Path]:
-    """The test files of a shard, sorted."""
+def files_of(name: str, root: Path = ROOT) -> list[str]:
+    """The test files of a shard below the root, sorted."""
     folder = folder_of(name)
     files = [file.relative_to(root).as_posix() for file in (root / "tests" / folder).rglob("test_*.py")]
-    dealt = deal(files, seconds(root), FOLDERS[folder])
-    return [root / file for file in dealt[_names_of(folder, FOLDERS[folder]).index(name)]]
+    dealt = deal(files, table(root), FOLDERS[folder])
+    return dealt[_names_of(folder, FOLDERS[folder]).index(name)]
 
 
-def deal(files: Iterable[str], seconds: Mapping[str, float], count: int) -> list[list[str]]:
+def report_of(name: str) -> Path:
+    """The JUnit file of a shard."""
+    return REPORTS / f"{name}.xml"
+
+
+def deal(files: Iterable[str], rows: Mapping[str, Row], count: int) -> list[list[str]]:
     """Deal files out to `count` shards, so that each takes about as long as the others."""
     shards: list[list[str]] = [[] for _ in range(count)]
     load = [0.0] * count
-    for file in sorted(files, key=lambda file: (-seconds.get(file, USUAL_SECONDS), file)):
+    for file in sorted(files, key=lambda file: (-rows.get(file, USUAL)[0], file)):
         least = load.index(min(load))
         shards[least].append(file)
-        load[least] += seconds.get(file, USUAL_SECONDS)
+        load[least] += rows.get(file, USUAL)[0]
     return [sorted(shard) for shard in shards]
 
 
-def seconds(root: Path = ROOT) -> dict[str, float]:
-    """The seconds that each test file took when it was measured last; empty without a table."""
-    table = root / SECONDS
-    found: dict[str, float] = json.loads(table.read_text("utf-8")) if table.is_file() else {}
-    return found
+def table(root: Path = ROOT) -> dict[str, Row]:
+    """The row of each test file as it was measured last; empty without a table."""
+    file = root / TABLE
+    found = json.loads(file.read_text("utf-8")) if file.is_file() else {}
+    return {name: (seconds, tests) for name, (seconds, tests) in found.items()}
 
 
-def measured(report: Path, root: Path = ROOT) -> dict[str, float]:
-    """The seconds of each test file in a JUnit file of pytest's."""
-    found: dict[str, float] = {}
+def measured(report: Path, root: Path = ROOT) -> dict[str, Row]:
+    """The row of each test file in a JUnit file of pytest's."""
+    found: dict[str, Row] = {}
     for case in xml.parse(report).getroot().iter("testcase"):
         # tests.unit.test_keys.TestSignature: the file, then classes.
         parts = PurePosixPath(*str(case.get("classname")).split("."))
         for file in (f"{path}.py" for path in (parts, *parts.parents)):
             if (root / file).is_file():
-                found[file] = found.get(file, 0.0) + float(case.get("time", 0))
+                seconds, tests = found.get(file, (0.0, 0))
+                found[file] = (seconds + float(case.get("time", 0)), tests + 1)
                 break
-    return {file: round(took, 1) for file, took in sorted(found.items())}
+    return {file: (round(seconds, 1), tests) for file, (seconds, tests) in sorted(found.items())}
 
 
 def _names_of(folder: str, count: int) -> list[str]:
@@ -77,15 +85,16 @@ def _names_of(folder: str, count: int) -> list[str]:
 
 
 def main() -> int:
-    """Write the table; a file that has no report keeps what it had."""
-    reports = sorted(REPORTS.glob("*.xml"))
+    """Write the table; the files of a shard that has no report keep what they had."""
+    reports = [report for report in map(report_of, names()) if report.is_file()]
     if not reports:
-        raise SetupError(f"There is no JUnit file in {REPORTS}. Run `.ci/run` or `scripts/test --shard NAME` first.")
-    table = {file: took for file, took in seconds().items() if (ROOT / file).is_file()}
+        raise SetupError(f"There is no JUnit file in {REPORTS}. Run `scripts/test` first.")
+    rows = table()
     for report in reports:
-        table |= measured(report)
-    (ROOT / SECONDS).write_text(json.dumps(table, indent=1, sort_keys=True) + "\n", "utf-8")
-    print(f"{SECONDS}: {len(table)} files from {len(reports)} reports.")
+        rows |= dict.fromkeys(files_of(report.stem), (0.0, 0)) | measured(report)  # a file may have only long tests
+    kept = [f" {json.dumps(file)}: {json.dumps(row)}" for file, row in sorted(rows.items()) if (ROOT / file).is_file()]
+    (ROOT / TABLE).write_text("{\n" + ",\n".join(kept) + "\n}\n", "utf-8")
+    print(f"{TABLE}: {len(kept)} files from {len(reports)} reports.")
     return 0
 
 

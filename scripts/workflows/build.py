@@ -7,6 +7,7 @@ files differ. Needs only Python. ``scripts.pictures.thumbnails`` makes the thumb
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import sys
 from pathlib import Path
@@ -19,6 +20,7 @@ from .unets import WORKFLOWS
 FOLDER = ROOT / "workflows"
 
 
+@functools.cache
 def rendered() -> dict[str, str]:
     """The files that belong in ``workflows/``: relative path -> text."""
     texts: dict[str, str] = {}

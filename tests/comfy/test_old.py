@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from scripts.demonstration.plan import Job, prompt_for
 from scripts.server.process import ComfyServer
 
-from .rig import Bench, assert_ran_compiled, assert_same, assert_through_regions, compiled
+from .rig import Bench, PromptDict, assert_ran_compiled, assert_same, assert_through_regions, compiled
 
 pytestmark = pytest.mark.old
 
@@ -26,6 +27,18 @@ NODES = {
     "ResoluteFree": "Free Graphs",
     "ResoluteWarmUp": "Warm Up",
 }
+
+
+@pytest.fixture
+def small_prompt(tiny_prompt: Any, seed: int) -> Callable[..., PromptDict]:
+    """Prompts with a UNet of one level: a model of which fewer regions compile."""
+
+    def make(**settings: int) -> PromptDict:
+        prompt: PromptDict = tiny_prompt(seed=seed, **settings)
+        prompt["model"]["inputs"]["kind"] = "small"
+        return prompt
+
+    return make
 
 
 @pytest.fixture(scope="module")
@@ -75,11 +88,11 @@ def test_the_nodes_without_a_model_work(old: Bench, tiny_prompt: Any, node: Any,
     assert "region compiles" in run.history["outputs"]["report"]["text"][0]
 
 
-def test_a_compiled_prompt_can_be_cancelled_and_the_next_one_is_right(old: Bench, tiny_prompt: Any, seed: int) -> None:
-    prompt = tiny_prompt(seed=seed, steps=STEPS, width=136, height=104)
+def test_a_compiled_prompt_can_be_cancelled_and_the_next_one_is_right(old: Bench, small_prompt: Any) -> None:
+    prompt = small_prompt(steps=STEPS, width=136, height=104)
     expected = old.run(prompt)
     before = old.counters()["graph_calls"]
-    endless = compiled(tiny_prompt(seed=seed, steps=2000, width=136, height=104))
+    endless = compiled(small_prompt(steps=2000, width=136, height=104))
     message = old.cancel_once(endless, lambda: old.counters()["graph_calls"] >= before + 3)
     assert message == "The prompt was interrupted in node sample."
     ours = old.run(compiled(prompt))
@@ -87,8 +100,8 @@ def test_a_compiled_prompt_can_be_cancelled_and_the_next_one_is_right(old: Bench
     assert_through_regions(ours, STEPS + 1)
 
 
-def test_after_warm_up_nothing_is_new(old: Bench, tiny_prompt: Any, node: Any, seed: int) -> None:
-    prompt = compiled(tiny_prompt(seed=seed, steps=STEPS, width=72, height=88))
+def test_after_warm_up_nothing_is_new(old: Bench, small_prompt: Any, node: Any) -> None:
+    prompt = compiled(small_prompt(steps=STEPS, width=72, height=88))
     links = {"model": prompt["sample"]["inputs"]["model"], "vae": prompt["decode"]["inputs"]["vae"]}
     dropped = ("sample", "decode", "image", "samples", "latent")
     warming = {name: each for name, each in prompt.items() if name not in dropped}

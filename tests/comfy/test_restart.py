@@ -45,10 +45,12 @@ def start(make_server: Any, store: Path, tmp_path_factory: pytest.TempPathFactor
 
 @pytest.fixture
 def prompt(tiny_prompt: Any) -> Callable[..., PromptDict]:
-    """The tiny model without a decoder."""
+    """The smallest model of a family, without a decoder: each server compiles or loads all its regions."""
 
     def make(width: int = 128, height: int = 128, kind: str = "sd") -> PromptDict:
         whole = tiny_prompt(width=width, height=height, kind=kind, steps=STEPS)
+        if kind == "sd":
+            whole["model"]["inputs"]["kind"] = "small"
         return without_decoder(whole)
 
     return make

@@ -35,6 +35,7 @@ MOST_BYTES = 2 << 20  # a tiny model has 10 MiB, the outputs of one prompt that 
 Make = Callable[..., PromptDict]
 
 
+@pytest.mark.long
 def test_many_prompts_leave_nothing_behind_and_only_the_first_of_each_model_compiles(
     server: ComfyServer, bench: Bench, tiny_prompt: Make, seeds: Iterator[int]
 ) -> None:

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import importlib.util
 import subprocess
 import sys
 from collections.abc import Callable
-from importlib.machinery import SourceFileLoader
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
 
 import pytest
 
@@ -148,77 +145,6 @@ def test_a_given_python_with_another_torch_is_refused(tmp_path: Path, monkeypatc
     monkeypatch.setenv("RESOLUTE_PYTHON", sys.executable)
     with pytest.raises(SetupError, match=r"has torch \d.*needs torch 1\.0\.0"):
         environment.ensure_torch(tmp_path, environment.OLDEST_TORCH_PIN)
-
-
-@pytest.fixture
-def test_command() -> ModuleType:
-    """`scripts/test` as a module; it needs a loader, because its name has no .py."""
-    loader = SourceFileLoader("scripts_test", str(ROOT / "scripts" / "test"))
-    spec = importlib.util.spec_from_loader(loader.name, loader)
-    assert spec is not None
-    module = importlib.util.module_from_spec(spec)
-    loader.exec_module(module)
-    return module
-
-
-def test_a_missing_test_folder_is_an_error(
-    test_command: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    options, _ = test_command.parse([])
-    assert {folder.name for folder in test_command.chosen_tests(options)} == {"unit", "contract", "comfy"}
-    monkeypatch.setattr(test_command, "ROOT", tmp_path)
-    with pytest.raises(SetupError, match="is missing"):
-        test_command.chosen_tests(options)
-
-
-@pytest.mark.parametrize(
-    ("flags", "names"),
-    [
-        (["--gpu"], ["gpu"]),
-        (["--browser"], ["browser"]),
-        (["--oldest-torch"], ["contract"]),
-        (["--newest-torch"], ["contract"]),
-        (["--quick", "--gpu"], ["unit", "gpu"]),
-    ],
-)
-def test_an_option_runs_only_its_folders(test_command: ModuleType, flags: list[str], names: list[str]) -> None:
-    options, passed = test_command.parse([*flags, "--", "-x"])
-    assert [folder.name for folder in test_command.chosen_tests(options)] == names
-    assert passed == ["-x"]
-
-
-def test_the_tests_of_a_gpu_and_named_ones_need_no_second_comfyui(
-    test_command: ModuleType, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A machine with a GPU and without a network has one checkout."""
-    asked: list[tuple[str, ...]] = []
-    ready = SimpleNamespace(python=Path(sys.executable), comfyui=ROOT)
-    monkeypatch.setattr(test_command.command, "prepare", lambda *versions: asked.append(*versions or ((),)) or ready)
-    test_command.ready_python(test_command.parse(["--gpu"])[0])
-    test_command.ready_python(test_command.parse([])[0], are_named=True)
-    test_command.ready_python(test_command.parse(["--quick", "--gpu"])[0])
-    assert asked == [(), (), (comfyui.TARGET, comfyui.OLDEST)]
-
-
-def test_a_shard_runs_its_files_in_its_environment_and_writes_a_junit_file(
-    test_command: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    options, passed = test_command.parse(["--shard", "fleet", "--long", "--", "-x"])
-    files = test_command.chosen_tests(options)
-    assert files == sorted((ROOT / "tests" / "fleet").glob("test_*.py"))
-    assert (options.fleet, options.oneflow, options.long, passed) == (True, False, True, ["-x"])
-    monkeypatch.setattr(test_command.shards, "REPORTS", tmp_path)
-    older = tmp_path / "fleet.xml"
-    older.touch()
-    assert test_command.report_of(options) == [f"--junitxml={older}"]
-    assert not older.exists()
-    assert test_command.report_of(test_command.parse([])[0]) == []
-
-
-@pytest.mark.parametrize("others", [["--quick"], ["--fleet"], ["--", "tests/unit/test_keys.py"]])
-def test_a_shard_cannot_be_combined_with_other_tests(test_command: ModuleType, others: list[str]) -> None:
-    with pytest.raises(SystemExit):
-        test_command.parse(["--shard", "fleet", *others])
 
 
 def test_an_environment_without_its_final_stamp_is_not_ready(tmp_path: Path) -> None:

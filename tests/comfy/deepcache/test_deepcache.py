@@ -70,7 +70,7 @@ def test_each_pass_is_a_graph_of_its_own_and_both_have_the_same_regions(
     assert 0 < regions_of_fast < regions_of_full
 
 
-@pytest.mark.grid(3)
+@pytest.mark.grid(2)
 @pytest.mark.parametrize(
     ("changes", "passes"),
     [
@@ -88,6 +88,7 @@ def test_any_sampler(check: Check, prompt: PromptDict, changes: dict[str, Any], 
     check(with_sampling(prompt, **changes), passes=passes)
 
 
+@pytest.mark.long
 def test_prompts_that_run_one_after_the_other(check: Check, prompt: PromptDict) -> None:
     check(prompt, passes=SPLIT, others=(node("ResoluteTestFreeMemory", from_step=0),))
 
@@ -133,6 +134,7 @@ def test_the_sdxl_family(check: Check, tiny_prompt: Any, seeds: Any, bench: Benc
 
 
 class TestControlNet:
+    @pytest.mark.grid(1)
     @pytest.mark.parametrize("window", [(0.0, 1.0), (0.2, 0.55)], ids=["always", "in the middle"])
     def test_its_residuals_reach_the_blocks_that_run(
         self, check: Check, prompt: PromptDict, window: tuple[float, float]
@@ -161,7 +163,7 @@ AFTER = {
 }
 
 
-@pytest.mark.grid(3)
+@pytest.mark.grid(2)
 @pytest.mark.parametrize("name", AFTER)
 def test_with_nodes_of_others(check: Check, prompt: PromptDict, name: str) -> None:
     if name == "HyperTile":  # it leaves a size alone that it cannot divide into tiles
@@ -197,6 +199,7 @@ class TestWhatHappensBefore:
             assert_equal_latents(run, check.bench.run(changed(prompt, REFERENCE)), LATENT_TOLERANCE)
             prompt["sample"]["inputs"]["seed"] += 100_000
 
+    @pytest.mark.grid(1)
     @pytest.mark.parametrize("step", [1, 5])
     def test_a_run_that_fails_in_the_middle_neither(self, check: Check, prompt: PromptDict, step: int) -> None:
         for ours in ((DEEPCACHE,), (COMPILE, DEEPCACHE)):

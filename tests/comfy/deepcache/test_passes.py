@@ -93,14 +93,15 @@ def test_both_passes_are_the_plain_loop_at_every_depth(
         assert_close(both(compiled, depth, first, second), reference)
 
 
+@pytest.mark.parametrize("sizes", [SIZES[4:], pytest.param(SIZES, marks=pytest.mark.long)], ids=["four", "all"])
 def test_sizes_in_every_order_compile_nothing_and_stay_right(
-    core: SimpleNamespace, both: Any, compiled: Any, unet: Any
+    core: SimpleNamespace, both: Any, compiled: Any, unet: Any, sizes: list[tuple[int, int]]
 ) -> None:
-    calls = {size: (inputs(*size, seed=1), inputs(*size, seed=2)) for size in SIZES}
-    reference = {size: both(compiled, 2, *calls[size]) for size in SIZES}  # equal to the plain loop: the test above
+    calls = {size: (inputs(*size, seed=1), inputs(*size, seed=2)) for size in sizes}
+    reference = {size: both(compiled, 2, *calls[size]) for size in sizes}  # equal to the plain loop: the test above
     stats = core.ours("process.runtime").cache().stats
     before = stats.snapshot()
-    walk = every_ordered_pair(SIZES)
+    walk = every_ordered_pair(sizes)
     for size in walk:
         assert_close(both(compiled, 2, *calls[size]), reference[size])
     after = stats.snapshot()

@@ -111,6 +111,7 @@ def test_the_loaders_formats_of_flux_compile_in_their_first_prompt_only(
         check(flux(weights, width, height, batch), forwards=STEPS)
 
 
+@pytest.mark.long
 def test_changes_between_the_loaders_formats_of_flux_compile_nothing(check: Check, flux: MakePrompt) -> None:
     for weights in FLUX_FORMATS:
         first_prompt(check, flux(weights, 128, 128))

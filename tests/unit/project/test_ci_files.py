@@ -44,10 +44,9 @@ def name_of(file: Path) -> str:
     return file.name
 
 
-def test_ci_runs_the_checks_and_every_shard() -> None:
-    lines = RUN.read_text("utf-8").splitlines()
-    assert ".ci/checks" in lines
-    assert lines[-1] == 'exec "$start" -m scripts.commands.run_shards'
+def test_ci_runs_the_checks_and_the_command_of_the_readme() -> None:
+    assert RUN.read_text("utf-8").splitlines()[-2:] == [".ci/checks", 'exec "${PYTHON:-python3}" scripts/test "$@"']
+    assert "\nscripts/test\n" in (ROOT / "README.md").read_text("utf-8")
 
 
 def test_the_workflows_run_what_ci_runs_and_the_long_tests_on_a_schedule() -> None:

@@ -1,7 +1,11 @@
-"""The shards of the tests: every test file is in one of them, and they run side by side."""
+"""The shards of the tests: every test file is in one of them, they run side by side, and their outcomes are summed."""
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -10,46 +14,69 @@ import pytest
 from scripts.commands import run_shards, shards
 from scripts.places import ROOT
 
+CASE = '<testcase classname="tests.unit.scripts.{}" name="test" time="{}">{}</testcase>'
+SUITE = "<testsuites><testsuite>{}</testsuite></testsuites>"
+LINE = "tests/unit/test_keys.py::test_a[b::c 50%] PASSED                         [ 50%]\n"
+ENDS = "== 1 passed in 0.10s =="
+
 
 class Process:
     """A pytest that ends with `code` once it was asked `polls` times."""
 
     def __init__(self, code: int, polls: int) -> None:
         self.code, self.polls, self.returncode = code, polls, None
-        self.terminated = False
+        self.terminated, self.ends_by_itself = False, False
 
     def poll(self) -> int | None:
         self.polls -= 1
         self.returncode = self.code if self.polls <= 0 else None
         return self.returncode
 
+    def wait(self, timeout: float) -> None:
+        if not self.ends_by_itself:
+            raise subprocess.TimeoutExpired("pytest", timeout)
+
     def terminate(self) -> None:
         self.terminated = True
 
 
 class Runs:
-    """Begins made-up shards and notes how many ran at once."""
+    """Begins made-up shards, each with a log and a report, and notes how many ran at once."""
 
-    def __init__(self, folder: Path, codes: dict[str, int] | None = None, polls: dict[str, int] | None = None) -> None:
-        self.folder, self.codes, self.polls = folder, codes or {}, polls or {}
-        self.begun: list[run_shards.Running] = []
+    def __init__(self, folder: Path, polls: dict[str, int] | None = None) -> None:
+        self.folder, self.polls = folder, polls or {}
+        self.codes: dict[str, int] = {}
+        self.reports: dict[str, str | None] = {}  # None: pytest got no further
+        self.begun: list[run_shards.Shard] = []
         self.most = 0
 
-    def begin(self, name: str) -> run_shards.Running:
-        log = self.folder / name
-        log.write_text(f"== {name} ends ==\n", "utf-8")
+    def begin(self, name: str, command: run_shards.Command) -> run_shards.Shard:
+        assert command == ([name], {})
+        report = self.reports.get(name, SUITE.format(CASE.format("test_shards", 1, "")))
+        if report is not None:
+            shards.report_of(name).write_text(report, "utf-8")
+        (self.folder / f"{name}.log").write_text(f"{LINE}== FAILURES ==\n{name} ends\n{ENDS}\n", "utf-8")
         process = Process(self.codes.get(name, 0), self.polls.get(name, 1))
-        self.begun.append(run_shards.Running(name, process, log, time.monotonic()))  # type: ignore[arg-type]
+        self.begun.append(run_shards.Shard(name, process, time.monotonic()))  # type: ignore[arg-type]
         self.most = max(self.most, sum(each.process.returncode is None for each in self.begun))
         return self.begun[-1]
 
-    def run(self, *names: str, missing: tuple[str, ...] = ()) -> int:
-        reason = dict.fromkeys(missing, "It lacks something.")
-        return run_shards.run(names, reason.get, self.begin, wait=0.0)
+    def run(self, *names: str, notes: tuple[str, ...] = (), failures: tuple[str, ...] = ()) -> int:
+        commands = {name: ([name], {}) for name in names}
+        return run_shards.run(commands, notes, failures, begin=self.begin, wait=0.0)
+
+
+@pytest.fixture
+def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Runs:
+    """Of shards a, b, ... with one file each, which takes longer the later its letter."""
+    monkeypatch.setattr(shards, "REPORTS", tmp_path)
+    monkeypatch.setattr(shards, "files_of", lambda name: [name])
+    monkeypatch.setattr(shards, "table", lambda: {name: (60.0 * place, 10) for place, name in enumerate("abc", 1)})
+    return Runs(tmp_path)
 
 
 def test_together_they_are_every_test_file_once() -> None:
-    files = [file for name in shards.names() for file in shards.files_of(name)]
+    files = [ROOT / file for name in shards.names() for file in shards.files_of(name)]
     gpu = ROOT / "tests" / "gpu"  # needs hardware, so it is in no shard
     every = [file for file in (ROOT / "tests").rglob("test_*.py") if not file.is_relative_to(gpu)]
     assert sorted(files) == sorted(every)
@@ -57,54 +84,142 @@ def test_together_they_are_every_test_file_once() -> None:
 
 
 def test_the_slowest_files_are_dealt_first_each_to_the_shard_with_least() -> None:
-    took = {"a": 30.0, "b": 20.0, "c": 15.0, "e": 1.0}  # d is not in the table: 10
-    assert shards.deal("abcde", took, 2) == [["a", "d"], ["b", "c", "e"]]
-    assert shards.deal("edcba", took, 2) == shards.deal("abcde", took, 2)
+    rows = {"a": (30.0, 1), "b": (20.0, 1), "c": (15.0, 1), "e": (1.0, 99)}  # d is not in the table: 10 s
+    assert shards.deal("abcde", rows, 2) == [["a", "d"], ["b", "c", "e"]]
+    assert shards.deal("edcba", rows, 2) == shards.deal("abcde", rows, 2)
 
 
-def test_the_seconds_of_a_file_are_read_from_a_junit_file(tmp_path: Path) -> None:
-    case = '<testcase classname="tests.unit.scripts.{}" name="test" time="{}" />'
-    cases = case.format("test_shards.TestOne", 1.5) + case.format("test_shards", 2) + case.format("test_gone", 4)
-    report = tmp_path / "unit.xml"
-    report.write_text(f"<testsuites><testsuite>{cases}</testsuite></testsuites>", "utf-8")
-    assert shards.measured(report) == {"tests/unit/scripts/test_shards.py": 3.5}
+class TestTable:
+    def report(self, folder: Path) -> Path:
+        cases = [
+            CASE.format(*each, "") for each in (("test_shards.TestOne", 1.5), ("test_shards", 2), ("test_gone", 4))
+        ]
+        report = folder / "unit.xml"
+        report.write_text(SUITE.format("".join(cases)), "utf-8")
+        return report
+
+    def test_seconds_and_tests_of_a_file_are_read_from_a_junit_file(self, tmp_path: Path) -> None:
+        assert shards.measured(self.report(tmp_path)) == {"tests/unit/scripts/test_shards.py": (3.5, 2)}
+
+    def test_it_is_written_from_the_reports_and_other_shards_keep_their_rows(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(shards, "REPORTS", tmp_path)
+        monkeypatch.setattr(shards, "TABLE", tmp_path / "seconds.json")
+        rows = {"tests/fleet/test_api.py": (9.0, 3), "tests/unit/test_keys.py": (8.0, 2), "tests/gone.py": (7.0, 1)}
+        shards.TABLE.write_text(json.dumps(rows), "utf-8")
+        self.report(tmp_path)
+        assert shards.main() == 0
+        written = shards.table()
+        assert written["tests/unit/scripts/test_shards.py"] == (3.5, 2)
+        assert written["tests/fleet/test_api.py"] == (9.0, 3)
+        assert written["tests/unit/test_keys.py"] == (0.0, 0)  # its shard has a report, without it: its tests are long
+        assert "tests/gone.py" not in written
 
 
 class TestRunning:
-    def test_two_run_at_a_time_and_each_log_is_printed_when_it_ends(
-        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    def test_two_run_at_a_time_the_longest_first_and_each_end_is_printed_when_it_comes(
+        self, runs: Runs, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        runs = Runs(tmp_path, polls={"a": 5})
+        runs.polls = {"c": 5}
         assert runs.run("a", "b", "c") == 0
+        assert [each.name for each in runs.begun] == ["c", "b", "a"]
         assert runs.most == 2
         lines = capsys.readouterr().out.splitlines()
-        assert [line for line in lines if line.startswith("==")] == [f"== {name} ends ==" for name in "bca"]
+        assert [line for line in lines if line.endswith(" ends")] == ["b ends", "a ends", "c ends"]
+        assert LINE.strip() not in lines  # only the end of a log is printed
 
-    def test_a_failure_is_named_and_the_others_still_run(
-        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    def test_it_ends_with_the_sum_of_all_shards(self, runs: Runs, capsys: pytest.CaptureFixture[str]) -> None:
+        skipped = CASE.format("test_shards", 0, "<skipped/>")
+        runs.reports["b"] = SUITE.format(skipped * 2 + CASE.format("test_shards", 0, ""))
+        assert runs.run("a", "b", notes=("NOT RUN: the tests of c. It lacks something.",)) == 0
+        *_, note, last = capsys.readouterr().out.splitlines()
+        assert note == "NOT RUN: the tests of c. It lacks something."
+        assert last == "2 passed, 0 failed, 2 skipped"
+
+    def test_a_failure_is_named_at_the_end_and_the_others_still_run(
+        self, runs: Runs, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        assert Runs(tmp_path, codes={"a": 2}).run("a", "b", "c") == 1
+        runs.codes["b"] = 1
+        runs.reports["b"] = SUITE.format(CASE.format("test_shards", 1, "<failure/>"))
+        assert runs.run("a", "b") == 1
         out = capsys.readouterr().out
-        assert "a FAILED with exit code 2; `scripts/test --shard a` repeats it" in out
-        assert "b passed" in out
-        assert out.endswith("== c ends ==\n")
+        assert "b: 0 passed, 1 failed, 0 skipped in 0 s. `scripts/test --shard b` repeats it." in out
+        assert out.endswith("FAILED: tests.unit.scripts.test_shards::test\n1 passed, 1 failed, 0 skipped\n")
 
-    def test_what_the_machine_lacks_is_said_and_fails_nothing(
-        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    @pytest.mark.parametrize(
+        ("code", "report", "last"),
+        [
+            (-11, None, "1 passed, 1 failed, 0 skipped"),
+            (0, None, "1 passed, 1 failed, 0 skipped"),
+            (2, "<testsuites><test", "1 passed, 1 failed, 0 skipped"),
+            (5, SUITE.format(""), "1 passed, 1 failed, 0 skipped"),
+            (3, SUITE.format(CASE.format("test_shards", 1, "")), "2 passed, 1 failed, 0 skipped"),
+        ],
+        ids=["without a report", "silently", "in its report", "without tests", "after its tests"],
+    )
+    def test_a_pytest_that_crashed_is_a_failure(
+        self, runs: Runs, capsys: pytest.CaptureFixture[str], code: int, report: str | None, last: str
     ) -> None:
-        runs = Runs(tmp_path)
-        assert runs.run("a", "b", missing=("a",)) == 0
-        assert [each.name for each in runs.begun] == ["b"]
-        assert "NOT RUN: the tests of a. It lacks something.\n" in capsys.readouterr().out
+        runs.codes["b"], runs.reports["b"] = code, report
+        assert runs.run("a", "b") == 1
+        assert capsys.readouterr().out.endswith(f"FAILED: pytest of b crashed with exit code {code}\n{last}\n")
 
-    def test_what_still_runs_is_ended_if_the_command_is_interrupted(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    def test_what_failed_before_counts(self, runs: Runs, capsys: pytest.CaptureFixture[str]) -> None:
+        assert runs.run("a", failures=("fleet: no network",)) == 1
+        assert capsys.readouterr().out.endswith("FAILED: fleet: no network\n1 passed, 1 failed, 0 skipped\n")
+
+    def test_after_an_interruption_a_pytest_gets_time_to_end_its_servers_and_is_ended_if_it_does_not(
+        self, runs: Runs, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         def interrupt(seconds: float) -> None:
+            runs.begun[0].process.ends_by_itself = True  # type: ignore[attr-defined]
             raise KeyboardInterrupt
 
         monkeypatch.setattr(run_shards.time, "sleep", interrupt)
-        runs = Runs(tmp_path)
         with pytest.raises(KeyboardInterrupt):
             runs.run("a", "b", "c")
-        assert [each.process.terminated for each in runs.begun] == [True, True]  # type: ignore[attr-defined]
+        assert [each.process.terminated for each in runs.begun] == [False, True]  # type: ignore[attr-defined]
+
+    def test_a_shard_is_a_process_with_its_variables_and_its_output_in_a_file(
+        self, runs: Runs, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        code = f"import os, pathlib; print('wrote', os.environ['NAME']); pathlib.Path({str(shards.report_of('a'))!r})"
+        code += f".write_text({SUITE.format(CASE.format('test_shards', 1, ''))!r})"
+        assert run_shards.run({"a": ([sys.executable, "-c", code], {**os.environ, "NAME": "it"})}, wait=0.01) == 0
+        assert (runs.folder / "a.log").read_text("utf-8") == "wrote it\n"
+        assert capsys.readouterr().out.endswith("1 passed, 0 failed, 0 skipped\n")
+
+
+class TestProgress:
+    """Of shards a, b and c, whose files take 1, 2 and 3 minutes for 10 tests each."""
+
+    def line(
+        self, runs: Runs, seen: dict[str, int], took: dict[str, float], **rest: dict[str, tuple[float, int]]
+    ) -> str:
+        begun = {
+            name: run_shards.Shard(name, Process(0, 1), time.monotonic() - 60.0, took.get(name))  # type: ignore[arg-type]
+            for name in seen
+        }
+        for name, count in seen.items():
+            text = "collecting ... collected 10 items\n" + f"tests/{name}.py::test PASSED [ 10%]\n" * count
+            (runs.folder / f"{name}.log").write_text(text + f"tests/{name}.py::test_that_runs", "utf-8")
+        files = {name: [f"tests/{name}.py"] for name in "abc"}
+        table = {f"tests/{name}.py": (60.0 * place, 10) for place, name in enumerate("abc", 1)}
+        return run_shards.progress(files, begun, rest.get("table", table))
+
+    def test_before_anything_ran_the_table_says_how_long_two_at_a_time_take(self, runs: Runs) -> None:
+        assert self.line(runs, {}, {}) == "0 of about 30 tests, about 3 minutes left."
+
+    def test_an_ended_shard_counts_the_tests_that_it_had_and_gives_the_pace(self, runs: Runs) -> None:
+        # c ran 8 tests in 9 minutes, for which the table has 3: the other 3 minutes take 9, or half of that in pairs.
+        # b alone takes 6 of them.
+        assert self.line(runs, {"c": 8}, {"c": 540.0}) == "8 of about 28 tests, about 6 minutes left."
+
+    def test_of_a_shard_that_runs_the_tests_count_that_its_log_names(self, runs: Runs) -> None:
+        # a is done in its minute and half of b in another one. The rest is one minute of b beside three of c.
+        line = self.line(runs, {"a": 10, "b": 5}, {"a": 60.0})
+        assert line == "15 of about 30 tests, about 3 minutes left."
+
+    def test_without_a_table_it_counts_only(self, runs: Runs) -> None:
+        assert self.line(runs, {"a": 3, "b": 4}, {"a": 9.0, "b": 9.0}, table={}) == "7 tests so far."

@@ -221,6 +221,7 @@ def test_a_setting_that_changes_in_between_is_another_environment_at_once(copied
     assert again.backend.stored()["regions"] == before
 
 
+@pytest.mark.grid(1)
 @pytest.mark.parametrize("damage", [{"symbols": {}}, {"assumptions": [["Shell", 1]]}, {"used_weights": None}])
 def test_an_artifact_with_a_foreign_description_is_refused(copied: Path, damage: dict[str, Any]) -> None:
     store = store_of(copied)

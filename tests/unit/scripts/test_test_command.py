@@ -1,0 +1,188 @@
+"""`scripts/test`: what each option runs, and that the whole suite says what cannot run here."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from importlib.machinery import SourceFileLoader
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+from scripts.errors import SetupError
+from scripts.places import ROOT
+from scripts.setup import comfyui
+
+SOME = "tests/unit/test_keys.py"
+
+
+@pytest.fixture
+def test_command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ModuleType:
+    """`scripts/test` as a module, with an environment that is there; it needs a loader, because its name has no .py."""
+    loader = SourceFileLoader("scripts_test", str(ROOT / "scripts" / "test"))
+    spec = importlib.util.spec_from_loader(loader.name, loader)
+    assert spec is not None
+    module = importlib.util.module_from_spec(spec)
+    loader.exec_module(module)
+    ready = SimpleNamespace(python=Path(sys.executable), comfyui=ROOT)
+    monkeypatch.setattr(module.command, "prepare", lambda versions=(): ready)
+    monkeypatch.setattr(module.shards, "REPORTS", tmp_path)
+    return module
+
+
+def test_a_missing_test_folder_is_an_error(
+    test_command: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options, _ = test_command.parse(["--", "-x"])
+    assert test_command.chosen_tests(options) == ["tests/unit", "tests/contract", "tests/comfy"]
+    monkeypatch.setattr(test_command, "ROOT", tmp_path)
+    with pytest.raises(SetupError, match="is missing"):
+        test_command.chosen_tests(options)
+
+
+@pytest.mark.parametrize(
+    ("flag", "folder"),
+    [
+        ("--quick", "unit"),
+        ("--gpu", "gpu"),
+        ("--browser", "browser"),
+        ("--oldest-torch", "contract"),
+        ("--newest-torch", "contract"),
+    ],
+)
+def test_an_option_runs_only_its_folder(test_command: ModuleType, flag: str, folder: str) -> None:
+    options, passed = test_command.parse([flag, "--", "-x"])
+    assert test_command.chosen_tests(options) == [f"tests/{folder}"]
+    assert passed == ["-x"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "marks"),
+    [([], "not long"), (["--long"], None), (["--old"], "old and not long"), (["--newest", "--long"], "not old")],
+)
+def test_long_tests_run_only_if_they_are_asked_for(
+    test_command: ModuleType, flags: list[str], marks: str | None
+) -> None:
+    assert test_command.marker(test_command.parse(flags)[0]) == ([] if marks is None else ["-m", marks])
+
+
+def test_the_tests_of_a_gpu_and_named_ones_need_no_second_comfyui(
+    test_command: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A machine with a GPU and without a network has one checkout."""
+    asked: list[tuple[str, ...]] = []
+    ready = SimpleNamespace(python=Path(sys.executable), comfyui=ROOT)
+    monkeypatch.setattr(test_command.command, "prepare", lambda *versions: asked.append(*versions or ((),)) or ready)
+    for arguments in (["--gpu"], ["--", SOME], ["--quick"]):
+        test_command.ready_python(test_command.parse(arguments)[0])
+    assert asked == [(), (), (comfyui.TARGET, comfyui.OLDEST)]
+
+
+class TestShard:
+    def test_it_runs_its_files_in_its_environment_and_writes_a_junit_file(
+        self, test_command: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(test_command.environment, "ensure_fleet", lambda root: Path("python-of-the-fleet"))
+        older = tmp_path / "fleet.xml"
+        older.touch()
+        options, passed = test_command.parse(["--shard", "fleet", "--long", "--", "-x"])
+        pytest_command, variables = test_command.pytest_of(options, passed)
+        files = sorted(str(file.relative_to(ROOT).as_posix()) for file in (ROOT / "tests" / "fleet").glob("test_*.py"))
+        assert pytest_command == ["python-of-the-fleet", "-m", "pytest", *files, f"--junitxml={older}", "-x"]
+        assert not older.exists()
+        assert variables["RESOLUTE_COMFYUI_PYTHON"] == sys.executable
+
+    @pytest.mark.parametrize("others", [["--quick"], ["--fleet"], ["--", SOME]])
+    def test_it_cannot_be_combined_with_other_tests(self, test_command: ModuleType, others: list[str]) -> None:
+        with pytest.raises(SystemExit):
+            test_command.parse(["--shard", "fleet", *others])
+
+
+class TestOneProcess:
+    def test_it_runs_every_file_once_in_an_order_that_its_seed_repeats(
+        self, test_command: ModuleType, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        first, again, other = (
+            test_command.chosen_tests(test_command.parse(["--one-process", "--seed", seed])[0]) for seed in "335"
+        )
+        assert first == again != other
+        assert "`scripts/test --one-process --seed 3` repeats it" in capsys.readouterr().out
+        folders = (ROOT / "tests" / folder for folder in ("unit", "contract", "comfy"))
+        assert sorted(ROOT / file for file in first) == sorted(
+            file for each in folders for file in each.rglob("test_*.py")
+        )
+
+    def test_it_draws_a_seed_if_it_gets_none(self, test_command: ModuleType) -> None:
+        assert len({test_command.parse(["--one-process"])[0].seed for _ in range(20)}) > 1
+
+
+class TestWhole:
+    @pytest.fixture
+    def started(self, test_command: ModuleType, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+        """What would be started, on a machine without Python 3.10 that can have every other environment."""
+        started: dict[str, Any] = {}
+
+        def run(commands: dict[str, Any], notes: list[str], failures: list[str], *, estimates: bool) -> int:
+            started.update(commands=commands, notes=notes, failures=failures, estimates=estimates)
+            return 0
+
+        monkeypatch.setattr(test_command.run_shards, "run", run)
+        monkeypatch.setattr(test_command.environment, "find_oneflow_python", lambda: None)
+        monkeypatch.setattr(test_command.environment, "ensure_fleet", lambda root: Path(sys.executable))
+        monkeypatch.setattr(test_command.subprocess, "run", lambda *_, **__: SimpleNamespace(returncode=0))
+        return started
+
+    def start(self, test_command: ModuleType, monkeypatch: pytest.MonkeyPatch, *flags: str) -> None:
+        monkeypatch.setattr(test_command.sys, "argv", ["scripts/test", *flags])
+        assert test_command.main() == 0
+
+    def test_without_options_every_shard_runs_and_what_cannot_is_said(
+        self,
+        test_command: ModuleType,
+        started: dict[str, Any],
+        monkeypatch: pytest.MonkeyPatch,
+        capsys: pytest.CaptureFixture[str],
+    ) -> None:
+        self.start(test_command, monkeypatch)
+        assert [*started["commands"], "oneflow"] == test_command.shards.names()
+        note = "NOT RUN: the tests of oneflow. They need a Python 3.10, and there is none on this machine."
+        assert started["notes"] == [note]
+        assert note in capsys.readouterr().out
+        assert started["failures"] == []
+        assert all("not long" in arguments for arguments, _ in started["commands"].values())
+        assert started["estimates"]
+
+    def test_long_tests_have_no_estimate(
+        self, test_command: ModuleType, started: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        self.start(test_command, monkeypatch, "--long")
+        assert not any("not long" in arguments for arguments, _ in started["commands"].values())
+        assert not started["estimates"]
+
+    def test_an_environment_that_cannot_be_made_is_a_failure_and_the_others_run(
+        self, test_command: ModuleType, started: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def fail(root: Path) -> Path:
+            raise SetupError("no network")
+
+        monkeypatch.setattr(test_command.environment, "ensure_fleet", fail)
+        self.start(test_command, monkeypatch)
+        assert started["failures"] == ["fleet: no network"]
+        assert "unit" in started["commands"]
+        assert "fleet" not in started["commands"]
+
+
+@pytest.mark.parametrize(
+    ("flag", "why"), [("--gpu", "torch finds no NVIDIA GPU here."), ("--browser", "There is no Chromium on PATH.")]
+)
+def test_tests_that_were_asked_for_and_cannot_run_are_an_error(
+    test_command: ModuleType, flag: str, why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(test_command.environment, "has_cuda", lambda python: False)
+    done = SimpleNamespace(returncode=1, stdout="There is no Chromium on PATH.\n")
+    monkeypatch.setattr(test_command.subprocess, "run", lambda *_, **__: done)
+    monkeypatch.setattr(test_command.sys, "argv", ["scripts/test", flag])
+    with pytest.raises(SetupError, match=f"cannot run: {why}"):
+        test_command.main()
