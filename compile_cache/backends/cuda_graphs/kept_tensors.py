@@ -26,13 +26,51 @@ from ...regions.structure import TORCH_OWN
 _ABSENT = object()
 _READS = frozenset({"LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR"})  # the last two not in every Python
 
-_CONTAINERS = (list, tuple, dict, deque)
-_PLAIN = frozenset({type(None), bool, int, float, str, torch.dtype, torch.device})
-
 _Tensors = dict[int, torch.Tensor]  # by id; held, so that no later tensor gets one of these ids
-_NOTHING = _Tensors()
 # For each module its dictionary, a copy of it, and the tensors in each attribute that has some.
 _Attributes = list[tuple[dict[str, Any], dict[str, Any], dict[str, _Tensors]]]
+
+
+class _Look(dict[type, Any]):
+    """One look at a model: by class what its values are, a tensor, a container or neither.
+
+    inside: the tensors in each container that was met, by its id. DynamicVRAM gives all modules one dictionary with an
+    entry for each of them. It is looked into once, not once for each module, and so is a container that holds itself.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inside: dict[int, _Tensors] = {}
+
+    def __missing__(self, kind: type) -> Any:
+        found = (base for base in (torch.Tensor, dict, list, tuple, deque) if issubclass(kind, base))
+        self[kind] = next(found, None)
+        return self[kind]
+
+    def held(self, own: dict[str, Any]) -> dict[str, _Tensors]:
+        """The tensors of each attribute that has some."""
+        found: dict[str, _Tensors] = {}
+        for name, value in own.items():
+            kind = self[type(value)]
+            if kind is None or name in TORCH_OWN:
+                continue
+            if kind is torch.Tensor:
+                found[name] = {id(value): value}
+            elif value and (tensors := self.tensors_in(value, kind)):
+                found[name] = tensors
+        return found
+
+    def tensors_in(self, container: Any, kind: type) -> _Tensors:
+        if (own := id(container)) in self.inside:
+            return self.inside[own]
+        self.inside[own] = tensors = _Tensors()
+        for each in container.values() if kind is dict else container:
+            kind_of_each = self[type(each)]
+            if kind_of_each is torch.Tensor:
+                tensors[id(each)] = each
+            elif kind_of_each is not None and each:
+                tensors.update(self.tensors_in(each, kind_of_each))
+        return tensors
 
 
 @contextlib.contextmanager
@@ -67,44 +105,18 @@ def put_back(module: torch.nn.Module | None) -> Iterator[None]:
 
 
 def _attributes(module: torch.nn.Module | None) -> _Attributes:
-    inside: dict[int, _Tensors] = {}
+    look = _Look()
     every = [] if module is None else [part.__dict__ for part in all_parts(module)]
-    return [(own, dict(own), _held(own, inside)) for own in every]
-
-
-def _held(own: dict[str, Any], inside: dict[int, _Tensors]) -> dict[str, _Tensors]:
-    return {
-        name: tensors
-        for name, value in own.items()
-        if name not in TORCH_OWN and type(value) not in _PLAIN and (tensors := _tensors_in(value, inside))
-    }
-
-
-def _tensors_in(value: Any, inside: dict[int, _Tensors]) -> _Tensors:
-    """inside: the tensors in each container that this walk has seen, by the container's id.
-
-    DynamicVRAM gives all modules one dictionary with an entry for each of them: a walk looks into it once, not once
-    for each module. A container that holds itself ends the same way.
-    """
-    if isinstance(value, torch.Tensor):
-        return {id(value): value}
-    if not isinstance(value, _CONTAINERS) or not value:
-        return _NOTHING
-    if (known := id(value)) not in inside:
-        inside[known] = tensors = _Tensors()
-        for each in value.values() if isinstance(value, dict) else value:
-            if type(each) not in _PLAIN:
-                tensors.update(_tensors_in(each, inside))
-    return inside[known]
+    return [(own, dict(own), look.held(own)) for own in every]
 
 
 def _kept_since(before: _Attributes) -> list[tuple[dict[str, Any], str]]:
     """The attributes with tensors that were not there before."""
-    inside: dict[int, _Tensors] = {}
+    look = _Look()
     return [
         (own, name)
         for own, _, known in before
-        for name, tensors in _held(own, inside).items()
+        for name, tensors in look.held(own).items()
         if name not in known or not tensors.keys() <= known[name].keys()
     ]
 

@@ -12,7 +12,7 @@ import torch
 
 from compile_cache.regions.region_weights import given_as_inputs, weight_inputs, weight_slots
 from compile_cache.regions.site import Hook, installed
-from compile_cache.regions.slots import swapped, tensor_slots
+from compile_cache.regions.slots import all_parts, swapped, tensor_slots
 
 ROOT = Path(__file__).resolve().parents[3]
 HOME = "compile_cache/regions/slots.py"
@@ -177,3 +177,12 @@ slots[name] = unrelated
 value = module._parameters["weight"]
 """
     assert writes_to_members(ast.parse(code)) == {2, 4, 6}
+
+
+def test_all_parts_are_those_of_torch_in_its_order_and_by_its_names() -> None:
+    shared = torch.nn.Sequential(torch.nn.Linear(1, 1), torch.nn.ReLU())
+    model = torch.nn.Sequential(shared, torch.nn.ModuleDict({"a": shared[0], "b": torch.nn.Sequential(shared)}), shared)
+    model.register_module("none", None)
+    model[1]["b"].register_module("back", model)  # a circle
+    model.add_module("scripted", torch.jit.script(torch.nn.Sequential(torch.nn.Linear(1, 1))))
+    assert [(name, part) for part, name in all_parts(model).items()] == list(model.named_modules())
