@@ -20,6 +20,11 @@ def rows_of(
     """One row for each size, with the seconds and the peak of each contender. Moves what `results` has of latents into
     `latents`: the errors come with the results of stock, which are the last.
     """
+    for contender, result in results.items():
+        for place, found in enumerate(result["sizes"]):
+            for number, each in enumerate(found.get("runs", [])):
+                if "latents" in each:
+                    latents[contender, place, number] = each.pop("latents")
     rows = []
     for place, (width, height, batch) in enumerate(sizes):
         row: dict[str, Any] = {"model": kind, "free_gib": free, "size": f"{width}x{height}", "batch": batch}
@@ -30,8 +35,6 @@ def rows_of(
             row[f"{name}_first"] = runs[0]["seconds"] if runs and not place else None
             row[f"{name}_peak_gib"] = found.get("peak_gib")
             for number, each in enumerate(runs):
-                if "latents" in each:
-                    latents[contender, place, number] = each.pop("latents")
                 key, reference = (contender, place, number), latents.get((STOCK, place, number))
                 if contender != STOCK and reference is not None and key in latents:
                     each["error"] = _error(latents[key], reference)

@@ -13,7 +13,7 @@ from typing import Any
 import numpy
 import pytest
 
-from benchmarks import half_precision, restart, rig, soak
+from benchmarks import half_precision, restart, rig, small_cards, soak, tour
 from scripts.errors import PromptError, ServerError
 from scripts.models import generated
 from scripts.setup import command
@@ -72,6 +72,60 @@ def test_a_restart_is_measured_by_contender(tmp_path: Path, monkeypatch: pytest.
     assert [row["contender"] for row in found["rows"]] == ["stock", "resolute"]
     assert [len(process["rows"]) for process in found["rows"][1]["processes"]] == [1, 2]
     assert (found["failed"], found["gpu"]) == ({}, "a GPU")
+
+
+def test_a_size_that_is_cut_before_stock_keeps_our_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def measure(client: Any, make: Any, repeats: int) -> dict[str, Any]:
+        nodes = make(seed=1)
+        asked.append("resolute" if "compile" in nodes else "stock")
+        counters = {"stall_seconds": 0.1, "region_compiles": 0, "captures": 1, "replays": 5, "bypasses": {}}
+        return {"seconds": [2.0] * repeats, "counters": counters, "latents": numpy.full(4, float(len(asked)))}
+
+    monkeypatch.setattr(tour, "measure", measure)
+    size = (64, 64, 1, "a lighthouse")
+    rows = [dict(row) for row in tour.visit(SimpleNamespace(), "file", size, ["inductor"], rig.EULER)]  # type: ignore[arg-type]
+    assert asked == ["resolute", "resolute", "stock", "stock"]
+    assert [row["lacks"] for row in rows] == [["stock"], []]
+    assert rows[0].keys() == rows[1].keys() - {"stock"}
+    assert rows[1]["inductor"]["latent_error"] == pytest.approx(2 / 3)
+    assert [len(tour.table(rows[place:][:1], ["inductor"]).splitlines()) for place in (0, 1)] == [2, 3]
+
+
+def test_a_small_card_that_is_cut_before_stock_keeps_our_figures(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken = [True]
+    asked: list[str] = []
+
+    def measure(cell: Any, contender: str, *given: Any) -> dict[str, Any]:
+        asked.append(contender)
+        if contender == "stock" and broken:
+            raise ServerError("ComfyUI ended")
+        run = {"seconds": 1.0, "captures": 0, "bypasses": {}, "capture_mib": 0, "peak_gib": 1.0}
+        sizes = [
+            {"seconds": 1.0, "peak_gib": 1.0, "runs": [run | {"latents": numpy.full(4, len(asked) + place)}]}
+            for place in range(2)
+        ]
+        return {"sizes": sizes, "after_unload_gib": 1.0}
+
+    monkeypatch.setattr(small_cards, "measure", measure)
+    monkeypatch.setattr(small_cards, "prepare", lambda kinds, setup, options: dict.fromkeys(kinds, "file"))
+    monkeypatch.setattr(small_cards, "compile_all", lambda *given: None)
+    out = tmp_path / "cards.json"
+    words = ["--cpu", "--cells", "sdxl:8", "--out", str(out), "--folder", str(tmp_path / "cards")]
+    monkeypatch.setattr(sys, "argv", ["small_cards", *words])
+    small_cards.main()
+    found = json.loads(out.read_text("utf-8"))
+    assert [(row["resolute"], row["failed"]) for row in found["rows"]] == [(1.0, "no figure of stock")] * 2
+    broken.clear()
+    small_cards.main()
+    found = json.loads(out.read_text("utf-8"))
+    assert asked == ["inductor", "stock"] * 2
+    assert [(row["ratio"], "failed" in row) for row in found["rows"]] == [(1.0, False)] * 2
+    errors = [row["resolute_detail"]["runs"][0]["error"] for row in found["rows"]]
+    assert errors == [pytest.approx(1 / 4), pytest.approx(1 / 5)]
 
 
 def test_a_soak_goes_on_after_a_prompt_that_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
