@@ -5,7 +5,9 @@ the bus between them.
 from __future__ import annotations
 
 import contextlib
+import shutil
 import statistics
+import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -25,6 +27,15 @@ def used_bytes() -> int:
         return 0
     free, total = torch.cuda.mem_get_info()
     return total - free
+
+
+def processes_mib() -> list[int]:
+    """MiB of the device that each process holds, as far as the driver says; empty without one."""
+    if shutil.which("nvidia-smi") is None:
+        return []
+    query = ["nvidia-smi", "--query-compute-apps=used_memory", "--format=csv,noheader,nounits"]
+    said = subprocess.run(query, capture_output=True, text=True, check=False).stdout.split()
+    return sorted((int(each) for each in said if each.isdigit()), reverse=True)
 
 
 @dataclass

@@ -38,8 +38,8 @@ from scripts.server.client import execution_seconds
 from scripts.server.process import ComfyServer
 from scripts.setup import command
 
-from . import rig, small_cards
-from .card_memory import used_bytes
+from . import rig
+from .card_memory import GIB, processes_mib, used_bytes
 from .cells import OutOfTimeError, add_options
 from .families import first_line
 from .family_models import make_all
@@ -48,6 +48,7 @@ from .smoke_rows import FORMS, UNLOAD, Row, prompt, rows
 from .smoke_setup import commit_of, import_bundle, make_models
 
 SECONDS = 280
+STILL = 4.0  # seconds in which memory has to stay the same: unloading waits for other things in between
 PAUSE = 5.0  # seconds between a server's start and its first prompt: somebody opens the page
 _START = 18.0  # seconds for a server's start and the pause, on a slow host
 _TOLD = ("attention", "comfy_kitchen", "Set vram state", "Device:")  # lines of ComfyUI's log about the machine
@@ -175,11 +176,16 @@ class Smoke:
             place.setdefault("errors", {})[str(count)] = rig.error(self._latents[key], latents)
 
     def _give_back(self, server: ComfyServer) -> dict[str, Any]:
-        run = small_cards.Run(server, self._files, self._options, self._before)
-        try:
-            return run.give_back()
-        finally:
-            run.close()
+        """What the device still holds after Unload Models, once that stays the same, and since when it does."""
+        server.client.post("/free", {"unload_models": True})
+        started = changed = time.monotonic()
+        used = used_bytes()
+        while (now := time.monotonic()) - changed < STILL and now - started < 8 * STILL:
+            time.sleep(0.1)
+            if (found := used_bytes()) != used:
+                used, changed = found, time.monotonic()
+        given_back = {"after_unload_gib": round((used - self._before) / GIB, 3), "seconds": round(changed - started, 1)}
+        return given_back | {"processes_mib": processes_mib()}
 
     def _left(self) -> float:
         return self._deadline - time.monotonic()
