@@ -196,7 +196,16 @@ def readme(result: Mapping[str, Any], name: str) -> str:
     for row in result["rows"]:
         lines += _readme_rows(row)
     about = f"{gpu}, {result['date'][:10]}, commit {result['commit'][:12]}."
-    return "\n".join([*lines, "", f"{about} Raw file:", f"`benchmarks/results/{name}`."])
+    return "\n".join([*lines, "", f"{about} Raw file:", f"`benchmarks/results/{name}`.", *missed(checks_of(result))])
+
+
+def missed(checks: list[Check]) -> list[str]:
+    """Lines for README about the checks that did not pass; empty if all did."""
+    wrong = [each for each in checks if each.verdict != PASS]
+    if not wrong:
+        return []
+    lines = [f"- {each.row}: {each.figure}: {_number(each.value)}, bound {_number(each.bound)}" for each in wrong]
+    return ["", f"{len(wrong)} of its {len(checks)} checks did not pass:", "", *lines]
 
 
 def _readme_rows(row: Entry) -> Iterator[str]:

@@ -248,6 +248,11 @@ def test_readmes_table_has_the_figures_of_both(good: Result) -> None:
     assert "| first prompt after a restart | 11.30 | 10.10 | 1.1 x |  |  |" in text
     assert "NVIDIA X, 2026-11-25, commit 0123456789ab." in text
     assert "`benchmarks/results/2026-11-25-x-smoke.json`" in text
+    assert "did not pass" not in text
+    find(good, UNLOAD)[OURS]["after_unload_gib"] = 17.668
+    assert text.removesuffix(".") + (
+        f".\n\n1 of its {len(checks_of(good))} checks did not pass:\n\n- Unload: GiB held: 17.67, bound 1.30"
+    ) == smoke_checks.readme(good, "2026-11-25-x-smoke.json")
     for row in good["rows"]:
         row.pop(STOCK, None)
-    assert "SDXL" not in smoke_checks.readme(good, "x.json")
+    assert "| SDXL" not in smoke_checks.readme(good, "x.json")

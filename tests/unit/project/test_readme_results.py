@@ -1,4 +1,4 @@
-"""README's table is that of the newest smoke run on a GPU, and that run passed."""
+"""README's table is that of the newest smoke run on a GPU, whole, with what it missed."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from benchmarks.smoke_checks import BEGIN, END, README, checks_of, newest, readm
 from .documentation import RESULTS
 
 
-def test_the_newest_smoke_run_passed() -> None:
+def test_the_newest_smoke_run_is_whole_and_names_its_code() -> None:
     result = json.loads(newest(RESULTS).read_text("utf-8"))
-    assert [check for check in checks_of(result) if check.verdict != "PASS"] == []
+    assert [check for check in checks_of(result) if check.verdict == "NOT RUN"] == []
     assert result["commit"] != "unknown"
 
 
@@ -26,8 +26,11 @@ def test_readme_has_the_table_of_the_newest_smoke_run() -> None:
 
 
 def result(folder: Path, name: str, date: str, is_cpu: bool = False) -> Path:
-    prompts = [{"seconds": 1.0}, {"seconds": 0.6}, {"seconds": 1.5}]
+    names = ("region_compiles", "captures", "replays", "graph_calls", "eager_calls", "stall_seconds")
+    counters = dict.fromkeys(names, 0) | {"bypasses": {}}
+    prompts = [{"seconds": seconds, "counters": counters} for seconds in (1.0, 0.6, 1.5)]
     row = {"row": "SDXL 96x96", "kind": "size", "counts": [1, 1, 4], "resolute": {"prompts": prompts}}
+    row |= {"model": "SDXL", "size": [96, 96, 1], "decodes": 1, "new": 1, "most": 2}
     row["stock"] = {"prompts": [{"seconds": 2 * each["seconds"]} for each in prompts]}
     about = {"date": date, "gpu": "NVIDIA X, 1, 2", "commit": "0123456789abc", "is_cpu": is_cpu}
     file = folder / name
@@ -55,5 +58,6 @@ def test_the_command_writes_the_table_and_nothing_else(tmp_path: Path) -> None:
     assert text.endswith(f"\n\n{END}\n\nafter\n")
     assert "| SDXL 96x96 | 3.00 | 1.50 | 2.0 x | 0.8 | 0.4 |" in text
     assert "old figures" not in text
+    assert "checks did not pass:\n\n- SDXL 96x96: " in text
     assert text.count("two-smoke.json") == 1
     assert "one-smoke" not in text
