@@ -177,13 +177,9 @@ def test_a_queued_prompt_gets_the_backends_of_our_nodes_ready_and_stays_as_it_is
     assert len(asked) == expected
 
 
-def test_the_server_is_asked_to_tell_of_prompts_once(
-    adapter: Callable[[str], ModuleType], comfy: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_server_is_asked_to_tell_of_prompts(adapter: Callable[[str], ModuleType], comfy: None) -> None:
     startup, handlers, starts = adapter("restart.preload"), list[Any](), list[Any]()
     server = SimpleNamespace(app=SimpleNamespace(on_startup=starts), add_on_prompt_handler=handlers.append)
-    monkeypatch.setattr(startup, "_begun", False)
-    startup.begin(server)
     startup.begin(server)
     assert handlers == [startup.before_prompt]
     assert len(starts) == 1
