@@ -62,6 +62,7 @@ class Bench:
 
     def __init__(self, core: SimpleNamespace, model: Model, **settings: Any) -> None:
         """settings: of the compile request, beside its backend."""
+        self._core = core
         self.model = model
         self.module = model.make()
         self._method = "_forward" if hasattr(self.module, "_forward") else "forward"
@@ -70,6 +71,16 @@ class Bench:
         request = resolved("inductor", "cpu", core.roles.UNET, **settings)
         self._forward = compiled(self.module, getattr(self.module, self._method), request)
         self.stats = core.ours("process.runtime").cache().stats
+
+    def formats(self) -> list[list[str]]:
+        """What computes the quantized weights of this module, by the report, and one more list for each later module.
+
+        Modules are numbered in the order of their first use. A count of rows would not tell which are new: the row of
+        an earlier test's module goes whenever Python collects that module.
+        """
+        owner = self._core.ours("process.runtime").record_of(self.module).owner
+        rows = self._core.ours("report.cache_report").report()["modules"]
+        return [row["formats"] for row in rows if row["module"] >= owner]
 
     @contextmanager
     def compiled(self) -> Iterator[None]:

@@ -16,7 +16,7 @@ from .fp8_products import fp8_products
 from .kit import Bench, forget_regions, run_traces
 from .models import MODELS, Model
 from .quantized import FAMILIES, model_of
-from .test_quantized import FIRST, SIZES, Weights, _in_full_precision, _reported, _tensor, norm
+from .test_quantized import FIRST, SIZES, Weights, _in_full_precision, _tensor, norm
 
 __all__ = ["fp8_products"]
 pytestmark = pytest.mark.usefixtures("fp8_products")
@@ -67,11 +67,10 @@ def test_blocks_with_fp8_products_compile_in_the_first_call_only(
     run_traces(core, monkeypatch)
     monkeypatch.setattr(kit, "TOLERANCE", 1e-6)
     bench = bench_of(core, monkeypatch, family, kind)
-    before = len(_reported(core))
     assert bench.check(FIRST) == bench.counts(bench.model.compiles)
     for size in SIZES:
         assert bench.check(size) == bench.counts(), size
-    assert _reported(core)[before:] == [["float8_e4m3fn products"]]
+    assert bench.formats() == [["float8_e4m3fn products"]]
 
 
 def test_a_lora_of_scaled_weights_changes_the_numbers_alone(

@@ -19,7 +19,7 @@ from . import kit
 from .kit import Bench, forget_regions, run_traces
 from .models import Size
 from .quantized import model_of
-from .test_quantized import FIRST, SIZES, _in_full_precision, _reported, _tensor
+from .test_quantized import FIRST, SIZES, _in_full_precision, _tensor
 
 # Tokens times batch: a multiple of 32, of 16 alone, of neither; the text too.
 MORE = [Size(1, 8, 10, 16, 2), Size(1, 5, 7, 32, 3), Size(2, 4, 4, 5, 1)]
@@ -63,11 +63,10 @@ def test_no_size_compiles_again(
     monkeypatch.setattr(kit, "TOLERANCE", 0.2 if lowered else 1e-6)
     forget_regions(core)
     bench = Bench(core, model_of("LTX", name))
-    before = len(_reported(core))
     assert bench.check(FIRST) == bench.counts(bench.model.compiles)
     for size in (*SIZES, *MORE):
         assert bench.check(size) == bench.counts(), size
-    assert _reported(core)[before:] == [[f"{name} products"]]
+    assert bench.formats() == [[f"{name} products"]]
     reference = _in_full_precision(bench)
     for size in (FIRST, *MORE):
         given = bench.model.call(size)
