@@ -118,6 +118,21 @@ class Bench:
         history = self.client.run(prompt)
         return self.finished(history, before)
 
+    def signatures(self, prompt: PromptDict) -> tuple[Run, list[str]]:
+        """Run a prompt, and return the text of each signature that was new in it.
+
+        They are told from earlier ones by their time, not by a count of events: the server keeps its latest events
+        only, so a server that ran many prompts never has more.
+        """
+        latest = max((event["at"] for event in self._events()), default=0.0)
+        run = self.run(prompt)
+        new = [event for event in self._events() if event["kind"] == "signature" and event["at"] > latest]
+        return run, [event["text"] for event in new]
+
+    def _events(self) -> list[dict[str, Any]]:
+        events: list[dict[str, Any]] = self.client.get("/resolute/events")["events"]
+        return events
+
     def cancel_once(self, prompt: PromptDict, reached: Callable[[], bool]) -> str:
         """Queue a prompt, interrupt it as soon as ``reached()`` is true, and return its error message.
 

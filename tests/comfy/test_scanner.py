@@ -234,17 +234,19 @@ class Compared:
     """Runs prompts on the server, and compares the signatures of the run with what the scanner found."""
 
     def __init__(self, bench: Bench, pack: Any, image_sizes: dict[str, tuple[int, int]] | None = None) -> None:
-        self.bench, self.client = bench, bench.client
+        self.bench = bench
         self.scan = lambda prompt: pack("nodes.adapters.scan.workflow").scan(prompt, image_size=(image_sizes or {}).get)
         self.warm_up_prompt = lambda prompt: (
             pack("nodes.adapters.warm_up.prompt").warm_up_prompt(prompt, self.scan(prompt)).prompt
         )
 
     def used(self, prompt: PromptDict) -> Shapes:
-        """The new signatures of a run, from its events. Each signature has one event, when it is first used."""
-        before = max((event["at"] for event in self._events()), default=0.0)
-        self.bench.run(prompt)
-        found = [event["text"].split(":")[0].split() for event in self._events() if event["at"] > before]
+        """The new signatures of a run, from its events. Each signature has one event, when it is first used.
+
+        A scan finds samplers and decoders, so ControlNets and encodes are left out.
+        """
+        _, texts = self.bench.signatures(prompt)
+        found = [text.split(":")[0].split() for text in texts if not text.startswith(("controlnet", "vae_encode"))]
         return {(_role(role), tuple(map(int, shape.split("x")))) for role, shape in found}
 
     def found(self, prompt: PromptDict) -> Shapes:
@@ -264,11 +266,6 @@ class Compared:
             else:
                 shapes |= {("decoder", (1, CHANNELS, *tile)) for tile in tiles(cells, decoding)}
         return shapes
-
-    def _events(self) -> list[dict[str, Any]]:
-        events = self.client.get("/resolute/events")["events"]
-        left_out = ("controlnet", "vae_encode")  # a scan finds samplers and decoders
-        return [event for event in events if event["kind"] == "signature" and not event["text"].startswith(left_out)]
 
 
 def _role(role: str) -> str:

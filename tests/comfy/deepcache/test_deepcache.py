@@ -53,11 +53,8 @@ def test_each_pass_is_a_graph_of_its_own_and_both_have_the_same_regions(
     check: Check, prompt: PromptDict, bench: Bench
 ) -> None:
     prompt["latent"]["inputs"].update(width=152, height=88)
-    before = len(bench.client.get("/resolute/events")["events"])
-    run = bench.run(changed(prompt, DEEPCACHE, COMPILE))
-    events = bench.client.get("/resolute/events")["events"][before:]
-    signatures = [event["text"].split()[0] for event in events if event["kind"] == "signature"]
-    assert signatures == ["deepcache_full", "deepcache_fast"]
+    run, signatures = bench.signatures(changed(prompt, DEEPCACHE, COMPILE))
+    assert [text.split()[0] for text in signatures] == ["deepcache_full", "deepcache_fast"]
     assert run.rise["signatures"] == 2
     assert run.rise["region_compiles"] == 0
     # A full pass calls each region of the model; a fast one leaves the deep ones out.

@@ -90,11 +90,7 @@ def policy_prompt(tiny_prompt: Any, seed: int, batch: int = 1) -> PromptDict:
 
 def signatures(check: Check, prompt: PromptDict) -> list[str]:
     """The new latent shapes of a prompt, as "2x4x11x17"."""
-    before = check.bench.client.get("/resolute/events")["events"]
-    latest = max((event["at"] for event in before), default=0.0)
-    check.bench.run(prompt)
-    events = check.bench.client.get("/resolute/events")["events"]
-    texts = [event["text"] for event in events if event["kind"] == "signature" and event["at"] > latest]
+    _, texts = check.bench.signatures(prompt)
     return [text.partition(":")[0].rpartition(" ")[2] for text in texts]
 
 
