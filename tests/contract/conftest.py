@@ -75,6 +75,7 @@ def comfy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         get_free_memory=lambda device: 2**33,
         InterruptProcessingException=InterruptedError,
         throw_exception_if_processing_interrupted=lambda: None,
+        processing_interrupted=lambda: False,
         pytorch_attention_enabled_vae=lambda: True,
     )
     package = ModuleType("comfy")

@@ -16,17 +16,13 @@ def test_a_cancel_is_shown_before_it_can_be_answered(
     adapter: Callable[[str], ModuleType], comfy: None, monkeypatch: pytest.MonkeyPatch, is_cancelled: bool, text: str
 ) -> None:
     module = adapter("comfyui.compile_progress")
-    memory = module.comfy.model_management
-    monkeypatch.setattr(memory, "processing_interrupted", lambda: is_cancelled, raising=False)
+    monkeypatch.setattr(module.comfy.model_management, "processing_interrupted", lambda: is_cancelled)
     monkeypatch.setattr(module, "_compiler_started", True)
     assert module.CompileProgress._compiling(1, 3, 7.0) == text
 
 
-def test_the_first_part_has_a_name_of_its_own(
-    adapter: Callable[[str], ModuleType], comfy: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_first_part_has_a_name_of_its_own(adapter: Callable[[str], ModuleType], comfy: None) -> None:
     module = adapter("comfyui.compile_progress")
-    monkeypatch.setattr(module.comfy.model_management, "processing_interrupted", lambda: False, raising=False)
     assert module.CompileProgress._compiling(0, 14, 7.0) == "starting the compiler, then 14 regions, 7 s"
 
 
@@ -35,7 +31,6 @@ def test_the_text_says_what_comes_after_compiling(
     adapter: Callable[[str], ModuleType], comfy: None, monkeypatch: pytest.MonkeyPatch, is_cancelled: bool
 ) -> None:
     module = adapter("comfyui.compile_progress")
-    monkeypatch.setattr(module.comfy.model_management, "processing_interrupted", lambda: False, raising=False)
     monkeypatch.setattr(module, "_together", lambda done, total: (done, total))
     progress = module.CompileProgress(None, "sampling", lambda: 3.0)
     shown: list[str] = []
@@ -58,7 +53,6 @@ def test_an_estimate_is_shown_once_each_kind_that_is_left_was_measured(
     adapter: Callable[[str], ModuleType], comfy: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     module = adapter("comfyui.compile_progress")
-    monkeypatch.setattr(module.comfy.model_management, "processing_interrupted", lambda: False, raising=False)
     monkeypatch.setattr(module, "_together", lambda done, total: (done, total))
     monkeypatch.setattr(module, "_compiler_started", True)
     now = [0.0]
