@@ -49,7 +49,7 @@ from .smoke_setup import commit_of, import_bundle, make_models
 
 SECONDS = 280
 STILL = 4.0  # seconds in which memory has to stay the same: unloading waits for other things in between
-PAUSE = 5.0  # seconds between a server's start and its first prompt: somebody opens the page
+PAUSE = 5.0  # seconds between a server's start and its first prompt, as a browser needs to open the page
 _START = 18.0  # seconds for a server's start and the pause, on a slow host
 _TOLD = ("attention", "comfy_kitchen", "Set vram state", "Device:")  # lines of ComfyUI's log about the machine
 
@@ -176,7 +176,7 @@ class Smoke:
             place.setdefault("errors", {})[str(count)] = rig.error(self._latents[key], latents)
 
     def _give_back(self, server: ComfyServer) -> dict[str, Any]:
-        """What the device still holds after Unload Models, once that stays the same, and since when it does."""
+        """Unload all models, wait until the memory in use stays the same, and return what is still held."""
         server.client.post("/free", {"unload_models": True})
         started = changed = time.monotonic()
         used = used_bytes()

@@ -1,4 +1,4 @@
-"""What `benchmarks.smoke` requires of its figures, its table, and README's table. A result file is enough for all."""
+"""The bounds of `benchmarks.smoke`, its table, and README's table. All are made from a result file alone."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ class Row:
     seconds: tuple[int, int]
 
     def about(self) -> dict[str, Any]:
-        """What the result file says of the row."""
+        """The row as the result file has it, before it is measured."""
         found = asdict(self) | {"row": self.name}
         return {key: found[key] for key in ("row", "kind", "model", "size", "counts", "decodes", "new", "most")}
 

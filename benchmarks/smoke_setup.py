@@ -1,4 +1,4 @@
-"""What `benchmarks.smoke` has before its clock starts: models, a bundle's regions, and the commit of the code."""
+"""Make what `benchmarks.smoke` needs before its clock starts: models, a bundle's regions, the commit of the code."""
 
 from __future__ import annotations
 

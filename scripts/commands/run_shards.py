@@ -46,7 +46,7 @@ class Shard:
         return time.monotonic() - self.began if self.took is None else self.took
 
     def log(self) -> str:
-        """What pytest has written so far."""
+        """The output of pytest so far."""
         return _log(self.name).read_text("utf-8", errors="replace")
 
 

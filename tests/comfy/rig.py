@@ -121,8 +121,7 @@ class Bench:
     def signatures(self, prompt: PromptDict) -> tuple[Run, list[str]]:
         """Run a prompt, and return the text of each signature that was new in it.
 
-        They are told from earlier ones by their time, not by a count of events: the server keeps its latest events
-        only, so a server that ran many prompts never has more.
+        It compares times, not counts of events: the server keeps its latest events only, so their number stops growing.
         """
         latest = max((event["at"] for event in self._events()), default=0.0)
         run = self.run(prompt)

@@ -112,7 +112,7 @@ class Host:
         self._compiled = self._compile(self.stock, "inductor")
 
     def prepare(self) -> None:
-        """What the model computes is left out, the CPU stands for the GPU, and core's own work is not counted."""
+        """Leave out the model's computation, let the CPU stand for the GPU, and do not count core's own work."""
         (forward,) = self._compiled.object_patches.values()
         forward._own_method = _nothing
         weights = self._runtime.record_of(self.network).weights

@@ -73,7 +73,7 @@ class Bench:
         self.stats = core.ours("process.runtime").cache().stats
 
     def formats(self) -> list[list[str]]:
-        """What computes the quantized weights of this module, by the report, and one more list for each later module.
+        """The report's names of what computes the quantized weights: a list for this module and for each later one.
 
         Modules are numbered in the order of their first use. A count of rows would not tell which are new: the row of
         an earlier test's module goes whenever Python collects that module.
