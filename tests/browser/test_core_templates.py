@@ -18,7 +18,7 @@ from .small_templates import STEPS, small
 
 pytestmark = pytest.mark.browser
 TEMPLATES = (
-    "sdxl_simple_example",
+    pytest.param("sdxl_simple_example", marks=pytest.mark.long),
     "flux_dev_full_text_to_image",
     "image_z_image_turbo",
     "text_to_video_wan",

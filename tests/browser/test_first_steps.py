@@ -88,9 +88,8 @@ def has_said(page: FrontEnd, pattern: str) -> None:
     page.page.wait_for_function(f"() => window.resoluteTexts.some(text => /{pattern}/.test(text))")
 
 
-@pytest.mark.parametrize(
-    "leave_out", [pytest.param(LEFT_OUT, id="few"), pytest.param("", id="no-setting-changed", marks=pytest.mark.long)]
-)
+@pytest.mark.long
+@pytest.mark.parametrize("leave_out", [LEFT_OUT, ""], ids=["few", "no-setting-changed"])
 def test_the_page_of_first_steps_is_true_step_by_step(page: FrontEnd, screenshots: Path, leave_out: str) -> None:
     """Its six steps, with a small model and a small picture on a CPU, where nothing is captured."""
     rows = re.findall(r"^\| (\d) \| (.+?) \|", (ROOT / "docs" / "first-steps.md").read_text("utf-8"), re.MULTILINE)

@@ -53,12 +53,6 @@ def client(server: ComfyServer) -> Client:
     return server.client
 
 
-@pytest.fixture
-def old_client(old_server: ComfyServer) -> Client:
-    """A client of the shared oldest server."""
-    return old_server.client
-
-
 @pytest.fixture(scope="session")
 def bench(server: ComfyServer) -> Bench:
     """Runs prompts on the shared target server and reports the counters of each."""

@@ -98,6 +98,7 @@ def cancel_after(client: Client, prompt: PromptDict, regions: int) -> None:
         client.wait(prompt_id)
 
 
+@pytest.mark.long
 def test_all_places_agree_after_a_cancel_a_run_and_a_restart(start: Any, store: Path, prompt: PromptDict) -> None:
     server = start()
     cancel_after(server.client, prompt, 1)

@@ -28,7 +28,7 @@ MODELS = {
 }
 # Rounding in front of a quantizer is amplified: two right results differ by so much.
 TOLERANCES = {"z_image_turbo_int8_text_to_image": 3e-2}
-SHORT = ("flux_dev_text_to_image", "z_image_turbo_int8_text_to_image")
+SHORT = ("z_image_turbo_int8_text_to_image",)
 SIZES = ((64, 96, 7), (128, 64, 19))  # width, height and tokens of the text
 OUTPUTS = ("VAEDecode", "SaveImage", "CreateVideo", "SaveVideo", "ResoluteCompileVAEDecode")
 TEXTS = ("CLIPTextEncode", "ConditioningZeroOut")

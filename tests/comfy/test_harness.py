@@ -153,17 +153,3 @@ def test_a_cancelled_prompt_says_so_and_the_next_one_runs(client: Client, tiny_p
     with pytest.raises(PromptError, match="interrupted in node sample"):
         client.wait(prompt_id, timeout=60)
     client.run(tiny_prompt(seed=79))
-
-
-@pytest.mark.old
-def test_the_oldest_comfyui_makes_a_tiny_image(old_client: Client, tiny_prompt: Any, pixels: Any) -> None:
-    assert old_client.get("/object_info").keys() >= TEST_NODES
-    assert_a_picture(pixels(old_client, old_client.run(tiny_prompt()))[0])
-
-
-@pytest.mark.old
-def test_the_oldest_comfyui_loads_a_generated_checkpoint(
-    old_client: Client, make_model: Any, checkpoint_prompt: Any, pixels: Any
-) -> None:
-    name = make_model("sd15-mini-full-vae")
-    assert_a_picture(pixels(old_client, old_client.run(checkpoint_prompt(name)))[0])

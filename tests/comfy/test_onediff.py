@@ -130,6 +130,7 @@ class TestWorkflows:
         assert_same(again, wanted)
         assert again.forwards == STEPS
 
+    @pytest.mark.long
     def test_sd3_with_nexforts_booster(
         self, bench: Bench, checkpoint_prompt: Any, make_model: Callable[[str], str], seed: int
     ) -> None:
@@ -150,6 +151,7 @@ class TestWorkflows:
         found, _ = both(bench, ours, stock)
         assert found.rise["graph_calls"] + found.rise["eager_calls"] + found.rise["replays"] == STEPS + 1
 
+    @pytest.mark.long
     def test_svd(self, bench: Bench, tiny_prompt: Any, seed: int) -> None:
         stock: PromptDict = {
             "loader": node("ResoluteTestSVD", seed=0),

@@ -47,7 +47,7 @@ def test_the_second_prompt_compiles_nothing(bench: Bench, warm: Run, tiny_prompt
     assert_parity(bench, tiny_prompt(seed=seed))
 
 
-@pytest.mark.grid(4)
+@pytest.mark.grid(2)
 @pytest.mark.usefixtures("warm")
 @pytest.mark.parametrize(("width", "height", "batch"), CASES)
 def test_another_size_or_batch_compiles_nothing(

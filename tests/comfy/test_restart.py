@@ -82,6 +82,7 @@ def stored(store: Path) -> int:
     return len(list(store.glob("*/*-*.json")))
 
 
+@pytest.mark.long
 def test_a_server_killed_while_compiling_leaves_the_finished_regions(
     start: StartServer, store: Path, prompt: Callable[..., PromptDict]
 ) -> None:

@@ -14,7 +14,7 @@ from .families.kit import forget_regions, run_traces
 pytestmark = pytest.mark.usefixtures("inference")
 
 
-@pytest.mark.grid(2)
+@pytest.mark.long
 @pytest.mark.parametrize("cell", video.CELLS, ids=lambda cell: f"{cell.name}-{cell.what}")
 def test_a_cell_compiles_and_is_compared(core: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, cell: Any) -> None:
     monkeypatch.setenv("RESOLUTE_WORKERS", "0")

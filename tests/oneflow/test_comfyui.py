@@ -22,7 +22,7 @@ STEPS = 2
 WORKFLOW = "oneflow_text_to_image"
 # Width, height, batch. OneDiff reports had `Check failed: (45 == 46)` at 960x720. The first size has about a quarter
 # of its sides: 184 pixels are 23, 12 and 6 at the UNet's three levels. test_lowering runs the full size.
-SIZES = [(240, 184, 1), (128, 128, 1), (152, 136, 2)]
+SIZES = [(240, 184, 1), (152, 136, 2)]
 TARGETS = {
     "diffusion_model.time_embed.0": (128, 32),
     "diffusion_model.input_blocks.1.0.in_layers.2": (32, 32, 3, 3),
@@ -66,7 +66,7 @@ class TestTheBundledWorkflow:
         rise = run(width, height, batch).rise
         assert (rise["captures"], rise["replays"]) == (2, STEPS - 1)
 
-    @pytest.mark.parametrize(("width", "height", "batch"), [SIZES[index] for index in (1, 0, 2)])
+    @pytest.mark.parametrize(("width", "height", "batch"), SIZES[::-1])
     def test_builds_nothing_when_sizes_repeat_in_another_order(
         self, run: Callable[..., Run], width: int, height: int, batch: int
     ) -> None:

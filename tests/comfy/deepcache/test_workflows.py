@@ -71,6 +71,7 @@ def test_a_workflow_skips_steps_and_is_the_same_compiled_and_not(check: Check, s
     assert_different(check.bench.run(whole), compiled[0])
 
 
+@pytest.mark.long
 def test_lcm_in_three_shapes_is_the_models_own_picture_and_deepcache_says_why(check: Check, seed: int) -> None:
     def workflow(backend: str, its_seed: int) -> PromptDict:
         return small("lcm_image_to_image", backend, its_seed, kind="sdxl")

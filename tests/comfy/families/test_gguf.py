@@ -210,6 +210,7 @@ def test_weights_that_core_takes_as_they_are_in_the_file_change_nothing(
         assert bench.check(size) == bench.counts(), size
 
 
+@pytest.mark.long
 def test_lowered_code_is_nearer_to_the_exact_numbers_than_the_layers(
     core: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, layers: ModuleType
 ) -> None:

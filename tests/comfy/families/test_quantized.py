@@ -59,6 +59,7 @@ def bench_of(core: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, family: str
     return Bench(core, model_of(family, name))
 
 
+@pytest.mark.grid(12)
 @pytest.mark.parametrize(("family", "name"), CASES)
 def test_a_quantized_model_compiles_in_its_first_call_only(
     core: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, family: str, name: str

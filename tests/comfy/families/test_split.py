@@ -87,6 +87,7 @@ def calls_of_blocks(core: SimpleNamespace, name: str, sizes: Sequence[Size], run
             call(module, MODELS[name].call(size))
 
 
+@pytest.mark.grid(6)
 @pytest.mark.parametrize("name", list(SPARED))
 def test_prologue_and_rest_give_the_blocks_bits_without_the_spared_weights(
     core: SimpleNamespace, split_sites: Any, name: str

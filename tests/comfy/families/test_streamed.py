@@ -128,6 +128,7 @@ def spared(model: Streaming) -> set[str]:
     return {path for module, path in model.names.items() if model.paged.order.is_spared(module)}
 
 
+@pytest.mark.grid(2)
 @pytest.mark.parametrize("name", FORESEEN)
 def test_every_sampler_has_the_bits_of_whole_blocks_and_moves_what_no_step_needs_once(
     streaming: Callable[..., Streaming], name: str

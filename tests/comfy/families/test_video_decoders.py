@@ -69,6 +69,7 @@ def bench(core: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, request: pytes
     return Bench(core, DECODERS[request.param])
 
 
+@pytest.mark.grid(4)
 @pytest.mark.parametrize("bench", list(DECODERS), indirect=True)
 def test_all_regions_compile_before_the_first_video(core: SimpleNamespace, bench: Bench) -> None:
     forget_regions(core)
@@ -94,6 +95,7 @@ def test_a_video_after_a_picture_compiles_what_is_missing(core: SimpleNamespace,
         assert bench.check(*size)["region_compiles"] == 0, size
 
 
+@pytest.mark.grid(2)
 @pytest.mark.parametrize("bench", ["Wan 2.1", "Wan 2.2", "HunyuanVideo", "Mochi"], indirect=True)
 def test_several_videos_at_once_compile_nothing_new(bench: Bench) -> None:
     bench.check(*FIRST)

@@ -23,7 +23,7 @@ def flux(prompt: Any, file: str) -> None:
         prompt[key]["inputs"].update(width=4096, pooled_width=768)
 
 
-@pytest.mark.parametrize("kind", ["UNet", "transformer"])
+@pytest.mark.parametrize("kind", ["UNet", pytest.param("transformer", marks=pytest.mark.long)])
 def test_a_chosen_attention_runs_inside_compiled_blocks(
     check: Check, prompt: Any, make_model: Any, seeds: Any, kind: str
 ) -> None:

@@ -457,6 +457,7 @@ def both(monkeypatch: pytest.MonkeyPatch) -> Iterator[Chooser]:
     assert set(chosen(one)) == {"math"}
 
 
+@pytest.mark.long
 def test_a_region_with_it_serves_every_size_from_a_worker_and_in_another_process(
     both: Chooser, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -106,6 +106,7 @@ class TestTable:
     ) -> None:
         monkeypatch.setattr(shards, "REPORTS", tmp_path)
         monkeypatch.setattr(shards, "TABLE", tmp_path / "seconds.json")
+        monkeypatch.setattr(shards, "FOLDERS", {"unit": 1, "fleet": 1})
         rows = {"tests/fleet/test_api.py": (9.0, 3), "tests/unit/test_keys.py": (8.0, 2), "tests/gone.py": (7.0, 1)}
         shards.TABLE.write_text(json.dumps(rows), "utf-8")
         self.report(tmp_path)

@@ -154,6 +154,19 @@ class TestWhole:
         assert all("not long" in arguments for arguments, _ in started["commands"].values())
         assert started["estimates"]
 
+    def test_quick_runs_those_of_the_unit_tests(
+        self, test_command: ModuleType, started: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        self.start(test_command, monkeypatch, "--quick")
+        assert [*started["commands"]] == ["unit-1", "unit-2"]
+        assert started["notes"] == []
+
+    def test_arguments_for_pytest_start_one(
+        self, test_command: ModuleType, started: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        self.start(test_command, monkeypatch, "--quick", "--", "-x")
+        assert started == {}
+
     def test_long_tests_have_no_estimate(
         self, test_command: ModuleType, started: dict[str, Any], monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -170,7 +183,7 @@ class TestWhole:
         monkeypatch.setattr(test_command.environment, "ensure_fleet", fail)
         self.start(test_command, monkeypatch)
         assert started["failures"] == ["fleet: no network"]
-        assert "unit" in started["commands"]
+        assert "unit-1" in started["commands"]
         assert "fleet" not in started["commands"]
 
 

@@ -437,17 +437,13 @@ def usual() -> tuple[dict[str, Any], dict[str, Any], str]:
     return told_by_a_process()
 
 
-@pytest.mark.parametrize("kind", ["places", "hash seed", "variables"])
 def test_another_process_at_another_place_tells_the_same(
-    usual: tuple[dict[str, Any], dict[str, Any], str], tmp_path: Path, kind: str
+    usual: tuple[dict[str, Any], dict[str, Any], str], tmp_path: Path
 ) -> None:
-    variables = {
-        "places": {name: str(tmp_path) for name in PLACES},
-        "hash seed": {"PYTHONHASHSEED": "12345"},
-        "variables": {"USER": "somebody", "LANG": "C", "TZ": "Asia/Tokyo", "MAX_JOBS": "3", "RESOLUTE_BUDGET_MB": "99"}
-        | {"TORCHINDUCTOR_COMPILE_THREADS": "5", "TORCH_LOGS": "+inductor", "CC": "another-cc", "CXX": "another-c++"},
-    }[kind]
-    assert told_by_a_process(tmp_path if kind == "places" else ROOT, **variables) == usual
+    places = {name: str(tmp_path) for name in PLACES}
+    others = {"USER": "somebody", "LANG": "C", "TZ": "Asia/Tokyo", "MAX_JOBS": "3", "RESOLUTE_BUDGET_MB": "99"}
+    torchs = {"TORCHINDUCTOR_COMPILE_THREADS": "5", "TORCH_LOGS": "+inductor", "CC": "another-cc", "CXX": "another-c++"}
+    assert told_by_a_process(tmp_path, PYTHONHASHSEED="12345", **places, **others, **torchs) == usual
 
 
 def test_the_number_of_threads_is_in_generated_cpp_and_in_nothing_else(

@@ -201,7 +201,7 @@ def test_a_planted_binary_of_triton_is_replaced(tmp_path: Path, monkeypatch: pyt
     assert (folder / "kernel.json").read_text() == f'{{"child": "{folder}/kernel.cubin"}}'
 
 
-@pytest.mark.parametrize("keeps", [False, True])
+@pytest.mark.parametrize("keeps", [False, pytest.param(True, marks=pytest.mark.long)])
 def test_a_folder_with_a_space_in_its_name_is_no_place_for_the_compiler(
     tmp_path: Path, places: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, keeps: bool
 ) -> None:

@@ -39,6 +39,7 @@ def compared(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return seen
 
 
+@pytest.mark.long
 def test_large_inputs_are_compared_at_small_sizes(compared: list[int], tmp_path: Path) -> None:
     rig = Rig(InductorBackend(), workers=2, store_folder=tmp_path, source="one")
     bound = rig.bind(seeded(Model))

@@ -162,6 +162,7 @@ def test_what_is_stored_or_in_memory_is_not_submitted_early(rig: Rig, tmp_path: 
     assert not workers_of(rig)._early
 
 
+@pytest.mark.long
 def test_a_module_that_is_gone_needs_nothing(rig: Rig) -> None:
     later, other = Later(rig), Later(rig)
     later.announce()
@@ -172,6 +173,7 @@ def test_a_module_that_is_gone_needs_nothing(rig: Rig) -> None:
     assert not workers_of(rig)._early
 
 
+@pytest.mark.long
 def test_processes_that_die_by_a_later_modules_job_are_started_anew(
     rig: Rig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
