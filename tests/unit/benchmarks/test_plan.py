@@ -188,7 +188,7 @@ def test_a_step_that_takes_too_long_ends_with_its_servers(tmp_path: Path, monkey
         f"pathlib.Path({str(child)!r}).write_text(str(child.pid))\nprint('began', flush=True)\ntime.sleep(600)\n"
     )
     log = tmp_path / "log"
-    code_of_exit, _ = plan.play(step("long", code), [sys.executable, "-c", code], log, 5.0)
+    code_of_exit, _ = plan.play(step("long", code), [sys.executable, "-c", code], log, 3.0)
     assert code_of_exit == 124
     assert log.read_text("utf-8") == "began\n"
     process, deadline = int(child.read_text()), time.monotonic() + 30

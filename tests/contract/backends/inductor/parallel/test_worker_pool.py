@@ -81,7 +81,7 @@ def test_children_without_memory_on_the_gpu_leave_the_jobs_to_the_others(monkeyp
     pool.shutdown(wait=False)
     monkeypatch.setitem(globals(), "does", ["starves"])
     assert worker._pool(fakes, given, 2) is None
-    assert not multiprocessing.active_children()
+    wait_for(lambda: not multiprocessing.active_children())  # the pool's own thread may be reaping one
 
 
 @pytest.mark.parametrize("starving", [1, 2])
