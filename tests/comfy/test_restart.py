@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,6 +18,8 @@ from scripts.server.client import PROMPT_TIMEOUT
 from scripts.server.process import ComfyServer
 
 from .rig import Bench, PromptDict, Run, assert_same, compile_model, with_model, without_decoder
+
+pytestmark = pytest.mark.usefixtures("filled")
 
 SIZES = [(128, 128), (136, 104), (72, 200)]
 STEPS = 2
@@ -43,7 +46,7 @@ def start(make_server: Any, store: Path, tmp_path_factory: pytest.TempPathFactor
     return one
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def prompt(tiny_prompt: Any) -> Callable[..., PromptDict]:
     """The smallest model of a family, without a decoder: each server compiles or loads all its regions."""
 
@@ -82,10 +85,9 @@ def stored(store: Path) -> int:
     return len(list(store.glob("*/*-*.json")))
 
 
-@pytest.mark.long
-def test_a_server_killed_while_compiling_leaves_the_finished_regions(
-    start: StartServer, store: Path, prompt: Callable[..., PromptDict]
-) -> None:
+@pytest.fixture(scope="module")
+def filled(start: StartServer, store: Path, prompt: Callable[..., PromptDict]) -> SimpleNamespace:
+    """The store after a server that was killed while it compiled, and one that compiled the rest."""
     killed = start()
     killed.client.queue(compiled(prompt()))
     deadline = time.monotonic() + PROMPT_TIMEOUT
@@ -94,16 +96,21 @@ def test_a_server_killed_while_compiling_leaves_the_finished_regions(
     assert killed.process is not None
     killed.process.kill()  # while it compiles the third region
     killed.process.wait()
-    finished = stored(store)
-    assert finished >= 2
+    kept = stored(store)
 
     server = start()
-    first, *others = tour(server, prompt)
+    runs = tour(server, prompt)
     total = server.client.get("/resolute/cache")["modules"][0]["regions"]
-    assert regions(first) == (total - finished, finished)
-    assert [regions(run) for run in others] == [(0, 0)] * len(others)
-    assert stored(store) == total
     server.stop()
+    return SimpleNamespace(kept=kept, runs=runs, total=total)
+
+
+def test_a_server_killed_while_compiling_leaves_the_finished_regions(filled: SimpleNamespace, store: Path) -> None:
+    first, *others = filled.runs
+    assert filled.kept >= 2
+    assert regions(first) == (filled.total - filled.kept, filled.kept)
+    assert [regions(run) for run in others] == [(0, 0)] * len(others)
+    assert stored(store) == filled.total
 
 
 def test_the_next_server_preloads_the_used_regions(
