@@ -103,7 +103,7 @@ def test_a_search_among_all_templates_finds_ours(browser: FrontEnd, screenshots:
 
 @pytest.mark.parametrize(
     "name",
-    [name if "tour" in name or "ltx" in name else pytest.param(name, marks=pytest.mark.long) for name in TEMPLATES],
+    [name if "tour" in name else pytest.param(name, marks=pytest.mark.long) for name in TEMPLATES],
 )
 def test_titles_can_be_read_when_a_template_opens(page: FrontEnd, screenshots: Path, name: str) -> None:
     count = len(json.loads((FOLDER / f"{name}.json").read_text("utf-8"))["nodes"])

@@ -117,6 +117,7 @@ class TestLora:
         assert run.rise["captures"] == 0
 
 
+@pytest.mark.long
 class TestControlNet:
     def test_it_runs_as_its_own_graph_next_to_the_unets(self, bench: Bench, prompt: Prompt) -> None:
         built = prompt()
@@ -128,6 +129,7 @@ class TestControlNet:
         assert_different(weaker, bench.run(built))
 
 
+@pytest.mark.long
 class TestDeepCache:
     def test_its_full_and_fast_passes_are_two_graphs_and_the_picture_is_the_same(
         self, bench: Bench, prompt: Prompt

@@ -111,6 +111,7 @@ def _no_graph_is_left() -> Iterator[None]:
     close_all()
 
 
+@pytest.mark.long
 def test_building_and_closing_large_graphs_never_restarts_the_session() -> None:
     """OneFlow destroys a graph in its own thread. Restarting its session meanwhile, the only way to return memory, ends
     the process (`Check failed: id2actor_ptr_.empty()`, seen with SD1.5's UNet), so it must never happen."""

@@ -59,6 +59,7 @@ def chosen(monkeypatch: pytest.MonkeyPatch, calls: list[str]) -> Callable[[str, 
     return choose
 
 
+@pytest.mark.grid(3)
 @pytest.mark.parametrize("bench", NAMES, indirect=True)
 def test_a_function_of_cores_runs_inside_compiled_blocks(
     bench: Bench, chosen: Callable[[str, float], Options], calls: list[str]

@@ -145,6 +145,7 @@ def numbers_of(layers: ModuleType, module: torch.nn.Module) -> Any:
     return SimpleNamespace(module=copy(module, memo))
 
 
+@pytest.mark.grid(2)
 @pytest.mark.parametrize(("family", "name"), [("Flux", "Q4_K"), ("Flux", "Q8_0"), ("Wan 2.1", "Q4_0")])
 def test_it_compiles_in_its_first_call_and_once_more_for_all_loras(
     core: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, layers: ModuleType, family: str, name: str

@@ -37,7 +37,7 @@ class Plan:
     shorten: look for the shortest sequence that fails, which takes minutes.
     """
 
-    sequences: int = 6
+    sequences: int = 4
     seed: int | None = None
     seconds: float | None = None
     replay: Path | None = None

@@ -114,6 +114,7 @@ def hooks_over(checkpoint: Checkpoint, streamed: Callable[[Any], Any]) -> Any:
     return build
 
 
+@pytest.mark.long
 def test_workers_compile_it_and_get_memory_meanwhile(
     monkeypatch: pytest.MonkeyPatch, checkpoint: Checkpoint, weights: Any, streamed: Callable[[Any], Any]
 ) -> None:

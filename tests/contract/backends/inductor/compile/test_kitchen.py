@@ -182,7 +182,7 @@ sys.stdout.buffer.write(pickle.dumps(made))
 """
 
 
-@pytest.mark.parametrize("layout", ["TensorWiseINT8Layout", "AsymW4A8Int8Layout"])
+@pytest.mark.parametrize("layout", ["TensorWiseINT8Layout", pytest.param("AsymW4A8Int8Layout", marks=pytest.mark.long)])
 def test_a_worker_compiles_a_graph_that_calls_comfy_kitchen(layout: str) -> None:
     """A worker has no ComfyUI: it imports comfy-kitchen for such a graph, or has our operators."""
     module, x = Linear(layout), torch.randn(3, 7, WIDTH)

@@ -117,6 +117,7 @@ class Kernels(torch.nn.Module):
         return self.own(x, context), self.foreign(context[..., :4])
 
 
+@pytest.mark.long
 def test_blocks_with_operators_that_are_not_torchs_are_compiled_by_workers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

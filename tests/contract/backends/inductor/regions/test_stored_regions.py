@@ -129,7 +129,7 @@ def doubled(self: Any, x: torch.Tensor) -> torch.Tensor:
     return result
 
 
-@pytest.mark.parametrize("how", ["method", "code"])
+@pytest.mark.parametrize("how", ["method", pytest.param("code", marks=pytest.mark.long)])
 def test_regions_of_a_class_that_was_patched_are_not_those_of_the_next_process_without_the_patch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
