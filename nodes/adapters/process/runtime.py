@@ -157,11 +157,15 @@ class ModuleRecord:
     fingerprint_epoch: int = 0  # the weights epoch in which it was computed
 
     def close(self) -> None:
-        """The module was garbage collected: let go of its blocks."""
+        """The module was garbage collected: let go of its blocks and weights.
+
+        What is left here waits for another collection, since a program refers to itself.
+        """
         for program in self.programs.values():
             program.close()
         for hooks in self.hooks.values():
             hooks.close()
+        self.weights.let_go()
 
     def structure(self) -> str:
         """The model of a shape, as `GraphKey.plain` writes it; empty if no call needed the fingerprint yet."""

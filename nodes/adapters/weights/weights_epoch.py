@@ -116,6 +116,12 @@ class WeightsEpoch:
         self.run_watch.remember(modules, reach)
         return True
 
+    def let_go(self) -> None:
+        """The module was garbage collected: hold none of its weights and pages."""
+        self._find_slots(())
+        self.loaded_anew.keep(())
+        self.paged.survey(())
+
     def _find_slots(self, modules: Sequence[torch.nn.Module]) -> None:
         """Find the slots of all weights that are not paged, and the parts of those that consist of several tensors."""
         self._slots = dynamic_vram.slots_outside_pages(modules)

@@ -22,6 +22,7 @@ from compile_cache.captures.captures import capture_key
 from compile_cache.keys import GraphKey, Role, Signature, TensorSpec
 
 from ..rig import Model, hooks_of, seeded
+from ..weights.fake_paging import Reservation
 
 _KEY = GraphKey(Signature((("latent", TensorSpec((1,), "float32", "cpu")),)), Role.UNET, "model", "inductor")
 
@@ -77,12 +78,18 @@ def test_a_module_that_dies_leaves_nothing_though_no_prompt_follows(
     module = seeded(Model)
     program, _ = service.program_for(module, request_of("inductor"), "cpu")
     record, cache, graph = service.record_of(module), service.cache(), Graph()
-    # Our code may hold its blocks, once their hooks are built, and its captures.
-    call = Call(_KEY, [torch.zeros(1)], invoke=lambda tensors: tensors[0], device="cpu", epoch=1)
+    # Our code may hold its blocks, once their hooks are built, its pages and its captures.
+    reservation = Reservation(pages=1)
+    next(module.children())._v = reservation.alloc(8)
+    record.weights.refresh()
+    assert record.weights.paged.pages
+    call = Call(_KEY, [torch.zeros(1)], invoke=lambda tensors, module=module: tensors[0], device="cpu", epoch=1)
+    program._worker_count = lambda call: 2
+    program._workers = SimpleNamespace(prepare=None, running=False, forget=lambda owner: None)
     program.run(call)
     cache._captures.put(capture_key(program, replace(call, epoch=7)), graph, graph.bytes)
     cache._refusals.out_of_memory(capture_key(program, call))
-    weights = [weakref.ref(weight) for weight in module.parameters()]
+    weights = [weakref.ref(each) for each in (reservation, *module.parameters())]
     assert program.blocks
     assert weights
 
@@ -90,11 +97,13 @@ def test_a_module_that_dies_leaves_nothing_though_no_prompt_follows(
         alive = sum(weight() is not None for weight in weights)
         return alive, graph.is_open, cache.bytes, len(cache._refusals.backoff)
 
-    del module, program, record, call
+    del module, program, record, call, reservation
     gc.collect()
+    gc.disable()  # memory of the device does not wait for another collection
     deadline = time.monotonic() + 60  # for a busy machine; nothing of ours is called meanwhile
     while any(left()) and time.monotonic() < deadline:
         time.sleep(0.01)
+    gc.enable()
     assert left() == (0, False, 0, 0)
 
 

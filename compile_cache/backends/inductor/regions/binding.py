@@ -152,7 +152,7 @@ class RegionBinding:
         try:
             yield missing
         finally:
-            self._missing = None
+            self._missing, self._on_first_missing = None, lambda: None  # it holds the call, and so the module
         if missing:  # the module is called again, and only the regions of that call count
             self._stats.counters.region_calls = calls
 
