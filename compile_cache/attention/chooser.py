@@ -19,7 +19,7 @@ import torch
 from ..errors import first_line
 from ..torch_facts.operators import defined, shared
 from ..torch_facts.out_of_memory import is_out_of_memory
-from .kernels import STAND_IN, Given, Kernel, kernels_for, torchs_choice, with_masked_row
+from .kernels import FLASH, STAND_IN, Given, Kernel, kernels_for, torchs_choice, with_masked_row
 from .table import Choice, ChoiceTable, Shape, machine_of, shape_of
 from .timing import agrees, seconds_of
 
@@ -41,9 +41,9 @@ class LacksMemoryError(Exception):
 class Chooser:
     """Runs attention with the kernel that was fastest for the shape, which it measures at the shape's first call.
 
-    A kernel is compared with torch's own choice before it is believed. One that fails is left out, and torch's own
-    choice takes its place. While a CUDA graph is recorded, nothing is measured: a shape that is not known refuses the
-    capture, which would keep torch's choice for good.
+    A kernel is compared with flash or torch's own choice before it is believed. One that fails is left out, and
+    torch's own choice takes its place. While a CUDA graph is recorded, nothing is measured: a shape that is not known
+    refuses the capture, which would keep torch's choice for good.
     """
 
     def __init__(
@@ -147,7 +147,7 @@ class Chooser:
         if near is None or (near[1].kernel != "torch" and near[1].kernel not in kernels):
             return None
         kernel = kernels.get(near[1].kernel)
-        if kernel is not None and _failure(kernel, _references(given)):
+        if kernel is not None and _failure(kernel, _references(kernels, given)):
             return None
         return Choice(near[1].kernel, like=(near[0].q[2], near[0].k[2]))
 
@@ -155,7 +155,7 @@ class Chooser:
         """The fastest kernel, or the first one unless another is clearly faster. Raises LacksMemoryError."""
         milliseconds: dict[str, float] = {}
         failed: dict[str, str] = {}
-        references = _references(given)
+        references = _references(kernels, given)
         for name, kernel in kernels.items():
             if milliseconds and (name == STAND_IN or min(milliseconds.values()) < _WORTH_MILLISECONDS):
                 continue
@@ -171,19 +171,30 @@ class Chooser:
         return Choice(best, milliseconds, failed)
 
 
-def _references(given: Given) -> list[tuple[Given, torch.Tensor]]:
-    """Calls, each with the result of torch's own choice: the given one, and with a mask one that masks a whole row.
+def _references(kernels: dict[str, Kernel], given: Given) -> list[tuple[Given, torch.Tensor]]:
+    """Calls, each with the right result: the given one, and with a mask one that masks a whole row.
 
     Such a row is not a number in some kernels. Later masks of this shape may have one, where this one has none. Raises
     LacksMemoryError: a call needs one result, and these are two.
     """
     try:
         calls = [given] if given.mask is None else [given, given._replace(mask=with_masked_row(given.mask))]
-        return [(call, torchs_choice(call)) for call in calls]
+        return [(call, _right_result(kernels, call)) for call in calls]
     except Exception as error:
         if is_out_of_memory(error):
             raise LacksMemoryError from error
         raise
+
+
+def _right_result(kernels: dict[str, Kernel], given: Given) -> torch.Tensor:
+    """Flash's, as ComfyUI prefers it too, or torch's own choice: that can be cuDNN, which has to prepare the shape."""
+    if given.mask is None and FLASH in kernels:
+        try:
+            return kernels[FLASH](given)
+        except Exception as error:  # not for this call
+            if is_out_of_memory(error):
+                raise
+    return torchs_choice(given)
 
 
 def _failure(kernel: Kernel, references: Sequence[tuple[Given, torch.Tensor]]) -> str:

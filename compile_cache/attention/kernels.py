@@ -28,6 +28,7 @@ class Given(NamedTuple):
 # The result is (batch, heads, tokens of q, width of v).
 Kernel = Callable[[Given], torch.Tensor]
 
+FLASH = "flash"
 FLASH_3 = "flash_attn_interface"  # FlashAttention 3, for Hopper, is a package of its own
 # Slower than flash at every size where flash runs (by 1.1 to 2.2 times on an H200). It takes what flash refuses.
 STAND_IN = "efficient"
@@ -110,10 +111,10 @@ def kernels_for(device: torch.device) -> dict[str, Kernel]:
     if device.type != "cuda":
         return {}
     # People switch one off where it is wrong.
-    switched: dict[str, Kernel] = {"flash": _flash, STAND_IN: _efficient, "cudnn": _cudnn}
+    switched: dict[str, Kernel] = {FLASH: _flash, STAND_IN: _efficient, "cudnn": _cudnn}
     kernels = {name: kernel for (name, kernel), is_on in zip(switched.items(), switches(), strict=False) if is_on}
     is_hopper = torch.cuda.get_device_capability(device)[0] == 9
-    if "flash" in kernels and is_hopper and find_spec(FLASH_3) is not None:
+    if FLASH in kernels and is_hopper and find_spec(FLASH_3) is not None:
         kernels["flash 3"] = _flash_3
     return kernels
 

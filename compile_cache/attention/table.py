@@ -14,7 +14,7 @@ from ..choices import machine_table
 from ..choices.machine_table import MachineTable, sizes_in, text_in
 from .kernels import FLASH_3, Given, switches
 
-_NEAR = 1.0  # a power of two: a measured token count within a factor of 2 serves its neighbours
+_NEAR = 1.0  # a power of two: a measured shape serves others within a factor of 2 of its batch and tokens
 
 
 @dataclass(frozen=True)
@@ -33,15 +33,15 @@ class Shape:
     mask_dtype: str = ""
 
     def distance(self, other: Shape) -> float:
-        """The power of two by which the tokens differ, of queries or of keys; infinite for another kind of call."""
+        """The power of two by which batches or tokens (of queries, of keys) differ; infinite for another kind of call."""
         if self._kind() != other._kind():
             return float("inf")
-        pairs = ((self.q[2], other.q[2]), (self.k[2], other.k[2]))
+        pairs = ((self.q[0], other.q[0]), (self.q[2], other.q[2]), (self.k[2], other.k[2]))
         return max(abs(log2(a / b)) if a and b else float(a != b) * 99 for a, b in pairs)
 
     def _kind(self) -> tuple[object, ...]:
         shared = tuple(size == 1 for size in self.mask)  # by the batch, all heads, all queries, all keys
-        sizes = (self.q[:2], self.q[3], self.k[:2], self.k[3], self.v_width)
+        sizes = (self.q[1], self.q[3], self.k[1], self.k[3], self.v_width)
         return self.dtype, sizes, self.switches, self.mask_dtype, shared
 
 

@@ -348,8 +348,10 @@ def test_a_neighbour_within_a_factor_of_two_runs_its_kernel_unmeasured() -> None
         assert clock.count == measured, (tokens, context)
     near = {tuple(each["q"])[2]: each["like"] for each in one.report()}
     assert near == {64: None, 128: [64, 64], 32: [64, 64], 130: None, 65: [64, 64]}
-    check(one, tensors(tokens=64, context=64, heads=4))  # another kind of call
     check(one, tensors(tokens=64, context=64, batch=1))
+    assert clock.count == 4
+    check(one, tensors(tokens=64, context=64, batch=5))
+    check(one, tensors(tokens=64, context=64, heads=4))  # another kind of call
     assert clock.count == 8
 
 
@@ -361,6 +363,21 @@ def test_a_neighbours_kernel_that_is_wrong_here_is_measured_again() -> None:
     check(one, tensors(tokens=64))
     check(one, tensors(tokens=65))
     assert chosen(one) == ["sometimes", "flash"]
+
+
+def test_without_a_mask_kernels_are_compared_with_flash_where_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Given] = []
+    monkeypatch.setattr(attention, "torchs_choice", lambda given: asked.append(given) or math(given))
+    check(chooser(Timed({flash: 2.0, math: 1.0})), tensors())
+    assert not asked, "it may be cuDNN, which prepares each shape"
+
+    def not_here(given: Given) -> torch.Tensor:
+        raise RuntimeError("no such width")
+
+    one = chooser(Timed({math: 1.0}), flash=not_here, math=math)
+    check(one, tensors())
+    check(one, tensors(heads=4), mask=MASKS["keys"])
+    assert (len(asked), chosen(one)) == (3, ["math", "math"])  # the second call twice: once with a masked row
 
 
 def test_other_kernels_are_not_tried_where_the_first_takes_no_time() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import stat
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -108,6 +109,13 @@ def test_the_nearest_measured_shape_of_the_same_kind_is_a_neighbour() -> None:
     for far in (shape(511), shape(6001), shape(1024, 77), shape(1024, dtype="torch.bfloat16"), shape(1024, v_width=32)):
         assert table.near(far) is None, far
     assert table.near(shape(1024, switches=(True, True, False, True, False))) is None
+
+
+def test_a_neighbour_has_at_most_twice_or_half_the_batch() -> None:
+    table = ChoiceTable(None, MACHINE)
+    table.set(shape(1024), CHOICE)
+    of_batch = lambda batch: replace(shape(1024), q=(batch, 10, 1024, 64), k=(batch, 10, 1024, 64))  # noqa: E731
+    assert [table.near(of_batch(batch)) is not None for batch in (1, 4, 5)] == [True, True, False]
 
 
 def test_a_mask_of_another_kind_is_no_neighbour() -> None:
