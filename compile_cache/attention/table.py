@@ -33,7 +33,7 @@ class Shape:
     mask_dtype: str = ""
 
     def distance(self, other: Shape) -> float:
-        """The power of two by which batches or tokens (of queries, of keys) differ; infinite for another kind of call."""
+        """The power of two by which batches or tokens (queries, keys) differ; infinite for another kind of call."""
         if self._kind() != other._kind():
             return float("inf")
         pairs = ((self.q[0], other.q[0]), (self.q[2], other.q[2]), (self.k[2], other.k[2]))
