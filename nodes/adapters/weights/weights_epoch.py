@@ -119,7 +119,7 @@ class WeightsEpoch:
     def let_go(self) -> None:
         """The module was garbage collected: hold none of its weights and pages."""
         self._find_slots(())
-        self.loaded_anew.keep(())
+        self.loaded_anew.forget()
         self.paged.survey(())
 
     def _find_slots(self, modules: Sequence[torch.nn.Module]) -> None:

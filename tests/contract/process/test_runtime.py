@@ -100,10 +100,12 @@ def test_a_module_that_dies_leaves_nothing_though_no_prompt_follows(
     del module, program, record, call, reservation
     gc.collect()
     gc.disable()  # memory of the device does not wait for another collection
-    deadline = time.monotonic() + 60  # for a busy machine; nothing of ours is called meanwhile
-    while any(left()) and time.monotonic() < deadline:
-        time.sleep(0.01)
-    gc.enable()
+    try:
+        deadline = time.monotonic() + 60  # for a busy machine; nothing of ours is called meanwhile
+        while any(left()) and time.monotonic() < deadline:
+            time.sleep(0.01)
+    finally:
+        gc.enable()
     assert left() == (0, False, 0, 0)
 
 
