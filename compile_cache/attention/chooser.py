@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
+import threading
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -19,7 +20,18 @@ import torch
 from ..errors import first_line
 from ..torch_facts.operators import defined, shared
 from ..torch_facts.out_of_memory import is_out_of_memory
-from .kernels import FLASH, STAND_IN, Given, Kernel, kernels_for, torchs_choice, with_masked_row
+from .kernels import (
+    CUDNN,
+    FLASH,
+    STAND_IN,
+    Given,
+    Kernel,
+    Layout,
+    compile_cudnn,
+    kernels_for,
+    torchs_choice,
+    with_masked_row,
+)
 from .table import Choice, ChoiceTable, Shape, machine_of, shape_of
 from .timing import agrees, seconds_of
 
@@ -57,6 +69,7 @@ class Chooser:
         self._waiting: Waiting = lambda text: contextlib.nullcontext()
         self._tables: dict[str, ChoiceTable] = {}
         self._ready: dict[tuple[str, Shape], Kernel] = {}
+        self._kinds: set[tuple[torch.device, torch.dtype, int]] = set()  # for which cuDNN has compiled its kernels
 
     def use(self, folder: Path | None, waiting: Waiting) -> None:
         """Keep choices in a folder, and tell `waiting` of what a prompt waits for. None keeps them in memory."""
@@ -121,12 +134,23 @@ class Chooser:
                 table.set(shape, choice)
                 logger.debug("Resolute: %s: %s", text, choice)
             run = self._ready[place] = kernels.get(choice.kernel, torchs_choice)
+            if choice.kernel == CUDNN:
+                self._compile_for_other_sizes(given)
             try:
                 return run(given)
             except Exception as error:
                 if run is torchs_choice:
                     raise
                 return self._without(place, error, given)
+
+    def _compile_for_other_sizes(self, given: Given) -> None:
+        """In a thread: this shape needs one of its kernels, and a prompt of another size would wait for the other."""
+        kind = (given.q.device, given.q.dtype, given.q.shape[3])
+        if given.mask is None and kind not in self._kinds:
+            self._kinds.add(kind)
+            layouts = [(each.shape[3], each.stride()) for each in given[:3]]
+            work = functools.partial(_compile_cudnn, *kind[:2], layouts)
+            threading.Thread(target=work, name="resolute-cudnn", daemon=True).start()
 
     def _without(self, place: tuple[str, Shape], error: Exception, given: Given) -> torch.Tensor:
         """Run torch's own choice in place of a kernel that failed; from now on, unless it only lacked memory."""
@@ -169,6 +193,13 @@ class Chooser:
         if first != best and milliseconds[best] > _MARGIN * milliseconds[first]:
             best = first
         return Choice(best, milliseconds, failed)
+
+
+def _compile_cudnn(device: torch.device, dtype: torch.dtype, layouts: Sequence[Layout]) -> None:
+    try:
+        compile_cudnn(device, dtype, layouts)
+    except Exception as error:  # noqa: BLE001 (a prompt will wait, or fail with it)
+        logger.debug("Resolute: cuDNN compiled nothing ahead: %s", error)
 
 
 def _references(kernels: dict[str, Kernel], given: Given) -> list[tuple[Given, torch.Tensor]]:

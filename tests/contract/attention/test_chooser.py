@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import queue
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import ModuleType
@@ -378,6 +380,24 @@ def test_without_a_mask_kernels_are_compared_with_flash_where_it_runs(monkeypatc
     check(one, tensors())
     check(one, tensors(heads=4), mask=MASKS["keys"])
     assert (len(asked), chosen(one)) == (3, ["math", "math"])  # the second call twice: once with a masked row
+
+
+def test_where_cudnn_is_chosen_a_thread_compiles_its_other_kernels_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled: queue.SimpleQueue[tuple[int, str]] = queue.SimpleQueue()
+
+    def compile_cudnn(device: torch.device, dtype: torch.dtype, layouts: Any) -> None:
+        compiled.put((layouts[0][0], threading.current_thread().name))
+        raise RuntimeError("no cuDNN for this width")  # which costs nothing
+
+    monkeypatch.setattr(attention, "compile_cudnn", compile_cudnn)
+    clock = Timed({flash: 2.0, math: 1.0})
+    one = chooser(clock, flash=flash, cudnn=math)
+    for tokens, width in ((9, 8), (12, 8), (9, 16)):
+        check(one, tensors(tokens=tokens, width=width))
+    assert [compiled.get(timeout=60) for _ in range(2)] == [(8, "resolute-cudnn"), (16, "resolute-cudnn")]
+    clock.by_kernel = {flash: 1.0, math: 2.0}
+    check(one, tensors(width=32))
+    assert chosen(one)[-1] == "flash" and compiled.empty()
 
 
 def test_other_kernels_are_not_tried_where_the_first_takes_no_time() -> None:
