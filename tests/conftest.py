@@ -7,6 +7,7 @@ a server is not available, the test fails; it is not skipped.
 from __future__ import annotations
 
 import contextlib
+import gc
 import importlib.metadata
 import itertools
 import os
@@ -102,6 +103,14 @@ def _torch_in_the_report(record_testsuite_property: Callable[[str, str], None]) 
     """scripts/compatibility reads it from pytest's JUnit file."""
     with contextlib.suppress(importlib.metadata.PackageNotFoundError):  # the fleet's environment has none
         record_testsuite_property("torch", importlib.metadata.version("torch"))
+
+
+@pytest.fixture(autouse=True)
+def _collector_as_before() -> Iterator[None]:
+    """The pack has Python's collector look at all objects more rarely, which later tests of a process would inherit."""
+    before = gc.get_threshold()
+    yield
+    gc.set_threshold(*before)
 
 
 @pytest.fixture(scope="module")

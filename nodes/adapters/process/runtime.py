@@ -30,7 +30,7 @@ from ..comfyui import dynamic_vram, page_loading
 from ..comfyui.module_attributes import ATTRIBUTES
 from ..foreign.model_code import MANAGEMENT_MODULES
 from ..weights.weights_epoch import WeightsEpoch
-from . import store_location, user_settings
+from . import collector, store_location, user_settings
 from .compile_request import CompileRequest
 from .module_hooks import ModuleHooks
 
@@ -192,6 +192,7 @@ def record_of(module: torch.nn.Module) -> ModuleRecord:
             _records[owner] = ModuleRecord(owner, weights)
             weakref.finalize(module, _note_collected, owner)
             if _cleaner is None:
+                collector.leave_prompts_alone()
                 _cleaner = threading.Thread(target=_clean_up, name="resolute-clean-up", daemon=True)
                 _cleaner.start()
                 atexit.register(_end_cleaner, _cleaner)

@@ -18,7 +18,7 @@ from ....compile_cache.keys import GraphKey
 from ....compile_cache.store.shape_history import Model
 from ....compile_cache.torch_facts import fake_devices
 from ....compile_cache.torch_facts.private_names import dynamo  # noqa: F401 (two threads that import it at once find half of it)
-from ..process import runtime
+from ..process import collector, runtime
 from ..scan.compile_nodes import WITH_AUTO
 from . import shape_status
 
@@ -88,6 +88,8 @@ def preload(device: torch.device) -> None:
     models = {model.digest: model for model in cache.shapes.models()[:_MAX_MODELS]}
     pending = _pending
     pending.update({digest: _regions(model, device) for digest, model in models.items()})
+    if pending:
+        collector.leave_prompts_alone()  # a prompt may already wait for what is imported here
     loaded, seconds = collections.Counter[str](), collections.defaultdict[str, float](float)
     while pending:
         digest = next((model for model in reversed(_wanted) if model in pending), next(iter(pending)))

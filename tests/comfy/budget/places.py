@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import gc
 import importlib
 import sys
 from collections.abc import Callable, Iterator
@@ -160,3 +161,23 @@ def measure(host: Host) -> dict[str, int]:
     assert host.counters.captures - captures == 2, "a call was not captured"
     assert host.counters.replays - replays == 3, "a call was not replayed"
     return found
+
+
+def collections_in_runs(host: Host, runs: int) -> int:
+    """How often Python collects all objects in so many runs of one step."""
+    found = []
+
+    def noted(phase: str, about: dict[str, int]) -> None:
+        if phase == "start" and about["generation"] == 2:
+            found.append(about)
+
+    gc.collect()
+    gc.callbacks.append(noted)
+    try:
+        for _ in range(runs):
+            host.load()
+            host.first_call()()
+            host.end_run()
+    finally:
+        gc.callbacks.remove(noted)
+    return len(found)
