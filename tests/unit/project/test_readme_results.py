@@ -1,4 +1,4 @@
-"""README's table is that of the newest smoke run on a GPU, whole, with what it missed."""
+"""README's table is that of the newest smoke run on a GPU, in which every check passed."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.smoke_checks import BEGIN, END, README, checks_of, newest, readme, write_readme
+from benchmarks.smoke_checks import BEGIN, END, PASS, README, checks_of, newest, readme, write_readme
 
 from .documentation import RESULTS
 
 
-def test_the_newest_smoke_run_is_whole_and_names_its_code() -> None:
+def test_the_newest_smoke_run_passed_and_names_its_code() -> None:
     result = json.loads(newest(RESULTS).read_text("utf-8"))
-    assert [check for check in checks_of(result) if check.verdict == "NOT RUN"] == []
+    assert [check for check in checks_of(result) if check.verdict != PASS] == []
     assert result["commit"] != "unknown"
 
 
