@@ -16,22 +16,23 @@ from ..in_process import load
 from . import models, places
 
 BUDGET = Path(__file__).parent / "calls.json"
-RUNS = 20
+COLLECTED, RUNS = "SDXL", 20
 
 
 def counted(core: SimpleNamespace) -> dict[str, Any]:
     """models: the calls of each place, by model. growth: the same of fewer and of more modules, by their number.
     attributes: on how many modules core left each attribute. collections: how often Python collected all objects in
-    RUNS runs, by model.
+    RUNS runs of COLLECTED.
     """
     for name in models.SMALLER:  # what a process does once is no work of a model's
         places.measure(places.Host(core, name, **models.SMALLER[name][0]))
-    found: dict[str, Any] = {"models": {}, "growth": {}, "attributes": {}, "collections": {}}
+    found: dict[str, Any] = {"models": {}, "growth": {}, "attributes": {}}
     for name in models.MODELS:
         host = places.Host(core, name)
         found["models"][name] = places.measure(host)
-        host.prepare()
-        found["collections"][name] = places.collections_in_runs(host, RUNS)
+        if name == COLLECTED:
+            host.prepare()
+            found["collections"] = places.collections_in_runs(host, RUNS)
         attributes = collections.Counter(each for module in host.network.modules() for each in vars(module))
         found["attributes"][name] = dict(attributes)
     for name, sizes in models.SMALLER.items():

@@ -59,6 +59,5 @@ def test_modules_carry_what_core_hangs_on_them(counted: Any, model: str) -> None
     assert all(found.get(name, 0) > 250 for name in OF_CORE), {name: found.get(name, 0) for name in OF_CORE}
 
 
-@pytest.mark.parametrize("model", MODELS)
-def test_no_collection_of_all_objects_stops_a_run(counted: Any, model: str) -> None:
-    assert counted["collections"][model] == 0
+def test_no_collection_of_all_objects_stops_a_run(counted: Any) -> None:
+    assert counted["collections"] == 0
