@@ -69,7 +69,7 @@ class Chooser:
         self._waiting: Waiting = lambda text: contextlib.nullcontext()
         self._tables: dict[str, ChoiceTable] = {}
         self._ready: dict[tuple[str, Shape], Kernel] = {}
-        self._kinds: set[tuple[torch.device, torch.dtype, int]] = set()  # for which cuDNN has compiled its kernels
+        self._kinds: set[tuple[torch.device, torch.dtype, int]] = set()  # for which a thread has cuDNN compile
 
     def use(self, folder: Path | None, waiting: Waiting) -> None:
         """Keep choices in a folder, and tell `waiting` of what a prompt waits for. None keeps them in memory."""
@@ -144,7 +144,7 @@ class Chooser:
                 return self._without(place, error, given)
 
     def _compile_for_other_sizes(self, given: Given) -> None:
-        """In a thread: this shape needs one of its kernels, and a prompt of another size would wait for the other."""
+        """Have a thread compile what cuDNN may need for other sizes, or their first prompt would wait for that."""
         kind = (given.q.device, given.q.dtype, given.q.shape[3])
         if given.mask is None and kind not in self._kinds:
             self._kinds.add(kind)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import queue
+import logging
 import subprocess
 import sys
 import threading
@@ -382,22 +382,31 @@ def test_without_a_mask_kernels_are_compared_with_flash_where_it_runs(monkeypatc
     assert (len(asked), chosen(one)) == (3, ["math", "math"])  # the second call twice: once with a masked row
 
 
-def test_where_cudnn_is_chosen_a_thread_compiles_its_other_kernels_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    compiled: queue.SimpleQueue[tuple[int, str]] = queue.SimpleQueue()
+def test_where_cudnn_is_chosen_a_thread_compiles_its_other_kernels_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    widths: list[int] = []
 
     def compile_cudnn(device: torch.device, dtype: torch.dtype, layouts: Any) -> None:
-        compiled.put((layouts[0][0], threading.current_thread().name))
+        widths.append(layouts[0][0])
         raise RuntimeError("no cuDNN for this width")  # which costs nothing
 
     monkeypatch.setattr(attention, "compile_cudnn", compile_cudnn)
     clock = Timed({flash: 2.0, math: 1.0})
     one = chooser(clock, flash=flash, cudnn=math)
-    for tokens, width in ((9, 8), (12, 8), (9, 16)):
-        check(one, tensors(tokens=tokens, width=width))
-    assert [compiled.get(timeout=60) for _ in range(2)] == [(8, "resolute-cudnn"), (16, "resolute-cudnn")]
-    clock.by_kernel = {flash: 1.0, math: 2.0}
-    check(one, tensors(width=32))
-    assert chosen(one)[-1] == "flash" and compiled.empty()
+    with caplog.at_level(logging.DEBUG, attention.__name__):
+        for tokens, width in ((9, 8), (12, 8), (9, 16)):
+            check(one, tensors(tokens=tokens, width=width))
+        check(one, tensors(width=32), mask=MASKS["keys"])
+        assert chosen(one) == ["cudnn"] * 4
+        clock.by_kernel = {flash: 1.0, math: 2.0}
+        check(one, tensors(width=64))
+        assert chosen(one)[-1] == "flash"
+        for each in threading.enumerate():
+            if each.name == "resolute-cudnn":
+                each.join(60)
+    assert sorted(widths) == [8, 16]
+    assert caplog.text.count("no cuDNN for this width") == 2
 
 
 def test_other_kernels_are_not_tried_where_the_first_takes_no_time() -> None:
