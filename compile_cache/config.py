@@ -36,7 +36,6 @@ class CacheConfig:
         What is not the default is a part of `source`.
     attribute_policy: how to read the attributes of the application's modules.
     spare_bytes: device memory that a capture leaves free, because the application takes less as a lack of memory.
-    split: whether blocks whose weights stream are split by what their values depend on, see regions/dependence.py.
         None: as it was measured.
     """
 
@@ -53,7 +52,6 @@ class CacheConfig:
     attention: str = ATTENTION[0]
     attribute_policy: ModuleAttributePolicy = PLAIN
     spare_bytes: int = 0
-    split: bool | None = None
 
     @staticmethod
     def from_environment(
@@ -88,7 +86,6 @@ class CacheConfig:
             management_modules=management_modules,
             attention=attention,
             attribute_policy=attribute_policy,
-            split=_flag(env, "RESOLUTE_SPLIT", False) if env.get("RESOLUTE_SPLIT", "").strip() else None,
         )
 
 

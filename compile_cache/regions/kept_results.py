@@ -33,6 +33,7 @@ class KeptResults:
         self._counters = counters or Counters()
         self._results: dict[tuple[Hashable, Content], list[torch.Tensor]] = {}
         self._read: _Read | None = None
+        self._is_written = False  # the model writes to such inputs between two blocks of a call
         self._remembered: dict[int, tuple[torch.Tensor, Hashable]] = {}
 
     def get(
@@ -51,7 +52,8 @@ class KeptResults:
         if (place, now) in self._results:
             self._counters.prologue_reuses += 1
             return self._results[place, now]
-        later = {tuple(map(self._value, each)): each for each in ahead()}
+        # A write between two blocks is foreseen by nobody.
+        later = {} if self._is_written else {tuple(map(self._value, each)): each for each in ahead()}
         wanted = {now: inputs, **{key: each for key, each in later.items() if (place, key) not in self._results}}
         for key, results in zip(wanted, compute(list(wanted.values())), strict=True):
             self._counters.prologue_runs += 1
@@ -94,23 +96,37 @@ class KeptResults:
     def _content(self, place: Hashable, inputs: Inputs) -> Content:
         """The values of the inputs: read once for all blocks of a call that get the same tensors.
 
-        A place that comes again begins another call, and a tensor may have other values in it.
+        A place that comes again begins another call, and a tensor may have other values in it. In inference mode torch
+        counts no writes. A model that writes between two blocks does so in its first step, in which every place
+        computes: there the values are read for each block.
         """
-        if self._read is None or place in self._read.places or not self._read.is_of(inputs):
-            self.reads += 1
-            self._read = _Read(inputs)
-        self._read.places.add(place)
-        return self._read.content
+        read = self._read
+        if read is None or place in read.places or not read.is_of(inputs):
+            read = self._read = self._read_of(inputs, set())
+        elif not read.counts_writes and (self._is_written or (place, read.content) not in self._results):
+            self._read = self._read_of(inputs, read.places)
+            self._is_written |= self._read.content != read.content
+            read = self._read
+        read.places.add(place)
+        return read.content
+
+    def _read_of(self, inputs: Inputs, places: set[Hashable]) -> _Read:
+        self.reads += 1
+        return _Read(inputs, places)
 
 
 class _Read:
-    """The inputs whose values were read last. It holds them, so no other tensors can take their identities."""
+    """The inputs whose values were read last. It holds them, so no other tensors can take their identities.
 
-    def __init__(self, inputs: Inputs) -> None:
+    places: that this call has come to. counts_writes: torch counts the writes to all of these inputs.
+    """
+
+    def __init__(self, inputs: Inputs, places: set[Hashable]) -> None:
         self._inputs = list(inputs)
         self._versions = [_version(tensor) for tensor in inputs]
         self.content: Content = tuple(map(_value_of, inputs))
-        self.places: set[Hashable] = set()
+        self.places = places
+        self.counts_writes = None not in self._versions
 
     def is_of(self, inputs: Inputs) -> bool:
         return len(inputs) == len(self._inputs) and all(

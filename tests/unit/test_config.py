@@ -13,7 +13,7 @@ from compile_cache.config import CacheConfig
 from compile_cache.errors import UserError
 
 MIB = 1024 * 1024
-FLAGS = {"RESOLUTE_CAPTURE": "capture", "RESOLUTE_VERIFY": "verify", "RESOLUTE_SPLIT": "split"}
+FLAGS = {"RESOLUTE_CAPTURE": "capture", "RESOLUTE_VERIFY": "verify"}
 
 
 def test_an_empty_environment_gives_the_defaults() -> None:

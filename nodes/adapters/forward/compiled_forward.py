@@ -233,7 +233,7 @@ class CompiledForward(ForwardPatch):
             if prefetches:  # with all pages in place there is nothing to load, and core's wait would end a capture
                 options[PREFETCH] = not paged.is_in_place
             forward = call or self.inner
-            looks_ahead = paged.splits and description.blocker is None
+            looks_ahead = paged.streams and description.blocker is None
             if not looks_ahead or given.get("control") is not None:
                 return forward(*positional, **named)
             with paged.foresight.offered(lambda: self._levels.forwards(forward, positional, named)):

@@ -186,7 +186,6 @@ def record_of(module: torch.nn.Module) -> ModuleRecord:
                 config.trusted,
                 page_loading.fill,
                 unsupported=unsupported,
-                split=config.split,
                 counters=counters,
             )
             _records[owner] = ModuleRecord(owner, weights)

@@ -54,9 +54,10 @@ class PageOrder:
     def arrange(self, modules: Sequence[torch.nn.Module]) -> bool:
         """Give the paged modules of a model their addresses in the order, if a call showed something new.
 
-        All pages go meanwhile, so it takes as long as loading them. Returns whether it did.
+        All pages go meanwhile, so it takes as long as loading them: nothing moves until a block was split. Returns
+        whether it did.
         """
-        if not self._has_news or self._arranged >= _MOST:
+        if not self._has_news or not self._spared or self._arranged >= _MOST:
             return False
         self._has_news = False
         now = sorted(modules, key=lambda module: dynamic_vram.address(module))

@@ -25,7 +25,6 @@ from ..comfyui import dynamic_vram
 from ..comfyui.dynamic_vram import Serials
 from .foresight import Foresight
 from .page_order import PageOrder
-from .split_choice import splits_blocks
 
 logger = logging.getLogger(__name__)
 
@@ -57,15 +56,13 @@ class PagedWeights(Weights):
         self,
         fill: Fill | None = None,
         unsupported: str | None = None,
-        split: bool | None = None,
         counters: Counters | None = None,
     ) -> None:
         """fill: fills the pages of a module whose weights compute in a dtype; for a model that is never paged, None.
-        unsupported: why this ComfyUI's pages are left to core; None if they can be pinned and filled. split: see
-        `splits_blocks`. counters: of the process.
+        unsupported: why this ComfyUI's pages are left to core; None if they can be pinned and filled. counters: of the
+        process.
         """
         self.counters = counters or Counters()
-        self.split = split
         self.kept = KeptResults(_KEPT_BYTES, self.counters)
         self.foresight = Foresight(self.kept)
         self.order = PageOrder()
@@ -92,10 +89,6 @@ class PagedWeights(Weights):
     @property
     def streams(self) -> bool:  # type: ignore[override]
         return self.pages and not self.is_in_place and self.unsupported is None
-
-    @property
-    def splits(self) -> bool:
-        return splits_blocks(self.split, self.streams)
 
     def reclaimable(self) -> int:
         if not self.pages:
@@ -145,7 +138,7 @@ class PagedWeights(Weights):
         Captures of before read other addresses, so the weights epoch must be brought up to date next. The weights are
         the same, so what was computed from them stays.
         """
-        can_move = self.splits and self._may_move
+        can_move = self.streams and self._may_move
         if can_move and self.order.arrange([module for module, _ in self._allocations]):
             self._serials = None
             self._only_moved = True

@@ -60,10 +60,9 @@ def streamed(run: RegionRunner, weights: PagedWeights) -> RegionRunner:
         if weights.foresight.is_noting:
             weights.foresight.note(site, tensors)
         weights.streamed = True
-        if weights.splits:
-            weights.order.streams(site.module, dynamic_vram.paged(modules_of(site)))
-            if site.steady:
-                return split().run(site, tensors)
+        weights.order.streams(site.module, dynamic_vram.paged(modules_of(site)))
+        if site.steady:
+            return split().run(site, tensors)
         with given(site, tensors[0]):
             return run(site, *tensors)
 

@@ -50,10 +50,9 @@ class WeightsEpoch:
         fill: Fill | None = None,
         host: str = "cpu",
         unsupported: str | None = None,
-        split: bool | None = None,
         counters: Counters | None = None,
     ) -> None:
-        """trusted: see `ModelCode.blocker`. fill, unsupported, split, counters: see `PagedWeights`. host: see
+        """trusted: see `ModelCode.blocker`. fill, unsupported, counters: see `PagedWeights`. host: see
         `LoadedAnew`.
         """
         self._module = weakref.ref(module)
@@ -67,7 +66,7 @@ class WeightsEpoch:
         self._state: tuple[Any, ...] | None = None
         self.epoch = 0
         self.blocker: BypassReason | None = None
-        self.paged = PagedWeights(fill, unsupported, split, counters)
+        self.paged = PagedWeights(fill, unsupported, counters)
         self.loaded_anew = LoadedAnew(host)
         self.run_watch = RunWatch()
         self._host = host

@@ -52,10 +52,18 @@ def leaves(result: Any) -> list[Any]:
     return [leaf for each in result for leaf in leaves(each)] if isinstance(result, (tuple, list)) else [result]
 
 
-@pytest.fixture
-def split_sites(core: SimpleNamespace) -> Any:
+@pytest.fixture(autouse=True)
+def module_of_sites(core: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """It splits also what spares little: narrow blocks have other shares of weights than wide ones."""
     pack = core.ours("blocks.families").__name__.partition(".nodes.")[0]
-    return importlib.import_module(f"{pack}.compile_cache.backends.inductor.regions.split_sites").SplitSites()
+    found = importlib.import_module(f"{pack}.compile_cache.backends.inductor.regions.split_sites")
+    monkeypatch.setattr(found, "_LEAST_SPARED", 0.0)
+    return found
+
+
+@pytest.fixture
+def split_sites(module_of_sites: Any) -> Any:
+    return module_of_sites.SplitSites()
 
 
 def hooked(core: SimpleNamespace, module: Any, run_block: Any) -> Any:
@@ -168,8 +176,21 @@ def test_a_run_has_the_bits_of_the_whole_model_and_each_prologue_runs_once(
         assert counters.prologue_runs == in_first_step
     blocks, is_pooled = BLOCKS[name]
     levels, batches, prompts = len(set(LEVELS)), len(BATCHES), 2
-    assert counters.prologue_runs == blocks * levels * batches * (prompts if is_pooled else 1)
-    assert kept.reads == len(LEVELS) * batches * prompts
+    times = levels * batches * (prompts if is_pooled else 1)
+    assert counters.prologue_runs == blocks * times
+    # Once for a call, and once for each further block of a call that computes.
+    computing = batches * (prompts if is_pooled else 1) if ahead else times
+    assert kept.reads == len(LEVELS) * batches * prompts + (blocks - 1) * computing
+
+
+@pytest.mark.parametrize(("least", "splits"), [(0.0, True), (0.9, False)])
+def test_a_block_that_spares_little_stays_whole(
+    core: SimpleNamespace, module_of_sites: Any, monkeypatch: pytest.MonkeyPatch, least: float, splits: bool
+) -> None:
+    monkeypatch.setattr(module_of_sites, "_LEAST_SPARED", least)
+    sites, found = module_of_sites.SplitSites(), []
+    calls_of_blocks(core, "Flux", SIZES[1:], lambda site, tensors: found.append(sites.of(site, tensors) is not None))
+    assert any(found) is splits
 
 
 @pytest.mark.parametrize("form", ["int8_tensorwise", "float8_e4m3fn"])

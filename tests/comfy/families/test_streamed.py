@@ -30,16 +30,16 @@ BATCH = 2  # where blocks are counted: see `BATCHES` in test_split
 class Streaming:
     """A model that streams. moved: bytes over the bus since the last run began, by module."""
 
-    def __init__(self, core: SimpleNamespace, name: str, monkeypatch: pytest.MonkeyPatch, splits: bool = True) -> None:
+    def __init__(self, core: SimpleNamespace, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
         self.bench = Bench(core, MODELS[name])
         self.forward = self.bench._forward
         self.paged = self.forward.runner.weights.paged
         self.paged.unsupported = None
-        self.paged.split = splits
         self.moved: Counter[str] = Counter()
         self.control: Any = None
         self.delay = 0.0  # of the time that the model gets, behind that of its noise level
         self.model_sampling = flow()
+        self._split_blocks = core.ours("weights.split_blocks").SplitBlocks
         self.names: dict[Any, str] = full_device().page(self.bench.module)
         self.bytes_of = {path: module._v[2] for module, path in self.names.items()}
         monkeypatch.setattr(core.ours("weights.streamed_blocks"), "loaded", self._loaded)
@@ -53,11 +53,9 @@ class Streaming:
 
     def run_whole(self, sampler: str, batch: int = 1, prompt: int = 1) -> torch.Tensor:
         """The same with whole blocks."""
-        self.paged.split = False
-        try:
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(self._split_blocks, "_split", lambda *_: None)
             return self.run(sampler, batch, prompt)
-        finally:
-            self.paged.split = True
 
     def times_moved(self) -> dict[str, int]:
         """How often each module's weights crossed the bus."""
@@ -121,7 +119,7 @@ def flow() -> Any:
 def streaming(core: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Streaming]:
     run_traces(core, monkeypatch)
     monkeypatch.setenv("RESOLUTE_WORKERS", "0")
-    return lambda name, splits=True: Streaming(core, name, monkeypatch, splits)
+    return lambda name: Streaming(core, name, monkeypatch)
 
 
 def spared(model: Streaming) -> set[str]:
@@ -189,18 +187,16 @@ def test_a_time_that_the_schedule_does_not_give_is_computed_when_it_comes(
     assert {model.times_moved()[path] for path in spared(model)} == {STEPS}
 
 
-def test_without_the_setting_blocks_stream_whole_and_nothing_is_looked_at_ahead(
+def test_a_model_none_of_whose_blocks_splits_streams_whole_and_its_pages_stay(
     core: SimpleNamespace, streaming: Callable[..., Streaming], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    looks: list[Any] = []
-    monkeypatch.setattr(core.ours("forward.noise_levels").NoiseLevels, "forwards", lambda self, *_: looks.append(1))
-    model = streaming("Flux", splits=False)
+    model = streaming("Flux")
+    monkeypatch.setattr(model._split_blocks, "_split", lambda *_: None)
     addresses = {module: module._v for module in model.names}
     counters = model.bench.stats.counters
     before = replace(counters)
     for _ in range(2):
         model.run("euler_ancestral")
         assert set(model.times_moved().values()) == {STEPS}
-    assert (counters.prologue_runs, looks, spared(model)) == (before.prologue_runs, [], set())
-    assert not model.paged.order._blocks
+    assert (counters.prologue_runs, spared(model)) == (before.prologue_runs, set())
     assert {module: module._v for module in model.names} == addresses

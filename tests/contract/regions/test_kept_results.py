@@ -76,6 +76,21 @@ def test_other_values_in_the_same_tensor_are_seen_at_the_next_call(mode: Any) ->
         model.call(time)
 
 
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+@pytest.mark.parametrize("foresees", [False, True])
+def test_a_write_between_two_blocks_of_a_call_is_seen(mode: Any, foresees: bool) -> None:
+    model = Model()
+    levels = (0.9, 0.5, 0.9, 0.3)
+    with mode():
+        later = [[rows(level)] for level in levels] if foresees else []
+        for level in levels:
+            time = rows(level)
+            for block in range(BLOCKS):
+                (found,) = model.kept.get(block, [time], functools.partial(model._compute, block), lambda: later)
+                assert torch.equal(found, model._value(block, time))
+                time.mul_(2)
+
+
 def test_values_that_compare_equal_and_have_other_bits_are_not_the_same() -> None:
     model = Model()
     for time in (rows(0.0), rows(-0.0), torch.zeros(1, 1 << 14), -torch.zeros(1, 1 << 14)):

@@ -99,7 +99,7 @@ class TestLayout:
 
     @pytest.fixture
     def weights(self, comfy: None, adapter: Callable[[str], ModuleType], checkpoint: Checkpoint) -> Any:
-        weights = adapter("weights.paged_weights").PagedWeights(fill, split=True)
+        weights = adapter("weights.paged_weights").PagedWeights(fill)
         weights.survey(checkpoint.model.modules())
         return weights
 
@@ -151,12 +151,14 @@ class TestLayout:
         weights.arrange()
         assert (checkpoint.reservation.asked, self.addresses(blocks)) == (asked, addresses)
 
-    def test_nothing_moves_unless_blocks_may_be_split(self, weights: Any, checkpoint: Checkpoint) -> None:
-        blocks = self.news(weights, checkpoint)
-        weights.split, before = False, self.addresses(blocks)
+    def test_nothing_moves_unless_a_block_was_split(self, weights: Any, checkpoint: Checkpoint) -> None:
+        blocks: list[Any] = list(checkpoint.model.blocks)
+        for block in blocks:
+            weights.order.streams(block, [block])
+        before = self.addresses(blocks)
         weights.arrange()
         assert self.addresses(blocks) == before
-        weights.split = True
+        weights.spare([blocks[1]])
         weights.arrange()
         assert self.addresses(blocks) != before
 

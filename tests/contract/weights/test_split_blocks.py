@@ -108,7 +108,7 @@ class Streamed:
 
 @pytest.fixture
 def weights(adapter: Callable[[str], ModuleType], checkpoint: Checkpoint) -> Any:
-    weights = adapter("weights.paged_weights").PagedWeights(fill, split=True)
+    weights = adapter("weights.paged_weights").PagedWeights(fill)
     weights.survey(checkpoint.model.modules())
     return weights
 
@@ -194,29 +194,6 @@ def test_a_model_that_fits_runs_whole(streamed: Streamed, checkpoint: Checkpoint
         assert torch.equal(streamed.step(*given), expected(checkpoint, *given))
     assert streamed.ran == ["Block"]
     streamed.weights.unpin()
-
-
-@pytest.mark.parametrize(("wish", "gains", "splits"), [(None, False, False), (None, True, True), (False, True, False)])
-def test_blocks_are_split_as_the_user_wishes_else_as_it_was_measured(
-    adapter: Callable[[str], ModuleType],
-    streamed_blocks: ModuleType,
-    checkpoint: Checkpoint,
-    monkeypatch: pytest.MonkeyPatch,
-    wish: bool | None,
-    gains: bool,
-    splits: bool,
-) -> None:
-    choice = adapter("weights.split_choice")
-    monkeypatch.setattr(choice, "GAINS", gains)
-    assert choice.splits_blocks(wish, streams=True) is splits
-    assert not choice.splits_blocks(wish, streams=False)
-    weights = adapter("weights.paged_weights").PagedWeights(fill, split=wish)
-    weights.survey(checkpoint.model.modules())
-    streamed = Streamed(streamed_blocks, weights, checkpoint)
-    given = inputs(9.0, 1.0)
-    assert torch.equal(streamed.step(*given), expected(checkpoint, *given))
-    assert streamed.ran == ["Block.rest" if splits else "Block"]
-    assert weights.counters.prologue_runs == splits
 
 
 @pytest.mark.parametrize("seen", [False, True])
