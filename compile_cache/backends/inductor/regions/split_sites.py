@@ -231,9 +231,10 @@ def _dims(fake: torch.Tensor, traced: Trace) -> Dims:
 def _serves(
     structure: _SplitStructure, site: RegionSite, tensors: Sequence[torch.Tensor], sizes: Mapping[str, int]
 ) -> bool:
-    """Check that the parts give the block's results, keep less than they spare, and spare enough. Raises what the block raises.
+    """Check that the parts give the block's results, keep less than they spare, and spare enough.
 
-    On a CPU bit for bit; on a GPU up to rounding, as compiled regions. False without the memory to find out.
+    On a CPU bit for bit; on a GPU up to rounding, as compiled regions. False without the memory to find out. Raises
+    what the block raises.
     """
     if structure.guards.check(sizes)[0] is Verdict.BROKEN:
         return False
