@@ -22,6 +22,7 @@ from .weight_parts import form_of, is_plain
 
 TORCH_OWN = frozenset(vars(torch.nn.Module()))
 _AS_IT_IS = frozenset({type(None), bool, int, float, str})
+_DEEPEST = 8  # levels of containers; a dictionary may hold itself
 
 
 @dataclasses.dataclass(slots=True)
@@ -119,26 +120,30 @@ def _ties(modules: Iterable[torch.nn.Module]) -> tuple[int, ...]:
     return tuple([numbers.setdefault(id(own[name]), len(numbers)) for own, name in tensor_slots(*modules)])
 
 
-def _literal(value: object) -> list[Literal]:
-    """The value as plain data, in a list of one element; an empty list if it is no setting."""
+def _literal(value: object, depth: int = 0) -> list[Literal]:
+    """The value as plain data, in a list of one element; an empty list if it is no setting, or nests too deeply."""
+    if depth > _DEEPEST:
+        return []
     if value is None or (isinstance(value, (bool, int, float, str)) and not isinstance(value, enum.Enum)):
         return [value]
     if isinstance(value, (torch.dtype, torch.device, enum.Enum)):
         return [str(value)]
     if isinstance(value, (tuple, list)):
-        items = [_literal(item) for item in value]
+        if _AS_IT_IS.issuperset(map(type, value)):  # without a call for each of many numbers
+            return [tuple(value)]
+        items = [_literal(item, depth + 1) for item in value]
         return [tuple(item[0] for item in items)] if all(items) else []
     if isinstance(value, (set, frozenset)):
-        return _literal(tuple(sorted(value, key=repr)))
+        return _literal(tuple(sorted(value, key=repr)), depth)
     if isinstance(value, dict):
-        return _literal(tuple(value.items()))
+        return _literal(tuple(value.items()), depth)
     if isinstance(value, slice):
-        return _literal((value.start, value.stop, value.step))
+        return _literal((value.start, value.stop, value.step), depth)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        named = [(each.name, _literal(getattr(value, each.name, None))) for each in dataclasses.fields(value)]
+        named = [(each.name, _literal(getattr(value, each.name, None), depth + 1)) for each in dataclasses.fields(value)]
         return [(full_name(type(value)), *((name, *literal) for name, literal in named))]
     if isinstance(value, functools.partial):
-        return _literal((value.func, value.args, tuple(value.keywords.items())))
+        return _literal((value.func, value.args, tuple(value.keywords.items())), depth)
     if callable(value) and hasattr(value, "__qualname__"):
         return [full_name(value)]
     return []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import functools
+import sys
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
@@ -77,6 +78,32 @@ SETTINGS: list[tuple[Any, Any]] = [
 @pytest.mark.parametrize(("a", "b"), SETTINGS, ids=lambda value: repr(value)[:40])
 def test_a_setting_of_any_kind_counts(a: Any, b: Any) -> None:
     assert structure_digest(block(plain=a)) != structure_digest(block(plain=b))
+
+
+def test_a_container_that_holds_itself_is_no_setting() -> None:
+    block = Model()
+    itself: dict[str, Any] = {"gain": 2.0}
+    itself["again"] = itself["more"] = itself
+    block.table = itself  # type: ignore[assignment]
+    assert structure_digest(block) == structure_digest(block)
+
+
+def test_many_numbers_count_without_a_call_for_each() -> None:
+    first, second = Model(), Model()
+    first.table, second.table = [0.5] * 300_000, [*[0.5] * 299_999, 0.25]  # type: ignore[assignment]
+    calls = 0
+
+    def count(frame: Any, event: str, argument: Any) -> None:
+        nonlocal calls
+        calls += event == "call"
+
+    sys.setprofile(count)
+    try:
+        digests = {structure_digest(first), structure_digest(second)}
+    finally:
+        sys.setprofile(None)
+    assert len(digests) == 2
+    assert calls < 5_000
 
 
 def test_a_private_setting_counts() -> None:
