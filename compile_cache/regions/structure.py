@@ -140,7 +140,9 @@ def _literal(value: object, depth: int = 0) -> list[Literal]:
     if isinstance(value, slice):
         return _literal((value.start, value.stop, value.step), depth)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        named = [(each.name, _literal(getattr(value, each.name, None), depth + 1)) for each in dataclasses.fields(value)]
+        named = [
+            (each.name, _literal(getattr(value, each.name, None), depth + 1)) for each in dataclasses.fields(value)
+        ]
         return [(full_name(type(value)), *((name, *literal) for name, literal in named))]
     if isinstance(value, functools.partial):
         return _literal((value.func, value.args, tuple(value.keywords.items())), depth)

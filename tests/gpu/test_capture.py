@@ -332,6 +332,38 @@ def test_a_capture_that_the_user_cancels_ends_and_keeps_nothing(allocator: str) 
 
 
 @pytest.mark.parametrize("allocator", ALLOCATORS)
+def test_what_a_method_caches_is_not_read_after_the_cache_let_it_go(allocator: str) -> None:
+    run(
+        allocator,
+        """
+        import functools
+        from compile_cache.backends.cuda_graphs.capture import _capture
+        from compile_cache.backends.base import CaptureFacts
+
+        class Cached(torch.nn.Module):
+            @functools.lru_cache(maxsize=2)
+            def positions(self, rows):
+                return torch.linspace(0, 1, rows * 256, device="cuda").view(rows, 256)
+
+            def forward(self, x):
+                return (x + self.positions(len(x))) @ weight
+
+        module, others = Cached(), [Cached() for _ in range(4)]
+        for rows in (64, 777):
+            x = torch.randn(rows, 256, device="cuda")
+            expected = module(x)
+            graph, _ = _capture(lambda given: module(given[0]), [x], expected, CaptureFacts(), True, module, None)
+            taken = [other(x) for other in others]  # they push the positions out of the cache
+            taken = [torch.full((rows, 256), 9.0, device="cuda") for _ in range(8)]
+            y = torch.randn(rows, 256, device="cuda")
+            assert torch.equal(graph.replay([y]), module(y))
+            assert torch.equal(graph.replay([y]), module(y))
+            graph.close()
+        """,
+    )
+
+
+@pytest.mark.parametrize("allocator", ALLOCATORS)
 def test_a_tensor_that_a_forward_keeps_on_its_module_holds_no_memory_of_the_graph(allocator: str) -> None:
     run(
         allocator,

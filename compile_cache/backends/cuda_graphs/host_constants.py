@@ -14,9 +14,7 @@ copies: a value that differs between two runs of a call is missing there, and th
 from __future__ import annotations
 
 import contextlib
-import functools
 import hashlib
-import sys
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -28,6 +26,7 @@ from torch.overrides import TorchFunctionMode
 from ...errors import CaptureError
 from ...foreign.names import modules_of
 from ...torch_facts.private_names import TorchDispatchMode, pytree
+from .kept_tensors import clear_caches
 
 # A host tensor of no dimensions is a scalar argument for most operators. These copy it.
 _COPY_SCALARS = frozenset(
@@ -68,7 +67,7 @@ class HostConstants:
         is_capturing: nothing may be copied from the host, so empty tensors take the place of what is missing; the graph
         of such a run must not be launched. makes: copy what is missing.
         """
-        self._clear_caches()
+        clear_caches(self._code)
         run = Run()
         with _FromPython(), _Replacing(self, run, is_capturing, makes):
             yield run
@@ -85,12 +84,6 @@ class HostConstants:
 
     def find(self, device: torch.device, value: torch.Tensor) -> torch.Tensor | None:
         return self._copies.get(_key(device, value))
-
-    def _clear_caches(self) -> None:
-        for name in self._code:
-            for each in list(vars(sys.modules[name]).values()) if name in sys.modules else ():
-                if isinstance(each, functools._lru_cache_wrapper):
-                    each.cache_clear()
 
 
 def require_one_device(tensors: Sequence[torch.Tensor]) -> None:

@@ -1,18 +1,23 @@
-"""Tensors that a forward keeps on its modules, as `self.embedding = ...` does.
+"""Tensors that a forward keeps: on its modules, as `self.embedding = ...` does, and in caches of functions.
 
 One that is made inside a capture lies in the memory of the graphs. There the next replay writes over it, and a module
 would keep it longer than its graph. If the model's code never reads the attribute (it is for logging), the module gets
 back what it had before. If it may, a later call depends on an earlier one, and the forward is not captured.
+
+What functions and methods keep (`functools.lru_cache`) is made anew in each rehearsal and capture: nothing would hold
+it while replays read it.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dis
+import functools
+import gc
 import inspect
 import sys
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from types import CodeType, FunctionType
 from typing import Any
 
@@ -76,6 +81,7 @@ class _Look(dict[type, Any]):
 @contextlib.contextmanager
 def refused_if_read(module: torch.nn.Module | None) -> Iterator[None]:
     """Around a call outside a capture. Raises CaptureError if it keeps a tensor that the model's code may read."""
+    clear_caches(_files(module))
     before = _attributes(module)
     yield
     for own, name in _kept_since(before):
@@ -88,20 +94,50 @@ def refused_if_read(module: torch.nn.Module | None) -> Iterator[None]:
 
 @contextlib.contextmanager
 def put_back(module: torch.nn.Module | None) -> Iterator[None]:
-    """Around a call inside a capture: no attribute of a module has a tensor that the call made, however it ends.
+    """Around a call inside a capture: no attribute of a module and no cache of a function has a tensor that the call
+    made, however it ends.
 
     An error holds them, so that `keep_for_good` keeps them too.
     """
+    files = _files(module)
+    clear_caches(files)
     before = _attributes(module)
     try:
         yield
     except Exception as error:
-        vars(error)["tensors"] = _put_back(before)
+        vars(error)["tensors"] = [*_put_back(before), *map(_contents, _caches_in(files))]
         raise
     except BaseException:  # a cancel: they go while the capture still runs
         _put_back(before)
         raise
+    finally:
+        clear_caches(files)
     _put_back(before)
+
+
+def clear_caches(files: Iterable[str]) -> None:
+    """Empty the caches (`functools.lru_cache`) of the functions and methods that these Python modules define."""
+    for cache in _caches_in(files):
+        cache.cache_clear()
+
+
+def _caches_in(files: Iterable[str]) -> Iterator[functools._lru_cache_wrapper[Any]]:
+    for file in files:
+        members = list(vars(sys.modules[file]).values()) if file in sys.modules else []
+        classes = [each for each in members if isinstance(each, type) and each.__module__ == file]
+        for each in (*members, *[method for kind in classes for method in vars(kind).values()]):
+            if isinstance(each, functools._lru_cache_wrapper):
+                yield each
+
+
+def _contents(cache: functools._lru_cache_wrapper[Any]) -> list[Any]:
+    """What a cache holds, which it does not show."""
+    held = [each for each in gc.get_referents(cache) if type(each) is dict]
+    return [value for each in held for value in each.values()]
+
+
+def _files(module: torch.nn.Module | None) -> list[str]:
+    return [] if module is None else sorted(modules_of(module))
 
 
 def _attributes(module: torch.nn.Module | None) -> _Attributes:
@@ -135,7 +171,7 @@ def _put_back(before: _Attributes) -> list[Any]:
 
 def _is_read(module: torch.nn.Module, name: str) -> bool:
     """The name is read anywhere in the Python modules that the model's classes are written in."""
-    files, seen = sorted(modules_of(module) & sys.modules.keys()), set[int]()
+    files, seen = [each for each in _files(module) if each in sys.modules], set[int]()
     return any(_reads(code, name) for file in files for code in _code_in(vars(sys.modules[file]), seen))
 
 

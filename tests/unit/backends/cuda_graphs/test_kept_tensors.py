@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import sys
 import weakref
@@ -84,6 +85,17 @@ def around(module: torch.nn.Module) -> torch.nn.Module:
     return torch.nn.Sequential(torch.nn.Identity(), module)
 
 
+class Caching(torch.nn.Module):
+    """A method of it keeps its last results, as that of Chroma Radiance's positions does."""
+
+    @functools.lru_cache(maxsize=4)  # noqa: B019
+    def positions(self, count: int) -> torch.Tensor:
+        return torch.arange(count) * 2.0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.positions(len(x))
+
+
 X = torch.ones(3)
 
 
@@ -128,6 +140,26 @@ class TestPutBack:
             call()
         assert EMBEDDING not in vars(module)
         assert (made[0]() is not None) is isinstance(error, Exception)
+
+    @pytest.mark.parametrize("error", [None, RuntimeError("broken"), KeyboardInterrupt()], ids=repr)
+    def test_a_cache_of_a_method_is_made_anew_and_keeps_nothing_of_the_call(self, error: BaseException | None) -> None:
+        module = Caching()
+        module(X)
+        earlier, made = module.positions(3), list[weakref.ref[torch.Tensor]]()
+
+        def call() -> None:
+            with put_back(module):
+                module(X)
+                made.append(weakref.ref(module.positions(3)))
+                assert made[0]() is not earlier
+                if error is not None:
+                    raise error
+
+        with contextlib.nullcontext() if error is None else pytest.raises(type(error)) as caught:
+            call()
+        assert Caching.positions.cache_info().currsize == 0
+        assert (made[0]() is not None) is isinstance(error, Exception)
+        del caught
 
     def test_without_a_module_nothing_happens(self) -> None:
         with put_back(None), refused_if_read(None):
