@@ -11,8 +11,8 @@ from pathlib import Path
 
 TYPES = ("input", "output", "temp")
 _LONGEST = 255  # bytes of a name, for the usual file systems
-# A browser would run these as pages of this server. ComfyUI sends them as plain bytes too.
-_ACTIVE = {"text/html", "text/html-sandboxed", "application/xhtml+xml", "text/javascript", "text/css", "image/svg+xml"}
+# A browser shows these and runs no script in them. All others go as plain bytes: pages, any XML, a saved mail.
+_SHOWN = ("image/", "video/", "audio/", "text/plain", "application/json", "model/")
 
 
 class RefusedError(ValueError):
@@ -78,7 +78,7 @@ class Files:
 def content_type(path: Path) -> str:
     """For the answer of /view."""
     guessed = mimetypes.guess_type(path.name)[0] or "application/octet-stream"
-    return "application/octet-stream" if guessed in _ACTIVE else guessed
+    return guessed if guessed.startswith(_SHOWN) and "xml" not in guessed else "application/octet-stream"
 
 
 def _same(path: Path, content: bytes) -> bool:

@@ -176,7 +176,8 @@ class Ingress:
             raise ApiError(400, "invalid_filename", str(error)) from None
         if not is_there:
             raise ApiError(404, "not_found", f"There is no file {filename!r} in {subfolder or type!r}.")
-        return FileResponse(path, media_type=content_type(path), filename=path.name, content_disposition_type="inline")
+        shown: dict[str, Any] = {"media_type": content_type(path), "content_disposition_type": "inline"}
+        return FileResponse(path, filename=path.name, headers={"X-Content-Type-Options": "nosniff"}, **shown)
 
     @app.post("/upload/image")
     async def upload(self, request: Request) -> Response:

@@ -42,7 +42,9 @@ async def works(site: Site) -> None:
     assert entry["status"] == {"status_str": "success"}
     file = entry["outputs"]["draw"]["images"][0]
     query = f"filename={file['filename']}&subfolder={file['subfolder']}&type={file['type']}"
-    assert (await site.ask("GET", "/view", query=query)).body == picture(GOOD)
+    shown = await site.ask("GET", "/view", query=query)
+    assert shown.body == picture(GOOD)
+    assert shown.headers["x-content-type-options"] == "nosniff"
 
 
 def fetched(site: Site) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import gc
+import mimetypes
 import socket
 import sqlite3
 import subprocess
@@ -365,9 +366,15 @@ class TestFiles:
         assert names == ["a.png", "a (1).png", "a.png"]
         assert files.upload("input", "", "a.png", b"3", overwrite=True) == "a.png"
 
-    def test_a_page_is_sent_as_bytes(self) -> None:
-        assert content_type(Path("a.html")) == content_type(Path("a.svg")) == "application/octet-stream"
-        assert content_type(Path("a.png")) == "image/png"
+    @pytest.mark.parametrize(
+        "ending", ["html", "svg", "xml", "xhtml", "rss", "xsl", "eml", "mht", "js", "css", "pdf", "x"]
+    )
+    def test_what_could_run_as_a_page_is_sent_as_bytes(self, ending: str) -> None:
+        assert content_type(Path(f"a.{ending}")) == "application/octet-stream"
+
+    @pytest.mark.parametrize("name", ["a.png", "a.webp", "a.mp4", "a.mp3", "a.txt", "a.json"])
+    def test_pictures_and_their_like_are_shown(self, name: str) -> None:
+        assert content_type(Path(name)) == mimetypes.guess_type(name)[0]
 
 
 def test_files_of_an_answer_move_into_a_folder_of_their_replica() -> None:
