@@ -73,17 +73,17 @@ def trace(options: argparse.Namespace, seed: int = 1) -> list[dict[str, Any]]:
 def prompt(options: argparse.Namespace, width: int, height: int, model: int, seed: int) -> dict[str, Any]:
     """Text to image, compiled, with a checkpoint by its number."""
     size = (width, height, 1, "a lighthouse")
-    nodes = rig.prompt(f"fleet-{model}.safetensors", "auto", size, options.steps, seed)
+    nodes = rig.prompt(f"fleet-{model}.safetensors", size, options.steps, seed)
     del nodes["latents"]
     if options.cpu:
         kind, wide, pooled = (("sd", 768, 0), ("sdxl", 2048, 1280))[model % 2]
         text = {"tokens": 77, "width": wide, "pooled_width": pooled, "batch": 1}
         nodes["load"] = rig.node("ResoluteTestTinyModel", seed=model // 2, kind=kind)
         nodes["vae"] = rig.node("ResoluteTestTinyVAE", seed=0)
-        nodes["compile_vae"]["inputs"]["vae"] = ["vae", 0]
+        nodes["decode"]["inputs"]["vae"] = ["vae", 0]
         for name, number in (("positive", 11), ("negative", 12)):
             nodes[name] = rig.node("ResoluteTestConditioning", seed=number, **text)
-    return nodes
+    return rig.compiled(nodes, "auto")
 
 
 class Fleet:

@@ -18,8 +18,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from scripts.places import ROOT
+
 from . import rig
-from .rig import ROOT
 
 SIZES = [(1024, 1024, 2, 77), (960, 720, 2, 77), (720, 720, 2, 77), (264, 200, 1, 154), (256, 256, 2, 77)]
 

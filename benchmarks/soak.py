@@ -37,7 +37,6 @@ from tests.comfy.random_visits import Visit, trace
 from . import rig
 from .cells import add_options
 from .random_lora import write_lora
-from .rig import node, prompt
 
 MIB = 1 << 20
 LORAS = "ab"  # as a trace names them
@@ -68,14 +67,14 @@ def summary(rows: Sequence[dict[str, Any]], first_of: Sequence[int]) -> dict[str
     return found
 
 
-def run(client: Client, visit: Visit, backend: str, steps: int, files: dict[str, str]) -> dict[str, Any]:
+def run(client: Client, visit: Visit, contender: str, steps: int, files: dict[str, str]) -> dict[str, Any]:
     """One prompt: its seconds, its latents, and by how much the counters rose."""
     size = (visit.width, visit.height, visit.batch, "a lighthouse")
-    nodes = prompt(files[visit.kind], backend, size, steps, visit.seed)
+    nodes = rig.prompt(files[visit.kind], size, steps, visit.seed)
     if visit.lora:
-        given = {"lora_name": f"bench-{visit.lora}.safetensors", "strength_model": visit.strength}
-        nodes["lora"] = node("LoraLoaderModelOnly", model=["load", 0], **given)
-        nodes["compile" if "compile" in nodes else "sample"]["inputs"]["model"] = ["lora", 0]
+        nodes = rig.with_lora(nodes, f"bench-{visit.lora}.safetensors", visit.strength)
+    if contender == rig.OURS:
+        nodes = rig.compiled(nodes, "inductor")
     before = rig.counters(client)
     history = client.run(nodes)
     risen = rig.rise(before, rig.counters(client))
@@ -102,7 +101,7 @@ def measure(
             return
         visit = replace(visit, lora="") if options.cpu else visit
         try:
-            found = run(server.client, visit, "inductor", options.steps, files)
+            found = run(server.client, visit, rig.OURS, options.steps, files)
         except PromptError as error:  # a finding; the server goes on
             yield {**asdict(visit), "failed": str(error)[:500]}
             continue

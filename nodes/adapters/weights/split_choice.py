@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-GAINS = False  # True once `benchmarks.streamed` shows a gain; name its raw file here
+GAINS = False  # True once `benchmarks.run streamed` shows a gain; name its raw file here
 
 
 def splits_blocks(wish: bool | None, streams: bool) -> bool:
