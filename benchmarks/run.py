@@ -24,8 +24,8 @@ restart (`--restart`), where each contender also begins with nothing on disk. A 
 A run begins nothing that would end after `--seconds`, writes after each contender's size, and goes on with what `--out`
 lacks. `--folder` keeps compiled regions and latents, `--models` the models, several GB each. Needs CUDA and the
 environment of `scripts/test` (without a network, set RESOLUTE_PYTHON and COMFYUI_PATH). GGUF needs a clone of
-https://github.com/city96/ComfyUI-GGUF and the package gguf.
-With `--environment TORCHINDUCTOR_EMULATE_PRECISION_CASTS=1` compiled kernels round where ComfyUI's own do. `--cpu` goes the whole way with small models.
+https://github.com/city96/ComfyUI-GGUF and the package gguf. `--cpu` goes the whole way with small models.
+With `--environment TORCHINDUCTOR_EMULATE_PRECISION_CASTS=1` compiled kernels round where ComfyUI's own do.
 """
 
 from __future__ import annotations
