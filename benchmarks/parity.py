@@ -11,7 +11,6 @@ those at zero and leaves them small. Needs CUDA.
 from __future__ import annotations
 
 import argparse
-import datetime
 import importlib.util
 import os
 import sys
@@ -149,7 +148,7 @@ def main() -> int:
     from resolute_pack.nodes.adapters.process import runtime
 
     result = {
-        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        "date": rig.now(),
         "gpu": torch.cuda.get_device_name(),
         "torch": torch.__version__,
         "allocator": torch.cuda.get_allocator_backend(),

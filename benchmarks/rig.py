@@ -129,15 +129,24 @@ def variables(given: list[str]) -> dict[str, str]:
     return dict(each.split("=", 1) for each in given)
 
 
+def now() -> str:
+    return datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
+
+
+def gpu() -> str | None:
+    """Its name, driver and memory, as NVIDIA's tool says them; None without the tool."""
+    query = ["nvidia-smi", "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader"]
+    if shutil.which(query[0]) is None:
+        return None
+    return subprocess.run(query, capture_output=True, text=True, check=False).stdout.strip()
+
+
 def environment(running: ComfyServer) -> dict[str, Any]:
     """When and on what a result was measured."""
     stats = running.client.get("/system_stats")
-    query = ["nvidia-smi", "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader"]
-    has_gpu = shutil.which(query[0]) is not None
-    gpu = subprocess.run(query, capture_output=True, text=True, check=False).stdout.strip() if has_gpu else None
     return {
-        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-        "gpu": gpu,
+        "date": now(),
+        "gpu": gpu(),
         "devices": stats.get("devices"),
         "system": {key: stats["system"].get(key) for key in ("comfyui_version", "python_version", "pytorch_version")},
     }

@@ -78,7 +78,8 @@ def run(client: Client, visit: Visit, contender: str, steps: int, files: dict[st
     before = rig.counters(client)
     history = client.run(nodes)
     risen = rig.rise(before, rig.counters(client))
-    counted = {name: risen[name] for name in ("captures", "replays", "region_compiles", "bypasses")}
+    names = ("captures", "replays", "region_compiles", "evictions", "bypasses")
+    counted = {name: risen[name] for name in names}
     found = {"seconds": execution_seconds(history), "stall": risen["stall_seconds"], **counted}
     return {**found, "latents": rig.latents(client, history)}
 
@@ -91,7 +92,6 @@ def measure(
 
     assert server.process is not None
     process = psutil.Process(server.process.pid)
-    evictions = 0
     sides = range(64, 193, 64) if options.cpu else range(512, 1281, 64)
     longest = 0.0
     for number, visit in enumerate(trace(options.prompts, list(files), sides, options.shapes)):
@@ -106,11 +106,12 @@ def measure(
             yield {**asdict(visit), "failed": str(error)[:500]}
             continue
         latents = found.pop("latents")
-        row: dict[str, Any] = {**asdict(visit), **{key: found[key] for key in ("seconds", "stall", "bypasses")}}
-        row |= {key: found[key] for key in ("captures", "replays", "region_compiles")}
-        row |= {"device_mib": used_bytes() // MIB, "host_mib": process.memory_info().rss // MIB}
-        counted = rig.counters(server.client)["evictions"]
-        row["evictions"], evictions = counted - evictions, counted
+        row: dict[str, Any] = {
+            **asdict(visit),
+            **found,
+            "device_mib": used_bytes() // MIB,
+            "host_mib": process.memory_info().rss // MIB,
+        }
         if number % options.every == options.every - 1:
             stock = run(server.client, visit, rig.STOCK, options.steps, files)["latents"]
             row["error"] = rig.error(latents, stock)
