@@ -1,15 +1,13 @@
-"""The memory of the device and of a server: watched while prompts run, and held so that the card is a smaller one; and
-the bus between them.
-"""
+"""The memory of the device and of a server: watched while prompts run, and held so that the card is smaller."""
 
 from __future__ import annotations
 
 import contextlib
 import shutil
-import statistics
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -27,6 +25,19 @@ def used_bytes() -> int:
         return 0
     free, total = torch.cuda.mem_get_info()
     return total - free
+
+
+def settled_bytes(still: float) -> tuple[int, float]:
+    """Bytes in use once they have stayed the same for so many seconds, and the seconds until then. ComfyUI frees after
+    it has answered.
+    """
+    started = changed = time.monotonic()
+    used = used_bytes()
+    while (now := time.monotonic()) - changed < still and now - started < 8 * still:
+        time.sleep(0.1)
+        if (found := used_bytes()) != used:
+            used, changed = found, time.monotonic()
+    return used, changed - started
 
 
 def processes_mib() -> list[int]:
@@ -66,23 +77,6 @@ class Memory:
     def close(self) -> None:
         self._stop.set()
         self._thread.join()
-
-
-def bus_gb_per_s() -> float:
-    """GB that cross the bus to the device in a second, from pinned memory. Needs CUDA."""
-    device = torch.empty(GIB, dtype=torch.uint8, device="cuda")
-    host = torch.empty(GIB, dtype=torch.uint8, pin_memory=True).fill_(1)
-    found = []
-    for _ in range(5):
-        before, after = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        before.record()
-        device.copy_(host, non_blocking=True)
-        after.record()
-        after.synchronize()
-        found.append(GIB / before.elapsed_time(after) / 1e6)
-    del device, host
-    torch.cuda.empty_cache()
-    return statistics.median(found)
 
 
 @contextlib.contextmanager

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import argparse
 import importlib
 import inspect
 import json
+import os
+import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from scripts.places import ROOT
+from scripts.setup import command
+
+from .gguf_file import python_path
 from .weight_formats import file_of, is_of_block, save
 
 
@@ -115,10 +122,13 @@ FAMILIES = {
 }  # fmt: skip
 
 
+_WAN_14B = {"dim": 5120, "ffn_dim": 13824, "num_heads": 40}
 _LARGER = (  # than the cards that people have
     ("flux-full", "flux", {"depth": 19, "depth_single_blocks": 38}),
     ("qwen-image-full", "qwen-image", {"num_layers": 60}),
-    ("wan-14b-half", "wan", {"dim": 5120, "ffn_dim": 13824, "num_heads": 40, "num_layers": 20}),
+    ("wan-14b-half", "wan", {**_WAN_14B, "num_layers": 20}),
+    ("wan-high", "wan", {**_WAN_14B, "num_layers": 4}),  # Wan 2.2's models for high and low noise
+    ("wan-low", "wan", {**_WAN_14B, "num_layers": 4}),
 )
 LARGE = {name: FAMILIES[like]._replace(settings=FAMILIES[like].settings | more) for name, like, more in _LARGER}
 
@@ -143,32 +153,55 @@ def floor_ms(file: Path, size: tuple[int, int], tera: float, tera_of_products: f
     return float(1000 * (attention / tera + (work[name] - attention) / (tera_of_products or tera)))
 
 
+def ensure(
+    setup: command.Setup, models: Path, names: Sequence[str], is_small: bool, packages: Path | None = None
+) -> None:
+    """Make the files that are missing, in a process with torch and ComfyUI. models: a folder in ComfyUI's layout.
+
+    names: of families, with a format as in flux:fp8-scaled, and of VAEs: wan-vae. packages: that write GGUF files.
+    """
+    for folder in ("checkpoints", "diffusion_models", "loras", "vae"):
+        (models / folder).mkdir(parents=True, exist_ok=True)
+    missing = [name for name in dict.fromkeys(names) if not path_of(models, name).with_suffix(".json").is_file()]
+    if missing:
+        child = [str(setup.python), "-m", "benchmarks.family_models", str(models), str(setup.comfyui), *missing]
+        paths = {**os.environ, **python_path(packages)}
+        subprocess.run([*child, *(["--cpu"] if is_small else [])], cwd=ROOT, env=paths, check=True)
+
+
+def path_of(models: Path, name: str) -> Path:
+    """The file of a model with its format, or of a VAE. Its work per step is beside it, in JSON."""
+    family, _, form = name.partition(":")
+    return models / ("vae" if name.endswith("-vae") else "diffusion_models") / file_of(family, form)
+
+
 # --- in a process with torch and ComfyUI -------------------------------------------------------------------------
 
 
-def make_all(
-    comfyui: Path,
-    folder: Path,
-    names: list[str],
-    is_small: bool,
-    forms: Sequence[str] = ("",),
-    loras: Path | None = None,
-) -> None:
-    """Write the models into a folder, in each of `forms`, with their work per step beside. is_small: on the CPU.
-
-    loras: a folder that gets a LoRA of each.
-    """
-    sys.path.insert(0, str(comfyui))
+def main() -> None:
+    """Write models with the file names and settings of `ensure`."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("comfyui", type=Path)
+    parser.add_argument("names", nargs="+")
+    parser.add_argument("--cpu", action="store_true", help="small models")
+    options = parser.parse_args()
+    sys.path.insert(0, str(options.comfyui))
     sys.argv = sys.argv[:1]  # ComfyUI reads the command line
-    importlib.import_module("comfy.cli_args").args.cpu = is_small
-    for name in names:
-        missing = [form for form in forms if not (folder / file_of(name, form)).with_suffix(".json").is_file()]
-        if missing:
-            outs = {form: folder / file_of(name, form) for form in missing}
-            _make(name, family(name, is_small), outs, "cpu" if is_small else "cuda", loras and loras / file_of(name))
+    importlib.import_module("comfy.cli_args").args.cpu = options.cpu
+    forms: dict[str, dict[str, Path]] = {}
+    for name in options.names:
+        plain, _, form = name.partition(":")
+        forms.setdefault(plain, {})[form] = path_of(options.folder, name)
+    for name, outs in forms.items():
+        if name.endswith("-vae"):
+            importlib.import_module("benchmarks.video_models").save(name.removesuffix("-vae"), outs[""], options.cpu)
+        else:
+            lora = options.folder / "loras" / file_of(name)
+            _make(name, family(name, options.cpu), outs, "cpu" if options.cpu else "cuda", lora)
 
 
-def _make(name: str, family: Family, outs: Mapping[str, Path], device: str, lora: Path | None) -> None:
+def _make(name: str, family: Family, outs: Mapping[str, Path], device: str, lora: Path) -> None:
     """outs: the file of each form."""
     import safetensors.torch
     import torch
@@ -185,8 +218,7 @@ def _make(name: str, family: Family, outs: Mapping[str, Path], device: str, lora
             weight.normal_(generator=generator).mul_(0.5 * weight[0].numel() ** -0.5)
         else:
             weight.fill_(1.0 if key.endswith(("weight", "scale")) else 0.0)
-    if lora is not None:
-        safetensors.torch.save_file(_lora(weights, generator), str(lora))
+    safetensors.torch.save_file(_lora(weights, generator), str(lora))
     work: dict[str, float] = {}
     for width, height in family.sizes:
         total, attention = _tera_operations(model, family, width, height)
@@ -241,3 +273,7 @@ def _tera_operations(model: Any, family: Family, width: int, height: int) -> tup
     operations = counted.get_flop_counts()["Global"]
     attention = sum(count for operation, count in operations.items() if "attention" in str(operation))
     return float(counted.get_total_flops() / 1e12), float(attention / 1e12)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,23 +1,22 @@
 """One trace of prompts through a fleet, with our router and with three of Serve's: what is warm, how long it takes.
 
     python -m benchmarks.fleet --out benchmarks/results/NAME-fleet.json [--replicas 2] [--prompts 200] [--seconds 420]
-                               [--checkpoints 4] [--fit 2] [--folder FOLDER] [--cpu] [--steps 8] [--smoke]
+                               [--checkpoints 4] [--fit 2] [--folder FOLDER] [--cpu] [--steps 8]
 
 12 sizes and four checkpoints (one SDXL file under four names, random weights), from eight clients. Another process
 holds so much of the GPU that `--fit` of them fit at once beside the work of each replica. A size is drawn with a weight
 that falls from the first to the last, as people's sizes do. Every router gets the same trace, a fresh fleet, and a copy
 of one store in which the regions are compiled already; so a cold prompt loads regions or captures. `--cpu` takes the
-tests' tiny models and eight small sizes; `--smoke` takes six prompts of those, to see that everything starts. The
-routers share `--seconds` evenly, their starts included, but none gets less than 100 s; prompts that did not fit are
-left out and counted. A later run with the same `--out` measures the routers that it lacks; `--folder` keeps the store.
-`--gpus 0.5` lets two replicas share one GPU. Needs Ray in this Python (requirements-fleet.txt). COMFYUI_PATH and
-RESOLUTE_PYTHON name ComfyUI and its Python, as for the other benchmarks.
+tests' tiny models and eight small sizes. The routers share `--seconds` evenly, their starts included, but none gets
+less than 100 s; prompts that did not fit are left out and counted. A later run with the same `--out` measures the
+routers that it lacks; `--folder` keeps the store. `--gpus 0.5` lets two replicas share one GPU. Needs Ray in this
+Python (requirements-fleet.txt). COMFYUI_PATH and RESOLUTE_PYTHON name ComfyUI and its Python, as for the other
+benchmarks.
 """
 
 from __future__ import annotations
 
 import argparse
-import datetime
 import functools
 import os
 import random
@@ -73,17 +72,17 @@ def trace(options: argparse.Namespace, seed: int = 1) -> list[dict[str, Any]]:
 def prompt(options: argparse.Namespace, width: int, height: int, model: int, seed: int) -> dict[str, Any]:
     """Text to image, compiled, with a checkpoint by its number."""
     size = (width, height, 1, "a lighthouse")
-    nodes = rig.prompt(f"fleet-{model}.safetensors", "auto", size, options.steps, seed)
+    nodes = rig.prompt(f"fleet-{model}.safetensors", size, options.steps, seed)
     del nodes["latents"]
     if options.cpu:
         kind, wide, pooled = (("sd", 768, 0), ("sdxl", 2048, 1280))[model % 2]
         text = {"tokens": 77, "width": wide, "pooled_width": pooled, "batch": 1}
         nodes["load"] = rig.node("ResoluteTestTinyModel", seed=model // 2, kind=kind)
         nodes["vae"] = rig.node("ResoluteTestTinyVAE", seed=0)
-        nodes["compile_vae"]["inputs"]["vae"] = ["vae", 0]
+        nodes["decode"]["inputs"]["vae"] = ["vae", 0]
         for name, number in (("positive", 11), ("negative", 12)):
             nodes[name] = rig.node("ResoluteTestConditioning", seed=number, **text)
-    return nodes
+    return rig.compiled(nodes, "auto")
 
 
 class Fleet:
@@ -227,12 +226,8 @@ def empty(folder: Path) -> None:
 
 
 def about(options: argparse.Namespace) -> dict[str, Any]:
-    query = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
-    gpu = "" if options.cpu else subprocess.run(query, capture_output=True, text=True, check=False).stdout.strip()
-    return {
-        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-        "gpu": gpu, "clients": CLIENTS, "steps": options.steps, "comfyui": comfyui.TARGET,
-    }  # fmt: skip
+    about = {"date": rig.now(), "gpu": "" if options.cpu else rig.gpu()}
+    return {**about, "clients": CLIENTS, "steps": options.steps, "comfyui": comfyui.TARGET}
 
 
 def parse() -> argparse.Namespace:
@@ -250,11 +245,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--gpus", type=float, default=1.0, help="of each replica")
     parser.add_argument("--folder", type=Path, help="keeps the fleets' folders, with the store")
     parser.add_argument("--cpu", action="store_true")
-    parser.add_argument("--smoke", action="store_true")
-    options = parser.parse_args()
-    if options.smoke:
-        options.cpu, options.prompts, options.steps, options.seconds = True, 6, 1, 1800.0
-    return options
+    return parser.parse_args()
 
 
 def main() -> int:

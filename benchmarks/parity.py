@@ -11,15 +11,15 @@ those at zero and leaves them small. Needs CUDA.
 from __future__ import annotations
 
 import argparse
-import datetime
 import importlib.util
 import os
 import sys
 from pathlib import Path
 from typing import Any
 
+from scripts.places import ROOT
+
 from . import rig
-from .rig import ROOT
 
 SIZES = [(1024, 1024, 2, 77), (960, 720, 2, 77), (720, 720, 2, 77), (264, 200, 1, 154), (256, 256, 2, 77)]
 
@@ -148,7 +148,7 @@ def main() -> int:
     from resolute_pack.nodes.adapters.process import runtime
 
     result = {
-        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        "date": rig.now(),
         "gpu": torch.cuda.get_device_name(),
         "torch": torch.__version__,
         "allocator": torch.cuda.get_allocator_backend(),

@@ -5,8 +5,7 @@
 A step is a command of STEPS. It gets what is left of `--seconds`, and is ended a little later with all its processes. A
 step is done when it ended by itself and left nothing out; done steps are not begun again, others go on with the cells
 that they lack. FOLDER keeps results (NAME.json), logs (NAME.log) and what is done (`plan.json`), and has folders with
-models and compiled regions. `plan.json` also has the seconds that each step took: on a machine that took twice the
-estimates for these, the others are expected to take twice theirs. To go on with another machine, bring the files along.
+models and compiled regions. To go on with another machine, bring the files along.
 `--list` prints the commands. Needs CUDA and the environment of `scripts/test` (without a network, set RESOLUTE_PYTHON
 and COMFYUI_PATH; ComfyUI's front end is not needed). docs/claims.md has the table.
 """
@@ -17,7 +16,6 @@ import argparse
 import contextlib
 import json
 import os
-import platform
 import shutil
 import signal
 import subprocess
@@ -27,12 +25,13 @@ import time
 from pathlib import Path
 from typing import IO, Any
 
+from scripts.places import ROOT
+
 from . import rig
-from .plan_steps import STEPS, Step
-from .rig import ROOT
+from .scenarios import STEPS, Step
 
 _SPARE = 20.0  # seconds, for a step to write its results and to stop its servers
-_LEAST = 45.0  # seconds: with less left, no step begins; on a slow machine more
+_LEAST = 45.0  # seconds: with less left, no step begins
 _LEFT_OUT = ("left out", "s are over")  # what benchmarks say of cells that did not fit into their time
 
 
@@ -43,30 +42,10 @@ def failures(out: Path) -> Any:
     return None
 
 
-def machine() -> str:
-    return f"{platform.node()}, {os.cpu_count()} processors"
-
-
-def slowness(done: dict[str, Any]) -> float:
-    """By how much longer than the estimates steps took on this machine; if none ran here, on those where they ran.
-
-    A step that was cut counts once it has taken longer than its estimate.
-    """
-    ran = [each for each in done.values() if each.get("done") or each["seconds"] > each["estimate"]]
-    ran = [each for each in ran if each["machine"] == machine()] or ran
-    return float(sum(each["seconds"] for each in ran) / sum(each["estimate"] for each in ran)) if ran else 1.0
-
-
 def expected(step: Step, done: dict[str, Any]) -> float:
-    """Seconds that a step takes here, or what is left of it; at least so many are left when it begins."""
+    """Seconds that a step takes, or what is left of it; at least so many are left when it begins."""
     spent = done.get(step.name, {}).get("seconds", 0.0)
-    scaled = step.seconds * slowness(done)
-    return max(scaled, 1.25 * spent) if step.whole else max(scaled - spent, least(done))
-
-
-def least(done: dict[str, Any]) -> float:
-    """With fewer seconds left no step begins."""
-    return _LEAST * max(1.0, slowness(done))
+    return max(step.seconds, 1.25 * spent) if step.whole else max(step.seconds - spent, _LEAST)
 
 
 def make_room(models: Path, gb: int) -> bool:
@@ -173,7 +152,7 @@ def run(steps: list[Step], folder: Path, models: Path, seconds: float) -> int:
         if before.get("done"):
             continue
         needed = expected(step, done)
-        if left < (needed if step.whole else least(done)):
+        if left < (needed if step.whole else _LEAST):
             print(f"-- {step.name}: not begun, {max(left, 0):.0f} s are left of about {needed:.0f}", flush=True)
             continue
         if not make_room(models, step.gb):
@@ -186,8 +165,7 @@ def run(steps: list[Step], folder: Path, models: Path, seconds: float) -> int:
         is_done = code == 0 and not has_left_out and not failures(folder / f"{step.name}.json")
         spent = before.get("seconds", 0.0)
         spent = max(took, spent) if step.whole else took + spent  # a whole step begins anew
-        entry = {"done": is_done, "code": code, "seconds": round(spent, 1), "estimate": step.seconds}
-        done[step.name] = entry | {"machine": machine()}
+        done[step.name] = {"done": is_done, "code": code, "seconds": round(spent, 1)}
         rig.save(kept, done)
         print(f"-- {step.name}: {'done' if is_done else f'not done, exit code {code}'} after {took:.0f} s", flush=True)
         failed += [step.name] if code not in (0, 124) else []

@@ -6,12 +6,11 @@ import datetime
 import io
 import json
 import os
-import re
 import shutil
 import subprocess
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy
 
@@ -21,20 +20,11 @@ from scripts.server.client import Client, History
 from scripts.server.process import ComfyServer
 from scripts.setup import command
 
-STOCK = "stock"
+OURS, STOCK = "resolute", "stock"
 STEPS = 20
+TOLD = ("attention", "comfy_kitchen", "Set vram state", "Device:")  # lines of ComfyUI's log about the machine
 
-
-class Sampler(NamedTuple):
-    """How a prompt samples. name, scheduler: as KSampler names them."""
-
-    name: str = "euler"
-    steps: int = STEPS
-    cfg: float = 7.0
-    scheduler: str = "normal"
-
-
-EULER, LCM = Sampler(), Sampler("lcm", 4, 1.0, "sgm_uniform")
+Size = tuple[int, int, int, str]  # width, height, batch, text
 
 
 def server(setup: command.Setup, folder: Path, arguments: list[str], **settings: Any) -> ComfyServer:
@@ -49,54 +39,62 @@ def node(kind: str, /, **inputs: Any) -> dict[str, Any]:
 
 
 def sampled(
-    nodes: Mapping[str, Any],
-    model: list[Any],
-    seed: int,
-    steps: int,
-    cfg: float,
-    scheduler: str = "normal",
-    name: str = "euler",
+    nodes: Mapping[str, Any], model: list[Any], seed: int, steps: int, cfg: float, scheduler: str = "normal"
 ) -> dict[str, Any]:
     """The nodes with a sampler of their prompts and latent, and with its latents saved."""
     sampler = node(
-        "KSampler", model=model, seed=seed, steps=steps, cfg=cfg, sampler_name=name, scheduler=scheduler,
+        "KSampler", model=model, seed=seed, steps=steps, cfg=cfg, sampler_name="euler", scheduler=scheduler,
         positive=["positive", 0], negative=["negative", 0], latent_image=["latent", 0], denoise=1.0,
     )  # fmt: skip
     saved = node("ResoluteTestSaveLatent", samples=["sample", 0], filename_prefix="latents")
     return {**nodes, "sample": sampler, "latents": saved}
 
 
-def prompt(
-    checkpoint: str,
-    backend: str,
-    size: tuple[int, int, int, str],
-    steps: int = STEPS,
-    seed: int = 1,
-    sampler: Sampler = EULER,
-) -> dict[str, Any]:
-    """Text to image with core's nodes; adds Resolute's nodes or TorchCompileModel unless `backend` is stock.
-
-    size: width, height, batch, text. steps: in place of the sampler's.
-    """
+def prompt(checkpoint: str, size: Size, steps: int = STEPS, seed: int = 1) -> dict[str, Any]:
+    """Stock's text to image with a checkpoint."""
     width, height, batch, text = size
-    model, vae = ["load", 0], ["load", 2]
     nodes: dict[str, Any] = {
         "load": node("CheckpointLoaderSimple", ckpt_name=checkpoint),
         "positive": node("CLIPTextEncode", clip=["load", 1], text=text),
         "negative": node("CLIPTextEncode", clip=["load", 1], text="blurry"),
         "latent": node("EmptyLatentImage", width=width, height=height, batch_size=batch),
     }
-    if backend == "TorchCompileModel":
-        nodes["compile"] = node("TorchCompileModel", model=model, backend="inductor")
-        model = ["compile", 0]
-    elif backend != STOCK:
-        nodes["compile"] = node("ResoluteCompileModel", model=model, backend=backend)
-        nodes["compile_vae"] = node("ResoluteCompileVAEDecode", vae=vae, backend=backend)
-        model, vae = ["compile", 0], ["compile_vae", 0]
-    nodes = sampled(nodes, model, seed, steps, sampler.cfg, sampler.scheduler, sampler.name)
-    nodes["decode"] = node("VAEDecode", samples=["sample", 0], vae=vae)
-    nodes["save"] = node("SaveImage", images=["decode", 0], filename_prefix="images")
+    nodes = sampled(nodes, ["load", 0], seed, steps, 7.0)
+    return nodes | decoded("sample", ["load", 2])
+
+
+def decoded(sampler: str, vae: list[Any]) -> dict[str, Any]:
+    """Nodes that decode what a sampler made, and save it."""
+    return {
+        "decode": node("VAEDecode", samples=[sampler, 0], vae=vae),
+        "save": node("SaveImage", images=["decode", 0], filename_prefix="images"),
+    }
+
+
+def with_model_node(nodes: dict[str, Any], name: str, kind: str, /, **inputs: Any) -> dict[str, Any]:
+    """The prompt with one more node between the model and each sampler. name: of the first; others are numbered."""
+    samplers = [each for each in nodes.values() if each["class_type"].startswith("KSampler")]
+    for number, sampler in enumerate(samplers):
+        own = f"{name}{number or ''}"
+        nodes[own] = node(kind, model=sampler["inputs"]["model"], **inputs)
+        sampler["inputs"]["model"] = [own, 0]
     return nodes
+
+
+def compiled(nodes: dict[str, Any], backend: str) -> dict[str, Any]:
+    """The prompt with Resolute's nodes, which are all that differs from stock's."""
+    nodes = with_model_node(nodes, "compile", "ResoluteCompileModel", backend=backend)
+    decodes = [each for each in nodes.values() if each["class_type"] == "VAEDecode"]
+    if decodes:
+        nodes["compile_vae"] = node("ResoluteCompileVAEDecode", vae=decodes[0]["inputs"]["vae"], backend=backend)
+    for decode in decodes:
+        decode["inputs"]["vae"] = ["compile_vae", 0]
+    return nodes
+
+
+def with_lora(nodes: dict[str, Any], file: str, strength: float = 1.0) -> dict[str, Any]:
+    """Stock's prompt with a LoRA."""
+    return with_model_node(nodes, "lora", "LoraLoaderModelOnly", lora_name=file, strength_model=strength)
 
 
 def counters(client: Client) -> dict[str, Any]:
@@ -122,21 +120,33 @@ def error(found: Any, reference: Any) -> float:
     return float(numpy.linalg.norm(found - reference) / numpy.linalg.norm(reference))
 
 
-def passes(log: str) -> list[dict[str, int]]:
-    """The passes that DeepCache reports in a server's log, each kind of run once."""
-    found = sorted(set(re.findall(r"DeepCache: .*?(\d+) full and (\d+) fast passes", log)))
-    return [{"full": int(full), "fast": int(fast)} for full, fast in found]
+def first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [""])[0][:300]
+
+
+def variables(given: list[str]) -> dict[str, str]:
+    """What `--environment NAME=VALUE` says."""
+    return dict(each.split("=", 1) for each in given)
+
+
+def now() -> str:
+    return datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
+
+
+def gpu() -> str | None:
+    """Its name, driver and memory, as NVIDIA's tool says them; None without the tool."""
+    query = ["nvidia-smi", "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader"]
+    if shutil.which(query[0]) is None:
+        return None
+    return subprocess.run(query, capture_output=True, text=True, check=False).stdout.strip()
 
 
 def environment(running: ComfyServer) -> dict[str, Any]:
     """When and on what a result was measured."""
     stats = running.client.get("/system_stats")
-    query = ["nvidia-smi", "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader"]
-    has_gpu = shutil.which(query[0]) is not None
-    gpu = subprocess.run(query, capture_output=True, text=True, check=False).stdout.strip() if has_gpu else None
     return {
-        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-        "gpu": gpu,
+        "date": now(),
+        "gpu": gpu(),
         "devices": stats.get("devices"),
         "system": {key: stats["system"].get(key) for key in ("comfyui_version", "python_version", "pytorch_version")},
     }

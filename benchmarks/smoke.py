@@ -39,19 +39,17 @@ from scripts.server.process import ComfyServer
 from scripts.setup import command
 
 from . import rig
-from .card_memory import GIB, processes_mib, used_bytes
+from .card_memory import GIB, processes_mib, settled_bytes, used_bytes
 from .cells import OutOfTimeError, add_options
-from .families import first_line
-from .family_models import make_all
-from .smoke_checks import OURS, PASS, STOCK, Check, checks_of, row_checks, summary, table, write_readme
-from .smoke_rows import FORMS, UNLOAD, Row, prompt, rows
+from .rig import OURS, STOCK
+from .smoke_checks import PASS, Check, checks_of, row_checks, summary, table, write_readme
+from .smoke_rows import UNLOAD, Row, prompt, rows
 from .smoke_setup import commit_of, import_bundle, make_models
 
 SECONDS = 280
 STILL = 4.0  # seconds in which memory has to stay the same: unloading waits for other things in between
 PAUSE = 5.0  # seconds between a server's start and its first prompt, as a browser needs to open the page
 _START = 18.0  # seconds for a server's start and the pause, on a slow host
-_TOLD = ("attention", "comfy_kitchen", "Set vram state", "Device:")  # lines of ComfyUI's log about the machine
 
 
 class Smoke:
@@ -106,7 +104,7 @@ class Smoke:
             time.sleep(PAUSE)
             about = rig.environment(server)
             self.result |= about if "date" not in self.result else {}
-            told = [line for line in server.log().splitlines() if any(part in line for part in _TOLD)]
+            told = [line for line in server.log().splitlines() if any(part in line for part in rig.TOLD)]
             self.result.setdefault("servers", {})[name] = {"ready_seconds": ready, "told": told}
             try:
                 for row in wanted:
@@ -141,7 +139,7 @@ class Smoke:
         except OutOfTimeError:
             self._leave([f"{name}: {row.name}"])
         except (PromptError, ServerError) as error:
-            entry["failed"] = first_line(error)
+            entry["failed"] = rig.first_line(error)
             self._fail(f"{name}: {row.name}", error)
         self.save()
         news = [each for each in row_checks(place, self.result) if each not in self._told]
@@ -178,13 +176,8 @@ class Smoke:
     def _give_back(self, server: ComfyServer) -> dict[str, Any]:
         """Unload all models, wait until the memory in use stays the same, and return what is still held."""
         server.client.post("/free", {"unload_models": True})
-        started = changed = time.monotonic()
-        used = used_bytes()
-        while (now := time.monotonic()) - changed < STILL and now - started < 8 * STILL:
-            time.sleep(0.1)
-            if (found := used_bytes()) != used:
-                used, changed = found, time.monotonic()
-        given_back = {"after_unload_gib": round((used - self._before) / GIB, 3), "seconds": round(changed - started, 1)}
+        used, seconds = settled_bytes(STILL)
+        given_back = {"after_unload_gib": round((used - self._before) / GIB, 3), "seconds": round(seconds, 1)}
         return given_back | {"processes_mib": processes_mib()}
 
     def _left(self) -> float:
@@ -237,13 +230,8 @@ def main() -> int:
     parser.add_argument(
         "--readme", type=Path, metavar="FILE", help="write README's table from this result, run nothing"
     )
-    parser.add_argument("--make", nargs=2, type=Path, metavar=("FOLDER", "COMFYUI"), help=argparse.SUPPRESS)
     add_options(parser, seconds=SECONDS, cpu="small models")
     options = parser.parse_args()
-    if options.make:
-        folder = options.make[0] / "diffusion_models"
-        make_all(options.make[1], folder, ["flux"], options.cpu, tuple(FORMS.values()))
-        return 0
     if options.readme:
         write_readme(options.readme)
         return 0

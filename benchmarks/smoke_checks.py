@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 
 from scripts.places import ROOT
 
+from .rig import OURS, STOCK
 from .smoke_rows import COLD, DECODE, FLUX, FP8, LORA, RESTART, SDXL, SIZE, START, UNLOAD
 
-OURS, STOCK = "resolute", "stock"
 PASS, FAIL, NOT_RUN = "PASS", "FAIL", "NOT RUN"
 MORE_WAIT, AIM = 1.0, 0.2  # seconds that a new size or a LoRA may wait beyond stock's, and the aim
 MORE_RESTART = 2.0  # seconds beyond stock's

@@ -5,16 +5,14 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from . import families, rig
+from . import rig, workloads
 from .family_models import family
-from .rig import STEPS, STOCK, node
-from .weight_formats import file_of
+from .rig import STEPS, node
 
 SDXL, FLUX, FP8 = "SDXL", "Flux", "Flux fp8"
 COLD, RESTART, SIZE, LORA, DECODE, START, UNLOAD = "cold", "restart", "size", "lora", "decode", "start", "unload"
 FORMS = {FLUX: "", FP8: "fp8-scaled"}
 DECODES = 8  # in the longest prompt of the row of decodes
-BACKEND = "inductor"  # what `auto` chooses
 
 Size = tuple[int, int, int]  # width, height, batch
 
@@ -54,7 +52,7 @@ def rows(is_small: bool) -> list[Row]:
 
     With a bundle SDXL's first prompt takes 25 less, and Flux 20 in each format.
     """
-    steps, flux_steps = (3, 3) if is_small else (STEPS, families.STEPS)
+    steps, flux_steps = (3, 3) if is_small else (STEPS, 10)
     sizes: tuple[Size, ...] = ((1024, 1024, 1), (960, 720, 1), (1280, 1280, 1), (1024, 1024, 2))
     if is_small:
         sizes = ((128, 128, 1), (96, 128, 1), (160, 96, 1), (128, 128, 2))
@@ -78,37 +76,31 @@ def _text(size: Size) -> str:
 
 def prompt(row: Row, contender: str, count: int, seed: int, files: dict[str, str], is_small: bool) -> dict[str, Any]:
     """One prompt of a row. files: of "checkpoint" and "lora"."""
-    backend = STOCK if contender == STOCK else BACKEND
+    size = (*row.size, "a lighthouse")
     if row.model in FORMS:
-        made = families.prompt("flux", family("flux", is_small), contender, row.size[:2], "default", count, seed)
-        made["load"]["inputs"]["unet_name"] = file_of("flux", FORMS[row.model])
-        return made
-    if row.kind == DECODE:
-        return _decodes(files["checkpoint"], backend, row.size, count, seed)
-    made = rig.prompt(files["checkpoint"], backend, (*row.size, "a lighthouse"), count, seed)
+        made = workloads.transformer("flux", family("flux", is_small), size, count, seed, FORMS[row.model])
+    elif row.kind == DECODE:
+        made = _decodes(files["checkpoint"], row.size, count, seed)
+    else:
+        made = rig.prompt(files["checkpoint"], size, count, seed)
     if row.kind == LORA:
-        made["lora"] = node("LoraLoaderModelOnly", model=["load", 0], lora_name=files["lora"], strength_model=1.0)
-        made["sample" if contender == STOCK else "compile"]["inputs"]["model"] = ["lora", 0]
-    return made
+        made = rig.with_lora(made, files["lora"])
+    return workloads.as_contender(made, contender)
 
 
-def _decodes(checkpoint: str, backend: str, size: Size, count: int, seed: int) -> dict[str, Any]:
+def _decodes(checkpoint: str, size: Size, count: int, seed: int) -> dict[str, Any]:
     """So many decodes of latents that differ, so that ComfyUI finds none in its cache. The pictures are made small
     before they are saved: PNG would take longer than the decode.
     """
     width, height, batch = size
-    vae = ["load", 2]
     nodes: dict[str, Any] = {
         "load": node("CheckpointLoaderSimple", ckpt_name=checkpoint),
         "latent": node("EmptyLatentImage", width=width, height=height, batch_size=batch),
     }
-    if backend != STOCK:
-        nodes["compile_vae"] = node("ResoluteCompileVAEDecode", vae=vae, backend=backend)
-        vae = ["compile_vae", 0]
     small = {"upscale_method": "nearest-exact", "width": 64, "height": 64, "crop": "disabled"}
     for n in range(count):
         nodes[f"latent{n}"] = node("LatentMultiply", samples=["latent", 0], multiplier=1 + seed / 10 + n / 1000)
-        nodes[f"decode{n}"] = node("VAEDecode", samples=[f"latent{n}", 0], vae=vae)
+        nodes[f"decode{n}"] = node("VAEDecode", samples=[f"latent{n}", 0], vae=["load", 2])
         nodes[f"small{n}"] = node("ImageScale", image=[f"decode{n}", 0], **small)
         nodes[f"show{n}"] = node("PreviewImage", images=[f"small{n}", 0])
     return nodes

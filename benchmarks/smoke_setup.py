@@ -7,26 +7,23 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-from scripts.models import generated
 from scripts.places import ROOT
-from scripts.server.process import CPU_ARGUMENTS, ComfyServer, link
+from scripts.server.process import CPU_ARGUMENTS, ComfyServer
 from scripts.setup import command
+
+from . import workloads
+from .smoke_rows import FORMS
 
 
 def make_models(setup: command.Setup, models: Path, is_small: bool) -> dict[str, str]:
     """Make what is missing of SDXL, its LoRA, and Flux in both formats. Returns the files' names that prompts need."""
     from .random_lora import write_lora
 
-    for name in ("checkpoints", "diffusion_models", "loras"):
-        (models / name).mkdir(parents=True, exist_ok=True)
-    made = generated.ensure("sd15-mini" if is_small else "sdxl", setup.python, setup.comfyui)
-    link(made, models / "checkpoints" / made.name)
-    lora = models / "loras" / f"smoke-{made.name}"
-    if not lora.is_file():
-        write_lora(made, lora, 0)
-    child = [str(setup.python), "-m", "benchmarks.smoke", "--make", str(models), str(setup.comfyui)]
-    subprocess.run([*child, *(["--cpu"] if is_small else [])], cwd=ROOT, check=True)
-    return {"checkpoint": made.name, "lora": lora.name}
+    names = ["sdxl", *(f"flux:{form}" if form else "flux" for form in FORMS.values())]
+    checkpoint = workloads.make(setup, models, names, is_small)["sdxl"]
+    lora = models / "loras" / f"smoke-{checkpoint}"
+    write_lora(models / "checkpoints" / checkpoint, lora, 0)
+    return {"checkpoint": checkpoint, "lora": lora.name}
 
 
 def import_bundle(file: Path, server: ComfyServer, store: Path) -> dict[str, Any]:

@@ -37,7 +37,6 @@ from tests.comfy.random_visits import Visit, trace
 from . import rig
 from .cells import add_options
 from .random_lora import write_lora
-from .rig import node, prompt
 
 MIB = 1 << 20
 LORAS = "ab"  # as a trace names them
@@ -68,18 +67,19 @@ def summary(rows: Sequence[dict[str, Any]], first_of: Sequence[int]) -> dict[str
     return found
 
 
-def run(client: Client, visit: Visit, backend: str, steps: int, files: dict[str, str]) -> dict[str, Any]:
+def run(client: Client, visit: Visit, contender: str, steps: int, files: dict[str, str]) -> dict[str, Any]:
     """One prompt: its seconds, its latents, and by how much the counters rose."""
     size = (visit.width, visit.height, visit.batch, "a lighthouse")
-    nodes = prompt(files[visit.kind], backend, size, steps, visit.seed)
+    nodes = rig.prompt(files[visit.kind], size, steps, visit.seed)
     if visit.lora:
-        given = {"lora_name": f"bench-{visit.lora}.safetensors", "strength_model": visit.strength}
-        nodes["lora"] = node("LoraLoaderModelOnly", model=["load", 0], **given)
-        nodes["compile" if "compile" in nodes else "sample"]["inputs"]["model"] = ["lora", 0]
+        nodes = rig.with_lora(nodes, f"bench-{visit.lora}.safetensors", visit.strength)
+    if contender == rig.OURS:
+        nodes = rig.compiled(nodes, "inductor")
     before = rig.counters(client)
     history = client.run(nodes)
     risen = rig.rise(before, rig.counters(client))
-    counted = {name: risen[name] for name in ("captures", "replays", "region_compiles", "bypasses")}
+    names = ("captures", "replays", "region_compiles", "evictions", "bypasses")
+    counted = {name: risen[name] for name in names}
     found = {"seconds": execution_seconds(history), "stall": risen["stall_seconds"], **counted}
     return {**found, "latents": rig.latents(client, history)}
 
@@ -92,7 +92,6 @@ def measure(
 
     assert server.process is not None
     process = psutil.Process(server.process.pid)
-    evictions = 0
     sides = range(64, 193, 64) if options.cpu else range(512, 1281, 64)
     longest = 0.0
     for number, visit in enumerate(trace(options.prompts, list(files), sides, options.shapes)):
@@ -102,16 +101,17 @@ def measure(
             return
         visit = replace(visit, lora="") if options.cpu else visit
         try:
-            found = run(server.client, visit, "inductor", options.steps, files)
+            found = run(server.client, visit, rig.OURS, options.steps, files)
         except PromptError as error:  # a finding; the server goes on
             yield {**asdict(visit), "failed": str(error)[:500]}
             continue
         latents = found.pop("latents")
-        row: dict[str, Any] = {**asdict(visit), **{key: found[key] for key in ("seconds", "stall", "bypasses")}}
-        row |= {key: found[key] for key in ("captures", "replays", "region_compiles")}
-        row |= {"device_mib": used_bytes() // MIB, "host_mib": process.memory_info().rss // MIB}
-        counted = rig.counters(server.client)["evictions"]
-        row["evictions"], evictions = counted - evictions, counted
+        row: dict[str, Any] = {
+            **asdict(visit),
+            **found,
+            "device_mib": used_bytes() // MIB,
+            "host_mib": process.memory_info().rss // MIB,
+        }
         if number % options.every == options.every - 1:
             stock = run(server.client, visit, rig.STOCK, options.steps, files)["latents"]
             row["error"] = rig.error(latents, stock)

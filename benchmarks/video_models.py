@@ -7,6 +7,7 @@ import importlib
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -107,6 +108,15 @@ def weights_of(name: str, is_small: bool) -> dict[str, Any]:
     with _narrow(name, is_small):  # on the CPU, where core leaves weights as they come: Cosmos' reads numbers
         weights = _kind(VAES[name].kind)(**VAES[name].settings).state_dict()
     return {key: _random(key, weight.shape) for key, weight in (weights | VAES[name].known_by).items()}
+
+
+def save(name: str, out: Path, is_small: bool) -> None:
+    """Write a VAE in bf16, and beside it the file that tells `family_models` that it is complete."""
+    import safetensors.torch
+
+    weights = {key: value.to(torch.bfloat16).contiguous() for key, value in weights_of(name, is_small).items()}
+    safetensors.torch.save_file(weights, str(out))
+    out.with_suffix(".json").write_text("{}", "utf-8")
 
 
 def loaded_vae(name: str, is_small: bool) -> Any:

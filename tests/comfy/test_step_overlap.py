@@ -1,4 +1,4 @@
-"""Overlapping steps: conditioning is moved once, each step waits for the one before. See `benchmarks.deepcache`."""
+"""Overlapping steps: conditioning is moved once, each step waits for the one before. See docs/measured.md."""
 
 from __future__ import annotations
 

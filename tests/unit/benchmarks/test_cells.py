@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from benchmarks import cells as cells_of
-from benchmarks.cells import Cells, OutOfTimeError, add_options, parts
+from benchmarks.cells import Cells, OutOfTimeError, parts
 from scripts.errors import ServerError
 
 
@@ -112,11 +112,3 @@ def test_a_file_that_is_no_result_is_not_written_over(tmp_path: Path) -> None:
     out.write_text("{", "utf-8")
     with pytest.raises(ValueError, match=r"out\.json is no result"):
         begin(out)
-
-
-def test_all_options_have_their_names() -> None:
-    parser = argparse.ArgumentParser()
-    add_options(parser, cpu="small models")
-    given = ["--out", "x", "--seconds", "9", "--folder", "y", "--argument=--lowvram", "--cpu"]
-    options = parser.parse_args(given)
-    assert (options.seconds, options.argument, options.cpu) == (9.0, ["--lowvram"], True)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks import ballast, fleet
+from benchmarks import fleet
 from benchmarks.cells import OutOfTimeError
 from scripts.errors import ServerError
 from scripts.serving import config
@@ -84,29 +84,3 @@ def test_a_fleet_that_got_no_prompt_has_no_row(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(fleet, "Fleet", Idle)
     with pytest.raises(OutOfTimeError):
         fleet.measure(fleet.parse(), tmp_path, "warm", tmp_path, 0.0)
-
-
-TORCH = """
-import atexit, pathlib
-free, uint8 = [3 * 2**30 + 5], None
-def zeros(*_, **__): return b""
-def empty(count, **_): free[0] -= count
-class cuda: mem_get_info = lambda: (free[0], 4 * 2**30)
-atexit.register(lambda: pathlib.Path({!r}).write_text(str(free[0])))
-"""
-
-
-def test_memory_is_held_until_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    left = tmp_path / "left"
-    (tmp_path / "torch.py").write_text(TORCH.format(str(left)))
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    with ballast.held(1.25, sys.executable):
-        assert not left.exists()
-    assert 0 <= int(left.read_text()) - 1.25 * 2**30 <= 2**22
-
-
-def test_memory_that_cannot_be_held_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "torch.py").write_text("raise RuntimeError('No CUDA GPUs are available')")
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    with pytest.raises(ServerError, match=r"cannot be held: (?s:.*)No CUDA GPUs are available"):
-        ballast.held(1.0, sys.executable).__enter__()

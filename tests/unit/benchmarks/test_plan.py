@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from benchmarks import plan
-from benchmarks.plan_steps import STEPS, Step
+from benchmarks.scenarios import STEPS, Step
 from scripts.places import ROOT
 
 TABLE = "| step | command | what it settles | s |"
@@ -118,55 +118,22 @@ def test_nothing_begins_that_cannot_fit(tmp_path: Path) -> None:
     assert noted(tmp_path) == {"part": True}
 
 
-def kept(folder: Path, **steps: dict[str, Any]) -> None:
-    plain = {"done": True, "code": 0, "machine": plan.machine()}
-    (folder / "plan.json").write_text(json.dumps({name: plain | each for name, each in steps.items()}), "utf-8")
-
-
-def test_a_slow_machine_is_expected_to_stay_slow(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """It took twice the estimates: a step that the estimate alone would begin is not begun."""
-    steps = [step("whole", "print(1)", seconds=70, whole=True)]
-    kept(tmp_path, before={"seconds": 400.0, "estimate": 200}, other={"seconds": 200.0, "estimate": 100})
-    plan.run(steps, tmp_path, tmp_path / "models", 120)
-    assert "whole" not in noted(tmp_path)
-    told = capsys.readouterr().out
-    assert "-- whole: about 140 s: too long for this call" in told
-    assert "-- whole: not begun, 100 s are left of about 140" in told
-    kept(tmp_path, before={"seconds": 100.0, "estimate": 200})
-    plan.run(steps, tmp_path, tmp_path / "models", 120)
-    assert noted(tmp_path)["whole"]
-
-
-def test_another_machine_counts_only_until_a_step_ran_here() -> None:
-    there = {"done": True, "seconds": 300.0, "estimate": 100, "machine": "another"}
-    here = {**there, "seconds": 80.0, "machine": plan.machine()}
-    assert plan.slowness({}) == 1.0
-    assert plan.slowness({"a": there}) == 3.0
-    assert plan.slowness({"a": there, "b": here}) == 0.8
-
-
-def test_a_step_that_was_cut_counts_once_it_has_taken_longer_than_its_estimate() -> None:
-    cut = {"done": False, "seconds": 90.0, "estimate": 100, "machine": plan.machine()}
-    assert plan.slowness({"a": cut}) == 1.0
-    assert plan.slowness({"a": {**cut, "seconds": 150.0}}) == 1.5
-
-
 def test_what_is_left_of_a_step_is_expected_of_it() -> None:
-    spent = {"done": False, "seconds": 80.0, "estimate": 200, "machine": plan.machine()}
+    spent = {"done": False, "seconds": 80.0}
     part, whole = step("part", "", seconds=200), step("whole", "", seconds=200, whole=True)
     assert plan.expected(part, {"part": spent}) == 120
-    assert plan.expected(part, {"part": {**spent, "seconds": 199.0}}) == plan.least({})
+    assert plan.expected(part, {"part": {**spent, "seconds": 199.0}}) == plan._LEAST
     assert plan.expected(whole, {"whole": spent}) == 200
     assert plan.expected(whole, {"whole": {**spent, "seconds": 190.0}}) == 1.25 * 190
 
 
 def test_the_seconds_of_a_step_are_those_of_all_its_calls(tmp_path: Path) -> None:
     left = step("left", "print('1024x1024: left out')", seconds=100)
-    kept(tmp_path, left={"done": False, "seconds": 30.0, "estimate": 100})
+    (tmp_path / "plan.json").write_text(json.dumps({"left": {"done": False, "seconds": 30.0}}), "utf-8")
     plan.run([left], tmp_path, tmp_path / "models", 120)
     entry = json.loads((tmp_path / "plan.json").read_text("utf-8"))["left"]
     assert entry["seconds"] >= 30.0
-    assert (entry["done"], entry["estimate"], entry["machine"]) == (False, 100, plan.machine())
+    assert not entry["done"]
 
 
 def test_a_step_whose_models_have_no_room_is_not_begun(

@@ -21,19 +21,20 @@ def test_the_error_is_relative() -> None:
     assert rig.error(numpy.array([0.0, 4.0]), numpy.array([3.0, 4.0])) == 0.6
 
 
-def test_the_passes_of_a_log_are_told_once() -> None:
-    line = "DeepCache: 20 steps: 7 full and 13 fast passes"
-    assert rig.passes(f"{line}\nother\n{line}\n") == [{"full": 7, "fast": 13}]
-
-
-def test_only_the_backend_differs_between_contenders() -> None:
+def test_only_our_nodes_differ_between_contenders() -> None:
     size = (1024, 768, 2, "a lighthouse")
-    stock, ours = rig.prompt("x.safetensors", rig.STOCK, size), rig.prompt("x.safetensors", "inductor", size)
+    stock, ours = rig.prompt("x.safetensors", size), rig.compiled(rig.prompt("x.safetensors", size), "inductor")
     assert ours.keys() - stock.keys() == {"compile", "compile_vae"}
     assert stock["sample"]["inputs"].pop("model") == ["load", 0]
     assert ours["sample"]["inputs"].pop("model") == ["compile", 0]
     assert ours["sample"] == stock["sample"]
+    assert (stock["decode"]["inputs"]["vae"], ours["decode"]["inputs"]["vae"]) == (["load", 2], ["compile_vae", 0])
     assert ours["latent"] == rig.node("EmptyLatentImage", width=1024, height=768, batch_size=2)
+
+
+def test_a_lora_is_between_the_model_and_its_compiler() -> None:
+    nodes = rig.compiled(rig.with_lora(rig.prompt("x", (64, 64, 1, "")), "y", 0.5), "inductor")
+    assert (nodes["compile"]["inputs"]["model"], nodes["lora"]["inputs"]["model"]) == (["lora", 0], ["load", 0])
 
 
 def test_a_result_has_no_path_of_this_machine(tmp_path: Path) -> None:

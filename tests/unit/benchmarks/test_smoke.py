@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -61,101 +60,63 @@ def test_a_good_run_passes(good: Result) -> None:
     assert found[PASS] > 60
 
 
-def wait(result: Result) -> None:  # as f230b81 did: each new size waited for 9 to 12 s
-    find(result, SIZE)[OURS]["prompts"][0]["seconds"] += 11
+def more(result: Result, kind: str, number: int, **changes: float) -> None:
+    """More seconds in a prompt of ours, or more of a counter."""
+    prompt = find(result, kind)[OURS]["prompts"][number]
+    prompt["seconds"] += changes.pop("seconds", 0.0)
+    for name, change in changes.items():
+        prompt["counters"][name] += change
 
 
-def restart(result: Result) -> None:  # f230b81: 27 s
-    find(result, RESTART)[OURS]["prompts"][0]["seconds"] += 18
+WAIT: Any = (SIZE, 0, {"seconds": 11})  # as f230b81 did: each new size waited for 9 to 12 s
+WITH_THE_BUNDLE: Any = (COLD, 0, {"region_compiles": 28})
 
 
-def lora(result: Result) -> None:
-    find(result, LORA)[OURS]["prompts"][0]["seconds"] += 3
+@pytest.mark.parametrize(
+    ("kind", "number", "changes", "figure"),
+    [
+        (*WAIT, "first prompt waits, s"),
+        (RESTART, 0, {"seconds": 18}, "first prompt, s"),  # f230b81: 27 s
+        (LORA, 0, {"seconds": 3}, "first prompt waits, s"),
+        (START, 2, {"seconds": 0.9}, "a step, ms"),
+        (DECODE, 2, {"seconds": 1}, "a decode, ms"),
+        (SIZE, 2, {"region_compiles": 1}, "compiles"),
+        (*WITH_THE_BUNDLE, "compiles"),
+        (RESTART, 1, {"replays": -2, "eager_calls": 2}, "forwards outside Resolute"),  # stock's where ours should be
+        (DECODE, 2, {"replays": -8, "graph_calls": 0}, "forwards outside Resolute"),  # a node that did not run
+        (LORA, 2, {"captures": 1, "graph_calls": 1, "replays": -1}, "captures"),  # one for each prompt
+        (SIZE, 2, {"graph_calls": 21, "replays": -21}, "forwards not replayed"),
+    ],
+)
+def test_each_fault_fails_its_check(good: Result, kind: str, number: int, changes: Any, figure: str) -> None:
+    more(good, kind, number, **changes)
+    assert {check.figure for check in checks_of(good) if check.verdict == FAIL} == {figure}
 
 
-def step(result: Result) -> None:
-    find(result, START)[OURS]["prompts"][2]["seconds"] += 0.9
-
-
-def decode(result: Result) -> None:
-    find(result, DECODE)[OURS]["prompts"][2]["seconds"] += 1
-
-
-def error(result: Result) -> None:
-    find(result, LORA)["errors"]["20"] = 2.8e-3
-
-
-def error_of_fp8(result: Result) -> None:
-    row = next(row for row in result["rows"] if row["model"] == "Flux fp8" and row["kind"] == START)
-    row["errors"]["1"] = 7e-3
-
-
-def compiles(result: Result) -> None:
-    find(result, SIZE)[OURS]["prompts"][2]["counters"]["region_compiles"] = 1
-
-
-def compiles_with_the_bundle(result: Result) -> None:
-    find(result, COLD)[OURS]["prompts"][0]["counters"]["region_compiles"] = 28
+def test_errors_bypasses_and_memory_that_stays_fail(good: Result) -> None:
+    find(good, LORA)["errors"]["20"] = 2.8e-3
+    fp8 = next(row for row in good["rows"] if row["model"] == "Flux fp8" and row["kind"] == START)
+    fp8["errors"]["1"] = 7e-3
+    bypass(good)
+    find(good, UNLOAD)[OURS]["after_unload_gib"] = 3.9
+    failed = [(check.row, check.figure) for check in checks_of(good) if check.verdict == FAIL]
+    assert sorted(failed) == sorted(
+        [
+            (find(good, LORA)["row"], "error to stock"),
+            (fp8["row"], "error to stock"),
+            (find(good, SIZE)["row"], "bypasses"),
+            ("Unload", "GiB held"),
+        ]
+    )
 
 
 def bypass(result: Result) -> None:
     find(result, SIZE)[OURS]["prompts"][1]["counters"]["bypasses"] = {"observed_input": 1}
 
 
-def stock_where_resolute_should_be(result: Result) -> None:
-    counted = find(result, RESTART)[OURS]["prompts"][1]["counters"]
-    counted["replays"] -= 2
-    counted["eager_calls"] += 2
-
-
-def a_node_that_did_not_run(result: Result) -> None:
-    counted = find(result, DECODE)[OURS]["prompts"][2]["counters"]
-    counted |= {"replays": 0, "graph_calls": 0}
-
-
-def a_capture_for_each_prompt(result: Result) -> None:
-    counted = find(result, LORA)[OURS]["prompts"][2]["counters"]
-    counted |= {"captures": 1, "graph_calls": counted["graph_calls"] + 1, "replays": counted["replays"] - 1}
-
-
-def no_replay(result: Result) -> None:
-    counted = find(result, SIZE)[OURS]["prompts"][2]["counters"]
-    counted |= {"graph_calls": counted["replays"], "replays": 0}
-
-
-def memory(result: Result) -> None:
-    find(result, UNLOAD)[OURS]["after_unload_gib"] = 3.9
-
-
-@pytest.mark.parametrize(
-    ("fault", "figures"),
-    [
-        (wait, {"first prompt waits, s"}),
-        (restart, {"first prompt, s"}),
-        (lora, {"first prompt waits, s"}),
-        (step, {"a step, ms"}),
-        (decode, {"a decode, ms"}),
-        (error, {"error to stock"}),
-        (error_of_fp8, {"error to stock"}),
-        (compiles, {"compiles"}),
-        (compiles_with_the_bundle, {"compiles"}),
-        (bypass, {"bypasses"}),
-        (stock_where_resolute_should_be, {"forwards outside Resolute"}),
-        (a_node_that_did_not_run, {"forwards outside Resolute"}),
-        (a_capture_for_each_prompt, {"captures"}),
-        (no_replay, {"forwards not replayed"}),
-        (memory, {"GiB held"}),
-    ],
-    ids=lambda value: value.__name__ if callable(value) else "",
-)
-def test_each_fault_fails_its_check(good: Result, fault: Callable[[Result], None], figures: set[str]) -> None:
-    fault(good)
-    assert {check.figure for check in checks_of(good) if check.verdict == FAIL} == figures
-
-
 def test_a_run_without_a_bundle_may_compile_at_first(good: Result) -> None:
     good["bundle"] = {"imported": False}
-    compiles_with_the_bundle(good)
+    more(good, *WITH_THE_BUNDLE[:2], **WITH_THE_BUNDLE[2])
     assert verdicts(good)[FAIL] == 0
 
 
@@ -169,7 +130,7 @@ def test_a_run_that_is_cut_before_stock_says_what_it_can(good: Result) -> None:
     assert found[size, "first prompt waits, s"] == PASS  # less than is allowed beyond any stock's
     assert found[lora, "captures"] == found[lora, "bypasses"] == PASS
     assert found[size, "a step, ms"] == found[size, "error to stock"] == NOT_RUN
-    wait(good)
+    more(good, *WAIT[:2], **WAIT[2])
     assert waits(good) == {PASS, NOT_RUN}  # stock's might take as long
     find(good, SIZE)[OURS]["prompts"][0]["counters"]["stall_seconds"] = 10.9
     assert waits(good) == {PASS, FAIL}
@@ -199,7 +160,7 @@ def test_a_prompt_that_is_missing_leaves_its_row_open(good: Result) -> None:
 
 def test_on_a_cpu_only_counters_and_errors_are_judged(good: Result) -> None:
     good["is_cpu"] = True
-    wait(good)
+    more(good, *WAIT[:2], **WAIT[2])
     for row in good["rows"]:
         row["errors"] = dict.fromkeys(row.get("errors", ()), 1e-5)
     assert {check.figure for check in checks_of(good)} == {

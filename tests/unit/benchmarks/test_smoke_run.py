@@ -3,30 +3,26 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
-import copy
-import io
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy
 import pytest
 
 from benchmarks import smoke
 from benchmarks.smoke_checks import FAIL, NOT_RUN, PASS
 from benchmarks.smoke_rows import COLD, LORA, SIZE, rows
 from benchmarks.smoke_setup import commit_of, import_bundle
-from scripts.errors import PromptError
 from scripts.places import ROOT
 from scripts.server.process import ComfyServer
 from scripts.setup.command import Setup
+
+from .machine import Machine
 
 Result = dict[str, Any]
 FILES = {"checkpoint": "x.safetensors", "lora": "y.safetensors"}
@@ -36,62 +32,9 @@ def find(result: Result, kind: str) -> dict[str, Any]:
     return next(row for row in result["rows"] if row["kind"] == kind)
 
 
-class Machine:
-    """Servers whose clock only prompts move: each forward of our nodes is a replay, and takes a quarter of stock's."""
-
-    def __init__(self) -> None:
-        self.started: list[str] = []
-        self.stores: list[str] = []
-        self.prompts: list[dict[str, Any]] = []
-        self.fails = ""  # a node type whose prompts fail
-        self.clock = 100.0
-        counted = dict.fromkeys(
-            ("region_compiles", "captures", "graph_calls", "replays", "eager_calls", "stall_seconds"), 0
-        )
-        self.counted: dict[str, Any] = {**counted, "bypasses": {}}
-
-    @contextlib.contextmanager
-    def server(self, setup: Any, folder: Path, arguments: list[str], **settings: Any) -> Iterator[Any]:
-        self.started.append(folder.name)
-        self.stores.append(settings["environment"]["RESOLUTE_STORE"])
-        log = argparse.Namespace(poll=lambda: None, pid=os.getpid())
-        yield argparse.Namespace(client=self, process=log, log=lambda: "Device: a GPU\nother")
-
-    def monotonic(self) -> float:
-        return self.clock
-
-    def sleep(self, seconds: float) -> None:
-        self.clock += seconds
-
-    def get(self, path: str) -> Any:
-        return {"counters": copy.deepcopy(self.counted)} if path == "/resolute/cache" else {"events": []}
-
-    def run(self, nodes: dict[str, Any], timeout: float) -> Any:
-        kinds = [node["class_type"] for node in nodes.values()]
-        if self.fails in kinds:
-            raise PromptError(f"{self.fails} failed")
-        self.prompts.append(nodes)
-        steps = nodes["sample"]["inputs"]["steps"] if "sample" in nodes else 0
-        forwards = steps + kinds.count("VAEDecode")
-        if is_ours := any(kind.startswith("ResoluteCompile") for kind in kinds):
-            self.counted["replays"] += forwards
-        seconds = 0.5 + forwards * (0.05 if is_ours else 0.2)
-        self.clock += seconds
-        stamps = {"execution_start": 0, "execution_success": 1000 * seconds}
-        return {"status": {"messages": [(name, {"timestamp": at}) for name, at in stamps.items()]}, "nodes": nodes}
-
-    def outputs(self, history: Any, key: str) -> list[Any]:
-        return [1] if "latents" in history["nodes"] else []
-
-    def images(self, history: Any, key: str) -> list[bytes]:
-        file = io.BytesIO()
-        numpy.save(file, numpy.ones(3) + history["nodes"]["sample"]["inputs"]["seed"])
-        return [file.getvalue()]
-
-
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
-    machine = Machine()
+    machine = Machine(each=0.5)
     monkeypatch.setattr(smoke.rig, "server", machine.server)
     monkeypatch.setattr(smoke.rig, "environment", lambda server: {"date": "2026-11-25T10", "gpu": "a GPU"})
     monkeypatch.setattr(smoke, "time", machine)
@@ -112,12 +55,15 @@ def start(folder: Path, seconds: float = 1000.0) -> tuple[int, Result]:
 
 def test_a_whole_run_measures_ours_first_and_names_its_commit(machine: Machine, tmp_path: Path) -> None:
     code, result = start(tmp_path)
-    assert machine.started == ["cold", "restart", "stock"]
+    assert [name for name, _ in machine.started] == ["cold", "restart", "stock"]
     store = str(tmp_path / "store")
-    assert machine.stores == [store, store, "0"]  # nothing is loaded beside stock's prompts
+    assert [variables["RESOLUTE_STORE"] for _, variables in machine.started] == [
+        store,
+        store,
+        "0",
+    ]  # nothing is loaded beside stock's prompts
     assert (result["left"], result["failed"], result["commit"]) == ([], {}, "abc")
-    is_stock = ["ResoluteCompile" not in str(nodes) for nodes in machine.prompts]
-    assert is_stock == sorted(is_stock)
+    assert machine.asked == sorted(machine.asked)  # stock's come last
     assert len(machine.prompts) == sum(len(row.counts) * (1 if row.kind == COLD else 2) for row in rows(False))
     assert find(result, SIZE)["errors"] == {"1": 0.0, "20": 0.0}
     assert {check["verdict"] for check in result["checks"]} == {PASS}
@@ -127,7 +73,7 @@ def test_a_whole_run_measures_ours_first_and_names_its_commit(machine: Machine, 
 def test_what_cannot_fit_is_left_out_and_does_not_pass(machine: Machine, tmp_path: Path) -> None:
     code, result = start(tmp_path, seconds=80)
     assert code == 1
-    assert machine.started == ["cold", "restart", "stock"]
+    assert [name for name, _ in machine.started] == ["cold", "restart", "stock"]
     assert any(name.startswith("stock: Flux") for name in result["left"])
     assert NOT_RUN in {check["verdict"] for check in result["checks"]}
 

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import json
+import sys
+from pathlib import Path
 from typing import Any
 
+import pytest
+
 from benchmarks import soak
+from scripts.setup.command import Setup
 
 from ...comfy.random_visits import trace
+from .machine import Machine
 
 
 def rows(count: int = 40, **changes: Any) -> list[dict[str, Any]]:
@@ -41,3 +48,20 @@ def test_the_worst_error_is_of_the_compared_prompts() -> None:
     some[3]["error"], some[9]["error"] = 1e-3, 2e-3
     found = soak.summary(some, [])
     assert (found["compared"], found["worst_error"]) == (2, 2e-3)
+
+
+def test_a_soak_goes_on_after_a_prompt_that_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = Machine()
+    machine.counted["evictions"] = 0
+    monkeypatch.setattr(soak.rig, "server", machine.server)
+    monkeypatch.setattr(soak.rig, "environment", lambda server: {"gpu": "a GPU"})
+    monkeypatch.setattr(soak.command, "prepare", lambda: Setup(Path(sys.executable), {"0.33.0": tmp_path}))
+    monkeypatch.setattr(soak.generated, "ensure", lambda kind, python, comfyui: tmp_path / kind)
+    out = tmp_path / "soak.json"
+    monkeypatch.setattr(sys, "argv", ["soak", "--cpu", "--prompts", "8", "--every", "4", "--out", str(out)])
+    machine.fails = f'"seed": {next(trace(8, ["sd15-mini"], range(64, 193, 64), 40)).seed},'
+    soak.main()
+    found = json.loads(out.read_text("utf-8"))
+    assert machine.asked.count("stock") == 2
+    assert [each["failed"].splitlines()[0] for each in found["errors"]] == [f"{machine.fails} failed"]
+    assert (len(found["rows"]), found["summary"]["prompts"], found["summary"]["worst_error"]) == (7, 7, 0.0)

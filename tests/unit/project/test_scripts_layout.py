@@ -23,13 +23,12 @@ TESTS_OF_BENCHMARKS = {
     "tests/unit/benchmarks/test_cells.py",
     "tests/unit/benchmarks/test_fleet.py",
     "tests/unit/benchmarks/test_gguf_file.py",
-    "tests/unit/benchmarks/test_goes_on.py",
     "tests/unit/benchmarks/test_plan.py",
     "tests/unit/benchmarks/test_rig.py",
+    "tests/unit/benchmarks/test_run.py",
     "tests/unit/benchmarks/test_smoke.py",
     "tests/unit/benchmarks/test_smoke_run.py",
     "tests/unit/benchmarks/test_soak.py",
-    "tests/unit/benchmarks/test_streamed_table.py",
     "tests/unit/project/test_readme_results.py",
 }
 # What a command imports before it has an environment: the standard library and its like.
