@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from typing import Any
 
-from ..workflows.build import FOLDER
-from ..workflows.families import FAMILY_WORKFLOWS
-from ..workflows.parts import NEGATIVE, POSITIVE
-from ..workflows.unets import TOUR
+from .. import workflows
 
 PromptDict = dict[str, dict[str, Any]]
 Size = tuple[int, int]  # width, height in pixels
@@ -25,6 +21,9 @@ _NEEDS_MORE = {
 # The bundled model: a small UNet like SD1.5's.
 BUNDLED = "bundled"
 TEXT_TO_IMAGE = {BUNDLED: SD15, "sd15": SD15, "sdxl": SDXL}
+# The texts of the bundled workflows.
+POSITIVE = "a lighthouse on a cliff at dusk, waves, warm light in the windows, detailed painting"
+NEGATIVE = "blurry, low quality, text, watermark"
 # A chunk of 77 tokens holds 75 tokens of text; this text fills one chunk and part of the next.
 LONG_TEXT = ", ".join([POSITIVE] * 6)
 SEED = 1
@@ -114,11 +113,11 @@ def make_plan(device: str, family: str, quick: bool) -> Plan:
         cases, tour, picture = _BUNDLED_QUICK if quick else _BUNDLED, _BUNDLED_TOUR, _BUNDLED_PICTURE
     else:
         cases, picture = _CASES[device, quick], (_PICTURE_SIZE[device], 1, 77)
-        tour = _CPU_TOUR if device == "cpu" else tuple((width, height) for _, _, width, height in TOUR)
+        tour = _CPU_TOUR if device == "cpu" else _own_sizes(TOUR_NAME)
     own = TEXT_TO_IMAGE[family]
     jobs = [Job(own, (size,), batch, tokens) for size, batch, tokens in cases]
     left_out = {workflow: _other_family(workflow) for workflow in (SD15, SDXL) if workflow != own}
-    left_out |= _NEEDS_MORE | {build.__name__: "needs a large transformer" for build in FAMILY_WORKFLOWS}
+    left_out |= _NEEDS_MORE | dict.fromkeys(workflows.transformers(), "needs a large transformer")
     if quick:
         left_out |= dict.fromkeys((IMAGE_TO_IMAGE, COMPARE, DEEPCACHE, TOUR_NAME), "--quick leaves it out")
     else:
@@ -133,7 +132,7 @@ def prompt_for(job: Job, checkpoint: str | None, backend: str | None, seed: int,
 
     checkpoint: None uses the bundled model, which has its own loader node. backend: None keeps the file's.
     """
-    prompt: PromptDict = json.loads((FOLDER / "api" / f"{job.workflow}.json").read_text("utf-8"))
+    prompt: PromptDict = workflows.api(job.workflow)
     texts = _bundled_texts(job) if checkpoint is None else {POSITIVE: LONG_TEXT if job.tokens > 77 else POSITIVE}
     sizes = iter(job.sizes)
     for node in prompt.values():
@@ -154,6 +153,12 @@ def prompt_for(job: Job, checkpoint: str | None, backend: str | None, seed: int,
     if checkpoint is None:
         _load_bundled_model(prompt)
     return prompt
+
+
+def _own_sizes(workflow: str) -> tuple[Size, ...]:
+    nodes = workflows.api(workflow).values()
+    inputs = [node["inputs"] for node in nodes if node["class_type"] == "ResoluteResolution"]
+    return tuple((each["width"], each["height"]) for each in inputs)
 
 
 def _bundled_texts(job: Job) -> dict[str, str]:

@@ -103,11 +103,11 @@ FLOORS = [
 ]
 SCRIPTS_FLOORS = [
     tuple(f"scripts/{file.name}" for file in COMMANDS),
-    ("scripts/commands", "scripts/pictures", "scripts/serving"),
+    ("scripts/commands", "scripts/serving"),
     ("scripts/demonstration",),
-    ("scripts/browser", "scripts/workflows"),
+    ("scripts/browser",),
     ("scripts/models", "scripts/server", "scripts/setup"),
-    ("scripts",),  # errors, places, ports, pack
+    ("scripts",),  # errors, pack, places, ports, workflows
 ]
 PLACES = {place: floor for floor, places in enumerate([*SCRIPTS_FLOORS, *FLOORS]) for place in places}
 

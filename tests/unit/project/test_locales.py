@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from scripts.workflows.node_types import NODE_TYPES, NOTE
+from scripts import workflows
 
 ROOT = Path(__file__).resolve().parents[3]
 WEB = ROOT / "web"
@@ -45,13 +45,13 @@ def of_the_server() -> set[str]:
 def of_the_bundled_workflows() -> set[str]:
     """Lines of their notes, and titles of frames and of nodes that are no names of types."""
     found = set()
-    for path in (ROOT / "workflows").glob("*.json"):
-        graph = json.loads(path.read_text("utf-8"))
+    for graph in map(workflows.ui, workflows.names()):
+        names = graph["extra"]["resolute"]["names"]
         found |= {group["title"] for group in graph["groups"]}
         for node in graph["nodes"]:
-            if node["title"] != NODE_TYPES[node["type"]].title or node["type"] == NOTE:
+            if node["title"] != names[node["type"]]:
                 found.add(node["title"])
-            if node["type"] == NOTE:
+            if node["type"] == workflows.NOTE:
                 found |= set(node["widgets_values"][0].splitlines())
     return {text for text in found if re.search("[a-z]{3}", text)}
 
