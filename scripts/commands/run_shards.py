@@ -63,9 +63,7 @@ def run(
     notes: lines to repeat at the end. failures: what failed before. estimates: these are the tests of the table.
     """
     table = shards.table() if estimates else {}
-    seconds = {
-        name: sum(table.get(file, shards.USUAL)[0] for file in shards.files_of(name)) for name in commands if table
-    }
+    seconds = {name: sum(table.get(file, shards.USUAL) for file in shards.files_of(name)) for name in commands if table}
     longest_first = sorted(commands, key=lambda name: -seconds.get(name, 0.0))
     waiting, running, begun = deque(longest_first), list[Shard](), dict[str, Shard]()
     outcomes, failed, said = Counter(failed=len(failures)), [*failures], time.monotonic()

@@ -72,7 +72,7 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Runs:
     """Of shards a, b, ... with one file each, which takes longer the later its letter."""
     monkeypatch.setattr(shards, "REPORTS", tmp_path)
     monkeypatch.setattr(shards, "files_of", lambda name: [name])
-    monkeypatch.setattr(shards, "table", lambda: {name: (60.0 * place, 10) for place, name in enumerate("abc", 1)})
+    monkeypatch.setattr(shards, "table", lambda: {name: 60.0 * place for place, name in enumerate("abc", 1)})
     return Runs(tmp_path)
 
 
@@ -85,7 +85,7 @@ def test_together_they_are_every_test_file_once() -> None:
 
 
 def test_the_slowest_files_are_dealt_first_each_to_the_shard_with_least() -> None:
-    rows = {"a": (30.0, 1), "b": (20.0, 1), "c": (15.0, 1), "e": (1.0, 99)}  # d is not in the table: 10 s
+    rows = {"a": 30.0, "b": 20.0, "c": 15.0, "e": 1.0}  # d is not in the table: 10 s
     assert shards.deal("abcde", rows, 2) == [["a", "d"], ["b", "c", "e"]]
     assert shards.deal("edcba", rows, 2) == shards.deal("abcde", rows, 2)
 
@@ -99,8 +99,8 @@ class TestTable:
         report.write_text(SUITE.format("".join(cases)), "utf-8")
         return report
 
-    def test_seconds_and_tests_of_a_file_are_read_from_a_junit_file(self, tmp_path: Path) -> None:
-        assert shards.measured(self.report(tmp_path)) == {"tests/unit/scripts/test_shards.py": (3.5, 2)}
+    def test_the_seconds_of_a_file_are_read_from_a_junit_file(self, tmp_path: Path) -> None:
+        assert shards.measured(self.report(tmp_path)) == {"tests/unit/scripts/test_shards.py": 3.5}
 
     def test_it_is_written_from_the_reports_and_other_shards_keep_their_rows(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -108,14 +108,14 @@ class TestTable:
         monkeypatch.setattr(shards, "REPORTS", tmp_path)
         monkeypatch.setattr(shards, "TABLE", tmp_path / "seconds.json")
         monkeypatch.setattr(shards, "FOLDERS", {"unit": 1, "fleet": 1})
-        rows = {"tests/fleet/test_api.py": (9.0, 3), "tests/unit/test_keys.py": (8.0, 2), "tests/gone.py": (7.0, 1)}
+        rows = {"tests/fleet/test_api.py": 9.0, "tests/unit/test_keys.py": 8.0, "tests/gone.py": 7.0}
         shards.TABLE.write_text(json.dumps(rows), "utf-8")
         self.report(tmp_path)
         assert shards.main() == 0
         written = shards.table()
-        assert written["tests/unit/scripts/test_shards.py"] == (3.5, 2)
-        assert written["tests/fleet/test_api.py"] == (9.0, 3)
-        assert written["tests/unit/test_keys.py"] == (0.0, 0)  # its shard has a report, without it: its tests are long
+        assert written["tests/unit/scripts/test_shards.py"] == 3.5
+        assert written["tests/fleet/test_api.py"] == 9.0
+        assert written["tests/unit/test_keys.py"] == 0.0  # its shard has a report, without it: its tests are long
         assert "tests/gone.py" not in written
 
 
