@@ -1,16 +1,14 @@
 """The bundled workflows: files as ComfyUI saves them, and their API form, which is made from those.
 
 To change one, open it in ComfyUI, save it over its file in ``workflows/``, and run ``python -m scripts.workflows``: it
-writes ``workflows/api/``. ``--check`` only reports which files differ. Needs only Python.
+writes ``workflows/api/``, and a test fails until that is done. Needs only Python.
 """
 
 from __future__ import annotations
 
-import argparse
 import functools
 import json
 import sys
-from pathlib import Path
 from typing import Any
 
 from .places import ROOT
@@ -94,19 +92,12 @@ def differing() -> list[str]:
     )
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """The command line; returns 1 if ``--check`` finds a difference."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--check", action="store_true", help="write nothing, report which files differ")
-    if parser.parse_args(arguments).check:
-        wrong = differing()
-        for name in wrong:
-            print(f"workflows/api/{name}.json differs: run python -m scripts.workflows")
-        return 1 if wrong else 0
+def main() -> int:
+    """Write the API forms."""
     for name in names():
-        path = Path(FOLDER / "api" / f"{name}.json")
+        path = FOLDER / "api" / f"{name}.json"
         path.write_text(json.dumps(prompt_of(ui(name)), indent=2, ensure_ascii=False) + "\n", "utf-8", newline="\n")
-        print(f"workflows/api/{path.name}")
+        print(path.relative_to(ROOT).as_posix())
     return 0
 
 

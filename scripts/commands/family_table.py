@@ -12,15 +12,14 @@ import inspect
 import re
 import sys
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import torch
 
+from .. import pack
 from ..places import ROOT
 
 PAGE = ROOT / "docs" / "families.md"
-_PACK = "resolute_for_the_table"
 _PREFIX = "comfy.ldm."
 UNET = "modules.diffusionmodules.openaimodel.UNetModel"
 
@@ -104,15 +103,11 @@ def _what(network: str, blocks: list[str], known: dict[str, str]) -> str:
 
 
 def _catalogued() -> dict[str, str]:
-    return {network: family.name for family in _ours("transformers.tested").FAMILIES for network in family.networks}
-
-
-def _ours(name: str) -> Any:
-    """A module of nodes/adapters/blocks. What the pack's `__init__` would do is left out."""
-    if _PACK not in sys.modules:
-        sys.modules[_PACK] = ModuleType(_PACK)
-        sys.modules[_PACK].__path__ = [str(ROOT)]
-    return importlib.import_module(f"{_PACK}.nodes.adapters.blocks.{name}")
+    return {
+        network: family.name
+        for family in pack.module("nodes.adapters.blocks.transformers.tested").FAMILIES
+        for network in family.networks
+    }
 
 
 def _networks() -> dict[str, list[str]]:
@@ -158,7 +153,7 @@ def _blocks(network: str) -> list[str]:
     kind = getattr(importlib.import_module(_PREFIX + module), name)
     operations = importlib.import_module("comfy.ops").disable_weight_init
     made = kind(**SETTINGS.get(network, {}), dtype=torch.float32, device="meta", operations=operations)
-    blocks = _ours("transformers.recognise").repeated_blocks(made)
+    blocks = pack.module("nodes.adapters.blocks.transformers.recognise").repeated_blocks(made)
     return list(dict.fromkeys(type(block).__name__ for _, block in blocks))
 
 

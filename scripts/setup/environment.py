@@ -152,21 +152,9 @@ def _succeeds(python: Path, code: str) -> bool:
 
 
 def _given() -> Path | None:
-    """The interpreter that RESOLUTE_PYTHON names, or None. Raises SetupError if it cannot be used."""
+    """The interpreter that RESOLUTE_PYTHON names, or None. Raises SetupError if it has no torch."""
     given = os.environ.get("RESOLUTE_PYTHON")
-    if not given:
-        return None
-    python = Path(given).expanduser()
-    try:
-        done = subprocess.run([str(python), "-c", "import torch"], capture_output=True, check=False)
-    except OSError:
-        raise SetupError(f"RESOLUTE_PYTHON names {python}, which cannot be started.") from None
-    if done.returncode != 0:
-        raise SetupError(
-            f"RESOLUTE_PYTHON names {python}, where torch cannot be imported. Install "
-            "ComfyUI's requirements there, or unset it to get a new environment."
-        )
-    return python
+    return _require(Path(given).expanduser(), "torch (ComfyUI's requirements)", "import torch") if given else None
 
 
 def _require(python: Path, what: str, code: str) -> Path:
@@ -174,8 +162,8 @@ def _require(python: Path, what: str, code: str) -> Path:
     if _succeeds(python, code):
         return python
     raise SetupError(
-        f"RESOLUTE_PYTHON names {python}, which does not have {what}. Name one that has it, or unset it to get a new "
-        "environment."
+        f"RESOLUTE_PYTHON names {python}, which cannot be started or does not have {what}. Name one that has it, or "
+        "unset it to get a new environment."
     )
 
 
