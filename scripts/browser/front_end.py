@@ -122,10 +122,6 @@ class FrontEnd:
         end: dict[str, Any] = self.page.evaluate("() => window.resoluteEnd")
         return end
 
-    def progress_texts(self) -> list[str]:
-        """The texts that nodes were sent since ``queue``."""
-        return list(self.page.evaluate("() => window.resoluteTexts"))
-
     def texts(self) -> dict[str, str]:
         """The texts that our nodes show, by title."""
         return dict(self.page.evaluate(js.TEXTS))

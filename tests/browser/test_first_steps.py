@@ -71,7 +71,7 @@ def cancel_while_it_compiles(page: FrontEnd, screenshot: Path) -> None:
     page.page.screenshot(path=screenshot)
     page.cancel()
     assert page.wait()["name"] == "execution_interrupted"
-    texts = page.progress_texts()
+    texts = page.page.evaluate("() => window.resoluteTexts")
     begin = r"(starting the compiler, then \d+ regions|compiling 1 of \d+), \d+ s(, about \d+ s left)?"
     assert any(re.fullmatch(begin, text) for text in texts), texts
     # At once where core's operations run, as in a trace; else the text says that the region at work ends first.
