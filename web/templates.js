@@ -1,6 +1,6 @@
 // Resolute's templates in the language of the settings: their notes, frames and titles, when one is opened.
 
-const KEY = "resolute"; // in the extra data of a workflow, as in scripts/workflows/graph.py
+const KEY = "resolute"; // in the extra data of a workflow, which scripts/workflows.py knows
 const NOTE = "MarkdownNote";
 
 export function translateTemplate(graph, t) {

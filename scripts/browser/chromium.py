@@ -46,7 +46,7 @@ def executable() -> str | None:
 
 
 @contextlib.contextmanager
-def tab(viewport: Mapping[str, int], pixel_ratio: float = 1.0) -> Iterator[Any]:
+def tab(viewport: Mapping[str, int]) -> Iterator[Any]:
     """The page of playwright in a fresh profile; the browser ends with the context."""
     # Import by name, so that type checks pass without the package.
     sync_playwright = importlib.import_module("playwright.sync_api").sync_playwright
@@ -59,7 +59,6 @@ def tab(viewport: Mapping[str, int], pixel_ratio: float = 1.0) -> Iterator[Any]:
             args=list(FLAGS),
             permissions=["clipboard-read", "clipboard-write"],
             viewport=dict(viewport),
-            device_scale_factor=pixel_ratio,
         )
         context.set_default_timeout(TIMEOUT_MS)
         try:

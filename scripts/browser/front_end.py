@@ -1,4 +1,4 @@
-"""ComfyUI's front end in a headless Chromium, for tests and for workflow images.
+"""ComfyUI's front end in a headless Chromium, for tests.
 
 `chromium` says what it needs.
 """
@@ -121,10 +121,6 @@ class FrontEnd:
         self.stable()
         end: dict[str, Any] = self.page.evaluate("() => window.resoluteEnd")
         return end
-
-    def progress_texts(self) -> list[str]:
-        """The texts that nodes were sent since ``queue``."""
-        return list(self.page.evaluate("() => window.resoluteTexts"))
 
     def texts(self) -> dict[str, str]:
         """The texts that our nodes show, by title."""
@@ -261,23 +257,6 @@ class FrontEnd:
         """Node types in the graph that no pack provides."""
         return list(self.page.evaluate(js.UNKNOWN_TYPES))
 
-    def picture(self, scale: float, margin: int = 24) -> bytes:
-        """PNG of the whole graph without the front end's controls.
-
-        scale: canvas zoom; 1 is a node's natural size.
-        """
-        self.page.mouse.move(*NEW_NODE)  # off the sidebar, whose tooltip would stay
-        self.page.wait_for_selector("[role=tooltip]", state="detached")
-        self.page.evaluate(js.COMMAND, "Workspace.ToggleFocusMode")
-        width, height = (round(side) for side in self.page.evaluate(js.FRAME, [scale, margin]))
-        self.page.set_viewport_size({"width": width + 420, "height": height + 120})  # controls float at the edges
-        self.stable()
-        self.page.evaluate(js.FRAME, [scale, margin])
-        self.stable()
-        data: bytes = self.page.screenshot(clip={"x": 0, "y": 0, "width": width, "height": height})
-        self.page.evaluate(js.COMMAND, "Workspace.ToggleFocusMode")
-        return data
-
     def wait_until_opened(self, name: str, nodes: int) -> None:
         """Wait until a workflow whose path has this name, with so many nodes, is open and its dialog is gone."""
         self.page.wait_for_function(js.OPENED, arg=[name, nodes])
@@ -294,7 +273,7 @@ def _few_templates(route: Any) -> None:
 
 
 @contextlib.contextmanager
-def front_end(url: str, pixel_ratio: float = 1.0) -> Iterator[FrontEnd]:
+def front_end(url: str) -> Iterator[FrontEnd]:
     """A fresh browser profile with one tab; closed at the end."""
-    with chromium.tab(VIEWPORT, pixel_ratio) as page:
+    with chromium.tab(VIEWPORT) as page:
         yield FrontEnd(page, url)

@@ -171,16 +171,3 @@ COMPLAINTS = """() => {
 }"""
 UNKNOWN_TYPES = """() => app.graph.nodes.map(n => n.type)
     .filter(type => !(type in LiteGraph.registered_node_types))"""
-# Scrolls and zooms so that all groups and nodes with their titles are visible. Returns the size in pixels.
-FRAME = """([scale, margin]) => {
-    const boxes = app.graph.groups.map(g => [...g.pos, ...g.size]);
-    for (const n of app.graph.nodes)
-        boxes.push([n.pos[0], n.pos[1] - 30, n.size[0], (n.flags.collapsed ? 0 : n.size[1]) + 30]);
-    const left = Math.min(...boxes.map(b => b[0])), top = Math.min(...boxes.map(b => b[1]));
-    const right = Math.max(...boxes.map(b => b[0] + b[2]));
-    const bottom = Math.max(...boxes.map(b => b[1] + b[3]));
-    app.canvas.ds.scale = scale;
-    app.canvas.ds.offset = [margin / scale - left, margin / scale - top];
-    app.canvas.setDirty(true, true);
-    return [(right - left) * scale + 2 * margin, (bottom - top) * scale + 2 * margin];
-}"""

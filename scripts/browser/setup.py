@@ -14,7 +14,6 @@ import sys
 from ..places import ROOT
 from .chromium import executable, has_playwright
 
-_REQUIREMENTS = ROOT / "requirements-browser.txt"
 _SECONDS = 600.0
 
 
@@ -30,8 +29,7 @@ def _playwright() -> str | None:
     if has_playwright():
         return None
     command = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-    failed = _run([*command, "-r", str(_REQUIREMENTS)])
-    return f"playwright could not be installed: {failed}" if failed else None
+    return _failed([*command, "-r", str(ROOT / "requirements-browser.txt")])
 
 
 def _chromium() -> str | None:
@@ -41,27 +39,21 @@ def _chromium() -> str | None:
     if apt is None or not hasattr(os, "geteuid") or os.geteuid() != 0:
         return "There is no Chromium on PATH, and it is installed by itself only by root on Debian or Ubuntu."
     for arguments in (["update", "-qq"], ["install", "-y", "-qq", "chromium"]):
-        failed = _run([apt, *arguments], {"DEBIAN_FRONTEND": "noninteractive"})
-        if failed:
-            return f"`apt-get {' '.join(arguments)}` failed: {failed}"
+        if failed := _failed([apt, *arguments]):
+            return failed
     return None if executable() else "The package chromium was installed, but there is no Chromium on PATH."
 
 
-def _run(command: list[str], environment: dict[str, str] | None = None) -> str | None:
-    """The end of the output if the command failed, else None."""
+def _failed(command: list[str]) -> str | None:
+    """What went wrong with a command, with the end of its output, or None."""
+    quiet = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
     try:
-        done = subprocess.run(
-            command,
-            env={**os.environ, **(environment or {})},
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=_SECONDS,
-            check=False,
+        subprocess.run(
+            command, env=quiet, timeout=_SECONDS, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=True
         )
-    except subprocess.TimeoutExpired:
-        return f"it took more than {_SECONDS:.0f} s"
-    return None if done.returncode == 0 else (done.stderr or done.stdout).strip()[-300:].replace("\n", " ")
+    except (subprocess.TimeoutExpired, subprocess.CalledProcessError) as error:
+        return f"`{' '.join(command)}` failed: {error} {error.stderr or ''!s}"[:600].replace("\n", " ")
+    return None
 
 
 if __name__ == "__main__":

@@ -7,12 +7,10 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import importlib.util
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
 
 from compile_cache.config import CacheConfig
 from compile_cache.errors import UserError
@@ -21,11 +19,8 @@ from compile_cache.store.artifact_store import ArtifactStore, StoreError
 from compile_cache.store.bundle import BundleReport
 from compile_cache.store.fingerprint import EnvironmentFingerprint
 
+from .. import pack
 from ..errors import SetupError
-from ..places import ROOT
-
-# ComfyUI has a module `nodes` too, so import the pack under a unique name.
-_PACK = "resolute_for_bundles"
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,18 +162,8 @@ def machine(place: Place) -> tuple[CacheConfig, EnvironmentFingerprint]:
     device = management.get_torch_device()
     if place.device not in (None, device.type):
         raise SetupError(f"ComfyUI's device here is '{device}', not '{place.device}'.")
-    location = _import_from_pack("nodes.adapters.process.store_location")
+    location = pack.module("nodes.adapters.process.store_location")
     config = CacheConfig.from_environment(store_folder=location.folder(), source=location.source())
     environment_of = importlib.import_module("compile_cache.backends.inductor.compile.environment").environment_of
     environment: EnvironmentFingerprint = environment_of(device, config.source)
     return config, environment
-
-
-def _import_from_pack(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(_PACK, ROOT / "__init__.py", submodule_search_locations=[str(ROOT)])
-    assert spec is not None
-    assert spec.loader is not None
-    package = importlib.util.module_from_spec(spec)
-    sys.modules[_PACK] = package
-    spec.loader.exec_module(package)
-    return importlib.import_module(f"{_PACK}.{name}")

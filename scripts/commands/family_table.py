@@ -1,31 +1,27 @@
 """Writes docs/families.md: what Resolute does with each model class of ComfyUI's `supported_models.py`.
 
-``python -m scripts.commands.family_table --comfyui FOLDER``, in an environment with torch. It builds the networks that
-have settings of their own, without weights, and reads the source of the others. Nothing runs.
+``python -m scripts.commands.family_table --comfyui FOLDER``, in an environment with torch. It builds the networks
+without weights, but for those in BY_HAND. Nothing runs.
 """
 
 from __future__ import annotations
 
 import argparse
-import ast
 import importlib
 import inspect
 import re
 import sys
-from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import torch
 
+from .. import pack
 from ..places import ROOT
 
 PAGE = ROOT / "docs" / "families.md"
-_PACK = "resolute_for_the_table"
 _PREFIX = "comfy.ldm."
 UNET = "modules.diffusionmodules.openaimodel.UNetModel"
-_CONTAINERS = ("ModuleList", "ModuleDict")
 
 # For networks without settings of their own: those that ComfyUI's detection of models finds.
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -43,8 +39,19 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "t5_token_length": 256, "rope_theta": 10000.0,
     },
 }  # fmt: skip
-# A network that cannot be built without weights.
-BY_HAND = {"ace.ace_step15.AceStepConditionGenerationModel": ["AceStepDiTLayer"]}
+# Networks that cannot be built from settings that they have themselves, with the blocks in their lists.
+BY_HAND = {
+    "ace.ace_step15.AceStepConditionGenerationModel": ["AceStepDiTLayer"],
+    "anima.model.Anima": ["Block"],
+    "chroma.model.Chroma": ["DoubleStreamBlock", "SingleStreamBlock"],
+    "chroma_radiance.model.ChromaRadiance": ["DoubleStreamBlock", "SingleStreamBlock", "NerfGLUBlock"],
+    "cosmos.predict2.MiniTrainDIT": ["Block"],
+    "flux.model.Flux": ["DoubleStreamBlock", "SingleStreamBlock"],
+    "hidream.model.HiDreamImageTransformer2DModel": ["HiDreamImageBlock"],
+    "hunyuan_video.model.HunyuanVideo": ["DoubleStreamBlock", "SingleStreamBlock"],
+    UNET: [],
+    "seedvr.model.NaDiT": ["NaMMSRTransformerBlock"],
+}
 
 # Networks whose blocks run as they are, or that no sampler calls, and why.
 LEFT_ALONE = {
@@ -96,15 +103,11 @@ def _what(network: str, blocks: list[str], known: dict[str, str]) -> str:
 
 
 def _catalogued() -> dict[str, str]:
-    return {network: family.name for family in _ours("transformers.tested").FAMILIES for network in family.networks}
-
-
-def _ours(name: str) -> Any:
-    """A module of nodes/adapters/blocks. What the pack's `__init__` would do is left out."""
-    if _PACK not in sys.modules:
-        sys.modules[_PACK] = ModuleType(_PACK)
-        sys.modules[_PACK].__path__ = [str(ROOT)]
-    return importlib.import_module(f"{_PACK}.nodes.adapters.blocks.{name}")
+    return {
+        network: family.name
+        for family in pack.module("nodes.adapters.blocks.transformers.tested").FAMILIES
+        for network in family.networks
+    }
 
 
 def _networks() -> dict[str, list[str]]:
@@ -149,39 +152,9 @@ def _blocks(network: str) -> list[str]:
     module, _, name = network.rpartition(".")
     kind = getattr(importlib.import_module(_PREFIX + module), name)
     operations = importlib.import_module("comfy.ops").disable_weight_init
-    try:
-        made = kind(**SETTINGS.get(network, {}), dtype=torch.float32, device="meta", operations=operations)
-    except (TypeError, ValueError, AttributeError, AssertionError, RuntimeError):  # it has no settings of its own
-        return _blocks_by_source(kind)
-    return list(
-        dict.fromkeys(type(block).__name__ for _, block in _ours("transformers.recognise").repeated_blocks(made))
-    )
-
-
-def _blocks_by_source(kind: type) -> list[str]:
-    """The classes that a network's code puts into lists: what a comprehension of calls makes."""
-    found: list[str] = []
-    for each in kind.__mro__:
-        if each.__module__.startswith(_PREFIX):
-            tree = ast.parse(Path(inspect.getfile(each)).read_text(encoding="utf-8"))
-            body = next(node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == each.__name__)
-            found += _made_in_lists(body)
-    return list(dict.fromkeys(block for block in found if block[0].isupper()))
-
-
-def _made_in_lists(body: ast.ClassDef) -> Iterator[str]:
-    for node in ast.walk(body):
-        if not isinstance(node, ast.Call) or _last_name(node.func) not in _CONTAINERS or not node.args:
-            continue
-        made = node.args[0]
-        if isinstance(made, (ast.ListComp, ast.GeneratorExp)) and isinstance(made.elt, ast.Call):
-            yield _last_name(made.elt.func)
-        elif isinstance(made, ast.DictComp) and isinstance(made.value, ast.Call):
-            yield _last_name(made.value.func)
-
-
-def _last_name(function: ast.expr) -> str:
-    return ast.unparse(function).rpartition(".")[2]
+    made = kind(**SETTINGS.get(network, {}), dtype=torch.float32, device="meta", operations=operations)
+    blocks = pack.module("nodes.adapters.blocks.transformers.recognise").repeated_blocks(made)
+    return list(dict.fromkeys(type(block).__name__ for _, block in blocks))
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -23,10 +23,9 @@ SIDE_BY_SIDE = 2
 _POLL_SECONDS = 0.5
 _SECONDS_BETWEEN_LINES = 30.0
 _SECONDS_TO_STOP = 30.0
-_SECONDS_FOR_A_PACE = 30.0  # of the table's seconds: before that the machine counts as the table's
 _LINES_OF_A_CRASH = 100
 # `pytest -v` writes a line for each test, and after the last one what failed, was skipped or warned.
-_TEST = re.compile(r"^(tests/[^:\n]+\.py)::.* \[ *\d+%\]$", re.MULTILINE)
+_TEST = re.compile(r"^tests/[^:\n]+\.py::.* \[ *\d+%\]$", re.MULTILINE)
 _END = re.compile(r"^=+ (ERRORS|FAILURES|warnings summary|short test summary info|.* in [\d.]+s.*) =+$", re.MULTILINE)
 
 Command = tuple[Sequence[str], Mapping[str, str]]  # its arguments and its environment variables
@@ -64,8 +63,8 @@ def run(
     notes: lines to repeat at the end. failures: what failed before. estimates: these are the tests of the table.
     """
     table = shards.table() if estimates else {}
-    files = {name: shards.files_of(name) for name in commands}
-    longest_first = sorted(commands, key=lambda name: -sum(table.get(file, shards.USUAL)[0] for file in files[name]))
+    seconds = {name: sum(table.get(file, shards.USUAL) for file in shards.files_of(name)) for name in commands if table}
+    longest_first = sorted(commands, key=lambda name: -seconds.get(name, 0.0))
     waiting, running, begun = deque(longest_first), list[Shard](), dict[str, Shard]()
     outcomes, failed, said = Counter(failed=len(failures)), [*failures], time.monotonic()
     try:
@@ -82,7 +81,7 @@ def run(
                 failed += _end(each, outcomes)
             if ended or time.monotonic() - said > _SECONDS_BETWEEN_LINES:
                 said = time.monotonic()
-                _say(progress(files, begun, table))
+                _say(progress(seconds, begun))
     finally:
         for each in running:
             _stop(each.process)
@@ -92,30 +91,20 @@ def run(
     return int(outcomes["failed"] > 0)
 
 
-def progress(files: Mapping[str, Sequence[str]], begun: Mapping[str, Shard], table: Mapping[str, shards.Row]) -> str:
-    """A line with the tests done and the minutes left, by the table and the pace so far; by the logs alone without one.
-
-    files: of each shard. table: seconds and number of tests of each file.
-    """
-    done, total, spent, known, left = 0, 0, 0.0, 0.0, [0.0]
-    for name, of_shard in files.items():
-        shard = begun.get(name)
-        seen = Counter(_TEST.findall(shard.log())) if shard else Counter[str]()
-        done += seen.total()
-        spent += shard.seconds() if shard else 0.0
-        left.append(0.0)
-        for file in of_shard:
-            seconds, tests = table.get(file, shards.USUAL)
-            has_ended = shard is not None and shard.took is not None
-            share = 1.0 if has_ended else min(seen[file] / max(tests, 1), 1.0)
-            total += seen[file] if has_ended else max(seen[file], tests)
-            known += share * seconds
-            left[-1] += (1.0 - share) * seconds
-    if not table:
+def progress(seconds: Mapping[str, float], begun: Mapping[str, Shard]) -> str:
+    """A line with the tests done and about how many minutes are left. seconds: of each shard; empty if unknown."""
+    done = sum(len(_TEST.findall(shard.log())) for shard in begun.values())
+    if not seconds:
         return f"{done:,} tests so far."
-    pace = spent / known if known > _SECONDS_FOR_A_PACE else 1.0
-    minutes = max(sum(left) / SIDE_BY_SIDE, *left) * pace / 60
-    return f"{done:,} of about {total:,} tests, about {minutes:.0f} minutes left."
+    ended = [name for name, shard in begun.items() if shard.took is not None]
+    # How much slower this machine is than the one of the table, by the shards that ended.
+    pace = (
+        sum(begun[name].seconds() for name in ended) / (sum(seconds[name] for name in ended) or 1.0) if ended else 1.0
+    )
+    passed = {name: shard.seconds() for name, shard in begun.items()}
+    left = [max(seconds[name] * pace - passed.get(name, 0.0), 0.0) for name in seconds if name not in ended]
+    minutes = max(sum(left) / SIDE_BY_SIDE, *left, 0.0) / 60 if left else 0.0
+    return f"{done:,} tests so far, about {minutes:.0f} minutes left."
 
 
 def _begin(name: str, command: Command) -> Shard:

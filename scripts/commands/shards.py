@@ -20,8 +20,7 @@ from ..places import ROOT
 # tests/comfy compiles the models of its server anew, which takes minutes: so there are as many as run side by side.
 FOLDERS = {"comfy": 2, "contract": 2, "unit": 2, "fleet": 1, "browser": 1, "oneflow": 1}
 TABLE = Path("tests") / "seconds.json"
-Row = tuple[float, int]  # of a test file: the seconds and the number of its tests that are not long
-USUAL: Row = (10.0, 10)  # of a file that the table does not list
+USUAL = 10.0  # seconds of a file that the table does not list
 REPORTS = ROOT / "output" / "tests"  # the JUnit file and the log of each shard; git ignores it
 
 
@@ -48,36 +47,35 @@ def report_of(name: str) -> Path:
     return REPORTS / f"{name}.xml"
 
 
-def deal(files: Iterable[str], rows: Mapping[str, Row], count: int) -> list[list[str]]:
+def deal(files: Iterable[str], seconds: Mapping[str, float], count: int) -> list[list[str]]:
     """Deal files out to `count` shards, so that each takes about as long as the others."""
     shards: list[list[str]] = [[] for _ in range(count)]
     load = [0.0] * count
-    for file in sorted(files, key=lambda file: (-rows.get(file, USUAL)[0], file)):
+    for file in sorted(files, key=lambda file: (-seconds.get(file, USUAL), file)):
         least = load.index(min(load))
         shards[least].append(file)
-        load[least] += rows.get(file, USUAL)[0]
+        load[least] += seconds.get(file, USUAL)
     return [sorted(shard) for shard in shards]
 
 
-def table(root: Path = ROOT) -> dict[str, Row]:
-    """The row of each test file as it was measured last; empty without a table."""
+def table(root: Path = ROOT) -> dict[str, float]:
+    """The seconds of each test file, its long tests left out, as measured last; empty without a table."""
     file = root / TABLE
-    found = json.loads(file.read_text("utf-8")) if file.is_file() else {}
-    return {name: (seconds, tests) for name, (seconds, tests) in found.items()}
+    found: dict[str, float] = json.loads(file.read_text("utf-8")) if file.is_file() else {}
+    return found
 
 
-def measured(report: Path, root: Path = ROOT) -> dict[str, Row]:
-    """The row of each test file in a JUnit file of pytest's."""
-    found: dict[str, Row] = {}
+def measured(report: Path, root: Path = ROOT) -> dict[str, float]:
+    """The seconds of each test file in a JUnit file of pytest's."""
+    found: dict[str, float] = {}
     for case in xml.parse(report).getroot().iter("testcase"):
         # tests.unit.test_keys.TestSignature: the file, then classes.
         parts = PurePosixPath(*str(case.get("classname")).split("."))
         for file in (f"{path}.py" for path in (parts, *parts.parents)):
             if (root / file).is_file():
-                seconds, tests = found.get(file, (0.0, 0))
-                found[file] = (seconds + float(case.get("time", 0)), tests + 1)
+                found[file] = found.get(file, 0.0) + float(case.get("time", 0))
                 break
-    return {file: (round(seconds, 1), tests) for file, (seconds, tests) in sorted(found.items())}
+    return {file: round(seconds, 1) for file, seconds in sorted(found.items())}
 
 
 def _names_of(folder: str, count: int) -> list[str]:
@@ -90,11 +88,11 @@ def main() -> int:
     if not reports:
         raise SetupError(f"There is no JUnit file in {REPORTS}. Run `scripts/test` first.")
     # A file that its shard's report lacks has only long tests.
-    rows = table() | {file: (0.0, 0) for report in reports for file in files_of(report.stem)}
+    rows = table() | {file: 0.0 for report in reports for file in files_of(report.stem)}
     for report in reports:
         rows |= measured(report)
-    kept = [f" {json.dumps(file)}: {json.dumps(row)}" for file, row in sorted(rows.items()) if (ROOT / file).is_file()]
-    (ROOT / TABLE).write_text("{\n" + ",\n".join(kept) + "\n}\n", "utf-8")
+    kept = {file: seconds for file, seconds in rows.items() if (ROOT / file).is_file()}
+    (ROOT / TABLE).write_text(json.dumps(kept, indent=1, sort_keys=True) + "\n", "utf-8")
     print(f"{TABLE}: {len(kept)} files from {len(reports)} reports.")
     return 0
 

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from typing import Any
 
-from ..workflows.build import FOLDER
-from ..workflows.families import FAMILY_WORKFLOWS
-from ..workflows.parts import NEGATIVE, POSITIVE
-from ..workflows.unets import TOUR
+from .. import workflows
 
 PromptDict = dict[str, dict[str, Any]]
 Size = tuple[int, int]  # width, height in pixels
@@ -22,37 +18,49 @@ _NEEDS_MORE = {
     "lcm_image_to_image": "needs a LoRA in addition to the model",
     "oneflow_text_to_image": "needs OneFlow, which is in another environment",
 }
+_OTHER_FAMILY = {
+    SDXL: "the model is not SDXL; give one with --checkpoint FILE",
+    SD15: "the model is SDXL; give an SD1.5 checkpoint with --checkpoint FILE, or none",
+}
 # The bundled model: a small UNet like SD1.5's.
 BUNDLED = "bundled"
 TEXT_TO_IMAGE = {BUNDLED: SD15, "sd15": SD15, "sdxl": SDXL}
+# The texts of the bundled workflows.
+POSITIVE = "a lighthouse on a cliff at dusk, waves, warm light in the windows, detailed painting"
+NEGATIVE = "blurry, low quality, text, watermark"
 # A chunk of 77 tokens holds 75 tokens of text; this text fills one chunk and part of the next.
 LONG_TEXT = ", ".join([POSITIVE] * 6)
 SEED = 1
 
 _Case = tuple[Size, int, int]  # size, batch, tokens
+QUICK = 5  # cases of --quick
 # Odd latents: 264x200 is 33x25; 240x360 is 30x45, whose next level is 15x23. Half of 45 rounded up and doubled is 46,
 # not 45; 720x960 has the same problem at a deeper level.
-_CPU_QUICK: tuple[_Case, ...] = (
-    ((128, 128), 1, 77), ((264, 200), 1, 77), ((120, 160), 1, 77), ((192, 128), 3, 77), ((136, 104), 2, 154),
-)  # fmt: skip
-_CPU: tuple[_Case, ...] = (
-    ((128, 128), 1, 77), ((192, 128), 1, 77), ((264, 200), 1, 77), ((240, 320), 1, 77), ((240, 360), 1, 77),
-    ((128, 128), 2, 77), ((192, 128), 3, 77), ((192, 128), 1, 154), ((264, 200), 2, 154),
-)  # fmt: skip
-_CUDA_QUICK: tuple[_Case, ...] = (((1024, 1024), 1, 77), ((960, 720), 1, 77), ((720, 720), 3, 77), ((896, 768), 2, 154))
-_CUDA: tuple[_Case, ...] = (
-    ((1024, 1024), 1, 77), ((960, 720), 1, 77), ((720, 720), 1, 77), ((896, 768), 1, 77), ((1280, 1280), 1, 77),
-    ((512, 2048), 1, 77), ((1064, 808), 1, 77), ((1024, 1024), 2, 77), ((720, 720), 3, 77), ((1024, 1024), 1, 154),
-    ((960, 720), 2, 154),
-)  # fmt: skip
-# Sizes that the bundled model was trained at, for every device. Its prompts have 4 tokens per object and 4 for the
-# background.
-_BUNDLED_QUICK: tuple[_Case, ...] = (
-    ((256, 256), 1, 8), ((264, 200), 1, 8), ((240, 360), 1, 12), ((192, 128), 3, 8), ((320, 240), 2, 12),
-)  # fmt: skip
-_BUNDLED: tuple[_Case, ...] = (
-    *_BUNDLED_QUICK, ((384, 384), 1, 12), ((512, 384), 1, 8), ((512, 512), 1, 12), ((264, 200), 2, 12),
-)  # fmt: skip
+_CASES: dict[str, tuple[_Case, ...]] = {
+    "cpu": (
+        ((128, 128), 1, 77), ((264, 200), 1, 77), ((120, 160), 1, 77), ((192, 128), 3, 77), ((136, 104), 2, 154),
+        ((240, 320), 1, 77), ((240, 360), 1, 77), ((128, 128), 2, 77), ((192, 128), 1, 154), ((264, 200), 2, 154),
+    ),
+    "cuda": (
+        ((1024, 1024), 1, 77), ((960, 720), 1, 77), ((720, 720), 3, 77), ((896, 768), 2, 154), ((512, 2048), 1, 77),
+        ((720, 720), 1, 77), ((1280, 1280), 1, 77), ((1064, 808), 1, 77), ((1024, 1024), 2, 77),
+        ((1024, 1024), 1, 154), ((960, 720), 2, 154),
+    ),
+    # Sizes that the bundled model was trained at. Its prompts have 4 tokens per object and 4 for the background.
+    BUNDLED: (
+        ((256, 256), 1, 8), ((264, 200), 1, 8), ((240, 360), 1, 12), ((192, 128), 3, 8), ((320, 240), 2, 12),
+        ((384, 384), 1, 12), ((512, 384), 1, 8), ((512, 512), 1, 12), ((264, 200), 2, 12),
+    ),
+}  # fmt: skip
+# The tour's own sizes are for a GPU; these have the same proportions, including odd latents.
+_TOURS: dict[str, tuple[Size, ...]] = {
+    "cpu": ((120, 96), (112, 96), (96, 96), (80, 120), (88, 72)),
+    "cuda": ((960, 720), (896, 768), (720, 720), (640, 960), (584, 456)),
+    BUNDLED: ((256, 192), (224, 192), (192, 192), (160, 240), (184, 136)),
+}
+_PICTURES: dict[str, _Case] = {
+    "cpu": ((136, 104), 1, 77), "cuda": ((720, 720), 1, 77), BUNDLED: ((264, 200), 1, 12)
+}  # fmt: skip
 _CAPTIONS = {
     8: (
         "large red circle left, white background",
@@ -66,14 +74,8 @@ _CAPTIONS = {
         "small green triangle left, large purple ring right, black background",
     ),
 }
-_BUNDLED_TOUR: tuple[Size, ...] = ((256, 192), (224, 192), (192, 192), (160, 240), (184, 136))
 # The guidance at which the bundled model draws well; the workflows have SD1.5's.
 _BUNDLED_CFG = 4.0
-_CASES = {("cpu", False): _CPU, ("cpu", True): _CPU_QUICK, ("cuda", False): _CUDA, ("cuda", True): _CUDA_QUICK}
-# The tour's own sizes are for a GPU; these have the same proportions, including odd latents.
-_CPU_TOUR: tuple[Size, ...] = ((120, 96), (112, 96), (96, 96), (80, 120), (88, 72))
-_PICTURE_SIZE: dict[str, Size] = {"cpu": (136, 104), "cuda": (720, 720)}
-_BUNDLED_PICTURE: _Case = ((264, 200), 1, 12)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,21 +112,16 @@ class Plan:
 
 def make_plan(device: str, family: str, quick: bool) -> Plan:
     """The plan for ``cpu`` or ``cuda`` and a model of the family ``bundled``, ``sd15`` or ``sdxl``."""
-    if family == BUNDLED:
-        cases, tour, picture = _BUNDLED_QUICK if quick else _BUNDLED, _BUNDLED_TOUR, _BUNDLED_PICTURE
-    else:
-        cases, picture = _CASES[device, quick], (_PICTURE_SIZE[device], 1, 77)
-        tour = _CPU_TOUR if device == "cpu" else tuple((width, height) for _, _, width, height in TOUR)
-    own = TEXT_TO_IMAGE[family]
-    jobs = [Job(own, (size,), batch, tokens) for size, batch, tokens in cases]
-    left_out = {workflow: _other_family(workflow) for workflow in (SD15, SDXL) if workflow != own}
-    left_out |= _NEEDS_MORE | {build.__name__: "needs a large transformer" for build in FAMILY_WORKFLOWS}
+    kind, own = BUNDLED if family == BUNDLED else device, TEXT_TO_IMAGE[family]
+    jobs = [Job(own, (size,), batch, tokens) for size, batch, tokens in _CASES[kind][: QUICK if quick else None]]
+    left_out = {workflow: _OTHER_FAMILY[workflow] for workflow in (SD15, SDXL) if workflow != own}
+    left_out |= _NEEDS_MORE | dict.fromkeys(workflows.transformers(), "needs a large transformer")
     if quick:
         left_out |= dict.fromkeys((IMAGE_TO_IMAGE, COMPARE, DEEPCACHE, TOUR_NAME), "--quick leaves it out")
     else:
-        size, batch, tokens = picture
+        size, batch, tokens = _PICTURES[kind]
         jobs += [Job(workflow, (size,), batch, tokens) for workflow in (IMAGE_TO_IMAGE, COMPARE, DEEPCACHE)]
-        jobs.append(Job(TOUR_NAME, tour, batch, tokens))
+        jobs.append(Job(TOUR_NAME, _TOURS[kind], batch, tokens))
     return Plan(tuple(jobs), left_out)
 
 
@@ -133,7 +130,7 @@ def prompt_for(job: Job, checkpoint: str | None, backend: str | None, seed: int,
 
     checkpoint: None uses the bundled model, which has its own loader node. backend: None keeps the file's.
     """
-    prompt: PromptDict = json.loads((FOLDER / "api" / f"{job.workflow}.json").read_text("utf-8"))
+    prompt: PromptDict = workflows.api(job.workflow)
     texts = _bundled_texts(job) if checkpoint is None else {POSITIVE: LONG_TEXT if job.tokens > 77 else POSITIVE}
     sizes = iter(job.sizes)
     for node in prompt.values():
@@ -186,9 +183,3 @@ def _load_bundled_model(prompt: PromptDict) -> None:
 def text_of(size: Size) -> str:
     """``(264, 200)`` -> ``264x200``."""
     return f"{size[0]}x{size[1]}"
-
-
-def _other_family(workflow: str) -> str:
-    if workflow == SDXL:
-        return "the model is not SDXL; give one with --checkpoint FILE, or use --model sdxl (random weights, 6.9 GB)"
-    return "the model is SDXL; give an SD1.5 checkpoint with --checkpoint FILE, or none"

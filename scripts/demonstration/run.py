@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
-import threading
-import urllib.error
 import urllib.parse
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..errors import PromptError, ServerError
+from ..errors import PromptError
 from ..server.client import Client, History, execution_seconds
 from .plan import SEED, Job, prompt_for
 
@@ -80,11 +77,10 @@ class DemoRunner:
         backend = "eager" if label == "eager" else None
         prompt = prompt_for(job, self._checkpoint, backend, seed, self._steps)
         before = self._counters()
-        with _progress(self._client, self._say):
-            try:
-                history = self._client.run(prompt, timeout=PROMPT_TIMEOUT)
-            except PromptError as error:
-                raise PromptError(f"{job} ({label}): {error}") from None
+        try:
+            history = self._client.run(prompt, timeout=PROMPT_TIMEOUT)
+        except PromptError as error:
+            raise PromptError(f"{job} ({label}): {error}") from None
         return PromptRun(seed, execution_seconds(history), _rise(before, self._counters())), history
 
     def _counters(self) -> Counters:
@@ -116,34 +112,3 @@ def _rise(before: Counters, after: Counters) -> Counters:
 
 def _times(runs: list[PromptRun]) -> str:
     return " then ".join(f"{run.seconds:.1f} s" for run in runs)
-
-
-@contextlib.contextmanager
-def _progress(client: Client, say: Say, every: float = 5.0) -> Iterator[None]:
-    """While the block runs, report the number of compiled regions every few seconds."""
-    finished = threading.Event()
-
-    def watch() -> None:
-        last = _compiled(client)
-        while not finished.wait(every):
-            now = _compiled(client)
-            if now > last:
-                say(f"      ... {now} regions compiled")
-                last = now
-
-    thread = threading.Thread(target=watch, daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        finished.set()
-        thread.join()
-
-
-def _compiled(client: Client) -> int:
-    # Use the events: /resolute/cache may have to wait for the forward that compiles.
-    try:
-        events = client.get("/resolute/events")["events"]
-    except (ServerError, urllib.error.HTTPError):
-        return 0
-    return sum(event["kind"] == "compile" for event in events)

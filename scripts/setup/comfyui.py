@@ -1,8 +1,4 @@
-"""A ComfyUI checkout at a pinned commit.
-
-Success is judged by the result (HEAD and main.py), not by git's messages: git may
-complain about an object that the sparse checkout leaves out and still succeed.
-"""
+"""A ComfyUI checkout at a pinned commit. Success is judged by the result: HEAD and main.py."""
 
 from __future__ import annotations
 
@@ -26,11 +22,6 @@ VERSIONS = {
     SPRING: "64b8457f55cd7fb54ca7a956d9c73b505e903e0c",
     NEWEST: "783545f689a0af730065994b46b382ae24844c99",
 }
-# Large tokenizers that no test and no bundled workflow needs.
-SPARSE_EXCLUDES = (
-    "/comfy/text_encoders/llama_tokenizer/tokenizer.json",
-    "/comfy/text_encoders/qwen35_tokenizer/vocab.json",
-)
 
 
 def folder_for(root: Path, version: str = TARGET) -> Path:
@@ -90,7 +81,6 @@ def _clone(folder: Path, version: str, say: Callable[[str], None]) -> None:
     partial = folder.with_name(folder.name + ".partial")
     _remove(partial)
     _must(["clone", "--quiet", "--no-checkout", URL, str(partial)], folder.parent)
-    _leave_out_large_files(partial)
     commit = VERSIONS[version]
     done = _git(["checkout", "--quiet", "--detach", commit], partial)
     if not is_ready(partial, version):
@@ -100,14 +90,6 @@ def _clone(folder: Path, version: str, say: Callable[[str], None]) -> None:
         )
     _remove(folder)
     partial.rename(folder)
-
-
-def _leave_out_large_files(folder: Path) -> None:
-    # Write the file directly: `git sparse-checkout set --no-cone` needs a newer git than many systems have.
-    _must(["config", "core.sparseCheckout", "true"], folder)
-    patterns = folder / ".git" / "info" / "sparse-checkout"
-    patterns.parent.mkdir(parents=True, exist_ok=True)
-    patterns.write_text("\n".join(["/*", *("!" + path for path in SPARSE_EXCLUDES)]) + "\n", "utf-8")
 
 
 def _remove(folder: Path) -> None:

@@ -14,15 +14,10 @@ from . import comfyui, environment
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """A ready interpreter, and the ComfyUI checkouts by version."""
+    """A ready interpreter, and the checkout of the target version."""
 
     python: Path
-    checkouts: dict[str, Path]
-
-    @property
-    def comfyui(self) -> Path:
-        """The checkout of the target version."""
-        return self.checkouts[comfyui.TARGET]
+    comfyui: Path
 
 
 def prepare(versions: Sequence[str] = (comfyui.TARGET,), say: Callable[[str], None] | None = None) -> Setup:
@@ -32,9 +27,8 @@ def prepare(versions: Sequence[str] = (comfyui.TARGET,), say: Callable[[str], No
     """
     say = say or _say
     environment.check_python(sys.version_info[:2])
-    wanted = dict.fromkeys((comfyui.TARGET, *versions))
-    checkouts = {version: comfyui.ensure(ROOT, version, say) for version in wanted}
-    return Setup(environment.ensure(ROOT, checkouts[comfyui.TARGET], say), checkouts)
+    target, *_ = [comfyui.ensure(ROOT, version, say) for version in dict.fromkeys((comfyui.TARGET, *versions))]
+    return Setup(environment.ensure(ROOT, target, say), target)
 
 
 def _say(text: str) -> None:

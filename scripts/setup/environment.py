@@ -6,7 +6,6 @@ so that a second checkout does not install 6 GB again. ``.venv`` links to the fi
 
 from __future__ import annotations
 
-import collections
 import hashlib
 import os
 import re
@@ -57,8 +56,9 @@ def ensure_torch(root: Path, pin: str, say: Say = print) -> Path:
     SetupError otherwise.
     """
     if given := _given():
-        _require_torch(given, pinned_torch(root, pin))
-        return given
+        version = pinned_torch(root, pin)
+        code = f"import torch, sys; sys.exit(torch.__version__.split('+')[0] != {version!r})"
+        return _require(given, f"torch {version}", code)
     check_python(sys.version_info[:2])
     files = [root / name for name in ("requirements.txt", pin, "requirements-dev.txt")]
     return _named(files, say)
@@ -70,8 +70,9 @@ def ensure_oneflow(root: Path, comfyui: Path, say: Say = print) -> Path:
     ``RESOLUTE_PYTHON`` is used instead if it has OneFlow. Raises SetupError with the remedy.
     """
     if given := _given():
-        _require_oneflow(given)
-        return given
+        return _require(
+            given, "OneFlow (requirements-oneflow.txt)", "from importlib.metadata import version as v; v('oneflow')"
+        )
     base = find_oneflow_python()
     if base is None:
         raise SetupError(
@@ -151,40 +152,19 @@ def _succeeds(python: Path, code: str) -> bool:
 
 
 def _given() -> Path | None:
-    """The interpreter that RESOLUTE_PYTHON names, or None. Raises SetupError if it cannot be used."""
+    """The interpreter that RESOLUTE_PYTHON names, or None. Raises SetupError if it has no torch."""
     given = os.environ.get("RESOLUTE_PYTHON")
-    if not given:
-        return None
-    python = Path(given).expanduser()
-    try:
-        done = subprocess.run([str(python), "-c", "import torch"], capture_output=True, check=False)
-    except OSError:
-        raise SetupError(f"RESOLUTE_PYTHON names {python}, which cannot be started.") from None
-    if done.returncode != 0:
-        raise SetupError(
-            f"RESOLUTE_PYTHON names {python}, where torch cannot be imported. Install "
-            "ComfyUI's requirements there, or unset it to get a new environment."
-        )
-    return python
+    return _require(Path(given).expanduser(), "torch (ComfyUI's requirements)", "import torch") if given else None
 
 
-def _require_torch(python: Path, version: str) -> None:
-    code = "import torch; print(torch.__version__.split('+')[0])"
-    done = subprocess.run([str(python), "-c", code], capture_output=True, text=True, check=False)
-    found = done.stdout.strip()
-    if found != version:
-        raise SetupError(
-            f"RESOLUTE_PYTHON names {python}, which has torch {found}, and this needs torch {version}. "
-            "Name one that has it, or unset it to get a new environment."
-        )
-
-
-def _require_oneflow(python: Path) -> None:
-    if not _succeeds(python, "import sys; from importlib.metadata import version; version('oneflow')"):
-        raise SetupError(
-            f"RESOLUTE_PYTHON names {python}, where OneFlow is not installed. Install requirements-oneflow.txt there, "
-            "or unset it to get a new environment."
-        )
+def _require(python: Path, what: str, code: str) -> Path:
+    """The interpreter that RESOLUTE_PYTHON names, if this code runs there. Raises SetupError."""
+    if _succeeds(python, code):
+        return python
+    raise SetupError(
+        f"RESOLUTE_PYTHON names {python}, which cannot be started or does not have {what}. Name one that has it, or "
+        "unset it to get a new environment."
+    )
 
 
 def _named(
@@ -243,7 +223,7 @@ def _build(folder: Path, key: str, files: Sequence[Path], say: Say, base: Path) 
     size = 11 if ONEFLOW_REQUIREMENTS[-1] in names else 1 if FLEET_REQUIREMENTS[0] in names else 6
     say(f"Environment: making {folder} (about {size} GB, a few minutes, once).")
     _make_venv(folder, base)
-    _install(python_of(folder), files, say)
+    _install(python_of(folder), files)
     (folder / STAMP).write_text(f"ready {key}\n", "utf-8")
 
 
@@ -258,38 +238,15 @@ def _make_venv(folder: Path, base: Path) -> None:
         )
 
 
-def _install(python: Path, files: Sequence[Path], say: Say) -> None:
+def _install(python: Path, files: Sequence[Path]) -> None:
     command = [str(python), "-m", "pip", "install", "--no-input", "--progress-bar", "off"]
     command += ["--disable-pip-version-check"]
     for file in files:
         command += ["-r", str(file)]
-    tail: collections.deque[str] = collections.deque(maxlen=12)
-    with subprocess.Popen(
-        command,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        encoding="utf-8",
-        errors="replace",
-    ) as process:
-        for line in process.stdout or ():
-            tail.append(line.rstrip())
-            _report(line.strip(), say)
-    if process.returncode != 0:
+    # What pip prints goes to stderr: on stdout, `scripts.setup.command` prints the interpreter alone.
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=sys.stderr, check=False)
+    if done.returncode != 0:
         raise SetupError(
-            "pip could not install the requirements. Its last lines:\n  "
-            + "\n  ".join(tail)
-            + "\nCheck the network (a proxy may need https_proxy) and that about 15 GB of disk "
-            "are free, then run this again."
+            "pip could not install the requirements; its last lines say why. Check the network (a proxy may need "
+            "https_proxy) and that about 15 GB of disk are free, then run this again."
         )
-
-
-def _report(line: str, say: Say) -> None:
-    """Report only slow steps: downloads of 10 MB and more, and the installation."""
-    download = re.match(r"(?:Downloading|Using cached) (\S+) \((\d+(?:\.\d+)?) MB\)", line)
-    if download and float(download[2]) >= 10:
-        name = "-".join(download[1].rsplit("/", 1)[-1].split("-")[:2])
-        say(f"  {name} ({float(download[2]):.0f} MB)")
-    elif line.startswith("Installing collected packages:"):
-        say(f"  installing {line.count(',') + 1} packages")

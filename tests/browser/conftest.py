@@ -16,7 +16,7 @@ from scripts.browser.front_end import FrontEnd
 from scripts.places import ROOT
 from scripts.server.process import ComfyServer, link
 from scripts.setup import comfyui
-from scripts.workflows.models import CONTROL_NET, LCM_LORA, SD15, SDXL
+from scripts.workflows import CONTROL_NET, LCM_LORA, SD15, SDXL
 
 from ..archive import unpack
 from ..conftest import PACK_NAME, linked_packs

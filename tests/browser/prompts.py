@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from scripts.workflows.models import SD15
+from scripts.workflows import SD15
 
 from ..comfy.rig import node
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 from typing import Any
 
-from scripts.workflows.models import SDXL
+from scripts.workflows import SDXL
 
 from ..comfy.rig import node
 

@@ -10,7 +10,7 @@ import pytest
 
 from scripts.browser.front_end import FrontEnd
 from scripts.places import ROOT
-from scripts.workflows.unets import sdxl_text_to_image
+from scripts.workflows import template, ui
 
 from .prompts import FACTOR, LEFT_OUT, stock
 
@@ -71,7 +71,7 @@ def cancel_while_it_compiles(page: FrontEnd, screenshot: Path) -> None:
     page.page.screenshot(path=screenshot)
     page.cancel()
     assert page.wait()["name"] == "execution_interrupted"
-    texts = page.progress_texts()
+    texts = page.page.evaluate("() => window.resoluteTexts")
     begin = r"(starting the compiler, then \d+ regions|compiling 1 of \d+), \d+ s(, about \d+ s left)?"
     assert any(re.fullmatch(begin, text) for text in texts), texts
     # At once where core's operations run, as in a trace; else the text says that the region at work ends first.
@@ -94,8 +94,8 @@ def test_the_page_of_first_steps_is_true_step_by_step(page: FrontEnd, screenshot
     """Its six steps, with a small model and a small picture on a CPU, where nothing is captured."""
     rows = re.findall(r"^\| (\d) \| (.+?) \|", (ROOT / "docs" / "first-steps.md").read_text("utf-8"), re.MULTILINE)
     assert [number for number, _ in rows] == ["1", "2", "3", "4", "5", "6"]
-    graph = sdxl_text_to_image()
-    assert f"open *{graph.template}*" in rows[0][1]
+    name, count = template("sdxl_text_to_image"), len(ui("sdxl_text_to_image")["nodes"])
+    assert f"open *{name}*" in rows[0][1]
     page.page.set_viewport_size({"width": 1456, "height": 819})
     steps = Steps()
 
@@ -105,9 +105,9 @@ def test_the_page_of_first_steps_is_true_step_by_step(page: FrontEnd, screenshot
 
     page.browse_templates()
     page.page.locator("[role=dialog] input").first.fill("faster")
-    page.page.get_by_test_id(f"template-workflow-{graph.template}").click()
-    page.wait_until_opened(graph.template, len(graph.nodes))
-    assert len(graph.nodes) == 11  # "eleven nodes"
+    page.page.get_by_test_id(f"template-workflow-{name}").click()
+    page.wait_until_opened(name, count)
+    assert count == 11  # "eleven nodes"
     done(1, 'opened the templates, typed "faster", chose SDXL text to image')
 
     assert page.unknown_types() == page.complaints() == []

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from scripts.browser.front_end import FrontEnd
-from scripts.workflows.models import CONTROL_NET, SD15
+from scripts.workflows import CONTROL_NET, SD15
 
 from ..comfy.rig import node
 

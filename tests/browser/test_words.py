@@ -10,7 +10,7 @@ import pytest
 
 from scripts.browser.front_end import FrontEnd
 from scripts.places import ROOT
-from scripts.workflows.unets import compare_with_stock
+from scripts.workflows import template, ui
 
 from .prompts import compiled
 
@@ -67,8 +67,7 @@ def test_what_people_read_is_in_the_language_of_the_settings(
     assert browser.cut_texts() == []
 
     # A template: its note, frames and titles.
-    graph = compare_with_stock()
-    browser.open_template(graph.template, "resolute", len(graph.nodes))
+    browser.open_template(template("compare_with_stock"), "resolute", len(ui("compare_with_stock")["nodes"]))
     note = browser.page.evaluate(NOTE)
     assert note.splitlines()[0] == words["## The same seed, compiled and not"]
     assert not any(ENGLISH.search(line) for line in note.splitlines())

@@ -10,7 +10,7 @@ import numpy
 import pytest
 
 from scripts.errors import PromptError
-from scripts.workflows.build import FOLDER
+from scripts.workflows import FOLDER
 
 from .rig import Bench, PromptDict, Run, compiled, node
 

@@ -6,14 +6,11 @@ latents are compared.
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from scripts.workflows.build import FOLDER
-from scripts.workflows.families import FAMILY_WORKFLOWS
+from scripts.workflows import api, transformers, ui
 
 from .rig import LATENT_TOLERANCE, Bench, PromptDict, assert_ran_compiled, assert_same, assert_through_regions, node
 
@@ -37,7 +34,7 @@ LOADERS = ("CLIPLoader", "DualCLIPLoader")
 
 def small(workflow: str, backend: str, size: tuple[int, int, int], seed: int) -> PromptDict:
     """The workflow's API form with a small model, a small size and few steps."""
-    prompt: PromptDict = json.loads((FOLDER / "api" / f"{workflow}.json").read_text("utf-8"))
+    prompt: PromptDict = api(workflow)
     width, height, tokens = size
     sampler = ""
     for name, part in list(prompt.items()):
@@ -81,12 +78,12 @@ def test_it_is_right_and_compiles_in_its_first_prompt_only(bench: Bench, seed: i
             assert_ran_compiled(compiled, calls)
 
 
-@pytest.mark.parametrize("build", FAMILY_WORKFLOWS, ids=lambda build: build.__name__)
-def test_its_models_are_those_of_comfyuis_templates(build: Any) -> None:
+@pytest.mark.parametrize("workflow", transformers())
+def test_its_models_are_those_of_comfyuis_templates(workflow: str) -> None:
     templates = pytest.importorskip("comfyui_workflow_templates_json", reason="the templates are not installed")
     folder = Path(templates.__path__[0]) / "templates"
     known = "".join(path.read_text("utf-8") for path in folder.glob("*.json"))
-    models = [model for part in build().ui()["nodes"] for model in part["properties"].get("models", [])]
+    models = [model for part in ui(workflow)["nodes"] for model in part["properties"].get("models", [])]
     assert len(models) >= 2
     for model in models:
         assert model["url"] in known

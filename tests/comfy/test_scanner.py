@@ -17,12 +17,11 @@ from scripts.places import ROOT
 from scripts.server.client import Client
 from scripts.server.process import ComfyServer
 from scripts.setup import comfyui
-from scripts.workflows.families import FAMILY_WORKFLOWS
+from scripts.workflows import UNETS
 
 from .rig import Bench, PromptDict, node
 
-TRANSFORMERS = {build.__name__ for build in FAMILY_WORKFLOWS}  # they take no tiny UNet
-BUNDLED = sorted({path.stem for path in (ROOT / "workflows" / "api").glob("*.json")} - TRANSFORMERS)
+BUNDLED = sorted(UNETS)  # the others take no tiny UNet
 CHANNELS = 4
 WIDTHS = {"sd": {"width": 768, "pooled_width": 0}, "sdxl": {"width": 2048, "pooled_width": 1280}}
 

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
@@ -71,7 +72,7 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Runs:
     """Of shards a, b, ... with one file each, which takes longer the later its letter."""
     monkeypatch.setattr(shards, "REPORTS", tmp_path)
     monkeypatch.setattr(shards, "files_of", lambda name: [name])
-    monkeypatch.setattr(shards, "table", lambda: {name: (60.0 * place, 10) for place, name in enumerate("abc", 1)})
+    monkeypatch.setattr(shards, "table", lambda: {name: 60.0 * place for place, name in enumerate("abc", 1)})
     return Runs(tmp_path)
 
 
@@ -84,7 +85,7 @@ def test_together_they_are_every_test_file_once() -> None:
 
 
 def test_the_slowest_files_are_dealt_first_each_to_the_shard_with_least() -> None:
-    rows = {"a": (30.0, 1), "b": (20.0, 1), "c": (15.0, 1), "e": (1.0, 99)}  # d is not in the table: 10 s
+    rows = {"a": 30.0, "b": 20.0, "c": 15.0, "e": 1.0}  # d is not in the table: 10 s
     assert shards.deal("abcde", rows, 2) == [["a", "d"], ["b", "c", "e"]]
     assert shards.deal("edcba", rows, 2) == shards.deal("abcde", rows, 2)
 
@@ -98,8 +99,8 @@ class TestTable:
         report.write_text(SUITE.format("".join(cases)), "utf-8")
         return report
 
-    def test_seconds_and_tests_of_a_file_are_read_from_a_junit_file(self, tmp_path: Path) -> None:
-        assert shards.measured(self.report(tmp_path)) == {"tests/unit/scripts/test_shards.py": (3.5, 2)}
+    def test_the_seconds_of_a_file_are_read_from_a_junit_file(self, tmp_path: Path) -> None:
+        assert shards.measured(self.report(tmp_path)) == {"tests/unit/scripts/test_shards.py": 3.5}
 
     def test_it_is_written_from_the_reports_and_other_shards_keep_their_rows(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -107,14 +108,14 @@ class TestTable:
         monkeypatch.setattr(shards, "REPORTS", tmp_path)
         monkeypatch.setattr(shards, "TABLE", tmp_path / "seconds.json")
         monkeypatch.setattr(shards, "FOLDERS", {"unit": 1, "fleet": 1})
-        rows = {"tests/fleet/test_api.py": (9.0, 3), "tests/unit/test_keys.py": (8.0, 2), "tests/gone.py": (7.0, 1)}
+        rows = {"tests/fleet/test_api.py": 9.0, "tests/unit/test_keys.py": 8.0, "tests/gone.py": 7.0}
         shards.TABLE.write_text(json.dumps(rows), "utf-8")
         self.report(tmp_path)
         assert shards.main() == 0
         written = shards.table()
-        assert written["tests/unit/scripts/test_shards.py"] == (3.5, 2)
-        assert written["tests/fleet/test_api.py"] == (9.0, 3)
-        assert written["tests/unit/test_keys.py"] == (0.0, 0)  # its shard has a report, without it: its tests are long
+        assert written["tests/unit/scripts/test_shards.py"] == 3.5
+        assert written["tests/fleet/test_api.py"] == 9.0
+        assert written["tests/unit/test_keys.py"] == 0.0  # its shard has a report, without it: its tests are long
         assert "tests/gone.py" not in written
 
 
@@ -193,34 +194,26 @@ class TestRunning:
 
 
 class TestProgress:
-    """Of shards a, b and c, whose files take 1, 2 and 3 minutes for 10 tests each."""
+    """Of shards a, b and c, which take 1, 2 and 3 minutes by the table. Each has run for a minute if it has begun."""
 
-    def line(
-        self, runs: Runs, seen: dict[str, int], took: dict[str, float], **rest: dict[str, tuple[float, int]]
-    ) -> str:
+    SECONDS: ClassVar = {"a": 60.0, "b": 120.0, "c": 180.0}
+
+    def line(self, runs: Runs, took: dict[str, float | None], seconds: dict[str, float] | None = None) -> str:
         begun = {
-            name: run_shards.Shard(name, Process(0, 1), time.monotonic() - 60.0, took.get(name))  # type: ignore[arg-type]
-            for name in seen
+            name: run_shards.Shard(name, Process(0, 1), time.monotonic() - 60.0, ended)  # type: ignore[arg-type]
+            for name, ended in took.items()
         }
-        for name, count in seen.items():
-            text = "collecting ... collected 10 items\n" + f"tests/{name}.py::test PASSED [ 10%]\n" * count
+        for name in took:
+            text = "collecting ... collected 10 items\n" + f"tests/{name}.py::test PASSED [ 10%]\n" * 4
             (runs.folder / f"{name}.log").write_text(text + f"tests/{name}.py::test_that_runs", "utf-8")
-        files = {name: [f"tests/{name}.py"] for name in "abc"}
-        table = {f"tests/{name}.py": (60.0 * place, 10) for place, name in enumerate("abc", 1)}
-        return run_shards.progress(files, begun, rest.get("table", table))
+        return run_shards.progress(self.SECONDS if seconds is None else seconds, begun)
 
     def test_before_anything_ran_the_table_says_how_long_two_at_a_time_take(self, runs: Runs) -> None:
-        assert self.line(runs, {}, {}) == "0 of about 30 tests, about 3 minutes left."
+        assert self.line(runs, {}) == "0 tests so far, about 3 minutes left."
 
-    def test_an_ended_shard_counts_the_tests_that_it_had_and_gives_the_pace(self, runs: Runs) -> None:
-        # c ran 8 tests in 9 minutes, for which the table has 3: the other 3 minutes take 9, or half of that in pairs.
-        # b alone takes 6 of them.
-        assert self.line(runs, {"c": 8}, {"c": 540.0}) == "8 of about 28 tests, about 6 minutes left."
-
-    def test_of_a_shard_that_runs_the_tests_count_that_its_log_names(self, runs: Runs) -> None:
-        # a is done in its minute and half of b in another one. The rest is one minute of b beside three of c.
-        line = self.line(runs, {"a": 10, "b": 5}, {"a": 60.0})
-        assert line == "15 of about 30 tests, about 3 minutes left."
+    def test_an_ended_shard_gives_the_pace(self, runs: Runs) -> None:
+        # a took twice its minute, so b takes 4 minutes, one of which is over, and c takes 6.
+        assert self.line(runs, {"a": 120.0, "b": None}) == "8 tests so far, about 6 minutes left."
 
     def test_without_a_table_it_counts_only(self, runs: Runs) -> None:
-        assert self.line(runs, {"a": 3, "b": 4}, {"a": 9.0, "b": 9.0}, table={}) == "7 tests so far."
+        assert self.line(runs, {"a": 9.0, "b": None}, {}) == "8 tests so far."

@@ -1,0 +1,105 @@
+"""The bundled workflows: files as ComfyUI saves them, and their API form, which is made from those.
+
+To change one, open it in ComfyUI, save it over its file in ``workflows/``, and run ``python -m scripts.workflows``: it
+writes ``workflows/api/``, and a test fails until that is done. Needs only Python.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import sys
+from typing import Any
+
+from .places import ROOT
+
+FOLDER = ROOT / "workflows"
+PREFIX = "resolute_faster_compiled_"  # of the file, because the template browser searches in its name only
+NOTE = "MarkdownNote"  # a type that exists only in the browser
+# The workflows with UNets; the others load large transformers.
+UNETS = (
+    "sd15_text_to_image", "sdxl_text_to_image", "oneflow_text_to_image", "resolution_tour", "image_to_image",
+    "compare_with_stock", "deepcache", "deepcache_controlnet", "lcm_image_to_image",
+)  # fmt: skip
+# Files that the workflows with UNets load.
+SD15, SDXL = "v1-5-pruned-emaonly-fp16.safetensors", "sd_xl_base_1.0.safetensors"
+CONTROL_NET, LCM_LORA = "control_v11p_sd15_canny_fp16.safetensors", "pytorch_lora_weights.safetensors"
+# The front end saves a value of its own after that of a seed, and the name of the folder after that of a picture.
+_AFTER_A_SEED, _AFTER_A_PICTURE = {"fixed", "increment", "decrement", "randomize"}, ["image"]
+
+Json = dict[str, Any]
+
+
+@functools.cache
+def names() -> tuple[str, ...]:
+    """Every bundled workflow: "sd15_text_to_image"."""
+    return tuple(sorted(path.stem.removeprefix(PREFIX) for path in FOLDER.glob("*.json")))
+
+
+def transformers() -> list[str]:
+    """The workflows that load large transformers."""
+    return [name for name in names() if name not in UNETS]
+
+
+def template(name: str) -> str:
+    """The name of a workflow in the template browser."""
+    return f"{PREFIX}{name}"
+
+
+def ui(name: str) -> Json:
+    """A workflow as the front end saves it."""
+    loaded: Json = json.loads((FOLDER / f"{template(name)}.json").read_text("utf-8"))
+    return loaded
+
+
+def api(name: str) -> Json:
+    """A workflow as ``POST /prompt`` takes it."""
+    loaded: Json = json.loads((FOLDER / "api" / f"{name}.json").read_text("utf-8"))
+    return loaded
+
+
+def prompt_of(graph: Json) -> Json:
+    """Make the API form of a saved workflow. Raises ValueError for a node with values that no widget has."""
+    sources = {link[0]: [str(link[1]), link[2]] for link in graph["links"]}
+    prompt: Json = {}
+    for node in graph["nodes"]:
+        if node["type"] == NOTE:
+            continue
+        linked = {each["name"]: sources[each["link"]] for each in node["inputs"] if each["link"] is not None}
+        inputs = {**_widgets(node), **linked}
+        prompt[str(node["id"])] = {"inputs": inputs, "class_type": node["type"], "_meta": {"title": node["title"]}}
+    return prompt
+
+
+def _widgets(node: Json) -> Json:
+    """The values of a node's widgets by name."""
+    values, found = list(node["widgets_values"]), {}
+    for each in node["inputs"]:
+        if "widget" in each:
+            found[each["name"]] = values.pop(0)
+            if each["type"] == "INT" and values and values[0] in _AFTER_A_SEED:
+                values.pop(0)
+    if values not in ([], _AFTER_A_PICTURE):
+        raise ValueError(f"Node {node['id']} ({node['type']}) has values that no widget has: {values}")
+    return found
+
+
+def differing() -> list[str]:
+    """Workflows whose API form is missing or is not that of their file, and API forms of no workflow."""
+    found = {path.stem for path in (FOLDER / "api").glob("*.json")}
+    return sorted(
+        each for each in found | {*names()} if each not in found & {*names()} or api(each) != prompt_of(ui(each))
+    )
+
+
+def main() -> int:
+    """Write the API forms."""
+    for name in names():
+        path = FOLDER / "api" / f"{name}.json"
+        path.write_text(json.dumps(prompt_of(ui(name)), indent=2, ensure_ascii=False) + "\n", "utf-8", newline="\n")
+        print(path.relative_to(ROOT).as_posix())
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
