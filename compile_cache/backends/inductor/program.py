@@ -22,7 +22,7 @@ from ...torch_facts.private_names import Loss, lost
 from ..base import Call, Capabilities, CaptureFacts, Graph, Program, UpcomingDecode
 from ..cuda_graphs.capture import Recorder
 from .parallel.parallel_compile import compile_in_parallel
-from .parallel.pool import HungError, WorkerPool, room_for, worker_count
+from .parallel.pool import WorkerPool, room_for, worker_count
 from .regions.binding import RegionBinding
 from .regions.look_ahead import LookAhead
 from .regions.region import RegionCall
@@ -225,14 +225,7 @@ class InductorProgram(Program):
         given = (call, self._table, missing[0].store, self._stats, self._config)
         upcoming = [LookAhead(owner, decode, *given) for owner, decode in decodes.items()]
         try:
-            try:
-                compile_in_parallel(missing, self._table, self._workers, upcoming)
-            except HungError:
-                raise
-            except RuntimeError:  # a process died, perhaps of another module's job
-                if not upcoming:
-                    raise
-                compile_in_parallel(missing, self._table, self._workers)
+            compile_in_parallel(missing, self._table, self._workers, upcoming)
         except missing[0].progress.cancellations:
             for owner, decode in decodes.items():
                 self._upcoming_calls.setdefault(owner, decode)

@@ -155,7 +155,7 @@ def test_a_worker_lowers_under_the_flags_of_the_main_process() -> None:
         settings, flags = vars(job.settings_for(torch.device("cpu"))), dict(torch_flags("cuda"))
     usual = dict(torch_flags("cuda"))
     assert {name for name in flags if flags[name] != usual[name]} == OF_LOWERING
-    region = vars(job.Job("key", "label", b"", (), (), (), "", True))
+    region = vars(job.Job("key", "label", b"", (), True))
     done = subprocess.run(
         [sys.executable, "-c", WORKER],
         input=pickle.dumps((settings, region)),

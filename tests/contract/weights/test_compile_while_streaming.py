@@ -123,17 +123,17 @@ def test_workers_compile_it_and_get_memory_meanwhile(
     free_is(monkeypatch, lambda: pool.room_for(2) + (ROOM_FOR_PAGES - reservation.mapped) * PAGE)
     most_mapped: list[int] = []
     devices: list[str] = []
-    real_results, real_trace = pool.WorkerPool.results, region.trace
+    real_in_use, real_trace = pool.WorkerPool.in_use, region.trace
 
-    def results(*given: Any) -> Any:
+    def in_use(*given: Any) -> Any:
         most_mapped.append(reservation.mapped)
-        return real_results(*given)
+        return real_in_use(*given)
 
     def noting(function: Any, module: Any, *given: Any) -> Any:
         devices.append(module.weight.device.type)
         return real_trace(function, module, *given)
 
-    monkeypatch.setattr(pool.WorkerPool, "results", results)
+    monkeypatch.setattr(pool.WorkerPool, "in_use", in_use)
     monkeypatch.setattr(region, "trace", noting)
     one = Rig(InductorBackend(), workers=2)
     bound = one.bind(checkpoint.model, hooks_over(checkpoint, streamed))

@@ -57,20 +57,21 @@ def _shapes(call: RegionCall, sizes: dict[str, int]) -> list[tuple[int, ...]]:
 
 def _random(call: RegionCall, sizes: dict[str, int]) -> RegionCall:
     inputs = [
-        _noise(shape, each, region_format(each, dims))
-        for shape, each, dims in zip(_shapes(call, sizes), call.tensors, call.site.dims, strict=True)
+        _noise(shape, each, region_format(each, dims), seed)
+        for seed, (shape, each, dims) in enumerate(zip(_shapes(call, sizes), call.tensors, call.site.dims, strict=True))
     ]
     return replace(call, tensors=inputs)
 
 
-def _noise(shape: Sequence[int], like: torch.Tensor, memory_format: torch.memory_format) -> torch.Tensor:
-    """Normal noise in a floating dtype, zeros in any other. The same values each time, from a generator of its own:
-    images may depend on torch's global one.
+def _noise(shape: Sequence[int], like: torch.Tensor, memory_format: torch.memory_format, seed: int) -> torch.Tensor:
+    """Normal noise in a floating dtype, both values in a mask, zeros in any other: an index of a small table. The same
+    values each time, from a generator of its own: images may depend on torch's global one.
     """
     made = torch.empty(tuple(shape), dtype=like.dtype, device=like.device, memory_format=memory_format)
-    if not like.is_floating_point():
-        return made.zero_()
-    return made.normal_(generator=torch.Generator(like.device).manual_seed(0))
+    generator = torch.Generator(like.device).manual_seed(seed)
+    if like.dtype is torch.bool:
+        return made.random_(0, 2, generator=generator)
+    return made.normal_(generator=generator) if like.is_floating_point() else made.zero_()
 
 
 def _agrees(call: RegionCall, compiled: CompiledRegion) -> bool:

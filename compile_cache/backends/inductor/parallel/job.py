@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import logging
 import multiprocessing
@@ -9,9 +10,9 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.util import find_spec
+from multiprocessing.connection import Connection
 from typing import Any
 
 import sympy  # type: ignore[import-untyped]
@@ -42,11 +43,12 @@ from ..compile import lowering, operators
 from ..compile.artifacts import pack
 from ..compile.environment import environment_of
 from ..compile.lowering import compile_trace
-from ..compile.tracing import Shapes, Trace, size_one_is_general
+from ..compile.tracing import Trace, size_one_is_general
 
 logger = logging.getLogger(__name__)
 
 _RETRY_SECONDS = 1.0  # between two looks for memory
+_WAITING_SECONDS = 5.0  # that a child may be without memory on the device
 
 
 @dataclass(frozen=True)
@@ -64,20 +66,17 @@ class WorkerSettings:
 
 @dataclass(frozen=True)
 class Job:
-    """A `Trace` in plain types. trace: graph, fakes and symbols by torch's GraphPickler; output: tree spec as JSON.
+    """A `Trace` in plain types.
 
-    packages: those that define operators of the graph. The worker imports them first.
+    trace: what it has, by torch's GraphPickler; packages: those that define operators of the graph. The worker imports
+    them first.
     """
 
     key: str
     label: str
     trace: bytes
     packages: tuple[str, ...]
-    static: Shapes
-    used_weights: tuple[int, ...]
-    output: str
     oblivious: bool
-    quantized: tuple[tuple[str, str], ...] = ()
 
 
 def settings_for(device: torch.device) -> WorkerSettings:
@@ -89,12 +88,10 @@ def job_of(key: str, label: str, traced: Trace) -> Job:
     """Raises what torch's pickler raises for a graph that it cannot pickle."""
     # By default torch pickles its own operators only.
     options = () if PickleOptions is None else (PickleOptions(ops_filter=None),)
-    content = GraphPickler.dumps((traced.graph, list(traced.fakes), traced.symbols), *options)
     output = pytree.treespec_dumps(traced.output_spec)
-    packages = _packages_of(traced.graph)
-    return Job(
-        key, label, content, packages, traced.static, traced.used_weights, output, traced.oblivious, traced.quantized
-    )
+    parts = (traced.graph, list(traced.fakes), traced.symbols, traced.static, traced.used_weights, output)
+    content = GraphPickler.dumps((*parts, traced.quantized), *options)
+    return Job(key, label, content, _packages_of(traced.graph), traced.oblivious)
 
 
 def _packages_of(graph: torch.fx.GraphModule) -> tuple[str, ...]:
@@ -118,23 +115,20 @@ def before_fork() -> None:
     Nothing here may initialise CUDA: a forked child could not use it then. These are internals of torch; where another
     version moved one, the children do that part themselves.
     """
-    parts: dict[str, Callable[[], Any]] = {
-        "torch's hash": torch_key,
-        "Triton's hash": _hash_triton,
-        "code generators": init_backend_registration,
-        "sympy's late imports": lambda: sympy.simplify(sympy.Symbol("x") + 1),
-        "vector instructions": _find_instructions,
-    }
-    for name, part in parts.items():
+    for part in (torch_key, _hash_triton, init_backend_registration, _simplify, _find_instructions):
         try:
             part()
         except Exception as error:  # an error that matters comes again in the child
-            logger.debug("Resolute: each process that compiles does this for itself: %s", name, exc_info=error)
+            logger.debug("Resolute: each process that compiles does this for itself: %s", part, exc_info=error)
 
 
 def _hash_triton() -> None:
     if find_spec("triton") is not None and triton_code_generator is not None:
         triton_key()
+
+
+def _simplify() -> None:
+    sympy.simplify(sympy.Symbol("x") + 1)  # sympy imports much of itself here
 
 
 def _find_instructions() -> None:
@@ -143,41 +137,35 @@ def _find_instructions() -> None:
         pick_vec_isa()
 
 
-def begin(device: str, folder: str, waiting: Any) -> None:
-    """Initialise a child. `folder` gets its temporary folders: a child that is killed leaves them, and the pool
-    removes `folder`.
+def serve(program: Connection, device: str, folder: str) -> None:
+    """The life of a child: say that it has memory on the device, then answer each job until the program ends.
 
-    A child without memory on the device waits for some, and takes no job: the others get them. waiting: a counter of
-    such children that all share. Ends the process where it cannot use the device: an error would print a traceback for
-    each child. The pool is broken then, and the main process compiles without it.
+    A child that cannot use the device ends at once and quietly: others get its jobs. `folder` gets its temporary
+    folders: a child that is killed leaves them, and the pool removes `folder`.
     """
     lowering.scratch = folder
     threading.Thread(target=_end_with_parent, daemon=True).start()
     inductor_config.compile_threads = 1  # the children already use all processors
-    if _has_context(device):  # asked now, not in the first job: the driver may not support forks
+    if not _has_context(device):  # asked before a job comes: it would be lost
         return
-    with waiting.get_lock():
-        waiting.value += 1
-    while not _has_context(device):
-        time.sleep(_RETRY_SECONDS)
-    with waiting.get_lock():
-        waiting.value -= 1
+    with contextlib.suppress(EOFError):
+        program.send(None)
+        while True:
+            program.send(work(*program.recv()))
 
 
 def _has_context(device: str) -> bool:
-    """Take the device's memory that every job needs. Returns False if there is none."""
-    try:
-        torch.zeros(1, device=device)
-    except Exception as error:  # noqa: BLE001 (see `begin`)
-        logger.debug("Resolute: this process cannot compile for %s: %s", device, first_line(error))
-        if not is_out_of_memory(error):
-            os._exit(1)
-        return False
-    return True
-
-
-def ready() -> None:
-    """An empty job: its result means that a child is initialised."""
+    """Take the device's memory that every job needs. Returns False if there is none for _WAITING_SECONDS."""
+    ends = time.monotonic() + _WAITING_SECONDS
+    while True:
+        try:
+            torch.zeros(1, device=device)
+            return True
+        except Exception as error:  # noqa: BLE001 (the main process compiles what no child can)
+            logger.debug("Resolute: this process cannot compile for %s: %s", device, first_line(error))
+            if not is_out_of_memory(error) or time.monotonic() > ends:
+                return False
+        time.sleep(_RETRY_SECONDS)
 
 
 def work(settings: dict[str, Any], job: dict[str, Any]) -> tuple[dict[str, Any] | str, float]:
@@ -217,10 +205,8 @@ def _run(job: Job) -> Artifact:
         importlib.import_module(package)
     with size_one_is_general(job.oblivious):
         loaded: Any = GraphPickler.loads(job.trace, FakeTensorMode(shape_env=ShapeEnv()))
-    graph, fakes, symbols = loaded
+    graph, fakes, symbols, static, used_weights, output, quantized = loaded
     mode = fakes[-1].fake_mode  # torch made it anew, with the ShapeEnv of the trace and the guards that it has so far
-    spec = pytree.treespec_loads(job.output)
-    traced = Trace(
-        graph, fakes, job.static, job.used_weights, mode, mode.shape_env, symbols, spec, job.oblivious, job.quantized
-    )
+    spec = pytree.treespec_loads(output)
+    traced = Trace(graph, fakes, static, used_weights, mode, mode.shape_env, symbols, spec, job.oblivious, quantized)
     return pack(job.key, job.label, compile_trace(traced, keep=True))

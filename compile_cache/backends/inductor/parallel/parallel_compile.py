@@ -8,7 +8,6 @@ longest.
 from __future__ import annotations
 
 import contextlib
-import itertools
 import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -22,7 +21,8 @@ from ..regions.region import RegionCall, trace_of
 from ..regions.table import RegionTable, load_while_waiting
 from .comparison import is_right
 from .job import Job, WorkerSettings, job_of, settings_for
-from .pool import HungError, WorkerPool
+from .pool import WorkerPool
+from .process import Compiled, HungError, NotCompiledError
 
 logger = logging.getLogger(__name__)
 
@@ -38,8 +38,8 @@ def compile_in_parallel(
     upcoming: decodes that will come soon. Their regions are submitted after those of `missing`, and nothing waits for
         them: the `compile_in_parallel` that has them in `missing` gets their results.
 
-    A region that fails is left as it was; the call that comes to it compiles it. Raises RuntimeError if the workers
-    end, HungError if they hang, and whatever cancels.
+    A region that fails is left as it was; the call that comes to it compiles it, or runs it eagerly where its compile
+    hung. Raises OSError if no process can be started, and whatever cancels.
     """
     store, stats, progress = missing[0].store, missing[0].stats, missing[0].progress
     with stats.stalling(), contextlib.ExitStack() as locks:  # also waiting for another process that compiles them
@@ -70,58 +70,59 @@ def _run_jobs(
     upcoming: Sequence[LookAhead],
 ) -> None:
     stats, progress = missing[0].stats, missing[0].progress
+    pending: dict[Compiled, RegionCall] = {}
+
+    def add_what_is_done() -> None:
+        for job in [each for each in pending if each.done()]:
+            progress.raise_if_cancelled()
+            _finish(pending.pop(job), job, table)
 
     missing[0].announce()
-    jobs = itertools.chain(_jobs(missing, workers, settings), _submit_early(upcoming, workers, settings, missing))
-    with _refusing_hung(missing, table), contextlib.closing(workers.results(jobs, settings)) as results:
-        for result in results:
+    with workers.in_use():
+        seconds, traces = 0.0, 0  # without the comparisons
+        for call in missing:
             progress.raise_if_cancelled()
-            if result is None:
-                continue
-            number, artifact, seconds = result
-            call = missing[number]
-            with table.lock:
-                failure = artifact if isinstance(artifact, str) else _add(call, artifact)
-            if failure:
-                logger.info("Resolute: no worker compiled %s: %s", call.site.kind, failure)
-                continue
-            stats.event("compile", f"{call.site.kind} ({call.site.name})", seconds)
-            call.announce()
+            job = workers.take_early(call.region.key, settings)
+            if job is None:
+                started = stats.clock()
+                traced = _traced(call)
+                if traced is None:
+                    continue
+                job = workers.submit(traced, settings)
+                traces, seconds = traces + 1, seconds + stats.clock() - started
+            pending[job] = call
+            add_what_is_done()  # now: a region that is saved survives a kill
+        stats.event("trace", f"{traces} regions", seconds)
+        for _ in _submit_early(upcoming, workers, settings, missing):
+            add_what_is_done()
+        while pending:
+            progress.raise_if_cancelled()
+            workers.wait(pending)
+            add_what_is_done()
 
 
-@contextlib.contextmanager
-def _refusing_hung(missing: Sequence[RegionCall], table: RegionTable) -> Iterator[None]:
-    """Let the regions whose compile hung run as they are: compiled in this process, they might hang it."""
+def _finish(call: RegionCall, job: Compiled, table: RegionTable) -> None:
+    """Add the result of a job that is done to its region.
+
+    A region whose compile hung runs eagerly from now on: compiled in this process, it might hang that.
+    """
     try:
-        yield
+        artifact, seconds = job.result()
+        with table.lock:
+            failure = _add(call, artifact)
     except HungError as error:
-        for number in error.numbers:
-            call = missing[number]
+        failure = str(error)
+        with table.lock:
             detail = f"{call.site.kind}: {error}"
-            with table.lock:
-                call.region.failures[call.static] = BypassReason(BypassCode.COMPILE_FAILED, detail)
-            call.stats.counters.compile_failures += 1
-        raise
-
-
-def _jobs(
-    missing: Sequence[RegionCall], workers: WorkerPool, settings: WorkerSettings
-) -> Iterator[tuple[int, Job | str]]:
-    """Trace each region that has no early job. Workers start on the first traces while the others are made."""
-    stats, progress = missing[0].stats, missing[0].progress
-    seconds, traces = 0.0, 0  # without the comparisons that the caller makes meanwhile
-    for number, call in enumerate(missing):
-        progress.raise_if_cancelled()
-        if workers.has_early(call.region.key, settings):
-            yield number, call.region.key
-            continue
-        started = stats.clock()
-        job = _traced(call)
-        if job is not None:
-            traces += 1
-            seconds += stats.clock() - started
-            yield number, job
-    stats.event("trace", f"{traces} regions", seconds)
+            call.region.failures[call.static] = BypassReason(BypassCode.COMPILE_FAILED, detail)
+        call.stats.counters.compile_failures += 1
+    except NotCompiledError as error:
+        failure = str(error)
+    if failure:
+        logger.info("Resolute: no worker compiled %s: %s", call.site.kind, failure)
+    else:
+        call.stats.event("compile", f"{call.site.kind} ({call.site.name})", seconds)
+        call.announce()
 
 
 def _submit_early(

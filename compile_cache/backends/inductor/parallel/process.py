@@ -11,12 +11,15 @@ import signal
 import subprocess
 import sys
 import threading
+import time
+from concurrent.futures import Future
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from ....errors import first_line
+from ....store.artifact_store import Artifact
 from ....store.temporary_folders import TemporaryFolder
 from . import worker
 
@@ -25,7 +28,17 @@ if TYPE_CHECKING:  # job imports inductor, and the pool starts processes before 
 
 logger = logging.getLogger(__name__)
 
+Compiled = Future[tuple[Artifact, float]]  # and the seconds that it took
+
 _KILL_SECONDS = 5.0  # that a killed process may take to end
+
+
+class NotCompiledError(RuntimeError):
+    """No worker compiled a job."""
+
+
+class HungError(NotCompiledError):
+    """The processes that had the job gave no result for too long, and were ended."""
 
 
 class WorkerProcess:
@@ -41,18 +54,27 @@ class WorkerProcess:
         except OSError:
             self._folder.remove()
             raise
+        self._heard = time.monotonic()
         self._messages: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self._pending: dict[int, queue.SimpleQueue[Any]] = {}
+        self._pending: dict[int, Compiled] = {}
         self._numbers = itertools.count()
         self._has_children = False
-        self._lock = threading.Lock()  # a result goes where `_pending` says
+        self._ended = False
         self._reader = threading.Thread(target=self._read, daemon=True)
         for thread in (self._reader, threading.Thread(target=self._write, daemon=True)):
             thread.start()
 
     @property
     def alive(self) -> bool:
-        return self._process.poll() is None
+        return not self._ended and self._process.poll() is None
+
+    @property
+    def is_busy(self) -> bool:
+        return self.alive and bool(self._pending)
+
+    def is_silent_for(self, seconds: float) -> bool:
+        """True if so long it neither gave a result nor got a job."""
+        return time.monotonic() - self._heard > seconds
 
     def start_children(self, count: int, device: torch.device) -> None:
         """Once; later calls do nothing."""
@@ -60,41 +82,33 @@ class WorkerProcess:
             self._has_children = True
             self._messages.put((count, str(device)))
 
-    def submit(self, results: queue.SimpleQueue[Any], job: Job, settings: WorkerSettings) -> int:
-        """Returns the job's number. `results` gets (number, artifact or error text, seconds)."""
-        number = next(self._numbers)
-        self._pending[number] = results
+    def submit(self, job: Job, settings: WorkerSettings) -> Compiled:
+        """The future raises NotCompiledError."""
+        number, future = next(self._numbers), Compiled()
+        self._pending[number] = future
+        self._heard = time.monotonic()
         self._messages.put((number, vars(settings), vars(job)))
-        return number
-
-    @property
-    def is_busy(self) -> bool:
-        return self.alive and bool(self._pending)
-
-    def redirect(
-        self, number: int, before: queue.SimpleQueue[Any], results: queue.SimpleQueue[Any], new: int
-    ) -> int | None:
-        """Let `results` get the result of a job in place of `before`: with number `new` if it came already. Returns the
-        number that it will have, None if it will never come."""
-        with self._lock:
-            if not before.empty():
-                results.put((new, *before.get()[1:]))
-                return new
-            if self.alive and number in self._pending:
-                self._pending[number] = results
-                return number
-            return None
+        if self._ended:  # perhaps before the reader could see this job
+            self.give_up(NotCompiledError("the processes that compile ended"))
+        return future
 
     def end(self) -> None:
         """Kill the process and its children."""
+        self.give_up(NotCompiledError("the processes that compile were ended"))
         self._kill()
         with contextlib.suppress(subprocess.TimeoutExpired):  # a driver can keep a killed process alive
             self._process.wait(_KILL_SECONDS)
         self._messages.put(None)
         self._reader.join(_KILL_SECONDS)  # the pipe ends with the last child: then their GPU memory is free
 
+    def give_up(self, error: NotCompiledError) -> None:
+        """Let all jobs that have no result raise this error."""
+        while self._pending:
+            with contextlib.suppress(KeyError):  # another thread was faster
+                self._pending.popitem()[1].set_exception(error)
+
     def _kill(self) -> None:
-        if not self.alive:  # its process id may belong to another process by now
+        if self._process.poll() is not None:  # its process id may belong to another process by now
             return
         with contextlib.suppress(OSError):
             if hasattr(os, "killpg"):
@@ -110,15 +124,33 @@ class WorkerProcess:
 
     def _read(self) -> None:
         assert self._process.stdout is not None
+        why = "the processes that compile ended"
         try:
             with self._process.stdout as stream:
                 while True:
                     number, made, seconds = worker.receive(stream)
-                    with self._lock:
-                        self._pending.pop(number).put((number, made, seconds))
+                    future = self._pending.pop(number)
+                    self._heard = time.monotonic()
+                    _settle(future, made, seconds)
         except EOFError:  # all processes that wrote there have ended
-            self._folder.remove()
-        except Exception as error:  # noqa: BLE001 (unpickling nonsense raises any class; `results` sees the end)
-            logger.warning("Resolute: a process that compiles answered nonsense, and is ended: %s", first_line(error))
+            pass
+        except Exception as error:  # noqa: BLE001 (unpickling nonsense raises any class)
+            why = f"the processes that compile answered nonsense, and were ended: {first_line(error)}"
             self._kill()
-            self._folder.remove()
+        if self._pending:
+            logger.warning("Resolute: %s. What they had is compiled when a call comes to it", why)
+        self._ended = True
+        self.give_up(NotCompiledError(why))
+        self._folder.remove()
+
+
+def _settle(future: Compiled, made: dict[str, Any] | str, seconds: float) -> None:
+    """Give a future the worker's answer: the parts of an artifact, or the text of an error."""
+    try:
+        if isinstance(made, str):
+            raise NotCompiledError(made)
+        future.set_result((Artifact(**made), float(seconds)))
+    except NotCompiledError as error:
+        future.set_exception(error)
+    except (TypeError, ValueError) as error:
+        future.set_exception(NotCompiledError(f"the process that compiled it answered nonsense: {error}"))

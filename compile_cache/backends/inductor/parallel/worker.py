@@ -2,51 +2,40 @@
 
 The program itself imports torch and compiles nothing. Its children compile; on Linux they are forked and so start with
 everything imported. The first message gives their number and device: no child takes GPU memory before there is a job.
-`WorkerPool` starts the program by path, because the pack's package name is that of its folder in custom_nodes. For the
-same reason messages have plain types only: the two sides import the same class under different module names.
+A pool of the standard library cannot replace it: that would run ComfyUI's main.py again in each child, and its children
+would import the pack by the name of its folder in custom_nodes. So `WorkerProcess` starts this file by path, and
+messages have plain types only: the two sides import the same class under different module names.
 """
 
 from __future__ import annotations
 
 import gc
-import math
 import multiprocessing
 import os
 import pickle
+import queue
 import shutil
-import struct
 import sys
 import threading
-import time
-from concurrent.futures import Future, ProcessPoolExecutor, wait
-from concurrent.futures.process import BrokenProcessPool
-from functools import partial
-from multiprocessing import connection
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import IO, Any, NoReturn
+from typing import IO, Any, NoReturn, cast
 
 _CAN_FORK = sys.platform == "linux"
-_LENGTH = struct.Struct(">Q")
-_READY_SECONDS = 60.0  # that a forked child may take to be ready: a driver without support for forks may hang
-_WAITING_SECONDS = 5.0  # that all children may be without memory on the device
+
+Jobs = queue.SimpleQueue[tuple[Any, ...]]  # (number, settings, job)
 
 
 def send(stream: IO[bytes], message: Any) -> None:
-    content = pickle.dumps(message)
-    stream.write(_LENGTH.pack(len(content)) + content)
+    pickle.dump(message, stream)
     stream.flush()
 
 
 def receive(stream: IO[bytes]) -> Any:
-    """The next message. Raises EOFError if the other side ended."""
-    head = stream.read(_LENGTH.size)
-    if len(head) < _LENGTH.size:
-        raise EOFError
-    (length,) = _LENGTH.unpack(head)
-    content = stream.read(length)
-    if len(content) < length:
-        raise EOFError
-    return pickle.loads(content)
+    """The next message. Raises EOFError if the other side ended, and anything for what is no message."""
+    return pickle.load(stream)
 
 
 def main() -> None:
@@ -63,95 +52,70 @@ def main() -> None:
     (folder,) = sys.argv[1:]
     one_at_a_time = threading.Lock()
 
-    def reply(number: int, done: Future[Any]) -> None:
-        error = done.exception()
+    def reply(*message: Any) -> None:
         with one_at_a_time:
-            send(replies, (number, *(done.result() if error is None else (f"{type(error).__name__}: {error}", 0.0))))
+            send(replies, message)
 
     if _CAN_FORK:
         job.before_fork()
+    jobs: Jobs = queue.SimpleQueue()
     try:
         count, device = receive(sys.stdin.buffer)
         gc.freeze()  # the collector skips imported objects, so forked children keep sharing their memory
-        pool = _pool(job, (device, folder), count)
-        if pool is None:
-            _end(folder)
-        threading.Thread(target=_end_with_a_child, args=(folder,), daemon=True).start()
+        children = [_start_child(job.serve, device, folder) for _ in range(count)]  # before there are threads
+        threading.Thread(target=_serve_all, args=(children, jobs, reply, folder), daemon=True).start()
         while True:
-            number, *work = receive(sys.stdin.buffer)
-            pool.submit(job.work, *work).add_done_callback(partial(reply, number))
-    except (EOFError, BrokenProcessPool):  # the main process ended, or a child did: its job's reply is that error
-        pass
+            jobs.put(receive(sys.stdin.buffer))
+    except EOFError:  # the main process ended
+        _end(folder)
+
+
+def _start_child(serve: Callable[..., None], device: str, folder: str) -> Connection:
+    """Start a child. Returns the connection to it, which ends with it: no other process has the child's side."""
+    context: Any = multiprocessing.get_context("fork" if _CAN_FORK else "spawn")
+    ours, childs = context.Pipe()
+    context.Process(target=serve, args=(childs, device, folder)).start()
+    childs.close()
+    return cast(Connection, ours)
+
+
+def _serve_all(children: list[Connection], jobs: Jobs, reply: Callable[..., None], folder: str) -> None:
+    """Give the children jobs until all have ended; then end the program, so that no job waits for them."""
+    with ThreadPoolExecutor(len(children)) as threads:
+        for child in children:
+            threads.submit(_serve, child, jobs, reply)
     _end(folder)
 
 
-def _end_with_a_child(folder: str) -> None:
-    """A pool that lost a worker is broken; only pending jobs see the error, so the process exits."""
-    while not connection.wait([child.sentinel for child in multiprocessing.active_children()], timeout=1.0):
-        pass
-    _end(folder)
+def _serve(child: Connection, jobs: Jobs, reply: Callable[..., None]) -> None:
+    """Give a child one job after the other until it ends, which costs no other job than the one that it has."""
+    try:
+        child.recv()  # it has memory on the device
+    except (EOFError, OSError):
+        return
+    while True:
+        number, *work = jobs.get()
+        try:
+            child.send(work)
+        except OSError:  # it ended before
+            jobs.put((number, *work))
+            return
+        try:
+            answer = child.recv()
+        except (EOFError, OSError):
+            reply(number, "the process that compiled it ended", 0.0)
+            return
+        reply(number, *answer)
 
 
 def _end(folder: str) -> NoReturn:
-    _end_children()
-    shutil.rmtree(folder, ignore_errors=True)
-    os._exit(0)  # a normal exit would wait for the pool's jobs
-
-
-def _end_children() -> None:
     children = multiprocessing.active_children()
     for child in children:
         child.kill()
     for child in children:
         child.join(1.0)  # a driver can keep a killed child alive, so do not wait forever
-
-
-def _pool(job: Any, arguments: tuple[str, str], count: int) -> ProcessPoolExecutor | None:
-    """A pool of `count` children: forked if the device's driver supports that, else spawned. None if no forked child
-    finds memory on the device: spawned ones would find none either. If some do, they get all jobs.
-
-    arguments: of `job.begin`: the device, and the folder for temporary files.
-    """
-    if _CAN_FORK:
-        pool, waiting = _started("fork", job, arguments, count)
-        ready = pool.submit(job.ready)
-        has_memory = _wait_for(ready, waiting, count, _READY_SECONDS)
-        if has_memory and ready.done() and ready.exception() is None:
-            return pool
-        _end_children()
-        pool.shutdown(wait=False)
-        if not has_memory:
-            return None
-    pool, waiting = _started("spawn", job, arguments, count)
-    for _ in range(count):  # the pool starts a spawned child only for a job that finds none idle
-        pool.submit(job.ready)
-    threading.Thread(target=_end_without_memory, args=(waiting, count, arguments[1]), daemon=True).start()
-    return pool
-
-
-def _end_without_memory(waiting: Any, count: int, folder: str) -> None:
-    """End when all children stay without memory on the device, so that the main process waits for none of them."""
-    if not _wait_for(Future(), waiting, count, math.inf):
-        _end(folder)
-
-
-def _started(method: str, job: Any, arguments: tuple[str, str], count: int) -> tuple[ProcessPoolExecutor, Any]:
-    """A pool, and the counter of its children that wait for memory."""
-    context = multiprocessing.get_context(method)
-    waiting = context.Value("i", 0)
-    return ProcessPoolExecutor(count, context, job.begin, (*arguments, waiting)), waiting
-
-
-def _wait_for(ready: Future[None], waiting: Any, count: int, seconds: float) -> bool:
-    """Wait until a child is ready or fails, at most so many seconds. Returns False if all stay without memory."""
-    ends = time.monotonic() + seconds
-    found = time.monotonic()  # when a child last had memory, or had not asked for it
-    while not wait([ready], timeout=0.1).done and time.monotonic() < ends:
-        if waiting.value < count:
-            found = time.monotonic()
-        elif time.monotonic() - found > _WAITING_SECONDS:
-            return False
-    return True
+    shutil.rmtree(folder, ignore_errors=True)
+    os._exit(0)  # a normal exit would wait for the children's threads
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from compile_cache.backends.inductor.backend import InductorBackend
 from compile_cache.backends.inductor.parallel import comparison, parallel_compile, pool
 from compile_cache.backends.inductor.regions import numerics_check, region
 
-from ....rig import TOLERANCE, Model, Rig, inputs, seeded
+from ....rig import TOKENS, TOLERANCE, Block, Model, Rig, inputs, seeded, tokens
 
 LARGE = (17, 40, 36, 150)  # the convolution is traced for a batch of 16 or more
 
@@ -59,6 +59,35 @@ def test_code_that_is_wrong_at_small_sizes_is_compared_at_those_of_the_call(
     with rig.expect(region_compiles=2, verifications=2, region_calls=4, graph_calls=1):
         assert bound.error(*inputs(*LARGE)) <= TOLERANCE
     assert min(compared) > 1 << 17
+
+
+class Masked(Block):
+    dims = (TOKENS, TOKENS)
+
+    def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        return torch.where(mask, self.linear(x).tanh(), x)
+
+
+@pytest.mark.parametrize("value", [True, False])
+def test_code_that_takes_a_mask_for_all_true_or_all_false_is_never_used(
+    monkeypatch: pytest.MonkeyPatch, value: bool
+) -> None:
+    real = parallel_compile.unpack
+
+    def spoiled(artifact: Any) -> Any:
+        compiled = real(artifact)
+        code = compiled.code
+        compiled.code = lambda given: code(
+            [torch.full_like(each, value) if each.dtype is torch.bool else each for each in given]
+        )
+        return compiled
+
+    monkeypatch.setattr(parallel_compile, "unpack", spoiled)
+    monkeypatch.setattr(parallel_compile, "_FEWEST", 1)
+    rig = Rig(InductorBackend(), workers=2)
+    x = tokens()
+    with rig.expect(region_compiles=1, verifications=2, region_calls=1, graph_calls=1):
+        assert rig.bind(seeded(Masked)).error(x, x > 0) <= TOLERANCE
 
 
 def test_a_difference_in_any_part_is_found(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,6 +17,7 @@ import torch
 from compile_cache.backends.base import UpcomingDecode
 from compile_cache.backends.inductor.backend import InductorBackend
 from compile_cache.backends.inductor.parallel import parallel_compile, pool
+from compile_cache.backends.inductor.parallel.process import Compiled, NotCompiledError
 from compile_cache.keys import Role
 from compile_cache.regions.slots import swapped, tensor_slots
 
@@ -105,8 +107,8 @@ def test_a_result_that_came_before_the_processes_ended_is_used(rig: Rig) -> None
     later = Later(rig)
     later.announce()
     first_call(rig)
-    (early,) = workers_of(rig)._early.values()
-    wait_for(lambda: not early.results.empty())
+    ((_, _, early),) = workers_of(rig)._early.values()
+    wait_for(early.done)
     workers_of(rig).close()
     with rig.expect(region_compiles=1, verifications=1, region_calls=4, graph_calls=1):
         assert later.bound.error(*inputs()) <= TOLERANCE
@@ -114,14 +116,16 @@ def test_a_result_that_came_before_the_processes_ended_is_used(rig: Rig) -> None
 
 
 def lost(rig: Rig) -> None:
-    (key,) = workers_of(rig)._early
+    ((key, (owner, settings, _)),) = workers_of(rig)._early.items()
     workers_of(rig).close()
-    workers_of(rig)._early[key].results.__init__()  # type: ignore[misc]  # whatever came is gone
+    failed: Compiled = Future()  # in place of it, which may have a result already
+    failed.set_exception(NotCompiledError("the processes that compile ended"))
+    workers_of(rig)._early[key] = (owner, settings, failed)
 
 
 def under_other_settings(rig: Rig) -> None:
-    ((key, early),) = workers_of(rig)._early.items()
-    workers_of(rig)._early[key] = replace(early, settings=replace(early.settings, environment="another"))
+    ((key, (owner, settings, job)),) = workers_of(rig)._early.items()
+    workers_of(rig)._early[key] = (owner, replace(settings, environment="another"), job)
 
 
 @pytest.mark.long
@@ -171,23 +175,6 @@ def test_a_module_that_is_gone_needs_nothing(rig: Rig) -> None:
     assert len(workers_of(rig)._early) == 1
     later.bound.program.close()
     assert not workers_of(rig)._early
-
-
-@pytest.mark.long
-def test_processes_that_die_by_a_later_modules_job_are_started_anew(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    submit_early = pool.WorkerPool.submit_early
-
-    def dying(self: pool.WorkerPool, *given: Any) -> None:
-        submit_early(self, *given)
-        self.close()
-
-    monkeypatch.setattr(pool.WorkerPool, "submit_early", dying)
-    Later(rig).announce()
-    first_call(rig)
-    assert "1 regions of a module that comes later" in traces(rig)
-    assert "compiled one after the other" not in caplog.text
 
 
 def test_a_module_that_was_called_is_no_longer_expected() -> None:

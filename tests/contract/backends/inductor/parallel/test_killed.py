@@ -64,7 +64,7 @@ class Three(Model):
         super().__init__()
         self.attentions[1] = Attention(16, eps=1e-3)
 
-real_trace, real_receive = parallel_compile.trace, worker.receive
+real_trace, real_receive = parallel_compile.trace_of, worker.receive
 received, traced, first_is_back = [], [], threading.Event()
 
 def receive(stream):
@@ -82,7 +82,7 @@ def trace(*args):
         sys.stdin.read()
     return real_trace(*args)
 
-parallel_compile.trace, worker.receive = trace, receive
+parallel_compile.trace_of, worker.receive = trace, receive
 Rig(InductorBackend(), workers=2, store_folder=Path("STORE"), source="one").bind(seeded(Three))(*inputs())
 """
 

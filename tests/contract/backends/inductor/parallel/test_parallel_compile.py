@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import itertools
 import subprocess
@@ -10,6 +11,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 from unittest.mock import ANY
@@ -23,6 +25,7 @@ from compile_cache.attention import chooser
 from compile_cache.backends.inductor import program
 from compile_cache.backends.inductor.backend import InductorBackend
 from compile_cache.backends.inductor.parallel import parallel_compile, pool, worker
+from compile_cache.backends.inductor.parallel.process import Compiled, NotCompiledError
 from compile_cache.backends.inductor.regions import region
 from compile_cache.config import CacheConfig
 from compile_cache.errors import CaptureError
@@ -237,12 +240,18 @@ class Pretended:
     def has_early(self, key: str, settings: Any) -> bool:
         return False
 
+    def take_early(self, key: str, settings: Any) -> None: ...
+
     def prepare(self, count: int, device: torch.device, has_room: bool = False) -> None:
         self.running = True
 
-    def results(self, jobs: Any, settings: Any) -> Iterator[None]:
-        for _ in jobs:
-            yield None
+    def in_use(self) -> Any:
+        return contextlib.nullcontext()
+
+    def submit(self, job: Any, settings: Any) -> Any:
+        nothing: Compiled = Future()
+        nothing.set_exception(NotCompiledError("they only pretend"))
+        return nothing
 
     def close(self) -> None:
         self.running = False

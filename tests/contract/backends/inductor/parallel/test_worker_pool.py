@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-import io
 import logging
 import multiprocessing
 import os
 import pickle
-import signal
+import queue
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,120 +21,138 @@ from typing import Any
 import pytest
 import torch
 
+from compile_cache.backends.inductor.backend import InductorBackend
 from compile_cache.backends.inductor.parallel import job, pool, worker
 from compile_cache.backends.inductor.parallel.pool import worker_count
+from compile_cache.backends.inductor.parallel.process import HungError, NotCompiledError
 from scripts.places import ROOT
+
+from ....rig import TOLERANCE, Model, Rig, inputs, seeded
 
 CPU = torch.device("cpu")
 
-# What an initialised driver does in forked children. Spawned children get an empty list.
-does: list[str] = []
+
+def serve(program: Any, device: str, folder: str) -> None:
+    """A child that answers with its process id, and ends as its device or a job says."""
+    if device == "no memory":
+        return
+    program.send(None)
+    with contextlib.suppress(EOFError):
+        while True:
+            _, what = program.recv()
+            if what == "crash":
+                os._exit(1)
+            program.send((os.getpid(), 0.5))
 
 
-def begin(device: str, folder: str, waiting: Any) -> None:
-    if "starves" in does or ("starves one" in does and waiting.value == 0):
-        with waiting.get_lock():
-            waiting.value += 1
-        time.sleep(600)
-    if "refuses" in does:
-        raise RuntimeError(f"{device} cannot be used in a forked process")
-    if "hangs" in does:
-        time.sleep(600)
+class Served:
+    """Children on these devices, with jobs 0, 1 and so on. `ended`: the program would end, because all children did."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *devices: str) -> None:
+        self.jobs: worker.Jobs = queue.SimpleQueue()
+        self.replies: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self.ended = threading.Event()
+        monkeypatch.setattr(worker, "_end", lambda folder: self.ended.set())
+        before = set(multiprocessing.active_children())
+        children = [worker._start_child(serve, device, "folder") for device in devices]
+        self.processes = set(multiprocessing.active_children()) - before
+
+        def reply(*message: Any) -> None:
+            self.replies.put(message)
+
+        threading.Thread(target=worker._serve_all, args=(children, self.jobs, reply, "folder"), daemon=True).start()
+
+    def answers(self, *jobs: str) -> dict[int, Any]:
+        for number, each in enumerate(jobs):
+            self.jobs.put((number, {}, each))
+        return {number: made for number, made, _ in (self.replies.get(timeout=60) for _ in jobs)}
+
+    def end(self) -> None:
+        for process in self.processes:
+            process.kill()
+        for _ in self.processes:  # a thread that waits for a job sees the end of its child when it has one
+            self.jobs.put((99, {}, "a job"))
+        assert self.ended.wait(60)
 
 
-def ready() -> None: ...
+def test_a_child_that_crashes_costs_only_the_job_that_it_had(monkeypatch: pytest.MonkeyPatch) -> None:
+    served = Served(monkeypatch, "cpu", "cpu")
+    answers = served.answers("crash", *["a job"] * 5)
+    assert answers.pop(0) == "the process that compiled it ended"
+    assert len(set(answers.values())) == 1, "by the other child"
+    assert not served.ended.is_set()
+    served.end()
 
 
-def start_method() -> str:
-    return type(multiprocessing.process.current_process()).__name__
+def test_a_child_that_is_killed_while_it_has_no_job_costs_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    served = Served(monkeypatch, "cpu", "cpu")
+    lost, other = served.processes
+    lost.kill()
+    lost.join()
+    assert set(served.answers(*["a job"] * 5).values()) == {other.pid}
+    served.end()
 
 
-@pytest.fixture(params=["works", "refuses", "hangs"])
-def driver(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    monkeypatch.setattr(worker, "_READY_SECONDS", 2.0)
-    does.append(request.param)
-    yield request.param
-    does.clear()
+def test_a_child_without_memory_on_the_gpu_leaves_the_jobs_to_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    served = Served(monkeypatch, "no memory", "cpu")
+    assert len(set(served.answers(*["a job"] * 5).values())) == 1
+    served.end()
 
 
-@pytest.mark.grid(2)
-def test_children_are_spawned_if_the_driver_does_not_support_forks(driver: str) -> None:
-    pool = worker._pool(SimpleNamespace(begin=begin, ready=ready), ("cuda:0", "folder"), 2)
-    assert pool is not None
-    try:
-        forked = sys.platform == "linux" and driver == "works"
-        assert pool.submit(start_method).result() == ("ForkProcess" if forked else "SpawnProcess")
-        assert pool.submit(os.getpid).result() != os.getpid()
-    finally:
-        pool.shutdown()
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="children are forked on Linux")
-def test_children_without_memory_on_the_gpu_leave_the_jobs_to_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worker, "_WAITING_SECONDS", 0.5)
-    fakes, given = SimpleNamespace(begin=begin, ready=ready), ("cuda:0", "folder")
-    monkeypatch.setitem(globals(), "does", ["starves one"])
-    pool = worker._pool(fakes, given, 3)
-    assert pool is not None
-    assert [pool.submit(start_method).result(timeout=30) for _ in range(6)] == ["ForkProcess"] * 6
-    worker._end_children()
-    pool.shutdown(wait=False)
-    monkeypatch.setitem(globals(), "does", ["starves"])
-    assert worker._pool(fakes, given, 2) is None
-    wait_for(lambda: not multiprocessing.active_children())  # the pool's own thread may be reaping one
-
-
-@pytest.mark.parametrize("starving", [1, 2])
-def test_spawned_children_without_memory_on_the_gpu_end(monkeypatch: pytest.MonkeyPatch, starving: int) -> None:
+def test_without_any_child_the_program_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     """Otherwise the prompt would wait for them until they count as hung."""
-    ended, submitted = threading.Event(), list[Any]()
-    monkeypatch.setattr(worker, "_CAN_FORK", False)
-    monkeypatch.setattr(worker, "_WAITING_SECONDS", 0.2)
-    monkeypatch.setattr(worker, "_end", lambda folder: ended.set())
-    children = SimpleNamespace(submit=submitted.append)
-    monkeypatch.setattr(worker, "_started", lambda *given: (children, SimpleNamespace(value=starving)))
-    assert worker._pool(SimpleNamespace(begin=begin, ready=ready), ("cuda:0", "folder"), 2) is children
-    assert submitted == [ready, ready]
-    assert ended.wait(30 if starving == 2 else 1) is (starving == 2)
+    assert Served(monkeypatch, "no memory", "no memory").ended.wait(60)
+    served = Served(monkeypatch, "cpu", "cpu")
+    assert set(served.answers("crash", "crash").values()) == {"the process that compiled it ended"}
+    assert served.ended.wait(60)
 
 
-def test_a_child_asks_for_memory_again_until_it_has_some(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    waiting, seen, answers = multiprocessing.Value("i", 0), [], [False, False, False, True]
-    monkeypatch.setattr(job, "_has_context", lambda device: answers.pop(0))
-    monkeypatch.setattr(job, "_end_with_parent", lambda: None)
-    monkeypatch.setattr(job.time, "sleep", lambda seconds: seen.append(waiting.value))
-    monkeypatch.setattr(job.lowering, "scratch", "")
-    with job.inductor_config.patch(compile_threads=1):  # which begin sets; monkeypatch would leave it deleted
-        job.begin("cuda:0", str(tmp_path), waiting)
-    assert (answers, seen, waiting.value) == ([], [1, 1], 0)
+# As Windows and macOS start children: each imports the program's file, and then `job`.
+SPAWNS = f"""
+import sys
+sys.path.insert(0, {str(ROOT)!r})
+from compile_cache.backends.inductor.parallel import worker
+worker._CAN_FORK = False
+if __name__ == "__main__":
+    worker.main()
+"""
 
 
-@pytest.mark.parametrize("error", ["CUDA error: out of memory", "CUDA error: initialization error"])
-def test_only_a_child_that_lacks_memory_asks_again(monkeypatch: pytest.MonkeyPatch, error: str) -> None:
-    """Another error of the driver ends it: it cannot use the device at all."""
-
-    class EndedError(Exception):
-        pass
-
-    def fail(*given: Any, **named: Any) -> None:
-        raise torch.AcceleratorError(error)
-
-    def end(code: int) -> None:
-        raise EndedError
-
-    monkeypatch.setattr(job.torch, "zeros", fail)
-    monkeypatch.setattr(job.os, "_exit", end)
-    if "memory" in error:
-        assert job._has_context("cuda:0") is False
-    else:
-        with pytest.raises(EndedError):
-            job._has_context("cuda:0")
+@pytest.mark.long
+def test_children_that_are_spawned_compile_too(
+    program: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    program(SPAWNS)
+    one = Rig(InductorBackend(), workers=2)
+    with caplog.at_level(logging.INFO), one.expect(region_compiles=2, verifications=2, region_calls=4, graph_calls=1):
+        assert one.bind(seeded(Model)).error(*inputs()) <= TOLERANCE
+    one.backend.workers.close()  # type: ignore[attr-defined]
+    assert "no worker compiled" not in caplog.text
 
 
-def lose_a_child(folder: str, children: Any) -> None:
-    worker._pool(SimpleNamespace(begin=begin, ready=ready), ("cpu", folder), 2)
-    children.put([child.pid for child in multiprocessing.active_children()])
-    worker._end_with_a_child(folder)
+@pytest.mark.parametrize(("errors", "has_memory"), [(3, True), (99, False)])
+def test_a_child_asks_for_memory_again_for_a_while(
+    monkeypatch: pytest.MonkeyPatch, errors: int, has_memory: bool
+) -> None:
+    left = [torch.AcceleratorError("CUDA error: out of memory")] * errors
+
+    def zeros(*given: Any, **named: Any) -> None:
+        if left:
+            raise left.pop()
+
+    monkeypatch.setattr(job, "_RETRY_SECONDS", 0.01)
+    monkeypatch.setattr(job, "_WAITING_SECONDS", 0.3)
+    monkeypatch.setattr(job.torch, "zeros", zeros)
+    assert job._has_context("cuda:0") is has_memory
+
+
+def test_a_child_that_cannot_use_its_gpu_at_all_does_not_ask_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    def zeros(*given: Any, **named: Any) -> None:
+        raise torch.AcceleratorError("CUDA error: initialization error")
+
+    monkeypatch.setattr(job, "_WAITING_SECONDS", 600.0)
+    monkeypatch.setattr(job.torch, "zeros", zeros)
+    assert job._has_context("cuda:0") is False
 
 
 def test_every_step_before_the_fork_works_with_this_torch_and_initialises_no_gpu(
@@ -151,29 +168,6 @@ def test_every_step_before_the_fork_works_with_this_torch_and_initialises_no_gpu
         job.before_fork()
     messages = [record.getMessage() for record in caplog.records if record.name == job.logger.name]
     assert not messages, "a step failed; only this test shows it, because the children then do it themselves"
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="children are forked on Linux")
-def test_a_process_that_lost_a_child_ends_with_the_others_even_without_a_job(tmp_path: Path) -> None:
-    folder, fork = tmp_path / "folder", multiprocessing.get_context("fork")
-    folder.mkdir()
-    children = fork.SimpleQueue()
-    process = fork.Process(target=lose_a_child, args=(str(folder), children))
-    process.start()
-    lost, other = children.get()
-    os.kill(lost, signal.SIGKILL)
-    process.join(60)
-    assert process.exitcode == 0
-    assert not folder.exists()
-    wait_for(lambda: gone(other))
-
-
-def gone(pid: int) -> bool:
-    """Also a zombie, whose parent has not waited for it."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-    except OSError:
-        return True
 
 
 def wait_for(condition: Callable[[], bool], seconds: float = 60.0) -> None:
@@ -230,37 +224,35 @@ def test_processes_that_end_by_themselves_leave_no_thread_and_no_pipe(program: C
 
 # It answers once it was asked: what comes before is for no job.
 ANSWER = """
-import pickle, struct, sys, time
+import pickle, sys, time
 for _ in ("the number of children", "the job"):
-    sys.stdin.buffer.read(struct.unpack(">Q", sys.stdin.buffer.read(8))[0])
+    pickle.load(sys.stdin.buffer)
 def answer(message, raw=None):
-    content = pickle.dumps(message) if raw is None else raw
-    sys.stdout.buffer.write(struct.pack(">Q", len(content)) + content)
+    sys.stdout.buffer.write(pickle.dumps(message) if raw is None else raw)
     sys.stdout.buffer.flush()
 """
 HANGS = ANSWER + "time.sleep(600)"
 WORKS = ANSWER + "answer((0, 'no compiler', 0.5)); time.sleep(600)"
 
 
-def answers(processes: pool.WorkerPool) -> list[Any]:
-    """What the pool gives for one job, number 7."""
+def failure_of_a_job(processes: pool.WorkerPool) -> BaseException | None:
     processes.prepare(2, CPU)
-    return [each for each in processes.results([(7, SimpleNamespace())], SimpleNamespace()) if each]  # type: ignore[list-item, arg-type]
+    with processes.in_use():
+        job = processes.submit(SimpleNamespace(), SimpleNamespace())  # type: ignore[arg-type]
+        while not job.done():
+            processes.wait([job])
+    return job.exception()
 
 
 @pytest.mark.parametrize(
     ("code", "error", "match"),
     [
-        (HANGS, pool.HungError, "no result for 0 s"),
-        ("raise SystemExit", RuntimeError, "ended"),
-        (
-            "import sys; sys.stdout.buffer.write(b'Traceback (most recent call last)'); sys.exit()",
-            RuntimeError,
-            "ended",
-        ),
-        (ANSWER + "answer(None, b'no pickle'); time.sleep(600)", RuntimeError, "ended"),
-        (ANSWER + "answer('no result'); time.sleep(600)", RuntimeError, "ended"),
-        (ANSWER + "answer((99, 'of no job', 0.0)); time.sleep(600)", RuntimeError, "ended"),
+        (HANGS, HungError, "no result for 0 s"),
+        ("raise SystemExit", NotCompiledError, "ended"),
+        ("print('Traceback (most recent call last)')", NotCompiledError, "nonsense"),
+        (ANSWER + "answer(None, b'no pickle'); time.sleep(600)", NotCompiledError, "nonsense"),
+        (ANSWER + "answer('no result'); time.sleep(600)", NotCompiledError, "nonsense"),
+        (ANSWER + "answer((99, 'of no job', 0.0)); time.sleep(600)", NotCompiledError, "nonsense"),
     ],
     ids=["hangs", "dies", "writes text", "writes no pickle", "answers no result", "answers for another job"],
 )
@@ -270,26 +262,34 @@ def test_processes_that_fail_are_ended_and_the_next_ones_work(
     temporary = program(code)
     processes = pool.WorkerPool()
     with monkeypatch.context() as patch:
-        if error is pool.HungError:
+        if error is HungError:
             patch.setattr(pool, "_SILENT_SECONDS", 0.3)
-        with pytest.raises(error, match=match) as raised:
-            answers(processes)
-    if isinstance(raised.value, pool.HungError):
-        assert raised.value.numbers == {7}
+        failure = failure_of_a_job(processes)
+    assert type(failure) is error
+    assert match in str(failure)
     assert not processes.running
     wait_for(lambda: list(temporary.iterdir()) == [])
     Path(worker.__file__).write_text(WORKS)
-    assert answers(processes) == [(7, "no compiler", 0.5)]
+    assert str(failure_of_a_job(processes)) == "no compiler"
     processes.close()
 
 
 def test_a_result_that_is_no_artifact_is_a_failure_of_its_job_alone(program: Callable[[str], Path]) -> None:
     program(ANSWER + "answer((0, {'key': 'a', 'unknown': 1}, 0.5)); time.sleep(600)")
     processes = pool.WorkerPool()
-    ((number, why, _),) = answers(processes)
-    assert number == 7
-    assert "answered nonsense" in why
+    assert "answered nonsense" in str(failure_of_a_job(processes))
     assert processes.running
+    processes.close()
+
+
+def test_a_job_that_comes_after_the_process_ended_fails_at_once(program: Callable[[str], Path]) -> None:
+    program("raise SystemExit")
+    processes = pool.WorkerPool()
+    processes.prepare(2, CPU)
+    with processes.in_use():
+        wait_for(lambda: not processes.running)
+        job = processes.submit(SimpleNamespace(), SimpleNamespace())  # type: ignore[arg-type]
+        assert isinstance(job.exception(timeout=60), NotCompiledError)
     processes.close()
 
 
@@ -303,7 +303,7 @@ def test_a_failed_job_returns_the_text_of_an_error_that_cannot_be_pickled(monkey
     monkeypatch.setattr(job, "_apply", lambda settings: None)
     monkeypatch.setattr(job, "_applied", None)
     settings = vars(job.WorkerSettings("cpu", {}, {}, ""))
-    answer = job.work(settings, vars(job.Job("key", "label", b"", (), (), (), "", True)))
+    answer = job.work(settings, vars(job.Job("key", "label", b"", (), True)))
     assert pickle.loads(pickle.dumps(answer))[0] == "RuntimeError: no such compiler"
 
 
@@ -358,11 +358,12 @@ def test_pages_count_as_free_and_one_process_is_better_than_none(
     assert worker_count(1, torch.device("cuda:0"), pages_gib << 30) == 0
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="children are forked on Linux")
-def test_a_child_that_cannot_use_its_gpu_ends_without_a_traceback(tmp_path: Path) -> None:
-    given = io.BytesIO()
-    worker.send(given, (2, "cuda:99"))
+def test_children_that_cannot_use_their_gpu_end_without_a_traceback_and_the_program_with_them(tmp_path: Path) -> None:
     command = [sys.executable, str(worker.__file__), str(tmp_path / "folder")]
-    done = subprocess.run(command, input=given.getvalue(), capture_output=True, check=False, timeout=300)
-    assert done.returncode == 0
-    assert b"Traceback" not in done.stderr
+    pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(command, **pipes) as program:
+        assert program.stdin is not None
+        assert program.stderr is not None
+        worker.send(program.stdin, (2, "cuda:99"))
+        assert program.wait(300) == 0
+        assert b"Traceback" not in program.stderr.read()
