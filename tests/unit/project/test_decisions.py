@@ -37,9 +37,8 @@ HOMES = {
         ("compile_cache/calls", "compile_cache/captures"),
     ),
     "why a call is not captured: how busy the GPU has to be": Home(
-        r"\b(LEAST_HOST_SHARE =|GpuBoundCalls\(|set_no_gain\(|NoGain\()",
-        "compile_cache/captures/refusals.py",
-        ("compile_cache/calls", "compile_cache/captures", "compile_cache/backends", "nodes"),
+        r"\bLEAST_HOST_SHARE =",
+        "compile_cache/choices/gpu_bound.py",
     ),
     "which backend": Home(
         r"\bregistry\.resolve\(|\.probe\(",

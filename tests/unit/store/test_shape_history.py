@@ -14,7 +14,7 @@ import pytest
 
 from compile_cache.keys import GraphKey, Role, Signature, TensorSpec
 from compile_cache.store import shape_history
-from compile_cache.store.shape_history import NoGain, ShapeHistory
+from compile_cache.store.shape_history import FORMAT, ShapeHistory
 
 
 class Regions:
@@ -63,29 +63,10 @@ def test_what_a_graph_computes_for_the_user_is_kept_and_may_be_missing(folder: P
     (file,) = folder.iterdir()
     assert [each.size for each in ShapeHistory(folder).of_model(MODEL)] == ["64x64, batch 2", ""]
     stored = json.loads(file.read_text("utf-8"))
-    for graph in stored["graphs"]:
-        del graph["size"]  # as earlier versions wrote it
+    for each in stored["graphs"]:
+        del each["size"]  # as a version without it writes
     file.write_text(json.dumps(stored), "utf-8")
     assert [each.size for each in ShapeHistory(folder).of_model(MODEL)] == ["", ""]
-
-
-def test_that_a_capture_gains_nothing_is_kept_until_it_is_taken_back(folder: Path) -> None:
-    found = NoGain("here", 12.5)
-    first = ShapeHistory(folder)
-    first.record(key(8), Regions(["r"]), 0.5)
-    first.set_no_gain(key(8), found)
-    first.record(key(8), Regions(["r"]))
-    first.record(key(16), Regions(["r"]))
-    assert [(each.key, each.no_gain, each.seconds) for each in ShapeHistory(folder).of_model(MODEL)] == [
-        (key(8), found, 0.5),
-        (key(16), None, 0.0),
-    ]
-    second = ShapeHistory(folder)
-    second.record(key(8), Regions(["r"]))
-    assert [each.no_gain for each in ShapeHistory(folder).of_model(MODEL)] == [None, found]
-    second.set_no_gain(key(8), None)
-    second.record(key(8), Regions(["r"]))
-    assert [each.no_gain for each in ShapeHistory(folder).of_model(MODEL)] == [None, None]
 
 
 def test_models_are_listed_by_name_with_the_last_used_one_first(folder: Path) -> None:
@@ -251,32 +232,38 @@ def test_no_error_in_recording_reaches_the_caller(folder: Path, caplog: pytest.L
     assert ShapeHistory(folder).models() == []
 
 
-def first(**values: Any) -> Callable[[Any], Any]:
+def graph(**values: Any) -> Callable[[Any], Any]:
     """Change values of the first graph."""
     return lambda data: data["graphs"][0].update(values)
 
 
+def key_of(**values: Any) -> Callable[[Any], Any]:
+    return lambda data: data["graphs"][0]["key"].update(values)
+
+
+def signature(**values: Any) -> Callable[[Any], Any]:
+    return lambda data: data["graphs"][0]["key"]["signature"].update(values)
+
+
 def latent(**values: Any) -> Callable[[Any], Any]:
-    return lambda data: data["graphs"][0]["tensors"][0][1].update(values)
+    return lambda data: data["graphs"][0]["key"]["signature"]["tensors"][0][1].update(values)
 
 
 SPOILED: dict[str, Callable[[Any], Any]] = {
-    "future": lambda data: data.update(format=2),
+    "future": lambda data: data.update(format=FORMAT + 1),
     "no graphs": lambda data: data.pop("graphs"),
     "graphs are not a list": lambda data: data.update(graphs="graphs"),
     "a graph is text": lambda data: data.update(graphs=["graph"]),
-    "role": first(role="sculptor"),
-    "role is a list": first(role=[]),
-    "region": first(regions=[7]),
-    "region before the first": first(regions=[-1]),
-    "region is true": first(regions=[False]),
-    "value": first(values=[["name", {"a": 1}]]),
-    "value without a name": first(values=[[1, 2]]),
-    "value is nested too deep": first(values=[["name", json.loads("[" * 300 + "]" * 300)]]),
-    "spec is text": first(tensors=[["latent", "x"]]),
-    "spec is a list": first(tensors=[["latent", ["shape"]]]),
-    "spec is nothing": first(tensors=[["latent", None]]),
-    "tensors are a number": first(tensors=3),
+    "role": key_of(role="sculptor"),
+    "role is a list": key_of(role=[]),
+    "backend is a list": key_of(backend=[]),
+    "value": signature(values=[["name", {"a": 1}]]),
+    "value without a name": signature(values=[[1, 2]]),
+    "value is nested too deep": signature(values=[["name", json.loads("[" * 300 + "]" * 300)]]),
+    "spec is text": signature(tensors=[["latent", "x"]]),
+    "spec is a list": signature(tensors=[["latent", ["shape"]]]),
+    "spec is nothing": signature(tensors=[["latent", None]]),
+    "tensors are a number": signature(tensors=3),
     "shape": latent(shape="large"),
     "size is infinite": latent(shape=[float("inf")]),
     "size is below zero": latent(shape=[1, -4, 8, 8]),
@@ -284,24 +271,18 @@ SPOILED: dict[str, Callable[[Any], Any]] = {
     "size is true": latent(shape=[True]),
     "size is beyond what torch counts": latent(shape=[1 << 63]),
     "dtype is a number": latent(dtype=16),
-    "device is a list": latent(device=[]),
     "memory format is nothing": latent(memory_format=None),
     "field": latent(address=1),
-    "backend is a list": first(backend=[]),
-    "seconds are NaN": first(seconds=float("nan")),
-    "seconds are infinite": first(seconds=float("inf")),
-    "seconds are below zero": first(seconds=-1),
-    "seconds are beyond a float": first(seconds=10**400),
-    "time is text": first(used="yesterday"),
-    "no gain is text": first(no_gain="here"),
-    "no gain is a list": first(no_gain=[]),
-    "no gain without a machine": first(no_gain={"at": 1}),
-    "no gain on a number": first(no_gain={"where": 1, "at": 1}),
-    "no gain at no time": first(no_gain={"where": "here", "at": float("nan")}),
+    "seconds are NaN": graph(seconds=float("nan")),
+    "seconds are infinite": graph(seconds=float("inf")),
+    "seconds are below zero": graph(seconds=-1),
+    "seconds are beyond a float": graph(seconds=10**400),
+    "time is text": graph(used="yesterday"),
     "name is an object": lambda data: data.update(name={}),
-    "region key is a path": lambda data: data.update(regions=["/etc/passwd"]),
-    "region key is a pattern": lambda data: data.update(regions=["**"]),
-    "region key is empty": lambda data: data.update(regions=[""]),
+    "region is a number": graph(regions=[7]),
+    "region key is a path": graph(regions=["/etc/passwd"]),
+    "region key is a pattern": graph(regions=["**"]),
+    "region key is empty": graph(regions=[""]),
 }
 
 

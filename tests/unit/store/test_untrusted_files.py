@@ -19,7 +19,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from compile_cache.captures.captures import capture_key
-from compile_cache.captures.refusals import GpuBoundCalls
+from compile_cache.choices.gpu_bound import GpuBoundCalls
 from compile_cache.store.artifact_store import (
     Artifact,
     ArtifactStore,
@@ -165,14 +165,20 @@ class TestManifests:
 
         check()
 
-    def test_remembered_shapes_that_are_nearly_right_never_cost_a_call(self, tmp_path: Path) -> None:
+    @pytest.mark.parametrize("kind", ["shapes", "choices"])
+    def test_data_that_is_nearly_right_never_costs_a_call(self, tmp_path: Path, kind: str) -> None:
         key = capture_key(FakeProgram(), Module().call())
-        history = ShapeHistory(tmp_path / "first")
-        GpuBoundCalls(history).add(key)
-        history.record(key.graph, FakeProgram())
-        (file,) = (tmp_path / "first").iterdir()
+
+        def read(folder: Path) -> bool:
+            if kind == "shapes":
+                return bool(ShapeHistory(folder).models() and ShapeHistory(folder).of_model(key.graph.model))
+            return GpuBoundCalls(folder).has(key)
+
+        first = tmp_path / "first"
+        ShapeHistory(first).record(key.graph, FakeProgram()) if kind == "shapes" else GpuBoundCalls(first).add(key)
+        (file,) = first.iterdir()
         original = json.loads(file.read_text("utf-8"))
-        assert GpuBoundCalls(ShapeHistory(tmp_path / "first")).has(key)
+        assert read(first)
 
         @drawn
         @given(changed(original))
@@ -180,7 +186,7 @@ class TestManifests:
             place = a_place(tmp_path) / "store"
             place.mkdir()
             (place / file.name).write_text(json.dumps(data), "utf-8")
-            assert within_memory(lambda: GpuBoundCalls(ShapeHistory(place)).has(key)) in (True, False)
+            assert within_memory(lambda: read(place)) in (True, False)
             assert files_beside(place) == set()
 
         check()
