@@ -24,7 +24,7 @@ from .private_files import NotPrivateError, make_private, open_own, write_file
 
 T = TypeVar("T")
 
-_MAX_BYTES = 16 << 20  # of a file; a real one has a few thousand
+MAX_BYTES = 16 << 20  # of a file; a real one has a few thousand
 _MAX_NESTING = 100  # levels; a real file has fewer than ten, and reading deeper ones may overflow Python's stack
 _MAX_WHOLE = (1 << 63) - 1  # largest dimension in torch (int64)
 _MAX_FLOAT = 1 << 40  # every float that is kept is a time or a small difference
@@ -48,7 +48,7 @@ def save(path: Path, value: Any) -> None:
     write_file(path, json.dumps(plain(value)).encode())
 
 
-def read_regular_file(path: Path, max_bytes: int = _MAX_BYTES) -> bytes:
+def read_regular_file(path: Path, max_bytes: int = MAX_BYTES) -> bytes:
     """Read a file of at most `max_bytes`. Raises InvalidArtifactError, also where `open_own` refuses it, or OSError if
     it cannot be read.
     """

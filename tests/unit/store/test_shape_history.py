@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -198,27 +196,6 @@ def test_a_file_that_cannot_be_read_now_is_not_replaced(folder: Path, monkeypatc
     assert [each.key for each in memory.of_model(MODEL)] == [key(8), key(16)]
 
 
-def test_two_threads_of_one_process_write_one_file(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    both, replace = threading.Barrier(2), os.replace
-
-    def together(source: Any, target: Any) -> None:
-        both.wait(60)
-        replace(source, target)
-
-    monkeypatch.setattr(os, "replace", together)
-    memories = {side: ShapeHistory(folder) for side in (8, 16)}
-    threads = [threading.Thread(target=memories[side].record, args=(key(side), Regions([]))) for side in memories]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert caplog.messages == []
-    (stored,) = ShapeHistory(folder).of_model(MODEL)  # the thread that wrote last
-    assert stored.key in (key(8), key(16))
-
-
 class Failing:
     @property
     def region_keys(self) -> frozenset[str]:
@@ -311,30 +288,3 @@ def test_another_models_file_is_ignored(folder: Path) -> None:
     assert memory.of_model(MODEL) == ()
     memory.record(key(16), Regions([]))
     assert [each.key for each in memory.of_model(MODEL)] == [key(16)]
-
-
-@pytest.mark.parametrize(
-    "content",
-    [b"", b"{", b"[]", b"null", b"\xff\xfe", b"7", b"[" * 100_000, b'{"a":' * 100_000, b" " * (17 << 20) + b"{}"],
-    ids=["empty", "cut", "list", "null", "not text", "number", "nested", "nested objects", "too long"],
-)
-def test_a_damaged_file_is_ignored_and_replaced(folder: Path, content: bytes) -> None:
-    folder.mkdir()
-    (folder / f"{MODEL[:16]}.json").write_bytes(content)
-    memory = ShapeHistory(folder)
-    assert memory.models() == []
-    memory.record(key(), Regions([]))
-    assert [each.key for each in memory.of_model(MODEL)] == [key()]
-
-
-def test_no_depth_of_nesting_raises(folder: Path) -> None:
-    """Near Python's recursion limit, JSON can still be parsed although walking through it fails."""
-    ShapeHistory(folder).record(key(), Regions([]))
-    (file,) = folder.iterdir()
-    whole = file.read_text()
-    for depth in range(sys.getrecursionlimit() - 300, sys.getrecursionlimit() + 1):
-        file.write_text(whole.replace("3.5", "[" * depth + "]" * depth))
-        memory = ShapeHistory(folder)
-        assert memory.models() == []
-        memory.record(key(), Regions([]))
-        assert [each.key for each in memory.of_model(MODEL)] == [key()]
