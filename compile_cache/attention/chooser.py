@@ -12,17 +12,22 @@ import logging
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from ..choices.machine import machine_of
+from ..choices.tuner import Tuner
 from ..errors import first_line
 from ..torch_facts.operators import defined, shared
 from ..torch_facts.out_of_memory import is_out_of_memory
 from .kernels import (
     CUDNN,
     FLASH,
+    FLASH_3,
     STAND_IN,
     Given,
     Kernel,
@@ -32,7 +37,7 @@ from .kernels import (
     torchs_choice,
     with_masked_row,
 )
-from .table import Choice, ChoiceTable, Shape, machine_of, shape_of
+from .shape import Choice, Shape, nearest, shape_of
 from .timing import agrees, seconds_of
 
 logger = logging.getLogger(__name__)
@@ -43,7 +48,7 @@ Waiting = Callable[[str], AbstractContextManager[None]]
 _SCHEMA = "(Tensor q, Tensor k, Tensor v, Tensor? mask=None, float? scale=None, bool enable_gqa=False) -> Tensor"
 _MARGIN = 0.9  # a kernel has to be so much faster than the first one: times vary
 # Where the first kernel takes less, others are not tried: cuDNN prepares each new shape for 40 to 80 ms.
-_WORTH_MILLISECONDS = 0.025
+_WORTH_SECONDS = 25e-6
 
 
 class LacksMemoryError(Exception):
@@ -65,16 +70,14 @@ class Chooser:
     ) -> None:
         """seconds: measures one run on a device."""
         self._seconds, self._kernels = seconds, kernels
-        self._folder: Path | None = None
         self._waiting: Waiting = lambda text: contextlib.nullcontext()
-        self._tables: dict[str, ChoiceTable] = {}
+        self._tuner = _tuner(None)
         self._ready: dict[tuple[str, Shape], Kernel] = {}
         self._kinds: set[tuple[torch.device, torch.dtype, int]] = set()  # for which a thread has cuDNN compile
 
     def use(self, folder: Path | None, waiting: Waiting) -> None:
         """Keep choices in a folder, and tell `waiting` of what a prompt waits for. None keeps them in memory."""
-        self._folder, self._waiting = folder, waiting
-        self._tables.clear()
+        self._tuner, self._waiting = _tuner(folder), waiting
         self._ready.clear()
 
     def __call__(self, given: Given) -> torch.Tensor:
@@ -103,38 +106,33 @@ class Chooser:
             {
                 "device": device, "dtype": shape.dtype, "q": list(shape.q), "k": list(shape.k),
                 "mask": list(shape.mask), "mask_dtype": shape.mask_dtype,
-                "kernel": choice.kernel, "milliseconds": dict(choice.milliseconds), "failed": dict(choice.failed),
+                "kernel": choice.chosen, "failed": dict(choice.failed),
+                "milliseconds": {name: 1000 * seconds for name, seconds in choice.seconds.items()},
                 "like": None if choice.like is None else list(choice.like),
             }
-            for device, table in list(self._tables.items())
-            for shape, choice in table
+            for device, shape, choice in self._tuner
         ]  # fmt: skip
-
-    def _table(self, device: torch.device) -> ChoiceTable:
-        if str(device) not in self._tables:
-            self._tables[str(device)] = ChoiceTable(self._folder, machine_of(device))
-        return self._tables[str(device)]
 
     def _prepare(self, place: tuple[str, Shape], given: Given) -> torch.Tensor:
         """The first call of a shape in this process: choose its kernel and run it."""
         device = given.q.device
-        shape, kernels, table = place[1], self._kernels(device), self._table(device)
+        shape, kernels = place[1], self._kernels(device)
         if len(kernels) < 2:
             self._ready[place] = torchs_choice
             return torchs_choice(given)
-        choice = table.get(shape)
+        choice = self._tuner.get(*place)
         text = f"attention of {'x'.join(map(str, shape.q))}"
         with self._waiting(text):
-            if choice is None or choice.kernel not in {"torch", *kernels}:
+            if choice is None or choice.chosen not in {"torch", *kernels}:
                 try:
-                    choice = self._like_neighbour(shape, kernels, table, given)
+                    choice = self._like_neighbour(place, kernels, given)
                     choice = choice or self._measure(kernels, given)
                 except LacksMemoryError:
                     return torchs_choice(given)
-                table.set(shape, choice)
+                self._tuner.set(*place, choice)
                 logger.debug("Resolute: %s: %s", text, choice)
-            run = self._ready[place] = kernels.get(choice.kernel, torchs_choice)
-            if choice.kernel == CUDNN:
+            run = self._ready[place] = kernels.get(choice.chosen, torchs_choice)
+            if choice.chosen == CUDNN:
                 self._compile_for_other_sizes(given)
             try:
                 return run(given)
@@ -156,43 +154,43 @@ class Chooser:
         """Run torch's own choice in place of a kernel that failed; from now on, unless it only lacked memory."""
         if is_out_of_memory(error):
             return torchs_choice(given)
-        table, shape = self._table(given.q.device), place[1]
-        choice = table.get(shape) or Choice()
-        logger.warning("Resolute: attention with %s failed: %s", choice.kernel, first_line(error))
-        table.set(shape, Choice(failed={**choice.failed, choice.kernel: first_line(error)}))
+        choice = self._tuner.get(*place) or Choice(chosen="torch")
+        logger.warning("Resolute: attention with %s failed: %s", choice.chosen, first_line(error))
+        failed = {**choice.failed, choice.chosen: first_line(error)}
+        self._tuner.set(*place, Choice(failed=failed, chosen="torch"))
         self._ready[place] = torchs_choice
         return torchs_choice(given)
 
-    def _like_neighbour(
-        self, shape: Shape, kernels: dict[str, Kernel], table: ChoiceTable, given: Given
-    ) -> Choice | None:
+    def _like_neighbour(self, place: tuple[str, Shape], kernels: dict[str, Kernel], given: Given) -> Choice | None:
         """The choice of a measured shape nearby, if its kernel is right for this one too."""
-        near = table.near(shape)
-        if near is None or (near[1].kernel != "torch" and near[1].kernel not in kernels):
+        near = nearest(place[1], self._tuner.on(place[0]))
+        if near is None or near[1].chosen not in {"torch", *kernels}:
             return None
-        kernel = kernels.get(near[1].kernel)
+        kernel = kernels.get(near[1].chosen)
         if kernel is not None and _failure(kernel, _references(kernels, given)):
             return None
-        return Choice(near[1].kernel, like=(near[0].q[2], near[0].k[2]))
+        return Choice(chosen=near[1].chosen, like=(near[0].q[2], near[0].k[2]))
 
     def _measure(self, kernels: dict[str, Kernel], given: Given) -> Choice:
         """The fastest kernel, or the first one unless another is clearly faster. Raises LacksMemoryError."""
-        milliseconds: dict[str, float] = {}
-        failed: dict[str, str] = {}
+        choice = Choice()
         references = _references(kernels, given)
         for name, kernel in kernels.items():
-            if milliseconds and (name == STAND_IN or min(milliseconds.values()) < _WORTH_MILLISECONDS):
+            if choice.seconds and (name == STAND_IN or min(choice.seconds.values()) < _WORTH_SECONDS):
                 continue
             if why := _failure(kernel, references):
-                failed[name] = why
-                continue
-            run = functools.partial(kernel, given)
-            milliseconds[name] = 1000 * self._seconds(run, given.q.device)
-        best = min(milliseconds, key=lambda name: milliseconds[name], default="torch")
-        first = next(iter(milliseconds), best)
-        if first != best and milliseconds[best] > _MARGIN * milliseconds[first]:
-            best = first
-        return Choice(best, milliseconds, failed)
+                choice = replace(choice, failed={**choice.failed, name: why})
+            else:
+                choice = choice.with_run(name, self._seconds(functools.partial(kernel, given), given.q.device))
+        return replace(choice, chosen=choice.fastest(_MARGIN) or "torch")
+
+
+def _tuner(folder: Path | None) -> Tuner[Shape, Choice]:
+    def machine(device: str) -> tuple[str, ...]:
+        has_flash_3 = device.startswith("cuda") and find_spec(FLASH_3) is not None
+        return (*machine_of(device), *([FLASH_3] if has_flash_3 else []))
+
+    return Tuner("the choices of attention kernels", Shape, Choice, folder, machine)
 
 
 def _compile_cudnn(device: torch.device, dtype: torch.dtype, layouts: Sequence[Layout]) -> None:

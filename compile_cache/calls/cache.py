@@ -58,8 +58,9 @@ class GraphCache:
         self._seen = SeenSignatures()
         self._recordings = Recordings()
         folder = self.config.store_folder
-        self.shapes = ShapeHistory(folder / "shapes" if folder is not None and self.config.remember else None)
-        self._refusals = Refusals(self.stats, self.shapes, self.config.source, self.config.spare_bytes, reach)
+        shared = folder if self.config.remember else None
+        self.shapes = ShapeHistory(shared and shared / "shapes")
+        self._refusals = Refusals(self.stats, shared, self.config.source, self.config.spare_bytes, reach)
         self.whole_calls = WholeCalls(self.stats, folder and folder / "calls", self.config.source)
         self._maker = CaptureMaker(self._captures, self._refusals, self.stats, self.config.spare_bytes)
         self.after_capture: Callable[[], None] = lambda: None

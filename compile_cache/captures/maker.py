@@ -9,12 +9,13 @@ import torch
 from ..backends.base import Call, CaptureFacts, Program
 from ..backends.cuda_graphs.memory import release_graph_memory
 from ..backends.cuda_graphs.run_cost import RunCost
+from ..choices.gpu_bound import LEAST_HOST_SHARE
 from ..errors import NoGainError, OverBudgetError
 from ..keys import CaptureKey
 from ..stats import Stats
 from ..torch_facts.private_names import pytree
 from .captures import Captures
-from .refusals import LEAST_HOST_SHARE, Refusals
+from .refusals import Refusals
 
 
 class CaptureMaker:

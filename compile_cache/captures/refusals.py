@@ -8,19 +8,13 @@ What forbids the capture of a call from outside the cache comes with the call, a
 from __future__ import annotations
 
 import logging
-import os
-import platform
-import sys
-import time
-from collections.abc import Callable
-
-import torch
+from pathlib import Path
 
 from ..backends.cuda_graphs.memory import room_for
+from ..choices.gpu_bound import GpuBoundCalls
 from ..errors import BypassCode, BypassReason, NoGainError, OverBudgetError, first_line
-from ..keys import ANY_EPOCH, CallWithoutEpoch, CaptureKey, GraphKey, digest
+from ..keys import ANY_EPOCH, CallWithoutEpoch, CaptureKey
 from ..stats import Stats
-from ..store.shape_history import NoGain, ShapeHistory
 from ..torch_facts.out_of_memory import is_out_of_memory
 from .room import OutOfMemoryBackoff, Reach, free_bytes
 
@@ -29,8 +23,6 @@ logger = logging.getLogger(__name__)
 NOT_RESIDENT = BypassReason(
     BypassCode.STREAMED_WEIGHTS, "the weights do not all fit into free memory, so blocks get theirs one by one"
 )
-LEAST_HOST_SHARE = 0.5  # below that the host is far ahead of the GPU: a capture gains less than 3 percent
-_KEPT_SECONDS = 7 * 24 * 3600.0  # then it is measured again: another program may have kept the GPU busy
 
 
 class Refusals:
@@ -41,9 +33,9 @@ class Refusals:
     """
 
     def __init__(
-        self, stats: Stats, shapes: ShapeHistory, source: str = "", spare: int = 0, reach: Reach = free_bytes
+        self, stats: Stats, folder: Path | None, source: str = "", spare: int = 0, reach: Reach = free_bytes
     ) -> None:
-        """source: a digest of the code that models run. spare: see `CacheConfig`. reach: see `OutOfMemoryBackoff`."""
+        """folder, source: see `GpuBoundCalls`. spare: see `CacheConfig`. reach: see `OutOfMemoryBackoff`."""
         self._stats = stats
         self._spare, self._reach = spare, reach
         self._failed: dict[CaptureKey, BypassReason] = {}
@@ -51,7 +43,7 @@ class Refusals:
         self._short: set[CallWithoutEpoch] = set()  # whose weights did not fit once, though there seemed to be room
         self._worked_in: dict[CallWithoutEpoch, int] = {}  # bytes that a run allocated at once, at most
         self._needed: dict[CallWithoutEpoch, int] = {}  # bytes that a refused capture would work in
-        self.gpu_bound = GpuBoundCalls(shapes, source)
+        self.gpu_bound = GpuBoundCalls(folder and folder / "captures", source)
 
     # --- asked before a capture --------------------------------------------------------------------------------
 
@@ -187,74 +179,3 @@ class Refusals:
         self._failed = {
             key: reason for key, reason in self._failed.items() if key.owner != owner or key.epoch in current
         }
-
-
-# --- a GPU that is busy all the time ---------------------------------------------------------------------------
-
-
-def machine_of(device: str) -> tuple[str, ...]:
-    """The GPU, the host, torch, and ComfyUI's options: the times of a call on host and GPU depend on these."""
-    host = (platform.system(), platform.machine(), str(os.cpu_count()), platform.python_version())
-    gpu: tuple[str, ...] = (device,)
-    if device.startswith("cuda"):
-        gpu = (torch.cuda.get_device_name(device), str(torch.cuda.get_device_properties(device).total_memory))
-    options = sorted(word.partition("=")[0] for word in sys.argv[1:] if word.startswith("--"))  # not ports and paths
-    return (*gpu, *host, str(torch.__version__), str(torch.version.cuda), *options)
-
-
-class GpuBoundCalls:
-    """The calls whose capture was refused as useless, by this process or an earlier one on the same machine."""
-
-    def __init__(self, shapes: ShapeHistory, source: str = "", clock: Callable[[], float] = time.time) -> None:
-        self._shapes, self._source, self._clock = shapes, source, clock
-        self._found: dict[CallWithoutEpoch, float] = {}  # and when it was measured
-        self._kept: dict[str, dict[GraphKey, NoGain]] = {}  # by model: what its file said, and this process added
-        self._trusts_kept = True
-        self._here: dict[tuple[str, object], str] = {}
-
-    def has(self, key: CaptureKey) -> bool:
-        measured = self._found.get(key.without_epoch)
-        return self._is_recent(measured) if measured is not None else self._is_kept(key)
-
-    def add(self, key: CaptureKey) -> None:
-        now = self._found[key.without_epoch] = self._clock()
-        found = self._of_model(key)[key.graph] = NoGain(self._where(key), now)
-        self._shapes.set_no_gain(key.graph, found)
-
-    def remove(self, key: CaptureKey) -> None:
-        self._found.pop(key.without_epoch, None)
-        if self._of_model(key).pop(key.graph, None) is not None:
-            self._shapes.set_no_gain(key.graph, None)
-
-    def measure_again(self) -> None:
-        """Measure each call again, whatever this process or an earlier one found."""
-        self._found.clear()
-        self._trusts_kept = False
-
-    def forget(self, owner: int) -> None:
-        self._found = {call: measured for call, measured in self._found.items() if call.owner != owner}
-
-    def _is_recent(self, measured: float) -> bool:
-        return 0 <= self._clock() - measured < _KEPT_SECONDS
-
-    def _is_kept(self, key: CaptureKey) -> bool:
-        kept = self._of_model(key).get(key.graph) if self._trusts_kept else None
-        if kept is None or not self._is_recent(kept.at) or kept.where != self._where(key):
-            return False
-        self._found[key.without_epoch] = kept.at
-        logger.info("Resolute: %s is not captured, since that gained nothing when it was measured", key.shape)
-        return True
-
-    def _of_model(self, key: CaptureKey) -> dict[GraphKey, NoGain]:
-        model = key.graph.model
-        if model not in self._kept:
-            graphs = self._shapes.of_model(model)
-            self._kept[model] = {graph.key: graph.no_gain for graph in graphs if graph.no_gain is not None}
-        return self._kept[model]
-
-    def _where(self, key: CaptureKey) -> str:
-        """A digest of the machine and of the torch flags that the call computes under."""
-        place = (key.device, key.torch_flags)
-        if place not in self._here:
-            self._here[place] = digest((self._source, LEAST_HOST_SHARE, machine_of(key.device), key.torch_flags))
-        return self._here[place]

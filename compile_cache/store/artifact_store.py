@@ -14,19 +14,19 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
 import logging
 import os
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from .codec import InvalidArtifactError as InvalidArtifactError
+from .codec import canonical_json, parse_json, read_regular_file
 from .fingerprint import FORMAT_VERSION, EnvironmentFingerprint
-from .private_files import NotPrivateError, files_in, make_private, open_own, require_private, try_unlink, write_file
+from .private_files import NotPrivateError, files_in, make_private, require_private, try_unlink, write_file
 
 logger = logging.getLogger(__name__)
 
@@ -34,16 +34,10 @@ ENVIRONMENT_FILE = "environment.json"
 DIGEST_CHARS = 16  # characters of a digest in a file name; the manifest has the whole digest
 _POLL_SECONDS = 0.2  # time between two checks for a cancellation
 _ABANDONED_SECONDS = 3600.0  # a half-written file of this age has no writer any more
-_MAX_MANIFEST = 16 << 20  # bytes; a real manifest has a few thousand
-_MAX_NESTING = 100  # levels; a real manifest has fewer than ten, and reading deeper ones may overflow Python's stack
 
 
 class StoreError(Exception):
     """The store cannot be used; the message says why."""
-
-
-class InvalidArtifactError(Exception):
-    """An artifact that must not be loaded; the message says why."""
 
 
 @dataclass(frozen=True)
@@ -214,18 +208,6 @@ class ArtifactStore:
             try_unlink(path)
 
 
-def parse_json(text: bytes) -> Any:
-    """Parse JSON. Raises InvalidArtifactError if it is damaged, or nested so deeply that it may exhaust the stack."""
-    with contextlib.suppress(ValueError, RecursionError):
-        level = [data := json.loads(text)]
-        for _ in range(_MAX_NESTING):
-            inside = [each.values() if isinstance(each, dict) else each for each in level if type(each) in (dict, list)]
-            level = list(chain.from_iterable(inside))
-        if not level:
-            return data
-    raise InvalidArtifactError("its manifest is damaged")
-
-
 def checked_manifest(manifest: Any) -> dict[str, Any]:
     """Return the manifest. Raises InvalidArtifactError if it is not a manifest of this version."""
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT_VERSION:
@@ -274,22 +256,3 @@ def verified_artifact(
     if not name_matches:
         raise InvalidArtifactError("its name does not match its content")
     return artifact
-
-
-def read_regular_file(path: Path, max_bytes: int = _MAX_MANIFEST) -> bytes:
-    """Read a file of at most `max_bytes`. Raises InvalidArtifactError, also where `open_own` refuses it, or OSError if
-    it cannot be read.
-    """
-    try:
-        with open_own(path) as stream:
-            size = os.fstat(stream.fileno()).st_size
-            if size > max_bytes:
-                raise InvalidArtifactError(f"its {path.suffix[1:]} file has {size} bytes instead of {max_bytes}")
-            return stream.read()
-    except NotPrivateError as error:
-        raise InvalidArtifactError(str(error)) from error
-
-
-def canonical_json(value: Any) -> bytes:
-    """JSON with sorted keys: the same bytes for the same data."""
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()

@@ -1,22 +1,26 @@
 """Export the compiled regions of one environment to one file, and import it on another machine of the same kind.
 
-    bundle.json           the bundle's format, the environment, and the name and manifest of each artifact
-    regions/<name>.bin    payload, as in the store
+    environment.json    the environment, as in the store
+    <name>.json         manifest of an artifact, as in the store
+    <name>.bin          its payload, as in the store
 
-The file is an uncompressed zip, and the same content gives the same bytes. ComfyUI will run the code of an imported
-bundle, so only an explicit command imports one, and nothing in this module executes a payload.
+The file is a tar of the store's folder, and the same content gives the same bytes. ComfyUI will run the code of an
+imported bundle, so only an explicit command imports one, and nothing in this module executes or unpacks a payload: what
+an artifact claims is verified as it is when the store loads one.
 """
 
 from __future__ import annotations
 
 import contextlib
+import io
 import logging
+import os
 import re
-import zipfile
+import tarfile
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from ..errors import UserError
 from .artifact_store import (
@@ -24,31 +28,21 @@ from .artifact_store import (
     ENVIRONMENT_FILE,
     Artifact,
     ArtifactStore,
-    InvalidArtifactError,
-    canonical_json,
     checked_manifest,
     manifest_of,
-    parse_json,
-    read_regular_file,
     verified_artifact,
 )
+from .codec import MAX_BYTES, InvalidArtifactError, canonical_json, parse_json, read_regular_file
 from .fingerprint import EnvironmentFingerprint
 from .private_files import atomic_write
 
 logger = logging.getLogger(__name__)
 
-# Increase it whenever the layout of the file changes. Artifacts have their own FORMAT_VERSION.
-BUNDLE_FORMAT = 1
-
-_INDEX = "bundle.json"
-_PAYLOADS = "regions/"
-_MAX_INDEX = 64 << 20  # bytes; each artifact takes a few thousand
+_BLOCK = tarfile.BLOCKSIZE
 _MAX_PAYLOAD = 1 << 50  # bytes; larger claims are damage, and would make sums unreadable
 _MB = 1 << 20
 _NAME = re.compile(r"[0-9a-f]{16}-[0-9a-f]{16}")
 _KEY = re.compile(r"[0-9a-f]{64}")
-# What `zipfile` raises for a file that is not a zip or is damaged.
-_UNREADABLE = (zipfile.BadZipFile, NotImplementedError, RuntimeError, EOFError, ValueError, OSError, KeyError)
 
 
 class BundleError(UserError):
@@ -68,10 +62,11 @@ class BundleReport:
 
 @dataclass(frozen=True)
 class Contents:
-    """The index of a bundle: its environment, and (name, manifest) of each artifact, not yet verified."""
+    """A bundle's environment, and (name, manifest) of each artifact, not yet verified. refused: what cannot be one."""
 
     environment: EnvironmentFingerprint
     artifacts: list[tuple[str, Mapping[str, Any]]]
+    refused: dict[str, str] = field(default_factory=dict)
 
 
 # --- writing ---------------------------------------------------------------------------------------------------
@@ -97,45 +92,43 @@ def export_bundle(store: ArtifactStore, file: Path) -> BundleReport:
 
     Raises BundleError if there is no artifact to export or `file` cannot be written.
     """
-    artifacts: list[dict[str, Any]] = []
-    refused: dict[str, str] = {}
+    report = BundleReport(store.environment)
     size = 0
     try:
-        with atomic_write(file) as stream, zipfile.ZipFile(stream, "w", zipfile.ZIP_STORED) as container:
+        with atomic_write(file) as stream, tarfile.open(fileobj=stream, mode="w", format=tarfile.USTAR_FORMAT) as tar:
+            _add(tar, ENVIRONMENT_FILE, canonical_json(asdict(store.environment)))
             for name in store.names():
                 try:
                     artifact = store.read(name)
                 except (OSError, InvalidArtifactError) as error:
-                    refused[name] = str(error)
+                    report.refused[name] = str(error)
                     continue
-                container.writestr(_member(f"{_PAYLOADS}{name}.bin"), artifact.payload)
-                artifacts.append({"name": name, "manifest": manifest_of(artifact, store.environment)})
+                _add(tar, f"{name}.json", canonical_json(manifest_of(artifact, store.environment)))
+                _add(tar, f"{name}.bin", artifact.payload)
+                report.done.append(name)
                 size += len(artifact.payload)
-            if not artifacts:
-                why = "".join(f"; {name}: {reason}" for name, reason in refused.items())
+            if not report.done:
+                why = "".join(f"; {name}: {reason}" for name, reason in report.refused.items())
                 raise BundleError(f"There is no compiled region for this environment to export{why}.")
-            index = {"bundle": BUNDLE_FORMAT, "environment": asdict(store.environment), "artifacts": artifacts}
-            container.writestr(_member(_INDEX), canonical_json(index))
     except OSError as error:
         raise BundleError(f"{file} cannot be written: {error.strerror or error}.") from error
-    return BundleReport(store.environment, [each["name"] for each in artifacts], [], refused, size)
+    return BundleReport(store.environment, report.done, [], report.refused, size)
 
 
-def _member(name: str) -> zipfile.ZipInfo:
-    """A zip entry without the current time and system, so that the same content gives the same bytes."""
-    info = zipfile.ZipInfo(name)  # its date is 1980-01-01
-    info.create_system = 3
-    info.external_attr = 0o600 << 16
-    return info
+def _add(tar: tarfile.TarFile, name: str, content: bytes) -> None:
+    """Add a member without time and owner, so that the same content gives the same bytes."""
+    member = tarfile.TarInfo(name)
+    member.size, member.mode = len(content), 0o600
+    tar.addfile(member, io.BytesIO(content))
 
 
 # --- reading ---------------------------------------------------------------------------------------------------
 
 
 def read_contents(file: Path) -> Contents:
-    """Read a bundle's index. Raises BundleError if `file` is not a bundle of this version."""
-    with _opened(file) as container:
-        return _contents(file, container)
+    """Read a bundle's manifests. Raises BundleError if `file` is not a bundle of this version."""
+    with _opened(file) as members:
+        return _contents(file, members)
 
 
 def import_bundle(file: Path, store: ArtifactStore) -> BundleReport:
@@ -144,19 +137,15 @@ def import_bundle(file: Path, store: ArtifactStore) -> BundleReport:
     Raises BundleError if `file` is not a bundle of this version, does not fit into the store, or was made in another
     environment; the message then names each component that differs.
     """
-    with _opened(file) as container:
-        contents = _contents(file, container)
+    with _opened(file) as members:
+        contents = _contents(file, members)
         require_same_environment(contents.environment, store.environment)
         require_room(contents, store)
-        report = BundleReport(contents.environment)
+        report = BundleReport(contents.environment, refused=contents.refused)
         size = 0
-        expected = {_INDEX}
         for name, manifest in contents.artifacts:
-            expected.add(f"{_PAYLOADS}{name}.bin")
-            if name in report.done or name in report.known:
-                continue
             try:
-                artifact = _verified(container, name, manifest, store.environment)
+                artifact = _verified(members, name, manifest, store.environment)
                 if _has(store, name):
                     report.known.append(name)
                 elif store.save(artifact):
@@ -166,8 +155,6 @@ def import_bundle(file: Path, store: ArtifactStore) -> BundleReport:
                     report.refused[name] = "it could not be written to the store; the log says why"
             except InvalidArtifactError as error:
                 report.refused[name] = str(error)
-        for stray in sorted({*container.namelist()} - expected):
-            report.refused[ascii(stray)] = "the index does not list it"
     return BundleReport(report.environment, report.done, report.known, report.refused, size)
 
 
@@ -197,48 +184,81 @@ def require_room(contents: Contents, store: ArtifactStore) -> None:
         )
 
 
+@dataclass(frozen=True)
+class _Members:
+    """The members of a bundle: where each begins, and its bytes. Only plain files with their data in place are read:
+    `tarfile` itself follows links, expands sparse files, and seeks where a header says.
+    """
+
+    stream: IO[bytes]
+    places: dict[str, tuple[int, int]]
+
+    def read(self, name: str, max_bytes: int) -> bytes:
+        """Raises InvalidArtifactError for a member that is missing or has more than `max_bytes`."""
+        if name not in self.places:
+            raise InvalidArtifactError(f"{name} is missing")
+        start, size = self.places[name]
+        if size > max_bytes:
+            raise InvalidArtifactError(f"{name} has {size} bytes instead of {max_bytes}")
+        self.stream.seek(start)
+        return self.stream.read(size)
+
+
 @contextlib.contextmanager
-def _opened(file: Path) -> Iterator[zipfile.ZipFile]:
-    try:
-        container = zipfile.ZipFile(file)
-    except FileNotFoundError:
-        raise BundleError(f"There is no file {file}.") from None
-    except _UNREADABLE as error:
-        raise BundleError(f"{file} is not a bundle, or it is damaged: {error}.") from error
-    with container:
-        yield container
+def _opened(file: Path) -> Iterator[_Members]:
+    with contextlib.ExitStack() as stack:
+        try:
+            stream = stack.enter_context(file.open("rb"))
+            members = _Members(stream, _places(stream))
+        except FileNotFoundError:
+            raise BundleError(f"There is no file {file}.") from None
+        except (OSError, InvalidArtifactError, tarfile.TarError, ValueError) as error:
+            raise BundleError(f"{file} is not a bundle of this version, or it is damaged: {error}.") from error
+        yield members
 
 
-def _contents(file: Path, container: zipfile.ZipFile) -> Contents:
+def _places(stream: IO[bytes]) -> dict[str, tuple[int, int]]:
+    """Walk the headers. Raises InvalidArtifactError, TarError or ValueError for a file that is no plain tar."""
+    end = os.fstat(stream.fileno()).st_size
+    places: dict[str, tuple[int, int]] = {}
+    while header := stream.read(_BLOCK):
+        if not header.strip(b"\0"):
+            break
+        member = tarfile.TarInfo.frombuf(header, "utf-8", "strict")
+        start = stream.tell()
+        if member.type != tarfile.REGTYPE or not 0 <= member.size <= end - start:
+            raise InvalidArtifactError(f"{member.name!a:.80} is not a plain file, or it is cut")
+        if member.name in places:
+            raise InvalidArtifactError(f"{member.name!a:.80} is in it twice")
+        places[member.name] = start, member.size
+        stream.seek(start + -(-member.size // _BLOCK) * _BLOCK)
+    return places
+
+
+def _contents(file: Path, members: _Members) -> Contents:
     try:
-        index = parse_json(_bytes_of(container, _INDEX, _MAX_INDEX))
-    except InvalidArtifactError as error:
-        raise BundleError(f"{file} is not a bundle, or it is damaged: {error}.") from error
-    version = index.get("bundle") if isinstance(index, dict) else None
-    if version != BUNDLE_FORMAT:
-        raise BundleError(
-            f"{file} has the bundle format {version!r:.40}, and this version of Resolute reads {BUNDLE_FORMAT}. "
-            "Use the same version on both machines."
-        )
-    try:
-        environment = _environment(index.get("environment"))
+        environment = _environment(parse_json(members.read(ENVIRONMENT_FILE, MAX_BYTES)))
     except InvalidArtifactError as error:
         raise BundleError(f"{file}: {error}. Use the same version of Resolute on both machines.") from error
-    listed = index.get("artifacts")
-    if not isinstance(listed, list) or not all(map(_is_entry, listed)):
-        raise BundleError(f"{file} is damaged: its index has no list of artifacts.")
-    return Contents(environment, [(each["name"], each["manifest"]) for each in listed])
+    contents = Contents(environment, [])
+    names = {name for name, _, ending in (each.rpartition(".") for each in members.places) if ending == "json"}
+    artifacts = sorted(name for name in names if _NAME.fullmatch(name))
+    for name in artifacts:
+        try:
+            contents.artifacts.append((name, _claimed(members, name)))
+        except InvalidArtifactError as error:
+            contents.refused[name] = str(error)
+    known = {ENVIRONMENT_FILE, *(f"{name}{ending}" for name in artifacts for ending in (".json", ".bin"))}
+    contents.refused.update({ascii(stray): "it is no part of a region" for stray in members.places.keys() - known})
+    return contents
 
 
-def _is_entry(value: Any) -> bool:
-    """True if it has a manifest and a name in the store's form, which cannot be a path."""
-    return (
-        isinstance(value, dict)
-        and isinstance(value.get("name"), str)
-        and _NAME.fullmatch(value["name"]) is not None
-        and isinstance(value.get("manifest"), dict)
-        and _size(value["manifest"]) <= _MAX_PAYLOAD
-    )
+def _claimed(members: _Members, name: str) -> Mapping[str, Any]:
+    """A manifest as it is in the bundle. Raises InvalidArtifactError if it claims a size that no artifact has."""
+    manifest = parse_json(members.read(f"{name}.json", MAX_BYTES))
+    if not isinstance(manifest, dict) or _size(manifest) > _MAX_PAYLOAD:
+        raise InvalidArtifactError("its manifest is damaged")
+    return manifest
 
 
 def _size(manifest: Mapping[str, Any]) -> int:
@@ -248,29 +268,15 @@ def _size(manifest: Mapping[str, Any]) -> int:
 
 
 def _verified(
-    container: zipfile.ZipFile, name: str, claimed: Mapping[str, Any], environment: EnvironmentFingerprint
+    members: _Members, name: str, claimed: Mapping[str, Any], environment: EnvironmentFingerprint
 ) -> Artifact:
     manifest = checked_manifest(claimed)
     if _KEY.fullmatch(manifest["key"]) is None:
         raise InvalidArtifactError("its key is not a digest")
     if not manifest["label"].isprintable():
         raise InvalidArtifactError("its label is not printable text")
-    payload = _bytes_of(container, f"{_PAYLOADS}{name}.bin", manifest["bytes"])
+    payload = members.read(f"{name}.bin", manifest["bytes"])
     return verified_artifact(name, manifest, payload, environment)
-
-
-def _bytes_of(container: zipfile.ZipFile, name: str, max_bytes: int) -> bytes:
-    """Read a zip entry of at most `max_bytes`. Raises InvalidArtifactError."""
-    try:
-        info = container.getinfo(name)
-        if info.compress_type != zipfile.ZIP_STORED:
-            raise InvalidArtifactError(f"{name} is compressed, and bundles are not")
-        if info.file_size > max_bytes:
-            raise InvalidArtifactError(f"{name} has {info.file_size} bytes instead of {max_bytes}")
-        with container.open(info) as stream:
-            return stream.read(max(max_bytes, 0))
-    except _UNREADABLE as error:
-        raise InvalidArtifactError(f"{name} cannot be read: {error}") from error
 
 
 def _has(store: ArtifactStore, name: str) -> bool:

@@ -5,19 +5,21 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
+
+from ...choices.stopwatch import Stopwatch
 
 
 @dataclass
 class RunCost:
     """bytes: what the run allocated at once, at most; 0 if that is unknown (on the CPU).
-    host_seconds: until the host had launched all of the run."""
+    host_seconds: until the host had launched all of the run. watch: times the GPU; None on the CPU."""
 
     bytes: int = 0
     host_seconds: float = 0.0
-    _marks: list[torch.cuda.Event] = field(default_factory=list)
+    watch: Stopwatch | None = None
 
     def host_share(self) -> float:
         """The host's seconds as a share of those of the GPU, which this waits for; 1.0 if they are unknown.
@@ -25,28 +27,23 @@ class RunCost:
         At 1.0 or more the GPU waited for the host, and a capture, which launches at once, is faster. A small share says
         that the GPU was busy all the time. A first run has a high one in any case: the host loads kernels.
         """
-        if not self._marks:
-            return 1.0
-        before, after = self._marks
-        after.synchronize()
-        seconds = before.elapsed_time(after) / 1000
+        seconds = self.watch.seconds(wait=True) if self.watch is not None else None
         return self.host_seconds / seconds if seconds else 1.0
 
 
 @contextlib.contextmanager
 def cost_of_run(device: str) -> Iterator[RunCost]:
     """Measure a run on the current stream of a device ("cuda:0"): what it takes beside what was allocated before."""
-    cost = RunCost()
     if not device.startswith("cuda"):
-        yield cost
+        yield RunCost()
         return
     torch.cuda.reset_peak_memory_stats(device)
     allocated = torch.cuda.memory_allocated(device)
     with torch.cuda.device(device):
-        cost._marks = [torch.cuda.Event(enable_timing=True) for _ in range(2)]  # type: ignore[no-untyped-call]
-        cost._marks[0].record()
+        watch = Stopwatch(torch.device(device))
+        cost = RunCost(watch=watch)
         started = time.perf_counter()
         yield cost
         cost.host_seconds = time.perf_counter() - started
-        cost._marks[1].record()
+        watch.stop()
     cost.bytes = torch.cuda.max_memory_allocated(device) - allocated

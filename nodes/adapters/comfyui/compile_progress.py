@@ -16,7 +16,7 @@ import comfy.model_management
 import comfy.utils
 from comfy_execution.progress import get_progress_state
 
-from ....compile_cache.store.compile_seconds import START, CompileSeconds
+from ....compile_cache.choices.compile_seconds import START, CompileSeconds
 from ....compile_cache.texts import Text, words_of
 from .call_bar import CallBar
 from .messages import broadcast

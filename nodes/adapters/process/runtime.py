@@ -21,10 +21,10 @@ from ....compile_cache.backends import registry
 from ....compile_cache.backends.base import Program
 from ....compile_cache.calls.cache import GraphCache
 from ....compile_cache.captures.room import free_bytes
+from ....compile_cache.choices.compile_seconds import CompileSeconds
 from ....compile_cache.config import CacheConfig
 from ....compile_cache.keys import Role
 from ....compile_cache.regions.structure import structure_digest
-from ....compile_cache.store.compile_seconds import CompileSeconds
 from ....compile_cache.store.fingerprint import ModelFingerprint
 from ..comfyui import dynamic_vram, page_loading
 from ..comfyui.module_attributes import ATTRIBUTES
@@ -125,7 +125,7 @@ def waiting_seconds() -> float:
 def compile_seconds() -> CompileSeconds:
     """The seconds that compiles took on this machine, kept beside the compiled regions."""
     folder = cache().config.store_folder
-    return CompileSeconds(None if folder is None else folder / "compile_seconds.json", device_name())
+    return CompileSeconds(folder and folder / "compiles", device_name())
 
 
 def device() -> torch.device:

@@ -6,12 +6,11 @@ Measure, which writes no file; they are compared when the front end sends the se
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,8 @@ import torch
 from ....compile_cache.calls.run_summary import Run, time_text
 from ....compile_cache.errors import UserError
 from ....compile_cache.keys import VAE_ROLES, WHOLE_DIFFUSION_MODEL
-from ....compile_cache.store.private_files import make_private, write_file
+from ....compile_cache.store import codec
+from ....compile_cache.store.codec import InvalidArtifactError
 from ....compile_cache.texts import Text
 from ..process import runtime
 from . import runs
@@ -207,16 +207,14 @@ def _path() -> Path | None:
 
 
 def _read(path: Path | None) -> dict[Key, Measurement]:
-    names = {field.name for field in fields(Measurement)}
     try:
-        plain = json.loads(path.read_text("utf-8")) if path is not None else []
-        found = [Measurement(**{name: each[name] for name in names if name in each}) for each in plain]
-        return {each.key: each for each in found if each.seconds > 0}
+        found: tuple[Measurement, ...] = () if path is None else codec.load(path, tuple[Measurement, ...])
     except FileNotFoundError:
         return {}
-    except (OSError, ValueError, TypeError, KeyError) as error:
+    except (OSError, InvalidArtifactError) as error:
         logger.warning("Resolute: what was measured against stock cannot be read: %s", error)
         return {}
+    return {each.key: each for each in found if each.seconds > 0}
 
 
 def _write() -> None:
@@ -224,7 +222,6 @@ def _write() -> None:
     if path is None:
         return
     try:
-        make_private(path.parent)
-        write_file(path, json.dumps([asdict(each) for each in list(measurements().values())[-_MOST:]]).encode())
+        codec.save(path, list(measurements().values())[-_MOST:])
     except OSError as error:
         logger.warning("Resolute: what was measured against stock is not kept: %s", error)

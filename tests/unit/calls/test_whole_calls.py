@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from compile_cache.calls.cache import GraphCache
-from compile_cache.choices.whole_calls import stopwatch_on
+from compile_cache.choices.stopwatch import stopwatch_on
 from compile_cache.config import CacheConfig
 from compile_cache.keys import GraphKey, Role, Signature, TensorSpec
 
@@ -23,19 +23,20 @@ TURNS = ["compiled", "original"] * 2
 
 
 class Device:
-    """A device whose clock advances with what runs on it. compiled, original: seconds for each number of a latent.
+    """A device whose clock advances with what runs on it. compiled, original: seconds for each element of a latent.
 
-    is_behind: it has not done yet what the host asked for.
+    is_behind: it has not done yet what the host asked for. fixed: elements that each call takes beside those of its
+    latent.
     """
 
     def __init__(self, compiled: float, original: float) -> None:
         self.takes = {"compiled": compiled, "original": original}
-        self.now, self.is_behind = 0.0, False
+        self.now, self.is_behind, self.fixed = 0.0, False, 0
         self.ran: list[str] = []
 
     def run(self, way: str, elements: int = 1) -> None:
         self.ran.append(way)
-        self.now += self.takes[way] * elements
+        self.now += self.takes[way] * (elements + self.fixed)
 
     def stopwatch(self, device: torch.device) -> Any:
         return Watch(self)
@@ -156,12 +157,25 @@ def test_the_fastest_run_of_each_way_counts() -> None:
     assert rig.run() == "compiled"
 
 
-def test_sizes_within_a_class_are_compared_by_their_numbers() -> None:
-    rig = Rig(1.0, 1.1)
-    small, large = (1, 4, 3, 8, 8), (1, 4, 5, 8, 6)  # 768 and 960 numbers
-    assert [rig.run(shape) for shape in (large, small, large, small)] == TURNS
-    assert rig.run(small) == "compiled"  # though a large one takes longer than a small one as it is
-    assert len(rig.cache.whole_calls.report()) == 1
+SMALL, LARGE = (1, 4, 2, 8, 8), (1, 4, 3, 9, 9)  # 512 and 972 elements: one class
+
+
+@pytest.mark.parametrize(("compiled", "faster"), [(1.3, "original"), (0.8, "compiled")])
+def test_two_sizes_of_a_class_used_in_turn_are_compared_each_with_itself(compiled: float, faster: str) -> None:
+    """A large latent takes less for each element, so times of two sizes say nothing about the two ways."""
+    rig = Rig(compiled, 1.0)
+    rig.device.fixed = 1000
+    for shape in (LARGE, SMALL) * 4:
+        rig.run(shape)
+    assert [rig.run(shape) for shape in (LARGE, SMALL)] == [faster] * 2
+
+
+def test_the_first_size_that_is_settled_answers_for_its_class() -> None:
+    rig = Rig(2.0, 1.0)
+    rig.settle()
+    assert [rig.run(shape) for shape in (SMALL, LARGE)] == ["original"] * 2
+    (found,) = rig.cache.whole_calls.report()
+    assert (found["shape"], found["is_left_alone"]) == ([1, 4, 3, 8, 8], True)
 
 
 @pytest.mark.parametrize(
@@ -197,20 +211,20 @@ def test_a_comparison_goes_on_in_the_next_start(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "change",
     [
-        lambda entry: entry.update(shape=[1, -2]),
-        lambda entry: entry.update(role=3),
-        lambda entry: entry["compiled"].update(pace=-1.0),
-        lambda entry: entry["compiled"].update(pace=1e999),
-        lambda entry: entry["compiled"].update(pace=10**400),
-        lambda entry: entry["original"].update(runs=0),
-        lambda entry: entry.pop("class"),
+        lambda size, trial: size.update(shape=[1, -2]),
+        lambda size, trial: size.update(role=3),
+        lambda size, trial: size.pop("size_class"),
+        lambda size, trial: trial["seconds"].update(compiled=-1.0),
+        lambda size, trial: trial["seconds"].update(compiled=1e999),
+        lambda size, trial: trial["seconds"].update(compiled=10**400),
+        lambda size, trial: trial["seconds"].pop("original"),
     ],
 )
 def test_a_damaged_table_is_empty(tmp_path: Path, change: Any) -> None:
     Rig(2.0, 1.0, tmp_path).settle()
     (file,) = (tmp_path / "calls").iterdir()
     data = json.loads(file.read_text())
-    change(data["entries"][0])
+    change(*data["entries"][0])
     file.write_text(json.dumps(data))
     assert Rig(2.0, 1.0, tmp_path).run() == "compiled"
 

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from compile_cache.calls.cache import GraphCache
-from compile_cache.captures import refusals
 from compile_cache.captures.captures import capture_key
-from compile_cache.captures.refusals import machine_of
 from compile_cache.captures.room import OutOfMemoryBackoff
+from compile_cache.choices import machine
 from compile_cache.config import CacheConfig
 from compile_cache.errors import BypassCode, BypassReason, CaptureError, NoGainError
+from compile_cache.store import codec
 
 from ..fakes import BUDGET, MIB, FakeProgram, Module, answer, expect, oom
 
@@ -153,7 +153,7 @@ def known(config: CacheConfig) -> CacheConfig:
 
 def stored(config: CacheConfig) -> Path:
     assert config.store_folder is not None
-    (file,) = (config.store_folder / "shapes").iterdir()
+    (file,) = (config.store_folder / "captures").iterdir()
     return file
 
 
@@ -166,17 +166,17 @@ def test_after_a_restart_it_is_not_measured_again(known: CacheConfig) -> None:
     assert start.is_measured(16), "another size is another choice"
 
 
-def test_the_file_of_a_model_is_read_in_its_first_call(known: CacheConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_file_is_read_in_the_first_call(known: CacheConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     start = Start(known)
-    reads: list[str] = []
-    of_model = start.cache.shapes.of_model
-    monkeypatch.setattr(start.cache.shapes, "of_model", lambda model: reads.append(model) or of_model(model))
+    reads: list[Path] = []
+    read = codec.read_regular_file
+    monkeypatch.setattr(codec, "read_regular_file", lambda path: reads.append(path) or read(path))
     start.run(8)
-    assert reads
+    assert stored(known) in reads
     reads.clear()
     for side in (16, 8, 16):
         start.run(side)
-    assert not reads
+    assert stored(known) not in reads
 
 
 def test_with_other_torch_flags_it_is_measured_again(known: CacheConfig) -> None:
@@ -190,7 +190,7 @@ def test_with_another_configuration_it_is_measured_again(known: CacheConfig, cha
 
 
 def test_on_another_machine_it_is_measured_again(known: CacheConfig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(refusals.sys, "argv", ["main.py", "--use-sage-attention"])
+    monkeypatch.setattr(machine.sys, "argv", ["main.py", "--use-sage-attention"])
     assert Start(known).is_measured()
 
 
@@ -200,14 +200,14 @@ def test_after_a_week_it_is_measured_again(
 ) -> None:
     """A choice that was wrong, because another program kept the GPU busy, does not stay. Clocks may be set back."""
     start = Start(known)
-    now = refusals.time.time()
+    now = time.time()
     start.cache._refusals.gpu_bound._clock = lambda: now + days * DAY
     assert start.is_measured() == measured
 
 
 def test_a_process_that_runs_longer_measures_it_again_after_a_week(known: CacheConfig) -> None:
     start = Start(known)
-    now = refusals.time.time()
+    now = time.time()
     assert not start.is_measured()
     start.cache._refusals.gpu_bound._clock = lambda: now + 6 * DAY
     assert not start.is_measured()
@@ -238,21 +238,16 @@ def test_a_call_that_is_measured_again_without_gain_is_kept_again(known: CacheCo
     assert not Start(known).is_measured()
 
 
-def of_graph(**values: Any) -> Callable[[Any], None]:
-    return lambda data: data["graphs"][0]["no_gain"].update(values)
-
-
 @pytest.mark.parametrize(
     "spoil",
     [
-        of_graph(where="elsewhere"),
-        of_graph(where=""),
-        of_graph(at="yesterday"),
-        of_graph(at=0),
-        of_graph(at=1e18),
-        lambda data: data.update(format=2),
-        lambda data: data["graphs"][0].update(no_gain=[1]),
-        lambda data: data["graphs"][0].pop("no_gain"),
+        lambda data: data.update(machine=["elsewhere"]),
+        lambda data: data["entries"][0].__setitem__(1, "yesterday"),
+        lambda data: data["entries"][0].__setitem__(1, 0),
+        lambda data: data["entries"][0].__setitem__(1, 1e18),
+        lambda data: data["entries"][0].pop(),
+        lambda data: data["entries"].clear(),
+        lambda data: data.update(format=99),
         lambda data: data.clear(),
     ],
 )
@@ -274,14 +269,3 @@ def test_a_file_that_cannot_be_read_costs_one_measurement(known: CacheConfig) ->
     start = Start(known)
     assert start.is_measured()
     assert not start.is_measured()
-
-
-def test_the_choice_depends_on_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    def machines() -> Iterator[tuple[str, ...]]:
-        for name, memory in (("H100", 80), ("H100", 40), ("T4", 16)):
-            monkeypatch.setattr(torch.cuda, "get_device_name", lambda device, name=name: name)
-            properties = type("Properties", (), {"total_memory": memory})
-            monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device, found=properties: found)
-            yield machine_of("cuda:0")
-
-    assert len(set(machines())) == 3

@@ -31,7 +31,8 @@ COMFYUI = {
 FOR_NODES = {"comfy_api", "folder_paths", "nodes", "server"}
 WITHOUT_TORCH = [
     "keys", "config", "errors", "stats", "calls.dispatcher", "captures.byte_lru", "sizes", "warm_up_plan",
-    "store.artifact_store", "store.bundle", "store.compile_seconds", "store.fingerprint", "store.private_files",
+    "choices.compile_seconds", "choices.tuner", "store.artifact_store", "store.bundle", "store.codec",
+    "store.fingerprint", "store.private_files",
     "store.shape_history", "store.temporary_folders", "texts",
 ]  # fmt: skip
 # Files that read variables of the process: our settings; which compiler Triton finds; how torch looks for GPUs; and two

@@ -1,6 +1,6 @@
-"""A disk that fails, or a process that is killed, at any one file operation of the store and of the remembered shapes.
+"""Calls whose disk fails or whose process is killed, and files of a clock that went back.
 
-Each test fails the first operation, then from a fresh start the second, and so on until none is left to fail.
+Faults of one file, and of the store by itself: test_faults.py.
 """
 
 from __future__ import annotations
@@ -36,51 +36,6 @@ def temporary_files(folder: Path) -> list[Path]:
 
 
 @pytest.mark.parametrize("error", ERRORS)
-def test_a_save_that_fails_anywhere_is_a_region_that_is_not_stored(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, error: str
-) -> None:
-    for number in itertools.count(1):
-        folder = tmp_path / str(number)
-        store = store_in(folder)
-        operations = failing(folder, number, ERRORS[error])
-        with operations.watched():
-            saved = store.save(artifact())
-        assert store.load(KEY) == ([artifact()] if saved else []) or not saved
-        assert saved or os.strerror(ERRORS[error]) in caplog.text
-        caplog.clear()
-        assert temporary_files(folder) == []
-        assert store.save(artifact(payload=b"other code"))
-        assert artifact(payload=b"other code") in store_in(folder).load(KEY)
-        if not operations.reached:
-            assert saved
-            break
-    assert number > 8, "it found too few operations"
-
-
-@pytest.mark.parametrize("error", ERRORS)
-def test_a_load_that_fails_anywhere_finds_fewer_regions(tmp_path: Path, error: str) -> None:
-    for number in itertools.count(1):
-        folder = tmp_path / str(number)
-        store_in(folder).save(artifact())
-        operations = failing(folder, number, ERRORS[error])
-        try:
-            store = store_in(folder)
-            with operations.watched():
-                found = store.load(KEY)
-                names, report = store.names(), store.report()
-        except OSError as raised:
-            raise AssertionError(f"operation {number} reached the caller") from raised
-        assert found in ([], [artifact()])
-        assert set(names) <= {artifact().name}
-        assert report["regions"] in (0, 1)
-        assert store.save(artifact())
-        assert store_in(folder).load(KEY) == [artifact()]
-        if not operations.reached:
-            break
-    assert number > 4, "it found too few operations"
-
-
-@pytest.mark.parametrize("error", ERRORS)
 def test_shapes_that_cannot_be_written_cost_no_picture(tmp_path: Path, error: str) -> None:
     for number in itertools.count(1):
         folder = tmp_path / str(number)
@@ -97,45 +52,6 @@ def test_shapes_that_cannot_be_written_cost_no_picture(tmp_path: Path, error: st
         if not operations.reached:
             break
     assert number > 4, "it found too few operations"
-
-
-@needs_fork
-def test_a_kill_anywhere_in_a_save_leaves_the_whole_region_or_none(tmp_path: Path) -> None:
-    for number in itertools.count(1):
-        folder = tmp_path / str(number)
-        store = store_in(folder)
-        store.save(artifact(key="b" * 64))
-        killed = killed_in_a_child(folder, number, lambda store=store: store.save(artifact()))  # type: ignore[misc]
-        assert store_in(folder).load(KEY) in ([], [artifact()])
-        assert store_in(folder).load("b" * 64) == [artifact(key="b" * 64)]
-        assert store_in(folder).save(artifact())
-        assert store_in(folder).load(KEY) == [artifact()]
-        _an_hour_later(folder)
-        store_in(folder).save(artifact(key="c" * 64))
-        assert temporary_files(folder) == []
-        if not killed:
-            break
-    assert number > 8
-
-
-@needs_fork
-def test_a_kill_anywhere_in_a_write_of_shapes_leaves_the_old_file_or_the_new_one(tmp_path: Path) -> None:
-    second = replace(SHAPE, role=Role.VAE_DECODE)
-    for number in itertools.count(1):
-        folder = tmp_path / str(number) / "shapes"
-        ShapeHistory(folder).record(SHAPE, FakeProgram())
-        killed = killed_in_a_child(
-            folder,
-            number,
-            lambda folder=folder: ShapeHistory(folder).record(second, FakeProgram()),  # type: ignore[misc]
-        )
-        known = [graph.key for graph in ShapeHistory(folder).of_model(SHAPE.model)]
-        assert known in ([SHAPE], [SHAPE, second])
-        ShapeHistory(folder).record(second, FakeProgram())
-        assert [graph.key for graph in ShapeHistory(folder).of_model(SHAPE.model)] == [SHAPE, second]
-        if not killed:
-            break
-    assert number > 3
 
 
 @needs_fork
@@ -188,13 +104,6 @@ class TestAClockThatGoesBack:
         monkeypatch.setattr(time, "time", lambda: 1.0)
         ShapeHistory(tmp_path).record(second, FakeProgram())
         assert [graph.key for graph in ShapeHistory(tmp_path).of_model(SHAPE.model)] == [SHAPE, second]
-
-
-def _an_hour_later(folder: Path) -> None:
-    old = time.time() - 7200
-    for path in folder.rglob("*"):
-        if path.is_file():
-            os.utime(path, (old, old))
 
 
 def test_operations_are_counted_below_the_folder_only(tmp_path: Path) -> None:

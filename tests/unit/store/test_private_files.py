@@ -104,23 +104,6 @@ class TestFiles:
         store.save(self.ARTIFACT)
         return store
 
-    @pytest.mark.parametrize("ending", [".json", ".bin"])
-    def test_a_file_of_another_user_is_not_loaded_and_removed(
-        self, store: ArtifactStore, ending: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-    ) -> None:
-        (path,) = store._folder.glob(f"*-*{ending}")
-        theirs, fstat = path.stat().st_ino, os.fstat
-
-        def of_the_opened_file(number: int) -> os.stat_result:
-            found = fstat(number)
-            return owned_by_another(found) if found.st_ino == theirs else found
-
-        monkeypatch.setattr(os, "fstat", of_the_opened_file)
-        with caplog.at_level(logging.WARNING):
-            assert store.load(self.ARTIFACT.key) == []
-        assert f"{path.name} belongs to another user" in caplog.text
-        assert list(store._folder.glob("*-*.*")) == []
-
     def test_a_link_that_takes_the_place_of_a_file_before_it_is_opened_is_not_followed(
         self, store: ArtifactStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:

@@ -1,0 +1,66 @@
+"""The key of a choice among attention kernels: the shape of a call, and how near another shape is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from math import log2
+from typing import cast
+
+from ..choices.tuner import Trial
+from .kernels import Given, switches
+
+_NEAR = 1.0  # a power of two: a measured shape serves others within a factor of 2 of its batch and tokens
+
+Sizes = tuple[int, int, int, int]  # (batch, heads, tokens, width); of a mask (batch, heads, queries, keys)
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A call of attention. switches: see `kernels.switches`.
+
+    mask: its shape, as it is given; empty for none.
+    """
+
+    dtype: str
+    q: Sizes
+    k: Sizes
+    v_width: int
+    switches: tuple[bool, ...]
+    mask: Sizes | tuple[()] = ()
+    mask_dtype: str = ""
+
+    def distance(self, other: Shape) -> float:
+        """The power of two by which batches or tokens (queries, keys) differ; infinite for another kind of call."""
+        if self._kind() != other._kind():
+            return float("inf")
+        pairs = ((self.q[0], other.q[0]), (self.q[2], other.q[2]), (self.k[2], other.k[2]))
+        return max(abs(log2(a / b)) if a and b else float(a != b) * 99 for a, b in pairs)
+
+    def _kind(self) -> tuple[object, ...]:
+        shared = tuple(size == 1 for size in self.mask)  # by the batch, all heads, all queries, all keys
+        sizes = (self.q[1], self.q[3], self.k[1], self.k[3], self.v_width)
+        return self.dtype, sizes, self.switches, self.mask_dtype, shared
+
+
+@dataclass(frozen=True)
+class Choice(Trial):
+    """A trial of kernels. chosen: "torch" for what torch chooses itself. like: the tokens (queries, keys) of the shape
+    that was measured, if that was another one.
+    """
+
+    like: tuple[int, int] | None = None
+
+
+def shape_of(given: Given) -> Shape:
+    q, k, v, mask, _, _ = given  # groups show in the heads of q and k
+    of_mask = () if mask is None else (tuple(mask.shape), str(mask.dtype))
+    of_q, of_k = cast("Sizes", tuple(q.shape)), cast("Sizes", tuple(k.shape))
+    return Shape(str(q.dtype), of_q, of_k, int(v.shape[-1]), switches(), *of_mask)
+
+
+def nearest(shape: Shape, entries: Iterable[tuple[Shape, Choice]]) -> tuple[Shape, Choice] | None:
+    """The measured shape that is nearest to this one, if it is near enough to run the same kernel."""
+    measured = [(shape.distance(each), each, choice) for each, choice in entries if choice.like is None]
+    distance, near, choice = min(measured, key=lambda found: found[0], default=(float("inf"), None, None))
+    return (near, choice) if distance <= _NEAR and near is not None and choice is not None else None

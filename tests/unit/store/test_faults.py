@@ -1,0 +1,268 @@
+"""What is kept on disk, under each fault: of a file, of the disk at any one operation, of a killed process.
+
+The matrix: what is kept (regions, remembered shapes, choices) by fault. A fault costs what was kept, never an error,
+and the next write repairs it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import itertools
+import json
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from compile_cache.choices.tuner import Tuner
+from compile_cache.keys import GraphKey, Role, Signature, TensorSpec
+from compile_cache.store.artifact_store import StoreError
+from compile_cache.store.shape_history import ShapeHistory
+
+from ..fakes import FakeProgram
+from .disk import failing, killed_in_a_child
+from .test_artifact_store import KEY, artifact, store_in
+
+Write = Callable[[Path, int], object]  # puts the value of a number into a folder
+Read = Callable[[Path], set[int]]  # the numbers in it
+CODE = b"machine code "
+
+
+def save_region(folder: Path, number: int) -> None:
+    with contextlib.suppress(StoreError):  # without a store, regions are kept in memory
+        store_in(folder).save(artifact(payload=CODE + bytes([number])))
+
+
+def regions(folder: Path) -> set[int]:
+    with contextlib.suppress(StoreError):
+        store = store_in(folder)
+        found = {each.payload[-1] for each in store.load(KEY)}
+        assert len(store.names()) <= 3 and store.report()["regions"] <= 3
+        return found
+    return set()
+
+
+def graph(number: int) -> GraphKey:
+    return GraphKey(Signature((("latent", TensorSpec((1, number), "float16", "cuda")),)), Role.UNET, "a" * 64, "fake")
+
+
+def record_shape(folder: Path, number: int) -> None:
+    ShapeHistory(folder / "shapes").record(graph(number), FakeProgram())
+
+
+def shapes(folder: Path) -> set[int]:
+    history = ShapeHistory(folder / "shapes")
+    listed = [shape for model in history.models() for shape in model.graphs]
+    return {shape.key.signature.latent_shape[1] for shape in [*history.of_model("a" * 64), *listed]}
+
+
+def choices_in(folder: Path) -> Tuner[int, float]:
+    return Tuner("choices", int, float, folder / "choices", lambda device: (device,))
+
+
+def set_choice(folder: Path, number: int) -> None:
+    choices_in(folder).set("cpu", number, 1.5)
+
+
+def choices(folder: Path) -> set[int]:
+    return {number for number, seconds in choices_in(folder).on("cpu") if seconds == 1.5}
+
+
+# What is kept: how it is written and read, and its files.
+KEPT: dict[str, tuple[Write, Read, str]] = {
+    "a region's manifest": (save_region, regions, "*/*-*.json"),
+    "a region's payload": (save_region, regions, "*/*-*.bin"),
+    "shapes": (record_shape, shapes, "shapes/*.json"),
+    "choices": (set_choice, choices, "choices/*.json"),
+}
+ONCE = {name: KEPT[name] for name in ("a region's payload", "shapes", "choices")}
+
+
+def content(change: Callable[[bytes], bytes]) -> Callable[[Path], object]:
+    return lambda path: path.write_bytes(change(path.read_bytes()))
+
+
+def instead(put: Callable[[Path], object]) -> Callable[[Path], object]:
+    def damage(path: Path) -> None:
+        path.rename(path.parent.parent / "outside")
+        put(path)
+
+    return damage
+
+
+def with_a_file(path: Path) -> None:
+    path.mkdir()
+    (path / "precious").write_text("a user's")
+
+
+FAULTS: dict[str, Callable[[Path], object]] = {
+    "missing": Path.unlink,
+    "empty": content(lambda _: b""),
+    "cut": content(lambda data: data[:-1]),
+    "longer": content(lambda data: data + b"!"),
+    "too long": content(lambda data: data + b" " * (17 << 20)),
+    "other bytes": content(lambda data: b"\xff\xfe\0" + data[3:]),
+    "a list": content(lambda _: b"[]"),
+    "null": content(lambda _: b"null"),
+    "a number": content(lambda _: b"7"),
+    "nested lists": content(lambda _: b"[" * 100_000),
+    "nested objects": content(lambda _: b'{"a":' * 100_000),
+    "a link": instead(lambda path: path.symlink_to(path.parent.parent / "outside")),
+    "a link to nowhere": instead(lambda path: path.symlink_to("gone")),
+    "a pipe": instead(lambda path: os.mkfifo(path)),
+    "a user's folder": instead(with_a_file),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("name", KEPT)
+@pytest.mark.skipif(sys.platform == "win32", reason="links and pipes of POSIX")
+def test_a_file_that_is_not_right_costs_what_it_kept_and_is_replaced(tmp_path: Path, name: str, fault: str) -> None:
+    write, read, files = KEPT[name]
+    write(tmp_path, 1)
+    (path,) = tmp_path.glob(files)
+    FAULTS[fault](path)
+    outside = {each: each.read_bytes() for each in path.parent.parent.glob("outside")}
+    assert read(tmp_path) == set()
+    write(tmp_path, 2)
+    is_in_the_way = path.is_dir()  # what a user may have put there stays, and nothing can be kept
+    assert read(tmp_path) == (set() if is_in_the_way else {2})
+    assert {each: each.read_bytes() for each in outside} == outside, "nothing follows a link"
+    assert len(list(tmp_path.rglob("precious"))) == (fault == "a user's folder")
+
+
+@pytest.mark.parametrize("name", KEPT)
+def test_no_depth_of_nesting_raises(tmp_path: Path, name: str) -> None:
+    """Near Python's recursion limit, JSON can still be parsed although walking through it fails."""
+    write, read, files = KEPT[name]
+    for depth in range(sys.getrecursionlimit() - 300, sys.getrecursionlimit() + 1, 7):
+        write(tmp_path, 1)
+        (path,) = tmp_path.glob(files)
+        path.write_text('{"format": ' + "[" * depth + "]" * depth + "}")
+        assert read(tmp_path) == set()
+        path.unlink(missing_ok=True)
+
+
+@pytest.mark.parametrize("name", ["a region's manifest", "shapes", "choices"])
+def test_another_format_is_not_read(tmp_path: Path, name: str) -> None:
+    write, read, files = KEPT[name]
+    write(tmp_path, 1)
+    (path,) = tmp_path.glob(files)
+    for value in (99, 0, -1, "\x1b[2J", None, [], True):
+        write(tmp_path, 1)
+        path.write_text(json.dumps({**json.loads(path.read_text()), "format": value}))
+        assert read(tmp_path) == set(), value
+
+
+@pytest.fixture
+def fault_of_opening(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Path, str], None]]:
+    def set_fault(path: Path, fault: str) -> None:
+        opened, status, theirs = os.open, os.fstat, path.stat().st_ino
+
+        def refuse(name: Any, *given: Any, **named: Any) -> int:  # chmod would not stop a test that runs as root
+            if name == path:
+                raise PermissionError(13, "Permission denied")
+            return opened(name, *given, **named)
+
+        def of_another(number: int) -> os.stat_result:
+            found = status(number)
+            changed = (*found[:4], found.st_uid + 4242, *found[5:10])
+            return os.stat_result(changed) if found.st_ino == theirs else found
+
+        if fault == "unreadable":
+            monkeypatch.setattr(os, "open", refuse)
+        else:
+            monkeypatch.setattr(os, "fstat", of_another)
+
+    yield set_fault
+
+
+@pytest.mark.parametrize("fault", ["unreadable", "another user's"])
+@pytest.mark.parametrize("name", KEPT)
+@pytest.mark.skipif(sys.platform == "win32", reason="files have no owners there that Python knows")
+def test_a_file_that_may_not_be_read_is_not_used(
+    tmp_path: Path, name: str, fault: str, fault_of_opening: Callable[[Path, str], None]
+) -> None:
+    write, read, files = KEPT[name]
+    write(tmp_path, 1)
+    (path,) = tmp_path.glob(files)
+    fault_of_opening(path, fault)
+    assert read(tmp_path) == set()
+    is_removed = name.startswith("a region") and not path.exists()
+    assert is_removed or (path.exists() and not name.startswith("a region"))
+
+
+# --- the disk at any one operation, and a process that is killed there ---------------------------------------------
+
+ERRORS = {"full": errno.ENOSPC, "read-only": errno.EROFS, "denied": errno.EACCES, "broken": errno.EIO}
+
+
+@pytest.mark.parametrize("error", ERRORS)
+@pytest.mark.parametrize("name", ONCE)
+@pytest.mark.parametrize("verb", ["write", "read"])
+def test_a_disk_that_fails_anywhere_costs_only_what_is_kept(tmp_path: Path, name: str, error: str, verb: str) -> None:
+    """The first operation fails, then from a fresh start the second, and so on until none is left to fail."""
+    write, read, _ = KEPT[name]
+    for number in itertools.count(1):
+        folder = tmp_path / str(number)
+        write(folder, 1)
+        operations = failing(folder, number, ERRORS[error])
+        with operations.watched():
+            if verb == "write":
+                write(folder, 2)
+            else:
+                assert read(folder) <= {1}
+        assert list(folder.rglob("*.tmp")) == []
+        assert read(folder) <= {1, 2}
+        write(folder, 3)
+        assert 3 in read(folder)
+        if not operations.reached:
+            assert verb == "read" or 2 in read(folder)
+            break
+    fewest = {"write": 3, "read": 1}[verb] + 3 * name.startswith("a region")
+    assert number > fewest, "it found too few operations"
+
+
+@pytest.mark.parametrize("name", ONCE)
+@pytest.mark.skipif(sys.platform == "win32", reason="a copy of the process needs fork")
+def test_a_kill_anywhere_in_a_write_leaves_the_old_or_the_new(tmp_path: Path, name: str) -> None:
+    write, read, _ = KEPT[name]
+    for number in itertools.count(1):
+        folder = tmp_path / str(number)
+        write(folder, 1)
+        killed = killed_in_a_child(folder, number, lambda folder=folder: write(folder, 2) and None)  # type: ignore
+        assert read(folder) in ({1}, {1, 2})
+        for path in folder.rglob("*.*"):
+            os.utime(path, (time.time() - 7200,) * 2)
+        write(folder, 3)
+        assert read(folder) >= {1, 3}
+        if not killed:
+            assert read(folder) == {1, 2, 3}
+            break
+    assert number > 3
+    assert not name.startswith("a region") or list(tmp_path.rglob("*.tmp")) == []
+
+
+@pytest.mark.parametrize("name", ONCE)
+def test_two_writers_at_once_leave_a_whole_file(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    write, read, _ = KEPT[name]
+    write(tmp_path, 1)
+    both, replace = threading.Barrier(2), os.replace
+
+    def together(source: Any, target: Any) -> None:
+        both.wait(60)
+        replace(source, target)
+
+    monkeypatch.setattr(os, "replace", together)
+    threads = [threading.Thread(target=write, args=(tmp_path, number)) for number in (2, 3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert read(tmp_path) & {2, 3} and read(tmp_path) <= {1, 2, 3}
