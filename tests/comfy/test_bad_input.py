@@ -27,7 +27,6 @@ from .rig import (
     with_vae,
 )
 
-CHOICES = ("auto", "inductor", "cudagraph", "eager")
 STEPS = 4
 
 
@@ -38,37 +37,13 @@ def failure_of(bench: Bench, prompt: Any) -> str:
     return str(caught.value)
 
 
-@pytest.mark.parametrize("where", [with_model, with_vae])
-def test_an_unknown_backend_names_the_choices(bench: Bench, tiny_prompt: Any, where: Any) -> None:
-    nonsense = compile_model("nonsense") if where is with_model else "nonsense"
-    message = failure_of(bench, where(tiny_prompt(), nonsense))
-    assert "nonsense" in message
-    assert all(re.search(rf"\b{choice}\b", message) for choice in CHOICES), message
-
-
-@pytest.mark.parametrize("where", [with_model, with_vae])
-def test_cudagraph_on_a_cpu_says_what_to_choose(bench: Bench, tiny_prompt: Any, seed: int, where: Any) -> None:
-    prompt = tiny_prompt(seed=seed)
-    message = failure_of(bench, where(prompt, compile_model("cudagraph") if where is with_model else "cudagraph"))
-    assert re.search(r"'cudagraph' cannot run here: .*NVIDIA.*'cpu'", message), message
-    assert re.search(r"Choose 'auto'", message), message
-
-
-@pytest.mark.parametrize(
-    ("size", "multiple", "nearest"),
-    [((513, 512), "8", "512x512"), ((512, 250), "8", "512x248"), ((520, 512), "16", "528x512")],
-)
-def test_a_size_off_the_multiple_names_the_multiple(
-    bench: Bench, tiny_prompt: Any, size: tuple[int, int], multiple: str, nearest: str
-) -> None:
+def test_a_size_off_the_multiple_names_the_multiple(bench: Bench, tiny_prompt: Any) -> None:
     prompt = tiny_prompt()
-    prompt["size"] = node("ResoluteResolution", preset="custom", width=size[0], height=size[1], multiple=multiple)
+    prompt["size"] = node("ResoluteResolution", preset="custom", width=520, height=512, multiple="16")
     prompt["latent"]["inputs"].update(width=["size", 0], height=["size", 1])
     message = failure_of(bench, prompt)
     assert "node size" in message.lower(), message
-    assert f"{size[0]}x{size[1]}" in message, message
-    assert re.search(rf"multiples? of {multiple}\b", message), message
-    assert nearest in message, message
+    assert re.search(r"520x512.*multiples? of 16\b.*528x512", message), message
 
 
 IMAGES = {"image_a": ["picture", 0], "image_b": ["picture", 0], "max_error": 255.0, "min_psnr": 0.0}
@@ -133,17 +108,6 @@ def test_a_model_of_an_unknown_family_runs_eagerly_and_says_so(
     assert (ours.rise["region_calls"], ours.rise["region_compiles"]) == (0, 0)
     events = bench.client.get("/resolute/events")["events"]
     assert any(event["kind"] == "bypass" and "no_regions" in event["text"] for event in events)
-
-
-@pytest.mark.usefixtures("warm")
-def test_the_original_model_is_unchanged_after_a_failure(bench: Bench, tiny_prompt: Any, seed: int) -> None:
-    prompt = tiny_prompt(seed=seed, steps=STEPS)
-    expected = bench.run(prompt)
-    failure_of(bench, with_model(prompt, compile_model(), node("ResoluteTestFailingPatch", step=1)))
-    prompt["sample"]["inputs"]["denoise"] = 0.999999  # the same steps, but not in ComfyUI's cache
-    again = bench.run(prompt)
-    assert_same(again, expected)
-    assert not again.touched_the_cache
 
 
 @pytest.fixture
