@@ -9,10 +9,9 @@ from typing import Any
 import numpy
 import pytest
 
-from scripts.errors import PromptError
 from scripts.workflows.build import FOLDER
 
-from .rig import Bench, PromptDict, Run, node
+from .rig import Bench, PromptDict, Run, failure_of, node
 
 # All values are 100 of 255, or that plus 10 levels.
 GREY, LIGHTER = 0x646464, 0x6E6E6E
@@ -37,11 +36,9 @@ def report_of(run: Run) -> list[str]:
     return lines
 
 
-def failure_of(bench: Bench, prompt: PromptDict) -> str:
+def refusal(bench: Bench, prompt: PromptDict) -> str:
     """Run a prompt that must fail in Compare Images and return its message."""
-    with pytest.raises(PromptError) as caught:
-        bench.run(prompt)
-    message = str(caught.value)
+    message = failure_of(bench.client, prompt)
     assert message.startswith("Node compare (ResoluteCompareImages) failed: ValueError: "), message
     return message.partition("ValueError: ")[2]
 
@@ -88,7 +85,7 @@ def test_the_heat_map_has_one_image_per_pair(bench: Bench) -> None:
 def test_an_exceeded_limit_fails_the_prompt_with_the_numbers(
     bench: Bench, limits: dict[str, float], limit: str
 ) -> None:
-    message = failure_of(bench, two_pictures(GREY, LIGHTER, **limits))
+    message = refusal(bench, two_pictures(GREY, LIGHTER, **limits))
     numbers = "max error 10.00 of 255, mean error 10.0000 of 255, PSNR 28.13 dB, SSIM 0.99"
     assert message.startswith(f"Image 1 of 1 is outside the limits ({limit}): {numbers}"), message
     assert bench.run(two_pictures(GREY, LIGHTER, max_error=10, min_psnr=28)).history["outputs"]["compare"]
