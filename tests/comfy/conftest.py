@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import itertools
 import shutil
 from collections.abc import Callable, Iterator
@@ -10,12 +9,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import numpy
 import pytest
 import torch
-from PIL import Image
 
-from scripts.server.client import Client, History
+from scripts.server.client import Client
 from scripts.server.process import ComfyServer
 from scripts.setup import comfyui
 
@@ -114,20 +111,6 @@ def prompt(tiny_prompt: Any, seed: int) -> PromptDict:
 def checkpoint_prompt() -> Callable[..., PromptDict]:
     """Builds text to image from a checkpoint; see ``_checkpoint_prompt`` for its nodes."""
     return _checkpoint_prompt
-
-
-@pytest.fixture(scope="session")
-def latents() -> Callable[[Client, History], list[numpy.ndarray[Any, Any]]]:
-    """``latents(client, history)`` returns the arrays that ResoluteTestSaveLatent wrote."""
-    return lambda client, history: [numpy.load(io.BytesIO(data)) for data in client.images(history, "latents")]
-
-
-@pytest.fixture(scope="session")
-def pixels() -> Callable[[Client, History], list[numpy.ndarray[Any, Any]]]:
-    """``pixels(client, history)`` returns the images as arrays (height, width, 3), 0 to 255."""
-    return lambda client, history: [
-        numpy.asarray(Image.open(io.BytesIO(data)).convert("RGB")) for data in client.images(history)
-    ]
 
 
 def _node(class_type: str, **inputs: Any) -> dict[str, Any]:

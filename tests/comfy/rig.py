@@ -162,6 +162,23 @@ class Bench:
         return [numpy.asarray(Image.open(io.BytesIO(data)).convert("RGB")).astype(int) for data in files]
 
 
+def failure_of(client: Client, prompt: PromptDict) -> str:
+    """Run a prompt that must fail and return its message."""
+    with pytest.raises(PromptError) as caught:
+        client.run(prompt)
+    return str(caught.value)
+
+
+def flux_prompt(prompt: PromptDict, file: str, width: int = 136, height: int = 104, batch: int = 1) -> PromptDict:
+    """The prompt of the tiny model without its decoder, with a tiny Flux from a file in its place."""
+    texts = {name: {**prompt[name], "inputs": dict(prompt[name]["inputs"])} for name in ("positive", "negative")}
+    for text in texts.values():
+        text["inputs"].update(width=4096, pooled_width=768)
+    latent = node("EmptySD3LatentImage", width=width, height=height, batch_size=batch)
+    model = node("UNETLoader", unet_name=file, weight_dtype="default")
+    return with_sampling({**without_decoder(prompt), **texts, "model": model, "latent": latent}, cfg=1.0)
+
+
 def latent_error(actual: Array, expected: Array) -> float:
     """The norm of the difference, relative to the norm of ``expected``."""
     return float(numpy.linalg.norm(actual - expected) / numpy.linalg.norm(expected))

@@ -9,7 +9,6 @@ import numpy
 import pytest
 from safetensors.numpy import save_file
 
-from scripts.errors import PromptError
 from scripts.server.process import ComfyServer
 
 from .rig import (
@@ -22,53 +21,22 @@ from .rig import (
     assert_through_regions,
     compile_model,
     compiled,
+    failure_of,
     node,
     with_model,
     with_vae,
 )
 
-CHOICES = ("auto", "inductor", "cudagraph", "eager")
 STEPS = 4
 
 
-def failure_of(bench: Bench, prompt: Any) -> str:
-    """Run a prompt that must fail and return its message."""
-    with pytest.raises(PromptError) as caught:
-        bench.run(prompt)
-    return str(caught.value)
-
-
-@pytest.mark.parametrize("where", [with_model, with_vae])
-def test_an_unknown_backend_names_the_choices(bench: Bench, tiny_prompt: Any, where: Any) -> None:
-    nonsense = compile_model("nonsense") if where is with_model else "nonsense"
-    message = failure_of(bench, where(tiny_prompt(), nonsense))
-    assert "nonsense" in message
-    assert all(re.search(rf"\b{choice}\b", message) for choice in CHOICES), message
-
-
-@pytest.mark.parametrize("where", [with_model, with_vae])
-def test_cudagraph_on_a_cpu_says_what_to_choose(bench: Bench, tiny_prompt: Any, seed: int, where: Any) -> None:
-    prompt = tiny_prompt(seed=seed)
-    message = failure_of(bench, where(prompt, compile_model("cudagraph") if where is with_model else "cudagraph"))
-    assert re.search(r"'cudagraph' cannot run here: .*NVIDIA.*'cpu'", message), message
-    assert re.search(r"Choose 'auto'", message), message
-
-
-@pytest.mark.parametrize(
-    ("size", "multiple", "nearest"),
-    [((513, 512), "8", "512x512"), ((512, 250), "8", "512x248"), ((520, 512), "16", "528x512")],
-)
-def test_a_size_off_the_multiple_names_the_multiple(
-    bench: Bench, tiny_prompt: Any, size: tuple[int, int], multiple: str, nearest: str
-) -> None:
+def test_a_size_off_the_multiple_names_the_multiple(bench: Bench, tiny_prompt: Any) -> None:
     prompt = tiny_prompt()
-    prompt["size"] = node("ResoluteResolution", preset="custom", width=size[0], height=size[1], multiple=multiple)
+    prompt["size"] = node("ResoluteResolution", preset="custom", width=520, height=512, multiple="16")
     prompt["latent"]["inputs"].update(width=["size", 0], height=["size", 1])
-    message = failure_of(bench, prompt)
+    message = failure_of(bench.client, prompt)
     assert "node size" in message.lower(), message
-    assert f"{size[0]}x{size[1]}" in message, message
-    assert re.search(rf"multiples? of {multiple}\b", message), message
-    assert nearest in message, message
+    assert re.search(r"520x512.*multiples? of 16\b.*528x512", message), message
 
 
 IMAGES = {"image_a": ["picture", 0], "image_b": ["picture", 0], "max_error": 255.0, "min_psnr": 0.0}
@@ -94,7 +62,7 @@ def test_nan_in_an_input_is_refused_with_its_name(
         "checked": node(kind, **{**inputs, name: float("nan")}),
         "shown": node("PreviewAny", source=["checked", 0]),
     }
-    assert f"{name} is nan, which is not a number. Type a number." in failure_of(bench, prompt)
+    assert f"{name} is nan, which is not a number. Type a number." in failure_of(bench.client, prompt)
 
 
 @pytest.mark.parametrize("used", [True, False], ids=["used", "not used"])
@@ -104,7 +72,7 @@ def test_a_checkpoint_without_a_vae_fails_only_where_the_vae_is_used(
     prompt = tiny_prompt(seed=seed, steps=1)
     prompt["vae"] = node("ResoluteTestVAE", seed=0, channels=4, layout="none")
     if used:
-        assert failure_of(bench, with_vae(prompt)) == failure_of(bench, prompt)
+        assert failure_of(bench.client, with_vae(prompt)) == failure_of(bench.client, prompt)
         return
     warm = {"sizes": "128x128", "batch_sizes": "1", "prompt_chunks": "1", "cfg": 1.0}
     ours = with_vae(with_model(prompt, compile_model()))
@@ -133,17 +101,6 @@ def test_a_model_of_an_unknown_family_runs_eagerly_and_says_so(
     assert (ours.rise["region_calls"], ours.rise["region_compiles"]) == (0, 0)
     events = bench.client.get("/resolute/events")["events"]
     assert any(event["kind"] == "bypass" and "no_regions" in event["text"] for event in events)
-
-
-@pytest.mark.usefixtures("warm")
-def test_the_original_model_is_unchanged_after_a_failure(bench: Bench, tiny_prompt: Any, seed: int) -> None:
-    prompt = tiny_prompt(seed=seed, steps=STEPS)
-    expected = bench.run(prompt)
-    failure_of(bench, with_model(prompt, compile_model(), node("ResoluteTestFailingPatch", step=1)))
-    prompt["sample"]["inputs"]["denoise"] = 0.999999  # the same steps, but not in ComfyUI's cache
-    again = bench.run(prompt)
-    assert_same(again, expected)
-    assert not again.touched_the_cache
 
 
 @pytest.fixture
@@ -190,9 +147,9 @@ def test_an_impossible_prompt_gets_comfyuis_own_message_and_the_next_one_works(
     bench: Bench, prompt: PromptDict, seeds: Any, kind: str
 ) -> None:
     changes, expected = IMPOSSIBLE[kind]
-    message = failure_of(bench, prompt | changes)
+    message = failure_of(bench.client, prompt | changes)
     assert expected in message
-    assert failure_of(bench, compiled(prompt | changes)) == message
+    assert failure_of(bench.client, compiled(prompt | changes)) == message
     assert_the_next_prompt_is_right(bench, prompt, next(seeds))
 
 
@@ -200,8 +157,8 @@ def test_a_text_for_another_model_does_not_affect_later_compiles(bench: Bench, p
     # This is the first prompt of an architecture, so that its blocks get the wrong text before the right one.
     prompt["model"] = node("ResoluteTestOtherModel", seed=1, kind="attentive", channels=160)
     changes, _ = IMPOSSIBLE["text width"]
-    message = failure_of(bench, prompt | changes)
-    assert failure_of(bench, compiled(prompt | changes)) == message
+    message = failure_of(bench.client, prompt | changes)
+    assert failure_of(bench.client, compiled(prompt | changes)) == message
     expected, ours = bench.run(prompt), bench.run(compiled(prompt))
     assert_same(ours, expected)
     assert_through_regions(ours, STEPS)

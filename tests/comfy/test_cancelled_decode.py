@@ -37,7 +37,6 @@ def maps() -> int:
 def test_it_ends_at_the_next_block_and_leaves_nothing(
     core: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    monkeypatch.setenv("RESOLUTE_WORKERS", "0")
     run_traces(core, monkeypatch)
     make, call = CALLS[name]
     compiled = Compiled(core, make())

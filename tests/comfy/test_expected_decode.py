@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -46,11 +46,14 @@ class Decode:
             self.model.load_state_dict(file, assign=True)
             kind = paging(core)
         patcher = kind(self.model, load_device=CPU, offload_device=CPU)
+        self._compile(patcher, 4)
+
+    def _compile(self, patcher: Any, channels: int) -> None:
         vae = SimpleNamespace(
-            first_stage_model=self.model, patcher=patcher, device="cpu", vae_dtype=dtype, upscale_ratio=2,
-            latent_channels=4,
+            first_stage_model=self.model, patcher=patcher, device="cpu", vae_dtype=self.dtype, upscale_ratio=2,
+            latent_channels=channels,
         )  # fmt: skip
-        self.vae = core.ours("compile.vae").compile_vae_decode(vae, "inductor")
+        self.vae = self.core.ours("compile.vae").compile_vae_decode(vae, "inductor")
         self.backend = part("backends.registry").get("inductor")
         *_, self.decode = self.backend.upcoming_calls.values()
 
@@ -71,17 +74,23 @@ class Decode:
             self.vae.patcher.load(CPU)
         else:
             self.core.comfy.model_management.load_models_gpu([self.vae.patcher])
-        runtime = self.core.ours("process.runtime")
-        program = runtime.record_of(self.model.decoder).programs["inductor", (), self.core.roles.VAE_DECODE]
         latent = torch.zeros((1, *SAMPLED[1:]), dtype=self.dtype)
         with part("regions.slots").swapped(self._filled_pages()):
-            program._survey(1)
-            program._regions.begin(part("regions.site").SilentProgress(), part("torch_facts.flags").torch_flags("cpu"))
-            with (
-                part("regions.site").installed(program._hooks),
-                program._regions.postponing_compiles(lambda: None) as missing,
-            ):
-                type(self.model.decoder).forward(self.model.decoder, latent)
+            return self._missing(
+                self.model.decoder, lambda: type(self.model.decoder).forward(self.model.decoder, latent)
+            )
+
+    def _missing(self, module: torch.nn.Module, run: Callable[[], object]) -> dict[str, Any]:
+        """The regions that `run` comes to with Resolute's hooks in the module, by key; none is compiled."""
+        runtime = self.core.ours("process.runtime")
+        program = runtime.record_of(module).programs["inductor", (), self.core.roles.VAE_DECODE]
+        program._survey(1)
+        program._regions.begin(part("regions.site").SilentProgress(), part("torch_facts.flags").torch_flags("cpu"))
+        with (
+            part("regions.site").installed(program._hooks),
+            program._regions.postponing_compiles(lambda: None) as missing,
+        ):
+            run()
         return dict(missing)
 
     def _filled_pages(self) -> Iterator[tuple[dict[str, Any], str, Any]]:
@@ -105,29 +114,19 @@ class VideoDecode(Decode):
                 self.model = torch.nn.Module()
                 self.model.decoder = self.module
         patcher = core.comfy.model_patcher.ModelPatcher(self.model, load_device=CPU, offload_device=CPU)
-        vae = SimpleNamespace(
-            first_stage_model=self.model, patcher=patcher, device="cpu", vae_dtype=self.dtype, upscale_ratio=2,
-            latent_channels=decoder.channels,
-        )  # fmt: skip
-        self.vae = core.ours("compile.vae").compile_vae_decode(vae, "inductor")
-        self.backend = part("backends.registry").get("inductor")
-        *_, self.decode = self.backend.upcoming_calls.values()
+        self._compile(patcher, decoder.channels)
 
     def called(self, is_picture: bool = False) -> dict[str, Any]:
         """The regions that the rehearsal of a video comes to, or the decode of a picture, by key."""
-        runtime, known = self.core.ours("process.runtime"), self.core.ours("blocks.videos.known")
         self.core.comfy.model_management.load_models_gpu([self.vae.patcher])
-        program = runtime.record_of(self.module).programs["inductor", (), self.core.roles.VAE_DECODE]
-        program._survey(1)
-        program._regions.begin(part("regions.site").SilentProgress(), part("torch_facts.flags").torch_flags("cpu"))
         method = getattr(type(self.module), self.decoder.method)
-        with (
-            part("regions.site").installed(program._hooks),
-            program._regions.postponing_compiles(lambda: None) as missing,
-        ):
-            for shape in known.shapes_of_rehearsal(self.module, self.decoder.channels, is_picture):
+        shapes = self.core.ours("blocks.videos.known").shapes_of_rehearsal
+
+        def rehearse() -> None:
+            for shape in shapes(self.module, self.decoder.channels, is_picture):
                 method(self.module, torch.zeros(shape))
-        return dict(missing)
+
+        return self._missing(self.module, rehearse)
 
 
 def paging(core: SimpleNamespace) -> Any:

@@ -14,10 +14,8 @@ from .rig import (
     Array,
     Bench,
     PromptDict,
-    assert_ran_compiled,
     assert_same,
     compile_model,
-    compiled,
     latent_error,
     with_model,
     with_vae,
@@ -64,23 +62,6 @@ def test_the_original_and_two_backends_in_one_graph(
     assert (ours.rise["region_compiles"], ours.bypasses) == (0, {})
 
 
-def test_two_compiled_copies_of_one_model_in_one_graph(bench: Bench, prompt: PromptDict) -> None:
-    expected = bench.run(prompt).latents[0]
-    copies = branched(prompt, {"a": "inductor", "b": "inductor"})
-    # The samplers differ in seed or steps, so ComfyUI does not answer one from the cached result of another.
-    copies["b"]["inputs"]["seed"] += 10_000
-    ours = bench.run(copies)
-    assert_all_are(ours.latents[:1], expected)
-    assert latent_error(ours.latents[1], expected) > TOLERANCE
-    assert_ran_compiled(ours, 2 * STEPS)
-
-
-def test_the_original_makes_no_call_after_a_compiled_prompt(bench: Bench, prompt: PromptDict, seeds: Any) -> None:
-    assert_ran_compiled(bench.run(with_model(prompt, compile_model())), STEPS)
-    prompt["sample"]["inputs"]["seed"] = next(seeds)
-    assert not bench.run(prompt).touched_the_cache
-
-
 @pytest.mark.parametrize(
     ("chain", "counter"), [(("eager", "inductor"), "graph_calls"), (("inductor", "eager"), "eager_calls")]
 )
@@ -106,36 +87,6 @@ def test_the_last_of_two_chained_vae_nodes_decides(
     ours = bench.run(with_vae(first, chain[1]))
     assert_same(ours, expected)
     assert (ours.rise["graph_calls"], ours.rise["eager_calls"]) == ((1, 0) if chain[1] == "inductor" else (0, 1))
-
-
-def test_the_original_vae_is_unchanged_next_to_a_compiled_one(
-    bench: Bench, tiny_prompt: Any, node: Any, seed: int
-) -> None:
-    prompt = tiny_prompt(seed=seed, width=136, height=104)
-    expected = bench.run(prompt)
-    both = with_vae(prompt)
-    both["decode-original"] = node("VAEDecode", samples=["sample", 0], vae=["vae", 0])
-    both["image-original"] = node("SaveImage", images=["decode-original", 0], filename_prefix="original")
-    ours = bench.run(both)
-    assert len(ours.images) == 2
-    for image in ours.images:
-        assert abs(image - expected.images[0]).max() <= 1
-    assert (ours.rise["graph_calls"], ours.rise["eager_calls"]) == (1, 0)
-    # Run the original alone too, after the compiled one.
-    prompt["sample"]["inputs"]["seed"] += 10_000
-    assert not bench.run(prompt).touched_the_cache
-
-
-def test_encoding_with_a_compiled_vae_equals_comfyuis(bench: Bench, tiny_prompt: Any, node: Any, seed: int) -> None:
-    prompt = tiny_prompt(seed=seed, width=136, height=104)
-    prompt["encode"] = node("VAEEncode", pixels=["decode", 0], vae=["vae", 0])
-    prompt["encoded"] = node("ResoluteTestSaveLatent", samples=["encode", 0], filename_prefix="encoded")
-    expected = bench.run(prompt)
-    changed = compiled(prompt)
-    changed["encode"]["inputs"]["vae"] = changed["decode"]["inputs"]["vae"]
-    ours = bench.run(changed)
-    assert_same(ours, expected)
-    assert_ran_compiled(ours, STEPS + 1)
 
 
 def test_everything_of_a_deleted_model_is_freed(server: ComfyServer, bench: Bench, prompt: PromptDict) -> None:

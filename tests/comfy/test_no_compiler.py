@@ -9,11 +9,10 @@ from typing import Any
 
 import pytest
 
-from scripts.errors import PromptError
 from scripts.server.events import run_with_events
 from scripts.server.process import ComfyServer
 
-from .rig import Bench, assert_same, compiled
+from .rig import Bench, assert_same, compiled, failure_of
 
 STEPS = 3
 WHY = r"not inductor: there is no C\+\+ compiler"
@@ -33,33 +32,18 @@ def bare(bare_server: ComfyServer) -> Bench:
     return Bench(bare_server.client)
 
 
-def test_auto_runs_eagerly_and_is_right(bare: Bench, tiny_prompt: Any, seed: int) -> None:
+def test_inductor_by_name_says_what_to_install_and_auto_runs_eagerly_and_says_why(
+    bare: Bench, bare_server: ComfyServer, tiny_prompt: Any, seed: int
+) -> None:
     prompt = tiny_prompt(seed=seed, steps=STEPS)
-    expected, ours = bare.run(prompt), bare.run(compiled(prompt, "auto"))
+    expected = bare.run(prompt)
+    message = failure_of(bare.client, compiled(prompt, "inductor"))
+    assert re.search(r"'inductor' cannot run here: there is no C\+\+ compiler", message), message
+    assert re.search(r"Install .*'apt install g\+\+'.* choose 'auto'", message), message
+    before, events = bare.counters(), run_with_events(bare.client, compiled(prompt, "auto"))
+    ours = bare.finished(events.history, before)
     assert_same(ours, expected)
     assert (ours.rise["eager_calls"], ours.rise["graph_calls"]) == (STEPS + 1, 0)
     assert (ours.rise["region_compiles"], ours.rise["compile_failures"]) == (0, 0)
-
-
-def test_auto_says_why_on_the_node_or_in_the_log(
-    bare: Bench, bare_server: ComfyServer, tiny_prompt: Any, seed: int
-) -> None:
-    events = run_with_events(bare.client, compiled(tiny_prompt(seed=seed, steps=STEPS), "auto"))
     shown = "\n".join([*(text for _, text in events.texts), bare_server.log()])
     assert re.search(WHY, shown), shown[-2000:]
-
-
-def test_inductor_by_name_says_what_to_install(bare: Bench, tiny_prompt: Any, seed: int) -> None:
-    with pytest.raises(PromptError) as caught:
-        bare.run(compiled(tiny_prompt(seed=seed, steps=STEPS), "inductor"))
-    message = str(caught.value)
-    assert re.search(r"'inductor' cannot run here: there is no C\+\+ compiler", message), message
-    assert re.search(r"Install .*'apt install g\+\+'.* choose 'auto'", message), message
-
-
-def test_a_refused_backend_does_not_affect_the_next_prompt(bare: Bench, tiny_prompt: Any, seed: int) -> None:
-    prompt = tiny_prompt(seed=seed, steps=STEPS)
-    expected = bare.run(prompt)
-    with pytest.raises(PromptError, match="cannot run here"):
-        bare.run(compiled(prompt, "inductor"))
-    assert_same(bare.run(compiled(prompt, "eager")), expected)

@@ -7,9 +7,7 @@ from typing import Any
 
 import pytest
 
-from scripts.errors import PromptError
-
-from .rig import Bench, assert_same, compile_model, compiled, node, with_model
+from .rig import Bench, assert_same, compile_model, compiled, failure_of, with_model, with_vae
 
 
 def test_this_environment_has_no_oneflow() -> None:
@@ -26,22 +24,11 @@ def test_the_node_lists_it(bench: Bench, name: str) -> None:
     assert "oneflow" in (options.get("options") if kind == "COMBO" else kind)
 
 
-def test_choosing_it_fails_with_what_to_install(bench: Bench, tiny_prompt: Any, seed: int) -> None:
-    with pytest.raises(PromptError) as caught:
-        bench.run(with_model(tiny_prompt(seed=seed, width=64, height=64), compile_model("oneflow")))
-    assert "OneFlow is not installed" in str(caught.value)
-    assert "requirements-oneflow.txt" in str(caught.value)
-
-
-def test_choosing_it_for_a_decoder_fails_in_the_same_way(bench: Bench, tiny_prompt: Any, seed: int) -> None:
+def test_choosing_it_says_what_to_install_and_the_next_prompt_works(bench: Bench, tiny_prompt: Any, seed: int) -> None:
     prompt = tiny_prompt(seed=seed, width=64, height=64)
-    prompt["compiled-vae"] = node("ResoluteCompileVAEDecode", vae=["vae", 0], backend="oneflow")
-    prompt["decode"]["inputs"]["vae"] = ["compiled-vae", 0]
-    with pytest.raises(PromptError, match="OneFlow is not installed"):
-        bench.run(prompt)
-
-
-def test_the_next_prompt_with_another_backend_works(bench: Bench, tiny_prompt: Any, seed: int) -> None:
-    prompt = tiny_prompt(seed=seed, width=64, height=64)
+    for ours in (with_model(prompt, compile_model("oneflow")), with_vae(prompt, "oneflow")):
+        message = failure_of(bench.client, ours)
+        assert "OneFlow is not installed" in message
+        assert "requirements-oneflow.txt" in message
     plain = bench.run(prompt)
     assert_same(bench.run(compiled(prompt, "eager")), plain)

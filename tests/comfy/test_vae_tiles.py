@@ -29,7 +29,6 @@ SIZES = [(19, 23), (17, 13)]
 @pytest.fixture
 def compiled(core: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> Compiled:
     """A small VAE behind Compile VAE, whose regions are traced and not lowered."""
-    monkeypatch.setenv("RESOLUTE_WORKERS", "0")
     run_traces(core, monkeypatch)
     return Compiled(core, vaes.tiny())
 
@@ -68,7 +67,6 @@ VIDEO_PIXELS = {"tile_x": 64, "tile_y": 64, "overlap": 16, "tile_t": 9, "overlap
 @pytest.fixture
 def video(core: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> Compiled:
     """A small VAE of videos behind Compile VAE, whose regions are traced and not lowered."""
-    monkeypatch.setenv("RESOLUTE_WORKERS", "0")
     run_traces(core, monkeypatch)
     forget_regions(core)
     return Compiled(core, vaes.wan())
@@ -91,7 +89,6 @@ def test_a_video_in_tiles_is_stocks_and_compiles_once_for_all_tiles(video: Compi
 def test_each_decoder_of_videos_is_stocks_in_tiles(
     core: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    monkeypatch.setenv("RESOLUTE_WORKERS", "0")
     run_traces(core, monkeypatch)
     compiled = Compiled(core, loaded_vae(name, is_small=True))
     channels = compiled.vae.latent_channels

@@ -17,7 +17,6 @@ pytestmark = pytest.mark.usefixtures("inference")
 @pytest.mark.long
 @pytest.mark.parametrize("cell", video.CELLS, ids=lambda cell: f"{cell.name}-{cell.what}")
 def test_a_cell_compiles_and_is_compared(core: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, cell: Any) -> None:
-    monkeypatch.setenv("RESOLUTE_WORKERS", "0")
     run_traces(core, monkeypatch)
     monkeypatch.setattr(video, "_ours", core.ours)
     forget_regions(core)

@@ -67,41 +67,13 @@ def test_each_pass_is_a_graph_of_its_own_and_both_have_the_same_regions(
     assert 0 < regions_of_fast < regions_of_full
 
 
-@pytest.mark.grid(2)
-@pytest.mark.parametrize(
-    ("changes", "passes"),
-    [
-        ({}, SHARED),
-        ({"cfg": 1.0}, SHARED),
-        ({"sampler_name": "heun"}, (7, 12)),
-        ({"sampler_name": "dpm_2"}, (7, 12)),
-        ({"sampler_name": "dpmpp_sde"}, (7, 12)),
-        ({"sampler_name": "dpmpp_2m_sde", "scheduler": "karras"}, SHARED),
-        ({"sampler_name": "uni_pc"}, SHARED),
-    ],
-    ids=lambda value: "-".join(map(str, value.values())) or "as it is" if isinstance(value, dict) else "",
-)
-def test_any_sampler(check: Check, prompt: PromptDict, changes: dict[str, Any], passes: Any) -> None:
-    check(with_sampling(prompt, **changes), passes=passes)
-
-
-@pytest.mark.long
-def test_prompts_that_run_one_after_the_other(check: Check, prompt: PromptDict) -> None:
-    check(prompt, passes=SPLIT, others=(node("ResoluteTestFreeMemory", from_step=0),))
+def test_a_sampler_that_calls_the_model_twice_in_a_step(check: Check, prompt: PromptDict) -> None:
+    check(with_sampling(prompt, sampler_name="heun"), passes=(7, 12))
 
 
 def test_prompts_that_are_split_from_the_middle_on_keep_their_features(check: Check, prompt: PromptDict) -> None:
     # Steps 0 to 3 in one batch (two full), 4 to 9 in two calls each: step 4 goes on from the feature of step 3.
     check(prompt, passes=(2 + 2 * 2, 2 + 2 * 4), others=(node("ResoluteTestFreeMemory", from_step=4),))
-
-
-def test_several_conditions_of_other_lengths(check: Check, prompt: PromptDict) -> None:
-    always = node("ConditioningSetTimestepRange", start=0.0, end=1.0)
-    check(conditioned(prompt, always, 5 * 77), passes=SPLIT)
-
-
-def test_an_area_has_features_of_its_own(check: Check, prompt: PromptDict) -> None:
-    check(conditioned(prompt, node("ConditioningSetArea", **LEFT)), passes=SPLIT)
 
 
 def test_a_condition_that_comes_between_two_full_steps_runs_in_full_first(check: Check, prompt: PromptDict) -> None:
@@ -113,12 +85,6 @@ def test_a_condition_that_comes_between_two_full_steps_runs_in_full_first(check:
 def test_a_picture_sampled_again_and_enlarged(check: Check, prompt: PromptDict) -> None:
     # Two samplers share one model: each run has features of its own.
     check(sampled_again(prompt), passes=[SHARED, (4, 8)])
-
-
-def test_a_batch_that_changes_between_prompts(check: Check, prompt: PromptDict) -> None:
-    for batch in (1, 3, 2):
-        prompt["latent"]["inputs"]["batch_size"] = batch
-        check(prompt, passes=SHARED)
 
 
 def test_the_sdxl_family(check: Check, tiny_prompt: Any, seeds: Any, bench: Bench) -> None:
@@ -208,37 +174,9 @@ class TestWhatHappensBefore:
             prompt["sample"]["inputs"]["seed"] += 100_000
 
 
-class TestWhereNothingIsSkipped:
-    @pytest.mark.parametrize(
-        ("settings", "steps", "reason"),
-        [
-            ({"interval": 1}, 10, "10 steps, all full: interval is 1"),
-            ({"interval": 3}, 8, "8 steps, all full: 8 steps or fewer leave nothing to skip"),
-        ],
-    )
-    def test_the_picture_is_the_models_own_and_the_log_says_why(
-        self, check: Check, prompt: PromptDict, settings: Any, steps: int, reason: str
-    ) -> None:
-        prompt = with_sampling(prompt, steps=steps)
-        before = len(check.server.log())
-        run = check.bench.run(changed(prompt, node("ResoluteDeepCache", depth=2, **settings)))
-        assert f"DeepCache: {reason}" in check.server.log()[before:]
-        assert_equal_latents(run, check.bench.run(prompt), 0.0)
-
-
-class TestRefusals:
-    def test_a_depth_that_the_model_lacks_is_told_with_the_range(self, check: Check, prompt: PromptDict) -> None:
-        with pytest.raises(PromptError, match="depth 6 is outside what this model has: choose 1 to 5"):
-            check.bench.client.run(changed(prompt, node("ResoluteDeepCache", interval=3, depth=6)))
-
-    def test_a_model_that_is_no_unet_is_told_what_to_use(self, check: Check, prompt: PromptDict) -> None:
-        prompt["model"] = node("ResoluteTestUnknownModel", shape="split forward")
-        with pytest.raises(PromptError, match=r"DeepCache is for UNets .* EasyCache"):
-            check.bench.client.run(changed(prompt, DEEPCACHE))
-
-    def test_the_interval_has_a_range_of_its_own(self, check: Check, prompt: PromptDict) -> None:
-        with pytest.raises(PromptError, match="interval"):
-            check.bench.client.run(changed(prompt, node("ResoluteDeepCache", interval=1001, depth=2)))
+def test_the_interval_has_a_range_of_its_own(check: Check, prompt: PromptDict) -> None:
+    with pytest.raises(PromptError, match="interval"):
+        check.bench.client.run(changed(prompt, node("ResoluteDeepCache", interval=1001, depth=2)))
 
 
 @pytest.mark.long

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import inspect
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,13 +16,13 @@ import torch
 from .models import Arguments, Model, Size
 
 TOLERANCE = 1e-4
-_COUNTED = ("region_compiles", "region_calls", "compile_failures", "eager_calls")
+COUNTED = ("region_compiles", "region_calls", "compile_failures", "eager_calls")
 
 
 def run_traces(core: SimpleNamespace, monkeypatch: Any) -> None:
     """Run the traced graph of a region where inductor's code for it would run: lowering takes most of a compile.
 
-    Symbols, guards and comparisons stay what they are. `scripts/test --long` lowers too.
+    Without worker processes. Symbols, guards and comparisons stay what they are. `scripts/test --long` lowers too.
     """
     inside = core.ours("blocks.families").__name__.partition(".nodes.")[0] + ".compile_cache.backends.inductor"
     lowering = importlib.import_module(f"{inside}.compile.lowering")
@@ -37,6 +37,7 @@ def run_traces(core: SimpleNamespace, monkeypatch: Any) -> None:
         return region(code, guards, trace.static, trace.used_weights, trace.output_spec, quantized=trace.quantized)
 
     monkeypatch.setattr(importlib.import_module(f"{inside}.regions.table"), "compile_trace", without_lowering)
+    monkeypatch.setenv("RESOLUTE_WORKERS", "0")
 
 
 def full_device() -> Any:
@@ -57,20 +58,50 @@ def forget_regions(core: SimpleNamespace) -> None:
     backends.get("inductor").table._regions.clear()
 
 
-class Bench:
+class CompiledMethod:
+    """A method of a small module with Resolute in it, and what its calls count."""
+
+    def __init__(self, core: SimpleNamespace, module: Any, method: str, role: Any, **settings: Any) -> None:
+        """settings: of the compile request, beside its backend."""
+        self._core = core
+        self.module = module
+        self._method = method
+        compiled = core.ours("forward.compiled_forward").CompiledForward
+        resolved = core.ours("process.compile_request").CompileRequest.resolved
+        self._forward = compiled(module, getattr(module, method), resolved("inductor", "cpu", role, **settings))
+        self.stats = core.ours("process.runtime").cache().stats
+
+    @contextmanager
+    def compiled(self) -> Iterator[None]:
+        vars(self.module)[self._method] = self._forward
+        try:
+            yield
+        finally:
+            del vars(self.module)[self._method]
+
+    def compare(self, call: Callable[[], Any], bypasses: dict[str, int] | None = None) -> dict[str, int]:
+        """Compare a call with eager. Returns what was counted; with `bypasses` those are the only ones there may be."""
+        expected = call()
+        before = self.stats.snapshot()
+        with self.compiled():
+            actual = call()
+        after = self.stats.snapshot()
+        for ours, eager in zip(_tensors(actual), _tensors(expected), strict=True):
+            assert relative_error(ours, eager) < TOLERANCE
+        reasons = {code: n - before["bypasses"].get(code, 0) for code, n in after["bypasses"].items()}
+        assert bypasses is None or {code: n for code, n in reasons.items() if n} == bypasses
+        return {name: after[name] - before[name] for name in COUNTED}
+
+
+class Bench(CompiledMethod):
     """A small model, and its forward with Resolute in it."""
 
     def __init__(self, core: SimpleNamespace, model: Model, **settings: Any) -> None:
         """settings: of the compile request, beside its backend."""
-        self._core = core
         self.model = model
-        self.module = model.make()
-        self._method = "_forward" if hasattr(self.module, "_forward") else "forward"
-        compiled = core.ours("forward.compiled_forward").CompiledForward
-        resolved = core.ours("process.compile_request").CompileRequest.resolved
-        request = resolved("inductor", "cpu", core.roles.UNET, **settings)
-        self._forward = compiled(self.module, getattr(self.module, self._method), request)
-        self.stats = core.ours("process.runtime").cache().stats
+        module = model.make()
+        method = "_forward" if hasattr(module, "_forward") else "forward"
+        super().__init__(core, module, method, core.roles.UNET, **settings)
 
     def formats(self) -> list[list[str]]:
         """The report's names of what computes the quantized weights: a list for this module and for each later one.
@@ -81,14 +112,6 @@ class Bench:
         owner = self._core.ours("process.runtime").record_of(self.module).owner
         rows = self._core.ours("report.cache_report").report()["modules"]
         return [row["formats"] for row in rows if row["module"] >= owner]
-
-    @contextmanager
-    def compiled(self) -> Iterator[None]:
-        vars(self.module)[self._method] = self._forward
-        try:
-            yield
-        finally:
-            del vars(self.module)[self._method]
 
     def call(self, given: Arguments, options: dict[str, Any] | None = None) -> Any:
         """What ComfyUI does: it gives positional arguments by name, and its options."""
@@ -104,16 +127,7 @@ class Bench:
         """Compare one call with eager. Returns what was counted; `bypasses` are the only ones there may be."""
         torch.manual_seed(1)
         given = {**self.model.call(size), **changes}
-        expected = self.call(given, options)
-        before = self.stats.snapshot()
-        with self.compiled():
-            actual = self.call(given, options)
-        after = self.stats.snapshot()
-        for ours, eager in zip(_tensors(actual), _tensors(expected), strict=True):
-            assert relative_error(ours, eager) < TOLERANCE
-        reasons = {code: n - before["bypasses"].get(code, 0) for code, n in after["bypasses"].items()}
-        assert {code: n for code, n in reasons.items() if n} == (bypasses or {})
-        return {name: after[name] - before[name] for name in _COUNTED}
+        return self.compare(lambda: self.call(given, options), bypasses or {})
 
     def counts(self, compiles: int = 0, calls: int | None = None) -> dict[str, int]:
         calls = self.model.calls if calls is None else calls

@@ -23,7 +23,6 @@ Options = dict[str, Any]
 @pytest.fixture
 def bench(core: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Bench:
     run_traces(core, monkeypatch)
-    monkeypatch.setenv("RESOLUTE_WORKERS", "0")
     forget_regions(core)
     return Bench(core, MODELS[request.param])
 

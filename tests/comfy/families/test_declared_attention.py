@@ -57,7 +57,6 @@ def pack(
     monkeypatch: pytest.MonkeyPatch,
 ) -> Iterator[Installed]:
     """A pack with such a node, declared as KJNodes' is."""
-    monkeypatch.setenv("RESOLUTE_WORKERS", "0")
     run_traces(core, monkeypatch)
     forget_regions(core)
     installed = Installed(tmp_path)

@@ -182,7 +182,6 @@ def test_its_blocks_compile_once_and_give_eagers_result(
     core: SimpleNamespace, installed: Installed, trusted: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run_traces(core, monkeypatch)
-    monkeypatch.setenv("RESOLUTE_WORKERS", "0")
     kind = installed.start().Model
     trusted("")
     trusted(declaration(core, installed))

@@ -29,7 +29,6 @@ def in_the_unet(module: Any) -> torch.nn.Module:
 
 def test_a_unets_blocks_around_it_run_as_they_are(core: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
     run_traces(core, monkeypatch)
-    monkeypatch.setenv("RESOLUTE_WORKERS", "0")
     bench = Bench(core, MODELS["SVD"])
     in_the_unet(bench.module).__class__ = Gained
     for gain in (1.0, 1.5):
@@ -61,7 +60,6 @@ def test_where_a_kernel_hides_attention_its_blocks_say_so_and_leaving_them_out_c
     core: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run_traces(core, monkeypatch)
-    monkeypatch.setenv("RESOLUTE_WORKERS", "0")
     monkeypatch.setattr(core.comfy.model_management, "sage_attention_enabled", lambda: True)
     bench = Bench(core, MODELS["SVD"], left_out=("SpatialVideoTransformer",))
     bench._forward.count_regions()
@@ -73,7 +71,6 @@ def test_a_switch_of_attention_compiles_only_the_blocks_with_attention_anew(
     core: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run_traces(core, monkeypatch)
-    monkeypatch.setenv("RESOLUTE_WORKERS", "0")
     forget_regions(core)
     bench = Bench(core, MODELS["SVD"])
     first = bench.check(Size(1, 8, 8, 5))["region_compiles"]

@@ -118,7 +118,6 @@ def flow() -> Any:
 @pytest.fixture
 def streaming(core: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Streaming]:
     run_traces(core, monkeypatch)
-    monkeypatch.setenv("RESOLUTE_WORKERS", "0")
     return lambda name: Streaming(core, name, monkeypatch)
 
 

@@ -2,39 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-from .kit import TOLERANCE, forget_regions, relative_error, run_traces
+from .kit import COUNTED, CompiledMethod, forget_regions, run_traces
 from .videos import DECODERS, Decoder
 
 # Batch, frames, height and width of latents. The first has other numbers of frames than those after it, and odd sizes.
 FIRST = (1, 3, 5, 7)
 SIZES = [(1, 4, 5, 7), (1, 2, 9, 6), (1, 7, 6, 11), (1, 1, 3, 5)]
-COUNTED = ("region_compiles", "region_calls", "compile_failures", "eager_calls")
 
 
-class Bench:
+class Bench(CompiledMethod):
     """A small decoder, and its method with Resolute in it."""
 
     def __init__(self, core: SimpleNamespace, decoder: Decoder) -> None:
-        self.decoder, self.module = decoder, decoder.make()
-        compiled = core.ours("forward.compiled_forward").CompiledForward
-        resolved = core.ours("process.compile_request").CompileRequest.resolved
-        request = resolved("inductor", "cpu", core.roles.VAE_DECODE)
-        self.forward = compiled(self.module, getattr(self.module, decoder.method), request)
-        self.forward.count_regions()
-        self.stats = core.ours("process.runtime").cache().stats
+        self.decoder = decoder
+        super().__init__(core, decoder.make(), decoder.method, core.roles.VAE_DECODE)
+        self._forward.count_regions()
 
     @property
     def regions(self) -> tuple[int, int]:
         """Compiled, and all."""
-        found: tuple[int, int] = self.forward.runner.program("cpu")[0].regions
+        found: tuple[int, int] = self._forward.runner.program("cpu")[0].regions
         return found
 
     def call(self, latent: torch.Tensor) -> torch.Tensor:
@@ -42,30 +35,15 @@ class Bench:
             result: torch.Tensor = getattr(self.module, self.decoder.method)(latent.clone())
         return result
 
-    @contextmanager
-    def compiled(self) -> Iterator[None]:
-        vars(self.module)[self.decoder.method] = self.forward
-        try:
-            yield
-        finally:
-            del vars(self.module)[self.decoder.method]
-
     def check(self, *size: int, bypasses: bool = False) -> dict[str, int]:
         """Compare one decode with eager. Returns what was counted; only with `bypasses` there may be some."""
         latent = self.decoder.latent(*size)
-        expected, before = self.call(latent), self.stats.snapshot()
-        with self.compiled():
-            actual = self.call(latent)
-        after = self.stats.snapshot()
-        assert relative_error(actual, expected) < TOLERANCE
-        assert bypasses or after["bypasses"] == before["bypasses"]
-        return {name: after[name] - before[name] for name in COUNTED}
+        return self.compare(lambda: self.call(latent), None if bypasses else {})
 
 
 @pytest.fixture
 def bench(core: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Bench:
     run_traces(core, monkeypatch)
-    monkeypatch.setenv("RESOLUTE_WORKERS", "0")
     return Bench(core, DECODERS[request.param])
 
 

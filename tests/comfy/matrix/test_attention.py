@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from ..rig import node
+from ..rig import flux_prompt, node
 from .kit import Check
 from .placing import check_placed, placed
 
@@ -15,20 +15,12 @@ TORCHS = node("ModelAttentionBackend", attention="pytorch attention")
 ANOTHER = node("ResoluteTestAttention")  # it stands for SageAttention
 
 
-def flux(prompt: Any, file: str) -> None:
-    prompt["model"] = node("UNETLoader", unet_name=file, weight_dtype="default")
-    prompt["latent"] = node("EmptySD3LatentImage", width=136, height=104, batch_size=1)
-    prompt["sample"]["inputs"].update(cfg=1.0)
-    for key in ("positive", "negative"):
-        prompt[key]["inputs"].update(width=4096, pooled_width=768)
-
-
 @pytest.mark.parametrize("kind", ["UNet", pytest.param("transformer", marks=pytest.mark.long)])
 def test_a_chosen_attention_runs_inside_compiled_blocks(
     check: Check, prompt: Any, make_model: Any, seeds: Any, kind: str
 ) -> None:
     if kind == "transformer":
-        flux(prompt, make_model("flux-tiny"))
+        prompt = flux_prompt(prompt, make_model("flux-tiny"))
     check.bench.run(placed(prompt, [ANOTHER], "before", check.backend))  # it compiles, unless a test before did
     for place, (width, batch) in (("before", (136, 1)), ("after", (168, 2))):
         prompt["latent"]["inputs"].update(width=width, batch_size=batch)

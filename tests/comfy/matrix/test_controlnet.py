@@ -13,12 +13,10 @@ import pytest
 from scripts.errors import PromptError
 from scripts.server.process import ComfyServer
 
-from ..rig import Bench, PromptDict, Run, assert_different, compiled, node
+from ..rig import Bench, PromptDict, Run, assert_different, compiled, node, without_decoder
 from .controlling import BOTH, STEPS, check_control, controlled, first_prompt, hint, with_compiled_nets
 from .controlling import all_compiled as everything_compiled
 from .kit import Check
-
-PIECES = ("vae", "decode", "image")
 
 
 @pytest.fixture(scope="module")
@@ -31,10 +29,6 @@ def warm_control(bench: Bench, warm: Run, tiny_prompt: Any, seeds: Any, pytestco
 def checked(check: Check, warm_control: Run) -> Check:
     """``check``, once the ControlNet is compiled too."""
     return check
-
-
-def without_decoder(prompt: PromptDict) -> PromptDict:
-    return {name: part for name, part in prompt.items() if name not in PIECES}
 
 
 def test_the_first_prompt_compiles_only_what_the_unet_does_not_have(warm_control: Run) -> None:

@@ -10,7 +10,17 @@ from typing import Any
 
 import pytest
 
-from ..rig import LATENT_TOLERANCE, PromptDict, Run, compile_model, latent_error, node, with_model, without_decoder
+from ..rig import (
+    LATENT_TOLERANCE,
+    PromptDict,
+    Run,
+    compile_model,
+    flux_prompt,
+    latent_error,
+    node,
+    with_model,
+    without_decoder,
+)
 from .kit import Check
 
 STEPS = 3
@@ -40,12 +50,9 @@ def flux(tiny_prompt: Any, seeds: Any, make_model: Any) -> MakePrompt:
     name = make_model("flux-tiny")
 
     def make(weights: str, width: int = 144, height: int = 112, batch: int = 1) -> PromptDict:
-        prompt = tiny_prompt(seed=next(seeds), cfg=1.0, steps=STEPS)
-        prompt["model"] = node("UNETLoader", unet_name=name, weight_dtype=weights)
-        for key in ("positive", "negative"):
-            prompt[key]["inputs"].update(width=4096, pooled_width=768)
-        prompt["latent"] = node("EmptySD3LatentImage", width=width, height=height, batch_size=batch)
-        return without_decoder(prompt)
+        prompt = flux_prompt(tiny_prompt(seed=next(seeds), steps=STEPS), name, width, height, batch)
+        prompt["model"]["inputs"]["weight_dtype"] = weights
+        return prompt
 
     return make
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from ..rig import PromptDict, assert_different, compile_model, compiled, node, with_model
+from ..rig import PromptDict, assert_different, compile_model, compiled, flux_prompt, node, with_model, with_sampling
 from .kit import Check
 from .placing import before_and_after, check_placed
 
@@ -78,11 +78,7 @@ def test_a_step_cache_skips_the_same_steps_of_a_transformer(
     check: Check, prompt: Any, make_model: Any, seeds: Any
 ) -> None:
     steps = 12
-    prompt["model"] = node("UNETLoader", unet_name=make_model("flux-tiny"), weight_dtype="default")
-    prompt["latent"] = node("EmptySD3LatentImage", width=136, height=104, batch_size=1)
-    prompt["sample"]["inputs"].update(steps=steps, cfg=1.0)
-    for key in ("positive", "negative"):
-        prompt[key]["inputs"].update(width=4096, pooled_width=768)
+    prompt = with_sampling(flux_prompt(prompt, make_model("flux-tiny")), steps=steps)
     check.bench.run(compiled(prompt, check.backend))  # no test before compiled it, or one did
     check(prompt, forwards=steps)
     for step_cache in STEP_CACHES.values():

@@ -7,10 +7,18 @@ from typing import Any
 
 import pytest
 
-from scripts.errors import PromptError
-from scripts.server.client import Client
-
-from ..rig import Bench, PromptDict, Run, compile_model, compiled, node, with_model, with_sampling, without_decoder
+from ..rig import (
+    Bench,
+    PromptDict,
+    Run,
+    compile_model,
+    compiled,
+    failure_of,
+    node,
+    with_model,
+    with_sampling,
+    without_decoder,
+)
 from .kit import Check, Recorder
 from .placing import before_and_after, placed
 
@@ -43,13 +51,6 @@ class QueuedCheck(Check):
 def queued(bench: Bench, warm: Run, recorder: Recorder, request: pytest.FixtureRequest) -> QueuedCheck:
     """``check`` for several prompts."""
     return QueuedCheck(bench, recorder, request.node.name)
-
-
-def failure_of(client: Client, prompt: PromptDict) -> str:
-    """Run a prompt that must fail and return its message."""
-    with pytest.raises(PromptError) as caught:
-        client.run(prompt)
-    return str(caught.value)
 
 
 def endless(prompt: PromptDict) -> PromptDict:

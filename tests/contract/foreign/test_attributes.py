@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -13,7 +13,6 @@ from torch import nn
 
 from compile_cache.foreign.attributes import is_own, marks_in
 from compile_cache.foreign.classes import exchanged
-from compile_cache.foreign.names import origin
 
 
 class Module(nn.Module):
@@ -40,16 +39,6 @@ def of_a_pack(function: Callable[..., Any]) -> Any:
 @of_a_pack
 def theirs(self: Any, x: torch.Tensor) -> torch.Tensor:
     return x * 2
-
-
-@pytest.fixture
-def patched_class() -> Iterator[type[nn.Module]]:
-    """Module, its forward wrapped by a pack in a way that looks like the original."""
-    original = Module.forward
-    functools.update_wrapper(theirs, original)
-    Module.forward = theirs  # type: ignore[method-assign]
-    yield Module
-    Module.forward = original  # type: ignore[method-assign]
 
 
 def inside(module: nn.Module, is_root: bool = False) -> tuple[int, ...]:
@@ -99,12 +88,6 @@ def test_a_hook_is_foreign_but_at_the_root_where_it_runs_around_ours() -> None:
     module.register_forward_hook(lambda *_: None)
     assert inside(module)
     assert inside(module, is_root=True) == ()
-
-
-def test_a_class_that_a_pack_patched_is_foreign_though_it_says_otherwise(patched_class: type[nn.Module]) -> None:
-    assert patched_class.forward.__module__ == __name__
-    assert origin(patched_class.forward) == "some_pack"
-    assert exchanged([patched_class]) == [f"{__name__}.Module.forward"]
 
 
 def test_other_code_has_other_marks() -> None:

@@ -155,6 +155,10 @@ FOREIGN_EXCHANGES: dict[str, tuple[Callable[[Any], None], str]] = {
         lambda b: setattr(b, "helper", FunctionType(b.foreign.attend.__code__, vars(b), "helper")),
         "helper",
     ),
+    "a partial in the place of a function": (
+        lambda b: setattr(b, "helper", functools.partial(b.foreign.attend)),
+        "helper",
+    ),
     "a function inside a cache": (
         lambda b: setattr(b, "table", functools.lru_cache(b.foreign.wrapping)),
         "table",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import gc
 import importlib
 import itertools
@@ -123,39 +122,6 @@ def test_it_goes_through_globals_attributes_of_modules_and_decorators(packages: 
     assert "math.unused" not in named(packages.reach())
     assert "math.helper" in named(packages.reach("Other"))
     assert "model.attention" not in named(packages.reach("Other"))
-
-
-def test_nothing_has_changed_and_nothing_is_foreign_in_untouched_packages(packages: Packages) -> None:
-    reach = packages.reach()
-    assert not reach.has_changed()
-    assert reach.foreign == ()
-    assert reach.digest == packages.reach().digest
-
-
-@pytest.mark.parametrize("where", ["model", "math"])
-def test_a_function_of_another_pack_is_noticed_and_named(packages: Packages, where: str) -> None:
-    before = packages.reach()
-    module = getattr(packages, where)
-    name = "attention" if where == "model" else "helper"
-    own = getattr(module, name)
-    setattr(module, name, packages.foreign.exchanged)
-    assert before.has_changed()
-    after = packages.reach()
-    assert [str(slot).partition(".")[2] for slot in after.foreign] == [f"{where}.{name}"]
-    assert after.digest != before.digest
-    setattr(module, name, own)
-    assert not before.has_changed()
-    assert packages.reach().digest == before.digest
-
-
-def test_a_wrapper_that_copies_the_name_of_what_it_wraps_is_foreign_all_the_same(packages: Packages) -> None:
-    packages.math.helper = packages.foreign.wrapping(packages.math.helper)
-    assert len(packages.reach().foreign) == 1
-
-
-def test_a_partial_of_another_packs_function_is_foreign(packages: Packages) -> None:
-    packages.math.helper = functools.partial(packages.foreign.exchanged)
-    assert len(packages.reach().foreign) == 1
 
 
 def test_torchs_own_attention_exchanged_for_everybody_is_noticed(

@@ -179,10 +179,6 @@ class TestOptions:
         description.add_options({"patches": {name: [patch]}}, OF_CORE)
         assert blocker(description) == f"observed_input: another node patches the model ({name})"
 
-    def test_freeu_does(self, description: Any) -> None:
-        description.add_options({"patches": {"output_block_patch": [patch]}, "cond_or_uncond": [0]}, OF_CORE)
-        assert "output_block_patch" in blocker(description)
-
     def test_a_replacement_does(self, description: Any) -> None:
         description.add_options({"patches_replace": {"attn1": {("middle", 0): patch}}}, OF_CORE)
         assert "attn1" in blocker(description)

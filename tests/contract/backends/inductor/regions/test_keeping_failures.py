@@ -148,24 +148,3 @@ def test_hooks_that_cannot_be_built_leave_the_model_as_it_is(caplog: pytest.LogC
             assert model.error(*TENSORS) == 0
     assert "a newer ComfyUI has no such block" in cold.details[0]
     assert "cannot be read" in caplog.text
-
-
-def test_what_the_original_raises_is_raised_once_and_is_no_bypass(cold: Rig) -> None:
-    model = bound(cold)
-    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"), cold.expect():
-        model(TENSORS[0], random(2, 7, 9))
-
-
-def test_compiled_code_that_raises_any_class_is_replaced_by_the_original(
-    cold: Rig, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model = bound(cold)
-    model(*TENSORS)
-    (only,) = cold.backend.table._regions.values()  # type: ignore[attr-defined]
-
-    def fail(flat: list[torch.Tensor]) -> Any:
-        raise AttributeError("launchers")  # as code of a torch that renamed what it uses
-
-    only.compiled[0].code = fail
-    with cold.expect({"compile_failed": 1}, eager_calls=1):
-        assert model.error(*TENSORS) == 0

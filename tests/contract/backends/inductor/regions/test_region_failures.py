@@ -171,7 +171,7 @@ class TestNoArtifact:
 
     def test_an_error_of_the_block_itself_is_the_callers(self, cold: Rig) -> None:
         bound = cold.bind(seeded(Plain))
-        with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+        with pytest.raises(RuntimeError, match="shapes cannot be multiplied"), cold.expect():
             bound(random(2, 5, 3))
 
 
@@ -268,7 +268,9 @@ class TestWrongArtifacts:
             for count in (7, 9, 7, 9):
                 assert bound.error(tokens(count)) <= TOLERANCE
 
-    @pytest.mark.parametrize("error", [RuntimeError("bad pointer"), AssertionError("expected size 5")], ids=repr)
+    @pytest.mark.parametrize(
+        "error", [RuntimeError("bad pointer"), AssertionError("expected size 5"), AttributeError("launchers")], ids=repr
+    )
     def test_an_artifact_that_fails_when_run_gives_way_to_the_original_for_that_size(self, error: Exception) -> None:
         rig = Rig(InductorBackend())
         bound = rig.bind(seeded(Plain))

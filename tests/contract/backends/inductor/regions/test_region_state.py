@@ -69,19 +69,6 @@ def test_autocast_entered_inside_the_model_counts_too(rig: Rig) -> None:
         assert torch.equal(bound(*inputs(), invoke=invoke), invoke(inputs()))
 
 
-def test_a_region_that_was_traced_under_other_flags_is_not_used(cold: Rig) -> None:
-    bound = cold.bind(seeded(Attention))
-    call(bound)
-    torch.backends.cuda.enable_flash_sdp(False)  # tracing chooses a kernel of attention by it
-    try:
-        with cold.expect(region_compiles=1, verifications=1, region_calls=1, graph_calls=1):
-            call(bound)
-    finally:
-        torch.backends.cuda.enable_flash_sdp(True)
-    with cold.expect(region_calls=1, graph_calls=1):
-        call(bound)
-
-
 def test_a_function_that_another_pack_exchanged_takes_effect_and_is_named(
     rig: Rig, exchanged: pytest.MonkeyPatch
 ) -> None:
