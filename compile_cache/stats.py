@@ -8,13 +8,14 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from .errors import BypassReason
 
 _KEPT_EVENTS = 512
 SHORT_WAIT = 0.05  # seconds; logs, events and the panel leave out shorter waits
 _MOMENT = 0.001  # seconds; a shorter wait is part of the one before it
+T = TypeVar("T")
 
 
 @dataclass
@@ -34,7 +35,7 @@ class Counters:
     replays: int = 0
     region_calls: int = 0
     graph_calls: int = 0  # forwards through compiled regions, or that were captured, without a replay
-    eager_calls: int = 0  # forwards in which every block ran as it is
+    eager_calls: int = 0  # forwards in which every block ran eager
     evictions: int = 0
     streamed_bytes: int = 0  # of weights that had no page when their block ran
     prologue_runs: int = 0  # parts of streamed blocks that follow the time alone, see `dependence`
@@ -66,6 +67,27 @@ class Wait:
     at: float
 
 
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """A moment, for `Stats.since`: the counters, and how many events and waits there were."""
+
+    counters: dict[str, Any]
+    events: int
+    waits: int
+
+
+@dataclass(frozen=True, slots=True)
+class Rise:
+    """The changes since a mark. counts: how far the counters rose, also `stall_seconds`. bypasses: the new ones, by
+    code. events, waits: as far as they are still kept.
+    """
+
+    counts: dict[str, Any]
+    bypasses: dict[str, int]
+    events: tuple[Event, ...]
+    waits: tuple[Wait, ...]
+
+
 class Stats:
     """clock: seconds, for durations. Every second that a prompt waits is measured by `stalling`, and counts once."""
 
@@ -78,13 +100,12 @@ class Stats:
         self._open: dict[int, tuple[list[str], float]] = {}
         self._lock = threading.Lock()
         self._seen_bypasses: set[str] = set()
-        self.event_count = 0  # of all events, also of those no longer kept
-        self.wait_count = 0
+        self._event_count = self._wait_count = 0  # also of those no longer kept
 
     def event(self, kind: str, text: str, seconds: float = 0.0) -> None:
         with self._lock:
             self._events.append(Event(kind, text, seconds))
-            self.event_count += 1
+            self._event_count += 1
 
     @contextmanager
     def stalling(self, kind: str = "compile") -> Iterator[None]:
@@ -124,7 +145,7 @@ class Stats:
             self._waits[-1] = Wait(last.kind, last.seconds + seconds, now)
             return
         self._waits.append(Wait(kind, seconds, now))
-        self.wait_count += 1
+        self._wait_count += 1
 
     @contextmanager
     def stall(self, kind: str, text: str, shortest: float = 0.0) -> Iterator[None]:
@@ -136,7 +157,7 @@ class Stats:
             self.event(kind, text, seconds)
 
     def waited_since(self, started: float, stalled: float, kind: str, text: str) -> None:
-        """It turned out that a prompt waited since `started`, when `waiting_seconds` was `stalled`."""
+        """Add a stall retroactively, without double counting. stalled: `waiting_seconds` at `started`."""
         seconds = self.clock() - started
         with self._lock:
             self._add(kind, max(seconds - (self.counters.stall_seconds - stalled), 0.0))
@@ -154,10 +175,21 @@ class Stats:
         with self._lock:
             return list(self._events)
 
-    def events_since(self, count: int) -> list[Event]:
-        """The events after the first `count` ones, as far as they are still kept."""
+    def mark(self) -> Mark:
+        """This moment, to ask later what happened since."""
+        counters = self.snapshot()
         with self._lock:
-            return list(self._events)[max(len(self._events) - (self.event_count - count), 0) :]
+            return Mark(counters, self._event_count, self._wait_count)
+
+    def since(self, mark: Mark) -> Rise:
+        """Compare with the moment at which `mark` was taken."""
+        now, before = self.snapshot(), mark.counters
+        bypasses = {code: count - before["bypasses"].get(code, 0) for code, count in now.pop("bypasses").items()}
+        with self._lock:
+            events = _latest(self._events, self._event_count - mark.events)
+            waits = _latest(self._waits, self._wait_count - mark.waits)
+        counts = {name: value - before[name] for name, value in now.items()}
+        return Rise(counts, {code: count for code, count in bypasses.items() if count > 0}, events, waits)
 
     def forward_ran(self, compiled: bool) -> None:
         """Count a forward that no replay answered. compiled: regions ran in it, or it was captured."""
@@ -165,11 +197,6 @@ class Stats:
             self.counters.graph_calls += 1
         else:
             self.counters.eager_calls += 1
-
-    def waits_since(self, count: int) -> list[Wait]:
-        """The waits after the first `count` ones, as far as they are still kept."""
-        with self._lock:
-            return list(self._waits)[max(len(self._waits) - (self.wait_count - count), 0) :]
 
     def bypass(self, reason: BypassReason) -> bool:
         """Count a bypass. Returns True the first time that this exact reason occurs: then it deserves a log line."""
@@ -185,3 +212,7 @@ class Stats:
         """The counters as plain data, from any thread: each is copied in one piece."""
         bypasses = dict(self.counters.bypasses)
         return {**vars(self.counters), "bypasses": bypasses, "stall_seconds": self.waiting_seconds()}
+
+
+def _latest(kept: deque[T], count: int) -> tuple[T, ...]:
+    return tuple(kept)[max(len(kept) - count, 0) :]
