@@ -15,6 +15,7 @@ A warm-up is a prompt in the queue. What is freed waits for the call that runs, 
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
@@ -42,41 +43,27 @@ def register() -> None:
     if server is None:
         return
     preload.begin(server)
-    server.routes.get("/resolute/cache")(_cache)
-    server.routes.get("/resolute/events")(_events)
-    server.routes.get("/resolute/runs")(_runs)
-    server.routes.get("/resolute/report")(_report)
-    server.routes.get("/resolute/settings")(_settings)
+    for name, read in _READ.items():
+        server.routes.get(f"/resolute/{name}")(functools.partial(_answer, read))
     server.routes.post("/resolute/warm-up")(_warm_up)
     server.routes.post("/resolute/free")(_free)
     server.routes.post("/resolute/measurements")(_measurements)
 
 
-async def _cache(request: web.Request) -> web.Response:
-    return _json_answer(cache_report.report)
+def _report() -> dict[str, Any]:
+    return {"text": table_and_chart.report_text(cache_report.report(), runs.latest(), user_settings.all_set())}
 
 
-async def _events(request: web.Request) -> web.Response:
-    return _json_answer(lambda: {"events": [asdict(event) for event in runtime.cache().stats.events]})
+_READ: dict[str, Callable[[], dict[str, Any]]] = {
+    "cache": cache_report.report,
+    "events": lambda: {"events": [asdict(event) for event in runtime.cache().stats.events]},
+    "runs": lambda: {"runs": runs.latest()},
+    "report": _report,
+    "settings": lambda: {"fixed": user_settings.fixed()},
+}
 
 
-async def _runs(request: web.Request) -> web.Response:
-    return _json_answer(lambda: {"runs": runs.latest()})
-
-
-async def _report(request: web.Request) -> web.Response:
-    return _json_answer(
-        lambda: {
-            "text": table_and_chart.report_text(cache_report.report(), runs.latest(), user_settings.all_set()),
-        }
-    )
-
-
-async def _settings(request: web.Request) -> web.Response:
-    return _json_answer(lambda: {"fixed": user_settings.fixed()})
-
-
-def _json_answer(read: Callable[[], dict[str, Any]]) -> web.Response:
+async def _answer(read: Callable[[], dict[str, Any]], request: web.Request) -> web.Response:
     try:
         return web.json_response(read())
     except UserError as error:  # an invalid setting of this server; the request is fine, hence 500
