@@ -88,6 +88,14 @@ class Rise:
     waits: tuple[Wait, ...]
 
 
+@dataclass(slots=True)
+class _Open:
+    """Waits of a thread that are not over. kinds: the innermost last. since: until when that one is counted."""
+
+    kinds: list[str] = field(default_factory=list)
+    since: float = 0.0
+
+
 class Stats:
     """clock: seconds, for durations. Every second that a prompt waits is measured by `stalling`, and counts once."""
 
@@ -96,8 +104,7 @@ class Stats:
         self.counters = Counters()
         self._events: deque[Event] = deque(maxlen=_KEPT_EVENTS)
         self._waits: deque[Wait] = deque(maxlen=_KEPT_EVENTS)
-        # By thread: the kinds of the waits that are open, the innermost last, and since when that one is not counted.
-        self._open: dict[int, tuple[list[str], float]] = {}
+        self._open: dict[int, _Open] = {}  # by thread
         self._lock = threading.Lock()
         self._seen_bypasses: set[str] = set()
         self._event_count = self._wait_count = 0  # also of those no longer kept
@@ -111,29 +118,25 @@ class Stats:
     def stalling(self, kind: str = "compile") -> Iterator[None]:
         """A prompt waits meanwhile. A wait inside counts as its own kind, and not again as this one."""
         thread = threading.get_ident()
-        self._count_open(thread)
         with self._lock:
-            self._open.setdefault(thread, ([], 0.0))[0].append(kind)
-            self._open[thread] = (self._open[thread][0], self.clock())
+            opened = self._open.setdefault(thread, _Open())
+            self._count(opened)
+            opened.kinds.append(kind)
         try:
             yield
         finally:
-            self._count_open(thread)
             with self._lock:
-                kinds, since = self._open.pop(thread)
-                kinds.pop()
-                if kinds:
-                    self._open[thread] = (kinds, since)
+                self._count(opened)
+                opened.kinds.pop()
+                if not opened.kinds:
+                    del self._open[thread]
 
-    def _count_open(self, thread: int) -> None:
-        """Count what the innermost open wait of a thread took until now."""
-        with self._lock:
-            if thread not in self._open:
-                return
-            now = self.clock()
-            kinds, since = self._open[thread]
-            self._open[thread] = (kinds, now)
-            self._add(kinds[-1], max(now - since, 0.0))
+    def _count(self, opened: _Open) -> None:
+        """Count what the innermost wait took until now."""
+        now = self.clock()
+        if opened.kinds:
+            self._add(opened.kinds[-1], max(now - opened.since, 0.0))
+        opened.since = now
 
     def _add(self, kind: str, seconds: float) -> None:
         if not seconds:
@@ -167,7 +170,7 @@ class Stats:
         """`stall_seconds` up to this moment, from any thread: of waits that are not over yet, too."""
         with self._lock:
             now = self.clock()
-            return self.counters.stall_seconds + sum(max(now - since, 0.0) for _, since in self._open.values())
+            return self.counters.stall_seconds + sum(max(now - opened.since, 0.0) for opened in self._open.values())
 
     @property
     def events(self) -> list[Event]:

@@ -54,10 +54,10 @@ def because(difference: str, cell: int) -> Text:
 
 
 def _in_words(difference: str, cell: int) -> str:
-    found = _DIFFERENCE.fullmatch(difference)
-    if found is None:
+    match = _DIFFERENCE.fullmatch(difference)
+    if match is None:
         return difference
-    tensor, dimension, old, new = found.groups()
+    tensor, dimension, old, new = match.groups()
     if tensor == "latent" and dimension in ("height", "width"):
         pixels = {"old": int(old) * cell, "new": int(new) * cell}
         if dimension == "height":

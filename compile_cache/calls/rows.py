@@ -68,21 +68,21 @@ def lines(run: Run) -> list[str]:
 
 def reasons(run: Run) -> list[Text]:
     """Why the run waited, and why calls were bypassed: one sentence each."""
-    found = [Text("{text}: {why}.", text=row.text, why=row.why) for row in _work(run) if row.why]
+    sentences = [Text("{text}: {why}.", text=row.text, why=row.why) for row in _work(run) if row.why]
     for code, count in run.bypasses.items():
-        found.append(Text("{why} ({count} times).", why=in_short(code), count=count))
+        sentences.append(Text("{why} ({count} times).", why=in_short(code), count=count))
     if run.why_no_calls:
-        found.append(Text("{why}.", why=run.why_no_calls))
-    kept = list(dict.fromkeys(text.as_sentence() for text in found))
+        sentences.append(Text("{why}.", why=run.why_no_calls))
+    kept = list(dict.fromkeys(text.as_sentence() for text in sentences))
     more = [Text("And {count} more.", count=len(kept) - _MAX_REASONS)] if len(kept) > _MAX_REASONS else []
     return [*kept[:_MAX_REASONS], *more]
 
 
 def marks(run: Run) -> list[Text]:
     """Labels that set a run apart, for its line in the panel."""
-    found = [Text("warm-up")] if run.is_warm_up else []
-    found += [Text("cancelled")] if run.stopped else []
-    return found + [Text("loading the backend, {time}", time=time_text(each)) for each in _backend_seconds(run)]
+    labels = [Text("warm-up")] if run.is_warm_up else []
+    labels += [Text("cancelled")] if run.stopped else []
+    return labels + [Text("loading the backend, {time}", time=time_text(each)) for each in _backend_seconds(run)]
 
 
 def plain(run: Run) -> dict[str, Any]:
@@ -232,14 +232,14 @@ def totals(data: Mapping[str, Any]) -> list[Text]:
 
 def report(data: Mapping[str, Any]) -> Text:
     """The text of Graph Cache Report: the totals, what was chosen and measured, and a line for each capture."""
-    found: list[str] = [*totals(data), *_modules(data["modules"]), *map(_attention, data["attention"])]
-    found += [_compared(each) for each in data["whole_calls"] if each["is_settled"]]
+    text_lines: list[str] = [*totals(data), *_modules(data["modules"]), *map(_attention, data["attention"])]
+    text_lines += [_compared(each) for each in data["whole_calls"] if each["is_settled"]]
     for each in data["measurements"]:
         text = "measured on {device}: {model} {result}"
-        found.append(Text(text, device=each["device"], model=each["model"], result=each["text"]))
+        text_lines.append(Text(text, device=each["device"], model=each["model"], result=each["text"]))
     if left_out := sorted({name for module in data["modules"] for name in module["left_out"]}):
-        found.append(Text("left out of compiling: {names}", names=", ".join(left_out)))
-    return Text.joined("\n", [*found, *_captures(data["entries"])])
+        text_lines.append(Text("left out of compiling: {names}", names=", ".join(left_out)))
+    return Text.joined("\n", [*text_lines, *_captures(data["entries"])])
 
 
 def _modules(modules: Iterable[Mapping[str, Any]]) -> Iterable[Text]:
@@ -251,21 +251,21 @@ def _modules(modules: Iterable[Mapping[str, Any]]) -> Iterable[Text]:
             yield from (Text("  weights: {format}", format=text) for text in module["formats"])
 
 
-def _attention(found: Mapping[str, Any]) -> Text:
-    times = ", ".join(f"{kernel} {ms:.2f} ms" for kernel, ms in sorted(found["milliseconds"].items()))
-    shape = "x".join(map(str, found["q"]))
-    return Text("attention of {shape} with {kernel}: {times}", shape=shape, kernel=found["kernel"], times=times)
+def _attention(choice: Mapping[str, Any]) -> Text:
+    times = ", ".join(f"{kernel} {ms:.2f} ms" for kernel, ms in sorted(choice["milliseconds"].items()))
+    shape = "x".join(map(str, choice["q"]))
+    return Text("attention of {shape} with {kernel}: {times}", shape=shape, kernel=choice["kernel"], times=times)
 
 
-def _compared(found: Mapping[str, Any]) -> Text:
-    """How a decode or an encode runs, with the seconds of both. found: see `WholeCalls.report`."""
+def _compared(comparison: Mapping[str, Any]) -> Text:
+    """How a decode or an encode runs, with the seconds of both. comparison: see `WholeCalls.report`."""
     values = {
-        "what": _ROLES[found["role"]],
-        "shape": "x".join(map(str, found["shape"])),
-        "compiled": f"{found['seconds']:.3g}",
-        "eager": f"{found['original_seconds']:.3g}",
+        "what": _ROLES[comparison["role"]],
+        "shape": "x".join(map(str, comparison["shape"])),
+        "compiled": f"{comparison['seconds']:.3g}",
+        "eager": f"{comparison['original_seconds']:.3g}",
     }
-    if found["is_left_alone"]:
+    if comparison["is_left_alone"]:
         return Text(
             "{what} {shape} falls back to eager: {compiled} s compiled, {eager} s eager on this device", **values
         )

@@ -127,8 +127,8 @@ def size_text(width: int, height: int, batch: int) -> str:
 
 def sides_in(text: str) -> tuple[int, int] | None:
     """(width, height) in pixels of a `size_text`; None for another text."""
-    found = _SIZE.match(text)
-    return None if found is None else (int(found[1]), int(found[2]))
+    match = _SIZE.match(text)
+    return None if match is None else (int(match[1]), int(match[2]))
 
 
 def time_text(seconds: float) -> str:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
+import pytest
+
 from compile_cache.errors import BypassCode, BypassReason
 from compile_cache.stats import Stats
 
@@ -90,7 +92,7 @@ def test_each_second_of_a_wait_has_one_kind_and_counts_once() -> None:
     begin = stats.mark()
     with stats.stalling():
         clock.now += 1
-        with stats.stalling("load"):
+        with stats.stalling("load"), stats.stalling("load"):
             clock.now += 2
         clock.now += 4
     assert [(wait.kind, wait.seconds) for wait in stats.since(begin).waits] == [
@@ -99,6 +101,16 @@ def test_each_second_of_a_wait_has_one_kind_and_counts_once() -> None:
         ("compile", 4),
     ]
     assert stats.counters.stall_seconds == stats.waiting_seconds() == 7
+
+
+def test_a_wait_that_ends_with_an_error_counts_until_then() -> None:
+    clock = Clock()
+    stats = Stats(clock)
+    with pytest.raises(ValueError, match="stop"), stats.stalling():
+        clock.now += 3
+        raise ValueError("stop")
+    clock.now += 1
+    assert stats.waiting_seconds() == 3
 
 
 def test_the_clock_of_waits_runs_while_a_prompt_waits_and_stands_when_it_does_not() -> None:

@@ -67,6 +67,5 @@ def _bars(data: dict[str, Any]) -> list[tuple[str, int, str]]:
     """Name, value and text of each bar: the captures, or without any (on the CPU) how the calls were answered."""
     if data["entries"]:
         return [(rows.capture_name(entry), entry["hits"], f"{entry['hits']}x") for entry in data["entries"]]
-    counters = data["counters"]
-    calls = {"replays": "replays", "compiled calls": "graph_calls", "uncompiled calls": "eager_calls"}
-    return [(name, counters[key], str(counters[key])) for name, key in calls.items()]
+    phrases = rows.counted(data["counters"])
+    return [(phrases[name], data["counters"][name], "") for name in ("replays", "graph_calls", "eager_calls")]
