@@ -8,14 +8,13 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any
 
 from .errors import BypassReason
 
 _KEPT_EVENTS = 512
 SHORT_WAIT = 0.05  # seconds; logs, events and the panel leave out shorter waits
 _MOMENT = 0.001  # seconds; a shorter wait is part of the one before it
-T = TypeVar("T")
 
 
 @dataclass
@@ -49,7 +48,8 @@ class Counters:
 class Event:
     """Something worth reporting, that ended `at` (Unix seconds) and took `seconds`.
 
-    kind: signature, look, trace, compile, load, measure, capture or bypass.
+    kind: signature, look, trace, compile, load, measure, capture or bypass. A wait of a prompt is one too, of kind
+    compile, load or capture and without a text.
     """
 
     kind: str
@@ -59,33 +59,12 @@ class Event:
 
 
 @dataclass(frozen=True, slots=True)
-class Wait:
-    """A prompt waited for `seconds`, until `at` (Unix seconds). kind: compile, load or capture."""
-
-    kind: str
-    seconds: float
-    at: float
-
-
-@dataclass(frozen=True, slots=True)
 class Mark:
     """A moment, for `Stats.since`: the counters, and how many events and waits there were."""
 
     counters: dict[str, Any]
     events: int
     waits: int
-
-
-@dataclass(frozen=True, slots=True)
-class Rise:
-    """The changes since a mark. counts: how far the counters rose, also `stall_seconds`. bypasses: the new ones, by
-    code. events, waits: as far as they are still kept.
-    """
-
-    counts: dict[str, Any]
-    bypasses: dict[str, int]
-    events: tuple[Event, ...]
-    waits: tuple[Wait, ...]
 
 
 @dataclass(slots=True)
@@ -103,7 +82,7 @@ class Stats:
         self.clock = clock
         self.counters = Counters()
         self._events: deque[Event] = deque(maxlen=_KEPT_EVENTS)
-        self._waits: deque[Wait] = deque(maxlen=_KEPT_EVENTS)
+        self._waits: deque[Event] = deque(maxlen=_KEPT_EVENTS)
         self._open: dict[int, _Open] = {}  # by thread
         self._lock = threading.Lock()
         self._seen_bypasses: set[str] = set()
@@ -145,9 +124,9 @@ class Stats:
         now, last = time.time(), self._waits[-1] if self._waits else None
         follows = last is not None and now - seconds - last.at < _MOMENT
         if last is not None and follows and (last.kind == kind or seconds < _MOMENT):
-            self._waits[-1] = Wait(last.kind, last.seconds + seconds, now)
+            self._waits[-1] = Event(last.kind, "", last.seconds + seconds, now)
             return
-        self._waits.append(Wait(kind, seconds, now))
+        self._waits.append(Event(kind, "", seconds, now))
         self._wait_count += 1
 
     @contextmanager
@@ -184,15 +163,18 @@ class Stats:
         with self._lock:
             return Mark(counters, self._event_count, self._wait_count)
 
-    def since(self, mark: Mark) -> Rise:
-        """Compare with the moment at which `mark` was taken."""
+    def since(self, mark: Mark) -> dict[str, Any]:
+        """The changes since `mark` was taken, as `Run` takes them: `counts`, how far each counter rose; `waited`, in
+        seconds; `bypasses` by code; `events` and `waits`, as far as they are still kept.
+        """
         now, before = self.snapshot(), mark.counters
-        bypasses = {code: count - before["bypasses"].get(code, 0) for code, count in now.pop("bypasses").items()}
         with self._lock:
-            events = _latest(self._events, self._event_count - mark.events)
-            waits = _latest(self._waits, self._wait_count - mark.waits)
-        counts = {name: value - before[name] for name, value in now.items()}
-        return Rise(counts, {code: count for code, count in bypasses.items() if count > 0}, events, waits)
+            events = tuple(self._events)[max(len(self._events) - (self._event_count - mark.events), 0) :]
+            waits = tuple(self._waits)[max(len(self._waits) - (self._wait_count - mark.waits), 0) :]
+        rise = Counter(now["bypasses"]) - Counter(before["bypasses"])
+        counts = {name: value - before[name] for name, value in now.items() if name != "bypasses"}
+        waited = counts.pop("stall_seconds")
+        return {"counts": counts, "waited": waited, "bypasses": dict(rise), "events": events, "waits": waits}
 
     def forward_ran(self, compiled: bool) -> None:
         """Count a forward that no replay answered. compiled: regions ran in it, or it was captured."""
@@ -215,7 +197,3 @@ class Stats:
         """The counters as plain data, from any thread: each is copied in one piece."""
         bypasses = dict(self.counters.bypasses)
         return {**vars(self.counters), "bypasses": bypasses, "stall_seconds": self.waiting_seconds()}
-
-
-def _latest(kept: deque[T], count: int) -> tuple[T, ...]:
-    return tuple(kept)[max(len(kept) - count, 0) :]

@@ -19,8 +19,8 @@ from .run_summary import Run, time_text
 _MAX_REASONS = 4
 _MAX_NEW_SIGNATURES = 3
 _BACKEND = "the backend"  # text of the event of loading it
-# Counters of a run: in `GET /resolute/runs`, and all but the last in words.
-COUNTED = ("replays", "graph_calls", "eager_calls", "captures", "region_compiles", "region_loads", "verifications")
+# Counters of a run in `GET /resolute/runs`.
+_COUNTED = ("replays", "graph_calls", "eager_calls", "captures", "region_compiles", "region_loads", "verifications")
 
 _ROLES = {
     "unet": "sampling",
@@ -98,7 +98,7 @@ def plain(run: Run) -> dict[str, Any]:
         "started": run.started,
         "seconds": round(run.seconds, 4),
         "waited": round(run.waited, 4),
-        "counts": dict(run.counts),
+        "counts": {name: run.counts.get(name, 0) for name in _COUNTED},
         "status": status(run),
         "stopped": run.stopped,
         "segments": run.segments(),

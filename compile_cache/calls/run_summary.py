@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..stats import SHORT_WAIT, Event, Wait
+from ..stats import SHORT_WAIT, Event
 from ..texts import Text
 
 _SLIVER = 0.02  # of a run; a shorter gap between two pieces of work is not shown
@@ -53,7 +53,7 @@ class Run:
     structure: str = ""
     formats: tuple[str, ...] = ()
     file: str = ""
-    waits: tuple[Wait, ...] = ()
+    waits: tuple[Event, ...] = ()
     stopped: bool = False
     regions: tuple[int, int] = (0, 0)
     step_bytes: tuple[int, int] = (0, 0)

@@ -14,8 +14,8 @@ from scripts.workflows.build import FOLDER
 
 from .rig import Bench, PromptDict, Run, compiled, node
 
-# All values are 100 of 255, or that plus 1 or plus 10 levels.
-GREY, NEXT_GREY, LIGHTER = 0x646464, 0x656565, 0x6E6E6E
+# All values are 100 of 255, or that plus 10 levels.
+GREY, LIGHTER = 0x646464, 0x6E6E6E
 
 
 def picture(color: int, *, width: int = 24, height: int = 16, batch: int = 1) -> dict[str, Any]:
@@ -94,42 +94,9 @@ def test_an_exceeded_limit_fails_the_prompt_with_the_numbers(
     assert bench.run(two_pictures(GREY, LIGHTER, max_error=10, min_psnr=28)).history["outputs"]["compare"]
 
 
-def test_a_limit_of_one_level_lets_one_level_pass(bench: Bench) -> None:
-    lines = report_of(bench.run(two_pictures(GREY, NEXT_GREY, max_error=1)))
-    assert lines[-1] == "Within the limits: max_error 1 of 255."
-    failure_of(bench, two_pictures(GREY, NEXT_GREY, max_error=0.5))
-
-
-def test_the_failing_image_of_a_batch_is_named(bench: Bench) -> None:
-    prompt = {"a": picture(GREY, batch=2), "one": picture(GREY), "two": picture(LIGHTER)}
-    prompt["b"] = node("ImageBatch", image1=["one", 0], image2=["two", 0])
-    assert failure_of(bench, {**prompt, "compare": compare(max_error=2)}).startswith(
-        "Image 2 of 2 is outside the limits"
-    )
-
-
-@pytest.mark.parametrize(
-    ("other", "expected", "remedy"),
-    [
-        ({"width": 32}, ("24x16", "32x16"), "Upscale Image"),
-        ({"batch": 3}, ("1 image", "3 images"), "Get Image from Batch"),
-    ],
-)
-def test_different_sizes_or_counts_are_refused_with_the_remedy(
-    bench: Bench, other: dict[str, int], expected: tuple[str, str], remedy: str
-) -> None:
-    prompt = {"a": picture(GREY), "b": picture(GREY, **other), "compare": compare()}
-    message = failure_of(bench, prompt)
-    assert re.search(f"image_a is .*{expected[0]}.*image_b is .*{expected[1]}.*{remedy}", message), message
-
-
-@pytest.mark.parametrize("size", [(1, 1), (4, 30)])
-def test_an_image_smaller_than_the_window_is_compared(bench: Bench, size: tuple[int, int]) -> None:
-    width, height = size
-    prompt = {"a": picture(GREY, width=width, height=height), "b": picture(LIGHTER, width=width, height=height)}
-    lines = report_of(bench.run({**prompt, "compare": compare()}))
-    assert lines[2].split()[1] == "10.00"
-    assert any("does not fit into the image" in line for line in lines)
+def test_different_sizes_are_refused_with_the_remedy(bench: Bench) -> None:
+    message = failure_of(bench, {"a": picture(GREY), "b": picture(GREY, width=32), "compare": compare()})
+    assert re.search("image_a is .*24x16.*image_b is .*32x16.*Upscale Image", message), message
 
 
 TIMES = re.compile(r"Sampling and decode: A (\d.*?), B (\d.*?)\.")

@@ -14,7 +14,7 @@ from ....compile_cache.backends.eager import EagerBackend
 from ....compile_cache.calls import rows
 from ....compile_cache.calls.run_summary import Run
 from ....compile_cache.keys import Role
-from ....compile_cache.stats import SHORT_WAIT, Mark, Rise
+from ....compile_cache.stats import SHORT_WAIT, Mark
 from ..comfyui.compile_progress import CompileProgress
 from ..comfyui.transformer_options import COND_ORDER, SCHEDULE
 from ..process import runtime
@@ -101,7 +101,7 @@ class SessionLog:
             control._batch = self._batch  # the calls of a ControlNet do not say how many conds their batch holds
             control.end()
 
-    def _run(self, rise: Rise, why_no_calls: str) -> Run:
+    def _run(self, changes: dict[str, Any], why_no_calls: str) -> Run:
         shape = self._shape or (0, 0)
         return Run(
             model=self._label,
@@ -112,11 +112,7 @@ class SessionLog:
             steps=self._steps,
             started=self._started,
             seconds=time.perf_counter() - self._clock,
-            waited=rise.counts["stall_seconds"],
-            counts={name: rise.counts[name] for name in rows.COUNTED},
-            bypasses=rise.bypasses,
-            events=rise.events,
-            waits=rise.waits,
+            **changes,
             # Core ends a run in a `finally`, so what stopped it is being handled.
             stopped=isinstance(sys.exc_info()[1], self._progress.cancellations),
             regions=self._progress.count,

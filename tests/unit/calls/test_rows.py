@@ -11,7 +11,7 @@ from compile_cache.calls.misses import FIRST, FREED, SINCE
 from compile_cache.calls.reasons import BYPASSES, because
 from compile_cache.calls.run_summary import Run
 from compile_cache.errors import BypassCode
-from compile_cache.stats import Event, Wait
+from compile_cache.stats import Event
 from compile_cache.texts import Text
 
 START = 1000.0
@@ -26,8 +26,8 @@ def run(**given: Any) -> Run:
     return Run(**{**usual, **given})
 
 
-def wait(kind: str, start: float, seconds: float) -> Wait:
-    return Wait(kind, seconds, START + start + seconds)
+def wait(kind: str, start: float, seconds: float) -> Event:
+    return event(kind, start, seconds)
 
 
 def event(kind: str, start: float, seconds: float, text: str = "") -> Event:
