@@ -34,7 +34,7 @@ class Counters:
     replays: int = 0
     region_calls: int = 0
     graph_calls: int = 0  # forwards through compiled regions, or that were captured, without a replay
-    eager_calls: int = 0  # forwards in which every block ran as it is
+    eager_calls: int = 0  # forwards in which every block ran eager
     evictions: int = 0
     streamed_bytes: int = 0  # of weights that had no page when their block ran
     prologue_runs: int = 0  # parts of streamed blocks that follow the time alone, see `dependence`
@@ -48,7 +48,8 @@ class Counters:
 class Event:
     """Something worth reporting, that ended `at` (Unix seconds) and took `seconds`.
 
-    kind: signature, look, trace, compile, load, measure, capture or bypass.
+    kind: signature, look, trace, compile, load, measure, capture or bypass. A wait of a prompt is one too, of kind
+    compile, load or capture and without a text.
     """
 
     kind: str
@@ -58,12 +59,20 @@ class Event:
 
 
 @dataclass(frozen=True, slots=True)
-class Wait:
-    """A prompt waited for `seconds`, until `at` (Unix seconds). kind: compile, load or capture."""
+class Mark:
+    """A moment, for `Stats.since`: the counters, and how many events and waits there were."""
 
-    kind: str
-    seconds: float
-    at: float
+    counters: dict[str, Any]
+    events: int
+    waits: int
+
+
+@dataclass(slots=True)
+class _Open:
+    """Waits of a thread that are not over. kinds: the innermost last. since: until when that one is counted."""
+
+    kinds: list[str] = field(default_factory=list)
+    since: float = 0.0
 
 
 class Stats:
@@ -73,46 +82,40 @@ class Stats:
         self.clock = clock
         self.counters = Counters()
         self._events: deque[Event] = deque(maxlen=_KEPT_EVENTS)
-        self._waits: deque[Wait] = deque(maxlen=_KEPT_EVENTS)
-        # By thread: the kinds of the waits that are open, the innermost last, and since when that one is not counted.
-        self._open: dict[int, tuple[list[str], float]] = {}
+        self._waits: deque[Event] = deque(maxlen=_KEPT_EVENTS)
+        self._open: dict[int, _Open] = {}  # by thread
         self._lock = threading.Lock()
         self._seen_bypasses: set[str] = set()
-        self.event_count = 0  # of all events, also of those no longer kept
-        self.wait_count = 0
+        self._event_count = self._wait_count = 0  # also of those no longer kept
 
     def event(self, kind: str, text: str, seconds: float = 0.0) -> None:
         with self._lock:
             self._events.append(Event(kind, text, seconds))
-            self.event_count += 1
+            self._event_count += 1
 
     @contextmanager
     def stalling(self, kind: str = "compile") -> Iterator[None]:
         """A prompt waits meanwhile. A wait inside counts as its own kind, and not again as this one."""
         thread = threading.get_ident()
-        self._count_open(thread)
         with self._lock:
-            self._open.setdefault(thread, ([], 0.0))[0].append(kind)
-            self._open[thread] = (self._open[thread][0], self.clock())
+            opened = self._open.setdefault(thread, _Open())
+            self._count(opened)
+            opened.kinds.append(kind)
         try:
             yield
         finally:
-            self._count_open(thread)
             with self._lock:
-                kinds, since = self._open.pop(thread)
-                kinds.pop()
-                if kinds:
-                    self._open[thread] = (kinds, since)
+                self._count(opened)
+                opened.kinds.pop()
+                if not opened.kinds:
+                    del self._open[thread]
 
-    def _count_open(self, thread: int) -> None:
-        """Count what the innermost open wait of a thread took until now."""
-        with self._lock:
-            if thread not in self._open:
-                return
-            now = self.clock()
-            kinds, since = self._open[thread]
-            self._open[thread] = (kinds, now)
-            self._add(kinds[-1], max(now - since, 0.0))
+    def _count(self, opened: _Open) -> None:
+        """Count what the innermost wait took until now."""
+        now = self.clock()
+        if opened.kinds:
+            self._add(opened.kinds[-1], max(now - opened.since, 0.0))
+        opened.since = now
 
     def _add(self, kind: str, seconds: float) -> None:
         if not seconds:
@@ -121,10 +124,10 @@ class Stats:
         now, last = time.time(), self._waits[-1] if self._waits else None
         follows = last is not None and now - seconds - last.at < _MOMENT
         if last is not None and follows and (last.kind == kind or seconds < _MOMENT):
-            self._waits[-1] = Wait(last.kind, last.seconds + seconds, now)
+            self._waits[-1] = Event(last.kind, "", last.seconds + seconds, now)
             return
-        self._waits.append(Wait(kind, seconds, now))
-        self.wait_count += 1
+        self._waits.append(Event(kind, "", seconds, now))
+        self._wait_count += 1
 
     @contextmanager
     def stall(self, kind: str, text: str, shortest: float = 0.0) -> Iterator[None]:
@@ -136,7 +139,7 @@ class Stats:
             self.event(kind, text, seconds)
 
     def waited_since(self, started: float, stalled: float, kind: str, text: str) -> None:
-        """It turned out that a prompt waited since `started`, when `waiting_seconds` was `stalled`."""
+        """Add a stall retroactively, without double counting. stalled: `waiting_seconds` at `started`."""
         seconds = self.clock() - started
         with self._lock:
             self._add(kind, max(seconds - (self.counters.stall_seconds - stalled), 0.0))
@@ -146,7 +149,7 @@ class Stats:
         """`stall_seconds` up to this moment, from any thread: of waits that are not over yet, too."""
         with self._lock:
             now = self.clock()
-            return self.counters.stall_seconds + sum(max(now - since, 0.0) for _, since in self._open.values())
+            return self.counters.stall_seconds + sum(max(now - opened.since, 0.0) for opened in self._open.values())
 
     @property
     def events(self) -> list[Event]:
@@ -154,10 +157,24 @@ class Stats:
         with self._lock:
             return list(self._events)
 
-    def events_since(self, count: int) -> list[Event]:
-        """The events after the first `count` ones, as far as they are still kept."""
+    def mark(self) -> Mark:
+        """This moment, to ask later what happened since."""
+        counters = self.snapshot()
         with self._lock:
-            return list(self._events)[max(len(self._events) - (self.event_count - count), 0) :]
+            return Mark(counters, self._event_count, self._wait_count)
+
+    def since(self, mark: Mark) -> dict[str, Any]:
+        """The changes since `mark` was taken, as `Run` takes them: `counts`, how far each counter rose; `waited`, in
+        seconds; `bypasses` by code; `events` and `waits`, as far as they are still kept.
+        """
+        now, before = self.snapshot(), mark.counters
+        with self._lock:
+            events = tuple(self._events)[max(len(self._events) - (self._event_count - mark.events), 0) :]
+            waits = tuple(self._waits)[max(len(self._waits) - (self._wait_count - mark.waits), 0) :]
+        rise = Counter(now["bypasses"]) - Counter(before["bypasses"])
+        counts = {name: value - before[name] for name, value in now.items() if name != "bypasses"}
+        waited = counts.pop("stall_seconds")
+        return {"counts": counts, "waited": waited, "bypasses": dict(rise), "events": events, "waits": waits}
 
     def forward_ran(self, compiled: bool) -> None:
         """Count a forward that no replay answered. compiled: regions ran in it, or it was captured."""
@@ -165,11 +182,6 @@ class Stats:
             self.counters.graph_calls += 1
         else:
             self.counters.eager_calls += 1
-
-    def waits_since(self, count: int) -> list[Wait]:
-        """The waits after the first `count` ones, as far as they are still kept."""
-        with self._lock:
-            return list(self._waits)[max(len(self._waits) - (self.wait_count - count), 0) :]
 
     def bypass(self, reason: BypassReason) -> bool:
         """Count a bypass. Returns True the first time that this exact reason occurs: then it deserves a log line."""

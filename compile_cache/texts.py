@@ -22,8 +22,8 @@ class Text(str):
 
     def __new__(cls, template: str, **values: object) -> Text:
         """Fill in the values. Write a counted noun in the plural: "1 regions" becomes "1 region"."""
-        given = {name: words_of(value) for name, value in values.items()}
-        return _made(_ONE.sub(r"1 \1", template.format(**values)), {"text": template, "values": given})
+        said = {name: words_of(value) for name, value in values.items()}
+        return _made(_ONE.sub(r"1 \1", template.format(**values)), {"text": template, "values": said})
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _made, (str(self), self.words)  # a copy is not made from a template
@@ -47,5 +47,5 @@ def _made(english: str, words: Words) -> Text:
 
 
 def words_of(text: object) -> Words:
-    """The words of a Text; of anything else its plain string, which every language shows as it is."""
+    """The words of a Text; of anything else its plain string, which every language shows unchanged."""
     return text.words if isinstance(text, Text) else str(text)

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -42,45 +42,34 @@ def register() -> None:
     if server is None:
         return
     preload.begin(server)
-    server.routes.get("/resolute/cache")(_cache)
-    server.routes.get("/resolute/events")(_events)
-    server.routes.get("/resolute/runs")(_runs)
-    server.routes.get("/resolute/report")(_report)
-    server.routes.get("/resolute/settings")(_settings)
+    server.routes.get("/resolute/cache")(_reads(cache_report.report))
+    server.routes.get("/resolute/events")(_reads(_events))
+    server.routes.get("/resolute/runs")(_reads(lambda: {"runs": runs.latest()}))
+    server.routes.get("/resolute/report")(_reads(_report))
+    server.routes.get("/resolute/settings")(_reads(lambda: {"fixed": user_settings.fixed()}))
     server.routes.post("/resolute/warm-up")(_warm_up)
     server.routes.post("/resolute/free")(_free)
     server.routes.post("/resolute/measurements")(_measurements)
 
 
-async def _cache(request: web.Request) -> web.Response:
-    return _json_answer(cache_report.report)
+def _events() -> dict[str, Any]:
+    return {"events": [asdict(event) for event in runtime.cache().stats.events]}
 
 
-async def _events(request: web.Request) -> web.Response:
-    return _json_answer(lambda: {"events": [asdict(event) for event in runtime.cache().stats.events]})
+def _report() -> dict[str, Any]:
+    return {"text": table_and_chart.report_text(cache_report.report(), runs.latest(), user_settings.all_set())}
 
 
-async def _runs(request: web.Request) -> web.Response:
-    return _json_answer(lambda: {"runs": runs.latest()})
+def _reads(read: Callable[[], dict[str, Any]]) -> Callable[[web.Request], Awaitable[web.Response]]:
+    """A handler that answers with what `read` returns, as JSON."""
 
+    async def answer(request: web.Request) -> web.Response:
+        try:
+            return web.json_response(read())
+        except UserError as error:  # an invalid setting of this server; the request is fine, hence 500
+            return _error(error, status=500)
 
-async def _report(request: web.Request) -> web.Response:
-    return _json_answer(
-        lambda: {
-            "text": table_and_chart.report_text(cache_report.report(), runs.latest(), user_settings.all_set()),
-        }
-    )
-
-
-async def _settings(request: web.Request) -> web.Response:
-    return _json_answer(lambda: {"fixed": user_settings.fixed()})
-
-
-def _json_answer(read: Callable[[], dict[str, Any]]) -> web.Response:
-    try:
-        return web.json_response(read())
-    except UserError as error:  # an invalid setting of this server; the request is fine, hence 500
-        return _error(error, status=500)
+    return answer
 
 
 async def _warm_up(request: web.Request) -> web.Response:

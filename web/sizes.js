@@ -1,13 +1,12 @@
 // The table of a model's sizes in the panel: one row for each size, however many shapes (lengths of prompts) it has.
 import { element, mebibytes } from "./dom.js";
 import { isSampling } from "./live.js";
-import { say } from "./words.js";
+import { ROLES, say } from "./words.js";
 
 const STATES = { memory: "ready", captured: "ready", disk: "on disk", unknown: "to compile" };
 const ORDER = ["captured", "memory", "disk", "unknown"]; // of two shapes of a size, the better one is shown
 const SIZES = 12; // of one model
 const BATCH = ", batch "; // between the sides and the batch of a size
-const OF_VAES = { vae_decode: "decoding", vae_encode: "encoding" };
 
 // As the node shows it: pixels and the user's batch. What an earlier version remembered has only the latent's shape.
 const sizeOf = (shape) => shape.size || shape.latent_shape.join("x");
@@ -60,8 +59,8 @@ export function modelTable(model, measurements, hasCaptures, t) {
     ),
   );
   const more = rows.length > SIZES ? t("and {count} more", { count: rows.length - SIZES }) : "";
-  const role = OF_VAES[model.shapes[0].role];
-  const kind = role ? ` (${t(role)})` : "";
+  const { role } = model.shapes[0];
+  const kind = role.startsWith("vae_") ? ` (${t(ROLES[role])})` : "";
   const measured = measurements.filter((each) => each.structure === model.model);
   return element(
     "div",

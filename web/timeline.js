@@ -1,7 +1,7 @@
 // The timeline of the latest prompts: a bar for each run, in pieces, and a sentence for each wait.
 import { element, seconds } from "./dom.js";
 import { sizeText } from "./sizes.js";
-import { say } from "./words.js";
+import { ROLES, say } from "./words.js";
 
 export const KINDS = {
   replay: "replay",
@@ -11,7 +11,6 @@ export const KINDS = {
   load: "load from disk",
   bypass: "bypass",
 };
-const ROLES = { unet: "sampling", vae_decode: "decoding", vae_encode: "encoding", controlnet: "ControlNet" };
 const PROMPTS = 8;
 
 const OF_CAPTURES = ["replay", "capture"];

@@ -131,7 +131,7 @@ class GraphCache:
             self.stats.counters.replays += 1
             self.shapes.record(call.key, program, flags=key.torch_flags)
             return attempt.output
-        difference = self._record_signature(program, call, key)
+        difference = self._record_signature(program, key)
         with ExitStack() as held:
             is_short = action is Action.EAGER or attempt.decision.reason is NOT_RESIDENT
             pinned = not is_short and self._hold_weights(call, key, action, held)
@@ -186,7 +186,7 @@ class GraphCache:
         self._captures.pin_for_session(key)
         return result, seconds
 
-    def _record_signature(self, program: Program, call: Call, key: CaptureKey) -> str | None:
+    def _record_signature(self, program: Program, key: CaptureKey) -> str | None:
         """Name the difference from the nearest signature seen before, as an event too; None if it was seen before."""
         # Without captures nothing depends on the weights' addresses.
         exact = key if program.capabilities.captures else replace(key, epoch=0)
@@ -195,9 +195,7 @@ class GraphCache:
             difference = explain_first(self.shapes.of_model(key.graph.model), key.torch_flags)
         if difference is not None:
             self.stats.counters.signatures += 1
-            text = f"{key.graph.role.value} {key.shape}: {difference}"
-            self.stats.event("signature", text)
-            call.progress.detail(text)
+            self.stats.event("signature", f"{key.graph.role.value} {key.shape}: {difference}")
         return difference
 
     def _free_captures(self) -> bool:

@@ -1,4 +1,4 @@
-"""Why a call found no graph: the signatures seen before, and in words what differs from them."""
+"""Why there was no graph for a call: the signatures seen before, and in words what differs from them."""
 
 from __future__ import annotations
 

@@ -9,11 +9,11 @@ from .misses import FIRST, FREED, SINCE
 
 # What a bypass means to a user, by code, where one line has to do; docs/troubleshooting.md has the rest.
 BYPASSES = {
-    "observed_input": Text("Resolute does not know something in this call: no capture, or some blocks run as they are"),
-    "patched_block": Text("another node changes attention: some blocks run as they are"),
-    "replaced_forward": Text("another pack replaced code of this model: what uses that code runs as it is"),
-    "foreign_model": Text("another pack wrote a part of this model: no capture, and its blocks run as they are"),
-    "unreadable_weights": Text("weights that Resolute cannot follow: no capture, or their blocks run as they are"),
+    "observed_input": Text("Resolute does not know something in this call: no capture, or some blocks run eager"),
+    "patched_block": Text("another node changes attention: some blocks run eager"),
+    "replaced_forward": Text("another pack replaced code of this model: what uses that code runs eager"),
+    "foreign_model": Text("another pack wrote a part of this model: no capture, and its blocks run eager"),
+    "unreadable_weights": Text("weights that Resolute cannot follow: no capture, or their blocks run eager"),
     "streamed_weights": Text("weights are not all on the GPU: no capture"),
     "no_regions": Text("this model has no blocks that Resolute knows"),
     "compile_failed": Text("some blocks could not be compiled"),
@@ -23,7 +23,7 @@ BYPASSES = {
     "core_compiler": Text("ComfyUI's own compiler was at work"),
     "gradient": Text("gradients are on (training)"),
     "not_faster": Text("compiled code was not faster on this device, or this is being measured"),
-    "left_out": Text("the blocks that you left out run as they are"),
+    "left_out": Text("the blocks that you left out run eager"),
 }
 _DIFFERENCE = re.compile(r"(\S+) (batch|channels|height|width|tokens) (\d+) -> (\d+)")
 
@@ -54,10 +54,10 @@ def because(difference: str, cell: int) -> Text:
 
 
 def _in_words(difference: str, cell: int) -> str:
-    found = _DIFFERENCE.fullmatch(difference)
-    if found is None:
+    match = _DIFFERENCE.fullmatch(difference)
+    if match is None:
         return difference
-    tensor, dimension, old, new = found.groups()
+    tensor, dimension, old, new = match.groups()
     if tensor == "latent" and dimension in ("height", "width"):
         pixels = {"old": int(old) * cell, "new": int(new) * cell}
         if dimension == "height":

@@ -1,4 +1,4 @@
-"""One sampling run or one decode in words: its result in a line, its reasons in sentences, its timeline.
+"""One sampling run or one decode: what it counted and waited for, and its timeline. `rows` has the words.
 
 Plain data: no torch, no ComfyUI.
 """
@@ -6,23 +6,17 @@ Plain data: no torch, no ComfyUI.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..keys import Role
-from ..stats import SHORT_WAIT, Event, Wait
-from ..texts import Text, words_of
-from .misses import SINCE
-from .reasons import because, in_short
+from ..stats import SHORT_WAIT, Event
+from ..texts import Text
 
 _SLIVER = 0.02  # of a run; a shorter gap between two pieces of work is not shown
 _MAX_SEGMENTS = 60
-_MAX_REASONS = 4
 # Kinds of waits that the result of a run may say, and the counter that has to rise for that.
 _SAID = {"compile": "region_compiles", "load": "region_loads", "capture": "captures"}
-_NOTHING_KEPT = Text("no compiled code for these blocks was kept on this machine yet")
-_BACKEND = "the backend"  # text of the event of loading it
 _SIZE = re.compile(r"(\d+)x(\d+)(?:,|$)")
 
 
@@ -59,7 +53,7 @@ class Run:
     structure: str = ""
     formats: tuple[str, ...] = ()
     file: str = ""
-    waits: tuple[Wait, ...] = ()
+    waits: tuple[Event, ...] = ()
     stopped: bool = False
     regions: tuple[int, int] = (0, 0)
     step_bytes: tuple[int, int] = (0, 0)
@@ -75,58 +69,7 @@ class Run:
         """It ran to its end and had nothing to wait for, so its seconds are what a prompt takes from now on."""
         return not (self.stopped or self.why_no_calls or any(self.counts.get(name, 0) for name in _SAID.values()))
 
-    def status(self) -> Text:
-        """The result in up to three lines, as the node shows it: "384x256, batch 2: nothing compiled, 21 ms/step"."""
-        first, *more = self.lines()
-        if not self.why_no_calls:
-            first = Text("{size}: {result}", size=self.size, result=first)
-        return Text.joined("\n", [first, *more])
-
-    def lines(self) -> list[str]:
-        """The lines of `status` without the size."""
-        if self.why_no_calls:
-            return [Text("not compiled: {why}", why=self.why_no_calls)]
-        lines: list[str] = [Text.joined(", ", self._results())]
-        lines += [", ".join(text.partition(":")[0] for text in self.formats)] if self.formats else []
-        if self.why_eager:
-            return [*lines, Text("backend: {why}", why=self.why_eager)]
-        return lines + [self._streams() or in_short(code) for code in self.bypasses][:1]
-
-    def _streams(self) -> str:
-        """How much of a model that is too large a step needs; empty if that is all of it."""
-        needed, every = (f"{each / 1e9:.2g}" for each in self.step_bytes)
-        return Text("needs {needed} of {every} GB per step", needed=needed, every=every) if needed != every else ""
-
-    def _results(self) -> list[str]:
-        compiles, loads = self.counts.get("region_compiles", 0), self.counts.get("region_loads", 0)
-        done = []
-        if compiles:
-            done.append(Text("compiled {count} regions in {time}", count=compiles, time=self._time("compile")))
-        if loads:
-            done.append(Text("loaded {count} regions in {time}", count=loads, time=self._time("load")))
-        if self.counts.get("captures", 0):
-            done.append(Text("new size captured in {time}", time=self._time("capture")))
-        answered = self.counts.get("replays", 0) + self.counts.get("graph_calls", 0)
-        if not answered and not self.counts.get("eager_calls", 0):  # cancelled, or failed
-            return [*done, self._stop(Text("stopped in the first step"))]
-        if self.stopped:
-            return [*done, self._stop(Text("stopped"))]
-        return [*(done or [Text("nothing compiled") if answered else Text("ran uncompiled")]), *self._speed()]
-
-    def _stop(self, text: Text) -> Text:
-        ready, total = self.regions
-        return Text("stopped; {done} of {total} are kept", done=ready, total=total) if ready < total else text
-
-    def _speed(self) -> list[str]:
-        seconds = max(self.seconds - self.waited, 0.0)
-        if self.role == Role.CONTROLNET.value or not seconds:
-            return []
-        return [Text("{time}/step", time=time_text(seconds / self.steps))] if self.steps else [time_text(seconds)]
-
-    def _time(self, kind: str) -> str:
-        return time_text(self._seconds(kind))
-
-    def _seconds(self, kind: str) -> float:
+    def seconds_of(self, kind: str) -> float:
         """Seconds that the prompt waited for this kind of work; parallel compiles count once.
 
         The kinds that are said add up to `waited`: the first one also has what is not said, as loading the backend.
@@ -175,88 +118,6 @@ class Run:
             merged.append({"kind": self.answered_by, "start": at, "seconds": self.seconds - at})
         return merged[:_MAX_SEGMENTS]
 
-    def marks(self) -> list[Text]:
-        """Labels that set this run apart, for its line in the panel."""
-        marks = [Text("warm-up")] if self.is_warm_up else []
-        marks += [Text("cancelled")] if self.stopped else []
-        return marks + [Text("loading the backend, {time}", time=time_text(each)) for each in self._backend_seconds()]
-
-    def _backend_seconds(self) -> list[float]:
-        return [event.seconds for event in self.events if event.kind == "load" and event.text == _BACKEND]
-
-    def reasons(self) -> list[Text]:
-        """Why the run waited, and why calls were bypassed: one sentence each."""
-        found = [*self._why_compiled(), *self._why_loaded()]
-        if measured := [event.seconds for event in self.events if event.kind == "measure"]:
-            found.append(
-                Text(
-                    "chose {count} attention kernels in {time}: the first use of a shape since ComfyUI started.",
-                    count=len(measured),
-                    time=time_text(sum(measured)),
-                )
-            )
-        for event in self.events:
-            if event.kind == "capture":
-                why = because(event.text.partition(": ")[2], self.cell)
-                found.append(Text("captured in {time}: {why}.", time=time_text(event.seconds), why=why))
-        found += [
-            Text("{why} ({count} times).", why=in_short(code), count=count)
-            if count > 1
-            else Text("{why} (once).", why=in_short(code))
-            for code, count in self.bypasses.items()
-        ]
-        if self.why_no_calls:
-            found.append(Text("{why}.", why=self.why_no_calls))
-        kept = list(dict.fromkeys(text.as_sentence() for text in found))
-        more = [Text("And {count} more.", count=len(kept) - _MAX_REASONS)] if len(kept) > _MAX_REASONS else []
-        return [*kept[:_MAX_REASONS], *more]
-
-    def _why_compiled(self) -> list[Text]:
-        if not (compiles := self.counts.get("region_compiles", 0)):
-            return self._why_compared()
-        why = _NOTHING_KEPT
-        if changed := [event.text.partition(SINCE)[2] for event in self.events if SINCE in event.text]:
-            why = Text("torch's settings changed since this model last ran: {changes}", changes=changed[0])
-        time = self._time("compile")
-        return [Text("compiled {count} regions in {time}: {why}.", count=compiles, time=time, why=why)]
-
-    def _why_compared(self) -> list[Text]:
-        """Code is compared with the original before its first use at sizes for which its guards prove nothing."""
-        compared, seconds = self.counts.get("verifications", 0), self._seconds("compile")
-        if not compared or seconds < SHORT_WAIT:
-            return []
-        text = "compared {count} regions with the original in {time}: no size like this one was used before."
-        return [Text(text, count=compared, time=time_text(seconds))]
-
-    def _why_loaded(self) -> list[Text]:
-        found = []
-        if loads := self.counts.get("region_loads", 0):
-            text = "loaded {count} regions in {time}: the first use since ComfyUI started."
-            found.append(Text(text, count=loads, time=self._time("load")))
-        text = "loaded the backend in {time}: the first use since ComfyUI started."
-        return found + [Text(text, time=time_text(seconds)) for seconds in self._backend_seconds()]
-
-    def plain(self) -> dict[str, Any]:
-        """For the panel and `GET /resolute/runs`. words: how a front end says the other texts in another language."""
-        texts: dict[str, Sequence[str]] = {"lines": self.lines(), "reasons": self.reasons(), "marks": self.marks()}
-        return {
-            "model": self.model,
-            "structure": self.structure,
-            "file": self.file,
-            "role": self.role,
-            "size": self.size,
-            "steps": self.steps,
-            "started": self.started,
-            "seconds": round(self.seconds, 4),
-            "waited": round(self.waited, 4),
-            "counts": dict(self.counts),
-            "status": self.status(),
-            "stopped": self.stopped,
-            "segments": self.segments(),
-            **texts,
-            "words": {name: [words_of(text) for text in some] for name, some in texts.items()},
-        }
-
 
 def size_text(width: int, height: int, batch: int) -> str:
     """For people: "384x256, batch 2". In pixels; batch: the user's images."""
@@ -266,8 +127,8 @@ def size_text(width: int, height: int, batch: int) -> str:
 
 def sides_in(text: str) -> tuple[int, int] | None:
     """(width, height) in pixels of a `size_text`; None for another text."""
-    found = _SIZE.match(text)
-    return None if found is None else (int(found[1]), int(found[2]))
+    match = _SIZE.match(text)
+    return None if match is None else (int(match[1]), int(match[2]))
 
 
 def time_text(seconds: float) -> str:

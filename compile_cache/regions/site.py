@@ -109,10 +109,6 @@ class Progress(Protocol):
         """`done` of `total` units are done. left: the kinds of those that are left."""
         ...
 
-    def detail(self, text: str) -> None:
-        """Show one line about this call to the user."""
-        ...
-
 
 class SilentProgress:
     cancellations: tuple[type[BaseException], ...] = ()
@@ -124,9 +120,6 @@ class SilentProgress:
         pass
 
     def report(self, done: int, total: int, text: str, left: Sequence[str] = ()) -> None:
-        pass
-
-    def detail(self, text: str) -> None:
         pass
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 from collections.abc import Iterator
 from types import SimpleNamespace
@@ -156,3 +157,17 @@ def test_idle_worker_processes_end_when_all_models_are_unloaded(
     else:
         management.free_memory(management.get_free_memory(CPU) + 64 * MIB, CPU)
     assert ended == [True] * everything
+
+
+def test_the_button_free_compares_decodes_again_and_the_node_does_not(
+    core: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory, compared = core.ours("sampling.memory"), list[str]()
+    monkeypatch.setattr(memory, "broadcast", lambda *given, **more: None)
+    whole_calls = core.ours("process.runtime").cache().whole_calls
+    monkeypatch.setattr(whole_calls, "measure_again", lambda: compared.append("again"))
+    memory.free_graphs()  # as the node does, in each prompt
+    assert compared == []
+    idle = SimpleNamespace(mutex=contextlib.nullcontext(), currently_running={})
+    assert memory.free_or_wait(idle)["state"] == "nothing"
+    assert compared == ["again"]

@@ -40,17 +40,17 @@ def reported(bench: Bench, warm: Run, tiny_prompt: Any, node: Any, seed: int) ->
     return bench.run(prompt)
 
 
-def test_the_report_is_a_text_with_the_counters(bench: Bench, reported: Run) -> None:
+def test_the_report_is_a_text_with_the_counters_and_a_chart(bench: Bench, reported: Run) -> None:
     shown = {name: output.get("text") for name, output in reported.history["outputs"].items()}
     assert len(shown["report"]) == 1
     assert shown["text"] == shown["report"]
     counters = bench.counters()
-    for counted in ("region_compiles", "graph_calls", "eager_calls"):
-        assert str(counters[counted]) in shown["report"][0]
-    assert "region compiles" in shown["report"][0]
-
-
-def test_the_report_is_an_image_with_contents(reported: Run) -> None:
+    for counter, text in (
+        ("region_compiles", "region compiles"),
+        ("graph_calls", "calls through regions"),
+        ("eager_calls", "eager calls"),
+    ):
+        assert f"{counters[counter]} {text}" in shown["report"][0]
     _, chart = reported.images
     assert chart.shape[2] == 3
     assert min(chart.shape[:2]) > 50

@@ -121,8 +121,6 @@ class StoppingProgress:
 
     def report(self, done: int, total: int, text: str, left: Sequence[str] = ()) -> None: ...
 
-    def detail(self, text: str) -> None: ...
-
 
 @contextmanager
 def session(cache: GraphCache, owner: int) -> Iterator[None]:

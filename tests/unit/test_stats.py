@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
+import pytest
+
 from compile_cache.errors import BypassCode, BypassReason
 from compile_cache.stats import Stats
 
@@ -58,17 +60,23 @@ def test_a_snapshot_is_consistent_while_another_thread_counts() -> None:
     assert stats.snapshot()["bypasses"] == {"one": 1}
 
 
-def test_events_since_a_moment_are_the_later_ones_that_are_still_kept() -> None:
+def test_since_a_mark_only_what_came_later_counts() -> None:
     stats = Stats()
     stats.event("compile", "before")
-    start = stats.event_count
-    assert stats.events_since(start) == []
+    stats.bypass(STREAMED)
+    stats.counters.replays = 2
+    mark = stats.mark()
+    assert (stats.since(mark)["events"], stats.since(mark)["bypasses"]) == ((), {})
+    stats.counters.replays += 3
+    stats.bypass(STREAMED)
     for number in range(3):
         stats.event("compile", str(number))
-    assert [event.text for event in stats.events_since(start)] == ["0", "1", "2"]
+    rise = stats.since(mark)
+    assert [event.text for event in rise["events"]] == ["0", "1", "2"]
+    assert (rise["counts"]["replays"], rise["bypasses"]) == (3, {"streamed_weights": 1})
     for number in range(5000):
         stats.event("compile", str(number))
-    assert len(stats.events_since(start)) == len(stats.events)
+    assert len(stats.since(mark)["events"]) == len(stats.events)
 
 
 class Clock:
@@ -81,13 +89,28 @@ class Clock:
 def test_each_second_of_a_wait_has_one_kind_and_counts_once() -> None:
     clock = Clock()
     stats = Stats(clock)
+    begin = stats.mark()
     with stats.stalling():
         clock.now += 1
-        with stats.stalling("load"):
+        with stats.stalling("load"), stats.stalling("load"):
             clock.now += 2
         clock.now += 4
-    assert [(wait.kind, wait.seconds) for wait in stats.waits_since(0)] == [("compile", 1), ("load", 2), ("compile", 4)]
+    assert [(wait.kind, wait.seconds) for wait in stats.since(begin)["waits"]] == [
+        ("compile", 1),
+        ("load", 2),
+        ("compile", 4),
+    ]
     assert stats.counters.stall_seconds == stats.waiting_seconds() == 7
+
+
+def test_a_wait_that_ends_with_an_error_counts_until_then() -> None:
+    clock = Clock()
+    stats = Stats(clock)
+    with pytest.raises(ValueError, match="stop"), stats.stalling():
+        clock.now += 3
+        raise ValueError("stop")
+    clock.now += 1
+    assert stats.waiting_seconds() == 3
 
 
 def test_the_clock_of_waits_runs_while_a_prompt_waits_and_stands_when_it_does_not() -> None:

@@ -16,6 +16,7 @@ import comfy.model_management
 import comfy.utils
 from comfy_execution.progress import get_progress_state
 
+from ....compile_cache.calls.rows import kept
 from ....compile_cache.choices.compile_seconds import START, CompileSeconds
 from ....compile_cache.texts import Text, words_of
 from .call_bar import CallBar
@@ -123,8 +124,7 @@ class CompileProgress(NodeProgress):
                 done, total = self.count
                 stopped = isinstance(sys.exc_info()[1], self.cancellations)  # the caller handles it
                 self._took.save()
-                kept = Text("stopped; {done} of {total} are kept", done=done, total=total)
-                self.show(kept if stopped else self._doing)
+                self.show(kept(done, total) if stopped else self._doing)
             broadcast("idle")
         if self._bar is not None:
             self._bar = None

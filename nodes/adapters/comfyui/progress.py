@@ -32,9 +32,6 @@ class NodeProgress:
         logger.info("Resolute: %s", text)
         self.show(text)
 
-    def detail(self, text: str) -> None:
-        logger.debug("Resolute: %s", text)
-
     def show(self, text: str) -> None:
         """Put a text of at most two lines on the node; the front end replaces the one that was there."""
         show_on_node(text, self.node_id)

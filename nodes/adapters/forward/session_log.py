@@ -11,10 +11,10 @@ from typing import Any
 import torch
 
 from ....compile_cache.backends.eager import EagerBackend
-from ....compile_cache.calls.run_summary import Run, time_text
+from ....compile_cache.calls import rows
+from ....compile_cache.calls.run_summary import Run
 from ....compile_cache.keys import Role
-from ....compile_cache.stats import SHORT_WAIT
-from ....compile_cache.texts import Text
+from ....compile_cache.stats import SHORT_WAIT, Mark
 from ..comfyui.compile_progress import CompileProgress
 from ..comfyui.transformer_options import COND_ORDER, SCHEDULE
 from ..process import runtime
@@ -22,16 +22,6 @@ from ..process.compile_request import CompileRequest
 from ..report import runs, stock_measurements
 
 logger = logging.getLogger(__name__)
-
-_COUNTED = {
-    "replays": "replays",
-    "graph_calls": "calls through regions",
-    "eager_calls": "eager calls",
-    "captures": "captures",
-    "region_compiles": "region compiles",
-    "region_loads": "region loads",
-}
-_MAX_NEW_SIGNATURES = 3
 
 # Logs of ControlNets whose calls belong to the sampling run that is under way. The compiled model's run ends them,
 # since it knows the batch; where the model is not compiled, ComfyUI's cleanup of the ControlNet does.
@@ -57,16 +47,13 @@ class SessionLog:
         self._role, self._label, self._cell = request.role, request.label, request.cell
         self._structure, self._formats, self._file = structure, formats, request.file
         self._why_eager = request.why if isinstance(request.backend, EagerBackend) else ""
-        self._before: dict[str, Any] = {}
-        self._events_before = self._waits_before = 0
+        self._begun: Mark | None = None
         self._started, self._clock = 0.0, 0.0
         self._shape: tuple[int, ...] = ()
         self._batch, self._steps = 1, 0
 
     def begin(self) -> None:
-        stats = runtime.cache().stats
-        self._before, self._events_before = stats.snapshot(), stats.event_count
-        self._waits_before = stats.wait_count
+        self._begun = runtime.cache().stats.mark()
         self._progress.begin_run()
         self._started, self._clock = time.time(), time.perf_counter()
         self._shape, self._batch, self._steps = (), 1, 0
@@ -98,30 +85,24 @@ class SessionLog:
         """
         if self in _open:
             _open.remove(self)
-        if not self._before:
+        if self._begun is None:
             return
-        after = runtime.cache().stats.snapshot()
-        run = self._run(after, why_no_calls)
+        run = self._run(runtime.cache().stats.since(self._begun), why_no_calls)
         if is_logged or run.waited >= SHORT_WAIT:
-            logger.info("Resolute: %s", self._summary(run))
-        self._before = {}
+            logger.info("Resolute: %s", rows.log_line(run))
+        self._begun = None
         if self._shape or why_no_calls:
             stock_measurements.count(run)
-            found = stock_measurements.of(run.structure, run.size)
-            status = run.status()
-            if found is not None and run.is_plain:  # the node has room for one of both, and the panel has all
-                first = Text("{size}: {result}", size=run.size, result=run.lines()[0])
-                status = Text.joined("\n", [first, found.result()])
-            self._progress.show_result(status)
+            measured = stock_measurements.of(run.structure, run.size)
+            self._progress.show_result(rows.status(run, measured.result() if measured is not None else None))
             runs.add(run)
         while self._role is not Role.CONTROLNET and _open:
             control = _open.pop()
             control._batch = self._batch  # the calls of a ControlNet do not say how many conds their batch holds
             control.end()
 
-    def _run(self, after: dict[str, Any], why_no_calls: str) -> Run:
-        before, shape = self._before, self._shape or (0, 0)
-        bypasses = {code: count - before["bypasses"].get(code, 0) for code, count in after["bypasses"].items()}
+    def _run(self, changes: dict[str, Any], why_no_calls: str) -> Run:
+        shape = self._shape or (0, 0)
         return Run(
             model=self._label,
             role=self._role.value,
@@ -131,11 +112,7 @@ class SessionLog:
             steps=self._steps,
             started=self._started,
             seconds=time.perf_counter() - self._clock,
-            waited=after["stall_seconds"] - before["stall_seconds"],
-            counts={name: after[name] - before[name] for name in (*_COUNTED, "verifications")},
-            bypasses={code: count for code, count in bypasses.items() if count > 0},
-            events=tuple(runtime.cache().stats.events_since(self._events_before)),
-            waits=tuple(runtime.cache().stats.waits_since(self._waits_before)),
+            **changes,
             # Core ends a run in a `finally`, so what stopped it is being handled.
             stopped=isinstance(sys.exc_info()[1], self._progress.cancellations),
             regions=self._progress.count,
@@ -148,20 +125,3 @@ class SessionLog:
             step_bytes=self._step_bytes(),
             why_eager=self._why_eager,
         )
-
-    @staticmethod
-    def _summary(run: Run) -> str:
-        """The line for the log."""
-        line = ", ".join(f"{run.counts[name]} {text}" for name, text in _COUNTED.items() if run.counts[name])
-        line = line or "no calls"
-        if run.why_no_calls:
-            line += f": {run.why_no_calls}"
-        if run.waited >= SHORT_WAIT:
-            line += f", waited {time_text(run.waited)}"
-        new = [event.text for event in run.events if event.kind == "signature"]
-        if new:
-            more = "; ..." if len(new) > _MAX_NEW_SIGNATURES else ""
-            line += f"; new: {'; '.join(new[:_MAX_NEW_SIGNATURES])}{more}"
-        if run.bypasses:
-            line += f"; bypassed: {', '.join(f'{count}x {code}' for code, count in run.bypasses.items())}"
-        return line

@@ -36,35 +36,17 @@ class Scores:
     invalid: str = ""
 
 
-@dataclass(frozen=True)
-class Comparison:
-    """The scores of each pair of a batch, and a heat map of the differences."""
+@dataclass(frozen=True, kw_only=True)
+class Comparison(Scores):
+    """The scores of a whole batch: the largest max error, the mean of the mean errors, the lowest PSNR and SSIM; all
+    NaN if any image has NaN or infinite values. `scores` has those of each pair.
+    """
 
     shape: tuple[int, ...]
     scores: tuple[Scores, ...]
     heat_map: torch.Tensor  # (batch, height, width, 3), 0 to 1
     scale: float  # the error shown in the brightest colour, in levels of 255
     window: int  # SSIM's window, in pixels
-
-    @property
-    def max_error(self) -> float:
-        """The largest of the batch, in levels of 255; NaN if any image has NaN or infinite values."""
-        return _worst(max, [scores.max_error for scores in self.scores])
-
-    @property
-    def mean_error(self) -> float:
-        """The mean over the batch, in levels of 255."""
-        return sum(scores.mean_error for scores in self.scores) / len(self.scores)
-
-    @property
-    def psnr(self) -> float:
-        """The lowest of the batch, in dB."""
-        return _worst(min, [scores.psnr for scores in self.scores])
-
-    @property
-    def ssim(self) -> float:
-        """The lowest of the batch, 1 for identical images."""
-        return _worst(min, [scores.ssim for scores in self.scores])
 
 
 def compare(image_a: torch.Tensor, image_b: torch.Tensor) -> Comparison:
@@ -85,7 +67,17 @@ def compare(image_a: torch.Tensor, image_b: torch.Tensor) -> Comparison:
     largest = float(error.where(error.isfinite(), 0).max())
     # At least one level: otherwise an error of pure rounding noise would be shown in the brightest colour.
     scale = max(largest, 1.0)
-    return Comparison(tuple(image_a.shape), tuple(scores), _colored(error / scale), scale, window)
+    return Comparison(
+        max_error=_worst(max, [pair.max_error for pair in scores]),
+        mean_error=sum(pair.mean_error for pair in scores) / len(scores),
+        psnr=_worst(min, [pair.psnr for pair in scores]),
+        ssim=_worst(min, [pair.ssim for pair in scores]),
+        shape=tuple(image_a.shape),
+        scores=tuple(scores),
+        heat_map=_colored(error / scale),
+        scale=scale,
+        window=window,
+    )
 
 
 def report(comparison: Comparison, max_error: float, min_psnr: float) -> Text:
@@ -100,8 +92,7 @@ def report(comparison: Comparison, max_error: float, min_psnr: float) -> Text:
     ]
     legend = [Text("Errors are absolute, in levels of 255. PSNR and SSIM are computed on values from 0 to 1.")]
     if batch > 1:
-        batch_scores = Scores(comparison.max_error, comparison.mean_error, comparison.psnr, comparison.ssim)
-        lines.append(_line("all", batch_scores))
+        lines.append(_line("all", comparison))
         legend.append(Text("all: the largest max error, the mean of the mean errors, the lowest PSNR and SSIM."))
     if comparison.window < _WINDOW:
         window, usual = (f"{side}x{side}" for side in (comparison.window, _WINDOW))

@@ -9,6 +9,7 @@ from typing import Any
 
 from comfy_execution.progress import get_progress_state
 
+from ....compile_cache.calls import rows
 from ....compile_cache.calls.run_summary import Run
 from ..comfyui.messages import broadcast
 
@@ -19,7 +20,7 @@ _warming = False
 
 def add(run: Run) -> None:
     """Keep a run that ended."""
-    plain = {**run.plain(), "prompt_id": get_progress_state().prompt_id}
+    plain = {**rows.plain(run), "prompt_id": get_progress_state().prompt_id}
     _runs.append(plain)
     broadcast("run", run=plain)
 

@@ -38,7 +38,7 @@ def models(cache: GraphCache, device: torch.device) -> list[dict[str, Any]]:
     """Plain data: each remembered model with the readiness of its shapes ("state"), the last used first."""
     captured, known = dict(cache.captured()), cache.shapes.models()
     located = locate((graph for model in known for graph in model.graphs), cache, device)
-    found = []
+    remembered = []
     for model in known:
         shapes = []
         for graph in reversed(model.graphs):
@@ -53,8 +53,8 @@ def models(cache: GraphCache, device: torch.device) -> list[dict[str, Any]]:
                     "seconds": graph.seconds,
                 }
             )
-        found.append({"name": model.name, "model": model.digest[:12], "shapes": shapes})
-    return found
+        remembered.append({"name": model.name, "model": model.digest[:12], "shapes": shapes})
+    return remembered
 
 
 def sizes(cache: GraphCache, device: torch.device) -> list[tuple[int, int]]:

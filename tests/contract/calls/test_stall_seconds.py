@@ -17,7 +17,6 @@ from compile_cache.backends.inductor.regions import region as regions
 from compile_cache.backends.inductor.regions import table as tables
 from compile_cache.calls.cache import GraphCache
 from compile_cache.errors import CaptureError
-from compile_cache.stats import Stats
 
 from ..rig import Block, Bound, Rig, seeded, tokens
 
@@ -53,26 +52,6 @@ def timed(clock: Clock, rig: Rig) -> Rig:
 
 def waited(cache: GraphCache) -> float:
     return cache.stats.counters.stall_seconds
-
-
-def test_time_inside_time_counts_once(clock: Clock) -> None:
-    stats = Stats(clock)
-    with stats.stalling():
-        clock.now += 1
-        with stats.stalling():
-            clock.now += 2
-        with stats.stalling("load"):
-            clock.now += 4
-        clock.now += 8
-    assert stats.counters.stall_seconds == 15
-
-
-def test_an_error_counts_until_it_is_raised(clock: Clock) -> None:
-    stats = Stats(clock)
-    with pytest.raises(ValueError, match="stop"), stats.stalling():
-        clock.now += 3
-        raise ValueError("stop")
-    assert stats.counters.stall_seconds == 3
 
 
 def test_a_compile_and_its_comparison_with_the_original(

@@ -27,38 +27,23 @@ def fastest(situation: Situation) -> set[Action]:
 
 
 @pytest.mark.parametrize("situation", SITUATIONS, ids=str)
-class TestEverySituation:
-    def test_a_replay_happens_exactly_if_a_capture_exists_and_is_allowed(self, situation: Situation) -> None:
-        allowed = situation.captures and situation.forward_bypass is None and situation.capture_blocker is None
-        assert (decide(situation).action is Action.REPLAY) == (allowed and situation.ready)
-
-    def test_a_capture_happens_exactly_if_none_exists_and_it_is_allowed(self, situation: Situation) -> None:
-        allowed = situation.captures and situation.forward_bypass is None and situation.capture_blocker is None
-        assert (decide(situation).action is Action.CAPTURE) == (allowed and not situation.ready)
-
-    def test_a_bypass_of_the_forward_runs_the_original_with_its_reason(self, situation: Situation) -> None:
-        if situation.forward_bypass is not None:
-            decision = decide(situation)
-            assert decision.action is Action.EAGER
-            assert decision.reason is BYPASS
-        else:
-            assert decide(situation).reason is not BYPASS
-
-    def test_the_original_runs_only_if_necessary(self, situation: Situation) -> None:
-        nothing_else = not situation.compiles and (not situation.captures or situation.capture_blocker is not None)
-        has_to = situation.forward_bypass is not None or nothing_else
-        assert (decide(situation).action is Action.EAGER) == has_to
-
-    def test_regions_run_only_on_a_backend_that_compiles(self, situation: Situation) -> None:
-        if decide(situation).action is Action.REGIONS:
-            assert situation.compiles
-
-    def test_there_is_a_reason_exactly_if_the_path_is_not_the_fastest(self, situation: Situation) -> None:
-        decision = decide(situation)
-        if decision.action in fastest(situation):
-            assert decision.reason is None or situation.forward_bypass is not None
-        else:
-            assert decision.reason in (BYPASS, BLOCKER)
+def test_a_decision_takes_the_fastest_way_that_is_allowed_and_has_a_reason_if_it_is_another(
+    situation: Situation,
+) -> None:
+    decision = decide(situation)
+    is_blocked = situation.capture_blocker is not None
+    is_bypassed = situation.forward_bypass is not None
+    may_capture = situation.captures and not is_bypassed and not is_blocked
+    nothing_else = not situation.compiles and (not situation.captures or is_blocked)
+    assert (decision.action is Action.REPLAY) == (may_capture and situation.ready)
+    assert (decision.action is Action.CAPTURE) == (may_capture and not situation.ready)
+    assert (decision.action is Action.EAGER) == (is_bypassed or nothing_else)
+    assert decision.action is not Action.REGIONS or situation.compiles
+    assert (decision.reason is BYPASS) == is_bypassed
+    if decision.action in fastest(situation):
+        assert decision.reason is None or is_bypassed
+    else:
+        assert decision.reason in (BYPASS, BLOCKER)
 
 
 def test_every_situation_is_tested() -> None:

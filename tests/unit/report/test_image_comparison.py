@@ -70,12 +70,6 @@ def test_a_shift_of_all_values_has_the_psnr_of_its_square(comparison: Any, diffe
     assert found.mean_error == pytest.approx(difference * 255, rel=1e-5)
 
 
-def test_flat_images_have_the_ssim_of_their_means(comparison: Any) -> None:
-    c1 = 0.01**2
-    expected = (2 * 0.2 * 0.6 + c1) / (0.2**2 + 0.6**2 + c1)
-    assert comparison.compare(flat(0.2), flat(0.6)).ssim == pytest.approx(expected, abs=1e-6)
-
-
 def test_one_wrong_value_is_counted_once(comparison: Any) -> None:
     a, b = flat(0.5), flat(0.5)
     b[0, 3, 7, 1] += 51 / 255
@@ -98,13 +92,6 @@ def test_every_number_equals_numpys(comparison: Any, height: int, width: int, ch
     assert found.psnr == pytest.approx(-10 * numpy.log10(((one - other) ** 2).mean()), rel=1e-9)
     assert found.ssim == pytest.approx(ssim_of(one, other), abs=1e-9)
     assert 0.1 < found.ssim < 0.99, "too near to either end to tell metrics apart"
-
-
-def test_opposite_pictures_have_a_negative_ssim(comparison: Any) -> None:
-    a = noise()
-    found = comparison.compare(a, 1 - a)
-    assert found.ssim < -0.9
-    assert found.ssim == pytest.approx(ssim_of(a[0].numpy(), 1 - a[0].numpy()), abs=1e-5)
 
 
 @pytest.mark.parametrize("value", [noise(), flat(0.0), flat(1.0)], ids=["noise", "black", "white"])
@@ -243,9 +230,6 @@ class TestALimit:
         found = comparison.compare(flat(0.5), flat(0.5 + LEVEL))
         assert "Within the limits: max_error 2 of 255, min_psnr 40 dB." in comparison.report(found, 2.0, 40.0)
         assert "limits" not in comparison.report(found, **OFF)
-
-    def test_is_off_by_default_for_any_image(self, comparison: Any) -> None:
-        assert comparison.failure(comparison.compare(flat(-3.0), flat(7.0)), **OFF) is None
 
 
 @pytest.mark.parametrize(

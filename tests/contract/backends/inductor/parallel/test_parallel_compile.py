@@ -412,8 +412,6 @@ def test_cancel_ends_the_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
         def report(self, done: int, total: int, text: str, left: Sequence[str] = ()) -> None: ...
 
-        def detail(self, text: str) -> None: ...
-
     one = rig()
     bound = one.bind(seeded(Model))
     with pytest.raises(InterruptedError):

@@ -400,8 +400,6 @@ class Stopper:
     def report(self, done: int, total: int, text: str, left: Sequence[str] = ()) -> None:
         self.shown.append((done, total))
 
-    def detail(self, text: str) -> None: ...
-
 
 class TestCancel:
     def test_a_cancel_before_a_compile_propagates_and_the_next_call_works(self, cold: Rig) -> None:

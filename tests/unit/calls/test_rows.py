@@ -1,4 +1,4 @@
-"""The result of a run, in words: pixels and the user's batch, what it waited for, and why."""
+"""Runs and the cache in rows: pixels and the user's batch, what was waited for and why, the text of the report."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ from typing import Any
 
 import pytest
 
+from compile_cache.calls import rows
 from compile_cache.calls.misses import FIRST, FREED, SINCE
 from compile_cache.calls.reasons import BYPASSES, because
 from compile_cache.calls.run_summary import Run
 from compile_cache.errors import BypassCode
-from compile_cache.stats import Event, Wait
+from compile_cache.stats import Event
+from compile_cache.texts import Text
 
 START = 1000.0
 
@@ -24,8 +26,8 @@ def run(**given: Any) -> Run:
     return Run(**{**usual, **given})
 
 
-def wait(kind: str, start: float, seconds: float) -> Wait:
-    return Wait(kind, seconds, START + start + seconds)
+def wait(kind: str, start: float, seconds: float) -> Event:
+    return event(kind, start, seconds)
 
 
 def event(kind: str, start: float, seconds: float, text: str = "") -> Event:
@@ -73,7 +75,7 @@ STATUS = [
 
 @pytest.mark.parametrize(("given", "text"), STATUS)
 def test_the_status_is_one_line_in_pixels_and_a_second_one_for_a_bypass(given: dict[str, Any], text: str) -> None:
-    status = run(**given).status()
+    status = rows.status(run(**given))
     assert status == text
     assert len(status.splitlines()) <= 2
 
@@ -82,9 +84,9 @@ def test_the_seconds_that_are_said_add_up_to_the_wait() -> None:
     waits = (wait("load", 0, 2.0), wait("compile", 2, 5.0), wait("load", 7, 1.0), wait("capture", 9, 0.5))
     counts = {"region_compiles": 2, "region_loads": 1, "captures": 1, "replays": 3}
     both = run(counts=counts, seconds=10.0, waits=waits, waited=8.5)
-    assert "compiled 2 regions in 5.0 s, loaded 1 region in 3.0 s, new size captured in 0.50 s" in both.status()
+    assert "compiled 2 regions in 5.0 s, loaded 1 region in 3.0 s, new size captured in 0.50 s" in rows.status(both)
     unsaid = run(counts={"region_compiles": 2, "replays": 3}, seconds=10.0, waits=waits, waited=8.5)
-    assert "compiled 2 regions in 8.5 s" in unsaid.status()
+    assert "compiled 2 regions in 8.5 s" in rows.status(unsaid)
 
 
 def test_the_segments_cover_the_whole_run_in_order() -> None:
@@ -119,18 +121,18 @@ def test_what_made_a_call_new_counts_the_pixels_of_the_models_cells() -> None:
 
 
 def test_each_wait_has_its_sentence() -> None:
-    reasons = run(
+    mixed = run(
         counts={"region_compiles": 3, "region_loads": 2, "captures": 1},
         waits=(wait("compile", 0, 1.0), wait("load", 1.0, 0.5), wait("capture", 1.5, 0.25)),
         waited=1.75,
         events=(event("capture", 1.5, 0.25, "2x4x32x48: latent height 15 -> 32"),),
         bypasses={"patched_block": 3},
-    ).reasons()
-    assert reasons == [
+    )
+    assert rows.reasons(mixed) == [
         "Compiled 3 regions in 1.0 s: no compiled code for these blocks was kept on this machine yet.",
         "Loaded 2 regions in 0.50 s: the first use since ComfyUI started.",
         "Captured in 0.25 s: the height changed from 120 to 256 pixels.",
-        "Another node changes attention: some blocks run as they are (3 times).",
+        "Another node changes attention: some blocks run eager (3 times).",
     ]
 
 
@@ -138,16 +140,16 @@ def test_a_wait_for_comparisons_has_its_reason() -> None:
     counts = {"verifications": 7, "graph_calls": 4}
     found = run(counts=counts, waits=(wait("compile", 0, 1.5),), waited=1.5, width=512, height=512)
     compared = "compared 7 regions with the original in 1.5 s: no size like this one was used before."
-    assert [str(text).lower() for text in found.reasons()] == [compared]
-    assert found.status() == "512x512: nothing compiled, 0.12 s/step"
+    assert [str(text).lower() for text in rows.reasons(found)] == [compared]
+    assert rows.status(found) == "512x512: nothing compiled, 0.12 s/step"
     compiled = run(counts={**counts, "region_compiles": 7}, waits=(wait("compile", 0, 1.5),), waited=1.5)
-    assert not any("ompared" in text for text in compiled.reasons()), "a compile contains it"
-    assert run(counts=counts, waits=(wait("compile", 0, 0.01),), waited=0.01).reasons() == []
+    assert not any("ompared" in text for text in rows.reasons(compiled)), "a compile contains it"
+    assert rows.reasons(run(counts=counts, waits=(wait("compile", 0, 0.01),), waited=0.01)) == []
 
 
 def test_many_reasons_are_counted_and_not_listed() -> None:
     captures = tuple(event("capture", index / 10, 0.05, f"x: latent height 1 -> {index}") for index in range(2, 9))
-    reasons = run(counts={"captures": 7}, events=captures).reasons()
+    reasons = rows.reasons(run(counts={"captures": 7}, events=captures))
     assert len(reasons) == 5
     assert reasons[-1] == "And 3 more."
 
@@ -160,9 +162,68 @@ def test_what_compiled_because_a_setting_of_torch_changed_names_it() -> None:
     text = f"unet 1x4x8x8: {FIRST}{SINCE}fp16 accumulation False -> True"
     counts = {"region_compiles": 21, "graph_calls": 4}
     waits = (wait("compile", 0, 2.0),)
-    found = run(counts=counts, events=(event("signature", 0, 0.0, text),), waits=waits, waited=2.0).reasons()
+    found = rows.reasons(run(counts=counts, events=(event("signature", 0, 0.0, text),), waits=waits, waited=2.0))
     assert (
         "Compiled 21 regions in 2.0 s: torch's settings changed since this model last ran: fp16 accumulation False"
         in (found[0])
     )
     assert because(f"{FIRST}{SINCE}onednn True -> False", 8).endswith("torch's settings changed: onednn True -> False")
+
+
+def test_the_log_has_what_rose_what_was_waited_for_and_what_was_new() -> None:
+    found = run(
+        counts={"graph_calls": 4, "region_compiles": 2, "replays": 0},
+        waited=1.5,
+        events=tuple(event("signature", 0, 0, f"unet {number}") for number in range(4)),
+        bypasses={"gradient": 2},
+    )
+    line = "4 calls through regions, 2 region compiles, waited 1.5 s; new: unet 0; unet 1; unet 2; ..."
+    assert rows.log_line(found) == f"{line}; bypassed: 2x gradient"
+    assert rows.log_line(run(counts={}, why_no_calls="pack X answers")) == "no calls: pack X answers"
+
+
+def test_a_run_without_a_wait_shows_what_was_measured_in_place_of_its_own_second_line() -> None:
+    plain = {"counts": {"replays": 4}, "bypasses": {"gradient": 1}}
+    assert rows.status(run(**plain), Text("2.9x stock")).splitlines()[1:] == ["2.9x stock"]
+    waited = run(**{**plain, "counts": {"captures": 1, "replays": 4}})
+    assert "stock" not in rows.status(waited, Text("2.9x stock"))
+
+
+def test_the_report_has_each_fact_once() -> None:
+    decode = {"role": "vae_decode", "shape": [1, 16, 21, 60, 104], "seconds": 1.3, "original_seconds": 1.1}
+    states = [(True, True), (True, False), (False, False)]
+    entry = {
+        "size": "",
+        "latent_shape": [2, 4, 8, 9],
+        "role": "unet",
+        "backend": "inductor",
+        "hits": 7,
+        "bytes": 3 << 19,
+    }
+    data = {
+        "counters": {"region_compiles": 15, "stall_seconds": 2.25, "bypasses": {"gradient": 3}},
+        "bytes": 5 << 20,
+        "budget_bytes": 64 << 20,
+        "modules": [
+            {"blocks": {"known": 4}, "regions_compiled": 2, "regions": 4, "formats": ["fp8"], "left_out": ["mid"]}
+        ],
+        "attention": [{"q": [2, 3, 9, 8], "kernel": "math", "milliseconds": {"math": 1.0, "flash": 2.0}}],
+        "whole_calls": [{**decode, "is_settled": settled, "is_left_alone": alone} for settled, alone in states],
+        "measurements": [{"device": "H100", "model": "SDXL", "text": "1024x1024: 1.10 s, 2.9x stock"}],
+        "entries": [entry],
+    }
+    assert rows.report(data).splitlines() == [
+        "0 replays, 0 calls through regions, 0 eager calls, 0 captures, 15 region compiles, 0 region loads",
+        "2.2 s spent compiling and capturing; 5 of 64 MiB used by captures",
+        "bypassed 3 times: gradient",
+        "2 of 4 regions compiled; blocks: 4 known",
+        "  weights: fp8",
+        "attention of 2x3x9x8 with math: flash 2.00 ms, math 1.00 ms",
+        "decoding 1x16x21x60x104 falls back to eager: 1.3 s compiled, 1.1 s eager on this device",
+        "decoding 1x16x21x60x104 runs compiled: 1.3 s, 1.1 s eager on this device",
+        "measured on H100: SDXL 1024x1024: 1.10 s, 2.9x stock",
+        "left out of compiling: mid",
+        "",
+        "size     what        backend    hits     MiB",
+        "2x4x8x9  sampling    inductor      7     1.5",
+    ]

@@ -1,0 +1,298 @@
+"""Counters, waits and events as rows for people: the node, the panel, the log, the report and the routes print them.
+
+Plain data: no torch, no ComfyUI.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..keys import Role
+from ..stats import SHORT_WAIT
+from ..texts import Text, words_of
+from .misses import SINCE
+from .reasons import because, in_short
+from .run_summary import Run, time_text
+
+_MAX_REASONS = 4
+_MAX_NEW_SIGNATURES = 3
+_BACKEND = "the backend"  # text of the event of loading it
+# Counters of a run in `GET /resolute/runs`.
+_COUNTED = ("replays", "graph_calls", "eager_calls", "captures", "region_compiles", "region_loads", "verifications")
+
+_ROLES = {
+    "unet": "sampling",
+    "vae_decode": "decoding",
+    "vae_encode": "encoding",
+    "controlnet": "ControlNet",
+    "deepcache_full": "full steps",
+    "deepcache_fast": "fast steps",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """Work that a run waited for. why: its reason; empty if other rows have it. is_result: the node shows it too."""
+
+    text: Text
+    why: Text | str = ""
+    is_result: bool = False
+
+
+# --- one run ----------------------------------------------------------------------------------------------------
+
+
+def status(run: Run, measured: Text | None = None) -> Text:
+    """The result in up to three lines, as the node shows it: "384x256, batch 2: nothing compiled, 21 ms/step".
+
+    measured: what *Measure against stock* found for this model and size. A run without a wait shows it below.
+    """
+    first, *more = lines(run)
+    if not run.why_no_calls:
+        first = Text("{size}: {result}", size=run.size, result=first)
+    return Text.joined("\n", [first, measured] if measured is not None and run.is_plain else [first, *more])
+
+
+def lines(run: Run) -> list[str]:
+    """The lines of `status` without the size."""
+    if run.why_no_calls:
+        return [Text("not compiled: {why}", why=run.why_no_calls)]
+    result: list[str] = [Text.joined(", ", _results(run))]
+    result += [", ".join(text.partition(":")[0] for text in run.formats)] if run.formats else []
+    if run.why_eager:
+        return [*result, Text("backend: {why}", why=run.why_eager)]
+    return result + [_streams(run) or in_short(code) for code in run.bypasses][:1]
+
+
+def reasons(run: Run) -> list[Text]:
+    """Why the run waited, and why calls were bypassed: one sentence each."""
+    sentences = [Text("{text}: {why}.", text=row.text, why=row.why) for row in _work(run) if row.why]
+    for code, count in run.bypasses.items():
+        sentences.append(Text("{why} ({count} times).", why=in_short(code), count=count))
+    if run.why_no_calls:
+        sentences.append(Text("{why}.", why=run.why_no_calls))
+    kept = list(dict.fromkeys(text.as_sentence() for text in sentences))
+    more = [Text("And {count} more.", count=len(kept) - _MAX_REASONS)] if len(kept) > _MAX_REASONS else []
+    return [*kept[:_MAX_REASONS], *more]
+
+
+def marks(run: Run) -> list[Text]:
+    """Labels that set a run apart, for its line in the panel."""
+    labels = [Text("warm-up")] if run.is_warm_up else []
+    labels += [Text("cancelled")] if run.stopped else []
+    return labels + [Text("loading the backend, {time}", time=time_text(each)) for each in _backend_seconds(run)]
+
+
+def plain(run: Run) -> dict[str, Any]:
+    """For the panel and `GET /resolute/runs`. words: how a front end says the other texts in another language."""
+    texts: dict[str, Sequence[str]] = {"lines": lines(run), "reasons": reasons(run), "marks": marks(run)}
+    return {
+        "model": run.model,
+        "structure": run.structure,
+        "file": run.file,
+        "role": run.role,
+        "size": run.size,
+        "steps": run.steps,
+        "started": run.started,
+        "seconds": round(run.seconds, 4),
+        "waited": round(run.waited, 4),
+        "counts": {name: run.counts.get(name, 0) for name in _COUNTED},
+        "status": status(run),
+        "stopped": run.stopped,
+        "segments": run.segments(),
+        **texts,
+        "words": {name: [words_of(text) for text in some] for name, some in texts.items()},
+    }
+
+
+def log_line(run: Run) -> str:
+    """The line of ComfyUI's log: what the run counted, what it waited for and what was new."""
+    line = ", ".join(text for name, text in counted(run.counts).items() if run.counts.get(name)) or "no calls"
+    if run.why_no_calls:
+        line += f": {run.why_no_calls}"
+    if run.waited >= SHORT_WAIT:
+        line += f", waited {time_text(run.waited)}"
+    new = [event.text for event in run.events if event.kind == "signature"]
+    if new:
+        more = "; ..." if len(new) > _MAX_NEW_SIGNATURES else ""
+        line += f"; new: {'; '.join(new[:_MAX_NEW_SIGNATURES])}{more}"
+    if run.bypasses:
+        line += f"; bypassed: {', '.join(f'{count}x {code}' for code, count in run.bypasses.items())}"
+    return line
+
+
+def _work(run: Run) -> list[Row]:
+    """Each thing that the run waited for, in the order in which people read it."""
+    rows, first_use = [], Text("the first use since ComfyUI started")
+    if compiles := run.counts.get("region_compiles", 0):
+        text = Text("compiled {count} regions in {time}", count=compiles, time=time_text(run.seconds_of("compile")))
+        rows.append(Row(text, _why_compiled(run), is_result=True))
+    elif (compared := run.counts.get("verifications", 0)) and run.seconds_of("compile") >= SHORT_WAIT:
+        # Code is compared with the original before its first use at sizes for which its guards prove nothing.
+        text = Text(
+            "compared {count} regions with the original in {time}",
+            count=compared,
+            time=time_text(run.seconds_of("compile")),
+        )
+        rows.append(Row(text, Text("no size like this one was used before")))
+    if loads := run.counts.get("region_loads", 0):
+        text = Text("loaded {count} regions in {time}", count=loads, time=time_text(run.seconds_of("load")))
+        rows.append(Row(text, first_use, is_result=True))
+    rows += [
+        Row(Text("loaded the backend in {time}", time=time_text(each)), first_use) for each in _backend_seconds(run)
+    ]
+    if measured := [event.seconds for event in run.events if event.kind == "measure"]:
+        time = time_text(sum(measured))
+        text = Text("chose {count} attention kernels in {time}", count=len(measured), time=time)
+        rows.append(Row(text, Text("the first use of a shape since ComfyUI started")))
+    if run.counts.get("captures", 0):
+        rows.append(Row(Text("new size captured in {time}", time=time_text(run.seconds_of("capture"))), is_result=True))
+    for event in run.events:
+        if event.kind == "capture":
+            why = because(event.text.partition(": ")[2], run.cell)
+            rows.append(Row(Text("captured in {time}", time=time_text(event.seconds)), why))
+    return rows
+
+
+def _why_compiled(run: Run) -> Text:
+    changed = next((event.text.partition(SINCE)[2] for event in run.events if SINCE in event.text), "")
+    if changed:
+        return Text("torch's settings changed since this model last ran: {changes}", changes=changed)
+    return Text("no compiled code for these blocks was kept on this machine yet")
+
+
+def _results(run: Run) -> list[str]:
+    done = [row.text for row in _work(run) if row.is_result]
+    answered = run.counts.get("replays", 0) + run.counts.get("graph_calls", 0)
+    if not answered and not run.counts.get("eager_calls", 0):  # cancelled, or failed
+        return [*done, _stop(run, Text("stopped in the first step"))]
+    if run.stopped:
+        return [*done, _stop(run, Text("stopped"))]
+    return [*(done or [Text("nothing compiled") if answered else Text("ran uncompiled")]), *_speed(run)]
+
+
+def _stop(run: Run, text: Text) -> Text:
+    done, total = run.regions
+    return kept(done, total) if done < total else text
+
+
+def _speed(run: Run) -> list[str]:
+    seconds = max(run.seconds - run.waited, 0.0)
+    if run.role == Role.CONTROLNET.value or not seconds:
+        return []
+    return [Text("{time}/step", time=time_text(seconds / run.steps))] if run.steps else [time_text(seconds)]
+
+
+def _streams(run: Run) -> str:
+    """How much of a model that is too large a step needs; empty if that is all of it."""
+    needed, every = (f"{each / 1e9:.2g}" for each in run.step_bytes)
+    return Text("needs {needed} of {every} GB per step", needed=needed, every=every) if needed != every else ""
+
+
+def _backend_seconds(run: Run) -> list[float]:
+    return [event.seconds for event in run.events if event.kind == "load" and event.text == _BACKEND]
+
+
+# --- the cache --------------------------------------------------------------------------------------------------
+
+
+def kept(done: int, total: int) -> Text:
+    """Said where a compile was cancelled. done: regions that are compiled."""
+    return Text("stopped; {done} of {total} are kept", done=done, total=total)
+
+
+def counted(counts: Mapping[str, int]) -> dict[str, Text]:
+    """A phrase for each counter that people see, by its name. Those that are missing count as 0."""
+    return {
+        "replays": Text("{count} replays", count=counts.get("replays", 0)),
+        "graph_calls": Text("{count} calls through regions", count=counts.get("graph_calls", 0)),
+        "eager_calls": Text("{count} eager calls", count=counts.get("eager_calls", 0)),
+        "captures": Text("{count} captures", count=counts.get("captures", 0)),
+        "region_compiles": Text("{count} region compiles", count=counts.get("region_compiles", 0)),
+        "region_loads": Text("{count} region loads", count=counts.get("region_loads", 0)),
+    }
+
+
+def totals(data: Mapping[str, Any]) -> list[Text]:
+    """The work of the cache since the start: counts, waits, bypasses. data: from `cache_report.report`."""
+    counters = data["counters"]
+    text = "{seconds} s spent compiling and capturing; {used} of {budget} MiB used by captures"
+    used, budget = data["bytes"] >> 20, data["budget_bytes"] >> 20
+    return [
+        Text.joined(", ", counted(counters).values()),
+        Text(text, seconds=f"{counters['stall_seconds']:.1f}", used=used, budget=budget),
+        *(
+            Text("bypassed {count} times: {code}", count=count, code=code)
+            for code, count in sorted(counters["bypasses"].items())
+        ),
+    ]
+
+
+def report(data: Mapping[str, Any]) -> Text:
+    """The text of Graph Cache Report: the totals, what was chosen and measured, and a line for each capture."""
+    text_lines: list[str] = [*totals(data), *_modules(data["modules"]), *map(_attention, data["attention"])]
+    text_lines += [_compared(each) for each in data["whole_calls"] if each["is_settled"]]
+    for each in data["measurements"]:
+        text = "measured on {device}: {model} {result}"
+        text_lines.append(Text(text, device=each["device"], model=each["model"], result=each["text"]))
+    if left_out := sorted({name for module in data["modules"] for name in module["left_out"]}):
+        text_lines.append(Text("left out of compiling: {names}", names=", ".join(left_out)))
+    return Text.joined("\n", [*text_lines, *_captures(data["entries"])])
+
+
+def _modules(modules: Iterable[Mapping[str, Any]]) -> Iterable[Text]:
+    for module in modules:
+        if module["blocks"]:
+            blocks = ", ".join(f"{count} {origin}" for origin, count in sorted(module["blocks"].items()))
+            text = "{done} of {total} regions compiled; blocks: {blocks}"
+            yield Text(text, done=module["regions_compiled"], total=module["regions"], blocks=blocks)
+            yield from (Text("  weights: {format}", format=text) for text in module["formats"])
+
+
+def _attention(choice: Mapping[str, Any]) -> Text:
+    times = ", ".join(f"{kernel} {ms:.2f} ms" for kernel, ms in sorted(choice["milliseconds"].items()))
+    shape = "x".join(map(str, choice["q"]))
+    return Text("attention of {shape} with {kernel}: {times}", shape=shape, kernel=choice["kernel"], times=times)
+
+
+def _compared(comparison: Mapping[str, Any]) -> Text:
+    """How a decode or an encode runs, with the seconds of both. comparison: see `WholeCalls.report`."""
+    values = {
+        "what": _ROLES[comparison["role"]],
+        "shape": "x".join(map(str, comparison["shape"])),
+        "compiled": f"{comparison['seconds']:.3g}",
+        "eager": f"{comparison['original_seconds']:.3g}",
+    }
+    if comparison["is_left_alone"]:
+        return Text(
+            "{what} {shape} falls back to eager: {compiled} s compiled, {eager} s eager on this device", **values
+        )
+    return Text("{what} {shape} runs compiled: {compiled} s, {eager} s eager on this device", **values)
+
+
+def _captures(entries: Sequence[Mapping[str, Any]]) -> list[str]:
+    """A table as narrow as it can be, since the node shows it."""
+    if not entries:
+        return []
+    wide = 2 + max(len(_size(entry)) for entry in entries)
+    return ["", f"{'size':<{wide}}{'what':<12}{'backend':<10}{'hits':>5}{'MiB':>8}"] + [
+        f"{_size(entry):<{wide}}{_role(entry):<12}{entry['backend']:<10}{entry['hits']:>5}"
+        f"{entry['bytes'] / 2**20:>8.1f}"
+        for entry in entries
+    ]
+
+
+def capture_name(entry: Mapping[str, Any]) -> str:
+    """Of an entry of `cache_report.report`: "1024x1024, batch 2  sampling"."""
+    return f"{_size(entry)}  {_role(entry)}"
+
+
+def _size(entry: Mapping[str, Any]) -> str:
+    """As the node shows it: "1024x1024, batch 2"; the latent's shape where the size is not known."""
+    return str(entry["size"] or "x".join(map(str, entry["latent_shape"])))
+
+
+def _role(entry: Mapping[str, Any]) -> str:
+    return _ROLES.get(entry["role"], str(entry["role"]))
