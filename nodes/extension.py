@@ -18,6 +18,7 @@ from .onediff import registration
 from .report import GraphCacheReport
 from .resolution import ResoluteResolution
 from .warm_up import WarmUp
+from .warm_up_step import WarmUpStep
 
 
 class ResoluteExtension(ComfyExtension):
@@ -36,6 +37,7 @@ class ResoluteExtension(ComfyExtension):
             GraphCacheReport,
             CompareImages,
             WarmUp,
+            WarmUpStep,
             FreeGraphs,
             Measure,
             *registration.nodes_to_register(),
