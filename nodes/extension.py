@@ -18,7 +18,7 @@ from .onediff import registration
 from .report import GraphCacheReport
 from .resolution import ResoluteResolution
 from .warm_up import WarmUp
-from .warm_up_step import WarmUpStep
+from .warm_up_step import WarmUpEnd, WarmUpStep
 
 
 class ResoluteExtension(ComfyExtension):
@@ -38,6 +38,7 @@ class ResoluteExtension(ComfyExtension):
             CompareImages,
             WarmUp,
             WarmUpStep,
+            WarmUpEnd,
             FreeGraphs,
             Measure,
             *registration.nodes_to_register(),

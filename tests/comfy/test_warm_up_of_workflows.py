@@ -1,8 +1,9 @@
-"""`POST /resolute/warm-up` with a workflow: ComfyUI runs it with few steps, saves nothing, and the workflow is ready."""
+"""`POST /resolute/warm-up` with a workflow: ComfyUI runs it with few steps and saves nothing, and then it is ready."""
 
 from __future__ import annotations
 
 import json
+import re
 import urllib.error
 from collections.abc import Callable
 from pathlib import Path
@@ -51,9 +52,7 @@ def test_each_sampler_runs_one_step_and_each_decoder_once(bench: Bench, prompt: 
     assert warm_up(bench, prompt)[1].rise["graph_calls"] == 3
 
 
-def test_nothing_is_saved_and_the_history_has_one_report(
-    bench: Bench, server: ComfyServer, prompt: PromptDict
-) -> None:
+def test_nothing_is_saved_and_the_history_has_one_report(bench: Bench, server: ComfyServer, prompt: PromptDict) -> None:
     def files() -> set[Path]:
         return {path for name in ("output", "temp") for path in (server.input_folder.parent / name).rglob("*")}
 
@@ -64,12 +63,13 @@ def test_nothing_is_saved_and_the_history_has_one_report(
     assert (run.images, run.latents) == ([], [])
     assert len(run.history["outputs"]) == 1
     lines = report(bench, run).splitlines()
-    assert [line.split()[:5] for line in lines[1:4]] == [
-        ["88x72,", "batch", "2", "model", "warmed"],
-        ["128x112,", "batch", "2", "model", "warmed"],
-        ["128x112,", "batch", "2", "VAE", "warmed"],
+    shown = [re.fullmatch(r"(.*?) +(model|VAE) +(ready|warmed) .*", line) for line in lines[1:4]]
+    assert [each.groups()[:2] for each in shown if each] == [
+        ("88x72, batch 2", "model"),
+        ("128x112, batch 2", "model"),
+        ("128x112, batch 2", "VAE"),
     ]
-    assert lines[4].startswith("3 warmed; ")
+    assert re.match(r"(\d (ready|warmed)(, )?)+; ", lines[4])
 
 
 def test_its_latents_are_never_taken_for_those_of_the_workflow(bench: Bench, prompt: PromptDict) -> None:
@@ -128,7 +128,7 @@ def test_a_picture_whose_size_is_known_only_when_it_is_loaded_is_warmed_too(
     prompt["encode"] = node("VAEEncode", pixels=["small", 0], vae=["compiled-vae", 0])
     prompt["sample"]["inputs"]["latent_image"] = ["encode", 0]
     answer, _ = warm_up(bench, prompt)
-    assert answer["items"] == []
+    assert answer["items"] == ["the workflow, at a size that is known when the workflow runs"]
     assert_nothing_new(bench, prompt)
 
 
@@ -154,7 +154,7 @@ def test_an_error_while_it_runs_names_the_cause(bench: Bench, prompt: PromptDict
         (lambda prompt: prompt["latent"]["inputs"].update(width=0), "smaller than min"),
         (lambda prompt: prompt.update(latent=node("Mystery")), "Mystery"),
         (lambda prompt: prompt["sample"]["inputs"].update(latent_image=["sample", 0]), "sample"),
-        (lambda prompt: prompt["decode"]["inputs"].update(samples=["absent", 0]), "absent|Nothing"),
+        (lambda prompt: prompt["decode"]["inputs"].update(samples=["absent", 0]), "absent"),
     ],
     ids=["a wrong value", "an unknown node", "a cycle", "a link to nothing"],
 )
@@ -167,4 +167,4 @@ def test_a_workflow_that_comfyui_refuses_is_refused_with_a_sentence(
     assert caught.value.code == 400
     answer = json.load(caught.value)
     assert answer["error"]["message"]
-    assert message.split("|")[0] in json.dumps(answer)
+    assert message in json.dumps(answer)

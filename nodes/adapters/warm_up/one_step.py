@@ -1,4 +1,4 @@
-"""What a step node does in the prompt of a warm-up: a model gets a sampler of few steps, and the last node reports."""
+"""The work of step nodes in the prompt of a warm-up: a model gets a sampler of few steps, and the last node reports."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import comfy.samplers
 from comfy.model_patcher import ModelPatcher
 from comfy.patcher_extension import WrappersMP
 
+from ....compile_cache.errors import UserError
 from ....compile_cache.keys import Role
-from ....compile_cache.texts import Text
 from ....compile_cache.warm_up_plan import READY, WARMED, Outcome, table
 from ..comfyui.messages import broadcast
 from ..report import cache_report, runs
@@ -41,10 +41,13 @@ def _sample_once(executor: Callable[..., Any], *args: Any, **kwargs: Any) -> Any
 
 
 def report() -> str:
-    """A table of what ran in this prompt; the open front ends get the sizes that are ready."""
+    """A table of what ran in this prompt; the open front ends get the sizes that are ready.
+
+    Raises UserError if no compiled model or VAE ran.
+    """
     found = runs.of_this_prompt()
     if not found:
-        return Text("Nothing of this workflow ran compiled.")
+        raise UserError("Nothing of this workflow ran compiled. See the texts on its compile nodes.")
     cache = cache_report.report()
     broadcast("warmed", sizes=list(dict.fromkeys(run["size"] for run in found)), took=_seconds(found))
     return table(_outcome(run, cache) for run in found)
@@ -64,4 +67,4 @@ def _bytes(run: Mapping[str, Any], cache: Mapping[str, Any]) -> int:
 
 
 def _seconds(found: list[dict[str, Any]]) -> float:
-    return sum(run["seconds"] for run in found)
+    return sum(float(run["seconds"]) for run in found)

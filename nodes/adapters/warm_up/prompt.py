@@ -1,6 +1,7 @@
 """Build the prompt that warms up a workflow: the workflow itself, in which each sampler runs as few steps as it can.
 
-1. The output nodes are left out, so nothing is saved. Each of their links ends in a step node of ours instead.
+1. The output nodes are left out, so nothing is saved. Each of their links ends in a step node of ours instead, one
+   after the other. The last of them is the one output node of the prompt, and shows the report.
 2. A step node is put into each link of a model or a VAE, right before the node that uses it. It gives the model a
    sampler of few steps (`one_step.py`), and lets ComfyUI run what follows again, although its inputs are the same.
 3. ComfyUI caches by inputs, so nothing that such a sampler made is ever taken for the result of the workflow: the step
@@ -19,8 +20,9 @@ from ....compile_cache.warm_up_plan import Item
 from ..comfyui.compile_nodes import LOADERS, MODEL_COMPILERS, VAE_COMPILERS
 from .workflow import Link, Node, gives_size, parse_workflow, reached, size_of
 
-STEP = "ResoluteWarmUpStep"
+STEP, END = "ResoluteWarmUpStep", "ResoluteWarmUpEnd"
 
+_LATER = "a size that is known when the workflow runs"
 _ANY = ("*", "COMFY_MATCHTYPE_V3")  # what a link of these types carries is known only when the workflow runs
 _MODEL, _VAE = "MODEL", "VAE"
 # A node whose outputs all have these types passes models on and runs none.
@@ -65,7 +67,7 @@ def warm_up_prompt(prompt: Any, classes: Mapping[str, Any], asked: Sequence[Item
     for number, item in enumerate(asked or [None]):
         builder.add(number, item)
     builder.finish()
-    lines = [str(item) for item in asked] or list(graph.sizes(sized))
+    lines = [str(item) for item in asked] or list(graph.sizes(sized)) or [f"the workflow, at {_LATER}"]
     return WarmUpPrompt(builder.prompt, tuple(dict.fromkeys(lines)), tuple(dict.fromkeys(warnings)))
 
 
@@ -126,7 +128,7 @@ class _Graph:
         """One line for each of these nodes."""
         for name in names:
             found = size_of(self.nodes[name], self.nodes)
-            shown = str(Item(*found)) if found is not None else "a size that is known when the workflow runs"
+            shown = str(Item(*found)) if found is not None else _LATER
             yield f"{self.nodes[name].label}: {shown}"
 
     def _sources(self, node: Node) -> dict[str, Link | None]:
@@ -210,8 +212,8 @@ class _Builder:
             self._last = self._step((names[source], output), self._last)
 
     def finish(self) -> None:
-        """Let the last step node show the report."""
-        self.prompt[self._last]["inputs"]["is_last"] = True
+        """Make the last step node the only output node, so that ComfyUI refuses the prompt for any error in it."""
+        self.prompt[self._last]["class_type"] = END
 
     def _step(self, link: Link, before: str) -> str:
         """Add a step node that gives on what `link` has, once the step node `before` is over. Returns its id."""

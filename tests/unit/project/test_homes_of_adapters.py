@@ -130,8 +130,6 @@ class TestPixelsInACell:
         "nodes/adapters/deepcache/schedule.py",  # steps
         "nodes/adapters/report/table_and_chart.py",  # pixels of a chart
         "nodes/adapters/restart/preload.py",  # models
-        "nodes/adapters/scan/latents.py",  # cells that LatentCrop leaves
-        "nodes/adapters/scan/numbers.py",  # the default of core's ResolutionSelector
     )
 
     def test_no_other_file_has_the_number(self) -> None:
