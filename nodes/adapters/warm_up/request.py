@@ -11,6 +11,7 @@ from ....compile_cache.warm_up_plan import CFG, MAX_CFG, Item, plan
 from .prompt import warm_up_prompt
 from .request_limits import MAX_FIELD, MAX_NODES
 
+_MAX_COPIES = 10 * MAX_NODES  # nodes of a workflow, once for each size that is asked for
 _DEFAULTS: dict[str, Any] = {"batch_sizes": "1", "prompt_chunks": "1", "cfg": CFG, "backend": "auto", "vae": True}
 
 
@@ -39,7 +40,10 @@ def parse_request(body: Mapping[str, Any], classes: Mapping[str, Any]) -> WarmUp
         if isinstance(body["prompt"], Mapping) and len(body["prompt"]) > MAX_NODES:
             nodes = len(body["prompt"])
             raise UserError(f"The workflow has {nodes} nodes, and may have {MAX_NODES}. Send parts of it one by one.")
-        built = warm_up_prompt(body["prompt"], classes, _asked_sizes(body))
+        asked = _asked_sizes(body)
+        if isinstance(body["prompt"], Mapping) and len(asked) * len(body["prompt"]) > _MAX_COPIES:
+            raise UserError(f"{len(asked)} sizes are too many for a workflow of this length. Send them one by one.")
+        built = warm_up_prompt(body["prompt"], classes, asked)
         return WarmUpRequest(built.prompt, list(built.sizes), list(built.warnings))
     prompt = _prompt_for_plan(body["plan"])
     inputs = prompt["warm"]["inputs"]

@@ -152,6 +152,12 @@ class TestWarmUpRequests:
         with pytest.raises(user_error, match=f"may have {limits.MAX_NODES}"):
             parse_request({"prompt": {str(number): node for number in range(limits.MAX_NODES + 1)}})
 
+    def test_many_sizes_of_a_long_workflow_are_refused(self, parse_request: Any, user_error: Any) -> None:
+        prompt = {str(number): {"class_type": "Other", "inputs": {}} for number in range(200)}
+        sizes = ", ".join(f"{64 + 8 * number}x64" for number in range(101))
+        with pytest.raises(user_error, match="101 sizes are too many for a workflow"):
+            parse_request({"prompt": prompt, "sizes": sizes})
+
     def test_a_long_chain_is_followed_without_recursion_and_once(
         self, pack: Any, parse_request: Any, monkeypatch: pytest.MonkeyPatch
     ) -> None:
