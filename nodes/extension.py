@@ -18,6 +18,7 @@ from .onediff import registration
 from .report import GraphCacheReport
 from .resolution import ResoluteResolution
 from .warm_up import WarmUp
+from .warm_up_step import WarmUpEnd, WarmUpStep
 
 
 class ResoluteExtension(ComfyExtension):
@@ -36,6 +37,8 @@ class ResoluteExtension(ComfyExtension):
             GraphCacheReport,
             CompareImages,
             WarmUp,
+            WarmUpStep,
+            WarmUpEnd,
             FreeGraphs,
             Measure,
             *registration.nodes_to_register(),

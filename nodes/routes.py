@@ -23,6 +23,8 @@ from typing import Any
 from aiohttp import web
 from server import PromptServer
 
+import nodes
+
 from ..compile_cache.errors import UserError
 from .adapters.comfyui.prompt_queue import queue
 from .adapters.process import runtime, user_settings
@@ -75,7 +77,7 @@ def _reads(read: Callable[[], dict[str, Any]]) -> Callable[[web.Request], Awaita
 async def _warm_up(request: web.Request) -> web.Response:
     try:
         body = await _body(request, MAX_BODY)
-        parsed = await asyncio.to_thread(parse_request, body)  # it reads image files, so not on the event loop
+        parsed = await asyncio.to_thread(parse_request, body, nodes.NODE_CLASS_MAPPINGS)
     except UserError as error:
         return _error(error)
     answer = await queue(PromptServer.instance, parsed.prompt, request, **_client_id(body))

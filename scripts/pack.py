@@ -15,7 +15,7 @@ _EMPTY = ("", "compile_cache", "nodes", "nodes.adapters", "nodes.adapters.deepca
 
 
 def module(name: str) -> Any:
-    """Import a module, for example `module("nodes.adapters.scan.workflow")`. Calls share modules until `forget`."""
+    """Import a module, for example `module("nodes.adapters.warm_up.workflow")`. Calls share modules until `forget`."""
     if _NAME not in sys.modules:
         for empty in _EMPTY:
             package = ModuleType(".".join(filter(None, (_NAME, empty))))

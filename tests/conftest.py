@@ -115,7 +115,7 @@ def _collector_as_before() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def pack() -> Iterator[Callable[[str], Any]]:
-    """`pack("nodes.adapters.scan.workflow")` imports a module of the pack without ComfyUI."""
+    """`pack("nodes.adapters.warm_up.workflow")` imports a module of the pack without ComfyUI."""
     yield packing.module
     packing.forget()
 

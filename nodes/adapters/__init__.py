@@ -13,7 +13,6 @@ A folder imports only folders below it:
     process/    what the process keeps: its cache, a record of each module, the user's settings
     weights/    where a module's weights are, when a capture over them is right, and how they are paged in
     blocks/     which blocks of a model become regions: UNets, transformers, decoders, encoders
-    scan/       the sizes that a workflow will use, read without running it
     comfyui/    ComfyUI itself: its versions, options, DynamicVRAM, progress, queue and messages
     foreign/    whose code a model runs, and which code of other packs is trusted
 

@@ -58,14 +58,16 @@ def read_workflow(path: Path) -> Any:
         raise SetupError(f"{path} is not JSON: {error}.") from None
 
 
-def warm_up(client: Client, workflow: Any, say: Say) -> FinishedWarmUp:
+def warm_up(client: Client, workflow: Any, say: Say, sizes: str | None = None) -> FinishedWarmUp:
     """Queue the warm-up of a workflow in API form and wait for its end. Calls `say` with each line of progress.
+
+    sizes: a list of sizes in place of those of the workflow.
 
     Raises PromptError if the server refuses the workflow or the prompt fails, and ServerError if no server answers.
     """
 
     def queue() -> str:
-        return _queue(client, workflow, say)
+        return _queue(client, workflow, say, sizes)
 
     if importlib.util.find_spec("aiohttp") is None:
         say("No progress is shown: this Python has no aiohttp. Use the Python that runs your ComfyUI.")
@@ -75,15 +77,16 @@ def warm_up(client: Client, workflow: Any, say: Say) -> FinishedWarmUp:
     return FinishedWarmUp(client.outputs(history, "text"))
 
 
-def _queue(client: Client, workflow: Any, say: Say) -> str:
+def _queue(client: Client, workflow: Any, say: Say, sizes: str | None) -> str:
+    asked = {} if sizes is None else {"sizes": sizes}
     try:
-        answer = client.post(ROUTE, {"prompt": workflow, "client_id": client.client_id})
+        answer = client.post(ROUTE, {"prompt": workflow, "client_id": client.client_id, **asked})
     except urllib.error.HTTPError as error:
         raise PromptError(_refusal(error)) from None
     for item in answer["items"]:
         say(f"to warm up: {item}")
     for sentence in answer["unknown"]:
-        say(f"not known: {sentence}")
+        say(f"note: {sentence}")
     return str(answer["prompt_id"])
 
 

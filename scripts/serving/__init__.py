@@ -2,8 +2,8 @@
 
 A prompt's way, from the top down:
 
-1. `ingress`: an HTTP request in ComfyUI's own form (`http_form`). `records` keeps its id, `need` asks the scanner what
-   it will use. `warm_ups` sends one workflow to several replicas.
+1. `ingress`: an HTTP request in ComfyUI's own form (`http_form`). `records` keeps its id, `need` makes digests of
+   what it will use. `warm_ups` sends one workflow to several replicas.
 2. `prompts`: one call of a replica for each prompt, open until it ends; it runs again if the replica is lost.
 3. `router`: Serve's router for that call. `ranking` orders the replicas by what each has ready.
 4. `replica`: passes the prompt to its own ComfyUI (`comfyui_process`, `comfyui_client`), and reports what is ready.

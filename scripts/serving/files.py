@@ -64,7 +64,7 @@ class Files:
         return path.name
 
     def image_size(self, name: str) -> tuple[int, int] | None:
-        """For the scanner: width and height of an uploaded picture; None if LoadImage may give another size."""
+        """Width and height of an uploaded picture; None if LoadImage may give another size."""
         from PIL import Image  # with requirements-fleet.txt
 
         try:

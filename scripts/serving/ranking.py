@@ -16,7 +16,7 @@ class Warmth(enum.IntEnum):
     ANY = 0
     MODEL = 1  # the model files are loaded
     REGIONS = 2  # the compiled regions of these models are in memory
-    CAPTURE = 3  # it ran this model at this size, and what it made for that is still there
+    CAPTURE = 3  # it ran this workflow with other seeds or texts, and what it made for that is still there
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +79,7 @@ def explain(ranked: Ranked, chosen: str, loads: Mapping[str, int]) -> str:
     level = ranked.warmth.get(chosen, Warmth.ANY)
     best = max(ranked.warmth.values(), default=Warmth.ANY)
     said = {
-        Warmth.CAPTURE: "it ran this model at this size",
+        Warmth.CAPTURE: "it ran this workflow",
         Warmth.REGIONS: "it has this model's regions",
         Warmth.MODEL: "it has the model files",
         Warmth.ANY: "nothing of it is warm anywhere",

@@ -41,10 +41,8 @@ class Readiness:
         """Learn from a prompt that ended. Returns `structures` of its models, and whether it was `cold` and waited."""
         mine = [run for run in runs if run.get("prompt_id") == prompt_id]
         structures = {run["structure"] for run in mine if run.get("structure")} or set(need.get("structures") or ())
-        sizes = {f"{width}x{height}" for width, height in need.get("sizes") or ()}
-        rows = frozenset(
-            row for row, size in _in_memory(cache) if size in sizes and (not structures or row[0] in structures)
-        )
+        used = {(run.get("structure"), _sides(run.get("size", ""))) for run in mine}
+        rows = frozenset(row for row, size in _in_memory(cache) if (row[0], size) in used)
         if rows:
             self._shapes |= dict.fromkeys(need.get("shapes") or (), rows)
         self._structures |= structures
@@ -74,11 +72,16 @@ class Readiness:
 
 
 def _in_memory(cache: Plain) -> Iterable[tuple[Row, str]]:
-    """The rows of the cache, with their sizes in pixels ("512x384"); a batch follows a comma."""
+    """The rows of the cache, with their sides in pixels ("512x384")."""
     for model in cache.get("models", ()):
         for shape in model["shapes"]:
             if shape["state"] == "memory":
-                yield (shape["model"], tuple(shape["latent_shape"])), shape["size"].partition(",")[0]
+                yield (shape["model"], tuple(shape["latent_shape"])), _sides(shape["size"])
+
+
+def _sides(size: str) -> str:
+    """The sides in pixels of a size, without its batch."""
+    return size.partition(",")[0]
 
 
 def _each(needs: Sequence[Plain], name: str) -> set[str]:

@@ -21,6 +21,7 @@ _TABLES = (
     "used (key TEXT PRIMARY KEY, count INT, workflow TEXT)",
 )
 _COUNTED = 2**53  # above, one more is the same number
+_USED = 500  # workflows whose uses are counted: the most used ones, then the latest
 _KEPT = 10_000  # prompts that are over, as in ComfyUI's history
 
 
@@ -128,11 +129,14 @@ class Records:
         return 0 if largest is None else int(largest) + 1
 
     def used(self, key: str, workflow: Mapping[str, Any]) -> None:
-        """Count a use of a workflow's shapes."""
+        """Count a use of a workflow. The least used ones are forgotten."""
         self._base.execute(
             "INSERT INTO used VALUES (?, 1, ?) "
             "ON CONFLICT (key) DO UPDATE SET count = count + 1, workflow = excluded.workflow",
             (key, json.dumps(workflow)),
+        )
+        self._base.execute(
+            "DELETE FROM used WHERE key NOT IN (SELECT key FROM used ORDER BY count DESC, rowid DESC LIMIT ?)", (_USED,)
         )
 
     def most_used(self, count: int) -> list[tuple[int, dict[str, Any]]]:

@@ -15,12 +15,15 @@ LANGUAGES = ("ja", "zh", "zh-TW")
 
 @pytest.fixture(scope="module")
 def declared(server: Any) -> dict[str, Any]:
-    """Our nodes as the server declares them, without the deprecated ones."""
+    """Our nodes as the server declares them, without the deprecated ones, and without those that no search finds."""
     info = server.client.get("/object_info")
     return {
         name: about
         for name, about in info.items()
-        if name.startswith("Resolute") and not name.startswith("ResoluteTest") and not about.get("deprecated")
+        if name.startswith("Resolute")
+        and not name.startswith("ResoluteTest")
+        and not about.get("deprecated")
+        and not about.get("dev_only")
     }
 
 

@@ -36,6 +36,11 @@ def shows_cached_text() -> dict[str, Any]:
     return _if_known("has_intermediate_output", True)
 
 
+def hidden_from_search() -> dict[str, Any]:
+    """For a node that only prompts of ours have, as an argument for its schema (absent in 0.8)."""
+    return _if_known("is_dev_only", True)
+
+
 def _if_known(argument: str, value: Any) -> dict[str, Any]:
     """An argument of io.Schema, where this version has it."""
     from comfy_api.latest import io  # only node classes ask; the rest of this file serves without a server

@@ -16,6 +16,7 @@ from ..comfyui.messages import broadcast
 _KEPT = 60
 _runs: deque[dict[str, Any]] = deque(maxlen=_KEPT)
 _warming = False
+_warm_up_prompt: str | None = None  # the last prompt that `POST /resolute/warm-up` queued
 
 
 def add(run: Run) -> None:
@@ -36,9 +37,20 @@ def warming_up() -> Iterator[None]:
         _warming = False
 
 
+def begin_warm_up() -> None:
+    """The prompt that runs is a warm-up, and all its runs are."""
+    global _warm_up_prompt
+    _warm_up_prompt = get_progress_state().prompt_id
+
+
 def are_of_a_warm_up() -> bool:
     """The run that ends now belongs to a warm-up."""
-    return _warming
+    return _warming or get_progress_state().prompt_id == _warm_up_prompt
+
+
+def of_this_prompt() -> list[dict[str, Any]]:
+    """The runs of the prompt that runs now, oldest first, as `latest` has them."""
+    return [run for run in _runs if run["prompt_id"] == get_progress_state().prompt_id]
 
 
 def latest() -> list[dict[str, Any]]:

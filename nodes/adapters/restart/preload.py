@@ -18,8 +18,8 @@ from ....compile_cache.keys import GraphKey
 from ....compile_cache.store.shape_history import Model
 from ....compile_cache.torch_facts import fake_devices
 from ....compile_cache.torch_facts.private_names import dynamo  # noqa: F401 (two threads that import it at once find half of it)
+from ..comfyui.compile_nodes import WITH_AUTO
 from ..process import collector, runtime
-from ..scan.compile_nodes import WITH_AUTO
 from . import shape_status
 
 logger = logging.getLogger(__name__)

@@ -107,8 +107,13 @@ def sample_once(
 
 def _stages(levels: Sequence[float], boundaries: Iterable[float]) -> Iterator[list[int]]:
     """Groups of steps within which no cond and no ControlNet starts or ends. boundaries: the sigmas where one does."""
-    limits = sorted(set(boundaries))
-    for _, steps in itertools.groupby(range(len(levels)), lambda step: sum(levels[step] > limit for limit in limits)):
+    limits = sorted({torch.tensor(limit).item() for limit in boundaries})  # in fp32, as core compares them
+
+    def place(step: int) -> tuple[int, int]:
+        # A step right at a limit is a group of its own: a cond that starts there is on, and so is one that ends there.
+        return sum(levels[step] > limit for limit in limits), sum(levels[step] >= limit for limit in limits)
+
+    for _, steps in itertools.groupby(range(len(levels)), place):
         yield list(steps)
 
 

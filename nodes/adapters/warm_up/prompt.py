@@ -1,268 +1,223 @@
-"""Build the prompt that warms up a workflow: Warm Up nodes for what `scan` found, and the nodes that feed them."""
+"""Build the prompt that warms up a workflow: the workflow itself, in which each sampler runs as few steps as it can.
+
+1. The output nodes are left out, so nothing is saved. Each of their links ends in a step node of ours instead, one
+   after the other. The last of them is the one output node of the prompt, and shows the report.
+2. A step node is put into each link of a model or a VAE, right before the node that uses it. It gives the model a
+   sampler of few steps (`one_step.py`), and lets ComfyUI run what follows again, although its inputs are the same.
+3. ComfyUI caches by inputs, so nothing that such a sampler made is ever taken for the result of the workflow: the step
+   node stands before it. What stands before the step node (loaders, compile nodes, texts) is shared with the workflow.
+"""
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from ....compile_cache.errors import UserError
-from ....compile_cache.sizes import MAXIMUM, MINIMUM, MULTIPLES, Size, is_valid
-from ....compile_cache.warm_up_plan import CFG, MAX_BATCH, OVERLAP
-from ..scan.compile_nodes import LOADERS, MODEL_COMPILERS, VAE_COMPILERS
-from ..scan.graph import downstream, model_runners, upstream
-from ..scan.node import Link, Node
-from ..scan.workflow import Decoding, Sampling, Scan, parse_workflow
+from ....compile_cache.warm_up_plan import Item
+from ..comfyui.compile_nodes import LOADERS, MODEL_COMPILERS, VAE_COMPILERS
+from .workflow import Link, Node, gives_size, parse_workflow, reached, size_of
 
-WARM_UP = "ResoluteWarmUp"
-_NO_TILES = 0
+STEP, END = "ResoluteWarmUpStep", "ResoluteWarmUpEnd"
 
-# (class, output number) of the nodes that output a compiled model or VAE.
-_COMPILED_MODELS = frozenset((name, 0) for name in MODEL_COMPILERS)
-_COMPILED_VAES = frozenset({*((name, 0) for name in VAE_COMPILERS), *((name, 2) for name in LOADERS)})
-_CONTROLNET_APPLIERS = ("ControlNetApply", "ControlNetApplyAdvanced", "ControlNetApplySD3")
-_CONDITIONING_INPUTS = ("positive", "negative", "conditioning", "conditioning_1", "conditioning_2")
+_LATER = "a size that is known when the workflow runs"
+_ANY = ("*", "COMFY_MATCHTYPE_V3")  # what a link of these types carries is known only when the workflow runs
+_MODEL, _VAE = "MODEL", "VAE"
+# A node whose outputs all have these types passes models on and runs none.
+_PASSED_ON = frozenset({_MODEL, _VAE, "CLIP", "CONTROL_NET", "CLIP_VISION", "STRING", *_ANY})
+_COMPILERS = {
+    _MODEL: (MODEL_COMPILERS, "model is not compiled. Put Compile Model before it."),
+    _VAE: ((*VAE_COMPILERS, *LOADERS), "VAE is not compiled. Put Compile VAE Decode before it."),
+}
+_NEVER_COMPILED = frozenset({"CLIP", "CONDITIONING", "LATENT", "IMAGE"})
+
+Prompt = dict[str, dict[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
 class WarmUpPrompt:
-    """prompt: in API form, ready to queue. added: ids of the Warm Up nodes that were added to it.
+    """prompt: in API form, ready to queue. sizes: one line for each size that stands in it, in the order of its runs.
 
-    warnings: one sentence for each part that is left out or warmed up differently, with the reason.
+    warnings: one sentence for each part that is left out or compiles nothing, with the reason.
     """
 
-    prompt: dict[str, dict[str, Any]]
-    added: tuple[str, ...]
+    prompt: Prompt
+    sizes: tuple[str, ...]
     warnings: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class _NodeInputs:
-    """The inputs of one Warm Up node, except its sizes."""
+def warm_up_prompt(prompt: Any, classes: Mapping[str, Any], asked: Sequence[Item] = ()) -> WarmUpPrompt:
+    """The prompt that warms up a workflow in API form, once for each asked size, or once as it is.
 
-    batch: int
-    model: Link | None = None
-    positive: Link | None = None
-    negative: Link | None = None
-    control_net: Link | None = None
-    cfg: float = CFG
-    vae: Link | None = None
-    tile_size: int = _NO_TILES
-    overlap: int = OVERLAP
-
-    def links(self) -> dict[str, Link]:
-        names = ("model", "vae", "control_net", "positive", "negative")
-        return {name: link for name in names if (link := getattr(self, name)) is not None}
-
-
-Groups = dict[_NodeInputs, set[Size]]
-
-
-def warm_up_prompt(prompt: Mapping[str, Any], found: Scan) -> WarmUpPrompt:
-    """Build one Warm Up node for each combination of model, conditioning, cfg and batch in `found`, with all its sizes.
-
-    The prompt keeps only the workflow's nodes that feed those Warm Up nodes, so it samples, decodes and saves nothing
-    itself. Raises UserError if nothing can be warmed up.
+    classes: ComfyUI's node classes by id. Raises UserError if `prompt` is no such workflow, if nothing of it can be
+    warmed up, or if sizes are asked for and no node of it gives one.
     """
-    contents = parse_workflow(prompt)
-    builder = _Builder({name: Node(name, content) for name, content in contents.items()})
-    groups = _merge_decodings(builder.samplings(found.samplings), builder.decodings(found.decodings))
-    if not groups:
-        reasons = [*builder.warnings, *found.unknown] or ["It has no sampler and no VAE Decode that an output uses."]
+    graph = _Graph(parse_workflow(prompt), classes)
+    uses, warnings = graph.uses(), graph.warnings()
+    compiled = [use for use in uses if graph.why_not_compiled(*use) is None]
+    if not compiled:
+        reasons = [*warnings, "It has no sampler and no VAE Decode that an output uses."]
         raise UserError(f"Nothing in this workflow can be warmed up. {reasons[0]}")
-    needed = upstream(builder.nodes, [source for inputs in groups for source, _ in inputs.links().values()])
-    kept: dict[str, dict[str, Any]] = {name: copy.deepcopy(dict(contents[name])) for name in contents if name in needed}
-    names = (name for number in range(1, 10**9) if (name := f"warm-up-{number}") not in contents)
-    largest_first = sorted(groups.items(), key=lambda group: max(map(_pixels, group[1])), reverse=True)
-    added = {next(names): _warm_up_node(inputs, sizes) for inputs, sizes in largest_first}
-    return WarmUpPrompt(kept | added, tuple(added), tuple(dict.fromkeys(builder.warnings)))
+    sized = [name for name in graph.kept if gives_size(graph.nodes[name])]
+    if asked and not sized:
+        raise UserError("No node of this workflow has a width, a height and a batch_size, so it runs at one size only.")
+    builder = _Builder(graph, set(uses), reached(graph.users, sized))
+    for number, item in enumerate(asked or [None]):
+        builder.add(number, item)
+    builder.finish()
+    lines = [str(item) for item in asked] or list(graph.sizes(sized)) or [f"the workflow, at {_LATER}"]
+    return WarmUpPrompt(builder.prompt, tuple(dict.fromkeys(lines)), tuple(dict.fromkeys(warnings)))
 
 
-@dataclass
-class _Builder:
-    """Groups samplings and decodings into Warm Up nodes, and collects a warning for each that it has to change."""
+class _Graph:
+    """The nodes that a workflow's outputs need. Output nodes are bypassed, as ComfyUI bypasses a node."""
 
-    nodes: dict[str, Node]
-    warnings: list[str] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        saving = {name for name, node in self.nodes.items() if node.class_type.startswith("Save")}
-        # Asked for every sampler, so followed through the graph once.
-        self._needs = downstream(self.nodes, model_runners(self.nodes) | saving)
+    def __init__(self, nodes: Mapping[str, Node], classes: Mapping[str, Any]) -> None:
+        self.nodes, self._classes = nodes, classes
+        self._savers: dict[str, Node] = {}  # output nodes whose value others need and which only they make
+        outputs = {name for name, node in nodes.items() if getattr(self._class(node), "OUTPUT_NODE", False) is True}
+        self._outputs = outputs
+        found = {name: self._sources(node) for name, node in nodes.items()}
+        self.links = {
+            name: {each: link for each, link in links.items() if link is not None} for name, links in found.items()
+        }
+        self.users: dict[str, list[str]] = {}
+        for name in nodes.keys() - outputs:
+            for source, _ in self.links[name].values():
+                self.users.setdefault(source, []).append(name)
+        lost = reached(self.users, [name for name in nodes.keys() - outputs if None in found[name].values()])
+        ends = [link for name in nodes if name in outputs for link in self.links[name].values()]
+        self.ends = [link for link in dict.fromkeys(ends) if link[0] in nodes and link[0] not in lost]
+        sources = {name: [source for source, _ in links.values()] for name, links in self.links.items()}
+        needed = reached(sources, [source for source, _ in self.ends])
+        self.kept = [name for name in nodes if name in needed]
         self._compiled = {
-            sources: downstream(self.nodes, [name for name, node in self.nodes.items() if self._takes(node, sources)])
-            for sources in (_COMPILED_MODELS, _COMPILED_VAES)
+            kind: reached(self._edges_of(kind), [name for name, node in nodes.items() if _compiles(node, kind)])
+            for kind in _COMPILERS
         }
 
-    def samplings(self, samplings: Iterable[Sampling]) -> Groups:
-        groups: Groups = {}
-        for sampling in samplings:
-            if self._is_accepted(sampling) and self._is_compiled(sampling, sampling.model, _COMPILED_MODELS, "model"):
-                groups.setdefault(self._inputs_of(sampling), set()).add(sampling.size)
-        return groups
+    def uses(self) -> list[tuple[str, str]]:
+        """(node, input) of each use of a model or a VAE by a node that may run it."""
+        return [
+            (name, each)
+            for name in self.kept
+            if not self._passes_on(self.nodes[name])
+            for each, link in self.links[name].items()
+            if self._type(link) in (_MODEL, _VAE, *_ANY)
+        ]
 
-    def decodings(self, decodings: Iterable[Decoding]) -> Groups:
-        groups: Groups = {}
-        for decoding in decodings:
-            if self._is_accepted(decoding) and self._is_compiled(decoding, decoding.vae, _COMPILED_VAES, "VAE"):
-                tile_size = _NO_TILES if decoding.tile_size is None else decoding.tile_size
-                overlap = OVERLAP if decoding.overlap is None else decoding.overlap
-                inputs = _NodeInputs(decoding.batch, vae=decoding.vae, tile_size=tile_size, overlap=overlap)
-                groups.setdefault(inputs, set()).add(decoding.size)
-        return groups
+    def why_not_compiled(self, name: str, each: str) -> str | None:
+        """A sentence if what this input gets was not compiled. None if it was; empty if the type is not known."""
+        link = self.links[name][each]
+        kind = self._type(link)
+        if kind not in _COMPILERS:
+            return ""
+        return None if link[0] in self._compiled[kind] else f"{self.nodes[name].label}: its {_COMPILERS[kind][1]}"
 
-    def _inputs_of(self, sampling: Sampling) -> _NodeInputs:
-        cfg = sampling.cfg
-        if cfg is None:
-            cfg = CFG
-            self.warnings.append(
-                f"{sampling.label}: its cfg is known only when the prompt runs. It is warmed up for every cfg except 1."
-            )
-        # Warm Up needs both or neither. With one conditioning the cfg is 1, so the negative one is not sampled anyway.
-        negative = sampling.positive if sampling.negative is None else sampling.negative
-        conditioning = (sampling.positive, negative)
-        if not any(map(self._needs_a_run, conditioning)):
-            return _NodeInputs(sampling.batch, sampling.model, *conditioning, cfg=cfg)
-        return self._inputs_without_a_run(sampling, conditioning, cfg)
+    def warnings(self) -> list[str]:
+        """Sentences about what is left out, and about what is not compiled."""
+        saved = [
+            f"{node.label}: a warm-up runs no output node, so what needs its result is left out."
+            for node in self._savers.values()
+        ]
+        return [*saved, *(why for use in self.uses() if (why := self.why_not_compiled(*use)))]
 
-    def _inputs_without_a_run(self, sampling: Sampling, conditioning: tuple[Link, Link], cfg: float) -> _NodeInputs:
-        """The inputs for a sampler whose conditioning depends on an image or latent that the workflow makes first.
+    def sizes(self, names: Sequence[str]) -> Iterator[str]:
+        """One line for each of these nodes."""
+        for name in names:
+            found = size_of(self.nodes[name], self.nodes)
+            shown = str(Item(*found)) if found is not None else _LATER
+            yield f"{self.nodes[name].label}: {shown}"
 
-        If only the image of a ControlNet does, Warm Up gets the ControlNet and the conditioning before it, and uses
-        noise for the image. Otherwise Warm Up uses dummy conditioning.
-        """
-        because = "an image or latent that the workflow makes first"
-        removed: set[Link] = set()
-        positive, negative = (self._before_control(link, removed) for link in conditioning)
-        if not any(map(self._needs_a_run, (positive, negative))):
-            control_net = self._only_usable(removed)
-            result = "Warm Up uses noise for it" if control_net is not None else "Warm Up leaves the ControlNet out"
-            self.warnings.append(f"{sampling.label}: its ControlNet needs {because}. {result}.")
-            return _NodeInputs(sampling.batch, sampling.model, positive, negative, control_net, cfg)
-        control_net = self._control_net(conditioning)
-        self.warnings.append(
-            f"{sampling.label}: its conditioning needs {because}. Warm Up uses a dummy of the usual length"
-            f"{', with the ControlNet' if control_net is not None else ''}."
-        )
-        return _NodeInputs(sampling.batch, sampling.model, control_net=control_net, cfg=cfg)
+    def _sources(self, node: Node) -> dict[str, Link | None]:
+        return {name: self._source(link) for name, link in node.links.items()}
 
-    def _is_accepted(self, item: Sampling | Decoding) -> bool:
-        """Warm Up accepts this size and batch."""
-        if item.is_video:
-            self.warnings.append(f"{item.label}: Warm Up makes no videos. The first prompt compiles what it needs.")
-        elif not is_valid(item.size, int(MULTIPLES[0])):
-            self.warnings.append(
-                f"{item.label}: {item.size} is left out. Warm Up accepts {MINIMUM} to {MAXIMUM} pixels a side."
-            )
-        elif item.batch > MAX_BATCH:
-            self.warnings.append(
-                f"{item.label}: its batch of {item.batch} is left out. Warm Up accepts up to {MAX_BATCH}."
-            )
-        else:
-            return True
-        return False
+    def _source(self, link: Link) -> Link | None:
+        """Where a link's value comes from if no output node runs; None if only an output node makes it."""
+        current: Link | None = link
+        for _ in range(len(self._outputs) + 1):  # a bounded loop, because the workflow may have a cycle
+            if current is None or current[0] not in self._outputs:
+                return current
+            node, kind = self.nodes[current[0]], self._type(current)
+            same = (each for each in node.links.values() if kind in (self._type(each), *_ANY))
+            current = next(same, None)
+            if current is None:
+                self._savers[link[0]] = node
+        return None
 
-    def _is_compiled(self, item: Sampling | Decoding, link: Link, sources: frozenset[Link], what: str) -> bool:
-        """The model or VAE on `link` comes from a compile node, and can be had without running a sampler."""
-        if self._needs_a_run(link):
-            self.warnings.append(
-                f"{item.label}: its {what} needs an image or latent that the workflow makes first, so it is not warmed "
-                "up."
-            )
-        elif not self._comes_from(link, sources):
-            node = "Compile Model" if what == "model" else "Compile VAE Decode"
-            self.warnings.append(f"{item.label}: its {what} is not compiled. Put {node} before it.")
-        else:
-            return True
-        return False
+    def _edges_of(self, kind: str) -> dict[str, list[str]]:
+        """The links on which a compiled model or VAE may go, also inside a pipe: node -> nodes that use it."""
+        other = _NEVER_COMPILED | _COMPILERS.keys() - {kind}
+        edges: dict[str, list[str]] = {}
+        for name, links in self.links.items():
+            for link in links.values():
+                if self._type(link) not in other:
+                    edges.setdefault(link[0], []).append(name)
+        return edges
 
-    def _needs_a_run(self, link: Link) -> bool:
-        """Making this value would run a sampler, a decoder or a node that saves."""
-        return link[0] in self._needs
+    def _class(self, node: Node) -> Any:
+        return self._classes.get(node.class_type)
 
-    def _comes_from(self, link: Link, sources: frozenset[Link]) -> bool:
-        """`link` or a link upstream of it is one of `sources`, (class, output number)."""
-        return self._is_one_of(link, sources) or link[0] in self._compiled[sources]
-
-    def _takes(self, node: Node, sources: frozenset[Link]) -> bool:
-        return any(self._is_one_of(link, sources) for link in node.links().values())
-
-    def _is_one_of(self, link: Link, sources: frozenset[Link]) -> bool:
+    def _type(self, link: Link) -> str:
+        """The type of an output. Empty if it is not known."""
         node = self.nodes.get(link[0])
-        if node is None or (node.class_type, link[1]) not in sources:
-            return False
-        if link[1] != 2:
-            return True
-        if node.class_type == "ResoluteLoadCheckpoint":
-            return node.inputs.get("compile_vae") is not False
-        return bool(node.inputs.get("vae_speedup", "disable") != "disable")
+        types = () if node is None else getattr(self._class(node), "RETURN_TYPES", ())
+        return str(types[link[1]]) if 0 <= link[1] < len(types) else ""
 
-    def _before_control(self, conditioning: Link, removed: set[Link]) -> Link:
-        """The conditioning before the ControlNets that need a run were applied. Adds those ControlNets to `removed`."""
-        for _ in self.nodes:  # a bounded loop, because the graph may have a cycle
-            node = self.nodes.get(conditioning[0])
-            if node is None or node.class_type not in _CONTROLNET_APPLIERS or not self._needs_a_run(conditioning):
-                break
-            links = node.links()
-            if "control_net" in links:
-                removed.add(links["control_net"])
-            name = "negative" if conditioning[1] == 1 else "positive"
-            conditioning = links.get("conditioning", links.get(name, conditioning))
-        return conditioning
+    def _passes_on(self, node: Node) -> bool:
+        return set(map(str, getattr(self._class(node), "RETURN_TYPES", ("",)))) <= _PASSED_ON
 
-    def _control_net(self, conditioning: Sequence[Link]) -> Link | None:
-        """The ControlNet applied to the conditioning, if there is exactly one and it needs no run."""
-        waiting, found, seen = [source for source, _ in conditioning], set(), set()
-        while waiting:
-            name = waiting.pop()
-            if name in seen or name not in self.nodes:
+
+def _compiles(node: Node, kind: str) -> bool:
+    """It is a compile node of this kind. A loader compiles its VAE if it is asked to."""
+    if kind == _VAE and node.class_type in LOADERS:
+        asked = node.inputs.get("compile_vae", True) is not False
+        return asked if node.class_type == LOADERS[0] else node.inputs.get("vae_speedup", "disable") != "disable"
+    return node.class_type in _COMPILERS[kind][0]
+
+
+class _Builder:
+    """Collects the nodes of the new prompt, size by size: each begins when the one before it is over."""
+
+    def __init__(self, graph: _Graph, uses: set[tuple[str, str]], sized: set[str]) -> None:
+        """uses: see `_Graph.uses`. sized: the nodes that depend on the size, of which each size has its own."""
+        self._graph, self._uses, self._sized = graph, uses, sized
+        self._names = (name for number in itertools.count(1) if (name := f"warm-up-{number}") not in graph.nodes)
+        self._last = ""  # the step node at the end of what was added so far
+        self.prompt: Prompt = {}
+
+    def add(self, number: int, item: Item | None) -> None:
+        """Add the workflow at this size, None: as it is. What does not depend on the size is in the prompt once."""
+        graph, before = self._graph, self._last
+        names = {name: next(self._names) if number and name in self._sized else name for name in graph.kept}
+        placed: dict[Link, str] = {}
+        for name in graph.kept:
+            if names[name] in self.prompt:
                 continue
-            seen.add(name)
-            links = self.nodes[name].links()
-            if self.nodes[name].class_type in _CONTROLNET_APPLIERS and "control_net" in links:
-                found.add(links["control_net"])
-            waiting += [links[each][0] for each in _CONDITIONING_INPUTS if each in links]
-        return self._only_usable(found)
+            node = graph.nodes[name]
+            inputs = {each: value for each, value in node.inputs.items() if each not in node.links}
+            for each, (source, output) in graph.links[name].items():
+                link = (names.get(source, source), output)
+                if (name, each) in self._uses:
+                    if link not in placed:
+                        placed[link] = self._step(link, before)
+                    link = (placed[link], 0)
+                inputs[each] = list(link)
+            if item is not None and gives_size(node):
+                inputs |= {"width": item.size.width, "height": item.size.height, "batch_size": item.batch}
+            self.prompt[names[name]] = {"class_type": node.class_type, "inputs": inputs}
+        for source, output in graph.ends:
+            self._last = self._step((names[source], output), self._last)
 
-    def _only_usable(self, control_nets: set[Link]) -> Link | None:
-        """The single ControlNet if it needs no run. Warm Up has an input for one ControlNet only."""
-        only = next(iter(control_nets)) if len(control_nets) == 1 else None
-        return None if only is None or self._needs_a_run(only) else only
+    def finish(self) -> None:
+        """Make the last step node the only output node, so that ComfyUI refuses the prompt for any error in it."""
+        self.prompt[self._last]["class_type"] = END
 
-
-def _merge_decodings(samplings: Groups, decodings: Groups) -> Groups:
-    """Put the VAE of a decoding into a sampling's node if that node has none and the sizes and the batch are equal."""
-    groups = dict(samplings)
-    for decoding, sizes in decodings.items():
-        fitting = (
-            each for each in groups if each.vae is None and each.batch == decoding.batch and groups[each] == sizes
-        )
-        sampling = next(fitting, None)
-        if sampling is None:
-            groups[decoding] = sizes
-        else:
-            del groups[sampling]
-            both = replace(sampling, vae=decoding.vae, tile_size=decoding.tile_size, overlap=decoding.overlap)
-            groups[both] = sizes
-    return groups
-
-
-def _warm_up_node(inputs: _NodeInputs, sizes: Iterable[Size]) -> dict[str, Any]:
-    largest_first = sorted(sizes, key=lambda size: (_pixels(size), size.width), reverse=True)
-    return {
-        "class_type": WARM_UP,
-        "inputs": {
-            "sizes": ", ".join(map(str, largest_first)),
-            "batch_sizes": str(inputs.batch),
-            "prompt_chunks": "1",
-            "cfg": inputs.cfg,
-            "tile_size": inputs.tile_size,
-            "overlap": inputs.overlap,
-            **{name: list(link) for name, link in inputs.links().items()},
-        },
-    }
-
-
-def _pixels(size: Size) -> int:
-    return size.width * size.height
+    def _step(self, link: Link, before: str) -> str:
+        """Add a step node that gives on what `link` has, once the step node `before` is over. Returns its id."""
+        name = next(self._names)
+        waits = {"before": [before, 0]} if before else {}
+        self.prompt[name] = {"class_type": STEP, "inputs": {"any": list(link), **waits}}
+        return name

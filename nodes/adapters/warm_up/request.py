@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from ....compile_cache.errors import UserError, excerpt
-from ....compile_cache.warm_up_plan import CFG, MAX_CFG, plan
-from ..scan.image_files import image_size
-from ..scan.workflow import scan
-from .prompt import WARM_UP, warm_up_prompt
+from ....compile_cache.warm_up_plan import CFG, MAX_CFG, Item, plan
+from .prompt import warm_up_prompt
 from .request_limits import MAX_FIELD, MAX_NODES
 
+_MAX_COPIES = 10 * MAX_NODES  # nodes of a workflow, once for each size that is asked for
 _DEFAULTS: dict[str, Any] = {"batch_sizes": "1", "prompt_chunks": "1", "cfg": CFG, "backend": "auto", "vae": True}
 
 
 @dataclass(frozen=True, slots=True)
 class WarmUpRequest:
-    """prompt: in API form, ready to queue. items: one line for each shape that it warms up, in order.
+    """prompt: in API form, ready to queue. items: one line for each size that the request shows, in order.
 
-    unknown: one sentence for each part of the workflow that cannot be warmed up, or only in part, with the reason.
+    unknown: one sentence for each part of the workflow that is left out or compiles nothing, with the reason.
     """
 
     prompt: Mapping[str, Mapping[str, Any]]
@@ -28,11 +27,12 @@ class WarmUpRequest:
     unknown: list[str]
 
 
-def parse_request(body: Mapping[str, Any]) -> WarmUpRequest:
+def parse_request(body: Mapping[str, Any], classes: Mapping[str, Any]) -> WarmUpRequest:
     """Build the prompt for a request. Raises UserError if the request is invalid or has nothing to warm up.
 
-    body: either {"prompt": a workflow in API form} or {"plan": {"checkpoint": file, "sizes": "1024x1024, 720x960"}}. A
-    plan may also have "batch_sizes" ("1"), "prompt_chunks" ("1"), "cfg" (7.0), "backend" ("auto") and "vae" (true).
+    body: either {"prompt": a workflow in API form} or {"plan": {"checkpoint": file, "sizes": "1024x1024, 720x960"}}.
+    Beside a workflow, "sizes" and "batch_sizes" ("1") may name others than its own. A plan may also have "batch_sizes"
+    ("1"), "prompt_chunks" ("1"), "cfg" (7.0), "backend" ("auto") and "vae" (true). classes: ComfyUI's, by node id.
     """
     if ("prompt" in body) == ("plan" in body):
         raise UserError('Send either "prompt" (a workflow in API form) or "plan" (a checkpoint and its sizes).')
@@ -40,12 +40,28 @@ def parse_request(body: Mapping[str, Any]) -> WarmUpRequest:
         if isinstance(body["prompt"], Mapping) and len(body["prompt"]) > MAX_NODES:
             nodes = len(body["prompt"])
             raise UserError(f"The workflow has {nodes} nodes, and may have {MAX_NODES}. Send parts of it one by one.")
-        found = scan(body["prompt"], image_size=image_size)
-        built = warm_up_prompt(body["prompt"], found)
-        items = _items(built.prompt[name] for name in built.added)
-        return WarmUpRequest(built.prompt, items, [*found.unknown, *built.warnings])
+        asked = _asked_sizes(body)
+        if isinstance(body["prompt"], Mapping) and len(asked) * len(body["prompt"]) > _MAX_COPIES:
+            raise UserError(f"{len(asked)} sizes are too many for a workflow of this length. Send them one by one.")
+        built = warm_up_prompt(body["prompt"], classes, asked)
+        return WarmUpRequest(built.prompt, list(built.sizes), list(built.warnings))
     prompt = _prompt_for_plan(body["plan"])
-    return WarmUpRequest(prompt, _items([prompt["warm"]]), [])
+    inputs = prompt["warm"]["inputs"]
+    what = " and ".join(name for name in ("model", "vae") if name in inputs)
+    items = plan(inputs["sizes"], inputs["batch_sizes"], inputs["prompt_chunks"])
+    return WarmUpRequest(prompt, [f"{item}: {what}" for item in items], [])
+
+
+def _asked_sizes(body: Mapping[str, Any]) -> list[Item]:
+    """The sizes at which a workflow is to be warmed up, the largest first. Empty: those that it has."""
+    sizes, batches = body.get("sizes"), body.get("batch_sizes", "1")
+    if sizes is None and "batch_sizes" not in body:
+        return []
+    if not all(isinstance(each, str) and len(each) <= MAX_FIELD for each in (sizes, batches)):
+        raise UserError(
+            f'"sizes" and "batch_sizes" must be texts of up to {MAX_FIELD} characters, as "720x960, 64x64".'
+        )
+    return plan(str(sizes), batches, None)
 
 
 def _prompt_for_plan(given: Any) -> Mapping[str, Mapping[str, Any]]:
@@ -67,7 +83,7 @@ def _prompt_for_plan(given: Any) -> Mapping[str, Mapping[str, Any]]:
     load = {"ckpt_name": values["checkpoint"], "backend": values["backend"], "compile_vae": values["vae"]}
     return {
         "load": {"class_type": "ResoluteLoadCheckpoint", "inputs": load},
-        "warm": {"class_type": WARM_UP, "inputs": {**links, **lists, "cfg": values["cfg"]}},
+        "warm": {"class_type": "ResoluteWarmUp", "inputs": {**links, **lists, "cfg": values["cfg"]}},
     }
 
 
@@ -81,15 +97,3 @@ def _check_fields(values: Mapping[str, Any]) -> None:
     cfg = values["cfg"]
     if isinstance(cfg, bool) or not isinstance(cfg, (int, float)) or not 0 <= cfg <= MAX_CFG:  # NaN is not
         raise UserError(f'"cfg" of a plan must be a number from 0 to {MAX_CFG:g}, not {excerpt(cfg)}.')
-
-
-def _items(nodes: Iterable[Mapping[str, Any]]) -> list[str]:
-    """One line for each shape of these Warm Up nodes, in the order in which they are warmed up."""
-    lines = []
-    for node in nodes:
-        inputs = node["inputs"]
-        chunks = None if "positive" in inputs else inputs["prompt_chunks"]
-        what = " and ".join(name for name in ("model", "vae") if name in inputs)
-        tiles = f" in tiles of {inputs['tile_size']}" if inputs.get("tile_size") else ""
-        lines += [f"{item}: {what}{tiles}" for item in plan(inputs["sizes"], inputs["batch_sizes"], chunks)]
-    return lines

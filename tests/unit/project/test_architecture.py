@@ -81,7 +81,6 @@ FLOORS = [
     ("nodes/adapters/blocks/transformers",),
     ("nodes/adapters/blocks/unets",),
     ("nodes/adapters/blocks",),
-    ("nodes/adapters/scan",),
     ("nodes/adapters/comfyui",),
     ("nodes/adapters/foreign",),
     ("nodes/adapters/comfyui/transformer_options.py",),

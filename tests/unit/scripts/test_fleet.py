@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import errno
 import gc
+import json
 import mimetypes
 import socket
 import sqlite3
 import subprocess
 import sys
 import weakref
-from collections import Counter
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from scripts.errors import SetupError
-from scripts.serving import command, config, need
+from scripts.serving import command, config
 from scripts.serving.background import Background
 from scripts.serving.comfyui_client import files_in, moved
 from scripts.serving.files import Files, RefusedError, content_type
@@ -31,7 +31,7 @@ from scripts.serving.warm_ups import WarmUps
 
 from ..project.test_architecture import ROOT, SOURCES, name_of, top_level
 
-NEED = {"shapes": ["m 512x512x1"], "structures": ["s"], "files": ["f"], "sizes": [[512, 512]], "chains": ["m"]}
+NEED = {"shapes": ["m 512x512x1"], "structures": ["s"], "files": ["f"], "chains": ["m"]}
 CAPTURE = {"shapes": ["m 512x512x1"], "structures": ["s"], "files": ["f"]}
 
 
@@ -58,17 +58,59 @@ def groups(candidates: list[Candidate], imbalance: int = 4, **need: Any) -> list
 
 
 class TestTheNeedOfAWorkflow:
-    def test_it_has_each_model_at_its_size(self) -> None:
+    def test_it_has_the_workflow_its_models_and_their_files(self) -> None:
         need = need_of(workflow())
-        assert len(need.shapes) == 2  # the sampler's model, and the decoder
-        assert all(shape.endswith(" 512x512x1") for shape in need.shapes)
-        assert need.sizes == ((512, 512),)
-        assert len(need.files) == 1
+        assert [len(each) for each in (need.shapes, need.chains, need.files)] == [1, 1, 1]
 
-    def test_seed_and_text_change_nothing(self) -> None:
-        other = workflow(seed=2)
-        other["text"]["inputs"]["text"] = "a cat"
-        assert need_of(other) == need_of(workflow())
+    @pytest.mark.parametrize(
+        ("node", "change"),
+        [
+            ("sample", {"seed": 2, "steps": 30, "cfg": 7.5, "denoise": 0.5}),
+            ("sample", {"seed": ["dice", 0]}),
+            ("text", {"text": "a cat"}),
+            ("text", {"text": ["words", 0]}),
+            ("save", {"filename_prefix": "y"}),
+        ],
+    )
+    def test_seeds_texts_and_names_of_outputs_change_nothing(self, node: str, change: dict[str, Any]) -> None:
+        other = workflow()
+        other["words"] = {"class_type": "PrimitiveStringMultiline", "inputs": {"value": "a cat"}}
+        other["dice"] = {"class_type": "PrimitiveInt", "inputs": {"value": 7}}
+        other["shown"] = {"class_type": "PreviewAny", "inputs": {"a": ["dice", 0], "b": ["words", 0]}}
+        before = need_of(other)
+        other[node]["inputs"] |= change
+        other["words"]["inputs"]["value"] = "a dog"
+        assert need_of(other) == before
+
+    def test_the_ids_of_nodes_change_nothing(self) -> None:
+        text = json.dumps(workflow())
+        for number, name in enumerate(workflow()):
+            text = text.replace(f'"{name}": {{', f'"{number}": {{').replace(f'["{name}",', f'["{number}",')
+        assert set(json.loads(text)) == {str(number) for number in range(7)}
+        assert need_of(json.loads(text)) == need_of(workflow())
+
+    @pytest.mark.parametrize(
+        ("node", "change"),
+        [
+            ("latent", {"batch_size": 2}),
+            ("sample", {"cfg": 1.0}),
+            ("compiled", {"backend": "eager"}),
+            ("sample", {"model": ["load", 0]}),
+        ],
+    )
+    def test_what_may_change_a_shape_or_the_code_makes_another_need(self, node: str, change: dict[str, Any]) -> None:
+        other = workflow()
+        other[node]["inputs"] |= change
+        assert need_of(other).shapes != need_of(workflow()).shapes
+
+    def test_a_picture_counts_with_its_size_in_place_of_its_name(self) -> None:
+        def of(name: str) -> Need:
+            prompt = workflow()
+            prompt["latent"] = {"class_type": "LoadImage", "inputs": {"image": name}}
+            return need_of(prompt, {"a.png": (64, 64), "b.png": (64, 64), "c.png": (72, 64)}.get)
+
+        assert of("a.png") == of("b.png") != of("c.png")
+        assert of("unknown.png") != of("missing.png")
 
     def test_another_size_is_another_shape_of_the_same_model(self) -> None:
         here, there = need_of(workflow()), need_of(workflow(width=768))
@@ -84,34 +126,21 @@ class TestTheNeedOfAWorkflow:
     def test_what_is_no_workflow_needs_nothing_known(self, prompt: Any) -> None:
         assert need_of(prompt) == Need()
 
-    def test_a_size_that_the_scanner_does_not_know_is_left_out(self) -> None:
-        prompt = workflow()
-        prompt["latent"] = {"class_type": "AnotherPacksLatent", "inputs": {}}
-        assert need_of(prompt).shapes == ()
-
-    def test_each_node_is_read_once_however_many_samplers_depend_on_it(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        prompt = workflow()
-        before = prompt["sample"]["inputs"]["model"]
-        for number in range(40):
-            lora = {"model": before, "lora_name": f"{number}.safetensors", "strength_model": 1.0}
-            prompt[f"lora {number}"] = {"class_type": "LoraLoaderModelOnly", "inputs": lora}
-            before = [f"lora {number}", 0]
-            sampler = {**prompt["sample"]["inputs"], "model": before}
-            prompt[f"sampler {number}"] = {"class_type": "KSampler", "inputs": sampler}
-            kept = {"samples": [f"sampler {number}", 0], "filename_prefix": "x"}
-            prompt[f"keep {number}"] = {"class_type": "SaveLatent", "inputs": kept}
-        read = Counter[str]()
-        typed_in = need._typed_in
-        monkeypatch.setattr(need, "_typed_in", lambda node: (read.update([node.id]), typed_in(node))[1])
-        assert len(need_of(prompt).chains) == 42  # a sampler on each LoRA, on none, and the decoder
-        assert set(read.values()) == {1}
-
-    def test_a_workflow_that_leads_back_to_itself_has_an_end(self) -> None:
+    def test_a_workflow_that_leads_back_to_itself_needs_nothing_known(self) -> None:
         prompt = workflow()
         prompt["a"] = {"class_type": "LoraLoaderModelOnly", "inputs": {"model": ["b", 0]}}
         prompt["b"] = {"class_type": "LoraLoaderModelOnly", "inputs": {"model": ["a", 0]}}
         prompt["sample"]["inputs"]["model"] = ["a", 0]
-        assert len(need_of(prompt).chains) <= 2
+        assert need_of(prompt) == Need()
+
+    def test_a_long_chain_is_read_without_recursion(self) -> None:
+        prompt = workflow()
+        before = prompt["sample"]["inputs"]["model"]
+        for number in range(5_000):
+            prompt[f"{number}"] = {"class_type": "LoraLoaderModelOnly", "inputs": {"model": before}}
+            before = [f"{number}", 0]
+        prompt["sample"]["inputs"]["model"] = before
+        assert len(need_of(prompt).shapes) == 1
 
 
 class TestRanking:
@@ -159,7 +188,7 @@ class TestRanking:
     def test_the_reason_names_the_warmth_and_what_was_too_busy(self) -> None:
         candidates = [Candidate("hot", 9, CAPTURE), Candidate("idle", 0)]
         found = rank(candidates, NEED, 4)
-        assert explain(found, "hot", {"hot": 9}) == "capture: it ran this model at this size (9 before it)"
+        assert explain(found, "hot", {"hot": 9}) == "capture: it ran this workflow (9 before it)"
         assert explain(found, "idle", {}) == "any: nothing of it is warm here; warmer but too busy: hot (0 before it)"
 
 
@@ -169,7 +198,9 @@ def cache(*states: str, model: str = "s") -> dict[str, Any]:
 
 
 class TestReadiness:
-    RUNS = [{"prompt_id": "p", "structure": "s", "waited": 1.5, "counts": {"captures": 1, "replays": 3}}]
+    RUNS = [
+        {"prompt_id": "p", "structure": "s", "size": "512x512", "waited": 1.5, "counts": {"captures": 1, "replays": 3}}
+    ]
 
     def test_it_learns_a_shape_from_a_prompt(self) -> None:
         ready = Readiness()
@@ -275,6 +306,14 @@ class TestRecords:
         assert records.most_used(1) == [(3, {"prompt": "b"})]
         assert records.share("b") == 0.75
         assert records.share("c") == 0
+
+    def test_workflows_that_were_used_least_are_forgotten(self, tmp_path: Path) -> None:
+        records = Records(tmp_path / "prompts.sqlite")
+        for key in ("a", "a", *map(str, range(600))):
+            records.used(key, {"prompt": key})
+        assert len(records.most_used(1_000)) == 500
+        assert records.most_used(1) == [(2, {"prompt": "a"})]
+        assert records.share("599") > records.share("0") == 0
 
     def test_on_a_full_disk_a_prompt_is_refused_and_a_result_stays_in_memory(self, tmp_path: Path) -> None:
         records = Records(tmp_path / "prompts.sqlite")

@@ -1,383 +1,259 @@
-"""The prompt that warms up a workflow: its Warm Up nodes, the nodes that it keeps, and its warnings."""
+"""The prompt that warms up a workflow: its step nodes, what it leaves out, its sizes and its warnings."""
 
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable
-from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from PIL import Image
 
-from ..scan.test_scan import BASE, BUNDLED, Prompt, advanced, decoder, empty, node, sampler, workflow
+from scripts.places import ROOT
 
-Build = Callable[[Prompt], Any]
+Prompt = dict[str, dict[str, Any]]
+Build = Callable[..., Any]
 
-INPUTS = {
-    "sizes", "batch_sizes", "prompt_chunks", "cfg", "tile_size", "overlap",
-    "model", "vae", "control_net", "positive", "negative",
-}  # fmt: skip
+BUNDLED = sorted((ROOT / "workflows" / "api").glob("*.json"))
+# Node class -> the types of its outputs, and whether it is an output node.
+CLASSES = {
+    name: SimpleNamespace(RETURN_TYPES=outputs, OUTPUT_NODE=is_output)
+    for name, (outputs, is_output) in {
+        "Loader": (("MODEL", "CLIP", "VAE"), False),
+        "ResoluteLoadCheckpoint": (("MODEL", "CLIP", "VAE"), False),
+        "OneDiffCheckpointLoaderSimple": (("MODEL", "CLIP", "VAE"), False),
+        "ResoluteCompileModel": (("MODEL",), False),
+        "ResoluteCompileVAEDecode": (("VAE",), False),
+        "ResoluteResolution": (("INT", "INT"), False),
+        "PrimitiveInt": (("INT",), False),
+        "Lora": (("MODEL", "CLIP"), False),
+        "Scheduler": (("SIGMAS",), False),
+        "Text": (("CONDITIONING",), False),
+        "Pipe": (("PIPE",), False),
+        "FromPipe": (("MODEL", "VAE"), False),
+        "Reroute": (("*",), False),
+        "EmptyLatentImage": (("LATENT",), False),
+        "KSampler": (("LATENT",), False),
+        "EfficientSampler": (("MODEL", "LATENT"), False),
+        "VAEDecode": (("IMAGE",), False),
+        "SaveImage": ((), True),
+        "SaveAndPass": (("IMAGE",), True),
+        "Chart": (("IMAGE",), True),
+        "ResoluteWarmUp": (("MODEL", "VAE", "CONTROL_NET", "STRING"), True),
+    }.items()
+}
+
+
+def node(class_type: str, **inputs: Any) -> dict[str, Any]:
+    return {"class_type": class_type, "inputs": inputs}
+
+
+def workflow(**more: dict[str, Any]) -> Prompt:
+    """A compiled model and decoder, and one picture that is saved; `more` adds or replaces nodes."""
+    return {
+        "loader": node("Loader"),
+        "model": node("ResoluteCompileModel", model=["loader", 0]),
+        "vae": node("ResoluteCompileVAEDecode", vae=["loader", 2]),
+        "text": node("Text", clip=["loader", 1]),
+        "latent": node("EmptyLatentImage", width=512, height=768, batch_size=1),
+        "sample": node("KSampler", model=["model", 0], positive=["text", 0], latent_image=["latent", 0]),
+        "picture": node("VAEDecode", samples=["sample", 0], vae=["vae", 0]),
+        "save": node("SaveImage", images=["picture", 0]),
+        **more,
+    }
 
 
 @pytest.fixture(scope="module")
 def build(pack: Any) -> Build:
-    """`build(workflow)`: the WarmUpPrompt of a workflow. Every image file is 768x512."""
-    scan, make = pack("nodes.adapters.scan.workflow").scan, pack("nodes.adapters.warm_up.prompt").warm_up_prompt
-    return lambda prompt: make(prompt, scan(prompt, image_size=lambda name: (768, 512)))
+    """`build(workflow, sizes)`: the WarmUpPrompt of a workflow."""
+    make, plan = pack("nodes.adapters.warm_up.prompt").warm_up_prompt, pack("compile_cache.warm_up_plan").plan
+    return lambda prompt, sizes="": make(prompt, CLASSES, plan(sizes, "1", None) if sizes else ())
 
 
-def warm_ups(built: Any) -> list[dict[str, Any]]:
-    """The inputs of the Warm Up nodes, in their order."""
-    return [each["inputs"] for each in built.prompt.values() if each["class_type"] == "ResoluteWarmUp"]
+def behind_a_step(built: Any, name: str, each: str) -> Any:
+    """The link before the step node that this input comes from; None if no step node is there."""
+    source = built.prompt[built.prompt[name]["inputs"][each][0]]
+    return source["inputs"]["any"] if source["class_type"] == "ResoluteWarmUpStep" else None
 
 
-def kept(built: Any) -> set[str]:
-    return {name for name, each in built.prompt.items() if each["class_type"] != "ResoluteWarmUp"}
+class TestSteps:
+    def test_they_stand_before_what_runs_a_model_or_a_vae(self, build: Build) -> None:
+        built = build(workflow())
+        assert behind_a_step(built, "sample", "model") == ["model", 0]
+        assert behind_a_step(built, "picture", "vae") == ["vae", 0]
+        assert built.prompt["model"] == workflow()["model"]
+        assert built.prompt["text"] == workflow()["text"]
+
+    def test_they_stand_behind_nodes_that_pass_a_model_on(self, build: Build) -> None:
+        sample = {**workflow()["sample"]["inputs"], "model": ["lora", 0]}
+        lora = node("Lora", model=["model", 0], clip=["loader", 1])
+        built = build(workflow(lora=lora, sample=node("KSampler", **sample)))
+        assert built.prompt["lora"] == lora
+        assert behind_a_step(built, "sample", "model") == ["lora", 0]
+
+    @pytest.mark.parametrize("class_type", ["Scheduler", "Pipe", "EfficientSampler", "Unknown"])
+    def test_any_node_that_may_sample_gets_one(self, build: Build, class_type: str) -> None:
+        built = build(workflow(use=node(class_type, model=["model", 0]), end=node("SaveImage", images=["use", 0])))
+        assert behind_a_step(built, "use", "model") == ["model", 0]
+
+    def test_a_model_out_of_a_pipe_or_a_switch_gets_one(self, build: Build) -> None:
+        pipe, out = node("Pipe", model=["model", 0]), node("FromPipe", pipe=["pipe", 0])
+        sample = node("KSampler", model=["way", 0])
+        built = build(workflow(pipe=pipe, out=out, way=node("Reroute", any=["out", 0]), sample=sample))
+        assert behind_a_step(built, "sample", "model") == ["way", 0]
+        assert built.warnings == ()
+
+    def test_nodes_that_share_a_model_share_its_step(self, build: Build) -> None:
+        second = node("KSampler", model=["model", 0], latent_image=["sample", 0])
+        built = build(workflow(second=second, picture=node("VAEDecode", samples=["second", 0], vae=["vae", 0])))
+        assert built.prompt["second"]["inputs"]["model"] == built.prompt["sample"]["inputs"]["model"]
+
+    def test_they_get_ids_that_the_workflow_does_not_use(self, build: Build) -> None:
+        built = build({**workflow(), "warm-up-1": node("Text"), "save2": node("SaveImage", images=["warm-up-1", 0])})
+        assert built.prompt["warm-up-1"] == node("Text")
+
+    def test_the_workflow_is_not_changed(self, build: Build) -> None:
+        prompt = workflow()
+        build(prompt).prompt["text"]["inputs"]["clip"] = "changed"
+        assert prompt == workflow()
 
 
-VIDEOS = [path for path in BUNDLED if path.stem.endswith("_to_video")]
+class TestOutputNodes:
+    def test_none_runs_and_the_last_step_is_the_only_one(self, build: Build) -> None:
+        built = build(workflow(again=node("SaveImage", images=["picture", 0], more=["text", 0])))
+        assert not {"save", "again"} & built.prompt.keys()
+        (end,) = [each for each in built.prompt.values() if each["class_type"] == "ResoluteWarmUpEnd"]
+        before = built.prompt[end["inputs"]["before"][0]]
+        assert [before["inputs"]["any"], end["inputs"]["any"]] == [["picture", 0], ["text", 0]]
+
+    def test_one_that_passes_on_is_bypassed(self, build: Build) -> None:
+        saved = node("SaveAndPass", name="x", text=["text", 0], images=["picture", 0])
+        sharp = node("Sharpen", image=["saved", 0])
+        built = build(workflow(saved=saved, sharp=sharp, save=node("SaveImage", images=["sharp", 0])))
+        assert "saved" not in built.prompt
+        assert built.prompt["sharp"]["inputs"]["image"] == ["picture", 0]
+
+    def test_what_only_an_output_node_makes_is_left_out_with_a_warning(self, build: Build) -> None:
+        shown = node("Sharpen", image=["chart", 0])
+        built = build(workflow(chart=node("Chart"), shown=shown, end=node("SaveImage", images=["shown", 0])))
+        assert not {"chart", "shown", "end"} & built.prompt.keys()
+        assert built.warnings == ("Chart chart: a warm-up runs no output node, so what needs its result is left out.",)
+
+    def test_a_warm_up_node_of_the_workflow_is_bypassed(self, build: Build) -> None:
+        sample = node("KSampler", model=["own", 0], latent_image=["latent", 0])
+        built = build(workflow(own=node("ResoluteWarmUp", model=["model", 0], sizes="64x64"), sample=sample))
+        assert "own" not in built.prompt
+        assert behind_a_step(built, "sample", "model") == ["model", 0]
+
+    def test_output_nodes_in_a_cycle_end(self, build: Build) -> None:
+        one, two = node("SaveAndPass", images=["two", 0]), node("SaveAndPass", images=["one", 0])
+        built = build(workflow(one=one, two=two, use=node("Sharpen", image=["one", 0])))
+        assert not {"one", "two", "use"} & built.prompt.keys()
+
+    def test_nodes_that_no_output_needs_are_left_out(self, build: Build) -> None:
+        assert "idle" not in build(workflow(idle=node("KSampler", model=["model", 0]))).prompt
 
 
-@pytest.mark.parametrize("path", VIDEOS, ids=lambda path: path.stem)
-def test_a_video_is_refused_and_its_sampler_is_named(build: Build, user_error: type[Exception], path: Path) -> None:
-    with pytest.raises(user_error, match=r"(KSampler|Custom Sampler|High noise) \d+: Warm Up makes no videos"):
-        build(json.loads(path.read_text("utf-8")))
-
-
-@pytest.mark.parametrize("path", [path for path in BUNDLED if path not in VIDEOS], ids=lambda path: path.stem)
-class TestBundledWorkflows:
-    def test_nothing_is_sampled_decoded_or_saved(self, build: Build, path: Path) -> None:
-        classes = {each["class_type"] for each in build(json.loads(path.read_text("utf-8"))).prompt.values()}
-        assert not classes & {"KSampler", "VAEDecode", "VAEEncode", "SaveImage", "PreviewImage", "PreviewAny"}
-
-    def test_every_linked_node_is_kept_unchanged(self, build: Build, path: Path) -> None:
-        original = json.loads(path.read_text("utf-8"))
-        built = build(original).prompt
-        for name, each in built.items():
-            links = [value for value in each["inputs"].values() if isinstance(value, list)]
-            assert {source for source, _ in links} <= built.keys()
-            assert each["class_type"] == "ResoluteWarmUp" or each == original[name]
-
-    def test_one_node_is_enough(self, build: Build, path: Path) -> None:
-        (inputs,) = warm_ups(build(json.loads(path.read_text("utf-8"))))
-        assert inputs.keys() <= INPUTS
-        assert {"model", "vae", "positive", "negative"} <= inputs.keys()
-
-
-def test_the_node_has_every_size_the_largest_first(build: Build) -> None:
-    tour = json.loads(next(path for path in BUNDLED if path.stem == "resolution_tour").read_text("utf-8"))
-    (inputs,) = warm_ups(build(tour))
-    assert inputs["sizes"] == "960x720, 896x768, 640x960, 720x720, 584x456"
-
-
-def test_a_node_has_all_inputs_of_warm_up(build: Build) -> None:
-    (inputs,) = warm_ups(
-        build(workflow(latent=empty(720, 960, 2), sample=sampler("latent"), picture=decoder("sample")))
+class TestSizes:
+    @pytest.mark.parametrize(
+        ("inputs", "shown"),
+        [
+            ({}, "512x768"),
+            ({"batch_size": 3}, "512x768 batch 3"),
+            ({"width": ["size", 0], "height": ["size", 1]}, "960x720"),
+            ({"width": ["number", 0]}, "64x768"),
+            ({"width": ["loader", 0]}, "a size that is known when the workflow runs"),
+            ({"width": "wide"}, "a size that is known when the workflow runs"),
+        ],
     )
-    assert inputs == {
-        "sizes": "720x960",
-        "batch_sizes": "2",
-        "prompt_chunks": "1",
-        "cfg": 7.0,
-        "tile_size": 0,
-        "overlap": 64,
-        "model": ["model", 0],
-        "vae": ["vae", 0],
-        "positive": ["text", 0],
-        "negative": ["text", 0],
-    }
+    def test_what_stands_in_the_workflow_is_shown(self, build: Build, inputs: dict[str, Any], shown: str) -> None:
+        size = node("ResoluteResolution", preset="custom", width=960, height=720, multiple="8", use="exact")
+        prompt = workflow(size=size, number=node("PrimitiveInt", value=64))
+        prompt["latent"]["inputs"] |= inputs
+        assert build(prompt).sizes == (f"EmptyLatentImage latent: {shown}",)
 
-
-def test_each_batch_and_each_cfg_has_its_own_node(build: Build) -> None:
-    built = build(
-        workflow(
-            one=empty(),
-            two=empty(batch=2),
-            first=sampler("one"),
-            second=sampler("two"),
-            third=sampler("one", cfg=1.0),
+    @pytest.mark.parametrize("inputs", [{"use": "nearest ready"}, {"width": ["loader", 0]}, {"multiple": "7"}])
+    def test_a_resolution_that_is_decided_later_is_not_known(self, build: Build, inputs: dict[str, Any]) -> None:
+        size = node(
+            "ResoluteResolution", **{"preset": "custom", "width": 960, "height": 720, "multiple": "8", **inputs}
         )
-    )
-    assert sorted((each["batch_sizes"], each["cfg"]) for each in warm_ups(built)) == [
-        ("1", 1.0),
-        ("1", 7.0),
-        ("2", 7.0),
-    ]
-    assert not any("vae" in each for each in warm_ups(built))
+        prompt = workflow(size=size)
+        prompt["latent"]["inputs"]["width"] = ["size", 0]
+        assert build(prompt).sizes == ("EmptyLatentImage latent: a size that is known when the workflow runs",)
 
+    def test_each_asked_size_has_its_own_samplers_the_larger_one_first(self, build: Build) -> None:
+        built = build(workflow(), "64x64, 128x64")
+        assert built.sizes == ("128x64", "64x64")
+        latents = {name: each for name, each in built.prompt.items() if each["class_type"] == "EmptyLatentImage"}
+        assert [each["inputs"]["width"] for each in latents.values()] == [128, 64]
+        samplers = [name for name, each in built.prompt.items() if each["class_type"] == "KSampler"]
+        assert [built.prompt[name]["inputs"]["latent_image"][0] for name in samplers] == list(latents)
+        assert [behind_a_step(built, name, "model") for name in samplers] == [["model", 0]] * 2
+        first, second = (built.prompt[built.prompt[name]["inputs"]["model"][0]]["inputs"] for name in samplers)
+        assert "before" not in first
+        assert built.prompt[second["before"][0]]["inputs"]["any"] == ["picture", 0]
+        assert sum(each["class_type"] == "Text" for each in built.prompt.values()) == 1
 
-def test_a_decoding_with_other_sizes_has_its_own_node(build: Build) -> None:
-    built = build(
-        workflow(
-            latent=empty(),
-            first=sampler("latent"),
-            bigger=node("LatentUpscaleBy", samples=["first", 0], scale_by=2.0),
-            second=sampler("bigger"),
-            picture=decoder("second"),
-        )
-    )
-    sampling, decoding = sorted(warm_ups(built), key=lambda each: "vae" in each)
-    assert (sampling["sizes"], "vae" in sampling) == ("1024x1024, 512x512", False)
-    assert (decoding["sizes"], "model" in decoding) == ("1024x1024", False)
-
-
-def test_tile_size_and_overlap_are_passed_on(build: Build) -> None:
-    tiled = node("VAEDecodeTiled", samples=["latent", 0], vae=["vae", 0], tile_size=256, overlap=32)
-    (inputs,) = warm_ups(build(workflow(latent=empty(1024, 1024), picture=tiled)))
-    assert (inputs["tile_size"], inputs["overlap"]) == (256, 32)
-
-
-def test_a_positive_alone_is_also_used_as_the_negative(build: Build) -> None:
-    guider = node("BasicGuider", model=["model", 0], conditioning=["text", 0])
-    (inputs,) = warm_ups(build(workflow(latent=empty(), guider=guider, sample=advanced())))
-    assert (inputs["cfg"], inputs["positive"], inputs["negative"]) == (1.0, ["text", 0], ["text", 0])
-
-
-def test_a_cfg_known_only_at_run_time_is_warmed_up_with_a_negative(build: Build) -> None:
-    built = build(workflow(latent=empty(), dice=node("Dice"), sample=sampler("latent", cfg=["dice", 0])))
-    assert [each["cfg"] for each in warm_ups(built)] == [7.0]
-    assert "dice" not in kept(built)
-    assert built.warnings == (
-        "KSampler sample: its cfg is known only when the prompt runs. It is warmed up for every cfg except 1.",
-    )
-
-
-def test_added_nodes_get_ids_that_the_workflow_does_not_use(build: Build) -> None:
-    prompt = {**workflow(latent=empty(), sample=sampler("latent")), "warm-up-1": node("SaveAnything")}
-    assert "warm-up-2" in build(prompt).prompt
-    assert "warm-up-1" not in build(prompt).prompt
-
-
-def test_the_given_workflow_is_not_changed(build: Build) -> None:
-    prompt = workflow(latent=empty(), sample=sampler("latent"))
-    before = json.dumps(prompt)
-    build(prompt).prompt["model"]["inputs"]["model"] = "changed"
-    assert json.dumps(prompt) == before
-
-
-class TestImagesThatTheWorkflowMakesFirst:
-    @pytest.fixture
-    def two_pass(self) -> Prompt:
-        """The ControlNet of the second pass uses the edges of the first pass's image."""
-        applied = node(
-            "ControlNetApplyAdvanced",
-            positive=["text", 0],
-            negative=["text", 0],
-            control_net=["net", 0],
-            image=["edges", 0],
-        )
-        return workflow(
-            latent=empty(512, 512),
-            first=sampler("latent"),
-            small=decoder("first"),
-            edges=node("Canny", image=["small", 0]),
-            net=node("ResoluteCompileControlNet", control_net=["file", 0]),
-            file=node("ControlNetLoader"),
-            applied=applied,
-            big=empty(1024, 1024),
-            second=sampler("big", positive=["applied", 0], negative=["applied", 1]),
-        )
-
-    def test_the_controlnet_is_kept_with_the_conditioning_before_it(self, build: Build, two_pass: Prompt) -> None:
-        built = build(two_pass)
-        (second,) = [each for each in warm_ups(built) if each["sizes"] == "1024x1024"]
-        assert second["control_net"] == ["net", 0]
-        assert (second["positive"], second["negative"]) == (["text", 0], ["text", 0])
-        assert built.warnings == (
-            "KSampler second: its ControlNet needs an image or latent that the workflow makes first. "
-            "Warm Up uses noise for it.",
-        )
-
-    def test_an_earlier_controlnet_with_a_loaded_image_stays_in_the_conditioning(
-        self, build: Build, two_pass: Prompt
-    ) -> None:
-        two_pass["photo"] = node("LoadImage", image="a.png")
-        own = {"control_net": ["other net", 0], "image": ["photo", 0]}
-        two_pass["depth"] = node("ControlNetApplyAdvanced", **{**two_pass["applied"]["inputs"], **own})
-        two_pass["other net"] = node("ControlNetLoader")
-        two_pass["applied"]["inputs"] |= {"positive": ["depth", 0], "negative": ["depth", 1]}
-        (second,) = [each for each in warm_ups(build(two_pass)) if each["sizes"] == "1024x1024"]
-        assert (second["positive"], second["negative"]) == (["depth", 0], ["depth", 1])
-        assert second["control_net"] == ["net", 0]
-
-    def test_two_controlnets_that_need_a_run_are_both_left_out(self, build: Build, two_pass: Prompt) -> None:
-        two_pass["again"] = node(
-            "ControlNetApply", conditioning=["applied", 0], control_net=["other net", 0], image=["edges", 0]
-        )
-        two_pass["other net"] = node("ControlNetLoader")
-        two_pass["second"]["inputs"]["positive"] = ["again", 0]
-        built = build(two_pass)
-        (both,) = [
-            each for each in warm_ups(built) if "model" in each
-        ]  # both samplers now have the same inputs, so they share a node
-        assert both["sizes"] == "1024x1024, 512x512"
-        assert both["positive"] == ["text", 0]
-        assert "control_net" not in both
-        assert built.warnings[0].endswith("Warm Up leaves the ControlNet out.")
-
-    def test_conditioning_that_needs_a_run_is_replaced_by_a_dummy(self, build: Build, two_pass: Prompt) -> None:
-        two_pass["inpainting"] = node(
-            "InpaintModelConditioning",
-            positive=["applied", 0],
-            negative=["applied", 1],
-            pixels=["small", 0],
-            vae=["vae", 0],
-        )
-        two_pass["second"]["inputs"] |= {"positive": ["inpainting", 0], "negative": ["inpainting", 1]}
-        built = build(two_pass)
-        (second,) = [each for each in warm_ups(built) if each["sizes"] == "1024x1024"]
-        assert second["control_net"] == ["net", 0]
-        assert not {"positive", "negative"} & second.keys()
-        assert built.warnings == (
-            "KSampler second: its conditioning needs an image or latent that the workflow makes first. "
-            "Warm Up uses a dummy of the usual length, with the ControlNet.",
-        )
-
-    @pytest.mark.parametrize("positive", ["applied", "again"])
-    def test_a_cycle_of_controlnets_ends(self, build: Build, two_pass: Prompt, positive: str) -> None:
-        two_pass["again"] = node("ControlNetApply", conditioning=["applied", 0], image=["edges", 0])
-        two_pass["applied"]["inputs"]["positive"] = ["again", 0]
-        two_pass["second"]["inputs"]["positive"] = [positive, 0]
-        assert [each["sizes"] for each in warm_ups(build(two_pass))][-1] == "512x512"
-
-    def test_no_sampler_gets_in_through_the_hint(self, build: Build, two_pass: Prompt) -> None:
-        assert kept(build(two_pass)) == {"model", "loader", "text", "vae", "net", "file"}
-
-    def test_a_model_that_needs_a_run_is_left_out(self, build: Build) -> None:
-        adapter = node("AdaptToPicture", model=["model", 0], image=["small", 0])
-        built = build(
-            workflow(
-                latent=empty(),
-                first=sampler("latent"),
-                small=decoder("first"),
-                adapter=adapter,
-                big=empty(1024, 1024),
-                second=sampler("big", model="adapter"),
-            )
-        )
-        assert [each["sizes"] for each in warm_ups(built)] == ["512x512"]
-        assert any("KSampler second: its model needs an image" in warning for warning in built.warnings)
-
-    def test_a_node_that_saves_is_not_kept(self, build: Build) -> None:
-        saved = node("SaveAndPass", image=["picture", 0])
-        applied = node("ControlNetApply", conditioning=["text", 0], control_net=["net", 0], image=["saved", 0])
-        built = build(
-            workflow(
-                latent=empty(),
-                picture=node("LoadImage", image="a.png"),
-                saved=saved,
-                net=node("ControlNetLoader"),
-                applied=applied,
-                sample=sampler("latent", positive=["applied", 0]),
-            )
-        )
-        assert "saved" not in kept(built)
-        assert [each["control_net"] for each in warm_ups(built)] == [["net", 0]]
+    def test_a_size_for_a_workflow_that_takes_none_is_refused(self, build: Build, user_error: type[Exception]) -> None:
+        with pytest.raises(user_error, match="it runs at one size only"):
+            build(workflow(latent=node("Encode")), "64x64")
 
 
 class TestWhatIsNotCompiled:
-    def test_it_is_left_out_and_the_warning_names_the_node_to_add(self, build: Build) -> None:
-        plain = {**sampler("latent", model="loader"), "_meta": {"title": "Plain"}}
-        built = build(workflow(latent=empty(), one=sampler("latent"), other=plain))
-        assert [each["model"] for each in warm_ups(built)] == [["model", 0]]
-        assert built.warnings == ("Plain other: its model is not compiled. Put Compile Model before it.",)
-
-    def test_nodes_after_compile_model_do_not_matter(self, build: Build) -> None:
-        lora = node("LoraLoader", model=["model", 0], clip=["loader", 1])
-        built = build(workflow(latent=empty(), lora=lora, sample=sampler("latent", model="lora")))
-        assert [each["model"] for each in warm_ups(built)] == [["lora", 0]]
+    def test_the_warning_names_the_node_to_add(self, build: Build) -> None:
+        plain = {**node("KSampler", model=["loader", 0]), "_meta": {"title": "Plain"}}
+        built = build(
+            workflow(plain=plain, end=node("SaveLatent", samples=["plain", 0]), out=node("SaveImage", a=["end", 0]))
+        )
+        assert built.warnings == ("Plain plain: its model is not compiled. Put Compile Model before it.",)
 
     def test_a_text_encoder_from_our_loader_does_not_make_a_model_compiled(self, build: Build) -> None:
-        prompt = workflow(
-            ours=node("ResoluteLoadCheckpoint", compile_vae=True),
-            lora=node("LoraLoader", model=["loader", 0], clip=["ours", 1]),
-            latent=empty(),
-            one=sampler("latent", model="ours"),
-            other=sampler("latent", model="lora"),
-        )
-        assert [each["model"] for each in warm_ups(build(prompt))] == [["ours", 0]]
+        lora = node("Lora", model=["loader", 0], clip=["ours", 1])
+        prompt = workflow(ours=node("ResoluteLoadCheckpoint"), lora=lora, sample=node("KSampler", model=["lora", 0]))
+        assert build(prompt).warnings == ("KSampler sample: its model is not compiled. Put Compile Model before it.",)
 
-    @pytest.mark.parametrize(("compile_vae", "nodes"), [(True, 1), (False, 0)])
-    def test_the_vae_of_our_loader_counts_as_compiled_if_compile_vae_is_on(
-        self, build: Build, user_error: type[Exception], compile_vae: bool, nodes: int
+    @pytest.mark.parametrize(
+        ("loader", "inputs", "is_compiled"),
+        [
+            ("ResoluteLoadCheckpoint", {"compile_vae": True}, True),
+            ("ResoluteLoadCheckpoint", {"compile_vae": False}, False),
+            ("OneDiffCheckpointLoaderSimple", {"vae_speedup": "enable"}, True),
+            ("OneDiffCheckpointLoaderSimple", {"vae_speedup": "disable"}, False),
+        ],
+    )
+    def test_a_loader_compiles_its_vae_if_it_is_asked_to(
+        self, build: Build, user_error: type[Exception], loader: str, inputs: dict[str, Any], is_compiled: bool
     ) -> None:
-        ours = node("ResoluteLoadCheckpoint", compile_vae=compile_vae)
-        picture = node("VAEDecode", samples=["latent", 0], vae=["ours", 2])
-        prompt = workflow(ours=ours, latent=empty(), picture=picture)
-        if nodes:
-            assert [each["vae"] for each in warm_ups(build(prompt))] == [["ours", 2]]
+        prompt = workflow(
+            ours=node(loader, **inputs), picture=node("VAEDecode", samples=["latent", 0], vae=["ours", 2])
+        )
+        if is_compiled:
+            assert build(prompt).warnings == ()
         else:
-            with pytest.raises(user_error, match="its VAE is not compiled"):
+            with pytest.raises(user_error, match=r"its VAE is not compiled\. Put Compile VAE Decode before it"):
                 build(prompt)
 
-    @pytest.mark.parametrize(("vae_speedup", "vaes"), [("enable", [["ours", 2]]), ("disable", [])])
-    def test_onediffs_loader_counts_as_compiled(self, build: Build, vae_speedup: str, vaes: list[Any]) -> None:
-        ours = node("OneDiffCheckpointLoaderSimple", ckpt_name="a.safetensors", vae_speedup=vae_speedup)
-        picture = node("VAEDecode", samples=["one", 0], vae=["ours", 2])
-        built = build(workflow(ours=ours, latent=empty(), one=sampler("latent", model="ours"), picture=picture))
-        assert [each["model"] for each in warm_ups(built) if "model" in each] == [["ours", 0]]
-        assert [each["vae"] for each in warm_ups(built) if "vae" in each] == vaes
+    def test_a_workflow_without_a_sampler_is_refused(self, build: Build, user_error: type[Exception]) -> None:
+        with pytest.raises(user_error, match=r"Nothing in this workflow can be warmed up\. It has no sampler"):
+            build({"text": node("Text"), "save": node("SaveImage", images=["text", 0])})
 
 
-class TestNothingToWarmUp:
-    def test_a_workflow_that_samples_nothing_is_refused(self, build: Build, user_error: type[Exception]) -> None:
-        with pytest.raises(user_error, match="no sampler and no VAE Decode"):
-            build({**BASE, "end": node("SaveAnything", any=["text", 0])})
-
-    def test_the_error_has_the_first_reason(self, build: Build, user_error: type[Exception]) -> None:
-        with pytest.raises(user_error, match="Resolute does not know what this node does"):
-            build(workflow(latent=node("Mystery"), sample=sampler("latent")))
-
-    @pytest.mark.parametrize("latent", [empty(32, 512), empty(16384, 512), empty(batch=65)])
-    def test_sizes_and_batches_that_warm_up_refuses_are_left_out(
-        self, build: Build, user_error: type[Exception], latent: dict[str, Any]
-    ) -> None:
-        with pytest.raises(user_error, match="is left out"):
-            build(workflow(latent=latent, sample=sampler("latent")))
+@pytest.mark.parametrize(
+    ("prompt", "told"),
+    [
+        ({"nodes": []}, "in the form of ComfyUI's editor"),
+        ([], "not a workflow in API form"),
+        ({}, "not a workflow in API form"),
+        ({"1": {}}, "has no 'class_type'"),
+        ({"1": {"class_type": "X"}}, "has no 'inputs'"),
+    ],
+)
+def test_what_is_no_workflow_is_refused(build: Build, user_error: type[Exception], prompt: Any, told: str) -> None:
+    with pytest.raises(user_error, match=told):
+        build(prompt)
 
 
-class TestImageFiles:
-    """`image_size` with one folder in place of ComfyUI's."""
-
-    @pytest.fixture
-    def image_size(self, pack: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Any]:
-        inputs = tmp_path / "input"
-        inputs.mkdir()
-        folders: Any = ModuleType("folder_paths")
-        places = SimpleNamespace(
-            get_annotated_filepath=lambda name: str(inputs / name),
-            get_input_directory=lambda: str(inputs),
-            get_output_directory=lambda: str(tmp_path / "output"),
-            get_temp_directory=lambda: str(tmp_path / "temp"),
-        )
-        vars(folders).update(vars(places))
-        monkeypatch.setitem(sys.modules, "folder_paths", folders)
-        Image.new("RGB", (40, 30)).save(inputs / "plain.png")
-        Image.new("RGB", (40, 30)).save(tmp_path / "outside.png")
-        turned = Image.new("RGB", (40, 30)).getexif()
-        turned[0x0112] = 6
-        Image.new("RGB", (40, 30)).save(inputs / "turned.jpg", exif=turned)
-        frames = [Image.new("RGB", (40, 30), color) for color in ("red", "blue")]
-        frames[0].save(inputs / "moving.gif", save_all=True, append_images=frames[1:])
-        (inputs / "text.png").write_text("not an image")
-        found: Callable[[str], Any] = pack("nodes.adapters.scan.image_files").image_size
-        return found
-
-    def test_a_still_image_has_its_width_and_height(self, image_size: Callable[[str], Any]) -> None:
-        assert image_size("plain.png") == (40, 30)
-
-    def test_a_truncated_file_raises_nothing(self, image_size: Callable[[str], Any], tmp_path: Path) -> None:
-        pages = [Image.new("RGB", (40, 30), color) for color in ("red", "blue")]
-        file = tmp_path / "input" / "pages.tif"
-        pages[0].save(file, save_all=True, append_images=pages[1:])
-        whole = file.read_bytes()
-        for length in range(0, len(whole), 25):  # Pillow raises a TypeError at some lengths
-            file.write_bytes(whole[:length])
-            assert image_size(file.name) in (None, (40, 30)), length
-
-    @pytest.mark.parametrize("name", ["gone.png", "text.png", "turned.jpg", "moving.gif", "../outside.png", "", "\0"])
-    def test_any_other_file_has_no_size(self, image_size: Callable[[str], Any], name: str) -> None:
-        assert image_size(name) is None
+@pytest.mark.parametrize("path", BUNDLED, ids=lambda path: path.stem)
+def test_every_bundled_workflow_is_read(pack: Any, path: Any) -> None:
+    nodes = pack("nodes.adapters.warm_up.workflow").parse_workflow(json.loads(path.read_text("utf-8")))
+    assert any(each.class_type.startswith(("Resolute", "OneDiff")) for each in nodes.values())

@@ -6,15 +6,13 @@ The drawn examples are the same in every run (`derandomize`), so that a change i
 from __future__ import annotations
 
 import json
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from PIL import Image
 
 LONG = "x" * 5_000  # more than any answer may repeat
 MOST_TOLD = 2_000  # characters of a sentence
@@ -42,42 +40,28 @@ INPUTS = [
 ]  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
-    """ComfyUI's folders with one picture each, and a picture outside of them."""
-    root = tmp_path_factory.mktemp("comfyui")
-    made = SimpleNamespace(root=root, input=root / "input", output=root / "output", temp=root / "temp")
-    for folder in (made.input, made.output, made.temp):
-        folder.mkdir()
-        Image.new("RGB", (24, 16)).save(folder / "a.png")
-    Image.new("RGB", (640, 480)).save(root / "secret.png")
-    return made
-
-
-@pytest.fixture(scope="module")
-def pack_with_folders(pack: Any, folders: SimpleNamespace) -> Iterator[Callable[[str], Any]]:
-    """`pack`, beside as much of core's folder_paths as the pack uses: names are joined to a folder without a check."""
-
-    def annotated(name: str) -> str:
-        for kind in ("input", "output", "temp"):
-            if name.endswith(f"[{kind}]"):
-                return f"{getattr(folders, kind)}/{name[: -len(kind) - 3]}"
-        return name if name.startswith("/") else f"{folders.input}/{name}"
-
-    stub = SimpleNamespace(
-        get_annotated_filepath=annotated,
-        get_input_directory=lambda: str(folders.input),
-        get_output_directory=lambda: str(folders.output),
-        get_temp_directory=lambda: str(folders.temp),
+# As much of ComfyUI's node classes as a request is read with.
+CLASSES = {
+    name: SimpleNamespace(RETURN_TYPES=outputs, OUTPUT_NODE=is_output)
+    for name, outputs, is_output in (
+        ("CheckpointLoaderSimple", ("MODEL", "CLIP", "VAE"), False),
+        ("ResoluteCompileModel", ("MODEL",), False),
+        ("ResoluteCompileVAEDecode", ("VAE",), False),
+        ("ResoluteResolution", ("INT", "INT"), False),
+        ("EmptyLatentImage", ("LATENT",), False),
+        ("KSampler", ("LATENT",), False),
+        ("VAEDecode", ("IMAGE",), False),
+        ("SaveImage", (), True),
+        ("SaveAndPass", ("IMAGE",), True),
+        ("Switch", ("*",), False),
     )
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(sys.modules, "folder_paths", stub)  # type: ignore[arg-type]
-        yield pack
+}
 
 
 @pytest.fixture(scope="module")
-def parse_request(pack_with_folders: Any) -> Callable[[Any], Any]:
-    return pack_with_folders("nodes.adapters.warm_up.request").parse_request  # type: ignore[no-any-return]
+def parse_request(pack: Any) -> Callable[[Any], Any]:
+    parse = pack("nodes.adapters.warm_up.request").parse_request
+    return lambda body: parse(body, CLASSES)
 
 
 @pytest.fixture(scope="module")
@@ -113,14 +97,14 @@ class TestWarmUpRequests:
         for text in (*parsed.unknown, *parsed.items):
             check_sentence(text)
 
-    def test_any_workflow_is_served_or_refused(self, pack: Any, parse_request: Any, user_error: Any) -> None:
-        rules = pack("nodes.adapters.scan.rules").RULES
-        classes = [*rules, *["KSampler", "VAEDecode"] * 8, "ResoluteCompileModel", "Other", f"B{LONG}"]
+    def test_any_workflow_is_served_or_refused(self, parse_request: Any, user_error: Any) -> None:
+        classes = [*CLASSES, *["KSampler", "SaveImage", "ResoluteCompileModel"] * 4, "Other", f"B{LONG}"]
+        more = st.dictionaries(st.sampled_from(["sizes", "batch_sizes"]), plain, max_size=2)
 
         @drawn
-        @given(workflows(classes))
-        def check(prompt: dict[str, Any]) -> None:
-            self.serve(parse_request, user_error, {"prompt": prompt})
+        @given(workflows(classes), more)
+        def check(prompt: dict[str, Any], more: dict[str, Any]) -> None:
+            self.serve(parse_request, user_error, {"prompt": prompt, **more})
 
         check()
 
@@ -168,30 +152,30 @@ class TestWarmUpRequests:
         with pytest.raises(user_error, match=f"may have {limits.MAX_NODES}"):
             parse_request({"prompt": {str(number): node for number in range(limits.MAX_NODES + 1)}})
 
-    def test_the_graph_is_followed_once_and_not_for_every_sampler(
-        self, pack: Any, parse_request: Any, user_error: Any, monkeypatch: pytest.MonkeyPatch
+    def test_many_sizes_of_a_long_workflow_are_refused(self, parse_request: Any, user_error: Any) -> None:
+        prompt = {str(number): {"class_type": "Other", "inputs": {}} for number in range(200)}
+        sizes = ", ".join(f"{64 + 8 * number}x64" for number in range(101))
+        with pytest.raises(user_error, match="101 sizes are too many for a workflow"):
+            parse_request({"prompt": prompt, "sizes": sizes})
+
+    def test_a_long_chain_is_followed_without_recursion_and_once(
+        self, pack: Any, parse_request: Any, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """A chain of ControlNets and as many samplers at its end: what each of them needs is known by then."""
-        count = 200
-        prompt: dict[str, Any] = {
-            "latent": {"class_type": "EmptyLatentImage", "inputs": {"width": 64, "height": 64}},
-            "sampled": {"class_type": "OtherSampler", "inputs": {"model": ["m", 0], "latent": ["latent", 0]}},
-        }
+        """A chain of nodes that save and pass on, and as many samplers at its end."""
+        count = 600
+        prompt: dict[str, Any] = {"m": {"class_type": "ResoluteCompileModel", "inputs": {}}}
         for number in range(count):
-            before = ["sampled" if number == 0 else f"c{number - 1}", 0]
-            inputs = {"conditioning": before, "control_net": ["n", 0]}
-            prompt[f"c{number}"] = {"class_type": "ControlNetApply", "inputs": inputs}
-            text = [f"c{count - 1}", 0]
-            inputs = {"model": ["m", 0], "positive": text, "negative": text, "latent_image": ["latent", 0], "cfg": 7}
-            prompt[f"s{number}"] = {"class_type": "KSampler", "inputs": inputs}
-            prompt[f"o{number}"] = {"class_type": "Save", "inputs": {"anything": [f"s{number}", 0]}}
-        prompt["m"] = {"class_type": "ResoluteCompileModel", "inputs": {}}
+            before = ["m", 0] if number == 0 else [f"c{number - 1}", 0]
+            prompt[f"c{number}"] = {"class_type": "Lora", "inputs": {"model": before}}
+            prompt[f"s{number}"] = {"class_type": "KSampler", "inputs": {"model": [f"c{count - 1}", 0]}}
+            prompt[f"o{number}"] = {"class_type": "SaveImage", "inputs": {"anything": [f"s{number}", 0]}}
         read: list[Any] = []
-        node = pack("nodes.adapters.scan.node")
-        real = node.as_link
-        monkeypatch.setattr(node, "as_link", lambda value: read.append(1) or real(value))
-        assert parse_request({"prompt": prompt}).items == ["64x64: model"]
-        assert len(read) < 20 * len(prompt)
+        workflow = pack("nodes.adapters.warm_up.workflow")
+        real = workflow.as_link
+        monkeypatch.setattr(workflow, "as_link", lambda value: read.append(1) or real(value))
+        served = parse_request({"prompt": prompt})
+        assert sum(each["class_type"] == "ResoluteWarmUpEnd" for each in served.prompt.values()) == 1
+        assert len(read) < 4 * len(prompt)
 
 
 class TestBodies:
@@ -237,21 +221,3 @@ class TestBodies:
         seed, picture = 2**64 - 1, "A" * (4 << 20)
         body = {"client_id": "a" * 32, "prompt": {"1": {"class_type": "A", "inputs": {"seed": seed, "data": picture}}}}
         assert limits.parse_body(json.dumps(body).encode()) == body
-
-
-class TestFileNames:
-    def test_no_name_reads_a_file_outside_of_comfyuis_folders(
-        self, pack_with_folders: Any, folders: SimpleNamespace
-    ) -> None:
-        image_size = pack_with_folders("nodes.adapters.scan.image_files").image_size
-        part = st.sampled_from(["..", ".", "a.png", "secret.png", "input", str(folders.root), "", "\0", "x" * 300])
-        parts = st.lists(part, max_size=5).map("/".join)
-
-        @drawn
-        @given(st.tuples(parts, st.sampled_from(["", " [output]", " [input]", " [nothing]"])).map("".join))
-        def check(name: str) -> None:
-            assert image_size(name) in (None, (24, 16))
-
-        check()
-        assert image_size("a.png") == image_size("a.png [output]") == (24, 16)
-        assert image_size("../secret.png") is image_size(str(folders.root / "secret.png")) is None
