@@ -2,9 +2,9 @@
 
 Run it in the environment of `scripts/test --oneflow`, with ComfyUI's folder in COMFYUI_PATH:
 
-    python -m benchmarks.oneflow --compiler lowering --out benchmarks/results/FILE.json
+    python -m benchmarks.oneflow --out benchmarks/results/FILE.json
 
-Each process measures one compiler, because a graph's memory is never returned. `--full` measures SD1.5's own UNet
+A process measures one model, because a graph's memory is never returned. `--full` measures SD1.5's own UNet
 (860 M parameters) instead of a small one.
 """
 
@@ -23,8 +23,8 @@ from typing import Any
 
 import torch
 
-from compile_cache.backends.base import Call, Method
-from compile_cache.backends.oneflow.backend import COMPILERS, OneFlowBackend
+from compile_cache.backends.base import Call
+from compile_cache.backends.oneflow.backend import OneFlowBackend
 from compile_cache.backends.oneflow.packages import installed
 from compile_cache.backends.oneflow.runtime import memory_in_use
 from compile_cache.calls.cache import GraphCache
@@ -62,8 +62,8 @@ def unet(**changes: Any) -> Any:
 class Measured:
     """Runs one module through the cache and times its calls."""
 
-    def __init__(self, module: Any, compiler: str) -> None:
-        backend = OneFlowBackend(compiler)
+    def __init__(self, module: Any) -> None:
+        backend = OneFlowBackend()
         self._module = module
         self.cache = GraphCache(CacheConfig(budget_bytes=64 * 1024 * MIB))
         self._program = backend.bind(1, backend.probe("cpu"), lambda *_: [], self.cache.stats, self.cache.config)
@@ -72,16 +72,11 @@ class Measured:
         tensors = [torch.randn(1, 4, height // 8, width // 8), torch.full((1,), 500.0), torch.randn(1, 77, 768)]
         specs = tuple((str(i), TensorSpec(tuple(x.shape), "float32", "cpu")) for i, x in enumerate(tensors))
 
-        def arguments(given: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-            return (given[0],), {"timesteps": given[1], "context": given[2], "transformer_options": {}}
-
         def invoke(given: Any) -> Any:
-            positional, named = arguments(given)
-            return self._module._forward(*positional, **named)
+            return self._module._forward(given[0], timesteps=given[1], context=given[2], transformer_options={})
 
         key = GraphKey(Signature(specs), Role.UNET, "benchmark", "oneflow")
-        method = Method("_forward", arguments)
-        return Call(key, tensors, invoke, "cpu", epoch=1, module=self._module, method=method)
+        return Call(key, tensors, invoke, "cpu", epoch=1, module=self._module)
 
     def run(self, width: int, height: int) -> dict[str, Any]:
         """Time the first call, which builds a graph, then replays and torch's own calls."""
@@ -114,21 +109,20 @@ def timed(function: Callable[[], Any]) -> tuple[Any, float]:
     return result, time.perf_counter() - started
 
 
-def measure(name: str, module: Any, compiler: str, sizes: list[tuple[int, int]]) -> dict[str, Any]:
+def measure(name: str, module: Any, sizes: list[tuple[int, int]]) -> dict[str, Any]:
     """Measure all sizes one after the other, then drop all graphs."""
     before = memory_in_use(torch.device("cpu")) // MIB
-    bench = Measured(module, compiler)
+    bench = Measured(module)
     rows = []
     for size in sizes:
         rows.append(bench.run(*size))
         told = {key: value for key, value in rows[-1].items() if not isinstance(value, list)}
-        print(name, compiler, told, flush=True)
+        print(name, told, flush=True)
     bench.cache.forget(1)
     gc.collect()
     return {
         "model": name,
         "parameters": sum(weight.numel() for weight in module.parameters()),
-        "compiler": compiler,
         "resident_mib_before": before,
         "rows": rows,
         "resident_mib_after_letting_all_go": memory_in_use(torch.device("cpu")) // MIB,
@@ -138,7 +132,6 @@ def measure(name: str, module: Any, compiler: str, sizes: list[tuple[int, int]])
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.oneflow", description=__doc__)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--compiler", choices=list(COMPILERS), required=True)
     parser.add_argument("--full", action="store_true", help="SD1.5's own UNet instead of a small one")
     options = parser.parse_args()
     sys.path.insert(0, os.environ.get("COMFYUI_PATH", ".comfyui"))
@@ -146,15 +139,15 @@ def main() -> None:
 
     comfy.cli_args.args.cpu = True
     if options.full:
-        measured = measure("SD1.5", unet(), options.compiler, FULL_SIZES)
+        measured = measure("SD1.5", unet(), FULL_SIZES)
     else:
-        measured = measure("SD1.5-like, small", unet(**MINI), options.compiler, SIZES)
+        measured = measure("SD1.5-like, small", unet(**MINI), SIZES)
     document = {
         "machine": f"{os.cpu_count()}-core CPU, shared with other work",
         "load_average_at_the_end": os.getloadavg(),
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
-        "packages": str(installed()),
+        "oneflow": installed(),
         "date": datetime.date.today().isoformat(),
         **measured,
     }

@@ -91,7 +91,7 @@ def main() -> None:
         "machine": f"{os.cpu_count()}-core CPU, shared with other work",
         "comfyui": comfyui.TARGET,
         "torch": torch.__version__,
-        "packages": str(installed()),
+        "oneflow": installed(),
         "model": "SD1.5, 860 M parameters in the UNet, random weights, float32",
         "steps": STEPS,
         "date": datetime.date.today().isoformat(),

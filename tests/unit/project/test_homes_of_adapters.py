@@ -85,14 +85,12 @@ class TestWhoseCodeRuns:
     FACTS, JUDGEMENT = "compile_cache/foreign/", "nodes/adapters/foreign/"
     EXCEPTIONS = (
         ("__init__.py", "__module__"),  # finds an earlier copy of this pack by its registered node
-        ("compile_cache/backends/oneflow/compatibility.py", "__module__"),  # finds modules to import with OneFlow
         ("compile_cache/errors.py", "__module__"),  # the names of our own errors
     )
     # Facts that may be read elsewhere, since nothing is decided by them: parts of a key, and names for tables.
     NOTHING_IS_DECIDED_BY = (
         ("compile_cache/backends/cuda_graphs/host_constants.py", "modules_of"),
         ("compile_cache/backends/cuda_graphs/kept_tensors.py", "modules_of"),
-        ("compile_cache/backends/oneflow/onediff.py", "modules_of"),
         ("compile_cache/regions/structure.py", "full_name"),
         ("compile_cache/regions/structure.py", "module_of"),
     )
