@@ -26,7 +26,7 @@ class Capabilities:
     reason, remedy: if not available, why, and what to do about it.
     reads_live_weights: its graphs are `LiveWeightsGraph`s.
     returns_memory: closing a graph frees its memory. If not, no graph is closed to make room.
-    needs_static_weights: it takes ordinary weights only, which stay in place. Others also run on `Weights` with pages.
+    needs_static_weights: it refuses models whose weights are paged. Others also run on `Weights` with pages.
     detail: more about what runs, for people.
     """
 
