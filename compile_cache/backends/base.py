@@ -26,7 +26,7 @@ class Capabilities:
     reason, remedy: if not available, why, and what to do about it.
     reads_live_weights: its graphs are `LiveWeightsGraph`s.
     returns_memory: closing a graph frees its memory. If not, no graph is closed to make room.
-    needs_static_weights: it takes ordinary weights only, which stay in place. Others also run on `Weights` with pages.
+    needs_static_weights: it refuses models whose weights are paged. Others also run on `Weights` with pages.
     detail: more about what runs, for people.
     """
 
@@ -39,17 +39,6 @@ class Capabilities:
     returns_memory: bool = True
     needs_static_weights: bool = False
     detail: str = ""
-
-
-@dataclass(frozen=True, eq=False)
-class Method:
-    """Which method of the module a call calls, for a backend that runs another form of the same module (OneFlow).
-
-    `arguments(tensors)` returns its positional and keyword arguments, with `tensors` in place of the call's own.
-    """
-
-    name: str
-    arguments: Callable[[Sequence[Any]], tuple[tuple[Any, ...], dict[str, Any]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +66,6 @@ class Call:
     why_captured: why a capture is made now, where nothing else says so.
     may_capture: False where a capture would keep more memory than it is worth.
     is_compared: its original may be as fast as compiled code, see `WholeCalls`.
-    method: None if `invoke` does more than to call one method of the module.
     weights: see `Weights`.
     """
 
@@ -95,7 +83,6 @@ class Call:
     is_compared: bool = False
     progress: Progress = field(default_factory=SilentProgress)
     module: torch.nn.Module | None = None
-    method: Method | None = None
     weights: Weights = field(default_factory=Weights)
 
     @property

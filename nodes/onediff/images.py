@@ -11,14 +11,12 @@ from comfy_api.latest import io
 from ...compile_cache.errors import UserError, excerpt
 from ..adapters.comfyui.messages import on_node
 from ..adapters.report.image_comparison import LEVELS, compare, report
-from .common import ignored_text, node
 
 _SWITCH = ("enable", "disable")
 _TOLERANCE = "1e-4"
-_OLD_LIMIT = "Of OneDiff's first versions, as in torch.allclose. Empty: ssim_threshold is the limit."
 
 
-def _compare(
+def compare_images(
     node_id: str | None,
     images1: Any,
     images2: Any,
@@ -51,21 +49,6 @@ def _problem(images1: Any, images2: Any, ssim: float, ssim_threshold: str, rtol:
     return "" if ssim > limit else f"SSIM {ssim:.4f} is not above the limit {limit:g}"
 
 
-def _inputs() -> list[Any]:
-    tooltip = "The lowest SSIM that is allowed, 0 to 1."
-    return [
-        io.Image.Input("images1", tooltip="An image or a batch."),
-        io.Image.Input("images2", tooltip="The images to compare with: the same number and size."),
-        io.String.Input("ssim_threshold", default="0.9", optional=True, tooltip=tooltip),
-        io.String.Input(
-            "raise_if_diff", default="enable", optional=True, tooltip="enable stops the prompt below the limit."
-        ),
-        ignored_text("image_id", "ComfyUI"),
-        # Behind the others, because the newer version's workflows store values by place too.
-        *(io.String.Input(name, default="", optional=True, tooltip=_OLD_LIMIT) for name in ("rtol", "atol")),
-    ]
-
-
 def _number(name: str, text: str) -> float:
     try:
         value = float(text)
@@ -74,16 +57,3 @@ def _number(name: str, text: str) -> float:
     if math.isfinite(value):
         return value
     raise UserError(f"{name} '{excerpt(text)}' is no number; choose one from 0 to 1, for example 0.9.")
-
-
-NODES = [
-    node(
-        "ShowImageDiff",
-        "Image Distinction Scanner",
-        "Compare Images",
-        "It measures how much two images differ, and can stop the prompt at a low SSIM.",
-        _inputs,
-        list,
-        _compare,
-    )
-]

@@ -17,15 +17,13 @@ import nodes
 
 from ..adapters.comfyui.node_replacements import Replacement, register
 from ..adapters.onediff import precedence
-from . import boosters, images, loaders, speedups, without_meaning
+from .factory import node_of
 from .replacements import ONEDIFF, SUGGESTED
+from .table import TABLE
 
 logger = logging.getLogger(__name__)
 
-_OURS: dict[str, type[io.ComfyNode]] = {
-    node.define_schema().node_id: node
-    for node in (*speedups.NODES, *loaders.NODES, *boosters.NODES, *without_meaning.NODES, *images.NODES)
-}
+_OURS: dict[str, type[io.ComfyNode]] = {old.node_id: node_of(old) for old in TABLE}
 
 
 def nodes_to_register() -> list[type[io.ComfyNode]]:

@@ -6,6 +6,7 @@ Only names of models differ from what a user has. A DeepCache workflow gives wha
 from __future__ import annotations
 
 import copy
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,9 @@ from .matrix.test_lora import SD15, low_rank
 from .rig import Bench, PromptDict, Run, assert_different, assert_same, node, with_model
 
 STEPS = 2
+# Each node as ComfyUI describes it to its front end, without texts for people and without files of this machine.
+SAVED = json.loads(Path(__file__).with_name("onediff_nodes.json").read_text("utf-8"))
+SAVED_ORDER = {name: {group: list(inputs) for group, inputs in node["input"].items()} for name, node in SAVED.items()}
 CACHED_STEPS = 10  # fewer leave DeepCache nothing to skip
 
 
@@ -87,6 +91,20 @@ def both(bench: Bench, ours: PromptDict, expected: PromptDict) -> tuple[Run, Run
     found, wanted = bench.run(ours), bench.run(expected)
     assert_same(found, wanted)
     return found, wanted
+
+
+def described(found: dict[str, Any]) -> dict[str, Any]:
+    """A node as in SAVED, from ComfyUI's description of it."""
+    inputs: dict[str, Any] = {}
+    for group, given in found["input"].items():
+        inputs[group] = {}
+        for name, (kind, *rest) in given.items():
+            options = {key: value for each in rest for key, value in each.items() if key != "tooltip"}
+            if name.endswith("_name") and kind == "COMBO":
+                del options["options"]
+            inputs[group][name] = [kind, options] if options else [kind]
+    kept = ("display_name", "category", "deprecated", "output", "output_name", "output_node")
+    return {**{key: found[key] for key in kept}, "input": inputs}
 
 
 class TestWorkflows:
@@ -311,10 +329,17 @@ class TestRegistration:
     def test_each_is_deprecated_and_its_title_says_what_it_became(self, client: Client) -> None:
         known = client.get("/object_info")
         ours = {name: found for name, found in known.items() if found["category"] == "Resolute/OneDiff"}
-        assert len(ours) == 29
         for name, found in ours.items():
             assert found["deprecated"], name
             assert " → " in found["display_name"] or found["display_name"].endswith("(no longer needed)"), name
+
+    def test_ids_inputs_and_outputs_stay_as_saved_workflows_have_them(self, client: Client) -> None:
+        known = client.get("/object_info")
+        ours = {name: described(found) for name, found in known.items() if found["category"] == "Resolute/OneDiff"}
+        assert len(SAVED) == 29
+        assert ours == SAVED
+        for name in ours:  # widgets are stored by place
+            assert known[name]["input_order"] == SAVED_ORDER[name], name
 
     def test_comfyui_knows_the_replacements(self, client: Client) -> None:
         known, offered = client.get("/object_info"), client.get("/node_replacements")

@@ -85,9 +85,9 @@ def file_of(patcher: Any) -> str:
     return next((Path(each).name for each in given if isinstance(each, str) and each), "")
 
 
-def supports_static_clone(patcher: Any) -> bool:
-    """The patcher's `clone` can make one whose weights are not paged."""
-    return "disable_dynamic" in inspect.signature(patcher.clone).parameters
+def supports_model_override(patcher: Any) -> bool:
+    """The patcher's `clone` can make one around another model (absent in 0.8)."""
+    return "model_override" in inspect.signature(patcher.clone).parameters
 
 
 def unload_everywhere(patcher: Any) -> None:
@@ -111,10 +111,6 @@ def make_clone_of(clone: Any, patcher: Any) -> None:
     """
     if hasattr(patcher, "clone_base_uuid"):
         clone.clone_base_uuid = patcher.clone_base_uuid
-
-
-# The key of `additional_models` under which a patcher keeps copies of its model for other GPUs.
-GPU_COPIES = "multigpu"
 
 
 def attention_is_traceable() -> bool:

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from ....compile_cache.errors import BackendUnavailableError
 from ....compile_cache.keys import Role
 from ....compile_cache.texts import Text
 from ..comfyui import version
@@ -21,12 +22,16 @@ def request_for(chosen: str, patcher: Any, role: Role, node_id: str | None, **se
     """Find the backend for the device of `patcher`, let it start what takes a while, and show on the node which one
     runs, and why.
 
-    settings: further fields of the request. Raises UnknownBackendError or BackendUnavailableError.
+    settings: further fields of the request. Raises UnknownBackendError, or BackendUnavailableError, also if the backend
+    cannot work with the pages of DynamicVRAM.
     """
     device: torch.device = patcher.load_device
     label = type(getattr(patcher.model, "model_config", patcher.model)).__name__  # "SDXL"
     file = version.file_of(patcher)
     request = CompileRequest.resolved(chosen, device.type, role, node_id=node_id, label=label, file=file, **settings)
+    if request.capabilities.needs_static_weights and version.is_dynamic(patcher):
+        reason = "it needs weights that stay in place, and ComfyUI's DynamicVRAM moves them"
+        raise BackendUnavailableError(chosen, reason, "Start ComfyUI with --disable-dynamic-vram, or choose 'auto'.")
     request.backend.prewarm(device, runtime.cache().config)
     logger.info("Resolute: backend %s", request.why)
     NodeProgress(node_id).show(Text("backend: {why}", why=request.why))

@@ -10,7 +10,7 @@ from ....compile_cache.keys import Role
 from ....compile_cache.texts import Text
 from ..comfyui import switch
 from ..forward.patch_install import install_compiled_forward
-from ..weights.static_clone import unshared_clone
+from ..weights.unshared_clone import unshared_clone
 from .backend_choice import explain_passthrough, request_for
 
 
@@ -28,7 +28,7 @@ def compile_controlnet(control_net: Any, backend: str, node_id: str | None = Non
         explain_passthrough(reason, node_id)
         return copy
     request = request_for(backend, copy.control_model_wrapped, Role.CONTROLNET, node_id)
-    patcher = unshared_clone(copy.control_model_wrapped, request.capabilities.needs_static_weights)
+    patcher = unshared_clone(copy.control_model_wrapped)
     install_compiled_forward(patcher, "forward", request)
     copy.control_model_wrapped = patcher
     copy.control_model = patcher.model

@@ -14,7 +14,6 @@ from ..forward.patch_install import install_compiled_forward
 from ..forward.replaced_forward import count_bypass, watched
 from ..sampling.cond_batching import AUTO
 from ..sampling.wrappers import wrap_sampling
-from ..weights.static_clone import static_clone
 from .backend_choice import explain_passthrough, request_for
 
 _NETWORK = "diffusion_model"
@@ -46,7 +45,7 @@ def compile_diffusion_model(
         return model
     cell = latent_cells.of_format(getattr(model.model, "latent_format", None))
     request = request_for(backend, model, Role.UNET, node_id, left_out=names_in(leave_out), cell=cell)
-    clone = static_clone(model) if request.capabilities.needs_static_weights else model.clone()
+    clone = model.clone()
     clone.object_patches.pop(_NETWORK, None)  # a disabled compile node patches the network with itself
     # Most diffusion models of core split `forward` (wrappers) from `_forward` (the computation); some do not.
     method = "_forward" if hasattr(clone.get_model_object(_NETWORK), "_forward") else "forward"

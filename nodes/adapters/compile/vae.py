@@ -17,7 +17,6 @@ from ..foreign.describe import describe_code
 from ..forward.patch_install import install_compiled_forward
 from ..forward.replaced_forward import count_bypass
 from ..process.compile_request import CompileRequest
-from ..weights.static_clone import static_clone
 from .backend_choice import explain_passthrough, request_for
 from .upcoming_decode import announce_decode
 
@@ -78,9 +77,8 @@ def compile_vae_decode(vae: Any, backend: str, node_id: str | None = None) -> An
 
 def _with_compiled_method(vae: Any, name: str, request: CompileRequest) -> Any:
     """A copy of `vae` whose method `name` ("decoder.forward") runs through the cache."""
-    static = request.capabilities.needs_static_weights
     clone = copy.copy(vae)
-    clone.patcher = static_clone(vae.patcher, vae.vae_dtype) if static else vae.patcher.clone()
+    clone.patcher = vae.patcher.clone()
     clone.first_stage_model = clone.patcher.model
     forward = install_compiled_forward(clone.patcher, name, request)
     if request.role is Role.VAE_DECODE:

@@ -139,7 +139,6 @@ class ModuleRunner:
             is_compared=description.is_compared,
             progress=self.progress,
             module=self._loaded_module(),
-            method=description.method,
             weights=self.weights.paged,
         )
 

@@ -19,7 +19,7 @@ from comfy.patcher_extension import CallbacksMP, PatcherInjection
 from ....compile_cache.foreign.attributes import is_own
 from ..process.compile_request import CompileRequest
 from ..restart import preload
-from ..weights.static_clone import OUR_INJECTIONS
+from ..weights.unshared_clone import OUR_INJECTIONS
 from .compiled_forward import CompiledForward
 from .forward_patch import NOTHING, ForwardPatch
 

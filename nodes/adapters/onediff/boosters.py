@@ -1,4 +1,4 @@
-"""OneDiff's boosters as they pass from node to node, and their meaning for a model, a VAE and a ControlNet.
+"""OneDiff's boosters as they pass from node to node, and what they mean for a model.
 
 OneDiff wires a booster into a speed-up node. Ours carry only what still has a meaning: DeepCache's inputs, and whether
 the Torch Compile Booster was switched off. Everything else becomes a sentence on the node that applies the booster.
@@ -7,15 +7,14 @@ the Torch Compile Booster was switched off. Everything else becomes a sentence o
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 from ....compile_cache.backends.registry import AUTO
 from ....compile_cache.texts import Text
 from ..comfyui.progress import NodeProgress
-from ..compile.controlnet import compile_controlnet
 from ..compile.diffusion_model import compile_diffusion_model
-from ..compile.vae import compile_vae_decode
 from ..deepcache.node import add_deepcache, deepest
 from .deepcache_settings import DeepCacheInputs, translate
 
@@ -41,12 +40,13 @@ class Booster:
         return AUTO if self.compiles else _SWITCHED_OFF
 
 
+NO_BOOSTER = Booster()
 NOT_QUANTIZED = Booster(notes=(Text("nothing is quantized: the model is compiled in its own precision"),))
 
 
-def merged(*boosters: Booster | None) -> Booster:
+def merged(boosters: Iterable[Booster]) -> Booster:
     """The boosters of one OneDiffModelBooster as one."""
-    given = [booster for booster in boosters if booster is not None]
+    given = list(boosters)
     return Booster(
         next((each.deepcache for each in given if each.deepcache is not None), None),
         all(each.compiles for each in given),
@@ -54,36 +54,20 @@ def merged(*boosters: Booster | None) -> Booster:
     )
 
 
-def speed_up_model(model: Any, booster: Booster | None, node_id: str | None) -> Any:
+def speed_up_model(model: Any, booster: Booster, node_id: str | None) -> Any:
     """A compiled copy of `model` (a ModelPatcher), with DeepCache if the booster has it.
 
     Raises UserError as Compile Model and DeepCache do.
     """
-    booster = booster or Booster()
     compiled = compile_diffusion_model(model, booster.backend, node_id)
     if booster.deepcache is not None:
-        compiled = _with_deepcache(compiled, booster.deepcache, node_id)
+        unet = compiled.get_model_object("diffusion_model")
+        settings, notes = translate(booster.deepcache, unet.num_res_blocks, deepest(unet))
+        if settings is not None:
+            compiled = add_deepcache(compiled, settings, node_id)
+        _say(notes, node_id)
     _say(booster.notes, node_id)
     return compiled
-
-
-def speed_up_vae(vae: Any, booster: Booster | None, node_id: str | None) -> Any:
-    """A copy of `vae` (comfy.sd.VAE) with a compiled decoder. DeepCache says nothing about a VAE."""
-    return compile_vae_decode(vae, (booster or Booster()).backend, node_id)
-
-
-def speed_up_controlnet(control_net: Any, booster: Booster | None, node_id: str | None) -> Any:
-    """A compiled copy of `control_net` (comfy.controlnet.ControlBase). DeepCache says nothing about a ControlNet."""
-    return compile_controlnet(control_net, (booster or Booster()).backend, node_id)
-
-
-def _with_deepcache(model: Any, inputs: DeepCacheInputs, node_id: str | None) -> Any:
-    unet = model.get_model_object("diffusion_model")
-    translation = translate(inputs, unet.num_res_blocks, deepest(unet))
-    if translation.settings is not None:
-        model = add_deepcache(model, translation.settings, node_id)
-    _say(translation.notes, node_id)
-    return model
 
 
 def _say(notes: tuple[str, ...], node_id: str | None) -> None:

@@ -26,33 +26,21 @@ class DeepCacheInputs:
     end_step: int = 1000
 
 
-@dataclass(frozen=True, slots=True)
-class Translation:
-    """settings: None if OneDiff's inputs leave DeepCache nothing to do. notes: what could not be kept, in sentences."""
+def translate(
+    inputs: DeepCacheInputs, blocks_of_levels: Sequence[int], deepest: int
+) -> tuple[Settings | None, tuple[str, ...]]:
+    """Our settings, None if the inputs leave DeepCache nothing to do; and what could not be kept, in sentences.
 
-    settings: Settings | None
-    notes: tuple[str, ...] = ()
-
-
-def translate(inputs: DeepCacheInputs, blocks_of_levels: Sequence[int], deepest: int) -> Translation:
-    """blocks_of_levels: `num_res_blocks` of the UNet. deepest: the largest depth that our DeepCache takes for it.
-
-    OneDiff sums the blocks of the levels above, adds the block's number and 1: that is our depth.
+    blocks_of_levels: `num_res_blocks` of the UNet. deepest: the largest depth that our DeepCache takes for it. OneDiff
+    sums the blocks of the levels above, adds the block's number and 1: that is our depth.
     """
-    if inputs.start_step >= inputs.end_step:
-        return Translation(
-            None,
-            (
-                Text(
-                    "start_step {start} is not before end_step {end}, so every step runs in full",
-                    start=inputs.start_step,
-                    end=inputs.end_step,
-                ),
-            ),
+    start, end = inputs.start_step, inputs.end_step
+    if start >= end:
+        return None, (
+            Text("start_step {start} is not before end_step {end}, so every step runs in full", start=start, end=end),
         )
     wanted = sum(blocks_of_levels[: inputs.cache_layer_id]) + inputs.cache_block_id + 1
     depth = min(wanted, deepest)
     text = "cache_layer_id and cache_block_id give depth {wanted}; this UNet has {depth}"
     notes = () if depth == wanted else (Text(text, wanted=wanted, depth=depth),)
-    percent = (inputs.start_step / _STEPS, inputs.end_step / _STEPS)
-    return Translation(Settings(max(1, inputs.cache_interval), depth, *percent), notes)
+    return Settings(max(1, inputs.cache_interval), depth, start / _STEPS, end / _STEPS), notes

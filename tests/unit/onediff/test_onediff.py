@@ -29,32 +29,32 @@ def translated(deepcache: Any, **inputs: int) -> Any:
 class TestDeepCacheInputs:
     def test_the_defaults_of_both_packs_are_the_same(self, deepcache: Any, pack: Callable[[str], Any]) -> None:
         ours = pack("nodes.adapters.deepcache.schedule").Settings()
-        assert translated(deepcache) == deepcache.Translation(ours)
+        assert translated(deepcache) == (ours, ())
 
     @pytest.mark.parametrize(
         ("layer", "block", "depth"),
         [(0, 0, 1), (0, 1, 2), (0, 2, 3), (1, 0, 3), (1, 1, 4), (2, 1, 6), (3, 2, 9)],
     )
     def test_level_and_block_are_a_depth(self, deepcache: Any, layer: int, block: int, depth: int) -> None:
-        found = translated(deepcache, cache_layer_id=layer, cache_block_id=block)
-        assert (found.settings.depth, found.notes) == (depth, ())
+        settings, notes = translated(deepcache, cache_layer_id=layer, cache_block_id=block)
+        assert (settings.depth, notes) == (depth, ())
 
     def test_a_depth_beyond_the_unet_is_its_deepest_and_a_note(self, deepcache: Any) -> None:
-        found = translated(deepcache, cache_layer_id=12, cache_block_id=12)
-        assert found.settings.depth == SD15_DEEPEST
-        assert found.notes == ("cache_layer_id and cache_block_id give depth 21; this UNet has 11",)
+        settings, notes = translated(deepcache, cache_layer_id=12, cache_block_id=12)
+        assert settings.depth == SD15_DEEPEST
+        assert notes == ("cache_layer_id and cache_block_id give depth 21; this UNet has 11",)
 
     def test_noise_levels_become_percents(self, deepcache: Any) -> None:
-        found = translated(deepcache, start_step=250, end_step=800).settings
-        assert (found.start_percent, found.end_percent) == (0.25, 0.8)
+        settings, _ = translated(deepcache, start_step=250, end_step=800)
+        assert (settings.start_percent, settings.end_percent) == (0.25, 0.8)
 
     def test_intervals_over_ten_are_kept(self, deepcache: Any) -> None:
-        assert translated(deepcache, cache_interval=37).settings.interval == 37
+        assert translated(deepcache, cache_interval=37)[0].interval == 37
 
     def test_an_empty_window_leaves_nothing_to_do(self, deepcache: Any) -> None:
-        found = translated(deepcache, start_step=600, end_step=600)
-        assert found.settings is None
-        assert found.notes == ("start_step 600 is not before end_step 600, so every step runs in full",)
+        settings, notes = translated(deepcache, start_step=600, end_step=600)
+        assert settings is None
+        assert notes == ("start_step 600 is not before end_step 600, so every step runs in full",)
 
 
 class TestWhoOwnsAnId:

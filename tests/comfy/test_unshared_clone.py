@@ -1,4 +1,4 @@
-"""Which models must keep DynamicVRAM: those with code around this very copy, which a static clone would not have.
+"""Which models are copied for a clone that shares no modules: not those with code around this very one.
 
 DynamicVRAM needs a GPU, but the decision can be tested anywhere.
 """
@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 import torch
+
+from .in_process import PACK
 
 # Patches whose code refers to the module that it replaces, or is on the model itself.
 AROUND_THIS_COPY = ["replaced_forward", "exchanged_network", "changed_in_place"]
@@ -32,19 +34,23 @@ def patcher(core: SimpleNamespace) -> Any:
 
 
 @pytest.fixture
-def reaches(core: SimpleNamespace) -> Callable[[Any], bool]:
-    found: Callable[[Any], bool] = core.ours("weights.static_clone")._is_bound_to_model
+def unshared(core: SimpleNamespace) -> Callable[[Any], Any]:
+    found: Callable[[Any], Any] = core.ours("weights.unshared_clone").unshared_clone
     return found
 
 
-def test_a_model_and_its_clones_need_no_dynamic_vram(patcher: Any, reaches: Any) -> None:
+@pytest.fixture
+def reaches(unshared: Any) -> Callable[[Any], bool]:
+    """Whether code around a model prevents a copy of it."""
+    return lambda patcher: unshared(patcher).model is patcher.model
+
+
+def test_a_model_and_its_clones_are_copied(patcher: Any, reaches: Any) -> None:
     assert not reaches(patcher)
     assert not reaches(patcher.clone())
 
 
-def test_changes_that_a_copy_would_have_too_need_no_dynamic_vram(
-    patcher: Any, patches: ModuleType, reaches: Any
-) -> None:
+def test_changes_that_a_copy_would_have_too_prevent_none(patcher: Any, patches: ModuleType, reaches: Any) -> None:
     kinds = [kind for kind in patches.APPLY if kind not in AROUND_THIS_COPY]
     assert len(kinds) > 10
     for kind in kinds:
@@ -85,9 +91,7 @@ def test_callables_that_refer_to_a_module_are_detected(patcher: Any, reaches: An
     assert reaches(wrapped)
 
 
-def test_resolutes_own_nodes_need_no_dynamic_vram_in_any_order(
-    core: SimpleNamespace, patcher: Any, reaches: Any
-) -> None:
+def test_resolutes_own_nodes_prevent_none_in_any_order(core: SimpleNamespace, patcher: Any, reaches: Any) -> None:
     compiled = core.ours("compile.diffusion_model").compile_diffusion_model
     cached = core.ours("deepcache.node").add_deepcache
     settings = core.ours("deepcache.schedule").Settings()
@@ -109,37 +113,36 @@ def test_a_clones_patch_that_comfyui_applied_is_not_a_change_of_the_model(
 
 
 @pytest.mark.parametrize("paged", [True, False])
-def test_a_copy_never_writes_to_paged_memory_and_runs_no_hook_of_the_original(
-    core: SimpleNamespace, patcher: Any, monkeypatch: pytest.MonkeyPatch, paged: bool
+def test_a_copy_shares_the_weights_and_runs_no_hook_of_the_original(
+    core: SimpleNamespace, patcher: Any, unshared: Any, monkeypatch: pytest.MonkeyPatch, paged: bool
 ) -> None:
-    delegate = core.ours("weights.static_clone")
-    monkeypatch.setattr(delegate.version, "is_dynamic", lambda _: paged)
-    patcher.cached_patcher_init = None
-    copied = delegate._static_patcher_of(patcher, None).model
+    monkeypatch.setattr(type(patcher), "is_dynamic", lambda _: paged)
+    copied = unshared(patcher).model
     theirs = dict(patcher.model.named_parameters())
     for name, weight in copied.named_parameters():
-        assert torch.equal(weight, theirs[name])
-        assert (weight.data_ptr() == theirs[name].data_ptr()) is not paged
+        assert weight.data_ptr() == theirs[name].data_ptr()
+        assert (weight is theirs[name]) is paged, "loading writes to a Parameter that is not paged"
     copied.diffusion_model.register_forward_hook(lambda *_: None)
     assert not patcher.model.diffusion_model._forward_hooks
 
 
-def test_a_paged_model_is_read_again_only_once_if_core_can(
+def test_a_model_is_copied_once_and_its_copy_never(patcher: Any, unshared: Any) -> None:
+    first, second = unshared(patcher), unshared(patcher.clone())
+    assert first.model is second.model is unshared(first).model
+
+
+def test_a_backend_that_cannot_read_pages_asks_for_ordinary_weights(
     core: SimpleNamespace, patcher: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    delegate = core.ours("weights.static_clone")
-    (again,) = core.tiny_model().build(seed=0, kind="sd")
-    calls: list[dict[str, Any]] = []
-
-    def clone(**options: Any) -> Any:
-        calls.append(options)
-        return again
-
-    monkeypatch.setattr(delegate.version, "is_dynamic", lambda _: True)
-    monkeypatch.setattr(patcher, "clone", clone)
-    assert delegate._static_patcher_of(patcher, None).model is again.model
-    assert delegate._static_patcher_of(patcher, None).model is again.model
-    assert calls == [{"disable_dynamic": True}]
+    compiled = core.ours("compile.diffusion_model").compile_diffusion_model
+    packages = importlib.import_module(f"{PACK}.compile_cache.backends.oneflow.packages")
+    monkeypatch.setattr(packages, "version", lambda _: "0.9.0")
+    monkeypatch.setattr("sys.platform", "linux")
+    assert compiled(patcher, "oneflow").model is patcher.model
+    monkeypatch.setattr(type(patcher), "is_dynamic", lambda _: True)
+    with pytest.raises(Exception, match=r"DynamicVRAM moves them. Start ComfyUI with --disable-dynamic-vram"):
+        compiled(patcher, "oneflow")
+    assert compiled(patcher, "eager").model is patcher.model
 
 
 def test_a_comfyui_without_the_function_unloads_a_model_and_its_clones_alone(
