@@ -41,6 +41,17 @@ class Capabilities:
     detail: str = ""
 
 
+@dataclass(frozen=True, eq=False)
+class Method:
+    """Which method of the module a call calls, for a backend that runs another form of the same module (OneFlow).
+
+    `arguments(tensors)` returns its positional and keyword arguments, with `tensors` in place of the call's own.
+    """
+
+    name: str
+    arguments: Callable[[Sequence[Any]], tuple[tuple[Any, ...], dict[str, Any]]]
+
+
 @dataclass(frozen=True, slots=True)
 class Located:
     """Keys of regions, by where their compiled code is: in memory, in the store on disk, or nowhere yet."""
@@ -66,6 +77,7 @@ class Call:
     why_captured: why a capture is made now, where nothing else says so.
     may_capture: False where a capture would keep more memory than it is worth.
     is_compared: its original may be as fast as compiled code, see `WholeCalls`.
+    method: None if `invoke` does more than to call one method of the module.
     weights: see `Weights`.
     """
 
@@ -83,6 +95,7 @@ class Call:
     is_compared: bool = False
     progress: Progress = field(default_factory=SilentProgress)
     module: torch.nn.Module | None = None
+    method: Method | None = None
     weights: Weights = field(default_factory=Weights)
 
     @property

@@ -65,7 +65,7 @@ def ensure_torch(root: Path, pin: str, say: Say = print) -> Path:
 
 
 def ensure_oneflow(root: Path, comfyui: Path, say: Say = print) -> Path:
-    """The Python 3.10 of an environment with ComfyUI's requirements and OneFlow (about 11 GB).
+    """The Python 3.10 of an environment with ComfyUI's requirements, OneFlow and onediff (about 11 GB).
 
     ``RESOLUTE_PYTHON`` is used instead if it has OneFlow. Raises SetupError with the remedy.
     """

@@ -12,8 +12,9 @@ from .rig import Bench, assert_same, compile_model, compiled, failure_of, with_m
 
 def test_this_environment_has_no_oneflow() -> None:
     """The other tests of this file need an environment without OneFlow; tests/oneflow needs one with it."""
-    with pytest.raises(PackageNotFoundError):
-        version("oneflow")
+    for package in ("oneflow", "onediff"):
+        with pytest.raises(PackageNotFoundError):
+            version(package)
 
 
 @pytest.mark.parametrize("name", ["ResoluteCompileModel", "ResoluteCompileVAEDecode", "ResoluteCompileControlNet"])

@@ -1,4 +1,4 @@
-"""Fixtures with the real oneflow, and ComfyUI on the CPU. A missing package is an error, never a skip."""
+"""Fixtures with the real oneflow and onediff, and ComfyUI on the CPU. A missing package is an error, never a skip."""
 
 from __future__ import annotations
 
@@ -24,12 +24,14 @@ from .rig import close_all  # noqa: E402
 
 def pytest_report_header() -> str:
     """Print the versions under test."""
-    return f"OneFlow {installed()}"
+    return f"OneFlow: {installed()}"
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _oneflow_is_there() -> None:
-    assert installed(), "OneFlow is not installed: run `scripts/test --oneflow`, which makes its environment"
+def _packages_are_there() -> None:
+    found = installed()
+    assert found.oneflow, "OneFlow is not installed: run `scripts/test --oneflow`, which makes its environment"
+    assert found.onediff, "onediff is not installed: run `scripts/test --oneflow`, which makes its environment"
 
 
 @pytest.fixture(scope="session", autouse=True)

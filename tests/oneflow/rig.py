@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from compile_cache.backends.base import Call
+from compile_cache.backends.base import Call, Method
 from compile_cache.backends.oneflow.backend import OneFlowBackend
 from compile_cache.calls.cache import GraphCache
 from compile_cache.config import CacheConfig
@@ -93,6 +93,7 @@ class Bound:
         *,
         backend: OneFlowBackend | None = None,
         budget: int = 20_000 * MIB,
+        method: str | None = None,
     ) -> None:
         self._module = weakref.ref(module)
         kind = type(module)
@@ -102,6 +103,7 @@ class Bound:
         self.owner = next(_owners)
         _open.append(self)
         self.epoch = 1
+        self._method = method
         capabilities = self.backend.probe("cpu")
         self.program = self.backend.bind(self.owner, capabilities, lambda *_: [], self.cache.stats, self.cache.config)
 
@@ -111,7 +113,8 @@ class Bound:
             for index, tensor in enumerate(tensors)
         )
         key = GraphKey(Signature(specs), Role.UNET, "model", "oneflow")
-        return Call(key, list(tensors), self.invoke, "cpu", epoch=self.epoch, module=self._module())
+        method = Method(self._method, lambda given: (tuple(given), {})) if self._method else None
+        return Call(key, list(tensors), self.invoke, "cpu", epoch=self.epoch, module=self._module(), method=method)
 
     def __call__(self, *tensors: torch.Tensor) -> Any:
         with torch.inference_mode():

@@ -177,8 +177,8 @@ class TestWhatCannotBeLowered:
 
 def eagerly(module: nn.Module, traced_with: torch.Tensor, tensor: torch.Tensor) -> Any:
     """The eager result of the operators for `tensor`; these modules are too small for a graph."""
-    forward = lowering.lower(module, lambda given: module(*given), [traced_with])
-    forward.bind(SharedWeights(), module)
+    lowered = lowering.lower(module, lambda given: module(*given), [traced_with])
+    forward = lowering.LoweredForward(lowered, SharedWeights().get_or_make([], module))
     results = forward.run([to_oneflow(each) for each in forward.inputs([tensor])])
     synchronize()
     return forward.unflatten([oneflow().utils.tensor.to_torch(result) for result in results])

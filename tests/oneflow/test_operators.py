@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from compile_cache.backends.oneflow import lowering
-from compile_cache.backends.oneflow.operator_table import MAPPED
+from compile_cache.backends.oneflow.operators import MAPPED
 from compile_cache.backends.oneflow.packages import oneflow
 from compile_cache.backends.oneflow.runtime import synchronize
 from compile_cache.backends.oneflow.weights import SharedWeights, to_oneflow
@@ -122,8 +122,8 @@ def test_an_operator_gives_torchs_result(
 ) -> None:
     expected = function(*tensors)
     module = Function(function)
-    forward = lowering.lower(module, lambda given: function(*given), tensors)
-    forward.bind(SharedWeights(), module)
+    lowered = lowering.lower(module, lambda given: function(*given), tensors)
+    forward = lowering.LoweredForward(lowered, SharedWeights().get_or_make([], module))
     with oneflow().no_grad():
         (result,) = forward.run([to_oneflow(tensor) for tensor in forward.inputs(tensors)])
         synchronize()

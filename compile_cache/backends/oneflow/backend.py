@@ -1,6 +1,8 @@
-"""The backend `oneflow`: one OneFlow graph per signature, made by lowering the call's ATen operators."""
+"""The backend `oneflow`: one OneFlow graph per signature, compiled by onediff or by our own lowering."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 from ...config import CacheConfig
 from ...regions.site import HookBuilder
@@ -8,12 +10,19 @@ from ...stats import Stats
 from ...torch_facts.private_names import Loss, lost
 from ..base import Backend, Capabilities, Program
 from . import packages
-from .program import OneFlowProgram
+from .lowering import LoweringCompiler
+from .onediff import OnediffCompiler
+from .program import Compiler, OneFlowProgram
 from .runtime import runtime
 
 
 class OneFlowBackend(Backend):
+    """compiler: a name in COMPILERS; None chooses `onediff` if this OneFlow supports it, else `lowering`."""
+
     name = "oneflow"
+
+    def __init__(self, compiler: str | None = None) -> None:
+        self._chosen = compiler
 
     def probe(self, device: str) -> Capabilities:
         refusal = packages.unavailable_reason(device)
@@ -27,10 +36,20 @@ class OneFlowBackend(Backend):
             reads_live_weights=True,
             returns_memory=False,
             needs_static_weights=True,
-            detail=f"oneflow {packages.installed()}; one graph per size, rebuilt after a restart",
+            detail=self._detail(),
         )
 
     def bind(
         self, owner: int, capabilities: Capabilities, build_hooks: HookBuilder, stats: Stats, config: CacheConfig
     ) -> Program:
-        return OneFlowProgram(owner, capabilities, runtime(), config.budget_bytes)
+        return OneFlowProgram(owner, capabilities, self._compiler(), runtime(), config.budget_bytes)
+
+    def _compiler(self) -> Compiler:
+        name = self._chosen or ("onediff" if packages.onediff_is_native() else "lowering")
+        return COMPILERS[name]()
+
+    def _detail(self) -> str:
+        return f"compiler {self._compiler().name}, {packages.installed()}; one graph per size, rebuilt after a restart"
+
+
+COMPILERS: dict[str, Callable[[], Compiler]] = {"lowering": LoweringCompiler, "onediff": OnediffCompiler}

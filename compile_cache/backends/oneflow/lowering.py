@@ -1,4 +1,4 @@
-"""Lower a call to OneFlow: torch.export turns it into ATen operators, and each is mapped to a OneFlow function.
+"""The compiler `lowering`: torch.export turns a call into ATen operators, and each is mapped to a OneFlow function.
 
 Export runs the module's own Python once on fake tensors, so nothing is assumed about the model. Torch computes every
 value that does not depend on an input, once. If an operator has no mapping, lowering fails before OneFlow runs, and the
@@ -19,8 +19,8 @@ from torch.export.graph_signature import InputKind
 
 from ...errors import CaptureError, first_line
 from ...torch_facts.private_names import pytree
-from . import math_operators, shape_operators  # noqa: F401 (importing them fills the table)
-from .operator_table import MAPPED
+from ..base import Call
+from .operators import MAPPED
 from .packages import process_state_restored
 from .weights import SharedWeight, SharedWeights, module_of, to_oneflow
 
@@ -49,65 +49,37 @@ class Value:
 
 
 @dataclass(eq=False)
-class LoweredForward:
-    """The forward of one call as OneFlow operators over named values. `run` and `module` need `bind` first.
-
-    spec: pytree structure of the result. positions: value -> index in the call's tensors. weight_names: value -> name
-    of the weight in the module. outputs: each a `Value`, or a plain Python value. weights: by name, from `bind`.
-    values: OneFlow tensors of weights and constants.
-    """
+class Lowered:
+    """A whole forward as OneFlow operators over named values. spec: pytree structure of the forward's result."""
 
     spec: pytree.TreeSpec
-    positions: dict[str, int] = field(default_factory=dict)
-    weight_names: dict[str, str] = field(default_factory=dict)
+    inputs: dict[str, int] = field(default_factory=dict)  # value -> index in the call's tensors
+    weights: dict[str, str] = field(default_factory=dict)  # value -> name of the weight in the module
     constants: dict[str, torch.Tensor] = field(default_factory=dict)
     steps: list[Step] = field(default_factory=list)
-    outputs: list[Any] = field(default_factory=list)
-    weights: dict[str, SharedWeight] = field(default_factory=dict)
-    values: dict[str, Any] = field(default_factory=dict)
-
-    def bind(self, shared: SharedWeights, module: torch.nn.Module) -> None:
-        """Take the module's weights. Raises CaptureError if the module lacks one."""
-        self.weights = shared.get_or_make(self.weight_names.values(), module)
-        self.values = {value: self.weights[name].parameter for value, name in self.weight_names.items()}
-        self.values |= {value: to_oneflow(tensor) for value, tensor in self.constants.items()}
-
-    def inputs(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """The tensors of a call that the forward reads."""
-        return [tensors[index] for index in self.positions.values()]
-
-    def run(self, inputs: Sequence[Any]) -> list[Any]:
-        """Run every operator eagerly on OneFlow tensors. Raises CaptureError."""
-        return self._run(inputs, self.values)
-
-    def module(self) -> Any:
-        """A oneflow.nn.Module whose forward is `run` and whose parameters are `weights`."""
-        return module_of(self._run, self.values)
-
-    def unflatten(self, results: Sequence[torch.Tensor]) -> Any:
-        """Put `results` into the structure that the original returns; a tensor may occur in it more than once."""
-        made = dict(zip(self._results, results, strict=True))
-        leaves = [made[output.name] if isinstance(output, Value) else output for output in self.outputs]
-        return pytree.tree_unflatten(leaves, self.spec)
-
-    def release(self) -> None:
-        """Free what is not needed once the graph is built. `inputs`, `weights` and `unflatten` still work."""
-        self.values, self.steps, self.constants = {}, [], {}
+    outputs: list[Any] = field(default_factory=list)  # each a Value, or a plain Python value
 
     @property
-    def _results(self) -> list[str]:
+    def results(self) -> list[str]:
         """Names of the values that the graph returns, each once."""
         return list(dict.fromkeys(output.name for output in self.outputs if isinstance(output, Value)))
 
-    def _run(self, inputs: Sequence[Any], values: Mapping[str, Any]) -> list[Any]:
-        values = {**values, **dict(zip(self.positions, inputs, strict=True))}
+    def run(self, inputs: Sequence[Any], values: Mapping[str, Any]) -> list[Any]:
+        """Run the steps and return the tensors of `results`. values: OneFlow tensors of weights and constants."""
+        values = {**values, **dict(zip(self.inputs, inputs, strict=True))}
         for step in self.steps:
             arguments, keywords = _substituted((step.arguments, dict(step.keywords)), values)
             try:
                 values[step.name] = step.function(*arguments, **keywords)
             except Exception as error:
                 raise CaptureError(f"OneFlow refused {step.name} in {step.block}: {first_line(error)}") from error
-        return [values[name] for name in self._results]
+        return [values[name] for name in self.results]
+
+    def unflatten(self, results: Sequence[torch.Tensor]) -> Any:
+        """Put `results` into the structure that the forward returns; a tensor may occur in it more than once."""
+        made = dict(zip(self.results, results, strict=True))
+        leaves = [made[output.name] if isinstance(output, Value) else output for output in self.outputs]
+        return pytree.tree_unflatten(leaves, self.spec)
 
 
 class _CallModule(torch.nn.Module):
@@ -124,7 +96,7 @@ class _CallModule(torch.nn.Module):
 
 def lower(
     module: torch.nn.Module, invoke: Callable[[Sequence[torch.Tensor]], Any], tensors: Sequence[torch.Tensor]
-) -> LoweredForward:
+) -> Lowered:
     """Lower the forward of one call. Raises CaptureError if export fails or an operator has no mapping."""
     specs: list[pytree.TreeSpec] = []
 
@@ -146,7 +118,7 @@ def lower(
 
 class _Lowering:
     def __init__(self, exported: Any, spec: pytree.TreeSpec) -> None:
-        self.lowered = LoweredForward(spec)
+        self.lowered = Lowered(spec=spec)
         self._computed: dict[str, Any] = {}  # node name -> value that torch has computed
         graph: torch.fx.Graph = exported.graph
         _drop_ignored_operands(graph)
@@ -163,9 +135,9 @@ class _Lowering:
         for spec in exported.graph_signature.input_specs:
             name = spec.arg.name
             if spec.kind is InputKind.USER_INPUT:
-                self.lowered.positions[name] = next(given)
+                self.lowered.inputs[name] = next(given)
             elif spec.kind in (InputKind.PARAMETER, InputKind.BUFFER):
-                self.lowered.weight_names[name] = str(spec.target).removeprefix(f"{_ROOT}.")
+                self.lowered.weights[name] = str(spec.target).removeprefix(f"{_ROOT}.")
             else:
                 self._computed[name] = exported.constants[spec.target]
 
@@ -212,7 +184,7 @@ class _Lowering:
                 kept.append(step)
                 needed.update(_names_in(step))
         self.lowered.steps = kept[::-1]
-        for values in (self.lowered.positions, self.lowered.weight_names, self.lowered.constants):
+        for values in (self.lowered.inputs, self.lowered.weights, self.lowered.constants):
             for name in values.keys() - needed:
                 values.pop(name)
 
@@ -254,3 +226,38 @@ def _mapped(arguments: Any, function: Callable[[torch.fx.Node], Any]) -> Any:
 
 def _substituted(arguments: Any, values: Mapping[str, Any]) -> Any:
     return pytree.tree_map(lambda leaf: values[leaf.name] if isinstance(leaf, Value) else leaf, arguments)
+
+
+class LoweredForward:
+    """A lowered call with its weights, from which a graph is built. Implements `program.Forward`."""
+
+    def __init__(self, lowered: Lowered, weights: Mapping[str, SharedWeight]) -> None:
+        self.weights = {name: weights[name] for name in lowered.weights.values()}
+        self._lowered = lowered
+        self._values = {value: weights[name].parameter for value, name in lowered.weights.items()}
+        self._values |= {value: to_oneflow(tensor) for value, tensor in lowered.constants.items()}
+
+    def inputs(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        return [tensors[index] for index in self._lowered.inputs.values()]
+
+    def run(self, inputs: Sequence[Any]) -> list[Any]:
+        return self._lowered.run(inputs, self._values)
+
+    def module(self) -> Any:
+        return module_of(self._lowered.run, self._values)
+
+    def unflatten(self, results: Sequence[torch.Tensor]) -> Any:
+        return self._lowered.unflatten(results)
+
+    def release(self) -> None:
+        self._values = {}
+        self._lowered.steps, self._lowered.constants = [], {}
+
+
+class LoweringCompiler:
+    name = "lowering"
+
+    def compile(self, call: Call, module: torch.nn.Module, weights: SharedWeights) -> LoweredForward:
+        """Raises CaptureError."""
+        lowered = lower(module, call.invoke, call.tensors)
+        return LoweredForward(lowered, weights.get_or_make(lowered.weights.values(), module))

@@ -1,9 +1,4 @@
-"""The table of operators, which math_operators and shape_operators fill, and helpers for its entries.
-
-A function has the arguments of the ATen operator, and takes and returns OneFlow tensors. All shapes are known, because
-a graph belongs to one signature. OneFlow 0.9.0 lacks scaled_dot_product_attention, movedim, unflatten and some CPU
-kernels; the functions build those from other operators.
-"""
+"""The table of mapped operators, and helpers for its entries."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The installed OneFlow and the reasons for which OneFlow cannot run here, read without importing OneFlow.
+"""The installed packages and the reasons for which OneFlow cannot run here, read without importing OneFlow.
 
 Importing OneFlow opens a port, replaces `sys.exit` and sets environment variables. Without a driver, asking OneFlow for
 the GPU's name ends the process. So a probe does neither; only code that builds a graph calls `oneflow()`.
@@ -12,6 +12,7 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -25,18 +26,32 @@ _PUBLIC = "0.9."
 _NEWEST_PYTHON = (3, 10)
 
 
-def installed() -> str | None:
-    """The installed version of OneFlow, from the package's metadata; None without it."""
-    try:
-        return version("oneflow")
-    except PackageNotFoundError:
-        return None
+@dataclass(frozen=True, slots=True)
+class Installed:
+    """Versions of the two packages; None if not installed."""
+
+    oneflow: str | None
+    onediff: str | None
+
+    def __str__(self) -> str:
+        return f"oneflow {self.oneflow}" + (f", onediff {self.onediff}" if self.onediff else "")
+
+
+def installed() -> Installed:
+    """The installed versions, from the package metadata."""
+    return Installed(_version("oneflow"), _version("onediff"))
+
+
+def onediff_is_native() -> bool:
+    """True if onediff is installed, with a OneFlow newer than the public 0.9: only those have what onediff needs."""
+    found = installed()
+    return found.onediff is not None and found.oneflow is not None and not found.oneflow.startswith(_PUBLIC)
 
 
 def unavailable_reason(device: str) -> tuple[str, str] | None:
     """Why OneFlow cannot run on this device type, and the remedy; None if it can."""
     found = installed()
-    if found is None:
+    if found.oneflow is None:
         return _not_installed()
     if sys.platform != "linux":
         return "OneFlow has builds for Linux only", "Choose 'auto'."
@@ -46,7 +61,7 @@ def unavailable_reason(device: str) -> tuple[str, str] | None:
         return f"OneFlow runs on NVIDIA GPUs and on the CPU, and this model runs on '{device}'", "Choose 'auto'."
     if not torch.cuda.is_available():
         return "there is no NVIDIA driver, and OneFlow would end the process", "Choose 'auto'."
-    return _unsupported_gpu(found)
+    return _unsupported_gpu(found.oneflow)
 
 
 def _not_installed() -> tuple[str, str]:
@@ -63,18 +78,25 @@ def _not_installed() -> tuple[str, str]:
     )
 
 
-def _unsupported_gpu(found: str) -> tuple[str, str] | None:
-    if not found.startswith(_PUBLIC):
+def _unsupported_gpu(oneflow_version: str) -> tuple[str, str] | None:
+    if not oneflow_version.startswith(_PUBLIC):
         return None  # a custom build: we do not know which GPUs it supports
     for index in range(torch.cuda.device_count()):
         major, minor = torch.cuda.get_device_capability(index)
         if not any(major == own and minor >= lowest for own, lowest in _ARCHITECTURES):
             return (
                 f"{torch.cuda.get_device_name(index)} is of architecture {major}.{minor}, and OneFlow "
-                f"{found} has code for 6.0 to 8.9 only (GTX 10 to RTX 40)",
+                f"{oneflow_version} has code for 6.0 to 8.9 only (GTX 10 to RTX 40)",
                 "Choose 'auto' or 'inductor'.",
             )
     return None
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
 
 
 @functools.cache
@@ -86,7 +108,7 @@ def oneflow() -> Any:
 
 @contextmanager
 def process_state_restored() -> Iterator[None]:
-    """Restore `os.environ`, `sys.exit` and `sys.excepthook` at the end of the block: OneFlow changes them."""
+    """Restore `os.environ`, `sys.exit` and `sys.excepthook` at the end of the block: both packages change them."""
     variables, exit_function, hook = dict(os.environ), sys.exit, sys.excepthook
     try:
         yield

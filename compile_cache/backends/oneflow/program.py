@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 import weakref
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -13,10 +13,9 @@ from ...errors import CaptureError
 from ...torch_facts.private_names import pytree
 from ..base import Call, Capabilities, CaptureFacts
 from ..eager import EagerProgram
-from .lowering import LoweredForward, lower
 from .packages import installed, oneflow
 from .runtime import Runtime, memory_in_use, synchronize, wait_for_torch
-from .weights import CopiedWeights, SharedWeights, to_oneflow
+from .weights import CopiedWeights, SharedWeight, SharedWeights, to_oneflow
 
 # OneFlow 0.9.0 starts a graph before it queues the entry that the finished graph removes. A graph that finishes first
 # pops an empty queue, which corrupts memory: about one process in ten crashed, with graphs of microseconds on a busy
@@ -27,14 +26,48 @@ _LONG_SECONDS = 1.0  # a first run that takes longer needs no second measurement
 _TOLERANCE = {torch.float32: 1e-3, torch.float16: 2e-2, torch.bfloat16: 1e-1}
 
 
+class Forward(Protocol):
+    """A forward that a compiler made for one call. `Any` in the lists is a OneFlow tensor."""
+
+    weights: dict[str, SharedWeight]
+
+    def inputs(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """The tensors of a call that the forward reads."""
+        ...
+
+    def run(self, inputs: Sequence[Any]) -> list[Any]:
+        """Run every operator eagerly. Raises CaptureError."""
+        ...
+
+    def module(self) -> Any:
+        """A oneflow.nn.Module whose forward is `run` and whose parameters are `weights`."""
+        ...
+
+    def unflatten(self, results: Sequence[torch.Tensor]) -> Any:
+        """Put `results` into the structure that the original returns."""
+        ...
+
+    def release(self) -> None:
+        """Free what is not needed once the graph is built. `inputs`, `weights` and `unflatten` still work."""
+        ...
+
+
+class Compiler(Protocol):
+    name: str
+
+    def compile(self, call: Call, module: torch.nn.Module, weights: SharedWeights) -> Forward:
+        """Make a forward for `call`; does not compile a OneFlow plan. Raises CaptureError with the reason."""
+        ...
+
+
 class OneFlowGraph:
     """A built graph for one signature. Not thread-safe: the cache's lock guards it."""
 
-    def __init__(self, graph: Any, forward: LoweredForward, call: Call, weights: SharedWeights, size: int) -> None:
+    def __init__(self, graph: Any, forward: Forward, call: Call, weights: SharedWeights, size: int) -> None:
         assert call.module is not None
         self.bytes = size
         self._graph = graph
-        self._forward: LoweredForward | None = forward
+        self._forward: Forward | None = forward
         self._module = weakref.ref(call.module)
         self._weights = weights
         self._epoch = call.epoch
@@ -69,9 +102,12 @@ class OneFlowGraph:
 class OneFlowProgram(EagerProgram):
     """The first call of a signature runs the original; then its graph is built and checked against that result."""
 
-    def __init__(self, owner: int, capabilities: Capabilities, runtime: Runtime, budget: int) -> None:
+    def __init__(
+        self, owner: int, capabilities: Capabilities, compiler: Compiler, runtime: Runtime, budget: int
+    ) -> None:
         super().__init__(owner, capabilities)
         self._budget = budget
+        self._compiler = compiler
         self._runtime = runtime
         self._weights = SharedWeights()
 
@@ -84,8 +120,7 @@ class OneFlowProgram(EagerProgram):
         device = call.tensors[0].device
         oneflow()  # import it before measuring: the import's memory is not the graph's
         before = memory_in_use(device)
-        forward = lower(call.module, call.invoke, call.tensors)
-        forward.bind(self._weights, call.module)
+        forward = self._compiler.compile(call, call.module, self._weights)
         call.progress.raise_if_cancelled()
         inputs = self._check(call, forward, result)
         call.progress.raise_if_cancelled()
@@ -97,7 +132,7 @@ class OneFlowProgram(EagerProgram):
         _require_equal(built.replay(call.tensors), result, "its graph")
         return built
 
-    def _check(self, call: Call, forward: LoweredForward, result: Any) -> list[Any]:
+    def _check(self, call: Call, forward: Forward, result: Any) -> list[Any]:
         """Run every operator eagerly, where an unsupported one is an exception. Returns the call's OneFlow inputs."""
         wait_for_torch(call.tensors)
         inputs = [to_oneflow(tensor) for tensor in forward.inputs(call.tensors)]
@@ -107,13 +142,13 @@ class OneFlowProgram(EagerProgram):
             seconds = _timed(forward, inputs)[1]
         if seconds < MIN_SECONDS:
             raise CaptureError(
-                f"the forward takes {seconds * 1000:.1f} ms, and OneFlow {installed()} may crash on a graph "
+                f"the forward takes {seconds * 1000:.1f} ms, and OneFlow {installed().oneflow} may crash on a graph "
                 f"that finishes within {MIN_SECONDS * 1000:.0f} ms; a graph would not be faster there either"
             )
         return inputs
 
 
-def _timed(forward: LoweredForward, inputs: Sequence[Any]) -> tuple[list[Any], float]:
+def _timed(forward: Forward, inputs: Sequence[Any]) -> tuple[list[Any], float]:
     started = time.perf_counter()
     with oneflow().no_grad():
         results = forward.run(inputs)
@@ -121,7 +156,7 @@ def _timed(forward: LoweredForward, inputs: Sequence[Any]) -> tuple[list[Any], f
     return results, time.perf_counter() - started
 
 
-def _graph_of(forward: LoweredForward) -> Any:
+def _graph_of(forward: Forward) -> Any:
     """A oneflow.nn.Graph; its class is defined here because its base exists only after OneFlow is imported."""
 
     class ForwardGraph(oneflow().nn.Graph):  # type: ignore[misc]

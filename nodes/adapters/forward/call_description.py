@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from ....compile_cache.backends.base import Method
 from ....compile_cache.errors import BypassCode, BypassReason
 from ....compile_cache.keys import Component, Signature, TensorSpec
 from ..comfyui.chosen_attention import attention_of
@@ -23,6 +24,7 @@ class CallDescription:
     tensors: list[torch.Tensor] = field(default_factory=list)
     values: list[Component] = field(default_factory=list)
     blocker: BypassReason | None = None
+    method: Method | None = None  # see Call
     rehearsal: Callable[[], None] | None = None  # see Call
     may_capture: bool = True
     why_captured: str = ""

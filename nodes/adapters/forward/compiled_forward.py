@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ....compile_cache.backends.base import UpcomingDecode
+from ....compile_cache.backends.base import Method, UpcomingDecode
 from ....compile_cache.keys import VAE_ROLES, Role
 from ....compile_cache.regions import gguf_loras
 from ....compile_cache.texts import Text
@@ -252,4 +252,6 @@ class CompiledForward(ForwardPatch):
 
             description.rehearsal = table.rehearsal_of(self.module, description.tensors[0], run_with)
             description.may_capture &= table.may_capture(self.module, description.tensors[0])
+        if call is None and self.is_known_code:
+            description.method = Method(self.inner.__name__, arguments)
         return description, invoke

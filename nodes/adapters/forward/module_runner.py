@@ -139,6 +139,7 @@ class ModuleRunner:
             is_compared=description.is_compared,
             progress=self.progress,
             module=self._loaded_module(),
+            method=description.method,
             weights=self.weights.paged,
         )
 

@@ -64,22 +64,30 @@ class TestWithoutThePackages:
         with pytest.raises(BackendUnavailableError, match=f"pip install -r {packages.REQUIREMENTS}"):
             resolve("oneflow", "cpu")
 
-    def test_the_requirements_file_exists_and_pins_it(self) -> None:
+    def test_the_requirements_file_exists_and_pins_both(self) -> None:
         text = (ROOT / packages.REQUIREMENTS).read_text("utf-8")
         assert "oneflow==0.9.0" in text
+        assert "onediff==1.2.0" in text
 
 
 class TestWithThePackages:
     @pytest.fixture(autouse=True)
     def _installed(self, versions: dict[str, str]) -> None:
-        versions["oneflow"] = "0.9.0"
+        versions |= {"oneflow": "0.9.0", "onediff": "1.2.0"}
 
-    def test_the_version_is_named(self) -> None:
+    def test_the_compiler_and_the_versions_are_named(self) -> None:
         _, capabilities, why = resolve("oneflow", "cpu")
-        assert why == "oneflow, as chosen (oneflow 0.9.0; one graph per size, rebuilt after a restart)"
+        assert why == (
+            "oneflow, as chosen (compiler lowering, oneflow 0.9.0, onediff 1.2.0; one graph per size, rebuilt after a "
+            "restart)"
+        )
         assert not capabilities.returns_memory
         assert capabilities.captures
         assert capabilities.reads_live_weights
+
+    def test_a_newer_oneflow_uses_the_compiler_onediff(self, versions: dict[str, str]) -> None:
+        versions["oneflow"] = "1.0.0"
+        assert "compiler onediff" in resolve("oneflow", "cpu")[2]
 
     @pytest.mark.parametrize("architecture", [(6, 1), (7, 5), (8, 0), (8, 6), (8, 9)])
     def test_a_supported_gpu_is_accepted(self, gpu: SimpleNamespace, architecture: tuple[int, int]) -> None:
@@ -105,13 +113,13 @@ class TestWithThePackages:
             resolve("oneflow", "cpu")
 
 
-def test_probing_every_backend_does_not_import_it() -> None:
+def test_probing_every_backend_imports_neither_package() -> None:
     code = """
 import sys
 from compile_cache.backends import registry
 for name in registry.NAMES:
     registry.get(name).probe("cpu")
-assert not [name for name in sys.modules if name.partition(".")[0] == "oneflow"]
+assert not [name for name in sys.modules if name.partition(".")[0] in ("oneflow", "onediff")]
 """
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
