@@ -10,7 +10,7 @@ import sys
 import threading
 import warnings
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +19,12 @@ import pytest
 import torch
 from torch import nn
 
+from compile_cache.backends.oneflow import backend
 from compile_cache.backends.oneflow.backend import OneFlowBackend
+from compile_cache.backends.oneflow.onediff import OnediffCompiler
 from compile_cache.backends.oneflow.packages import installed
 
+from .public_oneflow import PublicOneFlow
 from .rig import TOLERANCE, Bound, decoder, random, unet, unet_inputs
 
 
@@ -50,6 +53,13 @@ def state_of_the_process(names: Iterable[str] = ()) -> dict[str, Any]:
         "hook": sys.excepthook,
         "filters": list(warnings.filters),
     }
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _supplied() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setitem(backend.COMPILERS, "onediff", lambda: OnediffCompiler(PublicOneFlow()))
+        yield
 
 
 @pytest.fixture(scope="module")

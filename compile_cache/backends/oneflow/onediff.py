@@ -10,30 +10,46 @@ import collections
 import copy
 import importlib
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 
 from ...errors import CaptureError, first_line
-from ...foreign.names import modules_of
 from ...regions.slots import swapped
 from ...torch_facts.private_names import pytree
 from ..base import Call, Method
-from . import compatibility
-from .packages import onediff_is_native, oneflow
+from .packages import oneflow
 from .weights import SharedWeight, SharedWeights, module_of, tensors_of
 
 # Instance attributes that Resolute or ComfyUI may set; the conversion must see the class's own code.
 _PATCHED_METHODS = ("forward", "_forward")
 
 
+class Supply:
+    """What a OneFlow lacks for onediff: nothing, if it is newer than the public 0.9. Tests supply the public one.
+
+    missing: the class that stands for an operator that this OneFlow lacks.
+    """
+
+    missing: Any = ()
+
+    def converting(self, module: torch.nn.Module) -> AbstractContextManager[None]:
+        """Around the conversion of a torch module."""
+        return nullcontext()
+
+    def running(self) -> AbstractContextManager[None]:
+        """Around each run of a converted module."""
+        return nullcontext()
+
+
 class ConvertedForward:
     """A call of the converted module's method. Implements `program.Forward`."""
 
-    def __init__(self, converted: Any, method: Method, weights: dict[str, SharedWeight]) -> None:
+    def __init__(self, converted: Any, method: Method, weights: dict[str, SharedWeight], supply: Supply) -> None:
         self.weights = weights
+        self._supply = supply
         self._converted = converted
         self._method: Method | None = method
         self._leaves: list[Any] = []  # of the result: indices of tensors, and plain values
@@ -54,14 +70,14 @@ class ConvertedForward:
         assert method is not None, "run after release"
         positional, named = method.arguments(inputs)
         try:
-            with _swapped(self._converted, parameters), compatibility.operators_added(), warnings.catch_warnings():
+            with _swapped(self._converted, parameters), self._supply.running(), warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # OneFlow warns for each layer that it is not registered in the graph
                 result = getattr(self._converted, method.name)(*positional, **named)
         except Exception as error:
             raise CaptureError(f"the module that onediff made failed: {first_line(error)}") from error
         leaves, self._spec = pytree.tree_flatten(result)
         for leaf in leaves:
-            if isinstance(leaf, compatibility.Missing):
+            if isinstance(leaf, self._supply.missing):
                 raise CaptureError(f"OneFlow has no {leaf.__name__}, which the module that onediff made uses")
         tensors = {id(leaf): leaf for leaf in leaves if isinstance(leaf, oneflow().Tensor)}
         indices = {each: _TensorIndex(index) for index, each in enumerate(tensors)}
@@ -89,7 +105,8 @@ class OnediffCompiler:
 
     name = "onediff"
 
-    def __init__(self) -> None:
+    def __init__(self, supply: Supply | None = None) -> None:
+        self._supply = supply or Supply()
         self._converted: tuple[str, Any] | None = None
 
     def compile(self, call: Call, module: torch.nn.Module, weights: SharedWeights) -> ConvertedForward:
@@ -97,11 +114,12 @@ class OnediffCompiler:
         if call.method is None:
             raise CaptureError("onediff compiles only calls of a module's own method, and this call is not one")
         if self._converted is None or self._converted[0] != call.key.model:
-            self._converted = (call.key.model, convert(module))
-        return ConvertedForward(self._converted[1], call.method, weights.get_or_make(tensors_of(module), module))
+            self._converted = (call.key.model, convert(module, self._supply))
+        shared = weights.get_or_make(tensors_of(module), module)
+        return ConvertedForward(self._converted[1], call.method, shared, self._supply)
 
 
-def convert(module: torch.nn.Module) -> Any:
+def convert(module: torch.nn.Module, supply: Supply) -> Any:
     """Convert a torch module to a OneFlow module with onediff. Raises CaptureError."""
     twin = copy.copy(module)
     for name in _PATCHED_METHODS:
@@ -109,22 +127,11 @@ def convert(module: torch.nn.Module) -> Any:
     # onediff registers a hook here; the copy shares everything else with the original.
     vars(twin)["_load_state_dict_post_hooks"] = collections.OrderedDict()
     try:
-        with _conversion_environment(module):
+        with supply.converting(module):
             compiled = importlib.import_module("onediff.infer_compiler").oneflow_compile(twin)
             return compiled._deployable_module_model.oneflow_module
     except Exception as error:
         raise CaptureError(f"onediff cannot convert {type(module).__name__}: {first_line(error)}") from error
-
-
-@contextmanager
-def _conversion_environment(module: torch.nn.Module) -> Iterator[None]:
-    """Add what this OneFlow lacks for onediff's conversion."""
-    if onediff_is_native():
-        yield
-        return
-    with compatibility.onediff_supported():
-        compatibility.preload(modules_of(module))
-        yield
 
 
 def _swapped(converted: Any, parameters: Mapping[str, Any]) -> AbstractContextManager[None]:

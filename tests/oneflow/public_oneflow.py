@@ -1,4 +1,5 @@
-"""An importer that replaces torch with OneFlow, which onediff 1.2.0 needs and public OneFlow 0.9.0 lacks.
+"""What onediff 1.2.0 needs and public OneFlow 0.9.0 lacks, so that tests can run the real packages: above all an
+importer that replaces torch with OneFlow.
 
 onediff converts a torch module by importing the package of its classes a second time, with OneFlow in place of torch.
 onediff's own OneFlow has an importer for that; this module provides one for the duration of a conversion.
@@ -17,13 +18,15 @@ import types
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
 
-from .operators import MAPPED
-from .packages import oneflow, process_state_restored
+from compile_cache.backends.oneflow.onediff import Supply
+from compile_cache.backends.oneflow.operators import MAPPED
+from compile_cache.backends.oneflow.packages import oneflow, process_state_restored
+from compile_cache.foreign.names import modules_of
 
 # Slow to import and not needed for a conversion; onediff works without them.
 _UNUSED = ("diffusers",)
@@ -68,6 +71,19 @@ class Missing:
         return other
 
     __ror__ = __or__
+
+
+class PublicOneFlow(Supply):
+    missing = Missing
+
+    @contextmanager
+    def converting(self, module: torch.nn.Module) -> Iterator[None]:
+        with onediff_supported():
+            preload(modules_of(module))
+            yield
+
+    def running(self) -> AbstractContextManager[None]:
+        return operators_added()
 
 
 class _TorchModule(types.ModuleType):
