@@ -34,16 +34,15 @@ class Servers:
 
     def get(self, contender: str, free: float | None, is_own: bool) -> tuple[ComfyServer, Memory, int]:
         """The server for a contender, its memory, and the bytes that were in use before. is_own: a new one."""
-        environment = dict(CONTENDERS[contender].environment)
-        key = (free, environment, contender if is_own else "")
+        key = (free, contender if is_own else "")
         if self._server is None or is_own or key != self._key:
             self.close()
-            self._start(contender, free, is_own, environment)
+            self._start(contender, free, is_own)
             self._key = key
         assert self._server is not None and self._memory is not None
         return self._server, self._memory, self._before
 
-    def _start(self, contender: str, free: float | None, is_own: bool, environment: dict[str, str]) -> None:
+    def _start(self, contender: str, free: float | None, is_own: bool) -> None:
         options = self._options
         caches = self.caches(contender)
         variables = {name: str(caches / name.lower()) for name in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")}
@@ -52,7 +51,7 @@ class Servers:
         if free is not None:
             variables["RESOLUTE_BUDGET_MB"] = str(default_budget(int(free * GIB)) >> 20)
         variables |= gguf_file.python_path(options.packages)
-        variables |= environment | rig.variables(options.environment)
+        variables |= rig.variables(options.environment)
         packs = {DEMO: ROOT / "scripts" / "models" / "demo_model"} if DEMO in options.model else {}
         packs |= {"ComfyUI-GGUF": options.gguf_pack} if options.gguf_pack else {}
         self._before = used_bytes()

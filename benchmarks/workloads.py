@@ -64,7 +64,6 @@ class Contender:
 
     backend: str = ""
     others: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    environment: Mapping[str, str] = field(default_factory=dict)
 
 
 def _deepcache(interval: int) -> Contender:

@@ -16,5 +16,5 @@ A folder imports only folders below it:
     comfyui/    ComfyUI itself: its versions, options, DynamicVRAM, progress, queue and messages
     foreign/    whose code a model runs, and which code of other packs is trusted
 
-`tests/unit/project/test_architecture.py` checks the order, and that this list is whole.
+`tests/unit/project/test_architecture.py` checks the order.
 """
