@@ -32,6 +32,8 @@ class GpuBoundCalls:
 
     def has(self, key: CaptureKey) -> bool:
         """True if the call was measured less than a week ago. Clocks may be set back."""
+        if self._tuner.is_empty(key.device):
+            return False
         is_first = key.without_epoch not in self._names
         measured = self._tuner.get(key.device, self._name(key))
         found = measured is not None and 0 <= self._clock() - measured < _KEPT_SECONDS
@@ -43,7 +45,8 @@ class GpuBoundCalls:
         self._tuner.set(key.device, self._name(key), self._clock())
 
     def remove(self, key: CaptureKey) -> None:
-        self._tuner.remove(key.device, self._name(key))
+        if not self._tuner.is_empty(key.device):
+            self._tuner.remove(key.device, self._name(key))
 
     def measure_again(self) -> None:
         """Measure each call again, whatever this process or an earlier one found."""

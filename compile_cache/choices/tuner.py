@@ -78,6 +78,9 @@ class Tuner(Generic[K, V]):
     def get(self, device: str, key: K) -> V | None:
         return self._on(device).get(key)
 
+    def is_empty(self, device: str) -> bool:
+        return not self._on(device)
+
     def set(self, device: str, key: K, value: V, save: bool = True) -> None:
         """The oldest entry goes if there are too many. save: write the file now."""
         with self._lock:

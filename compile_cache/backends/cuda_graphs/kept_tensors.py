@@ -24,7 +24,6 @@ from typing import Any
 import torch
 
 from ...errors import CaptureError
-from ...foreign.names import modules_of
 from ...regions.slots import all_parts
 from ...regions.structure import TORCH_OWN
 
@@ -81,12 +80,14 @@ class _Look(dict[type, Any]):
 @contextlib.contextmanager
 def refused_if_read(module: torch.nn.Module | None) -> Iterator[None]:
     """Around a call outside a capture. Raises CaptureError if it keeps a tensor that the model's code may read."""
-    clear_caches(_files(module))
-    before = _attributes(module)
+    parts = _parts(module)
+    files = _files(parts)
+    clear_caches(files)
+    before = _attributes(parts)
     yield
     for own, name in _kept_since(before):
-        if module is not None and _is_read(module, name):
-            kind = next(type(each).__name__ for each in all_parts(module) if each.__dict__ is own)
+        if _is_read(files, name):
+            kind = next(type(each).__name__ for each in parts if each.__dict__ is own)
             raise CaptureError(
                 f"the forward cannot be captured: it keeps a tensor as {kind}.{name}, which a later call may read"
             )
@@ -99,9 +100,10 @@ def put_back(module: torch.nn.Module | None) -> Iterator[None]:
 
     An error holds them, so that `keep_for_good` keeps them too.
     """
-    files = _files(module)
+    parts = _parts(module)
+    files = _files(parts)
     clear_caches(files)
-    before = _attributes(module)
+    before = _attributes(parts)
     try:
         yield
     except Exception as error:
@@ -121,13 +123,15 @@ def clear_caches(files: Iterable[str]) -> None:
         cache.cache_clear()
 
 
-def _caches_in(files: Iterable[str]) -> Iterator[functools._lru_cache_wrapper[Any]]:
+def _caches_in(files: Iterable[str]) -> list[functools._lru_cache_wrapper[Any]]:
+    """`type(each)` in place of `isinstance`: these modules have thousands of names, and each capture asks."""
+    found: list[Any] = []
     for file in files:
         members = list(vars(sys.modules[file]).values()) if file in sys.modules else []
-        classes = [each for each in members if isinstance(each, type) and each.__module__ == file]
-        for each in (*members, *[method for kind in classes for method in vars(kind).values()]):
-            if isinstance(each, functools._lru_cache_wrapper):
-                yield each
+        classes = [each for each in members if type(each) is type and each.__module__ == file]
+        own = [method for kind in classes for method in vars(kind).values()]
+        found += [each for each in (*members, *own) if type(each) is functools._lru_cache_wrapper]
+    return found
 
 
 def _contents(cache: functools._lru_cache_wrapper[Any]) -> list[Any]:
@@ -136,14 +140,18 @@ def _contents(cache: functools._lru_cache_wrapper[Any]) -> list[Any]:
     return [value for each in held for value in each.values()]
 
 
-def _files(module: torch.nn.Module | None) -> list[str]:
-    return [] if module is None else sorted(modules_of(module))
+def _parts(module: torch.nn.Module | None) -> list[torch.nn.Module]:
+    return [] if module is None else list(all_parts(module))
 
 
-def _attributes(module: torch.nn.Module | None) -> _Attributes:
+def _files(parts: Iterable[torch.nn.Module]) -> list[str]:
+    """The Python modules in which the classes of these modules are written."""
+    return sorted({type(part).__module__ for part in parts})
+
+
+def _attributes(parts: Iterable[torch.nn.Module]) -> _Attributes:
     look = _Look()
-    every = [] if module is None else [part.__dict__ for part in all_parts(module)]
-    return [(own, dict(own), look.held(own)) for own in every]
+    return [(own, dict(own), look.held(own)) for own in [part.__dict__ for part in parts]]
 
 
 def _kept_since(before: _Attributes) -> list[tuple[dict[str, Any], str]]:
@@ -169,10 +177,10 @@ def _put_back(before: _Attributes) -> list[Any]:
     return displaced
 
 
-def _is_read(module: torch.nn.Module, name: str) -> bool:
-    """The name is read anywhere in the Python modules that the model's classes are written in."""
-    files, seen = [each for each in _files(module) if each in sys.modules], set[int]()
-    return any(_reads(code, name) for file in files for code in _code_in(vars(sys.modules[file]), seen))
+def _is_read(files: Iterable[str], name: str) -> bool:
+    """The name is read anywhere in these Python modules."""
+    known, seen = [each for each in files if each in sys.modules], set[int]()
+    return any(_reads(code, name) for file in known for code in _code_in(vars(sys.modules[file]), seen))
 
 
 def _code_in(members: Mapping[str, Any], seen: set[int]) -> Iterator[CodeType]:
