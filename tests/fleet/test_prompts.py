@@ -19,6 +19,8 @@ from scripts.serving.records import Record, Records
 
 from .conftest import tiny
 
+LOADER = {"class_type": "CheckpointLoaderSimple", "inputs": {"ckpt_name": "a.safetensors"}}
+PROMPT = {**tiny(1), "loader": LOADER}
 ENTRY = {
     "prompt": [0, "p", {}, {"client_id": "replica's"}, []],
     "outputs": {"9": {}},
@@ -87,7 +89,7 @@ def run(
 
     async def go() -> tuple[int, Any]:
         prompts = Prompts(settings, replicas, records, Files(folder), lambda client, message: sent.append(message))
-        record = Record("p", 7, {"prompt": tiny(1), "client_id": "mine"})
+        record = Record("p", 7, {"prompt": PROMPT, "client_id": "mine"})
         assert records.add(record)
         prompt = prompts.start(record)
         assert prompt.task is not None
@@ -149,6 +151,6 @@ def test_only_serves_multiplexing_gets_the_model_files_as_a_models_id(tmp_path: 
         (tmp_path / router).mkdir()
         replicas, *_ = run(tmp_path / router, [ACCEPTED, DONE], router=router)
         (models[router],) = replicas.models
-    files = " ".join(need_of(tiny(1)).files)
+    files = " ".join(need_of(PROMPT).files)
     assert files
     assert models == {"warm": "", "default": "", "consistent-hash": "", "multiplexed": files}
