@@ -125,7 +125,7 @@ def first_line(error: Exception) -> str:
 
 
 def variables(given: list[str]) -> dict[str, str]:
-    """What `--environment NAME=VALUE` says."""
+    """The variables of `--environment NAME=VALUE`."""
     return dict(each.split("=", 1) for each in given)
 
 

@@ -189,7 +189,7 @@ class Runner:
         return bool(self._options.lora and workloads.is_transformer(name))
 
     def _with_lora(self, server: ComfyServer, name: str, contender: str, size: Size) -> Row:
-        """What prompts of four steps with a LoRA count, and without it."""
+        """The seconds and counters of four prompts of four steps: a LoRA, another strength, the same again, none."""
         before, seconds = rig.counters(server.client), []
         plain, _, form = name.partition(":")
         for number, strength in enumerate(LORA_STRENGTHS):

@@ -1,4 +1,4 @@
-"""What benchmarks of a server run: models, contenders, and the prompt of each.
+"""The work that benchmarks give a server: models, contenders, and the prompt of each.
 
 A model is a checkpoint, a transformer of `family_models` (flux, or flux:fp8-scaled in a format), a video from sampling
 to frames, or the demo's trained model. A contender is what is put between a model and its samplers: nothing else
@@ -84,7 +84,7 @@ CONTENDERS = {
 
 
 def known(cell: str) -> bool:
-    """Whether there is such a model, in such a format."""
+    """True if there is such a model, in such a format."""
     plain, _, form = cell.partition("@")[0].partition(":")
     if not form:
         return plain in (*CHECKPOINTS, *FAMILIES, *LARGE, *VIDEOS, DEMO)
@@ -120,7 +120,7 @@ def is_transformer(name: str) -> bool:
 
 
 def files_of(name: str) -> list[str]:
-    """What `family_models.ensure` has to make for a model."""
+    """The names of the files that `family_models.ensure` makes for a model."""
     if name in VIDEOS:
         return [*VIDEOS[name].models, f"{VIDEOS[name].vae}-vae"]
     return [name] if is_transformer(name) else []

@@ -34,19 +34,20 @@ class GpuBoundCalls:
         """True if the call was measured less than a week ago. Clocks may be set back."""
         if self._tuner.is_empty(key.device):
             return False
-        is_first = key.without_epoch not in self._names
-        measured = self._tuner.get(key.device, self._name(key))
+        call = key.without_epoch
+        is_first = call not in self._names
+        measured = self._tuner.get(key.device, self._name(call))
         found = measured is not None and 0 <= self._clock() - measured < _KEPT_SECONDS
         if found and is_first:
             logger.info("Resolute: %s is not captured, since that gained nothing when it was measured", key.shape)
         return found
 
     def add(self, key: CaptureKey) -> None:
-        self._tuner.set(key.device, self._name(key), self._clock())
+        self._tuner.set(key.device, self._name(key.without_epoch), self._clock())
 
     def remove(self, key: CaptureKey) -> None:
         if not self._tuner.is_empty(key.device):
-            self._tuner.remove(key.device, self._name(key))
+            self._tuner.remove(key.device, self._name(key.without_epoch))
 
     def measure_again(self) -> None:
         """Measure each call again, whatever this process or an earlier one found."""
@@ -56,11 +57,10 @@ class GpuBoundCalls:
         """A module was garbage collected. What was measured holds for the next one with its structure too."""
         self._names = {call: name for call, name in self._names.items() if call.owner != owner}
 
-    def _name(self, key: CaptureKey) -> str:
+    def _name(self, call: CallWithoutEpoch) -> str:
         """A digest of the graph and of the torch flags that it computes under. Every call asks for it."""
-        call = key.without_epoch
         if call not in self._names:
             if len(self._names) >= _MOST_NAMES:
                 self._names.clear()
-            self._names[call] = digest((key.graph.digest(), key.torch_flags))
+            self._names[call] = digest((call.graph.digest(), call.torch_flags))
         return self._names[call]

@@ -95,9 +95,11 @@ class WholeCalls:
 
     def reason(self, key: CaptureKey) -> BypassReason | None:
         """Why a call runs eager; None if it runs compiled."""
-        size = _size_of(key)
-        known = self._known(key.device, size)
-        if known is None or not _runs_original(known[1]) or (key.device, size.size_class) in self._without_memory:
+        return self._reason(key.device, _size_of(key))
+
+    def _reason(self, device: str, size: Size) -> BypassReason | None:
+        known = self._known(device, size)
+        if known is None or not _runs_original(known[1]) or (device, size.size_class) in self._without_memory:
             return None
         return _left_alone(*known) if _is_settled(known[1]) else _BEING_COMPARED
 
@@ -122,7 +124,7 @@ class WholeCalls:
             return
         size = _size_of(key)
         known = self._known(key.device, size)
-        is_original = self.reason(key) is not None
+        is_original = self._reason(key.device, size) is not None
         is_settled = known is not None and _is_settled(known[1])
         watch = None if is_settled else self._stopwatch(torch.device(key.device))
         waited, eager = self._stats.waiting_seconds(), self._stats.counters.eager_calls

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -33,6 +34,6 @@ def full_name(code: Any) -> str:
     return f"{getattr(code, '__module__', '')}.{code.__qualname__}"
 
 
-def modules_of(module: torch.nn.Module) -> set[str]:
-    """The Python modules in which the classes of a module and of its parts were written."""
-    return {type(part).__module__ for part in module.modules()}
+def modules_of(parts: Iterable[torch.nn.Module]) -> set[str]:
+    """The Python modules in which the classes of these modules were written."""
+    return {type(part).__module__ for part in parts}

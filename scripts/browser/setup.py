@@ -45,7 +45,7 @@ def _chromium() -> str | None:
 
 
 def _failed(command: list[str]) -> str | None:
-    """What went wrong with a command, with the end of its output, or None."""
+    """The error of a command, with the end of its output; None if it succeeded."""
     quiet = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
     try:
         subprocess.run(

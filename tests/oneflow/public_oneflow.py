@@ -79,7 +79,7 @@ class PublicOneFlow(Supply):
     @contextmanager
     def converting(self, module: torch.nn.Module) -> Iterator[None]:
         with onediff_supported():
-            preload(modules_of(module))
+            preload(modules_of(module.modules()))
             yield
 
     def running(self) -> AbstractContextManager[None]:

@@ -25,6 +25,7 @@ from torch.overrides import TorchFunctionMode
 
 from ...errors import CaptureError
 from ...foreign.names import modules_of
+from ...regions.slots import all_parts
 from ...torch_facts.private_names import TorchDispatchMode, pytree
 from .kept_tensors import clear_caches
 
@@ -55,7 +56,7 @@ class HostConstants:
 
     def __init__(self, module: torch.nn.Module | None) -> None:
         """module: functions of its code that keep results (`functools.cache`) make them anew in each run."""
-        self._code = sorted(modules_of(module)) if module is not None else []
+        self._code = modules_of(all_parts(module)) if module is not None else set()
         self._copies: weakref.WeakValueDictionary[Key, torch.Tensor] = weakref.WeakValueDictionary()
 
     @contextlib.contextmanager

@@ -24,6 +24,7 @@ from typing import Any
 import torch
 
 from ...errors import CaptureError
+from ...foreign.names import modules_of
 from ...regions.slots import all_parts
 from ...regions.structure import TORCH_OWN
 
@@ -81,7 +82,7 @@ class _Look(dict[type, Any]):
 def refused_if_read(module: torch.nn.Module | None) -> Iterator[None]:
     """Around a call outside a capture. Raises CaptureError if it keeps a tensor that the model's code may read."""
     parts = _parts(module)
-    files = _files(parts)
+    files = modules_of(parts)
     clear_caches(files)
     before = _attributes(parts)
     yield
@@ -101,7 +102,7 @@ def put_back(module: torch.nn.Module | None) -> Iterator[None]:
     An error holds them, so that `keep_for_good` keeps them too.
     """
     parts = _parts(module)
-    files = _files(parts)
+    files = modules_of(parts)
     clear_caches(files)
     before = _attributes(parts)
     try:
@@ -135,18 +136,13 @@ def _caches_in(files: Iterable[str]) -> list[functools._lru_cache_wrapper[Any]]:
 
 
 def _contents(cache: functools._lru_cache_wrapper[Any]) -> list[Any]:
-    """What a cache holds, which it does not show."""
+    """The results in a cache, which has no name for them."""
     held = [each for each in gc.get_referents(cache) if type(each) is dict]
     return [value for each in held for value in each.values()]
 
 
 def _parts(module: torch.nn.Module | None) -> list[torch.nn.Module]:
     return [] if module is None else list(all_parts(module))
-
-
-def _files(parts: Iterable[torch.nn.Module]) -> list[str]:
-    """The Python modules in which the classes of these modules are written."""
-    return sorted({type(part).__module__ for part in parts})
 
 
 def _attributes(parts: Iterable[torch.nn.Module]) -> _Attributes:

@@ -28,7 +28,7 @@ _PATCHED_METHODS = ("forward", "_forward")
 
 
 class Supply:
-    """What a OneFlow lacks for onediff: nothing, if it is newer than the public 0.9. Tests supply the public one.
+    """Supplies onediff with what a OneFlow lacks: nothing, unless that is the public 0.9, which tests supply.
 
     missing: the class that stands for an operator that this OneFlow lacks.
     """

@@ -28,6 +28,9 @@ class PageOrder:
         self._has_news = False
         self._arranged = 0
 
+    def knows(self, block: torch.nn.Module) -> bool:
+        return block in self._blocks
+
     def streams(self, block: torch.nn.Module, modules: list[torch.nn.Module]) -> None:
         """A block runs and its paged modules are not all in place."""
         if block not in self._blocks:

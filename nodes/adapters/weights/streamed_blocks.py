@@ -60,7 +60,8 @@ def streamed(run: RegionRunner, weights: PagedWeights) -> RegionRunner:
         if weights.foresight.is_noting:
             weights.foresight.note(site, tensors)
         weights.streamed = True
-        weights.order.streams(site.module, dynamic_vram.paged(modules_of(site)))
+        if not weights.order.knows(site.module):
+            weights.order.streams(site.module, dynamic_vram.paged(modules_of(site)))
         if site.steady:
             return split().run(site, tensors)
         with given(site, tensors[0]):

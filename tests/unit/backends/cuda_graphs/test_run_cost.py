@@ -12,7 +12,7 @@ from compile_cache.errors import NoGainError
 
 
 class Watch:
-    """The seconds of a GPU, for whoever waits for it."""
+    """A stopwatch that says how long the GPU took."""
 
     def __init__(self, seconds: float) -> None:
         self.measured = seconds
