@@ -157,8 +157,6 @@ class CaptureAttempts:
             self._capture_failed(key, error, room)
             return 0.0
         seconds = self._stats.clock() - started
-        if not self._gpu_bound.is_empty(key.device):
-            self._gpu_bound.remove(key.device, _name(state, key))
         grown = captures.shared_bytes()
         too_large = grown > max(captures.budget, shared)  # its memory grew by more than was measured
         if too_large or not captures.put(key, graph, graph.bytes):

@@ -82,6 +82,10 @@ def test_the_device_is_asked_once_a_second(device: Device, key: Any) -> None:
     for _ in range(50):
         assert device.reason(key) == REASON
     assert device.asked == before
+    device.free, device.now = 100 * MIB, 1.5
+    for _ in range(50):
+        assert device.reason(key) == REASON
+    assert device.asked == before + 1
 
 
 def test_it_is_tried_again_after_five_minutes_however_often_it_failed(device: Device, key: Any) -> None:
