@@ -142,8 +142,6 @@ export default {
   "{why} ({count} times).": "{why}（{count} 回）。",
   "{why}.": "{why}。",
   "And {count} more.": "ほか {count} 件。",
-  "there was no capture to free": "解放するキャプチャはありませんでした",
-  "freed {count} captures, {size} MiB": "キャプチャ {count} 件、{size} MiB を解放",
   "every batch size runs on the same compiled regions, so the model passes on as it is": "どのバッチサイズも同じコンパイル済みリージョンで動くため、モデルはそのまま渡されます",
   "every size runs compiled, so the latent passes on as it is": "どのサイズもコンパイル済みで動くため、潜在変数はそのまま渡されます",
   "nothing is quantized, and no file is written": "量子化はされず、ファイルも書き込まれません",

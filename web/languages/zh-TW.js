@@ -142,8 +142,6 @@ export default {
   "{why} ({count} times).": "{why}（{count} 次）。",
   "{why}.": "{why}。",
   "And {count} more.": "另有 {count} 條。",
-  "there was no capture to free": "沒有可釋放的擷取",
-  "freed {count} captures, {size} MiB": "釋放了 {count} 個擷取，{size} MiB",
   "every batch size runs on the same compiled regions, so the model passes on as it is": "所有批次大小都使用同樣的編譯區域，因此模型原樣傳遞",
   "every size runs compiled, so the latent passes on as it is": "所有尺寸都以編譯方式執行，因此潛在變數原樣傳遞",
   "nothing is quantized, and no file is written": "不做量化，也不寫入檔案",

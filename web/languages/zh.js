@@ -142,8 +142,6 @@ export default {
   "{why} ({count} times).": "{why}（{count} 次）。",
   "{why}.": "{why}。",
   "And {count} more.": "另有 {count} 条。",
-  "there was no capture to free": "没有可释放的捕获",
-  "freed {count} captures, {size} MiB": "释放了 {count} 个捕获，{size} MiB",
   "every batch size runs on the same compiled regions, so the model passes on as it is": "所有批次大小都使用同样的编译区域，因此模型原样传递",
   "every size runs compiled, so the latent passes on as it is": "所有尺寸都以编译方式运行，因此潜变量原样传递",
   "nothing is quantized, and no file is written": "不做量化，也不写入文件",
