@@ -189,13 +189,13 @@ def test_an_exchange_between_two_prompts_takes_effect(prompts: Callable[[str], P
 def test_a_field_of_the_parameters_is_a_setting(prompts: Callable[[str], Prompts]) -> None:
     ours = prompts("Flux")
     ours.prompt()
-    epoch, structure = ours.weights.epoch, ours.bench._forward.runner.structure()
+    epoch, structure = ours.weights.epoch, ours.bench._forward.runner.facts()["structure"]
     params = ours.bench.module.params
     params.theta += 1
     try:
         ours.prompt()
         assert ours.weights.epoch != epoch, "a capture of before is not replayed"
-        assert ours.bench._forward.runner.structure() != structure
+        assert ours.bench._forward.runner.facts()["structure"] != structure
     finally:
         params.theta -= 1
 
