@@ -61,7 +61,7 @@ export class Live extends EventTarget {
     return this.answer(await this.api.fetchApi(path, request));
   }
 
-  // Whether a prompt ended, and was not cancelled. Throws its failure, in one line. id: tells the prompt's id, which may
+  // Waits for a prompt: true if it ended, false if it was cancelled. Throws its failure, in one line. id: tells the prompt's id, which may
   // be known later than the first messages come. signal: nothing is heard after it.
   ended(id, signal) {
     return new Promise((resolve, reject) => {

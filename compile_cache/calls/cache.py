@@ -70,11 +70,11 @@ class GraphCache:
         runs. If it returns another call, the replay's output is dropped and that call is answered.
         """
         with self._lock, self.whole_calls.timed(capture_key(program, call) if call.is_timed else None):
-            attempt = self._begin(program, call)
+            begun = self._begin(program, call)
             if recheck is not None and (call_now := recheck()) is not call:
-                attempt = self._begin(program, call_now)
-            result = self._finish(program, attempt)
-            self._recordings.note(attempt.key, attempt.key in self._captures)
+                begun = self._begin(program, call_now)
+            result = self._finish(program, begun)
+            self._recordings.note(begun.key, begun.key in self._captures)
             self._captures.keep_to_budget()
             return result
 
@@ -115,21 +115,21 @@ class GraphCache:
         except Exception as error:  # noqa: BLE001 (`_finish` runs the original, and says why)
             return None, error.with_traceback(None)  # its frames hold copies of outputs
 
-    def _finish(self, program: Program, attempt: _Begun) -> Any:
+    def _finish(self, program: Program, begun: _Begun) -> Any:
         """Do what was decided, and count it."""
-        call, key, action = attempt.call, attempt.key, attempt.decision.action
-        if attempt.decision.reason is not None:
-            self._attempts.count(attempt.decision.reason)
-        if attempt.failure is not None:
-            return self._answer_failed_replay(call, key, attempt.failure)
+        call, key, action = begun.call, begun.key, begun.decision.action
+        if begun.decision.reason is not None:
+            self._attempts.count(begun.decision.reason)
+        if begun.failure is not None:
+            return self._answer_failed_replay(call, key, begun.failure)
         if action is Action.REPLAY:
             self._captures.pin_for_session(key)
             self.stats.counters.replays += 1
             self.shapes.record(call.key, program, flags=key.torch_flags)
-            return attempt.output
+            return begun.output
         difference = self._record_signature(program, key)
         with ExitStack() as held:
-            is_short = action is Action.EAGER or attempt.decision.reason is NOT_RESIDENT
+            is_short = action is Action.EAGER or begun.decision.reason is NOT_RESIDENT
             pinned = not is_short and self._hold_weights(call, key, action, held)
             if action is Action.CAPTURE and not pinned:
                 self._attempts.count(NOT_RESIDENT)

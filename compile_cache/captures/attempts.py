@@ -42,7 +42,7 @@ _MOST_CALLS = 4096  # states that are kept
 
 @dataclass(slots=True)
 class CallState:
-    """What is known of the captures of one call.
+    """The state of one call's captures.
 
     A lack of memory passes, and holds for every load of the weights, because each needs as much. Another failure holds
     for good, but only for its weights epoch. Times are of the monotonic clock.

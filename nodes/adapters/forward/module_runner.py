@@ -71,7 +71,7 @@ class ModuleRunner:
         return program, backend
 
     def _facts(self) -> dict[str, Any]:
-        """What a `Run` says of the module; nothing once that was garbage collected."""
+        """The fields of a `Run` about the module; none once that was garbage collected."""
         module = self._module()
         if module is None:
             return {}

@@ -53,7 +53,7 @@ def free_or_wait(queue: Any) -> dict[str, Any]:
 
 
 def freed_text(freed: int) -> Text:
-    """What the button and Free Graphs say. freed: bytes of captures."""
+    """The sentence of the panel's button and of Free Graphs. freed: bytes of captures."""
     return Text("Freed {size}.", size=f"{freed / 2**20:.0f} MiB") if freed else Text("Nothing was held.")
 
 

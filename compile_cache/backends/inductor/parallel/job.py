@@ -107,18 +107,19 @@ def before_fork() -> None:
     """Do once what each forked child would do at its first job: hash the code of torch and Triton, import modules, find
     the CPU's vector instructions.
 
-    Nothing here may initialise CUDA: a forked child could not use it then.
+    Nothing here may initialise CUDA: a forked child could not use it then. These are internals of torch; where another
+    version moved one, the children do that part themselves.
     """
-    try:
-        torch_key()
-        init_backend_registration()
-        sympy.simplify(sympy.Symbol("x") + 1)  # sympy imports much of itself here
-        if pick_vec_isa is not None and not torch.cuda.is_available():
-            pick_vec_isa()  # starts a process that imports torch for each set of instructions: ten, 15 s of a processor
-        if find_spec("triton") is not None and triton_code_generator is not None:
-            triton_key()
-    except Exception as error:  # internals of torch: an error that matters comes again in the child
-        logger.debug("Resolute: each process that compiles does the rest for itself", exc_info=error)
+    parts = [torch_key, init_backend_registration, lambda: sympy.simplify(sympy.Symbol("x") + 1)]  # it imports much
+    if pick_vec_isa is not None and not torch.cuda.is_available():
+        parts.append(pick_vec_isa)  # starts ten processes that import torch: 15 s of a processor
+    if find_spec("triton") is not None and triton_code_generator is not None:
+        parts.append(triton_key)
+    for part in parts:
+        try:
+            part()
+        except Exception as error:  # an error that matters comes again in the child
+            logger.debug("Resolute: each process that compiles does this for itself: %s", part, exc_info=error)
 
 
 def serve(program: Connection, device: str, folder: str) -> None:

@@ -170,6 +170,16 @@ def test_every_step_before_the_fork_works_with_this_torch_and_initialises_no_gpu
     assert not messages, "a step failed; only this test shows it, because the children then do it themselves"
 
 
+def test_a_step_that_this_torch_lacks_costs_no_other_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[str] = []
+    monkeypatch.setattr(job, "torch_key", None)
+    monkeypatch.setattr(job, "init_backend_registration", lambda: done.append("registration"))
+    monkeypatch.setattr(job, "pick_vec_isa", lambda: done.append("instructions"))
+    monkeypatch.setattr(job.torch.cuda, "is_available", lambda: False)
+    job.before_fork()
+    assert done == ["registration", "instructions"]
+
+
 def wait_for(condition: Callable[[], bool], seconds: float = 60.0) -> None:
     end = time.monotonic() + seconds
     while not condition():
