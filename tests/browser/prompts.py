@@ -11,6 +11,11 @@ from ..comfy.rig import node
 # Compiling all of a model takes a minute. This leaves three small regions. One would be compiled before Cancel ends the
 # run, and the next run would find nothing to compile.
 LEFT_OUT = "ResBlock, BasicTransformerBlock"
+# Widgets with which nothing has to be compiled for a run.
+EAGER = {
+    f"Resolute{name}.backend": "eager"
+    for name in ("LoadCheckpoint", "CompileModel", "CompileVAE", "CompileVAEDecode", "CompileControlNet")
+}
 # What Measure against stock says of the seconds; on a busy machine such small models differ by less than their prompts.
 FACTOR = r"(\d+\.\dx stock|no clear difference from stock \([\d.]+ m?s\))"
 

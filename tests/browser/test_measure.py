@@ -206,12 +206,3 @@ def test_resolute_is_added_to_a_workflow_and_one_key_takes_it_back(page: FrontEn
     page.page.keyboard.press("Control+z")
     page.page.wait_for_function(f"count => ({TITLES})().length === count", arg=len(before))
     assert page.page.evaluate(TITLES) == before
-
-
-def test_free_says_what_it_did_and_a_warm_up_says_that_it_is_ready(page: FrontEnd) -> None:
-    page.load_prompt(compiled(width=136, height=104))
-    page.open_panel()
-    press(page, "warm-up")
-    assert re.fullmatch(r"Ready: 136x104, [\d.]+ m?s", said(page, "Ready: "))
-    press(page, "free")
-    said(page, "Nothing was held.")

@@ -11,6 +11,7 @@ from scripts.browser.front_end import FrontEnd
 from scripts.workflows import CONTROL_NET, SD15
 
 from ..comfy.rig import node
+from .prompts import EAGER
 
 pytestmark = pytest.mark.browser
 # What is typed into the search, the title of the node that comes first, and where the test puts it.
@@ -62,11 +63,7 @@ OTHERS = (
 )
 SMALL = {
     "ResoluteLoadCheckpoint.ckpt_name": SD15,
-    "ResoluteLoadCheckpoint.backend": "eager",
-    "ResoluteCompileModel.backend": "eager",
-    "ResoluteCompileVAE.backend": "eager",
-    "ResoluteCompileVAEDecode.backend": "eager",
-    "ResoluteCompileControlNet.backend": "eager",
+    **EAGER,
     "ResoluteResolution.preset": "custom",
     "ResoluteResolution.width": 72,
     "ResoluteResolution.height": 64,

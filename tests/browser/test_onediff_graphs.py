@@ -12,7 +12,7 @@ from scripts.browser.front_end import FrontEnd
 from scripts.workflows import CONTROL_NET, LCM_LORA, SD15
 
 from ..comfy.rig import node
-from .prompts import stock
+from .prompts import EAGER, stock
 
 pytestmark = pytest.mark.browser
 TYPES = "() => app.graph.nodes.map(node => node.type).sort()"
@@ -21,14 +21,6 @@ UNDONE = """() => {
     const tracker = app.extensionManager.workflow.activeWorkflow.changeTracker;
     return tracker.redoQueue.length > 0 && !tracker._restoringState;
 }"""
-# Nothing has to be compiled for a run.
-EAGER = {
-    "ResoluteCompileModel.backend": "eager",
-    "ResoluteCompileVAE.backend": "eager",
-    "ResoluteCompileVAEDecode.backend": "eager",
-    "ResoluteCompileControlNet.backend": "eager",
-    "ResoluteLoadCheckpoint.backend": "eager",
-}
 Prompt = dict[str, Any]
 CACHE = {"cache_interval": 4, "cache_layer_id": 1, "cache_block_id": 2, "start_step": 100, "end_step": 900}
 DEEP_CACHE = {

@@ -30,7 +30,7 @@ def test_the_panel_follows_a_warm_up_and_a_free(page: FrontEnd, screenshots: Pat
     # The batch is the user's: the positive and the negative prompt share a call of two.
     tab.wait_for_function(ROW, arg="128x96")
     tab.locator(".resolute-prompt").first.wait_for()
-    tab.locator(".resolute-said", has_text="Ready: 128x96, ").wait_for()
+    tab.locator(".resolute-said", has_text=re.compile(r"^Ready: 128x96, [\d.]+ m?s$")).wait_for()
     tab.screenshot(path=screenshots / "panel-dark.png")
     tab.locator("[data-action=free]").click()
     tab.locator(".resolute-said", has_text="Nothing was held.").wait_for()

@@ -113,27 +113,6 @@ def test_a_click_replaces_a_node_and_keeps_its_links(opened: FrontEnd) -> None:
     assert by_type["KSampler"][1]["model"] == [by_type["ResoluteCompileModel"][0], 0]
 
 
-def test_all_nodes_of_onediff_are_converted_and_one_key_takes_it_back(opened: FrontEnd, screenshots: Path) -> None:
-    types = "() => app.graph.nodes.map(node => node.type).sort()"
-    before = opened.page.evaluate(types)
-    opened.open_panel()
-    convert = opened.page.locator("[data-action=convert]")
-    convert.click()
-    opened.page.locator(".resolute-said", has_text="Converted 3 OneDiff nodes.").wait_for()
-    convert.wait_for(state="hidden")
-    assert opened.page.evaluate(types) == [
-        "KSampler", "ResoluteCompileModel", "ResoluteCompileVAEDecode", "ResoluteLoadCheckpoint"
-    ]  # fmt: skip
-    opened.fit_view()
-    opened.page.screenshot(path=screenshots / "onediff-converted.png")
-    by_type = {part["class_type"]: part["inputs"] for part in opened.prompt().values()}
-    assert by_type["ResoluteLoadCheckpoint"]["compile_vae"] is False, "vae_speedup was disable"
-    opened.page.locator("canvas#graph-canvas").focus()
-    opened.page.keyboard.press("Control+z")
-    opened.page.wait_for_function(f"before => JSON.stringify(({types})()) === JSON.stringify(before)", arg=before)
-    convert.wait_for()
-
-
 def test_a_node_of_onediff_keeps_its_saved_size(opened: FrontEnd) -> None:
     sizes = "() => Object.fromEntries(app.graph.nodes.map(node => [node.id, [...node.size].map(Math.round)]))"
     shown = opened.page.evaluate(sizes)

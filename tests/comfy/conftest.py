@@ -20,6 +20,9 @@ pytest.register_assert_rewrite(f"{__package__}.rig")
 from .families.kit import forget_regions  # noqa: E402
 from .in_process import load  # noqa: E402
 from .rig import Bench, PromptDict, Run, compiled, without_decoder  # noqa: E402 (after register_assert_rewrite)
+from .rig import checkpoint_prompt as make_checkpoint_prompt  # noqa: E402
+from .rig import node as make_node  # noqa: E402
+from .rig import tiny_prompt as make_tiny_prompt  # noqa: E402
 
 
 @pytest.fixture(scope="session")
@@ -71,7 +74,7 @@ def seed(seeds: Iterator[int]) -> int:
 @pytest.fixture(scope="session")
 def warm(bench: Bench, seeds: Iterator[int]) -> Run:
     """The first compiled prompt of the tiny model and VAE on the shared server, at 256x256; it compiles the regions."""
-    return bench.run(compiled(_tiny_prompt(seed=next(seeds))))
+    return bench.run(compiled(make_tiny_prompt(seed=next(seeds))))
 
 
 @pytest.fixture(scope="module")
@@ -92,13 +95,13 @@ def inference() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def node() -> Callable[..., dict[str, Any]]:
     """``node("KSampler", model=["1", 0], ...)`` makes one node of a prompt in API form."""
-    return _node
+    return make_node
 
 
 @pytest.fixture(scope="session")
 def tiny_prompt() -> Callable[..., PromptDict]:
-    """Builds a prompt of the test pack's tiny model; see ``_tiny_prompt`` for its nodes."""
-    return _tiny_prompt
+    """Builds a prompt of the test pack's tiny model; see ``rig.tiny_prompt`` for its nodes."""
+    return make_tiny_prompt
 
 
 @pytest.fixture
@@ -109,79 +112,5 @@ def prompt(tiny_prompt: Any, seed: int) -> PromptDict:
 
 @pytest.fixture(scope="session")
 def checkpoint_prompt() -> Callable[..., PromptDict]:
-    """Builds text to image from a checkpoint; see ``_checkpoint_prompt`` for its nodes."""
-    return _checkpoint_prompt
-
-
-def _node(class_type: str, **inputs: Any) -> dict[str, Any]:
-    return {"class_type": class_type, "inputs": inputs}
-
-
-def _tiny_prompt(
-    *,
-    seed: int = 1,
-    kind: str = "sd",
-    width: int = 256,
-    height: int = 256,
-    batch: int = 1,
-    tokens: int = 77,
-    steps: int = 4,
-    cfg: float = 5.0,
-) -> PromptDict:
-    """Nodes: model, vae, positive, negative, latent, sample, decode, image, samples.
-
-    The names are the keys of the prompt, so that a test can insert nodes.
-    """
-    widths = {"sd": (768, 0), "sdxl": (2048, 1280)}[kind]
-    text = {"tokens": tokens, "width": widths[0], "pooled_width": widths[1], "batch": 1}
-    return {
-        "model": _node("ResoluteTestTinyModel", seed=0, kind=kind),
-        "vae": _node("ResoluteTestTinyVAE", seed=0),
-        "positive": _node("ResoluteTestConditioning", seed=11, **text),
-        "negative": _node("ResoluteTestConditioning", seed=12, **text),
-        "latent": _node("EmptyLatentImage", width=width, height=height, batch_size=batch),
-        "sample": _sampler(["model", 0], seed, steps, cfg),
-        "decode": _node("VAEDecode", samples=["sample", 0], vae=["vae", 0]),
-        "image": _node("SaveImage", images=["decode", 0], filename_prefix="tiny"),
-        "samples": _node("ResoluteTestSaveLatent", samples=["sample", 0], filename_prefix="tiny"),
-    }
-
-
-def _checkpoint_prompt(
-    checkpoint: str,
-    *,
-    text: str = "a lighthouse in the rain",
-    seed: int = 1,
-    width: int = 64,
-    height: int = 64,
-    batch: int = 1,
-    steps: int = 2,
-    cfg: float = 5.0,
-) -> PromptDict:
-    """Nodes: loader, positive, negative, latent, sample, decode, image, samples."""
-    return {
-        "loader": _node("CheckpointLoaderSimple", ckpt_name=checkpoint),
-        "positive": _node("CLIPTextEncode", text=text, clip=["loader", 1]),
-        "negative": _node("CLIPTextEncode", text="", clip=["loader", 1]),
-        "latent": _node("EmptyLatentImage", width=width, height=height, batch_size=batch),
-        "sample": _sampler(["loader", 0], seed, steps, cfg),
-        "decode": _node("VAEDecode", samples=["sample", 0], vae=["loader", 2]),
-        "image": _node("SaveImage", images=["decode", 0], filename_prefix="checkpoint"),
-        "samples": _node("ResoluteTestSaveLatent", samples=["sample", 0], filename_prefix="cp"),
-    }
-
-
-def _sampler(model: list[Any], seed: int, steps: int, cfg: float) -> dict[str, Any]:
-    return _node(
-        "KSampler",
-        model=model,
-        positive=["positive", 0],
-        negative=["negative", 0],
-        latent_image=["latent", 0],
-        seed=seed,
-        steps=steps,
-        cfg=cfg,
-        sampler_name="euler",
-        scheduler="normal",
-        denoise=1.0,
-    )
+    """Builds text to image from a checkpoint; see ``rig.checkpoint_prompt`` for its nodes."""
+    return make_checkpoint_prompt

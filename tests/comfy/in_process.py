@@ -67,6 +67,7 @@ def load() -> SimpleNamespace:
             unet_class=openaimodel.UNetModel,
             torch_compile=set_torch_compile_wrapper,
             ours=lambda name: importlib.import_module(f"{pack}.nodes.adapters.{name}"),
+            inside=lambda name: importlib.import_module(f"{pack}.compile_cache.{name}"),
             roles=importlib.import_module(f"{pack}.compile_cache.keys").Role,
             tiny_model=importlib.import_module(f"{tiny}.models").ResoluteTestTinyModel,
             reference=importlib.import_module(f"{tiny}.deepcache_loop"),

@@ -33,6 +33,77 @@ def node(class_type: str, **inputs: Any) -> dict[str, Any]:
     return {"class_type": class_type, "inputs": inputs}
 
 
+def tiny_prompt(
+    *,
+    seed: int = 1,
+    kind: str = "sd",
+    width: int = 256,
+    height: int = 256,
+    batch: int = 1,
+    tokens: int = 77,
+    steps: int = 4,
+    cfg: float = 5.0,
+) -> PromptDict:
+    """A prompt of the test pack's tiny model. Nodes: model, vae, positive, negative, latent, sample, decode, image,
+    samples.
+
+    The names are the keys of the prompt, so that a test can insert nodes.
+    """
+    widths = {"sd": (768, 0), "small": (768, 0), "sdxl": (2048, 1280)}[kind]
+    text = {"tokens": tokens, "width": widths[0], "pooled_width": widths[1], "batch": 1}
+    return {
+        "model": node("ResoluteTestTinyModel", seed=0, kind=kind),
+        "vae": node("ResoluteTestTinyVAE", seed=0),
+        "positive": node("ResoluteTestConditioning", seed=11, **text),
+        "negative": node("ResoluteTestConditioning", seed=12, **text),
+        "latent": node("EmptyLatentImage", width=width, height=height, batch_size=batch),
+        "sample": _sampler(["model", 0], seed, steps, cfg),
+        "decode": node("VAEDecode", samples=["sample", 0], vae=["vae", 0]),
+        "image": node("SaveImage", images=["decode", 0], filename_prefix="tiny"),
+        "samples": node("ResoluteTestSaveLatent", samples=["sample", 0], filename_prefix="tiny"),
+    }
+
+
+def checkpoint_prompt(
+    checkpoint: str,
+    *,
+    text: str = "a lighthouse in the rain",
+    seed: int = 1,
+    width: int = 64,
+    height: int = 64,
+    batch: int = 1,
+    steps: int = 2,
+    cfg: float = 5.0,
+) -> PromptDict:
+    """Text to image from a checkpoint. Nodes: loader, positive, negative, latent, sample, decode, image, samples."""
+    return {
+        "loader": node("CheckpointLoaderSimple", ckpt_name=checkpoint),
+        "positive": node("CLIPTextEncode", text=text, clip=["loader", 1]),
+        "negative": node("CLIPTextEncode", text="", clip=["loader", 1]),
+        "latent": node("EmptyLatentImage", width=width, height=height, batch_size=batch),
+        "sample": _sampler(["loader", 0], seed, steps, cfg),
+        "decode": node("VAEDecode", samples=["sample", 0], vae=["loader", 2]),
+        "image": node("SaveImage", images=["decode", 0], filename_prefix="checkpoint"),
+        "samples": node("ResoluteTestSaveLatent", samples=["sample", 0], filename_prefix="cp"),
+    }
+
+
+def _sampler(model: list[Any], seed: int, steps: int, cfg: float) -> dict[str, Any]:
+    return node(
+        "KSampler",
+        model=model,
+        positive=["positive", 0],
+        negative=["negative", 0],
+        latent_image=["latent", 0],
+        seed=seed,
+        steps=steps,
+        cfg=cfg,
+        sampler_name="euler",
+        scheduler="normal",
+        denoise=1.0,
+    )
+
+
 def compile_model(backend: str = "inductor") -> dict[str, Any]:
     """A Compile Model node without its model input."""
     return node("ResoluteCompileModel", backend=backend)
@@ -47,6 +118,20 @@ def with_model(prompt: PromptDict, *nodes: dict[str, Any], sampler: str = "sampl
         changed[name] = {**added, "inputs": {**added["inputs"], "model": link}}
         link = [name, 0]
     changed[sampler]["inputs"]["model"] = link
+    return changed
+
+
+def branches(prompt: PromptDict, of_each: dict[str, list[dict[str, Any]]]) -> PromptDict:
+    """One sampler per branch, all on one model, each with its own nodes before it.
+
+    Latents are saved in the order of the branches' names, which must have equal lengths.
+    """
+    changed = {name: part for name, part in prompt.items() if name not in ("sample", "samples")}
+    for name, nodes in of_each.items():
+        changed[name] = copy.deepcopy(prompt["sample"])
+        changed[f"{name}-samples"] = copy.deepcopy(prompt["samples"])
+        changed[f"{name}-samples"]["inputs"]["samples"] = [name, 0]
+        changed = with_model(changed, *nodes, sampler=name)
     return changed
 
 
@@ -127,6 +212,10 @@ class Bench:
         run = self.run(prompt)
         new = [event for event in self._events() if event["kind"] == "signature" and event["at"] > latest]
         return run, [event["text"] for event in new]
+
+    def texts(self, kind: str) -> list[str]:
+        """The texts of the latest events of a kind."""
+        return [event["text"] for event in self._events() if event["kind"] == kind]
 
     def _events(self) -> list[dict[str, Any]]:
         events: list[dict[str, Any]] = self.client.get("/resolute/events")["events"]

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import re
 from typing import Any
 
 import numpy
 import pytest
-
-from scripts.workflows import FOLDER
 
 from .rig import Bench, PromptDict, Run, failure_of, node
 
@@ -118,25 +115,3 @@ def test_it_gives_no_times_for_a_picture_that_was_not_sampled(bench: Bench, tiny
     prompt["b"] = picture(GREY, width=72, height=64)
     prompt["compare"] = compare("decode", "b")
     assert report_of(bench.run(prompt))[0].startswith("1 image of 72x64")
-
-
-def test_the_bundled_workflow_reports_that_both_images_are_equal(
-    bench: Bench, make_model: Any, seed: int, pytestconfig: pytest.Config
-) -> None:
-    prompt: PromptDict = json.loads((FOLDER / "api" / "compare_with_stock.json").read_text("utf-8"))
-    changes: dict[str, dict[str, Any]] = {
-        "CheckpointLoaderSimple": {"ckpt_name": make_model("sd15-mini")},
-        "PrimitiveInt": {"value": seed},
-        "ResoluteResolution": {"preset": "custom", "width": 136, "height": 104},
-        "KSampler": {"steps": 2},
-        "ResoluteCompareImages": {"max_error": 24 if pytestconfig.getoption("--on-cuda") else 1},
-    }
-    for part in prompt.values():
-        part["inputs"].update(changes.get(part["class_type"], {}))
-    run = bench.run(prompt)
-    (name,) = (name for name, part in prompt.items() if part["class_type"] == "ResoluteCompareImages")
-    assert "Within the limits: max_error" in run.history["outputs"][name]["text"][0]
-    mine, stock = run.images
-    assert mine.shape == stock.shape == (104, 136, 3)
-    assert stock.std() > 5
-    assert run.forwards == 3, "two steps and one decode must run compiled"

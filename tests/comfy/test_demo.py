@@ -50,29 +50,12 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> tuple[subprocess.Completed
     return done, json.loads(result.read_text("utf-8")), folder / "images"
 
 
-def compiled_prompts(result: dict[str, Any]) -> list[dict[str, Any]]:
-    """The counters of every compiled prompt, in order."""
-    return [run["counters"] for row in result["rows"] for run in row["compiled"]]
-
-
 def test_the_demo_passes_and_ends_with_its_verdict(demo: Any) -> None:
     done, result, _ = demo
     assert done.returncode == 0, done.stdout + done.stderr
     assert result["verdict"]["passed"], result["verdict"]
     assert done.stdout.splitlines()[-1] == result["verdict"]["sentence"]
     assert result["verdict"]["sentence"].startswith("PASSED: ")
-
-
-def test_the_demo_compiles_in_its_first_prompt_only(demo: Any) -> None:
-    compiles = [counters["region_compiles"] for counters in compiled_prompts(demo[1])]
-    assert compiles[0] > 0
-    assert compiles[1:] == [0] * (len(compiles) - 1)
-
-
-def test_every_forward_of_the_demo_ran_compiled(demo: Any) -> None:
-    for counters in compiled_prompts(demo[1]):
-        assert counters["graph_calls"] + counters["replays"] == STEPS + 1
-        assert (counters["eager_calls"], counters["compile_failures"], counters["bypasses"]) == (0, 0, {})
 
 
 def test_the_demo_covers_odd_sizes_batches_and_long_prompts(demo: Any) -> None:
@@ -217,11 +200,6 @@ def test_an_unsupported_checkpoint_is_refused_with_the_remedy(tmp_path: Path) ->
         family_of(tmp_path / "old.ckpt")
 
 
-def test_a_job_names_its_size_batch_and_tokens() -> None:
-    assert str(Job("tour", ((64, 64), (72, 64)), 2, 154)) == "tour, 2 sizes, batch 2, 154 tokens"
-    assert Job("w", ((264, 200),)).name == "w_264x200_batch1_tokens77"
-
-
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_the_bundled_models_prompts_differ_from_the_workflows_only_in_loader_and_captions(device: str) -> None:
     for job in make_plan(device, BUNDLED, quick=False).jobs:
@@ -245,10 +223,3 @@ def test_the_bundled_models_prompts_differ_from_the_workflows_only_in_loader_and
         )
         assert sum(map(len, positive)) == job.tokens
         assert negative == [captions.NOTHING]
-
-
-def test_without_a_given_backend_the_bundled_prompts_keep_auto() -> None:
-    for job in make_plan("cpu", BUNDLED, quick=False).jobs:
-        for given, expected in ((None, "auto"), ("eager", "eager")):
-            nodes = prompt_for(job, None, given, seed=1, steps=STEPS).values()
-            assert {node["inputs"]["backend"] for node in nodes if "backend" in node["inputs"]} == {expected}

@@ -49,6 +49,5 @@ NAMED = {
 def test_an_exchanged_function_is_named(bench: Bench, prompt: Any, kind: str) -> None:
     run = bench.run(with_model(prompt, changed(kind), compile_model()))
     assert "replaced_forward" in run.bypasses
-    events = bench.client.get("/resolute/events")["events"]
-    reasons = [event["text"] for event in events if event["kind"] == "bypass"]
+    reasons = bench.texts("bypass")
     assert any(NAMED[kind] in reason for reason in reasons), reasons

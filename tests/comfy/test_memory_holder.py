@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -36,6 +36,23 @@ def holder(core: SimpleNamespace, management: Any, asked: list[bool]) -> Any:
     made.show()
     made.show()
     return made
+
+
+@pytest.fixture
+def captured(core: SimpleNamespace, management: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[bool]]:
+    """`captured(cpu=bytes)`: the process holds captures of that size. Returns what was given back of them."""
+    runtime = core.ours("process.runtime")
+
+    def hold(**held: int) -> list[bool]:
+        freed: list[bool] = []
+        cache = SimpleNamespace(bytes_by_device=lambda: held, give_back=freed.append)
+        monkeypatch.setattr(runtime, "_cache", cache)
+        monkeypatch.setattr(runtime, "_holders", {})
+        runtime._show_memory()
+        runtime._show_memory()
+        return freed
+
+    return hold
 
 
 def names(management: Any) -> list[str]:
@@ -80,33 +97,20 @@ def test_models_beside_it_load_and_unload_as_before(core: SimpleNamespace, holde
     management.cleanup_models()
 
 
-def test_the_process_shows_it_after_a_capture(
-    core: SimpleNamespace, management: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    runtime = core.ours("process.runtime")
-    freed: list[bool] = []
-    monkeypatch.setattr(
-        runtime, "_cache", SimpleNamespace(bytes_by_device=lambda: {"cpu": 3 * MIB}, give_back=freed.append)
-    )
-    monkeypatch.setattr(runtime, "_holders", {})
-    runtime._show_memory()
+def test_the_process_shows_it_after_a_capture(management: Any, captured: Any) -> None:
+    freed = captured(cpu=3 * MIB)
     assert [loaded.model.model_size() for loaded in management.current_loaded_models] == [3 * MIB]
     management.unload_all_models()
     assert freed == [True]
 
 
 def test_each_device_is_asked_for_its_own_captures(
-    core: SimpleNamespace, management: Any, monkeypatch: pytest.MonkeyPatch
+    management: Any, captured: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    runtime = core.ours("process.runtime")
-    freed: list[bool] = []
     held = {"cpu": MIB, "meta": 5 * MIB}  # the second stands for another GPU
-    monkeypatch.setattr(runtime, "_cache", SimpleNamespace(bytes_by_device=lambda: held, give_back=freed.append))
-    monkeypatch.setattr(runtime, "_holders", {})
+    freed = captured(**held)
     monkeypatch.setattr(management, "get_free_memory", lambda *_, torch_free_too=False: (0, 0) if torch_free_too else 0)
     monkeypatch.setattr(management, "soft_empty_cache", lambda *_, **__: None)
-    runtime._show_memory()
-    runtime._show_memory()
     assert {str(loaded.device): loaded.model.model_size() for loaded in management.current_loaded_models} == held
     management.free_memory(MIB, torch.device("meta"))
     assert freed == [False]
@@ -141,17 +145,14 @@ def test_a_core_whose_loaded_models_are_others_costs_no_picture(
 
 @pytest.mark.parametrize("everything", [True, False])
 def test_idle_worker_processes_end_when_all_models_are_unloaded(
-    core: SimpleNamespace, management: Any, monkeypatch: pytest.MonkeyPatch, everything: bool
+    core: SimpleNamespace, management: Any, captured: Any, monkeypatch: pytest.MonkeyPatch, everything: bool
 ) -> None:
     # 14 of them held 27 GiB of a GPU for a minute after the last compile.
-    runtime = core.ours("process.runtime")
-    workers = runtime.registry.get("inductor").workers
+    workers = core.ours("process.runtime").registry.get("inductor").workers
     ended: list[bool] = []
     process = SimpleNamespace(alive=True, is_busy=False, end=lambda: ended.append(True))
     monkeypatch.setattr(workers, "_process", process)
-    monkeypatch.setattr(runtime, "_cache", SimpleNamespace(bytes_by_device=lambda: {"cpu": MIB}, give_back=lambda _: 0))
-    monkeypatch.setattr(runtime, "_holders", {})
-    runtime._show_memory()
+    captured(cpu=MIB)
     if everything:
         management.unload_all_models()
     else:

@@ -120,11 +120,16 @@ class TestWorkflows:
         assert ours.forwards == STEPS
         assert_different(ours, bench.run(with_loras(plain, loras[:1])))
 
-    def test_a_lora_before_the_first_version_of_model_speedup(
-        self, bench: Bench, prompt: PromptDict, loras: list[str]
+    @pytest.mark.parametrize(
+        ("name", "inputs"),
+        [("ModelSpeedup", {"static_mode": "enable"}), ("SVDSpeedup", {"inplace": False, "cache_name": "svd"})],
+        ids=["the first version", "of videos"],
+    )
+    def test_a_lora_before_a_speedup(
+        self, bench: Bench, prompt: PromptDict, loras: list[str], name: str, inputs: dict[str, Any]
     ) -> None:
         stock = with_loras(prompt, loras[:1])
-        ours, _ = both(bench, with_model(stock, node("ModelSpeedup", static_mode="enable")), stock)
+        ours, _ = both(bench, with_model(stock, node(name, **inputs)), stock)
         assert ours.forwards == STEPS
 
     def test_controlnet_and_lora(
@@ -168,36 +173,6 @@ class TestWorkflows:
         ours["decode"]["inputs"]["vae"] = ["fast vae", 0]
         found, _ = both(bench, ours, stock)
         assert found.rise["graph_calls"] + found.rise["eager_calls"] + found.rise["replays"] == STEPS + 1
-
-    @pytest.mark.long
-    def test_svd(self, bench: Bench, tiny_prompt: Any, seed: int) -> None:
-        stock: PromptDict = {
-            "loader": node("ResoluteTestSVD", seed=0),
-            "vae": node("ResoluteTestTinyVAE", seed=0),
-            "first": node("EmptyImage", width=64, height=64, batch_size=1, color=0x3366CC),
-            "video": node(
-                "SVD_img2vid_Conditioning",
-                clip_vision=["loader", 1],
-                init_image=["first", 0],
-                vae=["vae", 0],
-                width=64,
-                height=72,
-                video_frames=3,
-                motion_bucket_id=127,
-                fps=6,
-                augmentation_level=0.0,
-            ),
-            "guided": node("VideoLinearCFGGuidance", model=["loader", 0], min_cfg=1.0),
-            "sample": {**tiny_prompt(seed=seed, steps=STEPS, cfg=2.5)["sample"]},
-            "decode": node("VAEDecode", samples=["sample", 0], vae=["vae", 0]),
-            "image": node("SaveImage", images=["decode", 0], filename_prefix="svd"),
-            "samples": node("ResoluteTestSaveLatent", samples=["sample", 0], filename_prefix="svd"),
-        }
-        links = {"positive": ["video", 0], "negative": ["video", 1], "latent_image": ["video", 2]}
-        stock["sample"]["inputs"].update(**links, model=["guided", 0])
-        speedup = node("SVDSpeedup", inplace=False, cache_name="svd")
-        found, _ = both(bench, with_model(stock, speedup), stock)
-        assert found.rise["graph_calls"] + found.rise["eager_calls"] + found.rise["replays"] == STEPS
 
 
 class TestDeepCache:

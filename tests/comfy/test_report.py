@@ -128,7 +128,7 @@ def test_the_changed_component_is_named(
     for parameters in (size, {**size, **change}):
         prompt = compiled({**tiny_prompt(seed=1, **parameters), "model": own})
         heard = run_with_events(bench.client, prompt)
-    texts = [event["text"] for event in bench.client.get("/resolute/events")["events"] if event["kind"] == "signature"]
+    texts = bench.texts("signature")
     assert text in texts
     assert texts.count(text) == 1
     assert f"new: {text}" in server.log()

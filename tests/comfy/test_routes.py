@@ -155,6 +155,3 @@ class TestNearestReady:
         assert self.size(bench, 64, 2048, seed) == (64, 2048)
         history = bench.client.run(self.asked(64, 2048, seed))
         assert set(dict(history["status"]["messages"])["execution_cached"]["nodes"]) == {"size", "image", "save"}
-
-    def test_without_a_ready_size_of_this_aspect_it_is_the_exact_size(self, bench: Bench, seed: int) -> None:
-        assert self.size(bench, 64, 2048, seed) == (64, 2048)

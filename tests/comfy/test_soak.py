@@ -45,8 +45,7 @@ def test_many_prompts_leave_nothing_behind_and_only_the_first_of_each_model_comp
     for number, visit in enumerate(trace(PROMPTS, KINDS, range(64, 257, 8))):
         run = bench.run(graph(tiny_prompt, visit, is_compiled=True))
         if run.rise["region_compiles"]:
-            events = bench.client.get("/resolute/events")["events"]
-            compiles.append((visit, [event["text"] for event in events if event["kind"] == "compile"][-3:]))
+            compiles.append((visit, bench.texts("compile")[-3:]))
         if number % EVERY == EVERY - 1:
             assert_equal(run, bench.run(graph(tiny_prompt, visit, is_compiled=False)))
     assert compiles == []

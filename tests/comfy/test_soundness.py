@@ -10,7 +10,16 @@ from typing import Any
 import pytest
 
 from .fuzz.patches import INSIDE_BLOCKS, OUTSIDE_BLOCKS
-from .rig import Bench, assert_different, assert_ran_compiled, assert_same, compile_model, node, with_model
+from .rig import (
+    Bench,
+    assert_different,
+    assert_ran_compiled,
+    assert_same,
+    compile_model,
+    node,
+    with_model,
+    with_sampling,
+)
 
 STEPS = 4
 
@@ -111,13 +120,9 @@ def test_a_tie_between_two_timesteps_is_decided_as_in_comfyui(bench: Bench, prom
 
     def after_a_load(prompt: Any) -> list[Any]:
         bench.client.free()
-        return [bench.run({**prompt, "sample": with_seed(prompt["sample"], number)}) for number in numbers]
+        return [bench.run(with_sampling(prompt, seed=number)) for number in numbers]
 
     compiled = with_model(prompt, compile_model())
     for ours, expected in zip(after_a_load(compiled), after_a_load(prompt), strict=True):
         assert_same(ours, expected)
         assert_ran_compiled(ours, STEPS)
-
-
-def with_seed(sampler: dict[str, Any], seed: int) -> dict[str, Any]:
-    return {**sampler, "inputs": {**sampler["inputs"], "seed": seed}}

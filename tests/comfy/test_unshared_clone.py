@@ -14,8 +14,6 @@ from typing import Any
 import pytest
 import torch
 
-from .in_process import PACK
-
 # Patches whose code refers to the module that it replaces, or is on the model itself.
 AROUND_THIS_COPY = ["replaced_forward", "exchanged_network", "changed_in_place"]
 
@@ -135,7 +133,7 @@ def test_a_backend_that_cannot_read_pages_asks_for_ordinary_weights(
     core: SimpleNamespace, patcher: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     compiled = core.ours("compile.diffusion_model").compile_diffusion_model
-    packages = importlib.import_module(f"{PACK}.compile_cache.backends.oneflow.packages")
+    packages = core.inside("backends.oneflow.packages")
     monkeypatch.setattr(packages, "version", lambda _: "0.9.0")
     monkeypatch.setattr("sys.platform", "linux")
     assert compiled(patcher, "oneflow").model is patcher.model

@@ -9,7 +9,7 @@ import pytest
 
 from scripts.errors import PromptError
 
-from .rig import Bench, PromptDict, Run, compile_model, node, with_model, with_vae
+from .rig import Bench, PromptDict, Run, compile_model, node, with_model, with_sampling, with_vae
 
 SIZES = [(128, 128), (136, 72), (64, 192)]
 LIST = ", ".join(f"{width}x{height}" for width, height in SIZES)
@@ -70,16 +70,13 @@ def with_controlnet(prompt: PromptDict, seed: int, end_percent: float = 1.0) -> 
         "hint": node("ResoluteTestHint", seed=5, width=128, height=128, batch=1, channels=3),
         "apply": node("ControlNetApplyAdvanced", image=["hint", 0], **links, **values),
     }
-    sampler = {**prompt["sample"]["inputs"], "positive": ["apply", 0], "negative": ["apply", 1]}
-    return {**changed, "sample": {**prompt["sample"], "inputs": sampler}}
+    return with_sampling(changed, positive=["apply", 0], negative=["apply", 1])
 
 
 def assert_nothing_new(bench: Bench, prompt: PromptDict) -> Run:
     run = bench.run(prompt)
-    signatures = [
-        event["text"] for event in bench.client.get("/resolute/events")["events"] if event["kind"] == "signature"
-    ]
-    assert (run.rise["signatures"], run.rise["region_compiles"]) == (0, 0), signatures[-run.rise["signatures"] :]
+    new = bench.texts("signature")[-run.rise["signatures"] :]
+    assert (run.rise["signatures"], run.rise["region_compiles"]) == (0, 0), new
     assert run.forwards > 1
     return run
 
@@ -106,8 +103,7 @@ def test_the_largest_shape_comes_first_and_each_line_has_its_seconds(bench: Benc
 
 def test_the_model_output_samples_like_the_model_input(bench: Bench, prompt: PromptDict) -> None:
     through = warming(prompt, sizes="128x128")
-    whole = {**prompt, "warm": through["warm"]}
-    whole["sample"] = {**prompt["sample"], "inputs": {**prompt["sample"]["inputs"], "model": ["warm", 0]}}
+    whole = with_sampling({**prompt, "warm": through["warm"]}, model=["warm", 0])
     whole["decode"] = node("VAEDecode", samples=["sample", 0], vae=["warm", 1])
     run = bench.run(sized(whole, 128, 128))
     assert len(run.images) == len(run.latents) == 1

@@ -68,13 +68,12 @@ def test_the_image_is_right_and_the_next_size_compiles_nothing(
             assert ours.rise["region_compiles"] > 5
             assert len(BEGUN.findall(server.log())) == 3  # cancelled, then the UNet's and the decoder's
             assert "no worker compiled" not in server.log()
-            events = bench.client.get("/resolute/events")["events"]
             # The decoder's regions were traced and given to the processes while those of the UNet compiled.
-            _, later, decoder = [event["text"] for event in events if event["kind"] == "trace"][-3:]
+            _, later, decoder = bench.texts("trace")[-3:]
             assert int(later.split()[0]) > 2
             assert later.endswith("regions of a module that comes later")
             assert decoder == "0 regions"
-            compiles = [event["text"] for event in events if event["kind"] == "compile"]
+            compiles = bench.texts("compile")
             assert len(compiles) == len(set(compiles)) == ours.rise["region_compiles"]
             # One line for the sampling run and one for the decode, which had to wait too.
             assert len(re.findall(r"through regions, \d+ region compiles, waited", server.log())) == 2

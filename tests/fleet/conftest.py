@@ -29,7 +29,8 @@ from scripts.server.process import CPU_ARGUMENTS, ComfyServer, link
 from scripts.serving.ray_start import set_environment
 from scripts.setup import comfyui
 
-PromptDict = dict[str, dict[str, Any]]
+from ..comfy.rig import PromptDict, compile_model, tiny_prompt, with_model
+
 ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     "TORCHINDUCTOR_CACHE_DIR": str(inductor_cache()),
@@ -168,34 +169,14 @@ def tiny(
     seed: int, kind: str = "sd", width: int = 128, height: int = 128, steps: int = 1, model: int = 0
 ) -> PromptDict:
     """A compiled prompt of the test pack's tiny model. model: the seed of its weights."""
-    widths = {"sd": (768, 0), "small": (768, 0), "sdxl": (2048, 1280)}[kind]
-    text = {"tokens": 77, "width": widths[0], "pooled_width": widths[1], "batch": 1}
-
-    def node(class_type: str, **inputs: Any) -> dict[str, Any]:
-        return {"class_type": class_type, "inputs": inputs}
-
-    return {
-        "model": node("ResoluteTestTinyModel", seed=model, kind=kind),
-        "compiled": node("ResoluteCompileModel", model=["model", 0], backend="inductor"),
-        "vae": node("ResoluteTestTinyVAE", seed=0),
-        "positive": node("ResoluteTestConditioning", seed=11, **text),
-        "negative": node("ResoluteTestConditioning", seed=12, **text),
-        "latent": node("EmptyLatentImage", width=width, height=height, batch_size=1),
-        "sample": node(
-            "KSampler", model=["compiled", 0], positive=["positive", 0], negative=["negative", 0],
-            latent_image=["latent", 0], seed=seed, steps=steps, cfg=5.0, sampler_name="euler", scheduler="normal",
-            denoise=1.0,
-        ),
-        "decode": node("VAEDecode", samples=["sample", 0], vae=["vae", 0]),
-        "image": node("SaveImage", images=["decode", 0], filename_prefix="tiny"),
-    }  # fmt: skip
+    return with_model(plain(seed, steps, kind=kind, width=width, height=height, model=model), compile_model())
 
 
-def plain(seed: int, steps: int) -> PromptDict:
+def plain(seed: int, steps: int, model: int = 0, **settings: Any) -> PromptDict:
     """The same without Resolute: it compiles nothing, so its time is its steps."""
-    prompt = tiny(seed, steps=steps)
-    prompt["sample"]["inputs"]["model"] = ["model", 0]
-    del prompt["compiled"]
+    prompt = tiny_prompt(seed=seed, steps=steps, **{"width": 128, "height": 128, **settings})
+    prompt["model"]["inputs"]["seed"] = model
+    del prompt["samples"]
     return prompt
 
 

@@ -88,6 +88,22 @@ def test_a_wrong_field_of_a_prompt_is_refused_with_a_sentence(tmp_path: Path, bo
 
 
 @pytest.mark.parametrize(
+    ("body", "kind"),
+    [(b"{}", "no_prompt"), *((each, "invalid_json") for each in (b"{", b"[]", b"\xff")),
+     *((text(prompt_id=each), "invalid_prompt_id") for each in ("x", 1, "A" * 36))],
+)  # fmt: skip
+def test_what_is_no_prompt_is_refused_as_comfyui_does(tmp_path: Path, body: bytes, kind: str) -> None:
+    reply, _ = asked(tmp_path, "POST", "/prompt", body)
+    answer = reply.json()
+    assert (reply.status, answer["error"]["type"]) == (400, kind)
+    assert kind != "no_prompt" or answer["node_errors"] == {}
+
+
+def test_an_unknown_id_has_no_history(tmp_path: Path) -> None:
+    assert asked(tmp_path, "GET", f"/history/{ID}")[0].json() == {}
+
+
+@pytest.mark.parametrize(
     "name", ["number", "extra_data", "client_id", "prompt_id", "front", "partial_execution_targets"]
 )
 def test_a_null_is_a_missing_field(tmp_path: Path, name: str) -> None:
@@ -198,7 +214,7 @@ class TestPaths:
     @pytest.mark.parametrize(
         "query",
         ["filename=a%00b", "filename=a&subfolder=%00", "filename=a&type=%00", f"filename={'x' * 300}", "filename=",
-         f"filename=a&subfolder={'x' * 300}", "filename=..%2Fa", "filename=a&type=other"],
+         f"filename=a&subfolder={'x' * 300}", "filename=..%2Fa", "filename=/etc/passwd", "filename=a&type=other"],
     )  # fmt: skip
     def test_a_file_name_that_cannot_be_one_is_refused(self, tmp_path: Path, query: str) -> None:
         reply, _ = asked(tmp_path, "GET", "/view", query=query)

@@ -8,7 +8,6 @@ import numpy
 import pytest
 
 from ..comfy import rig
-from ..comfy.conftest import _tiny_prompt
 from ..conftest import MakeServer
 
 STEPS = 4
@@ -21,7 +20,7 @@ def bench(make_server: MakeServer, pytestconfig: pytest.Config) -> rig.Bench:
 
 def noisy(sampler: str, seed: int, width: int) -> rig.PromptDict:
     """Text to image, with a sampler that draws noise on the GPU in each step."""
-    prompt = _tiny_prompt(seed=seed, width=width, steps=STEPS)
+    prompt = rig.tiny_prompt(seed=seed, width=width, steps=STEPS)
     prompt = rig.without_decoder(prompt)
     inputs = prompt["sample"]["inputs"]
     if sampler != "churn":

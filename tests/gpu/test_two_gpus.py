@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from ..comfy import rig
-from ..comfy.conftest import _tiny_prompt
 from ..conftest import MakeServer
 
 STEPS = 4
@@ -29,7 +28,7 @@ def bench(make_server: MakeServer, pytestconfig: pytest.Config) -> rig.Bench:
 @pytest.mark.parametrize("order", ["compile first", "split first"])
 def test_each_gpu_runs_its_own_compiled_copy(bench: rig.Bench, backend: str, order: str) -> None:
     for width, height in ((256, 256), (136, 104), (256, 256)):
-        prompt = _tiny_prompt(seed=next(SEEDS), width=width, height=height, steps=STEPS)
+        prompt = rig.tiny_prompt(seed=next(SEEDS), width=width, height=height, steps=STEPS)
         prompt = rig.without_decoder(prompt)
         nodes = (rig.compile_model(backend), SPLIT)
         ours = bench.run(rig.with_model(prompt, *(nodes if order == "compile first" else nodes[::-1])))

@@ -9,7 +9,7 @@ from .node import Node
 
 MODULES = (
     "conditioning", "controlnets", "deepcache_loop", "failures", "formats", "global_state", "held", "latents",
-    "loading", "models", "patches", "references", "streaming", "svd", "transformers", "unknown_models", "vaes",
+    "loading", "models", "patches", "references", "transformers", "unknown_models", "vaes",
 )  # fmt: skip
 for name in MODULES:
     importlib.import_module(f".{name}", __name__)

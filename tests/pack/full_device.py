@@ -5,8 +5,6 @@ Tests in ComfyUI's process load this file alone, so it imports nothing of the pa
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -50,11 +48,3 @@ def page(module: torch.nn.Module) -> dict[torch.nn.Module, str]:
             part.__dict__["_v"] = reservation.alloc(weight.nbytes)
             found[part] = name
     return found
-
-
-@contextlib.contextmanager
-def loaded(modules: Any, device: Any, dtype: Any, maps: bool, count: Callable[[int], None]) -> Iterator[Any]:
-    """Stands for `page_loading.loaded`: the weights are where they are needed, and it counts them."""
-    for module in modules:
-        count(module._v[2])
-    yield []

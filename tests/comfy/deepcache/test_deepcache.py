@@ -9,7 +9,7 @@ import pytest
 from scripts.errors import PromptError
 
 from ..matrix.controlling import controlled, with_compiled_nets
-from ..rig import Bench, PromptDict, Run, assert_different, node, with_sampling, without_decoder
+from ..rig import Bench, PromptDict, assert_different, node, with_sampling, without_decoder
 from .kit import COMPILE, DEEPCACHE, LATENT_TOLERANCE, REFERENCE, Check, assert_equal_latents, changed
 
 FULL, FAST = 4, 6  # of ten steps, at interval 3
@@ -39,14 +39,6 @@ def sampled_again(prompt: PromptDict, **inputs: Any) -> PromptDict:
     again = {**first, "latent_image": ["enlarged", 0], "denoise": 0.6, "steps": 12, **inputs}
     saved = node("ResoluteTestSaveLatent", samples=["again", 0], filename_prefix="again")
     return {**prompt, "enlarged": enlarged, "again": {"class_type": "KSampler", "inputs": again}, "saved": saved}
-
-
-def test_once_the_model_is_compiled_neither_pass_compiles_anything(
-    bench: Bench, warm_cache: Run, prompt: PromptDict
-) -> None:
-    run = bench.run(changed(prompt, DEEPCACHE, COMPILE))
-    assert run.forwards == FULL + FAST
-    assert (run.rise["region_compiles"], run.rise["eager_calls"], run.bypasses) == (0, 0, {})
 
 
 def test_each_pass_is_a_graph_of_its_own_and_both_have_the_same_regions(

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
 import importlib.util
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -24,9 +23,8 @@ def run_traces(core: SimpleNamespace, monkeypatch: Any) -> None:
 
     Without worker processes. Symbols, guards and comparisons stay what they are. `scripts/test --long` lowers too.
     """
-    inside = core.ours("blocks.families").__name__.partition(".nodes.")[0] + ".compile_cache.backends.inductor"
-    lowering = importlib.import_module(f"{inside}.compile.lowering")
-    region = importlib.import_module(f"{inside}.compile.compiled_region").CompiledRegion
+    lowering = core.inside("backends.inductor.compile.lowering")
+    region = core.inside("backends.inductor.compile.compiled_region").CompiledRegion
 
     def without_lowering(trace: Any, keep: bool = False) -> Any:
         def code(flat: list[torch.Tensor]) -> Any:
@@ -36,7 +34,7 @@ def run_traces(core: SimpleNamespace, monkeypatch: Any) -> None:
         guards = lowering._guards(trace, from_disk=False)
         return region(code, guards, trace.static, trace.used_weights, trace.output_spec, quantized=trace.quantized)
 
-    monkeypatch.setattr(importlib.import_module(f"{inside}.regions.table"), "compile_trace", without_lowering)
+    monkeypatch.setattr(core.inside("backends.inductor.regions.table"), "compile_trace", without_lowering)
     monkeypatch.setenv("RESOLUTE_WORKERS", "0")
 
 
@@ -53,9 +51,7 @@ def full_device() -> Any:
 
 def forget_regions(core: SimpleNamespace) -> None:
     """Drop all compiled regions of this process."""
-    pack = core.ours("blocks.families").__name__.partition(".nodes.")[0]
-    backends = importlib.import_module(f"{pack}.compile_cache.backends.registry")
-    backends.get("inductor").table._regions.clear()
+    core.inside("backends.registry").get("inductor").table._regions.clear()
 
 
 class CompiledMethod:
@@ -114,12 +110,7 @@ class Bench(CompiledMethod):
         return [row["formats"] for row in rows if row["module"] >= owner]
 
     def call(self, given: Arguments, options: dict[str, Any] | None = None) -> Any:
-        """What ComfyUI does: it gives positional arguments by name, and its options."""
-        first = inspect.signature(type(self.module).forward).parameters
-        names = {"timestep": next(name for name in ("timestep", "timesteps", "t") if name in first)}
-        given = {names.get(name, name): copied(value) for name, value in given.items()}
-        with torch.inference_mode():
-            return self.module(**given, transformer_options=dict(options or {}))
+        return call(self.module, given, options)
 
     def check(
         self, size: Size, options: dict[str, Any] | None = None, bypasses: dict[str, int] | None = None, **changes: Any
@@ -129,9 +120,34 @@ class Bench(CompiledMethod):
         given = {**self.model.call(size), **changes}
         return self.compare(lambda: self.call(given, options), bypasses or {})
 
+    def check_all(self, sizes: Iterable[Size], options: dict[str, Any] | None = None) -> None:
+        """Each size gives eager's result and compiles nothing."""
+        for size in sizes:
+            assert self.check(size, options) == self.counts(), size
+
+    def errors(self, reference: Any, sizes: Iterable[Size]) -> tuple[list[float], list[float]]:
+        """The errors of compiled calls and of eager ones, against a network in full precision with the same weights."""
+        ours, cores = [], []
+        for size in sizes:
+            given = self.model.call(size)
+            exact = call(reference, given)
+            cores.append(relative_error(self.call(given), exact))
+            with self.compiled():
+                ours.append(relative_error(self.call(given), exact))
+        return ours, cores
+
     def counts(self, compiles: int = 0, calls: int | None = None) -> dict[str, int]:
         calls = self.model.calls if calls is None else calls
         return {"region_compiles": compiles, "region_calls": calls, "compile_failures": 0, "eager_calls": 0}
+
+
+def call(module: Any, given: Arguments, options: dict[str, Any] | None = None) -> Any:
+    """What ComfyUI does: it gives positional arguments by name, and its options."""
+    first = inspect.signature(type(module).forward).parameters
+    names = {"timestep": next(name for name in ("timestep", "timesteps", "t") if name in first)}
+    given = {names.get(name, name): copied(value) for name, value in given.items()}
+    with torch.inference_mode():
+        return module(**given, transformer_options=dict(options or {}))
 
 
 def copied(value: Any) -> Any:
@@ -144,6 +160,10 @@ def copied(value: Any) -> Any:
 def _tensors(result: Any) -> list[torch.Tensor]:
     """A model of video and sound gives two."""
     return [result] if isinstance(result, torch.Tensor) else list(result)
+
+
+def norm(errors: list[float]) -> float:
+    return float(torch.tensor(errors).norm())
 
 
 def relative_error(actual: torch.Tensor, expected: torch.Tensor) -> float:

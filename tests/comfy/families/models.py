@@ -26,6 +26,9 @@ class Size:
     frames: int = 2
 
 
+# Odd sizes, batches, lengths of the text and numbers of frames. The first is of one picture: its batch is traced as 2.
+FIRST = Size(1, 8, 12, 7)
+SIZES = [Size(2, 8, 12, 7), Size(1, 10, 6, 13, 3), Size(3, 14, 8, 7, 5)]
 Arguments = dict[str, Any]
 TEXT = 32  # the width of a text embedding
 

@@ -80,3 +80,11 @@ class QuantizedModel(Model):
 
 def model_of(family: str, name: str) -> QuantizedModel:
     return QuantizedModel(**vars(MODELS[family]), format=name)
+
+
+def in_full_precision(bench: Any) -> torch.nn.Module:
+    """A network with the weights of a bench's quantized model, dequantized."""
+    assert isinstance(bench.model, QuantizedModel)
+    references = importlib.import_module("resolute_tiny_models.references")
+    network: torch.nn.Module = references.in_full_precision(bench.model.patchers[-1].model)
+    return network

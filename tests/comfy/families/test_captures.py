@@ -6,14 +6,13 @@ and copies to the device must come from `HostConstants`.
 
 from __future__ import annotations
 
-import importlib
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-from .kit import Bench, copied
+from .kit import call, copied
 from .models import MODELS, Model, Size
 
 SIZES = [Size(1, 8, 12, 7), Size(2, 10, 6, 13, 3)]
@@ -28,48 +27,38 @@ READING = {
 MAKING_ON_THE_HOST = ("Wan", "AuraFlow", "LTX")
 
 
-@pytest.fixture(scope="module")
-def host_constants(core: SimpleNamespace) -> Any:
-    pack = core.ours("blocks.families").__name__.partition(".nodes.")[0]
-    return importlib.import_module(f"{pack}.compile_cache.backends.cuda_graphs.host_constants")
-
-
 def on_meta(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         return value.to("meta")
     return [on_meta(item) for item in value] if isinstance(value, list) else value
 
 
-def capture(host_constants: Any, model: Model) -> list[Any]:
+def capture(core: SimpleNamespace, model: Model) -> list[Any]:
     """Run as in a rehearsal and then as in a capture, at each size. Returns the runs as in a capture."""
     module = model.make().to("meta")
-    constants = host_constants.HostConstants(module)
+    constants = core.inside("backends.cuda_graphs.host_constants").HostConstants(module)
     runs = []
     for size in SIZES:
         given = {name: on_meta(copied(value)) for name, value in model.call(size).items()}
         tensors = [value for value in given.values() if isinstance(value, torch.Tensor)]
-        with torch.inference_mode(), constants.observed(tensors, makes=True) as made:
+        with constants.observed(tensors, makes=True) as made:
             call(module, given)
-        with torch.inference_mode(), constants.observed(tensors, is_capturing=True) as run:
+        with constants.observed(tensors, is_capturing=True) as run:
             call(module, given)
         runs.append(run)
         del made
     return runs
 
 
-def call(module: Any, given: dict[str, Any]) -> None:
-    Bench.call(SimpleNamespace(module=module), given)  # type: ignore[arg-type]
-
-
 @pytest.mark.parametrize("name", [name for name in MODELS if name not in READING])
-def test_its_forward_can_be_captured(host_constants: Any, name: str) -> None:
-    for run in capture(host_constants, MODELS[name]):
+def test_its_forward_can_be_captured(core: SimpleNamespace, name: str) -> None:
+    for run in capture(core, MODELS[name]):
         assert not run.missing
         assert not run.has_foreign
         assert bool(run.used) == name.startswith(MAKING_ON_THE_HOST)
 
 
 @pytest.mark.parametrize("name", READING)
-def test_its_forward_reads_its_inputs(host_constants: Any, name: str) -> None:
+def test_its_forward_reads_its_inputs(core: SimpleNamespace, name: str) -> None:
     with pytest.raises((RuntimeError, NotImplementedError)):
-        capture(host_constants, MODELS[name])
+        capture(core, MODELS[name])

@@ -11,10 +11,8 @@ import pytest
 import torch
 
 from .kit import Bench, forget_regions, run_traces
-from .models import MODELS, Size
+from .models import FIRST, MODELS, SIZES
 
-FIRST = Size(1, 8, 12, 7)
-SIZES = [Size(2, 8, 12, 7), Size(1, 10, 6, 13, 3), Size(3, 14, 8, 7, 5)]
 NAMES = ("Flux", "Wan 2.1", "Z-Image", "Qwen-Image, masked", "LTX", "SD3.5")
 
 Options = dict[str, Any]
@@ -84,16 +82,6 @@ def test_two_functions_are_never_confused(bench: Bench, chosen: Callable[[str, f
 
 
 @pytest.mark.parametrize("bench", ["Flux"], indirect=True)
-def test_torchs_own_chosen_by_name_needs_no_other_code(bench: Bench, core: SimpleNamespace) -> None:
-    attention = importlib.import_module("comfy.ldm.modules.attention")
-    patcher = importlib.import_module("comfy.model_patcher").ModelPatcher
-    model = SimpleNamespace(model_options={"transformer_options": {}})
-    patcher.set_model_optimized_attention(model, attention.attention_pytorch)
-    bench.check(FIRST)
-    assert bench.check(SIZES[0], model.model_options["transformer_options"]) == bench.counts()
-
-
-@pytest.mark.parametrize("bench", ["Flux"], indirect=True)
 def test_a_function_that_is_not_registered_makes_blocks_run_as_they_are(
     bench: Bench, chosen: Callable[[str, float], Options]
 ) -> None:
@@ -115,8 +103,7 @@ def test_the_attention_of_a_start_option_is_part_of_the_block(
         monkeypatch.setattr(place, "optimized_attention", attention.attention_split)
     assert ours.default() == "split"
     assert bench.check(FIRST) == bench.counts(bench.model.compiles)
-    for size in SIZES:
-        assert bench.check(size) == bench.counts(), size
+    bench.check_all(SIZES)
 
 
 @pytest.mark.parametrize("bench", ["Flux"], indirect=True)

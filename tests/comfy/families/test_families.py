@@ -9,11 +9,7 @@ import pytest
 import torch
 
 from .kit import Bench, forget_regions, run_traces
-from .models import MODELS, Size
-
-# Odd sizes, batches, lengths of the text and numbers of frames. The first is of one picture: its batch is traced as 2.
-FIRST = Size(1, 8, 12, 7)
-SIZES = [Size(2, 8, 12, 7), Size(1, 10, 6, 13, 3), Size(3, 14, 8, 7, 5), Size(2, 6, 10, 19, 3)]
+from .models import FIRST, MODELS, SIZES, Size
 
 
 @pytest.fixture
@@ -30,8 +26,7 @@ def test_it_compiles_in_its_first_call_only(bench: Bench) -> None:
     first = bench.check(FIRST)
     assert first["region_calls"] == bench.model.calls
     assert first["region_compiles"] <= bench.model.compiles  # another model of the family may have compiled some
-    for size in SIZES:
-        assert bench.check(size) == bench.counts(), size
+    bench.check_all([*SIZES, Size(2, 6, 10, 19, 3)])
 
 
 @pytest.mark.grid(2)
@@ -57,8 +52,7 @@ def test_a_patch_around_a_block_keeps_the_block_compiled(bench: Bench) -> None:
     options = {"patches_replace": {"dit": {(kind, 0): replaced, (kind, 1): replaced}}}
     bench.check(FIRST)
     bench.check(FIRST, options)  # core calls some blocks with other plain values then
-    for size in SIZES[:2]:
-        assert bench.check(size, options) == bench.counts(), size
+    bench.check_all(SIZES[:2], options)
 
 
 @pytest.mark.parametrize("bench", ["Wan 2.1", "Qwen-Image", "Flux", "Krea 2"], indirect=True)
@@ -114,7 +108,6 @@ def test_the_lowered_code_serves_every_size_too(
     try:
         bench = Bench(core, MODELS[name])
         assert bench.check(FIRST) == bench.counts(bench.model.compiles)
-        for size in SIZES:
-            assert bench.check(size) == bench.counts(), size
+        bench.check_all([*SIZES, Size(2, 6, 10, 19, 3)])
     finally:
         forget_regions(core)

@@ -13,10 +13,10 @@ import torch
 
 from . import kit
 from .fp8_products import fp8_products
-from .kit import Bench, forget_regions, run_traces
-from .models import MODELS, Model
-from .quantized import FAMILIES, model_of
-from .test_quantized import FIRST, SIZES, Weights, _in_full_precision, _tensor, norm
+from .kit import Bench, forget_regions, norm, run_traces
+from .models import FIRST, MODELS, SIZES, Model
+from .quantized import FAMILIES, in_full_precision, model_of
+from .test_quantized import Weights
 
 __all__ = ["fp8_products"]
 pytestmark = pytest.mark.usefixtures("fp8_products")
@@ -68,8 +68,7 @@ def test_blocks_with_fp8_products_compile_in_the_first_call_only(
     monkeypatch.setattr(kit, "TOLERANCE", 1e-6)
     bench = bench_of(core, monkeypatch, family, kind)
     assert bench.check(FIRST) == bench.counts(bench.model.compiles)
-    for size in SIZES:
-        assert bench.check(size) == bench.counts(), size
+    bench.check_all(SIZES)
     assert bench.formats() == [["float8_e4m3fn products"]]
 
 
@@ -91,21 +90,14 @@ def test_a_lora_of_scaled_weights_changes_the_numbers_alone(
     assert not torch.equal(results[1], results[2])
 
 
-@pytest.mark.parametrize("family", ["LTX"])
 def test_a_quantizer_that_is_fused_is_as_near_to_full_precision_as_core(
-    core: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, family: str
+    core: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    bench = bench_of(core, monkeypatch, family, SCALED)
+    bench = bench_of(core, monkeypatch, "LTX", SCALED)
     monkeypatch.setattr(kit, "TOLERANCE", 0.2)
-    reference = _in_full_precision(bench)
+    reference = in_full_precision(bench)
     assert bench.check(FIRST) == bench.counts(bench.model.compiles)
-    ours, cores = [], []
-    for size in (FIRST, *SIZES):
-        given = bench.model.call(size)
-        exact = _tensor(Bench.call(reference, given))
-        cores.append(kit.relative_error(_tensor(bench.call(given)), exact))
-        with bench.compiled():
-            ours.append(kit.relative_error(_tensor(bench.call(given)), exact))
+    ours, cores = bench.errors(reference, (FIRST, *SIZES))
     assert norm(cores) > 1e-3, "the products are in fp8"
     assert norm(ours) <= 1.1 * norm(cores), (ours, cores)
     forget_regions(core)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import importlib
 import itertools
@@ -16,13 +17,10 @@ from compile_cache.regions.gguf_types import decoded
 
 from ..in_process import ROOT
 from . import kit
-from .kit import Bench, forget_regions, relative_error, run_traces
-from .models import MODELS, Model, Size
+from .kit import Bench, forget_regions, norm, run_traces
+from .models import FIRST, MODELS, SIZES, Model
 from .test_declared_packs import Installed, declaration, trusted  # noqa: F401 (a fixture)
-from .test_quantized import norm
 
-FIRST = Size(1, 8, 12, 7)
-SIZES = [Size(2, 8, 12, 7), Size(1, 10, 6, 13, 3), Size(3, 14, 8, 7, 5)]
 STD = 0.05
 # The bytes of a block that hold scales.
 SCALES = {"Q8_0": [slice(0, 2)], "Q4_0": [slice(0, 2)], "Q4_K": [slice(0, 2), slice(2, 4)]}
@@ -131,8 +129,7 @@ class Loras:
 
 
 def numbers_of(layers: ModuleType, module: torch.nn.Module) -> Any:
-    """A bench whose network has the same numbers, exact and in float32."""
-    copy = importlib.import_module("copy").deepcopy
+    """A network with the same numbers, exact and in float32."""
     calculate = importlib.import_module("comfy.lora").calculate_weight
     memo = {}
     for weight in module.parameters():
@@ -142,7 +139,7 @@ def numbers_of(layers: ModuleType, module: torch.nn.Module) -> Any:
         for patches, key in getattr(weight, "patches", ()):
             found = calculate(patches, found, key)
         memo[id(weight)] = torch.nn.Parameter(found, requires_grad=False)
-    return SimpleNamespace(module=copy(module, memo))
+    return copy.deepcopy(module, memo)
 
 
 @pytest.mark.grid(2)
@@ -155,8 +152,7 @@ def test_it_compiles_in_its_first_call_and_once_more_for_all_loras(
     loras = Loras(bench)
     loras.off()
     assert bench.check(FIRST) == bench.counts(bench.model.compiles)
-    for size in SIZES:
-        assert bench.check(size) == bench.counts(), size
+    bench.check_all(SIZES)
     given = bench.model.call(FIRST)
     results = [bench.call(given)]
     changes = (
@@ -176,8 +172,7 @@ def test_it_compiles_in_its_first_call_and_once_more_for_all_loras(
     results.append(bench.call(given))
     assert torch.equal(results[0], results[-1])
     assert not any(torch.equal(one, other) for one, other in itertools.combinations(results[:-1], 2))
-    for size in (FIRST, SIZES[1]):
-        assert bench.check(size) == bench.counts(), size
+    bench.check_all([FIRST, SIZES[1]])
 
 
 def test_what_is_no_plain_lora_runs_as_it_is(
@@ -207,8 +202,7 @@ def test_weights_that_core_takes_as_they_are_in_the_file_change_nothing(
     if family == "Wan 2.1":
         assert type(bench.module.patch_embedding.weight) is layers.FileTensor
     assert bench.check(FIRST) == bench.counts(bench.model.compiles)
-    for size in SIZES:
-        assert bench.check(size) == bench.counts(), size
+    bench.check_all(SIZES)
 
 
 @pytest.mark.long
@@ -218,18 +212,15 @@ def test_lowered_code_is_nearer_to_the_exact_numbers_than_the_layers(
     """With one LoRA after another, of other ranks, and without."""
     bench = bench_of(core, monkeypatch, layers, "Wan 2.1", "Q4_K")
     loras = Loras(bench)
-    ours, theirs = [], []
+    ours, theirs = list[float](), list[float]()
     for number, change in enumerate(([], [Lora(1)], [Lora(2, rank=19), Lora(3, rank=1, strength=0.5)])):
         loras.on(*change)
         reference = numbers_of(layers, bench.module)
         assert bench.check(FIRST) == bench.counts(bench.model.compiles if number < 2 else 0)
-        for size in (FIRST, *SIZES):
-            assert bench.check(size) == bench.counts(), size
-            given = bench.model.call(size)
-            exact = Bench.call(reference, given)
-            theirs.append(relative_error(bench.call(given), exact))
-            with bench.compiled():
-                ours.append(relative_error(bench.call(given), exact))
+        bench.check_all(SIZES)
+        compiled, eager = bench.errors(reference, (FIRST, *SIZES))
+        ours += compiled
+        theirs += eager
     assert norm(theirs) > 1e-5
     assert norm(ours) <= 0.1 * norm(theirs), (ours, theirs)
     forget_regions(core)

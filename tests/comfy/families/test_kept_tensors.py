@@ -45,8 +45,7 @@ def test_nothing_forbids_a_capture_of_its_code(core: SimpleNamespace, model: Any
 
 
 def test_what_it_keeps_is_put_back_after_a_capture(core: SimpleNamespace, model: Any) -> None:
-    pack = core.ours("blocks.families").__name__.partition(".nodes.")[0]
-    kept = importlib.import_module(f"{pack}.compile_cache.backends.cuda_graphs.kept_tensors")
+    kept = core.inside("backends.cuda_graphs.kept_tensors")
     with kept.refused_if_read(model):
         expected = call(model)
     before = {name: vars(model)[name] for name in KEPT}

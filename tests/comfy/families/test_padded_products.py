@@ -17,9 +17,8 @@ from comfy_kitchen.registry import registry
 
 from . import kit
 from .kit import Bench, forget_regions, run_traces
-from .models import Size
-from .quantized import model_of
-from .test_quantized import FIRST, SIZES, _in_full_precision, _tensor
+from .models import FIRST, SIZES, Size
+from .quantized import in_full_precision, model_of
 
 # Tokens times batch: a multiple of 32, of 16 alone, of neither; the text too.
 MORE = [Size(1, 8, 10, 16, 2), Size(1, 5, 7, 32, 3), Size(2, 4, 4, 5, 1)]
@@ -64,16 +63,10 @@ def test_no_size_compiles_again(
     forget_regions(core)
     bench = Bench(core, model_of("LTX", name))
     assert bench.check(FIRST) == bench.counts(bench.model.compiles)
-    for size in (*SIZES, *MORE):
-        assert bench.check(size) == bench.counts(), size
+    bench.check_all((*SIZES, *MORE))
     assert bench.formats() == [[f"{name} products"]]
-    reference = _in_full_precision(bench)
-    for size in (FIRST, *MORE):
-        given = bench.model.call(size)
-        exact, cores = _tensor(Bench.call(reference, given)), _tensor(bench.call(given))
-        with bench.compiled():
-            ours = _tensor(bench.call(given))
-        assert kit.relative_error(ours, exact) <= 1.5 * kit.relative_error(cores, exact), size
+    errors = bench.errors(in_full_precision(bench), (FIRST, *MORE))
+    assert all(ours <= 1.5 * cores for ours, cores in zip(*errors, strict=True)), errors
     forget_regions(core)
 
 

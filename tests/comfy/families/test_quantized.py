@@ -6,18 +6,15 @@ import dataclasses
 import importlib
 import itertools
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
 
 from . import kit, quantized
-from .kit import Bench, forget_regions, relative_error, run_traces
-from .models import Size
-from .quantized import FAMILIES, FORMATS, PRODUCTS, QuantizedModel, model_of
+from .kit import Bench, call, forget_regions, norm, run_traces
+from .models import FIRST, SIZES
+from .quantized import FAMILIES, FORMATS, PRODUCTS, QuantizedModel, in_full_precision, model_of
 
-FIRST = Size(1, 8, 12, 7)
-SIZES = [Size(2, 8, 12, 7), Size(1, 10, 6, 13, 3), Size(3, 14, 8, 7, 5)]
 CASES = [(family, name) for family in FAMILIES for name in FORMATS]
 
 
@@ -69,15 +66,13 @@ def test_a_quantized_model_compiles_in_its_first_call_only(
     weights = Weights(bench)
     weights.without()
     assert bench.check(FIRST) == bench.counts(bench.model.compiles)
-    for size in SIZES:
-        assert bench.check(size) == bench.counts(), size
+    bench.check_all(SIZES)
     given = bench.model.call(FIRST)
     results = [bench.call(given)]
     for change in (lambda: weights.with_lora(1), lambda: weights.with_lora(2, 0.5), weights.without):
         change()
         results.append(bench.call(given))
-        for size in (FIRST, SIZES[1]):
-            assert bench.check(size) == bench.counts(), size
+        bench.check_all([FIRST, SIZES[1]])
     assert torch.equal(results[0], results[-1])
     assert not any(torch.equal(one, other) for one, other in itertools.combinations(results[:-1], 2))
 
@@ -102,16 +97,10 @@ def test_lowered_code_is_as_near_to_full_precision_as_core(
     """Rounding in front of a quantizer is amplified: two right results differ, and both are near fp32."""
     bench = bench_of(core, monkeypatch, "LTX", name)
     monkeypatch.setattr(kit, "TOLERANCE", 0.2)
-    reference = _in_full_precision(bench)
+    reference = in_full_precision(bench)
     assert bench.check(FIRST) == bench.counts(bench.model.compiles)
-    ours, cores = [], []
-    for size in (FIRST, *SIZES):
-        assert bench.check(size) == bench.counts(), size
-        given = bench.model.call(size)
-        exact = _tensor(Bench.call(reference, given))
-        cores.append(relative_error(_tensor(bench.call(given)), exact))
-        with bench.compiled():
-            ours.append(relative_error(_tensor(bench.call(given)), exact))
+    bench.check_all(SIZES)
+    ours, cores = bench.errors(reference, (FIRST, *SIZES))
     assert norm(ours) <= 1.5 * norm(cores) + 1e-6, (ours, cores)
     forget_regions(core)
 
@@ -122,26 +111,9 @@ def test_the_model_in_full_precision_has_all_weights_where_modules_begin_without
     """With DynamicVRAM core makes its Linear modules without weights."""
     bench = bench_of(core, monkeypatch, "Flux", "int8_tensorwise")
     given = bench.model.call(FIRST)
-    expected = Bench.call(_in_full_precision(bench), given)
+    expected = call(in_full_precision(bench), given)
     monkeypatch.setattr(importlib.import_module("comfy.memory_management"), "aimdo_enabled", True)
-    assert torch.equal(_tensor(Bench.call(_in_full_precision(bench), given)), _tensor(expected))
-
-
-def _in_full_precision(bench: Bench) -> Any:
-    """A bench whose network has the same weights, dequantized."""
-    assert isinstance(bench.model, QuantizedModel)
-    base = bench.model.patchers[-1].model
-    network = importlib.import_module("resolute_tiny_models.references").in_full_precision(base)
-    return SimpleNamespace(module=network)
-
-
-def _tensor(result: Any) -> torch.Tensor:
-    assert isinstance(result, torch.Tensor)
-    return result
-
-
-def norm(errors: list[float]) -> float:
-    return float(torch.tensor(errors).norm())
+    assert torch.equal(call(in_full_precision(bench), given), expected)
 
 
 @pytest.mark.parametrize("wrong", ["scale", "numbers"])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
-import inspect
 from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +13,7 @@ import pytest
 import torch
 
 from . import quantized
-from .kit import copied
+from .kit import call
 from .models import MODELS, Size
 
 # By model and kind of block: the modules whose weights only a prologue reads.
@@ -55,8 +54,7 @@ def leaves(result: Any) -> list[Any]:
 @pytest.fixture(autouse=True)
 def module_of_sites(core: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> Any:
     """It splits also what spares little: narrow blocks have other shares of weights than wide ones."""
-    pack = core.ours("blocks.families").__name__.partition(".nodes.")[0]
-    found = importlib.import_module(f"{pack}.compile_cache.backends.inductor.regions.split_sites")
+    found = core.inside("backends.inductor.regions.split_sites")
     monkeypatch.setattr(found, "_LEAST_SPARED", 0.0)
     return found
 
@@ -71,14 +69,6 @@ def hooked(core: SimpleNamespace, module: Any, run_block: Any) -> Any:
     installed = importlib.import_module(core.ours("process.module_hooks").Hook.__module__).installed
     hooks = core.ours("blocks.families").hooks_of(module, core.roles.UNET, run_block, lambda reason: None)
     return installed(hooks)
-
-
-def call(module: Any, given: dict[str, Any]) -> Any:
-    names = inspect.signature(type(module).forward).parameters
-    time = next(each for each in ("timestep", "timesteps", "t") if each in names)
-    given = {time if key == "timestep" else key: copied(value) for key, value in given.items()}
-    with torch.inference_mode():
-        return module(**given, transformer_options={})
 
 
 def calls_of_blocks(core: SimpleNamespace, name: str, sizes: Sequence[Size], run: Any) -> None:

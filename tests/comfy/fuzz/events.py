@@ -50,9 +50,7 @@ def _values(patches: Sequence[str]) -> dict[str, st.SearchStrategy[Any]]:
         "denoise": st.sampled_from((1.0, 0.75, 0.5)),
         "weights": st.integers(0, 2),
         "kind": st.sampled_from(("sd", "sd", "sdxl", "inpaint", "fp8", *QUANTIZED, "counting")),
-        "conditioning": st.sampled_from(
-            ("whole", "two", "concat", "in turn", "area", "mask", "mask bounds", "lora hook")
-        ),
+        "conditioning": st.sampled_from(CONDITIONINGS),
         "mask": st.sampled_from(("none", "half", "soft")),
         "second": st.sampled_from(("none", "none", "same", "unpatched", "plain", "other")),
         "source": st.sampled_from(("empty", "image")),

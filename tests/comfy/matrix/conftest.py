@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 pytest.register_assert_rewrite(f"{__package__}.kit")
-from ..rig import Bench, Run  # noqa: E402
+from ..rig import Bench, Run, compiled  # noqa: E402
+from .controlling import all_compiled, controlled  # noqa: E402
 from .kit import Check, Recorder  # noqa: E402 (after register_assert_rewrite)
 
 
@@ -24,3 +27,21 @@ def recorder(pytestconfig: pytest.Config, bench: Bench) -> Recorder:
 def check(bench: Bench, warm: Run, recorder: Recorder, request: pytest.FixtureRequest) -> Check:
     """``check(prompt, forwards=5)``: see ``kit.Check``. The tiny model and VAE are already compiled."""
     return Check(bench, recorder, request.node.name)
+
+
+@pytest.fixture(scope="session")
+def warm_control(bench: Bench, warm: Run, tiny_prompt: Any, seeds: Any, recorder: Recorder) -> Run:
+    """The first prompt with a compiled ControlNet, at 256x256, after the tiny model's own first one."""
+    return bench.run(all_compiled(controlled(tiny_prompt(seed=next(seeds)), "net"), recorder.backend))
+
+
+@pytest.fixture
+def checked(check: Check, warm_control: Run) -> Check:
+    """``check``, once an ordinary ControlNet is compiled too."""
+    return check
+
+
+@pytest.fixture(scope="session")
+def warm_sdxl(bench: Bench, warm: Run, tiny_prompt: Any, seeds: Any, recorder: Recorder) -> Run:
+    """The first prompt of the tiny SDXL model, which compiles it."""
+    return bench.run(compiled(tiny_prompt(kind="sdxl", seed=next(seeds)), recorder.backend))

@@ -5,9 +5,7 @@ from __future__ import annotations
 import copy
 from typing import Any
 
-import pytest
-
-from ..rig import Bench, PromptDict, Run, compiled, node
+from ..rig import PromptDict, Run, compiled, failure_of, node
 from .kit import Check
 
 STEPS = 4
@@ -77,6 +75,8 @@ def check_control(check: Check, plain: PromptDict, forwards: int = BOTH, **expec
     return check(plain, all_compiled(plain, check.backend), forwards=forwards, **expected)
 
 
-def first_prompt(bench: Bench, prompt: PromptDict, net: str, config: pytest.Config) -> Run:
-    """Run the prompt with a compiled ControlNet for the first time, which may compile new regions."""
-    return bench.run(all_compiled(controlled(prompt, net), config.getoption("--backend")))
+def assert_cores_error(check: Check, prompt: PromptDict, text: str) -> None:
+    """Assert that the prompt fails with core's message, which has `text` in it, compiled and not."""
+    message = failure_of(check.bench.client, prompt)
+    assert text in message
+    assert failure_of(check.bench.client, all_compiled(prompt, check.backend)) == message

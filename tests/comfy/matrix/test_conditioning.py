@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from ..rig import PromptDict, assert_different, compiled, node, without_decoder
+from ..rig import PromptDict, assert_different, node, with_sampling, without_decoder
 from .kit import Check
 
 STEPS = 4
@@ -32,8 +32,7 @@ def conditioning(seed: int, tokens: int = 77) -> dict[str, Any]:
 
 def with_positive(prompt: PromptDict, positive: list[Any], **nodes: dict[str, Any]) -> PromptDict:
     """The prompt with more nodes, and `positive` as the positive conditioning."""
-    inputs = {**prompt["sample"]["inputs"], "positive": positive}
-    return {**prompt, **nodes, "sample": {**prompt["sample"], "inputs": inputs}}
+    return with_sampling({**prompt, **nodes}, positive=positive)
 
 
 def combined(prompt: PromptDict, changed: dict[str, Any], tokens: int = 77) -> PromptDict:
@@ -92,9 +91,7 @@ def test_prompts_of_unequal_length_share_a_forward_or_are_split_as_core_does(
 
 @pytest.mark.parametrize("tokens", LENGTHS)
 def test_without_guidance_the_negative_prompt_is_left_out(check: Check, prompt: PromptDict, tokens: int) -> None:
-    changed = lengths(prompt, tokens, 77)
-    changed["sample"] = {**prompt["sample"], "inputs": {**prompt["sample"]["inputs"], "cfg": 1.0}}
-    check_that_it_matters(check, changed, prompt, forwards=STEPS)
+    check_that_it_matters(check, with_sampling(lengths(prompt, tokens, 77), cfg=1.0), prompt, forwards=STEPS)
 
 
 @pytest.mark.grid(2)
@@ -191,13 +188,13 @@ def test_the_average_of_two_conditions_compiles_nothing(check: Check, prompt: Pr
     check_that_it_matters(check, changed, prompt, forwards=SHARED)
 
 
+@pytest.mark.usefixtures("warm_sdxl")
 def test_areas_and_lengths_of_the_sdxl_family_compile_nothing(check: Check, tiny_prompt: Any, seeds: Any) -> None:
     # Each condition has pooled embeddings and sizes, which must be batched with it.
     def sdxl(width: int, tokens: int) -> PromptDict:
         prompt = tiny_prompt(kind="sdxl", seed=next(seeds), width=width, height=104, tokens=tokens, steps=STEPS)
         return without_decoder(prompt)
 
-    check.bench.run(compiled(sdxl(128, 77), check.backend))  # this first prompt may compile
     untouched = sdxl(136, 154)
     other = node("ResoluteTestConditioning", seed=21, tokens=77, **{**FULL, "width": 2048, "pooled_width": 1280})
     both = node("ConditioningCombine", conditioning_1=["positive", 0], conditioning_2=["other", 0])

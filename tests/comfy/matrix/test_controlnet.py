@@ -10,25 +10,12 @@ from typing import Any
 
 import pytest
 
-from scripts.errors import PromptError
 from scripts.server.process import ComfyServer
 
-from ..rig import Bench, PromptDict, Run, assert_different, compiled, node, without_decoder
-from .controlling import BOTH, STEPS, check_control, controlled, first_prompt, hint, with_compiled_nets
+from ..rig import PromptDict, Run, assert_different, compiled, node, without_decoder
+from .controlling import BOTH, STEPS, assert_cores_error, check_control, controlled, hint, with_compiled_nets
 from .controlling import all_compiled as everything_compiled
 from .kit import Check
-
-
-@pytest.fixture(scope="module")
-def warm_control(bench: Bench, warm: Run, tiny_prompt: Any, seeds: Any, pytestconfig: pytest.Config) -> Run:
-    """The first prompt with a compiled ControlNet, at 256x256, after the tiny model's own first one."""
-    return first_prompt(bench, tiny_prompt(seed=next(seeds)), "net", pytestconfig)
-
-
-@pytest.fixture
-def checked(check: Check, warm_control: Run) -> Check:
-    """``check``, once the ControlNet is compiled too."""
-    return check
 
 
 def test_the_first_prompt_compiles_only_what_the_unet_does_not_have(warm_control: Run) -> None:
@@ -253,11 +240,5 @@ class TestShapes:
         self, checked: Check, prompt: PromptDict
     ) -> None:
         plain = controlled(prompt, "net", picture=hint(channels=4))
-        messages = []
-        for wrong in (plain, everything_compiled(plain, checked.backend)):
-            with pytest.raises(PromptError) as caught:
-                checked.bench.run(wrong)
-            messages.append(str(caught.value))
-        assert "to have 3 channels, but got 4" in messages[0]
-        assert messages[1] == messages[0]
+        assert_cores_error(checked, plain, "to have 3 channels, but got 4")
         check_control(checked, controlled(prompt, "net"))

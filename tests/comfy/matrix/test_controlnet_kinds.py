@@ -6,39 +6,20 @@ from typing import Any
 
 import pytest
 
-from scripts.errors import PromptError
 from scripts.server.process import ComfyServer
 
-from ..rig import Bench, PromptDict, Run, assert_different, compiled, node
-from .controlling import BOTH, STEPS, all_compiled, check_control, controlled, first_prompt, hint, with_compiled_nets
+from ..rig import PromptDict, assert_different, compiled, node
+from .controlling import (
+    BOTH,
+    STEPS,
+    all_compiled,
+    assert_cores_error,
+    check_control,
+    controlled,
+    hint,
+    with_compiled_nets,
+)
 from .kit import Check
-
-
-@pytest.fixture
-def checked(check: Check, warm_control: Run) -> Check:
-    """``check``, once an ordinary ControlNet is compiled too."""
-    return check
-
-
-@pytest.fixture(scope="module")
-def warm_control(bench: Bench, warm: Run, tiny_prompt: Any, seeds: Any, pytestconfig: pytest.Config) -> Run:
-    return first_prompt(bench, tiny_prompt(seed=next(seeds)), "net", pytestconfig)
-
-
-@pytest.fixture(scope="module")
-def warm_sdxl(bench: Bench, warm_control: Run, tiny_prompt: Any, seeds: Any, pytestconfig: pytest.Config) -> Run:
-    """The first prompt of the tiny SDXL model, without a ControlNet; it compiles the model."""
-    return bench.run(compiled(tiny_prompt(kind="sdxl", seed=next(seeds)), pytestconfig.getoption("--backend")))
-
-
-def assert_cores_error(checked: Check, prompt: PromptDict, text: str) -> None:
-    messages = []
-    for wrong in (prompt, all_compiled(prompt, checked.backend)):
-        with pytest.raises(PromptError) as caught:
-            checked.bench.run(wrong)
-        messages.append(str(caught.value))
-    assert text in messages[0]
-    assert messages[1] == messages[0]
 
 
 @pytest.mark.usefixtures("warm_sdxl")

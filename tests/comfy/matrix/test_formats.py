@@ -108,8 +108,8 @@ def test_two_formats_in_one_prompt_compile_nothing(check: Check, unet: MakePromp
     check(prompt, with_model(ours, compile_model(check.backend), sampler="again"), forwards=2 * STEPS)
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("weights", FLUX_FORMATS)
+@pytest.mark.grid(1)
+@pytest.mark.parametrize("weights", reversed(FLUX_FORMATS))  # without --long the last one: as the file has them
 def test_the_loaders_formats_of_flux_compile_in_their_first_prompt_only(
     check: Check, flux: MakePrompt, weights: str
 ) -> None:

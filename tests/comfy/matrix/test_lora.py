@@ -11,7 +11,7 @@ from safetensors.numpy import save_file
 
 from scripts.server.process import ComfyServer
 
-from ..rig import Array, Bench, PromptDict, assert_different, compile_model, compiled, node, with_model
+from ..rig import Array, Bench, PromptDict, assert_different, compile_model, compiled, node, with_model, with_sampling
 from .kit import Check
 from .placing import before_and_after, check_placed, placed
 
@@ -208,8 +208,7 @@ def test_a_lora_for_model_and_text_encoder_loads_nothing_again(
 ) -> None:
     built = models_built(server)
     for strength in (0.8, -0.5):
-        seed = {"sample": {**checkpoint["sample"], "inputs": {**checkpoint["sample"]["inputs"], "seed": next(seeds)}}}
-        prompt = checkpoint | seed
+        prompt = with_sampling(checkpoint, seed=next(seeds))
         both = node("LoraLoader", lora_name="sd15.safetensors", strength_model=strength, strength_clip=1.5 * strength)
         both["inputs"]["clip"] = ["loader", 1]
         plain = with_clip(with_model(prompt, both), ["sample-model-0", 1])
@@ -224,8 +223,7 @@ def test_a_lora_for_model_and_text_encoder_loads_nothing_again(
 def test_a_lora_hook_on_the_text_encoder_reaches_the_model_too(
     check: Check, checkpoint: PromptDict, seeds: Any
 ) -> None:
-    seed = {"sample": {**checkpoint["sample"], "inputs": {**checkpoint["sample"]["inputs"], "seed": next(seeds)}}}
-    prompt = checkpoint | seed
+    prompt = with_sampling(checkpoint, seed=next(seeds))
     hooks = node("CreateHookLora", lora_name="sd15.safetensors", strength_model=1.0, strength_clip=1.0)
     clip = node("SetClipHooks", clip=["loader", 1], hooks=["hooks", 0], apply_to_conds=True, schedule_clip=False)
     hooked = with_clip({**prompt, "hooks": hooks, "hooked-clip": clip}, ["hooked-clip", 0])

@@ -9,7 +9,18 @@ import pytest
 
 from scripts.server.process import ComfyServer
 
-from ..rig import Bench, PromptDict, Run, assert_different, compile_model, compiled, node, with_model, without_decoder
+from ..rig import (
+    Bench,
+    PromptDict,
+    Run,
+    assert_different,
+    branches,
+    compile_model,
+    compiled,
+    node,
+    with_model,
+    without_decoder,
+)
 from .kit import Check
 from .placing import before_and_after, placed
 
@@ -48,13 +59,6 @@ def loads(server: ComfyServer) -> int:
     return server.log().count("Requested to load")
 
 
-@pytest.fixture(scope="module")
-def sdxl(bench: Bench, tiny_prompt: Any, seeds: Any) -> None:
-    """Compile the tiny SDXL model."""
-    whole = tiny_prompt(seed=next(seeds), kind="sdxl", width=136, height=104, steps=1)
-    bench.run(compiled(without_decoder(whole)))
-
-
 def of_kind(tiny_prompt: Any, kind: str, seed: int) -> PromptDict:
     """Four steps of a tiny model of this kind, without a decoder."""
     whole = tiny_prompt(seed=seed, kind=kind, width=136, height=104, steps=STEPS)
@@ -73,13 +77,13 @@ def test_a_second_model_of_one_architecture_compiles_nothing(check: Check, promp
     assert_different(one, check.bench.run(prompt))
 
 
-@pytest.mark.usefixtures("sdxl")
+@pytest.mark.usefixtures("warm_sdxl")
 def test_two_alternating_architectures_compile_nothing(check: Check, tiny_prompt: Any, seeds: Any) -> None:
     for kind in ("sd", "sdxl", "sd", "sdxl"):
         check(of_kind(tiny_prompt, kind, next(seeds)), forwards=STEPS)
 
 
-@pytest.mark.usefixtures("sdxl")
+@pytest.mark.usefixtures("warm_sdxl")
 def test_two_architectures_one_after_the_other_in_one_graph_compile_nothing(
     check: Check, tiny_prompt: Any, seeds: Any
 ) -> None:
@@ -93,20 +97,6 @@ def test_two_architectures_one_after_the_other_in_one_graph_compile_nothing(
     ours = compiled(with_model(plain, compile_model(check.backend), sampler="again"), check.backend)
     run = check(plain, ours, forwards=2 * STEPS)
     assert len(run.latents) == 2
-
-
-def branches(prompt: PromptDict, of_each: dict[str, list[dict[str, Any]]]) -> PromptDict:
-    """One sampler per branch, all on one model, each with its own nodes before it.
-
-    Latents are saved in the order of the branches' names, which must have equal lengths.
-    """
-    changed = {name: part for name, part in prompt.items() if name not in ("sample", "samples")}
-    for name, nodes in of_each.items():
-        changed[name] = copy.deepcopy(prompt["sample"])
-        changed[f"{name}-samples"] = copy.deepcopy(prompt["samples"])
-        changed[f"{name}-samples"]["inputs"]["samples"] = [name, 0]
-        changed = with_model(changed, *nodes, sampler=name)
-    return changed
 
 
 @before_and_after
