@@ -8,7 +8,7 @@ from comfy_api.latest import io
 
 from .adapters.comfyui.messages import on_node
 from .adapters.comfyui.version import hidden_from_search
-from .adapters.warm_up.one_step import report, with_few_steps
+from .adapters.warm_up.one_step import begin_step, report
 from .adapters.warm_up.prompt import END, STEP
 from .inputs import CATEGORY
 
@@ -32,7 +32,7 @@ class WarmUpStep(io.ComfyNode):
 
     @classmethod
     def execute(cls, any: Any, before: Any = None) -> io.NodeOutput:
-        return io.NodeOutput(with_few_steps(any))
+        return io.NodeOutput(begin_step(any))
 
 
 class WarmUpEnd(io.ComfyNode):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,13 +19,12 @@ from ..captures.captures import Captures, Reach, capture_key, free_bytes
 from ..choices.whole_calls import WholeCalls
 from ..config import CacheConfig
 from ..errors import BypassReason
-from ..keys import CaptureKey, GraphKey
+from ..keys import CaptureKey
 from ..stats import Stats
 from ..store.shape_history import ShapeHistory
 from ..torch_facts.out_of_memory import is_out_of_memory
 from .dispatcher import Action, Decision, Situation, decide
 from .misses import FIRST, FREED, SeenSignatures, explain_first
-from .recordings import RecordedCalls, Recordings
 
 logger = logging.getLogger(__name__)
 
@@ -54,7 +53,6 @@ class GraphCache:
         self._captures = Captures(self.config.budget_bytes)
         self.bytes_by_device = self._captures.held_by_device
         self._seen = SeenSignatures()
-        self._recordings = Recordings()
         folder = self.config.store_folder
         self.shapes = ShapeHistory(folder / "shapes" if folder and self.config.remember else None)
         self._attempts = CaptureAttempts(self._captures, self.stats, self.config, reach)
@@ -74,7 +72,6 @@ class GraphCache:
             if recheck is not None and (call_now := recheck()) is not call:
                 begun = self._begin(program, call_now)
             result = self._finish(program, begun)
-            self._recordings.note(begun.key, begun.key in self._captures)
             self._captures.keep_to_budget()
             return result
 
@@ -231,18 +228,6 @@ class GraphCache:
             self._captures.close_session(owner)
             self._captures.keep_to_budget()
 
-    def record_calls(self) -> AbstractContextManager[RecordedCalls]:
-        """Record the calls made inside the `with`, from any thread."""
-        return self._recordings.record()
-
-    def has_captures(self, recorded: RecordedCalls) -> bool:
-        """True if recorded calls would be answered as fast again: each capture that they had is still there."""
-        return bool(recorded) and all(key in self._captures for key, captured in recorded.items() if captured)
-
-    def bytes_of(self, recorded: RecordedCalls) -> int:
-        """Bytes of the captures of recorded calls."""
-        return sum(entry.bytes for key, entry in self._captures if key in recorded)
-
     def captures_of(self, owner: int) -> int:
         """How many captures a module has."""
         return sum(key.owner == owner for key, _ in self._captures)
@@ -284,9 +269,9 @@ class GraphCache:
         with self._lock:
             self._captures.drop_stale(owner, epoch)
 
-    def captured(self) -> list[tuple[GraphKey, Entry[Graph]]]:
-        """Every graph that has a capture now, the least recently used first."""
-        return [(key.graph, entry) for key, entry in self._captures]
+    def captured(self) -> list[tuple[CaptureKey, Entry[Graph]]]:
+        """Every capture that there is now, the least recently used first."""
+        return list(self._captures)
 
     def report(self) -> dict[str, Any]:
         """Plain data for `GET /resolute/cache` and the report node. Never waits for a call that is running."""

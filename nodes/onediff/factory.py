@@ -65,9 +65,7 @@ _RANGES = {
     "conv_compute_density_threshold": (0, 2000),
     "linear_compute_density_threshold": (0, 2000),
 }
-_OPTIONAL_LINKS = {
-    "custom_booster", "deepcache_booster", "quantization_booster", "torchcompile_booster", "latent_image",
-}  # fmt: skip
+_BOOSTERS = (CustomBooster, DeepCacheBooster, TorchCompileBooster, QuantizationBooster)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +82,8 @@ class OldNode:
     title: OneDiff's own. became: the node to use now, shown in the title; empty if none is needed any more. about: what
     it does now. inputs: by name, in OneDiff's order: a type for a link, a `Folder`, a tuple of choices whose first one
     is the default, or the default of another widget. outputs: types by name; a node without any is run for its own
-    sake. run: gets the number of the node, and the inputs by name.
+    sake. run: gets the number of the node, and the inputs by name. replacement: id of
+    the node of ours that takes its place with its first input alone; empty if there is none.
     """
 
     node_id: str
@@ -94,6 +93,13 @@ class OldNode:
     inputs: Mapping[str, Any]
     outputs: Mapping[str, Any]
     run: Callable[..., io.NodeOutput]
+    replacement: str = ""
+
+    @property
+    def widgets(self) -> dict[str, Any]:
+        """Their defaults by name, in the order in which a workflow stores their values. A `Folder` has none."""
+        named = {name: given for name, given in self.inputs.items() if not isinstance(given, type)}
+        return {name: given[0] if isinstance(given, tuple) else given for name, given in named.items()}
 
 
 def node_of(old: OldNode) -> type[io.ComfyNode]:
@@ -117,7 +123,7 @@ def node_of(old: OldNode) -> type[io.ComfyNode]:
 
         @classmethod
         def execute(cls, **given: Any) -> io.NodeOutput:
-            return old.run(cls.hidden.unique_id, **given)
+            return old.run(cls.hidden.unique_id, **{**old.widgets, **given})
 
     Node.__name__ = Node.__qualname__ = old.node_id
     return Node
@@ -137,7 +143,7 @@ def _input(name: str, given: Any) -> Any:
     if isinstance(given, str):
         is_long = name == "docs_link"
         return io.String.Input(name, default=given, multiline=is_long, optional=True, tooltip=tooltip)
-    return given.Input(name, optional=name in _OPTIONAL_LINKS, tooltip=tooltip)
+    return given.Input(name, optional=given in _BOOSTERS or name == "latent_image", tooltip=tooltip)
 
 
 def _output(name: str, kind: Any) -> Any:

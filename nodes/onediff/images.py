@@ -20,11 +20,11 @@ def compare_images(
     node_id: str | None,
     images1: Any,
     images2: Any,
-    ssim_threshold: str = "0.9",
-    raise_if_diff: str = "enable",
-    image_id: str = "",
-    rtol: str = "",
-    atol: str = "",
+    ssim_threshold: str,
+    raise_if_diff: str,
+    image_id: str,
+    rtol: str,
+    atol: str,
 ) -> io.NodeOutput:
     """Raises ValueError if the shapes differ or the images differ too much, UserError for a limit that is no number."""
     if raise_if_diff not in _SWITCH and image_id in _SWITCH:

@@ -8,14 +8,13 @@ loaded then.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
 from typing import Any
 
 from comfy_api.latest import io
 
 import nodes
 
-from ..adapters.comfyui.node_replacements import Replacement, register
+from ..adapters.comfyui.node_replacements import register
 from ..adapters.onediff import precedence
 from .factory import node_of
 from .replacements import ONEDIFF, SUGGESTED
@@ -40,15 +39,8 @@ def begin(server: Any) -> None:
     async def start(app: Any) -> None:
         if precedence.withdraw(_OURS, nodes.NODE_CLASS_MAPPINGS, nodes.NODE_DISPLAY_NAME_MAPPINGS):
             logger.info("Resolute: OneDiff's own nodes are loaded, so Resolute does not stand in for them")
-        await register(_replacements(nodes.NODE_CLASS_MAPPINGS))
+        # ComfyUI replaces a node by itself if its type is missing, which a suggestion must never do.
+        known = [each for each in SUGGESTED if each.old_id in nodes.NODE_CLASS_MAPPINGS]
+        await register([*ONEDIFF, *known])
 
     server.app.on_startup.append(start)
-
-
-def _replacements(classes: Mapping[str, Any]) -> list[Replacement]:
-    """Those of OneDiff's nodes, and suggestions for torch.compile's nodes.
-
-    ComfyUI replaces a node by itself if its type is missing. A suggestion must never do that, so it is registered only
-    where its type is loaded.
-    """
-    return [*ONEDIFF, *(each for each in SUGGESTED if each.old_id in classes)]

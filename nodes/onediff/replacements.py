@@ -8,32 +8,19 @@ from __future__ import annotations
 
 from ...compile_cache.backends.registry import AUTO
 from ..adapters.comfyui.node_replacements import Replacement
+from .table import COMPILE_CONTROL_NET, COMPILE_MODEL, COMPILE_VAE, LOADER, TABLE
 
-_COMPILE = {"backend": AUTO}
-
-
-def _compiles(old_id: str, widgets: tuple[str, ...], kind: str = "model", old_input: str = "") -> Replacement:
-    new_id = {
-        "model": "ResoluteCompileModel",
-        "vae": "ResoluteCompileVAEDecode",
-        "control_net": "ResoluteCompileControlNet",
-    }[kind]
-    return Replacement(old_id, new_id, widgets, {kind: old_input or kind}, _COMPILE)
+_FIRST_INPUTS = {COMPILE_MODEL: "model", COMPILE_VAE: "vae", COMPILE_CONTROL_NET: "control_net", LOADER: "ckpt_name"}
 
 
-def _loads(old_id: str, widgets: tuple[str, ...]) -> Replacement:
-    values = {**_COMPILE, "compile_vae": True}
-    return Replacement(old_id, "ResoluteLoadCheckpoint", widgets, {"ckpt_name": "ckpt_name"}, values)
+def _compiles(old_id: str, widgets: tuple[str, ...], new_id: str = COMPILE_MODEL, old_input: str = "") -> Replacement:
+    values = {"backend": AUTO, **({"compile_vae": True} if new_id == LOADER else {})}
+    name = _FIRST_INPUTS[new_id]
+    return Replacement(old_id, new_id, widgets, {name: old_input or name}, values)
 
 
 ONEDIFF = (
-    _compiles("ModelSpeedup", ("inplace",)),
-    _compiles("SVDSpeedup", ("inplace", "cache_name")),
-    _compiles("VaeSpeedup", ("inplace",), "vae"),
-    _compiles("ControlnetSpeedup", ("inplace",), "control_net"),
-    _compiles("ControlNetSpeedup", ("static_mode",), "control_net"),
-    _loads("OneDiffCheckpointLoaderSimple", ("ckpt_name", "vae_speedup")),
-    _loads("OneDiffQuantCheckpointLoaderSimple", ("ckpt_name", "vae_speedup")),
+    *(_compiles(old.node_id, tuple(old.widgets), old.replacement) for old in TABLE if old.replacement),
     Replacement(
         "ShowImageDiff",
         "ResoluteCompareImages",
@@ -60,6 +47,6 @@ SUGGESTED = (
             "TorchCompileCosmosModel",
         )
     ),
-    _compiles("TorchCompileVAE", (), "vae"),
-    _compiles("TorchCompileControlNet", (), "control_net", "controlnet"),
+    _compiles("TorchCompileVAE", (), COMPILE_VAE),
+    _compiles("TorchCompileControlNet", (), COMPILE_CONTROL_NET, "controlnet"),
 )

@@ -7,7 +7,7 @@ the Torch Compile Booster was switched off. Everything else becomes a sentence o
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +16,7 @@ from ....compile_cache.texts import Text
 from ..comfyui.progress import NodeProgress
 from ..compile.diffusion_model import compile_diffusion_model
 from ..deepcache.node import add_deepcache, deepest
-from .deepcache_settings import DeepCacheInputs, translate
+from .deepcache_settings import translate
 
 logger = logging.getLogger(__name__)
 
@@ -31,7 +31,7 @@ class Booster:
     notes: what the boosters asked for and no longer get, one sentence each.
     """
 
-    deepcache: DeepCacheInputs | None = None
+    deepcache: Mapping[str, int] | None = None
     compiles: bool = True
     notes: tuple[str, ...] = ()
 
@@ -40,13 +40,11 @@ class Booster:
         return AUTO if self.compiles else _SWITCHED_OFF
 
 
-NO_BOOSTER = Booster()
 NOT_QUANTIZED = Booster(notes=(Text("nothing is quantized: the model is compiled in its own precision"),))
 
 
-def merged(boosters: Iterable[Booster]) -> Booster:
-    """The boosters of one OneDiffModelBooster as one."""
-    given = list(boosters)
+def merged(given: Sequence[Booster]) -> Booster:
+    """Several boosters as one."""
     return Booster(
         next((each.deepcache for each in given if each.deepcache is not None), None),
         all(each.compiles for each in given),

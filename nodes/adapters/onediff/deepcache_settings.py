@@ -2,45 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 
 from ....compile_cache.texts import Text
 from ..deepcache.schedule import Settings
 
 _STEPS = 1000  # OneDiff counts noise levels from 0 (pure noise) to 1000
-
-
-@dataclass(frozen=True, slots=True)
-class DeepCacheInputs:
-    """The inputs of OneDiff's DeepCache nodes, in their order and with their defaults.
-
-    cache_layer_id, cache_block_id: the level of the UNet and the block in it where the feature is taken. start_step,
-    end_step: noise levels from 0 (pure noise) to 1000, not steps of the sampler.
-    """
-
-    cache_interval: int = 3
-    cache_layer_id: int = 0
-    cache_block_id: int = 1
-    start_step: int = 0
-    end_step: int = 1000
+# Its inputs, in their order, with their defaults: the level of the UNet and the block in it where the feature is taken,
+# and noise levels, not steps of the sampler.
+DEFAULTS = {"cache_interval": 3, "cache_layer_id": 0, "cache_block_id": 1, "start_step": 0, "end_step": _STEPS}
 
 
 def translate(
-    inputs: DeepCacheInputs, blocks_of_levels: Sequence[int], deepest: int
+    inputs: Mapping[str, int], blocks_of_levels: Sequence[int], deepest: int
 ) -> tuple[Settings | None, tuple[str, ...]]:
     """Our settings, None if the inputs leave DeepCache nothing to do; and what could not be kept, in sentences.
 
-    blocks_of_levels: `num_res_blocks` of the UNet. deepest: the largest depth that our DeepCache takes for it. OneDiff
-    sums the blocks of the levels above, adds the block's number and 1: that is our depth.
+    inputs: by the names of DEFAULTS. blocks_of_levels: `num_res_blocks` of the UNet. deepest: the largest depth that
+    our DeepCache takes for it. OneDiff sums the blocks of the levels above, adds the block's number and 1: that is our
+    depth.
     """
-    start, end = inputs.start_step, inputs.end_step
+    start, end = inputs["start_step"], inputs["end_step"]
     if start >= end:
         return None, (
             Text("start_step {start} is not before end_step {end}, so every step runs in full", start=start, end=end),
         )
-    wanted = sum(blocks_of_levels[: inputs.cache_layer_id]) + inputs.cache_block_id + 1
+    wanted = sum(blocks_of_levels[: inputs["cache_layer_id"]]) + inputs["cache_block_id"] + 1
     depth = min(wanted, deepest)
     text = "cache_layer_id and cache_block_id give depth {wanted}; this UNet has {depth}"
     notes = () if depth == wanted else (Text(text, wanted=wanted, depth=depth),)
-    return Settings(max(1, inputs.cache_interval), depth, start / _STEPS, end / _STEPS), notes
+    return Settings(max(1, inputs["cache_interval"]), depth, start / _STEPS, end / _STEPS), notes

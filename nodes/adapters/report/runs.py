@@ -15,8 +15,7 @@ from ..comfyui.messages import broadcast
 
 _KEPT = 60
 _runs: deque[dict[str, Any]] = deque(maxlen=_KEPT)
-_warming = False
-_warm_up_prompt: str | None = None  # the last prompt that `POST /resolute/warm-up` queued
+_warm_up_prompt: str | None = None  # the prompt whose runs belong to a warm-up
 
 
 def add(run: Run) -> None:
@@ -29,12 +28,12 @@ def add(run: Run) -> None:
 @contextlib.contextmanager
 def warming_up() -> Iterator[None]:
     """Runs meanwhile are those of a warm-up. ComfyUI runs one prompt at a time."""
-    global _warming
-    _warming = True
+    global _warm_up_prompt
+    begin_warm_up()
     try:
         yield
     finally:
-        _warming = False
+        _warm_up_prompt = None
 
 
 def begin_warm_up() -> None:
@@ -45,7 +44,7 @@ def begin_warm_up() -> None:
 
 def are_of_a_warm_up() -> bool:
     """The run that ends now belongs to a warm-up."""
-    return _warming or get_progress_state().prompt_id == _warm_up_prompt
+    return get_progress_state().prompt_id == _warm_up_prompt
 
 
 def of_this_prompt() -> list[dict[str, Any]]:

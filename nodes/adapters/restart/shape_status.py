@@ -36,7 +36,7 @@ def of_model(model: str, backend: str, cache: GraphCache, device: torch.device) 
 
 def models(cache: GraphCache, device: torch.device) -> list[dict[str, Any]]:
     """Plain data: each remembered model with the readiness of its shapes ("state"), the last used first."""
-    captured, known = dict(cache.captured()), cache.shapes.models()
+    captured, known = {key.graph: entry for key, entry in cache.captured()}, cache.shapes.models()
     located = locate((graph for model in known for graph in model.graphs), cache, device)
     remembered = []
     for model in known:
@@ -61,7 +61,7 @@ def sizes(cache: GraphCache, device: torch.device) -> list[tuple[int, int]]:
     """(width, height), in pixels, of pictures whose graphs are in memory, or on disk if none is in memory."""
     ready: dict[str, list[tuple[int, int]]] = {MEMORY: [], DISK: [], UNKNOWN: []}
     captured = [
-        {**graph.plain(), "size": cache.shapes.size_of(graph), "state": MEMORY} for graph, _ in cache.captured()
+        {**key.graph.plain(), "size": cache.shapes.size_of(key.graph), "state": MEMORY} for key, _ in cache.captured()
     ]
     for shape in [*captured, *(shape for model in models(cache, device) for shape in model["shapes"])]:
         size = sides_in(shape["size"])  # in the cells of its own model; none where an earlier version noted no size

@@ -5,11 +5,11 @@ Two ways lead here.
 `POST /resolute/warm-up` (which `scripts/warm-up` and the panel use) gets a workflow, and a warm-up of it is a prompt:
 1. `request.parse_request` checks the request. `prompt.warm_up_prompt` changes the workflow: it saves nothing, and step
    nodes stand before the samplers, encoders and decoders. ComfyUI runs it like any prompt.
-2. `one_step.with_few_steps` gives each model a sampler of few steps. `one_step.report` shows what ran.
+2. `one_step.begin_step` gives each model a sampler of few steps. `one_step.report` shows what ran.
 
 A Warm Up node has a list of sizes:
 1. `run.warm_up` gets the list. An item whose captures still exist is skipped.
-2. For every other item, `predict.predict` runs one step of the model through ComfyUI's sampling code, and
-   `predict.decode` decodes one latent of noise. The cache compiles and captures what these calls need.
+2. For every other item, `predict.predict` samples with the same few steps, and `predict.decode` decodes one latent of
+   noise, both through core's own code. The cache compiles and captures what these calls need.
 3. `dummy_conditioning` stands in for positive and negative where none is connected. Only its shape matters.
 """

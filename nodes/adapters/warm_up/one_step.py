@@ -1,11 +1,13 @@
-"""The work of step nodes in the prompt of a warm-up: a model gets a sampler of few steps, and the last node reports."""
+"""A model gets a sampler of few steps; the last step node in the prompt of a warm-up reports what ran."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import comfy.samplers
+import torch
 from comfy.model_patcher import ModelPatcher
 from comfy.patcher_extension import WrappersMP
 
@@ -13,31 +15,80 @@ from ....compile_cache.errors import UserError
 from ....compile_cache.keys import Role
 from ....compile_cache.warm_up_plan import READY, WARMED, Outcome, table
 from ..comfyui.messages import broadcast
-from ..report import cache_report, runs
+from ..comfyui.transformer_options import STEP_CACHE_RUN
+from ..process import runtime
+from ..report import runs
 from ..sampling.wrappers import set_wrapper
-from .predict import sample_once
 
 _NAMES = {Role.UNET.value: "model", Role.VAE_DECODE.value: "VAE", Role.VAE_ENCODE.value: "encoder"}
 _WORK = ("region_compiles", "region_loads", "captures")
 
 
-def with_few_steps(value: Any) -> Any:
-    """A clone of a MODEL whose samplers make as few predictions as show every shape; any other value as it is.
+def begin_step(value: Any) -> Any:
+    """The work of a step node: what goes through is given on, a MODEL with a sampler of few steps.
 
     The runs of the prompt that is running count as those of a warm-up.
     """
     runs.begin_warm_up()
-    if not isinstance(value, ModelPatcher):
-        return value
-    model = value.clone()
+    return with_few_steps(value) if isinstance(value, ModelPatcher) else value
+
+
+def with_few_steps(model: ModelPatcher) -> ModelPatcher:
+    """A clone of a MODEL whose samplers make as few predictions as show every shape."""
+    model = model.clone()
     # The last wrapper is the innermost one, so those of the model and of DeepCache act as in any sampling run.
-    set_wrapper(model, WrappersMP.SAMPLER_SAMPLE, "resolute-warm-up", _sample_once)
+    set_wrapper(model, WrappersMP.SAMPLER_SAMPLE, "resolute-warm-up", _few_steps)
     return model
 
 
-def _sample_once(executor: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def _few_steps(executor: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Wrapper of a sampler's `sample`: the noise levels are those of the workflow, and most of them are skipped."""
-    return comfy.samplers.KSAMPLER(sample_once).sample(*args, **kwargs)
+    return comfy.samplers.KSAMPLER(_sample_once).sample(*args, **kwargs)
+
+
+def _sample_once(
+    model: Any, x: torch.Tensor, sigmas: torch.Tensor, extra_args: dict[str, Any] | None = None, **_: Any
+) -> torch.Tensor:
+    """A sampler function for core's `KSAMPLER`. It makes as few predictions as are needed to warm up every shape.
+
+    That is one for each stage (see `_stages`), and with a step cache as many more as it takes to run each kind of pass.
+    Returns `x` unchanged.
+    """
+    arguments = extra_args or {}
+    run = arguments.get("model_options", {}).get("transformer_options", {}).get(STEP_CACHE_RUN)
+    levels = sigmas[:-1].tolist()
+    for stage in _stages(levels, _boundaries(getattr(model.inner_model, "conds", {}))):
+        before = {} if run is None else dict(run.passes)
+        for step in stage:
+            model(x, sigmas[step] * x.new_ones([x.shape[0]]), **arguments)
+            if run is None or all(run.passes[kind] > count for kind, count in before.items()):
+                break
+    return x
+
+
+def _stages(levels: Sequence[float], boundaries: Iterable[float]) -> Iterator[list[int]]:
+    """Groups of steps within which no cond and no ControlNet starts or ends. boundaries: the sigmas where one does."""
+    limits = sorted({torch.tensor(limit).item() for limit in boundaries})  # in fp32, as core compares them
+
+    def place(step: int) -> tuple[int, int]:
+        # A step right at a limit is a group of its own: a cond that starts there is on, and so is one that ends there.
+        return sum(levels[step] > limit for limit in limits), sum(levels[step] >= limit for limit in limits)
+
+    for _, steps in itertools.groupby(range(len(levels)), place):
+        yield list(steps)
+
+
+def _boundaries(conds: Any) -> Iterator[float]:
+    """The noise levels (sigmas) at which a cond or one of its ControlNets starts or ends."""
+    for cond in itertools.chain.from_iterable(conds.values()):
+        for name in ("timestep_start", "timestep_end"):
+            if cond.get(name) is not None:
+                yield float(cond[name])
+        control = cond.get("control")
+        while control is not None:
+            for level in getattr(control, "timestep_range", None) or ():
+                yield float(level)
+            control = getattr(control, "previous_controlnet", None)
 
 
 def report() -> str:
@@ -48,23 +99,15 @@ def report() -> str:
     found = runs.of_this_prompt()
     if not found:
         raise UserError("Nothing of this workflow ran compiled. See the texts on its compile nodes.")
-    cache = cache_report.report()
-    broadcast("warmed", sizes=list(dict.fromkeys(run["size"] for run in found)), took=_seconds(found))
-    return table(_outcome(run, cache) for run in found)
+    captures = runtime.cache().report()["entries"]
+    sizes, took = dict.fromkeys(run["size"] for run in found), sum(run["seconds"] for run in found)
+    broadcast("warmed", sizes=list(sizes), took=took)
+    return table(_outcome(run, captures) for run in found)
 
 
-def _outcome(run: Mapping[str, Any], cache: Mapping[str, Any]) -> Outcome:
+def _outcome(run: Mapping[str, Any], captures: Iterable[Mapping[str, Any]]) -> Outcome:
     state = WARMED if any(run["counts"].get(name, 0) for name in _WORK) else READY
     what, detail = _NAMES.get(run["role"], run["role"]), ", ".join(run["lines"])
-    return Outcome(run["size"], what, state, run["seconds"], _bytes(run, cache), detail)
-
-
-def _bytes(run: Mapping[str, Any], cache: Mapping[str, Any]) -> int:
-    """The memory of the captures of a run's model at its size."""
-    shapes = [shape for model in cache["models"] for shape in model["shapes"]]
-    mine = [each for each in shapes if (each["model"], each["size"]) == (run["structure"], run["size"])]
-    return sum(each["bytes"] or 0 for each in mine)
-
-
-def _seconds(found: list[dict[str, Any]]) -> float:
-    return sum(float(run["seconds"]) for run in found)
+    of_run = (run["structure"], run["size"])
+    size = sum(each["bytes"] for each in captures if (each["model"], each["size"]) == of_run)
+    return Outcome(run["size"], what, state, run["seconds"], size, detail)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import itertools
 import logging
 import time
 import weakref
@@ -14,10 +13,11 @@ from typing import Any
 import comfy.model_management
 import comfy.utils
 
-from ....compile_cache.calls.recordings import RecordedCalls
+from ....compile_cache.calls import rows
 from ....compile_cache.errors import UserError, first_line
-from ....compile_cache.keys import Role
+from ....compile_cache.keys import CaptureKey, Role
 from ....compile_cache.texts import Text
+from ....compile_cache.torch_facts.private_names import pytree
 from ....compile_cache.warm_up_plan import FAILED, OVERLAP, READY, WARMED, Item, Outcome
 from ..comfyui.messages import broadcast
 from ..comfyui.progress import NodeProgress
@@ -29,12 +29,9 @@ from .predict import decode, encode, predict
 logger = logging.getLogger(__name__)
 
 MODEL, VAE, ENCODER = "model", "VAE", "encoder"
-# Model patcher or VAE -> its finished tasks by key, and the cache entries that each used. ComfyUI passes the same
-# object from prompt to prompt until a node upstream changes.
-_warmed: weakref.WeakKeyDictionary[Any, dict[Hashable, RecordedCalls]] = weakref.WeakKeyDictionary()
-
-_next_number = itertools.count(1)
-_object_numbers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+# Model patcher or VAE -> its finished tasks, and the captures that each used. ComfyUI passes the same object from
+# prompt to prompt until a node upstream changes.
+_warmed: weakref.WeakKeyDictionary[Any, dict[Hashable, set[CaptureKey]]] = weakref.WeakKeyDictionary()
 
 
 @dataclass(frozen=True)
@@ -115,34 +112,30 @@ class Task:
 def _tasks(inputs: WarmUpInputs, items: Sequence[Item]) -> Iterator[Task]:
     decoded = set()
     warms_model, warms_vae = _warms_model(inputs), _warms_vae(inputs)
+    key = (inputs.cfg != 1, _key_of(inputs.conditioning), _key_of(inputs.control_net))
     for item in items:
         if warms_model:
-            conditioning_key = _conditioning_key(inputs.conditioning)
-            key: Hashable = (MODEL, item, inputs.cfg != 1, conditioning_key, _object_number(inputs.control_net))
             arguments = (inputs.model, item, inputs.cfg, inputs.conditioning, inputs.control_net, inputs.vae)
             yield Task(MODEL, item, inputs.model, key, functools.partial(predict, *arguments))
         image = Item(item.size, item.batch)  # without chunks: decoding does not depend on the prompt's length
         if warms_vae and image not in decoded:
             decoded.add(image)
-            key = (VAE, image, inputs.tile_size, inputs.overlap)
-            run = functools.partial(decode, inputs.vae, image, inputs.tile_size, inputs.overlap)
-            yield Task(VAE, image, inputs.vae, key, run)
+            tiles = (inputs.tile_size, inputs.overlap)
+            yield Task(VAE, image, inputs.vae, tiles, functools.partial(decode, inputs.vae, image, *tiles))
             if _is_compiled(inputs.vae.patcher, Role.VAE_ENCODE):
-                encoding = functools.partial(encode, inputs.vae, image)
-                yield Task(ENCODER, image, inputs.vae, (ENCODER, image), encoding)
+                yield Task(ENCODER, image, inputs.vae, (), functools.partial(encode, inputs.vae, image))
 
 
 def _run_task(task: Task, progress: NodeProgress) -> Outcome:
     """Run a task unless its captures are ready. Every failure except a cancellation becomes a FAILED outcome."""
-    cache = runtime.cache()
-    known = _warmed.setdefault(task.owner, {})
-    used = known.get(task.key)
-    if used is not None and cache.has_captures(used):
-        return Outcome(str(task.item), task.what, READY, 0.0, cache.bytes_of(used), "nothing to do")
-    before = cache.stats.snapshot()
-    started = time.perf_counter()
+    outcome = functools.partial(Outcome, str(task.item), task.what)
+    known, key = _warmed.setdefault(task.owner, {}), (task.what, task.item, task.key)
+    before = _captures()
+    if key in known and known[key] <= before.keys():
+        return outcome(READY, 0.0, sum(before[each][0] for each in known[key]), "nothing to do")
+    mark, started = runtime.cache().stats.mark(), time.perf_counter()
     try:
-        with runs.warming_up(), cache.record_calls() as used:
+        with runs.warming_up():
             task.run()
     except progress.cancellations:
         raise
@@ -151,26 +144,19 @@ def _run_task(task: Task, progress: NodeProgress) -> Outcome:
         logger.warning("Resolute: warm-up of %s %s failed: %s", task.what, task.item, first_line(error))
         logger.debug("Resolute: traceback of the failed warm-up", exc_info=True)
         seconds = time.perf_counter() - started
-        return Outcome(str(task.item), task.what, FAILED, seconds, 0, f"{type(error).__name__}: {first_line(error)}")
+        return outcome(FAILED, seconds, 0, f"{type(error).__name__}: {first_line(error)}")
     seconds = time.perf_counter() - started
-    known[task.key] = used
-    detail = _changes(before, cache.stats.snapshot())
-    return Outcome(str(task.item), task.what, WARMED, seconds, cache.bytes_of(used), detail)
+    used = dict(_captures().items() - before.items())
+    known[key] = set(used)
+    changes = runtime.cache().stats.since(mark)
+    work = [text for name, text in rows.counted(changes["counts"]).items() if changes["counts"][name]]
+    detail = ", ".join([*work, *(f"bypassed: {code}" for code in changes["bypasses"])])
+    return outcome(WARMED, seconds, sum(size for size, _ in used.values()), detail)
 
 
-_COUNTER_TEXTS = {
-    "region_compiles": "regions compiled",
-    "region_loads": "regions loaded",
-    "captures": "captured",
-    "eager_calls": "eager calls",
-}
-
-
-def _changes(before: dict[str, Any], after: dict[str, Any]) -> str:
-    """The work of the cache between two snapshots of its counters, for example "2 regions compiled, 1 captured"."""
-    parts = [f"{after[key] - before[key]} {text}" for key, text in _COUNTER_TEXTS.items() if after[key] > before[key]]
-    bypasses = [code for code, count in after["bypasses"].items() if count > before["bypasses"].get(code, 0)]
-    return ", ".join([*parts, *(f"bypassed: {code}" for code in bypasses)]) or "through compiled regions"
+def _captures() -> dict[CaptureKey, tuple[int, int]]:
+    """Bytes and hits of each capture that there is. One that was made or used meanwhile differs."""
+    return {key: (entry.bytes, entry.hits) for key, entry in runtime.cache().captured()}
 
 
 def _warms_model(inputs: WarmUpInputs) -> bool:
@@ -189,32 +175,20 @@ def _is_compiled(patcher: Any, role: Role | None = None) -> bool:
     return any(isinstance(patch, CompiledForward) and role in (None, patch.role) for patch in patches)
 
 
-def _conditioning_key(conditioning: tuple[Any, Any] | None) -> Hashable:
-    """All of a CONDITIONING that decides its signatures: shapes of tensors, and other values (areas, hooks)."""
-    if conditioning is None:
-        return None
-    return tuple(
-        (tuple(embedding.shape), tuple(sorted((name, _value_key(value)) for name, value in more.items())))
-        for entries in conditioning
-        for embedding, more in entries
-    )
+def _key_of(value: Any) -> Hashable:
+    """Everything of an input that decides a call's signature: shapes of tensors, plain values, and which objects."""
+    leaves, structure = pytree.tree_flatten(value)
+    return (str(structure), *map(_key_of_leaf, leaves))
 
 
-def _value_key(value: Any) -> str:
+def _key_of_leaf(value: Any) -> Hashable:
     if hasattr(value, "shape"):
-        return f"shape {tuple(value.shape)}"
-    if isinstance(value, dict):
-        return f"{{{', '.join(f'{name}: {_value_key(each)}' for name, each in value.items())}}}"
-    if isinstance(value, (list, tuple)):
-        return f"[{', '.join(map(_value_key, value))}]"
-    return repr(value) if isinstance(value, (bool, int, float, str)) else f"object {_object_number(value)}"
-
-
-def _object_number(value: Any) -> int:
-    """A number for this object. Not `id`, because Python uses an id again once its object is collected."""
-    if value is None:
-        return 0
+        return tuple(value.shape)
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return repr(value)
     try:
-        return _object_numbers.setdefault(value, next(_next_number))
-    except TypeError:  # not hashable or not weakly referable: a new number each time, so it is warmed up again
-        return next(_next_number)
+        reference = weakref.ref(value)  # not its `id`, which Python uses again once the object is collected
+        hash(reference)
+    except TypeError:  # equal to nothing, so it is warmed up again
+        return object()
+    return reference

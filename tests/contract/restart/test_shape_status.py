@@ -18,7 +18,8 @@ def sizes(adapter: Callable[[str], ModuleType], comfy: None) -> Callable[..., li
     keys = sys.modules[f"{readiness.__name__.partition('.')[0]}.compile_cache.keys"]
 
     def ready(*graphs: tuple[str, tuple[int, ...]], cell: int = 8) -> list[tuple[int, int]]:
-        captured = [(graph_key(keys, role, shape), SimpleNamespace(bytes=1, hits=0)) for role, shape in graphs]
+        captures = [SimpleNamespace(graph=graph_key(keys, role, shape)) for role, shape in graphs]
+        captured = [(capture, SimpleNamespace(bytes=1, hits=0)) for capture in captures]
 
         def size_of(key: Any) -> str:  # as the runner of a model with such cells notes it
             *_, height, width = key.signature.latent_shape

@@ -1,4 +1,4 @@
-"""Whether a recorded call would be as fast again, and what the next process remembers."""
+"""What the next process remembers."""
 
 from __future__ import annotations
 
@@ -12,40 +12,6 @@ from compile_cache.calls.cache import GraphCache
 from compile_cache.config import CacheConfig
 
 from ..fakes import BUDGET, OBSERVED, FakeProgram, Module
-
-
-class TestWatching:
-    def test_a_recording_lists_calls_and_whether_each_was_captured(self, cache: Any, program: Any, module: Any) -> None:
-        cache.run(program, module.call(8))
-        with cache.record_calls() as used:
-            cache.run(program, module.call(16))
-            cache.run(program, module.call(24, capture_blocker=OBSERVED))
-        cache.run(program, module.call(32))
-        assert sorted((key.graph.signature.latent_shape[3], captured) for key, captured in used.items()) == [
-            (16, True),
-            (24, False),
-        ]
-        assert cache.bytes_of(used) == program.size
-
-    def test_they_stay_ready_until_a_capture_goes(self, cache: Any, program: Any, module: Any) -> None:
-        with cache.record_calls() as used:
-            cache.run(program, module.call(16))
-            cache.run(program, module.call(24, capture_blocker=OBSERVED))
-        assert cache.has_captures(used)
-        cache.trim()
-        assert not cache.has_captures(used)
-
-    def test_new_weights_make_them_unready(self, cache: Any, program: Any, module: Any) -> None:
-        with cache.record_calls() as used:
-            cache.run(program, module.call(16))
-        module.load(3.0)
-        cache.run(program, module.call(8))
-        assert not cache.has_captures(used)
-
-    def test_nothing_was_never_ready(self, cache: Any) -> None:
-        with cache.record_calls() as used:
-            pass
-        assert not cache.has_captures(used)
 
 
 class TestRemembering:

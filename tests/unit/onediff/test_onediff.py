@@ -23,7 +23,7 @@ def precedence(pack: Callable[[str], Any]) -> Any:
 
 
 def translated(deepcache: Any, **inputs: int) -> Any:
-    return deepcache.translate(deepcache.DeepCacheInputs(**inputs), SD15_LEVELS, SD15_DEEPEST)
+    return deepcache.translate({**deepcache.DEFAULTS, **inputs}, SD15_LEVELS, SD15_DEEPEST)
 
 
 class TestDeepCacheInputs:
