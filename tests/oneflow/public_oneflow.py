@@ -18,12 +18,13 @@ import types
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
+import pytest
 import torch
 
-from compile_cache.backends.oneflow.onediff import Supply
+from compile_cache.backends.oneflow import onediff
 from compile_cache.backends.oneflow.operators import MAPPED
 from compile_cache.backends.oneflow.packages import oneflow, process_state_restored
 from compile_cache.foreign.names import modules_of
@@ -37,6 +38,9 @@ class Missing:
 
     def __init__(self, name: str) -> None:
         self.__name__ = name
+
+    def __repr__(self) -> str:
+        return f"<OneFlow has no {self.__name__}>"
 
     def __getattr__(self, name: str) -> Missing:
         if name.startswith("__"):
@@ -73,17 +77,21 @@ class Missing:
     __ror__ = __or__
 
 
-class PublicOneFlow(Supply):
-    missing = Missing
+def supply(patched: pytest.MonkeyPatch) -> None:
+    """Make the product's two calls of onediff run on public OneFlow."""
+    convert, run = onediff.convert, onediff.run
 
-    @contextmanager
-    def converting(self, module: torch.nn.Module) -> Iterator[None]:
+    def converted(module: torch.nn.Module) -> Any:
         with onediff_supported():
             preload(modules_of(module.modules()))
-            yield
+            return convert(module)
 
-    def running(self) -> AbstractContextManager[None]:
-        return operators_added()
+    def result(*arguments: Any) -> list[Any]:
+        with operators_added():
+            return run(*arguments)
+
+    patched.setattr(onediff, "convert", converted)
+    patched.setattr(onediff, "run", result)
 
 
 class _TorchModule(types.ModuleType):
@@ -244,13 +252,10 @@ def _import_all(names: Sequence[str]) -> None:
 def operators_added() -> Iterator[None]:
     """In this block, OneFlow has the torch operators that ComfyUI's models call and OneFlow lacks."""
     flow = oneflow()
-    functional = flow.nn.functional
     additions = [
-        (flow.Tensor, "movedim", lambda x, source, target: MAPPED["aten.movedim.int"](x, source, target)),
-        (flow.Tensor, "unflatten", lambda x, dim, sizes: MAPPED["aten.unflatten.int"](x, dim, sizes)),
-        (functional, "group_norm", MAPPED["aten.group_norm.default"]),
-        # Replaces onediff's own version, which divides by the scale if there is a mask.
-        (functional, "scaled_dot_product_attention", MAPPED["aten.scaled_dot_product_attention.default"]),
+        (flow.Tensor, "movedim", _movedim),
+        (flow.Tensor, "unflatten", _unflatten),
+        (flow.nn.functional, "group_norm", MAPPED["aten.group_norm.default"]),
     ]
     before = [(owner, name, vars(owner).get(name)) for owner, name, _ in additions]
     for owner, name, function in additions:
@@ -263,6 +268,17 @@ def operators_added() -> Iterator[None]:
                 delattr(owner, name)
             else:
                 setattr(owner, name, own)
+
+
+def _movedim(x: Any, source: int, target: int) -> Any:
+    order = [dim for dim in range(x.ndim) if dim != source % x.ndim]
+    order.insert(target % x.ndim, source % x.ndim)
+    return x.permute(*order)
+
+
+def _unflatten(x: Any, dim: int, sizes: Sequence[int]) -> Any:
+    dim %= x.ndim
+    return x.reshape(*x.shape[:dim], *sizes, *x.shape[dim + 1 :])
 
 
 def _onediff_modules() -> dict[str, types.ModuleType]:

@@ -13,6 +13,11 @@ from torch import nn
 
 from compile_cache.backends.base import Call, Method
 from compile_cache.backends.oneflow.backend import OneFlowBackend
+from compile_cache.backends.oneflow.forward import Structure
+from compile_cache.backends.oneflow.lowering import LoweringCompiler
+from compile_cache.backends.oneflow.packages import oneflow
+from compile_cache.backends.oneflow.runtime import synchronize
+from compile_cache.backends.oneflow.weights import SharedWeights, to_oneflow
 from compile_cache.calls.cache import GraphCache
 from compile_cache.config import CacheConfig
 from compile_cache.keys import GraphKey, Role, Signature, TensorSpec
@@ -149,6 +154,18 @@ class Bound:
         added = {name: after[name] - before[name] for name in COUNTED}
         assert added == {name: counts.get(name, 0) for name in COUNTED}, (added, self.bypasses)
         assert after["bypasses"] == before["bypasses"], self.bypasses
+
+
+def on_oneflow(module: Any, traced_with: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]) -> Any:
+    """The eager result of the lowered operators of a call with `traced_with`, for `tensors`."""
+    key = GraphKey(Signature(()), Role.UNET, "model", "oneflow")
+    call = Call(key, traced_with, lambda given: module(*given), "cpu", module=module)
+    forward = LoweringCompiler().compile(call, module, SharedWeights())
+    structure = Structure(module(*traced_with))
+    with oneflow().no_grad():
+        results = structure.tensors(forward.run([to_oneflow(tensors[n]) for n in forward.inputs], forward.values))
+        synchronize()
+    return structure.build([oneflow().utils.tensor.to_torch(result) for result in results])
 
 
 def unet(**changes: Any) -> Any:

@@ -19,12 +19,10 @@ import pytest
 import torch
 from torch import nn
 
-from compile_cache.backends.oneflow import backend
 from compile_cache.backends.oneflow.backend import OneFlowBackend
-from compile_cache.backends.oneflow.onediff import OnediffCompiler
 from compile_cache.backends.oneflow.packages import installed
 
-from .public_oneflow import PublicOneFlow
+from .public_oneflow import supply
 from .rig import TOLERANCE, Bound, decoder, random, unet, unet_inputs
 
 
@@ -58,7 +56,7 @@ def state_of_the_process(names: Iterable[str] = ()) -> dict[str, Any]:
 @pytest.fixture(scope="module", autouse=True)
 def _supplied() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patched:
-        patched.setitem(backend.COMPILERS, "onediff", lambda: OnediffCompiler(PublicOneFlow()))
+        supply(patched)
         yield
 
 

@@ -48,8 +48,8 @@ def test_after_a_failed_plan_nothing_is_built_and_the_process_survives() -> None
 
         # Half precision on the CPU, with the two checks removed that would refuse it.
         program._require_float32_on_cpu = lambda *_: None
-        program.OneFlowProgram._check = lambda self, call, forward, result: [
-            program.to_oneflow(tensor) for tensor in forward.inputs(call.tensors)
+        program.OneFlowProgram._check = lambda self, call, forward, structure, result: [
+            program.to_oneflow(call.tensors[index]) for index in forward.inputs
         ]
         half = with_weights(Layers()).half()
         failed = Bound(half, backend=first.backend)

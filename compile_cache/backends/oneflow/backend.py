@@ -10,9 +10,10 @@ from ...stats import Stats
 from ...torch_facts.private_names import Loss, lost
 from ..base import Backend, Capabilities, Program
 from . import packages
+from .forward import Compiler
 from .lowering import LoweringCompiler
 from .onediff import OnediffCompiler
-from .program import Compiler, OneFlowProgram
+from .program import OneFlowProgram
 from .runtime import runtime
 
 

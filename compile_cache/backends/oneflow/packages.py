@@ -23,7 +23,6 @@ REQUIREMENTS = "requirements-oneflow.txt"
 # A GPU runs code of the same major and an equal or lower minor version: 8.9 (RTX 40) runs the code for 8.6.
 _ARCHITECTURES = ((6, 0), (6, 1), (7, 0), (7, 5), (8, 0), (8, 6))
 _PUBLIC = "0.9."
-_NEWEST_PYTHON = (3, 10)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,15 +65,10 @@ def unavailable_reason(device: str) -> tuple[str, str] | None:
 
 def _not_installed() -> tuple[str, str]:
     python = f"{sys.version_info[0]}.{sys.version_info[1]}"
-    if sys.version_info[:2] > _NEWEST_PYTHON:
-        return (
-            f"OneFlow is not installed, and its newest public version has no build for this Python {python}",
-            f"Run ComfyUI with Python 3.10 and there `python -m pip install -r {REQUIREMENTS}` (in Resolute's folder), "
-            "or choose 'auto'.",
-        )
     return (
-        "OneFlow is not installed",
-        f"Install it with `python -m pip install -r {REQUIREMENTS}` (in Resolute's folder), or choose 'auto'.",
+        f"OneFlow is not installed; its public builds are for Python 3.10 and older, and this is Python {python}",
+        f"Install it in a Python 3.10 with `python -m pip install -r {REQUIREMENTS}` (in Resolute's folder), or choose "
+        "'auto'.",
     )
 
 

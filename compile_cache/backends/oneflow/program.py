@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 import weakref
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -13,9 +13,10 @@ from ...errors import CaptureError
 from ...torch_facts.private_names import pytree
 from ..base import Call, Capabilities, CaptureFacts
 from ..eager import EagerProgram
+from .forward import Compiler, Forward, Structure
 from .packages import installed, oneflow
 from .runtime import Runtime, memory_in_use, synchronize, wait_for_torch
-from .weights import CopiedWeights, SharedWeight, SharedWeights, to_oneflow
+from .weights import CopiedWeights, SharedWeights, to_oneflow
 
 # OneFlow 0.9.0 starts a graph before it queues the entry that the finished graph removes. A graph that finishes first
 # pops an empty queue, which corrupts memory: about one process in ten crashed, with graphs of microseconds on a busy
@@ -26,48 +27,17 @@ _LONG_SECONDS = 1.0  # a first run that takes longer needs no second measurement
 _TOLERANCE = {torch.float32: 1e-3, torch.float16: 2e-2, torch.bfloat16: 1e-1}
 
 
-class Forward(Protocol):
-    """A forward that a compiler made for one call. `Any` in the lists is a OneFlow tensor."""
-
-    weights: dict[str, SharedWeight]
-
-    def inputs(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """The tensors of a call that the forward reads."""
-        ...
-
-    def run(self, inputs: Sequence[Any]) -> list[Any]:
-        """Run every operator eagerly. Raises CaptureError."""
-        ...
-
-    def module(self) -> Any:
-        """A oneflow.nn.Module whose forward is `run` and whose parameters are `weights`."""
-        ...
-
-    def unflatten(self, results: Sequence[torch.Tensor]) -> Any:
-        """Put `results` into the structure that the original returns."""
-        ...
-
-    def release(self) -> None:
-        """Free what is not needed once the graph is built. `inputs`, `weights` and `unflatten` still work."""
-        ...
-
-
-class Compiler(Protocol):
-    name: str
-
-    def compile(self, call: Call, module: torch.nn.Module, weights: SharedWeights) -> Forward:
-        """Make a forward for `call`; does not compile a OneFlow plan. Raises CaptureError with the reason."""
-        ...
-
-
 class OneFlowGraph:
     """A built graph for one signature. Not thread-safe: the cache's lock guards it."""
 
-    def __init__(self, graph: Any, forward: Forward, call: Call, weights: SharedWeights, size: int) -> None:
+    def __init__(
+        self, graph: Any, forward: Forward, structure: Structure, call: Call, weights: SharedWeights, size: int
+    ) -> None:
         assert call.module is not None
         self.bytes = size
         self._graph = graph
         self._forward: Forward | None = forward
+        self._structure = structure
         self._module = weakref.ref(call.module)
         self._weights = weights
         self._epoch = call.epoch
@@ -85,14 +55,13 @@ class OneFlowGraph:
         return True
 
     def replay(self, tensors: Sequence[torch.Tensor]) -> Any:
-        forward, copied = self._forward, self._copied
-        assert forward is not None, "replayed after close"
-        assert copied is not None, "replayed after close"
+        assert self._forward is not None, "replayed after close"
+        assert self._copied is not None, "replayed after close"
         wait_for_torch(tensors)
         with oneflow().no_grad():
-            copied.refresh()
-            results = self._graph(*map(to_oneflow, forward.inputs(tensors)))
-        return forward.unflatten(_to_torch(results))
+            self._copied.refresh()
+            results = self._graph(*(to_oneflow(tensors[index]) for index in self._forward.inputs))
+        return self._structure.build(_to_torch(results))
 
     def close(self) -> None:
         """Release the weights. OneFlow never frees the graph's own memory."""
@@ -120,24 +89,24 @@ class OneFlowProgram(EagerProgram):
         device = call.tensors[0].device
         oneflow()  # import it before measuring: the import's memory is not the graph's
         before = memory_in_use(device)
-        forward = self._compiler.compile(call, call.module, self._weights)
+        forward, structure = self._compiler.compile(call, call.module, self._weights), Structure(result)
         call.progress.raise_if_cancelled()
-        inputs = self._check(call, forward, result)
+        inputs = self._check(call, forward, structure, result)
         call.progress.raise_if_cancelled()
-        graph = self._runtime.build(lambda: _graph_of(forward), inputs)
+        graph = self._runtime.build(lambda: forward.make_graph(structure), inputs)
         forward.release()
         size = max(memory_in_use(device) - before, sum(tensor.nbytes for tensor in call.tensors))
-        self._runtime.add_bytes(size)
-        built = OneFlowGraph(graph, forward, call, self._weights, size)
+        self._runtime.bytes += size
+        built = OneFlowGraph(graph, forward, structure, call, self._weights, size)
         _require_equal(built.replay(call.tensors), result, "its graph")
         return built
 
-    def _check(self, call: Call, forward: Forward, result: Any) -> list[Any]:
+    def _check(self, call: Call, forward: Forward, structure: Structure, result: Any) -> list[Any]:
         """Run every operator eagerly, where an unsupported one is an exception. Returns the call's OneFlow inputs."""
         wait_for_torch(call.tensors)
-        inputs = [to_oneflow(tensor) for tensor in forward.inputs(call.tensors)]
+        inputs = [to_oneflow(call.tensors[index]) for index in forward.inputs]
         results, seconds = _timed(forward, inputs)
-        _require_equal(forward.unflatten(_to_torch(results)), result, "OneFlow")
+        _require_equal(structure.build(_to_torch(structure.tensors(results))), result, "OneFlow")
         if seconds < _LONG_SECONDS:  # the first run includes warm-up, so measure again
             seconds = _timed(forward, inputs)[1]
         if seconds < MIN_SECONDS:
@@ -151,23 +120,9 @@ class OneFlowProgram(EagerProgram):
 def _timed(forward: Forward, inputs: Sequence[Any]) -> tuple[list[Any], float]:
     started = time.perf_counter()
     with oneflow().no_grad():
-        results = forward.run(inputs)
+        results = forward.run(inputs, forward.values)
     synchronize()
     return results, time.perf_counter() - started
-
-
-def _graph_of(forward: Forward) -> Any:
-    """A oneflow.nn.Graph; its class is defined here because its base exists only after OneFlow is imported."""
-
-    class ForwardGraph(oneflow().nn.Graph):  # type: ignore[misc]
-        def __init__(self) -> None:
-            super().__init__()
-            self.forward_module = forward.module()
-
-        def build(self, *inputs: Any) -> Any:
-            return self.forward_module(*inputs)
-
-    return ForwardGraph()
 
 
 def _to_torch(results: Sequence[Any]) -> list[torch.Tensor]:

@@ -51,7 +51,7 @@ class Runtime:
     def build(self, make: Callable[[], Any], inputs: Sequence[Any]) -> Any:
         """Build a graph: `make()` returns a oneflow.nn.Graph, and its first call with `inputs` compiles it.
 
-        The caller must add its size with `add_bytes`. Raises CaptureError; after that, no more graph is built.
+        The caller must add its size to `bytes`. Raises CaptureError; after that, no more graph is built.
         """
         self.built += 1
         try:
@@ -63,10 +63,6 @@ class Runtime:
             raise CaptureError(f"OneFlow could not compile its plan: {self.failure}") from error
         _return_memory()
         return graph
-
-    def add_bytes(self, size: int) -> None:
-        """Count the bytes of a graph that was built; they are never subtracted."""
-        self.bytes += size
 
 
 @functools.cache

@@ -7,7 +7,7 @@ From then on the weight is a copy that is refreshed before each run, and graphs 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -89,27 +89,6 @@ def _slots_of(module: torch.nn.Module) -> dict[str, Slot]:
 def tensors_of(module: torch.nn.Module) -> dict[str, torch.Tensor]:
     """Parameters and buffers by name, a shared one under each of its names."""
     return {path: slots[name] for path, (slots, name) in _slots_of(module).items()}
-
-
-def module_of(run: Callable[[Sequence[Any], Mapping[str, Any]], list[Any]], values: Mapping[str, Any]) -> Any:
-    """A oneflow.nn.Module whose forward is `run(inputs, values)`. values: OneFlow tensors by name.
-
-    It holds them under short names, because a graph reads only its module's weights.
-    """
-    flow = oneflow()
-    fields = {name: f"value_{number}" for number, name in enumerate(values)}
-
-    class ForwardModule(flow.nn.Module):  # type: ignore[misc, name-defined]
-        def __init__(self) -> None:
-            super().__init__()
-            for name, field in fields.items():
-                is_parameter = isinstance(values[name], flow.nn.Parameter)
-                (self.register_parameter if is_parameter else self.register_buffer)(field, values[name])
-
-        def forward(self, *inputs: Any) -> list[Any]:
-            return run(inputs, {name: getattr(self, field) for name, field in fields.items()})
-
-    return ForwardModule()
 
 
 def to_oneflow(tensor: torch.Tensor) -> Any:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.metadata
-import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -51,18 +50,11 @@ def test_it_can_be_chosen_and_auto_never_chooses_it() -> None:
 
 @pytest.mark.usefixtures("versions")
 class TestWithoutThePackages:
-    def test_a_newer_python_gets_the_reason_that_there_is_no_build(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_the_message_names_both_pythons_and_the_install_command(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(sys, "version_info", (3, 11, 7))
-        with pytest.raises(BackendUnavailableError) as caught:
+        with pytest.raises(BackendUnavailableError, match=r"3\.10 and older, and this is Python 3\.11") as caught:
             resolve("oneflow", "cpu")
-        assert "Python 3.11" in str(caught.value)
-        assert "Python 3.10" in str(caught.value)
-        assert packages.REQUIREMENTS in str(caught.value)
-
-    def test_python_3_10_gets_the_install_command(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(sys, "version_info", (3, 10, 13))
-        with pytest.raises(BackendUnavailableError, match=f"pip install -r {packages.REQUIREMENTS}"):
-            resolve("oneflow", "cpu")
+        assert f"in a Python 3.10 with `python -m pip install -r {packages.REQUIREMENTS}`" in str(caught.value)
 
     def test_the_requirements_file_exists_and_pins_both(self) -> None:
         text = (ROOT / packages.REQUIREMENTS).read_text("utf-8")
@@ -111,15 +103,3 @@ class TestWithThePackages:
         monkeypatch.setattr(sys, "platform", "win32")
         with pytest.raises(BackendUnavailableError, match="Linux"):
             resolve("oneflow", "cpu")
-
-
-def test_probing_every_backend_imports_neither_package() -> None:
-    code = """
-import sys
-from compile_cache.backends import registry
-for name in registry.NAMES:
-    registry.get(name).probe("cpu")
-assert not [name for name in sys.modules if name.partition(".")[0] in ("oneflow", "onediff")]
-"""
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
