@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import itertools
-import os
-import subprocess
-import sys
 from dataclasses import fields
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,7 +12,7 @@ from hypothesis import strategies as st
 
 from compile_cache.keys import CaptureKey, GraphKey, Role, Signature, TensorSpec, differing, digest, repr_digest
 
-ROOT = Path(__file__).resolve().parents[2]
+from ..programs import run_python
 
 BASE: dict[str, Any] = {
     "shape": (2, 4, 64, 64),
@@ -171,12 +167,7 @@ print(len({digest(name) for name in ("a", "b", "c")}))
 
 
 def test_a_digest_is_the_same_in_every_process() -> None:
-    def run(seed: str) -> str:
-        environment = {**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": str(ROOT)}
-        command = [sys.executable, "-c", DIGEST_IN_ANOTHER_PROCESS]
-        return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
-
-    outputs = {run(seed) for seed in ("0", "1", "4242")}
+    outputs = {run_python(DIGEST_IN_ANOTHER_PROCESS, PYTHONHASHSEED=seed) for seed in ("0", "1", "4242")}
     assert len(outputs) == 1
     assert len(outputs.pop().split()[0]) == 64
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -23,8 +22,8 @@ from compile_cache.attention.chooser import Chooser
 from compile_cache.attention.kernels import Given, bias
 from compile_cache.backends.inductor.backend import InductorBackend
 from compile_cache.backends.inductor.parallel import parallel_compile, pool
-from scripts.places import ROOT
 
+from ...programs import run_python
 from ..rig import CONTEXT, TOKENS, TOLERANCE, Attention, Rig, random, relative_error, seeded
 
 FLAT = torch.contiguous_format
@@ -532,8 +531,7 @@ with rig.expect(region_loads=1, region_calls=2, graph_calls=1):
 with test.torch.inference_mode():
     print(test.relative_error(result, bound.module(*test.net_inputs())) <= test.TOLERANCE)
 """
-    done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], cwd=ROOT, capture_output=True, text=True)
-    assert done.stdout.strip() == "True", done.stderr
+    assert run_python(code, tmp_path).strip() == "True"
 
 
 class TestTracedAttention:

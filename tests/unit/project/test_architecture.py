@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import ast
-import os
-import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from graphlib import CycleError, TopologicalSorter
@@ -13,6 +11,8 @@ from pathlib import Path
 import pytest
 
 from compile_cache.torch_facts import private_names
+
+from ...programs import run_python
 
 ROOT = Path(__file__).resolve().parents[3]
 CORE, NODES, SCRIPTS = ROOT / "compile_cache", ROOT / "nodes", ROOT / "scripts"
@@ -341,13 +341,8 @@ def test_a_rule_names_what_breaks_it(
 
 def test_the_core_without_torch_imports_none() -> None:
     imports = "".join(f"import compile_cache.{module}\n" for module in WITHOUT_TORCH)
-    code = (
-        imports
-        + "import sys\nprint(sorted(sys.modules.keys() & {'torch', 'numpy', 'sympy', 'filelock', 'comfy', 'nodes'}))"
-    )
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
+    heavy = {"torch", "numpy", "sympy", "filelock", "comfy", "nodes"}
+    assert run_python(f"{imports}import sys\nprint(sorted(sys.modules.keys() & {heavy}))") == "[]\n"
 
 
 def test_what_runs_before_the_environment_needs_the_standard_library_alone() -> None:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import io
 import json
 import os
-import subprocess
-import sys
 import tarfile
 from collections.abc import Callable
 from dataclasses import replace
@@ -26,8 +24,8 @@ from compile_cache.store.bundle import (
 )
 from scripts.commands import bundle
 from scripts.errors import SetupError
-from scripts.places import ROOT
 
+from ...programs import run_command
 from .spoiled import IN_A_BUNDLE, INVALID, Entry
 from .test_artifact_store import HERE, store_in
 
@@ -386,14 +384,7 @@ def test_reading_a_bundles_index_writes_nothing(file: Path, tmp_path: Path) -> N
 
 
 def command(*arguments: object, answer: str = "") -> tuple[int, str, str]:
-    done = subprocess.run(
-        [sys.executable, str(ROOT / "scripts" / "bundle"), *map(str, arguments)],
-        input=answer,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    return done.returncode, done.stdout, done.stderr
+    return run_command("bundle", *arguments, given=answer)
 
 
 @pytest.fixture
