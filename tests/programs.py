@@ -16,7 +16,7 @@ from scripts.places import ROOT
 
 
 def run_python(code: str, *arguments: object, folder: Path = ROOT, given: str = "", **variables: str) -> str:
-    """What a new interpreter prints that imports this checkout. given: its input. It must end well."""
+    """What a new interpreter prints that imports this checkout. given: its input. It must end well, in ten minutes."""
     done = subprocess.run(
         [sys.executable, "-X", "faulthandler", "-c", code, *map(str, arguments)],
         env={**os.environ, "PYTHONPATH": str(ROOT), **variables},
@@ -24,9 +24,10 @@ def run_python(code: str, *arguments: object, folder: Path = ROOT, given: str = 
         input=given,
         capture_output=True,
         text=True,
+        timeout=600,
         check=False,
     )
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
 
