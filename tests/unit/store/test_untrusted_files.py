@@ -18,8 +18,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from compile_cache.captures.captures import capture_key
-from compile_cache.choices.gpu_bound import GpuBoundCalls
+from compile_cache.calls.cache import GraphCache
+from compile_cache.captures.attempts import CaptureAttempts
+from compile_cache.captures.captures import Captures, capture_key
+from compile_cache.config import CacheConfig
+from compile_cache.errors import NoGainError
+from compile_cache.stats import Stats
 from compile_cache.store.artifact_store import (
     Artifact,
     ArtifactStore,
@@ -165,18 +169,21 @@ class TestManifests:
 
         check()
 
-    @pytest.mark.parametrize("kind", ["shapes", "choices"])
+    @pytest.mark.parametrize("kind", ["shapes", "captures"])
     def test_data_that_is_nearly_right_never_costs_a_call(self, tmp_path: Path, kind: str) -> None:
-        key = capture_key(FakeProgram(), Module().call())
+        program, call = FakeProgram(), Module().call()
+        key = capture_key(program, call)
 
         def read(folder: Path) -> bool:
             if kind == "shapes":
-                return bool(ShapeHistory(folder).models() and ShapeHistory(folder).of_model(key.graph.model))
-            return GpuBoundCalls(folder).has(key)
+                shapes = ShapeHistory(folder / kind)
+                return bool(shapes.models() and shapes.of_model(key.graph.model))
+            return CaptureAttempts(Captures(0), Stats(), CacheConfig(store_folder=folder)).gains_nothing(key)
 
         first = tmp_path / "first"
-        ShapeHistory(first).record(key.graph, FakeProgram()) if kind == "shapes" else GpuBoundCalls(first).add(key)
-        (file,) = first.iterdir()
+        program.capture_failure = NoGainError(0.25)
+        GraphCache(CacheConfig(store_folder=first)).run(program, call)
+        (file,) = (first / kind).iterdir()
         original = json.loads(file.read_text("utf-8"))
         assert read(first)
 
@@ -184,8 +191,8 @@ class TestManifests:
         @given(changed(original))
         def check(data: Any) -> None:
             place = a_place(tmp_path) / "store"
-            place.mkdir()
-            (place / file.name).write_text(json.dumps(data), "utf-8")
+            (place / kind).mkdir(parents=True)
+            (place / kind / file.name).write_text(json.dumps(data), "utf-8")
             assert within_memory(lambda: read(place)) in (True, False)
             assert files_beside(place) == set()
 
