@@ -22,7 +22,7 @@ from compile_cache.attention import kernels
 from compile_cache.attention.chooser import Chooser
 from compile_cache.attention.kernels import Given, bias
 from compile_cache.backends.inductor.backend import InductorBackend
-from compile_cache.backends.inductor.parallel import parallel_compile, pool
+from compile_cache.backends.inductor.parallel import parallel_compile, process
 from scripts.places import ROOT
 
 from ..rig import CONTEXT, TOKENS, TOLERANCE, Attention, Rig, random, relative_error, seeded
@@ -508,7 +508,7 @@ def test_a_region_with_it_serves_every_size_from_a_worker_and_in_another_process
     both: Chooser, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(parallel_compile, "_FEWEST", 1)
-    monkeypatch.setattr(pool, "IDLE_SECONDS", 2.0)
+    monkeypatch.setattr(process, "IDLE_SECONDS", 2.0)
     rig = Rig(InductorBackend(), store_folder=tmp_path, source="one", workers=2)
     bound = rig.bind(seeded(Net))
     with rig.expect(region_compiles=1, verifications=1, region_calls=2, graph_calls=1):
