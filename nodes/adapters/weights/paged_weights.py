@@ -64,7 +64,7 @@ class PagedWeights(Weights):
         """
         self.counters = counters or Counters()
         self.kept = KeptResults(_KEPT_BYTES, self.counters)
-        self.foresight = Foresight(self.kept)
+        self.foresight = Foresight()
         self.order = PageOrder()
         self.dtype = torch.float32
         self.unsupported = unsupported
