@@ -289,13 +289,13 @@ def exchanged_on(holder: Any, name: str, value: Any) -> Iterator[None]:
 def test_a_field_of_the_parameters_is_a_setting(prompts: Callable[[str], Prompts]) -> None:
     ours = prompts("Flux")
     ours.prompt()
-    epoch, structure = ours.weights.epoch, ours.bench._forward.runner.structure()
+    epoch, structure = ours.weights.epoch, ours.bench._forward.runner.facts()["structure"]
     params = ours.bench.module.params
     params.theta += 1
     try:
         ours.prompt()
         assert ours.weights.epoch != epoch, "a capture of before is not replayed"
-        assert ours.bench._forward.runner.structure() != structure
+        assert ours.bench._forward.runner.facts()["structure"] != structure
     finally:
         params.theta -= 1
 
