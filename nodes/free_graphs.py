@@ -6,11 +6,9 @@ from typing import Any
 
 from comfy_api.latest import io
 
-from ..compile_cache.texts import Text
 from .adapters.comfyui.messages import on_node
 from .adapters.comfyui.version import search_aliases
-from .adapters.report import cache_report
-from .adapters.sampling.memory import free_graphs
+from .adapters.sampling.memory import free_graphs, freed_text
 from .inputs import CATEGORY
 
 
@@ -41,10 +39,4 @@ class FreeGraphs(io.ComfyNode):
 
     @classmethod
     def execute(cls, any: Any) -> io.NodeOutput:
-        before = len(cache_report.report()["entries"])
-        freed = free_graphs()
-        count = before - len(cache_report.report()["entries"])
-        text = Text("there was no capture to free")
-        if count:
-            text = Text("freed {count} captures, {size} MiB", count=count, size=f"{freed / 2**20:.0f}")
-        return io.NodeOutput(any, ui=on_node(text))
+        return io.NodeOutput(any, ui=on_node(freed_text(free_graphs())))

@@ -61,6 +61,18 @@ export class Live extends EventTarget {
     return this.answer(await this.api.fetchApi(path, request));
   }
 
+  // Whether a prompt ended, and was not cancelled. Throws its failure, in one line. id: tells the prompt's id, which may
+  // be known later than the first messages come. signal: nothing is heard after it.
+  ended(id, signal) {
+    return new Promise((resolve, reject) => {
+      const hear = (name, act) =>
+        this.api.addEventListener(name, ({ detail }) => detail.prompt_id === id() && act(detail), { signal });
+      hear("execution_success", () => resolve(true));
+      hear("execution_interrupted", () => resolve(false));
+      hear("execution_error", (detail) => reject(new Error(failure(detail))));
+    });
+  }
+
   // The JSON of an answer. Throws the server's sentence if it refused.
   async answer(response) {
     const json = await response.json().catch(() => null);
@@ -82,6 +94,11 @@ export class Live extends EventTarget {
     const ready = shapes.filter((shape) => ["captured", "memory"].includes(shape.state) && isSampling(shape));
     return new Set(ready.map((shape) => (shape.size || shape.latent_shape.join("x")).split(",")[0])); // of any batch
   }
+}
+
+// The first line of what a node threw.
+export function failure({ exception_message: message }) {
+  return String(message ?? "").trim().split("\n")[0];
 }
 
 export function isSampling(shape) {

@@ -153,40 +153,36 @@ export class Measure {
     if (!id) return;
     await this.live.api.fetchApi("/queue", { method: "POST", body: JSON.stringify({ delete: [id] }) });
     if (this.hasStarted) await this.live.api.fetchApi("/interrupt", { method: "POST", body: JSON.stringify({ prompt_id: id }) });
-    this.stop?.(new Error(this.t("The measurement was cancelled.")));
+    this.stop?.(false);
   }
 
   async once(made, arm, index) {
-    const stopped = () => new Error(this.t("The measurement was cancelled."));
-    if (this.cancelled) throw stopped();
     const prompt = structuredClone(made.prompt);
     setSwitch(prompt, made.ours, `${arm} ${this.number}.${index}`);
     const taken = { any: made.picture, measure: this.number, arm };
     prompt["resolute-measure"] = { class_type: "ResoluteMeasure", inputs: taken };
-    const watched = this.watch(new Set(made.timed));
+    const over = new AbortController();
+    let id = crypto.randomUUID?.(); // our own: the first messages may come before the answer
+    const seconds = this.watch(new Set(made.timed), () => id, over.signal);
+    const ended = Promise.race([this.live.ended(() => id, over.signal), new Promise((resolve) => (this.stop = resolve))]);
+    ended.catch(() => null); // awaited later
     try {
-      // An id of our own: the first messages may come before the answer.
-      const id = (watched.id = crypto.randomUUID?.() ?? null);
-      const answer = await this.live.post("/prompt", { prompt, ...(id ? { prompt_id: id } : {}), client_id: this.live.api.clientId });
-      this.promptId = watched.id = answer.prompt_id;
+      if (!this.cancelled) {
+        const answer = await this.live.post("/prompt", { prompt, ...(id ? { prompt_id: id } : {}), client_id: this.live.api.clientId });
+        this.promptId = id = answer.prompt_id;
+      }
       if (this.cancelled) await this.cancel();
-      return { id: answer.prompt_id, seconds: await watched.seconds };
+      if (this.cancelled || !(await ended)) throw new Error(this.t("The measurement was cancelled."));
+      return { id, seconds: seconds() };
     } finally {
       this.promptId = null;
-      watched.end();
+      over.abort();
     }
   }
 
-  // The seconds of some nodes of the next prompt: from the moment that a node begins until the next one does.
-  watch(timed) {
-    const { api } = this.live;
-    const watched = { id: null };
-    const listeners = [];
-    const listen = (name, act) => {
-      const heard = ({ detail }) => act(detail);
-      api.addEventListener(name, heard);
-      listeners.push([name, heard]);
-    };
+  // Returns a function: the seconds of some nodes of a prompt, each from its begin until the next one's.
+  watch(timed, id, signal) {
+    const listen = (name, act) => this.live.api.addEventListener(name, ({ detail }) => act(detail), { signal });
     let total = 0;
     let current = null;
     const next = (node) => {
@@ -195,27 +191,13 @@ export class Measure {
       current = node ? { node, at: now } : null;
     };
     this.hasStarted = false;
-    watched.seconds = new Promise((resolve, reject) => {
-      this.stop = reject;
-      listen("execution_start", (detail) => {
-        this.hasStarted = detail.prompt_id === watched.id;
-        total = 0;
-        current = null;
-      });
-      listen("executing", (detail) => next(detail && typeof detail === "object" ? detail.node : detail));
-      listen("execution_success", (detail) => {
-        next(null);
-        if (detail.prompt_id === watched.id) resolve(total);
-      });
-      listen("execution_error", (detail) => {
-        if (detail.prompt_id === watched.id) reject(new Error(String(detail.exception_message ?? "").trim()));
-      });
-      listen("execution_interrupted", (detail) => {
-        if (detail.prompt_id === watched.id) reject(new Error(this.t("The measurement was cancelled.")));
-      });
+    listen("execution_start", (detail) => {
+      this.hasStarted = detail.prompt_id === id();
+      total = 0;
+      current = null;
     });
-    watched.seconds.catch(() => null); // awaited later
-    watched.end = () => listeners.forEach(([name, heard]) => api.removeEventListener(name, heard));
-    return watched;
+    listen("executing", (detail) => next(detail && typeof detail === "object" ? detail.node : detail));
+    listen("execution_success", () => next(null));
+    return () => total;
   }
 }

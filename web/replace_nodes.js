@@ -5,10 +5,9 @@
 // The panel's *Convert all OneDiff nodes* replaces all of OneDiff's at once.
 import { app } from "../../scripts/app.js";
 import { api } from "../../scripts/api.js";
-import { freePlace } from "./insert.js";
+import { GAP, graphsOf, linkOf, newNode, nodesOf, oneStep, setWidget } from "./graph.js";
 import { BOOSTERS, isOneDiff, recipeOf } from "./onediff.js";
 import { translator } from "./strings.js";
-import { noteState } from "./undo.js";
 
 const offers = new Map(); // old type -> the pair that the server offers
 
@@ -20,8 +19,6 @@ async function loadOffers() {
     if (ours) offers.set(type, ours);
   }
 }
-
-const linkOf = (graph, id) => graph.getLink?.(id) ?? graph.links.get?.(id) ?? graph.links[id];
 
 // [node, slot] at the other end of each link; undefined if one ends at the border of a subgraph.
 function ends(graph, ids, side) {
@@ -45,13 +42,6 @@ function connections(node) {
   return outOf.every(Boolean) ? { into, outOf } : undefined;
 }
 
-function setWidget(node, name, value) {
-  const widget = node.widgets?.find((each) => each.name === name);
-  if (!widget) return;
-  widget.value = value;
-  widget.callback?.(value);
-}
-
 // The node at the other end of an input's link.
 function source(node, name) {
   const link = node.inputs?.find((input) => input.name === name)?.link;
@@ -59,20 +49,6 @@ function source(node, name) {
 }
 
 const recipeFor = (node) => recipeOf(node, offers.get(node.comfyClass), source);
-
-function made(graph, type, values, pos, old) {
-  const node = window.LiteGraph.createNode(type);
-  graph.add(node);
-  for (const [name, value] of Object.entries(values ?? {})) setWidget(node, name, value);
-  // Its final size at once: growing when it is drawn would be a step of its own for Ctrl+Z.
-  const least = node.computeSize();
-  node.setSize([Math.max(node.size[0], least[0]), Math.max(node.size[1], least[1])]);
-  node.pos = freePlace(graph, node, pos, old);
-  node.mode = old.mode;
-  return node;
-}
-
-const GAP = 40;
 
 function replace(node) {
   const graph = node.graph;
@@ -91,7 +67,7 @@ function replace(node) {
 }
 
 function putInPlace(graph, node, recipe, linked) {
-  const fresh = made(graph, recipe.type, recipe.values, node.pos, node);
+  const fresh = newNode(graph, recipe.type, () => node.pos, recipe.values, node);
   for (const [name, old] of Object.entries(recipe.inputs)) {
     const from = linked.into.get(old);
     if (from) from[0].connect(from[1], fresh, fresh.findInputSlot(name));
@@ -100,7 +76,8 @@ function putInPlace(graph, node, recipe, linked) {
   const gives = fresh.outputs.map((_, slot) => [fresh, slot]); // where each output comes from now
   let right = fresh;
   for (const { slot, type, input, values } of recipe.after) {
-    const next = made(graph, type, values, [right.pos[0] + right.size[0] + GAP, right.pos[1]], node);
+    const place = [right.pos[0] + right.size[0] + GAP, right.pos[1]];
+    const next = newNode(graph, type, () => place, values, node);
     gives[slot][0].connect(gives[slot][1], next, next.findInputSlot(input));
     gives[slot] = [next, 0];
     right = next;
@@ -116,50 +93,26 @@ function passOn(recipe, linked) {
   if (from) for (const [target, into] of linked.outOf[0] ?? []) from[0].connect(from[1], target, into);
 }
 
+const oneDiffNodes = () => [...graphsOf(app.graph)].flatMap((graph) => nodesOf(graph).filter(isOneDiff));
+
 // Boosters that nothing takes any more.
-function removeBoosters(graph) {
-  let count = 0;
-  for (let found = true; found; ) {
-    found = false;
-    for (const node of [...nodesOf(graph)]) {
-      if (!BOOSTERS.has(node.comfyClass) || !isOneDiff(node)) continue;
-      if (node.outputs?.some((output) => output.links?.length)) continue;
-      node.graph.remove(node);
-      found = true;
-      count += 1;
-    }
-  }
-  return count;
+function removeBoosters() {
+  const isFree = (node) => BOOSTERS.has(node.comfyClass) && !node.outputs?.some((output) => output.links?.length);
+  const free = oneDiffNodes().filter(isFree);
+  for (const node of free) node.graph.remove(node);
+  return free.length && free.length + removeBoosters();
 }
 
-function* nodesOf(graph) {
-  for (const node of [...(graph.nodes ?? graph._nodes)]) {
-    yield node;
-    if (node.subgraph) yield* nodesOf(node.subgraph);
-  }
-}
-
-export function hasOneDiff() {
-  for (const node of nodesOf(app.graph)) if (isOneDiff(node)) return true;
-  return false;
-}
+export const hasOneDiff = () => oneDiffNodes().length > 0;
 
 // Replaces each of OneDiff's nodes that ours can replace. Returns a sentence; throws one if there is no such node.
 export function convertOneDiff(t) {
-  const old = [...nodesOf(app.graph)].filter(isOneDiff);
+  const old = oneDiffNodes();
   if (!old.length) throw new Error(t("This workflow has no OneDiff node."));
-  noteState(app); // so that what was changed before is a step of its own
-  app.canvas?.emitBeforeChange?.();
-  let count = 0;
-  try {
-    for (const node of old) if (!BOOSTERS.has(node.comfyClass) && replace(node)) count += 1;
-    count += removeBoosters(app.graph);
-    app.graph.updateExecutionOrder?.(); // now: a prompt would do it, and that would be a step of its own for Ctrl+Z
-  } finally {
-    app.canvas?.emitAfterChange?.();
-    app.graph.setDirtyCanvas?.(true, true);
-  }
-  if (count) noteState(app);
+  const count = oneStep(app, () => {
+    const replaced = old.filter((node) => !BOOSTERS.has(node.comfyClass) && replace(node));
+    return replaced.length + removeBoosters();
+  });
   const left = old.length - count;
   const done = t("Converted {count} OneDiff nodes. Ctrl+Z takes all back.", { count });
   const rest = t("Not converted: {count} OneDiff nodes without a counterpart.", { count: left });

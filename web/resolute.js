@@ -2,7 +2,7 @@
 import { app } from "../../scripts/app.js";
 import { api } from "../../scripts/api.js";
 import { addBadge } from "./badge.js";
-import { Live } from "./live.js";
+import { failure, Live } from "./live.js";
 import { Announcer } from "./announcer.js";
 import { addText, hearWords, showError, showResult } from "./node_text.js";
 import { Panel } from "./panel.js";
@@ -50,7 +50,7 @@ async function replaceMessage(sentence) {
 
 async function reportError(error) {
   if (!isOurs(error.node_type)) return;
-  const sentence = String(error.exception_message ?? "").trim().split("\n")[0];
+  const sentence = failure(error);
   const node = app.graph.getNodeById(error.node_id);
   if (node) showError(node, sentence);
   announcer?.tell(sentence);

@@ -1,7 +1,7 @@
 // The switch "Resolute on/off" of a whole workflow. It is kept in the workflow, and goes into the prompt as one more
 // input of our nodes: no node is edited or bypassed, and what is behind them runs again when the switch changes.
 
-import { noteState } from "./undo.js";
+import { oneStep } from "./graph.js";
 
 const INPUT = "resolute"; // as in nodes/adapters/comfyui/switch.py
 const KEY = "resolute"; // in the extra data of a workflow
@@ -19,13 +19,11 @@ export function isOff(app) {
 }
 
 export function turn(app, off) {
-  const graph = app.graph;
-  graph.beforeChange?.();
-  graph.extra ??= {};
-  graph.extra[KEY] = { ...graph.extra[KEY], off };
-  graph.afterChange?.();
-  noteState(app);
-  graph.setDirtyCanvas?.(true, true);
+  const { graph } = app;
+  oneStep(app, () => {
+    graph.extra ??= {};
+    return (graph.extra[KEY] = { ...graph.extra[KEY], off });
+  });
 }
 
 // Ids of the nodes of a prompt that the switch turns off. category: of a class of node.

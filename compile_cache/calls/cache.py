@@ -13,11 +13,9 @@ import torch
 
 from ..backends.base import Call, Graph, Program
 from ..backends.cuda_graphs.run_cost import cost_of_run
+from ..captures.attempts import NOT_RESIDENT, CaptureAttempts
 from ..captures.byte_lru import Entry
-from ..captures.captures import Captures, capture_key
-from ..captures.maker import CaptureMaker
-from ..captures.refusals import NOT_RESIDENT, Refusals
-from ..captures.room import Reach, free_bytes
+from ..captures.captures import Captures, Reach, capture_key, free_bytes
 from ..choices.whole_calls import WholeCalls
 from ..config import CacheConfig
 from ..errors import BypassReason
@@ -33,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Attempt:
+class _Begun:
     """A call with what was decided for it and, for a replay, what came of launching it."""
 
     call: Call
@@ -47,7 +45,7 @@ class GraphCache:
     """Answers the calls of compiled modules, and counts what it did.
 
     One lock guards every capture and replay, because captures share memory. ComfyUI samples on one thread; with several
-    GPUs, a second one waits here for a launch or for a check of a model. reach: as `OutOfMemoryBackoff`.
+    GPUs, a second one waits here for a launch or for a check of a model. reach: see `CaptureAttempts`.
     """
 
     def __init__(self, config: CacheConfig | None = None, reach: Reach = free_bytes) -> None:
@@ -58,11 +56,9 @@ class GraphCache:
         self._seen = SeenSignatures()
         self._recordings = Recordings()
         folder = self.config.store_folder
-        shared = folder if self.config.remember else None
-        self.shapes = ShapeHistory(shared and shared / "shapes")
-        self._refusals = Refusals(self.stats, shared, self.config.source, self.config.spare_bytes, reach)
+        self.shapes = ShapeHistory(folder / "shapes" if folder and self.config.remember else None)
+        self._attempts = CaptureAttempts(self._captures, self.stats, self.config, reach)
         self.whole_calls = WholeCalls(self.stats, folder and folder / "calls", self.config.source)
-        self._maker = CaptureMaker(self._captures, self._refusals, self.stats, self.config.spare_bytes)
         self.after_capture: Callable[[], None] = lambda: None
         self._lock = threading.RLock()
 
@@ -82,31 +78,31 @@ class GraphCache:
             self._captures.keep_to_budget()
             return result
 
-    def _begin(self, program: Program, call: Call) -> _Attempt:
+    def _begin(self, program: Program, call: Call) -> _Begun:
         """Decide what happens to a call. A replay is launched at once; nothing else runs, and nothing is counted."""
         key = capture_key(program, call)
         if program.capabilities.reads_live_weights:
             self._captures.drop_unrefreshable(key.owner, call.epoch)
         decision = self._decide(program, call, key, call.capture_blocker)
         if decision.action is not Action.REPLAY:
-            return _Attempt(call, key, decision, None, None)
+            return _Begun(call, key, decision, None, None)
         if not call.weights.pin():
-            self._refusals.not_resident(key, call.weights.bytes)
-            return _Attempt(call, key, self._decide(program, call, key, NOT_RESIDENT), None, None)
+            self._attempts.not_resident(key, call.weights.bytes)
+            return _Begun(call, key, self._decide(program, call, key, NOT_RESIDENT), None, None)
         try:
-            return _Attempt(call, key, decision, *self._replay(key, call.tensors))
+            return _Begun(call, key, decision, *self._replay(key, call.tensors))
         finally:
             call.weights.unpin()
 
     def _decide(self, program: Program, call: Call, key: CaptureKey, blocker: BypassReason | None) -> Decision:
-        may_capture = self.config.capture and call.may_capture and not self._refusals.gains_nothing(key)
+        may_capture = self.config.capture and call.may_capture and not self._attempts.gains_nothing(key)
         return decide(
             Situation(
                 compiles=program.capabilities.compiles,
                 captures=program.capabilities.captures and may_capture,
                 ready=key in self._captures,
                 forward_bypass=call.forward_bypass or (self.whole_calls.reason(key) if call.is_timed else None),
-                capture_blocker=blocker or self._refusals.reason(key),
+                capture_blocker=blocker or self._attempts.reason(key),
             )
         )
 
@@ -119,11 +115,11 @@ class GraphCache:
         except Exception as error:  # noqa: BLE001 (`_finish` runs the original, and says why)
             return None, error.with_traceback(None)  # its frames hold copies of outputs
 
-    def _finish(self, program: Program, attempt: _Attempt) -> Any:
+    def _finish(self, program: Program, attempt: _Begun) -> Any:
         """Do what was decided, and count it."""
         call, key, action = attempt.call, attempt.key, attempt.decision.action
         if attempt.decision.reason is not None:
-            self._refusals.count(attempt.decision.reason)
+            self._attempts.count(attempt.decision.reason)
         if attempt.failure is not None:
             return self._answer_failed_replay(call, key, attempt.failure)
         if action is Action.REPLAY:
@@ -136,7 +132,7 @@ class GraphCache:
             is_short = action is Action.EAGER or attempt.decision.reason is NOT_RESIDENT
             pinned = not is_short and self._hold_weights(call, key, action, held)
             if action is Action.CAPTURE and not pinned:
-                self._refusals.count(NOT_RESIDENT)
+                self._attempts.count(NOT_RESIDENT)
                 action = self._decide(program, call, key, NOT_RESIDENT).action
             try:
                 result, seconds = self._run_program(program, call, key, action, difference)
@@ -156,10 +152,10 @@ class GraphCache:
     def _hold_weights(self, call: Call, key: CaptureKey, action: Action, held: ExitStack) -> bool:
         """Pin the weights and put them in place until `held` is closed. Returns whether there is room for that."""
         weights = call.weights
-        if weights.pages and not self._refusals.may_bring_in(key, weights.bytes, action is Action.CAPTURE):
+        if weights.pages and not self._attempts.may_bring_in(key, weights.bytes, action is Action.CAPTURE):
             return False
         if not weights.pin():
-            self._refusals.not_resident(key, weights.bytes)
+            self._attempts.not_resident(key, weights.bytes)
             return False
         held.callback(weights.unpin)
         held.enter_context(weights.in_place())
@@ -178,8 +174,8 @@ class GraphCache:
         with cost_of_run(call.device) as cost:
             result = program.run(call)
         ran_compiled = program.ran_compiled
-        self._refusals.worked_in(key, cost.bytes)
-        seconds = self._maker.make(program, call, key, result, difference or call.why_captured or FREED, cost)
+        with self.stats.stalling("capture"):  # also for a capture that fails, after its rehearsal
+            seconds = self._attempts.capture(program, call, key, result, difference or call.why_captured or FREED, cost)
         self.stats.forward_ran(ran_compiled or key in self._captures)
         if key in self._captures:
             self.after_capture()
@@ -212,11 +208,11 @@ class GraphCache:
             return self._answer_out_of_memory(call, key)
         logger.warning("Resolute: a replay failed; the original runs", exc_info=failure)
         self._captures.discard(key)
-        self._refusals.replay_failed(key, failure)
+        self._attempts.replay_failed(key, failure)
         return self._run_original(call)
 
     def _answer_out_of_memory(self, call: Call, key: CaptureKey) -> Any:
-        self._refusals.out_of_memory(key)
+        self._attempts.out_of_memory(key)
         return self._run_original(call)
 
     def _run_original(self, call: Call) -> Any:
@@ -260,7 +256,7 @@ class GraphCache:
         with self._lock:
             freed = self._captures.give_back(everything)
             if everything:
-                self._refusals.memory_was_freed()
+                self._attempts.memory_was_freed()
             self.stats.counters.evictions = self._captures.evictions
             return freed
 
@@ -268,7 +264,7 @@ class GraphCache:
         """Free captures that no session uses, oldest first; all of them by default. Returns the bytes freed."""
         with self._lock:
             freed = self._captures.free(bytes_to_free)
-            self._refusals.retry_all(measured=bytes_to_free is None)
+            self._attempts.retry_all(measured=bytes_to_free is None)
             self.stats.counters.evictions = self._captures.evictions
             return freed
 
@@ -278,16 +274,15 @@ class GraphCache:
             self._seen.forget(owner)
             had = self.captures_of(owner)
             self._captures.forget(owner)
-            self._refusals.forget(owner)
+            self._attempts.forget(owner)
             if had:
                 self._captures.released()
-                self._refusals.memory_was_freed()
+                self._attempts.memory_was_freed()
 
     def drop_stale(self, owner: int, epoch: int) -> None:
         """Drop a module's captures from before its weights epoch `epoch`."""
         with self._lock:
             self._captures.drop_stale(owner, epoch)
-            self._refusals.drop_stale(owner, epoch)
 
     def captured(self) -> list[tuple[GraphKey, Entry[Graph]]]:
         """Every graph that has a capture now, the least recently used first."""

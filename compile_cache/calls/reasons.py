@@ -38,12 +38,11 @@ def because(difference: str, cell: int) -> Text:
 
     cell: pixels to a side of one latent cell.
     """
-    if difference.startswith(FIRST):
-        first = Text("the first run of this model since it was loaded")
-        changes = difference.partition(SINCE)[2]
-        if not changes:
-            return first
-        return Text("{first}; since it last ran, torch's settings changed: {changes}", first=first, changes=changes)
+    _, since, changes = difference.partition(SINCE)
+    if since:
+        return Text("torch's settings changed since this model last ran: {changes}", changes=changes)
+    if difference == FIRST:
+        return Text("the first run of this model since it was loaded")
     if difference == FREED:
         return Text("its capture had been freed or evicted")
     if difference == "remembered":

@@ -157,10 +157,8 @@ def _work(run: Run) -> list[Row]:
 
 
 def _why_compiled(run: Run) -> Text:
-    changed = next((event.text.partition(SINCE)[2] for event in run.events if SINCE in event.text), "")
-    if changed:
-        return Text("torch's settings changed since this model last ran: {changes}", changes=changed)
-    return Text("no compiled code for these blocks was kept on this machine yet")
+    unknown = Text("no compiled code for these blocks was kept on this machine yet")
+    return next((because(event.text, run.cell) for event in run.events if SINCE in event.text), unknown)
 
 
 def _results(run: Run) -> list[str]:

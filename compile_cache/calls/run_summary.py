@@ -78,16 +78,6 @@ class Run:
         others = said[1:] if said[:1] == [kind] else [each for each in _SAID if each != kind]
         return max(self.waited - sum(wait.seconds for wait in self.waits if wait.kind in others), 0.0)
 
-    def _spans(self) -> list[tuple[str, float, float]]:
-        """(kind, seconds since the start, seconds) of each piece of work that the run waited for."""
-        spans = []
-        for wait in self.waits:
-            end = min(wait.at - self.started, self.seconds)
-            start = max(end - wait.seconds, 0.0)
-            if end > start:
-                spans.append((wait.kind, start, end - start))
-        return spans
-
     @property
     def answered_by(self) -> str:
         """The path that answered most calls: "replay", "regions" or "bypass"."""
@@ -102,17 +92,17 @@ class Run:
         """The run's time in pieces: kind, start and seconds; what is left over was spent in the model."""
         merged: list[dict[str, Any]] = []
         at = 0.0
-        for kind, start, seconds in sorted(self._spans(), key=lambda span: span[1]):
-            end = start + seconds
-            if end <= at:
+        for wait in sorted(self.waits, key=lambda wait: wait.at - wait.seconds):
+            end = min(wait.at - self.started, self.seconds)
+            start = max(end - wait.seconds, at)
+            if end <= start:
                 continue
-            start = max(start, at)
             if start - at > max(SHORT_WAIT, _SLIVER * self.seconds):
                 merged.append({"kind": self.answered_by, "start": at, "seconds": start - at})
-            if merged and merged[-1]["kind"] == kind:
+            if merged and merged[-1]["kind"] == wait.kind:
                 merged[-1]["seconds"] += end - start  # without the sliver before it, so that the kinds add up
             else:
-                merged.append({"kind": kind, "start": start, "seconds": end - start})
+                merged.append({"kind": wait.kind, "start": start, "seconds": end - start})
             at = end
         if self.seconds > at:
             merged.append({"kind": self.answered_by, "start": at, "seconds": self.seconds - at})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
 from typing import Generic, TypeVar
@@ -17,6 +17,7 @@ class Entry(Generic[V]):
     value: V
     bytes: int
     hits: int = 0
+    pins: int = 0
 
 
 class ByteLRU(Generic[K, V]):
@@ -30,7 +31,6 @@ class ByteLRU(Generic[K, V]):
         self.evictions = 0
         self._on_evict = on_evict
         self._entries: OrderedDict[K, Entry[V]] = OrderedDict()
-        self._pins: Counter[K] = Counter()
         self._lock = threading.RLock()
 
     def __len__(self) -> int:
@@ -45,14 +45,14 @@ class ByteLRU(Generic[K, V]):
 
     @property
     def bytes(self) -> int:
-        own = sum(entry.bytes for _, entry in self)
-        return own + self.shared_bytes() if len(self) else 0
+        total = sum(entry.bytes for _, entry in self)
+        return total + self.shared_bytes() if len(self) else 0
 
     @property
     def pinned_bytes(self) -> int:
         """Bytes of the pinned entries, without what entries share."""
         with self._lock:
-            return sum(entry.bytes for key, entry in self._entries.items() if self._pins[key])
+            return sum(entry.bytes for entry in self._entries.values() if entry.pins)
 
     def shared_bytes(self) -> int:
         """Bytes that all entries hold together. Evicting one entry frees none of them."""
@@ -72,17 +72,10 @@ class ByteLRU(Generic[K, V]):
         """Keep `value` of `size` bytes; others are evicted. Returns False if it does not fit beside the pinned ones."""
         with self._lock:
             self.discard(key)
-            if not self.make_room(size):
-                return False
-            self._entries[key] = Entry(value, size)
-            return True
-
-    def make_room(self, size: int) -> bool:
-        """Evict unpinned entries, oldest first, until `size` more bytes fit. If they cannot, returns False at once."""
-        with self._lock:
             if self.pinned_bytes + size > self.budget:
                 return False
             self.trim(self.budget - size + self.shared_bytes())  # evicting one frees nothing of what they share
+            self._entries[key] = Entry(value, size)
             return True
 
     def trim(self, limit: int) -> int:
@@ -90,30 +83,30 @@ class ByteLRU(Generic[K, V]):
         with self._lock:
             before = self.bytes
             left = before
-            for key in list(self._entries):
+            for key, entry in self:
                 if left <= limit:
                     break
-                if not self._pins[key]:
-                    left -= self._entries[key].bytes
+                if not entry.pins:
+                    left -= entry.bytes
                     self.evictions += 1
                     self.discard(key)
             return before - (left if self._entries else 0)
 
     def discard(self, key: K) -> None:
-        """Let a value go, whatever pins it; its pins go too."""
+        """Remove an entry and its pins."""
         with self._lock:
             entry = self._entries.pop(key, None)
-            self._pins.pop(key, None)
         if entry is not None and self._on_evict is not None:
             self._on_evict(entry.value)
 
     def pin(self, key: K) -> None:
-        with self._lock:
-            self._pins[key] += 1
+        self._add_pins(key, 1)
 
     def unpin(self, key: K) -> None:
+        self._add_pins(key, -1)
+
+    def _add_pins(self, key: K, change: int) -> None:
         with self._lock:
-            if self._pins[key] <= 1:
-                del self._pins[key]
-            else:
-                self._pins[key] -= 1
+            entry = self._entries.get(key)
+            if entry is not None:
+                entry.pins = max(0, entry.pins + change)

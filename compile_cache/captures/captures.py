@@ -10,12 +10,25 @@ from typing import Any, cast
 import torch
 
 from ..backends.base import Call, Graph, LiveWeightsGraph, Program
-from ..backends.cuda_graphs.memory import is_trimmable, release_graph_memory
+from ..backends.cuda_graphs.memory import driver_graph_bytes, is_trimmable, release_graph_memory
 from ..backends.cuda_graphs.pools import pool_bytes
 from ..keys import ANY_EPOCH, CaptureKey, GraphKey
 from .byte_lru import ByteLRU
 
 _KEPT = 32 << 20  # bytes of captures that stay when all models are unloaded
+
+Reach = Callable[[str], int]  # the bytes that a device ("cuda:0") could give; 0 if that is unknown
+
+
+def free_bytes(device: str) -> int:
+    """Bytes that a device ("cuda:0") could give; 0 where that is unknown. Among them is what torch keeps unused, and
+    what the driver keeps for graphs, in which the next capture works too.
+    """
+    if not device.startswith("cuda"):
+        return 0
+    unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    of_graphs = driver_graph_bytes(torch.device(device).index or 0) if is_trimmable() else 0
+    return torch.cuda.mem_get_info(device)[0] + max(unused, 0) + of_graphs
 
 
 def capture_key(program: Program, call: Call) -> CaptureKey:
@@ -35,8 +48,8 @@ class Captures(ByteLRU[CaptureKey, Graph]):
         """Bytes of the shared pool that eviction cannot free. What can be released before is no reason to evict one."""
         return 0 if is_trimmable() else pool_bytes()
 
-    def room_to_work_in(self, own: int, device: str) -> int:
-        """Bytes that a replay may work in, if its capture has buffers of `own` bytes.
+    def room_to_work_in(self, buffers: int, device: str) -> int:
+        """Bytes that a replay may work in, if its capture has buffers of so many bytes.
 
         It works in the memory that captures share. What they hold already is free for it; more must fit into the budget
         beside the buffers of the captures in use. If it can be released when a run ends (`keep_to_budget`), it is no
@@ -44,20 +57,20 @@ class Captures(ByteLRU[CaptureKey, Graph]):
         """
         if is_trimmable():
             return max(self.budget, torch.cuda.mem_get_info(device)[1] // 4 * 3)
-        return max(self.budget - self.pinned_bytes - own, self.shared_bytes())
+        return max(self.budget - self.pinned_bytes - buffers, self.shared_bytes())
 
     @property
     def held_bytes(self) -> int:
         """All bytes of the device that captures hold now."""
-        own = sum(entry.bytes for _, entry in self)
-        return own + pool_bytes() if len(self) else 0
+        buffers = sum(entry.bytes for _, entry in self)
+        return buffers + pool_bytes() if len(self) else 0
 
     def held_by_device(self) -> dict[str, int]:
         """The same for each device that has captures ("cuda:0")."""
-        own = Counter[str]()
+        buffers = Counter[str]()
         for key, entry in self:
-            own[key.device] += entry.bytes
-        return {device: held + pool_bytes(torch.device(device).index) for device, held in own.items()}
+            buffers[key.device] += entry.bytes
+        return {device: size + pool_bytes(torch.device(device).index) for device, size in buffers.items()}
 
     def keep_to_budget(self) -> None:
         """If captures hold more than the budget, release what they only work in. Not while a sampling run replays them:

@@ -204,17 +204,18 @@ class InductorProgram(Program):
         closed, weights get back what they gave for it.
         """
 
-        def prepare_workers() -> None:  # they start while the call runs on
+        def start_workers() -> None:  # while the call runs on
             try:
                 has_room = room.enter_context(call.weights.room(room_for(count)))
                 if has_room:
                     room.callback(self._workers.end_unless_busy)
-                self._workers.prepare(count, call.tensors[0].device, has_room)
-            except Exception as error:  # noqa: BLE001 (`_compile_in_parallel` meets it again, and warns)
-                logger.debug("Resolute: no processes that compile: %s", error)
+                room.enter_context(self._workers.in_use(count, call.tensors[0].device, has_room))
+            except Exception as error:
+                logger.warning("Resolute: no worker processes were started: %s", first_line(error))
+                logger.debug("Resolute: why", exc_info=True)
 
         started, stalled = self._stats.clock(), self._stats.waiting_seconds()
-        with self._regions.postponing_compiles(prepare_workers) as missing:
+        with self._regions.postponing_compiles(start_workers) as missing:
             result = self._run_regions(call) if rehearsal is None else rehearsal()
         if missing:  # the call runs once more, so the prompt waited for all of this run
             self._stats.waited_since(started, stalled, "compile", "for all regions of the call")

@@ -55,6 +55,8 @@ class CompileProgress(NodeProgress):
         self._ended_at = 0.0  # on the clock of waits, when the last region ended
         self._waited_before = 0.0
         self._count = (0, 0)
+        self._loading: int | None = None  # regions; None while some are compiled
+        self._shown = ""
         self._ticker: _Ticker | None = None
         self._bar: comfy.utils.ProgressBar | None = None
         self.of_call: CallBar | None = None  # while a call runs that may take long
@@ -95,32 +97,31 @@ class CompileProgress(NodeProgress):
         """`done` of this node's `total` regions are ready. Called before the first compile, and after each."""
         global _compiler_started
         logger.info("Resolute: %s", text)
-        is_begin = self._ticker is None or self._ticker.is_loading
+        is_begin = self._ticker is None or self._loading is not None
         has_ended = not is_begin and done > self._count[0]
-        self._note_seconds(Counter(left), has_ended)
+        self._note_seconds(Counter(left), is_begin, has_ended)
         _compiler_started = _compiler_started or has_ended
         self._note_count(done, total)
-        done, total = self.count
-        if self._ticker is None or self._ticker.is_loading:
+        if is_begin:
             self._stop()
-            self._ticker = _Ticker(self.show, self._text, self._seconds, (done, total))
-        self._ticker.set(done, total)
+            self._loading = None
+            self._ticker = _Ticker(self._tick)
+        self._tick()  # at once: the next region may be compiled before the thread looks again
         if self.node_id is not None:
+            done, total = self.count
             self._bar = self._bar or comfy.utils.ProgressBar(total, node_id=self.node_id)
             self._bar.update_absolute(done, total)
 
     def loading(self, regions: int) -> None:
         """Regions are being loaded from disk; 0 while the backend itself is loaded."""
-        if self._ticker is None:
-            self._ticker = _Ticker(self.show, _loading, self._seconds, (0, regions), delay=_QUIET, is_loading=True)
-        self._ticker.set(0, regions)
+        self._loading = regions
+        self._ticker = self._ticker or _Ticker(self._tick, delay=_QUIET)
 
     def finish(self) -> None:
         """The call is answered, or failed."""
         if self._ticker is not None:
-            compiled = not self._ticker.is_loading
             self._stop()
-            if compiled:
+            if self._loading is None:
                 done, total = self.count
                 stopped = isinstance(sys.exc_info()[1], self.cancellations)  # the caller handles it
                 self._took.save()
@@ -130,7 +131,24 @@ class CompileProgress(NodeProgress):
             self._bar = None
             get_progress_state().finish_progress(str(self.node_id))
 
-    def _note_seconds(self, left: Counter[str], has_ended: bool) -> None:
+    def _stop(self) -> None:
+        ticker, self._ticker = self._ticker, None
+        if ticker is not None:
+            ticker.stop()
+        self._shown = ""
+
+    def _tick(self) -> None:
+        """Show the text again if it changed."""
+        done, total = self.count if self._loading is None else (0, self._loading)
+        seconds = self._waiting() - self._waited_before
+        text = self._text(done, total, seconds) if self._loading is None else _loading(total, seconds)
+        if text != self._shown:
+            self._shown = text
+            self.show(text)
+            stopping = comfy.model_management.processing_interrupted()
+            broadcast("working", text=text, words=words_of(text), done=done, total=total, stopping=stopping)
+
+    def _note_seconds(self, left: Counter[str], is_begin: bool, has_ended: bool) -> None:
         now = self._waiting()
         ended = (self._left - left).elements()
         if has_ended and (kind := next(ended, None)) is not None:
@@ -141,7 +159,7 @@ class CompileProgress(NodeProgress):
             elif known is not None:
                 self._took.add(START, max(seconds - known, 0.0))
         self._left = left
-        if has_ended or self._ticker is None or self._ticker.is_loading:
+        if has_ended or is_begin:
             self._ended_at = now
 
     def _text(self, done: int, total: int, seconds: float) -> Text:
@@ -157,14 +175,6 @@ class CompileProgress(NodeProgress):
         """The seconds of the shortest region that is left, with the compiler's start before the first."""
         start = 0.0 if _compiler_started else self._took.of(START) or 0.0
         return start + min((self._took.of(kind) or 0.0 for kind in self._left), default=0.0)
-
-    def _seconds(self) -> float:
-        return self._waiting() - self._waited_before
-
-    def _stop(self) -> None:
-        ticker, self._ticker = self._ticker, None
-        if ticker is not None:
-            ticker.stop()
 
     @staticmethod
     def _compiling(done: int, total: int, seconds: float) -> Text:
@@ -185,55 +195,26 @@ def _rounded(seconds: float) -> int:
 
 
 class _Ticker:
-    """Shows a text again each time that it changed, until `stop`.
+    """Calls `tick` in a thread of its own until `stop`, first after `delay` seconds."""
 
-    describe: (done, total, seconds) -> the text. clock: the seconds of the run so far. state: the first (done, total).
-    """
-
-    def __init__(
-        self,
-        show: Callable[[str], None],
-        describe: Callable[[int, int, float], str],
-        clock: Callable[[], float],
-        state: tuple[int, int],
-        delay: float = 0.0,
-        is_loading: bool = False,
-    ) -> None:
-        self.is_loading = is_loading
-        self._show, self._describe, self._clock, self._delay = show, describe, clock, delay
-        self._state = state
-        self._shown = ""
-        self._changed, self._ended = threading.Event(), False
+    def __init__(self, tick: Callable[[], None], delay: float = _TICK) -> None:
+        self._tick, self._delay = tick, delay
+        self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="resolute-progress", daemon=True)
         self._thread.start()
 
-    def set(self, done: int, total: int) -> None:
-        self._state = (done, total)
-        if not self._delay:
-            self._update()  # at once: the next region may be compiled before the thread looks again
-
     def stop(self) -> None:
-        self._ended = True
-        self._changed.set()
+        self._ended.set()
         self._thread.join()  # so that no text follows the result of the call
 
     def _run(self) -> None:
-        self._changed.wait(self._delay or _TICK)
-        while not self._ended:
-            self._update()
-            self._changed.wait(_TICK)
-
-    def _update(self) -> None:
-        text = self._describe(*self._state, self._clock())
-        if text != self._shown:
-            self._shown = text
-            self._show(text)
-            done, total = self._state
-            stopping = comfy.model_management.processing_interrupted()
-            broadcast("working", text=text, words=words_of(text), done=done, total=total, stopping=stopping)
+        is_over = self._ended.wait(self._delay)
+        while not is_over:
+            self._tick()
+            is_over = self._ended.wait(_TICK)
 
 
-def _loading(done: int, regions: int, seconds: float) -> Text:
+def _loading(regions: int, seconds: float) -> Text:
     if regions:
         return Text("loading {count} compiled regions, {seconds} s", count=regions, seconds=round(seconds))
     return Text("loading the backend, {seconds} s", seconds=round(seconds))

@@ -48,8 +48,7 @@ class CompiledForward(ForwardPatch):
         progress = CompileProgress(request.node_id, doing, runtime.waiting_seconds, runtime.compile_seconds())
         self.runner = ModuleRunner(module, request, progress)
         self._pass_runners: dict[Role, ModuleRunner] = {}
-        runner = self.runner
-        self._log = SessionLog(progress, request, runner.structure, runner.formats, runner.step_bytes)
+        self._log = SessionLog(progress, request, self.runner.facts)
         self.watch = CallWatch()
         self._levels = NoiseLevels()
         self._bar, self._tiles = CallBar(), TileSizes()

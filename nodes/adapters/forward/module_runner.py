@@ -41,10 +41,8 @@ class ModuleRunner:
         self.owner = record.owner
         self.weights = record.weights
         # The log of a run may outlive the module, and must not keep its weights.
-        held, runner = weakref.ref(record), weakref.ref(self)
-        self.structure = lambda: "" if (found := held()) is None else found.structure()
-        self.formats = lambda: [] if (found := runner()) is None else found._formats()
-        self.step_bytes = lambda: (0, 0) if (found := held()) is None else found.weights.paged.step_bytes()
+        runner = weakref.ref(self)
+        self.facts = lambda: {} if (found := runner()) is None else found._facts()
         self._module = weakref.ref(module)  # see ForwardPatch
         self._request = request
         self._role = role or request.role
@@ -72,13 +70,17 @@ class ModuleRunner:
             self.progress.loading(len(shape_status.of_model(model, backend, cache, runtime.device()).on_disk))
         return program, backend
 
-    def _formats(self) -> list[str]:
-        """Texts that say what computes the module's quantized weights, see `formats_in_words`."""
-        return [
-            text
-            for device, (program, _) in self._programs.items()
-            for text in formats_in_words(program.quantized, torch.device(device))
-        ]
+    def _facts(self) -> dict[str, Any]:
+        """What a `Run` says of the module; nothing once that was garbage collected."""
+        module = self._module()
+        if module is None:
+            return {}
+        programs = [(program.quantized, torch.device(device)) for device, (program, _) in self._programs.items()]
+        return {
+            "structure": runtime.record_of(module).structure(),
+            "formats": tuple(text for each in programs for text in formats_in_words(*each)),
+            "step_bytes": self.weights.paged.step_bytes(),
+        }
 
     def run(self, description: CallDescription, invoke: Invoke, inspect_modules: bool = False) -> Any:
         """Answer one call. invoke: calls the original forward with other tensors in place of the described ones.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -32,20 +32,12 @@ class SessionLog:
     """Compares the cache's counters at the start and at the end of a sampling run."""
 
     def __init__(
-        self,
-        progress: CompileProgress,
-        request: CompileRequest,
-        structure: Callable[[], str],
-        formats: Callable[[], Sequence[str]] = tuple,
-        step_bytes: Callable[[], tuple[int, int]] = lambda: (0, 0),
+        self, progress: CompileProgress, request: CompileRequest, facts: Callable[[], Mapping[str, Any]]
     ) -> None:
-        """structure: finds the digest of the model's structure, for the record of a run that ended. formats: finds what
-        computes its quantized weights. step_bytes: see `Run`.
-        """
-        self._step_bytes = step_bytes
+        """facts: finds what a `Run` says of the model, for the record of a run that ended."""
         self._progress = progress
         self._role, self._label, self._cell = request.role, request.label, request.cell
-        self._structure, self._formats, self._file = structure, formats, request.file
+        self._facts, self._file = facts, request.file
         self._why_eager = request.why if isinstance(request.backend, EagerBackend) else ""
         self._begun: Mark | None = None
         self._started, self._clock = 0.0, 0.0
@@ -118,10 +110,8 @@ class SessionLog:
             regions=self._progress.count,
             why_no_calls=why_no_calls,
             cell=self._cell,
-            structure=self._structure(),
-            formats=tuple(self._formats()),
             file=self._file,
             is_warm_up=runs.are_of_a_warm_up(),
-            step_bytes=self._step_bytes(),
             why_eager=self._why_eager,
+            **self._facts(),
         )

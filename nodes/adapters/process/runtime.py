@@ -20,7 +20,7 @@ from ....compile_cache.attention.chooser import chooser
 from ....compile_cache.backends import registry
 from ....compile_cache.backends.base import Program
 from ....compile_cache.calls.cache import GraphCache
-from ....compile_cache.captures.room import free_bytes
+from ....compile_cache.captures.captures import free_bytes
 from ....compile_cache.choices.compile_seconds import CompileSeconds
 from ....compile_cache.config import CacheConfig
 from ....compile_cache.keys import Role

@@ -82,11 +82,9 @@ def compare(image_a: torch.Tensor, image_b: torch.Tensor) -> Comparison:
 
 def report(comparison: Comparison, max_error: float, min_psnr: float) -> Text:
     """A table with a line for each pair, and an explanation of its numbers. The limits are those of `failure`."""
-    batch, height, width, channels = comparison.shape
-    size = f"{width}x{height}"
-    text = "{batch} images of {size} with {channels} channels, A against B"
+    batch = len(comparison.scores)
     lines = [
-        Text(text, batch=batch, size=size, channels=channels),
+        Text("{images}, A against B", images=_described(comparison.shape)),
         f"{'image':<7}{'max error':>11}{'mean error':>12}{'PSNR dB':>11}{'SSIM':>10}",
         *(_line(str(number), scores) for number, scores in enumerate(comparison.scores, 1)),
     ]
@@ -169,7 +167,7 @@ def _colored(share: torch.Tensor) -> torch.Tensor:
 def _check_equal_shapes(a: tuple[int, ...], b: tuple[int, ...]) -> None:
     if a == b and min(a) > 0:
         return
-    shapes = f"image_a is {_describe(a)}, image_b is {_describe(b)}"
+    shapes = f"image_a is {_described(a)}, image_b is {_described(b)}"
     if a == b:
         raise ValueError(f"There is nothing to compare: {shapes}.")
     remedies = {
@@ -181,13 +179,10 @@ def _check_equal_shapes(a: tuple[int, ...], b: tuple[int, ...]) -> None:
     raise ValueError(f"The two inputs cannot be compared: {shapes}. Make them equal: {remedy}.")
 
 
-def _describe(shape: tuple[int, ...]) -> str:
+def _described(shape: tuple[int, ...]) -> Text:
     batch, height, width, channels = shape
-    return f"{_counted(batch, 'image')} of {width}x{height} with {_counted(channels, 'channel')}"
-
-
-def _counted(number: int, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"
+    text = "{batch} images of {size} with {channels} channels"
+    return Text(text, batch=batch, size=f"{width}x{height}", channels=channels)
 
 
 def _line(name: str, scores: Scores) -> str:

@@ -6,34 +6,28 @@ Measure, which writes no file; they are compared when the front end sends the se
 
 from __future__ import annotations
 
-import logging
+import functools
 import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from ....compile_cache.calls.run_summary import Run, time_text
+from ....compile_cache.choices.tuner import Tuner
 from ....compile_cache.errors import UserError
 from ....compile_cache.keys import VAE_ROLES, WHOLE_DIFFUSION_MODEL
-from ....compile_cache.store import codec
-from ....compile_cache.store.codec import InvalidArtifactError
 from ....compile_cache.texts import Text
 from ..process import runtime
 from . import runs
 from .image_comparison import LEVELS
 
-logger = logging.getLogger(__name__)
-
 ON, OFF = "on", "off"
-_FILE = "measured.json"
-_MOST = 500  # measurements that are kept, the latest
 _SAME = 2  # levels of 255; compiled code rounds otherwise, and nobody sees so little
 
-Key = tuple[str, str, str]
+Key = tuple[str, str]  # the model's structure and the size
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +35,7 @@ class Measurement:
     """structure: of the model, as in `GET /resolute/runs`. size: pixels and batch, for people. device: its name.
     seconds, stock_seconds: of sampling and decode, medians over `prompts` prompts of each. spread: seconds between the
     quartiles of the arm that varied more; 0 if one prompt of each was measured. difference: the largest of the
-    pictures, in levels of 255; None if there was no picture.
+    pictures, in levels of 255; None if there was no picture. Raises ValueError for a time of 0.
     """
 
     model: str
@@ -55,9 +49,9 @@ class Measurement:
     spread: float = 0.0
     prompts: int = 1
 
-    @property
-    def key(self) -> Key:
-        return self.structure, self.size, self.device
+    def __post_init__(self) -> None:
+        if not self.seconds:
+            raise ValueError("a prompt takes time")
 
     @property
     def ratio(self) -> float:
@@ -89,7 +83,6 @@ class Measurement:
         return {**asdict(self), "text": text, "words": text.words}
 
 
-_found: dict[Key, Measurement] | None = None
 _pictures: dict[tuple[str, str], list[torch.Tensor]] = {}  # by measure and arm, of the latest prompt of that arm
 _saved_seconds = 0.0
 
@@ -136,8 +129,7 @@ def finish(body: Mapping[str, Any]) -> Measurement | None:
         spread=max(_spread(seconds), _spread(stock)),
         prompts=min(len(seconds), len(stock)),
     )
-    measurements()[found.key] = found
-    _write()
+    _kept().set(found.device, (found.structure, found.size), found)
     return found
 
 
@@ -171,13 +163,12 @@ def _difference(ours: list[torch.Tensor], stock: list[torch.Tensor]) -> float | 
 
 def of(structure: str, size: str) -> Measurement | None:
     """The measurement of a model and a size on this device, if there is one."""
-    return measurements().get((structure, size, runtime.device_name())) if structure else None
+    return _kept().get(runtime.device_name(), (structure, size)) if structure else None
 
 
 def here() -> list[dict[str, Any]]:
     """The measurements of this device, as JSON."""
-    device = runtime.device_name()
-    return [found.plain() for found in measurements().values() if found.device == device]
+    return [found.plain() for _, found in _kept().on(runtime.device_name())]
 
 
 def count(run: Run) -> None:
@@ -194,34 +185,8 @@ def saved_seconds() -> float:
     return _saved_seconds
 
 
-def measurements() -> dict[Key, Measurement]:
-    global _found
-    if _found is None:
-        _found = _read(_path())
-    return _found
-
-
-def _path() -> Path | None:
+@functools.cache
+def _kept() -> Tuner[Key, Measurement]:
     folder = runtime.cache().config.store_folder
-    return None if folder is None else folder / _FILE
-
-
-def _read(path: Path | None) -> dict[Key, Measurement]:
-    try:
-        found: tuple[Measurement, ...] = () if path is None else codec.load(path, tuple[Measurement, ...])
-    except FileNotFoundError:
-        return {}
-    except (OSError, InvalidArtifactError) as error:
-        logger.warning("Resolute: what was measured against stock cannot be read: %s", error)
-        return {}
-    return {each.key: each for each in found if each.seconds > 0}
-
-
-def _write() -> None:
-    path = _path()
-    if path is None:
-        return
-    try:
-        codec.save(path, list(measurements().values())[-_MOST:])
-    except OSError as error:
-        logger.warning("Resolute: what was measured against stock is not kept: %s", error)
+    what = "the measurements against stock"
+    return Tuner(what, Key, Measurement, folder and folder / "measured", lambda device: (device,))

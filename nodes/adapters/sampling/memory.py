@@ -9,6 +9,7 @@ import comfy.model_management
 import comfy.sampler_helpers
 
 from ....compile_cache.backends.cuda_graphs.memory import release_graph_memory
+from ....compile_cache.texts import Text
 from ..comfyui import version
 from ..comfyui.messages import broadcast
 from ..comfyui.prompt_end import when_prompt_ends
@@ -40,14 +41,20 @@ def free_or_wait(queue: Any) -> dict[str, Any]:
     """Free all captures now, or while a prompt runs when that ends, and compare decodes again. queue: ComfyUI's
     PromptQueue.
 
-    Returns `state` ("freed", "nothing" or "later"), the `bytes` that were freed, and a `text` for people.
+    Returns `state` ("freed", "nothing" or "later"), the `bytes` that were freed, and a `text` for people with its
+    `words`.
     """
-    if when_prompt_ends(queue, _free_by_hand):
-        return {"state": "later", "bytes": 0, "text": "The captures are freed when this prompt ends."}
-    freed = _free_by_hand()
-    if not freed:
-        return {"state": "nothing", "bytes": 0, "text": "Nothing was held."}
-    return {"state": "freed", "bytes": freed, "text": f"Freed {freed / 2**20:.0f} MiB."}
+    state, freed = "later", 0
+    text = Text("The captures are freed when this prompt ends.")
+    if not when_prompt_ends(queue, _free_by_hand):
+        freed = _free_by_hand()
+        state, text = "freed" if freed else "nothing", freed_text(freed)
+    return {"state": state, "bytes": freed, "text": text, "words": text.words}
+
+
+def freed_text(freed: int) -> Text:
+    """What the button and Free Graphs say. freed: bytes of captures."""
+    return Text("Freed {size}.", size=f"{freed / 2**20:.0f} MiB") if freed else Text("Nothing was held.")
 
 
 def make_room(executor: Any, patcher: Any, noise_shape: Any, conds: Any, *args: Any, **kwargs: Any) -> Any:

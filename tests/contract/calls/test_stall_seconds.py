@@ -102,10 +102,10 @@ def test_the_run_that_looks_for_missing_regions(clock: Clock, monkeypatch: pytes
 class _NoWorkers:
     running = False
 
-    def has_early(self, key: str, settings: Any) -> bool:
-        return False
+    def early(self, key: str, settings: Any) -> None: ...
 
-    def prepare(self, count: int, device: torch.device, has_room: bool) -> None: ...
+    def in_use(self, count: int, device: torch.device, has_room: bool) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
 
 
 def test_waiting_for_another_process_that_compiles_the_same_regions(

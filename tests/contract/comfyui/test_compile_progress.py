@@ -74,7 +74,10 @@ def test_an_estimate_is_shown_once_each_kind_that_is_left_was_measured(
         progress.finish()
 
 
-def test_a_text_has_its_numbers_from_the_start(adapter: Callable[[str], ModuleType], comfy: None) -> None:
+def test_a_text_has_its_numbers_from_the_start(
+    adapter: Callable[[str], ModuleType], comfy: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    progress = adapter("comfyui.compile_progress").CompileProgress(None, "sampling", lambda: 7.0)
     shown = threading.Event()
     texts: list[str] = []
 
@@ -82,9 +85,10 @@ def test_a_text_has_its_numbers_from_the_start(adapter: Callable[[str], ModuleTy
         texts.append(text)
         shown.set()
 
-    ticker = adapter("comfyui.compile_progress")._Ticker(show, lambda *now: str(now), lambda: 7.0, (2, 14))
+    monkeypatch.setattr(progress, "show", show)
+    progress.loading(14)
     try:
-        assert shown.wait(60)  # before `set`, as where the prompt's thread has to wait
+        assert shown.wait(60)  # of the thread, as where the prompt's own has to wait
     finally:
-        ticker.stop()
-    assert texts == ["(2, 14, 7.0)"]
+        progress.finish()
+    assert texts == ["loading 14 compiled regions, 7 s"]

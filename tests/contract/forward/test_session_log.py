@@ -38,7 +38,7 @@ def test_the_open_log_of_a_controlnet_keeps_no_weights(adapter: Callable[[str], 
         adapter("process.runtime").cache()  # drops what belongs to collected modules
         gc.collect()
         assert (weight(), record()) == (None, None)
-        assert session._open[0]._structure() == ""
+        assert session._open[0]._facts() == {}
     finally:
         session._open.clear()
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,14 +22,25 @@ RUN: dict[str, Any] = {
 @pytest.fixture
 def measured(
     adapter: Callable[[str], ModuleType], comfy: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> ModuleType:
+) -> Iterator[ModuleType]:
     module = adapter("report.stock_measurements")
-    monkeypatch.setattr(module, "_found", None)
     monkeypatch.setattr(module, "_saved_seconds", 0.0)
-    monkeypatch.setattr(module, "_path", lambda: tmp_path / "store" / "measured.json")
+    store = SimpleNamespace(config=SimpleNamespace(store_folder=tmp_path / "store"))
+    monkeypatch.setattr(module.runtime, "cache", lambda: store)
     monkeypatch.setattr(module.runtime, "device_name", lambda: "NVIDIA H200")
     monkeypatch.setattr(module.runs, "latest", lambda: [RUN])
-    return module
+    restart(module)
+    yield module
+    restart(module)
+
+
+def restart(module: ModuleType) -> None:
+    module._kept.cache_clear()
+
+
+def file_of_measurements(folder: Path) -> Path:
+    (path,) = (folder / "store" / "measured").iterdir()
+    return path
 
 
 def body(**changes: Any) -> dict[str, Any]:
@@ -73,14 +84,16 @@ def test_they_are_kept_over_a_restart_for_their_device(
     measured: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     found = measured.finish(body())
-    monkeypatch.setattr(measured, "_found", None)
+    restart(measured)
     assert measured.of("abc", "1024x1024") == found
     monkeypatch.setattr(measured.runtime, "device_name", lambda: "cpu")
     assert (measured.of("abc", "1024x1024"), measured.here()) == (None, [])
-    (kept,) = json.loads((tmp_path / "store" / "measured.json").read_text("utf-8"))
-    earlier = {name: value for name, value in kept.items() if name not in ("spread", "prompts")}
-    (tmp_path / "store" / "measured.json").write_text(json.dumps([earlier]), "utf-8")
-    monkeypatch.setattr(measured, "_found", None)
+    path = file_of_measurements(tmp_path)
+    kept = json.loads(path.read_text("utf-8"))
+    ((key, value),) = kept["entries"]
+    earlier = {name: each for name, each in value.items() if name not in ("spread", "prompts")}
+    path.write_text(json.dumps({**kept, "entries": [[key, earlier]]}), "utf-8")
+    restart(measured)
     monkeypatch.setattr(measured.runtime, "device_name", lambda: "NVIDIA H200")
     assert measured.of("abc", "1024x1024") == found, "a file from before these two were measured"
 
@@ -111,10 +124,25 @@ def test_without_a_clear_difference_nothing_was_saved(measured: ModuleType) -> N
     assert measured.saved_seconds() == 0
 
 
-@pytest.mark.parametrize("text", ["", "{", "[1]", '[{"seconds": 1}]', '{"a": 1}'])
-def test_a_damaged_file_costs_only_the_figures(measured: ModuleType, tmp_path: Path, text: str) -> None:
-    (tmp_path / "store").mkdir()
-    (tmp_path / "store" / "measured.json").write_text(text, "utf-8")
+DAMAGES: list[Callable[[str], str]] = [
+    lambda text: "",
+    lambda text: text[:-9],
+    lambda text: "[1]",
+    lambda text: text.replace('"seconds": 1.1', '"seconds": 0'),
+    lambda text: text.replace('"steps": 20, ', ""),
+]
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_file_costs_only_the_figures(
+    measured: ModuleType, tmp_path: Path, damage: Callable[[str], str]
+) -> None:
+    measured.finish(body())
+    path = file_of_measurements(tmp_path)
+    whole = path.read_text("utf-8")
+    path.write_text(damage(whole), "utf-8")
+    assert path.read_text("utf-8") != whole
+    restart(measured)
     assert measured.here() == []
     measured.finish(body())
     assert len(measured.here()) == 1

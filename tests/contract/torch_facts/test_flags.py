@@ -141,7 +141,7 @@ import json, pickle, sys
 from compile_cache.backends.inductor.parallel import job
 from compile_cache.torch_facts.flags import torch_flags
 job._run = lambda _: job.Artifact("key", "label", {"flags": dict(torch_flags("cuda"))}, b"")
-made, _ = job.work(*pickle.load(sys.stdin.buffer))
+made, _ = job.work(pickle.load(sys.stdin.buffer))
 print(json.dumps(made["about"]["flags"] if isinstance(made, dict) else {"failed": made}))
 """
 
@@ -152,13 +152,13 @@ def test_a_worker_lowers_under_the_flags_of_the_main_process() -> None:
             if name in OF_LOWERING:
                 undo.callback(write, before := read())
                 write(other_than(before))
-        settings, flags = vars(job.settings_for(torch.device("cpu"))), dict(torch_flags("cuda"))
+        settings, flags = job.settings_for(torch.device("cpu")), dict(torch_flags("cuda"))
     usual = dict(torch_flags("cuda"))
     assert {name for name in flags if flags[name] != usual[name]} == OF_LOWERING
-    region = vars(job.Job("key", "label", b"", (), True))
+    region = vars(job.Job("key", "label", b"", (), True, settings))
     done = subprocess.run(
         [sys.executable, "-c", WORKER],
-        input=pickle.dumps((settings, region)),
+        input=pickle.dumps(region),
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         stdout=subprocess.PIPE,
         check=True,

@@ -12,7 +12,7 @@ from compile_cache.backends.base import Capabilities
 from compile_cache.backends.cuda_graphs.run_cost import RunCost
 from compile_cache.calls import cache as cache_module
 from compile_cache.calls.cache import GraphCache
-from compile_cache.captures import room
+from compile_cache.captures import attempts
 from compile_cache.config import CacheConfig
 from compile_cache.errors import CaptureError
 from compile_cache.weights import Weights
@@ -246,7 +246,7 @@ class Card:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.reach, self.work = 0, 0
-        monkeypatch.setattr(room, "_CHECK_SECONDS", 0.0)
+        monkeypatch.setattr(attempts, "_CHECK_SECONDS", 0.0)
         monkeypatch.setattr(cache_module, "cost_of_run", lambda device: nullcontext(RunCost(self.work)))
         self.cache = GraphCache(CacheConfig(spare_bytes=100 * MIB), lambda device: self.reach)
 

@@ -12,36 +12,43 @@ from typing import Any
 import pytest
 
 from compile_cache.calls.cache import GraphCache
-from compile_cache.captures.captures import capture_key
-from compile_cache.captures.room import OutOfMemoryBackoff
+from compile_cache.captures import attempts
+from compile_cache.captures.attempts import CaptureAttempts
+from compile_cache.captures.captures import Captures, capture_key
 from compile_cache.choices import machine
 from compile_cache.config import CacheConfig
-from compile_cache.errors import BypassCode, BypassReason, CaptureError, NoGainError
+from compile_cache.errors import CaptureError, NoGainError
+from compile_cache.stats import Stats
 from compile_cache.store import codec
 
 from ..fakes import BUDGET, MIB, FakeProgram, Module, answer, expect, oom
 
 # --- a lack of memory ----------------------------------------------------------------------------------------------
 
-REASON = BypassReason(BypassCode.OUT_OF_MEMORY, "out of memory at 1x4x8x8")
+REASON = "out_of_memory: out of memory at 1x4x8x8; captures were freed"
 
 
 class Device:
     """Free memory and a clock."""
 
-    def __init__(self) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.free, self.now = 100 * MIB, 0.0
         self.asked = 0
-        self.backoff = OutOfMemoryBackoff(self._free, lambda: self.now)
+        self.attempts = CaptureAttempts(Captures(BUDGET), Stats(), CacheConfig(), self._free)
+        monkeypatch.setattr(attempts.time, "monotonic", lambda: self.now)
 
     def _free(self, device: str) -> int:
         self.asked += 1
         return self.free
 
+    def reason(self, key: Any) -> str | None:
+        reason = self.attempts.reason(key)
+        return reason and str(reason)
+
 
 @pytest.fixture
-def device() -> Device:
-    return Device()
+def device(monkeypatch: pytest.MonkeyPatch) -> Device:
+    return Device(monkeypatch)
 
 
 @pytest.fixture
@@ -50,53 +57,57 @@ def key() -> Any:
 
 
 def test_it_belongs_to_the_device_and_the_shape_not_to_the_epoch(device: Device, key: Any) -> None:
-    device.backoff.add(key, REASON)
-    assert device.backoff.reason(key) is REASON
-    assert device.backoff.reason(replace(key, epoch=9)) is REASON
-    assert device.backoff.reason(replace(key, device="cuda:1")) is None
-    assert device.backoff.reason(capture_key(FakeProgram(), Module().call(16))) is None
-    assert device.backoff.reason(replace(key, owner=2)) is None
+    device.attempts.out_of_memory(key)
+    assert device.reason(key) == REASON
+    assert device.reason(replace(key, epoch=9)) == REASON
+    assert device.reason(replace(key, device="cuda:1")) is None
+    assert device.reason(capture_key(FakeProgram(), Module().call(16))) is None
+    assert device.reason(replace(key, owner=2)) is None
     # Other flags choose other kernels, which may take less memory and gain from a capture.
-    assert device.backoff.reason(replace(key, torch_flags=(("fp16 accumulation", True),))) is None
+    assert device.reason(replace(key, torch_flags=(("fp16 accumulation", True),))) is None
 
 
 def test_it_goes_when_more_memory_is_free(device: Device, key: Any) -> None:
-    device.backoff.add(key, REASON)
+    device.attempts.out_of_memory(key)
     device.now, device.free = 2.0, 200 * MIB
-    assert device.backoff.reason(key) is REASON, "100 MiB more are not enough"
+    assert device.reason(key) == REASON, "100 MiB more are not enough"
     device.now, device.free = 4.0, 400 * MIB
-    assert device.backoff.reason(key) is None
-    assert device.backoff.reason(key) is None
+    assert device.reason(key) is None
+    assert device.reason(key) is None
 
 
 def test_the_device_is_asked_once_a_second(device: Device, key: Any) -> None:
-    device.backoff.add(key, REASON)
+    device.attempts.out_of_memory(key)
     device.free, before = 1000 * MIB, device.asked
     for _ in range(50):
-        assert device.backoff.reason(key) is REASON
+        assert device.reason(key) == REASON
     assert device.asked == before
+    device.free, device.now = 100 * MIB, 1.5
+    for _ in range(50):
+        assert device.reason(key) == REASON
+    assert device.asked == before + 1
 
 
 def test_it_is_tried_again_after_five_minutes_however_often_it_failed(device: Device, key: Any) -> None:
     waits = []
     for _ in range(3):
-        device.backoff.add(key, REASON)
+        device.attempts.out_of_memory(key)
         started = device.now
-        while device.backoff.reason(key) is not None:
+        while device.reason(key) is not None:
             device.now += 10.0
         waits.append(device.now - started)
     assert waits == [300.0, 300.0, 300.0]
 
 
 def test_freed_memory_clears_it_and_a_deleted_module_takes_it_along(device: Device, key: Any) -> None:
-    device.backoff.add(key, REASON)
-    device.backoff.forget(2)
-    assert device.backoff.reason(key) is REASON
-    device.backoff.forget(1)
-    assert device.backoff.reason(key) is None
-    device.backoff.add(key, REASON)
-    device.backoff.clear()
-    assert device.backoff.reason(key) is None
+    device.attempts.out_of_memory(key)
+    device.attempts.forget(2)
+    assert device.reason(key) == REASON
+    device.attempts.forget(1)
+    assert device.reason(key) is None
+    device.attempts.out_of_memory(key)
+    device.attempts.memory_was_freed()
+    assert device.reason(key) is None
 
 
 @pytest.mark.parametrize("failure", [oom(), CaptureError("no room")], ids=repr)
@@ -114,6 +125,33 @@ def test_a_capture_without_memory_is_not_tried_again_by_a_load_of_the_weights(
     cache.trim()
     with expect(cache, graph_calls=1, captures=1):
         assert answer(cache.run(program, module.call())) == 7.0
+
+
+def test_a_capture_that_failed_for_good_is_not_tried_again_when_memory_is_back(
+    cache: Any, program: Any, module: Any
+) -> None:
+    program.capture_failure = CaptureError("not permitted")
+    cache.run(program, module.call(8))
+    program.capture_failure = None
+    cache.run(program, module.call(16))
+    program.run_failures = [oom()]
+    with expect(cache, {"capture_failed": 1, "out_of_memory": 1}, eager_calls=1):
+        cache.run(program, module.call(8))
+    cache.give_back(everything=True)
+    with expect(cache, {"capture_failed": 1}, graph_calls=1):
+        cache.run(program, module.call(8))
+
+
+def test_of_too_many_calls_the_oldest_is_tried_again(
+    cache: Any, program: Any, module: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attempts, "_MOST_CALLS", 2)
+    program.capture_failure = CaptureError("not permitted")
+    for side in (8, 16, 24, 16, 24):
+        cache.run(program, module.call(side))
+    assert program.capture_attempts == 3
+    cache.run(program, module.call(8))
+    assert program.capture_attempts == 4
 
 
 # --- a GPU that is busy all the time -------------------------------------------------------------------------------
@@ -201,17 +239,19 @@ def test_after_a_week_it_is_measured_again(
     """A choice that was wrong, because another program kept the GPU busy, does not stay. Clocks may be set back."""
     start = Start(known)
     now = time.time()
-    start.cache._refusals.gpu_bound._clock = lambda: now + days * DAY
+    monkeypatch.setattr(attempts.time, "time", lambda: now + days * DAY)
     assert start.is_measured() == measured
 
 
-def test_a_process_that_runs_longer_measures_it_again_after_a_week(known: CacheConfig) -> None:
+def test_a_process_that_runs_longer_measures_it_again_after_a_week(
+    known: CacheConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
     start = Start(known)
     now = time.time()
     assert not start.is_measured()
-    start.cache._refusals.gpu_bound._clock = lambda: now + 6 * DAY
+    monkeypatch.setattr(attempts.time, "time", lambda: now + 6 * DAY)
     assert not start.is_measured()
-    start.cache._refusals.gpu_bound._clock = lambda: now + 8 * DAY
+    monkeypatch.setattr(attempts.time, "time", lambda: now + 8 * DAY)
     assert start.is_measured()
     assert not start.is_measured()
 

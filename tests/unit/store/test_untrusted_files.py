@@ -20,6 +20,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from compile_cache.calls.cache import GraphCache
+from compile_cache.captures.attempts import CaptureAttempts
+from compile_cache.captures.captures import Captures, capture_key
+from compile_cache.config import CacheConfig
+from compile_cache.errors import NoGainError
+from compile_cache.stats import Stats
 from compile_cache.store.artifact_store import Artifact, ArtifactStore
 from compile_cache.store.bundle import BundleError, export_bundle, import_bundle, read_contents
 from compile_cache.store.shape_history import ShapeHistory
@@ -125,12 +131,24 @@ def choices_in(folder: Path) -> bool:
     return bool(tuner(folder).on(GPU))
 
 
+def refuse_a_capture(folder: Path) -> None:
+    program = FakeProgram()
+    program.capture_failure = NoGainError(0.25)
+    GraphCache(CacheConfig(store_folder=folder)).run(program, Module().call())
+
+
+def refused_in(folder: Path) -> bool:
+    attempts = CaptureAttempts(Captures(0), Stats(), CacheConfig(store_folder=folder))
+    return attempts.gains_nothing(capture_key(FakeProgram(), Module().call()))
+
+
 SHAPE = Module().call().key
 # What is kept: how it is written into a folder, and whether it is there.
 KEPT: dict[str, tuple[Callable[[Path], object], Callable[[Path], bool], str]] = {
     "a region": (lambda folder: ArtifactStore(folder, HERE, LIMIT).save(ARTIFACTS[0]), region_in, "*/*-*.json"),
     "shapes": (lambda folder: ShapeHistory(folder).record(SHAPE, FakeProgram()), shapes_in, "*.json"),
     "choices": (lambda folder: tuner(folder).set(GPU, shape(), CHOICE), choices_in, "*.json"),
+    "refused captures": (refuse_a_capture, refused_in, "captures/*.json"),
 }
 
 

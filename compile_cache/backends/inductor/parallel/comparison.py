@@ -16,14 +16,14 @@ from ..compile.compiled_region import CompiledRegion
 from ..compile.shape_guards import Verdict
 from ..compile.tracing import region_format
 from ..regions.numerics_check import difference_from_original
-from ..regions.region import RegionCall, may_run
+from ..regions.region import RegionCall, is_integer, may_run
 
 _ENOUGH = 1 << 20  # elements of the largest input
 _SMALLEST = 16  # of a dimension: code that handles sizes in blocks should have an incomplete one
 
 
 def is_right(call: RegionCall, compiled: CompiledRegion) -> bool:
-    """`may_run` with random inputs. call: its tensors need no contents.
+    """`may_run` with random inputs, and the call's own integers. call: its other tensors need no contents.
 
     Code that agrees at small sizes is right at all sizes that its guards allow. If the small sizes fit the block badly,
     the sizes of the call decide. Raises what `may_run` raises.
@@ -38,8 +38,13 @@ def is_right(call: RegionCall, compiled: CompiledRegion) -> bool:
 
 
 def _small_sizes(call: RegionCall) -> dict[str, int]:
-    """Sizes by name of a dimension: the longest is halved until the inputs have few elements."""
+    """Sizes by name of a dimension: the longest is halved until the inputs have few elements.
+
+    With integers among the inputs, the sizes of the call: an index would leave a smaller table.
+    """
     sizes = dict(call.sizes)
+    if any(map(is_integer, call.tensors)):
+        return sizes
     while max(math.prod(shape) for shape in _shapes(call, sizes)) > _ENOUGH:
         name = max(sizes, key=lambda each: sizes[each], default=None)
         if name is None or sizes[name] <= _SMALLEST:
@@ -64,14 +69,17 @@ def _random(call: RegionCall, sizes: dict[str, int]) -> RegionCall:
 
 
 def _noise(shape: Sequence[int], like: torch.Tensor, memory_format: torch.memory_format, seed: int) -> torch.Tensor:
-    """Normal noise in a floating dtype, both values in a mask, zeros in any other: an index of a small table. The same
-    values each time, from a generator of its own: images may depend on torch's global one.
+    """Normal noise, both values in a mask; `like` itself if it has integers.
+
+    The same values each time, from a generator of its own: images may depend on torch's global one.
     """
+    if is_integer(like):
+        return like
     made = torch.empty(tuple(shape), dtype=like.dtype, device=like.device, memory_format=memory_format)
     generator = torch.Generator(like.device).manual_seed(seed)
     if like.dtype is torch.bool:
         return made.random_(0, 2, generator=generator)
-    return made.normal_(generator=generator) if like.is_floating_point() else made.zero_()
+    return made.normal_(generator=generator)
 
 
 def _agrees(call: RegionCall, compiled: CompiledRegion) -> bool:

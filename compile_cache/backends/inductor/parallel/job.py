@@ -52,24 +52,11 @@ _WAITING_SECONDS = 5.0  # that a child may be without memory on the device
 
 
 @dataclass(frozen=True)
-class WorkerSettings:
-    """The state of this process that a worker must take on, so that it generates the same code.
-
-    inductor: inductor's settings; flags: see `flags_for_workers`; environment: a digest, which the worker must reach.
-    """
-
-    device: str
-    inductor: dict[str, Any]
-    flags: dict[str, Any]
-    environment: str
-
-
-@dataclass(frozen=True)
 class Job:
     """A `Trace` in plain types.
 
-    trace: what it has, by torch's GraphPickler; packages: those that define operators of the graph. The worker imports
-    them first.
+    trace: what it has, by torch's GraphPickler. packages: those that define operators of the graph; the worker imports
+    them first. settings: see `settings_for`.
     """
 
     key: str
@@ -77,21 +64,29 @@ class Job:
     trace: bytes
     packages: tuple[str, ...]
     oblivious: bool
+    settings: dict[str, Any]
 
 
-def settings_for(device: torch.device) -> WorkerSettings:
-    settings = portable_config(ignore_private_configs=True)
-    return WorkerSettings(str(device), settings, flags_for_workers(), environment_of(device, "").digest())
+def settings_for(device: torch.device) -> dict[str, Any]:
+    """The state of this process that a worker must take on, so that it generates the same code: inductor's settings,
+    torch's flags, and the digest of the environment, which the worker must reach.
+    """
+    return {
+        "device": str(device),
+        "inductor": portable_config(ignore_private_configs=True),
+        "flags": flags_for_workers(),
+        "environment": environment_of(device, "").digest(),
+    }
 
 
-def job_of(key: str, label: str, traced: Trace) -> Job:
+def job_of(key: str, label: str, traced: Trace, settings: dict[str, Any]) -> Job:
     """Raises what torch's pickler raises for a graph that it cannot pickle."""
     # By default torch pickles its own operators only.
     options = () if PickleOptions is None else (PickleOptions(ops_filter=None),)
     output = pytree.treespec_dumps(traced.output_spec)
     parts = (traced.graph, list(traced.fakes), traced.symbols, traced.static, traced.used_weights, output)
     content = GraphPickler.dumps((*parts, traced.quantized), *options)
-    return Job(key, label, content, _packages_of(traced.graph), traced.oblivious)
+    return Job(key, label, content, _packages_of(traced.graph), traced.oblivious, settings)
 
 
 def _packages_of(graph: torch.fx.GraphModule) -> tuple[str, ...]:
@@ -112,29 +107,18 @@ def before_fork() -> None:
     """Do once what each forked child would do at its first job: hash the code of torch and Triton, import modules, find
     the CPU's vector instructions.
 
-    Nothing here may initialise CUDA: a forked child could not use it then. These are internals of torch; where another
-    version moved one, the children do that part themselves.
+    Nothing here may initialise CUDA: a forked child could not use it then.
     """
-    for part in (torch_key, _hash_triton, init_backend_registration, _simplify, _find_instructions):
-        try:
-            part()
-        except Exception as error:  # an error that matters comes again in the child
-            logger.debug("Resolute: each process that compiles does this for itself: %s", part, exc_info=error)
-
-
-def _hash_triton() -> None:
-    if find_spec("triton") is not None and triton_code_generator is not None:
-        triton_key()
-
-
-def _simplify() -> None:
-    sympy.simplify(sympy.Symbol("x") + 1)  # sympy imports much of itself here
-
-
-def _find_instructions() -> None:
-    """Inductor starts a process that imports torch for each set of instructions: ten, 15 s of a processor."""
-    if pick_vec_isa is not None and not torch.cuda.is_available():
-        pick_vec_isa()
+    try:
+        torch_key()
+        init_backend_registration()
+        sympy.simplify(sympy.Symbol("x") + 1)  # sympy imports much of itself here
+        if pick_vec_isa is not None and not torch.cuda.is_available():
+            pick_vec_isa()  # starts a process that imports torch for each set of instructions: ten, 15 s of a processor
+        if find_spec("triton") is not None and triton_code_generator is not None:
+            triton_key()
+    except Exception as error:  # internals of torch: an error that matters comes again in the child
+        logger.debug("Resolute: each process that compiles does the rest for itself", exc_info=error)
 
 
 def serve(program: Connection, device: str, folder: str) -> None:
@@ -151,7 +135,7 @@ def serve(program: Connection, device: str, folder: str) -> None:
     with contextlib.suppress(EOFError):
         program.send(None)
         while True:
-            program.send(work(*program.recv()))
+            program.send(work(program.recv()))
 
 
 def _has_context(device: str) -> bool:
@@ -168,16 +152,17 @@ def _has_context(device: str) -> bool:
         time.sleep(_RETRY_SECONDS)
 
 
-def work(settings: dict[str, Any], job: dict[str, Any]) -> tuple[dict[str, Any] | str, float]:
+def work(message: dict[str, Any]) -> tuple[dict[str, Any] | str, float]:
     """Run a job. Returns (artifact or error text, seconds), all in plain types: torch's errors cannot be pickled."""
     global _applied
     started = time.perf_counter()
+    job = Job(**message)
     try:
-        if settings != _applied:
-            _apply(WorkerSettings(**settings))
-            _applied = settings
+        if job.settings != _applied:
+            _apply(**job.settings)
+            _applied = job.settings
             started = time.perf_counter()
-        made: dict[str, Any] | str = vars(_run(Job(**job)))
+        made: dict[str, Any] | str = vars(_run(job))
     except Exception as error:  # noqa: BLE001 (the main process logs it, and compiles the region itself)
         made = f"{type(error).__name__}: {first_line(error)}"
     return made, time.perf_counter() - started
@@ -190,12 +175,12 @@ def _end_with_parent() -> None:
     os._exit(1)
 
 
-def _apply(settings: WorkerSettings) -> None:
+def _apply(device: str, inductor: dict[str, Any], flags: dict[str, Any], environment: str) -> None:
     """Take on the settings of the main process. Raises RuntimeError if the flags or the environment still differ."""
-    load_config(settings.inductor)
+    load_config(inductor)
     inductor_config.compile_threads = 1
-    apply_flags(settings.flags)
-    if environment_of(torch.device(settings.device), "").digest() != settings.environment:
+    apply_flags(flags)
+    if environment_of(torch.device(device), "").digest() != environment:
         raise RuntimeError("the environment of this worker differs from that of the main process")
 
 

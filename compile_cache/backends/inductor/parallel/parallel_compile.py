@@ -10,7 +10,9 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, wait
 from dataclasses import replace
+from typing import Any
 
 from ....errors import BypassCode, BypassReason
 from ....store.artifact_store import Artifact, InvalidArtifactError
@@ -20,26 +22,27 @@ from ..regions.look_ahead import LookAhead
 from ..regions.region import RegionCall, trace_of
 from ..regions.table import RegionTable, load_while_waiting
 from .comparison import is_right
-from .job import Job, WorkerSettings, job_of, settings_for
+from .job import Job, job_of, settings_for
 from .pool import WorkerPool
 from .process import Compiled, HungError, NotCompiledError
 
 logger = logging.getLogger(__name__)
 
 _FEWEST = 2  # regions that are worth starting processes for
+_POLL_SECONDS = 0.1  # between two checks for a cancel
 
 
 def compile_in_parallel(
     missing: Sequence[RegionCall], table: RegionTable, workers: WorkerPool, upcoming: Sequence[LookAhead] = ()
 ) -> None:
-    """Compile the regions of these calls, which have no compiled code, in workers that were prepared.
+    """Compile the regions of these calls, which have no compiled code, in workers that are in use.
 
     missing: at least one call, each of another region and all on one device; their tensors need no contents.
     upcoming: decodes that will come soon. Their regions are submitted after those of `missing`, and nothing waits for
         them: the `compile_in_parallel` that has them in `missing` gets their results.
 
     A region that fails is left as it was; the call that comes to it compiles it, or runs it eagerly where its compile
-    hung. Raises OSError if no process can be started, and whatever cancels.
+    hung. Raises NotCompiledError if no process was started, and whatever cancels; then the processes end.
     """
     store, stats, progress = missing[0].store, missing[0].stats, missing[0].progress
     with stats.stalling(), contextlib.ExitStack() as locks:  # also waiting for another process that compiles them
@@ -51,11 +54,15 @@ def compile_in_parallel(
                         load_while_waiting(call.region, store, stats)
         # Regions with most weights take longest. They go first, so that the last worker does not finish late.
         missing = sorted((call for call in missing if not call.region.compiled), key=_weights, reverse=True)
-        settings = settings_for(missing[0].tensors[0].device) if missing else None
-        if settings is None:
+        if not missing:
             return
-        if len(missing) >= _FEWEST or any(workers.has_early(call.region.key, settings) for call in missing):
-            _run_jobs(missing, table, workers, settings, upcoming)
+        settings = settings_for(missing[0].tensors[0].device)
+        if len(missing) >= _FEWEST or any(workers.early(call.region.key, settings) for call in missing):
+            try:
+                _run_jobs(missing, table, workers, settings, upcoming)
+            except BaseException:  # nobody waits for the jobs now
+                workers.close()
+                raise
 
 
 def _weights(call: RegionCall) -> int:
@@ -66,48 +73,47 @@ def _run_jobs(
     missing: Sequence[RegionCall],
     table: RegionTable,
     workers: WorkerPool,
-    settings: WorkerSettings,
+    settings: dict[str, Any],
     upcoming: Sequence[LookAhead],
 ) -> None:
     stats, progress = missing[0].stats, missing[0].progress
     pending: dict[Compiled, RegionCall] = {}
 
     def add_what_is_done() -> None:
-        for job in [each for each in pending if each.done()]:
+        for result in [each for each in pending if each.done()]:
             progress.raise_if_cancelled()
-            _finish(pending.pop(job), job, table)
+            _finish(pending.pop(result), result, table)
 
     missing[0].announce()
-    with workers.in_use():
-        seconds, traces = 0.0, 0  # without the comparisons
-        for call in missing:
-            progress.raise_if_cancelled()
-            job = workers.take_early(call.region.key, settings)
+    seconds, traces = 0.0, 0  # without the comparisons
+    for call in missing:
+        progress.raise_if_cancelled()
+        result = workers.early(call.region.key, settings)
+        if result is None:
+            started = stats.clock()
+            job = _job(call, settings)
             if job is None:
-                started = stats.clock()
-                traced = _traced(call)
-                if traced is None:
-                    continue
-                job = workers.submit(traced, settings)
-                traces, seconds = traces + 1, seconds + stats.clock() - started
-            pending[job] = call
-            add_what_is_done()  # now: a region that is saved survives a kill
-        stats.event("trace", f"{traces} regions", seconds)
-        for _ in _submit_early(upcoming, workers, settings, missing):
-            add_what_is_done()
-        while pending:
-            progress.raise_if_cancelled()
-            workers.wait(pending)
-            add_what_is_done()
+                continue
+            result = workers.submit(job)
+            traces, seconds = traces + 1, seconds + stats.clock() - started
+        pending[result] = call
+        add_what_is_done()  # now: a region that is saved survives a kill
+    stats.event("trace", f"{traces} regions", seconds)
+    for _ in _submit_early(upcoming, workers, settings, missing):
+        add_what_is_done()
+    while pending:
+        progress.raise_if_cancelled()
+        wait(pending, _POLL_SECONDS, FIRST_COMPLETED)
+        add_what_is_done()
 
 
-def _finish(call: RegionCall, job: Compiled, table: RegionTable) -> None:
+def _finish(call: RegionCall, result: Compiled, table: RegionTable) -> None:
     """Add the result of a job that is done to its region.
 
     A region whose compile hung runs eagerly from now on: compiled in this process, it might hang that.
     """
     try:
-        artifact, seconds = job.result()
+        artifact, seconds = result.result()
         with table.lock:
             failure = _add(call, artifact)
     except HungError as error:
@@ -126,7 +132,7 @@ def _finish(call: RegionCall, job: Compiled, table: RegionTable) -> None:
 
 
 def _submit_early(
-    upcoming: Sequence[LookAhead], workers: WorkerPool, settings: WorkerSettings, missing: Sequence[RegionCall]
+    upcoming: Sequence[LookAhead], workers: WorkerPool, settings: dict[str, Any], missing: Sequence[RegionCall]
 ) -> Iterator[None]:
     """Trace and submit the regions of other modules, while the workers still compile the missing ones."""
     stats, progress = missing[0].stats, missing[0].progress
@@ -136,11 +142,11 @@ def _submit_early(
         try:
             for call in sorted(look.missing(), key=_weights, reverse=True):
                 progress.raise_if_cancelled()
-                if call.region.key not in own and not workers.has_early(call.region.key, settings):
+                if call.region.key not in own and not workers.early(call.region.key, settings):
                     with look.as_loaded():
-                        job = _traced(call)
+                        job = _job(call, settings)
                     if job is not None:
-                        workers.submit_early(look.owner, job, settings)
+                        workers.submit(job, look.owner)
                         submitted += 1
                 yield
         except Exception as error:  # the decode itself will show what is wrong, if anything is
@@ -150,12 +156,12 @@ def _submit_early(
         stats.event("trace", f"{submitted} regions of a module that comes later", stats.clock() - started)
 
 
-def _traced(call: RegionCall) -> Job | None:
+def _job(call: RegionCall, settings: dict[str, Any]) -> Job | None:
     """The job of a call's region; None if the region cannot be traced or sent. Raises what cancels."""
     if call.streams and call.traced is None:  # its weights are not here
         return None
     try:
-        return job_of(call.region.key, call.region.label, call.traced or trace_of(call))
+        return job_of(call.region.key, call.region.label, call.traced or trace_of(call), settings)
     except call.progress.cancellations:
         raise
     except Exception as error:

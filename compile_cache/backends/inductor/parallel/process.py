@@ -1,4 +1,4 @@
-"""One process that runs worker.py, and what this process keeps for it: two threads, its jobs, its temporary folder."""
+"""One process that runs worker.py, and what this process keeps for it: jobs, threads, a temporary folder."""
 
 from __future__ import annotations
 
@@ -24,12 +24,16 @@ from ....store.temporary_folders import TemporaryFolder
 from . import worker
 
 if TYPE_CHECKING:  # job imports inductor, and the pool starts processes before inductor is imported
-    from .job import Job, WorkerSettings
+    from .job import Job
 
 logger = logging.getLogger(__name__)
 
 Compiled = Future[tuple[Artifact, float]]  # and the seconds that it took
 
+IDLE_SECONDS = 60.0  # without work the processes stay this long: the next model of a workflow comes soon
+# Without a result for so long the processes count as hung. They import torch first, and a job takes up to a minute.
+_SILENT_SECONDS = 600.0
+_LOOK_SECONDS = 0.5  # between two looks at both
 _KILL_SECONDS = 5.0  # that a killed process may take to end
 
 
@@ -42,9 +46,14 @@ class HungError(NotCompiledError):
 
 
 class WorkerProcess:
-    """A process that runs worker.py, its children, and two threads of ours: one writes to it, one reads from it."""
+    """A process that runs worker.py, its children, and three threads of ours: one writes to it, one reads from it, and
+    one ends it when it is idle or hangs.
+
+    users: who will submit more jobs; it is not idle meanwhile.
+    """
 
     def __init__(self) -> None:
+        """Raises OSError."""
         self._folder = TemporaryFolder()
         command = [sys.executable, str(Path(worker.__file__).resolve()), str(self._folder.path)]
         try:
@@ -54,58 +63,57 @@ class WorkerProcess:
         except OSError:
             self._folder.remove()
             raise
-        self._heard = time.monotonic()
-        self._messages: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self.users = 0
         self._pending: dict[int, Compiled] = {}
         self._numbers = itertools.count()
+        self._heard = time.monotonic()  # when it last got a job or gave a result
+        self._messages: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._has_children = False
-        self._ended = False
+        self._error: NotCompiledError | None = None  # for its jobs, once it ends
         self._reader = threading.Thread(target=self._read, daemon=True)
-        for thread in (self._reader, threading.Thread(target=self._write, daemon=True)):
-            thread.start()
+        self._reader.start()
+        for work in (self._write, self._watch):
+            threading.Thread(target=work, daemon=True).start()
 
     @property
     def alive(self) -> bool:
-        return not self._ended and self._process.poll() is None
+        return self._error is None and self._process.poll() is None
 
     @property
     def is_busy(self) -> bool:
-        return self.alive and bool(self._pending)
-
-    def is_silent_for(self, seconds: float) -> bool:
-        """True if so long it neither gave a result nor got a job."""
-        return time.monotonic() - self._heard > seconds
+        return self.alive and bool(self.users or self._pending)
 
     def start_children(self, count: int, device: torch.device) -> None:
         """Once; later calls do nothing."""
+        self._heard = time.monotonic()
         if not self._has_children:
             self._has_children = True
             self._messages.put((count, str(device)))
 
-    def submit(self, job: Job, settings: WorkerSettings) -> Compiled:
+    def submit(self, job: Job) -> Compiled:
         """The future raises NotCompiledError."""
         number, future = next(self._numbers), Compiled()
-        self._pending[number] = future
         self._heard = time.monotonic()
-        self._messages.put((number, vars(settings), vars(job)))
-        if self._ended:  # perhaps before the reader could see this job
-            self.give_up(NotCompiledError("the processes that compile ended"))
+        self._pending[number] = future
+        self._messages.put((number, vars(job)))
+        if self._error is not None:  # perhaps before this job was pending
+            self._fail(self._error)
         return future
 
-    def end(self) -> None:
-        """Kill the process and its children."""
-        self.give_up(NotCompiledError("the processes that compile were ended"))
+    def end(self, error: NotCompiledError | None = None) -> None:
+        """Kill the process and its children. Jobs that have no result raise the error."""
+        self._fail(error or NotCompiledError("the processes that compile were ended"))
         self._kill()
         with contextlib.suppress(subprocess.TimeoutExpired):  # a driver can keep a killed process alive
             self._process.wait(_KILL_SECONDS)
-        self._messages.put(None)
         self._reader.join(_KILL_SECONDS)  # the pipe ends with the last child: then their GPU memory is free
 
-    def give_up(self, error: NotCompiledError) -> None:
-        """Let all jobs that have no result raise this error."""
+    def _fail(self, error: NotCompiledError) -> None:
+        self._error = self._error or error
+        self._messages.put(None)
         while self._pending:
             with contextlib.suppress(KeyError):  # another thread was faster
-                self._pending.popitem()[1].set_exception(error)
+                self._pending.popitem()[1].set_exception(self._error)
 
     def _kill(self) -> None:
         if self._process.poll() is not None:  # its process id may belong to another process by now
@@ -116,6 +124,18 @@ class WorkerProcess:
             else:
                 self._process.kill()
 
+    def _watch(self) -> None:
+        used = self._heard
+        while self._error is None:
+            now = time.monotonic()
+            used = now if self.is_busy else max(used, self._heard)
+            if self._pending and now - self._heard > _SILENT_SECONDS:
+                silence = f"the processes that compile gave no result for {_SILENT_SECONDS:.0f} s, and were ended"
+                self.end(HungError(silence))
+            elif now - used > IDLE_SECONDS:
+                self.end()
+            time.sleep(_LOOK_SECONDS)
+
     def _write(self) -> None:
         assert self._process.stdin is not None
         with contextlib.suppress(OSError), self._process.stdin as stream:
@@ -124,33 +144,23 @@ class WorkerProcess:
 
     def _read(self) -> None:
         assert self._process.stdout is not None
-        why = "the processes that compile ended"
         try:
             with self._process.stdout as stream:
                 while True:
                     number, made, seconds = worker.receive(stream)
+                    artifact = None if isinstance(made, str) else Artifact(**made)
                     future = self._pending.pop(number)
                     self._heard = time.monotonic()
-                    _settle(future, made, seconds)
+                    if artifact is None:
+                        future.set_exception(NotCompiledError(made))
+                    else:
+                        future.set_result((artifact, seconds))
         except EOFError:  # all processes that wrote there have ended
-            pass
+            why = "the processes that compile ended"
         except Exception as error:  # noqa: BLE001 (unpickling nonsense raises any class)
             why = f"the processes that compile answered nonsense, and were ended: {first_line(error)}"
-            self._kill()
         if self._pending:
             logger.warning("Resolute: %s. What they had is compiled when a call comes to it", why)
-        self._ended = True
-        self.give_up(NotCompiledError(why))
+        self._kill()
+        self._fail(NotCompiledError(why))
         self._folder.remove()
-
-
-def _settle(future: Compiled, made: dict[str, Any] | str, seconds: float) -> None:
-    """Give a future the worker's answer: the parts of an artifact, or the text of an error."""
-    try:
-        if isinstance(made, str):
-            raise NotCompiledError(made)
-        future.set_result((Artifact(**made), float(seconds)))
-    except NotCompiledError as error:
-        future.set_exception(error)
-    except (TypeError, ValueError) as error:
-        future.set_exception(NotCompiledError(f"the process that compiled it answered nonsense: {error}"))

@@ -25,7 +25,7 @@ from typing import IO, Any, NoReturn, cast
 
 _CAN_FORK = sys.platform == "linux"
 
-Jobs = queue.SimpleQueue[tuple[Any, ...]]  # (number, settings, job)
+Jobs = queue.SimpleQueue[tuple[int, dict[str, Any]]]  # number and job
 
 
 def send(stream: IO[bytes], message: Any) -> None:
@@ -94,11 +94,11 @@ def _serve(child: Connection, jobs: Jobs, reply: Callable[..., None]) -> None:
     except (EOFError, OSError):
         return
     while True:
-        number, *work = jobs.get()
+        number, job = jobs.get()
         try:
-            child.send(work)
+            child.send(job)
         except OSError:  # it ended before
-            jobs.put((number, *work))
+            jobs.put((number, job))
             return
         try:
             answer = child.recv()

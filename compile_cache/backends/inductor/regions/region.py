@@ -167,11 +167,12 @@ class RegionCall:
 
 
 def for_later(call: RegionCall) -> RegionCall:
-    """The same call with tensors of equal shape, dtype and device that take no memory.
+    """The same call with tensors of equal shape, dtype and device that take no memory, except for integers: an index
+    has to stay within its table.
 
     Weights that stream are gone later, so the call is traced now. Raises what cancels.
     """
-    tensors = list(map(_without_contents, call.tensors))
+    tensors = [each.clone() if is_integer(each) else _without_contents(each) for each in call.tensors]
     if not call.streams:
         return replace(call, tensors=tensors)
     traced = None
@@ -182,6 +183,10 @@ def for_later(call: RegionCall) -> RegionCall:
     except Exception as error:
         logger.debug("Resolute: %s is traced when a call comes to it", call.site.kind, exc_info=error)
     return replace(call, tensors=tensors, weights=list(map(_without_contents, call.weights)), traced=traced)
+
+
+def is_integer(tensor: torch.Tensor) -> bool:
+    return not (tensor.is_floating_point() or tensor.is_complex() or tensor.dtype is torch.bool)
 
 
 def _without_contents(tensor: torch.Tensor) -> torch.Tensor:

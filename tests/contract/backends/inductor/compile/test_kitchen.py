@@ -177,7 +177,7 @@ def test_our_operators_compute_what_comfy_kitchens_functions_do() -> None:
 WORKER = """
 import pickle, sys
 from compile_cache.backends.inductor.parallel import job
-made, _ = job.work(*pickle.load(sys.stdin.buffer))
+made, _ = job.work(pickle.load(sys.stdin.buffer))
 sys.stdout.buffer.write(pickle.dumps(made))
 """
 
@@ -186,7 +186,7 @@ sys.stdout.buffer.write(pickle.dumps(made))
 def test_a_worker_compiles_a_graph_that_calls_comfy_kitchen(layout: str) -> None:
     """A worker has no ComfyUI: it imports comfy-kitchen for such a graph, or has our operators."""
     module, x = Linear(layout), torch.randn(3, 7, WIDTH)
-    work = (vars(settings_for(torch.device("cpu"))), vars(job_of("key", "Linear", traced(module))))
+    work = vars(job_of("key", "Linear", traced(module), settings_for(torch.device("cpu"))))
     done = subprocess.run(
         [sys.executable, "-c", WORKER], input=pickle.dumps(work), stdout=subprocess.PIPE, check=True,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
@@ -203,7 +203,7 @@ def test_a_worker_imports_comfy_kitchen_and_no_package_that_has_the_name_of_our_
 ) -> None:
     """A test runner imports the pack by the name of its folder, `resolute` in a clone; a worker cannot."""
     monkeypatch.setitem(sys.modules, NAMESPACE, ModuleType(NAMESPACE))
-    packages = {layout: job_of("key", "Linear", traced(Linear(layout))).packages for layout in LAYOUTS}
+    packages = {layout: job_of("key", "Linear", traced(Linear(layout)), {}).packages for layout in LAYOUTS}
     assert packages["TensorWiseINT8Layout"] == (kitchen.NAMESPACE,)
     assert packages["AsymW4A8Int8Layout"] == ()
 

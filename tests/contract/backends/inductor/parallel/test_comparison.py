@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 import torch
 
 from compile_cache.backends.inductor.backend import InductorBackend
-from compile_cache.backends.inductor.parallel import comparison, parallel_compile, pool
+from compile_cache.backends.inductor.parallel import comparison, parallel_compile, process
 from compile_cache.backends.inductor.regions import numerics_check, region
 
 from ....rig import TOKENS, TOLERANCE, Block, Model, Rig, inputs, seeded, tokens
@@ -20,7 +21,7 @@ LARGE = (17, 40, 36, 150)  # the convolution is traced for a batch of 16 or more
 @pytest.fixture(autouse=True)
 def small_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parallel_compile, "_FEWEST", 2)
-    monkeypatch.setattr(pool, "IDLE_SECONDS", 2.0)
+    monkeypatch.setattr(process, "IDLE_SECONDS", 2.0)
     monkeypatch.setattr(comparison, "_ENOUGH", 1 << 17)
 
 
@@ -68,9 +69,45 @@ class Masked(Block):
         return torch.where(mask, self.linear(x).tanh(), x)
 
 
-@pytest.mark.parametrize("value", [True, False])
-def test_code_that_takes_a_mask_for_all_true_or_all_false_is_never_used(
-    monkeypatch: pytest.MonkeyPatch, value: bool
+class Indexed(Block):
+    dims = (TOKENS, ("b", "n"))
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = torch.nn.Embedding(7, 4)
+
+    def forward(self, x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+        return self.linear(x) + self.table(index)
+
+
+class Turned(Block):
+    dims = (TOKENS, ("b", "n", None))
+
+    def forward(self, x: torch.Tensor, angles: torch.Tensor) -> torch.Tensor:
+        turned = torch.view_as_complex(self.linear(x).unflatten(-1, (-1, 2))) * angles
+        return torch.view_as_real(turned).flatten(-2)
+
+
+def mask(x: torch.Tensor) -> torch.Tensor:
+    return x > 0
+
+
+def index(x: torch.Tensor) -> torch.Tensor:
+    """Each row of the table: one more would be out of range."""
+    return torch.arange(x.shape[0] * x.shape[1]).reshape(x.shape[:2]) % 7
+
+
+def angles(x: torch.Tensor) -> torch.Tensor:
+    return torch.view_as_complex(x.unflatten(-1, (-1, 2)).contiguous())
+
+
+@pytest.mark.parametrize(
+    ("block", "other", "value"),
+    [(Masked, mask, True), (Masked, mask, False), (Indexed, index, 0), (Turned, angles, 0)],
+    ids=["all true", "all false", "index 0", "angle 0"],
+)
+def test_code_that_ignores_the_values_of_an_input_is_never_used(
+    monkeypatch: pytest.MonkeyPatch, block: type[Block], other: Callable[[torch.Tensor], torch.Tensor], value: float
 ) -> None:
     real = parallel_compile.unpack
 
@@ -78,7 +115,7 @@ def test_code_that_takes_a_mask_for_all_true_or_all_false_is_never_used(
         compiled = real(artifact)
         code = compiled.code
         compiled.code = lambda given: code(
-            [torch.full_like(each, value) if each.dtype is torch.bool else each for each in given]
+            [each if each.dtype is torch.float32 else torch.full_like(each, value) for each in given]
         )
         return compiled
 
@@ -87,7 +124,7 @@ def test_code_that_takes_a_mask_for_all_true_or_all_false_is_never_used(
     rig = Rig(InductorBackend(), workers=2)
     x = tokens()
     with rig.expect(region_compiles=1, verifications=2, region_calls=1, graph_calls=1):
-        assert rig.bind(seeded(Masked)).error(x, x > 0) <= TOLERANCE
+        assert rig.bind(seeded(block)).error(x, other(x)) <= TOLERANCE
 
 
 def test_a_difference_in_any_part_is_found(monkeypatch: pytest.MonkeyPatch) -> None:

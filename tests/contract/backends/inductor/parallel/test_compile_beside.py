@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,7 +15,7 @@ import torch
 
 from compile_cache.backends.base import UpcomingDecode
 from compile_cache.backends.inductor.backend import InductorBackend
-from compile_cache.backends.inductor.parallel import parallel_compile, pool
+from compile_cache.backends.inductor.parallel import parallel_compile, pool, process
 from compile_cache.backends.inductor.parallel.process import Compiled, NotCompiledError
 from compile_cache.keys import Role
 from compile_cache.regions.slots import swapped, tensor_slots
@@ -28,7 +27,7 @@ from .test_parallel_compile import wait_for
 @pytest.fixture(autouse=True)
 def two_are_enough(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parallel_compile, "_FEWEST", 2)
-    monkeypatch.setattr(pool, "IDLE_SECONDS", 60.0)
+    monkeypatch.setattr(process, "IDLE_SECONDS", 60.0)
 
 
 class Later:
@@ -125,7 +124,7 @@ def lost(rig: Rig) -> None:
 
 def under_other_settings(rig: Rig) -> None:
     ((key, (owner, settings, job)),) = workers_of(rig)._early.items()
-    workers_of(rig)._early[key] = (owner, replace(settings, environment="another"), job)
+    workers_of(rig)._early[key] = (owner, {**settings, "environment": "another"}, job)
 
 
 @pytest.mark.long

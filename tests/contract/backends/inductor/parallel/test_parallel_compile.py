@@ -24,7 +24,7 @@ from torch._inductor.runtime.cache_dir_utils import temporary_cache_dir
 from compile_cache.attention import chooser
 from compile_cache.backends.inductor import program
 from compile_cache.backends.inductor.backend import InductorBackend
-from compile_cache.backends.inductor.parallel import parallel_compile, pool, worker
+from compile_cache.backends.inductor.parallel import parallel_compile, process, worker
 from compile_cache.backends.inductor.parallel.process import Compiled, NotCompiledError
 from compile_cache.backends.inductor.regions import region
 from compile_cache.config import CacheConfig
@@ -41,7 +41,7 @@ EDGES = (0, 1, 2, 16, 17, 50_000)  # sizes around the limits of guards
 def two_are_enough(monkeypatch: pytest.MonkeyPatch) -> None:
     """The model has two distinct regions."""
     monkeypatch.setattr(parallel_compile, "_FEWEST", 2)
-    monkeypatch.setattr(pool, "IDLE_SECONDS", 2.0)
+    monkeypatch.setattr(process, "IDLE_SECONDS", 2.0)
 
 
 def rig(**config: Any) -> Rig:
@@ -147,18 +147,18 @@ def test_what_a_worker_cannot_compile_is_compiled_by_the_call(monkeypatch: pytes
         assert one.bind(seeded(Model)).error(*inputs()) <= TOLERANCE
 
 
-def test_a_wrong_result_is_never_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = parallel_compile.unpack
+@pytest.mark.long
+def test_where_no_process_can_be_started_the_call_compiles(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse() -> None:
+        raise OSError("no more processes")
 
-    def spoiled(artifact: Any) -> Any:
-        compiled = real(artifact)
-        compiled.code = lambda tensors: [torch.zeros_like(tensors[-1])]
-        return compiled
-
-    monkeypatch.setattr(parallel_compile, "unpack", spoiled)
     one = rig()
-    with one.expect(region_compiles=2, verifications=4, region_calls=4, graph_calls=1):
+    monkeypatch.setattr(one.backend.workers, "start", refuse)  # type: ignore[attr-defined]
+    with one.expect(region_compiles=2, verifications=2, region_calls=4, graph_calls=1):
         assert one.bind(seeded(Model)).error(*inputs()) <= TOLERANCE
+    assert "no worker processes were started: no more processes" in caplog.text
 
 
 @pytest.mark.long
@@ -206,7 +206,7 @@ def test_processes_that_hang_are_ended_and_their_blocks_run_as_they_are(
     program = tmp_path / "hangs.py"
     program.write_text("import time; time.sleep(600)")
     monkeypatch.setattr(worker, "__file__", str(program))
-    monkeypatch.setattr(pool, "_SILENT_SECONDS", 0.3)
+    monkeypatch.setattr(process, "_SILENT_SECONDS", 0.3)
     one = rig()
     bound = one.bind(seeded(Model))
     with one.expect({"compile_failed": 2}, compile_failures=2, eager_calls=1):
@@ -237,18 +237,13 @@ class Pretended:
 
     running = False
 
-    def has_early(self, key: str, settings: Any) -> bool:
-        return False
+    def early(self, key: str, settings: Any) -> None: ...
 
-    def take_early(self, key: str, settings: Any) -> None: ...
-
-    def prepare(self, count: int, device: torch.device, has_room: bool = False) -> None:
+    def in_use(self, count: int, device: torch.device, has_room: bool = False) -> Any:
         self.running = True
-
-    def in_use(self) -> Any:
         return contextlib.nullcontext()
 
-    def submit(self, job: Any, settings: Any) -> Any:
+    def submit(self, job: Any, owner: int | None = None) -> Any:
         nothing: Compiled = Future()
         nothing.set_exception(NotCompiledError("they only pretend"))
         return nothing
@@ -423,20 +418,20 @@ def test_cancel_ends_the_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.long
 def test_workers_stay_for_the_next_model_and_end_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pool, "IDLE_SECONDS", 10.0)
+    monkeypatch.setattr(process, "IDLE_SECONDS", 10.0)
     monkeypatch.setattr(parallel_compile, "_FEWEST", 1)
     one = rig()
     one.bind(seeded(Model))(*inputs())
-    first = process(one)
+    first = started_by(one)
     assert first.alive
     with one.expect(region_compiles=1, verifications=1, region_calls=ANY, graph_calls=1):
         one.bind(seeded(lambda: Model(eps=1e-3)))(*inputs())
-    assert process(one) is first
+    assert started_by(one) is first
     wait_for(lambda: not first.alive)
     assert not one.backend.workers.running  # type: ignore[attr-defined]
 
 
-def process(rig: Rig) -> Any:
+def started_by(rig: Rig) -> Any:
     return rig.backend.workers._process  # type: ignore[attr-defined]
 
 

@@ -1,0 +1,271 @@
+"""Attempts to capture calls. This file alone makes captures, and keeps and words the reasons why one is not made.
+
+A recording itself finds that it is over the budget or gains nothing, and the weights that they do not all fit.
+
+What forbids the capture of a call from outside the cache comes with the call, as `Call.capture_blocker`.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ..backends.base import Call, CaptureFacts, Program
+from ..backends.cuda_graphs.memory import release_graph_memory, room_for
+from ..backends.cuda_graphs.run_cost import RunCost
+from ..choices.machine import host, machine_of
+from ..choices.tuner import Tuner
+from ..config import CacheConfig
+from ..errors import BypassCode, BypassReason, NoGainError, OverBudgetError, first_line
+from ..keys import CallWithoutEpoch, CaptureKey, digest
+from ..stats import Stats
+from ..torch_facts.out_of_memory import is_out_of_memory
+from ..torch_facts.private_names import pytree
+from .captures import Captures, Reach, free_bytes
+
+logger = logging.getLogger(__name__)
+
+NOT_RESIDENT = BypassReason(
+    BypassCode.STREAMED_WEIGHTS, "the weights do not all fit into free memory, so blocks get theirs one by one"
+)
+LEAST_HOST_SHARE = 0.5  # below that the host is far ahead of the GPU: a capture gains less than 3 percent
+_GAIN_SECONDS = 7 * 24 * 3600.0  # then it is measured again: another program may have kept the GPU busy
+_CHECK_SECONDS = 1.0  # between two looks at the device's memory
+_RETRY_SECONDS = 300.0  # then a capture that found no memory is tried again, whatever is free
+_MORE = 256 << 20  # so many bytes more must be within reach to try before
+_MOST_CALLS = 4096  # states that are kept
+
+
+@dataclass(slots=True)
+class CallState:
+    """What is known of the captures of one call.
+
+    A lack of memory passes, and holds for every load of the weights, because each needs as much. Another failure holds
+    for good, but only for its weights epoch. Times are of the monotonic clock.
+    """
+
+    reason: BypassReason | None = None  # why it is not captured
+    epoch: int | None = None  # in which that holds for good; None: while memory is short
+    reach: int = 0  # bytes that were within reach then
+    check_at: float = 0.0
+    retry_at: float = 0.0
+    unexpected_out_of_memory: bool = False  # the weights did not fit once, though there seemed to be room
+    worked_in: int = 0  # bytes that its last run before a capture allocated at once, at most
+    needed: int = 0  # bytes that a refused capture would work in
+    name: str = ""  # among the calls that gain nothing, by its graph and the torch flags
+
+
+class CaptureAttempts:
+    """Puts captures into `captures`, or refuses them with a reason. GraphCache's lock guards it."""
+
+    def __init__(self, captures: Captures, stats: Stats, config: CacheConfig, reach: Reach = free_bytes) -> None:
+        """reach: see `free_bytes`, with the bytes of weights that could be unloaded: what is merely free rises as soon
+        as another model has pushed weights out, though the next capture needs them again.
+        """
+        self._captures, self._stats, self._spare, self._reach = captures, stats, config.spare_bytes, reach
+        self._states: dict[CallWithoutEpoch, CallState] = {}
+        folder = config.store_folder if config.remember else None
+        self._gpu_bound = Tuner[str, float](
+            "calls that gain nothing from a capture", str, float, folder and folder / "captures",
+            lambda device: (*machine_of(device), *host(), config.source, str(LEAST_HOST_SHARE)),
+        )  # fmt: skip
+
+    def _state(self, key: CaptureKey) -> CallState:
+        call = key.without_epoch
+        state = self._states.get(call)
+        if state is None:
+            if len(self._states) >= _MOST_CALLS:
+                del self._states[next(iter(self._states))]
+            state = self._states[call] = CallState()
+        return state
+
+    # --- asked before a call -----------------------------------------------------------------------------------
+
+    def reason(self, key: CaptureKey) -> BypassReason | None:
+        """Why a call is not captured now; None if nothing is known against it."""
+        state = self._states.get(key.without_epoch) if self._states else None
+        if state is None or state.reason is None or state.epoch not in (None, key.epoch):
+            return None
+        if state.epoch is None and (now := time.monotonic()) >= state.check_at:
+            state.check_at = now + _CHECK_SECONDS
+            if now >= state.retry_at or self._reach(key.device) >= state.reach + _MORE:
+                state.reason = None
+        return state.reason
+
+    def gains_nothing(self, key: CaptureKey) -> bool:
+        """True if the GPU is busy all the time without a capture of this call, as this process or an earlier one on
+        this machine measured less than a week ago. That is no bypass.
+        """
+        if self._gpu_bound.is_empty(key.device):
+            return False
+        state = self._state(key)
+        is_first = not state.name
+        measured = self._gpu_bound.get(key.device, _name(state, key))
+        is_known = measured is not None and 0 <= time.time() - measured < _GAIN_SECONDS  # clocks may be set back
+        if is_known and is_first:
+            logger.info("Resolute: %s is not captured, since that gained nothing when it was measured", key.shape)
+        return is_known
+
+    def may_bring_in(self, key: CaptureKey, pages: int, to_capture: bool) -> bool:
+        """True if all weights of a call are to be brought in: so many bytes, which may push out those of others."""
+        reason = self.reason(key)
+        if reason is not None and reason.code in (BypassCode.OUT_OF_MEMORY, BypassCode.STREAMED_WEIGHTS):
+            return False
+        if to_capture and not self._fits(key, pages):
+            self.not_resident(key, pages)
+            return False
+        return True
+
+    def _fits(self, key: CaptureKey, pages: int) -> bool:
+        """True if so many bytes of weights can be there, beside what a capture of the call needs, as far as known."""
+        reach = self._reach(key.device)
+        return not reach or reach >= pages + room_for(self._state(key).worked_in) + self._spare
+
+    # --- the capture -------------------------------------------------------------------------------------------
+
+    def capture(self, program: Program, call: Call, key: CaptureKey, result: Any, why: str, cost: RunCost) -> float:
+        """Capture a call whose run gave `result`. cost: of that run. Returns the seconds that the capture took.
+
+        Raises only what cancels.
+        """
+        started = self._stats.clock()
+        captures, state = self._captures, self._state(key)
+        state.worked_in = cost.bytes
+        captures.drop_stale(key.owner, call.epoch)
+        room = captures.room_to_work_in(_bytes_of(call, result), call.device)
+        if state.needed > room:  # no rehearsal again
+            self._over_budget(key, state.needed, room)
+            return 0.0
+        if call.weights.pages and not self._fits(key, call.weights.bytes):
+            detail = f"beside the weights, too little memory is free for a capture of {key.shape}"
+            self._refuse(key, BypassCode.CAPTURE_FAILED, detail, passes=True)
+            return 0.0
+        shared = captures.shared_bytes()
+        call.progress.raise_if_cancelled()
+        try:
+            facts = CaptureFacts(cost.bytes, room, self._spare, cost.host_share(), LEAST_HOST_SHARE)
+            graph = program.capture(call, result, facts)
+        except Exception as error:
+            if isinstance(error.__cause__, call.progress.cancellations):
+                raise error.__cause__ from None
+            if isinstance(error, call.progress.cancellations):
+                raise
+            self._capture_failed(key, error, room)
+            return 0.0
+        seconds = self._stats.clock() - started
+        grown = captures.shared_bytes()
+        too_large = grown > max(captures.budget, shared)  # its memory grew by more than was measured
+        if too_large or not captures.put(key, graph, graph.bytes):
+            size = graph.bytes
+            graph.close()
+            release_graph_memory()
+            self._over_budget(key, size + grown - shared)
+        else:
+            self._stats.counters.captures += 1
+            self._stats.event("capture", f"{key.shape}: {why}", seconds)
+            if not program.capabilities.returns_memory:
+                captures.pin(key)  # for good: evicting it would free nothing
+        self._stats.counters.evictions = captures.evictions
+        return seconds
+
+    # --- told by what failed -----------------------------------------------------------------------------------
+
+    def not_resident(self, key: CaptureKey, pages: int) -> None:
+        """The weights, so many bytes, did not all fit, or cannot. They are asked for again when more memory is within
+        reach; where there seemed to be enough, once more before.
+        """
+        if not self._reach(key.device):
+            return
+        state = self._state(key)
+        is_unexpected = self._fits(key, pages) and not state.unexpected_out_of_memory
+        state.unexpected_out_of_memory = is_unexpected
+        if not is_unexpected:
+            self._wait_for_memory(key, NOT_RESIDENT)
+
+    def replay_failed(self, key: CaptureKey, error: Exception) -> None:
+        self._refuse(key, BypassCode.CAPTURE_FAILED, f"the replay of {key.shape} failed: {first_line(error)}")
+
+    def out_of_memory(self, key: CaptureKey) -> None:
+        """A call or its replay found no memory, and captures were freed for it."""
+        detail = f"out of memory at {key.shape}; captures were freed"
+        self._refuse(key, BypassCode.OUT_OF_MEMORY, detail, passes=True)
+
+    def _capture_failed(self, key: CaptureKey, error: Exception, room: int) -> None:
+        """`Program.capture` raised. room: see `_over_budget`."""
+        if isinstance(error, NoGainError):
+            self._gpu_bound.set(key.device, _name(self._state(key), key), time.time())
+            logger.info("Resolute: %s is not captured, since that would gain nothing: %s", key.shape, error)
+        elif isinstance(error, OverBudgetError):
+            self._state(key).needed = error.bytes
+            self._over_budget(key, error.bytes, room)
+        else:  # something may have been recorded
+            release_graph_memory()
+            logger.debug("Resolute: the capture of %s failed", key.shape, exc_info=error)
+            passes = is_out_of_memory(error) or is_out_of_memory(error.__cause__)
+            self._refuse(key, BypassCode.CAPTURE_FAILED, str(error), passes)
+
+    def _over_budget(self, key: CaptureKey, size: int, room: int = 0) -> None:
+        """room: bytes that it may work in; above the budget it is a share of the device, see `room_to_work_in`."""
+        budget = self._captures.budget
+        detail = f"a capture of {key.shape} takes {size >> 20} MiB, more than "
+        if room > budget:
+            detail += f"the {room >> 20} that it may work in on this device; use a smaller size or batch"
+        else:
+            detail += f"the budget has beside the captures in use; raise RESOLUTE_BUDGET_MB (now {budget >> 20})"
+        self._refuse(key, BypassCode.OVER_BUDGET, detail, passes=True)
+
+    def _refuse(self, key: CaptureKey, code: BypassCode, detail: str, passes: bool = False) -> None:
+        """passes: the reason is a lack of memory."""
+        reason = BypassReason(code, detail)
+        if passes:
+            self._wait_for_memory(key, reason)
+        else:
+            state = self._state(key)
+            state.reason, state.epoch = reason, key.epoch
+        self.count(reason)
+
+    def _wait_for_memory(self, key: CaptureKey, reason: BypassReason) -> None:
+        state, now = self._state(key), time.monotonic()
+        if state.reason is None or state.epoch != key.epoch:  # what holds for good outlasts it
+            state.reason, state.epoch, state.reach = reason, None, self._reach(key.device)
+            state.check_at, state.retry_at = now + _CHECK_SECONDS, now + _RETRY_SECONDS
+
+    def count(self, reason: BypassReason) -> None:
+        """Count a bypass, and log the first of its kind."""
+        if self._stats.bypass(reason):
+            logger.info("Resolute: %s", reason)
+
+    # --- told by what changed ----------------------------------------------------------------------------------
+
+    def memory_was_freed(self) -> None:
+        """Captures were closed: try again what there was no memory for."""
+        for state in self._states.values():
+            if state.epoch is None:
+                state.reason = None
+
+    def retry_all(self, measured: bool) -> None:
+        """Let every call be captured again. measured: also those that gained nothing from it."""
+        for state in self._states.values():
+            state.reason, state.unexpected_out_of_memory, state.needed = None, False, 0
+        if measured:
+            self._gpu_bound.clear()
+
+    def forget(self, owner: int) -> None:
+        """A module was garbage collected. What gains nothing holds for the next one with its structure too."""
+        self._states = {call: state for call, state in self._states.items() if call.owner != owner}
+
+
+def _name(state: CallState, key: CaptureKey) -> str:
+    if not state.name:
+        state.name = digest((key.graph.digest(), key.torch_flags))
+    return state.name
+
+
+def _bytes_of(call: Call, result: Any) -> int:
+    """Bytes of the buffers that a capture of this call will have."""
+    leaves = (*call.tensors, *pytree.tree_leaves(result))
+    return sum(leaf.nbytes for leaf in leaves if isinstance(leaf, torch.Tensor))
