@@ -29,10 +29,14 @@ _GENERATED_FILE = "<"  # "<string>", "<attrs generated init ...>"
 _GENERATORS = ("__dataclass_fields__", "__attrs_attrs__", "_field_defaults")  # of dataclasses, attrs, named tuples
 
 _PARTIALS = (functools.partial, functools.partialmethod)
-# Where the classes of objects are that Python puts into modules and classes.
+# Where the classes of objects are that Python puts into modules and classes; a field of a named tuple says `collections`
+# since Python 3.12.
 _HARMLESS = frozenset(
-    {"_collections", "_operator", "builtins", "operator", "types", "typing", "typing_extensions", "weakref"}
-)
+    {
+        "_collections", "_operator", "abc", "builtins", "collections", "dataclasses", "enum", "operator", "types", "typing",
+        "typing_extensions", "weakref",
+    }
+)  # fmt: skip
 
 _files: weakref.WeakKeyDictionary[ModuleType, _File] = weakref.WeakKeyDictionary()
 
