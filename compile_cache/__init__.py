@@ -9,7 +9,7 @@ A folder imports only folders below it:
     choices/       what measurements on this machine chose, kept on disk: kernels, and whether a call runs compiled
     store/         what survives a restart: compiled regions, bundles of them, the shapes that were used
     regions/       the blocks that are compiled: how an adapter describes one, their structure, their weights
-    foreign/       whose code a model reaches, by content: code of other packs, and code that changed
+    foreign/       the code around a model's classes: code of other packs, and code that changed
     torch_facts/   torch's flags that change results, its private names, its lack of memory
 
 The files beside them import none of these. Start with `keys` (what a graph is keyed by), then `calls/cache`.

@@ -1,1 +1,1 @@
-"""Find code of other packs in a model: on its modules, and in the functions that its code reaches."""
+"""Find code of other packs in a model: on its modules, and in the Python modules around its classes."""

@@ -8,9 +8,12 @@ from __future__ import annotations
 import inspect
 from collections import OrderedDict
 from collections.abc import Iterable
+from types import FunctionType
 from typing import Any
 
 import torch
+
+from .authors import is_foreign
 
 # The attributes that Resolute itself replaces on a root module. `ForwardPatch` checks what was there before.
 HOOKED = frozenset({"forward", "_forward", "decode", "encode"})
@@ -35,18 +38,35 @@ def marks_around(module: torch.nn.Module, is_root: bool) -> tuple[int, ...]:
 
 
 def marks_on(module: torch.nn.Module, is_root: bool) -> tuple[int, ...]:
-    """Marks of the instance attributes that shadow methods of the module's class."""
-    return tuple([id(value) for name, value in replaced_methods(module) if not (is_root and name in HOOKED)])
+    """Marks of the instance attributes that shadow methods of the module's class, and of those that hold code of
+    another author than the class, as where a pack wraps the function that a block keeps.
+    """
+    home = type(module).__module__
+    return tuple(
+        [
+            id(value)
+            for name, value in vars(module).items()
+            if type(value) not in _DATA and not (is_root and name in HOOKED)
+            if (callable(value) and _replaces(module, name, value)) or _is_foreign_inside(home, value)
+        ]
+    )
 
 
 def replaced_methods(module: torch.nn.Module) -> Iterable[tuple[str, Any]]:
     """The instance attributes that shadow methods of the module's class: (name, value)."""
-    kind = type(module)
-    for name, value in vars(module).items():
-        if type(value) in _DATA or not callable(value):
-            continue
-        if inspect.isfunction(getattr(kind, name, None)) and not is_own(module, name, value):
-            yield name, value
+    return [(name, value) for name, value in vars(module).items() if callable(value) and _replaces(module, name, value)]
+
+
+def _is_foreign_inside(home: str, value: Any) -> bool:
+    """The value, the class of an object, or a method that the object has for itself."""
+    if is_foreign(home, value):
+        return True
+    own = () if isinstance(value, (FunctionType, type)) else getattr(value, "__dict__", {}).values()
+    return is_foreign(home, type(value)) or any(callable(each) and is_foreign(home, each) for each in own)
+
+
+def _replaces(module: torch.nn.Module, name: str, value: Any) -> bool:
+    return inspect.isfunction(getattr(type(module), name, None)) and not is_own(module, name, value)
 
 
 def is_own(module: torch.nn.Module, name: str, value: Any) -> bool:

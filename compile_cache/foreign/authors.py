@@ -7,21 +7,36 @@ A name, a file name and even the globals of a function can be those of another m
 from __future__ import annotations
 
 import dataclasses
+import functools
+import re
 import sys
 import time
 import weakref
 from collections.abc import Iterable
 from pathlib import Path
-from types import CodeType, FunctionType, ModuleType
+from types import BuiltinFunctionType, CodeType, FunctionType, ModuleType
 from typing import Any
 
-from .content import code_digest
-from .functions import chain
+import torch
+
+from .functions import CUSTOM_OPERATOR, chain, codes_in
 from .names import NATIVE, module_of, origin, package_of
+
+WRAPPING = ("torch", "comfy")  # packages whose code may be anywhere
 
 _STARTED = time.time()
 _GENERATED_FILE = "<"  # "<string>", "<attrs generated init ...>"
 _GENERATORS = ("__dataclass_fields__", "__attrs_attrs__", "_field_defaults")  # of dataclasses, attrs, named tuples
+
+_PARTIALS = (functools.partial, functools.partialmethod)
+# Where the classes of objects are that Python puts into modules and classes; a field of a named tuple says `collections`
+# since Python 3.12.
+_HARMLESS = frozenset(
+    {
+        "_collections", "_operator", "abc", "builtins", "collections", "dataclasses", "enum", "operator", "types", "typing",
+        "typing_extensions", "weakref",
+    }
+)  # fmt: skip
 
 _files: weakref.WeakKeyDictionary[ModuleType, _File] = weakref.WeakKeyDictionary()
 
@@ -52,28 +67,63 @@ def author_of(function: FunctionType) -> str:
         return ""
     if package != "torch" and function.__globals__ is not vars(module):
         return ""
-    if module not in _files:
-        _files[module] = _File(module)
-    return name if _files[module].has(function.__code__) else ""
+    return name if _file_of(module).has(function.__code__) else ""
 
 
-def exchanged_in(kind: type, others: Iterable[str]) -> tuple[str, ...]:
-    """Names of members of one class that were written neither for that class nor in these packages."""
-    if _is_pythons(package_of(kind.__module__)):
-        return ()
-    members = list(vars(kind).items())
-    return tuple(
-        name
-        for name, value in members
-        if not _is_generated(kind, name, value) and not is_written_for(value, kind, others)
-    )
+def is_foreign(home: str, value: Any) -> bool:
+    """A value that the Python module `home` holds, or a class there, is code of another author: neither of the module's
+    package, nor of one that this package imports, nor torch's or Python's.
+    """
+    if isinstance(value, _PARTIALS):
+        return any(is_foreign(home, each) for each in (value.func, *value.args, *value.keywords.values()))
+    written = chain(value)
+    if written:
+        return not all(_may_write(home, package_of(author_of(each))) for each in written)
+    if isinstance(value, type):
+        is_empty = not any(chain(each) for each in list(vars(value).values()))
+        return not (_may_write(home, package_of(value.__module__)) or (is_empty and value.__bases__ == (object,)))
+    kind = type(value)
+    if not (callable(value) or hasattr(kind, "__get__")):
+        return False
+    made_by = value.__module__ if kind is BuiltinFunctionType else kind.__module__
+    package = package_of(made_by)
+    if package in NATIVE and package_of(home) not in NATIVE:
+        # A compiled script, an operator or a mock in the place of a function runs what no file shows.
+        harmless = kind.__module__ in _HARMLESS or kind.__name__ == CUSTOM_OPERATOR
+        return not (harmless or issubclass(kind, torch.nn.Module))
+    return bool(package) and not _may_write(home, package)
+
+
+def _may_write(home: str, package: str) -> bool:
+    own = package_of(home)
+    return package != "" and (package == own or package in (*NATIVE, *WRAPPING) or _is_imported(home, package))
+
+
+def _is_imported(home: str, package: str) -> bool:
+    """Core binds names of other packages too (comfy_kitchen's, sageattention's), sometimes by way of another module."""
+    own = package_of(home)
+    if _imports(home, package) or own in NATIVE:  # torch has thousands of modules, and binds nothing of packs
+        return _imports(home, package)
+    inside = [name for name in list(sys.modules) if name == own or name.startswith(f"{own}.")]
+    return any(_imports(module, package) for module in inside)
+
+
+@functools.cache
+def _imports(module: str, package: str) -> bool:
+    """The source of a module imports a package, anywhere in the file."""
+    file = getattr(sys.modules.get(module), "__file__", None)
+    try:
+        source = Path(file or "").read_text(encoding="utf-8", errors="replace")
+    except OSError:  # gone, or no file
+        return False
+    return re.search(rf"^\s*(?:from|import)\s+{re.escape(package)}\b", source, re.MULTILINE) is not None
 
 
 def _is_pythons(package: str) -> bool:
     return package in NATIVE and package != "torch"
 
 
-def _is_generated(kind: type, name: str, value: Any) -> bool:
+def is_generated(kind: type, name: str, value: Any) -> bool:
     """A dataclass's own `__init__` and its like, which no file has."""
     if not (name.startswith("__") or name in ("_make", "_replace", "_asdict")):
         return False
@@ -85,34 +135,41 @@ def _is_generated(kind: type, name: str, value: Any) -> bool:
     )
 
 
+def codes_of(module: Any) -> set[CodeType]:
+    """All code in the file of a module; empty if it cannot be read."""
+    return _file_of(module).codes()
+
+
+def _file_of(module: ModuleType) -> _File:
+    if module not in _files:
+        _files[module] = _File(module)
+    return _files[module]
+
+
 class _File:
-    """The code in the file of a module."""
+    """The code in the file of a module, or what was there when it was read before."""
 
     def __init__(self, module: ModuleType) -> None:
         self._module = weakref.ref(module)
         self._stamp: Any = None
-        self._codes: set[str] = set()
+        self._codes: set[CodeType] = set()
+
+    def codes(self) -> set[CodeType]:
+        module = self._module()
+        stamp = _stamp(getattr(module, "__file__", None))
+        if module is not None and (stamp != self._stamp or not self._codes):
+            self._stamp = stamp
+            self._codes |= _read(module)
+        return self._codes
 
     def has(self, code: CodeType) -> bool:
-        """The file has this code, or had it when it was read before.
-
-        Where the file says nothing of what runs (it was written after ComfyUI started, or there is none to read), the
-        name of the file that the code gives decides.
+        """Where the file says nothing of what runs (it was written after ComfyUI started, or there is none to read),
+        the name of the file that the code gives decides.
         """
-        digest = code_digest(code)
-        if digest in self._codes:
+        if code in self._codes or code in self.codes():
             return True
-        module = self._module()
-        if module is None:
-            return False
-        file = getattr(module, "__file__", None)
-        stamp = _stamp(file)
-        if stamp != self._stamp or not self._codes:
-            self._stamp = stamp
-            self._codes |= _codes_of(module)
-        if digest in self._codes:
-            return True
-        tells = self._codes and stamp is not None and stamp[0] <= _STARTED
+        file = getattr(self._module(), "__file__", None)
+        tells = self._codes and self._stamp is not None and self._stamp[0] <= _STARTED
         return not tells and file is not None and code.co_filename == file
 
 
@@ -124,8 +181,7 @@ def _stamp(file: str | None) -> tuple[float, int] | None:
     return found.st_mtime, found.st_size
 
 
-def _codes_of(module: ModuleType) -> set[str]:
-    """Digests of all code in the file of a module; empty if it cannot be read."""
+def _read(module: ModuleType) -> set[CodeType]:
     spec = getattr(module, "__spec__", None)
     get_code = getattr(getattr(spec, "loader", None), "get_code", None)
     if get_code is None:
@@ -134,11 +190,4 @@ def _codes_of(module: ModuleType) -> set[str]:
         code = get_code(spec.name)  # type: ignore[union-attr]
     except Exception:  # noqa: BLE001 (a loader of anybody's, and a file that may have any fault now)
         return set()
-    return set(_all_codes(code)) if isinstance(code, CodeType) else set()
-
-
-def _all_codes(code: CodeType) -> Iterable[str]:
-    yield code_digest(code)
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            yield from _all_codes(constant)
+    return set(codes_in(code)) if isinstance(code, CodeType) else set()

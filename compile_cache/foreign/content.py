@@ -1,8 +1,7 @@
-"""Digests of code by its content: what it computes, not where it was written.
+"""Code and settings as plain data, by what they are: equal in every process that has the same.
 
-A digest has the bytecode, the constants, the names and the defaults of a function, and the functions that it closes
-over. It has no file name, no line number, and nothing whose order depends on the seed of Python's hashes. So it is the
-same in every process that runs the same code on the same Python.
+It has the bytecode, the constants, the names and the defaults of a function, and what it closes over. It has no file
+name, no line number, and nothing whose order depends on the seed of Python's hashes.
 """
 
 from __future__ import annotations
@@ -10,21 +9,24 @@ from __future__ import annotations
 import dataclasses
 import enum
 import functools
-from collections.abc import Collection, Iterable
-from types import BuiltinFunctionType, CellType, CodeType, FunctionType, MethodType
+from collections.abc import Iterable
+from types import BuiltinFunctionType, CodeType, FunctionType, MethodType
 from typing import Any
 
 import torch
 
 from ..keys import repr_digest
+from ..torch_facts.private_names import OpOverload
+from .functions import LruCache, cells_of
+from .names import name_of_class
 
-_PLAIN = (type(None), bool, int, str, bytes, type(Ellipsis))
-CONTAINERS = (dict, list, set)
+PLAIN = frozenset({type(None), bool, int, float, complex, str, bytes, type(...), torch.dtype, torch.device})
+_CONTAINERS = frozenset({tuple, list, set, frozenset, dict, torch.Size})
+_LISTS = frozenset({tuple, list, torch.Size})
+_NUMBERS = frozenset({bool, int, float, str})
 _DEEPEST = 6  # levels of containers; what is deeper counts by its type alone
 _MOST_CODES = 50_000
 _CHARS = 32  # hexadecimal digits of a digest
-_MOST_VALUES = 1024  # of a tensor whose values count
-LruCache = type(functools.lru_cache(lambda: None))
 
 # Code objects that were digested, by address. They are kept, so that an address stays that of one code object.
 _digests: dict[int, tuple[CodeType, str]] = {}
@@ -37,41 +39,70 @@ def code_digest(code: CodeType) -> str:
         return known[1]
     if len(_digests) >= _MOST_CODES:
         _digests.clear()
-    parts = (
-        code.co_code,
-        getattr(code, "co_exceptiontable", b""),  # since Python 3.11
-        code.co_argcount,
-        code.co_posonlyargcount,
-        code.co_kwonlyargcount,
-        code.co_flags,
-        code.co_names,
-        code.co_varnames,
-        code.co_freevars,
-        code.co_cellvars,
-        [_constant(constant) for constant in code.co_consts],
-    )
-    found = repr_digest(parts)[:_CHARS]
-    _digests[id(code)] = (code, found)
-    return found
+    arguments = (code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, code.co_flags)
+    names = (code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars)
+    raises = getattr(code, "co_exceptiontable", b"")  # since Python 3.11
+    digest = repr_digest((code.co_code, raises, arguments, names, list(map(_constant, code.co_consts))))[:_CHARS]
+    _digests[id(code)] = (code, digest)
+    return digest
 
 
-def value_digest(value: Any, changed_defaults: Collection[str] = ()) -> str:
-    """The digest of a function with its defaults and its closure, or of data. What is neither counts by its class.
-
-    changed_defaults: names of arguments whose default is a container that the code changes. It counts by its class.
+def described(value: Any, depth: int = 0) -> object:
+    """A value as plain data. A list, set or dictionary that may be a cache, because it holds more than settings, counts
+    by its type, and so does an object whose class is known by its name alone.
     """
-    return repr_digest(_value(value, {}, 0, changed_defaults))[:_CHARS]
+    kind = type(value)
+    if kind in PLAIN:
+        return (kind.__name__, value if kind in _NUMBERS else str(value))
+    if kind is type or isinstance(value, (type, enum.Enum)):
+        return (kind.__name__, name_of_class(value) if isinstance(value, type) else str(value))
+    if depth > _DEEPEST:
+        return ("deep", name_of_class(kind))
+    within = functools.partial(described, depth=depth + 1)
+    if kind is FunctionType:
+        defaults = [*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values()]
+        closed_over = map(within, cells_of(value)) if value.__closure__ else ()
+        return ("function", code_digest(value.__code__), list(map(within, defaults)), list(closed_over))
+    if isinstance(value, (BuiltinFunctionType, OpOverload)):
+        return ("builtin", str(value.__module__), getattr(value, "__qualname__", str(value)))
+    if isinstance(value, (staticmethod, classmethod, MethodType)):
+        return (kind.__name__, within(value.__func__))
+    if isinstance(value, (functools.partial, functools.partialmethod)):
+        return (kind.__name__, within(value.func), within(value.args), within(value.keywords))
+    if isinstance(value, LruCache):
+        return (kind.__name__, within(getattr(value, "__wrapped__", None)))
+    if isinstance(value, (property, functools.cached_property)):
+        return (kind.__name__, *[within(getattr(value, name, None)) for name in ("fget", "fset", "func")])
+    if kind in _CONTAINERS:
+        return _container(value, kind, depth + 1)
+    if kind is slice:
+        return (kind.__name__, *map(within, (value.start, value.stop, value.step)))
+    if dataclasses.is_dataclass(kind):
+        fields = [(each.name, within(getattr(value, each.name, None))) for each in dataclasses.fields(value)]
+        return (name_of_class(kind), fields)
+    return ("object", name_of_class(kind))
 
 
-def defaults_of(function: FunctionType) -> list[tuple[str, Any]]:
-    """The arguments of a function that have a default, with it, in their order."""
-    code, values = function.__code__, function.__defaults__ or ()
-    names = code.co_varnames[code.co_argcount - len(values) : code.co_argcount]
-    return [*zip(names, values, strict=True), *sorted((function.__kwdefaults__ or {}).items())]
+def is_setting(value: Any, depth: int = 0) -> bool:
+    """Plain data, or a container of nothing else."""
+    kind = type(value)
+    if kind in _LISTS and _NUMBERS.issuperset(map(type, value)):
+        return True
+    if kind in _CONTAINERS and depth <= _DEEPEST:
+        items = (*value.keys(), *value.values()) if kind is dict else value
+        return all(is_setting(item, depth + 1) for item in items)
+    return kind in PLAIN or isinstance(value, enum.Enum)
 
 
-def name_of_class(kind: type) -> str:
-    return f"{kind.__module__}.{kind.__qualname__}"
+def _container(value: Any, kind: type, depth: int) -> object:
+    if kind in _LISTS and _NUMBERS.issuperset(map(type, value)):  # without a call for each of many numbers
+        return (kind.__name__, *value)
+    if not issubclass(kind, tuple) and not is_setting(value):
+        return (kind.__name__,)
+    if kind is dict:
+        return (kind.__name__, _sorted((described(key, depth), described(item, depth)) for key, item in value.items()))
+    items = [described(item, depth) for item in value]
+    return (kind.__name__, _sorted(items) if kind in (set, frozenset) else items)
 
 
 def _constant(value: Any) -> object:
@@ -86,72 +117,3 @@ def _constant(value: Any) -> object:
 
 def _sorted(items: Iterable[object]) -> list[str]:
     return sorted(map(repr, items))
-
-
-def _value(value: Any, seen: dict[int, int], depth: int, changed_defaults: Collection[str]) -> object:
-    """A value as plain data. seen: numbers of the functions and containers around it, by address."""
-    if isinstance(value, enum.Enum):
-        return (name_of_class(type(value)), value.name)
-    if isinstance(value, (*_PLAIN, float, complex)):
-        return (type(value).__name__, repr(value))
-    if isinstance(value, (torch.dtype, torch.device)):
-        return str(value)
-    if isinstance(value, type):
-        return ("class", name_of_class(value))
-    if isinstance(value, BuiltinFunctionType):
-        return ("builtin", value.__module__, value.__qualname__)
-    if id(value) in seen:
-        return ("again", seen[id(value)])
-    if depth > _DEEPEST:
-        return ("deep", name_of_class(type(value)))
-    return _compound(value, {**seen, id(value): len(seen)}, depth + 1, changed_defaults)
-
-
-def _compound(value: Any, seen: dict[int, int], depth: int, changed_defaults: Collection[str]) -> object:
-    def of(item: Any) -> object:
-        return _value(item, seen, depth, changed_defaults)
-
-    def default(name: str, item: Any) -> object:
-        return (name, type(item).__name__ if name in changed_defaults and isinstance(item, CONTAINERS) else of(item))
-
-    kind = type(value).__name__
-    if isinstance(value, FunctionType):
-        contents = [of(each) for each in map(_contents, value.__closure__ or ())]
-        defaults = [default(*each) for each in defaults_of(value)]
-        return ("function", code_digest(value.__code__), defaults, contents)
-    if isinstance(value, (staticmethod, classmethod, MethodType)):
-        return (kind, of(value.__func__))
-    if isinstance(value, LruCache):
-        return (kind, of(value.__wrapped__))
-    if isinstance(value, functools.partial):
-        return (kind, of(value.func), of(value.args), of(value.keywords))
-    if isinstance(value, property):
-        return (kind, of(value.fget), of(value.fset))
-    if isinstance(value, (tuple, list)):
-        return (kind, [of(item) for item in value])
-    if isinstance(value, (set, frozenset)):
-        return (kind, _sorted(of(item) for item in value))
-    if isinstance(value, dict):
-        return (kind, _sorted((of(key), of(item)) for key, item in value.items()))
-    if isinstance(value, torch.Tensor):
-        return _tensor(value)
-    named = name_of_class(type(value))
-    if dataclasses.is_dataclass(value):
-        fields = [(each.name, of(getattr(value, each.name, None))) for each in dataclasses.fields(value)]
-        return ("dataclass", named, fields)
-    return ("object", named)
-
-
-def _contents(cell: CellType) -> Any:
-    try:
-        return cell.cell_contents
-    except ValueError:  # an empty cell
-        return None
-
-
-def _tensor(tensor: torch.Tensor) -> object:
-    """A tensor by its shape and dtype; by its values too where they are few and on the host."""
-    described = ("tensor", tuple(tensor.shape), str(tensor.dtype), str(tensor.device))
-    if tensor.device.type != "cpu" or tensor.numel() > _MOST_VALUES or type(tensor) is not torch.Tensor:
-        return described
-    return (*described, repr(tensor.detach().tolist()))

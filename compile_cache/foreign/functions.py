@@ -5,46 +5,55 @@ from __future__ import annotations
 import dis
 import functools
 from collections.abc import Collection, Iterable, Iterator
-from types import CodeType, FunctionType, MethodType
-from typing import Any, NamedTuple
+from types import BuiltinFunctionType, CodeType, FunctionType, MethodType
+from typing import Any
 
 import torch
 
-from .content import CONTAINERS, LruCache, defaults_of
 from .names import NATIVE, package_of
 
-_CHANGING = frozenset(
-    {"append", "extend", "insert", "add", "update", "setdefault", "pop", "popitem", "clear", "remove", "discard"}
-)
-_NO_STEP = frozenset({"CACHE", "NOP", "RESUME", "EXTENDED_ARG"})
-_MOST_STEPS = 16  # of the key in `container[key] = value`
+_WITHOUT_FUNCTIONS = frozenset({type, type(None), bool, int, float, str, tuple, list, dict, set, BuiltinFunctionType})
+LruCache: type = type(functools.lru_cache(lambda: None))
+CUSTOM_OPERATOR = "CustomOpDef"
+MODULE_CODE = "<module>"  # the name of the code of a file
+_STORE_GLOBAL, _FOR_ITER = dis.opmap["STORE_GLOBAL"], dis.opmap["FOR_ITER"]
+_OF_LOOPS = ("CACHE", "UNPACK_SEQUENCE", "STORE_NAME")
 
 
 def functions_in(value: Any) -> Iterator[FunctionType]:
     """The functions that a value is, or stands for; none for a class, a builtin or an object."""
-    while True:
-        if isinstance(value, (staticmethod, classmethod, MethodType)):
-            value = value.__func__
-        elif isinstance(value, functools.partial):
-            value = value.func
-        elif isinstance(value, LruCache):
-            value = value.__wrapped__
-        else:
-            break
-    if isinstance(value, property):
-        yield from (part for part in (value.fget, value.fset) if isinstance(part, FunctionType))
-    if isinstance(value, FunctionType):
+    kind = type(value)  # a proxy says by `__class__` that it is a function
+    if kind in _WITHOUT_FUNCTIONS:
+        return
+    if kind is FunctionType:
         yield value
+    elif issubclass(kind, (staticmethod, classmethod, MethodType)):
+        yield from functions_in(value.__func__)
+    elif issubclass(kind, (functools.partial, functools.partialmethod, functools.cached_property)):
+        yield from functions_in(value.func)
+    elif issubclass(kind, LruCache):
+        yield from functions_in(value.__wrapped__)
+    elif issubclass(kind, property):
+        yield from (part for part in (value.fget, value.fset) if isinstance(part, FunctionType))
+    elif kind.__name__ == CUSTOM_OPERATOR:  # of torch.library
+        yield from functions_in(getattr(value, "_init_fn", None))
 
 
 def closed_over(function: FunctionType) -> Iterator[FunctionType]:
     """The functions in the closure of a function: what a decorator decorates is there."""
+    for contents in cells_of(function):
+        yield from functions_in(contents)
+
+
+def cells_of(function: FunctionType) -> list[Any]:
+    """What a function closes over."""
+    found = []
     for cell in function.__closure__ or ():
         try:
-            contents = cell.cell_contents
+            found.append(cell.cell_contents)
         except ValueError:  # an empty cell
-            continue
-        yield from functions_in(contents)
+            found.append(None)
+    return found
 
 
 def chain(value: Any) -> list[FunctionType]:
@@ -73,88 +82,61 @@ def class_code(kinds: Iterable[type]) -> Iterator[FunctionType]:
                 yield from functions_in(value)
 
 
+def codes_in(code: CodeType) -> Iterator[CodeType]:
+    """A code object and those in it."""
+    yield code
+    for constant in code.co_consts:
+        if constant.__class__ is CodeType:
+            yield from codes_in(constant)
+
+
 def string_constants(kinds: Iterable[type]) -> set[str]:
     """Every string that is written in the code of these classes: the keys that they can look up, for example."""
-    return set().union(*(strings_in(function.__code__) for function in class_code(kinds)))
+    return {text for function in class_code(kinds) for text in strings_in(function.__code__)}
 
 
-def strings_in(code: CodeType) -> set[str]:
-    """Every string constant of a code object and of those in it."""
-    found = {constant for constant in code.co_consts if isinstance(constant, str)}
-    return found.union(*(strings_in(constant) for constant in code.co_consts if isinstance(constant, CodeType)))
+def strings_in(code: CodeType) -> Iterator[str]:
+    return (constant for each in codes_in(code) for constant in each.co_consts if isinstance(constant, str))
 
 
-def names_in(code: CodeType) -> Iterator[str]:
-    """Every name of a global or an attribute in a code object and in those in it."""
-    yield from code.co_names
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            yield from names_in(constant)
+def names_in(codes: Iterable[CodeType]) -> set[str]:
+    """Every name and string in these code objects and in those in them."""
+    return {name for code in codes for each in codes_in(code) for name in (*each.co_names, *strings_in(each))}
 
 
-class _Step(NamedTuple):
-    """One instruction. argval: see `dis`. effect: by how many values the stack grows."""
-
-    name: str
-    argval: object
-    effect: int
-
-
-@functools.lru_cache(maxsize=10_000)
-def changes(code: CodeType, name: str) -> bool:
-    """Code, or code in it, assigns to the global `name`, or changes the container of this name, as with a cache."""
-    steps = [step for each in dis.get_instructions(code) for step in _steps_of(each)]
-    for number, step in enumerate(steps):
-        if step.argval != name:
-            continue
-        if step.name in ("STORE_GLOBAL", "DELETE_GLOBAL"):
-            return True
-        if step.name.startswith("LOAD_") and _is_changed(steps[number + 1 : number + 1 + _MOST_STEPS]):
-            return True
-    return any(changes(constant, name) for constant in code.co_consts if isinstance(constant, CodeType))
-
-
-def _steps_of(instruction: dis.Instruction) -> list[_Step]:
-    """Python 3.13 loads and stores two variables at once, whose names are a tuple then."""
-    if instruction.opname in _NO_STEP:
-        return []
-    names = instruction.argval
-    if isinstance(names, tuple) and "FAST" in instruction.opname:
-        kinds = [part for part in instruction.opname.split("_") if part in ("LOAD", "STORE")]
-        return [
-            _Step(f"{kind}_FAST", each, 1 if kind == "LOAD" else -1) for kind, each in zip(kinds, names, strict=True)
-        ]
-    effect = dis.stack_effect(instruction.opcode, instruction.arg, jump=False)
-    return [_Step(instruction.opname, names, effect)]
-
-
-def _is_changed(steps: list[_Step]) -> bool:
-    """The value that was loaded just before these steps gets an item, or a method that changes it is called."""
-    if steps and steps[0].name in ("LOAD_ATTR", "LOAD_METHOD") and steps[0].argval in _CHANGING:
-        return True
-    above = 0  # values on the stack above it
-    is_read_first = False  # `container[key] += value` puts container and key on the stack once more
-    for step in steps:
-        if step.name in ("STORE_SUBSCR", "DELETE_SUBSCR"):
-            return above == (2 if is_read_first else 1)
-        is_read_first |= above == 1 and step.name in ("COPY", "DUP_TOP_TWO")
-        above += step.effect
-        if above < 1:
-            return False
-    return False
-
-
-def changed_defaults(functions: Collection[FunctionType]) -> frozenset[str]:
-    """Names of arguments whose default is a container that these functions change: what it holds they made themselves.
-
-    Core's blocks have `transformer_options={}`, and write the number of the block into it.
+def names_left_behind(codes: Iterable[CodeType]) -> set[str]:
+    """Names of a module, with all this code, that are no settings: those that its functions assign to (`global x`), and
+    the last items of its loops, which for a set differ from process to process.
     """
-    names = {name for function in functions for name, value in defaults_of(function) if isinstance(value, CONTAINERS)}
-    return frozenset(name for name in names if any(changes(function.__code__, name) for function in functions))
+    found: set[str] = set()
+    for code in codes:
+        steps = code.co_code[::2]
+        if _STORE_GLOBAL in steps or (code.co_name == MODULE_CODE and _FOR_ITER in steps):
+            is_looping = False
+            for step in dis.get_instructions(code):
+                is_looping = step.opname == "FOR_ITER" or (is_looping and step.opname in _OF_LOOPS)
+                if step.opname in ("STORE_GLOBAL", "DELETE_GLOBAL") or (is_looping and step.opname == "STORE_NAME"):
+                    found.add(str(step.argval))
+    return found
 
 
 @functools.lru_cache(maxsize=10_000)
 def attributes_assigned(code: CodeType) -> frozenset[str]:
     """Names of attributes that a code object assigns to or deletes."""
-    own = {step.argval for step in dis.get_instructions(code) if step.opname in ("STORE_ATTR", "DELETE_ATTR")}
-    return frozenset(own).union(*(attributes_assigned(each) for each in code.co_consts if isinstance(each, CodeType)))
+    steps = (step for each in codes_in(code) for step in dis.get_instructions(each))
+    return frozenset(step.argval for step in steps if step.opname in ("STORE_ATTR", "DELETE_ATTR"))
+
+
+def code_of(kinds: Collection[type]) -> Iterator[CodeType]:
+    """The code that modules of these classes can run once they are made: their methods, but of `__init__` only the
+    functions in it, and the functions in the Python modules that they are written in.
+    """
+    homes: dict[str, dict[str, Any]] = {}
+    for function in class_code(kinds):
+        home = str(function.__globals__.get("__name__"))
+        if package_of(home) not in NATIVE:
+            homes[home] = function.__globals__
+        code = function.__code__
+        yield from [*codes_in(code)][1:] if function.__name__ == "__init__" else [code]
+    for held in homes.values():
+        yield from [function.__code__ for value in list(held.values()) for function in functions_in(value)]

@@ -37,3 +37,7 @@ def full_name(code: Any) -> str:
 def modules_of(parts: Iterable[torch.nn.Module]) -> set[str]:
     """The Python modules in which the classes of these modules were written."""
     return {type(part).__module__ for part in parts}
+
+
+def name_of_class(kind: type) -> str:
+    return f"{kind.__module__}.{kind.__qualname__}"

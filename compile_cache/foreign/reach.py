@@ -1,73 +1,98 @@
-"""The code that a model can run, by its content, and whether another pack has exchanged some of it.
+"""The code around some classes, by identity and by content, and whether another pack has changed some of it.
 
 Packs assign to `comfy.ldm.modules.attention.optimized_attention` or `torch.nn.functional.scaled_dot_product_attention`
 to put their own function there for everybody, exchange a method of one of core's classes, or run changed source in
 core's own module. No such change touches a module of the model, so nothing else here would notice it.
+
+Nothing is followed through bytecode. All names count that are in the Python modules of the classes, in those of the
+same package that these import, in the classes themselves, and in torch's three namespaces of functions.
 """
 
 from __future__ import annotations
 
 import functools
-import re
 import sys
 import weakref
 from collections.abc import Collection, Iterable
-from pathlib import Path
-from types import BuiltinFunctionType, FunctionType
+from itertools import chain as chained
+from operator import attrgetter, is_, methodcaller
+from types import CodeType, ModuleType
 from typing import Any
 
+import torch
+
 from ..keys import repr_digest
-from .authors import is_written_in
-from .classes import exchanged
-from .content import name_of_class, value_digest
-from .functions import bases_of, changed_defaults, functions_in
-from .names import NATIVE, module_of, package_of
-from .reachable import GlobalName, Reachable, reachable
-from .watch import ClassWatch, FunctionWatch, Held, identity, members_of
+from .authors import codes_of, is_foreign, is_generated
+from .content import described, is_setting
+from .functions import MODULE_CODE, bases_of, cells_of, class_code, functions_in, names_left_behind
+from .names import NATIVE, module_of, name_of_class, package_of
+
+_TORCHS = (torch, torch.nn.functional, torch.Tensor)
+_values = methodcaller("values")
+_inside = attrgetter("__code__", "__defaults__", "__kwdefaults__")
+_CONTAINERS = (list, set, dict)
 
 
 class CodeReach:
-    """The code and the data that some classes can reach, as they were when this was made.
+    """The names around some classes, as they were when this was made.
 
-    foreign: names of what holds code of a package that nothing in its own package imports, or that no file has: module-
-        level names and classes.
-    digest: of all that code and data by content: the same in every process that has the same.
+    foreign: names that hold code of a package that nothing in their own package imports, or that no file has.
+    digest: of all that they hold, by content: the same in every process that has the same.
     """
 
-    def __init__(self, kinds: Iterable[type], left_out: Collection[str] = ()) -> None:
-        """left_out: names of modules and functions that compute nothing. They are neither watched nor followed."""
-        kinds = list(kinds)
-        found = reachable(kinds, left_out)
-        classes = sorted([*bases_of(kinds), *found.classes], key=name_of_class)
-        self.names = sorted(found.code, key=str)
-        held = [(place, place.value()) for place in self.names]
-        self._held = [(place, Held(value)) for place, value in held]
-        self._data = [(place, identity(place.value())) for place in sorted(found.data, key=str)]
-        self._classes = [ClassWatch(kind) for kind in classes]
-        self._functions = [FunctionWatch(function) for function in found.functions.values()]
-        foreign = [str(place) for place, value in held if _is_foreign(place, value)]
-        foreign += exchanged(classes)
-        self.foreign = tuple(dict.fromkeys(foreign))
-        self.digest = _digest(found, held, classes)
+    def __init__(self, kinds: Collection[type], spaces: Spaces) -> None:
+        self._spaces = spaces.around(kinds)
+        self._named = {name for function in class_code(kinds) for name in function.__code__.co_names}
+        self._named.update(*(space.named for space in self._spaces))
+        kept = [space for space in self._spaces if not space.is_local]
+        self._local = [space for space in self._spaces if space.is_local]
+        self._holders = [space.holder for space in kept]
+        self._values = list(chained.from_iterable(space.values for space in kept))
+        self.foreign = tuple(
+            f"{space.name}.{name}"
+            for space in self._spaces
+            for name in space.foreign
+            if space.matters(name, self._named)
+        )
+
+    @functools.cached_property
+    def digest(self) -> str:
+        held = [
+            (space.name, name, value)
+            for space in self._spaces
+            for name, value in space.described.items()
+            if space.matters(name, self._named)
+        ]
+        return repr_digest(held)[:32]
 
     def has_changed(self) -> bool:
-        """Some code or data is not what it was when this was made. Takes half a millisecond for a whole model."""
-        return (
-            any(before.has_changed(place.value()) for place, before in self._held)
-            or any(watch.has_changed() for watch in self._functions)
-            or any(watch.has_changed() for watch in self._classes)
-            or any(identity(place.value()) != before for place, before in self._data)
-        )
+        """A name holds something else, or a function or a container that it holds has changed."""
+        return any(space.has_changed(self._named) for space in self._spaces)
+
+    def change(self) -> str:
+        """A name that holds another object now; empty if none does. A tenth of a millisecond, and no call in Python."""
+        now = list(chained.from_iterable(map(_values, self._holders)))
+        is_same = len(now) == len(self._values) and all(map(is_, now, self._values))
+        looked_at = self._local if is_same else [space for space in self._spaces if not space.is_same()]
+        found = next((f"{space.name}.{name}" for space in looked_at for name in space.exchanged(self._named)), "")
+        if not (is_same or found):  # of what is another object now nothing matters
+            for space in looked_at:
+                space.take_over()
+            self._values = list(chained.from_iterable(space.values for space in self._spaces if not space.is_local))
+        return found
 
 
 class ReachCache:
-    """The reach of classes, found once for each set of classes and again where something was exchanged.
+    """The reach of classes, made once for each set of classes and again where something was exchanged.
 
-    It keeps no class alive: one that is written in a function may hold a model. left_out: see CodeReach.
+    It keeps no class alive: one that is written in a function may hold a model.
     """
 
     def __init__(self, left_out: Collection[str] = ()) -> None:
-        self._left_out = left_out
+        """left_out: names of modules and functions ("package.module.function") that compute nothing. They do not count,
+        and such a module is not followed.
+        """
+        self._spaces = _spaces(frozenset(left_out))
         self._known: dict[frozenset[int], tuple[list[weakref.ref[type]], CodeReach]] = {}
 
     def of(self, kinds: Iterable[type]) -> CodeReach:
@@ -76,73 +101,180 @@ class ReachCache:
         key = frozenset(map(id, distinct))
         refs, reach = self._known.get(key, ([], None))
         if reach is None or any(ref() is None for ref in refs) or reach.has_changed():
-            reach = CodeReach(distinct, self._left_out)
+            reach = CodeReach(distinct, self._spaces)
             self._known[key] = ([weakref.ref(kind) for kind in distinct], reach)
         return reach
 
 
-def _digest(found: Reachable, held: Iterable[tuple[GlobalName, Any]], classes: Iterable[type]) -> str:
-    changed = changed_defaults(found.functions.values())
-    whole = [(str(place), _described(value, changed)) for place, value in held]
-    whole += [(str(place), value_digest(place.value())) for place in sorted(found.data, key=str)]
-    for kind in classes:
-        name = name_of_class(kind)
-        code, data = members_of(kind)
-        is_native = package_of(kind.__module__) in NATIVE
-        whole += [(f"{name}.{member}", _described(value, changed, is_native)) for member, value in (*code, *data)]
-    # What a decorator closes over, and functions of modules that are reached by way of another one.
-    whole += sorted(("", value_digest(each, changed)) for each in found.functions.values() if _counts(each))
-    return repr_digest(whole)
+class Spaces:
+    """What modules and classes hold: read once in the process, and again where it has changed."""
 
+    def __init__(self, left_out: Collection[str]) -> None:
+        self._left_out = left_out
+        self._known: weakref.WeakKeyDictionary[Any, Space] = weakref.WeakKeyDictionary()
 
-def _counts(function: FunctionType) -> bool:
-    return package_of(module_of(function)) not in NATIVE
+    def around(self, kinds: Iterable[type]) -> list[Space]:
+        """Of these classes and their bases; of their Python modules and of those that these import from the same
+        package, with those of their classes that the code there names; of torch's functions.
+        """
+        bases = bases_of(kinds)
+        modules: dict[Any, Space] = {}
+        waiting: list[Any] = [sys.modules.get(base.__module__) for base in bases if not _is_native(base.__module__)]
+        while waiting:
+            module = waiting.pop()
+            if module is not None and module not in modules and module.__name__ not in self._left_out:
+                modules[module] = self._of(module)
+                waiting += modules[module].followed()
+        named = set[str]().union(*(space.named for space in modules.values()))
+        helpers = [kind for space in modules.values() for kind in space.classes() if kind.__name__ in named]
+        owners: dict[Any, None] = dict.fromkeys((*_TORCHS, *bases, *helpers))
+        others = [self._of(owner) for owner in owners if _name(owner) not in self._left_out]
+        return sorted((*modules.values(), *others), key=lambda space: space.name)
 
-
-def _described(value: Any, changed: Collection[str], by_name: bool = False) -> str:
-    """By content; torch's and Python's own code by name, because the environment's digest has their versions.
-
-    changed: see `changed_defaults`.
-    """
-    home = _home(value)
-    is_named = isinstance(value, (FunctionType, BuiltinFunctionType, type))  # a partial has the name of its class
-    if (by_name or (is_named and package_of(home) in NATIVE)) and is_written_in(value):
-        return f"{home}.{getattr(value, '__qualname__', type(value).__qualname__)}"
-    return value_digest(value, changed)
-
-
-def _is_foreign(place: GlobalName, value: Any) -> bool:
-    own = package_of(place.module)
-    packages = {package_of(module_of(each)) for each in functions_in(value)} or {package_of(_home(value))}
-    allowed = [each for each in packages if each in ("", own) or each in NATIVE or _is_imported(place, each)]
-    return len(allowed) < len(packages) or not is_written_in(value, own, *allowed)
-
-
-def _is_imported(place: GlobalName, package: str) -> bool:
-    """Core binds names of other packages too (comfy_kitchen's, sageattention's), sometimes by way of another module."""
-    own = package_of(place.module)
-    if _imports(place.module, package) or own in NATIVE:  # torch has thousands of modules, and binds nothing of packs
-        return _imports(place.module, package)
-    inside = [name for name in list(sys.modules) if name == own or name.startswith(f"{own}.")]
-    return any(_imports(module, package) for module in inside)
-
-
-def _home(value: Any) -> str:
-    """The module whose code a value runs. A decorator copies `__module__` to its wrapper, its globals it cannot."""
-    for function in functions_in(value):
-        return str(function.__globals__.get("__name__", ""))
-    kind = value if isinstance(value, type) else type(value)
-    if isinstance(value, (BuiltinFunctionType, type)) or kind.__module__ == "builtins":
-        return str(getattr(value, "__module__", None) or "")
-    return str(kind.__module__)
+    def _of(self, owner: ModuleType | type) -> Space:
+        known = self._known.get(owner)
+        if known is None or known.has_changed():
+            known = self._known[owner] = Space(owner, self._left_out)
+        return known
 
 
 @functools.cache
-def _imports(module: str, package: str) -> bool:
-    """The source of a module imports a package, anywhere in the file."""
-    file = getattr(sys.modules.get(module), "__file__", None)
-    try:
-        source = Path(file or "").read_text(encoding="utf-8", errors="replace")
-    except OSError:  # gone, or no file
-        return False
-    return re.search(rf"^\s*(?:from|import)\s+{re.escape(package)}\b", source, re.MULTILINE) is not None
+def _spaces(left_out: frozenset[str]) -> Spaces:
+    return Spaces(left_out)
+
+
+class Space:
+    """The names of one Python module or class, as they were when this was made.
+
+    values: what its dictionary held, or a stand-in for what may hold a model, and must not be kept alive.
+    foreign: names of code that is neither the package's own, nor of one that it imports, nor torch's or Python's.
+    described: digests of what the names hold that count, by content.
+    named: names that the functions of a module use.
+    """
+
+    def __init__(self, owner: ModuleType | type, left_out: Collection[str]) -> None:
+        self._owner = weakref.ref(owner)
+        self._left_out = left_out
+        self.name = _name(owner)
+        self.is_local = "<locals>" in self.name
+        home = owner.__module__ if isinstance(owner, type) else self.name
+        self._may_grow = owner in _TORCHS[:2]  # torch makes names when they are first asked for
+        is_followed = isinstance(owner, ModuleType) and not self._may_grow
+        self._own_memory = names_left_behind(codes_of(owner)) if is_followed else set[str]()
+        held = dict(owner.__dict__)
+        counted = {name: value for name, value in held.items() if self._counts(name, value)}
+        made = {name for name, value in counted.items() if isinstance(owner, type) and is_generated(owner, name, value)}
+        self.foreign = [name for name, value in counted.items() if name not in made and is_foreign(home, value)]
+        self.described = {name: repr_digest(described(counted[name])) for name in sorted(counted)}
+        self.named = (
+            {name for code in codes_of(owner) if code.co_name != MODULE_CODE for name in code.co_names}
+            if is_followed
+            else set[str]()
+        )
+        self._is_by_name = not isinstance(owner, type) or owner is torch.Tensor
+        local = {name for name, value in counted.items() if not _is_native(home) and _is_local(value)}
+        let_go = counted.keys() if self.is_local else {*self.foreign, *(local - made)}
+        self._marks = {name: _mark(counted[name]) for name in let_go}
+        self._kept = {name: value for name, value in counted.items() if name not in let_go}
+        self.take_over()
+        self._names = frozenset(held)
+        functions = [function for value in self._kept.values() for function in functions_in(value)]
+        self._functions, self._insides = functions, list(chained.from_iterable(map(_inside, functions)))
+        self._closing = [(function, cells_of(function)) for function in functions if function.__closure__]
+        containers = [value for value in self._kept.values() if type(value) in _CONTAINERS and value]
+        self._contents = [(value, repr(value)) for value in containers if is_setting(value)]
+
+    def take_over(self) -> None:
+        """Take what the names hold now for what they held."""
+        self.values = [_LET_GO if name in self._marks else value for name, value in self.holder.items()]
+
+    @property
+    def holder(self) -> Any:
+        owner = self._owner()
+        return {} if owner is None else owner.__dict__
+
+    def _counts(self, name: str, value: Any) -> bool:
+        """Not what says nothing of what is computed: of torch's names those that begin with an underscore, of others
+        the data that Python puts into each module and class, and `names_left_behind`.
+        """
+        if isinstance(value, ModuleType) or name in self._own_memory or f"{self.name}.{name}" in self._left_out:
+            return False
+        return not name.startswith("_") if self._may_grow else not name.startswith("__") or callable(value)
+
+    def followed(self) -> list[ModuleType]:
+        """The modules of the same package that this one imports or takes names of."""
+        package, held, names = package_of(self.name), self.holder, _names_used(codes_of(self._owner()))
+        found: dict[ModuleType, None] = {}
+        waiting = [held[name] for name in names & held.keys()]
+        while waiting:
+            value = waiting.pop()
+            place = value if isinstance(value, ModuleType) else sys.modules.get(module_of(value))
+            if place is None or place in found or package_of(place.__name__) != package:
+                continue
+            found[place] = None
+            if hasattr(place, "__path__"):  # all that was imported of a package is in there
+                inside = [vars(place)[name] for name in names & vars(place).keys()]
+                waiting += [each for each in inside if isinstance(each, ModuleType)]
+        return list(found)
+
+    def classes(self) -> list[type]:
+        """Those that are written in this module."""
+        return [each for each in list(self.holder.values()) if isinstance(each, type) and each.__module__ == self.name]
+
+    def matters(self, name: str, named: Collection[str] | None) -> bool:
+        """Functions with these names in their code (None: any) can reach this name here. A class's may run unnamed."""
+        return named is None or name in named or not self._is_by_name
+
+    def exchanged(self, named: Collection[str] | None = None) -> list[str]:
+        """Names that hold another object than they held, or that are new or gone. named: see `matters`."""
+        now = self.holder
+        found = [name for name, value in self._kept.items() if now.get(name, _LET_GO) is not value]
+        found += [name for name, mark in self._marks.items() if name not in now or _mark(now[name]) != mark]
+        new = [] if self._may_grow else [name for name in list(now) if name not in self._names]
+        if new and isinstance(owner := self._owner(), ModuleType):  # it may hide a builtin
+            new = [*_names_used(codes_of(owner)).intersection(new)]
+        found += [name for name in new if self._counts(name, now[name])]
+        return [name for name in found if self.matters(name, named)]
+
+    def is_same(self) -> bool:
+        """Each name holds the very object that it held, also those that do not count."""
+        now = list(self.holder.values())
+        return len(now) == len(self.values) and all(map(is_, now, self.values))
+
+    def has_changed(self, named: Collection[str] | None = None) -> bool:
+        return (
+            (not self.is_same() and (self._owner() is None or bool(self.exchanged(named))))
+            or not all(map(is_, chained.from_iterable(map(_inside, self._functions)), self._insides))
+            or any(not all(map(is_, cells_of(function), cells)) for function, cells in self._closing)
+            or any(repr(value) != text for value, text in self._contents)
+        )
+
+
+_LET_GO = object()
+
+
+def _names_used(codes: Iterable[CodeType]) -> set[str]:
+    return {name for code in codes for name in code.co_names}
+
+
+def _mark(value: Any) -> Any:
+    return id(value), [function.__code__ for function in functions_in(value)]
+
+
+def _is_local(value: Any) -> bool:
+    """A function or a class that is written in a function."""
+    return any("<locals>" in getattr(each, "__qualname__", "") for each in (value, *functions_in(value)))
+
+
+def exchanged(kinds: Iterable[type]) -> list[str]:
+    """Members of these classes, and of those that they derive from, that other packs have exchanged."""
+    spaces = map(_spaces(frozenset())._of, bases_of(kinds))
+    return [f"{space.name}.{name}" for space in spaces for name in space.foreign]
+
+
+def _name(owner: ModuleType | type) -> str:
+    return name_of_class(owner) if isinstance(owner, type) else owner.__name__
+
+
+def _is_native(module: str) -> bool:
+    return package_of(module) in NATIVE

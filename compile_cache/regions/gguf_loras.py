@@ -92,9 +92,8 @@ class LoraInputs:
         names = [f"lora{number}" for number in range(len(self._slots))]
         dims: list[Dims] = [each for name in names for each in ((None, name), (name, None))]
         function = _adding(site.function, self._slots, site.without)
-        steady = (*site.steady, *[""] * len(dims)) if site.steady else ()
         self._plain = site
-        self._site = replace(site, function=function, dims=(*site.dims, *dims), steady=steady)
+        self._site = replace(site, function=function, dims=(*site.dims, *dims))
         self._zeros: dict[tuple[int, torch.device], Pair] = {}
 
     def added_to(self, tensors: list[torch.Tensor]) -> tuple[RegionSite, list[torch.Tensor], BypassReason | None]:

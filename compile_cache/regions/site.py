@@ -35,8 +35,8 @@ class RegionSite:
     structure: a digest of the module and of everything else that the function depends on. None: the digest of the
         module alone (`structure_digest`).
     attends: False if the function surely computes no attention; then torch's switches of attention are not in its key.
-    steady: for each input TIME, SIZE or "" (see `dependence`); empty if all inputs may change in every call. It changes
-        nothing of what the region computes.
+    times: indices of the inputs that follow the noise level alone (see `dependence`). They change nothing of what the
+        region computes.
     """
 
     name: str
@@ -47,7 +47,7 @@ class RegionSite:
     without: tuple[str, ...] = ()
     structure: str | None = None
     attends: bool = True
-    steady: tuple[str, ...] = ()
+    times: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)

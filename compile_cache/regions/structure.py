@@ -7,22 +7,20 @@ too little, images are wrong. So every plain attribute counts unless it is known
 from __future__ import annotations
 
 import dataclasses
-import enum
-import functools
 from collections.abc import Collection, Iterable, Sequence
 
 import torch
 
 from ..attribute_policy import PLAIN, ModuleAttributePolicy
 from ..foreign.attributes import HOOKED
-from ..foreign.names import full_name, module_of
-from ..keys import Literal, repr_digest
+from ..foreign.content import described
+from ..foreign.names import module_of
+from ..keys import repr_digest
 from .slots import all_parts, tensor_slots
 from .weight_parts import form_of, is_plain
 
 TORCH_OWN = frozenset(vars(torch.nn.Module()))
 _AS_IT_IS = frozenset({type(None), bool, int, float, str})
-_DEEPEST = 8  # levels of containers; a dictionary may hold itself
 
 
 @dataclasses.dataclass(slots=True)
@@ -98,7 +96,7 @@ def _form(weight: torch.Tensor) -> str:
 
 def settings(
     module: torch.nn.Module, is_root: bool, policy: ModuleAttributePolicy = PLAIN
-) -> tuple[tuple[str, Literal], ...]:
+) -> tuple[tuple[str, object], ...]:
     """The plain attributes of one module: (name, value), in the order in which they were set.
 
     `is_root`: the module is the one that runs through the cache, not a part of it. Then its `HOOKED` attributes do not
@@ -106,10 +104,9 @@ def settings(
     """
     return tuple(
         [
-            (name, literal)
+            (name, value if type(value) in _AS_IT_IS else described(value))
             for name, value in vars(module).items()
             if name not in TORCH_OWN and not policy.is_bookkeeping(name) and not (is_root and name in HOOKED)
-            for literal in ([value] if type(value) in _AS_IT_IS else _literal(value))
         ]
     )
 
@@ -118,34 +115,3 @@ def _ties(modules: Iterable[torch.nn.Module]) -> tuple[int, ...]:
     """A number for each weight, in order; equal numbers mean the same tensor."""
     numbers: dict[int, int] = {}
     return tuple([numbers.setdefault(id(own[name]), len(numbers)) for own, name in tensor_slots(*modules)])
-
-
-def _literal(value: object, depth: int = 0) -> list[Literal]:
-    """The value as plain data, in a list of one element; an empty list if it is no setting, or nests too deeply."""
-    if depth > _DEEPEST:
-        return []
-    if value is None or (isinstance(value, (bool, int, float, str)) and not isinstance(value, enum.Enum)):
-        return [value]
-    if isinstance(value, (torch.dtype, torch.device, enum.Enum)):
-        return [str(value)]
-    if isinstance(value, (tuple, list)):
-        if _AS_IT_IS.issuperset(map(type, value)):  # without a call for each of many numbers
-            return [tuple(value)]
-        items = [_literal(item, depth + 1) for item in value]
-        return [tuple(item[0] for item in items)] if all(items) else []
-    if isinstance(value, (set, frozenset)):
-        return _literal(tuple(sorted(value, key=repr)), depth)
-    if isinstance(value, dict):
-        return _literal(tuple(value.items()), depth)
-    if isinstance(value, slice):
-        return _literal((value.start, value.stop, value.step), depth)
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        named = [
-            (each.name, _literal(getattr(value, each.name, None), depth + 1)) for each in dataclasses.fields(value)
-        ]
-        return [(full_name(type(value)), *((name, *literal) for name, literal in named))]
-    if isinstance(value, functools.partial):
-        return _literal((value.func, value.args, tuple(value.keywords.items())), depth)
-    if callable(value) and hasattr(value, "__qualname__"):
-        return [full_name(value)]
-    return []

@@ -10,7 +10,8 @@ from ..keys import Component, differing, digest
 # 3: the environment no longer has torch's flags; they are in the key of each region alone.
 # 4: an artifact names the sizes at which its code was confirmed; a region's key has the
 #    content of the code that its block reaches, and no longer its names alone.
-FORMAT_VERSION = 4
+# 5: a region's key has what the Python modules around its block hold; a setting counts by its content, a function too.
+FORMAT_VERSION = 5
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,14 +3,11 @@ the allocator is chosen at start, and the failure to rule out is the end of the 
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 import textwrap
 
 import pytest
 
-from scripts.places import ROOT
+from ..programs import run_python
 
 ALLOCATORS = {"cudaMallocAsync": "backend:cudaMallocAsync", "native": "backend:native"}
 
@@ -40,19 +37,9 @@ PRELUDE = """
 
 def run(allocator: str, body: str) -> str:
     code = textwrap.dedent(PRELUDE) + textwrap.dedent(body) + "\nprint('survived')\n"
-    environment = {**os.environ, "PYTORCH_CUDA_ALLOC_CONF": ALLOCATORS[allocator], "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-        env=environment,
-        timeout=300,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert done.stdout.rstrip().endswith("survived")
-    return done.stdout
+    printed = run_python(code, PYTORCH_CUDA_ALLOC_CONF=ALLOCATORS[allocator])
+    assert printed.rstrip().endswith("survived")
+    return printed
 
 
 @pytest.mark.parametrize("allocator", ALLOCATORS)

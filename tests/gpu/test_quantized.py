@@ -5,15 +5,12 @@ A process of its own, because a graph that works in freed memory ends it.
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 import textwrap
 
 import pytest
 import torch
 
-from scripts.places import ROOT
+from ..programs import run_python
 
 pytest.importorskip("comfy_kitchen")
 
@@ -46,12 +43,9 @@ PRELUDE = """
 
 def run(body: str) -> str:
     code = textwrap.dedent(PRELUDE) + textwrap.dedent(body) + "\nprint('survived')\n"
-    environment = {**os.environ, "PYTORCH_CUDA_ALLOC_CONF": "backend:cudaMallocAsync", "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-c", code]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environment, timeout=300, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr[-3000:]
-    assert done.stdout.rstrip().endswith("survived")
-    return done.stdout
+    printed = run_python(code, PYTORCH_CUDA_ALLOC_CONF="backend:cudaMallocAsync")
+    assert printed.rstrip().endswith("survived")
+    return printed
 
 
 def test_int8_products_of_growing_sizes_stay_right_in_their_captures() -> None:

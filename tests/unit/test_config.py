@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import FrozenInstanceError
 from pathlib import Path
 
@@ -36,13 +37,11 @@ def test_an_empty_variable_counts_as_absent(name: str, text: str) -> None:
     assert CacheConfig.from_environment({name: text}) == CacheConfig()
 
 
+@pytest.mark.parametrize("name", ["RESOLUTE_BUDGET_MB", "RESOLUTE_WORKERS"])
 @pytest.mark.parametrize("text", ["-1", "1.5", "4 GB", "lots", "0x10", "1_000", "²", "①"])
-def test_a_budget_that_is_not_a_whole_number_is_refused_by_name_and_value(text: str) -> None:
-    with pytest.raises(UserError) as caught:
-        CacheConfig.from_environment({"RESOLUTE_BUDGET_MB": text})
-    assert "RESOLUTE_BUDGET_MB" in str(caught.value)
-    assert text in str(caught.value)
-    assert "for example" in str(caught.value)
+def test_what_is_not_a_whole_number_is_refused_by_name_and_value(name: str, text: str) -> None:
+    with pytest.raises(UserError, match=rf"{name}='{re.escape(text)}' is not a whole number.*; for example {name}=\d"):
+        CacheConfig.from_environment({name: text})
 
 
 @given(st.text(max_size=6))
@@ -100,13 +99,6 @@ def test_the_environment_overrides_the_callers_store_folder(tmp_path: Path) -> N
 @pytest.mark.parametrize(("text", "expected"), [("", None), ("0", 0), ("4", 4)])
 def test_the_number_of_workers_is_unset_unless_the_environment_sets_it(text: str, expected: int | None) -> None:
     assert CacheConfig.from_environment({"RESOLUTE_WORKERS": text}).workers == expected
-
-
-def test_a_number_of_workers_that_is_not_a_number_is_refused() -> None:
-    with pytest.raises(
-        UserError, match="RESOLUTE_WORKERS='many' is not a whole number; for example RESOLUTE_WORKERS=4"
-    ):
-        CacheConfig.from_environment({"RESOLUTE_WORKERS": "many"})
 
 
 def test_classes_and_packs_that_a_person_trusts_are_read_from_two_lists() -> None:

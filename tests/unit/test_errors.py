@@ -8,10 +8,7 @@ from compile_cache.errors import (
     BackendUnavailableError,
     BypassCode,
     BypassReason,
-    CaptureError,
-    InternalError,
     RegionCompileError,
-    ResoluteError,
     UnknownBackendError,
     UserError,
     first_line,
@@ -36,18 +33,6 @@ PUBLISHED_CODES = {
 @pytest.mark.parametrize("kind", [UnknownBackendError, BackendUnavailableError])
 def test_an_error_that_the_user_can_fix_is_a_user_error(kind: type[Exception]) -> None:
     assert issubclass(kind, UserError)
-    assert not issubclass(kind, InternalError)
-
-
-@pytest.mark.parametrize("kind", [RegionCompileError, CaptureError])
-def test_our_own_failures_are_internal_errors(kind: type[Exception]) -> None:
-    assert issubclass(kind, InternalError)
-    assert not issubclass(kind, UserError)
-
-
-def test_both_families_have_one_base_class() -> None:
-    assert issubclass(UserError, ResoluteError)
-    assert issubclass(InternalError, ResoluteError)
 
 
 def test_an_unknown_backend_names_itself_and_the_choices() -> None:

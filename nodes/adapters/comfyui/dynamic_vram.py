@@ -37,12 +37,6 @@ def allocation(module: torch.nn.Module) -> tuple[Any, int, int] | None:
     return found
 
 
-def address(module: torch.nn.Module) -> int:
-    """Of a paged module's allocation."""
-    found: int = module.__dict__["_v"][1]
-    return found
-
-
 def paged_bytes(module: torch.nn.Module) -> int:
     """Of a paged module's allocation."""
     found: int = module.__dict__["_v"][2]

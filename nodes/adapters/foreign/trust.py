@@ -12,9 +12,10 @@ import torch
 from ....compile_cache.config import CacheConfig
 from ....compile_cache.errors import BypassCode, BypassReason
 from ....compile_cache.foreign.authors import author_of, is_written_for
-from ....compile_cache.foreign.classes import exchanged
-from ....compile_cache.foreign.content import value_digest
+from ....compile_cache.foreign.content import described
 from ....compile_cache.foreign.names import full_name
+from ....compile_cache.foreign.reach import exchanged
+from ....compile_cache.keys import repr_digest
 from ....compile_cache.regions.site import Bypass, Hook
 from ....compile_cache.regions.slots import all_parts
 from ....compile_cache.regions.structure import parts
@@ -102,7 +103,7 @@ def _attention_of_pack(function: FunctionType, trusted: frozenset[str]) -> tuple
         return "", ""
     if str(pack) not in trusted and not is_as_declared(package, known.pieces):
         return "", _changed(pack)
-    return known.calls or f"{pack.name}:{function.__name__}:{value_digest(function)}", ""
+    return known.calls or f"{pack.name}:{function.__name__}:{repr_digest(described(function))[:32]}", ""
 
 
 def is_trusted(kind: type) -> bool:

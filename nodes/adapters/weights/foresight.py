@@ -10,16 +10,14 @@ What was foreseen wrongly is never found, since results are kept by the values o
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any, NoReturn
+from typing import Any
 
 import comfy.model_management
 import torch
 
-from ....compile_cache.regions.dependence import TIME
-from ....compile_cache.regions.kept_results import KeptResults
-from ....compile_cache.regions.site import RegionSite
+from ....compile_cache.regions.kept_results import Content, Inputs, are_same, values_of
 
 logger = logging.getLogger(__name__)
 
@@ -30,17 +28,20 @@ _MOST_LOOKS = 16  # of a run: each conditioning and batch needs one
 class _FirstBlockReached(BaseException):
     """Ends a forward. Not an Exception, which a model's code may handle."""
 
+    def __init__(self, times: Inputs) -> None:
+        super().__init__()
+        self.times = times
+
 
 class Foresight:
     """Of one model. Not thread-safe: callers hold the cache's lock."""
 
-    def __init__(self, kept: KeptResults) -> None:
-        self._kept = kept
+    def __init__(self) -> None:
         self._offer: Forwards | None = None
         self._looks = 0
-        self._now: list[torch.Tensor] = []
-        self._others: list[list[torch.Tensor]] = []
-        self._noted: list[list[torch.Tensor]] | None = None
+        self._now: Inputs = ()
+        self._others: dict[Content, Inputs] = {}
+        self._is_looking = False  # a forward runs only to show its times
 
     @contextmanager
     def offered(self, forwards: Forwards) -> Iterator[None]:
@@ -53,77 +54,48 @@ class Foresight:
 
     def forget(self) -> None:
         """The run is over."""
-        self._looks = 0
-        self._now, self._others = [], []
+        self._looks, self._now, self._others = 0, (), {}
 
-    @property
-    def is_noting(self) -> bool:
-        """A forward runs only to show its time inputs: its first block must call `note`."""
-        return self._noted is not None
+    def reach(self, times: Inputs) -> None:
+        """A forward reached a block with these times. It ends here if it runs only to show them."""
+        if self._is_looking:
+            raise _FirstBlockReached(times)
 
-    def note(self, site: RegionSite, tensors: Sequence[torch.Tensor]) -> NoReturn:
-        """The forward reached a block with these inputs. It ends here."""
-        assert self._noted is not None
-        self._noted.append(_times(site, tensors))
-        raise _FirstBlockReached
+    def others(self, times: Inputs) -> dict[Content, Inputs]:
+        """What a block gets at each other noise level in place of these times, by values; empty if unknown."""
+        if not are_same(times, self._now):
+            self._now, self._others = times, {}
+            if self._offer is not None and self._looks < _MOST_LOOKS:
+                self._looks += 1
+                self._others = self._look(self._offer(), times)
+        return self._others
 
-    def others(
-        self, site: RegionSite, tensors: Sequence[torch.Tensor], wanted: Sequence[torch.Tensor]
-    ) -> list[list[torch.Tensor]]:
-        """For each other noise level the inputs that a prologue gets there in place of `wanted`; empty if unknown.
-
-        tensors: the inputs of the block in the present call. wanted: those of the prologue.
-        """
-        now = _times(site, tensors)
-        if not all(any(tensor is each for each in self._now) for tensor in now):
-            self._look(now)
-        places = [next((n for n, each in enumerate(self._now) if each is tensor), -1) for tensor in wanted]
-        # A tensor without elements only says how large something is, and that is the same in all steps.
-        if any(place < 0 and tensor.numel() for place, tensor in zip(places, wanted, strict=True)):
-            return []
-        return [
-            [tensor if place < 0 else level[place] for place, tensor in zip(places, wanted, strict=True)]
-            for level in self._others
-        ]
-
-    def _look(self, now: list[torch.Tensor]) -> None:
-        self._now, self._others = now, []
-        if self._offer is None or self._looks >= _MOST_LOOKS:
-            return
-        self._looks += 1
-        others = []
+    def _look(self, forwards: Iterable[Callable[[], Any]], now: Inputs) -> dict[Content, Inputs]:
+        found: dict[Content, Inputs] = {}
         try:
-            for forward in self._offer():
-                found = self._inputs_in(forward)
-                if not _are_alike(found, now):
-                    return
-                others.append(found)
+            for forward in forwards:
+                times = self._times_in(forward)
+                if _kinds_of(times) != _kinds_of(now):
+                    return {}
+                found[values_of(times)] = times
         except comfy.model_management.InterruptProcessingException:
             raise
         except Exception as error:  # noqa: BLE001 (the results are computed when they are needed)
             logger.debug("Resolute: no noise levels ahead: %s", error)
-            return
-        for each in others:
-            self._kept.remember(each)
-        self._others = others
+            return {}
+        return found
 
-    def _inputs_in(self, forward: Callable[[], Any]) -> list[torch.Tensor]:
-        noted: list[list[torch.Tensor]] = []
-        self._noted = noted
+    def _times_in(self, forward: Callable[[], Any]) -> Inputs:
+        """The times with which a forward reaches its first block; none if it reaches none."""
+        self._is_looking = True
         try:
             forward()
-        except _FirstBlockReached:
-            pass
+        except _FirstBlockReached as reached:
+            return reached.times
         finally:
-            self._noted = None
-        return noted[0] if noted else []
+            self._is_looking = False
+        return ()
 
 
-def _times(site: RegionSite, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    return [tensor for tensor, source in zip(tensors, site.steady, strict=False) if source == TIME]
-
-
-def _are_alike(found: Sequence[torch.Tensor], now: Sequence[torch.Tensor]) -> bool:
-    return len(found) == len(now) > 0 and all(
-        (a.shape, a.dtype, a.device) == (b.shape, b.dtype, b.device) for a, b in zip(found, now, strict=True)
-    )
+def _kinds_of(times: Inputs) -> list[tuple[torch.Size, torch.dtype, torch.device]]:
+    return [(each.shape, each.dtype, each.device) for each in times]

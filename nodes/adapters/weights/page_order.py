@@ -54,18 +54,18 @@ class PageOrder:
             self._blocks = {block: own for block, own in self._blocks.items() if paged.issuperset(own)}
             self._spared &= paged
 
-    def arrange(self, modules: Sequence[torch.nn.Module]) -> bool:
+    def arrange(self, modules: list[torch.nn.Module]) -> bool:
         """Give the paged modules of a model their addresses in the order, if a call showed something new.
 
+        modules: in the order of their addresses now.
         All pages go meanwhile, so it takes as long as loading them: nothing moves until a block was split. Returns
         whether it did.
         """
         if not self._has_news or not self._spared or self._arranged >= _MOST:
             return False
         self._has_news = False
-        now = sorted(modules, key=lambda module: dynamic_vram.address(module))
-        wanted = order_of(now, list(self._blocks.values()), self._spared)
-        if wanted == now or not dynamic_vram.lay_out(wanted):
+        wanted = order_of(modules, list(self._blocks.values()), self._spared)
+        if wanted == modules or not dynamic_vram.lay_out(wanted):
             return False
         self._arranged += 1
         return True
@@ -77,22 +77,18 @@ def order_of(
     spared: Collection[torch.nn.Module],
 ) -> list[torch.nn.Module]:
     """The order of `modules`. blocks: the modules of each block, in the order in which blocks run."""
-    of_blocks = {module for block in blocks for module in block}
-    first = [module for module in modules if module not in of_blocks and module not in spared]
-    last = [module for module in modules if module in spared]
-    size = dynamic_vram.paged_bytes
-    # The smallest come last, where they are taken off.
-    left = [sorted((each for each in block if each not in spared), key=size, reverse=True) for block in blocks]
-    weights = [sum(map(size, block)) for block in left]
-    spread = sorted(range(len(blocks)), key=_reversed_bits)
-    middle: dict[torch.nn.Module, None] = {}  # two blocks may share a module
-    while any(left):
-        # Of blocks that would stream equally much, neighbours do not follow each other.
-        heaviest = max((number for number in spread if left[number]), key=lambda number: weights[number])
-        module = left[heaviest].pop(0)
-        weights[heaviest] -= size(module)
-        middle[module] = None
-    return [*first, *middle, *last]
+    outside, last = (0, 0, 0), (2, 0, 0)
+    places = dict.fromkeys(spared, last)
+    for number, block in enumerate(blocks):
+        kept = [module for module in block if module not in spared]
+        left = sum(map(dynamic_vram.paged_bytes, kept))
+        # The smallest come last, where they are taken off. Of blocks with equally much left, neighbours do not follow
+        # each other.
+        for module in sorted(kept, key=dynamic_vram.paged_bytes, reverse=True):
+            place = (1, -left, _reversed_bits(number))
+            places[module] = min(place, places.get(module, place))  # two blocks may share a module
+            left -= dynamic_vram.paged_bytes(module)
+    return sorted(modules, key=lambda module: places.get(module, outside))
 
 
 def _reversed_bits(number: int) -> int:

@@ -64,14 +64,13 @@ class PagedWeights(Weights):
         """
         self.counters = counters or Counters()
         self.kept = KeptResults(_KEPT_BYTES, self.counters)
-        self.foresight = Foresight(self.kept)
+        self.foresight = Foresight()
         self.order = PageOrder()
         self.dtype = torch.float32
         self.unsupported = unsupported
         self._fill_module = fill
-        self._found: list[tuple[int, int, int, Any, torch.nn.Module]] = []  # allocations, in the order of addresses
         self._ranges: list[_Range] = []
-        self._allocations: list[tuple[torch.nn.Module, Any]] = []
+        self._allocations: list[tuple[torch.nn.Module, Any]] = []  # in the order of addresses
         self._serials: list[Serials] | None = None  # of the pages when every module was known to be filled
         self._places: list[tuple[dict[str, Any], str, torch.Tensor]] = []
         self._in_float32: set[int] = set()  # ids of modules
@@ -114,9 +113,9 @@ class PagedWeights(Weights):
         """Find the paged modules anew. Returns what captures depend on: where each one's weights are."""
         modules = list(modules)
         self._may_move = not dynamic_vram.has_ranges_of_blocks(modules)
-        self._allocations = [(module, dynamic_vram.allocation(module)) for module in dynamic_vram.paged(modules)]
-        found = [(id(at[0]), at[1], at[2], at[0], module) for module, at in self._allocations]
-        self._found = sorted(found, key=lambda each: each[:3])
+        found: list[tuple[torch.nn.Module, Any]]
+        found = [(module, dynamic_vram.allocation(module)) for module in dynamic_vram.paged(modules)]
+        self._allocations = sorted(found, key=lambda each: (id(each[1][0]), *each[1][1:]))
         self._find_ranges()
         self._in_float32 = dynamic_vram.declared_in_float32([module for module, at in self._allocations])
         self.bytes = sum(each.bytes for each in self._ranges)
@@ -124,7 +123,7 @@ class PagedWeights(Weights):
         if not self._only_moved:
             self.loaded()
         self._only_moved = False
-        return tuple((id(module), address, size) for _, address, size, _, module in self._found)
+        return tuple((id(module), address, size) for module, (_, address, size) in self._allocations)
 
     def spare(self, modules: Iterable[torch.nn.Module]) -> None:
         """While the model streams, no step needs the weights of these modules: others get pages before them."""
@@ -147,7 +146,7 @@ class PagedWeights(Weights):
         """Bytes of the weights that a step of this run needs, and of all; (0, 0) if it did not stream."""
         if not self.streamed:
             return 0, 0
-        sizes = [(size, self.order.is_spared(module)) for _, _, size, _, module in self._found]
+        sizes = [(size, self.order.is_spared(module)) for module, (*_, size) in self._allocations]
         return sum(size for size, spared in sizes if not spared), sum(size for size, _ in sizes)
 
     def run_ends(self) -> None:
@@ -160,9 +159,8 @@ class PagedWeights(Weights):
         """Find the ranges of all allocations: those of spared modules come last."""
         self._ranges = []
         for last in (False, True):
-            found = [each[1:] for each in self._found if self.order.is_spared(each[4]) is last]
             self._ranges += _ranges(
-                [(reservation, address, size, module) for address, size, reservation, module in found]
+                [(*at, module) for module, at in self._allocations if self.order.is_spared(module) is last]
             )
 
     def moved(self) -> bool:

@@ -2,7 +2,7 @@
 
 A wrapper with a start and an end percent may set an attribute of a block, or exchange its forward, between two steps.
 The weights epoch sees that at the next run. This compares with the last inspection in each call, so it has to be cheap:
-by identity, and only the attributes that the model's code reads.
+by identity, and only the attributes that the model's code reads, and the names around its classes.
 """
 
 from __future__ import annotations
@@ -18,9 +18,8 @@ import torch
 from torch.utils.hooks import RemovableHandle
 
 from ....compile_cache.foreign.attributes import HOOKED, is_own
-from ....compile_cache.foreign.functions import attributes_assigned, class_code
+from ....compile_cache.foreign.functions import attributes_assigned, class_code, code_of, names_in
 from ....compile_cache.foreign.reach import CodeReach
-from ....compile_cache.foreign.reachable import names_read
 from ....compile_cache.regions.structure import TORCH_OWN
 from ..comfyui.module_attributes import ATTRIBUTES
 from .module_state import Getter, getter, is_fixed, nothing
@@ -81,6 +80,9 @@ class RunWatch:
                 if length != before and (name := self._patched(module, module is modules[0])):
                     return f"{name} of {type(module).__name__}"
             self._lengths = lengths
+        reach = None if self._of is None else self._of()
+        if reach is not None and (name := reach.change()):
+            return name
         if RemovableHandle.next_id != self._last_hook:
             if any(own["_forward_hooks"] or own["_forward_pre_hooks"] for own in dictionaries[1:]):
                 return "a hook of a part of the model"
@@ -158,5 +160,5 @@ def _names_of(kinds: set[type]) -> frozenset[str]:
     assigned = [
         attributes_assigned(function.__code__) for function in class_code(kinds) if function.__name__ != "__init__"
     ]
-    names = names_read(kinds).difference(*assigned) - TORCH_OWN
+    names = names_in(code_of(kinds)).difference(*assigned) - TORCH_OWN
     return frozenset(name for name in names if not ATTRIBUTES.is_bookkeeping(name))

@@ -33,13 +33,13 @@ class SplitBlocks:
     """Runs the blocks of one model of whose inputs it is known which follow the time."""
 
     def __init__(self, run: RegionRunner, weights: PagedWeights, given: Given) -> None:
-        """given: `given(site, like, maps)` loads the weights of a site, see `streamed`."""
+        """given: `given(site, like, only, maps)` loads the weights of a site, see `streamed`."""
         self._run = run
         self._weights = weights
         self._given = given
         self._splits: dict[tuple[Any, ...], SplitSite | None] = {}
 
-    def run(self, site: RegionSite, tensors: Inputs) -> Any:
+    def run(self, site: RegionSite, tensors: Inputs, times: Inputs) -> Any:
         """The block's result. A block that cannot be split runs whole. Raises what the block raises."""
         like = tensors[0]
         flags = torch_flags(like.device.type)
@@ -49,11 +49,15 @@ class SplitBlocks:
                 return self._run(site, *tensors)
         spared = [site.module.get_submodule(name) for name in split.spared]
         self._weights.spare(dynamic_vram.paged(spared))
-        inputs = [tensors[index] for index in split.inputs]
-        compute = functools.partial(self._compute, split, like)
-        ahead = functools.partial(self._weights.foresight.others, site, tensors, inputs)
-        place = (site.name, split.prologue.structure, like.dtype, flags)
-        kept = self._weights.kept.get(place, inputs, compute, ahead)
+
+        def compute(several: Sequence[Inputs]) -> list[list[torch.Tensor]]:
+            """For each of several times: the weights come once, and map nothing."""
+            with self._given(site, like, split.reads, False):
+                return split.prologue(site.module, several)
+
+        ahead = functools.partial(self._weights.foresight.others, times)
+        place = (site.name, split.rest.structure, like.dtype, flags)
+        kept = self._weights.kept.get(place, times, compute, ahead)
         with self._given(split.rest, like):
             return self._run(split.rest, *tensors, *kept)
 
@@ -62,11 +66,6 @@ class SplitBlocks:
         key = (site, flags, *((tensor.shape, tensor.dtype) for tensor in tensors))
         if key not in self._splits:
             # Its first load maps nothing: pages that a prologue took would stay with it.
-            loaded = functools.partial(self._given, site, tensors[0], False)
+            loaded = functools.partial(self._given, site, tensors[0], (), False)
             self._splits[key] = _sites().of(site, tensors, flags, loaded)
         return self._splits[key]
-
-    def _compute(self, split: SplitSite, like: torch.Tensor, several: Sequence[Inputs]) -> list[list[torch.Tensor]]:
-        """The results of a prologue for each of several inputs: its weights come once."""
-        with self._given(split.prologue, like, False):
-            return split.run_each(split.prologue.module, several)

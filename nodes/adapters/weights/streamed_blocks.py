@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -39,10 +39,13 @@ def streamed(run: RegionRunner, weights: PagedWeights) -> RegionRunner:
         weights.counters.streamed_bytes += size
 
     @contextmanager
-    def given(site: RegionSite, like: torch.Tensor, maps: bool = True) -> Iterator[None]:
-        """Inside, the weights of the site are those that it computes with. like: the first input of the block."""
+    def given(site: RegionSite, like: torch.Tensor, only: Collection[str] = (), maps: bool = True) -> Iterator[None]:
+        """Inside, the weights of the site are those that it computes with. like: the first input of the block. only:
+        modules inside it, by name. maps: see `loaded`.
+        """
+        modules = [site.module.get_submodule(name) for name in only] or modules_of(site)
         with (
-            loaded(dynamic_vram.paged(modules_of(site)), like.device, like.dtype, maps, count) as found,
+            loaded(dynamic_vram.paged(modules), like.device, like.dtype, maps, count) as found,
             swapped((module._parameters, name, as_weight(weight)) for module, name, weight in found),
         ):
             yield
@@ -57,13 +60,13 @@ def streamed(run: RegionRunner, weights: PagedWeights) -> RegionRunner:
         if not weights.streams:
             return run(site, *inputs)
         tensors = taken(inputs)
-        if weights.foresight.is_noting:
-            weights.foresight.note(site, tensors)
+        times = [tensors[index] for index in site.times]
+        weights.foresight.reach(times)
         weights.streamed = True
         if not weights.order.knows(site.module):
             weights.order.streams(site.module, dynamic_vram.paged(modules_of(site)))
-        if site.steady:
-            return split().run(site, tensors)
+        if times:
+            return split().run(site, tensors, times)
         with given(site, tensors[0]):
             return run(site, *tensors)
 

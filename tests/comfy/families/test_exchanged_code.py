@@ -6,6 +6,7 @@ Each exchange makes stock's result another one. Ours must be that one too, and t
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import inspect
 import sys
@@ -13,6 +14,7 @@ import textwrap
 from collections.abc import Callable, Iterator
 from types import FunctionType, SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -117,12 +119,75 @@ def a_function() -> Any:
     return exchanged(module, "apply_mod", louder(vars(module)["apply_mod"]))
 
 
+class Louder:
+    """An object in the place of a method, as a descriptor."""
+
+    def __init__(self, function: Any) -> None:
+        self._function = function
+
+    def __get__(self, instance: Any, owner: Any = None) -> Any:
+        return louder(self._function.__get__(instance, owner))
+
+
+class Proxy(Louder):
+    """As wrapt's: it says that it is the function."""
+
+    __class__ = property(lambda self: FunctionType)  # type: ignore[assignment]
+
+    @property
+    def __code__(self) -> Any:
+        return self._function.__code__
+
+
+def a_descriptor() -> Any:
+    attention = kind(MMDIT, "SelfAttention")
+    return exchanged(attention, "post_attention", Louder(attention.post_attention))
+
+
+def a_proxy() -> Any:
+    attention = kind(MMDIT, "SelfAttention")
+    return exchanged(attention, "post_attention", Proxy(attention.post_attention))
+
+
+def a_script() -> Any:
+    """What torch compiles has no Python code of its own."""
+    return exchanged(importlib.import_module(MMDIT), "modulate", torch.jit.script(scripted_modulate))
+
+
+def scripted_modulate(x: torch.Tensor, shift: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    return torch.addcmul(shift.unsqueeze(1), x, 8.0 + scale.unsqueeze(1))
+
+
+def a_mock() -> Any:
+    module = importlib.import_module(MMDIT)
+    return exchanged(module, "modulate", Mock(side_effect=louder(vars(module)["modulate"])))
+
+
+def a_method_of_torchs_tensor() -> Any:
+    own = torch.Tensor.chunk
+
+    @contextlib.contextmanager
+    def added() -> Iterator[None]:
+        torch.Tensor.chunk = lambda x, *args, **kwargs: own(x * GAIN, *args, **kwargs)  # type: ignore[method-assign]
+        try:
+            yield
+        finally:
+            del torch.Tensor.chunk
+
+    return added()
+
+
 BETWEEN_PROMPTS: dict[str, tuple[str, Callable[[], Any]]] = {
     "a method": ("SD3.5", a_method),
     "changed source": ("SD3.5", changed_source),
     "assigned code": ("SD3.5", assigned_code),
     "a global hook": ("SD3.5", a_global_hook),
     "torch's way to call": ("SD3.5", every_call),
+    "a descriptor": ("SD3.5", a_descriptor),
+    "a proxy": ("SD3.5", a_proxy),
+    "a script": ("SD3.5", a_script),
+    "a mock": ("SD3.5", a_mock),
+    "a method of a tensor": ("SD3.5", a_method_of_torchs_tensor),
     "a method of the model": ("Flux", a_method_of_the_model),
     "a function": ("Flux", a_function),
 }
@@ -179,11 +244,46 @@ def test_an_exchange_between_two_prompts_takes_effect(prompts: Callable[[str], P
         expected = ours.stock()
         assert relative_error(expected, before) > 1e-3, "the exchange changes nothing"
         assert relative_error(ours.prompt(), expected) < 1e-4
-        if "hook" not in name and "torch" not in name:  # those make each call run as it is
+        if name not in ("a global hook", "torch's way to call"):  # those make each call run as it is
             assert ours.weights.epoch != epoch
             assert ours.weights.blocker is not None, "and it is not captured"
     assert relative_error(ours.prompt(), before) < 1e-4
     assert ours.weights.blocker is None
+
+
+@pytest.mark.parametrize("where", ["an attribute", "an object"])
+def test_a_function_that_a_part_of_the_model_keeps_may_be_another_packs(
+    prompts: Callable[[str], Prompts], where: str
+) -> None:
+    """A pack wraps what a block calls by an attribute. Its name is the old one's, so no name tells."""
+    ours = prompts("HiDream" if where == "an attribute" else "LTX")
+    module = ours.bench.module
+    before = ours.stock()
+    assert relative_error(ours.prompt(), before) < 1e-4
+    if where == "an attribute":
+        holder = next(part for part in module.modules() if "processor" in vars(part))
+        own = holder.processor
+        change = functools.wraps(own.__call__)(lambda *args, **kwargs: [each * GAIN for each in own(*args, **kwargs)])
+        exchange = exchanged_on(holder, "processor", change)
+    else:
+        exchange = exchanged_on(module.patchifier, "unpatchify", louder(module.patchifier.unpatchify))
+    with exchange:
+        expected = ours.stock()
+        assert relative_error(expected, before) > 1e-3, "the exchange changes nothing"
+        assert relative_error(ours.prompt(), expected) < 1e-4
+        assert ours.weights.blocker is not None
+    assert relative_error(ours.prompt(), before) < 1e-4
+    assert ours.weights.blocker is None
+
+
+@contextlib.contextmanager
+def exchanged_on(holder: Any, name: str, value: Any) -> Iterator[None]:
+    before = vars(holder).get(name)
+    setattr(holder, name, value)
+    try:
+        yield
+    finally:
+        delattr(holder, name) if before is None else setattr(holder, name, before)
 
 
 def test_a_field_of_the_parameters_is_a_setting(prompts: Callable[[str], Prompts]) -> None:
@@ -237,7 +337,7 @@ def test_of_comfys_utilities_only_those_that_compute_nothing_may_be_exchanged(
 @pytest.mark.parametrize("name", MODELS)
 def test_no_family_has_foreign_code_by_itself(core: SimpleNamespace, name: str) -> None:
     module = MODELS[name].network(MODELS[name].settings, "meta")
-    assert foreign_code(core, module) == []
+    assert foreign_code(core, {*map(type, module.modules())}) == []
 
 
 def test_no_class_of_a_model_of_cores_has_foreign_code_by_itself(core: SimpleNamespace) -> None:
@@ -254,19 +354,13 @@ def test_no_class_of_a_model_of_cores_has_foreign_code_by_itself(core: SimpleNam
         if isinstance(each, type) and issubclass(each, torch.nn.Module) and each.__module__ == name
     }
     assert len(kinds) > 300
-    classes, _ = facts(core)
-    assert classes.exchanged(kinds) == []
+    assert foreign_code(core, kinds) == []
 
 
-def facts(core: SimpleNamespace) -> tuple[Any, Any]:
+def foreign_code(core: SimpleNamespace, kinds: set[type]) -> list[str]:
     pack = core.ours("blocks.families").__name__.partition(".nodes.")[0]
-    names = (f"{pack}.compile_cache.foreign.classes", f"{pack}.compile_cache.foreign.reach")
-    classes, reach = map(importlib.import_module, names)
-    return classes, reach
-
-
-def foreign_code(core: SimpleNamespace, module: torch.nn.Module) -> list[str]:
-    reach = facts(core)[1].CodeReach({*map(type, module.modules())}, core.ours("foreign.model_code").MANAGEMENT_MODULES)
+    reaches = importlib.import_module(f"{pack}.compile_cache.foreign.reach")
+    reach = reaches.ReachCache(core.ours("foreign.model_code").MANAGEMENT_MODULES).of(kinds)
     assert not reach.has_changed()
     return list(reach.foreign)
 
@@ -304,6 +398,26 @@ class TestWithinARun:
                 for _ in range(2):
                     assert relative_error(ours.step(), expected) < 1e-4
             assert relative_error(ours.step(), before) < 1e-4
+
+    @pytest.mark.parametrize("how", ["function", "class", "torch"])
+    def test_what_is_exchanged_for_everybody_between_two_steps_takes_effect(
+        self, prompts: Callable[[str], Prompts], how: str
+    ) -> None:
+        """As a wrapper does that patches around some calls of a run."""
+        ours = prompts("SD3.5")
+        holder, name = {
+            "function": (importlib.import_module(MMDIT), "modulate"),
+            "class": (kind(MMDIT, "SelfAttention"), "post_attention"),
+            "torch": (torch.nn.functional, "layer_norm"),
+        }[how]
+        with ours.run():
+            before = ours.step()
+            for _ in range(2):
+                with exchanged(holder, name, louder(vars(holder)[name])):
+                    expected = ours.stock()
+                    assert relative_error(expected, before) > 1e-3
+                    assert relative_error(ours.step(), expected) < 1e-4
+                assert relative_error(ours.step(), before) < 1e-4
 
     def test_what_paging_adds_and_takes_away_is_no_change(self, prompts: Callable[[str], Prompts]) -> None:
         ours = prompts("SD3.5")

@@ -98,7 +98,7 @@ def test_prologue_and_rest_give_the_blocks_bits_without_the_spared_weights(
             return
         found.setdefault(site.kind, set()).update(split.spared)
         expected = leaves(site.function(site.module, *tensors))
-        kept = split.prologue.function(site.module, *[tensors[index] for index in split.inputs])
+        (kept,) = split.prologue(site.module, [[tensors[index] for index in site.times]])
         spared = [site.module.get_submodule(path) for path in split.spared]
         values = [(part, key, value) for part in spared for key, value in part.named_parameters(recurse=False)]
         try:
@@ -125,23 +125,26 @@ LEVELS = (0.9, 0.6, 0.3, 0.6)  # heun and dpmpp_sde come back to a noise level
 @pytest.mark.grid(2)
 @pytest.mark.parametrize(("name", "ahead"), [*[(name, False) for name in BLOCKS], *[(name, True) for name in FORESEEN]])
 def test_a_run_has_the_bits_of_the_whole_model_and_each_prologue_runs_once(
-    core: SimpleNamespace, name: str, ahead: bool
+    core: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, name: str, ahead: bool
 ) -> None:
     split_blocks = core.ours("weights.split_blocks")
     counters = core.ours("weights.paged_weights").Counters()
     kept = core.ours("weights.paged_weights").KeptResults(1 << 30, counters)
-    foresight = core.ours("weights.foresight").Foresight(kept)
+    foresight = core.ours("weights.foresight").Foresight()
+    module_of_kept, reads = importlib.import_module(type(kept).__module__), []
+    values_of = module_of_kept.values_of  # type: ignore[attr-defined]
+    monkeypatch.setattr(module_of_kept, "values_of", lambda times: reads.append(times) or values_of(times))
     weights = SimpleNamespace(kept=kept, spare=lambda modules: None, foresight=foresight)
 
     def run(site: Any, *tensors: torch.Tensor) -> Any:
         return site.function(site.module, *tensors)
 
-    split = split_blocks.SplitBlocks(run, weights, lambda site, like, maps=True: contextlib.nullcontext())
+    split = split_blocks.SplitBlocks(run, weights, lambda *_: contextlib.nullcontext())
 
     def run_block(site: Any, *tensors: torch.Tensor) -> Any:
-        if foresight.is_noting:
-            foresight.note(site, tensors)
-        return split.run(site, tensors) if site.steady else run(site, *tensors)
+        times = [tensors[index] for index in site.times]
+        foresight.reach(times)
+        return split.run(site, tensors, times) if times else run(site, *tensors)
 
     module = MODELS[name].make()
     texts: dict[tuple[int, int], dict[str, Any]] = {}
@@ -170,7 +173,7 @@ def test_a_run_has_the_bits_of_the_whole_model_and_each_prologue_runs_once(
     assert counters.prologue_runs == blocks * times
     # Once for a call, and once for each further block of a call that computes.
     computing = batches * (prompts if is_pooled else 1) if ahead else times
-    assert kept.reads == len(LEVELS) * batches * prompts + (blocks - 1) * computing
+    assert len(reads) == len(LEVELS) * batches * prompts + (blocks - 1) * computing
 
 
 @pytest.mark.parametrize(("least", "splits"), [(0.0, True), (0.9, False)])

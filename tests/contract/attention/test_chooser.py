@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -23,9 +22,10 @@ from compile_cache.attention.chooser import Chooser
 from compile_cache.attention.kernels import Given, bias
 from compile_cache.backends.inductor.backend import InductorBackend
 from compile_cache.backends.inductor.parallel import parallel_compile, process
-from scripts.places import ROOT
 
-from ..rig import CONTEXT, TOKENS, TOLERANCE, Attention, Rig, random, relative_error, seeded
+from ...programs import run_python
+from ..rig import TOLERANCE, Attention, Rig, random, relative_error, seeded
+from .net import Net, net_inputs
 
 FLAT = torch.contiguous_format
 SIZES = [(2, 64, 7), (1, 1, 1), (17, 63, 7), (3, 153, 154)]
@@ -464,34 +464,6 @@ def test_on_the_cpu_torch_chooses() -> None:
     assert chosen(one) == []
 
 
-class Chosen(Attention):
-    """A block whose attention is the operator."""
-
-    dims = (TOKENS, CONTEXT)
-
-    def forward(self, x: torch.Tensor, context: torch.Tensor) -> torch.Tensor:
-        def split(t: torch.Tensor) -> torch.Tensor:
-            return t.reshape(t.shape[0], -1, self.heads, t.shape[-1] // self.heads).transpose(1, 2)
-
-        q, k, v = split(self.q(self.norm(x))), split(self.k(context)), split(self.v(context))
-        return x + self.out(attention.operator()(q, k, v).reshape(x.shape))
-
-
-class Net(nn.Module):
-    def __init__(self, kind: type[nn.Module] = Chosen) -> None:
-        super().__init__()
-        self.blocks = nn.ModuleList(kind() for _ in range(2))
-
-    def forward(self, x: torch.Tensor, context: torch.Tensor) -> torch.Tensor:
-        for block in self.blocks:
-            x = block(x, context)
-        return x
-
-
-def net_inputs(batch: int = 2, tokens: int = 9, context: int = 7) -> tuple[torch.Tensor, torch.Tensor]:
-    return random(batch, tokens, 16), random(batch, context, 16, seed=1)
-
-
 @pytest.fixture
 def both(monkeypatch: pytest.MonkeyPatch) -> Iterator[Chooser]:
     """The process's operator chooses between two kernels, and the one that torch would not take is faster."""
@@ -524,16 +496,18 @@ def test_a_region_with_it_serves_every_size_from_a_worker_and_in_another_process
     code = """
 import sys
 from pathlib import Path
-from tests.contract.attention import test_chooser as test
-rig = test.Rig(test.InductorBackend(), store_folder=Path(sys.argv[1]), source="one", workers=0)
-bound = rig.bind(test.seeded(test.Net))
+import torch
+from compile_cache.backends.inductor.backend import InductorBackend
+from tests.contract.attention.net import Net, net_inputs
+from tests.contract.rig import TOLERANCE, Rig, relative_error, seeded
+rig = Rig(InductorBackend(), store_folder=Path(sys.argv[1]), source="one", workers=0)
+bound = rig.bind(seeded(Net))
 with rig.expect(region_loads=1, region_calls=2, graph_calls=1):
-    result = bound(*test.net_inputs())
-with test.torch.inference_mode():
-    print(test.relative_error(result, bound.module(*test.net_inputs())) <= test.TOLERANCE)
+    result = bound(*net_inputs())
+with torch.inference_mode():
+    print(relative_error(result, bound.module(*net_inputs())) <= TOLERANCE)
 """
-    done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], cwd=ROOT, capture_output=True, text=True)
-    assert done.stdout.strip() == "True", done.stderr
+    assert run_python(code, tmp_path).strip() == "True"
 
 
 class TestTracedAttention:

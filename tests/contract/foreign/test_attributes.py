@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from compile_cache.foreign.attributes import is_own, marks_in
-from compile_cache.foreign.classes import exchanged
+from compile_cache.foreign.reach import exchanged
 
 
 class Module(nn.Module):

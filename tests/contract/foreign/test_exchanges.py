@@ -18,8 +18,7 @@ import torch
 
 from compile_cache.foreign.all_modules import foreign_on_every_module
 from compile_cache.foreign.authors import author_of, is_written_by, is_written_for
-from compile_cache.foreign.classes import exchanged
-from compile_cache.foreign.reach import CodeReach, ReachCache
+from compile_cache.foreign.reach import CodeReach, ReachCache, exchanged
 
 _NUMBERS = itertools.count()
 
@@ -109,7 +108,7 @@ def blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
 
 def of_block(blocks: Any) -> CodeReach:
-    return CodeReach([blocks.Block])
+    return ReachCache().of([blocks.Block])
 
 
 def from_changed_source(blocks: Any, old: str, new: str, name: str) -> Any:
@@ -208,7 +207,7 @@ def test_data_that_the_code_does_not_read_or_writes_itself_does_not_count(blocks
     copy.deepcopy(blocks.Params())  # adds `__slotnames__` to the class
     assert not before.has_changed()
     assert of_block(blocks).digest == before.digest
-    assert CodeReach([blocks.Other]).digest == CodeReach([blocks.Other]).digest
+    assert ReachCache().of([blocks.Other]).digest == ReachCache().of([blocks.Other]).digest
 
 
 def test_put_back_it_is_what_it_was(blocks: Any) -> None:

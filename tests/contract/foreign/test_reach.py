@@ -81,12 +81,17 @@ class Packages:
         (package / "__init__.py").write_text("")
         (package / "math.py").write_text(MATH.format(kernels=self.names["kernels"]))
         (package / "model.py").write_text(BLOCKS)
+        (package / "beside.py").write_text("def helper(x):\n    return x\n")
         (folder / f"{self.names['kernels']}.py").write_text(KERNELS)
         (folder / f"{self.names['foreign']}.py").write_text(FOREIGN)
 
     @property
     def math(self) -> Any:
         return importlib.import_module(f"{self.names['blocks']}.math")
+
+    @property
+    def beside(self) -> Any:
+        return importlib.import_module(f"{self.names['blocks']}.beside")
 
     @property
     def model(self) -> Any:
@@ -101,7 +106,7 @@ class Packages:
         return importlib.import_module(self.names["foreign"])
 
     def reach(self, *names: str) -> CodeReach:
-        return CodeReach([getattr(self.model, name) for name in names or ("Block", "Other")])
+        return ReachCache().of([getattr(self.model, name) for name in names or ("Block", "Other")])
 
 
 @pytest.fixture
@@ -113,24 +118,13 @@ def packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Packag
         del sys.modules[name]
 
 
-def named(reach: CodeReach) -> set[str]:
-    return {str(slot).partition(".")[2] for slot in reach.names}
-
-
-def test_it_goes_through_globals_attributes_of_modules_and_decorators(packages: Packages) -> None:
-    assert {"model.attention", "math.helper", "nn.functional.softmax"} <= named(packages.reach("Block"))
-    assert "math.unused" not in named(packages.reach())
-    assert "math.helper" in named(packages.reach("Other"))
-    assert "model.attention" not in named(packages.reach("Other"))
-
-
 def test_torchs_own_attention_exchanged_for_everybody_is_noticed(
     packages: Packages, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = packages.reach("Block")
     monkeypatch.setattr(torch.nn.functional, "softmax", packages.foreign.exchanged)
     assert before.has_changed()
-    assert [str(slot) for slot in packages.reach("Block").foreign] == ["torch.nn.functional.softmax"]
+    assert packages.reach("Block").foreign == ("torch.nn.functional.softmax",)
 
 
 def test_a_package_that_the_source_imports_is_native(packages: Packages) -> None:
@@ -141,10 +135,35 @@ def test_a_package_that_the_source_imports_is_native(packages: Packages) -> None
     assert packages.reach().digest != before.digest, "another native function is other code all the same"
 
 
-def test_code_that_the_exchanged_name_does_not_reach_stays_clean(packages: Packages) -> None:
-    packages.model.attention = packages.foreign.exchanged
-    assert packages.reach("Other").foreign == ()
-    assert packages.reach("Block").foreign != ()
+def test_code_in_a_module_that_the_classes_do_not_import_stays_clean(packages: Packages) -> None:
+    before = packages.reach()
+    packages.beside.helper = packages.foreign.exchanged
+    assert not before.has_changed()
+    packages.math.helper = packages.foreign.exchanged
+    assert [each.partition(".")[2] for each in packages.reach().foreign] == ["math.helper"]
+
+
+def test_a_change_between_two_steps_is_named_until_it_is_undone(packages: Packages) -> None:
+    reach, own = packages.reach(), packages.math.helper
+    assert reach.change() == ""
+    for holder, name in ((packages.math, "helper"), (packages.model.Other, "norm"), (torch.nn.functional, "softmax")):
+        own = vars(holder)[name]
+        setattr(holder, name, packages.foreign.exchanged)
+        assert reach.change().endswith(name)
+        setattr(holder, name, own)
+        assert reach.change() == ""
+
+
+def test_a_method_that_is_added_to_torchs_tensor_is_foreign(packages: Packages) -> None:
+    reach = packages.reach()
+    torch.Tensor.softmax = packages.foreign.exchanged  # type: ignore[method-assign]
+    try:
+        assert reach.has_changed()
+        assert reach.change() == "torch.Tensor.softmax"
+        assert packages.reach().foreign == ("torch.Tensor.softmax",)
+    finally:
+        del torch.Tensor.softmax
+    assert not reach.has_changed()
 
 
 def test_an_exchanged_function_is_not_kept_alive(packages: Packages) -> None:
@@ -168,12 +187,11 @@ def test_a_reach_is_found_again_only_after_an_exchange(packages: Packages) -> No
 
 
 def test_a_module_that_is_left_out_is_neither_watched_nor_followed(packages: Packages) -> None:
-    left_out = {packages.math.__name__}
-    reach = CodeReach([packages.model.Block, packages.model.Other], left_out)
-    assert "model.attention" in named(reach)
-    assert "math.helper" not in named(reach)
+    reach = ReachCache({packages.math.__name__}).of([packages.model.Block, packages.model.Other])
     packages.math.helper = packages.foreign.exchanged
     assert not reach.has_changed()
+    packages.model.attention = packages.foreign.exchanged
+    assert reach.has_changed()
 
 
 def test_no_class_is_kept_alive() -> None:
@@ -197,6 +215,4 @@ def test_no_class_is_kept_alive() -> None:
 def test_a_name_that_came_by_way_of_another_module_of_the_package_is_native(packages: Packages) -> None:
     """As comfy.ops has `QuantizedTensor` from comfy.quant_ops, which has it from comfy_kitchen."""
     packages.model.attention = packages.kernels.fast  # only math.py imports that package
-    reach = CodeReach([packages.model.Block])
-    assert "math.helper" not in named(reach)
-    assert reach.foreign == ()
+    assert packages.reach("Block").foreign == ()

@@ -130,9 +130,3 @@ def test_a_name_that_may_be_of_blocks_without_a_hook_does_not_cost_the_picture(
     with caplog.at_level("INFO"):
         assert [hook.sites[0].name for hook in built.hooks.known()] == ["blocks.0"]
     assert "'BasicTransformerBlock', which no block has that is compiled now: attention cannot be traced" in caplog.text
-
-
-def test_the_blocks_of_a_module_that_is_gone_are_let_go(built: Built) -> None:
-    built.surveyed()
-    built.hooks.close()
-    assert not any(vars(built.hooks)[name] for name in ("_all", "_kept", "_built_for"))

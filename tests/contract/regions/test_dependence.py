@@ -8,31 +8,35 @@ from typing import Any
 import pytest
 import torch
 
-from compile_cache.regions.dependence import SIZE, TIME, Split, StaysWholeError, split
+from compile_cache.regions.dependence import Split, StaysWholeError, split
 from compile_cache.torch_facts.private_names import make_fx
 
 W, V = torch.randn(4, 4), torch.randn(4, 4)
 X, T, C = torch.randn(3, 4), torch.randn(3, 4), torch.randn(3, 4)
-STEADY = ("", TIME, "")
 
 Function = Callable[..., Any]
 
 
-def cut(function: Function, inputs: Sequence[torch.Tensor] = (X, T, C), steady: Sequence[str] = STEADY) -> Split:
-    """Of a function of two weights and these inputs."""
+def cut(function: Function, inputs: Sequence[torch.Tensor] = (X, T, C)) -> Split:
+    """Of a function of two weights and these inputs, the second of which is the time."""
     traced = make_fx(lambda *given: [function(*given)], tracing_mode="symbolic")(W, V, *inputs)
-    return split(traced.graph, ["w", "v"], steady)
+    return split(traced.graph, 2, [1])
+
+
+def spared(parts: Split) -> set[str]:
+    """The weights that only the prologue reads."""
+    return {"wv"[index] for index in set(parts.prologue.weights) - set(parts.rest.weights)}
 
 
 def results(parts: Split, inputs: Sequence[torch.Tensor]) -> torch.Tensor:
-    """What the parts give on these inputs, with NaN in place of each weight that a part does not read."""
+    """What the parts give on these inputs."""
 
-    def run(part: Any, *more: torch.Tensor) -> list[torch.Tensor]:
-        weights = [(W, V)[index] for index in part.weights]
-        found: list[torch.Tensor] = part.graph(*weights, *[inputs[index].clone() for index in part.inputs], *more)
+    def run(part: Any, *tensors: torch.Tensor) -> list[torch.Tensor]:
+        found: list[torch.Tensor] = part.graph(*[(W, V)[index] for index in part.weights], *tensors)
         return found
 
-    (result,) = run(parts.rest, *run(parts.prologue))
+    kept = run(parts.prologue, inputs[1].clone())
+    (result,) = run(parts.rest, *[each.clone() for each in inputs], *kept)
     return result
 
 
@@ -41,25 +45,18 @@ def test_the_prologue_spares_the_weights_that_only_it_reads() -> None:
         return x * (t @ w) + (c @ v)
 
     parts = cut(function)
-    assert (parts.groups, parts.prologue.weights, parts.rest.weights) == ({"w"}, (0,), (1,))
+    assert (parts.prologue.weights, parts.rest.weights) == ((0,), (1,))
     assert torch.equal(results(parts, (X, T, C)), function(W, V, X, T, C))
 
 
 def test_a_weight_that_the_rest_reads_too_spares_nothing() -> None:
-    assert cut(lambda w, v, x, t, c: (x @ w) * (t @ w) + (t @ v)).groups == {"v"}
-    with pytest.raises(StaysWholeError, match="no weights serve the time alone"):
-        cut(lambda w, v, x, t, c: (x @ w) * (t @ w) + x @ v)
-
-
-def test_a_weight_that_cannot_be_left_out_spares_nothing() -> None:
-    traced = make_fx(lambda w, v, x, t, c: [x * (t @ w)], tracing_mode="symbolic")(W, V, X, T, C)
-    with pytest.raises(StaysWholeError, match="no weights"):
-        split(traced.graph, [None, None], STEADY)
+    assert spared(cut(lambda w, v, x, t, c: (x @ w) * (t @ w) + (t @ v))) == {"v"}
+    assert spared(cut(lambda w, v, x, t, c: (x @ w) * (t @ w) + x @ v)) == set()
 
 
 def test_what_follows_the_text_too_is_left_to_the_rest() -> None:
     parts = cut(lambda w, v, x, t, c: x * ((t @ w) * c))
-    assert parts.groups == {"w"}
+    assert spared(parts) == {"w"}
     assert torch.equal(results(parts, (X, T, C)), X * ((T @ W) * C))
 
 
@@ -74,35 +71,32 @@ def test_what_has_a_size_of_a_changing_input_is_left_to_the_rest() -> None:
     assert torch.equal(results(parts, given), function(W, V, *given))
 
 
-def test_an_input_of_sizes_alone_may_cut_what_a_prologue_reads() -> None:
-    number = torch.empty(2, 0)
+def test_a_size_of_the_time_is_read_from_it_whatever_the_trace_read_it_from() -> None:
+    def function(w: Any, v: Any, x: Any, t: Any, c: Any) -> Any:
+        return x + (t.reshape(t.shape[0], 2, 2).reshape(t.shape[0], 4) @ w)[: t.shape[0]] @ v
 
-    def function(w: Any, v: Any, x: Any, t: Any, n: Any) -> Any:
-        return x[: n.shape[0]] * (t[: n.shape[0]] @ w) @ v
-
-    parts = cut(function, (X, T, number), ("", TIME, SIZE))
-    assert parts.prologue.inputs == (1, 2)
-    assert torch.equal(results(parts, (X, T, number)), function(W, V, X, T, number))
-
-
-def test_random_numbers_keep_the_region_whole() -> None:
-    with pytest.raises(StaysWholeError, match="nondeterministic_seeded"):
-        cut(lambda w, v, x, t, c: x * (t @ w) + torch.rand_like(x))
+    given = (torch.randn(5, 4)[:1], torch.randn(5, 4), C)
+    parts = cut(function, given)
+    assert spared(parts) == {"w", "v"}
+    assert torch.equal(results(parts, given), function(W, V, *given))
 
 
-def test_shapes_that_depend_on_values_keep_the_region_whole() -> None:
-    with pytest.raises(StaysWholeError, match="dynamic_output_shape"):
-        cut(lambda w, v, x, t, c: x * (t @ w) + torch.nonzero(x).sum())
+@pytest.mark.parametrize("draw", [torch.rand_like, lambda t: torch.nonzero(t).sum()], ids=["random", "shapes"])
+def test_what_differs_from_call_to_call_is_left_to_the_rest(draw: Any) -> None:
+    def function(w: Any, v: Any, x: Any, t: Any, c: Any) -> Any:
+        return x * (t @ w) + draw(t) * v[:1]
+
+    parts = cut(function)
+    assert (parts.prologue.weights, parts.rest.weights) == ((0,), (1,))
+    torch.manual_seed(1)
+    found = results(parts, (X, T, C))
+    torch.manual_seed(1)
+    assert torch.equal(found, function(W, V, X, T, C))
 
 
-def test_attention_without_dropout_draws_nothing() -> None:
-    q = torch.randn(1, 1, 3, 4)
-
-    def function(w: Any, v: Any, q: Any, t: Any, c: Any) -> Any:
-        return torch.nn.functional.scaled_dot_product_attention(q, q, q) * (t @ w)
-
-    with torch.no_grad():
-        assert cut(function, (q, T, C)).groups == {"w"}
+def test_a_constant_keeps_the_region_whole() -> None:
+    with pytest.raises(StaysWholeError, match="constant"):
+        cut(lambda w, v, x, t, c: x * (t @ w) + torch.tensor([1.0, 2.0, 3.0, 4.0]))
 
 
 class TestWrites:
@@ -128,6 +122,26 @@ class TestWrites:
             made = t @ w
             made[:1].add_(x[:1])
             return made + x
+
+        with pytest.raises(StaysWholeError, match="writes to what another part reads"):
+            cut(function)
+
+    def test_to_one_of_several_results_keep_the_region_whole(self) -> None:
+        def function(w: Any, v: Any, x: Any, t: Any, c: Any) -> Any:
+            made = t @ w
+            first, _ = made.split(2, dim=1)
+            before = x * made
+            return before + first.add_(1).sum()
+
+        with pytest.raises(StaysWholeError, match="writes to what another part reads"):
+            cut(function)
+
+    def test_by_out_are_seen_where_they_go(self) -> None:
+        def function(w: Any, v: Any, x: Any, t: Any, c: Any) -> Any:
+            made, other = t @ w, t * 2
+            before = x * made
+            torch.clamp(other, -1, 1, out=made)
+            return before + made
 
         with pytest.raises(StaysWholeError, match="writes to what another part reads"):
             cut(function)

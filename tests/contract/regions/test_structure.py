@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import enum
 import functools
-import sys
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
@@ -16,6 +15,7 @@ from torch import nn
 from compile_cache.attribute_policy import ModuleAttributePolicy
 from compile_cache.regions.structure import structure_digest
 
+from ...programs import python_calls
 from ..rig import Attention, Convolution, Model, seeded
 
 
@@ -91,17 +91,8 @@ def test_a_container_that_holds_itself_is_no_setting() -> None:
 def test_many_numbers_count_without_a_call_for_each() -> None:
     first, second = Model(), Model()
     first.table, second.table = [0.5] * 300_000, [*[0.5] * 299_999, 0.25]  # type: ignore[assignment]
-    calls = 0
-
-    def count(frame: Any, event: str, argument: Any) -> None:
-        nonlocal calls
-        calls += event == "call"
-
-    sys.setprofile(count)
-    try:
-        digests = {structure_digest(first), structure_digest(second)}
-    finally:
-        sys.setprofile(None)
+    digests = set[str]()
+    calls = python_calls(lambda: digests.update((structure_digest(first), structure_digest(second))))
     assert len(digests) == 2
     assert calls < 5_000
 

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 import tarfile
 from pathlib import Path
 from unittest.mock import ANY
@@ -17,8 +14,8 @@ from compile_cache.backends.inductor.backend import InductorBackend
 from compile_cache.backends.inductor.compile.environment import environment_of
 from compile_cache.store.artifact_store import ArtifactStore
 from compile_cache.store.bundle import BundleError, environments, export_bundle, import_bundle
-from scripts.places import ROOT
 
+from ...programs import run_python
 from ..rig import TOLERANCE, Model, Rig, inputs, seeded
 
 CPU = torch.device("cpu")
@@ -84,23 +81,12 @@ def test_another_process_at_another_place_runs_it_and_builds_nothing(file: Path,
     places = {name: str(tmp_path / name.lower()) for name in ("HOME", "TMPDIR", "TORCHINDUCTOR_CACHE_DIR")}
     for place in places.values():
         Path(place).mkdir()
-    done = subprocess.run(
-        [sys.executable, "-c", ELSEWHERE, str(tmp_path / "store"), json.dumps(SIZES)],
-        env={**os.environ, **places, "PYTHONPATH": str(ROOT), "PYTHONHASHSEED": "7", "OMP_NUM_THREADS": threads()},
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    *counted, error = json.loads(done.stdout.splitlines()[-1])
+    threads = str(torch.get_num_threads())  # that the code was compiled for, whatever this process takes it from
+    variables = {**places, "PYTHONHASHSEED": "7", "OMP_NUM_THREADS": threads}
+    printed = run_python(ELSEWHERE, tmp_path / "store", json.dumps(SIZES), folder=tmp_path, **variables)
+    *counted, error = json.loads(printed.splitlines()[-1])
     assert counted == [0, 0, 2, 4 * len(SIZES)]  # kernels, compiles, loads, calls
     assert error <= TOLERANCE
-
-
-def threads() -> str:
-    """The number that the code was compiled for, whatever this process takes it from."""
-    return str(torch.get_num_threads())
 
 
 def test_regions_traced_from_other_code_are_refused(file: Path, tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ In a process of its own, because a fault ends it.
 
 from __future__ import annotations
 
-import subprocess
 import sys
 import threading
 
@@ -13,7 +12,8 @@ import pytest
 import torch
 
 from compile_cache.torch_facts import fake_devices
-from scripts.places import ROOT
+
+from ...programs import run_python
 
 # The thread's memory is overwritten, so that a use of what was freed shows at once.
 PROGRAM = """
@@ -48,14 +48,7 @@ print("alive")
     ids=["backend", "pack"],
 )
 def test_a_trace_after_a_thread_that_traced_has_ended(first: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "-X", "faulthandler", "-c", PROGRAM.format(first=first)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert (done.returncode, done.stdout.strip()) == (0, "alive"), done.stderr
+    assert run_python(PROGRAM.format(first=first)) == "alive\n"
 
 
 def test_a_torch_that_refuses_keeps_nobody_waiting(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -20,7 +17,8 @@ from compile_cache.backends.inductor.compile import compiled_region
 from compile_cache.backends.inductor.compile.compiled_region import KernelByAddress, launch_by_address
 from compile_cache.torch_facts import private_names
 from compile_cache.torch_facts.private_names import NAMES, Loss
-from scripts.places import ROOT
+
+from ...programs import run_python
 
 # One small model in a process whose torch lacks a name, through `auto`. Prints what ran, and how well. With "nothing",
 # which is no name, the region is compiled into the store that the others find it in.
@@ -65,9 +63,8 @@ LEFT = {
 @pytest.fixture(scope="module")
 def without(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, object]]:
     """What one process found, by the name that it lacked."""
-    arguments = [sys.executable, "-c", PROGRAM, str(tmp_path_factory.mktemp("stores") / "store"), "nothing", *NAMES]
-    done = subprocess.run(arguments, cwd=ROOT, check=True, capture_output=True, text=True)
-    found: dict[str, dict[str, object]] = json.loads(done.stdout.splitlines()[-1])
+    printed = run_python(PROGRAM, tmp_path_factory.mktemp("stores") / "store", "nothing", *NAMES)
+    found: dict[str, dict[str, object]] = json.loads(printed.splitlines()[-1])
     return found
 
 
@@ -145,7 +142,3 @@ def test_a_kernel_is_known_by_its_class_and_a_subclass_counts(monkeypatch: pytes
 def test_a_name_that_is_not_in_the_table_is_a_mistake_of_ours() -> None:
     with pytest.raises(AttributeError, match="add it to its table"):
         private_names.no_such_name  # noqa: B018
-
-
-def test_the_program_above_runs_what_is_in_this_checkout() -> None:
-    assert Path(private_names.__file__).is_relative_to(ROOT)

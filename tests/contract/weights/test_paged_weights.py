@@ -25,7 +25,7 @@ from compile_cache.calls.cache import GraphCache
 from compile_cache.config import CacheConfig
 from compile_cache.keys import GraphKey, Role, Signature, TensorSpec
 
-from .fake_paging import HOST, LORAS, PAGE, Checkpoint, PagedLinear, PagedModel, Reservation, compute, fill
+from .fake_paging import HOST, LORAS, PAGE, Checkpoint, PagedModel, Reservation, compute, fill
 
 SIZES = (1, 2, 3)
 
@@ -378,45 +378,6 @@ def test_a_fill_that_fails_is_left_to_core_and_leaves_nothing_pinned(paging: Mod
     weights.survey(checkpoint.model.modules())
     assert not weights.pin()
     assert not any(checkpoint.reservation.pins)
-
-
-class TestIsFilled:
-    """A module over pages 1 and 2 of a range that begins with page 1."""
-
-    @pytest.fixture
-    def module(self) -> Any:
-        module: Any = PagedLinear(5, bias=False)  # 100 bytes
-        reservation = Reservation(4)
-        module._v = (reservation, reservation.base_addr + 2 * PAGE - 8, 100)
-        module._v_signature = (7, 8)
-        return module
-
-    @pytest.mark.parametrize(
-        ("pages", "filled"),
-        [((7, 8, 9), True), ((7, 8, 0), True), ((7, 9, 8), False), ((6, 8, 9), False), ((8, 7, 9), False)],
-        ids=repr,
-    )
-    def test_both_pages_count_and_no_other(
-        self, paging: ModuleType, module: Any, pages: tuple[int, ...], filled: bool
-    ) -> None:
-        assert paging._is_filled(module, pages, 1, PAGE) is filled
-
-    def test_the_range_may_begin_further_down(self, paging: ModuleType, module: Any) -> None:
-        assert paging._is_filled(module, (5, 7, 8, 0), 0, PAGE)
-
-    def test_zeros_at_the_end_of_a_signature_do_not_count(self, paging: ModuleType, module: Any) -> None:
-        module._v_signature = (7, 8, 0)
-        assert paging._is_filled(module, (7, 8, 9), 1, PAGE)
-
-    def test_a_module_within_one_page_looks_at_that_page(self, paging: ModuleType, module: Any) -> None:
-        reservation = module._v[0]
-        module._v = (reservation, reservation.base_addr + PAGE + 20, 100)
-        module._v_signature = (7, 0)
-        assert paging._is_filled(module, (7, 9), 1, PAGE)
-
-    def test_a_load_with_another_lora_empties_it(self, paging: ModuleType, module: Any) -> None:
-        module._v_signature = None
-        assert not paging._is_filled(module, (7, 8), 1, PAGE)
 
 
 class TestLoadedAnew:

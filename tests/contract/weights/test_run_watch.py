@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from compile_cache.foreign.reach import CodeReach
+from compile_cache.foreign.reach import ReachCache
 
 
 class Block(nn.Module):
@@ -31,7 +31,7 @@ def blocks() -> nn.Sequential:
 def watch(adapter: Callable[[str], ModuleType], comfy: None, blocks: nn.Sequential) -> Any:
     modules = list(blocks.modules())
     made = adapter("weights.run_watch").RunWatch()
-    made.remember(modules, CodeReach({*map(type, modules)}))
+    made.remember(modules, ReachCache().of({*map(type, modules)}))
     return made
 
 

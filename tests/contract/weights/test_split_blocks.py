@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,7 +17,6 @@ from compile_cache.backends.inductor.regions.binding import RegionBinding
 from compile_cache.backends.inductor.regions.table import RegionTable
 from compile_cache.config import CacheConfig
 from compile_cache.errors import BypassReason
-from compile_cache.regions.dependence import TIME
 from compile_cache.regions.site import RegionSite, SilentProgress
 from compile_cache.stats import Stats
 from compile_cache.store.artifact_store import ArtifactStore
@@ -89,9 +89,8 @@ class Streamed:
         self.weights, self.checkpoint = weights, checkpoint
         self.ran: list[str] = []
         dims = (("b", "n"), ("b", None), ("b", "m"))
-        steady = ("", TIME, "")
         structure = structure or f"of test {next(_numbers)}"
-        self.site = RegionSite("blocks", "Block", checkpoint.model, block, dims, structure=structure, steady=steady)
+        self.site = RegionSite("blocks", "Block", checkpoint.model, block, dims, structure=structure, times=(1,))
         self._run = streamed_blocks.streamed(run or self._eager, weights)
 
     def _eager(self, site: Any, *tensors: torch.Tensor) -> Any:
@@ -144,6 +143,24 @@ def test_a_known_step_moves_no_byte_of_what_it_does_not_need(streamed: Streamed,
     assert checkpoint.moved.keys() == REST | {"blocks.0", "blocks.1"}
     streamed.step(*inputs(7.0, 2.0))
     assert checkpoint.moved.keys() == REST
+
+
+def counting(model: Any, x: torch.Tensor, time: torch.Tensor, text: torch.Tensor) -> torch.Tensor:
+    return block(model, x, time, text) * next(_numbers)
+
+
+def modulated_by_all(model: Any, x: torch.Tensor, time: torch.Tensor, text: torch.Tensor) -> torch.Tensor:
+    shared: torch.Tensor = model.blocks[0](time) + model.blocks[0](x)
+    return shared
+
+
+@pytest.mark.parametrize("function", [counting, modulated_by_all])
+def test_a_block_whose_parts_give_other_bits_or_spare_nothing_stays_whole(streamed: Streamed, function: Any) -> None:
+    streamed.site = dataclasses.replace(streamed.site, function=function)
+    for _ in range(2):
+        streamed.step(*inputs(9.0, 1.0))
+        assert streamed.ran == ["Block"]
+    assert streamed.weights.counters.prologue_runs == 0
 
 
 def test_what_no_step_needs_takes_no_page(streamed: Streamed, checkpoint: Checkpoint, faulted: list[str]) -> None:

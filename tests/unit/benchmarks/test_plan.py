@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import importlib.util
 import json
 import os
 import sys
 import time
-from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +16,8 @@ import pytest
 from benchmarks import plan
 from benchmarks.scenarios import STEPS, Step
 from scripts.places import ROOT
+
+from ...programs import command_module
 
 TABLE = "| step | command | what it settles | s |"
 
@@ -39,12 +39,7 @@ def parses_only(monkeypatch: pytest.MonkeyPatch) -> None:
 def main_of(command: tuple[str, ...]) -> Any:
     if command[0] == "-m":
         return importlib.import_module(command[1]).main
-    loader = SourceFileLoader(command[0].replace("/", "_"), str(ROOT / command[0]))
-    spec = importlib.util.spec_from_loader(loader.name, loader)
-    assert spec is not None
-    module = importlib.util.module_from_spec(spec)
-    loader.exec_module(module)
-    return module.main
+    return command_module(command[0]).main
 
 
 @pytest.mark.usefixtures("parses_only")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -206,27 +205,6 @@ def test_a_comparison_goes_on_in_the_next_start(tmp_path: Path) -> None:
     first.run()
     first.cache.run(FakeProgram(owner=9), Module().call())
     assert [Rig(1.0, 2.0, tmp_path).run()] == ["original"]
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda size, trial: size.update(shape=[1, -2]),
-        lambda size, trial: size.update(role=3),
-        lambda size, trial: size.pop("size_class"),
-        lambda size, trial: trial["seconds"].update(compiled=-1.0),
-        lambda size, trial: trial["seconds"].update(compiled=1e999),
-        lambda size, trial: trial["seconds"].update(compiled=10**400),
-        lambda size, trial: trial["seconds"].pop("original"),
-    ],
-)
-def test_a_damaged_table_is_empty(tmp_path: Path, change: Any) -> None:
-    Rig(2.0, 1.0, tmp_path).settle()
-    (file,) = (tmp_path / "calls").iterdir()
-    data = json.loads(file.read_text())
-    change(*data["entries"][0])
-    file.write_text(json.dumps(data))
-    assert Rig(2.0, 1.0, tmp_path).run() == "compiled"
 
 
 def test_a_call_that_fails_or_is_answered_by_the_original_is_no_time_of_compiled_code() -> None:

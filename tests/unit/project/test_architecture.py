@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import ast
-import os
-import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from graphlib import CycleError, TopologicalSorter
@@ -13,6 +11,8 @@ from pathlib import Path
 import pytest
 
 from compile_cache.torch_facts import private_names
+
+from ...programs import run_python
 
 ROOT = Path(__file__).resolve().parents[3]
 CORE, NODES, SCRIPTS = ROOT / "compile_cache", ROOT / "nodes", ROOT / "scripts"
@@ -52,6 +52,7 @@ LOADS_COMPILED_CODE = {
     INDUCTOR / "parallel" / "process.py": {"subprocess"},
 }
 INDUCTORS_TRITON_SETTINGS = {"autotune_pointwise", "proton_output_dir"}  # triton.NAME in inductor's settings
+BUNDLE = "compile_cache/store/bundle.py"
 PRIVATE_TORCH = CORE / "torch_facts" / "private_names.py"
 STARTED_BY_PATH = {INDUCTOR / "parallel" / "worker.py"}  # a separate program, so its package has no parent
 # What a command imports before it has an environment.
@@ -214,6 +215,11 @@ def test_imports_are_found_however_they_are_written() -> None:
     assert "scripts/serving/command.py" in IMPORTS["scripts/fleet"]  # `from scripts.serving import command`
 
 
+def test_only_the_command_can_import_a_bundle() -> None:
+    """No node, route or workflow reaches the code that does."""
+    assert [file for file, found in IMPORTS.items() if BUNDLE in found] == ["scripts/commands/bundle.py"]
+
+
 @pytest.mark.parametrize(
     ("importer", "imported", "climbing"),
     [
@@ -335,10 +341,8 @@ def test_a_rule_names_what_breaks_it(
 
 def test_the_core_without_torch_imports_none() -> None:
     imports = "".join(f"import compile_cache.{module}\n" for module in WITHOUT_TORCH)
-    code = imports + "import sys\nprint(sorted(sys.modules.keys() & {'torch', 'numpy', 'sympy', 'comfy', 'nodes'}))"
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
+    heavy = {"torch", "numpy", "sympy", "filelock", "comfy", "nodes"}
+    assert run_python(f"{imports}import sys\nprint(sorted(sys.modules.keys() & {heavy}))") == "[]\n"
 
 
 def test_what_runs_before_the_environment_needs_the_standard_library_alone() -> None:

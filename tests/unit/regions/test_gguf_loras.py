@@ -173,7 +173,7 @@ def test_a_trace_adds_the_loras_and_a_layer_does_it_itself() -> None:
         return torch.stack([torch.nn.functional.linear(x, torch.Tensor(each.weight)) for each in module])
 
     slots = weight_slots(module)
-    inputs = LoraInputs(RegionSite("0", "Block", module, run, (("b", None),), steady=("size",)), slots)
+    inputs = LoraInputs(RegionSite("0", "Block", module, run, (("b", None),), times=(0,)), slots)
     x = torch.randn(2, 32)
     site, tensors, refused = inputs.added_to([x])
     assert (site.dims, len(tensors), refused) == ((("b", None),), 1, None)
@@ -182,7 +182,7 @@ def test_a_trace_adds_the_loras_and_a_layer_does_it_itself() -> None:
     site, tensors, refused = inputs.added_to([x])
     assert refused is None
     assert site.dims == (("b", None), (None, "lora0"), ("lora0", None), (None, "lora1"), ("lora1", None))
-    assert site.steady == ("size", "", "", "", "")
+    assert site.times == (0,)
     with given_as_inputs(module, (), weight_inputs(slots)):
         found = site.function(module, *tensors)
     changed = torch.nn.functional.linear(x, numbers + 0.5 * lora.weights[0] @ lora.weights[1])

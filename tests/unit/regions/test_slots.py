@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import ast
 import functools
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,10 +11,6 @@ import torch
 from compile_cache.regions.region_weights import given_as_inputs, weight_inputs, weight_slots
 from compile_cache.regions.site import Hook, installed
 from compile_cache.regions.slots import all_parts, swapped, tensor_slots
-
-ROOT = Path(__file__).resolve().parents[3]
-HOME = "compile_cache/regions/slots.py"
-FILES = sorted([*(ROOT / "compile_cache").rglob("*.py"), *(ROOT / "nodes").rglob("*.py")])
 
 
 def test_inside_the_values_are_there_and_afterwards_what_was_before() -> None:
@@ -128,55 +122,6 @@ def test_every_weight_needs_an_input() -> None:
     with pytest.raises(ValueError, match="shorter"), given_as_inputs(module, (), [torch.ones(2, 2)]):
         raise AssertionError("the body ran")
     assert module.first.weight is module.second.weight
-
-
-MEMBERS = {"_parameters", "_buffers", "_modules"}
-
-
-def writes_to_members(tree: ast.AST) -> set[int]:
-    """Lines that write an entry of a module's `_parameters`, `_buffers` or `_modules`, or of a name bound to one."""
-    bound = {
-        target.id
-        for node in ast.walk(tree)
-        for targets, value in _bindings(node)
-        if any(isinstance(each, ast.Attribute) and each.attr in MEMBERS for each in ast.walk(value))
-        for target in targets
-        if isinstance(target, ast.Name)
-    }
-    return {
-        node.lineno
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Subscript) and isinstance(node.ctx, (ast.Store, ast.Del))
-        if (isinstance(node.value, ast.Attribute) and node.value.attr in MEMBERS)
-        or (isinstance(node.value, ast.Name) and node.value.id in bound)
-    }
-
-
-def _bindings(node: ast.AST) -> list[tuple[list[ast.expr], ast.expr]]:
-    if isinstance(node, ast.Assign):
-        return [(node.targets, node.value)]
-    if isinstance(node, (ast.For, ast.comprehension)):
-        targets = node.target.elts if isinstance(node.target, (ast.Tuple, ast.List)) else [node.target]
-        return [(list(targets), node.iter)]
-    return []
-
-
-def test_weights_and_parts_of_modules_are_exchanged_in_one_file() -> None:
-    found = {file.relative_to(ROOT).as_posix(): writes_to_members(ast.parse(file.read_text("utf-8"))) for file in FILES}
-    assert {name for name, lines in found.items() if lines} == {HOME}
-
-
-def test_a_write_is_found_however_it_is_written() -> None:
-    code = """
-module._parameters["weight"] = new
-own = module._modules
-own[name] = part
-for own, name in [(part._buffers, name) for part in parts]:
-    own[name] = part
-slots[name] = unrelated
-value = module._parameters["weight"]
-"""
-    assert writes_to_members(ast.parse(code)) == {2, 4, 6}
 
 
 def test_all_parts_are_those_of_torch_in_its_order_and_by_its_names() -> None:

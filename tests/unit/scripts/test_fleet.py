@@ -9,8 +9,6 @@ import json
 import mimetypes
 import socket
 import sqlite3
-import subprocess
-import sys
 import weakref
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -29,7 +27,8 @@ from scripts.serving.readiness import Readiness
 from scripts.serving.records import Record, Records
 from scripts.serving.warm_ups import WarmUps
 
-from ..project.test_architecture import ROOT, SOURCES, name_of, top_level
+from ...programs import run_command, run_python
+from ..project.test_architecture import SOURCES, name_of, top_level
 
 NEED = {"shapes": ["m 512x512x1"], "structures": ["s"], "files": ["f"], "chains": ["m"]}
 CAPTURE = {"shapes": ["m 512x512x1"], "structures": ["s"], "files": ["f"]}
@@ -458,13 +457,10 @@ class TestSettings:
 
 
 def test_without_ray_the_command_says_what_to_install() -> None:
-    done = subprocess.run(
-        [sys.executable, "-I", "-S", str(ROOT / "scripts" / "fleet"), "up", "--comfyui", "x"],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 1
-    assert done.stderr.startswith("error: Ray is not installed")
-    assert "requirements-fleet.txt" in done.stderr
+    code, _, error = run_command("fleet", "up", "--comfyui", "x", options=("-I", "-S"))
+    assert code == 1
+    assert error.startswith("error: Ray is not installed")
+    assert "requirements-fleet.txt" in error
 
 
 class TestWhatCannotStart:
@@ -507,20 +503,12 @@ class TestWhatCannotStart:
 
 @pytest.mark.parametrize("name", ["status", "down"])
 def test_a_folder_without_a_fleet_is_named(name: str, tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, str(ROOT / "scripts" / "fleet"), name, "--folder", str(tmp_path)],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert (done.returncode, done.stderr) == (
-        1,
-        f"error: No fleet that `scripts/fleet up` started uses {tmp_path}.\n",
-    )
+    said = f"error: No fleet that `scripts/fleet up` started uses {tmp_path}.\n"
+    assert run_command("fleet", name, "--folder", tmp_path) == (1, "", said)
 
 
 def test_the_pack_imports_nothing_of_ray() -> None:
     servers = {"ray", "fastapi", "starlette"}
     assert [name_of(source.file) for source in SOURCES if top_level(source) & servers] == []
     imported = "from scripts.serving import config, need, ranking, readiness, records, files, command"
-    code = f"import sys; {imported}; print(sorted(sys.modules.keys() & {servers}))"
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
+    assert run_python(f"import sys; {imported}; print(sorted(sys.modules.keys() & {servers}))") == "[]\n"

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
 import sys
-from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -15,17 +13,15 @@ from scripts.errors import SetupError
 from scripts.places import ROOT
 from scripts.setup import comfyui
 
+from ...programs import command_module
+
 SOME = "tests/unit/test_keys.py"
 
 
 @pytest.fixture
 def test_command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ModuleType:
-    """`scripts/test` as a module, with an environment that is there; it needs a loader, because its name has no .py."""
-    loader = SourceFileLoader("scripts_test", str(ROOT / "scripts" / "test"))
-    spec = importlib.util.spec_from_loader(loader.name, loader)
-    assert spec is not None
-    module = importlib.util.module_from_spec(spec)
-    loader.exec_module(module)
+    """`scripts/test` as a module, with an environment that is there."""
+    module = command_module("scripts/test")
     ready = SimpleNamespace(python=Path(sys.executable), comfyui=ROOT)
     monkeypatch.setattr(module.command, "prepare", lambda versions=(): ready)
     monkeypatch.setattr(module.shards, "REPORTS", tmp_path)

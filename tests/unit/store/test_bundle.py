@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import ast
-import hashlib
 import io
 import json
 import os
-import subprocess
-import sys
 import tarfile
 from collections.abc import Callable
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +22,11 @@ from compile_cache.store.bundle import (
     import_bundle,
     read_contents,
 )
-from compile_cache.store.fingerprint import EnvironmentFingerprint
 from scripts.commands import bundle
 from scripts.errors import SetupError
-from scripts.places import ROOT
 
+from ...programs import run_command
+from .spoiled import IN_A_BUNDLE, INVALID, Entry
 from .test_artifact_store import HERE, store_in
 
 ARTIFACTS = [Artifact(key * 64, "ResBlock", {"static": [number]}, b"code " + bytes(range(256)) * 4)
@@ -181,7 +177,7 @@ def test_the_refusal_names_the_numbers_and_what_to_set(file: Path, tmp_path: Pat
     store = store_in(tmp_path / "there", limit=5 * mega)
     store.save(Artifact("7" * 64, "Upsample", {}, bytes(3 * mega)))
     forged = Forged(file)
-    forged.manifest.update(bytes=5 * mega // 2)
+    forged.entry.manifest.update(bytes=5 * mega // 2)
     with pytest.raises(BundleError) as refusal:
         import_bundle(forged.write(file), store)
     for text in ("adds 2.5 MB to the 3.0 MB", "limit is 5.0 MB", "Set RESOLUTE_STORE_MB to 6 or more"):
@@ -214,39 +210,28 @@ def test_a_truncated_artifact_counts_with_its_missing_bytes(file: Path, tmp_path
 # --- another environment ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", [field.name for field in fields(EnvironmentFingerprint)])
-def test_another_environments_bundle_is_refused_and_the_difference_named(file: Path, tmp_path: Path, name: str) -> None:
-    other = HERE.format + 1 if name == "format" else "other"
-    store = store_in(tmp_path / "there", replace(HERE, **{name: other}))
-    with pytest.raises(BundleError, match="made in another environment") as refusal:
-        import_bundle(file, store)
-    assert f"{name}: {other} here, {getattr(HERE, name)} there" in str(refusal.value)
-    assert str(refusal.value).count(" here, ") == 1
-    assert store.names() == []
-
-
 def test_every_difference_is_named(file: Path, tmp_path: Path) -> None:
     store = store_in(tmp_path / "there", replace(HERE, torch="2.10.0", device="NVIDIA L4, sm_89"))
     with pytest.raises(BundleError, match=r"torch: 2\.10\.0 here, 2\.11\.0 there; device: NVIDIA L4, sm_89 here, "):
         import_bundle(file, store)
+    assert store.names() == []
 
 
 # --- foreign files ---------------------------------------------------------------------------------------------
 
 
 class Forged:
-    """The members of a bundle, to be changed and written again."""
+    """The members of a bundle, to be changed and written again: its environment, its first region, and the others."""
 
     def __init__(self, file: Path) -> None:
         with tarfile.open(file) as tar:
             self.members = {each.name: tar.extractfile(each).read() for each in tar}  # type: ignore[union-attr]
-        self.environment = json.loads(self.members["environment.json"])
-        self.manifest = json.loads(self.members[f"{FIRST}.json"])
+        self.environment = json.loads(self.members.pop("environment.json"))
+        self.entry = Entry(FIRST, json.loads(self.members.pop(f"{FIRST}.json")), self.members.pop(f"{FIRST}.bin"))
 
     def write(self, file: Path) -> Path:
-        changed = {"environment.json": self.environment, f"{FIRST}.json": self.manifest}
-        self.members.update({name: json.dumps(changed[name]).encode() for name in changed if name in self.members})
-        file.write_bytes(packed(self.members))
+        environment = {} if self.environment is None else {"environment.json": json.dumps(self.environment).encode()}
+        file.write_bytes(packed({**environment, **self.entry.files(), **self.members}))
         return file
 
 
@@ -267,21 +252,25 @@ def environment(**values: Any) -> Change:
     return lambda forged: forged.environment.update(values)
 
 
-def manifest(**values: Any) -> Change:
-    return lambda forged: forged.manifest.update(values)
+def instead(environment: Any) -> Change:
+    return lambda forged: setattr(forged, "environment", environment)
+
+
+def too_large(forged: Forged) -> None:
+    forged.entry.manifest.update(bytes=LIMIT * 9)
 
 
 WHOLE: dict[str, tuple[Change, str]] = {
-    "no environment": (lambda forged: forged.members.pop("environment.json"), "environment.json is missing"),
-    "another environment": (
-        lambda forged: setattr(forged, "environment", []),
-        "does not say which environment",
-    ),
+    "no environment": (instead(None), "environment.json is missing"),
+    "another environment": (instead([]), "does not say which environment"),
     "an unknown component": (environment(driver="580"), "cannot compare its environment's 'driver'"),
     "a missing component": (lambda forged: forged.environment.pop("device"), "environment's 'device'"),
     "a component of another kind": (environment(torch=2), "environment's 'torch'"),
     "a component for the terminal": (environment(torch="\x1b[2J"), "environment's 'torch' is not printable text"),
-    "more than the store's limit": (manifest(bytes=LIMIT * 9), "the store's limit is"),
+    "more than the store's limit": (
+        lambda forged: forged.entry.manifest.update(bytes=LIMIT * 9),
+        "the store's limit is",
+    ),
 }
 
 
@@ -343,53 +332,15 @@ def test_a_file_that_is_not_a_bundle_is_refused(there: ArtifactStore, tmp_path: 
         import_bundle(tmp_path, there)
 
 
-def payload(change: Callable[[bytes], bytes]) -> Change:
-    return lambda forged: forged.members.update({f"{FIRST}.bin": change(forged.members[f"{FIRST}.bin"])})
-
-
-def of_other_code(forged: Forged) -> None:
-    """The payload matches its checksum but not the name."""
-    code = b"other code"
-    forged.members[f"{FIRST}.bin"] = code
-    forged.manifest.update(sha256=hashlib.sha256(code).hexdigest(), bytes=len(code))
-
-
-def renamed(forged: Forged) -> None:
-    for ending in (".json", ".bin"):
-        forged.members[f"{'0' * 16}-{'0' * 16}{ending}"] = forged.members.pop(f"{FIRST}{ending}")
-
-
-ENTRIES: dict[str, tuple[Change, str]] = {
-    "truncated payload": (payload(lambda code: code[:-1]), "its payload has 1028 bytes instead of 1029"),
-    "longer payload": (payload(lambda code: code + b"!"), "has 1030 bytes instead of 1029"),
-    "empty payload": (payload(lambda _: b""), "its payload has 0 bytes"),
-    "one byte differs": (payload(lambda code: b"\0" + code[1:]), "its payload is damaged"),
-    "payload is missing": (lambda forged: forged.members.pop(f"{FIRST}.bin"), ".bin is missing"),
-    "payload of other code": (of_other_code, "its name does not match its content"),
-    "a future format": (manifest(format=99), "its format is 99"),
-    "no checksum": (manifest(sha256=None), "lacks 'sha256'"),
-    "a size below zero": (manifest(bytes=-1), "instead of -1"),
-    "about was changed": (manifest(about={"static": [7]}), "its name does not match its content"),
-    "about holds NaN": (manifest(about={"static": float("nan")}), "its name does not match its content"),
-    "another environment": (manifest(environment="0" * 64), "it was compiled in another environment"),
-    "a key that is a path": (manifest(key="../../../../../../etc/passwd"), "its key is not a digest"),
-    "a label for the terminal": (manifest(label="\x1b[2J"), "its label is not printable text"),
-    "another name": (renamed, "its name does not match its content"),
-    "manifest is not an object": (lambda forged: setattr(forged, "manifest", []), "its manifest is damaged"),
-    "manifest is missing": (lambda forged: forged.members.pop(f"{FIRST}.json"), "it is no part of a region"),
-    "a size beyond any disk": (manifest(bytes=10**400), "its manifest is damaged"),
-}
-
-
-@pytest.mark.parametrize("kind", ENTRIES)
+@pytest.mark.parametrize("kind", INVALID)
 def test_an_invalid_entry_is_refused_with_its_reason_and_the_others_are_imported(
     there: ArtifactStore, file: Path, kind: str
 ) -> None:
-    change, reason = ENTRIES[kind]
+    change, reason = INVALID[kind]
     forged = Forged(file)
-    change(forged)
+    change(forged.entry)
     report = import_bundle(forged.write(file), there)
-    assert any(reason in why for why in report.refused.values())
+    assert any(IN_A_BUNDLE.get(kind, reason) in why for why in report.refused.values())
     assert contents(there) == [artifact for artifact in expected() if artifact.name != FIRST]
     assert report.done == there.names()
 
@@ -429,43 +380,11 @@ def test_reading_a_bundles_index_writes_nothing(file: Path, tmp_path: Path) -> N
     assert set(tmp_path.rglob("*")) == before
 
 
-# --- only the command imports ----------------------------------------------------------------------------------
-
-
-def test_only_the_command_imports() -> None:
-    """No node, route or workflow reaches the code that imports."""
-    pack = [ROOT / "__init__.py", *(ROOT / "compile_cache").rglob("*.py"), *(ROOT / "nodes").rglob("*.py")]
-    assert len(pack) > 30
-    users = []
-    for path in pack:
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            names = [alias.name for alias in node.names] if isinstance(node, (ast.Import, ast.ImportFrom)) else []
-            module = (node.module or "") if isinstance(node, ast.ImportFrom) else ""
-            if any("bundle" in part.split(".") for part in (module, *names)):
-                users.append(path)
-    assert users == []
-
-
-def test_nothing_is_unpickled_and_torch_is_not_needed(there: ArtifactStore, file: Path) -> None:
-    import_bundle(file, there)  # these payloads are neither pickles nor libraries, so loading one would fail
-    code = "import sys, compile_cache.store.bundle\nprint(sorted(sys.modules.keys() & {'torch', 'pickle', 'filelock'}))"
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
-
-
 # --- the command -----------------------------------------------------------------------------------------------
 
 
 def command(*arguments: object, answer: str = "") -> tuple[int, str, str]:
-    done = subprocess.run(
-        [sys.executable, str(ROOT / "scripts" / "bundle"), *map(str, arguments)],
-        input=answer,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    return done.returncode, done.stdout, done.stderr
+    return run_command("bundle", *arguments, given=answer)
 
 
 @pytest.fixture
@@ -522,7 +441,7 @@ def test_a_refused_entry_is_reported_and_sets_the_exit_code(
     there: ArtifactStore, file: Path, onto: list[object]
 ) -> None:
     forged = Forged(file)
-    ENTRIES["one byte differs"][0](forged)
+    INVALID["one byte differs"][0](forged.entry)
     code, output, error = command("import", forged.write(file), *onto, "--yes")
     assert code == 1
     assert "2 regions" in output

@@ -123,13 +123,17 @@ FAULTS: dict[str, Callable[[Path], object]] = {
 @pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize("name", KEPT)
 @pytest.mark.skipif(sys.platform == "win32", reason="links and pipes of POSIX")
-def test_a_file_that_is_not_right_costs_what_it_kept_and_is_replaced(tmp_path: Path, name: str, fault: str) -> None:
+def test_a_file_that_is_not_right_costs_what_it_kept_and_is_replaced(
+    tmp_path: Path, name: str, fault: str, caplog: pytest.LogCaptureFixture
+) -> None:
     write, read, files = KEPT[name]
     write(tmp_path, 1)
     (path,) = tmp_path.glob(files)
     FAULTS[fault](path)
     outside = {each: each.read_bytes() for each in path.parent.parent.glob("outside")}
     assert read(tmp_path) == set()
+    is_said = name.startswith("a region") and (name, fault) != ("a region's manifest", "missing")
+    assert caplog.text.count("is invalid (") == is_said
     write(tmp_path, 2)
     is_in_the_way = path.is_dir()  # what a user may have put there stays, and nothing can be kept
     assert read(tmp_path) == (set() if is_in_the_way else {2})
@@ -137,16 +141,21 @@ def test_a_file_that_is_not_right_costs_what_it_kept_and_is_replaced(tmp_path: P
     assert len(list(tmp_path.rglob("precious"))) == (fault == "a user's folder")
 
 
-@pytest.mark.parametrize("name", KEPT)
-def test_no_depth_of_nesting_raises(tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "part"), [("a region's manifest", "about"), ("shapes", "graphs"), ("choices", "entries")]
+)
+def test_no_depth_of_nesting_raises(tmp_path: Path, name: str, part: str) -> None:
     """Near Python's recursion limit, JSON can still be parsed although walking through it fails."""
     write, read, files = KEPT[name]
-    for depth in range(sys.getrecursionlimit() - 300, sys.getrecursionlimit() + 1, 7):
-        write(tmp_path, 1)
-        (path,) = tmp_path.glob(files)
-        path.write_text('{"format": ' + "[" * depth + "]" * depth + "}")
+    write(tmp_path, 1)
+    (path,) = tmp_path.glob(files)
+    kept = {each: each.read_bytes() for each in path.parent.iterdir()}
+    text = json.dumps({**json.loads(path.read_bytes()), part: {"x": "NESTED"}})
+    for depth in range(sys.getrecursionlimit() - 300, sys.getrecursionlimit() + 1):
+        for each, content in kept.items():
+            each.write_bytes(content)
+        path.write_text(text.replace('"NESTED"', "[" * depth + "]" * depth))
         assert read(tmp_path) == set()
-        path.unlink(missing_ok=True)
 
 
 @pytest.mark.parametrize("name", ["a region's manifest", "shapes", "choices"])

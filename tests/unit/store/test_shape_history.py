@@ -283,7 +283,7 @@ def test_a_file_with_invalid_values_is_ignored_and_replaced(
 def test_another_models_file_is_ignored(folder: Path) -> None:
     ShapeHistory(folder).record(key(), Regions(["r"]))
     (file,) = folder.iterdir()
-    file.write_text(json.dumps({**json.loads(file.read_text()), "model": OTHER}))
+    file.write_text(json.dumps({**json.loads(file.read_text()), "digest": OTHER}))
     memory = ShapeHistory(folder)
     assert memory.of_model(MODEL) == ()
     memory.record(key(16), Regions([]))

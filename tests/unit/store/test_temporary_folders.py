@@ -14,6 +14,8 @@ from compile_cache.store import temporary_folders
 from compile_cache.store.temporary_folders import MARKER, TemporaryFolder, remove_abandoned
 from scripts.places import ROOT
 
+from ...programs import run_python
+
 OWNER = """
 import sys
 from compile_cache.store.temporary_folders import TemporaryFolder
@@ -72,8 +74,7 @@ def test_the_folder_of_a_killed_process_goes_at_the_next_start() -> None:
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
 def test_a_forked_process_that_ends_leaves_the_folder_to_its_owner(place: Path) -> None:
-    done = subprocess.run([sys.executable, "-c", FORKING_OWNER], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert done.stdout == "True 0\n", done.stderr
+    assert run_python(FORKING_OWNER) == "True 0\n"
     assert list(place.iterdir()) == []
 
 

@@ -8,9 +8,11 @@ from __future__ import annotations
 import io
 import itertools
 import json
+import shutil
 import tarfile
 import tracemalloc
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,16 +26,11 @@ from compile_cache.captures.captures import Captures, capture_key
 from compile_cache.config import CacheConfig
 from compile_cache.errors import NoGainError
 from compile_cache.stats import Stats
-from compile_cache.store.artifact_store import (
-    Artifact,
-    ArtifactStore,
-    InvalidArtifactError,
-    checked_manifest,
-    parse_json,
-)
+from compile_cache.store.artifact_store import Artifact, ArtifactStore
 from compile_cache.store.bundle import BundleError, export_bundle, import_bundle, read_contents
 from compile_cache.store.shape_history import ShapeHistory
 
+from ..choices.test_tuner import CHOICE, GPU, shape, tuner
 from ..fakes import FakeProgram, Module
 from .test_artifact_store import HERE
 from .test_bundle import ARTIFACTS, LIMIT, packed
@@ -119,84 +116,65 @@ def damaged(draw: Any, content: bytes) -> bytes:
     return bytes(data)
 
 
-class TestManifests:
-    def test_any_json_is_a_manifest_or_is_refused(self) -> None:
-        @drawn
-        @given(st.one_of(st.binary(max_size=100), values.map(lambda value: json.dumps(value).encode())))
-        def check(content: bytes) -> None:
-            try:
-                assert type(checked_manifest(parse_json(content))) is dict
-            except InvalidArtifactError as error:
-                assert len(str(error)) < 300
+def region_in(folder: Path) -> bool:
+    found = ArtifactStore(folder, HERE, LIMIT).load(ARTIFACTS[0].key)
+    # A label is for people: it is the only part that no digest covers.
+    assert found in ([], [replace(ARTIFACTS[0], label=each.label) for each in found])
+    return bool(found)
 
-        check()
 
-    def test_a_manifest_that_was_changed_loads_nothing_and_costs_nothing(self, tmp_path: Path) -> None:
-        artifact = ARTIFACTS[0]
-        first = ArtifactStore(tmp_path / "first", HERE, LIMIT)
-        first.save(artifact)
-        (manifest,) = (path for path in first._folder.glob("*-*.json"))
-        original = json.loads(manifest.read_bytes())
-        text = manifest.read_bytes()
+def shapes_in(folder: Path) -> bool:
+    return bool(ShapeHistory(folder).models() and ShapeHistory(folder).of_model(SHAPE.model))
 
-        @drawn
-        @given(st.one_of(changed(original).map(lambda data: json.dumps(data).encode()), damaged(text)))
-        def check(content: bytes) -> None:
-            place = a_place(tmp_path)
-            store = ArtifactStore(place / "store", HERE, LIMIT)
-            store.save(artifact)
-            (store._folder / f"{artifact.name}.json").write_bytes(content)
-            found = within_memory(lambda: store.load(artifact.key))
-            # A label is for people: it is the only part that no digest covers.
-            assert [each.name for each in found] in ([], [artifact.name])
-            assert [(each.key, each.about, each.payload) for each in found] in (
-                [],
-                [(artifact.key, artifact.about, artifact.payload)],
-            )
-            assert files_beside(place / "store") == set()
 
-        check()
+def choices_in(folder: Path) -> bool:
+    return bool(tuner(folder).on(GPU))
 
-    def test_any_file_of_remembered_shapes_is_read_or_left(self, tmp_path: Path) -> None:
-        @drawn
-        @given(st.one_of(st.binary(max_size=100), values.map(lambda value: json.dumps(value).encode())))
-        def check(content: bytes) -> None:
-            place = a_place(tmp_path) / "store"
-            place.mkdir()
-            (place / f"{'a' * 16}.json").write_bytes(content)
-            assert within_memory(lambda: ShapeHistory(place).models()) == []
-            assert files_beside(place) == set()
 
-        check()
+def refuse_a_capture(folder: Path) -> None:
+    program = FakeProgram()
+    program.capture_failure = NoGainError(0.25)
+    GraphCache(CacheConfig(store_folder=folder)).run(program, Module().call())
 
-    @pytest.mark.parametrize("kind", ["shapes", "captures"])
-    def test_data_that_is_nearly_right_never_costs_a_call(self, tmp_path: Path, kind: str) -> None:
-        program, call = FakeProgram(), Module().call()
-        key = capture_key(program, call)
 
-        def read(folder: Path) -> bool:
-            if kind == "shapes":
-                shapes = ShapeHistory(folder / kind)
-                return bool(shapes.models() and shapes.of_model(key.graph.model))
-            return CaptureAttempts(Captures(0), Stats(), CacheConfig(store_folder=folder)).gains_nothing(key)
+def refused_in(folder: Path) -> bool:
+    attempts = CaptureAttempts(Captures(0), Stats(), CacheConfig(store_folder=folder))
+    return attempts.gains_nothing(capture_key(FakeProgram(), Module().call()))
 
-        first = tmp_path / "first"
-        program.capture_failure = NoGainError(0.25)
-        GraphCache(CacheConfig(store_folder=first)).run(program, call)
-        (file,) = (first / kind).iterdir()
-        original = json.loads(file.read_text("utf-8"))
-        assert read(first)
 
-        @drawn
-        @given(changed(original))
-        def check(data: Any) -> None:
-            place = a_place(tmp_path) / "store"
-            (place / kind).mkdir(parents=True)
-            (place / kind / file.name).write_text(json.dumps(data), "utf-8")
-            assert within_memory(lambda: read(place)) in (True, False)
-            assert files_beside(place) == set()
+SHAPE = Module().call().key
+# What is kept: how it is written into a folder, and whether it is there.
+KEPT: dict[str, tuple[Callable[[Path], object], Callable[[Path], bool], str]] = {
+    "a region": (lambda folder: ArtifactStore(folder, HERE, LIMIT).save(ARTIFACTS[0]), region_in, "*/*-*.json"),
+    "shapes": (lambda folder: ShapeHistory(folder).record(SHAPE, FakeProgram()), shapes_in, "*.json"),
+    "choices": (lambda folder: tuner(folder).set(GPU, shape(), CHOICE), choices_in, "*.json"),
+    "refused captures": (refuse_a_capture, refused_in, "captures/*.json"),
+}
 
-        check()
+
+@pytest.mark.parametrize("drawn_from", ["anything", "what is nearly right"])
+@pytest.mark.parametrize("kind", KEPT)
+def test_a_file_with_any_content_is_read_or_left(tmp_path: Path, kind: str, drawn_from: str) -> None:
+    write, read, files = KEPT[kind]
+    first = tmp_path / "first"
+    write(first)
+    assert read(first)
+    (file,) = first.glob(files)
+    text = file.read_bytes()
+    nearly = st.one_of(changed(json.loads(text)).map(lambda data: json.dumps(data).encode()), damaged(text))
+    anything = st.one_of(st.binary(max_size=100), values.map(lambda value: json.dumps(value).encode()))
+
+    @drawn
+    @given(anything if drawn_from == "anything" else nearly)
+    def check(content: bytes) -> None:
+        store = a_place(tmp_path) / "store"
+        shutil.copytree(first, store)
+        (store / file.relative_to(first)).write_bytes(content)
+        found = within_memory(lambda: read(store))
+        assert drawn_from != "anything" or not found
+        assert files_beside(store) == set()
+
+    check()
 
 
 class TestBundles:

@@ -11,14 +11,14 @@ import contextlib
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 
 from ....errors import first_line
 from ....keys import Component, digest
-from ....regions.dependence import TIME, Part, StaysWholeError, split
+from ....regions.dependence import Part, StaysWholeError, split
 from ....regions.region_weights import weight_forms, weight_inputs, weight_slots
 from ....regions.site import Dims, RegionSite
 from ....regions.slots import tensor_slots
@@ -27,95 +27,48 @@ from ....regions.weight_parts import parts_of
 from ....torch_facts.out_of_memory import is_out_of_memory
 from ....torch_facts.private_names import pytree
 from ..compile.shape_guards import ShapeGuards, Verdict
-from ..compile.tracing import Shapes, Trace, bind_dims, general_hints, region_format, static_sizes, trace
+from ..compile.tracing import Shapes, Trace, bind_dims, general_hints, in_region_format, static_sizes, trace
 from .numerics_check import other_values, run_original
 
 logger = logging.getLogger(__name__)
 
+_RunEach = Callable[[torch.nn.Module, Sequence[Sequence[torch.Tensor]]], list[Any]]
 _LEAST_SPARED = 0.1  # of a block's bytes: 0.2 gains in Flux, and Z-Image has 0.02
 
 
 @dataclass(frozen=True, eq=False)
 class SplitSite:
-    """prologue: takes the block's `inputs` (indices), and returns a list of tensors. run_each: the prologue for each of
-    several inputs.
-
-    rest: takes all inputs of the block, then these results; it returns what the block returns.
-    spared: modules inside the block, by name, whose weights only the prologue reads.
+    """prologue: `prologue(module, several)` returns a list of tensors for each of several times, which are the block's
+    inputs `RegionSite.times`.
+    reads: modules inside the block, by name, whose weights the prologue reads. spared: those that only it reads.
+    rest: takes all inputs of the block, then what the prologue returned; it returns what the block returns.
     """
 
-    prologue: RegionSite
-    run_each: Callable[[torch.nn.Module, Sequence[Sequence[torch.Tensor]]], list[list[torch.Tensor]]]
-    inputs: tuple[int, ...]
-    rest: RegionSite
+    prologue: _RunEach
+    reads: frozenset[str]
     spared: frozenset[str]
-
-
-@dataclass(frozen=True, eq=False)
-class _PartOfBlock:
-    """A part of the blocks of one structure. weights: indices into `weight_inputs` without the modules `without`.
-
-    output_spec: of the block's result; None for a prologue, which returns a list.
-    """
-
-    name: str
-    part: Part
-    without: tuple[str, ...]
-    weights: tuple[int, ...]
-    dims: tuple[Dims, ...]
-    output_spec: pytree.TreeSpec | None
-
-    def site(self, whole: RegionSite) -> RegionSite:
-        kind = f"{whole.kind}.{self.name}"
-        structure = digest((whole.structure, kind, self.part.graph.code))
-        return RegionSite(whole.name, kind, whole.module, self.run, self.dims, self.without, structure)
-
-    def run(self, module: torch.nn.Module, *tensors: torch.Tensor) -> Any:
-        """The function of the site."""
-        (found,) = self.run_each(module, [tensors])
-        return found
-
-    def run_each(self, module: torch.nn.Module, several: Sequence[Sequence[torch.Tensor]]) -> list[Any]:
-        """The results for each of several inputs; the weights are looked up once."""
-        own = weight_inputs(weight_slots(module, self.without))
-        weights, results = [own[index] for index in self.weights], []
-        for tensors in several:
-            given = [
-                tensor.contiguous(memory_format=region_format(tensor, names))
-                for tensor, names in zip(tensors, self.dims, strict=True)
-            ]
-            found = list(self.part.graph(*weights, *given))
-            results.append(found if self.output_spec is None else pytree.tree_unflatten(found, self.output_spec))
-        return results
+    rest: RegionSite
 
 
 @dataclass(frozen=True, eq=False)
 class _SplitStructure:
-    """One split of the blocks of a structure."""
+    """One split of the blocks of a structure. found: its block is none. serves: whether it gives the block's results,
+    by shapes of inputs.
+    """
 
     guards: ShapeGuards
-    prologue: _PartOfBlock
-    rest: _PartOfBlock
-    spared: frozenset[str]
+    found: SplitSite
+    serves: dict[Shapes, bool] = field(default_factory=dict)
 
     def at(self, site: RegionSite) -> SplitSite:
-        own = self.prologue
-        return SplitSite(own.site(site), own.run_each, own.part.inputs, self.rest.site(site), self.spared)
-
-
-@dataclass(eq=False)
-class _Tried:
-    """The split of a structure, None if there is none, and whether it serves a combination of sizes."""
-
-    split: _SplitStructure | None
-    serves: dict[Shapes, bool] = field(default_factory=dict)
+        return replace(self.found, rest=replace(self.found.rest, name=site.name, module=site.module))
 
 
 class SplitSites:
     """The splits that this process has tried, by structure of a block. Callers hold the cache's lock."""
 
     def __init__(self) -> None:
-        self._tried: dict[tuple[Any, ...], _Tried] = {}
+        self._tried: dict[tuple[Any, ...], _SplitStructure | None] = {}
 
     def of(
         self,
@@ -130,24 +83,27 @@ class SplitSites:
         block's own code, inside `loaded()`, where the weights of the site are on the device; where they give other bits
         the block stays whole. Raises what the block or `loaded` raise by themselves.
         """
-        if site.structure is None or TIME not in site.steady:
+        if site.structure is None or not site.times:
             return None
-        slots = weight_slots(site.module, site.without)
-        forms = (weight_forms(slots), tuple(weight.dtype for weight in weight_inputs(slots)))
         shapes = tuple(tuple(tensor.shape) for tensor in tensors)
-        kinds = tuple((tensor.dtype, tensor.device) for tensor in tensors)
-        static = static_sizes(site.dims, shapes)
-        key = (site.kind, site.structure, site.dims, site.steady, static, kinds, forms, torch_flags)
         sizes = bind_dims(site.dims, shapes)
         if sizes is None:
             return None
-        tried = self._tried.get(key)
-        if tried is None or shapes not in tried.serves:
+        slots = weight_slots(site.module, site.without)
+        forms = (weight_forms(slots), tuple(weight.dtype for weight in weight_inputs(slots)))
+        kinds = tuple((tensor.dtype, tensor.device) for tensor in tensors)
+        static = static_sizes(site.dims, shapes)
+        key = (site.kind, site.structure, site.dims, site.times, static, kinds, forms, torch_flags)
+        if key not in self._tried:
             with loaded():
-                if tried is None:
-                    tried = self._tried[key] = _Tried(_try(site, tensors, sizes))
-                tried.serves[shapes] = tried.split is not None and _serves(tried.split, site, tensors, sizes)
-        return tried.split.at(site) if tried.split is not None and tried.serves[shapes] else None
+                self._tried[key] = _try(site, tensors, sizes)
+        found = self._tried[key]
+        if found is None:
+            return None
+        if shapes not in found.serves:
+            with loaded():
+                found.serves[shapes] = _serves(found, site, tensors, sizes)
+        return found.at(site) if found.serves[shapes] else None
 
 
 def _try(site: RegionSite, tensors: Sequence[torch.Tensor], sizes: Mapping[str, int]) -> _SplitStructure | None:
@@ -170,36 +126,48 @@ def _split(
     site: RegionSite, tensors: Sequence[torch.Tensor], hints: Mapping[str, int], oblivious: bool
 ) -> _SplitStructure:
     traced = trace(site.function, site.module, tensors, site.dims, hints, oblivious, site.without, site.attends)
-    owners = _owners(site.module, site.without)
-    cut = split(traced.graph.graph, [owners[index] or None for index in traced.used_weights], site.steady)
-    given = [site.dims[index] for index in cut.prologue.inputs]
-    prologue = _part("prologue", cut.prologue, site, traced, owners, given, None)
-    dims = [*site.dims, *[_dims(fake, traced) for fake in cut.results]]
-    rest = _part("rest", cut.rest, site, traced, owners, dims, traced.output_spec)
-    guards = ShapeGuards(traced.guards, traced.symbols)
-    return _SplitStructure(guards, prologue, rest, frozenset(map(str, cut.groups)))
+    owners, weights = _owners(site.module, site.without), weight_inputs(weight_slots(site.module, site.without))
+    cut = split(traced.graph.graph, len(traced.used_weights), site.times)
+    needed, reads = ({owners[traced.used_weights[n]] for n in part.weights} for part in (cut.rest, cut.prologue))
+    spared = reads - needed - {""}
+    spared_bytes = sum(weight.nbytes for owner, weight in zip(owners, weights, strict=True) if owner in spared)
+    if not spared or spared_bytes < _LEAST_SPARED * sum(weight.nbytes for weight in weights):
+        raise StaysWholeError("too few of its weights serve the time alone")
+
+    def computing(part: Part, dims: Sequence[Dims], spec: pytree.TreeSpec) -> _RunEach:
+        return _computing(part.graph, [traced.used_weights[n] for n in part.weights], site.without, dims, spec)
+
+    dims = (*site.dims, *[_dims(fake, traced) for fake in cut.results])
+    times = [site.dims[index] for index in site.times]
+    prologue = computing(cut.prologue, times, pytree.tree_structure(list(cut.results)))
+    run_each = computing(cut.rest, dims, traced.output_spec)
+    rest = RegionSite(
+        name="",
+        kind=f"{site.kind}.rest",
+        module=torch.nn.Module(),
+        function=lambda module, *tensors: run_each(module, [tensors])[0],
+        dims=dims,
+        without=(*site.without, *sorted(spared)),
+        structure=digest((site.structure, site.kind, cut.rest.graph.code)),
+    )
+    found = SplitSite(prologue, frozenset(reads), frozenset(spared), rest)
+    return _SplitStructure(ShapeGuards(traced.guards, traced.symbols), found)
 
 
-def _part(
-    name: str,
-    part: Part,
-    site: RegionSite,
-    traced: Trace,
-    owners: Sequence[str],
-    dims: Sequence[Dims],
-    spec: pytree.TreeSpec | None,
-) -> _PartOfBlock:
-    read = [traced.used_weights[index] for index in part.weights]
-    needed = {owners[index] for index in read}
-    unused = {owner for owner in owners if not any(_is_within(other, owner) for other in needed)}
-    without = tuple(sorted({*site.without, *unused}))
-    left = [index for index, owner in enumerate(owners) if not any(_is_within(owner, each) for each in unused)]
-    weights = tuple(left.index(index) for index in read)
-    return _PartOfBlock(name, part, without, weights, tuple(dims), spec)
+def _computing(
+    graph: torch.fx.GraphModule, numbers: Sequence[int], without: Sequence[str], dims: Sequence[Dims], spec: Any
+) -> _RunEach:
+    """Computes a part for each of several inputs. numbers: of its weights among `weight_inputs`. It holds no block."""
 
+    def run_each(module: torch.nn.Module, several: Sequence[Sequence[torch.Tensor]]) -> list[Any]:
+        own = weight_inputs(weight_slots(module, without))
+        weights, results = [own[number] for number in numbers], []
+        for tensors in several:
+            inputs = [in_region_format(tensor, names) for tensor, names in zip(tensors, dims, strict=True)]
+            results.append(pytree.tree_unflatten(list(graph(*weights, *inputs)), spec))
+        return results
 
-def _is_within(name: str, outer: str) -> bool:
-    return name == outer or not outer or name.startswith(f"{outer}.")
+    return run_each
 
 
 def _owners(module: torch.nn.Module, without: Sequence[str]) -> list[str]:
@@ -213,28 +181,17 @@ def _owners(module: torch.nn.Module, without: Sequence[str]) -> list[str]:
 
 
 def _dims(fake: torch.Tensor, traced: Trace) -> Dims:
-    """The dimensions of what a prologue returns, by the names of the block's inputs."""
-    names: dict[Any, str] = {}
-    for name, symbol in traced.symbols.items():
-        names.setdefault(traced.shape_env.replace(symbol), name)
-    found: list[str | None] = []
-    for size in fake.shape:
-        if not isinstance(size, torch.SymInt):
-            found.append(None)
-        elif size.node.expr in names:
-            found.append(names[size.node.expr])
-        else:
-            raise StaysWholeError(f"a prologue returns a tensor of {size} elements along a dimension")
-    return tuple(found)
+    """The dimensions of what a prologue returns, by the names of the block's inputs. Raises KeyError for others."""
+    names = {traced.shape_env.replace(symbol): name for name, symbol in reversed(traced.symbols.items())}
+    return tuple(names[size.node.expr] if isinstance(size, torch.SymInt) else None for size in fake.shape)
 
 
 def _serves(
     structure: _SplitStructure, site: RegionSite, tensors: Sequence[torch.Tensor], sizes: Mapping[str, int]
 ) -> bool:
-    """Check that the parts give the block's results, keep less than they spare, and spare enough.
+    """Check that the parts give the block's results, on a CPU bit for bit, on a GPU up to rounding as compiled regions.
 
-    On a CPU bit for bit; on a GPU up to rounding, as compiled regions. False without the memory to find out. Raises
-    what the block raises.
+    False without the memory to find out. Raises what the block raises.
     """
     if structure.guards.check(sizes)[0] is Verdict.BROKEN:
         return False
@@ -242,19 +199,12 @@ def _serves(
     try:
         expected = pytree.tree_leaves(run_original(site, tensors))
         with torch.no_grad():
-            kept = found.prologue.function(site.module, *[tensors[index] for index in found.inputs])
+            (kept,) = found.prologue(site.module, [[tensors[index] for index in site.times]])
             actual = pytree.tree_leaves(found.rest.function(site.module, *tensors, *kept))
     except Exception as error:  # noqa: BLE001 (what the block itself raises is raised below)
         if is_out_of_memory(error):
             return False
         run_original(site, tensors)
-        logger.debug("Resolute: the parts of %s fail at %s: %s", site.kind, sizes, first_line(error))
-        return False
-    spared = [
-        weight for name in found.spared for weight in weight_inputs(tensor_slots(site.module.get_submodule(name)))
-    ]
-    spared_bytes, every = sum(each.nbytes for each in spared), weight_inputs(weight_slots(site.module, site.without))
-    if spared_bytes < max(sum(each.nbytes for each in kept), _LEAST_SPARED * sum(each.nbytes for each in every)):
         return False
     if why := other_values(actual, expected, tensors):
         logger.info("Resolute: the parts of %s give other values than the block: %s", site.kind, why)

@@ -12,7 +12,6 @@ import torch
 
 from .....compile_cache.errors import BypassCode, BypassReason
 from .....compile_cache.keys import repr_digest
-from .....compile_cache.regions.dependence import SIZE, TIME
 from .....compile_cache.regions.site import Bypass, RegionFunction, RegionRunner, RegionSite
 from .....compile_cache.regions.structure import TORCH_OWN
 from ...comfyui import chosen_attention
@@ -179,21 +178,17 @@ class RecognisedBlock:
             reads = call.reads if passes_options else None
             kind = f"{self._kind}.{share}" if share else self._kind
             function, without = self._function(layout, reads, call.written, share)
-            steady = self._steady(arguments, call) if not share else ()
-            site = RegionSite(self._name, kind, self._block, function, dims, without, structure, steady=steady)
+            times = self._times(arguments, call) if not share else ()
+            site = RegionSite(self._name, kind, self._block, function, dims, without, structure, times=times)
             self._sites[key] = site
         return site
 
-    def _steady(self, arguments: Arguments, call: _Call) -> tuple[str, ...]:
-        """See `RegionSite.steady`. A time for each token or frame is as long as the picture, so it stays with it."""
-        found = [
-            TIME if name in self._time_arguments and number not in call.written else ""
-            for number, name in enumerate(arguments.names)
-        ]
-        times = [tensor for tensor, source in zip(arguments.tensors, found, strict=True) if source == TIME]
-        if not times or not all(each.ndim == 2 or (each.ndim == 3 and each.shape[1] == 1) for each in times):
-            return ()
-        return (*found, *[SIZE] * len(arguments.numbers))
+    def _times(self, arguments: Arguments, call: _Call) -> tuple[int, ...]:
+        """See `RegionSite.times`. A time for each token or frame is as long as the picture, so it stays with it."""
+        named = [number for number, name in enumerate(arguments.names) if name in self._time_arguments]
+        found = tuple(number for number in named if number not in call.written)
+        times = [arguments.tensors[number] for number in found]
+        return found if all(each.ndim == 2 or (each.ndim == 3 and each.shape[1] == 1) for each in times) else ()
 
     def _function(
         self, layout: Layout, reads: Reads | None, written: Sequence[int], share: str

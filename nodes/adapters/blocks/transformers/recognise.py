@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import torch
 
-from .....compile_cache.foreign.reachable import names_read
+from .....compile_cache.foreign.functions import code_of, names_in
 from .....compile_cache.keys import repr_digest
 from .....compile_cache.regions.site import Bypass, Hook, RegionRunner
 from .....compile_cache.regions.slots import all_parts
@@ -61,13 +61,13 @@ class _Structures:
 
     def __init__(self) -> None:
         self._memo = Memo()
-        self._read: dict[frozenset[type], frozenset[str]] = {}
+        self._read: dict[frozenset[type], set[str]] = {}
 
     def of(self, block: torch.nn.Module) -> str:
         inside = list(all_parts(block))
         kinds = frozenset(map(type, inside))
         if kinds not in self._read:
-            self._read[kinds] = names_read(kinds)
+            self._read[kinds] = names_in(code_of(kinds))
         variant, described = variant_of(block)
         attributes = {name for part in inside for name in part.__dict__}
         ignored = (attributes - self._read[kinds]) | described

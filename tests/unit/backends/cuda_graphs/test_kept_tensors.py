@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import sys
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -14,6 +13,8 @@ import torch
 
 from compile_cache.backends.cuda_graphs.kept_tensors import put_back, refused_if_read
 from compile_cache.errors import CaptureError
+
+from ....programs import python_calls
 
 
 def passed_on(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -207,21 +208,6 @@ class Pinned(Logging):
         self._pin_state = shared
         shared["stack"].append((self, 0))
         shared["buckets"].setdefault(64, []).append(self._pins["entry"])
-
-
-def python_calls(call: Callable[[], None]) -> int:
-    count = 0
-
-    def counted(_frame: Any, event: str, _argument: Any) -> None:
-        nonlocal count
-        count += event == "call"
-
-    sys.setprofile(counted)
-    try:
-        call()
-    finally:
-        sys.setprofile(None)
-    return count
 
 
 class TestWhatAllModulesShare:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import nullcontext
 
 import pytest
@@ -47,22 +48,26 @@ def test_only_modules_with_quantized_weights_have_such_products() -> None:
         assert has_int8_products(nn.Sequential(module)) is as_int8
 
 
-def test_it_is_claimed_once_for_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    computed = []
+@pytest.fixture
+def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A GPU with seven multiprocessors, whose tensors are on the CPU."""
     zeros, ones = torch.zeros, torch.ones
     monkeypatch.setattr(torch, "zeros", lambda *sizes, device, **kinds: zeros(*sizes, **kinds))
     monkeypatch.setattr(torch, "ones", lambda size, device: ones(size))
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: type("", (), {"multi_processor_count": 7}))
+    claim.cache_clear()
+    yield
+    claim.cache_clear()
+
+
+def test_it_is_claimed_once_for_a_device(device: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    computed = []
     product = torch.ops.comfy_kitchen.int8_linear
     monkeypatch.setattr(
         torch.ops.comfy_kitchen, "int8_linear", lambda *given: computed.append(product(*given)), raising=False
     )
-    claim.cache_clear()
-    try:
-        for _ in range(2):
-            claim(0)
-    finally:
-        claim.cache_clear()
+    for _ in range(2):
+        claim(0)
     assert [tuple(each.shape) for each in computed] == [(largest_product(7)[0], 256)]
 
 
@@ -70,19 +75,11 @@ def test_it_is_claimed_once_for_a_device(monkeypatch: pytest.MonkeyPatch) -> Non
     ("error", "raised"), [(torch.OutOfMemoryError("full"), True), (RuntimeError("no int8"), False)]
 )
 def test_a_card_without_the_product_claims_nothing(
-    monkeypatch: pytest.MonkeyPatch, error: Exception, raised: bool
+    device: None, monkeypatch: pytest.MonkeyPatch, error: Exception, raised: bool
 ) -> None:
     def fails(*given: object) -> None:
         raise error
 
-    zeros, ones = torch.zeros, torch.ones
-    monkeypatch.setattr(torch, "zeros", lambda *sizes, device, **kinds: zeros(*sizes, **kinds))
-    monkeypatch.setattr(torch, "ones", lambda size, device: ones(size))
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: type("", (), {"multi_processor_count": 7}))
     monkeypatch.setattr(torch.ops.comfy_kitchen, "int8_linear", fails, raising=False)
-    claim.cache_clear()
-    try:
-        with pytest.raises(type(error)) if raised else nullcontext():
-            claim(0)
-    finally:
-        claim.cache_clear()
+    with pytest.raises(type(error)) if raised else nullcontext():
+        claim(0)
