@@ -29,12 +29,12 @@ _GENERATED_FILE = "<"  # "<string>", "<attrs generated init ...>"
 _GENERATORS = ("__dataclass_fields__", "__attrs_attrs__", "_field_defaults")  # of dataclasses, attrs, named tuples
 
 _PARTIALS = (functools.partial, functools.partialmethod)
-# Where the classes of objects are that Python puts into modules and classes; a field of a named tuple says `collections`
-# since Python 3.12.
+# Where the classes of objects are that Python puts into modules and classes. A field of a named tuple says
+# `collections` since Python 3.12.
 _HARMLESS = frozenset(
     {
-        "_collections", "_operator", "abc", "builtins", "collections", "dataclasses", "enum", "operator", "types", "typing",
-        "typing_extensions", "weakref",
+        "_collections", "_operator", "abc", "builtins", "collections", "dataclasses", "enum", "operator",
+        "types", "typing", "typing_extensions", "weakref",
     }
 )  # fmt: skip
 
