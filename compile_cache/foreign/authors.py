@@ -80,8 +80,10 @@ def is_foreign(home: str, value: Any) -> bool:
     if written:
         return not all(_may_write(home, package_of(author_of(each))) for each in written)
     if isinstance(value, type):
-        is_empty = not any(chain(each) for each in list(vars(value).values()))
-        return not (_may_write(home, package_of(value.__module__)) or (is_empty and value.__bases__ == (object,)))
+        if _may_write(home, package_of(value.__module__)):
+            return False
+        # A class without code of its own does what its bases do, as the arrays that ctypes makes for a module do.
+        return any(map(chain, list(vars(value).values()))) or any(is_foreign(home, base) for base in value.__bases__)
     kind = type(value)
     if not (callable(value) or hasattr(kind, "__get__")):
         return False
