@@ -12,7 +12,7 @@ from ....compile_cache.foreign.attributes import marks_in
 from ....compile_cache.foreign.functions import string_constants
 from ....compile_cache.foreign.reach import CodeReach, ReachCache
 from ..comfyui.transformer_options import Meaning, names_of
-from .trust import why_foreign
+from .trust import is_trusted, why_foreign
 
 # Functions of these modules, and these functions, move memory, choose devices, read files and show progress. Packs
 # replace some of them for their own memory management, and core sets callbacks there for each prompt; what a model
@@ -45,6 +45,10 @@ class ModelCode:
         """The classes of the modules, and what their code can reach: equal to an earlier one if nothing changed."""
         kinds = frozenset(map(type, modules))
         return kinds, self._reaches.of(kinds)
+
+    def compiled(self, kinds: Iterable[type]) -> CodeReach:
+        """What the code of those classes can reach that may be in a region: never those of an undeclared pack."""
+        return self._reaches.of(filter(is_trusted, kinds))
 
     def why_foreign(
         self, modules: Sequence[torch.nn.Module], root: torch.nn.Module, trusted: Collection[str]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import weakref
 from collections.abc import Collection, Iterable
 from types import FunctionType
 from typing import Any
@@ -21,6 +22,9 @@ from ....compile_cache.regions.slots import all_parts
 from ....compile_cache.regions.structure import parts
 from .declared import ATTENTION, CLASSES
 from .packs import KNOWN_PACKAGES, Pack, files_of, foreign_packages, is_as_declared, pack_of, top_package
+
+# Weak, since a class may hold a model. The declared packs and classes are those with which a class was judged.
+_trusts: weakref.WeakKeyDictionary[type, tuple[frozenset[str], bool]] = weakref.WeakKeyDictionary()
 
 
 def why_untrusted(block: torch.nn.Module) -> BypassReason | None:
@@ -108,12 +112,11 @@ def _attention_of_pack(function: FunctionType, trusted: frozenset[str]) -> tuple
 
 def is_trusted(kind: type) -> bool:
     """The pack that wrote a class is ComfyUI, or declared."""
-    return _is_trusted(kind, _trusted())
-
-
-@functools.cache
-def _is_trusted(kind: type, trusted: frozenset[str]) -> bool:
-    return why_foreign((kind,), trusted) is None
+    trusted = _trusted()
+    known = _trusts.get(kind)
+    if known is None or known[0] is not trusted:
+        known = _trusts[kind] = (trusted, why_foreign((kind,), trusted) is None)
+    return known[1]
 
 
 @functools.cache

@@ -15,6 +15,7 @@ import torch
 
 from ....compile_cache.errors import BypassCode, BypassReason
 from ....compile_cache.foreign.attributes import is_own
+from ....compile_cache.foreign.reach import CodeReach
 from ....compile_cache.regions.gguf_weights import patches_of
 from ....compile_cache.regions.region_weights import weight_forms
 from ....compile_cache.regions.slots import Slot, all_parts, tensor_slots
@@ -64,6 +65,7 @@ class WeightsEpoch:
         self._code = ModelCode()
         self._trusted = trusted
         self._state: tuple[Any, ...] | None = None
+        self._watched: CodeReach | None = None  # what the code of compiled parts can reach
         self.epoch = 0
         self.blocker: BypassReason | None = None
         self.paged = PagedWeights(fill, unsupported, counters)
@@ -102,9 +104,10 @@ class WeightsEpoch:
             module_states,
             reach,
         )
-        if state != self._state:
+        if state != self._state or self._watched is None:
             self._state = state
             self.epoch = next(_epochs)
+            self._watched = self._code.compiled(kinds)
             foreign = any(marks for _, marks, *_ in module_states)
             host = self._host if self.paged.pages else None
             self.blocker = (
@@ -112,7 +115,7 @@ class WeightsEpoch:
                 or _blocker(tensors, modules, foreign, host)
                 or self._code.blocker(kinds, reach, self._trusted)
             )
-        self.run_watch.remember(modules, reach)
+        self.run_watch.remember(modules, self._watched)
         return True
 
     def let_go(self) -> None:

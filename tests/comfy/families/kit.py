@@ -109,6 +109,10 @@ class Bench(CompiledMethod):
         rows = self._core.ours("report.cache_report").report()["modules"]
         return [row["formats"] for row in rows if row["module"] >= owner]
 
+    def begin_run(self) -> None:
+        """Look at the model and its code as the first call of a sampling run does."""
+        self._forward.runner.weights.refresh(inspect_modules=True)
+
     def call(self, given: Arguments, options: dict[str, Any] | None = None) -> Any:
         return call(self.module, given, options)
 
