@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import types
 from collections.abc import Callable
@@ -81,6 +82,17 @@ def test_a_function_that_the_class_does_not_have_is_a_setting() -> None:
     module = Module()
     module.activation = torch.nn.functional.silu
     assert inside(module) == ()
+
+
+def test_plain_data_in_a_class_that_a_library_made_is_no_code() -> None:
+    """DynamicVRAM hangs such an array, of a class that ctypes made in pynvml's name, on each loaded Linear."""
+    module = Module()
+    kind = ctypes.c_uint * 3
+    module._v_signature = type("c_uint_Array_3", (kind,), {"__module__": "pynvml"})()
+    assert inside(module) == ()
+    changed = type("Code", (kind,), {"__module__": "some_pack", "__len__": of_a_pack(lambda self: 0)})
+    module._v_signature = changed()
+    assert inside(module)
 
 
 def test_a_hook_is_foreign_but_at_the_root_where_it_runs_around_ours() -> None:
