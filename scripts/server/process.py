@@ -34,7 +34,6 @@ class ComfyServer:
     packs: name in custom_nodes -> folder of the pack, linked (copied if the file
         system does not support links).
     models: a folder in the layout of ComfyUI's ``models``, added to the search paths.
-    checkpoints: name -> file, in addition to those in ``models``.
     cpu: run on the CPU. On CUDA, ComfyUI gets only folders, address and an in-memory
         database, so that its default command line is measured.
     arguments, environment: additional ones; an environment value of None removes the variable.
@@ -48,7 +47,6 @@ class ComfyServer:
         *,
         packs: Mapping[str, Path] | None = None,
         models: Path | None = None,
-        checkpoints: Mapping[str, Path] | None = None,
         cpu: bool = True,
         arguments: Sequence[str] = (),
         environment: Mapping[str, str | None] | None = None,
@@ -56,7 +54,6 @@ class ComfyServer:
     ) -> None:
         self.python, self.comfyui, self.folder = python, comfyui, folder
         self.packs, self.models = dict(packs or {}), models
-        self.checkpoints = dict(checkpoints or {})
         self.cpu, self.arguments = cpu, tuple(arguments)
         self.environment = dict(environment or {})
         self.ready_timeout = ready_timeout
@@ -149,8 +146,6 @@ class ComfyServer:
             (self.folder / name).mkdir(parents=True, exist_ok=True)
         for name, source in self.packs.items():
             link(source, self.folder / "custom_nodes" / name)
-        for name, source in self.checkpoints.items():
-            link(source, self.folder / "models" / "checkpoints" / name)
         if self.models is not None:
             lines = ["resolute:", f"  base_path: '{self.models.as_posix()}'"]
             lines += [f"  {name}: {name}" for name in MODEL_FOLDERS]
