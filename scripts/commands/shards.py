@@ -16,9 +16,10 @@ from pathlib import Path, PurePosixPath
 from ..errors import SetupError, as_command
 from ..places import ROOT
 
-# Each folder of tests with the number of its shards; tests/gpu has none, because it needs hardware. Each shard of
-# tests/comfy compiles the models of its server anew, which takes minutes: so there are as many as run side by side.
-FOLDERS = {"comfy": 2, "contract": 2, "unit": 2, "fleet": 1, "browser": 1, "oneflow": 1}
+# Each folder of tests with the number of its shards, the slowest shard first; tests/gpu has none, because it needs
+# hardware. Each shard of tests/comfy compiles the models of its server anew, which takes minutes: so there are as many
+# as run side by side.
+FOLDERS = {"comfy": 2, "oneflow": 1, "browser": 1, "contract": 2, "fleet": 1, "unit": 2}
 TABLE = Path("tests") / "seconds.json"
 USUAL = 10.0  # seconds of a file that the table does not list
 REPORTS = ROOT / "output" / "tests"  # the JUnit file and the log of each shard; git ignores it
