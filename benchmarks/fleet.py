@@ -35,7 +35,6 @@ import yaml
 from scripts.errors import PromptError, ServerError
 from scripts.models import generated
 from scripts.places import ROOT
-from scripts.server import front_end
 from scripts.server.client import Client
 from scripts.server.process import CPU_ARGUMENTS, MODEL_FOLDERS, link
 from scripts.setup import comfyui
@@ -105,7 +104,6 @@ class Fleet:
             "arguments": [
                 "--base-directory", str(folder / "base"), "--extra-model-paths-config", str(folder / "models.yaml"),
                 *(CPU_ARGUMENTS if options.cpu else ("--disable-api-nodes",)),
-                *front_end.arguments(Path(python), folder / "front-end", (), os.environ.get("PYTHONPATH", "")),
             ],
             # ComfyUI's packages may be on this path, where no environment could be made.
             "environment": {name: os.environ[name] for name in ("PYTHONPATH", "OMP_NUM_THREADS") if name in os.environ},

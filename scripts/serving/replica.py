@@ -17,9 +17,9 @@ from ray import serve
 from ..errors import ServerError
 from . import config as settings
 from .comfyui_client import ComfyUIClient, ComfyUILostError, Message, moved
-from .comfyui_process import ComfyUIProcess
 from .readiness import Readiness
 from .records import is_used_workflow
+from .replica_server import ReplicaServer
 
 logger = logging.getLogger("ray.serve")
 
@@ -36,11 +36,11 @@ class Replica:
         # Serve awaits it.
         self._config = settings.from_plain(plain)
         self._name = str(serve.get_replica_context().replica_id.unique_id)
-        self._process = ComfyUIProcess(self._config, self._config.folder / "replicas" / self._name)
+        self._process = ReplicaServer(self._config, self._config.folder / "replicas" / self._name)
         self._ready = Readiness()
         self._leaving: set[asyncio.Task[None]] = set()
         self._starts, self._broken, self._is_closing, self._is_ready = 0, "", False, False
-        await self._process.start()
+        await self._process.start_beside()
         self._client = await self._connected()
         self._watch = asyncio.create_task(self._keep_running())
         await self._warm_most_used()
@@ -119,15 +119,15 @@ class Replica:
     async def _keep_running(self) -> None:
         """Start ComfyUI anew whenever it ends. Its prompts then run again, elsewhere or here."""
         while True:
-            code = await self._process.wait()
+            await self._process.wait()
             if self._is_closing:
                 return
-            logger.warning("ComfyUI of replica %s ended with code %s; starting it anew", self._name, code)
+            logger.warning("ComfyUI of replica %s ended; starting it anew", self._name)
             self._is_ready = False
             self._ready = Readiness()
             await self._client.close()
             try:
-                await self._process.start()
+                await self._process.start_beside()
                 self._client = await self._connected()
             except (ServerError, ComfyUILostError) as error:
                 self._starts += 1
