@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -79,41 +78,6 @@ def test_together_they_are_every_test_file_once() -> None:
     every = [file for file in (ROOT / "tests").rglob("test_*.py") if not file.is_relative_to(gpu)]
     assert sorted(files) == sorted(every)
     assert [name for name in shards.names() if not shards.files_of(name)] == []
-
-
-def test_the_slowest_files_are_dealt_first_each_to_the_shard_with_least() -> None:
-    rows = {"a": 30.0, "b": 20.0, "c": 15.0, "e": 1.0}  # d is not in the table: 10 s
-    assert shards.deal("abcde", rows, 2) == [["a", "d"], ["b", "c", "e"]]
-    assert shards.deal("edcba", rows, 2) == shards.deal("abcde", rows, 2)
-
-
-class TestTable:
-    def report(self, folder: Path) -> Path:
-        cases = [
-            CASE.format(*each, "") for each in (("test_shards.TestOne", 1.5), ("test_shards", 2), ("test_gone", 4))
-        ]
-        report = folder / "unit.xml"
-        report.write_text(SUITE.format("".join(cases)), "utf-8")
-        return report
-
-    def test_the_seconds_of_a_file_are_read_from_a_junit_file(self, tmp_path: Path) -> None:
-        assert shards.measured(self.report(tmp_path)) == {"tests/unit/scripts/test_shards.py": 3.5}
-
-    def test_it_is_written_from_the_reports_and_other_shards_keep_their_rows(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr(shards, "REPORTS", tmp_path)
-        monkeypatch.setattr(shards, "TABLE", tmp_path / "seconds.json")
-        monkeypatch.setattr(shards, "FOLDERS", {"unit": 1, "fleet": 1})
-        rows = {"tests/fleet/test_api.py": 9.0, "tests/unit/test_keys.py": 8.0, "tests/gone.py": 7.0}
-        shards.TABLE.write_text(json.dumps(rows), "utf-8")
-        self.report(tmp_path)
-        assert shards.main() == 0
-        written = shards.table()
-        assert written["tests/unit/scripts/test_shards.py"] == 3.5
-        assert written["tests/fleet/test_api.py"] == 9.0
-        assert written["tests/unit/test_keys.py"] == 0.0  # its shard has a report, without it: its tests are long
-        assert "tests/gone.py" not in written
 
 
 class TestRunning:
