@@ -1,4 +1,4 @@
-"""One trace of prompts through a fleet, with our router and with three of Serve's: what is warm, how long it takes.
+"""One trace of prompts through a fleet, with our router and with Serve's: what is warm, how long it takes.
 
     python -m benchmarks.fleet --out benchmarks/results/NAME-fleet.json [--replicas 2] [--prompts 200] [--seconds 420]
                                [--checkpoints 4] [--fit 2] [--folder FOLDER] [--cpu] [--steps 8]
@@ -37,12 +37,12 @@ from scripts.models import generated
 from scripts.places import ROOT
 from scripts.server.client import Client
 from scripts.server.process import CPU_ARGUMENTS, MODEL_FOLDERS, link
+from scripts.serving.config import ROUTERS
 from scripts.setup import comfyui
 
 from . import ballast, rig
 from .cells import Cells, OutOfTimeError
 
-ROUTERS = ("warm", "default", "consistent-hash", "multiplexed")
 CLIENTS = 8
 CHECKPOINT_GIB = 6.5  # of SDXL in float16: UNet 4.8, text encoders 1.5, VAE 0.2
 WORK_GIB = 6.0  # of a replica, beside models: its CUDA context, a decode of 1280x1280, captures

@@ -12,7 +12,6 @@ from .ingress import Ingress
 from .replica import Replica
 from .router import WarmRouter
 
-_HASH_ROUTER = "ray.serve.experimental.consistent_hash_router:ConsistentHashRouter"
 _ANY_NUMBER = 100_000
 
 
@@ -59,6 +58,4 @@ def _router(config: settings.FleetConfig) -> RequestRouterConfig:
     if config.router == "warm":
         kwargs = {"imbalance": config.imbalance, "assume_seconds": 3 * config.stats_seconds}
         return RequestRouterConfig(request_router_class=WarmRouter, request_router_kwargs=kwargs, **period)
-    if config.router == "consistent-hash":
-        return RequestRouterConfig(request_router_class=_HASH_ROUTER, **period)
     return RequestRouterConfig(**period)
