@@ -1,4 +1,4 @@
-"""One trace of prompts through a fleet, with our router and with three of Serve's: what is warm, how long it takes.
+"""One trace of prompts through a fleet, with our router and with Serve's: what is warm, how long it takes.
 
     python -m benchmarks.fleet --out benchmarks/results/NAME-fleet.json [--replicas 2] [--prompts 200] [--seconds 420]
                                [--checkpoints 4] [--fit 2] [--folder FOLDER] [--cpu] [--steps 8]
@@ -35,15 +35,14 @@ import yaml
 from scripts.errors import PromptError, ServerError
 from scripts.models import generated
 from scripts.places import ROOT
-from scripts.server import front_end
 from scripts.server.client import Client
 from scripts.server.process import CPU_ARGUMENTS, MODEL_FOLDERS, link
+from scripts.serving.config import ROUTERS
 from scripts.setup import comfyui
 
 from . import ballast, rig
 from .cells import Cells, OutOfTimeError
 
-ROUTERS = ("warm", "default", "consistent-hash", "multiplexed")
 CLIENTS = 8
 CHECKPOINT_GIB = 6.5  # of SDXL in float16: UNet 4.8, text encoders 1.5, VAE 0.2
 WORK_GIB = 6.0  # of a replica, beside models: its CUDA context, a decode of 1280x1280, captures
@@ -105,7 +104,6 @@ class Fleet:
             "arguments": [
                 "--base-directory", str(folder / "base"), "--extra-model-paths-config", str(folder / "models.yaml"),
                 *(CPU_ARGUMENTS if options.cpu else ("--disable-api-nodes",)),
-                *front_end.arguments(Path(python), folder / "front-end", (), os.environ.get("PYTHONPATH", "")),
             ],
             # ComfyUI's packages may be on this path, where no environment could be made.
             "environment": {name: os.environ[name] for name in ("PYTHONPATH", "OMP_NUM_THREADS") if name in os.environ},

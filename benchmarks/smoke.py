@@ -205,7 +205,7 @@ class Smoke:
         file = self._options.bundle
         for name in bundles.environments(self.store) if file is not None else ():
             try:
-                report = export_to(file, Place(None, self.store, None, name))
+                report = export_to(file, Place(None, self.store, name))
             except SetupError as error:  # nothing was compiled
                 print(f"bundle: {error}", flush=True)
                 continue

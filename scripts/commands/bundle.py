@@ -32,7 +32,6 @@ class Place:
 
     comfyui: Path | None
     store: Path | None
-    device: str | None
     environment: str | None
     server_arguments: tuple[str, ...] = ()
 
@@ -147,7 +146,7 @@ def machine(place: Place) -> tuple[CacheConfig, EnvironmentFingerprint]:
     if place.comfyui is None or not (place.comfyui / "comfy" / "model_management.py").is_file():
         raise SetupError("--comfyui must name ComfyUI's folder, which contains main.py and comfy.")
     sys.path.insert(0, str(place.comfyui.resolve()))
-    sys.argv = ["main.py", *place.server_arguments, *(["--cpu"] if place.device == "cpu" else [])]
+    sys.argv = ["main.py", *place.server_arguments]
     try:
         importlib.import_module("comfy.options").enable_args_parsing()
         management = importlib.import_module("comfy.model_management")
@@ -155,13 +154,11 @@ def machine(place: Place) -> tuple[CacheConfig, EnvironmentFingerprint]:
     except ImportError as error:
         raise SetupError(f"{error}: run this with the Python that runs ComfyUI.") from error
     except (AssertionError, RuntimeError) as error:
-        raise SetupError(f"ComfyUI finds no GPU here ({error}); for a server on the CPU, add --device cpu.") from error
+        raise SetupError(f"ComfyUI finds no GPU here ({error}); for a server on the CPU, add -- --cpu.") from error
     given = importlib.import_module("comfy.cli_args").args
     if given.user_directory:  # main.py applies it, and main.py cannot be imported
         folders.set_user_directory(str(Path(given.user_directory).resolve()))
     device = management.get_torch_device()
-    if place.device not in (None, device.type):
-        raise SetupError(f"ComfyUI's device here is '{device}', not '{place.device}'.")
     location = pack.module("nodes.adapters.process.store_location")
     config = CacheConfig.from_environment(store_folder=location.folder(), source=location.source())
     environment_of = importlib.import_module("compile_cache.backends.inductor.compile.environment").environment_of

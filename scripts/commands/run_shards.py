@@ -33,16 +33,11 @@ Command = tuple[Sequence[str], Mapping[str, str]]  # its arguments and its envir
 
 @dataclass(slots=True)
 class Shard:
-    """A shard whose pytest has begun. took: its seconds, once it has ended."""
+    """A shard whose pytest has begun."""
 
     name: str
     process: subprocess.Popen[bytes]
     began: float
-    took: float | None = None
-
-    def seconds(self) -> float:
-        """Since its beginning, until its end or now."""
-        return time.monotonic() - self.began if self.took is None else self.took
 
     def log(self) -> str:
         """The output of pytest so far."""
@@ -54,18 +49,14 @@ def run(
     notes: Sequence[str] = (),
     failures: Sequence[str] = (),
     *,
-    estimates: bool = True,
     begin: Callable[[str, Command], Shard] | None = None,
     wait: float = _POLL_SECONDS,
 ) -> int:
     """Run shards by their commands, SIDE_BY_SIDE at a time; 1 if anything failed. Ends with the sum of the outcomes.
 
-    notes: lines to repeat at the end. failures: what failed before. estimates: these are the tests of the table.
+    notes: lines to repeat at the end. failures: what failed before.
     """
-    table = shards.table() if estimates else {}
-    seconds = {name: sum(table.get(file, shards.USUAL) for file in shards.files_of(name)) for name in commands if table}
-    longest_first = sorted(commands, key=lambda name: -seconds.get(name, 0.0))
-    waiting, running, begun = deque(longest_first), list[Shard](), dict[str, Shard]()
+    waiting, running, begun = deque(commands), list[Shard](), list[Shard]()
     outcomes, failed, said = Counter(failed=len(failures)), [*failures], time.monotonic()
     try:
         while waiting or running:
@@ -73,7 +64,7 @@ def run(
                 name = waiting.popleft()
                 _say(f"Running {name}.")
                 running.append((begin or _begin)(name, commands[name]))
-                begun[name] = running[-1]
+                begun.append(running[-1])
             time.sleep(wait)
             ended = [each for each in running if each.process.poll() is not None]
             for each in ended:
@@ -81,7 +72,7 @@ def run(
                 failed += _end(each, outcomes)
             if ended or time.monotonic() - said > _SECONDS_BETWEEN_LINES:
                 said = time.monotonic()
-                _say(progress(seconds, begun))
+                _say(f"{sum(len(_TEST.findall(shard.log())) for shard in begun):,} tests so far.")
     finally:
         for each in running:
             _stop(each.process)
@@ -89,22 +80,6 @@ def run(
         _say(line)
     _say(_sum(outcomes))
     return int(outcomes["failed"] > 0)
-
-
-def progress(seconds: Mapping[str, float], begun: Mapping[str, Shard]) -> str:
-    """A line with the tests done and about how many minutes are left. seconds: of each shard; empty if unknown."""
-    done = sum(len(_TEST.findall(shard.log())) for shard in begun.values())
-    if not seconds:
-        return f"{done:,} tests so far."
-    ended = [name for name, shard in begun.items() if shard.took is not None]
-    # How much slower this machine is than the one of the table, by the shards that ended.
-    pace = (
-        sum(begun[name].seconds() for name in ended) / (sum(seconds[name] for name in ended) or 1.0) if ended else 1.0
-    )
-    passed = {name: shard.seconds() for name, shard in begun.items()}
-    left = [max(seconds[name] * pace - passed.get(name, 0.0), 0.0) for name in seconds if name not in ended]
-    minutes = max(sum(left) / SIDE_BY_SIDE, *left, 0.0) / 60 if left else 0.0
-    return f"{done:,} tests so far, about {minutes:.0f} minutes left."
 
 
 def _begin(name: str, command: Command) -> Shard:
@@ -122,7 +97,6 @@ def _end(shard: Shard, outcomes: Counter[str]) -> list[str]:
 
     A pytest that crashed is one failure: it wrote no report, or ended with an error that no test in it explains.
     """
-    shard.took = shard.seconds()
     code = shard.process.returncode
     try:
         found = count_outcomes(shards.report_of(shard.name))
@@ -134,7 +108,7 @@ def _end(shard: Shard, outcomes: Counter[str]) -> list[str]:
     counted = Counter({**{each: found.get(each, 0) for each in OUTCOMES}, "failed": len(failed)})
     outcomes.update(counted)
     again = f" `scripts/test --shard {shard.name}` repeats it." if failed else ""
-    _say(f"{shard.name}: {_sum(counted)} in {shard.took:.0f} s.{again}")
+    _say(f"{shard.name}: {_sum(counted)} in {time.monotonic() - shard.began:.0f} s.{again}")
     log = shard.log()
     end = _END.search(log)
     _say(log[end.start() :] if end else "\n".join(log.splitlines()[-_LINES_OF_A_CRASH:]))

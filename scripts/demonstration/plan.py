@@ -17,14 +17,8 @@ _NEEDS_MORE = {
     "deepcache_controlnet": "needs a ControlNet in addition to the model",
     "lcm_image_to_image": "needs a LoRA in addition to the model",
     "oneflow_text_to_image": "needs OneFlow, which is in another environment",
+    SDXL: "the model is not SDXL",
 }
-_OTHER_FAMILY = {
-    SDXL: "the model is not SDXL; give one with --checkpoint FILE",
-    SD15: "the model is SDXL; give an SD1.5 checkpoint with --checkpoint FILE, or none",
-}
-# The bundled model: a small UNet like SD1.5's.
-BUNDLED = "bundled"
-TEXT_TO_IMAGE = {BUNDLED: SD15, "sd15": SD15, "sdxl": SDXL}
 # The texts of the bundled workflows.
 POSITIVE = "a lighthouse on a cliff at dusk, waves, warm light in the windows, detailed painting"
 NEGATIVE = "blurry, low quality, text, watermark"
@@ -34,33 +28,15 @@ SEED = 1
 
 _Case = tuple[Size, int, int]  # size, batch, tokens
 QUICK = 5  # cases of --quick
-# Odd latents: 264x200 is 33x25; 240x360 is 30x45, whose next level is 15x23. Half of 45 rounded up and doubled is 46,
-# not 45; 720x960 has the same problem at a deeper level.
-_CASES: dict[str, tuple[_Case, ...]] = {
-    "cpu": (
-        ((128, 128), 1, 77), ((264, 200), 1, 77), ((120, 160), 1, 77), ((192, 128), 3, 77), ((136, 104), 2, 154),
-        ((240, 320), 1, 77), ((240, 360), 1, 77), ((128, 128), 2, 77), ((192, 128), 1, 154), ((264, 200), 2, 154),
-    ),
-    "cuda": (
-        ((1024, 1024), 1, 77), ((960, 720), 1, 77), ((720, 720), 3, 77), ((896, 768), 2, 154), ((512, 2048), 1, 77),
-        ((720, 720), 1, 77), ((1280, 1280), 1, 77), ((1064, 808), 1, 77), ((1024, 1024), 2, 77),
-        ((1024, 1024), 1, 154), ((960, 720), 2, 154),
-    ),
-    # Sizes that the bundled model was trained at. Its prompts have 4 tokens per object and 4 for the background.
-    BUNDLED: (
-        ((256, 256), 1, 8), ((264, 200), 1, 8), ((240, 360), 1, 12), ((192, 128), 3, 8), ((320, 240), 2, 12),
-        ((384, 384), 1, 12), ((512, 384), 1, 8), ((512, 512), 1, 12), ((264, 200), 2, 12),
-    ),
-}  # fmt: skip
+# Sizes that the model was trained at, with odd latents: 264x200 is 33x25; 240x360 is 30x45, whose next level is 15x23.
+# Half of 45 rounded up and doubled is 46, not 45. Its prompts have 4 tokens per object and 4 for the background.
+_CASES: tuple[_Case, ...] = (
+    ((256, 256), 1, 8), ((264, 200), 1, 8), ((240, 360), 1, 12), ((192, 128), 3, 8), ((320, 240), 2, 12),
+    ((384, 384), 1, 12), ((512, 384), 1, 8), ((512, 512), 1, 12), ((264, 200), 2, 12),
+)  # fmt: skip
 # The tour's own sizes are for a GPU; these have the same proportions, including odd latents.
-_TOURS: dict[str, tuple[Size, ...]] = {
-    "cpu": ((120, 96), (112, 96), (96, 96), (80, 120), (88, 72)),
-    "cuda": ((960, 720), (896, 768), (720, 720), (640, 960), (584, 456)),
-    BUNDLED: ((256, 192), (224, 192), (192, 192), (160, 240), (184, 136)),
-}
-_PICTURES: dict[str, _Case] = {
-    "cpu": ((136, 104), 1, 77), "cuda": ((720, 720), 1, 77), BUNDLED: ((264, 200), 1, 12)
-}  # fmt: skip
+_TOUR: tuple[Size, ...] = ((256, 192), (224, 192), (192, 192), (160, 240), (184, 136))
+_PICTURE: _Case = ((264, 200), 1, 12)
 _CAPTIONS = {
     8: (
         "large red circle left, white background",
@@ -110,18 +86,16 @@ class Plan:
     left_out: dict[str, str]
 
 
-def make_plan(device: str, family: str, quick: bool) -> Plan:
-    """The plan for ``cpu`` or ``cuda`` and a model of the family ``bundled``, ``sd15`` or ``sdxl``."""
-    kind, own = BUNDLED if family == BUNDLED else device, TEXT_TO_IMAGE[family]
-    jobs = [Job(own, (size,), batch, tokens) for size, batch, tokens in _CASES[kind][: QUICK if quick else None]]
-    left_out = {workflow: _OTHER_FAMILY[workflow] for workflow in (SD15, SDXL) if workflow != own}
-    left_out |= _NEEDS_MORE | dict.fromkeys(workflows.transformers(), "needs a large transformer")
+def make_plan(quick: bool) -> Plan:
+    """The plan for the bundled model, a small UNet like SD1.5's."""
+    jobs = [Job(SD15, (size,), batch, tokens) for size, batch, tokens in _CASES[: QUICK if quick else None]]
+    left_out = _NEEDS_MORE | dict.fromkeys(workflows.transformers(), "needs a large transformer")
     if quick:
         left_out |= dict.fromkeys((IMAGE_TO_IMAGE, COMPARE, DEEPCACHE, TOUR_NAME), "--quick leaves it out")
     else:
-        size, batch, tokens = _PICTURES[kind]
+        size, batch, tokens = _PICTURE
         jobs += [Job(workflow, (size,), batch, tokens) for workflow in (IMAGE_TO_IMAGE, COMPARE, DEEPCACHE)]
-        jobs.append(Job(TOUR_NAME, _TOURS[kind], batch, tokens))
+        jobs.append(Job(TOUR_NAME, _TOUR, batch, tokens))
     return Plan(tuple(jobs), left_out)
 
 

@@ -57,13 +57,10 @@ def judge(rows: Sequence[Row], machine: Machine, steps: int, bypasses: Sequence[
     return Verdict(True, _passed(rows, machine), [])
 
 
-def as_json(
-    rows: Sequence[Row], plan: Plan, machine: Machine, verdict: Verdict, checkpoint: str, steps: int
-) -> dict[str, Any]:
+def as_json(rows: Sequence[Row], plan: Plan, machine: Machine, verdict: Verdict, steps: int) -> dict[str, Any]:
     """All measurements as plain data."""
     return {
         "machine": asdict(machine),
-        "checkpoint": checkpoint,
         "steps": steps,
         "rows": [_row_json(row) for row in rows],
         "left_out": plan.left_out,

@@ -8,7 +8,7 @@ import re
 import shutil
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 
@@ -34,11 +34,12 @@ class ComfyServer:
     packs: name in custom_nodes -> folder of the pack, linked (copied if the file
         system does not support links).
     models: a folder in the layout of ComfyUI's ``models``, added to the search paths.
-    checkpoints: name -> file, in addition to those in ``models``.
     cpu: run on the CPU. On CUDA, ComfyUI gets only folders, address and an in-memory
         database, so that its default command line is measured.
     arguments, environment: additional ones; an environment value of None removes the variable.
     """
+
+    before_exec: Callable[[], None] | None = None  # in the new process, see subprocess.Popen
 
     def __init__(
         self,
@@ -48,7 +49,6 @@ class ComfyServer:
         *,
         packs: Mapping[str, Path] | None = None,
         models: Path | None = None,
-        checkpoints: Mapping[str, Path] | None = None,
         cpu: bool = True,
         arguments: Sequence[str] = (),
         environment: Mapping[str, str | None] | None = None,
@@ -56,7 +56,6 @@ class ComfyServer:
     ) -> None:
         self.python, self.comfyui, self.folder = python, comfyui, folder
         self.packs, self.models = dict(packs or {}), models
-        self.checkpoints = dict(checkpoints or {})
         self.cpu, self.arguments = cpu, tuple(arguments)
         self.environment = dict(environment or {})
         self.ready_timeout = ready_timeout
@@ -90,7 +89,12 @@ class ComfyServer:
 
     def start(self) -> None:
         """Start the server and wait until it answers. Raises ServerError with the end of the log."""
-        self._prepare_folder()
+        self.begin()
+        self.wait_until_ready()
+
+    def begin(self) -> None:
+        """Start the process, and do not wait until it answers."""
+        self.prepare_folders()
         self.port = free_port()
         with open(self.log_path, "ab") as log:
             self.process = subprocess.Popen(
@@ -100,7 +104,11 @@ class ComfyServer:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
+                preexec_fn=self.before_exec,
             )
+
+    def wait_until_ready(self) -> None:
+        """Wait until the server answers, or stop it. Raises ServerError with the end of the log."""
         try:
             self._wait_until_ready()
         except BaseException:
@@ -122,7 +130,7 @@ class ComfyServer:
     def command(self) -> list[str]:
         """The command line that ``start`` runs."""
         command = [str(self.python), "main.py", "--listen", "127.0.0.1", "--port", str(self.port)]
-        command += ["--base-directory", str(self.folder)]
+        command += self.folder_arguments()
         # The default database is in the checkout, and two servers would conflict over it.
         command += ["--database-url", "sqlite:///:memory:"]
         if self.models is not None:
@@ -132,6 +140,10 @@ class ComfyServer:
         given = [*command, *self.arguments]
         python_path = self._environment().get("PYTHONPATH", "")
         return [*given, *front_end.arguments(self.python, self.folder / "front-end", given, python_path)]
+
+    def folder_arguments(self) -> list[str]:
+        """The arguments that name the server's folders."""
+        return ["--base-directory", str(self.folder)]
 
     def log(self) -> str:
         """Everything the server has written so far."""
@@ -144,13 +156,12 @@ class ComfyServer:
         """The last lines of the log, for error messages."""
         return "\n".join(self.log().splitlines()[-lines:])
 
-    def _prepare_folder(self) -> None:
+    def prepare_folders(self) -> None:
+        """Make the folders, with the packs and the names of the models."""
         for name in ("custom_nodes", "input", "output", "user", "temp", "models/checkpoints"):
             (self.folder / name).mkdir(parents=True, exist_ok=True)
         for name, source in self.packs.items():
             link(source, self.folder / "custom_nodes" / name)
-        for name, source in self.checkpoints.items():
-            link(source, self.folder / "models" / "checkpoints" / name)
         if self.models is not None:
             lines = ["resolute:", f"  base_path: '{self.models.as_posix()}'"]
             lines += [f"  {name}: {name}" for name in MODEL_FOLDERS]

@@ -6,7 +6,7 @@ A prompt's way, from the top down:
    what it will use. `warm_ups` sends one workflow to several replicas.
 2. `prompts`: one call of a replica for each prompt, open until it ends; it runs again if the replica is lost.
 3. `router`: Serve's router for that call. `ranking` orders the replicas by what each has ready.
-4. `replica`: passes the prompt to its own ComfyUI (`comfyui_process`, `comfyui_client`), and reports what is ready.
+4. `replica`: passes the prompt to its own ComfyUI (`replica_server`, `comfyui_client`), and reports what is ready.
 
 Only `router`, `replica`, `ingress`, `prompts` and `application` import Ray; `command` starts it (`ray_start`). The
 pack itself never does.

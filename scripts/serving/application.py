@@ -1,10 +1,7 @@
-"""The Serve application: one ingress in front of the replicas. `scripts/fleet` and KubeRay deploy it."""
+"""The Serve application: one ingress in front of the replicas. `scripts/fleet` deploys it."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from ray import serve
@@ -15,20 +12,11 @@ from .ingress import Ingress
 from .replica import Replica
 from .router import WarmRouter
 
-CONFIG_VARIABLE = "RESOLUTE_FLEET_CONFIG"  # a YAML file, for `build` without arguments
-_HASH_ROUTER = "ray.serve.experimental.consistent_hash_router:ConsistentHashRouter"
 _ANY_NUMBER = 100_000
 
 
-def build(args: Mapping[str, Any] | None = None) -> serve.Application:
-    """The application for these settings, or for the file that RESOLUTE_FLEET_CONFIG names.
-
-    Serve calls it for the import path `scripts.serving.application:build`. Raises SetupError.
-    """
-    given = dict(args or {})
-    if not given and CONFIG_VARIABLE in os.environ:
-        given = settings.read(Path(os.environ[CONFIG_VARIABLE]))
-    config = settings.from_plain(given)
+def build(config: settings.FleetConfig) -> serve.Application:
+    """The application for these settings."""
     replicas = serve.deployment(Replica).options(  # type: ignore[attr-defined]
         name="replica",
         max_ongoing_requests=config.ongoing,
@@ -70,6 +58,4 @@ def _router(config: settings.FleetConfig) -> RequestRouterConfig:
     if config.router == "warm":
         kwargs = {"imbalance": config.imbalance, "assume_seconds": 3 * config.stats_seconds}
         return RequestRouterConfig(request_router_class=WarmRouter, request_router_kwargs=kwargs, **period)
-    if config.router == "consistent-hash":
-        return RequestRouterConfig(request_router_class=_HASH_ROUTER, **period)
     return RequestRouterConfig(**period)

@@ -52,7 +52,7 @@ def up(file: Path | None, given: Mapping[str, Any], arguments: Sequence[str], ad
         if local is not None:
             _require_gpus(config)
         serve.start(http_options={"host": config.host, "port": config.port, "location": "HeadOnly"})
-        serve.run(build(config.plain()), name=APPLICATION, route_prefix="/", blocking=False)
+        serve.run(build(config), name=APPLICATION, route_prefix="/", blocking=False)
         url = f"http://{config.host}:{config.port}"
         _write_state(config.folder, {"pid": os.getpid(), "url": url})
         print(f"The fleet answers at {url} with {config.replicas} replicas. Ctrl+C ends it.", flush=True)

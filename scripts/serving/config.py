@@ -11,7 +11,7 @@ from typing import Any
 
 from ..errors import SetupError
 
-ROUTERS = ("warm", "default", "consistent-hash", "multiplexed")
+ROUTERS = ("warm", "default")
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +34,7 @@ class FleetConfig:
     stats_seconds: how often a replica reports what is ready.
     enable_cors_header: as ComfyUI's option of this name: the origin whose pages may use the fleet, or "*" for any.
         Without it pages of other sites are refused.
-    router: "warm", or one of Serve's own for comparison. "multiplexed" is its default router with its model
-        multiplexing: the model files that a prompt loads are the model's id.
+    router: "warm", or "default", which is Serve's own, for comparison.
     """
 
     comfyui: Path

@@ -117,12 +117,7 @@ class Prompts:
         need = {**self.needs(prompt.need), "avoid": prompt.avoid}
         lost, parts = "", set[str]()
         entry: dict[str, Any] | None = None
-        handle = self._handle.options(
-            stream=True,
-            session_id=" ".join(prompt.need.shapes) or prompt.record.prompt_id,
-            multiplexed_model_id=" ".join(prompt.need.files) if self._config.router == "multiplexed" else "",
-        )
-        prompt.call = handle.run.remote(body, need=need, token=prompt.record.prompt_id)
+        prompt.call = self._handle.options(stream=True).run.remote(body, need=need, token=prompt.record.prompt_id)
         try:
             async for kind, *rest in prompt.call:
                 if kind == "accepted":

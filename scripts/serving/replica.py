@@ -16,15 +16,15 @@ from ray import serve
 
 from ..errors import ServerError
 from . import config as settings
+from .background import Background
 from .comfyui_client import ComfyUIClient, ComfyUILostError, Message, moved
-from .comfyui_process import ComfyUIProcess
 from .readiness import Readiness
 from .records import is_used_workflow
+from .replica_server import ReplicaServer
 
 logger = logging.getLogger("ray.serve")
 
 USED = "used-workflows.json"  # in the fleet's folder; the ingress writes it
-_MODELS = 2  # that Serve's router "multiplexed" believes to be here at once
 _STARTS = 3  # of ComfyUI in a row that may fail before Serve replaces the replica
 _CACHE_SECONDS = 5.0  # for GET /resolute/cache
 
@@ -36,11 +36,11 @@ class Replica:
         # Serve awaits it.
         self._config = settings.from_plain(plain)
         self._name = str(serve.get_replica_context().replica_id.unique_id)
-        self._process = ComfyUIProcess(self._config, self._config.folder / "replicas" / self._name)
+        self._process = ReplicaServer(self._config, self._config.folder / "replicas" / self._name)
         self._ready = Readiness()
-        self._leaving: set[asyncio.Task[None]] = set()
+        self._background = Background()
         self._starts, self._broken, self._is_closing, self._is_ready = 0, "", False, False
-        await self._process.start()
+        await self._process.start_beside()
         self._client = await self._connected()
         self._watch = asyncio.create_task(self._keep_running())
         await self._warm_most_used()
@@ -55,8 +55,6 @@ class Replica:
         Yields ("refused", status, answer), or ("accepted", replica, answer), then what `ComfyUIClient.follow` yields
         with the files in a subfolder of the replica's name, then ("report", plain). ("lost", why) if ComfyUI ended.
         """
-        if model := serve.get_multiplexed_model_id():
-            await self._multiplexed(model)
         client, prompt_id, is_over = self._client, token, False
         self._ready.expect(prompt_id, need)
         try:
@@ -78,14 +76,7 @@ class Replica:
         finally:
             self._ready.forget(token)
             # A cancelled call must not wait, so the clean-up is a task of its own.
-            leaving = asyncio.create_task(client.leave(prompt_id, is_over))
-            self._leaving.add(leaving)
-            leaving.add_done_callback(self._leaving.discard)
-
-    @serve.multiplexed(max_num_models_per_replica=_MODELS)
-    async def _multiplexed(self, model: str) -> str:
-        """Tell Serve which model runs here, for its router "multiplexed". ComfyUI itself loads and frees it."""
-        return model
+            self._background.start(client.leave(prompt_id, is_over))
 
     async def fetch(self, path: str, *, need: Mapping[str, Any]) -> tuple[int, Any]:
         """ComfyUI's answer to a GET whose result is the same on every replica, as /object_info."""
@@ -119,15 +110,15 @@ class Replica:
     async def _keep_running(self) -> None:
         """Start ComfyUI anew whenever it ends. Its prompts then run again, elsewhere or here."""
         while True:
-            code = await self._process.wait()
+            await self._process.wait()
             if self._is_closing:
                 return
-            logger.warning("ComfyUI of replica %s ended with code %s; starting it anew", self._name, code)
+            logger.warning("ComfyUI of replica %s ended; starting it anew", self._name)
             self._is_ready = False
             self._ready = Readiness()
             await self._client.close()
             try:
-                await self._process.start()
+                await self._process.start_beside()
                 self._client = await self._connected()
             except (ServerError, ComfyUILostError) as error:
                 self._starts += 1

@@ -6,6 +6,7 @@ so that a second checkout does not install 6 GB again. ``.venv`` links to the fi
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import re
@@ -41,12 +42,9 @@ def ensure(root: Path, comfyui: Path, say: Say = print) -> Path:
         return given
     check_python(sys.version_info[:2])
     files = [root / name for name in REQUIREMENTS] + [comfyui / "requirements.txt"]
-    key = environment_key(sys.version_info[:2], files)
-    folder = environments_root() / key
-    linked = _link(root / ".venv", folder)
-    if not linked:
-        folder = root / ".venv"
-    return _built(folder, key, files, say)
+    python = _named(files, say)
+    _link(root / ".venv", python.parent.parent)
+    return python
 
 
 def ensure_torch(root: Path, pin: str, say: Say = print) -> Path:
@@ -183,24 +181,17 @@ def _built(folder: Path, key: str, files: Sequence[Path], say: Say, base: Path =
     return python_of(folder)
 
 
-def _link(link: Path, folder: Path) -> bool:
-    """Link ``.venv`` to the environment. Returns False if the file system does not support links.
+def _link(link: Path, folder: Path) -> None:
+    """Link ``.venv`` to the environment, where the file system supports links.
 
-    A real ``.venv`` that this project did not make is left alone; the environment works without the link.
+    A real ``.venv`` is left alone; the environment works without the link.
     """
     if link.exists() and not link.is_symlink():
-        return _stamp_of(link) is None and os.name != "nt"
-    try:
-        if link.is_symlink():
-            if Path(os.readlink(link)) == folder:
-                return True
-            link.unlink()
-        link.symlink_to(folder, target_is_directory=True)
-    except FileExistsError:
-        return True  # another process was faster
-    except (OSError, NotImplementedError):
-        return False
-    return True
+        return
+    with contextlib.suppress(OSError, NotImplementedError):  # also if another process was faster
+        if not link.is_symlink() or Path(os.readlink(link)) != folder:
+            link.unlink(missing_ok=True)
+            link.symlink_to(folder, target_is_directory=True)
 
 
 def _stamp_of(folder: Path) -> str | None:

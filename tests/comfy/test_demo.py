@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import struct
 import subprocess
 import sys
 from dataclasses import fields
@@ -15,15 +14,12 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from scripts.demonstration.checkpoint import family_of
 from scripts.demonstration.machine import Machine
-from scripts.demonstration.plan import BUNDLED, Job, make_plan, prompt_for
+from scripts.demonstration.plan import Job, make_plan, prompt_for
 from scripts.demonstration.report import Verdict, judge
 from scripts.demonstration.run import COUNTED, PromptRun, Row
-from scripts.errors import SetupError
 from scripts.models.demo_model import captions
 from scripts.places import ROOT, inductor_cache
-from scripts.workflows import transformers
 
 STEPS = 3
 INDUCTOR = Machine("cpu", "CPU", "2.11.0", "inductor", "inductor")
@@ -84,7 +80,7 @@ def a_run(**counters: Any) -> PromptRun:
 def two_rows(**second: Any) -> list[Row]:
     """A first row that compiles, and a second row whose first prompt has the given counters."""
     runs = [[a_run(region_compiles=15), a_run()], [a_run(**second), a_run()]]
-    jobs = make_plan("cpu", "sd15", quick=True).jobs
+    jobs = make_plan(quick=True).jobs
     image = [Path("image.png")]
     return [Row(job, [a_run()] * 2, own, image, image, 1) for job, own in zip(jobs, runs, strict=False)]
 
@@ -149,60 +145,18 @@ def test_without_a_compiler_the_verdict_says_that_nothing_was_compiled() -> None
     assert "there is no C++ compiler" in verdict.sentence
 
 
-@pytest.mark.parametrize(
-    ("device", "family", "present", "absent"),
-    [
-        ("cpu", "bundled", "sd15_text_to_image", "sdxl_text_to_image"),
-        ("cpu", "sd15", "sd15_text_to_image", "sdxl_text_to_image"),
-        ("cuda", "sdxl", "sdxl_text_to_image", "sd15_text_to_image"),
-    ],
-)
-def test_every_bundled_workflow_is_run_or_left_out_with_a_reason(
-    device: str, family: str, present: str, absent: str
-) -> None:
+def test_every_bundled_workflow_is_run_or_left_out_with_a_reason() -> None:
     bundled = {path.stem for path in (ROOT / "workflows" / "api").glob("*.json")}
-    plan = make_plan(device, family, quick=False)
+    plan = make_plan(quick=False)
     run = {job.workflow for job in plan.jobs}
-    assert present in run
-    others = ["deepcache_controlnet", "lcm_image_to_image", "oneflow_text_to_image"]
-    assert list(plan.left_out) == [absent, *others, *transformers()]
+    assert run == {"sd15_text_to_image", "image_to_image", "compare_with_stock", "deepcache", "resolution_tour"}
     assert run | set(plan.left_out) == bundled
+    assert not run & set(plan.left_out)
     assert len({job.name for job in plan.jobs}) == len(plan.jobs)
 
 
-def a_checkpoint(path: Path, *, width: int | None = 768, vae: bool = True) -> Path:
-    """A safetensors file with the header of a checkpoint and no weights."""
-    names: dict[str, Any] = {}
-    if width is not None:
-        name = "model.diffusion_model.input_blocks.1.1.transformer_blocks.0.attn2.to_k.weight"
-        names[name] = {"dtype": "F16", "shape": [320, width], "data_offsets": [0, 0]}
-    if vae:
-        names["first_stage_model.post_quant_conv.weight"] = {"dtype": "F16", "shape": [4], "data_offsets": [0, 0]}
-    header = json.dumps(names).encode()
-    path.write_bytes(struct.pack("<Q", len(header)) + header)
-    return path
-
-
-@pytest.mark.parametrize(("width", "family"), [(768, "sd15"), (1024, "sd15"), (2048, "sdxl")])
-def test_the_family_of_a_checkpoint_is_read_from_its_header(tmp_path: Path, width: int, family: str) -> None:
-    assert family_of(a_checkpoint(tmp_path / "file.safetensors", width=width)) == family
-
-
-def test_an_unsupported_checkpoint_is_refused_with_the_remedy(tmp_path: Path) -> None:
-    with pytest.raises(SetupError, match="There is no checkpoint"):
-        family_of(tmp_path / "missing.safetensors")
-    with pytest.raises(SetupError, match=r"no UNet of SD1\.5, SD2 or SDXL"):
-        family_of(a_checkpoint(tmp_path / "other.safetensors", width=None))
-    with pytest.raises(SetupError, match="has no VAE"):
-        family_of(a_checkpoint(tmp_path / "unet.safetensors", vae=False))
-    (tmp_path / "old.ckpt").write_bytes(b"PK\3\4" * 10)
-    with pytest.raises(SetupError, match="not a safetensors file"):
-        family_of(tmp_path / "old.ckpt")
-
-
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_the_bundled_models_prompts_differ_from_the_workflows_only_in_loader_and_captions(device: str) -> None:
-    for job in make_plan(device, BUNDLED, quick=False).jobs:
+def test_the_bundled_models_prompts_differ_from_the_workflows_only_in_loader_and_captions() -> None:
+    for job in make_plan(quick=False).jobs:
         prompt = prompt_for(job, None, None, seed=1, steps=STEPS)
         kinds = [node["class_type"] for node in prompt.values()]
         assert kinds.count("ResoluteDemoModel") == 1

@@ -13,7 +13,6 @@ from ray.serve.exceptions import BackPressureError, RequestCancelledError
 
 from scripts.serving import config, current_router
 from scripts.serving.files import Files
-from scripts.serving.need import need_of
 from scripts.serving.prompts import Prompts
 from scripts.serving.records import Record, Records
 
@@ -36,14 +35,12 @@ class Replicas:
     def __init__(self, *answers: Any) -> None:
         self.answers = list(answers)
         self.avoided: list[list[str]] = []
-        self.models: list[str] = []
         self.decisions: dict[str, dict[str, Any]] = {}
 
     def state(self) -> list[dict[str, Any]]:
         return [{"replica": "a"}, {"replica": "b"}]
 
-    def options(self, *, multiplexed_model_id: str, **_: Any) -> Replicas:
-        self.models.append(multiplexed_model_id)
+    def options(self, **_: Any) -> Replicas:
         return self
 
     @property
@@ -78,14 +75,12 @@ def _no_router() -> Iterator[None]:
     current_router._router = None
 
 
-def run(
-    folder: Path, *answers: Any, router: str = "warm"
-) -> tuple[Replicas, tuple[int, Any], dict[str, Any], list[Any]]:
+def run(folder: Path, *answers: Any) -> tuple[Replicas, tuple[int, Any], dict[str, Any], list[Any]]:
     """A prompt's way: the replicas, the first answer, the history, and what went over the websocket."""
     (folder / "main.py").write_text("")
     replicas, records, sent = Replicas(*answers), Records(folder / "x.sqlite"), []
     current_router.set_router(replicas)
-    settings = config.from_plain({"comfyui": str(folder), "folder": str(folder), "router": router})
+    settings = config.from_plain({"comfyui": str(folder), "folder": str(folder)})
 
     async def go() -> tuple[int, Any]:
         prompts = Prompts(settings, replicas, records, Files(folder), lambda client, message: sent.append(message))
@@ -143,14 +138,3 @@ def test_a_file_that_cannot_be_kept_is_the_prompts_error(tmp_path: Path) -> None
     place = {"filename": "a.png", "subfolder": "../..", "type": "output"}
     _, _, history, _ = run(tmp_path, [ACCEPTED, ("file", place, b"x", True), DONE])
     assert "could not keep a file" in history["p"]["status"]["messages"][0][1]["exception_message"]
-
-
-def test_only_serves_multiplexing_gets_the_model_files_as_a_models_id(tmp_path: Path) -> None:
-    models = {}
-    for router in config.ROUTERS:
-        (tmp_path / router).mkdir()
-        replicas, *_ = run(tmp_path / router, [ACCEPTED, DONE], router=router)
-        (models[router],) = replicas.models
-    files = " ".join(need_of(PROMPT).files)
-    assert files
-    assert models == {"warm": "", "default": "", "consistent-hash": "", "multiplexed": files}

@@ -16,7 +16,6 @@ from ray import serve
 from ray.serve.config import RequestRouterConfig
 
 from scripts.serving import current_router
-from scripts.serving.application import _HASH_ROUTER
 from scripts.serving.ray_start import LocalRay
 from scripts.serving.router import WarmRouter
 
@@ -26,8 +25,6 @@ SHAPES = [f"m {side}x512x1" for side in range(256, 1024, 128)]
 ROUTERS: dict[str, dict[str, Any]] = {
     "warm": {"request_router_class": WarmRouter},
     "default": {},
-    "consistent-hash": {"request_router_class": _HASH_ROUTER},
-    "multiplexed": {},
 }
 
 
@@ -57,13 +54,7 @@ def replicas(router: str) -> Any:
             self.warm: set[str] = set()
             self.lock = asyncio.Lock()
 
-        @serve.multiplexed(max_num_models_per_replica=len(SHAPES))
-        async def multiplexed(self, model: str) -> str:
-            return model
-
         async def run(self, *, need: dict[str, Any], token: str) -> tuple[str, bool]:
-            if model := serve.get_multiplexed_model_id():
-                await self.multiplexed(model)
             async with self.lock:
                 is_cold = not set(need["shapes"]) <= self.warm
                 await asyncio.sleep(0.01 + COLD * is_cold)
@@ -76,7 +67,7 @@ def replicas(router: str) -> Any:
     return serve.run(Fake.bind(), name=f"app-{router}", route_prefix=None)
 
 
-async def drive(handle: Any, is_multiplexed: bool = False) -> list[tuple[str, bool]]:
+async def drive(handle: Any) -> list[tuple[str, bool]]:
     """48 calls of six shapes from four clients, the same for every router."""
     chooser = random.Random(1)
     traces = [[chooser.choice(SHAPES) for _ in range(12)] for _ in range(4)]
@@ -84,8 +75,7 @@ async def drive(handle: Any, is_multiplexed: bool = False) -> list[tuple[str, bo
     async def client(number: int) -> list[tuple[str, bool]]:
         found = []
         for index, shape in enumerate(traces[number]):
-            call = handle.options(session_id=shape, multiplexed_model_id=shape if is_multiplexed else "").run
-            found.append(await call.remote(need={"shapes": [shape]}, token=f"{number}-{index}"))
+            found.append(await handle.run.remote(need={"shapes": [shape]}, token=f"{number}-{index}"))
         return found
 
     return [each for found in await asyncio.gather(*map(client, range(4))) for each in found]
@@ -99,10 +89,10 @@ def wait_for_no_load() -> None:
         time.sleep(0.05)
 
 
-def test_fewer_prompts_are_cold_than_with_serves_routers() -> None:
+def test_fewer_prompts_are_cold_than_with_serves_router() -> None:
     cold = {}
     for router in ROUTERS:
-        answers = asyncio.run(drive(replicas(router), router == "multiplexed"))
+        answers = asyncio.run(drive(replicas(router)))
         cold[router] = sum(is_cold for _, is_cold in answers)
         if router == "warm":
             assert len({replica for replica, _ in answers}) == 2, "one replica did all the work"
@@ -114,5 +104,3 @@ def test_fewer_prompts_are_cold_than_with_serves_routers() -> None:
     print(f"cold prompts of 48: {cold}")
     # A shape is cold once; the imbalance may send it to the other replica too.
     assert len(SHAPES) <= cold["warm"] < cold["default"]
-    assert len(SHAPES) <= cold["consistent-hash"]
-    assert len(SHAPES) <= cold["multiplexed"] < cold["default"], "Serve did not route by the model's id"

@@ -48,6 +48,7 @@ def parse_request(body: Mapping[str, Any], classes: Mapping[str, Any]) -> WarmUp
     prompt = _prompt_for_plan(body["plan"])
     inputs = prompt["warm"]["inputs"]
     what = " and ".join(name for name in ("model", "vae") if name in inputs)
+    # Read here too: the client gets an answer with the error, and not a prompt that fails later.
     items = plan(inputs["sizes"], inputs["batch_sizes"], inputs["prompt_chunks"])
     return WarmUpRequest(prompt, [f"{item}: {what}" for item in items], [])
 
@@ -76,8 +77,6 @@ def _prompt_for_plan(given: Any) -> Mapping[str, Mapping[str, Any]]:
     if not isinstance(values["vae"], bool):
         raise UserError(f'"vae" of a plan must be true or false, not {excerpt(repr(values["vae"]))}.')
     _check_fields(values)
-    # Check the lists now: the client then gets an answer with the error, not a prompt that fails later.
-    plan(values["sizes"], str(values["batch_sizes"]), str(values["prompt_chunks"]))
     lists = {name: str(values[name]) for name in ("sizes", "batch_sizes", "prompt_chunks")}
     links: dict[str, Any] = {"model": ["load", 0], **({"vae": ["load", 2]} if values["vae"] else {})}
     load = {"ckpt_name": values["checkpoint"], "backend": values["backend"], "compile_vae": values["vae"]}

@@ -13,7 +13,6 @@ import pytest
 from benchmarks import fleet
 from benchmarks.cells import OutOfTimeError
 from scripts.errors import ServerError
-from scripts.serving import config
 
 
 def row(router: str) -> dict[str, Any]:
@@ -45,10 +44,6 @@ def test_a_later_run_measures_the_routers_that_the_file_lacks(tmp_path: Path, mo
     found = json.loads(out.read_text("utf-8"))
     assert {each["router"] for each in found["rows"]} == set(fleet.ROUTERS)
     assert found["failed"] == {}
-
-
-def test_it_measures_every_router_of_the_fleet() -> None:
-    assert fleet.ROUTERS == config.ROUTERS
 
 
 def test_a_trace_has_every_checkpoint_and_two_of_them_fit(monkeypatch: pytest.MonkeyPatch) -> None:

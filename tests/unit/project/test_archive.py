@@ -48,7 +48,7 @@ def test_git_and_every_comfy_cli_read_the_list_alike() -> None:
 
 def test_it_has_what_the_commands_of_users_import_and_nothing_that_only_a_clone_needs() -> None:
     assert [path for path in shipped() if path.startswith(LEFT_OUT)] == []
-    paths = {path for path in shipped() if path.startswith("scripts/") and "/deploy/" not in path}
+    paths = {path for path in shipped() if path.startswith("scripts/")}
     needed = {path for path in reached(*COMMANDS) if path.startswith("scripts/")}
     packages = {f"{folder}/__init__.py" for folder in {path.rpartition("/")[0] for path in needed}}
     assert paths == needed | packages

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import ClassVar
 
 import pytest
 
@@ -69,10 +67,8 @@ class Runs:
 
 @pytest.fixture
 def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Runs:
-    """Of shards a, b, ... with one file each, which takes longer the later its letter."""
+    """Of shards a, b, ... that leave their logs in a folder of their own."""
     monkeypatch.setattr(shards, "REPORTS", tmp_path)
-    monkeypatch.setattr(shards, "files_of", lambda name: [name])
-    monkeypatch.setattr(shards, "table", lambda: {name: 60.0 * place for place, name in enumerate("abc", 1)})
     return Runs(tmp_path)
 
 
@@ -84,52 +80,18 @@ def test_together_they_are_every_test_file_once() -> None:
     assert [name for name in shards.names() if not shards.files_of(name)] == []
 
 
-def test_the_slowest_files_are_dealt_first_each_to_the_shard_with_least() -> None:
-    rows = {"a": 30.0, "b": 20.0, "c": 15.0, "e": 1.0}  # d is not in the table: 10 s
-    assert shards.deal("abcde", rows, 2) == [["a", "d"], ["b", "c", "e"]]
-    assert shards.deal("edcba", rows, 2) == shards.deal("abcde", rows, 2)
-
-
-class TestTable:
-    def report(self, folder: Path) -> Path:
-        cases = [
-            CASE.format(*each, "") for each in (("test_shards.TestOne", 1.5), ("test_shards", 2), ("test_gone", 4))
-        ]
-        report = folder / "unit.xml"
-        report.write_text(SUITE.format("".join(cases)), "utf-8")
-        return report
-
-    def test_the_seconds_of_a_file_are_read_from_a_junit_file(self, tmp_path: Path) -> None:
-        assert shards.measured(self.report(tmp_path)) == {"tests/unit/scripts/test_shards.py": 3.5}
-
-    def test_it_is_written_from_the_reports_and_other_shards_keep_their_rows(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr(shards, "REPORTS", tmp_path)
-        monkeypatch.setattr(shards, "TABLE", tmp_path / "seconds.json")
-        monkeypatch.setattr(shards, "FOLDERS", {"unit": 1, "fleet": 1})
-        rows = {"tests/fleet/test_api.py": 9.0, "tests/unit/test_keys.py": 8.0, "tests/gone.py": 7.0}
-        shards.TABLE.write_text(json.dumps(rows), "utf-8")
-        self.report(tmp_path)
-        assert shards.main() == 0
-        written = shards.table()
-        assert written["tests/unit/scripts/test_shards.py"] == 3.5
-        assert written["tests/fleet/test_api.py"] == 9.0
-        assert written["tests/unit/test_keys.py"] == 0.0  # its shard has a report, without it: its tests are long
-        assert "tests/gone.py" not in written
-
-
 class TestRunning:
-    def test_two_run_at_a_time_the_longest_first_and_each_end_is_printed_when_it_comes(
+    def test_two_run_at_a_time_and_each_end_is_printed_when_it_comes(
         self, runs: Runs, capsys: pytest.CaptureFixture[str]
     ) -> None:
         runs.polls = {"c": 5}
-        assert runs.run("a", "b", "c") == 0
+        assert runs.run("c", "b", "a") == 0
         assert [each.name for each in runs.begun] == ["c", "b", "a"]
         assert runs.most == 2
         lines = capsys.readouterr().out.splitlines()
         assert [line for line in lines if line.endswith(" ends")] == ["b ends", "a ends", "c ends"]
         assert LINE.strip() not in lines  # only the end of a log is printed
+        assert [line for line in lines if line.endswith(" tests so far.")][-1] == "3 tests so far."
 
     def test_it_ends_with_the_sum_of_all_shards(self, runs: Runs, capsys: pytest.CaptureFixture[str]) -> None:
         skipped = CASE.format("test_shards", 0, "<skipped/>")
@@ -191,29 +153,3 @@ class TestRunning:
         assert run_shards.run({"a": ([sys.executable, "-c", code], {**os.environ, "NAME": "it"})}, wait=0.01) == 0
         assert (runs.folder / "a.log").read_text("utf-8") == "wrote it\n"
         assert capsys.readouterr().out.endswith("1 passed, 0 failed, 0 skipped\n")
-
-
-class TestProgress:
-    """Of shards a, b and c, which take 1, 2 and 3 minutes by the table. Each has run for a minute if it has begun."""
-
-    SECONDS: ClassVar = {"a": 60.0, "b": 120.0, "c": 180.0}
-
-    def line(self, runs: Runs, took: dict[str, float | None], seconds: dict[str, float] | None = None) -> str:
-        begun = {
-            name: run_shards.Shard(name, Process(0, 1), time.monotonic() - 60.0, ended)  # type: ignore[arg-type]
-            for name, ended in took.items()
-        }
-        for name in took:
-            text = "collecting ... collected 10 items\n" + f"tests/{name}.py::test PASSED [ 10%]\n" * 4
-            (runs.folder / f"{name}.log").write_text(text + f"tests/{name}.py::test_that_runs", "utf-8")
-        return run_shards.progress(self.SECONDS if seconds is None else seconds, begun)
-
-    def test_before_anything_ran_the_table_says_how_long_two_at_a_time_take(self, runs: Runs) -> None:
-        assert self.line(runs, {}) == "0 tests so far, about 3 minutes left."
-
-    def test_an_ended_shard_gives_the_pace(self, runs: Runs) -> None:
-        # a took twice its minute, so b takes 4 minutes, one of which is over, and c takes 6.
-        assert self.line(runs, {"a": 120.0, "b": None}) == "8 tests so far, about 6 minutes left."
-
-    def test_without_a_table_it_counts_only(self, runs: Runs) -> None:
-        assert self.line(runs, {"a": 9.0, "b": None}, {}) == "8 tests so far."

@@ -120,8 +120,8 @@ class TestWhole:
         """What would be started, on a machine without Python 3.10 that can have every other environment."""
         started: dict[str, Any] = {}
 
-        def run(commands: dict[str, Any], notes: list[str], failures: list[str], *, estimates: bool) -> int:
-            started.update(commands=commands, notes=notes, failures=failures, estimates=estimates)
+        def run(commands: dict[str, Any], notes: list[str], failures: list[str]) -> int:
+            started.update(commands=commands, notes=notes, failures=failures)
             return 0
 
         monkeypatch.setattr(test_command.run_shards, "run", run)
@@ -142,13 +142,12 @@ class TestWhole:
         capsys: pytest.CaptureFixture[str],
     ) -> None:
         self.start(test_command, monkeypatch)
-        assert [*started["commands"], "oneflow"] == test_command.shards.names()
+        assert [*started["commands"]] == [name for name in test_command.shards.names() if name != "oneflow"]
         note = "NOT RUN: the tests of oneflow. They need a Python 3.10, and there is none on this machine."
         assert started["notes"] == [note]
         assert note in capsys.readouterr().out
         assert started["failures"] == []
         assert all("not long" in arguments for arguments, _ in started["commands"].values())
-        assert started["estimates"]
 
     def test_quick_runs_those_of_the_unit_tests(
         self, test_command: ModuleType, started: dict[str, Any], monkeypatch: pytest.MonkeyPatch
@@ -163,12 +162,11 @@ class TestWhole:
         self.start(test_command, monkeypatch, "--quick", "--", "-x")
         assert started == {}
 
-    def test_long_tests_have_no_estimate(
+    def test_long_runs_the_long_tests_too(
         self, test_command: ModuleType, started: dict[str, Any], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         self.start(test_command, monkeypatch, "--long")
         assert not any("not long" in arguments for arguments, _ in started["commands"].values())
-        assert not started["estimates"]
 
     def test_an_environment_that_cannot_be_made_is_a_failure_and_the_others_run(
         self, test_command: ModuleType, started: dict[str, Any], monkeypatch: pytest.MonkeyPatch

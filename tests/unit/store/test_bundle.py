@@ -81,7 +81,7 @@ def test_an_environment_without_artifacts_is_not_offered(here: ArtifactStore, tm
     store_in(folder, updated)
     known = {environment: name for name, environment in environments(folder).items()}
     with pytest.raises(SetupError, match="has nothing for this machine's environment") as caught:
-        bundle.export_to(tmp_path / "a.bundle", bundle.Place(None, folder, None, known[updated]))
+        bundle.export_to(tmp_path / "a.bundle", bundle.Place(None, folder, known[updated]))
     assert f"--environment {known[HERE]}:" in str(caught.value)
     assert f"--environment {known[updated]}:" not in str(caught.value)
 
