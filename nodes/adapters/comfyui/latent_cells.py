@@ -1,31 +1,14 @@
-"""How many pixels a side of a latent cell has. A loaded model or VAE says it; before that, the class of a node does."""
+"""How many pixels a side of a latent cell has, as a loaded model or VAE says it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-# Of most models. Core's nodes that resize or crop any latent count with it too, and 0.8.0 knows no other number.
+# Of most models; 0.8.0 knows no other number.
 DEFAULT = 8
 # Channels and rows of ACE-Step's latents: sound with the four dimensions of a picture.
 _SOUND = (8, 16)
-
-# The nodes that make latents of other models, for a reader of a workflow, which has no model.
-_OF_NODES: Mapping[str, int] = {
-    "EmptyFlux2LatentImage": 16,
-    "EmptyHunyuanImageLatent": 32,
-    "EmptyHunyuanVideo15Latent": 16,
-    "EmptyLTXVLatentVideo": 32,
-    "EmptyMiniMaxH3LatentAV": 16,
-    "LTXVImgToVideo": 32,
-    "MiniMaxH3ImageToVideo": 16,
-    "Wan22ImageToVideoLatent": 16,
-}
-
-
-def of_node(class_type: str) -> int:
-    """Of the latents that a node makes from a width and a height."""
-    return _OF_NODES.get(class_type, DEFAULT)
 
 
 def is_picture(latent: Sequence[int]) -> bool:
