@@ -3,8 +3,8 @@ import { element, mebibytes } from "./dom.js";
 import { isSampling } from "./live.js";
 import { ROLES, say } from "./words.js";
 
-const STATES = { memory: "ready", captured: "ready", disk: "on disk", unknown: "to compile" };
-const ORDER = ["captured", "memory", "disk", "unknown"]; // of two shapes of a size, the better one is shown
+const STATES = { memory: "ready", disk: "on disk", unknown: "to compile" };
+const ORDER = ["memory", "disk", "unknown"]; // of two shapes of a size, the better one is shown
 const SIZES = 12; // of one model
 const BATCH = ", batch "; // between the sides and the batch of a size
 

@@ -81,7 +81,7 @@ class TestReady:
                 for call in calls:
                     cache.run(program, call)
 
-            outcome = run._run_task(run.Task("model", "64x64", owner, (), work), run.NodeProgress(None))
+            outcome = run._run_task(run.Task("model", "64x64", owner, (), work))
             return outcome.state, outcome.bytes
 
         return warm_up

@@ -20,8 +20,7 @@ from ....compile_cache.calls.rows import kept
 from ....compile_cache.choices.compile_seconds import START, CompileSeconds
 from ....compile_cache.texts import Text, words_of
 from .call_bar import CallBar
-from .messages import broadcast
-from .progress import NodeProgress
+from .messages import broadcast, show_on_node
 
 logger = logging.getLogger(__name__)
 
@@ -34,12 +33,15 @@ _results: dict[str, dict[str, str]] = {}  # by compile node and by what they are
 _compiler_started = False  # a region was compiled in this process
 
 
-class CompileProgress(NodeProgress):
-    """Shows on one compile node what is compiled or loaded. `finish` ends that, and costs nothing if there was none.
+class CompileProgress:
+    """Shows on one compile node what is compiled or loaded, and passes ComfyUI's Cancel on between two units of work.
+    `finish` ends that, and costs nothing if there was none. Without a server (in tests) it only logs.
 
     doing: what the node does when nothing is compiled: "sampling". waiting: the seconds that prompts waited so far, a
     clock that stands still while they do not: `Stats.waiting_seconds`. took: the seconds of earlier compiles.
     """
+
+    cancellations: tuple[type[BaseException], ...] = (comfy.model_management.InterruptProcessingException,)
 
     def __init__(
         self,
@@ -48,7 +50,7 @@ class CompileProgress(NodeProgress):
         waiting: Callable[[], float],
         took: CompileSeconds | None = None,
     ) -> None:
-        super().__init__(node_id)
+        self.node_id = node_id
         self._doing, self._waiting = doing, waiting
         self._took = CompileSeconds(None, "") if took is None else took
         self._left: Counter[str] = Counter()  # kinds of the regions that are left
@@ -72,7 +74,7 @@ class CompileProgress(NodeProgress):
             return
         results = _results.setdefault(self.node_id, {})
         results[self._doing] = text
-        self.show(Text.joined("\n", results.values()))
+        show_on_node(Text.joined("\n", results.values()), self.node_id)
 
     def set_total(self, ready: int, regions: int) -> None:
         """The node runs, and so many of its regions are ready. The bar of the other nodes counts them too."""
@@ -88,8 +90,13 @@ class CompileProgress(NodeProgress):
         """A sampling run or a decode begins: its seconds count from here."""
         self._waited_before = self._waiting()
 
+    def raise_if_cancelled(self) -> None:
+        """Raise ComfyUI's own interruption if the user pressed Cancel."""
+        comfy.model_management.throw_exception_if_processing_interrupted()
+
     def begin_block(self) -> None:
-        super().begin_block()
+        """A block of a call is about to run. ComfyUI's own operations look for Cancel too, and a region has none."""
+        self.raise_if_cancelled()
         if self.of_call is not None:
             self.of_call.advance()
 
@@ -125,7 +132,7 @@ class CompileProgress(NodeProgress):
                 done, total = self.count
                 stopped = isinstance(sys.exc_info()[1], self.cancellations)  # the caller handles it
                 self._took.save()
-                self.show(kept(done, total) if stopped else self._doing)
+                show_on_node(kept(done, total) if stopped else self._doing, self.node_id)
             broadcast("idle")
         if self._bar is not None:
             self._bar = None
@@ -144,7 +151,7 @@ class CompileProgress(NodeProgress):
         text = self._text(done, total, seconds) if self._loading is None else _loading(total, seconds)
         if text != self._shown:
             self._shown = text
-            self.show(text)
+            show_on_node(text, self.node_id)
             stopping = comfy.model_management.processing_interrupted()
             broadcast("working", text=text, words=words_of(text), done=done, total=total, stopping=stopping)
 

@@ -82,7 +82,7 @@ def _reservations(device: torch.device) -> list[Any]:
 def give_back(reservation: Any, size: int, also_own: bool) -> bool:
     """Leave `size` bytes of the device to other processes: pages of other models go until their next load.
 
-    also_own: so do those of this reservation after them, until `prioritize`, and no more of its pages come than fit
+    also_own: so do those of this reservation after them, until its `prioritize`, and no more of its pages come than fit
     beside; pinned pages go when they are unpinned. A comfy-aimdo without `set_watermark` (0.3) can free pages, but not
     keep others from coming. Returns whether anything had to be done.
     """
@@ -114,7 +114,8 @@ def offset(reservation: Any, address: int) -> int:
 
 
 def fault(reservation: Any, address: int, size: int) -> Serials | None:
-    """Map and pin the pages of a range. None, with nothing pinned, if there is no room for all of them.
+    """Map and pin the pages of a range, until the reservation's `unpin` of it. None, with nothing pinned, if there is
+    no room for all of them.
 
     It makes room by unloading pages of models that were used less lately, and for that waits for the GPU.
     """
@@ -123,11 +124,6 @@ def fault(reservation: Any, address: int, size: int) -> Serials | None:
     except RuntimeError:  # "Fault failed": the driver could not map a page
         return None
     return None if serials is None else tuple(serials)
-
-
-def unpin(reservation: Any, address: int, size: int) -> None:
-    """Undo one `fault` of the range."""
-    reservation.unpin(address, size)
 
 
 def has_ranges_of_blocks(modules: Iterable[torch.nn.Module]) -> bool:
@@ -171,11 +167,6 @@ def lay_out(modules: Sequence[torch.nn.Module]) -> bool:
             own.pop(f"_v_{name}", None)
     reservation.prioritize()
     return True
-
-
-def prioritize(reservation: Any) -> None:
-    """Let this model have pages before all others, as a load does."""
-    reservation.prioritize()
 
 
 def filled(module: torch.nn.Module) -> Serials | None:

@@ -1,11 +1,11 @@
-"""How many pixels a side of a latent cell has, as a loaded model or VAE says."""
+"""How many pixels a side of a latent cell has, as a loaded model or VAE says it."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
-# Of most models. Core's nodes that resize or crop any latent count with it too, and 0.8.0 knows no other number.
+# Of most models; 0.8.0 knows no other number.
 DEFAULT = 8
 # Channels and rows of ACE-Step's latents: sound with the four dimensions of a picture.
 _SOUND = (8, 16)

@@ -109,4 +109,5 @@ def _let_go(module: torch.nn.Module) -> None:
         if patch is not None:
             patch.clear_prepared()
     if prefetch["signature"] is not None:
-        dynamic_vram.unpin(*dynamic_vram.allocation(module))  # type: ignore[misc]
+        reservation, address, size = module.__dict__["_v"]
+        reservation.unpin(address, size)

@@ -25,7 +25,7 @@ _ASKED = {
     "convrot_w4a4": "supports_int8_compute",
     "asym_w4a8_int8": "supports_int8_compute",
 }
-_CUDA_OF_KERNELS = (13,)  # comfy-kitchen's kernels need a torch for this version of CUDA
+_CUDA_OF_KERNELS = 13  # comfy-kitchen's kernels need a torch for this version of CUDA
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,16 +98,12 @@ def _why(name: str, device: torch.device) -> str:
     supports: Any = getattr(comfy.model_management, asked, None) if asked else None
     if supports is not None and not supports(device):
         cuda = torch.version.cuda
-        if device.type == "cuda" and cuda is not None and _numbers(cuda) < _CUDA_OF_KERNELS:
+        if device.type == "cuda" and cuda is not None and int(cuda.partition(".")[0]) < _CUDA_OF_KERNELS:
             return f"the products need a torch for CUDA 13, and this one is for {cuda}"
         return "this device has no such products"
     return (
         "some weights are dequantized first: the file asks for it, the product does not take their shape, or it failed"
     )
-
-
-def _numbers(version: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in version.split(".") if part.isdigit())
 
 
 @functools.cache

@@ -11,7 +11,7 @@ from ....compile_cache.errors import BackendUnavailableError
 from ....compile_cache.keys import Role
 from ....compile_cache.texts import Text
 from ..comfyui import version
-from ..comfyui.progress import NodeProgress
+from ..comfyui.messages import show_on_node
 from ..process import runtime
 from ..process.compile_request import CompileRequest
 
@@ -34,11 +34,11 @@ def request_for(chosen: str, patcher: Any, role: Role, node_id: str | None, **se
         raise BackendUnavailableError(chosen, reason, "Start ComfyUI with --disable-dynamic-vram, or choose 'auto'.")
     request.backend.prewarm(device, runtime.cache().config)
     logger.info("Resolute: backend %s", request.why)
-    NodeProgress(node_id).show(Text("backend: {why}", why=request.why))
+    show_on_node(Text("backend: {why}", why=request.why), node_id)
     return request
 
 
 def explain_passthrough(reason: str, node_id: str | None) -> None:
     """Say on the node and in the log why its input is passed on as it is."""
     logger.info("Resolute: %s", reason)
-    NodeProgress(node_id).show(reason)
+    show_on_node(reason, node_id)

@@ -12,7 +12,7 @@ from comfy.patcher_extension import WrappersMP, get_all_wrappers
 from ....compile_cache.errors import UserError
 from ....compile_cache.texts import Text
 from ..comfyui import switch
-from ..comfyui.progress import NodeProgress
+from ..comfyui.messages import show_on_node
 from ..comfyui.transformer_options import STEP_CACHE_RUN, STEP_PASS
 from ..foreign.core_code import is_core_function
 from ..forward.forward_patch import ForwardPatch
@@ -42,34 +42,33 @@ def add_deepcache(model: Any, settings: Settings, node_id: str | None = None) ->
         return model
     unet = model.get_model_object("diffusion_model")
     _require_depth(unet, settings.depth)
-    progress = NodeProgress(node_id)
     clone = model.clone()
     forward = clone.get_model_object(_FORWARD)
     patch = forward if isinstance(forward, ForwardPatch) else UncompiledForward(unet, forward)
     for kind in _WRAPPERS:  # of two DeepCache nodes in a row, the last decides
         clone.remove_wrappers_with_key(kind, _KEY)
     if not patch.is_known_code:
-        _report(progress, Text("another pack put a forward of its own into this model, so every step runs in full"))
+        _report(node_id, Text("another pack put a forward of its own into this model, so every step runs in full"))
         return clone
     if patch is not forward:
         install_patch(clone, _FORWARD, patch)
-    sampling = Sampling(settings, share_of_fast_pass(unet, settings.depth), progress)
+    sampling = Sampling(settings, share_of_fast_pass(unet, settings.depth), node_id)
     for kind, name in _WRAPPERS.items():
         clone.add_wrapper_with_key(kind, _KEY, getattr(sampling, name))
     set_wrapper(clone, *OVERLAP)
     inside = tuple(math.ceil(percent * _EXAMPLE_STEPS) for percent in (settings.start_percent, settings.end_percent))
     example = plan(settings, _EXAMPLE_STEPS, (inside[0], min(inside[1], _EXAMPLE_STEPS)))
-    _report(progress, Text("for example {plan}", plan=example.summary(sampling.fast_share)))
+    _report(node_id, Text("for example {plan}", plan=example.summary(sampling.fast_share)))
     return clone
 
 
 class Sampling:
     """The wrappers of one DeepCache node. The state of a sampling run is in its own `DeepCacheRun`."""
 
-    def __init__(self, settings: Settings, fast_share: float, progress: NodeProgress) -> None:
+    def __init__(self, settings: Settings, fast_share: float, node_id: str | None) -> None:
         self.fast_share = fast_share
         self._settings = settings
-        self._progress = progress
+        self._node_id = node_id
 
     def sample(self, executor: Any, guider: Any, sigmas: Any, extra_args: dict[str, Any], *args: Any, **kw: Any) -> Any:
         """Wraps one sampling run. Its DeepCacheRun is closed at the end, also if the sampling is cancelled or fails."""
@@ -81,7 +80,7 @@ class Sampling:
             levels, float(to_sigma(self._settings.start_percent)), float(to_sigma(self._settings.end_percent))
         )
         chosen = plan(self._settings, len(levels) - 1, window)
-        _report(self._progress, chosen.summary(self.fast_share))
+        _report(self._node_id, chosen.summary(self.fast_share))
         if not chosen.fast:
             return executor(guider, sigmas, extra_args, *args, **kw)
         options = extra_args["model_options"].setdefault("transformer_options", {})
@@ -121,11 +120,11 @@ class Sampling:
         passes = run.passes
         if passes["full"] + passes["fast"] == 0:
             text = Text("none of its passes ran: another pack replaced or skipped the model's forward")
-            _report(self._progress, text)
+            _report(self._node_id, text)
         else:
             full, fast = passes["full"], passes["fast"]
             text = Text("{plan}; {full} full and {fast} fast passes", plan=summary, full=full, fast=fast)
-            _report(self._progress, text)
+            _report(self._node_id, text)
 
 
 _WRAPPERS = {
@@ -181,6 +180,6 @@ def _require_depth(unet: Any, depth: int) -> None:
         raise UserError(f"depth {depth} is outside what this model has: choose 1 to {highest}; 2 suits most models.")
 
 
-def _report(progress: NodeProgress, text: Text) -> None:
+def _report(node_id: str | None, text: Text) -> None:
     logger.info("Resolute: DeepCache: %s", text)
-    progress.show(Text("DeepCache: {text}", text=text))
+    show_on_node(Text("DeepCache: {text}", text=text), node_id)

@@ -29,18 +29,11 @@ _trusts: weakref.WeakKeyDictionary[type, tuple[frozenset[str], bool]] = weakref.
 
 def why_untrusted(block: torch.nn.Module) -> BypassReason | None:
     """Why a block must run as it is: other code than core's may compute anything. None if it may be a region."""
-    kinds = set(map(type, all_parts(block)))
-    if "forward" in vars(block) or not is_written_for(type(block).forward, type(block), KNOWN_PACKAGES):
-        text = f"another pack replaced the forward of {type(block).__name__}; such blocks run as they are"
+    kind = type(block)
+    if "forward" in vars(block) or not is_written_for(kind.forward, kind, KNOWN_PACKAGES):
+        text = f"another pack replaced the forward of {kind.__name__}; such blocks run as they are"
         return BypassReason(BypassCode.REPLACED_FORWARD, text)
-    code = exchanged(kinds)
-    if code:
-        text = f"another pack replaced {code[0]}; {type(block).__name__} blocks run as they are"
-        return BypassReason(BypassCode.REPLACED_FORWARD, text)
-    why = why_foreign(kinds, _trusted())
-    if why is None:
-        return None
-    return BypassReason(BypassCode.FOREIGN_MODEL, f"{type(block).__name__} blocks run as they are: {why}")
+    return _why_eager(set(map(type, all_parts(block))), kind.__name__)
 
 
 def trusted_hooks(hooks: Iterable[Hook], bypass: Bypass) -> list[Hook]:
@@ -48,16 +41,23 @@ def trusted_hooks(hooks: Iterable[Hook], bypass: Bypass) -> list[Hook]:
     trusted = []
     for hook in hooks:
         kinds = {type(part) for site in hook.sites for _, part in parts(site.module, site.without)}
-        code, why = exchanged(kinds), why_foreign(kinds, _trusted())
-        kind = hook.labels[0][0].partition(".")[0]
-        if code:
-            text = f"another pack replaced {code[0]}; {kind} blocks run as they are"
-            bypass(BypassReason(BypassCode.REPLACED_FORWARD, text))
-        elif why is None:
+        reason = _why_eager(kinds, hook.labels[0][0].partition(".")[0])
+        if reason is None:
             trusted.append(hook)
         else:
-            bypass(BypassReason(BypassCode.FOREIGN_MODEL, f"{kind} blocks run as they are: {why}"))
+            bypass(reason)
     return trusted
+
+
+def _why_eager(kinds: Collection[type], block: str) -> BypassReason | None:
+    """Why blocks with parts of these classes must run as they are. block: their name, for people."""
+    if code := exchanged(kinds):
+        text = f"another pack replaced {code[0]}; {block} blocks run as they are"
+        return BypassReason(BypassCode.REPLACED_FORWARD, text)
+    why = why_foreign(kinds, _trusted())
+    if why is None:
+        return None
+    return BypassReason(BypassCode.FOREIGN_MODEL, f"{block} blocks run as they are: {why}")
 
 
 def why_foreign(kinds: Iterable[type], trusted: Collection[str]) -> str | None:

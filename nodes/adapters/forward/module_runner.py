@@ -118,7 +118,7 @@ class ModuleRunner:
 
         A call is the original for as long as that lasts: each new state would cost a compile and a capture.
         """
-        change = self.weights.run_watch.change()
+        change = self.weights.change()
         self._changed = bool(change)
         if not change:
             return call

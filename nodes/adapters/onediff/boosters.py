@@ -13,7 +13,7 @@ from typing import Any
 
 from ....compile_cache.backends.registry import AUTO
 from ....compile_cache.texts import Text
-from ..comfyui.progress import NodeProgress
+from ..comfyui.messages import show_on_node
 from ..compile.diffusion_model import compile_diffusion_model
 from ..deepcache.node import add_deepcache, deepest
 from .deepcache_settings import translate
@@ -72,4 +72,4 @@ def _say(notes: tuple[str, ...], node_id: str | None) -> None:
     for note in notes:
         logger.info("Resolute: %s", note)
     if notes:
-        NodeProgress(node_id).show(Text.joined(". ", notes))
+        show_on_node(Text.joined(". ", notes), node_id)

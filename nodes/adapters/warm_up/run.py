@@ -19,8 +19,7 @@ from ....compile_cache.keys import CaptureKey, Role
 from ....compile_cache.texts import Text
 from ....compile_cache.torch_facts.private_names import pytree
 from ....compile_cache.warm_up_plan import FAILED, OVERLAP, READY, WARMED, Item, Outcome
-from ..comfyui.messages import broadcast
-from ..comfyui.progress import NodeProgress
+from ..comfyui.messages import broadcast, show_on_node
 from ..forward.compiled_forward import CompiledForward
 from ..process import runtime
 from ..report import runs
@@ -60,20 +59,24 @@ def warm_up(inputs: WarmUpInputs, items: Sequence[Item], node_id: str | None = N
     tasks = list(_tasks(inputs, items))
     if not tasks:
         raise UserError(" ".join(["Nothing can be warmed up.", *skipped_inputs(inputs)]))
-    progress = NodeProgress(node_id)
     bar = comfy.utils.ProgressBar(len(tasks), node_id=node_id)
     outcomes, started = [], time.perf_counter()
     for number, task in enumerate(tasks):
-        progress.raise_if_cancelled()
-        progress.report(number, len(tasks), _warming(task, number + 1, len(tasks)))
-        outcomes.append(_run_task(task, progress))
+        comfy.model_management.throw_exception_if_processing_interrupted()
+        _say(_warming(task, number + 1, len(tasks)), node_id)
+        outcomes.append(_run_task(task))
         bar.update(1)
     counts = {state: sum(outcome.state == state for outcome in outcomes) for state in (READY, WARMED, FAILED)}
     text = Text("warm-up: {ready} ready, {warmed} warmed, {failed} failed", **counts)
-    progress.report(len(tasks), len(tasks), text)
+    _say(text, node_id)
     ready = dict.fromkeys(outcome.item for outcome in outcomes if outcome.state != FAILED)
     broadcast("warmed", sizes=list(ready), took=time.perf_counter() - started)
     return outcomes
+
+
+def _say(text: Text, node_id: str | None) -> None:
+    logger.info("Resolute: %s", text)
+    show_on_node(text, node_id)
 
 
 def _warming(task: Task, number: int, count: int) -> Text:
@@ -126,7 +129,7 @@ def _tasks(inputs: WarmUpInputs, items: Sequence[Item]) -> Iterator[Task]:
                 yield Task(ENCODER, image, inputs.vae, (), functools.partial(encode, inputs.vae, image))
 
 
-def _run_task(task: Task, progress: NodeProgress) -> Outcome:
+def _run_task(task: Task) -> Outcome:
     """Run a task unless its captures are ready. Every failure except a cancellation becomes a FAILED outcome."""
     outcome = functools.partial(Outcome, str(task.item), task.what)
     known, key = _warmed.setdefault(task.owner, {}), (task.what, task.item, task.key)
@@ -137,7 +140,7 @@ def _run_task(task: Task, progress: NodeProgress) -> Outcome:
     try:
         with runs.warming_up():
             task.run()
-    except progress.cancellations:
+    except comfy.model_management.InterruptProcessingException:
         raise
     except Exception as error:
         comfy.model_management.soft_empty_cache()

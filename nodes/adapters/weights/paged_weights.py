@@ -107,7 +107,7 @@ class PagedWeights(Weights):
             yield dynamic_vram.give_back(reservation, size, streams)
         finally:
             if streams:
-                dynamic_vram.prioritize(reservation)
+                reservation.prioritize()
 
     def survey(self, modules: Iterable[torch.nn.Module]) -> Hashable:
         """Find the paged modules anew. Returns what captures depend on: where each one's weights are."""
@@ -187,7 +187,7 @@ class PagedWeights(Weights):
         release_graph_memory()
         torch.cuda.empty_cache()
         for each in self._ranges:
-            dynamic_vram.prioritize(each.reservation)
+            each.reservation.prioritize()  # its pages come before those of other models, as in a load
         return self._pin()
 
     def _pin(self) -> bool:
@@ -283,4 +283,4 @@ def _ranges(found: Sequence[tuple[Any, int, int, torch.nn.Module]]) -> list[_Ran
 
 def _unpin(ranges: Iterable[_Range]) -> None:
     for each in ranges:
-        dynamic_vram.unpin(each.reservation, each.address, each.bytes)
+        each.reservation.unpin(each.address, each.bytes)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import weakref
-from collections.abc import Collection, Hashable, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -25,9 +25,8 @@ from ..comfyui import dynamic_vram
 from ..comfyui.module_attributes import ATTRIBUTES
 from ..foreign.model_code import EXCHANGED, ModelCode
 from .loaded_anew import LoadedAnew
-from .module_state import ModuleStateReader
+from .module_snapshot import ModuleSnapshot
 from .paged_weights import Fill, PagedWeights
-from .run_watch import RunWatch
 
 _epochs = itertools.count(1)
 # Of a weight outside the blocks the pack copies its LoRAs from the host in each call.
@@ -61,7 +60,7 @@ class WeightsEpoch:
         self._addresses: list[Any] | None = None
         self._plain: list[Slot] = []
         self._composite: list[tuple[Slot, weakref.ref[torch.Tensor], WeightForm | None]] = []
-        self._states = ModuleStateReader()
+        self._snapshot: ModuleSnapshot | None = None  # of the last inspection
         self._code = ModelCode()
         self._trusted = trusted
         self._state: tuple[Any, ...] | None = None
@@ -70,7 +69,6 @@ class WeightsEpoch:
         self.blocker: BypassReason | None = None
         self.paged = PagedWeights(fill, unsupported, counters)
         self.loaded_anew = LoadedAnew(host)
-        self.run_watch = RunWatch()
         self._host = host
 
     def refresh(self, inspect_modules: bool = False) -> bool:
@@ -94,29 +92,33 @@ class WeightsEpoch:
         self.loaded_anew.keep(self._slots if self.paged.pages else ())
         self._addresses = self._read_addresses()
         tensors = [slots[name] for slots, name in self._slots]
-        module_states = self._states.read(modules, root)
+        snapshot = self._snapshot = ModuleSnapshot(modules)
         kinds, reach = self._code.read(modules)
         state = (
             self._addresses or [_address(tensor) for tensor in tensors],
             pages,
             [(type(tensor), tensor.dtype, tensor.device) for tensor in tensors],
             weight_forms(self._slots),
-            module_states,
+            snapshot.settings,
+            snapshot.loading,
             reach,
         )
         if state != self._state or self._watched is None:
             self._state = state
             self.epoch = next(_epochs)
             self._watched = self._code.compiled(kinds)
-            foreign = any(marks for _, marks, *_ in module_states)
             host = self._host if self.paged.pages else None
             self.blocker = (
                 self._why_left_to_core()
-                or _blocker(tensors, modules, foreign, host)
+                or _blocker(tensors, modules, snapshot.is_foreign, host)
                 or self._code.blocker(kinds, reach, self._trusted)
             )
-        self.run_watch.remember(modules, self._watched)
+        snapshot.watch(modules, self._watched)
         return True
+
+    def change(self) -> str:
+        """Name what another pack changed in the model since the last inspection; empty if nothing."""
+        return "" if self._snapshot is None else self._snapshot.change()
 
     def let_go(self) -> None:
         """The module was garbage collected: hold none of its weights and pages."""
@@ -135,19 +137,17 @@ class WeightsEpoch:
             else:
                 self._composite.append(((own, name), weakref.ref(weight), read_anew(weight)))
 
-    def code(self) -> Hashable:
+    def code(self) -> object:
         """The modules, their settings and shapes, and the code that they reach: equal if only weights moved or changed.
 
         It reads no weight, so they need not be loaded.
         """
         root = self._module()
         modules = [] if root is None else list(all_parts(root))
-        states = [] if root is None else self._states.read(modules, root)
         return (
-            tuple(map(weakref.ref, modules)),  # a new module may get the id of one that is gone
-            tuple([state[1:3] for state in states]),  # without casts and patches of weights
-            tuple([(slots[name].shape, slots[name].dtype) for slots, name in tensor_slots(*modules)]),
-            self._code.read(modules),
+            ModuleSnapshot(modules).settings,
+            [(slots[name].shape, slots[name].dtype) for slots, name in tensor_slots(*modules)],
+            self._code.read(modules)[1],
         )
 
     def why_foreign(self) -> BypassReason | None:

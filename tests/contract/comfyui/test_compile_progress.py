@@ -2,39 +2,47 @@
 
 from __future__ import annotations
 
-import threading
+import queue
 from collections.abc import Callable
 from types import ModuleType
 
 import pytest
 
 
-@pytest.mark.parametrize(
-    ("is_cancelled", "text"), [(False, "compiling 2 of 3, 7 s"), (True, "stopping; 1 of 3 are kept")]
-)
-def test_a_cancel_is_shown_before_it_can_be_answered(
-    adapter: Callable[[str], ModuleType], comfy: None, monkeypatch: pytest.MonkeyPatch, is_cancelled: bool, text: str
-) -> None:
+@pytest.fixture
+def module(adapter: Callable[[str], ModuleType], comfy: None, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     module = adapter("comfyui.compile_progress")
+    monkeypatch.setattr(module, "_together", lambda done, total: (done, total))
+    return module
+
+
+@pytest.fixture
+def shown(module: ModuleType, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The texts on the node, the latest last."""
+    texts: list[str] = []
+    monkeypatch.setattr(module, "show_on_node", lambda text, node_id: texts.append(text))
+    return texts
+
+
+@pytest.mark.parametrize(
+    ("has_started", "is_cancelled", "text"),
+    [
+        (True, False, "compiling 2 of 3, 7 s"),
+        (True, True, "stopping; 1 of 3 are kept"),
+        (False, False, "starting the compiler, then 2 regions, 7 s"),
+    ],
+)
+def test_the_text_of_a_compile(
+    module: ModuleType, monkeypatch: pytest.MonkeyPatch, has_started: bool, is_cancelled: bool, text: str
+) -> None:
     monkeypatch.setattr(module.comfy.model_management, "processing_interrupted", lambda: is_cancelled)
-    monkeypatch.setattr(module, "_compiler_started", True)
+    monkeypatch.setattr(module, "_compiler_started", has_started)
     assert module.CompileProgress._compiling(1, 3, 7.0) == text
 
 
-def test_the_first_part_has_a_name_of_its_own(adapter: Callable[[str], ModuleType], comfy: None) -> None:
-    module = adapter("comfyui.compile_progress")
-    assert module.CompileProgress._compiling(0, 14, 7.0) == "starting the compiler, then 14 regions, 7 s"
-
-
 @pytest.mark.parametrize("is_cancelled", [False, True])
-def test_the_text_says_what_comes_after_compiling(
-    adapter: Callable[[str], ModuleType], comfy: None, monkeypatch: pytest.MonkeyPatch, is_cancelled: bool
-) -> None:
-    module = adapter("comfyui.compile_progress")
-    monkeypatch.setattr(module, "_together", lambda done, total: (done, total))
+def test_the_text_says_what_comes_after_compiling(module: ModuleType, shown: list[str], is_cancelled: bool) -> None:
     progress = module.CompileProgress(None, "sampling", lambda: 3.0)
-    shown: list[str] = []
-    monkeypatch.setattr(progress, "show", shown.append)
     progress.set_total(0, 3)
     progress.begin_run()
     try:
@@ -50,15 +58,11 @@ def test_the_text_says_what_comes_after_compiling(
 
 
 def test_an_estimate_is_shown_once_each_kind_that_is_left_was_measured(
-    adapter: Callable[[str], ModuleType], comfy: None, monkeypatch: pytest.MonkeyPatch
+    module: ModuleType, shown: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    module = adapter("comfyui.compile_progress")
-    monkeypatch.setattr(module, "_together", lambda done, total: (done, total))
     monkeypatch.setattr(module, "_compiler_started", True)
     now = [0.0]
     progress = module.CompileProgress(None, "sampling", lambda: now[0])
-    shown: list[str] = []
-    monkeypatch.setattr(progress, "show", shown.append)
     progress.begin_run()
     try:
         progress.report(0, 3, "", ["ResBlock", "ResBlock", "Attention"])
@@ -74,21 +78,13 @@ def test_an_estimate_is_shown_once_each_kind_that_is_left_was_measured(
         progress.finish()
 
 
-def test_a_text_has_its_numbers_from_the_start(
-    adapter: Callable[[str], ModuleType], comfy: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    progress = adapter("comfyui.compile_progress").CompileProgress(None, "sampling", lambda: 7.0)
-    shown = threading.Event()
-    texts: list[str] = []
-
-    def show(text: str) -> None:
-        texts.append(text)
-        shown.set()
-
-    monkeypatch.setattr(progress, "show", show)
+def test_a_text_has_its_numbers_from_the_start(module: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    texts: queue.SimpleQueue[str] = queue.SimpleQueue()
+    monkeypatch.setattr(module, "show_on_node", lambda text, node_id: texts.put(text))
+    progress = module.CompileProgress(None, "sampling", lambda: 7.0)
     progress.loading(14)
     try:
-        assert shown.wait(60)  # of the thread, as where the prompt's own has to wait
+        assert texts.get(timeout=60) == "loading 14 compiled regions, 7 s"  # the prompt's own thread has to wait
     finally:
         progress.finish()
-    assert texts == ["loading 14 compiled regions, 7 s"]
+    assert texts.empty()

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from .fake_paging import uncaptured
+from .fake_paging import Checkpoint, fill, uncaptured
 
 
 class CoreOperations:
@@ -45,6 +45,20 @@ def core(comfy: None, monkeypatch: pytest.MonkeyPatch) -> CoreOperations:
     monkeypatch.setattr(package, "model_management", management)
     monkeypatch.setitem(sys.modules, "comfy.model_management", management)
     return core
+
+
+@pytest.fixture
+def checkpoint() -> Checkpoint:
+    checkpoint = Checkpoint()
+    checkpoint.load("a")
+    return checkpoint
+
+
+@pytest.fixture
+def weights(comfy: None, adapter: Callable[[str], ModuleType], checkpoint: Checkpoint) -> Any:
+    weights = adapter("weights.paged_weights").PagedWeights(fill)
+    weights.survey(checkpoint.model.modules())
+    return weights
 
 
 @pytest.fixture

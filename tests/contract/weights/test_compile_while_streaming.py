@@ -17,7 +17,7 @@ from compile_cache.regions.site import Hook, RegionSite
 
 from ..rig import Rig
 from .conftest import CoreOperations
-from .fake_paging import HOST, PAGE, Checkpoint, PagedLinear, Reservation, fill
+from .fake_paging import HOST, PAGE, Checkpoint, PagedLinear, Reservation
 
 X = torch.arange(3.0)
 ROOM_FOR_PAGES = 1  # of the model's four
@@ -51,7 +51,7 @@ def core() -> CoreOperations:
 @pytest.fixture
 def paging(
     comfy: None, core: CoreOperations, adapter: Callable[[str], ModuleType], monkeypatch: pytest.MonkeyPatch
-) -> ModuleType:
+) -> None:
     package = sys.modules["comfy"]
     loaded: list[Any] = []
     management = SimpleNamespace(
@@ -63,7 +63,6 @@ def paging(
         monkeypatch.setitem(sys.modules, f"comfy.{name}", getattr(package, name))
     for name in ("comfyui.page_loading", "comfyui.dynamic_vram"):
         monkeypatch.setattr(adapter(name), "comfy", package)
-    return adapter("weights.paged_weights")
 
 
 def has_loaded(reservation: Reservation) -> None:
@@ -79,18 +78,14 @@ def free_is(monkeypatch: pytest.MonkeyPatch, size: Callable[[], int]) -> None:
 
 
 @pytest.fixture
-def checkpoint() -> Checkpoint:
+def checkpoint(checkpoint: Checkpoint) -> Checkpoint:
     """A model that does not fit."""
-    checkpoint = Checkpoint()
-    checkpoint.load("a")
     checkpoint.reservation.limit(3)
     return checkpoint
 
 
 @pytest.fixture
-def weights(paging: ModuleType, checkpoint: Checkpoint) -> Any:
-    weights = paging.PagedWeights(fill)
-    weights.survey(checkpoint.model.modules())
+def weights(paging: None, weights: Any, checkpoint: Checkpoint) -> Any:
     has_loaded(checkpoint.reservation)
     return weights
 

@@ -11,7 +11,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from .fake_paging import Checkpoint, Reservation, fill
+from .fake_paging import Checkpoint
 
 
 @pytest.fixture
@@ -91,18 +91,6 @@ class TestOrder:
 
 
 class TestLayout:
-    @pytest.fixture
-    def checkpoint(self) -> Checkpoint:
-        checkpoint = Checkpoint(reservation=Reservation(16))
-        checkpoint.load("a")
-        return checkpoint
-
-    @pytest.fixture
-    def weights(self, comfy: None, adapter: Callable[[str], ModuleType], checkpoint: Checkpoint) -> Any:
-        weights = adapter("weights.paged_weights").PagedWeights(fill)
-        weights.survey(checkpoint.model.modules())
-        return weights
-
     def news(self, weights: Any, checkpoint: Checkpoint) -> list[Any]:
         blocks: list[Any] = list(checkpoint.model.blocks)
         for block in blocks:

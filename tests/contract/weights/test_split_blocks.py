@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -23,7 +23,7 @@ from compile_cache.store.artifact_store import ArtifactStore
 
 from ..rig import ATTRIBUTES
 from .conftest import CoreOperations
-from .fake_paging import HOST, Checkpoint, PagedLinear, Reservation, compute, fill
+from .fake_paging import HOST, Checkpoint, PagedLinear, compute
 
 _numbers = itertools.count()  # a trace serves all blocks of a structure in the process
 
@@ -56,11 +56,8 @@ def inputs(level: float, prompt: float, batch: int = 1, length: int = 5) -> tupl
 
 
 @pytest.fixture
-def checkpoint() -> Checkpoint:
-    """Blocks that begin on pages of their own; memory has room for less than all."""
-    checkpoint = Checkpoint()
-    checkpoint.reservation = Reservation(16)
-    checkpoint.load("a")
+def checkpoint(checkpoint: Checkpoint) -> Checkpoint:
+    """Memory has room for less than all."""
     checkpoint.reservation.limit(3)
     return checkpoint
 
@@ -103,13 +100,6 @@ class Streamed:
         with torch.inference_mode():
             result: torch.Tensor = self._run(self.site, *tensors)
         return result
-
-
-@pytest.fixture
-def weights(adapter: Callable[[str], ModuleType], checkpoint: Checkpoint) -> Any:
-    weights = adapter("weights.paged_weights").PagedWeights(fill)
-    weights.survey(checkpoint.model.modules())
-    return weights
 
 
 @pytest.fixture

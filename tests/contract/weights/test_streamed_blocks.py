@@ -12,22 +12,7 @@ import torch
 from compile_cache.regions.site import RegionSite
 
 from .conftest import CoreOperations
-from .fake_paging import HOST, Checkpoint, fill
-
-
-@pytest.fixture
-def checkpoint() -> Checkpoint:
-    checkpoint = Checkpoint()
-    checkpoint.load("a")
-    return checkpoint
-
-
-@pytest.fixture
-def weights(adapter: Callable[[str], ModuleType], checkpoint: Checkpoint) -> Any:
-    weights = adapter("weights.paged_weights").PagedWeights(fill)
-    weights.survey(checkpoint.model.modules())
-    return weights
-
+from .fake_paging import HOST, Checkpoint
 
 X = torch.ones(1)
 

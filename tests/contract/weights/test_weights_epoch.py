@@ -53,26 +53,6 @@ def watched(residency: ModuleType, module: Module) -> Any:
     return watched
 
 
-def rebind_parameter(module: Module) -> None:
-    module.first.weight = nn.Parameter(module.first.weight.detach().clone())
-
-
-def swap_data(module: Module) -> None:
-    module.first.weight.data = module.first.weight.detach().clone()
-
-
-def rebind_buffer(module: Module) -> None:
-    module.table = torch.ones(3)
-
-
-def move_everything(module: Module) -> None:
-    module.to(torch.float16)
-
-
-def drop_bias(module: Module) -> None:
-    module.first.bias = None
-
-
 def page_out(module: Module) -> None:
     module.first.weight = nn.Parameter(module.first.weight.detach().to("meta"))
 
@@ -84,16 +64,24 @@ def page_first(module: Module, address: int = 4096) -> None:
     module.first._v_signature = None
 
 
-@pytest.mark.parametrize(
-    "move",
-    [rebind_parameter, swap_data, rebind_buffer, move_everything, drop_bias, page_out],
-    ids=lambda move: move.__name__,
-)
-def test_weights_that_move_begin_a_new_epoch_at_the_next_call(
-    watched: Any, module: Module, move: Callable[[Module], None]
-) -> None:
+def copy_of(weight: torch.Tensor) -> torch.Tensor:
+    return weight.detach().clone()
+
+
+MOVES: dict[str, Callable[[Any], object]] = {
+    "rebind a parameter": lambda module: setattr(module.first, "weight", nn.Parameter(copy_of(module.first.weight))),
+    "swap its data": lambda module: setattr(module.first.weight, "data", copy_of(module.first.weight)),
+    "rebind a buffer": lambda module: setattr(module, "table", torch.ones(3)),
+    "move everything": lambda module: module.to(torch.float16),
+    "drop a bias": lambda module: setattr(module.first, "bias", None),
+    "page out": page_out,
+}
+
+
+@pytest.mark.parametrize("move", MOVES)
+def test_weights_that_move_begin_a_new_epoch_at_the_next_call(watched: Any, module: Module, move: str) -> None:
     before, kept = watched.epoch, list(module.parameters())  # kept: a freed address could be handed out again
-    move(module)
+    MOVES[move](module)
     watched.refresh()
     assert watched.epoch > before
     after = watched.epoch
@@ -115,51 +103,30 @@ def patch_bias(module: Module) -> None:
     module.second.bias_function = [lambda bias: bias]
 
 
-def exchange_setting(module: Module) -> None:
-    module.first.eps = 1e-5
-
-
-def change_a_list_in_place(module: Module) -> None:
-    module.second.sizes.append(3)
-
-
-def change_a_nested_list_in_place(module: Module) -> None:
-    module.second.nested[0].append(3)
-
-
-def hook_submodule(module: Module) -> None:
-    module.first.register_forward_hook(lambda *_: None)
-
-
 def exchange_submodule(module: Module) -> None:
     module.second = Operation()
 
 
-def add_parameter(module: Module) -> None:
-    module.register_parameter("extra", nn.Parameter(torch.zeros(1)))
+CHANGES: dict[str, Callable[[Any], object]] = {
+    "a cast": flip_cast,
+    "a patch of a weight": patch_weight,
+    "a patch of a bias": patch_bias,
+    "a setting": lambda module: setattr(module.first, "eps", 1e-5),
+    "a list in place": lambda module: module.second.sizes.append(3),
+    "a nested list in place": lambda module: module.second.nested[0].append(3),
+    "a hook": lambda module: module.first.register_forward_hook(lambda *_: None),
+    "another submodule": exchange_submodule,
+    "a new parameter": lambda module: module.register_parameter("extra", nn.Parameter(torch.zeros(1))),
+}
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        flip_cast,
-        patch_weight,
-        patch_bias,
-        exchange_setting,
-        change_a_list_in_place,
-        change_a_nested_list_in_place,
-        hook_submodule,
-        exchange_submodule,
-        add_parameter,
-    ],
-    ids=lambda change: change.__name__,
-)
+@pytest.mark.parametrize("change", CHANGES)
 def test_what_leaves_the_addresses_alone_begins_a_new_epoch_when_a_run_starts(
-    watched: Any, module: Module, change: Callable[[Module], None]
+    watched: Any, module: Module, change: str
 ) -> None:
     watched.refresh(inspect_modules=True)  # what can be remembered is
     before = watched.epoch
-    change(module)
+    CHANGES[change](module)
     watched.refresh(inspect_modules=True)
     assert watched.epoch > before
 

@@ -41,12 +41,6 @@ def test_it_is_off_in_the_block_and_put_back(core_compiler: Any, args: SimpleNam
     assert vars(args) == {**FLAGS, "cpu": False}
 
 
-def test_it_is_put_back_after_an_error(core_compiler: Any, args: SimpleNamespace) -> None:
-    with pytest.raises(ValueError, match="a pack's own"), core_compiler.switched_off():
-        raise ValueError("a pack's own")
-    assert vars(args) == {**FLAGS, "cpu": False}
-
-
 def test_what_the_user_switched_off_stays_off(core_compiler: Any, args: SimpleNamespace) -> None:
     args.disable_cuda_graphs = True
     with core_compiler.switched_off():

@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 import math
-import sys
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy
 import pytest
 import torch
 
-ROOT = Path(__file__).resolve().parents[3]
-PACK = "resolute_for_comparison"
 OFF = {"max_error": 255.0, "min_psnr": 0.0}
 LEVEL = 1 / 255
 
@@ -23,15 +16,8 @@ Array = numpy.ndarray[Any, Any]
 
 
 @pytest.fixture(scope="module")
-def comparison() -> Iterator[Any]:
-    """nodes/adapters/report/image_comparison.py, imported as part of the pack, without ComfyUI."""
-    spec = importlib.util.spec_from_file_location(PACK, ROOT / "__init__.py", submodule_search_locations=[str(ROOT)])
-    assert spec is not None and spec.loader is not None
-    sys.modules[PACK] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(sys.modules[PACK])
-    yield importlib.import_module(f"{PACK}.nodes.adapters.report.image_comparison")
-    for name in [name for name in sys.modules if name.partition(".")[0] == PACK]:
-        del sys.modules[name]
+def comparison(pack: Any) -> Any:
+    return pack("nodes.adapters.report.image_comparison")
 
 
 def flat(value: float, *, height: int = 16, width: int = 20, batch: int = 1) -> torch.Tensor:

@@ -30,8 +30,8 @@ def blocks() -> nn.Sequential:
 @pytest.fixture
 def watch(adapter: Callable[[str], ModuleType], comfy: None, blocks: nn.Sequential) -> Any:
     modules = list(blocks.modules())
-    made = adapter("weights.run_watch").RunWatch()
-    made.remember(modules, ReachCache().of({*map(type, modules)}))
+    made = adapter("weights.module_snapshot").ModuleSnapshot(modules)
+    made.watch(modules, ReachCache().of({*map(type, modules)}))
     return made
 
 
