@@ -81,14 +81,6 @@ def test_a_checkpoint_without_a_vae_fails_only_where_the_vae_is_used(
     assert "The VAE is not compiled" in str(bench.client.outputs(bench.run(ours).history, "text"))
 
 
-def test_a_resolution_that_is_valid_reaches_the_latent(bench: Bench, tiny_prompt: Any, seed: int) -> None:
-    prompt = tiny_prompt(seed=seed, steps=1)
-    prompt["size"] = node("ResoluteResolution", preset="custom", width=136, height=104, multiple="8")
-    prompt["latent"]["inputs"].update(width=["size", 0], height=["size", 1])
-    run = bench.run(prompt)
-    assert [latent.shape for latent in run.latents] == [(1, 4, 13, 17)]
-
-
 @pytest.mark.parametrize("shape", ["one forward", "split forward"])
 def test_a_model_of_an_unknown_family_runs_eagerly_and_says_so(
     bench: Bench, tiny_prompt: Any, seed: int, shape: str

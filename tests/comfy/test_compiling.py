@@ -25,7 +25,6 @@ from .rig import (
     Bench,
     PromptDict,
     Run,
-    assert_ran_compiled,
     assert_same,
     assert_through_regions,
     compile_model,
@@ -191,11 +190,3 @@ def test_all_places_have_the_same_seconds_of_a_wait(cold_server: ComfyServer, st
         assert re.search(
             rf"Resolute: .*{compiled}.*waited {re.escape(time_text(waited))}(;|$)", cold_server.log(), re.M
         )
-
-
-def test_nothing_compiles_after_everything_is_compiled(cold: Bench, story: Story, prompt: PromptDict) -> None:
-    assert story.resumed is not None
-    other = {**prompt, "latent": {**prompt["latent"], "inputs": {"width": 72, "height": 120, "batch_size": 2}}}
-    plain, ours = cold.run(other), cold.run(with_model(other, compile_model()))
-    assert_same(ours, plain)
-    assert_ran_compiled(ours, STEPS)

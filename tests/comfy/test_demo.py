@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from PIL import Image
 
 from scripts.demonstration.machine import Machine
 from scripts.demonstration.plan import Job, make_plan, prompt_for
@@ -60,16 +59,6 @@ def test_the_demo_covers_odd_sizes_batches_and_long_prompts(demo: Any) -> None:
     assert "264x200" in {size for row in rows for size in row["sizes"]}
     assert {row["batch"] for row in rows} == {1, 2, 3}
     assert {row["tokens"] for row in rows} == {8, 12}
-
-
-def test_the_images_of_the_demo_are_right(demo: Any) -> None:
-    _, result, folder = demo
-    for row in result["rows"]:
-        assert row["max_error"] <= 1, row
-        assert len(row["images"]) == row["batch"]
-        for name in row["images"]:
-            with Image.open(folder / name) as image:
-                assert f"{image.width}x{image.height}" == row["sizes"][0]
 
 
 def a_run(**counters: Any) -> PromptRun:

@@ -80,11 +80,6 @@ def test_a_model_that_needs_memory_asks_for_a_part(holder: Any, management: Any,
     assert names(management) == ["CapturedGraphs"]
 
 
-def test_with_enough_memory_nobody_asks(holder: Any, management: Any, asked: list[bool]) -> None:
-    management.free_memory(1, CPU)
-    assert asked == []
-
-
 def test_models_beside_it_load_and_unload_as_before(core: SimpleNamespace, holder: Any, management: Any) -> None:
     model = nn.Linear(2, 2)
     patcher = core.comfy.model_patcher.ModelPatcher(model, CPU, CPU)

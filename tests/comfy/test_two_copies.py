@@ -35,19 +35,6 @@ def copies(both: ComfyServer) -> tuple[str, str]:
     return (PACK_NAME, OTHER) if name == PACK_NAME else (OTHER, PACK_NAME)
 
 
-def test_the_log_names_both_folders_once_and_has_no_error(both: ComfyServer, copies: tuple[str, str]) -> None:
-    first, second = (both.folder / "custom_nodes" / name for name in copies)
-    (line,) = [line for line in both.log().splitlines() if "installed twice" in line]
-    assert f"The copy in {first} runs, the one in {second} does nothing." in line
-    assert "Traceback" not in both.log()
-    assert "IMPORT FAILED" not in both.log()
-
-
-def test_only_the_first_one_has_scripts(both: ComfyServer, copies: tuple[str, str]) -> None:
-    scripts = [path for path in both.client.get("/extensions") if path.endswith("/resolute.js")]
-    assert scripts == [f"/extensions/{copies[0]}/resolute.js"]
-
-
 def test_a_compiled_prompt_is_right_and_its_node_says_that_there_are_two(
     both: ComfyServer, copies: tuple[str, str], tiny_prompt: Any
 ) -> None:

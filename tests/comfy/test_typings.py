@@ -83,11 +83,3 @@ def test_a_stub_declares_what_comfyui_has(stub: Path, version: str, comfyui_fold
     source = ast.parse(path.read_text(encoding="utf-8"))
     allowed = NOT_IN_OLDEST if version == comfyui.OLDEST else set()
     assert set(missing(declared, source, names(source))) - allowed == set()
-
-
-def test_what_comfyui_does_not_have_is_found() -> None:
-    source = ast.parse("def a(x): ...\nclass B:\n    def __init__(self, y): ...\n    z = 1\n")
-    stub = (
-        "def a(x, other): ...\nclass B:\n    z: int\n    w: int\n    def __init__(self, q): ...\ndef c(): ...\nd: int\n"
-    )
-    assert list(missing(ast.parse(stub), source, names(source))) == ["a(other)", "B.w", "B.__init__(q)", "c", "d"]

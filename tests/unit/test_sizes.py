@@ -28,11 +28,6 @@ def test_a_text_that_is_not_a_size_is_refused_and_quoted(text: str) -> None:
     assert repr(text) in str(error.value)
 
 
-def test_the_first_preset_is_custom_and_names_are_unique() -> None:
-    assert PRESETS[0] == CUSTOM
-    assert len(set(PRESETS)) == len(PRESETS)
-
-
 @pytest.mark.parametrize("preset", PRESETS[1:])
 def test_every_preset_is_valid_and_replaces_width_and_height(preset: str) -> None:
     size = sizes.resolve_size(preset, 1, 1, 8)
@@ -44,10 +39,6 @@ def test_every_preset_is_valid_and_replaces_width_and_height(preset: str) -> Non
 def test_an_unknown_preset_lists_the_choices(preset: str) -> None:
     with pytest.raises(ValueError, match="SDXL 1024x1024"):
         sizes.preset_size(preset)
-
-
-def test_custom_returns_width_and_height_unchanged() -> None:
-    assert sizes.resolve_size(CUSTOM, 584, 456, "8") == Size(584, 456)
 
 
 def test_a_size_off_the_grid_names_the_size_the_multiple_and_the_nearest_size() -> None:
@@ -129,6 +120,3 @@ class TestNearestReady:
     def test_the_size_itself_comes_first(self) -> None:
         ready = [Size(1016, 1032), Size(1024, 1024), Size(1032, 1016)]
         assert sizes.nearest_ready(Size(1024, 1024), ready, "8") == Size(1024, 1024)
-
-    def test_without_ready_sizes_there_is_no_result(self) -> None:
-        assert sizes.nearest_ready(Size(512, 512), [], "8") is None

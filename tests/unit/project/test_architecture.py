@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import ast
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from graphlib import CycleError, TopologicalSorter
+from collections.abc import Callable, Iterator
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
-
-from compile_cache.torch_facts import private_names
 
 from ...programs import run_python
 
@@ -118,11 +116,11 @@ def name_of(file: Path) -> str:
 
 
 class Source:
-    """The text of a file and its syntax tree; a made-up text shows that a rule can fail."""
+    """The text of a file and its syntax tree."""
 
-    def __init__(self, file: Path, text: str | None = None) -> None:
+    def __init__(self, file: Path) -> None:
         self.file = file
-        self.text = file.read_text(encoding="utf-8") if text is None else text
+        self.text = file.read_text(encoding="utf-8")
         self.tree = ast.parse(self.text, str(file))
         self.nodes = list(ast.walk(self.tree))
 
@@ -184,22 +182,12 @@ def climbs(importer: str, imported: str) -> bool:
     return above != below and PLACES[above] >= PLACES[below]
 
 
-def circle(imports: Mapping[str, Iterable[str]]) -> list[str]:
-    """A circular chain of imports; empty if there is none."""
-    try:
-        list(TopologicalSorter(imports).static_order())
-    except CycleError as error:
-        return list(error.args[1])
-    return []
-
-
 def test_no_import_climbs() -> None:
     assert {(file, target) for file, found in IMPORTS.items() for target in found if climbs(file, target)} == set()
 
 
 def test_no_files_import_each_other_in_a_circle() -> None:
-    assert circle(IMPORTS) == []
-    assert set(circle({"a": ["b"], "b": ["c"], "c": ["a"]})) == {"a", "b", "c"}
+    list(TopologicalSorter(IMPORTS).static_order())  # raises CycleError, which has the chain
 
 
 def test_every_room_has_its_place() -> None:
@@ -208,31 +196,9 @@ def test_every_room_has_its_place() -> None:
     assert [place for place in PLACES if not (ROOT / place).exists()] == []
 
 
-def test_imports_are_found_however_they_are_written() -> None:
-    assert "nodes/extension.py" in IMPORTS["__init__.py"]  # inside a function
-    assert "nodes/routes.py" in IMPORTS["nodes/extension.py"]  # `from . import routes`
-    assert "compile_cache/config.py" in IMPORTS["compile_cache/backends/base.py"]  # only for type checks
-    assert "scripts/serving/command.py" in IMPORTS["scripts/fleet"]  # `from scripts.serving import command`
-
-
 def test_only_the_command_can_import_a_bundle() -> None:
     """No node, route or workflow reaches the code that does."""
     assert [file for file, found in IMPORTS.items() if BUNDLE in found] == ["scripts/commands/bundle.py"]
-
-
-@pytest.mark.parametrize(
-    ("importer", "imported", "climbing"),
-    [
-        ("nodes/deepcache.py", "nodes/adapters/deepcache/node.py", False),
-        ("nodes/adapters/comfyui/version.py", "nodes/inputs.py", True),
-        ("compile_cache/keys.py", "compile_cache/calls/cache.py", True),
-        ("compile_cache/store/bundle.py", "compile_cache/regions/site.py", True),  # a neighbour
-        ("scripts/errors.py", "scripts/models/generated.py", True),
-        ("compile_cache/keys.py", "scripts/errors.py", True),
-    ],
-)
-def test_imports_upward_and_across_are_climbs(importer: str, imported: str, climbing: bool) -> None:
-    assert climbs(importer, imported) == climbing
 
 
 # A rule takes a source and says what breaks it, in words for the failure of its test.
@@ -283,12 +249,6 @@ def _is_private(package: str, *below: str) -> bool:
     return package == "triton" and below != () and below[0] not in INDUCTORS_TRITON_SETTINGS
 
 
-def missing_in_the_table(source: Source) -> list[str]:
-    imports = [node for node in source.nodes if isinstance(node, ast.ImportFrom)]
-    names = {each.name for node in imports if (node.module or "").endswith("private_names") for each in node.names}
-    return sorted(names - private_names.NAMES.keys() - vars(private_names).keys())
-
-
 def executed_data(source: Source) -> list[str]:
     readers = {"pickle", "marshal", "shelve", "dill", "cloudpickle", "subprocess"}
     # Both ways: a file that no longer imports pickle leaves the table.
@@ -301,42 +261,13 @@ def offenders(rule: Callable[[Source], list[str]]) -> list[str]:
     return [f"{name_of(each.file)}: {what}" for each in SOURCES for what in rule(each)]
 
 
-@pytest.mark.parametrize(
-    "rule", [comfyui_imported, absolute_imports_of_ours, reads_of_the_environment, private_torch, missing_in_the_table]
-)
+@pytest.mark.parametrize("rule", [comfyui_imported, absolute_imports_of_ours, reads_of_the_environment, private_torch])
 def test_no_file_of_the_pack_breaks_a_rule(rule: Callable[[Source], list[str]]) -> None:
     assert offenders(rule) == []
 
 
 def test_nothing_is_executed_from_data() -> None:
     assert offenders(executed_data) == []
-
-
-@pytest.mark.parametrize(
-    ("rule", "file", "text", "found"),
-    [
-        (comfyui_imported, CORE / "keys.py", "import comfy.ops", ["comfy"]),
-        (comfyui_imported, NODES / "inputs.py", "import server, comfy.sd", ["comfy"]),
-        (absolute_imports_of_ours, CORE / "keys.py", "import compile_cache.errors", ["compile_cache.errors"]),
-        (absolute_imports_of_ours, NODES / "inputs.py", "from nodes.adapters import scan", ["nodes.adapters"]),
-        (
-            reads_of_the_environment,
-            CORE / "keys.py",
-            "os.getenv('A')\nfrom os import environ",
-            ["os.getenv", "from os"],
-        ),
-        (private_torch, CORE / "keys.py", "import torch._dynamo, torch.nn", ["torch._dynamo"]),
-        (private_torch, CORE / "keys.py", "torch._foreach_copy_([]), torch.__version__", ["torch._foreach_copy_"]),
-        (private_torch, CORE / "keys.py", "load('triton.compiler'), 'triton.proton_output_dir'", ["triton.compiler"]),
-        (missing_in_the_table, CORE / "keys.py", "from .private_names import nothing", ["nothing"]),
-        (executed_data, CORE / "keys.py", "import pickle\neval('1')", ["eval", "pickle"]),
-        (executed_data, INDUCTOR / "parallel" / "process.py", "import os", ["subprocess"]),
-    ],
-)
-def test_a_rule_names_what_breaks_it(
-    rule: Callable[[Source], list[str]], file: Path, text: str, found: list[str]
-) -> None:
-    assert rule(Source(file, text)) == found
 
 
 def test_the_core_without_torch_imports_none() -> None:
@@ -347,13 +278,13 @@ def test_the_core_without_torch_imports_none() -> None:
 
 def test_what_runs_before_the_environment_needs_the_standard_library_alone() -> None:
     files = [each for each in EVERY_SOURCE if name_of(each.file).startswith(BEFORE_THE_ENVIRONMENT)]
-    imports = {name for each in files for name in top_level(Source(each.file, _top_of(each)))}
-    assert imports - sys.stdlib_module_names == set()
-
-
-def _top_of(source: Source) -> str:
-    """The imports that run when a file is imported."""
-    return "\n".join(ast.unparse(node) for node in source.tree.body if isinstance(node, (ast.Import, ast.ImportFrom)))
+    tops = [node for each in files for node in each.tree.body if isinstance(node, (ast.Import, ast.ImportFrom))]
+    names = [
+        [alias.name for alias in node.names] if isinstance(node, ast.Import) else [node.module]
+        for node in tops
+        if not getattr(node, "level", 0)
+    ]
+    assert {name.partition(".")[0] for each in names for name in each if name} - sys.stdlib_module_names == set()
 
 
 def test_a_file_has_a_docstring_and_at_most_300_lines() -> None:

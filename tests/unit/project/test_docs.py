@@ -116,25 +116,6 @@ def test_a_page_names_only_what_exists(page: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong",
-    [
-        "[a page](missing.md)",
-        "[a heading](README.md#no-such-heading)",
-        "`compile_cache/missing.py`",
-        "`...-missing.json`",
-        "`nodes/missing/`",
-        "`scripts/missing`",
-        "`scripts/test --no-such-option`",
-        "`scripts/test -- tests/missing`",
-        "`python -m benchmarks.missing`",
-        "```\nscripts/test --no-such-option\n```",
-    ],
-)
-def test_the_check_finds_what_does_not_exist(wrong: str) -> None:
-    assert len(complaints(ROOT / "README.md", wrong)) == 1
-
-
-@pytest.mark.parametrize(
     ("page", "names"),
     [
         ("troubleshooting.md", [code.value for code in BypassCode]),
