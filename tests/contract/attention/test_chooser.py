@@ -144,20 +144,6 @@ def test_a_kernel_that_fails_later_costs_no_picture() -> None:
     assert one.report()[0]["failed"] == {"later": "its workspace"}
 
 
-def test_a_kernel_that_is_switched_off_later_is_chosen_anew() -> None:
-    clock = Timed({flash: 2.0, math: 1.0})
-    one = chooser(clock)
-    check(one, tensors())
-    before = torch.backends.cuda.cudnn_sdp_enabled()  # type: ignore[no-untyped-call]
-    torch.backends.cuda.enable_cudnn_sdp(not before)
-    try:
-        check(one, tensors())
-    finally:
-        torch.backends.cuda.enable_cudnn_sdp(before)
-    check(one, tensors())
-    assert clock.count == 4
-
-
 def lacking(lacks: list[bool]) -> Callable[[Given], torch.Tensor]:
     """A kernel named hungry that finds no memory while the list has an entry."""
 

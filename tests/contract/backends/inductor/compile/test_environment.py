@@ -29,7 +29,6 @@ from compile_cache.backends.inductor.regions.region import region_key
 from compile_cache.regions.site import RegionSite
 from compile_cache.regions.structure import structure_digest
 from compile_cache.store.fingerprint import FORMAT_VERSION, EnvironmentFingerprint
-from compile_cache.torch_facts.flags import torch_flags
 from scripts.places import ROOT
 
 from ....rig import CONTEXT, TOKENS, Attention, Model, original, seeded
@@ -150,10 +149,11 @@ def test_every_component_is_in_the_table_or_in_a_test_of_its_own() -> None:
     assert names == {component for component, _, _ in INVALIDATES.values()} | {"source", "format"}
 
 
-def test_other_source_code_and_another_format_are_other_environments() -> None:
+def test_another_device_other_source_code_and_another_format_are_other_environments() -> None:
     here = environment_of(DEVICES["cpu"], "source")
     assert here.format == FORMAT_VERSION
-    for there in (environment_of(DEVICES["cpu"], "another"), replace(here, format=FORMAT_VERSION + 1)):
+    others = environment_of(DEVICES["cpu"], "another"), environment_of(DEVICES["cuda"], "source")
+    for there in (*others, replace(here, format=FORMAT_VERSION + 1)):
         assert there.digest() != here.digest()
 
 
@@ -164,10 +164,6 @@ def test_an_environment_that_was_written_down_is_the_same_one(device: str) -> No
     assert again.digest() == here.digest()
 
 
-def test_cpu_and_gpu_are_two_environments() -> None:
-    assert environment_of(DEVICES["cpu"], "source").digest() != environment_of(DEVICES["cuda"], "source").digest()
-
-
 UNCONCERNED: dict[str, Change] = {
     "worker processes": inductor(compile_threads=3),
     "where decisions are logged": inductor(autoheuristic_log_path="/somewhere"),
@@ -176,6 +172,11 @@ UNCONCERNED: dict[str, Change] = {
     "inductor's own cache": inductor(fx_graph_cache=False),
     "traces for people": inductor(trace__enabled=True),
     "autotuning of cudnn": setting(CUDNN, "benchmark", not CUDNN.benchmark),
+    # These are in the keys of regions, so that one environment keeps regions for several of them.
+    "TF32 in matrix products": setting(MATMUL, "allow_tf32", not MATMUL.allow_tf32),
+    "TF32 in convolutions": setting(CUDNN, "allow_tf32", not CUDNN.allow_tf32),
+    "fp16 reductions": setting(MATMUL, "allow_fp16_reduced_precision_reduction", False),
+    "fp16 accumulation": setting(MATMUL, "allow_fp16_accumulation", True),
 }
 
 
@@ -312,57 +313,13 @@ ANOTHER_REGION: dict[str, Callable[[], str]] = {
     "dimensions of the inputs": lambda: key_of(seeded(Attention), tokens=(2, 8, 16, 1)),
     "device": lambda: key_of(seeded(Attention), device="meta"),
     "weights that are cast on the way": lambda: key_of(seeded(Attention), pattern="c"),
+    "a flag of torch": lambda: key_of(seeded(Attention), torch_flags=(("fp16 accumulation", True),)),
 }
 
 
 @pytest.mark.parametrize("kind", ANOTHER_REGION)
 def test_another_layout_of_operations_is_another_region(kind: str) -> None:
     assert ANOTHER_REGION[kind]() != key_of(seeded(Attention))
-
-
-@contextmanager
-def deterministic() -> Iterator[None]:
-    torch.use_deterministic_algorithms(True)
-    try:
-        yield
-    finally:
-        torch.use_deterministic_algorithms(False)
-
-
-# A flag that inductor reads while it compiles -> (devices that it concerns, the change)
-FLAGS: dict[str, tuple[str, Change]] = {
-    "TF32 in matrix products": ("cuda", setting(MATMUL, "allow_tf32", not MATMUL.allow_tf32)),
-    "TF32 in convolutions": ("cuda", setting(CUDNN, "allow_tf32", not CUDNN.allow_tf32)),
-    "fp16 reductions": ("cuda", setting(MATMUL, "allow_fp16_reduced_precision_reduction", False)),
-    "bf16 reductions": ("cuda", setting(MATMUL, "allow_bf16_reduced_precision_reduction", False)),
-    "fp16 accumulation": ("cuda", setting(MATMUL, "allow_fp16_accumulation", True)),
-    "deterministic algorithms": ("cpu cuda", lambda _: deterministic()),
-}
-NEWER_SWITCH = hasattr(MATMUL, "fp32_precision")  # torch 2.9 and newer
-if NEWER_SWITCH:
-    FLAGS["TF32 by its newer switch"] = ("cuda", setting(MATMUL, "fp32_precision", "tf32"))
-    FLAGS["TF32 of convolutions"] = ("cuda", setting(CUDNN.conv, "fp32_precision", "ieee"))
-
-
-@pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("kind", FLAGS)
-def test_another_flag_of_torch_is_another_region_in_the_same_environment(
-    tmp_path: Path, kind: str, device: str
-) -> None:
-    concerned, change = FLAGS[kind]
-    module, environment_before = seeded(Attention), environment_of(DEVICES[device], "source")
-    before = key_of(module, torch_flags=torch_flags(device))
-    with change(tmp_path):
-        after = key_of(module, torch_flags=torch_flags(device))
-        difference = environment_before.difference(environment_of(DEVICES[device], "source"))
-    # torch passes this flag on to a setting of inductor, which people may also set alone.
-    passed_on = {"settings"} if kind == "deterministic algorithms" else set()
-    assert {line.split(":")[0] for line in difference} <= passed_on
-    if device in concerned.split():
-        assert after != before
-    elif NEWER_SWITCH:  # one switch sets the processor's precision too in older torch
-        assert after == before
-    assert key_of(module, torch_flags=torch_flags(device)) == before
 
 
 SAME_REGION: dict[str, Callable[[], str]] = {
