@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -31,6 +30,7 @@ from compile_cache.regions.structure import structure_digest
 from compile_cache.store.fingerprint import FORMAT_VERSION, EnvironmentFingerprint
 from scripts.places import ROOT
 
+from .....programs import run_python
 from ....rig import CONTEXT, TOKENS, Attention, Model, original, seeded
 
 DEVICES = {"cpu": torch.device("cpu"), "cuda": torch.device("cuda", 0)}
@@ -358,38 +358,16 @@ print(json.dumps([*components, key_of(seeded(Attention))]))
 PLACES = ("HOME", "TMPDIR", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "XDG_CACHE_HOME", "CUDA_HOME")
 
 
-def told_by_a_process(folder: Path = ROOT, **variables: str) -> tuple[dict[str, Any], dict[str, Any], str]:
-    """(environment on the CPU, environment on a GPU, key of a region)"""
-    done = subprocess.run(
-        [sys.executable, "-c", TELL],
-        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **variables},
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    cpu, cuda, key = json.loads(done.stdout.splitlines()[-1])
-    return cpu, cuda, key
+def told_by_a_process(folder: Path = ROOT, **variables: str) -> list[Any]:
+    """The components of both environments, and the key of a region."""
+    printed = run_python(TELL, folder=folder, OMP_NUM_THREADS="1", **variables)
+    told: list[Any] = json.loads(printed.splitlines()[-1])
+    return told
 
 
-@pytest.fixture(scope="module")
-def usual() -> tuple[dict[str, Any], dict[str, Any], str]:
-    return told_by_a_process()
-
-
-def test_another_process_at_another_place_tells_the_same(
-    usual: tuple[dict[str, Any], dict[str, Any], str], tmp_path: Path
-) -> None:
+def test_another_process_at_another_place_tells_the_same(tmp_path: Path) -> None:
     places = {name: str(tmp_path) for name in PLACES}
     others = {"USER": "somebody", "LANG": "C", "TZ": "Asia/Tokyo", "MAX_JOBS": "3", "RESOLUTE_BUDGET_MB": "99"}
     torchs = {"TORCHINDUCTOR_COMPILE_THREADS": "5", "TORCH_LOGS": "+inductor", "CC": "another-cc", "CXX": "another-c++"}
-    assert told_by_a_process(tmp_path, PYTHONHASHSEED="12345", **places, **others, **torchs) == usual
-
-
-def test_the_number_of_threads_is_in_generated_cpp_and_in_nothing_else(
-    usual: tuple[dict[str, Any], dict[str, Any], str],
-) -> None:
-    cpu, cuda, key = told_by_a_process(OMP_NUM_THREADS="2")
-    assert (cuda, key) == usual[1:]
-    difference = EnvironmentFingerprint(**usual[0]).difference(EnvironmentFingerprint(**cpu))
-    assert [line.split(":")[0] for line in difference] == ["device"]
+    told = told_by_a_process(tmp_path, PYTHONHASHSEED="12345", **places, **others, **torchs)
+    assert told == told_by_a_process()

@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 import importlib
 import itertools
-import subprocess
-import sys
 import tempfile
 import threading
 from collections.abc import Iterable, Iterator
@@ -28,9 +26,8 @@ from compile_cache.backends.inductor.parallel.process import Compiled, NotCompil
 from compile_cache.backends.inductor.regions import region
 from compile_cache.config import CacheConfig
 from compile_cache.errors import CaptureError
-from scripts.places import ROOT
 
-from .....programs import wait_for
+from .....programs import run_python, wait_for
 from ....rig import TOLERANCE, Attention, Block, Model, Rig, Stopper, inputs, random, relative_error, seeded
 
 SIZES = [(1, 8, 8, 7), (17, 8, 8, 7), (2, 33, 25, 154), (1, 1, 1, 1), (3, 17, 9, 5)]
@@ -190,7 +187,7 @@ assert "torch._inductor.compile_fx" in sys.modules
 table = backend.table
 assert backend.table is table
 """
-    subprocess.run([sys.executable, "-c", program], check=True, cwd=ROOT)
+    run_python(program)
 
 
 def test_processes_that_hang_are_ended_and_their_blocks_run_as_they_are(
