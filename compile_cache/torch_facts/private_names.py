@@ -184,12 +184,6 @@ def lost(*losses: Loss) -> str:
     return f"torch {torch.__version__} lacks {_look_up(lacking[0])[1]}: {lacking[0].loss.value}"
 
 
-def clear() -> None:
-    """Look up every name again. For tests."""
-    _cached_look_up.cache_clear()
-    lost.cache_clear()
-
-
 def _look_up(name: _Name) -> tuple[Any, str]:
     """The value of a name and an empty text, or None and what is missing."""
     with _lock:

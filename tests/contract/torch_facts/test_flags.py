@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import pickle
-import subprocess
-import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
@@ -20,7 +17,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from compile_cache.backends.inductor.parallel import job
 from compile_cache.torch_facts import flags as flags_of_torch
 from compile_cache.torch_facts.flags import autocast_state, intercepting_mode, torch_flags
-from scripts.places import ROOT
+
+from ...programs import run_python
 
 _CUDA: Any = torch.backends.cuda
 
@@ -129,7 +127,7 @@ import json, pickle, sys
 from compile_cache.backends.inductor.parallel import job
 from compile_cache.torch_facts.flags import torch_flags
 job._run = lambda _: job.Artifact("key", "label", {"flags": dict(torch_flags("cuda"))}, b"")
-made, _ = job.work(pickle.load(sys.stdin.buffer))
+made, _ = job.work(pickle.loads(bytes.fromhex(sys.stdin.read())))
 print(json.dumps(made["about"]["flags"] if isinstance(made, dict) else {"failed": made}))
 """
 
@@ -144,14 +142,7 @@ def test_a_worker_lowers_under_the_flags_of_the_main_process() -> None:
     usual = dict(torch_flags("cuda"))
     assert {name for name in flags if flags[name] != usual[name]} == OF_LOWERING
     region = vars(job.Job("key", "label", b"", (), True, settings))
-    done = subprocess.run(
-        [sys.executable, "-c", WORKER],
-        input=pickle.dumps(region),
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        stdout=subprocess.PIPE,
-        check=True,
-    )
-    there = json.loads(done.stdout.splitlines()[-1])
+    there = json.loads(run_python(WORKER, given=pickle.dumps(region).hex()).splitlines()[-1])
     assert there.get("deterministic algorithms") == 1, there  # it warns where the main process raises
     assert {name: there[name] for name in OF_LOWERING - {"deterministic algorithms"}} == {
         name: flags[name] for name in OF_LOWERING - {"deterministic algorithms"}

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 import pickle
-import subprocess
 import sys
 from collections.abc import Iterator
 from types import ModuleType
@@ -30,7 +28,8 @@ from compile_cache.regions.structure import structure_digest
 from compile_cache.regions.weight_parts import form_of
 from compile_cache.store.artifact_store import Artifact
 from compile_cache.torch_facts.operators import NAMESPACE
-from scripts.places import ROOT
+
+from .....programs import run_python
 
 WIDTH = 64
 LAYOUTS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -173,8 +172,8 @@ def test_our_operators_compute_what_comfy_kitchens_functions_do() -> None:
 WORKER = """
 import pickle, sys
 from compile_cache.backends.inductor.parallel import job
-made, _ = job.work(pickle.load(sys.stdin.buffer))
-sys.stdout.buffer.write(pickle.dumps(made))
+made, _ = job.work(pickle.loads(bytes.fromhex(sys.stdin.read())))
+print(pickle.dumps(made).hex())
 """
 
 
@@ -183,11 +182,8 @@ def test_a_worker_compiles_a_graph_that_calls_comfy_kitchen(layout: str) -> None
     """A worker has no ComfyUI: it imports comfy-kitchen for such a graph, or has our operators."""
     module, x = Linear(layout), torch.randn(3, 7, WIDTH)
     work = vars(job_of("key", "Linear", traced(module), settings_for(torch.device("cpu"))))
-    done = subprocess.run(
-        [sys.executable, "-c", WORKER], input=pickle.dumps(work), stdout=subprocess.PIPE, check=True,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )  # fmt: skip
-    made = pickle.loads(done.stdout)
+    printed = run_python(WORKER, given=pickle.dumps(work).hex())
+    made = pickle.loads(bytes.fromhex(printed.splitlines()[-1]))
     assert isinstance(made, dict), made
     compiled = unpack(Artifact(**made))
     assert compiled.quantized == ((layout, LAYOUTS[layout][0]),)
