@@ -140,7 +140,7 @@ def capture(
         make_room(device, peak, facts.spare)
         torch.cuda.synchronize(device)
         free_before = torch.cuda.mem_get_info(device)[0]
-        graph, run = _capture_with_constants(put_back(module)(invoke), inputs, outputs, pool, constants)
+        graph, run = _capture_with_constants(_putting_back(invoke, module), inputs, outputs, pool, constants)
         map_memory(graph)
         torch.cuda.synchronize(device)
         growth = free_before - torch.cuda.mem_get_info(device)[0]
@@ -246,6 +246,14 @@ def _capture_with_constants(
             _require_constant(run)
         held += constants.add(run.missing)
     raise AssertionError("a capture with all constants was dropped")
+
+
+def _putting_back(invoke: Invoke, module: torch.nn.Module | None) -> Invoke:
+    def run(tensors: Sequence[torch.Tensor]) -> Any:
+        with put_back(module):
+            return invoke(tensors)
+
+    return run
 
 
 def _observed(invoke: Invoke, constants: HostConstants, runs: list[Run]) -> Invoke:
