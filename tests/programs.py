@@ -1,4 +1,4 @@
-"""Other processes of tests, commands as modules, and how many functions of Python a call calls."""
+"""Other processes of tests and a wait for them, commands as modules, and how many functions of Python a call calls."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import importlib.util
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
@@ -62,3 +63,11 @@ def python_calls(call: Callable[[], object]) -> int:
     finally:
         sys.setprofile(None)
     return count
+
+
+def wait_for(condition: Callable[[], bool], seconds: float = 600.0) -> None:
+    """Wait until it holds. Fails where it does not in time."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.05)

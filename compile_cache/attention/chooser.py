@@ -13,7 +13,6 @@ import threading
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +26,6 @@ from ..torch_facts.out_of_memory import is_out_of_memory
 from .kernels import (
     CUDNN,
     FLASH,
-    FLASH_3,
     STAND_IN,
     Given,
     Kernel,
@@ -186,11 +184,7 @@ class Chooser:
 
 
 def _tuner(folder: Path | None) -> Tuner[Shape, Choice]:
-    def machine(device: str) -> tuple[str, ...]:
-        has_flash_3 = device.startswith("cuda") and find_spec(FLASH_3) is not None
-        return (*machine_of(device), *([FLASH_3] if has_flash_3 else []))
-
-    return Tuner("the choices of attention kernels", Shape, Choice, folder, machine)
+    return Tuner("the choices of attention kernels", Shape, Choice, folder, machine_of)
 
 
 def _compile_cudnn(device: torch.device, dtype: torch.dtype, layouts: Sequence[Layout]) -> None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Sequence
-from importlib.util import find_spec
 from typing import Any, NamedTuple
 
 import torch
@@ -30,7 +28,6 @@ Kernel = Callable[[Given], torch.Tensor]
 Layout = tuple[int, tuple[int, ...]]  # the width of a tensor's heads, and its strides
 
 FLASH, CUDNN = "flash", "cudnn"
-FLASH_3 = "flash_attn_interface"  # FlashAttention 3, for Hopper, is a package of its own
 # Slower than flash at every size where flash runs (by 1.1 to 2.2 times on an H200). It takes what flash refuses.
 STAND_IN = "efficient"
 _FULL_TILES, _WITH_A_REST = 256, 257  # tokens: on an H100 cuDNN compiled something for each of them
@@ -49,7 +46,8 @@ def torchs_choice(given: Given) -> torch.Tensor:
 
 
 def _flash(given: Given) -> torch.Tensor:
-    _refuse_mask(given)
+    if given.mask is not None:
+        raise RefusedError("it takes no mask")
     result: torch.Tensor = _aten._scaled_dot_product_flash_attention(*given[:3], scale=given.scale)[0]
     return result
 
@@ -80,19 +78,6 @@ def _efficient(given: Given) -> torch.Tensor:
         added = aligned(added.expand(*added.shape[:-1], k.shape[2])).expand(*q.shape[:3], k.shape[2])
     result: torch.Tensor = _aten._scaled_dot_product_efficient_attention(q, k, v, added, False, scale=given.scale)[0]
     return result
-
-
-def _flash_3(given: Given) -> torch.Tensor:
-    _refuse_mask(given)
-    attention = importlib.import_module(FLASH_3).flash_attn_func
-    result: Any = attention(*(each.transpose(1, 2) for each in given[:3]), softmax_scale=given.scale)
-    tokens: torch.Tensor = result[0] if isinstance(result, tuple) else result
-    return tokens.transpose(1, 2)
-
-
-def _refuse_mask(given: Given) -> None:
-    if given.mask is not None:
-        raise RefusedError("it takes no mask")
 
 
 def bias(given: Given) -> torch.Tensor | None:
@@ -127,11 +112,7 @@ def kernels_for(device: torch.device) -> dict[str, Kernel]:
         return {}
     # People switch one off where it is wrong.
     switched: dict[str, Kernel] = {FLASH: _flash, STAND_IN: _efficient, CUDNN: _cudnn}
-    kernels = {name: kernel for (name, kernel), is_on in zip(switched.items(), switches(), strict=False) if is_on}
-    is_hopper = torch.cuda.get_device_capability(device)[0] == 9
-    if FLASH in kernels and is_hopper and find_spec(FLASH_3) is not None:
-        kernels["flash 3"] = _flash_3
-    return kernels
+    return {name: kernel for (name, kernel), is_on in zip(switched.items(), switches(), strict=False) if is_on}
 
 
 def switches() -> tuple[bool, ...]:

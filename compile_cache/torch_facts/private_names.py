@@ -13,7 +13,7 @@ import functools
 import importlib
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -65,11 +65,6 @@ def _some_hook() -> dict[int, None]:
     return {0: None}
 
 
-def _copy_each(targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:
-    for target, source in zip(targets, sources, strict=True):
-        target.copy_(source)
-
-
 def _triton_key() -> None:
     importlib.import_module("triton.compiler.compiler").triton_key()  # where it was before torch 2.9
 
@@ -111,7 +106,7 @@ _TABLE = (
     _Name("driver_version", "torch._C", Loss.SPEED, "_cuda_getDriverVersion", instead=lambda: lambda: 0),
     _Name("is_in_use", "torch._C", Loss.SPEED, "_cuda_hasPrimaryContext", instead=lambda: lambda device: True),
     _Name("spin", "torch.cuda", Loss.SPEED, "_sleep", instead=lambda: lambda cycles: None),
-    _Name("foreach_copy", "torch", Loss.SPEED, "_foreach_copy_", instead=lambda: _copy_each),
+    _Name("foreach_copy", "torch", Loss.CALLS, "_foreach_copy_"),
     # Dynamo is imported for its locks and counters. Nothing is traced by it.
     _Name("dynamo", "torch._dynamo", Loss.COMPILING, ""),
     _Name("make_fx", "torch.fx.experimental.proxy_tensor", Loss.COMPILING),
@@ -187,12 +182,6 @@ def lost(*losses: Loss) -> str:
     if not lacking:
         return ""
     return f"torch {torch.__version__} lacks {_look_up(lacking[0])[1]}: {lacking[0].loss.value}"
-
-
-def clear() -> None:
-    """Look up every name again. For tests."""
-    _cached_look_up.cache_clear()
-    lost.cache_clear()
 
 
 def _look_up(name: _Name) -> tuple[Any, str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ import pytest
 
 from scripts.server.process import ComfyServer
 
+from ..programs import wait_for
 from .rig import Bench, PromptDict, assert_ran_compiled, assert_same, assert_through_regions, compiled
 
 STEPS = 2
@@ -45,13 +45,6 @@ def test_cancel_ends_the_workers(bench: Bench, server: ComfyServer, tiny_prompt:
     prompt = compiled(tiny_prompt(seed=1, width=136, height=104, steps=STEPS))
     assert "interrupted" in bench.cancel_once(prompt, lambda: bool(BEGUN.search(server.log()) and workers()))
     wait_for(lambda: not workers())
-
-
-def wait_for(condition: Callable[[], bool], seconds: float = 600.0) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.05)
 
 
 @pytest.mark.long

@@ -132,6 +132,26 @@ def tokens(count: int = 5, batch: int = 2) -> torch.Tensor:
     return random(batch, count, 4)
 
 
+class Stopper:
+    """A Progress whose user presses Cancel at these of its calls, counted from 1."""
+
+    cancellations: tuple[type[BaseException], ...] = (InterruptedError,)
+
+    def __init__(self, *presses: int) -> None:
+        self.presses, self.calls = presses, 0
+        self.shown: list[tuple[int, int]] = []
+
+    def raise_if_cancelled(self) -> None:
+        self.calls += 1
+        if self.calls in self.presses:
+            raise InterruptedError("cancelled")
+
+    def begin_block(self) -> None: ...
+
+    def report(self, done: int, total: int, text: str, left: Sequence[str] = ()) -> None:
+        self.shown.append((done, total))
+
+
 def relative_error(actual: torch.Tensor, expected: torch.Tensor) -> float:
     assert actual.shape == expected.shape
     assert actual.dtype == expected.dtype

@@ -324,7 +324,6 @@ def test_what_a_method_caches_is_not_read_after_the_cache_let_it_go(allocator: s
         allocator,
         """
         import functools
-        from compile_cache.backends.cuda_graphs.capture import _capture
         from compile_cache.backends.base import CaptureFacts
 
         class Cached(torch.nn.Module):
@@ -339,7 +338,7 @@ def test_what_a_method_caches_is_not_read_after_the_cache_let_it_go(allocator: s
         for rows in (64, 777):
             x = torch.randn(rows, 256, device="cuda")
             expected = module(x)
-            graph, _ = _capture(lambda given: module(given[0]), [x], expected, CaptureFacts(), True, module, None)
+            graph = capture(lambda given: module(given[0]), [x], expected, CaptureFacts(), True, module)
             taken = [other(x) for other in others]  # they push the positions out of the cache
             taken = [torch.full((rows, 256), 9.0, device="cuda") for _ in range(8)]
             y = torch.randn(rows, 256, device="cuda")
@@ -355,7 +354,6 @@ def test_a_tensor_that_a_forward_keeps_on_its_module_holds_no_memory_of_the_grap
     run(
         allocator,
         """
-        from compile_cache.backends.cuda_graphs.capture import _capture
         from compile_cache.backends.base import CaptureFacts
 
         class Kept(torch.nn.Module):
@@ -375,7 +373,7 @@ def test_a_tensor_that_a_forward_keeps_on_its_module_holds_no_memory_of_the_grap
             x = torch.randn(rows, 256, device="cuda")
             expected = module(x)
             before = dict(vars(module))
-            graph, _ = _capture(lambda given: module(given[0]), [x], expected, CaptureFacts(), False, module, None)
+            graph = capture(lambda given: module(given[0]), [x], expected, CaptureFacts(), False, module)
             assert all(vars(module)[name] is value for name, value in before.items())
             module.embedding = module.numbers = None
             for _ in range(3):

@@ -60,7 +60,7 @@ def test_int8_products_of_growing_sizes_stay_right_in_their_captures() -> None:
         for rows in (64, 128, 333, 1024, 4608, 9000):
             x = torch.randn(rows, WIDTH, **like)
             invoke = lambda tensors: module(tensors[0])
-            graphs[rows], _ = capture._capture(invoke, [x], invoke([x]), capture.CaptureFacts(), True, module, None)
+            graphs[rows] = capture.capture(invoke, [x], invoke([x]), capture.CaptureFacts(), True, module)
             for size, graph in graphs.items():
                 y = torch.randn(size, WIDTH, **like)
                 assert torch.equal(graph.replay([y]), module(y)), (rows, size)

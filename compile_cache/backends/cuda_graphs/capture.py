@@ -35,8 +35,9 @@ class CapturedGraph:
     """One captured forward. Not thread-safe: the cache's lock guards capture and replay.
 
     inputs, outputs: the static buffers; leaves of the result that are no tensors are returned as they are.
-    constants: tensors that the graph reads, see `host_constants`. `bytes` is that of these alone: all graphs of a
-    device share the memory that a replay works in (`pools`). device: its number. peak: bytes that a replay works in.
+    kept: tensors that the graph reads, see `host_constants`, which are of `constants`. `bytes` is that of these alone:
+    all graphs of a device share the memory that a replay works in (`pools`). device: its number. peak: bytes that a
+    replay works in.
     """
 
     def __init__(
@@ -47,11 +48,13 @@ class CapturedGraph:
         spec: pytree.TreeSpec,
         device: int,
         peak: int,
-        constants: Sequence[torch.Tensor] = (),
+        kept: Sequence[torch.Tensor],
+        constants: HostConstants | None,
     ) -> None:
-        kept = (*inputs, *outputs, *constants)
-        self.bytes = sum(leaf.nbytes for leaf in kept if isinstance(leaf, torch.Tensor))
-        self._constants = list(constants)
+        leaves = (*inputs, *outputs, *kept)
+        self.bytes = sum(leaf.nbytes for leaf in leaves if isinstance(leaf, torch.Tensor))
+        self.constants = constants
+        self._kept = list(kept)
         self._graph: torch.cuda.CUDAGraph | None = graph
         self._device, self._peak = device, peak
         self._trims = trims()
@@ -75,7 +78,7 @@ class CapturedGraph:
         if self._graph is None:
             return
         self._graph.reset()
-        self._graph, self._inputs, self._outputs, self._constants = None, [], [], []
+        self._graph, self._inputs, self._outputs, self._kept = None, [], [], []
         pools.shared.closed(self._device)
 
 
@@ -95,8 +98,8 @@ class Recorder:
         form = (tuple(name for name, _ in signature.tensors), repr(signature.values))
         constants = self._rehearsed.get(form)
         rehearse = form not in self._rehearsed or kernel_memory.has_quantized(call.module)
-        graph, constants = _capture(call.invoke, call.tensors, result, facts, rehearse, call.module, constants)
-        self._rehearsed[form] = constants
+        graph = capture(call.invoke, call.tensors, result, facts, rehearse, call.module, constants)
+        self._rehearsed[form] = graph.constants
         return graph
 
 
@@ -106,25 +109,15 @@ def capture(
     result: Any,
     facts: CaptureFacts = CaptureFacts(),  # noqa: B008 (it is frozen)
     rehearse: bool = True,
+    module: torch.nn.Module | None = None,
+    constants: HostConstants | None = None,
 ) -> CapturedGraph:
     """Capture `invoke(tensors)`, which has just run and returned `result`, so that every kernel is compiled and loaded.
 
-    rehearse: run once more on the stream of the capture first, see `_rehearse`. Raises CaptureError with the cause,
-    NoGainError, OverBudgetError, and whatever cancels; in each case the unfinished graph is dropped.
+    rehearse: run once more on the stream of the capture first, see `_rehearse`. constants: of an earlier call that ran
+    the same code. Raises CaptureError with the cause, NoGainError, OverBudgetError, and whatever cancels; in each case
+    the unfinished graph is dropped.
     """
-    return _capture(invoke, tensors, result, facts, rehearse, None, None)[0]
-
-
-def _capture(
-    invoke: Invoke,
-    tensors: Sequence[torch.Tensor],
-    result: Any,
-    facts: CaptureFacts,
-    rehearse: bool,
-    module: torch.nn.Module | None,
-    constants: HostConstants | None,
-) -> tuple[CapturedGraph, HostConstants | None]:
-    """See `capture`. constants: of an earlier call that ran the same code. Also returns those of this one."""
     _require_gain(facts.host_share, facts)
     require_one_device(tensors)
     device = tensors[0].device.index
@@ -154,7 +147,7 @@ def _capture(
         logger.debug("captured: a run allocates %d MiB, the memory of graphs grew by %d MiB", peak >> 20, growth >> 20)
     del rehearsed
     pools.shared.opened(device, max(growth, 0))
-    return CapturedGraph(graph, inputs, outputs, spec, device, peak, list(run.used.values())), constants
+    return CapturedGraph(graph, inputs, outputs, spec, device, peak, list(run.used.values()), constants)
 
 
 @contextlib.contextmanager

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -145,20 +144,6 @@ def test_a_kernel_that_fails_later_costs_no_picture() -> None:
     assert one.report()[0]["failed"] == {"later": "its workspace"}
 
 
-def test_a_kernel_that_is_switched_off_later_is_chosen_anew() -> None:
-    clock = Timed({flash: 2.0, math: 1.0})
-    one = chooser(clock)
-    check(one, tensors())
-    before = torch.backends.cuda.cudnn_sdp_enabled()  # type: ignore[no-untyped-call]
-    torch.backends.cuda.enable_cudnn_sdp(not before)
-    try:
-        check(one, tensors())
-    finally:
-        torch.backends.cuda.enable_cudnn_sdp(before)
-    check(one, tensors())
-    assert clock.count == 4
-
-
 def lacking(lacks: list[bool]) -> Callable[[Given], torch.Tensor]:
     """A kernel named hungry that finds no memory while the list has an entry."""
 
@@ -283,35 +268,6 @@ def test_masks_for_kernels() -> None:
     even = kernels.aligned(MASKS["added"])
     assert torch.equal(even, MASKS["added"]) and even.stride()[-2:] == (16, 1)
     assert kernels.aligned(torch.zeros(2, 32)).stride() == (32, 1)
-
-
-def test_flash_attention_3_is_found_where_it_is_installed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Its package is another one's source here, and computes with torch."""
-    code = (
-        "import torch\n"
-        "def flash_attn_func(q, k, v, softmax_scale=None):\n"
-        "    q, k, v = (t.transpose(1, 2) for t in (q, k, v))\n"
-        "    attend = torch.nn.functional.scaled_dot_product_attention\n"
-        "    result = attend(q, k, v, scale=softmax_scale, enable_gqa=q.shape[1] != k.shape[1])\n"
-        "    return result.transpose(1, 2), None\n"
-    )
-    capability = [(9, 0)]
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability[0])
-    gpu = torch.device("cuda")
-    assert "flash 3" not in kernels.kernels_for(gpu)
-    (tmp_path / f"{kernels.FLASH_3}.py").write_text(code)
-    monkeypatch.syspath_prepend(tmp_path)
-    kernel = kernels.kernels_for(gpu)["flash 3"]
-    one = chooser(Timed({flash: 2.0, kernel: 1.0}), flash=flash, **{"flash 3": kernel})
-    check(one, tensors(), scale=0.3)
-    assert chosen(one) == ["flash 3"]
-    q, k, v = tensors(heads=6)[0], *tensors(heads=2)[1:]
-    assert relative_error(kernel(Given(q, k, v, enable_gqa=True)), math(Given(q, k, v, enable_gqa=True))) <= TOLERANCE
-    with pytest.raises(kernels.RefusedError):
-        kernel(Given(*tensors(), mask=MASKS["keys"]))
-    capability[0] = (8, 9)
-    assert "flash 3" not in kernels.kernels_for(gpu)
-    monkeypatch.delitem(sys.modules, kernels.FLASH_3)
 
 
 def math_2(given: Given) -> torch.Tensor:

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import pickle
-import subprocess
-import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
@@ -20,9 +17,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from compile_cache.backends.inductor.parallel import job
 from compile_cache.torch_facts import flags as flags_of_torch
 from compile_cache.torch_facts.flags import autocast_state, intercepting_mode, torch_flags
-from scripts.places import ROOT
 
-_MATMUL = torch.backends.cuda.matmul
+from ...programs import run_python
+
+_CUDA: Any = torch.backends.cuda
 
 
 def other_than(value: Any) -> Any:
@@ -32,53 +30,29 @@ def other_than(value: Any) -> Any:
     return torch.float64 if value is torch.float32 else not value
 
 
+def attribute(owner: Any, name: str) -> tuple[Callable[[], Any], Callable[[Any], None]]:
+    return lambda: getattr(owner, name), lambda value: setattr(owner, name, value)
+
+
 # (name among the flags, how to read it, how to set it)
 FLAGS: list[tuple[str, Callable[[], Any], Callable[[Any], Any]]] = [
     ("default dtype", torch.get_default_dtype, torch.set_default_dtype),
-    (
-        "deterministic algorithms",
-        torch.are_deterministic_algorithms_enabled,
-        lambda value: torch.use_deterministic_algorithms(value),
-    ),
-    ("flash attention", torch.backends.cuda.flash_sdp_enabled, torch.backends.cuda.enable_flash_sdp),
-    ("math attention", torch.backends.cuda.math_sdp_enabled, torch.backends.cuda.enable_math_sdp),
-    (
-        "memory-efficient attention",
-        torch.backends.cuda.mem_efficient_sdp_enabled,
-        torch.backends.cuda.enable_mem_efficient_sdp,
-    ),
-    ("cudnn attention", torch.backends.cuda.cudnn_sdp_enabled, torch.backends.cuda.enable_cudnn_sdp),
+    ("deterministic algorithms", torch.are_deterministic_algorithms_enabled, torch.use_deterministic_algorithms),
+    ("flash attention", _CUDA.flash_sdp_enabled, _CUDA.enable_flash_sdp),
+    ("math attention", _CUDA.math_sdp_enabled, _CUDA.enable_math_sdp),
+    ("memory-efficient attention", _CUDA.mem_efficient_sdp_enabled, _CUDA.enable_mem_efficient_sdp),
+    ("cudnn attention", _CUDA.cudnn_sdp_enabled, _CUDA.enable_cudnn_sdp),
     (
         "reduced-precision math attention",
-        torch.backends.cuda.fp16_bf16_reduction_math_sdp_allowed,
-        torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp,
+        _CUDA.fp16_bf16_reduction_math_sdp_allowed,
+        _CUDA.allow_fp16_bf16_reduction_math_sdp,
     ),
-    ("float32 matmul", lambda: _MATMUL.allow_tf32, lambda value: setattr(_MATMUL, "allow_tf32", value)),
-    (
-        "float32 convolution",
-        lambda: torch.backends.cudnn.allow_tf32,
-        lambda value: setattr(torch.backends.cudnn, "allow_tf32", value),
-    ),
-    (
-        "fp16 accumulation",
-        lambda: _MATMUL.allow_fp16_accumulation,
-        lambda value: setattr(_MATMUL, "allow_fp16_accumulation", value),
-    ),
-    (
-        "fp16 reduction",
-        lambda: _MATMUL.allow_fp16_reduced_precision_reduction,
-        lambda value: setattr(_MATMUL, "allow_fp16_reduced_precision_reduction", value),
-    ),
-    (
-        "bf16 reduction",
-        lambda: _MATMUL.allow_bf16_reduced_precision_reduction,
-        lambda value: setattr(_MATMUL, "allow_bf16_reduced_precision_reduction", value),
-    ),
-    (
-        "cudnn",
-        lambda: torch.backends.cudnn.benchmark,
-        lambda value: setattr(torch.backends.cudnn, "benchmark", value),
-    ),
+    ("float32 matmul", *attribute(_CUDA.matmul, "allow_tf32")),
+    ("float32 convolution", *attribute(torch.backends.cudnn, "allow_tf32")),
+    ("fp16 accumulation", *attribute(_CUDA.matmul, "allow_fp16_accumulation")),
+    ("fp16 reduction", *attribute(_CUDA.matmul, "allow_fp16_reduced_precision_reduction")),
+    ("bf16 reduction", *attribute(_CUDA.matmul, "allow_bf16_reduced_precision_reduction")),
+    ("cudnn", *attribute(torch.backends.cudnn, "benchmark")),
 ]
 
 
@@ -93,6 +67,18 @@ def test_a_flag_that_another_node_sets_is_found_by_name(
     finally:
         write(before)
     assert torch_flags("cuda") == flags
+
+
+def test_so_is_the_newer_switch_of_tf32() -> None:
+    """Torch 2.9 and newer have it."""
+    switches = {"float32 matmul": _CUDA.matmul, "float32 convolution": getattr(torch.backends.cudnn, "conv", None)}
+    for name, switch in switches.items() if hasattr(_CUDA.matmul, "fp32_precision") else ():
+        flags, before = torch_flags("cuda"), switch.fp32_precision
+        switch.fp32_precision = other = "ieee" if dict(flags)[name] == "tf32" else "tf32"
+        try:
+            assert set(torch_flags("cuda")) - set(flags) == {(name, other)}
+        finally:
+            switch.fp32_precision = before
 
 
 def test_autocast_counts_on_its_own_device_only() -> None:
@@ -141,7 +127,7 @@ import json, pickle, sys
 from compile_cache.backends.inductor.parallel import job
 from compile_cache.torch_facts.flags import torch_flags
 job._run = lambda _: job.Artifact("key", "label", {"flags": dict(torch_flags("cuda"))}, b"")
-made, _ = job.work(pickle.load(sys.stdin.buffer))
+made, _ = job.work(pickle.loads(bytes.fromhex(sys.stdin.read())))
 print(json.dumps(made["about"]["flags"] if isinstance(made, dict) else {"failed": made}))
 """
 
@@ -156,14 +142,7 @@ def test_a_worker_lowers_under_the_flags_of_the_main_process() -> None:
     usual = dict(torch_flags("cuda"))
     assert {name for name in flags if flags[name] != usual[name]} == OF_LOWERING
     region = vars(job.Job("key", "label", b"", (), True, settings))
-    done = subprocess.run(
-        [sys.executable, "-c", WORKER],
-        input=pickle.dumps(region),
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        stdout=subprocess.PIPE,
-        check=True,
-    )
-    there = json.loads(done.stdout.splitlines()[-1])
+    there = json.loads(run_python(WORKER, given=pickle.dumps(region).hex()).splitlines()[-1])
     assert there.get("deterministic algorithms") == 1, there  # it warns where the main process raises
     assert {name: there[name] for name in OF_LOWERING - {"deterministic algorithms"}} == {
         name: flags[name] for name in OF_LOWERING - {"deterministic algorithms"}

@@ -91,13 +91,17 @@ def test_this_torch_lacks_nothing() -> None:
 def lacking(monkeypatch: pytest.MonkeyPatch) -> Iterator[object]:
     """`lacking(name)`: this torch has another name for it."""
 
+    def look_up_again() -> None:
+        private_names._cached_look_up.cache_clear()
+        private_names.lost.cache_clear()
+
     def rename(name: str) -> None:
         rows = [replace(each, attribute="Renamed") if each.name == name else each for each in private_names._TABLE]
         monkeypatch.setattr(private_names, "_TABLE", tuple(rows))
-        private_names.clear()
+        look_up_again()
 
     yield rename
-    private_names.clear()
+    look_up_again()
 
 
 @pytest.mark.parametrize(("allocator", "captures"), [("cudaMallocAsync", False), ("native", True)])

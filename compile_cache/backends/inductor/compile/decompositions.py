@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
 from ....torch_facts.private_names import decomposition_table
 from . import gelu, group_norm, quantizers, rotary
+from .kitchen import NAMESPACE
 
 
 def decompositions() -> dict[Any, Callable[..., Any]]:
@@ -16,6 +19,13 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
         **known,
         group_norm.OPERATOR: group_norm.by_format(known[group_norm.OPERATOR]),
         gelu.OPERATOR: gelu.by_approximation(known.get(gelu.OPERATOR, gelu.OPERATOR)),
-        **quantizers.by_operator(),
-        **rotary.by_operator(),
+        **of_kitchen(),
     }
+
+
+def of_kitchen() -> dict[Any, Callable[..., Any]]:
+    """For comfy-kitchen's quantizers and rotary operators, functions with their arguments and results; none before
+    that is imported.
+    """
+    operators, ours = getattr(torch.ops, NAMESPACE), {**quantizers.BY_NAME, **rotary.BY_NAME}
+    return {getattr(operators, name).default: made for name, made in ours.items() if hasattr(operators, name)}

@@ -69,20 +69,6 @@ def product_of(numbers: torch.fx.Node) -> str | None:
     return None
 
 
-def fake_in_caches() -> list[str]:
-    """Where comfy-kitchen's caches hold a tensor without contents, as "module.name"."""
-    found = []
-    for name, module in list(sys.modules.items()):
-        if name.partition(".")[0] == NAMESPACE:
-            caches = [(key, value) for key, value in vars(module).items() if key.endswith("_CACHE")]
-            found += [f"{name}.{key}" for key, value in caches if any(_is_fake(each) for each in value.values())]
-    return found
-
-
-def _is_fake(value: Any) -> bool:
-    return isinstance(value, FakeTensor) or (isinstance(value, torch.Tensor) and value.is_meta)
-
-
 def _registry() -> Any:
     return getattr(sys.modules.get(f"{NAMESPACE}.registry"), "registry", None)
 

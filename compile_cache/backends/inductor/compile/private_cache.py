@@ -24,7 +24,6 @@ from ....torch_facts.private_names import (
     cache_dir,
     default_cache_dir,
     get_path,
-    inductor_config,
     triton_cache_dir,
 )
 
@@ -68,10 +67,7 @@ def private_cache() -> Iterator[None]:
 
 def header_settings() -> dict[str, bool]:
     """Inductor's settings for a compile. It includes headers from below its default folder, whichever its cache is."""
-    name = "cpp_cache_precompile_headers"  # since torch 2.8
-    if not hasattr(inductor_config, name) or _is_usable(Path(default_cache_dir())):
-        return {}
-    return {name: False}
+    return {} if _is_usable(Path(default_cache_dir())) else {"cpp_cache_precompile_headers": False}
 
 
 def place(path: Path, content: bytes) -> None:

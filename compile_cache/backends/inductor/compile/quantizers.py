@@ -14,22 +14,10 @@ from typing import Any
 
 import torch
 
-from .kitchen import NAMESPACE
-
 _FLOATS_OF_8_BITS = {5: torch.float8_e4m3fn, 6: torch.float8_e5m2}  # by comfy-kitchen's numbers of dtypes
 _ONES = torch.ops.aten.ones.default
 _LARGEST_INT8 = 127
 _LEAST_SCALE = 1e-30
-
-
-def by_operator() -> dict[Any, Callable[..., Any]]:
-    """The decompositions of the quantizers that this process has: none before comfy-kitchen is imported."""
-    package = getattr(torch.ops, NAMESPACE)
-    known: dict[str, Callable[..., Any]] = {
-        "quantize_fp8": quantize_fp8,
-        "quantize_int8_rowwise": quantize_int8_rowwise,
-    }
-    return {getattr(package, name).default: function for name, function in known.items() if hasattr(package, name)}
 
 
 def share_scales(graph: torch.fx.Graph) -> None:
@@ -61,3 +49,9 @@ def quantize_int8_rowwise(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """x of shape (..., n) as integers, and the scale of each row in float32, of shape (..., 1)."""
     scale = (x.abs().amax(-1, keepdim=True).float() / _LARGEST_INT8).clamp(min=_LEAST_SCALE)
     return (x.float() / scale).round().clamp(-_LARGEST_INT8 - 1, _LARGEST_INT8).to(torch.int8), scale
+
+
+BY_NAME: dict[str, Callable[..., Any]] = {
+    "quantize_fp8": quantize_fp8,
+    "quantize_int8_rowwise": quantize_int8_rowwise,
+}

@@ -10,14 +10,6 @@ from typing import Any
 
 import torch
 
-from . import kitchen
-
-
-def by_operator() -> dict[Any, Callable[..., Any]]:
-    """For each rotary operator that is registered with torch, a function with its arguments and results."""
-    operators = getattr(torch.ops, kitchen.NAMESPACE)
-    return {getattr(operators, name).default: made for name, made in _MADE.items() if hasattr(operators, name)}
-
 
 def rotated(x: torch.Tensor, frequencies: torch.Tensor) -> torch.Tensor:
     """Each pair of neighbours in the last dimension of x, multiplied by its matrix of 2 times 2.
@@ -50,7 +42,7 @@ def _both(of_one: Callable[..., torch.Tensor]) -> Callable[..., Any]:
     return lambda q, k, frequencies: (of_one(q, frequencies), of_one(k, frequencies))
 
 
-_MADE: dict[str, Callable[..., Any]] = {
+BY_NAME: dict[str, Callable[..., Any]] = {
     "apply_rope": _both(rotated),
     "apply_rope1": rotated,
     "apply_rope_split_half": _both(rotated_halves),

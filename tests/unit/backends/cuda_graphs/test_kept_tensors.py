@@ -114,16 +114,11 @@ class TestPutBack:
         assert {name for name in before if after[name] is not before[name]} <= {"calls", "last_size"}
         assert made[0]() is None
 
-    def test_an_attribute_that_was_not_there_is_gone(self) -> None:
+    def test_an_attribute_that_was_not_there_is_gone_and_numbers_stay_as_the_call_left_them(self) -> None:
         module = Logging()
         with put_back(module):
             module(X)
         assert EMBEDDING not in vars(module)
-
-    def test_numbers_stay_as_the_call_left_them(self) -> None:
-        module = Logging()
-        with put_back(module):
-            module(X)
         assert (module.calls, module.last_size) == (1, (3,))
 
     @pytest.mark.parametrize("error", [RuntimeError("broken"), KeyboardInterrupt()], ids=repr)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -29,9 +28,9 @@ from compile_cache.backends.inductor.regions.region import region_key
 from compile_cache.regions.site import RegionSite
 from compile_cache.regions.structure import structure_digest
 from compile_cache.store.fingerprint import FORMAT_VERSION, EnvironmentFingerprint
-from compile_cache.torch_facts.flags import torch_flags
 from scripts.places import ROOT
 
+from .....programs import run_python
 from ....rig import CONTEXT, TOKENS, Attention, Model, original, seeded
 
 DEVICES = {"cpu": torch.device("cpu"), "cuda": torch.device("cuda", 0)}
@@ -150,10 +149,11 @@ def test_every_component_is_in_the_table_or_in_a_test_of_its_own() -> None:
     assert names == {component for component, _, _ in INVALIDATES.values()} | {"source", "format"}
 
 
-def test_other_source_code_and_another_format_are_other_environments() -> None:
+def test_another_device_other_source_code_and_another_format_are_other_environments() -> None:
     here = environment_of(DEVICES["cpu"], "source")
     assert here.format == FORMAT_VERSION
-    for there in (environment_of(DEVICES["cpu"], "another"), replace(here, format=FORMAT_VERSION + 1)):
+    others = environment_of(DEVICES["cpu"], "another"), environment_of(DEVICES["cuda"], "source")
+    for there in (*others, replace(here, format=FORMAT_VERSION + 1)):
         assert there.digest() != here.digest()
 
 
@@ -164,10 +164,6 @@ def test_an_environment_that_was_written_down_is_the_same_one(device: str) -> No
     assert again.digest() == here.digest()
 
 
-def test_cpu_and_gpu_are_two_environments() -> None:
-    assert environment_of(DEVICES["cpu"], "source").digest() != environment_of(DEVICES["cuda"], "source").digest()
-
-
 UNCONCERNED: dict[str, Change] = {
     "worker processes": inductor(compile_threads=3),
     "where decisions are logged": inductor(autoheuristic_log_path="/somewhere"),
@@ -176,6 +172,11 @@ UNCONCERNED: dict[str, Change] = {
     "inductor's own cache": inductor(fx_graph_cache=False),
     "traces for people": inductor(trace__enabled=True),
     "autotuning of cudnn": setting(CUDNN, "benchmark", not CUDNN.benchmark),
+    # These are in the keys of regions, so that one environment keeps regions for several of them.
+    "TF32 in matrix products": setting(MATMUL, "allow_tf32", not MATMUL.allow_tf32),
+    "TF32 in convolutions": setting(CUDNN, "allow_tf32", not CUDNN.allow_tf32),
+    "fp16 reductions": setting(MATMUL, "allow_fp16_reduced_precision_reduction", False),
+    "fp16 accumulation": setting(MATMUL, "allow_fp16_accumulation", True),
 }
 
 
@@ -312,57 +313,13 @@ ANOTHER_REGION: dict[str, Callable[[], str]] = {
     "dimensions of the inputs": lambda: key_of(seeded(Attention), tokens=(2, 8, 16, 1)),
     "device": lambda: key_of(seeded(Attention), device="meta"),
     "weights that are cast on the way": lambda: key_of(seeded(Attention), pattern="c"),
+    "a flag of torch": lambda: key_of(seeded(Attention), torch_flags=(("fp16 accumulation", True),)),
 }
 
 
 @pytest.mark.parametrize("kind", ANOTHER_REGION)
 def test_another_layout_of_operations_is_another_region(kind: str) -> None:
     assert ANOTHER_REGION[kind]() != key_of(seeded(Attention))
-
-
-@contextmanager
-def deterministic() -> Iterator[None]:
-    torch.use_deterministic_algorithms(True)
-    try:
-        yield
-    finally:
-        torch.use_deterministic_algorithms(False)
-
-
-# A flag that inductor reads while it compiles -> (devices that it concerns, the change)
-FLAGS: dict[str, tuple[str, Change]] = {
-    "TF32 in matrix products": ("cuda", setting(MATMUL, "allow_tf32", not MATMUL.allow_tf32)),
-    "TF32 in convolutions": ("cuda", setting(CUDNN, "allow_tf32", not CUDNN.allow_tf32)),
-    "fp16 reductions": ("cuda", setting(MATMUL, "allow_fp16_reduced_precision_reduction", False)),
-    "bf16 reductions": ("cuda", setting(MATMUL, "allow_bf16_reduced_precision_reduction", False)),
-    "fp16 accumulation": ("cuda", setting(MATMUL, "allow_fp16_accumulation", True)),
-    "deterministic algorithms": ("cpu cuda", lambda _: deterministic()),
-}
-NEWER_SWITCH = hasattr(MATMUL, "fp32_precision")  # torch 2.9 and newer
-if NEWER_SWITCH:
-    FLAGS["TF32 by its newer switch"] = ("cuda", setting(MATMUL, "fp32_precision", "tf32"))
-    FLAGS["TF32 of convolutions"] = ("cuda", setting(CUDNN.conv, "fp32_precision", "ieee"))
-
-
-@pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("kind", FLAGS)
-def test_another_flag_of_torch_is_another_region_in_the_same_environment(
-    tmp_path: Path, kind: str, device: str
-) -> None:
-    concerned, change = FLAGS[kind]
-    module, environment_before = seeded(Attention), environment_of(DEVICES[device], "source")
-    before = key_of(module, torch_flags=torch_flags(device))
-    with change(tmp_path):
-        after = key_of(module, torch_flags=torch_flags(device))
-        difference = environment_before.difference(environment_of(DEVICES[device], "source"))
-    # torch passes this flag on to a setting of inductor, which people may also set alone.
-    passed_on = {"settings"} if kind == "deterministic algorithms" else set()
-    assert {line.split(":")[0] for line in difference} <= passed_on
-    if device in concerned.split():
-        assert after != before
-    elif NEWER_SWITCH:  # one switch sets the processor's precision too in older torch
-        assert after == before
-    assert key_of(module, torch_flags=torch_flags(device)) == before
 
 
 SAME_REGION: dict[str, Callable[[], str]] = {
@@ -401,38 +358,16 @@ print(json.dumps([*components, key_of(seeded(Attention))]))
 PLACES = ("HOME", "TMPDIR", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "XDG_CACHE_HOME", "CUDA_HOME")
 
 
-def told_by_a_process(folder: Path = ROOT, **variables: str) -> tuple[dict[str, Any], dict[str, Any], str]:
-    """(environment on the CPU, environment on a GPU, key of a region)"""
-    done = subprocess.run(
-        [sys.executable, "-c", TELL],
-        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **variables},
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    cpu, cuda, key = json.loads(done.stdout.splitlines()[-1])
-    return cpu, cuda, key
+def told_by_a_process(folder: Path = ROOT, **variables: str) -> list[Any]:
+    """The components of both environments, and the key of a region."""
+    printed = run_python(TELL, folder=folder, OMP_NUM_THREADS="1", **variables)
+    told: list[Any] = json.loads(printed.splitlines()[-1])
+    return told
 
 
-@pytest.fixture(scope="module")
-def usual() -> tuple[dict[str, Any], dict[str, Any], str]:
-    return told_by_a_process()
-
-
-def test_another_process_at_another_place_tells_the_same(
-    usual: tuple[dict[str, Any], dict[str, Any], str], tmp_path: Path
-) -> None:
+def test_another_process_at_another_place_tells_the_same(tmp_path: Path) -> None:
     places = {name: str(tmp_path) for name in PLACES}
     others = {"USER": "somebody", "LANG": "C", "TZ": "Asia/Tokyo", "MAX_JOBS": "3", "RESOLUTE_BUDGET_MB": "99"}
     torchs = {"TORCHINDUCTOR_COMPILE_THREADS": "5", "TORCH_LOGS": "+inductor", "CC": "another-cc", "CXX": "another-c++"}
-    assert told_by_a_process(tmp_path, PYTHONHASHSEED="12345", **places, **others, **torchs) == usual
-
-
-def test_the_number_of_threads_is_in_generated_cpp_and_in_nothing_else(
-    usual: tuple[dict[str, Any], dict[str, Any], str],
-) -> None:
-    cpu, cuda, key = told_by_a_process(OMP_NUM_THREADS="2")
-    assert (cuda, key) == usual[1:]
-    difference = EnvironmentFingerprint(**usual[0]).difference(EnvironmentFingerprint(**cpu))
-    assert [line.split(":")[0] for line in difference] == ["device"]
+    told = told_by_a_process(tmp_path, PYTHONHASHSEED="12345", **places, **others, **torchs)
+    assert told == told_by_a_process()

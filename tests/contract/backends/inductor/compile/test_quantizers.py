@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from compile_cache.backends.inductor.compile import quantizers
+from compile_cache.backends.inductor.compile import decompositions, quantizers
 from compile_cache.backends.inductor.compile.artifacts import pack, unpack
 from compile_cache.backends.inductor.compile.compiled_region import CompiledRegion
 from compile_cache.backends.inductor.compile.lowering import compile_trace
@@ -117,9 +117,9 @@ def test_quantizers_share_their_scale_of_one() -> None:
 
 
 def test_without_comfy_kitchen_there_is_nothing_to_fuse(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert len(quantizers.by_operator()) == 2
-    monkeypatch.setattr(quantizers, "NAMESPACE", "a_package_that_is_not_there")
-    assert quantizers.by_operator() == {}
+    assert len(decompositions.of_kitchen()) == 6
+    monkeypatch.setattr(decompositions, "NAMESPACE", "a_package_that_is_not_there")
+    assert decompositions.of_kitchen() == {}
 
 
 class Clamping(nn.Module):

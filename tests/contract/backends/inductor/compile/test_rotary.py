@@ -11,7 +11,7 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from compile_cache.backends.inductor.compile.decompositions import decompositions
-from compile_cache.backends.inductor.compile.rotary import by_operator, rotated, rotated_halves
+from compile_cache.backends.inductor.compile.rotary import BY_NAME, rotated, rotated_halves
 
 from ....rig import random, relative_error
 
@@ -43,7 +43,7 @@ def both(results: Any) -> tuple[torch.Tensor, ...]:
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-6), (torch.bfloat16, 5e-3)], ids=str)
 def test_the_results_are_the_operators(name: str, by_token: bool, dtype: torch.dtype, tolerance: float) -> None:
     tensors = given(name, by_token=by_token, dtype=dtype)
-    expected, actual = both(operator(name)(*tensors)), both(by_operator()[operator(name)](*tensors))
+    expected, actual = both(operator(name)(*tensors)), both(BY_NAME[name](*tensors))
     assert len(actual) == len(expected)
     for one, right in zip(actual, expected, strict=True):
         assert (one.shape, one.dtype) == (right.shape, right.dtype)
@@ -53,7 +53,7 @@ def test_the_results_are_the_operators(name: str, by_token: bool, dtype: torch.d
 @pytest.mark.parametrize("name", ["apply_rope", "apply_rope1"])
 def test_a_table_with_more_tokens_is_cut(name: str) -> None:
     tensors = given(name, of_table=9)
-    for one, right in zip(both(by_operator()[operator(name)](*tensors)), both(operator(name)(*tensors)), strict=True):
+    for one, right in zip(both(BY_NAME[name](*tensors)), both(operator(name)(*tensors)), strict=True):
         assert relative_error(one, right) <= 1e-6
 
 

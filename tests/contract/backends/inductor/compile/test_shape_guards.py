@@ -11,72 +11,41 @@ B, N, H = (sympy.Symbol(name, integer=True) for name in ("s0", "s1", "s2"))
 SYMBOLS = {"b": B, "n": N, "h": H}
 
 
-def check(expression: sympy.Basic, **sizes: int) -> Verdict:
-    return ShapeGuards([expression], SYMBOLS).check({"b": 2, "n": 5, "h": 7, **sizes})[0]
+BOUNDS = (B > 1, B >= 2, N < 16, N <= 15, sympy.Ne(B, 1))
+LIMITS = (B * N * H < 2**31, B * N <= 2**31 - 1, sympy.Gt(2**31, B * N * H))
+HOLDS, UNPROVEN, BROKEN = Verdict
+EQUAL = sympy.Eq(B, N, evaluate=False)
+OTHER = sympy.Symbol("other", integer=True)
+
+# Guards, sizes that differ from (2, 5, 7), the verdict, and the guards that it names; None for whichever.
+VERDICTS: list[tuple[list[sympy.Basic], dict[str, int], Verdict, str | None]] = [
+    ([], {}, HOLDS, ""),
+    *(([], {name: 0}, BROKEN, "sizes above 0") for name in SYMBOLS),  # traces take sizes for positive numbers
+    *(([each], {"b": 4, "h": 9}, BROKEN, None) for each in (
+        EQUAL, sympy.Eq(sympy.Mod(H, 8, evaluate=False), 0, evaluate=False), sympy.Eq(B * N, 10, evaluate=False),
+    )),
+    *(([each], {"b": 4, "n": 4}, HOLDS, "") for each in (EQUAL, sympy.Eq(N, B, evaluate=False))),
+    *(([each], {}, HOLDS, "") for each in BOUNDS),
+    *(([each], {"b": 1, "n": 99}, UNPROVEN, str(each)) for each in BOUNDS),
+    # A limit of 32-bit indexing.
+    *(([each], {}, HOLDS, "") for each in LIMITS),
+    *(([each], {"b": 70_000, "n": 70_000}, BROKEN, None) for each in LIMITS),
+    ([OTHER > 1], {}, BROKEN, "other > 1"),
+    ([sympy.false], {}, BROKEN, "False"),
+    ([B > 1, EQUAL, N < 4], {"b": 1}, BROKEN, None),
+    ([B > 1, N < 16, H < 99], {"b": 1, "n": 20}, UNPROVEN, "s0 > 1, s1 < 16"),
+    ([B > 1, N < 16, H < 99], {}, HOLDS, ""),
+    ([B > 1, B > 1], {"b": 1}, UNPROVEN, "s0 > 1"),
+]  # fmt: skip
 
 
-def test_without_guards_every_size_holds() -> None:
-    assert ShapeGuards([], SYMBOLS).check({"b": 1, "n": 1, "h": 1}) == (Verdict.HOLDS, "")
-
-
-@pytest.mark.parametrize("name", ["b", "n", "h"])
-def test_a_size_of_nothing_is_broken(name: str) -> None:
-    """Traces take sizes for positive numbers."""
-    sizes = {"b": 2, "n": 5, "h": 7, name: 0}
-    assert ShapeGuards([], SYMBOLS).check(sizes) == (Verdict.BROKEN, "sizes above 0")
-
-
-@pytest.mark.parametrize(
-    "expression",
-    [
-        sympy.Eq(B, N, evaluate=False),
-        sympy.Eq(sympy.Mod(H, 8, evaluate=False), 0, evaluate=False),
-        sympy.Eq(B * N, 10, evaluate=False),
-    ],
-    ids=str,
-)
-def test_an_equality_that_fails_is_broken(expression: sympy.Basic) -> None:
-    assert check(expression, b=4, n=5, h=9) is Verdict.BROKEN
-
-
-@pytest.mark.parametrize("expression", [sympy.Eq(B, N, evaluate=False), sympy.Eq(N, B, evaluate=False)], ids=str)
-def test_an_equality_that_is_met_holds(expression: sympy.Basic) -> None:
-    assert check(expression, b=4, n=4) is Verdict.HOLDS
-
-
-@pytest.mark.parametrize("expression", [B > 1, B >= 2, N < 16, N <= 15, sympy.Ne(B, 1)], ids=str)
-def test_a_bound_that_is_passed_is_unproven(expression: sympy.Basic) -> None:
-    assert check(expression) is Verdict.HOLDS
-    assert check(expression, b=1, n=99) is Verdict.UNPROVEN
-
-
-@pytest.mark.parametrize("expression", [B * N * H < 2**31, B * N <= 2**31 - 1, sympy.Gt(2**31, B * N * H)], ids=str)
-def test_a_limit_of_32_bit_indexing_that_is_passed_is_broken(expression: sympy.Basic) -> None:
-    assert check(expression) is Verdict.HOLDS
-    assert check(expression, b=70_000, n=70_000) is Verdict.BROKEN
-
-
-def test_what_cannot_be_decided_is_broken() -> None:
-    assert check(sympy.Symbol("other", integer=True) > 1) is Verdict.BROKEN
-
-
-def test_what_is_always_false_is_broken() -> None:
-    assert check(sympy.false) is Verdict.BROKEN
-
-
-def test_one_broken_guard_outweighs_every_unproven_one() -> None:
-    expressions = [B > 1, sympy.Eq(B, N, evaluate=False), N < 4]
-    assert ShapeGuards(expressions, SYMBOLS).check({"b": 1, "n": 5, "h": 7})[0] is Verdict.BROKEN
-
-
-def test_the_text_names_the_guards_that_failed() -> None:
-    guards = ShapeGuards([B > 1, N < 16, H < 99], SYMBOLS)
-    assert guards.check({"b": 1, "n": 20, "h": 7}) == (Verdict.UNPROVEN, "s0 > 1, s1 < 16")
-    assert guards.check({"b": 2, "n": 5, "h": 7}) == (Verdict.HOLDS, "")
-
-
-def test_the_same_guard_twice_counts_once() -> None:
-    assert ShapeGuards([B > 1, B > 1], SYMBOLS).check({"b": 1, "n": 5, "h": 7})[1] == "s0 > 1"
+@pytest.mark.parametrize(("guards", "sizes", "verdict", "named"), VERDICTS, ids=str)
+def test_the_verdict_on_sizes(
+    guards: list[sympy.Basic], sizes: dict[str, int], verdict: Verdict, named: str | None
+) -> None:
+    found, text = ShapeGuards(guards, SYMBOLS).check({"b": 2, "n": 5, "h": 7, **sizes})
+    assert found is verdict
+    assert named in (None, text)
 
 
 class TestConfirmedSizes:

@@ -51,20 +51,6 @@ def test_weights_are_found_in_the_order_of_a_trace_parameters_first() -> None:
     assert all(a is b for a, (_, b) in zip(found, expected, strict=True))
 
 
-def test_a_shared_weight_is_found_once() -> None:
-    module = seeded(Attention)
-    module.k.weight = module.q.weight
-    assert len(weight_slots(module)) == len(list(module.parameters())) == len(weight_slots(seeded(Attention))) - 1
-
-
-def test_a_slot_gives_the_weight_that_is_there_now() -> None:
-    module = seeded(Attention)
-    slots = weight_slots(module)
-    fresh = torch.nn.Parameter(torch.ones(16, 16))
-    module.q.weight = fresh
-    assert any(where[name] is fresh for where, name in slots)
-
-
 def test_equal_sizes_under_two_names_stay_two_symbols_and_nothing_is_guarded() -> None:
     inputs = [random(2, 5, 16), random(2, 5, 16)]
     traced = trace(original, seeded(Attention), inputs, (TOKENS, CONTEXT), {"b": 2, "n": 5, "m": 5})
@@ -82,13 +68,6 @@ def test_only_the_weights_that_are_used_enter_the_graph() -> None:
     slots = weight_slots(module)
     used = [slots[index][0][slots[index][1]] for index in traced.used_weights]
     assert [id(weight) for weight in used] == [id(module.v.weight), id(module.v.bias)]
-
-
-def test_the_module_is_as_it_was() -> None:
-    module = seeded(Attention)
-    before = {name: id(parameter) for name, parameter in module.named_parameters()}
-    trace(original, module, [random(2, 5, 16), random(2, 7, 16)], (TOKENS, CONTEXT), {"b": 2, "n": 5, "m": 7})
-    assert {name: id(parameter) for name, parameter in module.named_parameters()} == before
 
 
 @pytest.mark.parametrize("kernel", [SDPBackend.FLASH_ATTENTION, SDPBackend.MATH])

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from compile_cache.backends.inductor.backend import InductorBackend
-from compile_cache.backends.inductor.parallel import comparison, parallel_compile, process
+from compile_cache.backends.inductor.parallel import comparison, parallel_compile
 from compile_cache.backends.inductor.regions import numerics_check, region
 
 from ....rig import TOKENS, TOLERANCE, Block, Model, Rig, inputs, seeded, tokens
@@ -20,8 +20,6 @@ LARGE = (17, 40, 36, 150)  # the convolution is traced for a batch of 16 or more
 
 @pytest.fixture(autouse=True)
 def small_limits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parallel_compile, "_FEWEST", 2)
-    monkeypatch.setattr(process, "IDLE_SECONDS", 2.0)
     monkeypatch.setattr(comparison, "_ENOUGH", 1 << 17)
 
 

@@ -15,18 +15,17 @@ import torch
 
 from compile_cache.backends.base import UpcomingDecode
 from compile_cache.backends.inductor.backend import InductorBackend
-from compile_cache.backends.inductor.parallel import parallel_compile, pool, process
+from compile_cache.backends.inductor.parallel import pool, process
 from compile_cache.backends.inductor.parallel.process import Compiled, NotCompiledError
 from compile_cache.keys import Role
 from compile_cache.regions.slots import swapped, tensor_slots
 
+from .....programs import wait_for
 from ....rig import TOLERANCE, Bound, Model, Rig, hooks_of, inputs, seeded
-from .test_parallel_compile import wait_for
 
 
 @pytest.fixture(autouse=True)
-def two_are_enough(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parallel_compile, "_FEWEST", 2)
+def stay(soon_idle: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(process, "IDLE_SECONDS", 60.0)
 
 

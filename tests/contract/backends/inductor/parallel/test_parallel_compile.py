@@ -5,12 +5,9 @@ from __future__ import annotations
 import contextlib
 import importlib
 import itertools
-import subprocess
-import sys
 import tempfile
 import threading
-import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
@@ -29,19 +26,12 @@ from compile_cache.backends.inductor.parallel.process import Compiled, NotCompil
 from compile_cache.backends.inductor.regions import region
 from compile_cache.config import CacheConfig
 from compile_cache.errors import CaptureError
-from scripts.places import ROOT
 
-from ....rig import TOLERANCE, Attention, Block, Model, Rig, inputs, random, relative_error, seeded
+from .....programs import run_python, wait_for
+from ....rig import TOLERANCE, Attention, Block, Model, Rig, Stopper, inputs, random, relative_error, seeded
 
 SIZES = [(1, 8, 8, 7), (17, 8, 8, 7), (2, 33, 25, 154), (1, 1, 1, 1), (3, 17, 9, 5)]
 EDGES = (0, 1, 2, 16, 17, 50_000)  # sizes around the limits of guards
-
-
-@pytest.fixture(autouse=True)
-def two_are_enough(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The model has two distinct regions."""
-    monkeypatch.setattr(parallel_compile, "_FEWEST", 2)
-    monkeypatch.setattr(process, "IDLE_SECONDS", 2.0)
 
 
 def rig(**config: Any) -> Rig:
@@ -197,7 +187,7 @@ assert "torch._inductor.compile_fx" in sys.modules
 table = backend.table
 assert backend.table is table
 """
-    subprocess.run([sys.executable, "-c", program], check=True, cwd=ROOT)
+    run_python(program)
 
 
 def test_processes_that_hang_are_ended_and_their_blocks_run_as_they_are(
@@ -333,19 +323,6 @@ def test_if_loras_of_gguf_weights_hold_the_memory_they_go_and_the_call_runs_agai
     assert len(calls) == 5
 
 
-def test_an_out_of_memory_without_workers_is_raised_at_once() -> None:
-    one = pretending()
-    calls = []
-
-    def invoke(tensors: Any) -> Any:
-        calls.append(1)
-        raise torch.cuda.OutOfMemoryError("too large")
-
-    with pytest.raises(torch.cuda.OutOfMemoryError, match="too large"):
-        one.bind(seeded(Model))(*inputs(), invoke=invoke)
-    assert calls == [1]
-
-
 @pytest.mark.grid(1)
 @pytest.mark.parametrize("kept", [False, True])
 def test_code_is_loaded_by_one_thread_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kept: bool) -> None:
@@ -394,23 +371,10 @@ def test_progress_can_be_read_while_a_call_adds_regions() -> None:
 def test_cancel_ends_the_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
 
-    class Stopper:
-        cancellations = (InterruptedError,)
-        presses = 0
-
-        def raise_if_cancelled(self) -> None:
-            self.presses += 1
-            if self.presses > 4:
-                raise InterruptedError("cancelled")
-
-        def begin_block(self) -> None: ...
-
-        def report(self, done: int, total: int, text: str, left: Sequence[str] = ()) -> None: ...
-
     one = rig()
     bound = one.bind(seeded(Model))
     with pytest.raises(InterruptedError):
-        bound(*inputs(), progress=Stopper())
+        bound(*inputs(), progress=Stopper(*range(5, 1000)))
     wait_for(lambda: not list(tmp_path.glob("resolute-*")))
     with one.expect(region_compiles=2, verifications=2, region_calls=4, graph_calls=1):
         assert bound.error(*inputs()) <= TOLERANCE
@@ -433,13 +397,6 @@ def test_workers_stay_for_the_next_model_and_end_after_a_while(monkeypatch: pyte
 
 def started_by(rig: Rig) -> Any:
     return rig.backend.workers._process  # type: ignore[attr-defined]
-
-
-def wait_for(condition: Callable[[], bool], seconds: float = 600.0) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.05)
 
 
 @pytest.mark.grid(2)

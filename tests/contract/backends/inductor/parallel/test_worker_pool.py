@@ -12,7 +12,6 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -27,6 +26,7 @@ from compile_cache.backends.inductor.parallel.pool import worker_count
 from compile_cache.backends.inductor.parallel.process import HungError, NotCompiledError
 from scripts.places import ROOT
 
+from .....programs import wait_for
 from ....rig import TOLERANCE, Model, Rig, inputs, seeded
 
 CPU = torch.device("cpu")
@@ -130,29 +130,23 @@ def test_children_that_are_spawned_compile_too(
     assert "no worker compiled" not in caplog.text
 
 
-@pytest.mark.parametrize(("errors", "has_memory"), [(3, True), (99, False)])
-def test_a_child_asks_for_memory_again_for_a_while(
-    monkeypatch: pytest.MonkeyPatch, errors: int, has_memory: bool
+@pytest.mark.parametrize(
+    ("error", "errors", "waits", "has_memory"),
+    [("out of memory", 3, 0.3, True), ("out of memory", 99, 0.3, False), ("initialization error", 99, 600.0, False)],
+)
+def test_a_child_asks_again_for_a_while_for_memory_and_for_nothing_else(
+    monkeypatch: pytest.MonkeyPatch, error: str, errors: int, waits: float, has_memory: bool
 ) -> None:
-    left = [torch.AcceleratorError("CUDA error: out of memory")] * errors
+    left = [torch.AcceleratorError(f"CUDA error: {error}")] * errors
 
     def zeros(*given: Any, **named: Any) -> None:
         if left:
             raise left.pop()
 
     monkeypatch.setattr(job, "_RETRY_SECONDS", 0.01)
-    monkeypatch.setattr(job, "_WAITING_SECONDS", 0.3)
+    monkeypatch.setattr(job, "_WAITING_SECONDS", waits)
     monkeypatch.setattr(job.torch, "zeros", zeros)
     assert job._has_context("cuda:0") is has_memory
-
-
-def test_a_child_that_cannot_use_its_gpu_at_all_does_not_ask_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    def zeros(*given: Any, **named: Any) -> None:
-        raise torch.AcceleratorError("CUDA error: initialization error")
-
-    monkeypatch.setattr(job, "_WAITING_SECONDS", 600.0)
-    monkeypatch.setattr(job.torch, "zeros", zeros)
-    assert job._has_context("cuda:0") is False
 
 
 def test_every_step_before_the_fork_works_with_this_torch_and_initialises_no_gpu(
@@ -178,13 +172,6 @@ def test_a_step_that_this_torch_lacks_costs_no_other_step(monkeypatch: pytest.Mo
     monkeypatch.setattr(job.torch.cuda, "is_available", lambda: False)
     job.before_fork()
     assert done == ["registration", "instructions"]
-
-
-def wait_for(condition: Callable[[], bool], seconds: float = 60.0) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.05)
 
 
 @pytest.fixture
@@ -301,16 +288,26 @@ def test_a_failed_job_returns_the_text_of_an_error_that_cannot_be_pickled(monkey
     assert pickle.loads(pickle.dumps(answer))[0] == "RuntimeError: no such compiler"
 
 
-def test_there_are_never_more_than_any_system_can_wait_for() -> None:
-    assert [worker_count(wanted, CPU) for wanted in (1, 2, 61, 1000)] == [0, 2, 61, 61]
-
-
-@pytest.mark.parametrize(("free_gib", "count"), [(3.0, 0), (6.0, 0), (7.0, 2), (12.0, 5), (140.0, 8)])
-def test_their_number_is_what_fits_on_the_gpu_beside_the_prompt(
-    monkeypatch: pytest.MonkeyPatch, free_gib: float, count: int
+@pytest.mark.parametrize(
+    ("free_gib", "wanted", "pages_gib", "count"),
+    [
+        # What fits on the GPU beside the prompt.
+        (3.0, 8, None, 0), (6.0, 8, None, 0), (7.0, 8, None, 2), (12.0, 8, None, 5), (140.0, 8, None, 8),
+        # Pages of weights count as free, and one process is better than none; one that is wanted is none.
+        (0.25, 8, 0, 0), (0.25, 8, 4, 0), (0.25, 8, 6, 1), (0.25, 8, 8, 2), (0.25, 8, 11, 4), (0.25, 8, 20, 8),
+        (0.25, 1, 20, 0),
+    ],
+)  # fmt: skip
+def test_their_number_on_a_gpu(
+    monkeypatch: pytest.MonkeyPatch, free_gib: float, wanted: int, pages_gib: int | None, count: int
 ) -> None:
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (int(free_gib * 2**30), 140 << 30))
-    assert worker_count(8, torch.device("cuda:0")) == count
+    pages = None if pages_gib is None else pages_gib << 30
+    assert worker_count(wanted, torch.device("cuda:0"), pages) == count
+
+
+def test_there_are_never_more_than_any_system_can_wait_for() -> None:
+    assert [worker_count(wanted, CPU) for wanted in (1, 2, 61, 1000)] == [0, 2, 61, 61]
 
 
 def test_fewer_start_if_weights_took_the_memory_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -338,15 +335,6 @@ def test_processes_that_have_jobs_for_a_later_call_keep_their_memory(
     processes.start()
     processes.end_unless_busy()
     assert ended == [True] * (not is_busy)
-
-
-@pytest.mark.parametrize(("pages_gib", "count"), [(0, 0), (4, 0), (6, 1), (8, 2), (11, 4), (20, 8)])
-def test_pages_count_as_free_and_one_process_is_better_than_none(
-    monkeypatch: pytest.MonkeyPatch, pages_gib: int, count: int
-) -> None:
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (1 << 28, 140 << 30))
-    assert worker_count(8, torch.device("cuda:0"), pages_gib << 30) == count
-    assert worker_count(1, torch.device("cuda:0"), pages_gib << 30) == 0
 
 
 def test_children_that_cannot_use_their_gpu_end_without_a_traceback_and_the_program_with_them(tmp_path: Path) -> None:

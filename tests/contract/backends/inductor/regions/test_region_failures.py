@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from compile_cache.backends.inductor.backend import InductorBackend
 from compile_cache.backends.inductor.regions import table
 from compile_cache.regions.site import Hook, RegionSite
 
-from ....rig import TOKENS, TOLERANCE, Rig, original, random, seeded, tokens
+from ....rig import TOKENS, TOLERANCE, Block, Rig, Stopper, original, random, seeded, tokens
 
 
 class DataDependent(nn.Module):
@@ -56,15 +55,6 @@ class BranchOnTokens(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x.sin() if x.shape[1] > 8 else x.cos()
-
-
-class HeuristicOnTokens(nn.Module):
-    """Chooses how to compute by size, not what."""
-
-    dims = (TOKENS,)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x.exp() + x.exp() if x.shape[1] > 8 else x.exp() * 2
 
 
 class BranchOnBatch(nn.Module):
@@ -124,17 +114,6 @@ class BlocksNotCalled(nn.Module):
         return x @ self.block.weight
 
 
-class Plain(nn.Module):
-    dims = (TOKENS,)
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = nn.Linear(4, 4)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.linear(x).tanh()
-
-
 class TestNoArtifact:
     @pytest.mark.parametrize("kind", [DataDependent, PlainTensor])
     def test_what_cannot_be_traced_runs_as_it_is_and_is_not_tried_again(self, cold: Rig, kind: Any) -> None:
@@ -170,7 +149,7 @@ class TestNoArtifact:
             assert bound.error(tokens()) == 0
 
     def test_an_error_of_the_block_itself_is_the_callers(self, cold: Rig) -> None:
-        bound = cold.bind(seeded(Plain))
+        bound = cold.bind(seeded(Block))
         with pytest.raises(RuntimeError, match="shapes cannot be multiplied"), cold.expect():
             bound(random(2, 5, 3))
 
@@ -195,29 +174,19 @@ class TestArtifactsThatDoNotCarryOver:
             assert bound.error(tokens(16)) <= TOLERANCE
             assert bound.error(tokens(4)) <= TOLERANCE
 
-    def test_a_bound_that_does_not_matter_is_shown_once_by_comparing(self, cold: Rig) -> None:
-        bound = cold.bind(seeded(HeuristicOnTokens))
-        bound(tokens(16))
-        with cold.expect(verifications=1, region_calls=1, graph_calls=1):
-            assert bound.error(tokens(4)) <= TOLERANCE
-        with cold.expect(region_calls=2, graph_calls=2):
-            assert bound.error(tokens(4)) <= TOLERANCE
-            assert bound.error(tokens(3)) <= TOLERANCE
-
-    @pytest.mark.parametrize("batches", [(2, 8), (8, 2), (3, 20, 1)])
-    def test_code_that_branches_on_the_batch_is_right_on_both_sides(self, cold: Rig, batches: tuple[int, ...]) -> None:
-        bound = cold.bind(seeded(BranchOnBatch))
-        errors = {batch: bound.error(tokens(5, batch)) for batch in batches}
-        assert {batch: error for batch, error in errors.items() if error > TOLERANCE} == {}
-        assert cold.cache.stats.counters.region_compiles > 0
-
-    @pytest.mark.parametrize("counts", [(1, 5), (5, 1)])
-    def test_code_that_branches_on_a_size_of_one_is_right_on_both_sides(
-        self, cold: Rig, counts: tuple[int, ...]
+    @pytest.mark.parametrize(
+        ("kind", "sizes"),
+        [
+            *((BranchOnBatch, [(5, batch) for batch in batches]) for batches in ((2, 8), (8, 2), (3, 20, 1))),
+            *((BranchOnOneToken, [(count, 2) for count in counts]) for counts in ((1, 5), (5, 1))),
+        ],
+    )
+    def test_code_that_branches_on_a_size_is_right_on_both_sides(
+        self, cold: Rig, kind: type[nn.Module], sizes: list[tuple[int, int]]
     ) -> None:
-        bound = cold.bind(seeded(BranchOnOneToken))
-        errors = {count: bound.error(tokens(count)) for count in counts}
-        assert {count: error for count, error in errors.items() if error > TOLERANCE} == {}
+        bound = cold.bind(seeded(kind))
+        errors = {size: bound.error(tokens(*size)) for size in sizes}
+        assert {size: error for size, error in errors.items() if error > TOLERANCE} == {}
         assert cold.cache.stats.counters.region_compiles > 0
 
     def test_a_size_that_cannot_be_compiled_leaves_the_artifact_to_the_others(self, cold: Rig) -> None:
@@ -249,12 +218,12 @@ class TestWrongArtifacts:
     """Code that is wrong, by a bug of ours or of the compiler."""
 
     def compiled(self, rig: Rig) -> Any:
-        (region,) = (region for region in rig.backend.table._regions.values() if region.label == "Plain")
+        (region,) = (region for region in rig.backend.table._regions.values() if region.label == "Block")
         return region.compiled[0]
 
     def test_with_verify_a_wrong_result_is_refused_and_compiled_again(self) -> None:
         rig = Rig(InductorBackend(), verify=True)
-        bound = rig.bind(seeded(Plain))
+        bound = rig.bind(seeded(Block))
         bound(tokens())
         self.compiled(rig).code = lambda tensors: [torch.zeros_like(tensors[-1])]
         with rig.expect(region_compiles=1, verifications=2, region_calls=1, graph_calls=1):
@@ -262,7 +231,7 @@ class TestWrongArtifacts:
 
     def test_with_verify_every_new_size_is_compared_once(self) -> None:
         rig = Rig(InductorBackend(), verify=True)
-        bound = rig.bind(seeded(Plain))
+        bound = rig.bind(seeded(Block))
         bound(tokens())
         with rig.expect(verifications=2, region_calls=4, graph_calls=4):
             for count in (7, 9, 7, 9):
@@ -273,7 +242,7 @@ class TestWrongArtifacts:
     )
     def test_an_artifact_that_fails_when_run_gives_way_to_the_original_for_that_size(self, error: Exception) -> None:
         rig = Rig(InductorBackend())
-        bound = rig.bind(seeded(Plain))
+        bound = rig.bind(seeded(Block))
         bound(tokens())
         compiled = self.compiled(rig)
         right = compiled.code
@@ -321,7 +290,7 @@ class TestComparing:
     def test_where_memory_is_short_the_original_runs_and_the_next_call_compares(
         self, cold: Rig, raised: list[Exception]
     ) -> None:
-        bound = cold.bind(seeded(Plain))
+        bound = cold.bind(seeded(Block))
         raised.append(torch.cuda.OutOfMemoryError("out of memory"))
         with cold.expect({"out_of_memory": 1}, verifications=1, eager_calls=1):
             assert bound.error(tokens()) == 0
@@ -330,14 +299,14 @@ class TestComparing:
             assert bound.error(tokens(9)) <= TOLERANCE
 
     def test_one_call_tries_once(self, cold: Rig, raised: list[Exception]) -> None:
-        bound = cold.bind(nn.Sequential(*(seeded(Plain) for _ in range(3))))
+        bound = cold.bind(nn.Sequential(*(seeded(Block) for _ in range(3))))
         raised.append(torch.cuda.OutOfMemoryError("out of memory"))
         with cold.expect({"out_of_memory": 1}, verifications=1, eager_calls=1):
             assert bound.error(tokens()) == 0
 
     def test_a_new_size_neither_compiles_nor_loses_the_artifact(self, raised: list[Exception]) -> None:
         rig = Rig(InductorBackend(), verify=True)
-        bound = rig.bind(seeded(Plain))
+        bound = rig.bind(seeded(Block))
         bound(tokens())
         raised.append(torch.cuda.OutOfMemoryError("out of memory"))
         with rig.expect({"out_of_memory": 1}, verifications=1, eager_calls=1):
@@ -348,7 +317,7 @@ class TestComparing:
     def test_what_was_never_compared_is_not_kept_before_it_is(self, tmp_path: Path, raised: list[Exception]) -> None:
         config: dict[str, Any] = {"store_folder": tmp_path, "source": "one", "workers": 0}
         rig = Rig(InductorBackend(), **config)
-        bound = rig.bind(seeded(Plain))
+        bound = rig.bind(seeded(Block))
         raised.append(torch.cuda.OutOfMemoryError("out of memory"))
         bound(tokens())
         assert rig.backend.stored()["regions"] == 0
@@ -356,7 +325,7 @@ class TestComparing:
         assert rig.backend.stored()["regions"] == 1
 
     def test_a_cancel_is_no_difference(self, cold: Rig, raised: list[Exception]) -> None:
-        bound, progress = cold.bind(seeded(Plain)), Stopper(presses=0)
+        bound, progress = cold.bind(seeded(Block)), Stopper()
         progress.cancellations = (Pressed,)
         raised.append(Pressed("cancelled"))
         with pytest.raises(Pressed):
@@ -381,30 +350,10 @@ class CancelledOnce(nn.Module):
         return x.tanh()
 
 
-class Stopper:
-    """The user presses Cancel before the first region is compiled."""
-
-    cancellations: tuple[type[BaseException], ...] = (InterruptedError,)
-
-    def __init__(self, presses: int = 1) -> None:
-        self.presses = presses
-        self.shown: list[tuple[int, int]] = []
-
-    def raise_if_cancelled(self) -> None:
-        if self.presses:
-            self.presses -= 1
-            raise InterruptedError("cancelled")
-
-    def begin_block(self) -> None: ...
-
-    def report(self, done: int, total: int, text: str, left: Sequence[str] = ()) -> None:
-        self.shown.append((done, total))
-
-
 class TestCancel:
     def test_a_cancel_before_a_compile_propagates_and_the_next_call_works(self, cold: Rig) -> None:
-        bound = cold.bind(seeded(Plain))
-        progress = Stopper()
+        bound = cold.bind(seeded(Block))
+        progress = Stopper(1)
         with cold.expect(), pytest.raises(InterruptedError):
             bound(tokens(), progress=progress)
         assert "forward" not in bound.module.__dict__
@@ -414,15 +363,15 @@ class TestCancel:
 
     def test_a_cancel_in_the_middle_of_a_compile_is_no_failure_of_it(self, cold: Rig) -> None:
         bound = cold.bind(seeded(CancelledOnce))
-        progress = Stopper(presses=0)
+        progress = Stopper()
         with cold.expect(), pytest.raises(InterruptedError):
             bound(tokens(), progress=progress)
         with cold.expect(region_compiles=1, verifications=1, region_calls=1, graph_calls=1):
             bound(tokens(), progress=progress)
 
     def test_progress_is_shown_when_a_compile_begins_and_when_it_ended(self, cold: Rig) -> None:
-        bound = cold.bind(seeded(Plain))
-        progress = Stopper(presses=0)
+        bound = cold.bind(seeded(Block))
+        progress = Stopper()
         bound(tokens(), progress=progress)
         bound(tokens(9), progress=progress)
         assert progress.shown == [(0, 1), (1, 1)]

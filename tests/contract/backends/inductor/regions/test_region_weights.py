@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from ....rig import TOLERANCE, Attention, Bound, Convolution, Model, Rig, inputs, random, relative_error, seeded
+from ....rig import TOLERANCE, Bound, Convolution, Model, Rig, inputs, random, relative_error, seeded
 
 
 class CastingConv2d(nn.Conv2d):
@@ -89,18 +89,19 @@ class TestWeights:
         with cold.expect(region_calls=1, graph_calls=1):
             assert bound.error(x) <= TOLERANCE
 
-    def test_a_submodule_exchanged_after_the_first_run_takes_effect(self, rig: Rig, warm: Bound) -> None:
+    @pytest.mark.parametrize(
+        "change",
+        [
+            lambda model: setattr(model.convolutions[0], "conv", seeded(lambda: nn.Conv2d(16, 16, 3, padding=1), 9)),
+            lambda model: setattr(model.convolutions[0].conv, "forward", lambda x: x * 2),
+            lambda model: setattr(model.attentions[0].norm, "eps", 0.5),
+        ],
+        ids=["submodule", "forward inside a block", "setting"],
+    )
+    def test_what_is_exchanged_after_the_first_run_takes_effect(self, rig: Rig, warm: Bound, change: Any) -> None:
         bound = rig.bind(seeded(Model))
         bound(*inputs())
-        bound.module.convolutions[0].conv = seeded(lambda: nn.Conv2d(16, 16, 3, padding=1), seed=9)
-        bound.weights_moved()
-        assert bound.error(*inputs()) <= TOLERANCE
-
-    def test_a_forward_replaced_inside_a_block_after_the_first_run_takes_effect(self, rig: Rig, warm: Bound) -> None:
-        bound = rig.bind(seeded(Model))
-        bound(*inputs())
-        inner = bound.module.convolutions[0].conv
-        inner.forward = lambda x: x * 2
+        change(bound.module)
         bound.weights_moved()
         assert bound.error(*inputs()) <= TOLERANCE
 
@@ -120,14 +121,6 @@ class TestWeights:
         bound.weights_moved()
         assert bound.error(*inputs(2, 9, 7)) <= TOLERANCE
         assert cold.cache.stats.counters.region_compiles == 2
-
-    def test_a_setting_changed_after_the_first_run_takes_effect(self, rig: Rig, warm: Bound) -> None:
-        bound = rig.bind(seeded(Attention))
-        x, context = random(2, 5, 16), random(2, 7, 16)
-        bound(x, context)
-        bound.module.norm.eps = 0.5
-        bound.weights_moved()
-        assert bound.error(x, context) <= TOLERANCE
 
     @pytest.mark.parametrize("first", [torch.no_grad, torch.inference_mode])
     def test_inference_mode_and_no_grad_are_served_by_one_artifact(self, cold: Rig, first: Any) -> None:

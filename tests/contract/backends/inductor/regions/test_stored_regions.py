@@ -116,12 +116,6 @@ def test_a_model_with_other_weights_uses_them_too(kept: Path) -> None:
         assert rig.bind(seeded(Model, seed=7)).error(*inputs()) <= TOLERANCE
 
 
-def test_another_structure_compiles(kept: Path) -> None:
-    rig = process(kept)
-    with rig.expect(region_compiles=1, region_loads=1, region_calls=4, graph_calls=1, verifications=ANY):
-        rig.bind(seeded(lambda: Model(heads=4)))(*inputs())
-
-
 def doubled(self: Any, x: torch.Tensor) -> torch.Tensor:
     """In place of the method of `Convolution`; the author of that one wrote it, so it is no foreign code."""
     result: torch.Tensor = self.conv(torch.nn.functional.silu(self.norm(x))) * 2
