@@ -11,7 +11,8 @@ from ..keys import Component, differing, digest
 # 4: an artifact names the sizes at which its code was confirmed; a region's key has the
 #    content of the code that its block reaches, and no longer its names alone.
 # 5: a region's key has what the Python modules around its block hold; a setting counts by its content, a function too.
-FORMAT_VERSION = 5
+# 6: an artifact is one file.
+FORMAT_VERSION = 6
 
 
 @dataclass(frozen=True, slots=True)
