@@ -12,11 +12,10 @@ from typing import Any
 
 import torch
 
-from ..backends.base import Call, Graph, Program
+from ..backends.base import Call, Program
 from ..backends.cuda_graphs.run_cost import cost_of_run
 from ..captures.attempts import NOT_RESIDENT, CaptureAttempts
-from ..captures.byte_lru import Entry
-from ..captures.captures import Captures, Reach, capture_key, free_bytes
+from ..captures.captures import Captures, Entry, Reach, capture_key, free_bytes
 from ..choices.whole_calls import WholeCalls
 from ..config import CacheConfig
 from ..errors import BypassReason
@@ -282,7 +281,7 @@ class GraphCache:
         with self._lock:
             self._captures.drop_stale(owner, epoch)
 
-    def captured(self) -> list[tuple[CaptureKey, Entry[Graph]]]:
+    def captured(self) -> list[tuple[CaptureKey, Entry]]:
         """Every capture that there is now, the least recently used first."""
         return list(self._captures)
 

@@ -159,7 +159,8 @@ class CaptureAttempts:
         seconds = self._stats.clock() - started
         grown = captures.shared_bytes()
         too_large = grown > max(captures.budget, shared)  # its memory grew by more than was measured
-        if too_large or not captures.put(key, graph, graph.bytes):
+        stays = not program.capabilities.returns_memory
+        if too_large or not captures.put(key, graph, graph.bytes, is_permanent=stays):
             size = graph.bytes
             graph.close()
             release_graph_memory()
@@ -167,8 +168,6 @@ class CaptureAttempts:
         else:
             self._stats.counters.captures += 1
             self._stats.event("capture", f"{key.shape}: {why}", seconds)
-            if not program.capabilities.returns_memory:
-                captures.pin(key)  # for good: evicting it would free nothing
         self._stats.counters.evictions = captures.evictions
         return seconds
 
