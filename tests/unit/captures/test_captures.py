@@ -129,6 +129,18 @@ TestAgainstANaiveModel = AgainstANaiveModel.TestCase
 TestAgainstANaiveModel.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
 
 
+def test_a_discarded_capture_has_no_pin_when_it_comes_back() -> None:
+    captures = Captures(BUDGET)
+    captures.open_session(1)
+    for _ in range(2):
+        captures.put(key(1), graph(4), 4)
+        captures.pin_for_session(key(1))
+        assert captures.trim(0) == 0
+        captures.discard(key(1))
+    captures.put(key(1), graph(4), 4)
+    assert captures.trim(0) == 4
+
+
 @pytest.fixture
 def sharing(monkeypatch: pytest.MonkeyPatch) -> Captures:
     """Its captures share 50 bytes."""
