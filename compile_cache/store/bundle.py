@@ -38,7 +38,7 @@ class BundleError(UserError):
     """The bundle cannot be written or must not be imported; the message says why."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class BundleReport:
     """The result of each artifact, by name. refused: name -> reason; bytes: size of `done`."""
 
@@ -82,7 +82,6 @@ def export_bundle(store: ArtifactStore, file: Path) -> BundleReport:
     Raises BundleError if there is no artifact to export or `file` cannot be written.
     """
     report = BundleReport(store.environment)
-    size = 0
     try:
         with atomic_write(file) as stream, tarfile.open(fileobj=stream, mode="w", format=tarfile.USTAR_FORMAT) as tar:
             _add(tar, ENVIRONMENT_FILE, canonical_json(asdict(store.environment)))
@@ -95,13 +94,13 @@ def export_bundle(store: ArtifactStore, file: Path) -> BundleReport:
                 content = content_of(artifact, store.environment)
                 _add(tar, f"{name}{ENDING}", content)
                 report.done.append(name)
-                size += len(content)
+                report.bytes += len(content)
             if not report.done:
                 why = "".join(f"; {name}: {reason}" for name, reason in report.refused.items())
                 raise BundleError(f"There is no compiled region for this environment to export{why}.")
     except OSError as error:
         raise BundleError(f"{file} cannot be written: {error.strerror or error}.") from error
-    return BundleReport(store.environment, report.done, [], report.refused, size)
+    return report
 
 
 def _add(tar: tarfile.TarFile, name: str, content: bytes) -> None:
@@ -131,16 +130,15 @@ def import_bundle(file: Path, store: ArtifactStore) -> BundleReport:
         require_same_environment(contents.environment, store.environment)
         require_room(contents, store)
         report = BundleReport(contents.environment, refused=contents.refused)
-        size = 0
-        for name, _, bytes_of_it in contents.artifacts:
+        for name, _, size in contents.artifacts:
             if _has(store, name):
                 report.known.append(name)
             elif store.save(artifact_of(name, members.read(f"{name}{ENDING}"), store.environment)):
                 report.done.append(name)
-                size += bytes_of_it
+                report.bytes += size
             else:
                 report.refused[name] = "it could not be written to the store; the log says why"
-    return BundleReport(report.environment, report.done, report.known, report.refused, size)
+    return report
 
 
 def require_same_environment(theirs: EnvironmentFingerprint, ours: EnvironmentFingerprint) -> None:
