@@ -131,7 +131,7 @@ class GraphKey:
 
     signature: Signature
     role: Role
-    model: str  # ModelFingerprint.digest
+    model: str  # a digest of the model's structure
     backend: str
     options: tuple[Component, ...] = ()
     _exact: tuple[Any, ...] = field(init=False, repr=False)

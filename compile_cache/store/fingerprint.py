@@ -1,8 +1,8 @@
-"""Fingerprints of the environment and of a model's structure, which compiled artifacts depend on."""
+"""The fingerprint of the environment, which compiled artifacts depend on."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 
 from ..keys import Component, differing, digest
 
@@ -37,15 +37,3 @@ class EnvironmentFingerprint:
     def difference(self, other: EnvironmentFingerprint) -> list[str]:
         """One sentence per component that differs."""
         return [f"{name}: {a} here, {b} there" for name, a, b in differing(self.components(), other.components())]
-
-
-@dataclass(frozen=True, slots=True)
-class ModelFingerprint:
-    """A model's structure: its classes, parameter shapes and settings. Weight values and the file do not count."""
-
-    name: str
-    structure: str  # digest over (module path, class, parameter shapes and dtypes, settings)
-    digest: str = field(init=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "digest", digest((self.name, self.structure)))
