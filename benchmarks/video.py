@@ -155,7 +155,7 @@ def _compared(vae: Any, what: str, given: Any) -> dict[str, Any]:
     """Call until Resolute knows which way is faster: what it found. Empty where calls are not compared."""
     runtime = _ours("process.runtime")
     (patch,) = vae.patcher.object_patches.values()
-    mine = {"model": runtime.fingerprint_of(patch.module).digest[:12], "role": f"vae_{what}"}
+    mine = {"model": runtime.fingerprint_of(patch.module)[:12], "role": f"vae_{what}"}
     row: dict[str, Any] = {}
     for calls in range(_MOST_CALLS):
         found = [each for each in runtime.cache().whole_calls.report() if mine.items() <= each.items()]

@@ -2,7 +2,7 @@
 
 A folder imports only folders below it:
 
-    calls/         one call: `GraphCache.run` looks it up, `dispatcher` decides, and it is counted and put into words
+    calls/         one call: `GraphCache.run` looks it up, decides and counts; then it is put into words
     captures/      the captures of the process: made, bounded in bytes, refused with a reason
     backends/      how a call runs: `base` is the interface; inductor, CUDA graphs, OneFlow, eager
     attention/     attention as an operator that runs the fastest kernel for a shape, or the one that the user chose

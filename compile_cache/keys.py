@@ -12,7 +12,7 @@ import json
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, NamedTuple, Union
+from typing import Any, Union
 
 Literal = Union[None, bool, int, float, str, tuple["Literal", ...]]  # noqa: UP007 (a recursive alias cannot use |)
 Component = tuple[str, Literal]
@@ -131,7 +131,7 @@ class GraphKey:
 
     signature: Signature
     role: Role
-    model: str  # ModelFingerprint.digest
+    model: str  # a digest of the model's structure
     backend: str
     options: tuple[Component, ...] = ()
     _exact: tuple[Any, ...] = field(init=False, repr=False)
@@ -174,15 +174,6 @@ class GraphKey:
 ANY_EPOCH = -1  # in the key of a graph that reads the module's present weights in each replay
 
 
-class CallWithoutEpoch(NamedTuple):
-    """A call with any weights that its module may get. It needs as much memory and time with each of them."""
-
-    device: str
-    owner: int
-    graph: GraphKey
-    torch_flags: tuple[Component, ...] = ()  # the kernels that they choose take other memory and time
-
-
 @dataclass(frozen=True, slots=True)
 class CaptureKey:
     """One capture of a graph in this process: it reads fixed addresses, so it depends on where the weights are.
@@ -197,8 +188,9 @@ class CaptureKey:
     torch_flags: tuple[Component, ...] = ()  # that it computes under, see flags.py
 
     @property
-    def without_epoch(self) -> CallWithoutEpoch:
-        return CallWithoutEpoch(self.device, self.owner, self.graph, self.torch_flags)
+    def of_any_epoch(self) -> CaptureKey:
+        """The call with any weights that its module may get. It needs as much memory and time with each of them."""
+        return CaptureKey(self.graph, self.device, self.owner, ANY_EPOCH, self.torch_flags)
 
     @property
     def shape(self) -> str:

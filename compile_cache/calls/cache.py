@@ -7,15 +7,15 @@ import threading
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from enum import Enum
 from typing import Any
 
 import torch
 
-from ..backends.base import Call, Graph, Program
+from ..backends.base import Call, Program
 from ..backends.cuda_graphs.run_cost import cost_of_run
 from ..captures.attempts import NOT_RESIDENT, CaptureAttempts
-from ..captures.byte_lru import Entry
-from ..captures.captures import Captures, Reach, capture_key, free_bytes
+from ..captures.captures import Captures, Entry, Reach, capture_key, free_bytes
 from ..choices.whole_calls import WholeCalls
 from ..config import CacheConfig
 from ..errors import BypassReason
@@ -23,10 +23,16 @@ from ..keys import CaptureKey
 from ..stats import Stats
 from ..store.shape_history import ShapeHistory
 from ..torch_facts.out_of_memory import is_out_of_memory
-from .dispatcher import Action, Decision, Situation, decide
 from .misses import FIRST, FREED, SeenSignatures, explain_first
 
 logger = logging.getLogger(__name__)
+
+
+class Action(Enum):
+    REPLAY = "replay"  # there is a capture of this signature
+    CAPTURE = "capture"  # run through the compiled regions, then capture
+    REGIONS = "regions"  # run through the compiled regions, without a capture
+    EAGER = "eager"  # run the original forward
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -35,9 +41,10 @@ class _Begun:
 
     call: Call
     key: CaptureKey
-    decision: Decision
-    output: Any
-    failure: Exception | None
+    action: Action
+    reason: BypassReason | None
+    output: Any = None
+    failure: Exception | None = None
 
 
 class GraphCache:
@@ -80,28 +87,32 @@ class GraphCache:
         key = capture_key(program, call)
         if program.capabilities.reads_live_weights:
             self._captures.drop_unrefreshable(key.owner, call.epoch)
-        decision = self._decide(program, call, key, call.capture_blocker)
-        if decision.action is not Action.REPLAY:
-            return _Begun(call, key, decision, None, None)
+        action, reason = self._decide(program, call, key, call.capture_blocker)
+        if action is not Action.REPLAY:
+            return _Begun(call, key, action, reason)
         if not call.weights.pin():
             self._attempts.not_resident(key, call.weights.bytes)
-            return _Begun(call, key, self._decide(program, call, key, NOT_RESIDENT), None, None)
+            return _Begun(call, key, *self._decide(program, call, key, NOT_RESIDENT))
         try:
-            return _Begun(call, key, decision, *self._replay(key, call.tensors))
+            return _Begun(call, key, action, reason, *self._replay(key, call.tensors))
         finally:
             call.weights.unpin()
 
-    def _decide(self, program: Program, call: Call, key: CaptureKey, blocker: BypassReason | None) -> Decision:
+    def _decide(
+        self, program: Program, call: Call, key: CaptureKey, blocker: BypassReason | None
+    ) -> tuple[Action, BypassReason | None]:
+        """The fastest correct path, and why it is slower than it might be. blocker: why the call is not captured."""
+        bypass = call.forward_bypass or (self.whole_calls.reason(key) if call.is_timed else None)
+        if bypass is not None:
+            return Action.EAGER, bypass
+        uncaptured = Action.REGIONS if program.capabilities.compiles else Action.EAGER
         may_capture = self.config.capture and call.may_capture and not self._attempts.gains_nothing(key)
-        return decide(
-            Situation(
-                compiles=program.capabilities.compiles,
-                captures=program.capabilities.captures and may_capture,
-                ready=key in self._captures,
-                forward_bypass=call.forward_bypass or (self.whole_calls.reason(key) if call.is_timed else None),
-                capture_blocker=blocker or self._attempts.reason(key),
-            )
-        )
+        if not (program.capabilities.captures and may_capture):
+            return uncaptured, None
+        reason = blocker or self._attempts.reason(key)
+        if reason is not None:
+            return uncaptured, reason
+        return Action.REPLAY if key in self._captures else Action.CAPTURE, None
 
     def _replay(self, key: CaptureKey, tensors: Sequence[torch.Tensor]) -> tuple[Any, Exception | None]:
         """Launch the replay of a capture: its output, or the error if that failed."""
@@ -114,9 +125,9 @@ class GraphCache:
 
     def _finish(self, program: Program, begun: _Begun) -> Any:
         """Do what was decided, and count it."""
-        call, key, action = begun.call, begun.key, begun.decision.action
-        if begun.decision.reason is not None:
-            self._attempts.count(begun.decision.reason)
+        call, key, action = begun.call, begun.key, begun.action
+        if begun.reason is not None:
+            self._attempts.count(begun.reason)
         if begun.failure is not None:
             return self._answer_failed_replay(call, key, begun.failure)
         if action is Action.REPLAY:
@@ -126,11 +137,11 @@ class GraphCache:
             return begun.output
         difference = self._record_signature(program, key)
         with ExitStack() as held:
-            is_short = action is Action.EAGER or begun.decision.reason is NOT_RESIDENT
+            is_short = action is Action.EAGER or begun.reason is NOT_RESIDENT
             pinned = not is_short and self._hold_weights(call, key, action, held)
             if action is Action.CAPTURE and not pinned:
                 self._attempts.count(NOT_RESIDENT)
-                action = self._decide(program, call, key, NOT_RESIDENT).action
+                action, _ = self._decide(program, call, key, NOT_RESIDENT)
             try:
                 result, seconds = self._run_program(program, call, key, action, difference)
                 out_of_memory = False
@@ -173,10 +184,11 @@ class GraphCache:
         ran_compiled = program.ran_compiled
         with self.stats.stalling("capture"):  # also for a capture that fails, after its rehearsal
             seconds = self._attempts.capture(program, call, key, result, difference or call.why_captured or FREED, cost)
-        self.stats.forward_ran(ran_compiled or key in self._captures)
-        if key in self._captures:
+        is_captured = key in self._captures
+        self.stats.forward_ran(ran_compiled or is_captured)
+        if is_captured:
             self.after_capture()
-        self._captures.pin_for_session(key)
+            self._captures.pin_for_session(key)
         return result, seconds
 
     def _record_signature(self, program: Program, key: CaptureKey) -> str | None:
@@ -269,7 +281,7 @@ class GraphCache:
         with self._lock:
             self._captures.drop_stale(owner, epoch)
 
-    def captured(self) -> list[tuple[CaptureKey, Entry[Graph]]]:
+    def captured(self) -> list[tuple[CaptureKey, Entry]]:
         """Every capture that there is now, the least recently used first."""
         return list(self._captures)
 

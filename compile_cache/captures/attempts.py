@@ -21,7 +21,7 @@ from ..choices.machine import host, machine_of
 from ..choices.tuner import Tuner
 from ..config import CacheConfig
 from ..errors import BypassCode, BypassReason, NoGainError, OverBudgetError, first_line
-from ..keys import CallWithoutEpoch, CaptureKey, digest
+from ..keys import CaptureKey, digest
 from ..stats import Stats
 from ..torch_facts.out_of_memory import is_out_of_memory
 from ..torch_facts.private_names import pytree
@@ -67,7 +67,7 @@ class CaptureAttempts:
         as another model has pushed weights out, though the next capture needs them again.
         """
         self._captures, self._stats, self._spare, self._reach = captures, stats, config.spare_bytes, reach
-        self._states: dict[CallWithoutEpoch, CallState] = {}
+        self._states: dict[CaptureKey, CallState] = {}  # by `of_any_epoch`
         folder = config.store_folder if config.remember else None
         self._gpu_bound = Tuner[str, float](
             "calls that gain nothing from a capture", str, float, folder and folder / "captures",
@@ -75,7 +75,7 @@ class CaptureAttempts:
         )  # fmt: skip
 
     def _state(self, key: CaptureKey) -> CallState:
-        call = key.without_epoch
+        call = key.of_any_epoch
         state = self._states.get(call)
         if state is None:
             if len(self._states) >= _MOST_CALLS:
@@ -87,7 +87,7 @@ class CaptureAttempts:
 
     def reason(self, key: CaptureKey) -> BypassReason | None:
         """Why a call is not captured now; None if nothing is known against it."""
-        state = self._states.get(key.without_epoch) if self._states else None
+        state = self._states.get(key.of_any_epoch) if self._states else None
         if state is None or state.reason is None or state.epoch not in (None, key.epoch):
             return None
         if state.epoch is None and (now := time.monotonic()) >= state.check_at:
@@ -159,7 +159,8 @@ class CaptureAttempts:
         seconds = self._stats.clock() - started
         grown = captures.shared_bytes()
         too_large = grown > max(captures.budget, shared)  # its memory grew by more than was measured
-        if too_large or not captures.put(key, graph, graph.bytes):
+        stays = not program.capabilities.returns_memory
+        if too_large or not captures.put(key, graph, graph.bytes, is_permanent=stays):
             size = graph.bytes
             graph.close()
             release_graph_memory()
@@ -167,8 +168,6 @@ class CaptureAttempts:
         else:
             self._stats.counters.captures += 1
             self._stats.event("capture", f"{key.shape}: {why}", seconds)
-            if not program.capabilities.returns_memory:
-                captures.pin(key)  # for good: evicting it would free nothing
         self._stats.counters.evictions = captures.evictions
         return seconds
 

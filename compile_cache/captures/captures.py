@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable
-from operator import methodcaller
+import threading
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
@@ -13,7 +14,6 @@ from ..backends.base import Call, Graph, LiveWeightsGraph, Program
 from ..backends.cuda_graphs.memory import driver_graph_bytes, is_trimmable, release_graph_memory
 from ..backends.cuda_graphs.pools import pool_bytes
 from ..keys import ANY_EPOCH, CaptureKey, GraphKey
-from .byte_lru import ByteLRU
 
 _KEPT = 32 << 20  # bytes of captures that stay when all models are unloaded
 
@@ -37,16 +37,98 @@ def capture_key(program: Program, call: Call) -> CaptureKey:
     return CaptureKey(call.key, call.device, program.owner, epoch, call.torch_flags)
 
 
-class Captures(ByteLRU[CaptureKey, Graph]):
-    """Captures by key, each closed when it leaves. GraphCache's lock guards all but the reports."""
+@dataclass(slots=True)
+class Entry:
+    """A capture. is_permanent: it is never evicted, because that would free nothing."""
+
+    value: Graph
+    bytes: int
+    is_permanent: bool
+    hits: int = 0
+
+
+class Captures:
+    """Captures by key, the least recently used first, each closed when it leaves. GraphCache's lock guards all but the
+    reports; they take a lock of its own that is never held for long, because they must not wait for a forward.
+    """
 
     def __init__(self, budget: int) -> None:
-        super().__init__(budget, methodcaller("close"))
-        self._sessions: dict[int, list[CaptureKey]] = {}  # the captures that each module's sampling run pinned
+        """budget: in bytes."""
+        self.budget = budget
+        self.evictions = 0
+        self._entries: OrderedDict[CaptureKey, Entry] = OrderedDict()
+        self._sessions: dict[int, set[CaptureKey]] = {}  # the captures that each module's sampling run pinned
+        self._lock = threading.RLock()
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __contains__(self, key: CaptureKey) -> bool:
+        return key in self._entries
+
+    def __iter__(self) -> Iterator[tuple[CaptureKey, Entry]]:
+        with self._lock:
+            return iter(list(self._entries.items()))
+
+    @property
+    def bytes(self) -> int:
+        total = sum(entry.bytes for _, entry in self)
+        return total + self.shared_bytes() if len(self) else 0
+
+    @property
+    def pinned_bytes(self) -> int:
+        """Bytes of the captures that cannot be evicted now, without what captures share."""
+        return sum(entry.bytes for key, entry in self if self._is_pinned(key, entry))
+
+    def _is_pinned(self, key: CaptureKey, entry: Entry) -> bool:
+        return entry.is_permanent or key in self._sessions.get(key.owner, ())
 
     def shared_bytes(self) -> int:
         """Bytes of the shared pool that eviction cannot free. What can be released before is no reason to evict one."""
         return 0 if is_trimmable() else pool_bytes()
+
+    def get(self, key: CaptureKey) -> Graph | None:
+        """The capture, counted as a hit and now the most recently used, or None."""
+        with self._lock:
+            entry = self._entries.get(key)
+            if entry is None:
+                return None
+            entry.hits += 1
+            self._entries.move_to_end(key)
+            return entry.value
+
+    def put(self, key: CaptureKey, graph: Graph, size: int, is_permanent: bool = False) -> bool:
+        """Keep a capture of `size` bytes; others are evicted. Returns False if it does not fit beside the pinned ones.
+
+        is_permanent: see `Entry`.
+        """
+        self.discard(key)
+        if self.pinned_bytes + size > self.budget:
+            return False
+        self.trim(self.budget - size + self.shared_bytes())  # evicting one frees nothing of what they share
+        with self._lock:
+            self._entries[key] = Entry(graph, size, is_permanent)
+        return True
+
+    def trim(self, limit: int) -> int:
+        """Evict unpinned captures, oldest first, down to `limit` bytes. Returns the bytes freed."""
+        before = left = self.bytes
+        for key, entry in self:
+            if left <= limit:
+                break
+            if not self._is_pinned(key, entry):
+                left -= entry.bytes
+                self.evictions += 1
+                self.discard(key)
+        return before - (left if self._entries else 0)
+
+    def discard(self, key: CaptureKey) -> None:
+        """Remove a capture and its pin."""
+        with self._lock:
+            entry = self._entries.pop(key, None)
+        self._sessions.get(key.owner, set()).discard(key)
+        if entry is not None:
+            entry.value.close()
 
     def room_to_work_in(self, buffers: int, device: str) -> int:
         """Bytes that a replay may work in, if its capture has buffers of so many bytes.
@@ -125,27 +207,18 @@ class Captures(ByteLRU[CaptureKey, Graph]):
         return {"bytes": self.held_bytes, "budget_bytes": self.budget, "entries": entries}
 
     def open_session(self, owner: int) -> None:
-        """A sampling run of a module starts. A run that was never closed (cancelled) ends first."""
-        self.close_session(owner)
-        self._sessions[owner] = []
+        """A sampling run of a module starts. A run that was never closed (cancelled) ends."""
+        self._sessions[owner] = set()
 
     def close_session(self, owner: int) -> None:
         """The sampling run is over: its captures may be evicted again."""
-        for key in self._sessions.pop(owner, []):
-            self.unpin(key)
-
-    def discard(self, key: CaptureKey) -> None:
-        super().discard(key)
-        for pinned in self._sessions.values():
-            if key in pinned:
-                pinned.remove(key)
+        self._sessions.pop(owner, None)
 
     def pin_for_session(self, key: CaptureKey) -> None:
         """Keep a capture until the sampling run of its module ends, if there is one."""
         session = self._sessions.get(key.owner)
-        if session is not None and key in self and key not in session:
-            self.pin(key)
-            session.append(key)
+        if session is not None and key in self:
+            session.add(key)
 
     def forget(self, owner: int) -> None:
         """Drop everything of a module that was garbage collected."""

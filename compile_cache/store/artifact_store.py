@@ -1,9 +1,9 @@
 """Compiled regions on disk, shared by every process and model on the machine.
 
-    FOLDER/<environment>/environment.json      the environment, in readable form; bundles use it too
-    FOLDER/<environment>/<key>-<content>.json  manifest: key, label, size and SHA-256 of the payload
-    FOLDER/<environment>/<key>-<content>.bin   payload: machine code and torch's own pickles
-    FOLDER/<environment>/<key>.lock            held by the process that compiles this key
+    FOLDER/<environment>/environment.json        the environment, in readable form; bundles use it too
+    FOLDER/<environment>/<key>-<content>.region  a line of JSON (environment, key, label, about) and then the payload:
+                                                 machine code and torch's own pickles
+    FOLDER/<environment>/<key>.lock              held by the process that compiles this key
 
 A payload is executable code, so the store refuses a folder that other users can write to or exchange, and a file of
 another user. An artifact that is damaged or from another environment is removed and compiled again. An error in the
@@ -16,6 +16,7 @@ import contextlib
 import hashlib
 import logging
 import os
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -23,15 +24,16 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from .codec import MAX_BYTES, canonical_json, decoded, parse_json, read_regular_file
 from .codec import InvalidArtifactError as InvalidArtifactError
-from .codec import canonical_json, parse_json, read_regular_file
-from .fingerprint import FORMAT_VERSION, EnvironmentFingerprint
+from .fingerprint import EnvironmentFingerprint
 from .private_files import NotPrivateError, files_in, make_private, require_private, try_unlink, write_file
 
 logger = logging.getLogger(__name__)
 
 ENVIRONMENT_FILE = "environment.json"
-DIGEST_CHARS = 16  # characters of a digest in a file name; the manifest has the whole digest
+DIGEST_CHARS = 16  # characters of a digest in a file name
+ENDING = ".region"
 _POLL_SECONDS = 0.2  # time between two checks for a cancellation
 _ABANDONED_SECONDS = 3600.0  # a half-written file of this age has no writer any more
 
@@ -54,6 +56,16 @@ class Artifact:
         """File name without the ending. Two artifacts of one key differ in their assumptions about sizes."""
         content = hashlib.sha256(canonical_json([self.key, self.about]) + self.payload).hexdigest()
         return f"{self.key[:DIGEST_CHARS]}-{content[:DIGEST_CHARS]}"
+
+
+@dataclass(frozen=True)
+class _Header:
+    """The first line of a file: all of an artifact but its payload. environment: its digest, which has the format."""
+
+    environment: str
+    key: str
+    label: str
+    about: Mapping[str, Any]
 
 
 class ArtifactStore:
@@ -80,18 +92,18 @@ class ArtifactStore:
     @staticmethod
     def is_new(folder: Path) -> bool:
         """True if `folder` has no artifacts of any environment."""
-        return not any(folder.glob("*/*-*.bin"))
+        return not any(folder.glob(f"*/*{ENDING}"))
 
     # --- reading -----------------------------------------------------------------------------------------------
 
     def load(self, key: str, known: frozenset[str] = frozenset()) -> list[Artifact]:
         """The artifacts of a key, without those whose name is in `known`. Invalid ones are removed and logged."""
         found = []
-        for path in files_in(self._folder, f"{key[:DIGEST_CHARS]}-*.json"):
+        for path in files_in(self._folder, f"{key[:DIGEST_CHARS]}-*{ENDING}"):
             if path.stem in known:
                 continue
             try:
-                artifact = self._read(path)
+                artifact = self.read(path.stem)
             except (OSError, InvalidArtifactError) as error:
                 self.discard(path.stem, str(error))
                 continue
@@ -103,12 +115,10 @@ class ArtifactStore:
 
     def read(self, name: str) -> Artifact:
         """Read one artifact without touching it. Raises InvalidArtifactError, or OSError if it cannot be read."""
-        return self._read(self._folder / f"{name}.json")
+        return artifact_of(name, read_regular_file(self._path(name), sys.maxsize), self.environment)
 
-    def _read(self, path: Path) -> Artifact:
-        manifest = checked_manifest(parse_json(read_regular_file(path)))
-        payload = read_regular_file(path.with_suffix(".bin"), manifest["bytes"])
-        return verified_artifact(path.stem, manifest, payload, self.environment)
+    def _path(self, name: str) -> Path:
+        return self._folder / f"{name}{ENDING}"
 
     def discard(self, name: str, why: str) -> None:
         """Remove an invalid artifact and log `why`."""
@@ -117,10 +127,10 @@ class ArtifactStore:
 
     def names(self) -> list[str]:
         """Names of all artifacts of this environment."""
-        return [path.stem for path in files_in(self._folder, "*-*.json") if path.is_file()]
+        return [path.stem for path in files_in(self._folder, f"*{ENDING}") if path.is_file()]
 
     def sizes(self) -> dict[str, int]:
-        """Payload size in bytes of each artifact of this environment, by name."""
+        """Bytes on disk of each artifact of this environment, by name."""
         return {path.stem: size for _, size, path in self._by_age() if path.parent == self._folder}
 
     def report(self) -> dict[str, int]:
@@ -132,9 +142,7 @@ class ArtifactStore:
     def save(self, artifact: Artifact) -> bool:
         """Store an artifact. Returns False, and logs why, if that fails, for example on a full disk."""
         try:
-            # Write the manifest last: a payload without a manifest is never read.
-            write_file(self._folder / f"{artifact.name}.bin", artifact.payload)
-            write_file(self._folder / f"{artifact.name}.json", canonical_json(manifest_of(artifact, self.environment)))
+            write_file(self._path(artifact.name), content_of(artifact, self.environment))
             self._trim(artifact.name)
         except OSError as error:
             logger.warning("Resolute: %s was compiled but could not be stored (%s)", artifact.label, error)
@@ -169,13 +177,12 @@ class ArtifactStore:
     # --- bounds ------------------------------------------------------------------------------------------------
 
     def _by_age(self) -> list[tuple[float, int, Path]]:
-        """(time of last use, bytes, manifest path) of every artifact of every environment, oldest first."""
+        """(time of last use, bytes, path) of every artifact of every environment, oldest first."""
         found = []
-        for path in files_in(self._root, "*/*.json"):
-            if path.name == ENVIRONMENT_FILE:
-                continue
+        for path in files_in(self._root, f"*/*{ENDING}"):
             with contextlib.suppress(OSError):
-                found.append((path.stat().st_mtime, path.with_suffix(".bin").stat().st_size, path))
+                status = path.stat()
+                found.append((status.st_mtime, status.st_size, path))
         return sorted(found)
 
     def _trim(self, newest: str) -> None:
@@ -188,67 +195,37 @@ class ArtifactStore:
             if path.stem == newest:
                 continue
             try_unlink(path)
-            try_unlink(path.with_suffix(".bin"))
             total -= size
-        for pattern in ("*/*.tmp", "*/*.bin"):
-            for path in files_in(self._root, pattern):
-                with contextlib.suppress(OSError):
-                    whole = path.suffix == ".bin" and path.with_suffix(".json").exists()
-                    # A time in the future is from before the clock went back.
-                    if not whole and abs(time.time() - path.stat().st_mtime) > _ABANDONED_SECONDS:
-                        try_unlink(path)
+        for path in files_in(self._root, "*/*.tmp"):
+            with contextlib.suppress(OSError):
+                # A time in the future is from before the clock went back.
+                if abs(time.time() - path.stat().st_mtime) > _ABANDONED_SECONDS:
+                    try_unlink(path)
 
     def _remove(self, name: str) -> None:
-        for ending in (".json", ".bin"):
-            path = self._folder / f"{name}{ending}"
-            if path.is_dir() and not path.is_symlink():  # a user's folder: move it aside instead of deleting it
-                with contextlib.suppress(OSError):
-                    aside = tempfile.mkdtemp(dir=self._folder, prefix=f"{path.name}.", suffix=".refused")
-                    path.rename(Path(aside) / path.name)
-            try_unlink(path)
+        path = self._path(name)
+        if path.is_dir() and not path.is_symlink():  # a user's folder: move it aside instead of deleting it
+            with contextlib.suppress(OSError):
+                aside = tempfile.mkdtemp(dir=self._folder, prefix=f"{path.name}.", suffix=".refused")
+                path.rename(Path(aside) / path.name)
+        try_unlink(path)
 
 
-def checked_manifest(manifest: Any) -> dict[str, Any]:
-    """Return the manifest. Raises InvalidArtifactError if it is not a manifest of this version."""
-    if not isinstance(manifest, dict) or manifest.get("format") != FORMAT_VERSION:
-        version = manifest.get("format") if isinstance(manifest, dict) else None
-        raise InvalidArtifactError(
-            f"its format is {version!r:.40}, and this version of Resolute reads {FORMAT_VERSION}"
-        )
-    kinds = {"environment": str, "key": str, "label": str, "sha256": str, "bytes": int, "about": dict}
-    wrong = [name for name, kind in kinds.items() if type(manifest.get(name)) is not kind]
-    if wrong:
-        raise InvalidArtifactError(f"its manifest lacks '{wrong[0]}'")
-    return manifest
+def content_of(artifact: Artifact, environment: EnvironmentFingerprint) -> bytes:
+    """The bytes of an artifact's file."""
+    header = _Header(environment.digest(), artifact.key, artifact.label, artifact.about)
+    return canonical_json(vars(header)) + b"\n" + artifact.payload
 
 
-def manifest_of(artifact: Artifact, environment: EnvironmentFingerprint) -> dict[str, Any]:
-    """The manifest: everything about an artifact except its payload."""
-    return {
-        "format": FORMAT_VERSION,
-        "environment": environment.digest(),
-        "key": artifact.key,
-        "label": artifact.label,
-        "sha256": hashlib.sha256(artifact.payload).hexdigest(),
-        "bytes": len(artifact.payload),
-        "about": artifact.about,
-    }
-
-
-def verified_artifact(
-    name: str, manifest: Mapping[str, Any], payload: bytes, environment: EnvironmentFingerprint
-) -> Artifact:
-    """The artifact of a checked manifest and its payload.
-
-    Raises InvalidArtifactError if the payload, the name or the environment does not match the manifest.
-    """
-    if len(payload) != manifest["bytes"]:
-        raise InvalidArtifactError(f"its payload has {len(payload)} bytes instead of {manifest['bytes']}")
-    if hashlib.sha256(payload).hexdigest() != manifest["sha256"]:
-        raise InvalidArtifactError("its payload is damaged")
-    if manifest["environment"] != environment.digest():
+def artifact_of(name: str, content: bytes, environment: EnvironmentFingerprint) -> Artifact:
+    """The artifact in the bytes of a file. Raises InvalidArtifactError for damage, another environment or name."""
+    end = content.find(b"\n", 0, MAX_BYTES)
+    header: _Header = decoded(_Header, parse_json(content[: max(end, 0)]))
+    if header.environment != environment.digest():
         raise InvalidArtifactError("it was compiled in another environment")
-    artifact = Artifact(manifest["key"], manifest["label"], manifest["about"], payload)
+    if not header.label.isprintable():
+        raise InvalidArtifactError("its label is not printable text")
+    artifact = Artifact(header.key, header.label, header.about, content[end + 1 :])
     try:
         name_matches = artifact.name == name
     except ValueError:  # NaN or infinity in `about`

@@ -1,8 +1,7 @@
 """Export the compiled regions of one environment to one file, and import it on another machine of the same kind.
 
     environment.json    the environment, as in the store
-    <name>.json         manifest of an artifact, as in the store
-    <name>.bin          its payload, as in the store
+    <name>.region       an artifact, as in the store
 
 The file is a tar of the store's folder, and the same content gives the same bytes. ComfyUI will run the code of an
 imported bundle, so only an explicit command imports one, and nothing in this module executes or unpacks a payload: what
@@ -17,41 +16,31 @@ import logging
 import os
 import re
 import tarfile
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field, fields
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 from ..errors import UserError
-from .artifact_store import (
-    DIGEST_CHARS,
-    ENVIRONMENT_FILE,
-    Artifact,
-    ArtifactStore,
-    checked_manifest,
-    manifest_of,
-    verified_artifact,
-)
-from .codec import MAX_BYTES, InvalidArtifactError, canonical_json, parse_json, read_regular_file
+from .artifact_store import DIGEST_CHARS, ENDING, ENVIRONMENT_FILE, ArtifactStore, artifact_of, content_of
+from .codec import InvalidArtifactError, canonical_json, decoded, parse_json, read_regular_file
 from .fingerprint import EnvironmentFingerprint
 from .private_files import atomic_write
 
 logger = logging.getLogger(__name__)
 
 _BLOCK = tarfile.BLOCKSIZE
-_MAX_PAYLOAD = 1 << 50  # bytes; larger claims are damage, and would make sums unreadable
 _MB = 1 << 20
-_NAME = re.compile(r"[0-9a-f]{16}-[0-9a-f]{16}")
-_KEY = re.compile(r"[0-9a-f]{64}")
+_NAME = re.compile(r"([0-9a-f]{16}-[0-9a-f]{16})" + re.escape(ENDING))
 
 
 class BundleError(UserError):
     """The bundle cannot be written or must not be imported; the message says why."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class BundleReport:
-    """The result of each artifact, by name. refused: name -> reason; bytes: payload size of `done`."""
+    """The result of each artifact, by name. refused: name -> reason; bytes: size of `done`."""
 
     environment: EnvironmentFingerprint
     done: list[str] = field(default_factory=list)  # exported or imported
@@ -62,10 +51,10 @@ class BundleReport:
 
 @dataclass(frozen=True)
 class Contents:
-    """A bundle's environment, and (name, manifest) of each artifact, not yet verified. refused: what cannot be one."""
+    """A bundle's environment, and (name, label, bytes) of each valid artifact. refused: what is none, and why."""
 
     environment: EnvironmentFingerprint
-    artifacts: list[tuple[str, Mapping[str, Any]]]
+    artifacts: list[tuple[str, str, int]] = field(default_factory=list)
     refused: dict[str, str] = field(default_factory=dict)
 
 
@@ -77,7 +66,7 @@ def environments(folder: Path) -> dict[str, EnvironmentFingerprint]:
     found = {}
     for path in sorted(folder.glob(f"*/{ENVIRONMENT_FILE}")):
         try:
-            environment = _environment(parse_json(read_regular_file(path)))
+            environment = _environment(read_regular_file(path))
             if environment.digest()[:DIGEST_CHARS] != path.parent.name:
                 raise InvalidArtifactError("its name does not match its environment")
         except (OSError, InvalidArtifactError) as error:
@@ -93,7 +82,6 @@ def export_bundle(store: ArtifactStore, file: Path) -> BundleReport:
     Raises BundleError if there is no artifact to export or `file` cannot be written.
     """
     report = BundleReport(store.environment)
-    size = 0
     try:
         with atomic_write(file) as stream, tarfile.open(fileobj=stream, mode="w", format=tarfile.USTAR_FORMAT) as tar:
             _add(tar, ENVIRONMENT_FILE, canonical_json(asdict(store.environment)))
@@ -103,16 +91,16 @@ def export_bundle(store: ArtifactStore, file: Path) -> BundleReport:
                 except (OSError, InvalidArtifactError) as error:
                     report.refused[name] = str(error)
                     continue
-                _add(tar, f"{name}.json", canonical_json(manifest_of(artifact, store.environment)))
-                _add(tar, f"{name}.bin", artifact.payload)
+                content = content_of(artifact, store.environment)
+                _add(tar, f"{name}{ENDING}", content)
                 report.done.append(name)
-                size += len(artifact.payload)
+                report.bytes += len(content)
             if not report.done:
                 why = "".join(f"; {name}: {reason}" for name, reason in report.refused.items())
                 raise BundleError(f"There is no compiled region for this environment to export{why}.")
     except OSError as error:
         raise BundleError(f"{file} cannot be written: {error.strerror or error}.") from error
-    return BundleReport(store.environment, report.done, [], report.refused, size)
+    return report
 
 
 def _add(tar: tarfile.TarFile, name: str, content: bytes) -> None:
@@ -126,7 +114,7 @@ def _add(tar: tarfile.TarFile, name: str, content: bytes) -> None:
 
 
 def read_contents(file: Path) -> Contents:
-    """Read a bundle's manifests. Raises BundleError if `file` is not a bundle of this version."""
+    """Verify what a bundle holds. Raises BundleError if `file` is not a bundle of this version."""
     with _opened(file) as members:
         return _contents(file, members)
 
@@ -142,20 +130,15 @@ def import_bundle(file: Path, store: ArtifactStore) -> BundleReport:
         require_same_environment(contents.environment, store.environment)
         require_room(contents, store)
         report = BundleReport(contents.environment, refused=contents.refused)
-        size = 0
-        for name, manifest in contents.artifacts:
-            try:
-                artifact = _verified(members, name, manifest, store.environment)
-                if _has(store, name):
-                    report.known.append(name)
-                elif store.save(artifact):
-                    report.done.append(name)
-                    size += len(artifact.payload)
-                else:
-                    report.refused[name] = "it could not be written to the store; the log says why"
-            except InvalidArtifactError as error:
-                report.refused[name] = str(error)
-    return BundleReport(report.environment, report.done, report.known, report.refused, size)
+        for name, _, size in contents.artifacts:
+            if _has(store, name):
+                report.known.append(name)
+            elif store.save(artifact_of(name, members.read(f"{name}{ENDING}"), store.environment)):
+                report.done.append(name)
+                report.bytes += size
+            else:
+                report.refused[name] = "it could not be written to the store; the log says why"
+    return report
 
 
 def require_same_environment(theirs: EnvironmentFingerprint, ours: EnvironmentFingerprint) -> None:
@@ -175,7 +158,7 @@ def require_room(contents: Contents, store: ArtifactStore) -> None:
     """
     present, report = store.sizes(), store.report()
     held, limit = report["bytes"], report["limit"]
-    new = sum(max(_size(manifest) - present.get(name, 0), 0) for name, manifest in contents.artifacts)
+    new = sum(max(size - present.get(name, 0), 0) for name, _, size in contents.artifacts)
     if new and held + new > limit:
         raise BundleError(
             f"The bundle adds {new / _MB:.1f} MB to the {held / _MB:.1f} MB in the store, and the store's limit is "
@@ -193,13 +176,11 @@ class _Members:
     stream: IO[bytes]
     places: dict[str, tuple[int, int]]
 
-    def read(self, name: str, max_bytes: int) -> bytes:
-        """Raises InvalidArtifactError for a member that is missing or has more than `max_bytes`."""
+    def read(self, name: str) -> bytes:
+        """Raises InvalidArtifactError for a member that is missing."""
         if name not in self.places:
             raise InvalidArtifactError(f"{name} is missing")
         start, size = self.places[name]
-        if size > max_bytes:
-            raise InvalidArtifactError(f"{name} has {size} bytes instead of {max_bytes}")
         self.stream.seek(start)
         return self.stream.read(size)
 
@@ -237,46 +218,21 @@ def _places(stream: IO[bytes]) -> dict[str, tuple[int, int]]:
 
 def _contents(file: Path, members: _Members) -> Contents:
     try:
-        environment = _environment(parse_json(members.read(ENVIRONMENT_FILE, MAX_BYTES)))
+        contents = Contents(_environment(members.read(ENVIRONMENT_FILE)))
     except InvalidArtifactError as error:
         raise BundleError(f"{file}: {error}. Use the same version of Resolute on both machines.") from error
-    contents = Contents(environment, [])
-    names = {name for name, _, ending in (each.rpartition(".") for each in members.places) if ending == "json"}
-    artifacts = sorted(name for name in names if _NAME.fullmatch(name))
-    for name in artifacts:
+    for member in sorted(members.places.keys() - {ENVIRONMENT_FILE}):
+        match = _NAME.fullmatch(member)
+        if match is None:
+            contents.refused[ascii(member)] = "it is no region"
+            continue
         try:
-            contents.artifacts.append((name, _claimed(members, name)))
+            content = members.read(member)
+            artifact = artifact_of(match[1], content, contents.environment)
+            contents.artifacts.append((match[1], artifact.label, len(content)))
         except InvalidArtifactError as error:
-            contents.refused[name] = str(error)
-    known = {ENVIRONMENT_FILE, *(f"{name}{ending}" for name in artifacts for ending in (".json", ".bin"))}
-    contents.refused.update({ascii(stray): "it is no part of a region" for stray in members.places.keys() - known})
+            contents.refused[match[1]] = str(error)
     return contents
-
-
-def _claimed(members: _Members, name: str) -> Mapping[str, Any]:
-    """A manifest as it is in the bundle. Raises InvalidArtifactError if it claims a size that no artifact has."""
-    manifest = parse_json(members.read(f"{name}.json", MAX_BYTES))
-    if not isinstance(manifest, dict) or _size(manifest) > _MAX_PAYLOAD:
-        raise InvalidArtifactError("its manifest is damaged")
-    return manifest
-
-
-def _size(manifest: Mapping[str, Any]) -> int:
-    """The payload size that the manifest claims, in bytes; 0 if it claims none."""
-    size = manifest.get("bytes")
-    return size if type(size) is int else 0
-
-
-def _verified(
-    members: _Members, name: str, claimed: Mapping[str, Any], environment: EnvironmentFingerprint
-) -> Artifact:
-    manifest = checked_manifest(claimed)
-    if _KEY.fullmatch(manifest["key"]) is None:
-        raise InvalidArtifactError("its key is not a digest")
-    if not manifest["label"].isprintable():
-        raise InvalidArtifactError("its label is not printable text")
-    payload = members.read(f"{name}.bin", manifest["bytes"])
-    return verified_artifact(name, manifest, payload, environment)
 
 
 def _has(store: ArtifactStore, name: str) -> bool:
@@ -287,14 +243,9 @@ def _has(store: ArtifactStore, name: str) -> bool:
     return True
 
 
-def _environment(data: Any) -> EnvironmentFingerprint:
-    """The environment in parsed JSON. Raises InvalidArtifactError if its components are not those of this version."""
-    kinds = {part.name: int if part.name == "format" else str for part in fields(EnvironmentFingerprint)}
-    if not isinstance(data, dict):
-        raise InvalidArtifactError("it does not say which environment it is for")
-    for name in {**kinds, **data}:
-        if name not in kinds or type(data.get(name)) is not kinds[name]:
-            raise InvalidArtifactError(f"this version of Resolute cannot compare its environment's {name!a}")
-        if not str(data[name]).isprintable():
-            raise InvalidArtifactError(f"its environment's '{name}' is not printable text")
-    return EnvironmentFingerprint(**data)
+def _environment(content: bytes) -> EnvironmentFingerprint:
+    """The environment in a file. Raises InvalidArtifactError if its components are not those of this version."""
+    environment: EnvironmentFingerprint = decoded(EnvironmentFingerprint, parse_json(content))
+    if strange := [name for name, value in environment.components() if not str(value).isprintable()]:
+        raise InvalidArtifactError(f"its environment's '{strange[0]}' is not printable text")
+    return environment

@@ -101,7 +101,7 @@ def decoded(kind: Any, data: Any) -> Any:
     """The value of a type whose `plain` form is `data`. Raises InvalidArtifactError.
 
     kind: a dataclass, an enum of texts, str, bool, int (not below zero), float (finite, not below zero), a tuple, a
-    frozenset, a mapping by texts, or a union of these. A field with a default may be missing.
+    frozenset, a mapping by texts, a union of these, or Any for JSON as it is. A field with a default may be missing.
     """
     try:
         return _decoded(kind, data)
@@ -164,6 +164,7 @@ _PLAIN: dict[Any, Callable[[Any], Any]] = {
     float: _number,
     str: functools.partial(_of_type, str),
     bool: functools.partial(_of_type, bool),
+    Any: lambda data: data,
     type(None): _nothing,
 }
 

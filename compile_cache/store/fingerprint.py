@@ -1,8 +1,8 @@
-"""Fingerprints of the environment and of a model's structure, which compiled artifacts depend on."""
+"""The fingerprint of the environment, which compiled artifacts depend on."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 
 from ..keys import Component, differing, digest
 
@@ -11,7 +11,8 @@ from ..keys import Component, differing, digest
 # 4: an artifact names the sizes at which its code was confirmed; a region's key has the
 #    content of the code that its block reaches, and no longer its names alone.
 # 5: a region's key has what the Python modules around its block hold; a setting counts by its content, a function too.
-FORMAT_VERSION = 5
+# 6: an artifact is one file.
+FORMAT_VERSION = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,15 +37,3 @@ class EnvironmentFingerprint:
     def difference(self, other: EnvironmentFingerprint) -> list[str]:
         """One sentence per component that differs."""
         return [f"{name}: {a} here, {b} there" for name, a, b in differing(self.components(), other.components())]
-
-
-@dataclass(frozen=True, slots=True)
-class ModelFingerprint:
-    """A model's structure: its classes, parameter shapes and settings. Weight values and the file do not count."""
-
-    name: str
-    structure: str  # digest over (module path, class, parameter shapes and dtypes, settings)
-    digest: str = field(init=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "digest", digest((self.name, self.structure)))

@@ -15,7 +15,7 @@ from pathlib import Path
 from compile_cache.config import CacheConfig
 from compile_cache.errors import UserError
 from compile_cache.store import bundle
-from compile_cache.store.artifact_store import ArtifactStore, StoreError
+from compile_cache.store.artifact_store import ENDING, ArtifactStore, StoreError
 from compile_cache.store.bundle import BundleReport
 from compile_cache.store.fingerprint import EnvironmentFingerprint
 
@@ -50,10 +50,8 @@ def describe(file: Path) -> str:
         contents = bundle.read_contents(file)
     lines = [f"{file} holds {len(contents.artifacts)} compiled regions, by kind:"]
     sizes: dict[str, list[int]] = {}
-    for _, manifest in contents.artifacts:
-        label, size = manifest.get("label"), manifest.get("bytes")
-        named = label if isinstance(label, str) and label.isprintable() else "?"
-        sizes.setdefault(named, []).append(size if isinstance(size, int) else 0)
+    for _, label, size in contents.artifacts:
+        sizes.setdefault(label, []).append(size)
     lines += [f"  {label}: {len(each)}, {sum(each) / 2**20:.1f} MB" for label, each in sorted(sizes.items())]
     lines += ["for this environment:", *_listed(contents.environment)]
     return "\n".join(lines)
@@ -67,13 +65,14 @@ def export_to(file: Path, place: Place) -> BundleReport:
     """Write a bundle. Raises SetupError if the store has nothing for the environment."""
     with _one_sentence():
         folder, environment, limit = _resolved(place)
-        found = {name: each for name, each in bundle.environments(folder).items() if any((folder / name).glob("*.bin"))}
+        known = bundle.environments(folder).items()
+        found = {name: each for name, each in known if any((folder / name).glob(f"*{ENDING}"))}
         if environment not in found.values():
-            known = "\n".join(f"--environment {name}:\n" + "\n".join(_listed(each)) for name, each in found.items())
+            offered = "\n".join(f"--environment {name}:\n" + "\n".join(_listed(each)) for name, each in found.items())
             raise SetupError(
                 f"{folder} has nothing for this machine's environment:\n"
                 + "\n".join(_listed(environment))
-                + (f"\nIt has:\n{known}" if known else "\nIt is empty: sample once with Compile Model first.")
+                + (f"\nIt has:\n{offered}" if offered else "\nIt is empty: sample once with Compile Model first.")
             )
         return bundle.export_bundle(ArtifactStore(folder, environment, limit), file)
 

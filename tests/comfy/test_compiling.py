@@ -100,7 +100,7 @@ def counts(client: Client, store: Path) -> dict[str, int]:
     """The number of compiled regions in each place."""
     cache = client.get("/resolute/cache")
     return {
-        "disk": len(list(store.glob("*/*-*.json"))),
+        "disk": len(list(store.glob("*/*.region"))),
         "store": cache["store"]["regions"],
         "ready": cache["regions_ready"],
         "modules": sum(each["regions_compiled"] for each in cache["modules"]),

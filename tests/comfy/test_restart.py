@@ -82,7 +82,7 @@ def tour(server: ComfyServer, prompt: Callable[..., PromptDict]) -> list[Run]:
 
 def stored(store: Path) -> int:
     """Number of complete artifacts."""
-    return len(list(store.glob("*/*-*.json")))
+    return len(list(store.glob("*/*.region")))
 
 
 @pytest.fixture(scope="module")
@@ -154,11 +154,11 @@ def test_only_a_damaged_region_is_compiled_again(
     start: StartServer, store: Path, prompt: Callable[..., PromptDict]
 ) -> None:
     kept = stored(store)
-    payload = next(iter(store.glob("*/*-*.bin")))
-    payload.write_bytes(payload.read_bytes()[:-7])
+    region = next(iter(store.glob("*/*.region")))
+    region.write_bytes(region.read_bytes()[:-7])
     server = start(remember=False)
     assert [regions(run) for run in tour(server, prompt)] == [(1, kept - 1), (0, 0), (0, 0)]
-    assert f"{payload.stem} is invalid (its payload has" in server.log()
+    assert f"{region.stem} is invalid (its name does not match its content" in server.log()
     assert stored(store) == kept
     server.stop()
 
@@ -167,15 +167,12 @@ def test_only_a_damaged_region_is_compiled_again(
 def test_an_interrupted_write_is_never_loaded_as_a_region(
     start: StartServer, store: Path, prompt: Callable[..., PromptDict]
 ) -> None:
-    """A region is written as payload, then manifest, each to a temporary file first; a kill may hit any of these."""
+    """A region is written to a temporary file first; a kill may leave any part of it."""
     kept = stored(store)
-    first, second, third = sorted(store.glob("*/*-*.bin"))[:3]
-    first.with_suffix(".json").rename(f"{first.with_suffix('.json')}.x7.tmp")
-    second.with_suffix(".json").unlink()
-    second.rename(f"{second}.x8.tmp")
-    text = third.with_suffix(".json").read_bytes()
-    third.with_suffix(".json").unlink()
-    third.with_suffix(".json.x9.tmp").write_bytes(text[: len(text) // 2])
+    for number, path in enumerate(sorted(store.glob("*/*.region"))[:3]):
+        content = path.read_bytes()
+        path.unlink()
+        Path(f"{path}.x{number}.tmp").write_bytes(content[: len(content) * number // 2])
     server = start(remember=False)
     assert [regions(run) for run in tour(server, prompt)] == [(3, kept - 3), (0, 0), (0, 0)]
     assert stored(store) == kept

@@ -66,7 +66,7 @@ class ModuleRunner:
         self.progress.loading(0)
         with cache.stats.stall("load", "the backend", SHORT_WAIT):
             program, backend = runtime.program_for(module, self._request, device)
-            model = runtime.fingerprint_of(module).digest
+            model = runtime.fingerprint_of(module)
             self.progress.loading(len(shape_status.of_model(model, backend, cache, runtime.device()).on_disk))
         return program, backend
 
@@ -151,7 +151,7 @@ class ModuleRunner:
         return module
 
     def _key(self, description: CallDescription, backend: str) -> GraphKey:
-        model = runtime.fingerprint_of(self._loaded_module()).digest
+        model = runtime.fingerprint_of(self._loaded_module())
         quick_key = (model, backend, description.quick_key())
         key = self._keys.get(quick_key)
         if key is None:

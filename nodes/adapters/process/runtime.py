@@ -23,9 +23,8 @@ from ....compile_cache.calls.cache import GraphCache
 from ....compile_cache.captures.captures import free_bytes
 from ....compile_cache.choices.compile_seconds import CompileSeconds
 from ....compile_cache.config import CacheConfig
-from ....compile_cache.keys import Role
+from ....compile_cache.keys import Role, digest
 from ....compile_cache.regions.structure import structure_digest
-from ....compile_cache.store.fingerprint import ModelFingerprint
 from ..comfyui import dynamic_vram, page_loading
 from ..comfyui.module_attributes import ATTRIBUTES
 from ..foreign.model_code import MANAGEMENT_MODULES
@@ -153,7 +152,7 @@ class ModuleRecord:
     # of videos is one module for both ways.
     programs: dict[tuple[str, tuple[str, ...], Role], Program] = field(default_factory=dict)
     hooks: dict[tuple[str, tuple[str, ...], Role], ModuleHooks] = field(default_factory=dict)
-    fingerprint: ModelFingerprint | None = None
+    fingerprint: str = ""
     fingerprint_epoch: int = 0  # the weights epoch in which it was computed
 
     def close(self) -> None:
@@ -169,7 +168,7 @@ class ModuleRecord:
 
     def structure(self) -> str:
         """The model of a shape, as `GraphKey.plain` writes it; empty if no call needed the fingerprint yet."""
-        return "" if self.fingerprint is None else self.fingerprint.digest[:12]
+        return self.fingerprint[:12]
 
 
 def record_of(module: torch.nn.Module) -> ModuleRecord:
@@ -221,11 +220,14 @@ def program_for(module: torch.nn.Module, request: CompileRequest, device: str) -
     return record.programs[key], backend.name
 
 
-def fingerprint_of(module: torch.nn.Module) -> ModelFingerprint:
-    """The structure of a module, computed once per weights epoch, because its settings may change in between."""
+def fingerprint_of(module: torch.nn.Module) -> str:
+    """A digest of a module's structure: its classes, parameter shapes and settings, not the values of its weights.
+
+    Computed once per weights epoch, because its settings may change in between.
+    """
     record = record_of(module)
-    if record.fingerprint is None or record.fingerprint_epoch != record.weights.epoch:
-        record.fingerprint = ModelFingerprint(type(module).__name__, structure_digest(module, policy=ATTRIBUTES))
+    if not record.fingerprint or record.fingerprint_epoch != record.weights.epoch:
+        record.fingerprint = digest((type(module).__name__, structure_digest(module, policy=ATTRIBUTES)))
         record.fingerprint_epoch = record.weights.epoch
     return record.fingerprint
 

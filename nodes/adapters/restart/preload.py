@@ -79,7 +79,7 @@ def _preload() -> None:
 def load_first(module: torch.nn.Module) -> None:
     """Load the regions of a queued model before those of others, if there is anything left to load."""
     if _pending:
-        _wanted.append(runtime.fingerprint_of(module).digest)
+        _wanted.append(runtime.fingerprint_of(module))
 
 
 def preload(device: torch.device) -> None:

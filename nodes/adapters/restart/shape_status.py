@@ -29,7 +29,7 @@ def locate(graphs: Iterable[UsedShape], cache: GraphCache, device: torch.device)
 
 
 def of_model(model: str, backend: str, cache: GraphCache, device: torch.device) -> Located:
-    """Where the regions are that a model ran on a backend before. model: ModelFingerprint.digest."""
+    """Where the regions are that a model ran on a backend before. model: as in GraphKey."""
     graphs = [graph for graph in cache.shapes.of_model(model) if graph.key.backend == backend]
     return locate(graphs, cache, device).get(backend, Located())
 

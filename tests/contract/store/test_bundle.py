@@ -97,6 +97,6 @@ def test_regions_traced_from_other_code_are_refused(file: Path, tmp_path: Path) 
 def test_what_a_bundle_says_of_its_regions_names_no_place(file: Path) -> None:
     """Only inside the payloads, which are torch's, messages of failed checks name torch's own headers."""
     with tarfile.open(file) as tar:
-        manifests = [tar.extractfile(each).read() for each in tar if each.name.endswith(".json")]  # type: ignore[union-attr]
-    assert len(manifests) == 3
-    assert not any(b"/" in each for each in manifests)
+        headers = [tar.extractfile(each).readline() for each in tar]  # type: ignore[union-attr]
+    assert len(headers) == 3
+    assert not any(b"/" in each for each in headers)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -276,36 +274,3 @@ def test_a_call_that_is_measured_again_without_gain_is_kept_again(known: CacheCo
     start.cache.trim()
     assert start.is_measured()
     assert not Start(known).is_measured()
-
-
-@pytest.mark.parametrize(
-    "spoil",
-    [
-        lambda data: data.update(machine=["elsewhere"]),
-        lambda data: data["entries"][0].__setitem__(1, "yesterday"),
-        lambda data: data["entries"][0].__setitem__(1, 0),
-        lambda data: data["entries"][0].__setitem__(1, 1e18),
-        lambda data: data["entries"][0].pop(),
-        lambda data: data["entries"].clear(),
-        lambda data: data.update(format=99),
-        lambda data: data.clear(),
-    ],
-)
-def test_a_wrong_file_costs_one_measurement(known: CacheConfig, spoil: Callable[[Any], Any]) -> None:
-    file = stored(known)
-    data = json.loads(file.read_text("utf-8"))
-    spoil(data)
-    file.write_text(json.dumps(data), "utf-8")
-    start = Start(known)
-    assert start.is_measured()
-    assert not start.is_measured()
-    assert not Start(known).is_measured(), "the file was replaced"
-
-
-def test_a_file_that_cannot_be_read_costs_one_measurement(known: CacheConfig) -> None:
-    file = stored(known)
-    file.unlink()
-    file.mkdir()
-    start = Start(known)
-    assert start.is_measured()
-    assert not start.is_measured()

@@ -82,7 +82,7 @@ class TestAClockThatGoesBack:
             os.utime(path, (when, when))
 
     def test_the_region_just_saved_stays_and_an_older_one_goes(self, tmp_path: Path) -> None:
-        store = store_in(tmp_path / "store", limit=2500)
+        store = store_in(tmp_path / "store", limit=3000)
         for number in range(2):
             store.save(artifact(key=f"{number}" * 64, payload=bytes(1000)))
         self.later(store)
@@ -93,7 +93,7 @@ class TestAClockThatGoesBack:
 
     def test_what_a_killed_process_left_is_removed(self, tmp_path: Path) -> None:
         store = store_in(tmp_path / "store")
-        (store._folder / f"{KEY[:16]}-1.bin.x.tmp").write_bytes(b"half")
+        (store._folder / f"{KEY[:16]}-1.region.x.tmp").write_bytes(b"half")
         self.later(store)
         store.save(artifact())
         assert temporary_files(tmp_path) == []

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from compile_cache.store.fingerprint import EnvironmentFingerprint, ModelFingerprint
+from compile_cache.store.fingerprint import EnvironmentFingerprint
 
 from .test_artifact_store import HERE
 
@@ -38,10 +38,3 @@ def test_equal_environments_have_one_digest_and_no_difference() -> None:
 
 def test_every_difference_is_reported() -> None:
     assert len(HERE.difference(EnvironmentFingerprint(**OTHER))) == len(OTHER)
-
-
-def test_name_and_structure_of_a_model_are_its_digest() -> None:
-    model = ModelFingerprint("UNetModel", "structure")
-    assert model.digest == ModelFingerprint("UNetModel", "structure").digest
-    assert model.digest != ModelFingerprint("Flux", "structure").digest
-    assert model.digest != ModelFingerprint("UNetModel", "another structure").digest

@@ -98,7 +98,7 @@ def test_nothing_that_was_traced_with_it_is_kept_for_the_next_process(
 ) -> None:
     one = Rig(InductorBackend(), store_folder=tmp_path, source="one")
     call(one.bind(seeded(Attention)))
-    assert not list(tmp_path.glob("*/*.bin"))
+    assert not list(tmp_path.glob("*/*.region"))
     exchanged.undo()
     two = Rig(InductorBackend(), store_folder=tmp_path, source="one")
     bound = two.bind(seeded(Attention))

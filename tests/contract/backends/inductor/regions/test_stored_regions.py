@@ -61,7 +61,7 @@ def store_of(folder: Path) -> ArtifactStore:
 
 
 def everything(store: ArtifactStore) -> list[Artifact]:
-    keys = {store._read(store._folder / f"{name}.json").key for name in store.names()}
+    keys = {store.read(name).key for name in store.names()}
     return [artifact for key in sorted(keys) for artifact in store.load(key)]
 
 
