@@ -131,19 +131,12 @@ class InductorProgram(Program):
         originals in place, and runs again once they are compiled.
         """
         self._regions.begin(call.progress, call.torch_flags, call.weights.streams)
-        count = self._worker_count(call)
         with installed(self._hooks):
             if call.rehearsal is not None and not self._is_rehearsed:
-                self._rehearse(call, call.rehearsal, count)
-            elif count:
-                with contextlib.ExitStack() as room:
-                    result, missing = self._find_missing(call, count, room)
-                    if not missing:
-                        self._is_first = False
-                        return result
-                    del result  # a decoded image takes memory that the second run needs
-                    self._compile_in_parallel(call, missing)
-            result = self._run_regions(call)  # compiles what is still missing, one region after the other
+                self._rehearse(call, call.rehearsal)
+                result = self._run_regions(call)
+            else:
+                result = self._run_ahead(call, lambda: self._run_regions(call))
         self._is_first = False
         return result
 
@@ -158,7 +151,7 @@ class InductorProgram(Program):
             except InputsGoneError as error:
                 logger.info("Resolute: %s; the call is made once more", error)
 
-    def _rehearse(self, call: Call, rehearsal: Callable[[], None], count: int) -> None:
+    def _rehearse(self, call: Call, rehearsal: Callable[[], None]) -> None:
         """Compile the regions of all states that blocks may have in such a call, so that no later one has to.
 
         The call itself may bring blocks into some states only, and it is long. The rehearsal is short, so it finds what
@@ -166,12 +159,7 @@ class InductorProgram(Program):
         """
         try:
             with torch.random.fork_rng([call.device] if call.device.startswith("cuda") else []):
-                if count:
-                    with contextlib.ExitStack() as room:
-                        _, missing = self._find_missing(call, count, room, rehearsal)
-                        if missing:
-                            self._compile_in_parallel(call, missing)
-                rehearsal()
+                self._run_ahead(call, rehearsal)
         except Exception as error:
             if is_out_of_memory(error) or isinstance(error, call.progress.cancellations):
                 raise
@@ -195,13 +183,27 @@ class InductorProgram(Program):
             count = min(within_reach, max(total - done, 1))  # each takes memory from weights
         return count or (2 if self._workers.running and self._workers.has_early_for(self.owner) else 0)
 
-    def _find_missing(
-        self, call: Call, count: int, room: contextlib.ExitStack, rehearsal: Callable[[], Any] | None = None
-    ) -> tuple[Any, list[RegionCall]]:
-        """Run the call, or its rehearsal, with the original in place of each region that has no compiled code.
+    def _run_ahead(self, call: Call, run: Callable[[], T]) -> T:
+        """Do `run`, the call or its rehearsal. Where workers may compile for it, do it first with the original in place
+        of each region that has no compiled code, and again once they compiled these; in the last time what is still
+        missing is compiled, one region after the other.
+        """
+        count = self._worker_count(call)
+        if count:
+            with contextlib.ExitStack() as room:
+                result, missing = self._find_missing(call, count, room, run)
+                if not missing:
+                    return result
+                del result  # a decoded image takes memory that the second run needs
+                self._compile_in_parallel(call, missing)
+        return run()
 
-        Returns the result, and one call of each of these regions. room: holds the memory of the workers; when it is
-        closed, weights get back what they gave for it.
+    def _find_missing(
+        self, call: Call, count: int, room: contextlib.ExitStack, run: Callable[[], T]
+    ) -> tuple[T, list[RegionCall]]:
+        """The result of `run` without compiles, and one call of each region that has no compiled code.
+
+        room: holds the memory of the workers; when it is closed, weights get back what they gave for it.
         """
 
         def start_workers() -> None:  # while the call runs on
@@ -216,7 +218,7 @@ class InductorProgram(Program):
 
         started, stalled = self._stats.clock(), self._stats.waiting_seconds()
         with self._regions.postponing_compiles(start_workers) as missing:
-            result = self._run_regions(call) if rehearsal is None else rehearsal()
+            result = run()
         if missing:  # the call runs once more, so the prompt waited for all of this run
             self._stats.waited_since(started, stalled, "compile", "for all regions of the call")
         return result, list(missing.values())

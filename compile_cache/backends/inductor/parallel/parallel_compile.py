@@ -51,7 +51,7 @@ def compile_in_parallel(
                 locks.enter_context(store.build_lock(call.region.key, progress.raise_if_cancelled))
                 with table.lock:  # taken after the store's lock, because preloading needs it while we wait for that
                     if not call.region.compiled:
-                        load_while_waiting(call.region, store, stats)
+                        load_while_waiting(call)
         # Regions with most weights take longest. They go first, so that the last worker does not finish late.
         missing = sorted((call for call in missing if not call.region.compiled), key=_weights, reverse=True)
         if not missing:
@@ -175,7 +175,7 @@ def _add(call: RegionCall, artifact: Artifact) -> str:
     Without the memory to compare, or without weights, which stream, it is added all the same, and the call that comes
     to the region compares it.
     """
-    region, store = call.region, call.store
+    region = call.region
     if artifact.key != region.key:
         return "the process that compiles answered with another region"
     try:
@@ -183,11 +183,8 @@ def _add(call: RegionCall, artifact: Artifact) -> str:
     except (InvalidArtifactError, OSError) as error:
         return str(error)
 
-    def save() -> None:  # the worker's artifact: what `unpack` made of it no longer has its shared libraries
-        if store is not None:
-            region.save(store, replace(artifact, about={**artifact.about, **measured(compiled)}))
-
-    region.add(compiled, save)
+    # The worker's artifact: what `unpack` made of it no longer has its shared libraries.
+    region.add(compiled, lambda: replace(artifact, about={**artifact.about, **measured(compiled)}))
     if call.streams:
         return ""
     try:

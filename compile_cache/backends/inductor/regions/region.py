@@ -58,7 +58,7 @@ class Region:
     by_shapes: what runs at the shapes that were met: compiled code, or the original for a reason.
     failures: by static sizes: compiling failed, and is not tried again for any size of these.
     stored: names of the artifacts that were loaded from the store or saved to it.
-    unverified: compiled code that no comparison has confirmed yet, with the function that stores it.
+    unverified: compiled code that no comparison has confirmed yet, with the function that makes its artifact.
     """
 
     key: str
@@ -67,24 +67,30 @@ class Region:
     by_shapes: dict[Shapes, CompiledRegion | BypassReason] = field(default_factory=dict)
     failures: dict[Shapes, BypassReason] = field(default_factory=dict)
     stored: set[str] = field(default_factory=set)
-    unverified: dict[CompiledRegion, Callable[[], None]] = field(default_factory=dict)
+    unverified: dict[CompiledRegion, Callable[[], Artifact]] = field(default_factory=dict)
 
     @property
     def is_ready(self) -> bool:
         """It has compiled code whose results were compared, or that was loaded: so a user's count has it."""
         return any(compiled not in self.unverified for compiled in list(self.compiled))
 
-    def add(self, compiled: CompiledRegion, store: Callable[[], None]) -> None:
-        """Add new code. `may_run` compares it before its first use, and calls `store` if it is right."""
+    def add(self, compiled: CompiledRegion, artifact: Callable[[], Artifact]) -> None:
+        """Add new code. `may_run` compares it before its first use, and stores its artifact if it is right."""
         self.compiled.append(compiled)
-        self.unverified[compiled] = store
+        self.unverified[compiled] = artifact
 
     def load(self, store: ArtifactStore) -> int:
         """Load the artifacts that are in the store and not in memory. Returns how many; discards invalid ones."""
         loaded = 0
         try:
             for artifact in store.load(self.key, frozenset(self.stored)):
-                loaded += self._add_stored(store, artifact)
+                try:
+                    self.compiled.append(unpack(artifact))
+                    loaded += 1
+                except InvalidArtifactError as error:
+                    store.discard(artifact.name, str(error))
+                except OSError as error:
+                    _warn_not_loaded(error)
                 self.stored.add(artifact.name)  # not if memory is short: a later call may find some
         except Exception as error:
             if is_out_of_memory(error):
@@ -92,26 +98,12 @@ class Region:
             _warn_not_loaded(error)
         return loaded
 
-    def _add_stored(self, store: ArtifactStore, artifact: Artifact) -> bool:
+    def keep(self, store: ArtifactStore, make: Callable[[], Artifact]) -> None:
+        """Store new code. A failure costs a compile in the next process, never this prompt."""
         try:
-            self.compiled.append(unpack(artifact))
-        except InvalidArtifactError as error:
-            store.discard(artifact.name, str(error))
-            return False
-        except OSError as error:
-            _warn_not_loaded(error)
-            return False
-        return True
-
-    def save(self, store: ArtifactStore, artifact: Artifact) -> None:
-        """Raises nothing for a disk that is full or refuses."""
-        store.save(artifact)
-        self.stored.add(artifact.name)
-
-    def keep(self, store: Callable[[], None]) -> None:
-        """Call what stores new code. A failure costs a compile in the next process, never this prompt."""
-        try:
-            store()
+            artifact = make()
+            store.save(artifact)  # raises nothing for a disk that is full or refuses
+            self.stored.add(artifact.name)
         except Exception as error:  # torch's classes raise any class
             logger.info("Resolute: %s is compiled again after a restart: %s", self.label, first_line(error))
             logger.debug("Resolute: why it is not kept", exc_info=True)
@@ -193,10 +185,12 @@ def _without_contents(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.new_empty((1,) * tensor.ndim).expand(tensor.shape)
 
 
-def trace_of(call: RegionCall) -> Trace:
-    """The trace of the call's region for general sizes. Raises what `trace` raises."""
-    site, hints = call.site, general_hints(call.sizes, call.tensors[0].device)
-    return trace(site.function, site.module, call.tensors, site.dims, hints, True, site.without, site.attends)
+def trace_of(call: RegionCall, hints: dict[str, int] | None = None, oblivious: bool = True) -> Trace:
+    """The trace of the call's region. hints, oblivious: see `trace`; None: general sizes. Raises what that raises."""
+    site = call.site
+    if hints is None:
+        hints = general_hints(call.sizes, call.tensors[0].device)
+    return trace(site.function, site.module, call.tensors, site.dims, hints, oblivious, site.without, site.attends)
 
 
 def may_run(call: RegionCall, compiled: CompiledRegion, compared: bool = False) -> bool:
@@ -208,13 +202,14 @@ def may_run(call: RegionCall, compiled: CompiledRegion, compared: bool = False) 
     unverified, and the next call compares it.
     """
     region = call.region
-    store = region.unverified.get(compiled)
-    allowed = _allowed(call, compiled, call.verify or (store is not None and not compared))
-    if store is not None:
+    artifact = region.unverified.get(compiled)
+    allowed = _allowed(call, compiled, call.verify or (artifact is not None and not compared))
+    if artifact is not None:
         del region.unverified[compiled]
         if allowed:
             call.stats.counters.region_compiles += 1
-            region.keep(store)
+            if call.store is not None:
+                region.keep(call.store, artifact)
         else:
             region.compiled.remove(compiled)
     return allowed

@@ -6,18 +6,17 @@ import contextlib
 import functools
 import logging
 import threading
-from collections.abc import Iterator
 
 from ....errors import BypassCode, BypassReason, RegionCompileError
-from ....stats import SHORT_WAIT, Stats
+from ....stats import SHORT_WAIT
 from ....store.artifact_store import ArtifactStore
 from ....torch_facts.out_of_memory import is_out_of_memory
 from ..compile.artifacts import pack
 from ..compile.compiled_region import CompiledRegion
 from ..compile.lowering import compile_trace
-from ..compile.tracing import Shapes, general_hints, trace
+from ..compile.tracing import Shapes, general_hints
 from .numerics_check import run_original
-from .region import Region, RegionCall, may_run
+from .region import Region, RegionCall, may_run, trace_of
 
 logger = logging.getLogger(__name__)
 
@@ -58,7 +57,9 @@ class RegionTable:
         Raises torch's OutOfMemoryError, and whatever cancels.
         """
         region, shapes = call.region, call.shapes
-        with call.stats.stalling(), self._lock_while_waiting(call.stats):  # for all of it, comparisons too
+        with call.stats.stalling(), contextlib.ExitStack() as held:  # for all of it, comparisons too
+            with call.stats.stall("load", "regions that were being loaded", SHORT_WAIT):
+                held.enter_context(self.lock)  # after a start, `preload` holds it to load regions
             if shapes in region.by_shapes:
                 return region.by_shapes[shapes]
             if not call.fits:
@@ -75,25 +76,20 @@ class RegionTable:
                 return None
             return region.by_shapes.setdefault(shapes, _compile_or_explain(call))
 
-    @contextlib.contextmanager
-    def _lock_while_waiting(self, stats: Stats) -> Iterator[None]:
-        """Take the lock for a prompt. It counts the wait: after a start, `preload` holds the lock to load regions."""
-        with contextlib.ExitStack() as held:
-            with stats.stall("load", "regions that were being loaded", SHORT_WAIT):
-                held.enter_context(self.lock)
-            yield
-
     def refuse(self, region: Region, shapes: Shapes, error: BaseException) -> BypassReason:
         """The code failed when it ran: from now on the original runs at these sizes."""
         with self.lock:
             return _refuse(region, shapes, f"{region.label} failed at {shapes}: {error}")
 
 
-def load_while_waiting(region: Region, store: ArtifactStore, stats: Stats) -> bool:
+def load_while_waiting(call: RegionCall) -> bool:
     """`Region.load` while a prompt waits for it, so the time is counted. Returns whether it loaded anything."""
+    if call.store is None:
+        return False
+    region, stats = call.region, call.stats
     started = stats.clock()
     with stats.stalling("load"):
-        loaded = region.load(store)
+        loaded = region.load(call.store)
     if loaded:
         stats.counters.region_loads += loaded
         stats.event("load", region.label, stats.clock() - started)
@@ -101,9 +97,7 @@ def load_while_waiting(region: Region, store: ArtifactStore, stats: Stats) -> bo
 
 
 def _find_in_store(call: RegionCall) -> CompiledRegion | None:
-    if call.store is None or not load_while_waiting(call.region, call.store, call.stats):
-        return None
-    return _find_in_memory(call)
+    return _find_in_memory(call) if load_while_waiting(call) else None
 
 
 def _find_in_memory(call: RegionCall) -> CompiledRegion | None:
@@ -136,7 +130,7 @@ def _compile_and_compare(call: RegionCall) -> CompiledRegion:
     general = general_hints(sizes, call.tensors[0].device)
     for hints in [general] if general == sizes else [general, sizes]:
         compiled = _compile(call, hints)
-        call.region.add(compiled, functools.partial(_store, call.store, call.region, compiled))
+        call.region.add(compiled, functools.partial(pack, call.region.key, call.region.label, compiled))
         if may_run(call, compiled):
             call.announce()
             return compiled
@@ -150,9 +144,7 @@ def _compile(call: RegionCall, hints: dict[str, int]) -> CompiledRegion:
     failures: list[Exception] = []
     for oblivious in (True, False):
         try:
-            given = (site.function, site.module, call.tensors, site.dims, hints, oblivious)
-            traced = trace(*given, site.without, site.attends)
-            compiled = compile_trace(traced, keep=call.store is not None)
+            compiled = compile_trace(trace_of(call, hints, oblivious), keep=call.store is not None)
             break
         except Exception as error:
             if is_out_of_memory(error) or isinstance(error, call.progress.cancellations):
@@ -162,11 +154,6 @@ def _compile(call: RegionCall, hints: dict[str, int]) -> CompiledRegion:
         raise RegionCompileError(site.kind, failures[0]) from failures[0]
     stats.event("compile", f"{site.kind} ({site.name})", stats.clock() - started)
     return compiled
-
-
-def _store(store: ArtifactStore | None, region: Region, compiled: CompiledRegion) -> None:
-    if store is not None:
-        region.save(store, pack(region.key, region.label, compiled))
 
 
 def _refuse(region: Region, shapes: Shapes, detail: str) -> BypassReason:
