@@ -120,10 +120,10 @@ class VideoDecode(Decode):
         """The regions that the rehearsal of a video comes to, or the decode of a picture, by key."""
         self.core.comfy.model_management.load_models_gpu([self.vae.patcher])
         method = getattr(type(self.module), self.decoder.method)
-        shapes = self.core.ours("blocks.videos.known").shapes_of_rehearsal
+        coder = self.core.ours("blocks.vaes").coder_of(self.module, self.core.roles.VAE_DECODE)
 
         def rehearse() -> None:
-            for shape in shapes(self.module, self.decoder.channels, is_picture):
+            for shape in coder.small(self.decoder.channels, is_picture):
                 method(self.module, torch.zeros(shape))
 
         return self._missing(self.module, rehearse)
@@ -188,7 +188,7 @@ def test_weights_that_are_cast_in_each_call_are_not_looked_at(core: Any) -> None
 
 def test_attention_that_is_no_region_is_not_computed(core: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Core's other implementations ask for free memory, which the device of tensors without contents does not have."""
-    monkeypatch.setattr(core.ours("blocks.decoder").version, "vae_attention_is_traceable", lambda: False)
+    monkeypatch.setattr(core.ours("blocks.pictures").version, "vae_attention_is_traceable", lambda: False)
     decode = Decode(core, torch.float32)
     kinds = {call.site.kind for call in decode.ahead().values()}
     assert "ResnetBlock" in kinds

@@ -1,9 +1,6 @@
-"""The table of model families, and the hooks of a model: which of its blocks become regions."""
+"""The hooks of a model: which of its blocks become regions."""
 
 from __future__ import annotations
-
-from collections.abc import Callable
-from typing import NamedTuple
 
 import torch
 
@@ -12,28 +9,9 @@ from ....compile_cache.keys import VAE_ROLES, Role
 from ....compile_cache.regions.site import Bypass, Hook, RegionRunner
 from ..comfyui import chosen_attention, version
 from ..foreign.trust import trusted_hooks
-from . import decoder, encoder
+from . import vaes
 from .transformers import recognise
 from .unets import unet
-from .videos import encoders, known
-
-
-class HookProvider(NamedTuple):
-    """hooks: (module, run, bypass) -> the hooks of its blocks; empty for a model of another family."""
-
-    hooks: Callable[[torch.nn.Module, RegionRunner, Bypass], list[Hook]]
-    roles: tuple[Role, ...]
-
-
-# One line for each kind of hooks: `recognise` covers most families.
-PROVIDERS = (
-    HookProvider(unet.hooks, (Role.UNET, Role.CONTROLNET)),
-    HookProvider(recognise.hooks, (Role.UNET, Role.CONTROLNET)),
-    HookProvider(decoder.hooks, (Role.VAE_DECODE,)),
-    HookProvider(encoder.hooks, (Role.VAE_ENCODE,)),
-    HookProvider(known.hooks, (Role.VAE_DECODE,)),
-    HookProvider(encoders.hooks, (Role.VAE_ENCODE,)),
-)
 
 _OPAQUE_ATTENTION = BypassReason(
     BypassCode.PATCHED_BLOCK,
@@ -46,10 +24,14 @@ def hooks_of(module: torch.nn.Module, role: Role, run: RegionRunner, bypass: Byp
     """The hooks of a module in a role. A block with a part that another pack wrote has none, and a bypass; nor has a
     block with attention that cannot be traced, or that the model's file chose.
     """
-    traceable = version.attention_is_traceable() if unet.is_unet(module) else chosen_attention.default() is not None
-    if role not in VAE_ROLES and not traceable:
-        bypass(_OPAQUE_ATTENTION)
-    found = [hook for each in PROVIDERS if role in each.roles for hook in each.hooks(module, run, bypass)]
+    if role in VAE_ROLES:
+        coder = vaes.coder_of(module, role)
+        found = [] if coder is None else coder.hooks(module, run, bypass)
+    else:
+        traceable = version.attention_is_traceable() if unet.is_unet(module) else chosen_attention.default() is not None
+        if not traceable:
+            bypass(_OPAQUE_ATTENTION)
+        found = [*unet.hooks(module, run, bypass), *recognise.hooks(module, run, bypass)]
     return [hook for hook in trusted_hooks(found, bypass) if not _has_own_attention(hook, bypass)]
 
 

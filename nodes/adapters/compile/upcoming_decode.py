@@ -13,9 +13,9 @@ from ....compile_cache.backends.base import UpcomingDecode
 from ....compile_cache.keys import Role
 from ....compile_cache.regions.site import Bypass, Hook, RegionRunner
 from ....compile_cache.regions.slots import swapped
-from ..blocks.decoder import attention_without_contents
+from ..blocks import vaes
 from ..blocks.families import hooks_of
-from ..blocks.videos import known as videos
+from ..blocks.pictures import attention_without_contents
 from ..comfyui import dynamic_vram, version
 from ..comfyui.module_attributes import ATTRIBUTES, CASTS
 from ..forward.compiled_forward import CompiledForward
@@ -44,9 +44,10 @@ def announce_decode(vae: Any, forward: CompiledForward) -> None:
         """sampled: the shape of the latent that will be decoded, perhaps twice by CFG."""
         module: Any = _alive(reference)
         method = getattr(type(module), forward_name)
-        if videos.is_known(module):
+        coder = vaes.coder_of(module, Role.VAE_DECODE)
+        if coder is not None and coder.of_videos:
             is_picture = len(sampled) == 4 or (len(sampled) == 5 and sampled[2] == 1)  # else perhaps packed with sound
-            shapes = videos.shapes_of_rehearsal(module, channels, is_picture)
+            shapes = coder.small(channels, is_picture)
         else:
             shapes = [(1, module.conv_in.in_channels, *sampled[2:])]
         for shape in shapes:

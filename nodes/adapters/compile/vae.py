@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
 
 from ....compile_cache.keys import Role
 from ....compile_cache.texts import Text
-from ..blocks import decoder, encoder
-from ..blocks.videos import encoders, known
+from ..blocks import vaes
 from ..comfyui import latent_cells, switch
 from ..foreign.describe import describe_code
 from ..forward.patch_install import install_compiled_forward
@@ -24,32 +22,26 @@ from .upcoming_decode import announce_decode
 class Way(NamedTuple):
     """One way through a VAE.
 
-    part: the attribute of a first_stage_model that goes this way, "decoder". text: its name, for people. is_part: a
-        module is a part for pictures that Resolute compiles. method_for_videos: the method of a first_stage_model
-        around everything that carries frames from call to call; None for a model without one.
+    part: the attribute of a first_stage_model that goes this way, "decoder". text: its name, for people.
     """
 
     role: Role
     part: str
     text: Text
-    is_part: Callable[[Any], bool]
-    method_for_videos: Callable[[Any], str | None]
 
     def method_of(self, model: Any) -> str | None:
         """The method to compile, of a first_stage_model or of a module in it; None if Resolute knows none."""
         if isinstance(getattr(model, f"taesd_{self.part}", None), torch.nn.Sequential):
             return f"taesd_{self.part}.forward"
-        if (name := self.method_for_videos(model)) is not None:
-            return name
-        return f"{self.part}.forward" if self.is_part(getattr(model, self.part, None)) else None
+        return vaes.method_of(model, self.role)
 
     def cell(self, vae: Any) -> int:
         """See `CompileRequest.cell`. An encoder takes pixels."""
         return latent_cells.of_vae(vae) if self.role is Role.VAE_DECODE else 1
 
 
-DECODE = Way(Role.VAE_DECODE, "decoder", Text("decoder"), decoder.is_decoder, known.method_of)
-ENCODE = Way(Role.VAE_ENCODE, "encoder", Text("encoder"), encoder.is_encoder, encoders.method_of)
+DECODE = Way(Role.VAE_DECODE, "decoder", Text("decoder"))
+ENCODE = Way(Role.VAE_ENCODE, "encoder", Text("encoder"))
 
 
 def compile_vae(vae: Any, backend: str, node_id: str | None = None, ways: tuple[Way, ...] = (DECODE, ENCODE)) -> Any:
@@ -112,7 +104,7 @@ def _wrapper(model: Any, way: Way) -> torch.nn.Module | None:
             continue
         inside = [module for module in found.modules() if module is not found]
         is_small = name != way.part and any(type(module) is torch.nn.Sequential for module in inside)
-        if is_small or any(map(way.is_part, inside)):
+        if is_small or any(vaes.coder_of(module, way.role) is not None for module in inside):
             return found
     return None
 

@@ -11,8 +11,7 @@ from ....compile_cache.backends.base import Method, UpcomingDecode
 from ....compile_cache.keys import VAE_ROLES, Role
 from ....compile_cache.regions import gguf_loras
 from ....compile_cache.texts import Text
-from ..blocks.videos import encoders
-from ..blocks.videos import known as videos
+from ..blocks import vaes
 from ..comfyui import core_compiler, vae_tiles
 from ..comfyui.call_bar import CallBar
 from ..comfyui.compile_progress import CompileProgress
@@ -29,8 +28,6 @@ from .session_log import SessionLog
 from .step_pass import StepPass, decided_pass
 from .tile_sizes import TileSizes
 
-# Tables of the VAEs that carry frames.
-_VIDEOS: dict[Role, Any] = {Role.VAE_DECODE: videos, Role.VAE_ENCODE: encoders}
 _DOING = {Role.UNET: Text("sampling"), Role.VAE_DECODE: Text("decoding"), Role.VAE_ENCODE: Text("encoding")}
 
 
@@ -241,16 +238,17 @@ class CompiledForward(ForwardPatch):
         if self._role in VAE_ROLES:
             self._tiles.describe(description)
             # Decoders of pictures were measured to be faster compiled, and are captured.
-            description.is_compared = self._role is Role.VAE_ENCODE or videos.is_known(self.module)
-        table = _VIDEOS.get(self._role)
-        if table is not None:
+            coder = vaes.coder_of(self.module, self._role)
+            of_videos = coder is not None and coder.of_videos
+            description.is_compared = self._role is Role.VAE_ENCODE or of_videos
+            if coder is not None:
 
-            def run_with(other: torch.Tensor) -> None:
-                positional, named = arguments([other, *description.tensors[1:]])
-                self.inner(*positional, **videos.without_buffer(named))
+                def run_with(other: torch.Tensor) -> None:
+                    positional, named = arguments([other, *description.tensors[1:]])
+                    self.inner(*positional, **vaes.without_buffer(named))
 
-            description.rehearsal = table.rehearsal_of(self.module, description.tensors[0], run_with)
-            description.may_capture &= table.may_capture(self.module, description.tensors[0])
+                description.rehearsal = coder.rehearsal_of(description.tensors[0], run_with)
+                description.may_capture &= coder.may_capture(description.tensors[0])
         if call is None and self.is_known_code:
             description.method = Method(self.inner.__name__, arguments)
         return description, invoke

@@ -76,6 +76,7 @@ FLOORS = [
     ("nodes/adapters/weights",),
     ("nodes/adapters/blocks/left_out.py",),
     ("nodes/adapters/blocks/families.py",),
+    ("nodes/adapters/blocks/vaes.py",),
     ("nodes/adapters/blocks/videos",),
     ("nodes/adapters/blocks/transformers",),
     ("nodes/adapters/blocks/unets",),

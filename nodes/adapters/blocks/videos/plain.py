@@ -1,4 +1,4 @@
-"""Decoders of videos whose blocks carry nothing over: MiniMax H3, Cosmos, Mochi."""
+"""Decoders of videos whose blocks carry nothing over: Cosmos, Mochi."""
 
 from __future__ import annotations
 
@@ -10,29 +10,12 @@ import torch
 
 from .....compile_cache.regions.site import Bypass, Hook, RegionRunner
 from .....compile_cache.regions.slots import swapped
-from ...foreign.core_code import is_core, is_core_class
+from ...foreign.core_code import is_core
 from ..common import original
-from ..transformers import recognise
 from .states import by_frames
 
-_H3 = "comfy.ldm.minimax.vae"
-_COSMOS, _COSMOS_NORM = "comfy.ldm.cosmos.cosmos_tokenizer.layers3d", "comfy.ldm.cosmos.cosmos_tokenizer.utils"
-_MOCHI = "comfy.ldm.genmo.vae.model"
-
-
-def is_transformer(module: torch.nn.Module) -> bool:
-    """A module is core's decoder of MiniMax H3, which decodes the tiles of a video one after the other."""
-    return is_core_class(type(module), _H3, "ViT3DDecoder")
-
-
-def transformer_hooks(decoder: torch.nn.Module, run: RegionRunner, bypass: Bypass) -> list[Hook]:
-    """Hooks for the blocks of a transformer."""
-    return recognise.hooks(decoder, run, bypass)
-
-
-def is_cosmos(module: torch.nn.Module) -> bool:
-    """A module is core's decoder of Cosmos."""
-    return is_core_class(type(module), _COSMOS, "DecoderFactorized")
+COSMOS = "comfy.ldm.cosmos.cosmos_tokenizer.layers3d"
+MOCHI = "comfy.ldm.genmo.vae.model"
 
 
 def cosmos_hooks(decoder: torch.nn.Module, run: RegionRunner, bypass: Bypass) -> list[Hook]:
@@ -40,19 +23,14 @@ def cosmos_hooks(decoder: torch.nn.Module, run: RegionRunner, bypass: Bypass) ->
     found: list[Hook] = []
     for name, block in decoder.named_modules():
         if (
-            is_core(block, _COSMOS, "CausalResnetBlockFactorized3d")
+            is_core(block, COSMOS, "CausalResnetBlockFactorized3d")
             or name == "norm_out"
-            or (is_core(block, _COSMOS, "CausalHybridUpsample3d") and any(True for _ in block.children()))
+            or (is_core(block, COSMOS, "CausalHybridUpsample3d") and any(True for _ in block.children()))
         ):
             found.append(by_frames(name, block, run, original))
-        elif any(is_core(block, _COSMOS, kind) for kind in ("CausalAttnBlock", "CausalTemporalAttnBlock")):
+        elif any(is_core(block, COSMOS, kind) for kind in ("CausalAttnBlock", "CausalTemporalAttnBlock")):
             found.append(by_frames(name, block, run, original, attends=True))
     return found
-
-
-def is_mochi(module: torch.nn.Module) -> bool:
-    """A module is core's decoder of Mochi."""
-    return is_core_class(type(module), _MOCHI, "Decoder")
 
 
 def mochi_hooks(decoder: torch.nn.Module, run: RegionRunner, bypass: Bypass) -> list[Hook]:
@@ -60,13 +38,13 @@ def mochi_hooks(decoder: torch.nn.Module, run: RegionRunner, bypass: Bypass) -> 
     return [
         by_frames(name, block, run, _mochi_block)
         for name, block in decoder.named_modules()
-        if is_core(block, _MOCHI, "ResBlock") and isinstance(block.attn_block, torch.nn.Identity)
+        if is_core(block, MOCHI, "ResBlock") and isinstance(block.attn_block, torch.nn.Identity)
     ]
 
 
 def _mochi_block(block: torch.nn.Module, x: torch.Tensor) -> Any:
     """A block with its norms over all frames at once. Core's norm loops over eight frames at a time."""
-    norms = [part for part in block.modules() if is_core(part, _MOCHI, "GroupNormSpatial")]
+    norms = [part for part in block.modules() if is_core(part, MOCHI, "GroupNormSpatial")]
     at_once: list[tuple[dict[str, Any], str, Callable[..., Any]]] = [
         (vars(norm), "forward", functools.partial(_norm_of_frames, norm)) for norm in norms
     ]

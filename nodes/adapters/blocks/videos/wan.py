@@ -1,67 +1,97 @@
-"""The decoders of Wan 2.1 (also Qwen-Image's) and of Wan 2.2.
+"""The decoders and encoders of Wan 2.1 (also Qwen-Image's) and of Wan 2.2.
 
 Their blocks get a list `feat_cache`, in which each causal convolution has a place for the last two frames that it saw,
 and an index into it. A place is None before the first frame. The upsampling in time also has the text "Rep" there,
 after the first frame, which it does not double. Core passes the frames of a video in parts: one, then two by two (Wan
 2.1) or one by one (Wan 2.2), which the upsampling doubles. So the numbers of frames are few, and fixed in a region.
 Wan 2.1's blocks get no list with a picture.
+
+One block of an encoder also holds back a frame until it has a second one: then it returns None, and the encoder too.
 """
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import torch
 
 from .....compile_cache.regions.own_memory import own_memory
-from .....compile_cache.regions.site import Bypass, Hook, RegionRunner, RegionSite
+from .....compile_cache.regions.site import Bypass, Dims, Hook, RegionRunner, RegionSite
 from ...foreign.core_code import is_core, is_core_class
 from ..common import original
 from .states import FIXED_FRAMES, States, bound
 
-FIRST_WAN, SECOND_WAN = "comfy.ldm.wan.vae", "comfy.ldm.wan.vae2_2"
+_FIRST_WAN, _SECOND_WAN = "comfy.ldm.wan.vae", "comfy.ldm.wan.vae2_2"
 _CARRIED = 2  # frames that a causal convolution of three frames needs from before
 
 # The states of a block: it carries nothing, has nothing carried over yet, or has something.
 _ALONE, _FIRST, _NEXT = "alone", "first", "next"
 _REPEATED = "Rep"
 
+# A carried frame of a map that is half as high and wide.
+_SMALLER: Dims = ("b", None, None, "h2", "w2")
 
-def is_vae(module: torch.nn.Module) -> bool:
+
+def decodes(vae: torch.nn.Module) -> bool:
     """A module is the VAE of Wan 2.1 or of Wan 2.2."""
-    wheres = [where for where in (FIRST_WAN, SECOND_WAN) if is_core_class(type(module), where, "WanVAE")]
-    return any(is_core_class(type(module.get_submodule("decoder")), where, "Decoder3d") for where in wheres)
+    wheres = [where for where in (_FIRST_WAN, _SECOND_WAN) if is_core_class(type(vae), where, "WanVAE")]
+    return any(is_core_class(type(vae.get_submodule("decoder")), where, "Decoder3d") for where in wheres)
 
 
-def hooks(vae: torch.nn.Module, run: RegionRunner, bypass: Bypass) -> list[Hook]:
+def encodes(vae: torch.nn.Module) -> bool:
+    """A module is the VAE of Wan 2.1 or of Wan 2.2, with an encoder that holds frames back as this file knows it."""
+    encoder = getattr(vae, "encoder", None)
+    if encoder is None:
+        return False
+    if is_core_class(type(vae), _SECOND_WAN, "WanVAE"):
+        return is_core_class(type(encoder), _SECOND_WAN, "Encoder3d")
+    known = is_core_class(type(vae), _FIRST_WAN, "WanVAE") and is_core_class(type(encoder), _FIRST_WAN, "Encoder3d")
+    return known and "final" in inspect.signature(type(encoder).forward).parameters  # absent in 0.8
+
+
+def decoder_hooks(vae: torch.nn.Module, run: RegionRunner, bypass: Bypass) -> list[Hook]:
     """Hooks for the blocks of the decoder."""
-    decoder = vae.get_submodule("decoder")
+    goes_by_twos = hasattr(vae.get_submodule("decoder"), "run_up")
+    return _hooks(vae, "decoder", run, [1, 2] if goes_by_twos else [1], goes_by_twos)
+
+
+def encoder_hooks(vae: torch.nn.Module, run: RegionRunner, bypass: Bypass) -> list[Hook]:
+    """Hooks for the blocks of the encoder. Wan 2.1's may get one frame at the end."""
+    first_wan = is_core_class(type(vae), _FIRST_WAN, "WanVAE")
+    return _hooks(vae, "encoder", run, [1, 2] if first_wan else [1, 2, 4], first_wan)
+
+
+def _hooks(vae: torch.nn.Module, part: str, run: RegionRunner, later: list[int], alone: bool) -> list[Hook]:
+    """later: numbers of frames in the parts of a video after the first. alone: see `_with_cache`."""
+    coder = vae.get_submodule(part)
     found: list[Hook] = []
-    goes_by_twos = hasattr(decoder, "run_up")
-    later = [1, 2] if goes_by_twos else [1]  # numbers of frames in the parts after the first
-    for name, block in decoder.named_modules(prefix="decoder"):
-        if is_block(block, "ResidualBlock"):
-            places = sum(type(part).__name__ == "CausalConv3d" for part in block.get_submodule("residual").children())
-            found.append(with_cache(name, block, run, places, later, goes_by_twos))
-        elif is_block(block, "Resample") and getattr(block, "mode", "") == "upsample3d":
-            found.append(with_cache(name, block, run, 1, later, goes_by_twos))
-            later = [2] if goes_by_twos else [2 * frames for frames in later]
-        elif is_block(block, "Resample") and getattr(block, "mode", "") == "upsample2d":
-            found.append(without_cache(name, block, run, original, later))
-        elif is_block(block, "AttentionBlock"):
-            found.append(without_cache(name, block, run, original, later, attends=True))
-    return [*found, *last_norm(decoder, run, later, "decoder.head.0")]
+    for name, block in coder.named_modules(prefix=part):
+        mode = getattr(block, "mode", "") if _is_block(block, "Resample") else ""
+        if _is_block(block, "ResidualBlock"):
+            places = sum(type(each).__name__ == "CausalConv3d" for each in block.get_submodule("residual").children())
+            found.append(_with_cache(name, block, run, places, later, alone))
+        elif mode == "upsample3d":
+            found.append(_with_cache(name, block, run, 1, later, alone))
+            later = [2] if alone else [2 * frames for frames in later]
+        elif mode == "downsample3d":
+            found.append(_downsampling_in_time(name, block, run))
+        elif mode in ("upsample2d", "downsample2d"):
+            found.append(_without_cache(name, block, run, original, later))
+        elif _is_block(block, "AttentionBlock"):
+            found.append(_without_cache(name, block, run, original, later, attends=True))
+    return [*found, *_last_norm(coder, run, later, f"{part}.head.0")]
 
 
-def is_block(block: torch.nn.Module, kind: str) -> bool:
+def _is_block(block: torch.nn.Module, kind: str) -> bool:
     """A block is of this class of Wan 2.1's or Wan 2.2's."""
-    return is_core(block, FIRST_WAN, kind) or is_core(block, SECOND_WAN, kind)
+    return is_core(block, _FIRST_WAN, kind) or is_core(block, _SECOND_WAN, kind)
 
 
-def without_cache(
+def _without_cache(
     name: str, block: torch.nn.Module, run: RegionRunner, function: Any, later: list[int], attends: bool = False
 ) -> Hook:
-    """A block that carries nothing over. later: see `hooks`."""
+    """A block that carries nothing over. later: see `_hooks`."""
     states = States(name, block, attends)
 
     def site(frames: int) -> RegionSite:
@@ -72,12 +102,12 @@ def without_cache(
     return Hook(block, lambda x, *args, **kwargs: run(site(x.shape[2]), x), states.sites)
 
 
-def with_cache(
+def _with_cache(
     name: str, block: torch.nn.Module, run: RegionRunner, places: int, later: list[int], alone: bool
 ) -> Hook:
     """A block with this many places in the list. A place has two states: empty, or two frames.
 
-    later: see `hooks`. alone: pictures come without a list. Then nothing is copied to be carried over.
+    later: see `_hooks`. alone: pictures come without a list. Then nothing is copied to be carried over.
     """
     states = States(name, block)
 
@@ -142,18 +172,68 @@ class _Cache(list[Any]):
         super().__setitem__(place, own_memory(value) if isinstance(value, torch.Tensor) else value)
 
 
-def last_norm(coder: torch.nn.Module, run: RegionRunner, later: list[int], name: str) -> list[Hook]:
+def _last_norm(coder: torch.nn.Module, run: RegionRunner, later: list[int], name: str) -> list[Hook]:
     """The last norm of a decoder or an encoder with the SiLU after it as one region. Core calls the two in turn, as
     parts of `head`.
     """
     head = coder.get_submodule("head")
     norm, silu = head[0], head[1]  # type: ignore[index]
-    if not (is_core(norm, FIRST_WAN, "RMS_norm") and type(silu) is torch.nn.SiLU and "forward" not in vars(silu)):
+    if not (is_core(norm, _FIRST_WAN, "RMS_norm") and type(silu) is torch.nn.SiLU and "forward" not in vars(silu)):
         return []
-    both = without_cache(name, norm, run, _norm_and_silu, later)
+    both = _without_cache(name, norm, run, _norm_and_silu, later)
     # With equal sites, whatever leaves out one of the two leaves out the other.
     return [both, Hook(silu, lambda x: x, both.sites)]
 
 
 def _norm_and_silu(norm: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
     return torch.nn.functional.silu(original(norm, x))
+
+
+def _downsampling_in_time(name: str, block: torch.nn.Module, run: RegionRunner) -> Hook:
+    """The hook of a block that makes one frame of two.
+
+    It has a place for the last frame that it saw. Wan 2.1's has a second one, for a frame that it holds back until it
+    can give two; `final` says that no second one comes.
+    """
+    holds_back = is_core_class(type(block), _FIRST_WAN, "Resample")
+    states = States(name, block)
+
+    def at_once(x: torch.Tensor) -> Any:
+        return run(states.get(f"first of {x.shape[2]}", original, (FIXED_FRAMES,)), x)
+
+    def halved(x: torch.Tensor, before: torch.Tensor) -> Any:
+        return run(states.get(f"next of {x.shape[2]}", _halved, (FIXED_FRAMES, _SMALLER)), x, before)
+
+    states.add("first of 1", original, (FIXED_FRAMES,))
+    for frames in (2,) if holds_back else (2, 4):
+        states.add(f"next of {frames}", _halved, (FIXED_FRAMES, _SMALLER))
+
+    def forward(x: torch.Tensor, feat_cache: Any = None, feat_idx: Any = None, final: bool = False) -> Any:
+        if feat_cache is None:
+            return at_once(x)
+        place = feat_idx[0]
+        feat_idx[0] += 2 if holds_back else 1
+        before = feat_cache[place]
+        if before is None:
+            feat_cache[place] = result = at_once(x)
+            return result
+        result, feat_cache[place] = halved(x, before[:, :, -1:])
+        if not holds_back:
+            return result
+        held, feat_cache[place + 1] = feat_cache[place + 1], None
+        if held is not None:
+            result = torch.cat([held, result], 2)
+        if result.shape[2] > 1 or final:
+            return result
+        feat_cache[place + 1] = result
+        return None
+
+    return Hook(block, forward, states.sites)
+
+
+def _halved(block: torch.nn.Module, x: torch.Tensor, before: torch.Tensor) -> Any:
+    """The function of a site: half as many frames, and the frame that it carries over."""
+    cache: list[Any] = [before, None]
+    final = {"final": True} if is_core_class(type(block), _FIRST_WAN, "Resample") else {}
+    result = original(block, x, cache, [0], **final)
+    return result, own_memory(cache[0])

@@ -1,4 +1,4 @@
-"""The decoder of AutoencoderKL: residual blocks, attention, upsampling and the last normalisation."""
+"""The decoder and the encoder of AutoencoderKL: residual blocks, attention, resampling and the last normalisation."""
 
 from __future__ import annotations
 
@@ -15,17 +15,19 @@ from .common import FEATURES, original
 _MODEL = "comfy.ldm.modules.diffusionmodules.model"
 
 
-def hooks(module: torch.nn.Module, run: RegionRunner, bypass: Bypass) -> list[Hook]:
-    """Hooks for the blocks of an image decoder; empty for other decoders."""
-    if not is_decoder(module):
-        return []
-    found: list[Hook] = []
-    for name, block in module.named_modules():
-        for kind in ("ResnetBlock", "AttnBlock", "Upsample"):
-            if is_core(block, _MODEL, kind) and (kind != "AttnBlock" or version.vae_attention_is_traceable()):
-                found.append(feature_block(name, kind, block, run))
-    found.append(feature_block("norm_out", "GroupNorm", module.norm_out, run))
-    return found
+def hooks(module: Any, run: RegionRunner, bypass: Bypass) -> list[Hook]:
+    """Hooks for the blocks of an image decoder or encoder.
+
+    A residual block of a width that both have is one region for both.
+    """
+    kinds = ["ResnetBlock", "Upsample", "Downsample", *(["AttnBlock"] if version.vae_attention_is_traceable() else [])]
+    found = [
+        feature_block(name, kind, block, run)
+        for name, block in module.named_modules()
+        for kind in kinds
+        if is_core(block, _MODEL, kind)
+    ]
+    return [*found, feature_block("norm_out", "GroupNorm", module.norm_out, run)]
 
 
 def attention_without_contents(module: torch.nn.Module, hooks: Sequence[Hook]) -> list[Hook]:
@@ -39,6 +41,11 @@ def attention_without_contents(module: torch.nn.Module, hooks: Sequence[Hook]) -
 def is_decoder(module: Any) -> bool:
     """A module is core's image decoder, and not a subclass. The same class with convolutions over frames is none."""
     return is_core_class(type(module), _MODEL, "Decoder") and isinstance(module.conv_in, torch.nn.Conv2d)
+
+
+def is_encoder(module: Any) -> bool:
+    """A module is core's image encoder, and not a subclass."""
+    return is_core_class(type(module), _MODEL, "Encoder")
 
 
 def feature_block(name: str, kind: str, block: Any, run: RegionRunner) -> Hook:
