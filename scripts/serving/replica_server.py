@@ -10,6 +10,8 @@ from ..server.process import ComfyServer
 from .config import FleetConfig
 from .parent_death import end_with_parent
 
+_OF_RAY = ("RAY_AUTH_TOKEN",)  # custom nodes need no token of Ray's
+
 
 class ReplicaServer(ComfyServer):
     """The replicas share the input folder and the store of compiled regions. Output, temporary and user folders are the
@@ -22,8 +24,7 @@ class ReplicaServer(ComfyServer):
         """folder: of this replica; made if it is missing."""
         shared = {name: config.folder / name for name in ("input", "regions")}
         self._folders = {**{name: folder / name for name in ("output", "temp", "user")}, **shared}
-        # Custom nodes need no token of Ray.
-        environment = {"RAY_AUTH_TOKEN": None, "RESOLUTE_STORE": str(shared["regions"]), **config.environment}
+        environment = {**dict.fromkeys(_OF_RAY), "RESOLUTE_STORE": str(shared["regions"]), **config.environment}
         arguments = ["--disable-auto-launch", *config.arguments]
         super().__init__(
             config.python, config.comfyui, folder, cpu=False, arguments=arguments, environment=environment,
