@@ -23,6 +23,7 @@ from scripts.setup import command
 OURS, STOCK = "resolute", "stock"
 STEPS = 20
 TOLD = ("attention", "comfy_kitchen", "Set vram state", "Device:")  # lines of ComfyUI's log about the machine
+NO_GAIN = "is not captured, since that"  # of the pack's log: the GPU is busy all the time without a capture
 
 Size = tuple[int, int, int, str]  # width, height, batch, text
 

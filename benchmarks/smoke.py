@@ -152,7 +152,7 @@ class Smoke:
             if left < 1:
                 raise OutOfTimeError
             nodes = prompt(row, contender, count, 1 + number, self._files, self._options.cpu)
-            before = rig.counters(server.client)
+            before, without_gain = rig.counters(server.client), server.log().count(rig.NO_GAIN)
             try:
                 history = server.client.run(nodes, left)
             except ServerError as error:
@@ -160,8 +160,9 @@ class Smoke:
                     raise OutOfTimeError from error
                 raise
             risen = rig.rise(before, rig.counters(server.client))
+            told = {"without_gain": server.log().count(rig.NO_GAIN) - without_gain}
             place[contender]["prompts"].append(
-                {"count": count, "seed": 1 + number, "seconds": execution_seconds(history), "counters": risen}
+                {"count": count, "seed": 1 + number, "seconds": execution_seconds(history), "counters": risen, **told}
             )
             if server.client.outputs(history, "latents"):
                 self._compare(place, (row.name, number), count, contender, rig.latents(server.client, history))

@@ -108,9 +108,12 @@ def _counted(row: Entry, result: Mapping[str, Any]) -> Iterator[Check]:
     if not result["is_cpu"]:
         yield check("captures", total["captures"], row["most"])
     if not result["is_cpu"] and row["kind"] != DECODE:
-        # Where the host is quick, a capture of the decoder gains nothing and is not made: its calls need no replay.
-        most = row["new"] + row["decodes"] * len(row["counts"])
-        yield check("forwards not replayed", calls - total["replays"] if whole else None, most, f"of {calls}")
+        # Where the host is quick, a capture gains nothing and is not made: these calls need no replay. Of decoders that
+        # is known; of a model the pack's log says it.
+        without_gain = any(each.get("without_gain") for each in prompts)
+        most = calls if without_gain else row["new"] + row["decodes"] * len(row["counts"])
+        note = f"of {calls}" + ", without gain" * without_gain
+        yield check("forwards not replayed", calls - total["replays"] if whole else None, most, note)
 
 
 # --- seconds and memory ---------------------------------------------------------------------------------------------

@@ -93,6 +93,12 @@ def test_each_fault_fails_its_check(good: Result, kind: str, number: int, change
     assert {check.figure for check in checks_of(good) if check.verdict == FAIL} == {figure}
 
 
+def test_calls_that_gain_nothing_from_a_capture_need_no_replay(good: Result) -> None:
+    more(good, SIZE, 2, graph_calls=21, replays=-21)
+    find(good, SIZE)[OURS]["prompts"][0]["without_gain"] = 1
+    assert verdicts(good)[FAIL] == 0
+
+
 def test_errors_bypasses_and_memory_that_stays_fail(good: Result) -> None:
     find(good, LORA)["errors"]["20"] = 2.8e-3
     fp8 = next(row for row in good["rows"] if row["model"] == "Flux fp8" and row["kind"] == START)
