@@ -100,7 +100,7 @@ class Call:
 
     @property
     def is_timed(self) -> bool:
-        """It counts in its comparison: not if something else makes the call run as it is."""
+        """It counts in its comparison: not if something else makes the call run eagerly."""
         return self.is_compared and self.forward_bypass is None
 
 
@@ -167,7 +167,7 @@ class Program(ABC):
     def __init__(self, owner: int, capabilities: Capabilities) -> None:
         self.owner = owner  # in-process number of the module, for CaptureKey
         self.capabilities = capabilities
-        self.ran_compiled = True  # in the latest `run`; False if every block ran as it is
+        self.ran_compiled = True  # in the latest `run`; False if every block ran eagerly
 
     @property
     def regions(self) -> tuple[int, int]:

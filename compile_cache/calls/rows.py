@@ -13,7 +13,7 @@ from ..keys import Role
 from ..stats import SHORT_WAIT
 from ..texts import Text, words_of
 from .misses import SINCE
-from .reasons import because, in_short
+from .reason_texts import because, in_short
 from .run_summary import Run, time_text
 
 _MAX_REASONS = 4

@@ -1,8 +1,7 @@
 """Attempts to capture calls. This file alone makes captures, and keeps and words the reasons why one is not made.
 
-A recording itself finds that it is over the budget or gains nothing, and the weights that they do not all fit.
-
-What forbids the capture of a call from outside the cache comes with the call, as `Call.capture_blocker`.
+Three refusals are raised elsewhere: over budget and no gain by the recording, weights not resident by `Weights.pin`.
+What forbids a capture from outside the cache comes with the call, as `Call.capture_blocker`.
 """
 
 from __future__ import annotations
@@ -44,8 +43,8 @@ _MOST_CALLS = 4096  # states that are kept
 class CallState:
     """The state of one call's captures.
 
-    A lack of memory passes, and holds for every load of the weights, because each needs as much. Another failure holds
-    for good, but only for its weights epoch. Times are of the monotonic clock.
+    Out of memory is temporary, and applies to every weights epoch, since each load needs as much. Any other failure is
+    permanent, for its weights epoch. Times are of the monotonic clock.
     """
 
     reason: BypassReason | None = None  # why it is not captured
@@ -229,7 +228,7 @@ class CaptureAttempts:
 
     def _wait_for_memory(self, key: CaptureKey, reason: BypassReason) -> None:
         state, now = self._state(key), time.monotonic()
-        if state.reason is None or state.epoch != key.epoch:  # what holds for good outlasts it
+        if state.reason is None or state.epoch != key.epoch:  # a permanent reason is not overwritten
             state.reason, state.epoch, state.reach = reason, None, self._reach(key.device)
             state.check_at, state.retry_at = now + _CHECK_SECONDS, now + _RETRY_SECONDS
 

@@ -33,7 +33,7 @@ _RUNS = 2
 _WAITED = 0.02  # a call of which a larger share went to compiling, loading or capturing is not timed
 
 _BEING_COMPARED = BypassReason(
-    BypassCode.NOT_FASTER, "this call runs as it is, to measure whether compiled code is faster on this device"
+    BypassCode.NOT_FASTER, "this call runs eagerly, to measure whether compiled code is faster on this device"
 )
 COMPILED, ORIGINAL = "compiled", "original"
 

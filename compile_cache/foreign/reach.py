@@ -75,7 +75,7 @@ class CodeReach:
         is_same = len(now) == len(self._values) and all(map(is_, now, self._values))
         looked_at = self._local if is_same else [space for space in self._spaces if not space.is_same()]
         found = next((f"{space.name}.{name}" for space in looked_at for name in space.exchanged(self._named)), "")
-        if not (is_same or found):  # of what is another object now nothing matters
+        if not (is_same or found):  # the model uses none of the replaced names: they are the new baseline
             for space in looked_at:
                 space.take_over()
             self._values = list(chained.from_iterable(space.values for space in self._spaces if not space.is_local))

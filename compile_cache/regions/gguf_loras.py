@@ -112,7 +112,7 @@ class LoraInputs:
         found = list(tensors)
         for number, (weight, pair) in enumerate(zip(weights, pairs, strict=True)):
             if isinstance(pair, str):
-                detail = f"a GGUF weight is patched in each call: {pair}; blocks with such weights run as they are"
+                detail = f"a GGUF weight is patched in each call: {pair}; blocks with such weights run eagerly"
                 return self._plain, tensors, BypassReason(BypassCode.UNREADABLE_WEIGHTS, detail)
             key = (number, weight.device)
             if pair is None and key not in self._zeros:

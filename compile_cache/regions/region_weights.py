@@ -22,11 +22,11 @@ _FLOATS_OF_8_BITS = (torch.float8_e4m3fn, torch.float8_e5m2)
 PLAIN_WEIGHTS = "plain"  # they reach the computation as they are
 _STREAMED = BypassReason(
     BypassCode.STREAMED_WEIGHTS,
-    "weights are not all on the device (low VRAM); blocks with such weights run as they are",
+    "weights are not all on the device (low VRAM); blocks with such weights run eagerly",
 )
 _PATCHED = BypassReason(
     BypassCode.STREAMED_WEIGHTS,
-    "weights are patched on their way in (low VRAM); blocks with such weights run as they are",
+    "weights are patched on their way in (low VRAM); blocks with such weights run eagerly",
 )
 
 
@@ -128,7 +128,7 @@ def cast_pattern(
     unknown = next((weight for weight in weights if not _is_known(weight, policy)), None)
     if unknown is not None:
         what = why_unreadable(unknown)
-        return BypassReason(BypassCode.UNREADABLE_WEIGHTS, f"{what}; blocks with such weights run as they are")
+        return BypassReason(BypassCode.UNREADABLE_WEIGHTS, f"{what}; blocks with such weights run eagerly")
     casts = ""
     for module in casting:
         if policy.patches_weights(module):

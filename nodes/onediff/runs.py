@@ -50,7 +50,7 @@ def vae(node_id: str | None, vae: Any, **inputs: Any) -> io.NodeOutput:
 
 def control_net(node_id: str | None, control_net: Any, static_mode: str = "", **inputs: Any) -> io.NodeOutput:
     if static_mode == "disable":
-        explain_passthrough(Text("static_mode is disable, so the ControlNet runs as it is"), node_id)
+        explain_passthrough(Text("static_mode is disable, so the ControlNet runs eagerly"), node_id)
         return io.NodeOutput(control_net)
     return io.NodeOutput(compile_controlnet(control_net, _booster(inputs).backend, node_id))
 

@@ -83,7 +83,7 @@ TABLE = (
     ),
     OldNode(  # of OneDiff's first versions, whose id has a capital N
         "ControlNetSpeedup", "ControlNet Speedup", "Compile ControlNet",
-        f"{_AUTO}; with static_mode disable the ControlNet runs as it is.",
+        f"{_AUTO}; with static_mode disable the ControlNet runs eagerly.",
         {"control_net": io.ControlNet, "static_mode": _ON}, {"control_net": io.ControlNet}, runs.control_net,
         COMPILE_CONTROL_NET,
     ),
@@ -100,7 +100,7 @@ TABLE = (
     ),
     OldNode(
         "OneDiffControlNetLoader", "Load ControlNet Model - OneDiff", "Load ControlNet Model and Compile ControlNet",
-        "It loads and compiles. A ControlLora runs as it is, and the node says so.",
+        "It loads and compiles. A ControlLora runs eagerly, and the node says so.",
         {"control_net_name": Folder("controlnet"), **_BOOSTER}, _CONTROL_NET, runs.loaded_control_net,
     ),
     OldNode(

@@ -53,7 +53,7 @@ BY_HAND = {
     "seedvr.model.NaDiT": ["NaMMSRTransformerBlock"],
 }
 
-# Networks whose blocks run as they are, or that no sampler calls, and why.
+# Networks whose blocks run eagerly, or that no sampler calls, and why.
 LEFT_ALONE = {
     "wan.ar_model.CausalWanModel": "its blocks keep keys and values of earlier frames in the caller's lists",
     "rt_detr.rtdetr_v4.RTv4": "finds objects; nothing samples with it",
@@ -68,10 +68,10 @@ What Compile Model does with each class of model that ComfyUI {version} supports
 
 - **catalogued**: its blocks are regions, and the tests compare it with eager at many sizes, batches and lengths.
 - **recognised**: its lists of equal modules become regions by the same rules. No test runs it here. A block
-  that cannot be traced runs as it is, and the bypass names the reason.
+  that cannot be traced runs eagerly, and the bypass names the reason.
 - A block with **experts** (HiDream, Hunyuan3D 2.1) picks tokens by their values, which neither a trace nor a
   capture can follow. What is before the choice is a region, what is after it another one, and the expert for all
-  tokens a third. The choice and the chosen experts run as they are, and the forward is not captured.
+  tokens a third. The choice and the chosen experts run eagerly, and the forward is not captured.
 - **captured whole**: it has no such list, so it runs its own code; on NVIDIA the whole forward is captured.
 - **left alone**: it runs its own code, for the reason that is given.
 
@@ -105,7 +105,7 @@ def _what(network: str, blocks: list[str], known: dict[str, str]) -> str:
 def _catalogued() -> dict[str, str]:
     return {
         network: family.name
-        for family in pack.module("nodes.adapters.blocks.transformers.tested").FAMILIES
+        for family in pack.module("nodes.adapters.blocks.transformers.catalogue").FAMILIES
         for network in family.networks
     }
 

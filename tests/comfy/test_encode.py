@@ -101,7 +101,7 @@ def test_it_may_come_after_compile_vae_decode_and_before_it(core: SimpleNamespac
         assert compiled.check(lambda vae, latent=latent: vae.decode(latent)).graph_calls == 1
 
 
-def test_a_small_encoder_runs_as_it_is_and_says_so(core: SimpleNamespace) -> None:
+def test_a_small_encoder_runs_eagerly_and_says_so(core: SimpleNamespace) -> None:
     compiled = Compiled(core, vaes.taesd())
     rise = compiled.check(lambda vae: vae.encode(pixels(72, 88)), bypasses={"no_regions": 1})
     assert (rise.region_calls, rise.eager_calls) == (0, 1)

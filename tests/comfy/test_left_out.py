@@ -1,4 +1,4 @@
-"""`leave_out` of Compile Model: named blocks run as they are, the rest is compiled, and the report says so."""
+"""`leave_out` of Compile Model: named blocks run eagerly, the rest is compiled, and the report says so."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def leaving_out(names: str) -> dict[str, Any]:
     return compiles
 
 
-def test_only_the_named_blocks_run_as_they_are(bench: Bench, warm: Run, prompt: Any, tiny_prompt: Any) -> None:
+def test_only_the_named_blocks_run_eagerly(bench: Bench, warm: Run, prompt: Any, tiny_prompt: Any) -> None:
     stock = bench.run(prompt)
     ours = bench.run(with_model(prompt, leaving_out("ResBlock, middle_block")))
     assert_same(ours, stock)

@@ -267,7 +267,7 @@ class InductorProgram(Program):
             hooks = self._build_hooks(self._regions.run, self._bypass)
             self._regions.survey(hooks)
         except Exception as error:
-            logger.warning("Resolute: the blocks of the model cannot be read; it runs as it is", exc_info=error)
+            logger.warning("Resolute: the blocks of the model cannot be read; it runs eagerly", exc_info=error)
             self._bypass(BypassReason(BypassCode.NO_REGIONS, f"its blocks cannot be read: {first_line(error)}"))
             hooks = ()
         self._hooks = hooks

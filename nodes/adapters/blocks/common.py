@@ -101,17 +101,17 @@ TRACED_OPTIONS: dict[str, Any] = {OVERRIDE: traced_attention}
 
 
 def attention_patch(options: Mapping[str, Any]) -> BypassReason | None:
-    """Why a transformer block must run as it is: another node's patch acts inside it. None if there is no such patch.
+    """Why a transformer block must run eagerly: another node's patch acts inside it. None if there is no such patch.
 
     options: the transformer_options of the call. An attention of core's own that a person chose is no patch.
     """
     if OVERRIDE in options and chosen_attention.attention_of(options) is None:
         return BypassReason(
-            BypassCode.PATCHED_BLOCK, "another node overrides attention; transformer blocks run as they are"
+            BypassCode.PATCHED_BLOCK, "another node overrides attention; transformer blocks run eagerly"
         )
     found = patches_of_attention(options)
     if not found:
         return None
     return BypassReason(
-        BypassCode.PATCHED_BLOCK, f"another node patches {found[0]} inside transformer blocks; they run as they are"
+        BypassCode.PATCHED_BLOCK, f"another node patches {found[0]} inside transformer blocks; they run eagerly"
     )

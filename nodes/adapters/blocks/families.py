@@ -16,7 +16,7 @@ from .unets import unet
 _OPAQUE_ATTENTION = BypassReason(
     BypassCode.PATCHED_BLOCK,
     "ComfyUI computes attention by kernels that a trace cannot follow (SageAttention, FlashAttention or xFormers); "
-    "transformer blocks run as they are",
+    "transformer blocks run eagerly",
 )
 
 
@@ -39,6 +39,6 @@ def _has_own_attention(hook: Hook, bypass: Bypass) -> bool:
     name = chosen_attention.of_file(hook.module)
     if name:
         kind = hook.labels[0][0].partition(".")[0]
-        text = f"the model's file chooses the attention of {kind} blocks ({name}); they run as they are"
+        text = f"the model's file chooses the attention of {kind} blocks ({name}); they run eagerly"
         bypass(BypassReason(BypassCode.PATCHED_BLOCK, text))
     return bool(name)

@@ -20,7 +20,7 @@ def require_known(names: Sequence[str], hooks: Sequence[Hook], reasons: Sequence
     """Raise UserError with the names that exist if one of `names` is no kind of region of `hooks` and no place.
 
     reasons: why blocks have no hook. Where there is one besides `leave_out`, an unknown name may be of these blocks,
-    which run as they are anyway, so it is only logged.
+    which run eagerly anyway, so it is only logged.
     """
     labels = [label for hook in hooks for label in hook.labels]
     unknown = [name for name in names if not any(_is_named(label, name) for label in labels)]
@@ -46,7 +46,7 @@ def without(names: Sequence[str], hooks: Sequence[Hook], bypass: Bypass) -> list
     kept = [hook for hook in hooks if not any(_is_named(label, name) for label in hook.labels for name in names)]
     if len(kept) < len(hooks):
         blocks = f"{len(hooks) - len(kept)} of {len(hooks)} blocks"
-        bypass(BypassReason(BypassCode.LEFT_OUT, f"you left out {', '.join(names)}: {blocks} run as they are"))
+        bypass(BypassReason(BypassCode.LEFT_OUT, f"you left out {', '.join(names)}: {blocks} run eagerly"))
     return kept
 
 

@@ -68,7 +68,7 @@ class Coder:
 
     def may_capture(self, given: torch.Tensor) -> bool:
         """A capture of a whole video's decode would keep as much memory as the decode needs, and gain next to nothing:
-        it is no launches that such a decode waits for.
+        such a decode is not launch-bound.
         """
         return not self.of_videos or self.in_tiles or not _is_video(given)
 

@@ -24,7 +24,7 @@ _before: dict[str, Any] = {}
 
 
 def is_recording() -> bool:
-    """Core's compiler records in this thread, so a call of ours runs as it is."""
+    """Core's compiler records in this thread, so a call of ours runs eagerly."""
     core = sys.modules.get("comfy.model_prefetch")  # absent in 0.8.0
     graph = getattr(core, "MALLOC_GRAPHS", {}).get(threading.get_ident())
     return graph is not None and bool(getattr(graph, "_comfy_active", False))

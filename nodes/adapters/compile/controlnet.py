@@ -17,7 +17,7 @@ from .backend_choice import explain_passthrough, request_for
 def compile_controlnet(control_net: Any, backend: str, node_id: str | None = None) -> Any:
     """A copy of `control_net` (comfy.controlnet.ControlBase) whose network runs through the cache.
 
-    The original is untouched. What has no network of its own to compile comes back as a copy that runs as it is, and
+    The original is untouched. What has no network of its own to compile comes back as a copy that runs eagerly, and
     the node says why. Raises UnknownBackendError or BackendUnavailableError.
     """
     if switch.is_off(node_id):
@@ -39,8 +39,8 @@ def _why_not(control_net: Any) -> str | None:
     if isinstance(control_net, comfy.controlnet.T2IAdapter):
         return Text("a T2I adapter runs once per picture, not once per step: there is nothing to compile")
     if isinstance(control_net, comfy.controlnet.ControlLora):
-        return Text("a ControlLora is built anew from the model in every run, so it runs as it is")
+        return Text("a ControlLora is built anew from the model in every run, so it runs eagerly")
     if getattr(control_net, "control_model_wrapped", None) is None:
         kind = type(control_net).__name__
-        return Text("{kind} has no network that Resolute knows, so it runs as it is", kind=kind)
+        return Text("{kind} has no network that Resolute knows, so it runs eagerly", kind=kind)
     return None

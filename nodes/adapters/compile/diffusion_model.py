@@ -29,7 +29,7 @@ def compile_diffusion_model(
     """A clone of `model` (a ModelPatcher) whose diffusion model runs through the cache. Compiles nothing yet.
 
     Our forward is innermost, so wrappers of other packs compose with it in either order. `policy`: see `cond_batching`.
-    `leave_out`: kinds or places of blocks that run as they are, separated by commas; UserError for an unknown one.
+    `leave_out`: kinds or places of blocks that run eagerly, separated by commas; UserError for an unknown one.
     A model whose network another node exchanged comes back as it is, and the node says so: ComfyUI would put our
     forward back onto the wrong one. Raises UnknownBackendError or BackendUnavailableError.
     """
@@ -39,7 +39,7 @@ def compile_diffusion_model(
     own = model.object_patches_backup.get(_NETWORK, model.model.diffusion_model)
     if exchanged not in (None, own):
         code = describe_code(exchanged)
-        reason = Text("another node put {code} in place of the whole network: it runs as it is", code=code)
+        reason = Text("another node put {code} in place of the whole network: it runs eagerly", code=code)
         explain_passthrough(reason, node_id)
         count_bypass(reason, is_logged=True)
         return model

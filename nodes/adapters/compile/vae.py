@@ -93,7 +93,7 @@ def _why_not(model: Any, way: Way) -> str:
     if model is None:
         return Text("there is no VAE to compile: the checkpoint has none")
     kind = type(model).__name__
-    return Text("{kind} has no {part} that Resolute knows, so it runs as it is", kind=kind, part=way.text)
+    return Text("{kind} has no {part} that Resolute knows, so it runs eagerly", kind=kind, part=way.text)
 
 
 def _wrapper(model: Any, way: Way) -> torch.nn.Module | None:

@@ -28,10 +28,10 @@ _trusts: weakref.WeakKeyDictionary[type, tuple[frozenset[str], bool]] = weakref.
 
 
 def why_untrusted(block: torch.nn.Module) -> BypassReason | None:
-    """Why a block must run as it is: other code than core's may compute anything. None if it may be a region."""
+    """Why a block must run eagerly: other code than core's may compute anything. None if it may be a region."""
     kind = type(block)
     if "forward" in vars(block) or not is_written_for(kind.forward, kind, KNOWN_PACKAGES):
-        text = f"another pack replaced the forward of {kind.__name__}; such blocks run as they are"
+        text = f"another pack replaced the forward of {kind.__name__}; such blocks run eagerly"
         return BypassReason(BypassCode.REPLACED_FORWARD, text)
     return _why_eager(set(map(type, all_parts(block))), kind.__name__)
 
@@ -50,14 +50,14 @@ def trusted_hooks(hooks: Iterable[Hook], bypass: Bypass) -> list[Hook]:
 
 
 def _why_eager(kinds: Collection[type], block: str) -> BypassReason | None:
-    """Why blocks with parts of these classes must run as they are. block: their name, for people."""
+    """Why blocks with parts of these classes must run eagerly. block: their name, for people."""
     if code := exchanged(kinds):
-        text = f"another pack replaced {code[0]}; {block} blocks run as they are"
+        text = f"another pack replaced {code[0]}; {block} blocks run eagerly"
         return BypassReason(BypassCode.REPLACED_FORWARD, text)
     why = why_foreign(kinds, _trusted())
     if why is None:
         return None
-    return BypassReason(BypassCode.FOREIGN_MODEL, f"{block} blocks run as they are: {why}")
+    return BypassReason(BypassCode.FOREIGN_MODEL, f"{block} blocks run eagerly: {why}")
 
 
 def why_foreign(kinds: Iterable[type], trusted: Collection[str]) -> str | None:

@@ -119,7 +119,7 @@ class CompiledForward(ForwardPatch):
         gguf_loras.forget(self.module.parameters())
         if self.runner.weights.paged.pages:  # captures over pages stay valid without them
             if not runtime.cache().captures_of(self.runner.owner):
-                self.runner.weights.loaded_anew.forget()
+                self.runner.weights.stable_addresses.forget()
             return
         self.runner.weights.refresh(inspect_modules=True)
         runtime.cache().drop_stale(self.runner.owner, self.runner.weights.epoch)

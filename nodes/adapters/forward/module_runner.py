@@ -116,13 +116,13 @@ class ModuleRunner:
     def _unless_changed(self, call: Call) -> Call:
         """The call, or its original where another pack changed the model since the last inspection.
 
-        A call is the original for as long as that lasts: each new state would cost a compile and a capture.
+        Calls run eagerly while the monkeypatch is in place: each new state would cost a compile and a capture.
         """
         change = self.weights.change()
         self._changed = bool(change)
         if not change:
             return call
-        detail = f"another pack changed {change} within a sampling run: the model runs as it is until that is undone"
+        detail = f"another pack changed {change} within a sampling run: the model runs eagerly until that is undone"
         return replace(call, forward_bypass=BypassReason(BypassCode.OBSERVED_INPUT, detail))
 
     def _call(self, description: CallDescription, invoke: Invoke, backend: str) -> Call:

@@ -1,8 +1,8 @@
 """The order of a streamed model's pages: which weights stay on the device when not all of them fit.
 
 DynamicVRAM frees memory from the highest address down, so what has low addresses stays. ComfyUI gives low addresses to
-large weights. Then some kinds of blocks stream far more than others: they wait for the bus, and for the others the bus
-waits. And the weights of prologues, which no step needs (see `split_blocks`), may be the largest.
+large weights. Then some kinds of blocks stream far more than others: these are bound by the transfer, and the bus idles
+during the others. And the weights of prologues, which no step needs (see `split_blocks`), may be the largest.
 
 Here weights outside of blocks come first, then those of blocks, so that with any amount of memory each block streams
 about as many bytes as any other, and at the end what no step needs.

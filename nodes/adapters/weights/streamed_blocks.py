@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 def streamed(run: RegionRunner, weights: PagedWeights) -> RegionRunner:
     """`run`, with the weights of its site on the device meanwhile. If all weights are in place, it adds nothing;
-    nor if paging is not supported, and then a block with paged weights runs as it is.
+    nor if paging is not supported, and then a block with paged weights runs eagerly.
 
     Loading overlaps with computing: the host launches the copies of a block while the GPU still computes the block
     before, and core has two buffers for what finds no page. Nothing is loaded further ahead: core's operations between

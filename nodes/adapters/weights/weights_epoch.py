@@ -24,12 +24,12 @@ from ....compile_cache.stats import Counters
 from ..comfyui import dynamic_vram
 from ..comfyui.module_attributes import ATTRIBUTES
 from ..foreign.model_code import EXCHANGED, ModelCode
-from .loaded_anew import LoadedAnew
 from .module_snapshot import ModuleSnapshot
 from .paged_weights import Fill, PagedWeights
+from .stable_addresses import StableAddresses
 
 _epochs = itertools.count(1)
-# Of a weight outside the blocks the pack copies its LoRAs from the host in each call.
+# For a weight outside compiled blocks, the GGUF pack copies its LoRAs from the host to the device in every call.
 _PATCHED_INSIDE = BypassReason(
     BypassCode.UNREADABLE_WEIGHTS,
     "a LoRA is added to GGUF weights in each call, which a capture cannot follow",
@@ -53,7 +53,7 @@ class WeightsEpoch:
         counters: Counters | None = None,
     ) -> None:
         """trusted: see `ModelCode.blocker`. fill, unsupported, counters: see `PagedWeights`. host: see
-        `LoadedAnew`.
+        `StableAddresses`.
         """
         self._module = weakref.ref(module)
         self._slots: list[Slot] = []
@@ -68,7 +68,7 @@ class WeightsEpoch:
         self.epoch = 0
         self.blocker: BypassReason | None = None
         self.paged = PagedWeights(fill, unsupported, counters)
-        self.loaded_anew = LoadedAnew(host)
+        self.stable_addresses = StableAddresses(host)
         self._host = host
 
     def refresh(self, inspect_modules: bool = False) -> bool:
@@ -79,7 +79,7 @@ class WeightsEpoch:
         way in, settings, foreign code, replaced modules.
         """
         if self.paged.pages:
-            self.loaded_anew.keep(self._slots)
+            self.stable_addresses.keep(self._slots)
         if not inspect_modules and self._addresses is not None and not self._moved():
             return False
         root = self._module()
@@ -89,7 +89,7 @@ class WeightsEpoch:
         _remove_own_forwards(modules)
         self._find_slots(modules)
         pages = self.paged.survey(modules)
-        self.loaded_anew.keep(self._slots if self.paged.pages else ())
+        self.stable_addresses.keep(self._slots if self.paged.pages else ())
         self._addresses = self._read_addresses()
         tensors = [slots[name] for slots, name in self._slots]
         snapshot = self._snapshot = ModuleSnapshot(modules)
@@ -123,7 +123,7 @@ class WeightsEpoch:
     def let_go(self) -> None:
         """The module was garbage collected: hold none of its weights and pages."""
         self._find_slots(())
-        self.loaded_anew.forget()
+        self.stable_addresses.forget()
         self.paged.survey(())
 
     def _find_slots(self, modules: Sequence[torch.nn.Module]) -> None:

@@ -117,7 +117,7 @@ class Host:
         (forward,) = self._compiled.object_patches.values()
         forward._own_method = _nothing
         weights = self._runtime.record_of(self.network).weights
-        weights._host = weights.loaded_anew._host = models.HOST
+        weights._host = weights.stable_addresses._host = models.HOST
         weights.paged._fill_module = uncounted(weights.paged._fill_module)
 
     def load(self) -> None:

@@ -82,7 +82,7 @@ def test_two_functions_are_never_confused(bench: Bench, chosen: Callable[[str, f
 
 
 @pytest.mark.parametrize("bench", ["Flux"], indirect=True)
-def test_a_function_that_is_not_registered_makes_blocks_run_as_they_are(
+def test_a_function_that_is_not_registered_makes_blocks_run_eagerly(
     bench: Bench, chosen: Callable[[str, float], Options]
 ) -> None:
     options = chosen("half", 0.5)
@@ -109,7 +109,7 @@ def test_the_attention_of_a_start_option_is_part_of_the_block(
 
 
 @pytest.mark.parametrize("bench", ["Flux"], indirect=True)
-def test_a_block_whose_attention_the_models_file_chose_runs_as_it_is(
+def test_a_block_whose_attention_the_models_file_chose_runs_eagerly(
     core: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, bench: Bench
 ) -> None:
     """After ComfyUI 0.33 a block may have a `ComfyAttention` with a function; Identity stands for its class."""
@@ -124,7 +124,7 @@ def test_a_block_whose_attention_the_models_file_chose_runs_as_it_is(
     hooks = hooks_of(bench.module, core.roles.UNET, None, lambda reason: reasons.append(reason.detail))
     assert [hook.module for hook in hooks] == blocks[1:]
     kind = type(blocks[0]).__name__
-    assert reasons == [f"the model's file chooses the attention of {kind} blocks (pytorch); they run as they are"]
+    assert reasons == [f"the model's file chooses the attention of {kind} blocks (pytorch); they run eagerly"]
     assert bench.check(FIRST, bypasses={"patched_block": 1})["region_calls"] == bench.model.calls - 1
 
 

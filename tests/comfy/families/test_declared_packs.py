@@ -162,7 +162,7 @@ def why_not_captured(core: SimpleNamespace, module: torch.nn.Module) -> str:
     return "" if weights.blocker is None else str(weights.blocker.detail)
 
 
-def test_it_runs_as_it_is_until_a_person_declares_it(
+def test_it_runs_eagerly_until_a_person_declares_it(
     core: SimpleNamespace, installed: Installed, trusted: Callable[[str], None]
 ) -> None:
     model = installed.start().Model()

@@ -244,7 +244,7 @@ def test_an_exchange_between_two_prompts_takes_effect(prompts: Callable[[str], P
         expected = ours.stock()
         assert relative_error(expected, before) > 1e-3, "the exchange changes nothing"
         assert relative_error(ours.prompt(), expected) < 1e-4
-        if name not in ("a global hook", "torch's way to call"):  # those make each call run as it is
+        if name not in ("a global hook", "torch's way to call"):  # those make each call run eagerly
             assert ours.weights.epoch != epoch
             assert ours.weights.blocker is not None, "and it is not captured"
     assert relative_error(ours.prompt(), before) < 1e-4

@@ -56,7 +56,7 @@ def test_a_patch_around_a_block_keeps_the_block_compiled(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("bench", ["Wan 2.1", "Qwen-Image", "Flux", "Krea 2"], indirect=True)
-def test_a_patch_inside_the_blocks_makes_them_run_as_they_are(bench: Bench) -> None:
+def test_a_patch_inside_the_blocks_makes_them_run_eagerly(bench: Bench) -> None:
     seen: list[int] = []
 
     def patch(*args: Any, **kwargs: Any) -> Any:
@@ -71,7 +71,7 @@ def test_a_patch_inside_the_blocks_makes_them_run_as_they_are(bench: Bench) -> N
 
 
 @pytest.mark.parametrize("bench", ["SVD"], indirect=True)
-def test_of_one_frame_the_blocks_over_time_run_as_they_are(bench: Bench) -> None:
+def test_of_one_frame_the_blocks_over_time_run_eagerly(bench: Bench) -> None:
     bench.check(FIRST)
     for batch in (1, 3):
         counted = bench.check(Size(batch, 8, 12, 7, frames=1), bypasses={"observed_input": 1})

@@ -27,7 +27,7 @@ def in_the_unet(module: Any) -> torch.nn.Module:
     return part
 
 
-def test_a_unets_blocks_around_it_run_as_they_are(core: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_unets_blocks_around_it_run_eagerly(core: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
     run_traces(core, monkeypatch)
     bench = Bench(core, MODELS["SVD"])
     in_the_unet(bench.module).__class__ = Gained
@@ -37,7 +37,7 @@ def test_a_unets_blocks_around_it_run_as_they_are(core: SimpleNamespace, monkeyp
         assert 0 < counted["region_calls"] < bench.model.calls
 
 
-def test_a_decoders_blocks_around_it_run_as_they_are(core: SimpleNamespace) -> None:
+def test_a_decoders_blocks_around_it_run_eagerly(core: SimpleNamespace) -> None:
     kind = importlib.import_module("comfy.ldm.modules.diffusionmodules.model").Decoder
     sizes = {"ch": 32, "ch_mult": (1, 2), "num_res_blocks": 1, "attn_resolutions": [], "resolution": 64}
     decoder = kind(**sizes, out_ch=3, in_channels=3, z_channels=4)
@@ -53,7 +53,7 @@ def test_a_decoders_blocks_around_it_run_as_they_are(core: SimpleNamespace) -> N
     decoder.mid.block_1.conv1.__class__ = type("Conv2d", (torch.nn.Conv2d,), {"__module__": "strange.ops"})
     after, (reason,) = hooked()
     assert (before - after, none) == ({"mid.block_1"}, [])
-    assert reason.startswith("ResnetBlock blocks run as they are: another pack wrote strange.ops.Conv2d; ")
+    assert reason.startswith("ResnetBlock blocks run eagerly: another pack wrote strange.ops.Conv2d; ")
 
 
 def test_where_a_kernel_hides_attention_its_blocks_say_so_and_leaving_them_out_costs_no_picture(

@@ -175,7 +175,7 @@ def test_it_compiles_in_its_first_call_and_once_more_for_all_loras(
     bench.check_all([FIRST, SIZES[1]])
 
 
-def test_what_is_no_plain_lora_runs_as_it_is(
+def test_what_is_no_plain_lora_runs_eagerly(
     core: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, layers: ModuleType
 ) -> None:
     run_traces(core, monkeypatch)

@@ -21,7 +21,7 @@ def test_the_page_is_current(core: SimpleNamespace) -> None:
 
 
 def test_what_is_catalogued_is_tested(core: SimpleNamespace) -> None:
-    families = core.ours("blocks.transformers.tested").FAMILIES
+    families = core.ours("blocks.transformers.catalogue").FAMILIES
     catalogued = {network for family in families for network in family.networks} | {family_table.UNET}
     assert catalogued == {model.kind for model in MODELS.values()}
 

@@ -35,7 +35,7 @@ _WAN: dict[str, Any] = {"z_dim": 4, "dim_mult": [1, 1], "num_res_blocks": 1, "te
 class Decoder:
     """kind: "module.Class" below comfy.ldm. settings: of a small one. part: of it, that has the method. channels: of
     the latent. compiles: all regions. unused: that are counted all the same.
-    not_on_cpu: that inductor's code for the CPU gets wrong, so that they run as they are there.
+    not_on_cpu: that inductor's code for the CPU gets wrong, so that they run eagerly there.
     """
 
     kind: str

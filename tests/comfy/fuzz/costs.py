@@ -56,7 +56,7 @@ class Costs:
         if any(workflow.runs_as_is for workflow in workflows):
             return found
         if "eager" not in possible and rise["eager_calls"]:
-            found.append("whole forwards ran as they are")
+            found.append("whole forwards ran eagerly")
         if "chosen" in sure and not through_regions:
             found.append("nothing ran through regions")
         if "chosen" not in possible and through_regions:

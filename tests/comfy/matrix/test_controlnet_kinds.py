@@ -69,7 +69,7 @@ class TestUnion:
     ("name", "reason"),
     [
         ("adapter", "a T2I adapter runs once per picture, not once per step: there is nothing to compile"),
-        ("lora", "a ControlLora is built anew from the model in every run, so it runs as it is"),
+        ("lora", "a ControlLora is built anew from the model in every run, so it runs eagerly"),
     ],
     ids=["adapter", "lora"],
 )

@@ -91,7 +91,7 @@ def test_a_run_that_fails_puts_the_switches_back(bench: Bench, compiler: CoreCom
         bench.sample(model)
 
 
-def test_a_call_inside_a_recording_runs_as_it_is_and_says_why(
+def test_a_call_inside_a_recording_runs_eagerly_and_says_why(
     bench: Bench, compiler: CoreCompiler, ours_ran: list[bool]
 ) -> None:
     vae = bench.vae()

@@ -223,7 +223,7 @@ def test_generated_methods_and_decorators_of_torch_are_the_classs_own(blocks: An
     assert exchanged([blocks.Params, blocks.Block]) == []
 
 
-def test_a_module_that_was_loaded_anew_from_its_file_is_its_own_and_another_one(blocks: Any) -> None:
+def test_a_module_that_was_stable_addresses_from_its_file_is_its_own_and_another_one(blocks: Any) -> None:
     """As a pack does while it is developed. A class that a person trusts has another key then."""
     before, foreign = of_block(blocks).digest, blocks.foreign
     file = Path(blocks.__file__)

@@ -111,7 +111,7 @@ def test_a_name_that_is_left_out_is_checked_against_the_same_hooks(
     built = Built(adapter, monkeypatch, "blocks.1")
     assert [hook.sites[0].name for hook in built.hooks.known()] == ["blocks.0"]
     assert len(built.surveyed()) == 1
-    assert built.reported == ["a reason", "you left out blocks.1: 1 of 2 blocks run as they are"]
+    assert built.reported == ["a reason", "you left out blocks.1: 1 of 2 blocks run eagerly"]
     assert built.times == 1
     unknown = Built(adapter, monkeypatch, "blocks.7")
     unknown.reason = None

@@ -96,7 +96,7 @@ class Compiled:
         self.checkpoint.unload()
         self._inspect = True
         if not self.cache.captures_of(self.program.owner):
-            self.weights.loaded_anew.forget()
+            self.weights.stable_addresses.forget()
 
     def run(self, size: int = 1) -> torch.Tensor:
         x = torch.arange(size, dtype=torch.float32)
@@ -380,10 +380,10 @@ def test_a_fill_that_fails_is_left_to_core_and_leaves_nothing_pinned(paging: Mod
     assert not any(checkpoint.reservation.pins)
 
 
-class TestLoadedAnew:
+class TestStableAddresses:
     @pytest.fixture
     def kept(self, adapter: Callable[[str], ModuleType]) -> Any:
-        return adapter("weights.loaded_anew").LoadedAnew(host=HOST)
+        return adapter("weights.stable_addresses").StableAddresses(host=HOST)
 
     def test_a_tensor_keeps_its_address_and_gets_the_new_values(self, kept: Any) -> None:
         own: dict[str, Any] = {"table": torch.ones(3), "small": nn.Parameter(torch.ones(2))}

@@ -1,6 +1,6 @@
 """A ballast leaves the memory that was asked for, also while a server that ended still gives memory back.
 
-Its process runs as it is, with a torch whose device is a file.
+Its process runs eagerly, with a torch whose device is a file.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ import pytest
 
 from compile_cache.calls import rows
 from compile_cache.calls.misses import FIRST, FREED, SINCE
-from compile_cache.calls.reasons import BYPASSES, because
+from compile_cache.calls.reason_texts import BYPASSES, because
 from compile_cache.calls.run_summary import Run
 from compile_cache.errors import BypassCode
 from compile_cache.stats import Event

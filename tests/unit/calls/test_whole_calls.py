@@ -124,7 +124,7 @@ def test_a_call_that_is_not_faster_is_left_alone_and_says_why(compiled: float) -
     assert text == f"not_faster: {said}"
 
 
-def test_a_run_as_it_is_for_the_comparison_is_counted_and_says_so() -> None:
+def test_a_run_eagerly_for_the_comparison_is_counted_and_says_so() -> None:
     rig = Rig(1.0, 2.0)
     rig.run()
     with expect(rig.cache, {"not_faster": 1}, eager_calls=1):
@@ -227,14 +227,14 @@ def test_a_call_without_memory_goes_on_as_before_and_is_not_timed() -> None:
     rig.settle()
 
 
-def test_a_call_that_has_to_run_as_it_is_says_its_own_reason() -> None:
+def test_a_call_that_has_to_run_eagerly_says_its_own_reason() -> None:
     rig = Rig(1.0, 2.0)
     with expect(rig.cache, {"gradient": 2}, eager_calls=2):
         assert [rig.run(forward_bypass=GRADIENT) for _ in range(2)] == ["original"] * 2
     rig.settle()
 
 
-def test_a_call_that_has_to_run_as_it_is_is_no_time_of_the_original() -> None:
+def test_a_call_that_has_to_run_eagerly_is_no_time_of_the_original() -> None:
     """Perhaps for code that watches each of its operations."""
     rig = Rig(2.0, 1.0)
     rig.run()

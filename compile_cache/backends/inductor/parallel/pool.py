@@ -26,8 +26,9 @@ _PROMPT_MEMORY = 4 << 30  # bytes of GPU memory that are left to the prompt whic
 
 
 def worker_count(wanted: int | None, device: torch.device, reclaimable: int | None = None) -> int:
-    """The number of workers to use: `wanted`, or with None what processors and memory allow. One that only processors
-    allow is none; one that only the GPU's memory allows is worth it where weights make room for it.
+    """The number of workers to use: `wanted`, or with None what processors and memory allow. If the
+    processors allow one only, that is none. If the GPU's memory allows one only, it is used where weights can be
+    offloaded to make room.
 
     On CUDA all workers together get what is free beside _PROMPT_MEMORY, `reclaimable` bytes counted as free.
     """

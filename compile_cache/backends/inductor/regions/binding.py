@@ -130,7 +130,7 @@ class RegionBinding:
         if not foreign and not reach.foreign:
             return None
         what = str(reach.foreign[0]) if reach.foreign else f"code inside {kind}"
-        return BypassReason(BypassCode.REPLACED_FORWARD, f"another pack replaced {what}; {kind} blocks run as they are")
+        return BypassReason(BypassCode.REPLACED_FORWARD, f"another pack replaced {what}; {kind} blocks run eagerly")
 
     def begin(self, progress: Progress, torch_flags: tuple[Component, ...], streams: bool = False) -> None:
         """A call of the module starts. torch_flags: what torch computes under. streams: see `Weights`."""
@@ -282,10 +282,10 @@ class RegionBinding:
             if not self._out_of_memory_is_final():
                 raise error
             detail = (
-                f"there is no memory to load {site.kind} and compare it with its original; it runs as it is until then"
+                f"there is no memory to load {site.kind} and compare it with its original; it runs eagerly until then"
             )
             return BypassReason(BypassCode.OUT_OF_MEMORY, detail)
-        logger.debug("Resolute: %s runs as it is", site.kind, exc_info=error)
+        logger.debug("Resolute: %s runs eagerly", site.kind, exc_info=error)
         return BypassReason(BypassCode.COMPILE_FAILED, f"{site.kind}: {type(error).__name__}: {first_line(error)}")
 
     def _announce(self) -> None:

@@ -24,10 +24,10 @@ from .numerics_check import difference_from_original
 logger = logging.getLogger(__name__)
 
 # A trace has no autocast in it, and compiled code casts nothing.
-AUTOCAST = BypassReason(BypassCode.OBSERVED_INPUT, "another pack turned autocast on; blocks run as they are inside it")
+AUTOCAST = BypassReason(BypassCode.OBSERVED_INPUT, "another pack turned autocast on; blocks run eagerly inside it")
 
 WRITES_TO_COPY = BypassReason(
-    BypassCode.OBSERVED_INPUT, "a block writes into an input that is not contiguous; such a block runs as it is"
+    BypassCode.OBSERVED_INPUT, "a block writes into an input that is not contiguous; such a block runs eagerly"
 )
 
 

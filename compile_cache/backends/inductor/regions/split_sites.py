@@ -52,8 +52,8 @@ class SplitSite:
 
 @dataclass(frozen=True, eq=False)
 class _SplitStructure:
-    """One split of the blocks of a structure. found: its block is none. serves: whether it gives the block's results,
-    by shapes of inputs.
+    """The cached split of one block structure. found: a template without a module. serves: by the shapes of the inputs,
+    whether the parts give the block's result.
     """
 
     guards: ShapeGuards

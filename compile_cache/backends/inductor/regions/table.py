@@ -118,7 +118,7 @@ def _compile_or_explain(call: RegionCall) -> CompiledRegion | BypassReason:
         # Inputs that the original refuses too (a text for another model) are no failure of the compiler: raise.
         run_original(call.site, call.tensors)
         call.stats.counters.compile_failures += 1
-        logger.warning("Resolute: %s; it runs as it is", error, exc_info=logger.isEnabledFor(logging.DEBUG))
+        logger.warning("Resolute: %s; it runs eagerly", error, exc_info=logger.isEnabledFor(logging.DEBUG))
         reason = BypassReason(BypassCode.COMPILE_FAILED, str(error))
         call.region.failures[call.static] = reason
         return reason
@@ -157,7 +157,7 @@ def _compile(call: RegionCall, hints: dict[str, int]) -> CompiledRegion:
 
 
 def _refuse(region: Region, shapes: Shapes, detail: str) -> BypassReason:
-    logger.warning("Resolute: %s; it runs as it is", detail)
+    logger.warning("Resolute: %s; it runs eagerly", detail)
     reason = BypassReason(BypassCode.COMPILE_FAILED, detail)
     region.by_shapes[shapes] = reason
     return reason

@@ -12,7 +12,7 @@ import torch
 from .....compile_cache.regions.gguf_weights import without_class
 from .....compile_cache.regions.site import Dims
 from ..common import UnusableArgumentError
-from .tested import made_from
+from .catalogue import made_from
 
 # What an argument consists of, as nested tuples: equal layouts differ only in tensors and whole numbers.
 Layout = tuple[Any, ...]

@@ -19,9 +19,9 @@ from ...comfyui.module_attributes import ATTRIBUTES
 from ...comfyui.transformer_options import OVERRIDE
 from ..common import UnusableArgumentError, original
 from .arguments import Arguments, Layout, dims_of, put_together, shared_by_batch, take_apart
+from .catalogue import shared_arguments, time_arguments
 from .experts import Cut, cut_of, pass_by
 from .options import BlockOptions, Reads, RefusedOptionError, fits
-from .tested import shared_arguments, time_arguments
 from .traced import (
     MADE,
     OPTIONS,
@@ -96,7 +96,7 @@ class RecognisedBlock:
             else:
                 result, written = self._run_apart(self._cut, given, call, passes_options), ()
         except UnusableArgumentError as error:
-            self._bypass(BypassReason(BypassCode.OBSERVED_INPUT, f"{self._kind}: {error}; such blocks run as they are"))
+            self._bypass(BypassReason(BypassCode.OBSERVED_INPUT, f"{self._kind}: {error}; such blocks run eagerly"))
         except RefusedOptionError as error:
             self._bypass(error.reason)
         else:
@@ -160,7 +160,7 @@ class RecognisedBlock:
         if not what:
             tensors = enumerate(zip(arguments.tensors, copies, strict=False))
             return _Call(reads, tuple(number for number, (before, after) in tensors if not torch.equal(before, after)))
-        text = f"{self._kind} {what}; such blocks run as they are"
+        text = f"{self._kind} {what}; such blocks run eagerly"
         return _Call(reads, refused=BypassReason(BypassCode.OBSERVED_INPUT, text))
 
     def _site(self, arguments: Arguments, call: _Call, passes_options: bool, share: str = "") -> RegionSite:

@@ -1,6 +1,6 @@
 """Blocks with a part that picks tokens by their values, as a mixture of experts does: a region before it, one after it.
 
-Neither a trace nor a capture can follow that choice, so the part runs as it is. Both regions run core's own forward of
+Neither a trace nor a capture can follow that choice, so the part runs eagerly. Both regions run core's own forward of
 the block, with other modules in place of some of its parts, so nothing of core is copied here.
 """
 
@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from ..splice import FixedResult, RecordResult, StopHere, StoppedAt, in_place, other_order
-from .tested import is_routed
+from .catalogue import is_routed
 
 Forward = Callable[[], Any]
 

@@ -99,11 +99,11 @@ class BlockOptions(dict[str, Any]):
 
     def _reason(self, path: Path, verb: str) -> BypassReason:
         if path == (OVERRIDE,):
-            text = f"{chosen_attention.why_unknown(self._given or {})}; transformer blocks run as they are"
+            text = f"{chosen_attention.why_unknown(self._given or {})}; transformer blocks run eagerly"
         elif path[0] in _NESTED and len(path) > 1:
-            text = f"another node patches {path[1]} inside transformer blocks; they run as they are"
+            text = f"another node patches {path[1]} inside transformer blocks; they run eagerly"
         else:
-            text = f"{self._kind} {verb} '{path[0]}' of transformer_options; such blocks run as they are"
+            text = f"{self._kind} {verb} '{path[0]}' of transformer_options; such blocks run eagerly"
             return BypassReason(BypassCode.OBSERVED_INPUT, text)
         return BypassReason(BypassCode.PATCHED_BLOCK, text)
 
@@ -132,7 +132,7 @@ class BlockOptions(dict[str, Any]):
         self._own[name] = value
 
     def _as_a_whole(self, *args: Any, **kwargs: Any) -> NoReturn:
-        text = f"{self._kind} reads transformer_options as a whole; such blocks run as they are"
+        text = f"{self._kind} reads transformer_options as a whole; such blocks run eagerly"
         raise RefusedOptionError(BypassReason(BypassCode.OBSERVED_INPUT, text))
 
     def __iter__(self) -> Iterator[str]:

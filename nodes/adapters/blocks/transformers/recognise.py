@@ -20,8 +20,8 @@ from ...foreign.core_code import is_plain_layer
 from ...foreign.trust import why_untrusted
 from ..unets.unet import is_unet
 from .block_forward import RecognisedBlock
+from .catalogue import is_catalogued, variant_of
 from .experts import cut_of
-from .tested import is_catalogued, variant_of
 
 # A list with fewer weights than this part of the largest list's costs more to compile than it saves.
 _SMALLEST_PART = 0.1

@@ -30,7 +30,7 @@ _EMBEDDING = ("b", None)
 def hooks(module: torch.nn.Module, run: RegionRunner, bypass: Bypass) -> list[Hook]:
     """Hooks for every block of a UNetModel, or of a ControlNet, which copies its encoder; empty for other models.
 
-    Another pack's subclass of these has core's blocks, so it gets regions too. Its own forward runs as it is.
+    Another pack's subclass of these has core's blocks, so it gets regions too. Its own forward runs eagerly.
     """
     if not is_unet(module):
         return []

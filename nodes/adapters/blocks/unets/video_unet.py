@@ -24,7 +24,7 @@ _EMBEDDING = ("b", "t", None)
 # Code that is traced for one frame serves no other number.
 _NO_VIDEO = BypassReason(
     BypassCode.OBSERVED_INPUT,
-    "its blocks over time run as they are: the video has one frame, or they get inputs that Resolute does not know",
+    "its blocks over time run eagerly: the video has one frame, or they get inputs that Resolute does not know",
 )
 
 

@@ -34,7 +34,7 @@ def cosmos_hooks(decoder: torch.nn.Module, run: RegionRunner, bypass: Bypass) ->
 
 
 def mochi_hooks(decoder: torch.nn.Module, run: RegionRunner, bypass: Bypass) -> list[Hook]:
-    """Hooks for the residual blocks of Mochi's decoder; those with attention run as they are."""
+    """Hooks for the residual blocks of Mochi's decoder; those with attention run eagerly."""
     return [
         by_frames(name, block, run, _mochi_block)
         for name, block in decoder.named_modules()

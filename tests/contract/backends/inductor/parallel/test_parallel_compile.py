@@ -190,7 +190,7 @@ assert backend.table is table
     run_python(program)
 
 
-def test_processes_that_hang_are_ended_and_their_blocks_run_as_they_are(
+def test_processes_that_hang_are_ended_and_their_blocks_run_eagerly(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     program = tmp_path / "hangs.py"
@@ -268,7 +268,7 @@ def test_if_they_hold_the_memory_they_end_and_the_call_runs_again() -> None:
     assert not workers.running
 
 
-def test_they_end_before_a_region_runs_as_it_is_for_lack_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_they_end_before_a_region_runs_eagerly_for_lack_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     one = pretending()
     real, workers = region.difference_from_original, one.backend.workers
 

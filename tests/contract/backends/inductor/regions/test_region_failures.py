@@ -116,7 +116,7 @@ class BlocksNotCalled(nn.Module):
 
 class TestNoArtifact:
     @pytest.mark.parametrize("kind", [DataDependent, PlainTensor])
-    def test_what_cannot_be_traced_runs_as_it_is_and_is_not_tried_again(self, cold: Rig, kind: Any) -> None:
+    def test_what_cannot_be_traced_runs_eagerly_and_is_not_tried_again(self, cold: Rig, kind: Any) -> None:
         bound = cold.bind(seeded(kind))
         with cold.expect({"compile_failed": 4}, compile_failures=1, eager_calls=4):
             for x in (tokens(), -tokens(), tokens(), tokens(9)):
@@ -129,7 +129,7 @@ class TestNoArtifact:
         assert len(cold.details) == 1
         assert "DataDependent" in cold.details[0]
 
-    def test_inputs_that_do_not_fit_the_names_run_as_they_are(self, cold: Rig) -> None:
+    def test_inputs_that_do_not_fit_the_names_run_eagerly(self, cold: Rig) -> None:
         bound = cold.bind(seeded(EqualTokens))
         x, y = random(2, 5, 4), random(1, 5, 4)  # one name, "b", and two sizes
         with cold.expect({"compile_failed": 1}, eager_calls=1):

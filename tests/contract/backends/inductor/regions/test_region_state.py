@@ -41,7 +41,7 @@ def call(bound: Bound, **changes: Any) -> torch.Tensor:
     return bound(*inputs(), torch_flags=torch_flags("cpu"), **changes)
 
 
-def test_inside_autocast_a_block_runs_as_it_is(rig: Rig) -> None:
+def test_inside_autocast_a_block_runs_eagerly(rig: Rig) -> None:
     module = seeded(Attention)
     bound = rig.bind(module)
     call(bound)

@@ -11,7 +11,7 @@ from ....compile_cache.regions.weight_parts import is_plain
 from ....compile_cache.torch_facts.private_names import foreach_copy
 
 
-class LoadedAnew:
+class StableAddresses:
     """Small weights and buffers of a model with paged weights.
 
     Each load makes new tensors of them. A capture reads the old ones, so `keep` copies the new values there and puts
