@@ -24,7 +24,7 @@ import torch
 from ..keys import repr_digest
 from .authors import codes_of, is_foreign, is_generated
 from .content import described, is_setting
-from .functions import MODULE_CODE, bases_of, cells_of, class_code, functions_in, names_left_behind
+from .functions import bases_of, cells_of, chain, class_code, functions_in, names_left_behind
 from .names import NATIVE, module_of, name_of_class, package_of
 
 _TORCHS = (torch, torch.nn.functional, torch.Tensor)
@@ -41,9 +41,7 @@ class CodeReach:
     """
 
     def __init__(self, kinds: Collection[type], spaces: Spaces) -> None:
-        self._spaces = spaces.around(kinds)
-        self._named = {name for function in class_code(kinds) for name in function.__code__.co_names}
-        self._named.update(*(space.named for space in self._spaces))
+        self._spaces, self._named = spaces.around(kinds)
         kept = [space for space in self._spaces if not space.is_local]
         self._local = [space for space in self._spaces if space.is_local]
         self._holders = [space.holder for space in kept]
@@ -113,9 +111,11 @@ class Spaces:
         self._left_out = left_out
         self._known: weakref.WeakKeyDictionary[Any, Space] = weakref.WeakKeyDictionary()
 
-    def around(self, kinds: Iterable[type]) -> list[Space]:
+    def around(self, kinds: Iterable[type]) -> tuple[list[Space], set[str]]:
         """Of these classes and their bases; of their Python modules and of those that these import from the same
-        package, with those of their classes that the code there names; of torch's functions.
+        package, with those of their classes that are named; of torch's functions.
+
+        And the names by which their code can reach something: those in it, and those in what these names hold.
         """
         bases = bases_of(kinds)
         modules: dict[Any, Space] = {}
@@ -125,11 +125,15 @@ class Spaces:
             if module is not None and module not in modules and module.__name__ not in self._left_out:
                 modules[module] = self._of(module)
                 waiting += modules[module].followed()
-        named = set[str]().union(*(space.named for space in modules.values()))
+        named = set[str]().union(*map(_used_by, bases))
+        new = named
+        while new:
+            new = set[str]().union(*(space.used_by(name) for space in modules.values() for name in new)) - named
+            named = named | new
         helpers = [kind for space in modules.values() for kind in space.classes() if kind.__name__ in named]
         owners: dict[Any, None] = dict.fromkeys((*_TORCHS, *bases, *helpers))
         others = [self._of(owner) for owner in owners if _name(owner) not in self._left_out]
-        return sorted((*modules.values(), *others), key=lambda space: space.name)
+        return sorted((*modules.values(), *others), key=lambda space: space.name), named
 
     def _of(self, owner: ModuleType | type) -> Space:
         known = self._known.get(owner)
@@ -149,7 +153,6 @@ class Space:
     values: what its dictionary held, or a stand-in for what may hold a model, and must not be kept alive.
     foreign: names of code that is neither the package's own, nor of one that it imports, nor torch's or Python's.
     described: digests of what the names hold that count, by content.
-    named: names that the functions of a module use.
     """
 
     def __init__(self, owner: ModuleType | type, left_out: Collection[str]) -> None:
@@ -166,11 +169,7 @@ class Space:
         made = {name for name, value in counted.items() if isinstance(owner, type) and is_generated(owner, name, value)}
         self.foreign = [name for name, value in counted.items() if name not in made and is_foreign(home, value)]
         self.described = {name: repr_digest(described(counted[name])) for name in sorted(counted)}
-        self.named = (
-            {name for code in codes_of(owner) if code.co_name != MODULE_CODE for name in code.co_names}
-            if is_followed
-            else set[str]()
-        )
+        self._uses = {name: _used_by(value) for name, value in counted.items()} if is_followed else {}
         self._is_by_name = not isinstance(owner, type) or owner is torch.Tensor
         local = {name for name, value in counted.items() if not _is_native(home) and _is_local(value)}
         let_go = counted.keys() if self.is_local else {*self.foreign, *(local - made)}
@@ -217,6 +216,10 @@ class Space:
                 waiting += [each for each in inside if isinstance(each, ModuleType)]
         return list(found)
 
+    def used_by(self, name: str) -> frozenset[str]:
+        """The names in the code of what a module's name holds."""
+        return self._uses.get(name, _NONE)
+
     def classes(self) -> list[type]:
         """Those that are written in this module."""
         return [each for each in list(self.holder.values()) if isinstance(each, type) and each.__module__ == self.name]
@@ -251,6 +254,19 @@ class Space:
 
 
 _LET_GO = object()
+_NONE = frozenset[str]()
+
+
+@functools.lru_cache(maxsize=50_000)
+def names_used(code: CodeType) -> frozenset[str]:
+    """The names in a code object and in those in it."""
+    return frozenset(code.co_names).union(*(names_used(each) for each in code.co_consts if type(each) is CodeType))
+
+
+def _used_by(value: Any) -> frozenset[str]:
+    """The names in the functions that a value is or wraps, or in those of a class and its bases."""
+    written = class_code((value,)) if isinstance(value, type) else functions_in(value)
+    return _NONE.union(*(names_used(each.__code__) for function in written for each in chain(function)))
 
 
 def _names_used(codes: Iterable[CodeType]) -> set[str]:
